@@ -22,10 +22,11 @@ import numpy as np
 from topdp import topology
 from topdp.plan import Plan, Schedule
 from topdp.privacy import exposure
-from topdp.privacy.observers.estimate_readers import closely
-from topdp.privacy.observers.neighbourhoods import affordable, bounded_nearby
+from topdp.privacy.observers.estimate_readers import estimate_readers
+from topdp.privacy.observers.neighbourhoods import affordable_ball_rows, neighbourhood_bound
 from topdp.privacy.observers.parallel_map import cores
-from topdp.privacy.observers.reader_layout import Ways
+from topdp.privacy.observers.reader_layout import RowFlow
+from topdp.privacy.query import Query
 from topdp.protocols import TopSynchronous
 
 
@@ -50,11 +51,11 @@ class Clock:
 def default(chosen: argparse.Namespace) -> dict[str, Any]:
     n = chosen.agents or 30
     plan = plan_of(topology.random(n, 0.2, seed=0), chosen.rounds or 150, chosen.alpha)
-    ways, exposed, alone = Ways(plan), exposure(n, 1.0), [(j,) for j in range(n)]
+    ways, exposed, alone = RowFlow(plan), exposure(n, 1.0), [(j,) for j in range(n)]
     clock = Clock()
-    quick = closely(ways, exposed, alone, bound="quick", workers=chosen.workers)
+    quick = estimate_readers(ways, exposed, alone, bound="quick", workers=chosen.workers)
     first, clock = clock.read(), Clock()
-    found = closely(ways, exposed, alone, workers=chosen.workers)
+    found = estimate_readers(ways, exposed, alone, workers=chosen.workers)
     above = float((quick.worst() / found.worst()).max()) - 1
     return {"quick bound": first, "answer": clock.read(), "quick bound is above it by": above}
 
@@ -63,9 +64,9 @@ def large(chosen: argparse.Namespace) -> dict[str, Any]:
     n = chosen.agents or 1000
     plan = plan_of(topology.regular(n, 4, seed=0), chosen.rounds or 500, chosen.alpha)
     clock = Clock()
-    ways = Ways(plan)
-    room = affordable(ways, chosen.colluders)
-    found = bounded_nearby(ways, exposure(n, 1.0), chosen.colluders, room=room, workers=chosen.workers)
+    ways = RowFlow(plan)
+    room = affordable_ball_rows(ways, Query(colluders=chosen.colluders))
+    found = neighbourhood_bound(ways, exposure(n, 1.0), chosen.colluders, room=room, workers=chosen.workers)
     return {"seconds": clock.read(), "largest mu": float(found.worst().max()), "how": found.note}
 
 
@@ -75,8 +76,8 @@ def huge(chosen: argparse.Namespace) -> dict[str, Any]:
     plan = plan_of(topology.regular(n, 4, seed=0), chosen.rounds or 500, chosen.alpha)
     written, clock = clock.read(), Clock()
     owners = np.random.default_rng(0).choice(n, some, replace=False)
-    found = bounded_nearby(
-        Ways(plan), exposure(n, 1.0), chosen.colluders, np.sort(owners).tolist(), workers=chosen.workers
+    found = neighbourhood_bound(
+        RowFlow(plan), exposure(n, 1.0), chosen.colluders, np.sort(owners).tolist(), workers=chosen.workers
     )
     what = f"a sample: {some} of {n} owners, and every coalition against each; nothing is said of the others"
     mu = found.worst()[owners]
@@ -93,10 +94,12 @@ def tightness(chosen: argparse.Namespace) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for alpha in (0.1, 0.25, 0.5, 0.75):
         plan = plan_of(topology.regular(n, 4, seed=0), chosen.rounds or 60, alpha)
-        ways, exposed = Ways(plan), exposure(n, 1.0)
-        exact = closely(ways, exposed, [(j,) for j in range(n)], workers=chosen.workers).worst()[some]
+        ways, exposed = RowFlow(plan), exposure(n, 1.0)
+        exact = estimate_readers(ways, exposed, [(j,) for j in range(n)], workers=chosen.workers).worst()[
+            some
+        ]
         for links, room in enumerate((0, 20, 80, 160)):
-            bound = bounded_nearby(ways, exposed, owners=some, room=room, workers=chosen.workers)
+            bound = neighbourhood_bound(ways, exposed, owners=some, room=room, workers=chosen.workers)
             ratio = bound.worst()[some] / exact
             result[f"alpha {alpha}, {links} links"] = [round(float(r), 4) for r in (ratio.min(), ratio.max())]
             print(f"alpha {alpha}, {links} links", *result[f"alpha {alpha}, {links} links"], flush=True)

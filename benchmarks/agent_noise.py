@@ -22,11 +22,12 @@ from torch import Tensor
 from topdp.agents.agreement import identity, manifest
 from topdp.agents.agreement.federation_manifest import complete_config
 from topdp.agents.agreement.run_setup import RunSetup
-from topdp.agents.runtime import keystream
+from topdp.agents.runtime import agent_draws
 from topdp.agents.runtime.agent_context import AgentContext, build_context
 from topdp.agents.runtime.agent_draws import AgentDraws, SystemDraws
 from topdp.agents.runtime.agent_rows import make
-from topdp.runs import builders, config
+from topdp.runs import config
+from topdp.runs.run_outline import RunOutline
 
 
 class FastDraws(AgentDraws):
@@ -47,7 +48,7 @@ class FastDraws(AgentDraws):
 def agent() -> tuple[AgentContext, int]:
     """An agent of the default job, and the round in which it makes most rows."""
     wanted = config.read(changes=["privacy.guarantee=worst-case", "privacy.epsilon=10.0", "rounds=4"])
-    graph = builders.graph(wanted)
+    graph = RunOutline.of(wanted).graph
     complete, _ = complete_config(wanted, graph, (2000,) * graph.agents)
     cards = [identity.generate(f"agent{i}", f"127.0.0.1:{7000 + i}").card for i in range(graph.agents)]
     links = [(cards[i].name, cards[j].name) for i, j in graph.edges.tolist()]
@@ -90,11 +91,14 @@ def main() -> None:
     row = torch.zeros(options.numbers)
     system, single, double = SystemDraws(), FastDraws(np.float32), FastDraws(np.float64)
     mine, rows = agent()
-    chunks = [min(keystream.CHUNK, options.numbers - k) for k in range(0, options.numbers, keystream.CHUNK)]
+    chunks = [
+        min(agent_draws.NUMBERS_PER_KEY, options.numbers - k)
+        for k in range(0, options.numbers, agent_draws.NUMBERS_PER_KEY)
+    ]
     noise = best(
         {
             "agents: ChaCha20, float64": lambda: system.add(row, 0.1, 0, 0),
-            "of which the cipher": lambda: [keystream.words(count) for count in chunks],
+            "of which the cipher": lambda: [agent_draws.random_words(count) for count in chunks],
             "PCG64DXSM, float32": lambda: single.add(row, 0.1, 0, 0),
             "PCG64DXSM, float64": lambda: double.add(row, 0.1, 0, 0),
         },

@@ -28,11 +28,14 @@ from topdp.agents.ledger.inbox import Inbox
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_entries import ReleaseCost
 from topdp.agents.runtime.agent_hooks import AgentHooks
-from topdp.agents.runtime.greeting import LinkTerms
-from topdp.agents.runtime.peers import Peers
+from topdp.agents.runtime.outbox_sender import OutboxSender
+from topdp.agents.runtime.peer_contacts import PeerContacts, PeerServices
+from topdp.agents.runtime.peer_messages import LinkTerms
+from topdp.agents.runtime.request_handlers import RequestHandlers
 from topdp.agents.wire import row_payload
 from topdp.agents.wire.grpc_transport import GrpcTransport
 from topdp.agents.wire.link_refusals import RefusalLog
+from topdp.agents.wire.transport import end_all
 from topdp.runs.config import RunConfig
 
 NAMES = ("ada", "bob")
@@ -45,20 +48,23 @@ async def measured(folder: Path, name: str, rows: int, numbers: int) -> dict[str
     ledger = Ledger(folder / name / "state", terms.hash, name)
     me = identity.load_identity(folder / name / "identity")
     transport = GrpcTransport(me, terms)
-    peers = Peers(
-        name,
-        [other],
-        LinkTerms(terms.hash, "benchmark", "benchmark"),
-        ledger,
-        Inbox(ledger, {other: range(rows)}),
-        transport,
-        lambda peer, round, body: row_payload.decode(body, numbers),
-        AgentHooks(),
-        RefusalLog(name),
-        RowSignatures(name, terms, me),
-        rows - 1,
+    peers = PeerContacts(
+        PeerServices(
+            name=name,
+            neighbours=[other],
+            terms=LinkTerms(terms.hash, "benchmark", "benchmark"),
+            ledger=ledger,
+            inbox=Inbox(ledger, {other: range(rows)}),
+            transport=transport,
+            check_row=lambda peer, round, body: row_payload.decode(body, numbers),
+            refusals=RefusalLog(name),
+            signatures=RowSignatures(name, terms, me),
+            last_round=rows - 1,
+            hooks=AgentHooks(),
+        )
     )
-    await peers.start()
+    await transport.start(RequestHandlers(peers).handle)
+    peers.spawn(OutboxSender(peers).serve(other))
     generator = np.random.default_rng()
     seconds: dict[str, list[float]] = {"round": [], "ledger": []}
     for r in range(rows):
@@ -73,7 +79,8 @@ async def measured(folder: Path, name: str, rows: int, numbers: int) -> dict[str
             await peers.changed.wait()
         seconds["round"].append(time.perf_counter() - begun)
     await asyncio.sleep(0.5)  # the other may still wait for the last acknowledgement
-    await peers.close()
+    await end_all(list(peers.tasks), "neighbours")
+    await transport.close()
     ledger.close()
     return seconds
 

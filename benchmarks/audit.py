@@ -21,11 +21,12 @@ import torch
 from topdp.audit import Audit, AuditRequest
 from topdp.data import Shards
 from topdp.errors import InputError
-from topdp.runs import builders
 from topdp.runs.assembly import Assembly
 from topdp.runs.config import parse
 from topdp.runs.methods import METHODS
+from topdp.runs.named_model import named_task
 from topdp.runs.planning import plan_and_account
+from topdp.runs.run_outline import RunOutline
 
 AGENTS, RECORDS, ROUNDS, CONFIDENCE = 6, 200, 6, 0.95
 BATCHES = {"full": "full", "cycle": {"cycle": 100}, "poisson": {"poisson": 100}}
@@ -56,8 +57,10 @@ def one(method: str, mode: str, batch: str, guarantee: str, seeds: int, known: d
             "data": {"batch": BATCHES[batch]},
         }
     )
-    parts = Assembly.given(config, builders.graph(config), network(), records(), torch.device("cpu"))
-    plan, found = plan_and_account(config, parts.graph, parts.shards.counts)
+    parts = Assembly.given(
+        RunOutline.of(config), network(), records(), torch.device("cpu"), named_task(config)
+    )
+    plan, found = plan_and_account(parts.run)
     case = f"{method} {mode} {batch} {guarantee}"
     alike = known.setdefault(f"{plan.digest()} {batch} {guarantee}", case)
     if alike != case:

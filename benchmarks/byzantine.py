@@ -114,7 +114,7 @@ def measured(name: str, job: Job, device: str, rows: list[dict[str, Any]]) -> It
                     continue
                 if rule not in planned:
                     (parts,) = dealer.assemblies([config_of(job, seed, budget, rule)])
-                    planned[rule] = parts, *plan_and_account(parts.config, parts.graph, parts.shards.counts)
+                    planned[rule] = parts, *plan_and_account(parts.run)
                 parts, plan, account = planned[rule]
                 accuracies, nearby = run(parts, plan, attack, share, job)
                 yield {
@@ -141,7 +141,7 @@ def config_of(job: Job, seed: int, budget: float, rule: str) -> RunConfig:
 def run(parts: Assembly, plan: Any, attack: str, share: float, job: Job) -> tuple[Any, int]:
     """Final accuracies, NaN of hostile agents; and the most hostile neighbours that an honest agent has."""
     update = {"name": attack, "share": share, "agents": job.agents if share else None}
-    config = parts.config.model_copy(update={"attack": parts.config.attack.model_copy(update=update)})
+    config = parts.run.config.model_copy(update={"attack": parts.run.config.attack.model_copy(update=update)})
     attacked = replace(parts, config=config)
     engine = attacked.engine(plan)
     state = engine.start(parts.start)
@@ -149,7 +149,7 @@ def run(parts: Assembly, plan: Any, attack: str, share: float, job: Job) -> tupl
         state = engine.advance(state)
     chosen = attacked.attack
     hostile = [] if chosen is None else list(chosen.hostile)
-    near = parts.graph.adjacency[:, hostile].sum(axis=1)
+    near = parts.run.graph.adjacency[:, hostile].sum(axis=1)
     return engine.evaluate(state).accuracy, int(np.delete(near, hostile).max(initial=0))
 
 

@@ -37,8 +37,9 @@ from matplotlib.figure import Figure
 from topdp import topology
 from topdp.experiments.process_map import map_in_processes
 from topdp.plan import Plan, schedules
+from topdp.privacy.answers import answer_kind
 from topdp.privacy.basics.exposure import exposure
-from topdp.privacy.observers.observer_answers import observed
+from topdp.privacy.query import Query
 from topdp.protocols import PlainAsynchronous, PlainSynchronous, TopAsynchronous, TopSynchronous
 from topdp.runs.pictures.chart_style import BLUE, GREY, INK, house_style, save
 
@@ -93,7 +94,9 @@ def measure(place: Place) -> dict[str, dict[str, float]]:
     (plain, plain_own), (top, top_own) = map(noise_variance, plans)
     found = {}
     for answer in ANSWERS:
-        each = [observed(answer, plan, exposure(AGENTS, 1.0), 1, True) for plan in plans]
+        each = [
+            answer_kind(answer).observe(plan, exposure(AGENTS, 1.0), Query(allow_slow=True)) for plan in plans
+        ]
         claimed = rounds + 1  # μ² of so many fresh releases at unit noise and unit sensitivity
         plain_mu2, top_mu2 = (np.nanmax(seen.worst()) ** 2 / claimed for seen in each)
         found[answer] = {

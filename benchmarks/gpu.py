@@ -38,9 +38,9 @@ from topdp.learning.gradients import ClippedGradients
 from topdp.learning.models import mlp
 from topdp.plan import Cycle, Full, prune, schedules
 from topdp.simulator.engine import Engine
-from topdp.simulator.row_mixing import Work
+from topdp.simulator.row_mixing import RowWork
 from topdp.simulator.run_stacking import StackedBatches, StackedNoise, stack_plans, stack_shards
-from topdp.simulator.simulated_noise import Noise
+from topdp.simulator.simulated_noise import SimulatedDraws
 
 CLASSES, PIXELS = 10, 784
 DEVICE = "cuda"
@@ -143,7 +143,9 @@ def plan_of(graph: topology.Topology, rounds: int, seed: int = 0):
 
 def engine_of(graph: topology.Topology, rounds: int, shards: Shards, batch: int | None) -> Engine:
     batches = [Full(count) if batch is None else Cycle(count, batch) for count in shards.counts]
-    return Engine(plan_of(graph, rounds), gradients_of_the_same_start(), shards, batches, 0, DEVICE)
+    return Engine(
+        plan_of(graph, rounds), gradients_of_the_same_start(), shards, batches, seed=0, device=DEVICE
+    )
 
 
 def gradients_of_the_same_start() -> ClippedGradients:
@@ -172,13 +174,13 @@ def seconds_a_round(engine: Engine, advance, warm: int, state=None) -> tuple[flo
 
 def measure(name: str, make, aim: float, found: Found, wrong: list[str], runs: int = 1) -> None:
     """Rounds one by one and several at once, on engines of the same job; rows of both must agree."""
-    from topdp.simulator.cuda_replay import Stretches
+    from topdp.simulator.cuda_replay import CudaReplay
 
     compared = min(24, make().plan.releases)
     ends = []
     for several in (False, True):
         engine = make()
-        many = Stretches(engine)
+        many = CudaReplay(engine)
         advance = many.advance if several else (lambda state, _, engine=engine: engine.advance(state))
         state = begin(engine)
         while state.releases < compared:
@@ -187,7 +189,7 @@ def measure(name: str, make, aim: float, found: Found, wrong: list[str], runs: i
         if several and many.reason is not None:
             wrong.append(f"{name}: not recorded: {many.reason}")
         engine = make()
-        many = Stretches(engine)
+        many = CudaReplay(engine)
         advance = many.advance if several else (lambda state, _, engine=engine: engine.advance(state))
         rounds = engine.plan.releases
         each, first = seconds_a_round(engine, advance, min(40, rounds // 3))
@@ -207,12 +209,12 @@ def kernels(quick: bool, found: Found, wrong: list[str]) -> None:
     """How many one round launches. Last: a profiler may slow down all that comes after it."""
     from torch.profiler import ProfilerActivity, profile
 
-    from topdp.simulator.cuda_replay import Stretches
+    from topdp.simulator.cuda_replay import CudaReplay
 
     graph, shards = topology.random(30, 0.2, 0), shards_of(30, 200)
     for several in (False, True):
         engine = engine_of(graph, 8, shards, 20)
-        advance = Stretches(engine).advance if several else (lambda state, _, one=engine: one.advance(state))
+        advance = CudaReplay(engine).advance if several else (lambda state, _, one=engine: one.advance(state))
         state = advance(advance(advance(advance(begin(engine), 1), 1), 1), 1)  # the next is not compared
         try:
             with profile(activities=[ProfilerActivity.CUDA]) as seen:
@@ -288,7 +290,16 @@ def stacked(quick: bool, found: Found, wrong: list[str]) -> None:
         chosen = StackedBatches(tuple((each, seed) for seed in range(runs)))
         noise = StackedNoise(plans, list(range(runs)))
         gradients = gradients_of_the_same_start()
-        return Engine(together, gradients, shards, chosen.batches, 0, DEVICE, noise, chosen.select)
+        return Engine(
+            together,
+            gradients,
+            shards,
+            chosen.batches,
+            seed=0,
+            device=DEVICE,
+            draws=noise,
+            select=chosen.select,
+        )
 
     measure(f"{runs} stacked runs of 30 agents, batch 20", make, 0.05, found, wrong, runs)
 
@@ -334,11 +345,11 @@ def mixing(quick: bool, found: Found, wrong: list[str]) -> None:
     agents = 200 if quick else 2000
     graph, d = topology.regular(agents, 4, 0), 79_510
     plan = prune(plan_of(graph, 6))
-    mixer = row_mixing_cuda.Fused(plan, Noise(0, plan.draws, plan.releases), torch.device(DEVICE))
+    mixer = row_mixing_cuda.Fused(plan, SimulatedDraws(0, plan.draws, plan.releases), torch.device(DEVICE))
     made = [int(plan.exists[r].sum()) for r in range(plan.releases)]
     before = torch.randn(max(made), 79_520, device=DEVICE)[:, :d]
     gradient, out = torch.randn(agents, 79_520, device=DEVICE)[:, :d], torch.empty_like(before)
-    work = Work(4, before[: made[3]], gradient, out[: made[4]])
+    work = RowWork(4, before[: made[3]], gradient, out[: made[4]])
     if BANDWIDTH not in found:
         floors(quick, found, wrong)
     floor = 4e-12 * d * (made[3] + agents + made[4]) / found[BANDWIDTH]["value"]
@@ -360,8 +371,8 @@ def mixing(quick: bool, found: Found, wrong: list[str]) -> None:
 
 
 def safety(quick: bool, found: Found, wrong: list[str]) -> None:
-    from topdp.simulator.cuda_graphs import Graphs
-    from topdp.simulator.cuda_replay import Stretches
+    from topdp.simulator.cuda_graphs import CudaGraphs
+    from topdp.simulator.cuda_replay import CudaReplay
 
     graph, shards = topology.random(12, 0.3, 0), shards_of(12, 100)
 
@@ -388,7 +399,7 @@ def safety(quick: bool, found: Found, wrong: list[str]) -> None:
         raise RuntimeError("as asked")
 
     def frozen(warm_up, function):
-        replay = Graphs(engine.device)(warm_up, function)
+        replay = CudaGraphs(engine.device)(warm_up, function)
         program, clock = several._program, []
 
         def again() -> None:
@@ -400,12 +411,12 @@ def safety(quick: bool, found: Found, wrong: list[str]) -> None:
 
     def broken_off(warm_up, function):
         """To wait for the device while it records is what CUDA does not allow."""
-        return Graphs(engine.device)(warm_up, lambda: (function(), several._program._clock.tolist()))
+        return CudaGraphs(engine.device)(warm_up, lambda: (function(), several._program._clock.tolist()))
 
     def gives_up(name: str, record) -> None:
         nonlocal engine, several
         engine = make()
-        several = Stretches(engine, record)
+        several = CudaReplay(engine, record)
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             last = ends(engine, several.advance)
@@ -413,7 +424,7 @@ def safety(quick: bool, found: Found, wrong: list[str]) -> None:
         check(name, once and torch.equal(last, expected))
         torch.cuda.empty_cache()  # still can
 
-    several = Stretches(engine)
+    several = CudaReplay(engine)
     gives_up("a recording that fails", failing)
     gives_up("a clock that stands still", frozen)
     for value in (float("nan"), 3e38):
@@ -421,7 +432,7 @@ def safety(quick: bool, found: Found, wrong: list[str]) -> None:
         for at_once in (False, True):
             engine = make()
             engine.shards.inputs[3, 7] = value
-            several = Stretches(engine)
+            several = CudaReplay(engine)
             results.append(
                 ends(engine, several.advance if at_once else lambda state, _, one=engine: one.advance(state))
             )
@@ -431,7 +442,7 @@ def safety(quick: bool, found: Found, wrong: list[str]) -> None:
         )
     gives_up("a recording that CUDA breaks off", broken_off)
     engine = make()
-    several = Stretches(engine)
+    several = CudaReplay(engine)
     close = torch.allclose(ends(engine, several.advance), expected, rtol=1e-4, atol=1e-5)
     check("and that others can be made after it", close and several.reason is None)
 

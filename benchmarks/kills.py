@@ -75,7 +75,7 @@ def recorded(pace: str, log: str, history: str, together: str, *arguments: str) 
     os.dup2(os.open(log, os.O_CREAT | os.O_APPEND | os.O_WRONLY), 2)
 
     from topdp.agents.ledger.ledger_entries import digest_of
-    from topdp.agents.runtime.handover import Handover
+    from topdp.agents.runtime.peer_messages import Handover
     from topdp.agents.wire.grpc_transport import GrpcTransport
     from topdp.agents.wire.wire_codes import MessageKind
     from topdp.cli import app
@@ -157,12 +157,13 @@ class Federation:
         from topdp.agents.agreement import federation_manifest, identity
         from topdp.agents.agreement.manifest import Rules
         from topdp.agents.development import federation_demo
-        from topdp.runs import builders
+        from topdp.runs.named_records import load_shards
+        from topdp.runs.run_outline import RunOutline
 
         self.folder, self.seeded, self.live_pairing = folder, seeded, live_pairing
-        self.graph = builders.graph(config)
+        self.graph = RunOutline.of(config).graph
         self.names = tuple(f"agent{i}" for i in range(self.graph.agents))
-        shards = builders.shards(config, self.graph.agents)
+        shards = load_shards(RunOutline.of(config))
         cards = [
             identity.create_identity(folder / name / "identity", name, address).card
             for name, address in zip(self.names, free_addresses(len(self.names)), strict=True)

@@ -31,22 +31,23 @@ def imported() -> float:
 
 
 def timed(changes: list[str], whole: bool) -> dict[str, float | str]:
+    from topdp.base.progress import silent
     from topdp.runs import config
-    from topdp.runs.planner.observer_cache import Memory
-    from topdp.runs.planner.setting_answers import Question, recommendation, stages
+    from topdp.runs.planner.observer_cache import ObserverCache
+    from topdp.runs.planner.setting_answers import PlannerQuestion, recommendation, stages
 
-    memory = Memory()
+    memory = ObserverCache()
 
     def ask(*more: str, quick: bool) -> tuple[float, float]:
         """Until the first answer, and until the last."""
         began, first = time.process_time(), 0.0
-        for _ in stages(Question.of(config.read(changes=[*changes, *more])), quick, None, memory):
+        for _ in stages(PlannerQuestion.of(config.read(changes=[*changes, *more])), quick, silent, memory):
             first = first or time.process_time() - began
         return first, time.process_time() - began
 
     first, quick = ask(quick=True)
     began = time.process_time()
-    recommendation(Question.of(config.read(changes=changes)))
+    recommendation(PlannerQuestion.of(config.read(changes=changes)))
     found = {"first": first, "quick": quick, "advice": time.process_time() - began}
     if whole:
         found["all"] = ask(quick=False)[1]

@@ -42,7 +42,7 @@ def simulator(config: Any) -> float:
 
     torch.set_num_threads(1)
     parts = Assembly.of(config)
-    plan, _ = plan_and_account(config, parts.graph, parts.shards.counts)
+    plan, _ = plan_and_account(parts.run)
     engine = parts.engine(plan)
     state = engine.advance(engine.start(parts.flat.flatten()))
     begun = time.perf_counter()

@@ -3,8 +3,8 @@
 
 Usage: python scripts/code_metrics.py [--json] [--without-agent]
 
-`tests/test_code_metrics.py` holds the numbers to limits. It needs the standard library, and counts
-the modules of `topdp agent start` in a process that loads them.
+`tests/test_code_metrics.py` holds the numbers to limits. The modules of an agent are
+counted in a federation of two real agents (`agent_footprint.py`); all else needs only the standard library.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ import argparse
 import ast
 import io
 import json
-import os
-import subprocess
 import sys
 import tokenize
 from collections import Counter, defaultdict
@@ -110,13 +108,15 @@ def class_names(trees: dict[str, ast.Module]) -> Iterator[tuple[str, str]]:
 
 
 def constant_names(trees: dict[str, ast.Module]) -> Iterator[tuple[str, str]]:
-    """Constants at the top of modules; type parameters and the like have lower-case letters."""
+    """Constants at the top of modules, once for each module; type parameters have lower-case letters."""
     for module, tree in trees.items():
-        for node in tree.body:
-            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-            for target in targets:
-                if isinstance(target, ast.Name) and target.id.isupper() and len(target.id) > 1:
-                    yield target.id, module
+        assigned = {
+            target.id
+            for node in tree.body
+            for target in getattr(node, "targets", [getattr(node, "target", None)])
+            if isinstance(target, ast.Name) and target.id.isupper() and len(target.id) > 1
+        }
+        yield from ((name, module) for name in assigned)
 
 
 def constructors(trees: dict[str, ast.Module]) -> list[tuple[int, int, str]]:
@@ -164,17 +164,11 @@ def vague_names(trees: dict[str, ast.Module]) -> Counter[str]:
 
 
 def loaded_by_agents() -> list[str]:
-    """The modules that `topdp agent start` loads before it runs."""
-    code = (
-        "import sys\n"
-        "import topdp.cli.app, topdp.agents.node.agent_process\n"
-        "print(*(name for name in sys.modules if name.split('.')[0] == 'topdp'))"
-    )
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
-    )
-    return sorted(done.stdout.split())
+    """The modules that an agent loads from its start to its last round."""
+    sys.path.insert(0, str(Path(__file__).resolve().parent))
+    from agent_footprint import modules_loaded
+
+    return modules_loaded()
 
 
 def excluded(loaded: list[str]) -> list[str]:

@@ -1,11 +1,10 @@
-"""What the documentation site shows beside docs/: pages that stand elsewhere, none copied.
+"""Pages of the documentation site that are not in docs/, without copies.
 
     mkdocs build --strict          # mkdocs.yml names this file as its hook
 
-README, CHANGELOG, CONTRIBUTING, SECURITY and the READMEs of benchmarks/ and results/ are pages as they stand;
-programs in examples/ and the notebooks become pages. Links are written for readers of the repository, so
-they are turned here: to the page, where the site has it, else to their own words. Text is written in docs/,
-not here.
+README, CHANGELOG, CONTRIBUTING, SECURITY and the READMEs of benchmarks/ and results/ are pages unchanged;
+programs in examples/ and notebooks become pages. Links are written for readers of the repository: here they
+become links to pages of the site, or plain words if the site lacks the target.
 """
 
 from __future__ import annotations
@@ -29,31 +28,31 @@ MOVED = {
     "results/README.md": "results/index.md",
     "examples/": "models.md",
 }
-"""Path in the repository -> page of the site; what is in docs/ keeps its path below it."""
+"""The page of the site for each path in the repository; files in docs/ keep their relative path."""
 
 IMAGES = {"image/png": "png", "image/svg+xml": "svg"}
 
 
 def sources() -> dict[str, str]:
-    """Path in the repository -> page or picture of the site, of all that is shown."""
-    found = {path: page for path, page in MOVED.items() if not path.endswith("/")}
+    """The page or picture of the site for every path in the repository that the site shows."""
+    pages = {path: page for path, page in MOVED.items() if not path.endswith("/")}
     for file in sorted(ROOT.glob("results/*")):
         path = f"results/{file.name}"
-        if file.suffix in (".md", ".png") and path not in found:
-            found[path] = path
+        if file.suffix in (".md", ".png") and path not in pages:
+            pages[path] = path
     for file in sorted(ROOT.glob("examples/*.py")):
-        found[f"examples/{file.name}"] = f"examples/{file.stem}.md"
+        pages[f"examples/{file.name}"] = f"examples/{file.stem}.md"
     for file in sorted(ROOT.glob("docs/**/*")):
         path = file.relative_to(ROOT).as_posix()
         if file.suffix == ".ipynb":
-            found[path] = posixpath.relpath(path, "docs").replace(".ipynb", ".md")
+            pages[path] = posixpath.relpath(path, "docs").replace(".ipynb", ".md")
         elif file.is_file():
-            found[path] = posixpath.relpath(path, "docs")
-    return found
+            pages[path] = posixpath.relpath(path, "docs")
+    return pages
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Adds what stands outside docs/, and a page for each notebook and its pictures."""
+    """Add the files outside docs/, and a page with pictures for each notebook."""
     for path, page in sources().items():
         if path.endswith(".ipynb"):
             text, pictures = notebook_page(ROOT / path)
@@ -69,40 +68,41 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    written = sources()
-    here = next((path for path, uri in written.items() if uri == page.file.src_uri), page.file.src_uri)
-    made = {f"docs/{file.src_uri}": file.src_uri for file in files}  # pictures of notebooks, too
-    return turned(markdown, here, page.file.src_uri, made | written)
+    """Turn the links of a page."""
+    pages = sources()
+    here = next((path for path, uri in pages.items() if uri == page.file.src_uri), page.file.src_uri)
+    generated = {f"docs/{file.src_uri}": file.src_uri for file in files}  # including pictures of notebooks
+    return turned(markdown, here, page.file.src_uri, generated | pages)
 
 
 def on_page_content(html: str, page: Any, config: Any, files: Files) -> str:
-    """A picture leads to itself: in a column of text, and on a phone, it is smaller than it was drawn."""
+    """Link every picture to its full size."""
     return re.sub(
         r'(?<!<a )(<img [^>]*?src="([^":]+\.png)"[^>]*>)(?!</a>)',
-        lambda found: f'<a href="{found[2]}" title="Larger">{found[1]}</a>',
+        lambda image: f'<a href="{image[2]}" title="Larger">{image[1]}</a>',
         html,
     )
 
 
 def turned(markdown: str, path: str, page: str, shown: dict[str, str]) -> str:
-    """The text of the file at `path`, with links as they must be on its page of the site.
+    """The text of the file at `path`, with links for its page of the site.
 
     >>> shown = {"docs/data.md": "data.md", "CHANGELOG.md": "changelog.md"}
     >>> turned("[a](../CHANGELOG.md#x) [b](../deploy/) `[c](d)`", "docs/data.md", "data.md", shown)
     '[a](changelog.md#x) b `[c](d)`'
     """
 
-    def link(found: re.Match[str]) -> str:
-        if found["code"]:
-            return found[0]
-        words, target, anchor = found["words"], found["target"], found["anchor"] or ""
+    def link(match: re.Match[str]) -> str:
+        if match["code"]:
+            return match[0]
+        words, target, anchor = match["words"], match["target"], match["anchor"] or ""
         if not target or re.match(r"[a-z]+:", target):
-            return found[0]
+            return match[0]
         whole = posixpath.normpath(posixpath.join(posixpath.dirname(path), target))
         there = shown.get(whole) or MOVED.get(f"{whole}/")
         if there is None:
-            return found[0] if found["mark"] else words  # a picture that is not there fails the build
-        return f"{found['mark']}[{words}]({posixpath.relpath(there, posixpath.dirname(page))}{anchor})"
+            return match[0] if match["mark"] else words  # a missing picture fails the build
+        return f"{match['mark']}[{words}]({posixpath.relpath(there, posixpath.dirname(page))}{anchor})"
 
     code = r"(?P<code>^ *```.*?^ *```|^(?: {4}|\t)[^\n]*|`[^`\n]*`)"
     links = r"(?P<mark>!?)\[(?P<words>(?:`[^`\n]*`|[^\]`])*)\]\((?P<target>[^)#\s]*)(?P<anchor>#[^)\s]*)?\)"
@@ -110,12 +110,12 @@ def turned(markdown: str, path: str, page: str, shown: dict[str, str]) -> str:
 
 
 def program_page(file: Path) -> str:
-    """A program as a page: its first paragraph, and all of it."""
+    """The page of a program: its source."""
     return f"# {file.stem}\n\n```python\n{file.read_text(encoding='utf-8')}```\n"
 
 
 def notebook_page(file: Path) -> tuple[str, dict[str, bytes]]:
-    """A notebook as text, with what its cells printed and drew; and the pictures by name."""
+    """The page of a notebook with the output of its cells, and its pictures by name."""
     text, pictures = [], {}
     for number, cell in enumerate(json.loads(file.read_text(encoding="utf-8"))["cells"]):
         source = "".join(cell["source"])
@@ -130,6 +130,6 @@ def notebook_page(file: Path) -> tuple[str, dict[str, bytes]]:
                 name = f"{file.stem}-{number}.{IMAGES[kind]}"
                 pictures[name] = base64.b64decode("".join(data[kind]))
                 text.append(f"![{cell['metadata'].get('picture', 'A picture')}]({name})")
-            elif said := "".join(output.get("text", data.get("text/plain", ""))):
-                text.append(f"```text\n{said.rstrip()}\n```")
+            elif printed := "".join(output.get("text", data.get("text/plain", ""))):
+                text.append(f"```text\n{printed.rstrip()}\n```")
     return "\n\n".join(text) + "\n", pictures

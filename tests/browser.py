@@ -1,4 +1,4 @@
-"""Pages in a real browser: one Chromium for all tests of a session, and what every page must be.
+"""Pages in a real browser: one Chromium per test session, and checks that every page must pass.
 
 `open_page` fails a test whose page says anything on its console that is an error. `contrast` and `reachable`
 are asked by the tests of pages; `shows` waits for something a page will say. Nothing of topdp is known here.
@@ -19,20 +19,20 @@ import pytest
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "chrome")
 PHONE = {"width": 390, "height": 844}
 DESK = {"width": 1280, "height": 900}
-PATIENCE = 15_000  # milliseconds for whatever a page is to do; a busy machine needs them
+PAGE_TIMEOUT_MILLISECONDS = 15_000  # generous, for a busy machine
 
 Open = Callable[..., Any]
 
 
 def program() -> str | None:
-    """The Chromium of this machine: TOPDP_CHROMIUM, or the first on the path."""
+    """The path of Chromium: TOPDP_CHROMIUM, or the first on the path."""
     named = os.environ.get("TOPDP_CHROMIUM")
     return named or next((found for name in CHROMIUM if (found := shutil.which(name))), None)
 
 
 @pytest.fixture(scope="session")
 def _chromium() -> Iterator[Any]:
-    """(Playwright's browser, its event loop), one for all tests."""
+    """Yield Playwright's browser and its event loop, shared by all tests."""
     found = program()
     playwright = pytest.importorskip("playwright.sync_api", reason="Browser tests need playwright.")
     if found is None:
@@ -79,7 +79,7 @@ def open_page(browser: Any) -> Iterator[Open]:
             viewport=PHONE if phone else DESK, color_scheme="dark" if dark else "light", **more
         )
         contexts.append(context)
-        context.set_default_timeout(PATIENCE)
+        context.set_default_timeout(PAGE_TIMEOUT_MILLISECONDS)
 
         def note(text: str) -> None:
             if not any(part in text for part in expects):
@@ -98,7 +98,7 @@ def open_page(browser: Any) -> Iterator[Open]:
 
 
 def shows(page: Any, selector: str, text: str | re.Pattern[str] | None = None) -> Any:
-    """Waits until an element is visible (and says `text`), and hands it out."""
+    """Wait until an element is visible (and contains `text`), and return it."""
     found = page.locator(selector)
     if text is not None:
         found = found.filter(has_text=text)
@@ -107,7 +107,7 @@ def shows(page: Any, selector: str, text: str | re.Pattern[str] | None = None) -
 
 
 def contrast(page: Any) -> None:
-    """Every text that can be seen stands out from what is behind it: 4.5 to 1, large text 3 to 1.
+    """Check the contrast of every visible text with its background: 4.5 to 1, large text 3 to 1.
 
     WCAG 2.2, success criterion 1.4.3; text on pictures and canvases is not looked at.
     """
@@ -116,7 +116,7 @@ def contrast(page: Any) -> None:
 
 
 def reachable(page: Any) -> None:
-    """Tab comes to everything that can be used, and one sees where it is.
+    """Check that Tab reaches every control and that the focus is visible.
 
     WCAG 2.2, success criteria 2.1.1 and 2.4.7. Of radio buttons with one name Tab comes to one only.
     """
@@ -197,7 +197,7 @@ NUMBER_CONTROLS = """() => {
   return found.map(one => one.outerHTML.slice(0, 80));
 }"""
 
-# A ring, a shadow or a border that was not there: the same element is asked once more without focus.
+# A ring, shadow or border that appears with the focus: the same element is measured again without it.
 FOCUS = """() => {
   const element = document.activeElement;
   if (!element || element.topdpNumber === undefined) return [null, false];

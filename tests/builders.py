@@ -1,4 +1,4 @@
-"""Small graphs, schedules and data for tests, and every protocol there is."""
+"""Small graphs, schedules and data for tests, and all protocols by name."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def constant_schedule(rounds: int, rate: float = 0.1, noise_on: str = "gradient"
 
 
 def _every_protocol() -> dict[str, Callable[..., Protocol]]:
-    """What topdp.protocols hands out, by the name that each writes into its plans, as functions of alpha.
+    """The protocols that topdp.protocols exports, as functions of alpha, by the name in their plans.
 
     But for `Central`, which is no protocol among agents.
     """
@@ -61,16 +61,16 @@ def _of_alpha(kind: type[Protocol]) -> Callable[..., Protocol]:
 
 
 PROTOCOLS = _every_protocol()
-"""Contract, stacking, kernels and agents are tested on all of these."""
+"""The protocols on which contract, stacking, kernels and agents are tested."""
 
 AVERAGING = tuple(name for name, make in PROTOCOLS.items() if hasattr(make(0.5), "gossip"))
-"""Those with steps of averaging between gradients."""
+"""Protocols with averaging steps between gradients."""
 
 WITH_VIEW = {name: partial(make, gossip=1) if name in AVERAGING else make for name, make in PROTOCOLS.items()}
-"""The same with one such step, which nothing accelerates: views of those are answered."""
+"""Every protocol, with one plain averaging step where it has any: `view` covers these."""
 
 RULES = tuple(name for name, make in PROTOCOLS.items() if isinstance(make(0.5), UpdateRule))
-"""The paper's, which mix by alpha."""
+"""The paper's protocols, which mix by alpha."""
 
 
 def _settings() -> dict[str, tuple[str, str]]:
@@ -88,11 +88,11 @@ def _settings() -> dict[str, tuple[str, str]]:
 
 
 SETTINGS = _settings()
-"""The changes to a configuration under which each protocol runs."""
+"""The configuration changes under which each protocol runs."""
 
 
 def pairwise(*choices: Iterable[object]) -> list[tuple[object, ...]]:
-    """Combinations in which every two values of different lists meet: faults of three at once are rare."""
+    """Combinations in which every two values of different lists meet."""
     every = list(itertools.product(*map(list, choices)))
 
     def meetings(one: tuple[object, ...]) -> set[object]:
@@ -105,14 +105,16 @@ def pairwise(*choices: Iterable[object]) -> list[tuple[object, ...]]:
     return chosen
 
 
-def in_turn(first: Iterable[object], second: Iterable[object], times: int) -> list[tuple[object, object]]:
-    """Each of `first` with so many of `second`, which take turns: each of either, and not all with all."""
+def cyclic_pairs(
+    first: Iterable[object], second: Iterable[object], times: int
+) -> list[tuple[object, object]]:
+    """Each of `first` with `times` of `second`, taken cyclically, so that all of both occur."""
     turns = itertools.cycle(second)
     return [(one, next(turns)) for one in first for _ in range(times)]
 
 
 def blobs(agents: int, records: int = 40, classes: int = 3, seed: int = 0) -> Shards:
-    """Separable images of 1x4x4: each class is bright in another place."""
+    """Separable 1x4x4 images: each class has a bright spot of its own."""
     generator = np.random.default_rng(seed)
 
     def draw(count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -131,7 +133,7 @@ def batches_of(shards: Shards, kind: str = "full", size: int = 7) -> list[Batche
 
 
 def blobs_file(path: Path, records: int) -> Path:
-    """The same in the .npz form that users bring."""
+    """Write `blobs` as the .npz file that users bring."""
     shards = blobs(1, records)
     assert shards.test_inputs is not None and shards.test_targets is not None
     np.savez(

@@ -1,4 +1,4 @@
-"""Command lines that stand in documents and deployments, parsed by the real command line and not run."""
+"""Parse the command lines of documents and deployments with the real parser, without running them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from topdp.cli.app import app
 
 
 def command(arguments: list[str]) -> tuple[typer.core.TyperCommand, list[str]]:
-    """The command that `topdp ARGUMENTS` calls, and what is left of them; a KeyError where there is none."""
+    """The command that `topdp ARGUMENTS` calls and the remaining arguments; KeyError if there is none."""
     left, found = list(arguments), typer.main.get_command(app)
     while hasattr(found, "commands"):
         found = found.commands[left.pop(0)]
@@ -16,6 +16,6 @@ def command(arguments: list[str]) -> tuple[typer.core.TyperCommand, list[str]]:
 
 
 def parsed(arguments: list[str]) -> dict[str, object]:
-    """The parameters of `topdp ARGUMENTS`; raises what the command line would say about them."""
+    """The parameters of `topdp ARGUMENTS`; raises the error of the command line."""
     found, left = command(arguments)
     return found.make_context(found.name, left).params

@@ -1,4 +1,4 @@
-"""Read before any test."""
+"""Fixtures and settings of all tests."""
 
 import gc
 import os
@@ -11,26 +11,26 @@ from hypothesis import HealthCheck, settings
 
 pytest_plugins = ["browser"]
 
-# How long an example takes says nothing on a busy machine.
+# The time of an example depends on the load of the machine.
 settings.register_profile("topdp", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("topdp")
 
-# Consoles keep the width that they find when they are made; tests set their own.
+# A console keeps the width at its creation; tests set their own.
 os.environ.pop("COLUMNS", None)
 
 if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported, which torch may do on its own
+    os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported, which torch may do itself
 
 
 def pytest_collection_finish():
-    """What was imported stays, and nobody looks through it again: neither the collector nor `left_over`."""
+    """Keep imported objects out of garbage collection, and out of the search for leftover objects."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture
 def topdp(monkeypatch, capsys):
-    """The command line in this process: exit code, stdout, stderr."""
+    """Call the command line in this process; returns exit code, stdout and stderr."""
     from topdp.cli import app
 
     def call(*arguments):

@@ -1,4 +1,4 @@
-"""The blocks of a page: what stands between fences, or is indented after an empty line, with its kind."""
+"""The code blocks of a page: between fences, or indented after an empty line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import NamedTuple
 SHELL = ("", "shell")
 NOT_RUN = re.compile(r"<!-- not run: (.+?) -->\s*\Z")
 PROMPT = re.compile(r"^(?:\w*\$ +)")
-OUTPUT = "│"  # our tables begin so
+OUTPUT = "│"  # the first character of our tables
 
 
 class Block(NamedTuple):
@@ -19,7 +19,7 @@ class Block(NamedTuple):
     line: int
     language: str
     text: str
-    reason: str | None  # why it is not run, from the comment above it
+    reason: str | None  # from the comment above a block that is not run
 
     @property
     def place(self) -> str:
@@ -27,7 +27,7 @@ class Block(NamedTuple):
 
 
 def blocks(page: Path) -> Iterator[Block]:
-    """In the order of the page."""
+    """All blocks in the order of the page."""
     text = page.read_text(encoding="utf-8")
     fenced = r"^```(?P<language>\w*)[^\n]*\n(?P<fenced>.*?)^```"
     indented = r"(?<=\n\n)(?P<indented>(?: {4}[^\n]*\n)(?:(?: {4}[^\n]*)?\n)*)"
@@ -42,13 +42,13 @@ def blocks(page: Path) -> Iterator[Block]:
 
 
 def _continues_a_list(before: str) -> bool:
-    """An indented paragraph of a list is no code."""
+    """Whether an indented block belongs to a list, so that it is not code."""
     last = before.rstrip().rsplit("\n\n", 1)[-1]
     return re.match(r"\s*(?:[-*]|\d+\.) ", last) is not None
 
 
 def commands(block: Block) -> Iterator[tuple[list[str], list[str]]]:
-    """(words, lines of output below it) of each command of a shell block; what changes a file is left out."""
+    """Words and output lines of each command in a shell block, without commands that change files."""
     lines = block.text.replace("\\\n", " ").splitlines()
     found: list[tuple[str, list[str]]] = []
     for line in lines:

@@ -1,4 +1,4 @@
-"""Small models of every kind that has a fast path, each with a problem to take gradients of."""
+"""Small models of every kind that has a fast path, each with a problem to differentiate."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CLASSES = 4
 
 
 class SharedTwice(nn.Module):
-    """A layer that is called twice, once per vector and once per position."""
+    """A layer that is called twice: once per vector, once per position."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class PositionsInBatch(nn.Module):
 
 
 def frozen_statistics(layer: nn.Module, features: int) -> nn.Module:
-    """A BatchNorm as it comes out of pre-training: in evaluation mode, with statistics of its own."""
+    """A BatchNorm as after pre-training: in evaluation mode, with its own statistics."""
     layer.running_mean.copy_(torch.linspace(-0.5, 0.5, features))
     layer.running_var.copy_(torch.linspace(0.5, 2, features))
     return layer.eval()
@@ -91,7 +91,7 @@ def batch_norm_cnn() -> nn.Module:
 
 
 def frozen_backbone() -> nn.Module:
-    """All of the backbone as it was, but the scales and shifts of its last BatchNorm."""
+    """A backbone of which only the scales and shifts of the last BatchNorm are trained."""
     backbone = nn.Sequential(
         nn.Conv2d(2, 4, 3), frozen_statistics(nn.BatchNorm2d(4), 4), nn.ReLU(), nn.Conv2d(4, 4, 3),
         frozen_statistics(nn.BatchNorm2d(4), 4), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
@@ -137,7 +137,7 @@ def instance_norm() -> nn.Module:
 
 
 class Attends(nn.Module):
-    """Self-attention with a mask, then attention to other things than the queries, in any layout."""
+    """Self-attention with a mask, then cross-attention, in any layout."""
 
     def __init__(self, batch_first: bool, bias: bool = True, **sizes: int) -> None:
         super().__init__()
@@ -163,7 +163,7 @@ class Attends(nn.Module):
 
 
 class Encodes(nn.Module):
-    """A small transformer for text: positions and a class token are parameters that it reads itself."""
+    """A small text transformer; positions and a class token are parameters of the model itself."""
 
     def __init__(self, batch_first: bool = True, norm_first: bool = False, activation: str = "relu") -> None:
         super().__init__()
@@ -202,7 +202,7 @@ class Decodes(nn.Module):
 
 
 class Reads(nn.Module):
-    """Recurrent layers of any kind, on what the one before returns."""
+    """A stack of recurrent layers of any kind."""
 
     def __init__(self, kind: type[nn.RNNBase], whole: bool = True, **options: object) -> None:
         super().__init__()
@@ -256,7 +256,7 @@ class TiedToEmbedding(nn.Module):
 
 
 class ReadsParameters(nn.Module):
-    """Parameters of all shapes, in places where layers have theirs too; one of them twice, one never."""
+    """Parameters of all shapes that the model reads itself; one is read twice, one never."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -274,7 +274,7 @@ class ReadsParameters(nn.Module):
 
 
 def frozen_in_part() -> nn.Module:
-    """Only biases and norms are trained."""
+    """A model in which only biases and norms are trained."""
     model = nn.Sequential(
         nn.Linear(6, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, CLASSES)
     )
@@ -317,7 +317,7 @@ def wide_convolution() -> nn.Module:
 
 
 def deep_convolutions() -> nn.Module:
-    """Many channels into many, and pools of all kinds."""
+    """Convolutions with many channels, and pools of all kinds."""
     return nn.Sequential(
         nn.Conv2d(2, 10, 3, padding=1),
         nn.MaxPool2d((2, 3)),
@@ -407,7 +407,7 @@ def problem(name: str, dtype: torch.dtype, agents: int = 3, examples: int = 5):
 
 
 class OwnMatrix(nn.Module):
-    """A layer of one's own, with most of the parameters of its model."""
+    """A user's layer that holds most parameters of the model."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What one of three processes does for test_ranked_run.py: the jobs of a list, each with some of the others.
+"""One of the three processes of test_ranked_run.py: executes a list of jobs, each with some of the others.
 
 Started with the store of who started it, its own number and a folder. Between jobs nothing is kept but the
 process: joining, running and leaving is what a process of torchrun does.
@@ -17,7 +17,7 @@ import torch
 from pytest import MonkeyPatch
 
 from topdp.errors import DataError, TopdpError
-from topdp.runs import builders, config, memory_check, ranked_run
+from topdp.runs import config, memory_check, ranked_run
 from topdp.simulator.engine import Engine
 
 AGENTS, ROUNDS = 7, 6
@@ -39,7 +39,7 @@ EQUAL: dict[str, tuple[int, list[str]]] = {
     "dsgd in bfloat16": (2, ["method.name=dsgd", "train.optimiser=momentum", "train.rows=bfloat16"]),
     "dsgd, trimmed": (2, ["method.name=dsgd", "robust.rule=trimmed"]),
 }
-"""Ranks and settings of runs that end as one process ends them."""
+"""Ranks and settings of runs that end as in one process."""
 
 REFUSED: dict[str, tuple[int, list[str]]] = {
     "more ranks than agents": (3, ["topology.agents=2"]),
@@ -55,7 +55,7 @@ REFUSED: dict[str, tuple[int, list[str]]] = {
 }
 
 BROKEN: list[tuple[str, int]] = [("stopped", 2), ("stopped", 3), ("lost", 2)]
-"""One after the other: stopped by a signal on rank 1, continued by three, and a rank that dies."""
+"""In sequence: stopped by a signal on rank 1, continued by three ranks, then a rank dies."""
 
 
 def dropping(shape: tuple[int, ...], outputs: int) -> torch.nn.Module:
@@ -67,7 +67,7 @@ def settings(folder: Path, changes: list[str]) -> config.RunConfig:
 
 
 def after(releases: int, act: Any) -> Any:
-    """`Engine.advance` that acts before it has made so many."""
+    """`Engine.advance` that calls `act` after the given number of releases."""
     real = Engine.advance
 
     def advance(self: Engine, state: Any) -> Any:
@@ -94,13 +94,13 @@ def main(folder: Path, rank: int) -> None:
 
 
 def outcome(folder: Path, rank: int, name: str, changes: list[str], what: str) -> dict[str, Any]:
-    """How the run ends here; what goes wrong on purpose does so in this job only."""
+    """How the run ends on this rank; planted faults occur in this job only."""
     device = "cuda" if what == "no GPU" else "cpu"
     with MonkeyPatch.context() as patched:
         if what == "another seed on rank 1" and rank == 1:
             changes = [*changes, "seed=4"]
         elif what == "no such file on rank 1" and rank == 1:
-            patched.setattr(builders, "shards", gone)
+            patched.setattr(ranked_run, "load_shards", gone)
         elif what == "no memory":
             patched.setattr(memory_check, "free_on", lambda device: 1000)
             patched.setattr(memory_check, "SMALL", 0)

@@ -1,4 +1,4 @@
-"""What test_ray_cluster.py asks of a real cluster: two nodes on loopback, started here, and some sweeps.
+"""The jobs of test_ray_cluster.py on a real cluster: two nodes on loopback, and several sweeps.
 
 A process of its own: Ray leaves threads and signal handlers behind, and its nodes end with who started them.
 What comes of every job is written to the folder, as JSON.
@@ -25,7 +25,7 @@ BASE = [
     "topology.agents=4", "topology.kind=ring", "rounds=6", "privacy.sigma=0.05", "privacy.clip=1.0",
     "privacy.guarantee=worst-case", "train.evaluate_every=2", "method.name=muffliato", "method.gossip=2",
 ]  # fmt: skip
-ALONE = ["train.optimiser=adam"]  # whose runs are not stacked: one task each
+ALONE = ["train.optimiser=adam"]  # runs with Adam are not stacked: one task each
 RATES = "train.learning_rate=0.1,0.2,0.4"
 NODE = {"num_cpus": 1, "object_store_memory": 80 << 20}
 
@@ -36,12 +36,12 @@ def points(folder: Path, *over: str, changes: list[str]) -> list[Any]:
 
 
 def there() -> bool:
-    """Whether this is a worker: the driver makes models, too, to look at their size."""
+    """Whether this process is a worker; the driver also builds models, to measure them."""
     return "TOPDP_CORES" in os.environ
 
 
 def marked(name: str) -> bool:
-    """Whether this worker is the first to come here."""
+    """Whether this worker is the first to call."""
     try:
         (Path(os.environ["RAY_JOBS"]) / name).touch(exist_ok=False)
     except FileExistsError:
@@ -66,7 +66,7 @@ def always_killed(shape: tuple[int, ...], outputs: int) -> torch.nn.Module:
 
 
 def on_a_node_that_dies(shape: tuple[int, ...], outputs: int) -> torch.nn.Module:
-    """The first on the second node waits there for its end."""
+    """The first task on the second node waits until the node is killed."""
     import ray
 
     second = (Path(os.environ["RAY_JOBS"]) / "second").read_text()
@@ -83,7 +83,7 @@ def failing(shape: tuple[int, ...], outputs: int) -> torch.nn.Module:
 
 
 class Watched:
-    """Remembers where runs were made and what was said; acts once, as soon as a file is there."""
+    """Record where runs were computed and what was reported; act once when a file appears."""
 
     def __init__(self) -> None:
         self.where: list[str] = []
@@ -159,7 +159,7 @@ def jobs(folder: Path, cluster: Any, end_node: Any) -> None:
 
 
 def older(modules: tuple[str, ...]) -> dict[str, str]:
-    """As a driver of another version says it."""
+    """The code fingerprints of a driver of another version."""
     from topdp.runs.code_fingerprint import fingerprint
 
     return {**fingerprint(modules), "topdp": "9.9.9"}

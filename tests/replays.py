@@ -1,4 +1,4 @@
-"""Recordings and the kernel of a GPU, as far as tests of several rounds at once need them. Needs Triton."""
+"""Stand-ins for CUDA recordings and kernels, for tests of several rounds at once. Needs Triton."""
 
 import inspect
 
@@ -6,26 +6,26 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from topdp.simulator.row_mixing_cuda import Fused
+from topdp.simulator.row_mixing_cuda import CudaMixer
 
 
 def by_calling(warm_up, function):
-    """In the place of a recording: the same operations, one call for a replay."""
+    """A stand-in for a recording: the same operations, one call per replay."""
     warm_up()
     return function
 
 
 class Written(TorchDispatchMode):
-    """In the place of a recording, closer to one: operations are written down with the tensors that they read
+    """A closer stand-in for a recording: it stores operations with the tensors that they read
     and write, and a replay makes those again, on those tensors. No line of Python of ours is run in it.
     """
 
-    now = None  # the one that is being written
+    now = None  # the recording in progress
 
     def __init__(self, warm_up, function):
         super().__init__()
         warm_up()
-        # A device does nothing while it records; here the clock must show a round that is there.
+        # A device computes nothing while it records; here the clock must show an existing round.
         inspect.getclosurevars(function).nonlocals["program"]._clock.sub_(1)
         self.steps = []
         Written.now = self
@@ -55,13 +55,13 @@ class Written(TorchDispatchMode):
                 step()
 
 
-class Quick(Fused):
-    """In the place of the kernel, which takes long to interpret: the same, from the same tables."""
+class Quick(CudaMixer):
+    """A stand-in for the kernel, which is slow to interpret: the same result from the same tables."""
 
     def _launch(self, *arguments):
         if Written.now is not None:
             Written.now.steps.append(lambda: self._made(*arguments))
-            return  # nothing is done while it is recorded
+            return  # nothing is computed while recording
         self._made(*arguments)
 
     def _made(self, before, gradient, out, packed, clock, first, round, chosen=None, agents=0):

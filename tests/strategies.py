@@ -1,4 +1,4 @@
-"""Small random graphs, schedules, plans and configurations, for tests that hold for all of them.
+"""Hypothesis strategies: small random graphs, schedules, plans and configurations.
 
 Every protocol and every key of the configuration is found by itself: nothing is added here with a new one.
 """
@@ -51,7 +51,7 @@ def schedules(draw: st.DrawFn, rounds: st.SearchStrategy[int] = lengths) -> Sche
 
 @st.composite
 def written_plans(draw: st.DrawFn, rounds: st.SearchStrategy[int] = lengths) -> Plan:
-    """A plan of any protocol; agents may have no noise, or each their own."""
+    """A plan of any protocol; agents may have no noise, or different noise."""
     graph = draw(graphs())
     deviation = draw(st.lists(deviations, min_size=graph.agents, max_size=graph.agents))
     if draw(st.booleans()):
@@ -62,8 +62,8 @@ def written_plans(draw: st.DrawFn, rounds: st.SearchStrategy[int] = lengths) -> 
 
 @st.composite
 def custom_plans(draw: st.DrawFn) -> Plan:
-    """A plan that no protocol of ours writes: any number of sources and readers, rows that come and go,
-    draws that several rows share with either sign."""
+    """A plan that none of our protocols writes: any number of sources and readers, temporary rows,
+    and draws that several rows share with either sign."""
     numbers = np.random.default_rng(draw(seeds))
     n, R = draw(st.integers(1, 4)), draw(st.integers(1, 5))
     m, draws = n + draw(st.integers(0, 5)), draw(st.integers(1, 6))
@@ -96,7 +96,7 @@ plans = st.one_of(written_plans(), custom_plans())
 
 
 def values(annotation: Any, metadata: tuple[Any, ...] | list[Any] = ()) -> st.SearchStrategy[Any]:
-    """What a key of this type may hold."""
+    """Valid values of a key of this type."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Annotated:
         inside = [one for part in arguments[1:] for one in getattr(part, "metadata", [part])]
@@ -131,7 +131,7 @@ def _numbers(kind: type, metadata: list[Any]) -> st.SearchStrategy[Any]:
 
 @st.composite
 def sections(draw: st.DrawFn, section: type[Section]) -> Section:
-    """Any valid section: each key is left out or holds something that it may hold."""
+    """Any valid section: each key is missing or has a valid value."""
     fields: dict[str, FieldInfo] = section.model_fields
     chosen = {
         name: draw(values(field.annotation, field.metadata))
@@ -140,7 +140,7 @@ def sections(draw: st.DrawFn, section: type[Section]) -> Section:
     }
     try:
         return section(**chosen)
-    except ValidationError:  # keys that do not go together
+    except ValidationError:  # keys that contradict each other
         assume(False)
         raise
 

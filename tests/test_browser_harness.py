@@ -1,4 +1,4 @@
-"""The harness of browser tests sees what it is there to see."""
+"""The harness of browser tests detects the faults that it is for."""
 
 import asyncio
 
@@ -22,7 +22,7 @@ def test_a_good_page_passes(open_page, tmp_path):
     reachable(page)
 
 
-def test_what_is_wrong_with_a_page_is_found(open_page, tmp_path):
+def test_faults_of_a_page_are_reported(open_page, tmp_path):
     body = "<p style='color:#aaa'>faint</p><button tabindex=1 style='outline:none'>press</button>"
     page = open_page(
         page_of(tmp_path, body, "<script>console.error('said'); throw Error('thrown')</script>"),
@@ -36,7 +36,7 @@ def test_what_is_wrong_with_a_page_is_found(open_page, tmp_path):
 
 @pytest.mark.parametrize("time", [1, 2])
 def test_other_tests_can_have_an_event_loop(time):
-    """Before and after there was a page: the browser lives on between tests, its loop does not run then."""
+    """The browser stays open between tests, but its event loop does not run."""
     assert asyncio.run(asyncio.sleep(0, time)) == time
 
 

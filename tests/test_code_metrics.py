@@ -12,40 +12,42 @@ SCRIPT = ROOT / "scripts" / "code_metrics.py"
 
 LIMITS = {
     "packages": 14,
-    "code lines": 39_500,  # wanted: 36,000
+    "code lines": 39_700,  # wanted: 36,000
     "repeated module names": 0,
-    "repeated class names": 22,  # wanted: 0
-    "repeated constant names": 90,  # wanted: 0
-    "vague local names": 980,  # wanted: 300
-    "long positional constructors": 95,  # wanted: 0
+    "repeated class names": 0,
+    "repeated constant names": 40,  # wanted: 0
+    "vague local names": 620,  # wanted: 300
+    "long positional constructors": 75,  # wanted: 0
     "arguments of the longest constructor": 19,
-    "agent modules": 290,  # wanted: 180
-    "agent modules excluded": 13,  # wanted: 0
 }
+AGENT_LIMITS = {"agent modules": 235, "agent modules excluded": 0}  # wanted: 180 modules
 
 
-def numbers():
+def measured(agents):
     specification = importlib.util.spec_from_file_location("code_metrics", SCRIPT)
     script = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(script)
-    measured = script.measure()
-    counts = {name: len(value) for name, value in measured.items() if isinstance(value, list | dict)}
-    return counts | {
-        "code lines": measured["code lines"]["all"],
-        "vague local names": sum(measured["vague local names"].values()),
-        "arguments of the longest constructor": measured["longest constructors"][0][1],
-    }, measured
+    details = script.measure(agents)
+    counts = {name: len(value) for name, value in details.items() if isinstance(value, list | dict)}
+    counts |= {
+        "code lines": details["code lines"]["all"],
+        "vague local names": sum(details["vague local names"].values()),
+        "arguments of the longest constructor": details["longest constructors"][0][1],
+    }
+    return counts, details
 
 
-@pytest.fixture(scope="module")
-def measured():
-    return numbers()
+def test_the_source_stays_within_its_limits():
+    counts, details = measured(agents=False)
+    over = {name: (counts[name], details.get(name)) for name, limit in LIMITS.items() if counts[name] > limit}
+    assert not over
 
 
-@pytest.mark.parametrize("name", LIMITS)
-def test_the_source_stays_within_its_limits(measured, name):
-    counts, details = measured
-    assert counts[name] <= LIMITS[name], details.get(name)
+@pytest.mark.slow
+def test_an_agent_loads_no_more_than_its_limits():
+    counts, details = measured(agents=True)
+    over = {n: (counts[n], details[n]) for n, limit in AGENT_LIMITS.items() if counts[n] > limit}
+    assert not over
 
 
 def test_the_index_of_modules_is_current():

@@ -1,4 +1,4 @@
-"""What README and docs promise: keys and defaults, names, links, files, commands. Not: blocks."""
+"""README and docs are true: keys and defaults, names, links, files, commands. Not for code blocks."""
 
 import ast
 import re
@@ -31,7 +31,7 @@ def text_of(page: Path) -> str:
 
 
 def defaults(section: config.Section, prefix: str = "") -> dict[str, Any]:
-    """Dotted key -> default, sections opened."""
+    """The default of every dotted key."""
     found: dict[str, Any] = {}
     for name in type(section).model_fields:
         value = getattr(section, name)
@@ -64,7 +64,7 @@ def test_every_key_is_documented_with_its_default():
 
 
 def literals(section: type[config.Section], prefix: str = "") -> dict[str, set[str]]:
-    """Dotted key -> the words that can be chosen, of keys that are a choice of words."""
+    """The allowed words of every dotted key that is a choice of words."""
     found: dict[str, set[str]] = {}
     for name, field in section.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, config.Section):
@@ -77,7 +77,7 @@ def literals(section: type[config.Section], prefix: str = "") -> dict[str, set[s
     return found
 
 
-def test_every_word_that_a_key_can_be_is_documented():
+def test_every_allowed_word_of_a_key_is_documented():
     keys = section("Keys", text_of(ROOT / "docs" / "configuration.md"))
     said = {
         key: set(re.findall("`([^`]+)`", kind))
@@ -119,7 +119,7 @@ def test_every_method_and_every_graph_is_documented():
     names = re.findall(r"^\| (`.*?`) \|", section("In short", ours), re.MULTILINE)
     compared = [name.strip("`") for several in names for name in several.split(", ")]
     assert list(dict.fromkeys([*of_the_paper, *compared])) == list(METHODS)
-    # Those that differ from `plain` in their claim alone are not compared.
+    # Methods that differ from `plain` only in their claim are not compared.
     assert set(of_the_paper) - set(compared) == {m.name for m in METHODS.values() if m.calibration}
     graphs = (
         section("What it leaves open, and our reading", page)
@@ -137,7 +137,7 @@ def test_every_preset_is_documented():
 
 
 def anchors(text: str) -> set[str]:
-    """The names that headings can be linked by, made as on GitHub."""
+    """The anchors of headings, as GitHub builds them."""
     headings = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -169,8 +169,8 @@ def files() -> list[str]:
 
 
 @every_page
-def test_files_that_are_named_are_there(page):
-    """`tests/...` and the like from the top of the repository; Python files also by the end of their path."""
+def test_named_files_exist(page):
+    """Paths like `tests/...` from the root of the repository; Python files also by the end of their path."""
     text = text_of(page)
     named = re.findall(r"`((?:src|tests|scripts|benchmarks|docs|deploy)/[\w./-]+)", text)
     assert [name for name in named if not (ROOT / name).exists()] == []
@@ -180,7 +180,7 @@ def test_files_that_are_named_are_there(page):
 
 @cache
 def members() -> dict[str, set[str]]:
-    """Every class of ours -> the names in it and in its bases: fields, functions, what is set on itself."""
+    """The names in every class of topdp and its bases: fields, methods, attributes."""
     bases: dict[str, set[str]] = {}
     found: dict[str, set[str]] = {}
     for file in (ROOT / "src").rglob("*.py"):
@@ -206,20 +206,20 @@ def _named_in(body: ast.ClassDef) -> Iterator[str]:
 
 
 @every_page
-def test_what_is_said_of_our_classes_is_in_them(page):
-    """`Plan.releases` and the like."""
+def test_named_members_of_classes_exist(page):
+    """For example `Plan.releases`."""
     said = re.findall(r"`(?:topdp\.)?(?:\w+\.)?([A-Z]\w+)\.(\w+)", text_of(page))
     assert [pair for pair in said if pair[0] in members() and pair[1] not in members()[pair[0]]] == []
 
 
-def test_names_that_are_not_there_would_be_found():
+def test_missing_names_would_be_reported():
     assert "releases" in members()["Plan"] and "epochs" not in members()["Plan"]
-    assert "alpha" in members()["TopSynchronous"]  # from above
+    assert "alpha" in members()["TopSynchronous"]  # inherited
     assert not any(file.endswith("/gaussian_mechanism.py") for file in files())
 
 
 def mentions(text: str) -> list[str]:
-    """What stands behind `topdp` in code: inline, or on a line of a block that is not Python or TOML."""
+    """The arguments of `topdp` in code: inline, or in a block that is not Python or TOML."""
     code = [
         line
         for language, block in re.findall(r"^```(\w*)\n(.*?)^```", text, re.M | re.S)
@@ -239,7 +239,7 @@ def application() -> Any:
 
 
 def fault(mention: str) -> str | None:
-    """Why the command line would not know this, or None."""
+    """Why the command line would refuse these arguments, or None."""
     command = application()
     words = mention.split()
     while words and hasattr(command, "commands"):
@@ -259,7 +259,7 @@ def test_commands_exist(page):
     assert not wrong
 
 
-def test_commands_that_do_not_exist_are_found():
+def test_missing_commands_would_be_reported():
     page = "`topdp fly` or `topdp data list --json`\n```\npip install . && topdp run --fast  # --quick\n```\n"
     assert [fault(found) for found in mentions(page)] == [
         "it has no option --fast",
@@ -288,7 +288,7 @@ WITH_DATA_SETS = [
     for number, block in enumerate(re.findall(r"^```python\n(.*?)^```", text_of(page), re.M | re.S))
     if "load(" in block
 ]
-"""Python examples that need a data set; all others, and all commands, are run by test_docs_blocks.py."""
+"""Python examples that need a data set; test_docs_blocks.py runs all others, and all commands."""
 
 
 @pytest.mark.network

@@ -1,4 +1,4 @@
-"""Every block of README and docs is run, in order, page by page, each page in an empty folder of its own.
+"""Every block of README and docs is run in order, each page in an empty folder.
 
 The rules: Python is executed, each block by itself. TOML is read as a configuration or a schema. Of commands,
 those that train or account are executed with `SMALL` settings added, others of ours as they stand; those in
@@ -27,7 +27,7 @@ from topdp.runs import config
 from topdp.runs.config import ConfigError
 
 TRAINS = ("run", "compare", "sweep", "audit")
-"""Executed on a small file of images, few agents, few rounds."""
+"""Commands that run on a small file of images with few agents and rounds."""
 
 SMALL = ("rounds=2", "data.records=60", "train.evaluate_every=1")
 
@@ -40,18 +40,18 @@ ELSEWHERE = {
     "dash": "tests/views/live/test_dash_command.py",
     "data fetch": "tests/data/test_fetch.py",
 }
-"""Commands that are parsed and not run here, and the test that runs each."""
+"""Commands that are only parsed here, with the test that runs them."""
 
 OLD = "runs/old"
 PREPARED = re.compile(r"RUN|FOLDER|(?:runs|sweeps)/(?!first)\w+")
-"""Words that stand for a run of the reader's own: one is prepared, and taken for all of them."""
+"""Words that stand for a run of the reader; one prepared run replaces all of them."""
 
 WITH_BLOCKS = [page for page in PAGES if any(True for _ in blocks(page))]
 
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
-    """What pages take for granted: records of one's own, a configuration."""
+    """The files that pages assume: records, and a configuration."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(".")
     blobs_file(tmp_path / "records.npz", 120)
@@ -87,7 +87,7 @@ def test_every_block_of_a_page_runs(page, place, topdp, capsys):
 
 def python(block: Block) -> None:
     if "load(" in block.text:
-        return  # tests/test_docs.py: it needs a data set that has to be in reach
+        return  # needs a data set: tests/test_docs.py runs it
     exec(compile(block.text, block.place, "exec"), {"__name__": "__main__"})
 
 
@@ -118,7 +118,7 @@ def shell(words, output, topdp, where) -> None:
 
 
 def ours(words, topdp, where) -> str:
-    """Stdout of a command of ours; nothing where it was only parsed."""
+    """Stdout of a topdp command; empty if it was only parsed."""
     elsewhere = next((name for name in ELSEWHERE if all(part in words for part in name.split())), None)
     if elsewhere is not None:
         assert (ROOT / ELSEWHERE[elsewhere]).exists(), ELSEWHERE[elsewhere]
@@ -128,13 +128,13 @@ def ours(words, topdp, where) -> str:
         assert topdp("run", *small(["run"]), "--out", OLD).code == 0
     done = topdp(*words, *small(words))
     if done.code == ExitCode.INPUT and "which are not installed: pip install" in done.err:
-        return ""  # a part that is optional, and says how to get it
+        return ""  # an optional part that is not installed
     assert done.code == 0, (where, words, done.err)
     return done.out
 
 
 def small(words) -> list[str]:
-    """What is added to a command, so that it takes a second."""
+    """Options that make a command take about a second."""
     if words[0] not in (*TRAINS, "account", "recommend") or OLD in words[1:2]:
         return []
     given = " ".join(words)
@@ -149,11 +149,11 @@ def small(words) -> list[str]:
 
 
 class ArgumentsRead(BaseException):
-    """Ends a program as soon as it has read its arguments."""
+    """Ends a program once it has parsed its arguments."""
 
 
 def arguments_are_read(file, words) -> None:
-    """The program's own parser takes them; nothing of it runs behind that."""
+    """Run the program up to the end of argument parsing."""
     whole = argparse.ArgumentParser.parse_args
 
     def stop(parser, *given, **options):
@@ -170,7 +170,7 @@ def arguments_are_read(file, words) -> None:
 
 
 def installs(words, where) -> None:
-    """What sets up an environment is not run: its files and names must be there."""
+    """Check the files and names in commands that set up an environment, without running them."""
     if words[0].startswith("scripts/"):
         assert (ROOT / words[0]).exists(), where
     elif words[0].endswith("pip"):
@@ -186,7 +186,7 @@ def installs(words, where) -> None:
         )
 
 
-def test_a_block_that_is_wrong_would_be_found(place, topdp, tmp_path):
+def test_wrong_blocks_would_be_reported(place, topdp, tmp_path):
     def page(text):
         (tmp_path / "page.md").write_text(text)
         return list(blocks(tmp_path / "page.md"))

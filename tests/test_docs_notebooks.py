@@ -1,4 +1,4 @@
-"""Notebooks and pictures of docs/ say what they would say if they were made now."""
+"""Notebooks and pictures of docs/ are current."""
 
 import doctest
 import importlib.util
@@ -14,7 +14,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 
 
 def program(path):
-    """A program of docs/ as a module."""
+    """Import a script of docs/ as a module."""
     specification = importlib.util.spec_from_file_location(path.stem, path)
     assert specification is not None and specification.loader is not None
     module = importlib.util.module_from_spec(specification)
@@ -29,7 +29,7 @@ run = program(DOCS / "notebooks" / "run.py")
 
 @pytest.fixture(scope="module")
 def kernel(tmp_path_factory):
-    """One for all notebooks: torch is imported once."""
+    """One kernel for all notebooks, so that torch is imported once."""
     manager = KernelManager(kernel_name="python3")
     place = tmp_path_factory.mktemp("kernel")
     manager.start_kernel(cwd=str(place))
@@ -39,7 +39,7 @@ def kernel(tmp_path_factory):
 
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("file", run.NOTEBOOKS, ids=lambda file: file.stem)
-def test_a_notebook_runs_and_says_what_it_shows(file, kernel):
+def test_a_notebook_runs_and_its_output_is_current(file, kernel):
     kept = nbformat.read(file, as_version=4)
     began = time.process_time()
     assert run.differences(kept, run.executed(kept, kernel)) == []
@@ -47,7 +47,7 @@ def test_a_notebook_runs_and_says_what_it_shows(file, kernel):
     assert any(run.said(cell) for cell in kept.cells), "stored without what it prints"
 
 
-def test_a_notebook_that_says_something_else_is_found():
+def test_a_stale_notebook_would_be_reported():
     assert run.difference("accuracy 93%, ε = 2.00\n", "accuracy 92%, ε = 2.00\n") is None
     assert run.difference("accuracy 93%", "accuracy 62%") is not None
     assert run.difference("north 93%", "south 93%") is not None
@@ -73,7 +73,7 @@ def test_pictures_that_explain_have_the_numbers_beside_them(tmp_path):
 
 
 def test_links_of_the_repository_lead_to_pages_of_the_site():
-    """Written for readers of the repository; a picture that the site lacks is left, and fails its build."""
+    """A picture that the site lacks keeps its link, which fails the build."""
     site, docstrings = (
         program(DOCS.parent / "scripts" / f"{name}.py") for name in ("site_pages", "site_docstrings")
     )
@@ -89,8 +89,8 @@ def test_links_of_the_repository_lead_to_pages_of_the_site():
     )
 
 
-def test_a_picture_leads_to_itself():
-    """On a phone it is smaller than it was drawn."""
+def test_a_picture_links_to_its_full_size():
+    """A phone shows it smaller than it was drawn."""
     pages = program(DOCS.parent / "scripts" / "site_pages.py")
     found = pages.on_page_content('<p><img alt="a" src="../pictures/a.png" /></p>', None, None, None)
     assert found.startswith('<p><a href="../pictures/a.png"') and found.endswith("/></a></p>")

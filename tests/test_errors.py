@@ -1,6 +1,8 @@
-"""The family of errors, and every way a command can end: one line and a code, or a traceback."""
+"""The family of errors, and how commands end: one line and an exit code, or a traceback."""
 
+import importlib
 import inspect
+import pkgutil
 import re
 import subprocess
 import sys
@@ -8,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import topdp as package
 from builders import blobs_file
 from topdp import errors
 from topdp.errors import ExitCode, InputError, TopdpError
@@ -59,7 +62,7 @@ def test_a_users_model_that_raises_ends_with_its_traceback(own, tmp_path):
         (["run", "--set", "data.name=nowhere.npz"], ExitCode.DATA),
     ],
 )
-def test_what_is_said_on_purpose_has_one_line_and_its_code(arguments, code, topdp, tmp_path, monkeypatch):
+def test_foreseen_errors_have_one_line_and_their_code(arguments, code, topdp, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     done = topdp(*arguments)
     assert done.code == code, done.err
@@ -75,7 +78,7 @@ def test_a_fault_of_ours_is_not_hidden(topdp, monkeypatch):
         topdp("data", "list")
 
 
-def test_every_documented_code_is_one_of_ours_and_every_one_of_ours_is_documented():
+def test_documented_exit_codes_are_those_of_the_package():
     table = PAGE.read_text(encoding="utf-8").split("| exit code |")[1].split("\n\n")[0]
     assert [int(code) for code in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)] == sorted(ExitCode)
 
@@ -86,30 +89,30 @@ def test_each_code_but_done_and_unexpected_has_one_base():
     assert raised == sorted(set(ExitCode) - {ExitCode.DONE, ExitCode.UNEXPECTED})
 
 
-def test_wrong_input_can_be_caught_as_pythons_own():
+def test_wrong_input_is_a_value_error():
     assert issubclass(InputError, ValueError)
 
 
-def test_every_error_of_ours_is_of_the_family():
-    """No room raises plain errors on purpose: only what a peer's or user's parser wants as ValueError."""
+def test_every_error_belongs_to_the_family():
+    """No package raises plain errors, except ValueError for parsers of peers or users."""
 
     def family(kind):
         return {kind}.union(*(family(child) for child in kind.__subclasses__()))
 
+    for module in pkgutil.walk_packages(package.__path__, "topdp."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
     ours = {kind for kind in family(Exception) if kind.__module__.startswith("topdp.")}
     outside = {kind.__name__ for kind in ours if not issubclass(kind, TopdpError | Warning)}
-    # What never leaves its room: a link that is down or refused, a message that is none, a layer that has
-    # no fast path, a model whose examples would meet there, kept features that are damaged, a question
-    # that nobody waits for any more, a plan that the quick account does not take, a recorded round that is
-    # not what the engine makes.
+    # These never leave their package: another module catches each of them.
     assert outside == {
         "Abandoned",
         "Unreachable",
         "LinkEnded",
-        "NotAGreeting",
+        "GreetingError",
         "NotFoldedError",
         "StatementError",
-        "TogetherError",
+        "BatchAccessError",
         "UnsuitedError",
         "_DamagedError",
         "_MismatchError",

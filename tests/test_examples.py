@@ -1,4 +1,4 @@
-"""The programs in examples/ run, take the path that docs/models.md says, and have as many lines."""
+"""The programs in examples/ run, and docs/models.md states their gradient path and length."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ROWS = {
 
 
 def small(name: str) -> Dataset:
-    """As many records as the examples need least, in the shapes and types of the real ones."""
+    """The fewest records that the examples need, in the shapes and types of the real data."""
     numbers = np.random.default_rng(0)
     records, tests = 200, 40
     if name in ("mnist", "fashion-mnist"):
@@ -44,9 +44,16 @@ def small(name: str) -> Dataset:
     else:
         inputs = numbers.normal(size=(records + tests, 10)).astype(np.float32)
         targets, classes = inputs[:, 0].astype(np.float32), None
-    parts = inputs[:records], targets[:records], inputs[records:], targets[records:]
-    scaling = ((0.5,), (0.5,)) if inputs.dtype == np.uint8 else ()
-    return Dataset(name, *parts, classes, *scaling)
+    scaling = {"mean": (0.5,), "deviation": (0.5,)} if inputs.dtype == np.uint8 else {}
+    return Dataset(
+        name=name,
+        train_inputs=inputs[:records],
+        train_targets=targets[:records],
+        test_inputs=inputs[records:],
+        test_targets=targets[records:],
+        classes=classes,
+        **scaling,
+    )
 
 
 def shorter(settings):
@@ -54,7 +61,7 @@ def shorter(settings):
 
 
 @pytest.mark.parametrize("name", table.NAMES)
-def test_an_example_runs_and_is_as_the_docs_say(name, monkeypatch):
+def test_an_example_runs_as_documented(name, monkeypatch):
     monkeypatch.setattr(topdp.data, "load", small)
     result, fast, _ = table.run(name, shorter)
     row = ROWS[name]

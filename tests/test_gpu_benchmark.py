@@ -1,4 +1,4 @@
-"""The one command for a machine with a GPU says clearly what it lacks elsewhere."""
+"""benchmarks/gpu.py reports missing hardware, missed aims and failing parts."""
 
 import importlib.util
 import sys
@@ -19,14 +19,14 @@ def gpu():
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a card")
-def test_without_a_card_it_is_one_line_and_code_2(gpu, monkeypatch, capsys):
+def test_without_a_gpu_it_prints_one_line_and_exits_with_2(gpu, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["gpu.py"])
     assert gpu.main() == 2
     out, err = capsys.readouterr()
     assert not out and err.startswith("gpu.py: Expected ") and err.count("\n") == 1
 
 
-def test_an_aim_is_reached_or_missed_and_kept(gpu, capsys):
+def test_aims_are_reported_as_reached_or_missed(gpu, capsys):
     found = {}
     gpu.say(found, "a round", 0.1, "ms", 0.15)
     gpu.say(found, "another", 0.2, "ms", 0.15)
@@ -35,7 +35,7 @@ def test_an_aim_is_reached_or_missed_and_kept(gpu, capsys):
     assert found["another"] == {"value": 0.2, "unit": "ms", "aim": 0.15, "note": ""}
 
 
-def test_a_part_that_dies_or_hangs_is_named_and_the_others_go_on(gpu):
+def test_a_part_that_dies_or_hangs_is_named_and_the_others_run(gpu):
     assert gpu.failure([sys.executable, "-c", ""], 60) is None
     assert (
         gpu.failure([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"], 60) == "ended with code -9"
@@ -44,7 +44,7 @@ def test_a_part_that_dies_or_hangs_is_named_and_the_others_go_on(gpu):
     assert gpu.failure([sys.executable], -1) == "no time was left"
 
 
-def test_what_parts_find_is_kept_where_one_of_them_fails(gpu, monkeypatch, tmp_path, capsys):
+def test_results_are_kept_when_one_part_fails(gpu, monkeypatch, tmp_path, capsys):
     def small(quick, found, wrong):
         gpu.say(found, "a round", 0.1, "ms")
         raise RuntimeError("no")

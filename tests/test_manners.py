@@ -1,4 +1,4 @@
-"""Manners of commands: every stage is announced, in order; Ctrl-C says how to go on. No test measures time.
+"""Commands announce every stage in order, and Ctrl-C names the command that continues. No test measures time.
 
 How long commands are silent is measured by benchmarks/manners.py.
 """
@@ -21,7 +21,7 @@ def few(tmp_path, monkeypatch):
 
 
 def stages(done):
-    """What was announced, each kind once. That a slow machine is still at it does not count."""
+    """The announced stages, each once, without the repetitions on slow machines."""
     lines = [line.partition(" (")[0].partition(",")[0] for line in done.err.splitlines()]
     return [line for line in dict.fromkeys(lines) if not line.endswith(": starting")]
 
@@ -30,13 +30,13 @@ RUN = ["planning", "accounting", "preparing", "training"]
 
 
 @pytest.mark.parametrize("as_json", [[], ["--json"]])
-def test_a_run_says_where_it_is(topdp, few, as_json):
+def test_a_run_announces_its_stages(topdp, few, as_json):
     done = topdp("run", *few, *as_json)
     assert done.code == 0
     assert stages(done) == [f"top-dp: {stage}" for stage in ("loading torch", *RUN)]
 
 
-def test_a_comparison_says_whose_turn_it_is(topdp, few):
+def test_a_comparison_announces_the_stages_of_each_method(topdp, few):
     done = topdp("compare", *few, "--methods", "top,plain")
     assert stages(done) == [
         "compare: loading torch",
@@ -46,12 +46,12 @@ def test_a_comparison_says_whose_turn_it_is(topdp, few):
     ]
 
 
-def test_an_audit_says_where_it_is(topdp, few):
+def test_an_audit_announces_its_stages(topdp, few):
     found = stages(topdp("audit", *few))
     assert found == ["audit: loading torch", "audit: accounting", "audit: training"]
 
 
-def test_what_is_counted_is_announced_one_by_one(topdp, few):
+def test_counted_steps_are_announced_one_by_one(topdp, few):
     done = topdp("calibrate", "--epsilon", 1, "--releases", 10, "--records", 20)
     assert [line for line in done.err.splitlines() if "(" not in line] == [
         f"calibrate: {name}, calibration {k} of 6"
@@ -92,7 +92,7 @@ INTERRUPTED = {
 
 
 @pytest.mark.parametrize("command", INTERRUPTED)
-def test_ctrl_c_says_how_to_go_on(topdp, tmp_path, monkeypatch, command):
+def test_ctrl_c_names_the_command_that_continues(topdp, tmp_path, monkeypatch, command):
     def interrupted(*arguments, **named):
         raise KeyboardInterrupt
 
@@ -103,7 +103,7 @@ def test_ctrl_c_says_how_to_go_on(topdp, tmp_path, monkeypatch, command):
     assert done.code == 130 and says in done.err, done.err
 
 
-def test_time_that_is_up_says_how_to_go_on(topdp, tmp_path, monkeypatch):
+def test_a_time_limit_names_the_command_that_continues(topdp, tmp_path, monkeypatch):
     from topdp.experiments.figure_runner import OutOfTime
 
     def up(*arguments, **named):
@@ -114,8 +114,8 @@ def test_time_that_is_up_says_how_to_go_on(topdp, tmp_path, monkeypatch):
     assert done.code == 130 and "Time is up with 3 stacks of runs to go. Continue with: the same" in done.err
 
 
-def test_the_command_line_itself_imports_nothing_slow():
-    """Help and wrong options answer at once; what is slow is imported after the first sign of life."""
+def test_the_command_line_imports_nothing_slow():
+    """Help and wrong options respond at once; slow modules are imported after the first progress line."""
     slow = ("torch", "numpy", "scipy", "networkx", "matplotlib", "requests", "grpc", "cryptography", "pandas")
     code = f"import sys, topdp.cli.app; sys.exit(', '.join(m for m in {slow} if m in sys.modules) or None)"
     done = subprocess.run([sys.executable, "-c", code], timeout=60, capture_output=True, text=True)

@@ -30,13 +30,13 @@ from topdp.agents.runtime import agent_context
 from topdp.agents.runtime.agent import Agent
 from topdp.agents.runtime.agent_context import build_context
 from topdp.agents.runtime.budget_meter import build_meter
-from topdp.agents.runtime.handover import Handover
+from topdp.agents.runtime.peer_messages import Handover
 from topdp.agents.runtime.shared_draws import PrivateFiles
 from topdp.agents.wire.transport import Handler, Transport, Unreachable
 from topdp.agents.wire.wire_codes import MessageKind
 from topdp.learning.gradients import ClippedGradients
-from topdp.runs import builders
 from topdp.runs import config as configurations
+from topdp.runs.run_outline import batches_of
 from topdp.simulator.engine import Engine
 
 NAMES = ("ada", "bob", "cleo", "dan", "eve", "fay")
@@ -227,8 +227,8 @@ class Federation:
             self.setup.plan,
             ClippedGradients(model, config.privacy.clip),
             self.shards,
-            builders.batches(config, self.shards.counts),
-            config.seed,
+            batches_of(config, self.shards.counts),
+            seed=config.seed,
         )
         state = engine.start(engine.gradients.flat.flatten())
         for _ in range(self.setup.plan.releases):

@@ -10,11 +10,13 @@ import torch
 from builders import SETTINGS, blobs
 from topdp import topology
 from topdp.audit import Audit, AuditRequest, Findings
+from topdp.learning.tasks import Task
 from topdp.plan import Plan
 from topdp.privacy.account import Account
 from topdp.runs.assembly import Assembly
 from topdp.runs.config import RunConfig, parse
 from topdp.runs.planning import plan_and_account
+from topdp.runs.run_outline import RunOutline
 from topdp.simulator.simulated_noise import Draws
 
 
@@ -37,10 +39,10 @@ def subject(
 ) -> tuple[Assembly, Plan, Account]:
     """What an audit is made of; its sections change those of the configuration."""
     config = settings(agents, rounds, **sections)
-    parts = Assembly.given(
-        config, topology.ring(agents), network(hidden), blobs(agents, records), torch.device("cpu")
-    )
-    return parts, *plan_and_account(config, parts.graph, parts.shards.counts)
+    outline = RunOutline.of(config, topology.ring(agents))
+    shards, device = blobs(agents, records), torch.device("cpu")
+    parts = Assembly.given(outline, network(hidden), shards, device, Task.of(config.train.loss, None))
+    return parts, *plan_and_account(parts.run)
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class Audited:
 
     @classmethod
     def given(cls, asked: AuditRequest, parts: Assembly, plan: Plan, found: Account) -> Audited:
-        return cls(Audit.of(plan, found, parts.config.privacy, parts.flat.dimension, asked), parts)
+        return cls(Audit.of(plan, found, parts.run.config.privacy, parts.flat.dimension, asked), parts)
 
     @property
     def plan(self) -> Plan:

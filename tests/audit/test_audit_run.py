@@ -7,10 +7,10 @@ from subjects import Audited, sections
 
 from builders import SETTINGS
 from topdp.audit import AuditError, AuditRequest
-from topdp.simulator.simulated_noise import Noise
+from topdp.simulator.simulated_noise import SimulatedDraws
 
 
-class DrawnOnce(Noise):
+class DrawnOnce(SimulatedDraws):
     """A broken mechanism: the noise of round 0 in every round."""
 
     def seeds(self, round, draws):

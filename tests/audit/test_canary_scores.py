@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import kstest
 from subjects import Audited, sections, subject
 
-from builders import SETTINGS, in_turn
+from builders import SETTINGS, cyclic_pairs
 from topdp.audit import AuditRequest
 from topdp.audit.audit_observer import SEES, Observer
 from topdp.audit.canaries import CANARY_KINDS, signs
@@ -17,7 +17,7 @@ from topdp.privacy.observers.gram_matrix import grams
 from topdp.simulator import fused_rows
 
 # Every protocol once; noise that is reused, and noise that is shared, as everybody sees it.
-SEEN = sorted({*in_turn(SETTINGS, SEES, 1), *in_turn(["top-sync", "correlated"], SEES, 3)})
+SEEN = sorted({*cyclic_pairs(SETTINGS, SEES, 1), *cyclic_pairs(["top-sync", "correlated"], SEES, 3)})
 
 
 @pytest.mark.parametrize(("protocol", "sees"), SEEN)

@@ -1,4 +1,4 @@
-"""`topdp account` and `topdp calibrate`: their numbers, their JSON, and how they refuse."""
+"""`topdp account` and `topdp calibrate`: numbers, JSON and refusals."""
 
 import json
 import os
@@ -14,22 +14,22 @@ from topdp import topology
 from topdp.plan import save, schedules
 from topdp.privacy.basics.gaussian import epsilon_of, mu_of
 from topdp.protocols import PlainSynchronous
-from topdp.runs import builders, config, planning, run
+from topdp.runs import config, planning, run, run_outline
 
 NAMES = ["claimed", "view", "adaptive", "outsider", "worst_case"]
 SMALL = ["--set", "topology.agents=5", "--set", "topology.kind=ring", "--set", "rounds=6"]
 
 
-def test_too_large_a_plan_is_one_line(topdp, monkeypatch):
+def test_a_plan_beyond_memory_is_refused_in_one_line(topdp, monkeypatch):
     def too_large(config):
         raise MemoryError("Unable to allocate 8 TiB")
 
-    monkeypatch.setattr(builders, "graph", too_large)
+    monkeypatch.setattr(run_outline, "named_links", too_large)
     done = topdp("account", *SMALL)
     assert done.code == 2 and "Not enough memory: Unable to allocate 8 TiB." in done.err
 
 
-def test_ctrl_c_while_accounting_is_said(topdp, monkeypatch):
+def test_ctrl_c_while_accounting_is_reported(topdp, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
@@ -39,7 +39,7 @@ def test_ctrl_c_while_accounting_is_said(topdp, monkeypatch):
 
 
 def the_json(done):
-    """`--json` prints one object and nothing else; strictly JSON, so no NaN and no Infinity."""
+    """The one object that `--json` prints: strict JSON, without NaN and Infinity."""
 
     def refuse(word):
         raise ValueError(f"{word} is not JSON")
@@ -118,7 +118,7 @@ def test_the_json_of_an_account(topdp):
     assert "No assumption on gradients" in found["assumptions"]["adaptive"]
 
 
-def test_a_run_is_accounted_as_it_was(topdp, finished):
+def test_a_run_is_accounted_with_its_own_settings(topdp, finished):
     found = the_json(topdp("account", finished, "--json"))
     written = json.loads((finished / "privacy.json").read_text())
     assert 3 * (1 - 1e-6) <= found["epsilon"]["adaptive"] <= 3
@@ -143,7 +143,7 @@ def test_coalitions_learn_no_less_than_their_members(topdp):
     assert all(len(group) == 2 and i not in group for i, group in enumerate(together["members"]))
 
 
-def test_the_tables_say_who_sees_most_and_what_is_assumed(topdp, monkeypatch):
+def test_the_tables_name_the_worst_observer_and_the_assumptions(topdp, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
     done = topdp("account", *SMALL, "--coalition", "2", "--answers", "view")
     assert done.code == 0
@@ -171,7 +171,7 @@ def test_the_tables_say_who_sees_most_and_what_is_assumed(topdp, monkeypatch):
         assert words in done.out, words
 
 
-def test_infinite_and_refused_are_words(topdp, monkeypatch):
+def test_infinite_and_refused_answers_are_words(topdp, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
     done = topdp("account", *SMALL, "--set", "method.name=no-noise")
     assert (
@@ -186,7 +186,7 @@ def test_infinite_and_refused_are_words(topdp, monkeypatch):
     assert 1 - 1e-6 <= found["epsilon"]["worst_case"] <= 1
 
 
-def test_calibrate_gives_the_numbers_of_the_paper_and_their_ratios(topdp):
+def test_calibrate_prints_the_numbers_of_the_paper_and_their_ratios(topdp):
     """Four digits of docs/privacy.md: unit clip, add-remove, 1000 releases."""
     found = the_json(
         topdp("calibrate", "--epsilon", 1, "--delta", 1e-5, "--releases", 1000, "--records", 2000, "--json")
@@ -203,7 +203,7 @@ def test_calibrate_gives_the_numbers_of_the_paper_and_their_ratios(topdp):
     assert found["exact_epsilon"]["tight"] == pytest.approx(1.0)
 
 
-def test_calibrate_refuses_single_methods_and_says_why(topdp, monkeypatch):
+def test_calibrate_refuses_single_methods_with_the_reason(topdp, monkeypatch):
     found = the_json(
         topdp("calibrate", "--epsilon", 2, "--releases", 100, "--records", 2000, "--poisson", 1, "--json")
     )
@@ -250,7 +250,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_wrong_input_ends_with_two_and_one_clear_line(topdp, case):
+def test_wrong_input_ends_with_code_2_and_one_line(topdp, case):
     arguments, message = WRONG[case]
     done = topdp(*arguments)
     assert done.code == 2

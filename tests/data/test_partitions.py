@@ -127,9 +127,9 @@ def test_sizes_refusals(given: dict[str, Any], error: type[Exception], reason: s
 
 
 def test_unknown_kinds_and_options_are_named() -> None:
-    with pytest.raises(InputError, match="out of iid, dirichlet, label, sizes, got 'zipf'"):
+    with pytest.raises(InputError, match="one of the partitions iid, dirichlet, label, sizes, got 'zipf'"):
         partition(LABELS, 3, "zipf", 0)
-    with pytest.raises(InputError, match="out of alpha, minimum, attempts, got beta"):
+    with pytest.raises(InputError, match="only the options alpha, minimum, attempts, got beta"):
         partition(LABELS, 3, "dirichlet", 0, beta=1)
     with pytest.raises(InputError, match="at least 1 agent, got 0"):
         partition(LABELS, 0, "iid", 0)
@@ -140,6 +140,6 @@ def test_unknown_kinds_and_options_are_named() -> None:
 @pytest.mark.parametrize("kind", ["label", "dirichlet"])
 @pytest.mark.parametrize("targets", [np.arange(20) / 3, np.zeros((20, 2), int)])
 def test_only_labels_can_be_dealt_out_by_label(kind: str, targets: np.ndarray) -> None:
-    with pytest.raises(DataError, match=r"one whole-number label for each record .* partition iid or sizes"):
+    with pytest.raises(DataError, match=r"one integer label for each record .* partition iid or sizes"):
         partition(targets, 2, kind, 0)
     assert len(partition(targets, 2, "iid", 0)) == 2

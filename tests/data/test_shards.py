@@ -26,8 +26,16 @@ def dataset(records: int = 20) -> Dataset:
     generator = np.random.default_rng(0)
     inputs = generator.integers(0, 256, (records + 6, 1, 4, 4), dtype=np.uint8)
     labels = np.arange(records + 6) % 3
-    parts = (inputs[:records], labels[:records], inputs[records:], labels[records:])
-    return Dataset("small", *parts, 3, (0.5,), (0.25,))
+    return Dataset(
+        name="small",
+        train_inputs=inputs[:records],
+        train_targets=labels[:records],
+        test_inputs=inputs[records:],
+        test_targets=labels[records:],
+        classes=3,
+        mean=(0.5,),
+        deviation=(0.25,),
+    )
 
 
 class Items(TorchDataset[Any]):
@@ -97,9 +105,9 @@ def test_tokens_stay_whole_numbers() -> None:
     tokens, labels = np.arange(12).reshape(4, 3), np.array([0, 1, 0, 1])
     shards = Shards.from_arrays([(tokens, labels)], dtype=torch.int64)
     assert shards.inputs.dtype == torch.int64 and shards.inputs[0].tolist() == tokens.tolist()
-    with pytest.raises(DataError, match="agent 0: expected inputs that are whole numbers"):
+    with pytest.raises(DataError, match="agent 0: expected integer inputs"):
         Shards.from_arrays([(tokens + 0.5, labels)], dtype=torch.int64)
-    with pytest.raises(DataError, match=r"dtype out of .*float16"):
+    with pytest.raises(DataError, match=r"one of the dtypes .*float16"):
         Shards.from_arrays([(tokens, labels)], dtype=torch.float16)
 
 
@@ -245,7 +253,7 @@ def test_own_arrays_that_are_unfit(
 
 
 def test_own_files_that_are_none(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"Expected the file .*train\.npz, which is not there"):
+    with pytest.raises(DataError, match=r"Expected the file .*train\.npz, which does not exist"):
         load(tmp_path)
     (tmp_path / "broken.npz").write_bytes(b"PK\x03\x04 and no more")
     with pytest.raises(DataError, match=r"broken\.npz: cannot be read"):
@@ -253,7 +261,7 @@ def test_own_files_that_are_none(tmp_path: Path) -> None:
     np.save(tmp_path / "single.npy", np.zeros(3))
     with pytest.raises(DataError, match="got another kind of file"):
         load(tmp_path / "single.npy")
-    with pytest.raises(DataError, match=r"absent\.npz, which is not there"):
+    with pytest.raises(DataError, match=r"absent\.npz, which does not exist"):
         load(tmp_path / "absent.npz")
 
 

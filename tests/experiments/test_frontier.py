@@ -14,10 +14,11 @@ from topdp.experiments.noise_store import NoiseStore
 from topdp.experiments.shared_plans import shared_plans
 from topdp.experiments.tuning import Candidate
 from topdp.privacy.basics.refusals import NotCovered
-from topdp.runs import builders
 from topdp.runs.config import parse, read
 from topdp.runs.planning import plan_and_account
+from topdp.runs.resolve import resolve
 from topdp.runs.run import run
+from topdp.runs.run_outline import method_of
 from topdp.runs.run_stacks import stackable
 
 CONTENDERS = contenders(6)
@@ -39,9 +40,7 @@ def test_who_takes_part():
         "correlated, 15 collude", "central",
     ]  # fmt: skip
     for name, one in contenders(30).items():
-        builders.method(
-            frontier_run(frontier_scale(), "cifar10", "scattering + linear", one, 1.0, SETTING, 0)
-        )
+        method_of(frontier_run(frontier_scale(), "cifar10", "scattering + linear", one, 1.0, SETTING, 0))
         assert name == one.name
 
 
@@ -61,8 +60,7 @@ def test_the_noise_of_every_contender_meets_its_budget(name, changes, scale, tmp
     tree = config.model_dump(exclude_none=True)
     tree["privacy"]["sigma"] = noise.sigma(config)
     given = parse(tree, "calibrated")
-    graph = builders.graph(given)
-    _, account = plan_and_account(given, graph, builders.counts(given, graph.agents))
+    _, account = plan_and_account(resolve(given))
     if name == "central":  # nobody else takes part: what is shown is all there is to learn
         assert 1.999 < account.worst_case.largest <= 2.0
     else:
@@ -93,7 +91,7 @@ def test_rounded_rows_that_are_hidden_get_no_noise(tmp_path):
 def test_runs_that_keep_rows_otherwise_share_no_plan():
     tree = {"method": {"name": "dsgd"}, "rounds": 2, "topology": {"agents": 6, "kind": "ring"}}
     both = [parse(tree | {"train": {"rows": rows}}, rows) for rows in ("bfloat16", "model")]
-    plans = shared_plans(both, [builders.graph(one) for one in both], [(10,) * 6] * 2, [1.0, 1.0])
+    plans = shared_plans([resolve(config, counts=(10,) * 6) for config in both], [1.0, 1.0])
     assert [plan.rounded for plan in plans] == ["bfloat16", None]
 
 

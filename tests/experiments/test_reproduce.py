@@ -13,8 +13,9 @@ from topdp.experiments.figures import FIGURES
 from topdp.experiments.lenses import LENSES, figure_run, methods_by_label
 from topdp.experiments.noise_store import NoiseStore
 from topdp.experiments.run_store import run_name
-from topdp.runs import builders
+from topdp.runs import run_stacks
 from topdp.runs.config import ConfigError, parse, read
+from topdp.runs.resolve import resolve
 from topdp.runs.run import run
 from topdp.runs.run_stacks import stackable
 
@@ -109,13 +110,13 @@ def test_a_long_stack_says_how_far_it_is_between_its_evaluations(scale, tmp_path
 
 
 def test_records_are_dealt_out_once_and_the_oldest_make_room(scale, tmp_path, monkeypatch):
-    real, dealt = builders.shards, []
+    real, dealt = run_stacks.load_shards, []
 
-    def deal(config, agents, **options):
-        dealt.append(config.seed)
-        return real(config, agents, **options)
+    def deal(outline, *options):
+        dealt.append(outline.config.seed)
+        return real(outline, *options)
 
-    monkeypatch.setattr(builders, "shards", deal)
+    monkeypatch.setattr(run_stacks, "load_shards", deal)
     monkeypatch.setattr("topdp.runs.run_stacks.DEALT", 2)
     runs = FigureRuns(tmp_path, "cpu", lambda config: 50, quiet)
     for seed, method in ((0, "plain"), (0, "no-noise"), (1, "plain"), (2, "plain"), (1, "top"), (0, "top")):
@@ -164,8 +165,7 @@ def test_the_honest_lens_meets_its_budget(scale, tmp_path):
         tree = config.model_dump(exclude_none=True)
         tree["privacy"]["sigma"] = noise.sigma(config)
         calibrated = parse(tree, "calibrated")
-        graph = builders.graph(calibrated)
-        _, account = plan_and_account(calibrated, graph, builders.counts(calibrated, graph.agents))
+        _, account = plan_and_account(resolve(calibrated))
         assert 1.999 < account.adaptive.largest <= 2.0
         assert noise.epsilon_of_all_others([config]) == [pytest.approx(account.worst_case.largest)]
 

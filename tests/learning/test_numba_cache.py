@@ -6,7 +6,6 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from zipfile import ZipFile
 
-import numpy as np
 import pytest
 
 SOURCE = """
@@ -82,17 +81,3 @@ def test_a_loop_in_an_archive_is_compiled_too(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path / "packed.zip")
     assert importlib.import_module("packed_loop").doubled(3) == 6
     sys.modules.pop("packed_loop")
-
-
-def test_types_that_are_named_are_compiled_once(tmp_path):
-    file = tmp_path / "named_types.py"
-    begin = "from topdp.learning.numba_cache import compiled_for\n"
-    file.write_text(begin + "\n@compiled_for('f4(f4[:])')\ndef total(x):\n    return x.sum()\n")
-    spec = spec_from_file_location("named_types", file)
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    ones = np.ones(8, np.float32)
-    assert module.total(ones) == 8 and module.total(ones[::2]) == 4
-    assert len(module.total.signatures) == 1
-    with pytest.raises(TypeError):
-        module.total(np.ones(4))

@@ -14,7 +14,7 @@ from topdp.errors import InputError
 from topdp.learning.gradients import ClippedGradients
 from topdp.plan import Full, Optimiser, PlanError, optimised, plan_file, prune, schedules
 from topdp.protocols import Central, Correlated
-from topdp.simulator.engine import Engine
+from topdp.simulator.engine import Engine, Intervention
 from topdp.simulator.run_stacking import StackedNoise, stack_plans
 
 RATE = 0.3
@@ -39,7 +39,7 @@ def central(optimiser: Optimiser, rounds: int = 12, shards=None, seed: int = 0) 
         ClippedGradients(linear_model().double(), 1e6),
         shards,
         [Full(count) for count in shards.counts],
-        seed,
+        seed=seed,
     )
 
 
@@ -127,8 +127,8 @@ def test_pruned_resumed_and_stacked_runs_end_alike(protocol, kind, tmp_path):
     both = [plan, plan_of(protocol, Optimiser(), seed=1)[1]]
     batches = [Full(count) for count in shards.counts] * 2
     noise = StackedNoise(both, [0, 1])
-    stacked = Engine(stack_plans(both), gradients, shards, batches, 0, noise=noise, copies=2)
-    alone = Engine(plan, gradients, shards, batches[:8], 0)
+    stacked = Engine(stack_plans(both), gradients, shards, batches, seed=0, draws=noise, copies=2)
+    alone = Engine(plan, gradients, shards, batches[:8], seed=0)
     torch.testing.assert_close(to_the_end(stacked)[:8], to_the_end(alone), rtol=1e-5, atol=1e-6)
 
 
@@ -137,9 +137,9 @@ def check_alike(plan, tmp_path):
     assert plan_file.load(tmp_path / "plan.npz").digest() == plan.digest()
     shards = blobs(8)
     gradients, batches = ClippedGradients(linear_model(), 1.0), [Full(count) for count in shards.counts]
-    whole = Engine(plan, gradients, shards, batches, 0, every_row=True)
+    whole = Engine(plan, gradients, shards, batches, seed=0, intervention=Intervention(every_row=True))
     expected = to_the_end(whole).clone()
-    pruned = Engine(prune(plan), gradients, shards, batches, 0)
+    pruned = Engine(prune(plan), gradients, shards, batches, seed=0)
     state = pruned.start(gradients.flat.flatten())
     while state.releases < plan.releases:
         kept = state.rows.clone()

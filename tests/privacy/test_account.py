@@ -11,13 +11,15 @@ import pytest
 from builders import AVERAGING, WITH_VIEW
 from topdp import topology
 from topdp.plan import Batches, Cycle, Full, Plan, Poisson, prune, schedules
-from topdp.privacy.account import Account, Status
+from topdp.privacy.account import Account
 from topdp.privacy.account import account as account_of
+from topdp.privacy.answers import Status
 from topdp.privacy.basics.gaussian import epsilon_of, mu_of
 from topdp.privacy.basics.privacy_loss import sampled_loss
 from topdp.privacy.basics.refusals import PrivacyError
 from topdp.privacy.observers.view import view
 from topdp.privacy.published.claims import Analysis
+from topdp.privacy.query import Query
 
 GRAPH = topology.ring(6)
 DELTA = 1e-5
@@ -75,13 +77,13 @@ def test_all_answers_for_every_agent(name):
 
 
 def test_what_is_not_asked_for_is_not_computed(monkeypatch):
-    import topdp.privacy.observers.observer_answers as answers
+    from topdp.privacy.answers import _adaptive, _outsider, _view
 
     def fail(*_: object, **__: object) -> None:
         raise AssertionError("computed unasked")
 
-    for name in ("view", "adaptive", "outsider"):
-        monkeypatch.setattr(answers, name, fail)
+    for module, name in ((_view, "view"), (_adaptive, "adaptive"), (_outsider, "outsider")):
+        monkeypatch.setattr(module, name, fail)
     found = account_of(plan("top-sync"), analysis(), DELTA, guarantee="worst-case")
     assert [str(answer.status) for answer in found.answers.values()] == [
         "finite", "not asked", "not asked", "not asked", "finite"
@@ -103,12 +105,13 @@ def test_answers_that_do_not_exist_are_refused(wrong):
 @pytest.mark.parametrize("colluders", [-1, 6, 7, 1.5, True])
 def test_colluders_must_leave_somebody(colluders):
     with pytest.raises(PrivacyError, match="colluders from 0 to 5"):
-        account_of(plan("top-sync"), analysis(), DELTA, colluders=colluders)
+        account_of(plan("top-sync"), analysis(), DELTA, query=Query(colluders=colluders))
 
 
 def test_more_colluders_learn_no_less():
     found = [
-        account_of(plan("top-sync"), analysis(), DELTA, answers=["adaptive"], colluders=c) for c in range(6)
+        account_of(plan("top-sync"), analysis(), DELTA, answers=["adaptive"], query=Query(colluders=c))
+        for c in range(6)
     ]
     epsilon = np.array([one.adaptive.epsilon for one in found])
     assert (np.diff(epsilon, axis=0) >= -1e-12).all() and (epsilon[1] > epsilon[0]).all()

@@ -11,20 +11,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from builders import AVERAGING, RULES, WITH_VIEW, in_turn, pairwise
+from builders import AVERAGING, RULES, WITH_VIEW, cyclic_pairs, pairwise
 from topdp import topology
 from topdp.errors import InputError
 from topdp.plan import Cycle, Full, Plan, PlanError, Poisson, schedules
-from topdp.privacy.account import GUARANTEES, account
+from topdp.privacy.account import account
+from topdp.privacy.answers import GUARANTEES, guarantee_kind
 from topdp.privacy.basics.gaussian import mu_of
 from topdp.privacy.basics.refusals import NotCovered, PrivacyError, PrivacyWarning
-from topdp.privacy.budget_excess import Accounts, Writer
+from topdp.privacy.budget_excess import BudgetExcess, Writer
 from topdp.privacy.calibrate import calibrate
 from topdp.privacy.observers.view import view
 from topdp.privacy.observers.worst_case import worst_case
 from topdp.privacy.published import CALIBRATIONS
 from topdp.privacy.published.calibration_table import side_by_side
 from topdp.privacy.published.claims import Analysis, noise_multipliers
+from topdp.privacy.query import Query
 from topdp.protocols import PlainAsynchronous, PlainSynchronous, TopAsynchronous
 
 GRAPH = topology.random(6, 0.5, seed=4)
@@ -115,7 +117,7 @@ def test_noise_by_the_steps_is_calibrated_under_every_guarantee(guarantee, law):
     names = [name for name in WITH_VIEW if guarantee != "claimed" or name not in AVERAGING]
     batches = ["full", "cycle"] if law == "power" else ["cycle", "full"]
     poisson = [(name, "poisson") for name in ("plain-sync", "correlated") if name in names]
-    for name, batch in in_turn(names, batches, 1) + poisson:
+    for name, batch in cyclic_pairs(names, batches, 1) + poisson:
         write, exposed = writer(name, law=law, fading="cosine"), analysis([20] * 6, batch)
         noise = calibrate(write, exposed, guarantee, np.ones(6), DELTA).deviation
         found = account(write(noise), exposed, DELTA, guarantee=guarantee).answer(guarantee)
@@ -191,7 +193,7 @@ def test_where_agents_differ_nobodys_noise_can_be_lowered(guarantee, name, shard
     graph, records, epsilon = SHARDS[shards]
     write = writer(name, 8, alpha=0.25, graph=graph)
     exposed = analysis(records, "cycle" if shards == "cycles" else "full")
-    accounts = Accounts(write, exposed.exposure(), guarantee, np.array(epsilon), DELTA)
+    accounts = BudgetExcess(write, exposed.exposure(), guarantee_kind(guarantee), np.array(epsilon), DELTA)
     deviation = calibrate(write, exposed, guarantee, np.array(epsilon), DELTA).deviation
     excess = accounts.whole(deviation)
     below = excess < 1 - 6e-4
@@ -208,14 +210,14 @@ def test_where_agents_differ_nobodys_noise_can_be_lowered(guarantee, name, shard
 def test_a_long_plan_is_balanced_in_few_accounts(monkeypatch):
     """The first releases, and aligned records, say how agents depend on each other."""
     asked = []
-    whole = Accounts.whole
-    monkeypatch.setattr(Accounts, "whole", lambda self, noise: asked.append(noise) or whole(self, noise))
+    whole = BudgetExcess.whole
+    monkeypatch.setattr(BudgetExcess, "whole", lambda self, noise: asked.append(noise) or whole(self, noise))
     graph, records, epsilon = SHARDS["dirichlet"]
     write, exposed = writer("top-sync", 80, alpha=0.25, graph=graph), analysis(records)
     found = calibrate(write, exposed, "adaptive", np.array(epsilon), DELTA)
     assert len(asked) <= 3
     target = mu_of(np.array(epsilon), DELTA)
-    assert (found.seen.worst() >= (1 - 6e-4) * target).all()
+    assert (found.view.worst() >= (1 - 6e-4) * target).all()
 
 
 def test_agents_that_do_not_differ_keep_one_noise():
@@ -234,13 +236,13 @@ def test_the_search_says_where_it_is():
 
     graph, records, epsilon = SHARDS["one small"]
     write, exposed = writer("top-sync", 40, alpha=0.25, graph=graph), analysis(records)
-    calibrate(write, exposed, "adaptive", np.array(epsilon), DELTA, progress=progress)
+    calibrate(write, exposed, "adaptive", np.array(epsilon), DELTA, query=Query(progress=progress))
     notes = list(dict.fromkeys(note for _, _, note in said))
     assert notes[0] == "accounting: balancing noise, step 1"
     assert re.fullmatch(r"accounting: balancing noise, step 2: agent \d at \d+\.\d\d of its budget", notes[1])
     assert said[0][:2] == (1, 4) and said[-1][:2] == (4, 4)
     said.clear()
-    calibrate(write, analysis([20] * 4), "adaptive", np.ones(4), DELTA, progress=progress)
+    calibrate(write, analysis([20] * 4), "adaptive", np.ones(4), DELTA, query=Query(progress=progress))
     assert {note for _, _, note in said} == {"accounting"}
 
 
@@ -267,16 +269,16 @@ def test_less_budget_and_more_releases_ask_for_more_noise():
     assert noise(1.0, guarantee="worst-case") > noise(1.0) > noise(1.0, guarantee="claimed")
 
 
-@pytest.mark.parametrize(("name", "budget"), in_turn(WITH_VIEW, BUDGETS, 1))
+@pytest.mark.parametrize(("name", "budget"), cyclic_pairs(WITH_VIEW, BUDGETS, 1))
 def test_the_view_handed_over_is_that_of_the_plan(name, budget):
     epsilon, records = BUDGETS[budget]
     write, exposed = writer(name), analysis(records, "cycle")
     calibrated = calibrate(write, exposed, "view", np.array(epsilon), DELTA)
     fresh = view(write(calibrated.deviation), exposed.exposure(), owners="all")
-    for kept, new in ((calibrated.seen.upper, fresh.upper), (calibrated.seen.lower, fresh.lower)):
+    for kept, new in ((calibrated.view.upper, fresh.upper), (calibrated.view.lower, fresh.lower)):
         np.testing.assert_allclose(kept, new, rtol=1e-9)
         assert (np.nan_to_num(kept) >= np.nan_to_num(new) * (1 - 1e-14)).all()
-    np.testing.assert_array_equal(calibrated.seen.asked, fresh.asked)
+    np.testing.assert_array_equal(calibrated.view.asked, fresh.asked)
 
 
 @pytest.mark.parametrize("name", WITH_VIEW)
@@ -286,7 +288,7 @@ def test_all_others_together_see_no_less_than_one(name):
     found = account(write(calibrated.deviation), exposed, DELTA, ["view"])
     assert (found.view.epsilon <= found.worst_case.epsilon * (1 + 1e-9)).all()
     assert found.view.largest <= 1
-    assert calibrated.seen is None
+    assert calibrated.view is None
 
 
 @pytest.mark.parametrize("calibration", CALIBRATIONS)

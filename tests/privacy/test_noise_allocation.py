@@ -13,13 +13,15 @@ from topdp import topology
 from topdp.plan import Full, Poisson, Schedule, schedules
 from topdp.privacy import Analysis, account, adaptive, exposure
 from topdp.privacy import noise_allocation as module
+from topdp.privacy.answers import ADAPTIVE
 from topdp.privacy.basics.gaussian import mu_of
 from topdp.privacy.basics.refusals import PrivacyError
-from topdp.privacy.budget_excess import Accounts
+from topdp.privacy.budget_excess import BudgetExcess
 from topdp.privacy.calibrate import calibrate
 from topdp.privacy.noise_allocation import Allocation, allocate
-from topdp.privacy.observers.shared_noise import bounded, releases
-from topdp.privacy.residual_noise import leftover
+from topdp.privacy.observers.shared_noise import connectivity_bound, noisy_releases
+from topdp.privacy.query import Query
+from topdp.privacy.residual_noise import residual_noise
 from topdp.protocols import Correlated
 from topdp.protocols.pair_secrets import secret_pairs
 
@@ -110,15 +112,15 @@ def test_what_stays_in_the_average_is_what_the_plan_leaves(case, gossip):
     alone = np.exp(np.random.default_rng(1).normal(0, 0.4, agents))
     found = allocate(secret_pairs(secrets, graph, degree, 0), alone, colluders)
     plan = Correlated(secrets, degree, found.pair_noise, gossip).plan(graph, ONCE, found.own, 0)
-    left = leftover(plan)
+    left = residual_noise(plan)
     pooled = float((alone**2).mean()) / agents**2
     assert left.average[-1] / pooled == pytest.approx(found.average, rel=1e-9)
     assert gossip == 0 or left.between[-1] < left.between[0]
-    mu = adaptive(plan, exposure(agents, 1.0), colluders).worst() * alone
+    mu = adaptive(plan, exposure(agents, 1.0), Query(colluders=colluders)).worst() * alone
     assert mu.max() == pytest.approx(1, abs=1e-5)
     agent, members = found.weakest
     assert mu[agent] == pytest.approx(mu.max(), abs=1e-5)
-    seen = adaptive(plan, exposure(agents, 1.0), colluders)
+    seen = adaptive(plan, exposure(agents, 1.0), Query(colluders=colluders))
     assert seen.upper is not None and len(members) == colluders and agent not in members
     if members in seen.observers:
         at = seen.observers.index(members)
@@ -133,17 +135,17 @@ def test_many_agents_are_hidden_by_how_well_they_are_connected(monkeypatch):
     for spread in (0.0, 0.3, 1.0):
         alone = np.exp(np.random.default_rng(2).normal(0, spread, agents))
         best = allocate(pairs, alone, colluders, 30.0)
-        monkeypatch.setattr(module, "LARGEST", 5)
+        monkeypatch.setattr(module, "MAX_EXACT_AGENTS", 5)
         found = allocate(pairs, alone, colluders, 30.0)
         monkeypatch.undo()
         plan = Correlated("regular", 10, found.pair_noise, 0).plan(graph, ONCE, found.own, 0)
-        mu = adaptive(plan, exposure(agents, 1.0), colluders).worst() * alone
+        mu = adaptive(plan, exposure(agents, 1.0), Query(colluders=colluders)).worst() * alone
         assert mu.max() <= 1 + 1e-9
-        bound = bounded(plan, releases(plan), colluders)
+        bound = connectivity_bound(plan, noisy_releases(plan), colluders)
         assert bound is not None and (bound[0, 0] * alone**2).max() == pytest.approx(1, abs=1e-5)
         assert best.average <= found.average < 1.6 * best.average
     # Too few partners for any bound: everybody is left to itself.
-    monkeypatch.setattr(module, "LARGEST", 5)
+    monkeypatch.setattr(module, "MAX_EXACT_AGENTS", 5)
     lonely = allocate(secret_pairs("regular", graph, 2, 0), np.ones(agents), colluders, 30.0)
     np.testing.assert_allclose(lonely.own, 1.0)
 
@@ -170,18 +172,28 @@ def test_budgets_of_ones_own_are_kept_with_the_least_sum_of_noise(budget, collud
 
     def calibrated(shares: np.ndarray | None) -> np.ndarray:
         return calibrate(
-            write, analysis, "adaptive", np.array(epsilon), delta, colluders=colluders, shares=shares
+            write,
+            analysis,
+            "adaptive",
+            np.array(epsilon),
+            delta,
+            shares=shares,
+            query=Query(colluders=colluders),
         ).deviation
 
     own = calibrated(found.own)
-    answer = account(write(own), analysis, delta, guarantee="adaptive", colluders=colluders).adaptive.epsilon
+    answer = account(
+        write(own), analysis, delta, guarantee="adaptive", query=Query(colluders=colluders)
+    ).adaptive.epsilon
     assert answer is not None and (answer <= np.array(epsilon)).all()
     share = mu_of(answer, delta) / mu_of(np.array(epsilon), delta)
     assert share.max() == pytest.approx(1, abs=1e-6)
     # Less than each for itself, and than in proportion to what each needs alone.
     assert (own**2).sum() < min((calibrated(other) ** 2).sum() for other in (None, alone)) * (1 + 1e-6)
     # Nobody's noise can be lowered: with 1% less some agent would exceed its budget.
-    accounts = Accounts(write, analysis.exposure(), "adaptive", np.array(epsilon), delta, colluders=colluders)
+    accounts = BudgetExcess(
+        write, analysis.exposure(), ADAPTIVE, np.array(epsilon), delta, query=Query(colluders=colluders)
+    )
     for agent in range(6):
         less = own.copy()
         less[agent] *= 0.99
@@ -196,7 +208,7 @@ def test_poisson_samples_with_budgets_of_ones_own():
     def write(deviation: np.ndarray):
         return WITH_VIEW["correlated"](0.5).plan(topology.ring(5), schedule, deviation, 1)
 
-    found = calibrate(write, analysis, "adaptive", epsilon, delta, colluders=1)
+    found = calibrate(write, analysis, "adaptive", epsilon, delta, query=Query(colluders=1))
     answer = account(write(found.deviation), analysis, delta, guarantee="adaptive").adaptive.epsilon
     assert answer is not None and (answer <= epsilon).all() and (answer / epsilon).max() > 1 - 1e-5
 
@@ -204,7 +216,7 @@ def test_poisson_samples_with_budgets_of_ones_own():
 @pytest.mark.parametrize("many", [False, True])
 def test_extreme_needs_get_numbers(many, monkeypatch):
     if many:
-        monkeypatch.setattr(module, "LARGEST", 1)
+        monkeypatch.setattr(module, "MAX_EXACT_AGENTS", 1)
     numbers = np.random.default_rng(0)
     for agents, spread, strength in itertools.product((2, 3, 8), (0.0, 1e-9, 3.0), (1e-3, 1.0, 1e6)):
         graph = topology.complete(2) if agents == 2 else topology.ring(agents)

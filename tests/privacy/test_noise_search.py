@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from topdp.privacy import noise_search as search
-from topdp.privacy.noise_search import CLOSE, balance
+from topdp.privacy.noise_search import BUDGET_TOLERANCE, balance
 
 
 class Coupled:
@@ -36,7 +36,7 @@ def test_everybody_comes_to_the_budget(share):
     account = Coupled(neighbours(8, share), BUDGETS)
     found = balance([account], least=0.1 / BUDGETS)
     assert (found.noise > 0.1 / BUDGETS).all()
-    np.testing.assert_allclose(found.excess, found.excess.max(), rtol=2 * CLOSE)
+    np.testing.assert_allclose(found.excess, found.excess.max(), rtol=2 * BUDGET_TOLERANCE)
     np.testing.assert_array_equal(account(found.noise), found.excess)
 
 
@@ -47,7 +47,7 @@ def test_a_rough_model_is_corrected_in_few_accounts(off, most):
     account = Coupled(weights, BUDGETS)
     model = Coupled(weights * np.exp(off * rng.normal(size=(8, 8))), BUDGETS * np.exp(rng.normal(size=8)))
     found = balance([model, account], least=0.1 / BUDGETS)
-    np.testing.assert_allclose(found.excess, found.excess.max(), rtol=2 * CLOSE)
+    np.testing.assert_allclose(found.excess, found.excess.max(), rtol=2 * BUDGET_TOLERANCE)
     assert account.asked <= most < model.asked
 
 
@@ -88,7 +88,7 @@ def test_infinite_whatever_the_noise_is_returned_as_such():
 
 
 def test_a_search_that_does_not_end_returns_what_came_nearest(monkeypatch):
-    monkeypatch.setattr(search, "ACCOUNTS", 4)
+    monkeypatch.setattr(search, "MAX_ACCOUNTS", 4)
     rng = np.random.default_rng(0)
     said = []
 

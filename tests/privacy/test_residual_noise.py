@@ -8,7 +8,7 @@ import pytest
 from builders import PROTOCOLS
 from topdp import topology
 from topdp.plan import Plan, schedules
-from topdp.privacy.residual_noise import leftover
+from topdp.privacy.residual_noise import residual_noise
 
 
 def coefficients(plan: Plan) -> list[np.ndarray]:
@@ -33,7 +33,7 @@ def test_equal_to_rows_written_out(name):
     graph, own = topology.random(6, 0.5, 1), np.linspace(0.5, 1.5, 6)
     along = schedules.schedule(schedules.learning_rates(0.5, 3, "linear"), np.ones(4), "gradient")
     plan = PROTOCOLS[name](0.25).plan(graph, along, own, 2)
-    found = leftover(plan)
+    found = residual_noise(plan)
     for r, rows in enumerate(coefficients(plan)):
         estimates = rows[:6]
         mean = estimates.mean(axis=0)
@@ -48,6 +48,6 @@ def test_pairs_leave_nothing_in_the_average_and_averaging_leaves_little_between(
         plan = PROTOCOLS["correlated"](0.5, pair_noise=pair_noise, gossip=12).plan(
             graph, along, np.ones(6), 0
         )
-        found = leftover(plan)
+        found = residual_noise(plan)
         np.testing.assert_allclose(found.average, 1 / 6, rtol=1e-9)
         assert found.between[-1] < 1e-6 * max(1.0, pair_noise**2)

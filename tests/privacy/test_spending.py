@@ -16,6 +16,7 @@ from topdp.privacy.account import account
 from topdp.privacy.basics.refusals import NotCovered, PrivacyError
 from topdp.privacy.observers.worst_case import composed
 from topdp.privacy.published.claims import Analysis
+from topdp.privacy.query import Query
 from topdp.privacy.spending import Spending, spending
 
 DELTA = 1e-5
@@ -136,7 +137,10 @@ def test_poisson_samples_under_replace_one_are_charged_as_if_in_every_round():
 
 def test_colluders_are_charged_for():
     plan, exposed = make("top-sync"), analysis(Full(20))
-    last = [spending(plan, exposed, 0, DELTA, colluders=c).curve("adaptive")[-1] for c in (0, 1, 2, 5)]
+    last = [
+        spending(plan, exposed, 0, DELTA, query=Query(colluders=c)).curve("adaptive")[-1]
+        for c in (0, 1, 2, 5)
+    ]
     assert last == sorted(last) and last[0] < last[1] < last[2]
     assert last[3] == pytest.approx(spending(plan, exposed, 0, DELTA).curve("worst-case")[-1], rel=1e-9)
 

@@ -97,7 +97,7 @@ def test_without_test_records_nothing_is_evaluated_and_nothing_private_is_said(t
         ("cross-entropy", 2, {}, ConfigError, "each of the 3 classes"),
         ("mse", 1, {"loss": lambda o, t: (o[:, 0] - t).abs().mean()}, ConfigError, "one loss per example"),
         ("mse", 1, {"loss": "msee"}, InputError, "'mse' or 'huber'"),
-        ("mse", 1, {"loss": "mse", "metrics": ["accuracy"]}, InputError, "mae, mse, r2 under the loss mse"),
+        ("mse", 1, {"loss": "mse", "metrics": ["accuracy"]}, InputError, "mae, mse, r2 for the loss mse"),
     ],
 )
 def test_what_does_not_fit_is_said_before_anything_is_written(
@@ -192,7 +192,7 @@ def test_run_and_compare_without_test_records_say_so(regression, topdp):
         ('train.metrics=["accuracy"]', "one of mae, mse, r2 for the loss mse"),
         ('train.loss="given in Python"', 'train.loss: "given in Python" stands for a function'),
         ('train.metrics=["given in Python: bias"]', 'train.metrics: "given in Python: bias" stands for'),
-        ("data.partition=label", "one whole-number label for each record"),
+        ("data.partition=label", "one integer label for each record"),
     ],
 )
 def test_names_that_are_none(regression, change, reason):

@@ -12,8 +12,8 @@ from topdp import topology
 from topdp.plan import prune
 from topdp.runs.checkpoints import Checkpoints
 from topdp.runs.run_folder import RunFolder, RunFolderError
-from topdp.simulator.engine import State
-from topdp.simulator.row_layout import Layout
+from topdp.simulator.row_layout import RowLayout
+from topdp.simulator.simulation import State
 
 PLAN = prune(PROTOCOLS["top-sync"](0.25).plan(topology.ring(6), constant_schedule(5), np.ones(6), 0))
 TWO, THREE = np.array([0, 0, 0, 1, 1, 1]), np.array([2, 0, 1, 1, 0, 2])
@@ -56,7 +56,7 @@ def on_all(home, path, act):
 
     def one(rank):
         try:
-            found[rank] = act(Checkpoints(path, Layout(PLAN, home, rank), together.rank(rank)))
+            found[rank] = act(Checkpoints(path, RowLayout(PLAN, home, rank), together.rank(rank)))
         except RunFolderError as error:
             found[rank] = error
 
@@ -99,18 +99,18 @@ def test_ranks_go_on_from_what_ranks_have_kept(folder, later):
     assert folder.fact("checkpoint") == {"releases": 4, "ranks": 2}
     for rank, found in enumerate(on_all(later, folder.path, Checkpoints.newest)):
         assert found.releases == 4
-        assert np.array_equal(found.rows, rows_of(Layout(PLAN, later, rank), 4).numpy())
+        assert np.array_equal(found.rows, rows_of(RowLayout(PLAN, later, rank), 4).numpy())
 
 
 def test_one_process_goes_on_from_parts_and_ranks_from_one_file(folder):
     save(folder, THREE, 3)
-    alone = Checkpoints(folder.path, Layout(PLAN))
+    alone = Checkpoints(folder.path, RowLayout(PLAN))
     found = alone.newest()
-    assert np.array_equal(found.rows, rows_of(Layout(PLAN), 3).numpy())
-    alone.save(folder, State(5, rows_of(Layout(PLAN), 5)))
+    assert np.array_equal(found.rows, rows_of(RowLayout(PLAN), 3).numpy())
+    alone.save(folder, State(5, rows_of(RowLayout(PLAN), 5)))
     assert names(folder) == ["checkpoint.safetensors"]
     for rank, found in enumerate(on_all(TWO, folder.path, Checkpoints.newest)):
-        assert np.array_equal(found.rows, rows_of(Layout(PLAN, TWO, rank), 5).numpy())
+        assert np.array_equal(found.rows, rows_of(RowLayout(PLAN, TWO, rank), 5).numpy())
 
 
 def test_what_one_rank_has_not_written_is_not_gone_on_from(folder):
@@ -142,7 +142,7 @@ def test_without_checkpoints_there_is_nothing_to_go_on_from(folder):
 
 def test_at_the_end_all_parts_go(folder):
     save(folder, TWO, 2)
-    Checkpoints(folder.path, Layout(PLAN)).forget()
+    Checkpoints(folder.path, RowLayout(PLAN)).forget()
     assert names(folder) == []
 
 

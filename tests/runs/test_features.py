@@ -9,8 +9,10 @@ import topdp
 from topdp import topology
 from topdp.errors import ExitCode, InputError
 from topdp.learning.models import linear
-from topdp.runs import builders, config, run
+from topdp.runs import config, run
+from topdp.runs.named_records import load_shards, named_features, record_counts
 from topdp.runs.run_folder import RunFolderError
+from topdp.runs.run_outline import RunOutline
 from topdp.runs.training_loop import InterruptedRun
 
 
@@ -88,16 +90,16 @@ def test_a_run_on_features_is_not_resumed_on_others(small, tmp_path):
 
 
 def test_a_validation_split_is_of_features_too(small):
-    plain = builders.shards(small("data.validation=0.3", "data.features=none"), 4)
-    mapped = builders.shards(small("data.validation=0.3"), 4)
+    plain = load_shards(RunOutline.of(small("data.validation=0.3", "data.features=none")))
+    mapped = load_shards(RunOutline.of(small("data.validation=0.3")))
     assert torch.equal(plain.test_targets, mapped.test_targets) and plain.counts == mapped.counts == (17,) * 4
-    features = builders.features(small())
+    features = named_features(small())
     torch.testing.assert_close(mapped.test_inputs, features(plain.test_inputs), atol=1e-6, rtol=1e-4)
     torch.testing.assert_close(mapped.inputs[3], features(plain.inputs[3]), atol=1e-6, rtol=1e-4)
 
 
 def test_counting_records_computes_no_features(small, tmp_path):
-    assert builders.counts(small("data.partition=dirichlet"), 4)
+    assert record_counts(RunOutline.of(small("data.partition=dirichlet")))
     assert not (tmp_path / "cache").exists()
 
 

@@ -14,7 +14,7 @@ from topdp.simulator.engine import Engine
 def engine():
     shards = blobs(4)
     plan = Dsgd().plan(topology.ring(4), constant_schedule(2), torch.ones(4).numpy(), 0)
-    return Engine(plan, ClippedGradients(linear_model(), 1.0), shards, batches_of(shards), 0)
+    return Engine(plan, ClippedGradients(linear_model(), 1.0), shards, batches_of(shards), seed=0)
 
 
 def test_rows_are_counted_twice_and_as_they_stand(engine):

@@ -11,9 +11,11 @@ import topdp
 from builders import blobs, blobs_file, linear_model
 from topdp import topology
 from topdp.errors import InputError
-from topdp.runs import builders, config
+from topdp.runs import config
 from topdp.runs import run as runs
 from topdp.runs.model_export import export_run
+from topdp.runs.named_records import load_shards
+from topdp.runs.run_outline import RunOutline
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +42,7 @@ def named(tmp_path_factory):
                  "privacy.sigma=0.05", "train.evaluate_every=2"]
     )  # fmt: skip
     result = runs.run(wanted, place / "run")
-    inputs = builders.shards(wanted, 6).test_inputs
+    inputs = load_shards(RunOutline.of(wanted)).test_inputs
     data.unlink()
     return result, inputs
 

@@ -22,7 +22,9 @@ from topdp.agents.node import agent_process
 from topdp.cli.app import app
 from topdp.data.readers.table_schema import Schema
 from topdp.errors import DataError, InputError
-from topdp.runs import builders, config, run
+from topdp.runs import config, run
+from topdp.runs.named_records import load_shards, record_counts
+from topdp.runs.run_outline import RunOutline
 from topdp.topology import ring
 
 SCHEMA = 'target = "ill"\nclasses = ["no", "yes"]\nignore = ["id"]\n[ranges]\nage = [0, 100]\n'
@@ -66,15 +68,15 @@ def test_sites_may_be_listed_and_pooled_and_shards_from_files_are_the_same(place
     (place / "list.toml").write_text('[data]\nsites = ["sites/c.csv", "sites/a.csv", "sites/b.csv"]\n')
     basis = ["topology.kind=ring", "topology.agents=3", "data.schema=schema.toml"]
     listed = config.read(place / "list.toml", changes=basis)
-    assert listed.data.name == "sites" and builders.counts(listed, 3) == (40, 20, 30)
+    assert listed.data.name == "sites" and record_counts(RunOutline.of(listed)) == (40, 20, 30)
     direct = topdp.Shards.from_files(listed.data.sites or [], schema="schema.toml")
-    assert builders.shards(listed, 3).digest() == direct.digest() and direct.test_inputs is None
+    assert load_shards(RunOutline.of(listed)).digest() == direct.digest() and direct.test_inputs is None
     pooled = config.read(place / "list.toml", changes=[*basis, "method.name=central"])
-    assert builders.shards(pooled, 1).counts == (90,)
+    assert load_shards(RunOutline.of(pooled)).counts == (90,)
 
 
 def test_one_file_is_dealt_out_as_other_data_sets_are(place: Path) -> None:
-    shards = builders.shards(settings("data.partition=dirichlet", name="sites/c.csv"), 3)
+    shards = load_shards(RunOutline.of(settings("data.partition=dirichlet", name="sites/c.csv")))
     assert shards.agents == 3 and sum(shards.counts) == 40 and shards.classes == 2
     assert shards.test_inputs is not None and len(shards.test_inputs) == 50
 
@@ -88,11 +90,11 @@ def test_one_file_is_dealt_out_as_other_data_sets_are(place: Path) -> None:
         ),
         (["data.partition=label"], "expected no partition, validation or records"),
         (["data.validation=0.1"], "expected no partition, validation or records"),
-        (["data.name=sites/*.parquet"], "Expected files that fit sites/.* found none"),
-        (["data.name=sites/absent.csv"], "which is not there"),
+        (["data.name=sites/*.parquet"], "Expected files that match sites/.* found none"),
+        (["data.name=sites/absent.csv"], "which does not exist"),
         (["data.name=mnist"], "mnist: expected no schema"),
         (["data.schema=absent.toml"], "Expected a readable schema"),
-        (["data.schema.target=age"], "expected the target 'age' in classes alone"),
+        (["data.schema.target=age"], "expected the target 'age' in classes only"),
         (['data.sites=["sites/a.csv"]'], "data: expected name or sites, got both"),
     ],
 )
@@ -149,7 +151,7 @@ def test_frames_text_and_a_networkx_graph_train(place: Path) -> None:
     schema = {"target": "spam", "classes": ["n", "y"], "text": {"column": "note", "length": 4}}
     text = topdp.Shards.from_frames(notes, schema=schema)
     assert text.inputs.dtype == torch.int64 and text.inputs.shape == (2, 8, 4)
-    with pytest.raises(DataError, match="Expected a list with one frame for each agent, got a DataFrame"):
+    with pytest.raises(DataError, match="Expected a list with one frame per agent, got a DataFrame"):
         topdp.Shards.from_frames(frames[0], schema="schema.toml")  # type: ignore[arg-type]
 
 
@@ -177,7 +179,7 @@ def test_image_folders_are_data_sets_and_sites(tmp_path: Path) -> None:
     ("labels", "message"),
     [
         ([0, 10**9], "expected labels that number the classes 0, 1, 2, ..., got 1000000000 among"),
-        ([0, 0], "expected labels of at least two classes, got 0 everywhere"),
+        ([0, 0], "expected labels of at least two classes, got only 0"),
         ([0, -1], r"expected labels .*of at least 0.*, got -1"),
         ([0.0, 0.5], r"expected (integer )?labels.*, got 0.5"),
     ],

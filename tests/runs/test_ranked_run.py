@@ -136,7 +136,7 @@ def test_who_waits_for_other_ranks_says_so(monkeypatch, tmp_path, size, words):
 
     said = []
     monkeypatch.setenv("WORLD_SIZE", str(size))
-    monkeypatch.setattr(ranked_run, "joined", nobody)
+    monkeypatch.setattr(ranked_run, "join_group", nobody)
     with pytest.raises(RankError):
         ranked_run.run_on_ranks(None, tmp_path, "cpu", lambda stage, *_, **details: said.append(stage))
     assert said == words

@@ -8,16 +8,19 @@ from typer.testing import CliRunner
 
 from topdp.cli.app import app
 from topdp.errors import InputError
-from topdp.privacy.residual_noise import leftover
-from topdp.runs import builders, config
+from topdp.privacy.residual_noise import residual_noise
+from topdp.runs import config
+from topdp.runs.named_records import record_counts
 from topdp.runs.planning import plan_and_account
 from topdp.runs.recommend import recommend
+from topdp.runs.resolve import resolve
+from topdp.runs.run_outline import RunOutline
 
 
 def ask(*changes):
     wanted = config.read(changes=["data.records=100", *changes])
-    graph = builders.graph(wanted)
-    return recommend(wanted, graph, builders.counts(wanted, graph.agents)), wanted
+    outline = RunOutline.of(wanted)
+    return recommend(wanted, outline.graph, record_counts(outline)), wanted
 
 
 def test_shared_noise_is_recommended_where_it_saves_noise():
@@ -39,9 +42,8 @@ def test_the_noise_is_that_of_the_plans_that_would_run():
                 "train.fading=none", "rounds=20",
             ]
         )  # fmt: skip
-        graph = builders.graph(run)
-        plan, _ = plan_and_account(run, graph, builders.counts(run, graph.agents))
-        left[name] = leftover(plan).average[-1]
+        plan, _ = plan_and_account(resolve(run))
+        left[name] = residual_noise(plan).average[-1]
     assert found.options[0].noise == pytest.approx(left["correlated"] / left["central"], rel=1e-6)
 
 

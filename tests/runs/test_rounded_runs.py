@@ -11,17 +11,17 @@ from typer.testing import CliRunner
 import topdp
 from builders import blobs, blobs_file, linear_model
 from topdp import topology
-from topdp.agents.agreement.run_setup import expect_no_rounding
+from topdp.agents.agreement.run_setup import expect_supported
 from topdp.cli.app import app
 from topdp.errors import InputError
 from topdp.privacy.basics.refusals import NotCovered
-from topdp.runs import builders
 from topdp.runs.config import ConfigError, read
 from topdp.runs.methods import METHODS
 from topdp.runs.model_export import export_run
 from topdp.runs.rounding_check import distance, usual_noise
 from topdp.runs.run import run, run_or_continue
 from topdp.runs.run_folder import RunFolder
+from topdp.runs.run_outline import RunOutline
 from topdp.runs.run_stacks import stackable
 
 
@@ -148,7 +148,7 @@ def test_a_run_is_accounted_from_its_folder_and_other_answers_stay_refused(tmp_p
 def test_what_does_not_go_with_it_is_refused(tmp_path, change, words):
     config = read(None, None, ["train.rows=bfloat16", "method.name=correlated", change])
     with pytest.raises(ConfigError, match=words):
-        builders.rounded(config)
+        RunOutline.of(config)
     with pytest.raises(ConfigError, match=words):
         run(config, tmp_path / "run", "cpu")
 
@@ -160,7 +160,7 @@ def test_runs_are_not_stacked():
 
 def test_real_agents_refuse():
     with pytest.raises(ConfigError, match='expected "model" for real agents, got "bfloat16"'):
-        expect_no_rounding(read(None, None, ["train.rows=bfloat16"]))
+        expect_supported(read(None, None, ["train.rows=bfloat16"]), (100,))
 
 
 def test_noise_that_cannot_keep_small_steps_is_said():

@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 
-from topdp.runs import builders
 from topdp.runs.config import ConfigError, read
+from topdp.runs.resolve import resolve
+from topdp.runs.run_outline import RunOutline
 
 
 def rates(*changes):
-    return builders.schedule(read(changes=["rounds=4", *changes]), 10).rate.tolist()
+    return resolve(read(changes=["rounds=4", *changes]), counts=(10,) * 30).schedule.rate.tolist()
 
 
 def test_a_list_is_taken_as_it_is_one_a_round():
@@ -43,4 +44,4 @@ def test_what_cannot_be_is_said(changes, words):
 def test_adam_undoes_the_step_that_noise_on_estimates_does_not_have():
     config = read(changes=["train.optimiser=adam", "method.noise_on=estimate"])
     with pytest.raises(ConfigError, match="noise_on"):
-        builders.optimiser(config)
+        RunOutline.of(config)

@@ -23,31 +23,38 @@ from topdp.plan import NOBODY, PerRound
 from topdp.protocols import PlainSynchronous
 from topdp.simulator import engine as engine_file
 from topdp.simulator import fused_rows
-from topdp.simulator.engine import Engine
-from topdp.simulator.row_mixing import RowByRow, Work
-from topdp.simulator.simulated_noise import Noise
+from topdp.simulator.engine import Engine, Intervention
+from topdp.simulator.row_mixing import CpuMixer, RowWork
+from topdp.simulator.simulated_noise import SimulatedDraws
 
 TWO_AT_A_TIME = 1
-TOGETHER = engine_file.AT_ONCE
+TOGETHER = engine_file.MAX_GRADIENT_NUMBERS
 
 
 @pytest.fixture(autouse=True)
 def as_it_was(monkeypatch):
     """Tests say how many agents are taken at once, and how many threads there are."""
-    monkeypatch.setattr(engine_file, "AT_ONCE", TOGETHER)
+    monkeypatch.setattr(engine_file, "MAX_GRADIENT_NUMBERS", TOGETHER)
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
 
 
 def engine_of(plan, batches="full", dtype=torch.float32, every_row=True, at_once=TOGETHER, threads=1):
-    engine_file.AT_ONCE = at_once
+    engine_file.MAX_GRADIENT_NUMBERS = at_once
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     flat = FlatModel(nn.Sequential(nn.Flatten(), nn.Linear(16, 70), nn.ReLU(), nn.Linear(70, 3)).to(dtype))
     shards = blobs(plan.agents, records=9)
     each = batches_of(shards, batches, size=4)
-    engine = Engine(plan, ClippedGradients(flat, 0.8), shards, each, 0, every_row=every_row)
+    engine = Engine(
+        plan,
+        ClippedGradients(flat, 0.8),
+        shards,
+        each,
+        seed=0,
+        intervention=Intervention(every_row=every_row),
+    )
     starts = flat.flatten() + 0.1 * torch.randn(plan.agents, flat.dimension, dtype=dtype)
     return engine, engine.start(starts)
 
@@ -98,7 +105,7 @@ def test_every_row_is_what_the_plan_says(plan, batches, kind, every_row, at_once
         plan = replace(plan, rounded=kind)
     dtype = torch.float64 if kind == "float64" else torch.float32
     engine, state = engine_of(plan, batches, dtype, every_row, at_once, threads)
-    plan, noise = engine.plan, Noise(0, plan.draws, plan.releases)
+    plan, noise = engine.plan, SimulatedDraws(0, plan.draws, plan.releases)
     rows = state.rows.double().numpy()
     before = dict(enumerate(rows[plan.owner]))
     for r in range(plan.releases):
@@ -150,9 +157,9 @@ def test_rows_that_are_not_there_are_refused():
     source = plan.source.values[plan.source.which]
     source[1, 0] = NOBODY  # agent 0 has no estimate in round 1, and others are mixed of it in round 2
     broken = replace(plan, source=PerRound.each(source))
-    with pytest.raises(InputError, match="an estimate in every round"):
+    with pytest.raises(InputError, match="an estimate in some round"):
         engine_of(broken)
-    mix = RowByRow(broken, Noise(0, plan.draws, plan.releases))
+    mix = CpuMixer(broken, SimulatedDraws(0, plan.draws, plan.releases))
     rows = torch.zeros(3, 5)
     with pytest.raises(InputError, match="round 2 to mix rows that are here"):
-        mix(Work(2, rows[:2], rows, torch.empty(3, 5)))
+        mix(RowWork(2, rows[:2], rows, torch.empty(3, 5)))

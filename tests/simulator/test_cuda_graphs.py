@@ -54,7 +54,7 @@ def events(monkeypatch):
 
 
 def test_what_is_recorded_was_warmed_up_aside(events):
-    record = cuda_graphs.Graphs("cuda:1")
+    record = cuda_graphs.CudaGraphs("cuda:1")
     replay = record(lambda: events.append("warm up"), lambda: events.append("function"))
     assert events == [
         "begin cuda:1", "aside waits for here", "begin aside", "warm up", "warm up", "end aside",
@@ -72,7 +72,7 @@ def test_after_a_recording_that_fails_all_goes_on_where_it_was(events):
         raise RuntimeError("operation not permitted when stream is capturing")
 
     with pytest.raises(RuntimeError, match="capturing"):
-        cuda_graphs.Graphs("cuda:0")(lambda: None, fails)
+        cuda_graphs.CudaGraphs("cuda:0")(lambda: None, fails)
     assert events[-3:] == ["end (1, (0, 1))", "release (1, (0, 1))", "go on here"]
     assert len(cuda_graphs._broken_off) == 1
 
@@ -85,6 +85,6 @@ def test_a_recording_that_did_end_is_not_ended_twice(events, monkeypatch):
 
     monkeypatch.setattr(cuda_graphs.torch._C, "_cuda_endAllocateToPool", ended)
     with pytest.raises(ZeroDivisionError):
-        cuda_graphs.Graphs("cuda:0")(lambda: None, lambda: 1 / 0)
+        cuda_graphs.CudaGraphs("cuda:0")(lambda: None, lambda: 1 / 0)
     assert events[-1] == "go on here" and not any(event.startswith("release") for event in events)
     assert not cuda_graphs._broken_off  # what it had recorded, and its memory, are given back

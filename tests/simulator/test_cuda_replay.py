@@ -21,7 +21,7 @@ from topdp.learning.gradients import ClippedGradients, DivergedError
 from topdp.learning.gradients.failure_flags import FailureFlags, PassOutcome
 from topdp.plan import prune
 from topdp.simulator import engine as engine_file
-from topdp.simulator.engine import Engine, WrongReplayError
+from topdp.simulator.engine import Engine, Intervention, WrongReplayError
 from topdp.simulator.run_stacking import StackedBatches, StackedNoise, stack_plans, stack_shards
 
 pytest.importorskip("triton")
@@ -30,9 +30,9 @@ if os.environ.get("TRITON_INTERPRET") != "1":
 
 from replays import Quick, Written, by_calling
 from topdp.simulator import cuda_replay, round_tables
-from topdp.simulator.cuda_program import Program
-from topdp.simulator.cuda_replay import Stretches
-from topdp.simulator.row_mixing_cuda import Fused
+from topdp.simulator.cuda_program import RoundProgram
+from topdp.simulator.cuda_replay import CudaReplay
+from topdp.simulator.row_mixing_cuda import CudaMixer
 
 
 @pytest.fixture(autouse=True)
@@ -73,7 +73,7 @@ def make(name="top-sync", batches="cycle", kind="equal", rounds=6, deviation=0.3
     each = tuple(batches_of(shards, batches))
     if padding:
         options["select"] = padded(each, 0)
-    return Engine(plan, gradients, shards, each, 0, **options)
+    return Engine(plan, gradients, shards, each, seed=0, **options)
 
 
 def begin(engine):
@@ -91,7 +91,7 @@ def every_state(engine, advance=None, state=None):
 
 
 def in_stretches(engine, at_most, record=by_calling):
-    several = Stretches(engine, record)
+    several = CudaReplay(engine, record)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         found = every_state(engine, lambda state: several.advance(state, at_most))
@@ -130,12 +130,12 @@ def test_batches_of_every_kind_are_the_engines(batches, kind, at_most):
 @pytest.mark.parametrize("kind", ["mlp", "cnn"])
 def test_operations_alone_make_the_rounds_again(monkeypatch, name, batches, kind):
     """Nothing that is worked out in Python is needed again, in other rounds and with other tables."""
-    monkeypatch.setattr(round_tables, "ROUNDS", 3)
+    monkeypatch.setattr(round_tables, "MAX_CHUNK_ROUNDS", 3)
 
     def another(**options):
         one = make(name, batches, "unequal", padding=True, **options)
         gradients = ClippedGradients(network(kind), 0.1)
-        return Engine(one.plan, gradients, one.shards, one.batches, 0, select=one._select)
+        return Engine(one.plan, gradients, one.shards, one.batches, seed=0, select=one.select)
 
     assert_same(in_stretches(another(), 4, Written), every_state(another()))
 
@@ -143,19 +143,19 @@ def test_operations_alone_make_the_rounds_again(monkeypatch, name, batches, kind
 def test_operations_alone_leave_out_what_is_not_finite():
     expected = every_state(with_record(make(batches="full"), float("nan")))
     engine = with_record(make(batches="full"), float("nan"))
-    several = Stretches(engine, Written)
+    several = CudaReplay(engine, Written)
     assert_same(every_state(engine, lambda s: several.advance(s, 3)), expected)
     assert several.reason is None and several._blanks and several._replays
 
 
 def test_by_the_kernel_too(monkeypatch):
-    monkeypatch.setattr(engine_file, "_mixer", lambda *arguments: Fused(*arguments))
+    monkeypatch.setattr(engine_file, "_mixer", lambda *arguments: CudaMixer(*arguments))
     graph = topology.ring(3)
     plan = PROTOCOLS["top-sync"](0.25).plan(graph, constant_schedule(2, rate=0.5), np.full(3, 0.3), 0)
     ends = []
     for several in (False, True):
         engine = Engine(
-            plan, ClippedGradients(linear_model(), 1.0), blobs(3), batches_of(blobs(3), "cycle"), 0
+            plan, ClippedGradients(linear_model(), 1.0), blobs(3), batches_of(blobs(3), "cycle"), seed=0
         )
         ends.append(in_stretches(engine, 9) if several else every_state(engine))
     assert_same(ends[1], ends[0])
@@ -165,10 +165,10 @@ def test_by_the_kernel_too(monkeypatch):
 @pytest.mark.parametrize("ahead", [False, True])
 def test_tables_are_changed_on_the_way(monkeypatch, length, ahead):
     expected = every_state(make(rounds=9, batches="poisson", padding=True))
-    monkeypatch.setattr(round_tables, "ROUNDS", length)
+    monkeypatch.setattr(round_tables, "MAX_CHUNK_ROUNDS", length)
     if ahead:
-        real = round_tables.Tables
-        monkeypatch.setattr(cuda_replay, "Tables", lambda *parts, ahead: real(*parts, ahead=True))
+        real = round_tables.RoundTables
+        monkeypatch.setattr(cuda_replay, "RoundTables", lambda *parts, ahead: real(*parts, ahead=True))
     assert_same(in_stretches(make(rounds=9, batches="poisson"), 4), expected)
 
 
@@ -176,7 +176,7 @@ def test_tables_are_changed_on_the_way(monkeypatch, length, ahead):
 def test_a_run_resumed_from_any_round_is_the_same(stop):
     whole = in_stretches(make(batches="poisson"), 1)
     engine = make(batches="poisson")
-    several = Stretches(engine, by_calling)
+    several = CudaReplay(engine, by_calling)
     found = every_state(engine, lambda s: several.advance(s, 3), engine.resume(stop, whole[stop]))
     assert several.reason is None
     assert_same(found, whole)
@@ -186,7 +186,7 @@ def test_evaluations_in_between_change_nothing_and_see_what_the_engine_shows():
     ends = []
     for several in (False, True):
         engine = make()
-        advance = Stretches(engine, by_calling).advance if several else lambda s, _, e=engine: e.advance(s)
+        advance = CudaReplay(engine, by_calling).advance if several else lambda s, _, e=engine: e.advance(s)
         state, losses = begin(engine), []
         while state.releases < engine.plan.releases:
             state = advance(state, 2)
@@ -208,7 +208,7 @@ def test_a_record_that_overflows_adds_nothing(batches, value):
     """Seen the first time after the fact, and from then on left out in every round."""
     expected = every_state(with_record(make(batches=batches), value))
     engine = with_record(make(batches=batches), value)
-    several = Stretches(engine, by_calling)
+    several = CudaReplay(engine, by_calling)
     assert_same(every_state(engine, lambda s: several.advance(s, 3)), expected)
     assert several.reason is None and several._blanks
     assert several._program.watch.blanks and several._replays  # and rounds went on at once
@@ -217,11 +217,11 @@ def test_a_record_that_overflows_adds_nothing(batches, value):
 def test_without_leaving_it_out_the_record_would_be_everywhere():
     """The tests above could fail."""
     engine = with_record(make(batches="full"), float("nan"))
-    several = Stretches(engine, by_calling)
+    several = CudaReplay(engine, by_calling)
     program, chunks = several._ready()
     program.load(chunks.chunk(0))
     program.begin(begin(engine), chunks.chunk(0))
-    program.one(0, True)
+    program.make_round(0, True)
     assert program.sums[2].isnan().any() and not program.sums[3].isnan().any()
     assert program.watch.read() == (True, False)
 
@@ -232,7 +232,7 @@ def test_a_run_that_diverges_within_a_stretch_names_its_agents(at, monkeypatch):
 
     def blown_up():
         engine = make(name="plain-sync", rounds=7)
-        real = engine._mix.packed
+        real = engine.mixer.packed
 
         def packed(rounds):
             found = real(rounds)
@@ -241,7 +241,7 @@ def test_a_run_that_diverges_within_a_stretch_names_its_agents(at, monkeypatch):
                 found.weight[int(found.starts[position]) + 4, 0] = 3e38
             return found
 
-        engine._mix.packed = packed
+        engine.mixer.packed = packed
         return engine
 
     def until_it_ends(engine, advance):
@@ -255,7 +255,7 @@ def test_a_run_that_diverges_within_a_stretch_names_its_agents(at, monkeypatch):
     engine = blown_up()
     expected = until_it_ends(engine, engine.advance)
     engine = blown_up()
-    several = Stretches(engine, by_calling)
+    several = CudaReplay(engine, by_calling)
     assert until_it_ends(engine, lambda s: several.advance(s, 4)) == expected
     assert expected[0] == at + 1 and "[4]" in expected[1] and expected[2]
 
@@ -265,7 +265,7 @@ class Frozen:
 
     def __init__(self, monkeypatch, what, after=0):
         self.what, self.after = what, after
-        real = Program.load
+        real = RoundProgram.load
         self.loads = 0
 
         def load(program, chunk):
@@ -274,7 +274,7 @@ class Frozen:
             if what != "tables" or self.loads == 1:
                 real(program, chunk)
 
-        monkeypatch.setattr(Program, "load", load)
+        monkeypatch.setattr(RoundProgram, "load", load)
 
     def __call__(self, warm_up, function):
         clock = self.program._clock.clone()
@@ -294,16 +294,16 @@ class Frozen:
 @pytest.mark.parametrize("name", ["top-sync", "muffliato"])
 def test_what_stays_as_it_was_recorded_is_found_and_changes_nothing(monkeypatch, what, name):
     expected = every_state(make(name))
-    monkeypatch.setattr(round_tables, "ROUNDS", 2)
+    monkeypatch.setattr(round_tables, "MAX_CHUNK_ROUNDS", 2)
     engine = make(name)
-    several = Stretches(engine, Frozen(monkeypatch, what))
+    several = CudaReplay(engine, Frozen(monkeypatch, what))
     with pytest.warns(UserWarning, match="one by one on this device: the (rows|gradients) of round"):
         assert_same(every_state(engine, lambda s: several.advance(s, 6)), expected)
 
 
 def test_a_clock_that_stops_later_ends_the_run(monkeypatch):
     engine = make(rounds=20)
-    several = Stretches(engine, Frozen(monkeypatch, "clock", after=3))
+    several = CudaReplay(engine, Frozen(monkeypatch, "clock", after=3))
     with pytest.raises(WrongReplayError, match=r"round 14 .* right before: .*TOPDP_EAGER=1"):
         every_state(engine, lambda s: several.advance(s, 9))
 
@@ -311,13 +311,13 @@ def test_a_clock_that_stops_later_ends_the_run(monkeypatch):
 def test_noise_alone_is_enough_to_tell_rounds_apart(monkeypatch):
     """However small: rows are compared bit by bit, with the gradients as they are."""
     engine = make("plain-sync", batches="full", deviation=1e-9)
-    real = Fused.by_clock
+    real = CudaMixer.by_clock
 
     def another(self, before, gradient, out, packed, clock):
         real(self, before, gradient, out, packed, clock + torch.tensor([0, 1], dtype=torch.int32))
 
-    monkeypatch.setattr(Fused, "by_clock", another)
-    several = Stretches(engine, by_calling)
+    monkeypatch.setattr(CudaMixer, "by_clock", another)
+    several = CudaReplay(engine, by_calling)
     with pytest.warns(UserWarning, match="the rows of round 0 differ"):
         several.advance(begin(engine), 3)
 
@@ -339,7 +339,7 @@ def test_what_cannot_be_recorded_is_made_one_by_one(error, nth):
                     raise RuntimeError("capture_end: what was broken off does not end well")
         return function
 
-    several = Stretches(engine, record)
+    several = CudaReplay(engine, record)
     with pytest.warns(UserWarning, match=f"one by one on this device: {type(error).__name__}: ") as said:
         assert_same(every_state(engine, lambda s: several.advance(s, 4)), expected)
     assert len(said) == 1 and several._program is None
@@ -347,16 +347,16 @@ def test_what_cannot_be_recorded_is_made_one_by_one(error, nth):
 
 def test_an_interrupt_leaves_the_state_as_it_was(monkeypatch):
     engine = make()
-    several = Stretches(engine, by_calling)
+    several = CudaReplay(engine, by_calling)
     state = several.advance(begin(engine), 2)
-    rows, real = state.rows.clone(), Program.one
+    rows, real = state.rows.clone(), RoundProgram.make_round
 
     def interrupted(program, *kind):
         real(program, *kind)
         if int(program._clock[1]) == 5:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(Program, "one", interrupted)
+    monkeypatch.setattr(RoundProgram, "make_round", interrupted)
     with pytest.raises(KeyboardInterrupt):
         several.advance(state, 4)
     assert torch.equal(state.rows, rows)
@@ -371,7 +371,7 @@ def test_an_engine_knows_which_states_it_has_written_over():
     assert engine.holds(first) and engine.holds(one) and engine.holds(two)
     three = engine.advance(two)
     assert engine.holds(first) and not engine.holds(one) and engine.holds(two) and engine.holds(three)
-    several = Stretches(engine, by_calling)
+    several = CudaReplay(engine, by_calling)
     four = several.advance(three, 1)
     assert engine.holds(three) and engine.holds(four)
     six = several.advance(four, 2)
@@ -381,7 +381,7 @@ def test_an_engine_knows_which_states_it_has_written_over():
 @pytest.mark.parametrize("line", range(0, 120, 3))
 def test_an_interrupt_on_any_line_leaves_a_state_as_it_was_or_known_to_be_gone(line):
     engine = make("plain-sync", batches="full", rounds=5)
-    several = Stretches(engine, by_calling)
+    several = CudaReplay(engine, by_calling)
     state = several.advance(begin(engine), 2)
     rows, left = state.rows.clone(), line
 
@@ -409,11 +409,11 @@ def test_an_interrupt_on_any_line_leaves_a_state_as_it_was_or_known_to_be_gone(l
 
 def test_an_engine_that_nobody_needs_is_gone_with_its_memory(monkeypatch):
     """Also in the middle of a run, with tables that are being made."""
-    monkeypatch.setattr(round_tables, "ROUNDS", 2)
-    real = round_tables.Tables
-    monkeypatch.setattr(cuda_replay, "Tables", lambda *parts, ahead: real(*parts, ahead=True))
+    monkeypatch.setattr(round_tables, "MAX_CHUNK_ROUNDS", 2)
+    real = round_tables.RoundTables
+    monkeypatch.setattr(cuda_replay, "RoundTables", lambda *parts, ahead: real(*parts, ahead=True))
     engine = make()
-    several = Stretches(engine, by_calling)
+    several = CudaReplay(engine, by_calling)
     state = several.advance(begin(engine), 9)
     assert several._tables._next is not None
     several._tables._pool.shutdown()
@@ -432,7 +432,7 @@ def test_a_round_with_more_records_than_there_is_room_for_is_made_by_itself(monk
     engine = make(batches="poisson")
     wide = [batch_selection.select(engine.batches, 0, r).indices.shape[1] > 11 for r in range(7)]
     assert any(wide) and not all(wide)
-    several = Stretches(engine, by_calling)
+    several = CudaReplay(engine, by_calling)
     found = every_state(engine, lambda s: several.advance(s, 9))
     assert several.reason is None and several._replays
     torch.testing.assert_close(found[7], whole[7], rtol=1e-5, atol=1e-6)
@@ -455,9 +455,9 @@ def test_rounds_are_compared_with_as_much_room_as_they_were_made_with(monkeypatc
 
 def test_an_interrupt_while_tables_are_sent_leaves_none_half_there(monkeypatch):
     expected = every_state(make(rounds=9))
-    monkeypatch.setattr(round_tables, "ROUNDS", 4)
-    engine, real, loads = make(rounds=9), Program.load, []
-    several = Stretches(engine, by_calling)
+    monkeypatch.setattr(round_tables, "MAX_CHUNK_ROUNDS", 4)
+    engine, real, loads = make(rounds=9), RoundProgram.load, []
+    several = CudaReplay(engine, by_calling)
 
     def interrupted(program, chunk):
         loads.append(chunk.rounds.start)
@@ -465,7 +465,7 @@ def test_an_interrupt_while_tables_are_sent_leaves_none_half_there(monkeypatch):
             raise KeyboardInterrupt
         real(program, chunk)
 
-    monkeypatch.setattr(Program, "load", interrupted)
+    monkeypatch.setattr(RoundProgram, "load", interrupted)
     state = several.advance(begin(engine), 9)
     with pytest.raises(KeyboardInterrupt):
         several.advance(state, 9)
@@ -476,10 +476,10 @@ def test_an_interrupt_while_tables_are_sent_leaves_none_half_there(monkeypatch):
 def test_recordings_that_are_forgotten_leave_nothing_to_record_into(monkeypatch):
     """torch takes no recording into memory of which the last recording is gone."""
     made = []
-    monkeypatch.setattr(cuda_replay, "Graphs", lambda device: made.append(device) or by_calling)
-    monkeypatch.setattr(cuda_replay, "_why_not", lambda *_: None)
+    monkeypatch.setattr(cuda_replay, "CudaGraphs", lambda device: made.append(device) or by_calling)
+    monkeypatch.setattr(cuda_replay, "_unsupported_engine", lambda *_: None)
     engine = with_record(make(batches="full"), float("nan"))
-    several = Stretches(engine)
+    several = CudaReplay(engine)
     every_state(engine, lambda s: several.advance(s, 3))
     assert several._blanks and several._replays and len(made) == 2
 
@@ -489,7 +489,7 @@ def test_a_device_that_frees_no_memory_is_no_reason_to_end(monkeypatch):
         raise RuntimeError("captures_underway.empty() INTERNAL ASSERT FAILED")
 
     engine = make()
-    several = Stretches(engine, by_calling)
+    several = CudaReplay(engine, by_calling)
     monkeypatch.setattr(torch.cuda, "empty_cache", fails)
     monkeypatch.setattr(engine, "device", torch.device("cuda"))
     with pytest.warns(UserWarning, match="one by one on this device: as asked"):
@@ -499,45 +499,49 @@ def test_a_device_that_frees_no_memory_is_no_reason_to_end(monkeypatch):
 
 def test_rows_that_were_given_back_are_not_written_to():
     engine = make()
-    several = Stretches(engine, by_calling)
+    several = CudaReplay(engine, by_calling)
     expected = every_state(make())
     state = several.advance(begin(engine), 3)
     state = engine.resume(state.releases, state.rows.clone())
-    engine.forget_buffers()
+    engine.release_buffers()
     assert_same(every_state(engine, lambda s: several.advance(s, 3), state), expected)
-    assert several._program.buffers[0] is engine._buffer(0)
+    assert several._program.buffers[0] is engine.buffers.of(0)
 
 
 def test_norms_that_overflow_only_together_end_nothing(monkeypatch):
     """The engine goes on with rows whose norms are finite one by one; recordings cannot tell."""
     expected, engine = every_state(make(rounds=20)), make(rounds=20)
-    several = Stretches(engine, by_calling)
+    several = CudaReplay(engine, by_calling)
     monkeypatch.setattr(FailureFlags, "read", lambda self: PassOutcome(rows=False, examples=True))
     assert_same(every_state(engine, lambda s: several.advance(s, 2)), expected)
     assert several.reason == "norms of rows overflow" and several._program is None
 
 
 def test_what_is_not_recorded(monkeypatch):
-    assert Stretches(make()).reason == "there is no CUDA device"
-    assert "looks into" in Stretches(make(plant=lambda *_: None), by_calling).reason
-    assert "looks into" in Stretches(make(tamper=lambda *_: None), by_calling).reason
+    assert CudaReplay(make()).reason == "there is no CUDA device"
+    assert (
+        "looks into" in CudaReplay(make(intervention=Intervention(plant=lambda *_: None)), by_calling).reason
+    )
+    assert (
+        "looks into" in CudaReplay(make(intervention=Intervention(tamper=lambda *_: None)), by_calling).reason
+    )
     engine = make()
     double = ClippedGradients(linear_model().double(), 1.0)
-    args = (engine.plan, double, engine.shards, engine.batches, 0)
-    assert "float32" in Stretches(Engine(*args), by_calling).reason
+    args = (engine.plan, double, engine.shards, engine.batches)
+    assert "float32" in CudaReplay(Engine(*args, seed=0), by_calling).reason
     rounded = replace(engine.plan, rounded="bfloat16")
-    args = (rounded, engine.gradients, engine.shards, engine.batches, 0)
-    assert Stretches(Engine(*args), by_calling).reason == "rows are rounded"
+    args = (rounded, engine.gradients, engine.shards, engine.batches)
+    assert CudaReplay(Engine(*args, seed=0), by_calling).reason == "the plan needs rows rounded to bfloat16"
     drops = ClippedGradients(torch.nn.Sequential(linear_model(), torch.nn.Dropout(0.5)), 1.0)
     engine = make()
-    args = (engine.plan, drops, engine.shards, engine.batches, 0)
-    assert "random" in Stretches(Engine(*args), by_calling).reason
+    args = (engine.plan, drops, engine.shards, engine.batches)
+    assert "random" in CudaReplay(Engine(*args, seed=0), by_calling).reason
     monkeypatch.setenv("TOPDP_EAGER", "1")
-    assert Stretches(engine, by_calling).reason == "TOPDP_EAGER is set"
+    assert CudaReplay(engine, by_calling).reason == "TOPDP_EAGER is set"
     monkeypatch.setenv("TOPDP_EAGER", "0")
-    assert Stretches(engine, by_calling).reason is None
+    assert CudaReplay(engine, by_calling).reason is None
     monkeypatch.setattr(engine_file, "_mixer", lambda *arguments: print)
-    assert "one kernel" in Stretches(make(), by_calling).reason
+    assert "one kernel" in CudaReplay(make(), by_calling).reason
 
 
 def test_means_of_the_same_records_are_close_and_of_others_are_not():
@@ -563,8 +567,8 @@ def test_a_model_with_code_of_its_own_is_made_one_by_one():
     engine = make()
     ends = []
     for several in (False, True):
-        one = Engine(engine.plan, ClippedGradients(Own(), 1.0), engine.shards, engine.batches, 0)
-        many = Stretches(one, by_calling)
+        one = Engine(engine.plan, ClippedGradients(Own(), 1.0), engine.shards, engine.batches, seed=0)
+        many = CudaReplay(one, by_calling)
         ends.append(every_state(one, (lambda s, m=many: m.advance(s, 4)) if several else None))
         assert not several or "known layers" in many.reason
     assert_same(ends[1], ends[0])
@@ -635,20 +639,20 @@ def test_gradients_that_are_noted_wait_for_nothing(kind, clipping, blanks):
 
 @pytest.mark.parametrize("batches", ["full", "cycle", "poisson"])
 def test_a_recorded_round_waits_for_nothing(monkeypatch, batches):
-    monkeypatch.setattr(Fused, "by_clock", lambda self, before, gradient, out, packed, clock: None)
+    monkeypatch.setattr(CudaMixer, "by_clock", lambda self, before, gradient, out, packed, clock: None)
     engine = make(batches=batches, kind="unequal")
-    program, chunks = Stretches(engine, by_calling)._ready()
+    program, chunks = CudaReplay(engine, by_calling)._ready()
     program.load(chunks.chunk(0))
     program.begin(begin(engine), chunks.chunk(0))
-    program.one(0, True)
+    program.make_round(0, True)
     with NoWaiting():
-        program.one(1, True)
-        program.one(0, False)
+        program.make_round(1, True)
+        program.make_round(0, False)
     assert program._clock.tolist() == [3, 3]
     monkeypatch.setattr(program, "_clock", torch.tensor([0, 0], dtype=torch.int32))
-    monkeypatch.setattr(Fused, "by_clock", lambda *_: int(program._clock[0]))
+    monkeypatch.setattr(CudaMixer, "by_clock", lambda *_: int(program._clock[0]))
     with NoWaiting(), pytest.raises(WaitsError):  # it could fail
-        program.one(0, True)
+        program.make_round(0, True)
 
 
 def test_noted_are_rows_and_examples_that_are_not_finite():
@@ -682,7 +686,7 @@ def test_stacked_runs_go_the_same_way(batches):
         held = shards if once else stack_shards([shards, shards])
         gradients, noise = ClippedGradients(network("mlp"), 1.0), StackedNoise(plans, seeds)
         return Engine(
-            stack_plans(plans), gradients, held, chosen.batches, 3, noise=noise, select=chosen.select,
+            stack_plans(plans), gradients, held, chosen.batches, seed=3, draws=noise, select=chosen.select,
             copies=2 if once else 1,
         )  # fmt: skip
 

@@ -12,7 +12,7 @@ from topdp.errors import InputError
 from topdp.learning.gradients import ClippedGradients, DivergedError
 from topdp.simulator import fused_rows
 from topdp.simulator.engine import Engine
-from topdp.simulator.simulated_noise import Noise
+from topdp.simulator.simulated_noise import SimulatedDraws
 
 
 def make(name="top-sync", batches="full", seed=0, rounds=8, deviation=0.3, clip=1.0):
@@ -20,7 +20,7 @@ def make(name="top-sync", batches="full", seed=0, rounds=8, deviation=0.3, clip=
     schedule = constant_schedule(rounds, rate=0.5)
     plan = PROTOCOLS[name](0.25).plan(graph, schedule, np.full(8, deviation), seed)
     gradients = ClippedGradients(linear_model(), clip)
-    engine = Engine(plan, gradients, blobs(8), batches_of(blobs(8), batches), seed)
+    engine = Engine(plan, gradients, blobs(8), batches_of(blobs(8), batches), seed=seed)
     return plan, engine, engine.start(gradients.flat.flatten())
 
 
@@ -36,7 +36,7 @@ def test_the_engine_does_what_the_plan_says(name, batches):
     """Oracle: the plan's recursion written out with dense NumPy, all rows, one at a time."""
     plan, engine, state = make(name, batches)
     shards, gradients = engine.shards, engine.gradients
-    noise = Noise(0, plan.draws, plan.releases)
+    noise = SimulatedDraws(0, plan.draws, plan.releases)
     rows = state.rows.numpy().astype(np.float64)[plan.owner]
     for r, this in enumerate(plan):
         chosen = select(batches_of(shards, batches), 0, r)
@@ -95,7 +95,7 @@ def test_dropout_inside_torchs_layers_is_named_by_seed_and_round(kind):
     gradients = ClippedGradients(model, 1.0)
     ends = []
     for other_draws in (0, 5):
-        engine = Engine(engine.plan, gradients, shards, batches_of(shards, "full"), 0)
+        engine = Engine(engine.plan, gradients, shards, batches_of(shards, "full"), seed=0)
         state = engine.advance(engine.start(gradients.flat.flatten()))
         torch.rand(other_draws)  # by whoever else uses torch's generator
         ends.append(engine.estimates(engine.advance(state)).clone())
@@ -142,13 +142,13 @@ def test_a_gradient_reads_its_own_agents_estimate_and_data_only(batches):
     for _ in range(3):
         state = engine.advance(state)
     assert len(state.rows) > 8  # messages too
-    chosen = engine._select(state.releases, engine.device)
-    before = engine._mean_gradients(state, chosen).clone()
+    chosen = engine.select(state.releases, engine.device)
+    before = engine.mean_gradients(state, chosen).clone()
     for agent in range(8):
         others = torch.arange(len(state.rows)) != agent
         for other in (torch.randn_like(state.rows), 1e15 * torch.ones_like(state.rows)):
             rows = torch.where(others[:, None], other, state.rows)
-            after = engine._mean_gradients(engine.resume(state.releases, rows), chosen)
+            after = engine.mean_gradients(engine.resume(state.releases, rows), chosen)
             assert torch.equal(after[agent], before[agent])
             assert not torch.equal(after, before)
 
@@ -158,9 +158,9 @@ def with_record(value=None, deviation=0.0):
     graph, schedule = topology.random(8, 0.4, 0), constant_schedule(8, rate=0.5)
     plan = PROTOCOLS["top-sync"](0.25).plan(graph, schedule, np.full(8, deviation), 0)
     gradients = ClippedGradients(linear_model(), 1.0)
-    engine = Engine(plan, gradients, blobs(8), batches_of(blobs(8)), 0)
+    engine = Engine(plan, gradients, blobs(8), batches_of(blobs(8)), seed=0)
     if value is None:
-        full = engine._select
+        full = engine.select
 
         def select_others(round, device):
             chosen = full(round, device)
@@ -168,7 +168,7 @@ def with_record(value=None, deviation=0.0):
             weights[2, 5] = 0
             return replace(chosen, weights=weights)
 
-        engine._select = select_others
+        engine.select = select_others
     else:
         engine.shards.inputs[2, 5] = value
     return engine, engine.start(gradients.flat.flatten())
@@ -200,7 +200,7 @@ def test_a_checkpoint_of_another_plan_is_refused():
 def test_shards_for_another_number_of_agents_are_refused():
     plan, engine, _ = make()
     with pytest.raises(ValueError, match="8 agents"):
-        Engine(plan, engine.gradients, blobs(7), batches_of(blobs(7)), 0)
+        Engine(plan, engine.gradients, blobs(7), batches_of(blobs(7)), seed=0)
 
 
 def test_batches_of_other_records_are_refused():
@@ -209,7 +209,7 @@ def test_batches_of_other_records_are_refused():
     with pytest.raises(
         InputError, match=r"batches of the records that agents hold, \[40, 40.*got batches of"
     ):
-        Engine(plan, engine.gradients, blobs(8), batches_of(blobs(8, records=39)), 0)
+        Engine(plan, engine.gradients, blobs(8), batches_of(blobs(8, records=39)), seed=0)
 
 
 def test_evaluation_counts_each_agents_right_answers():
@@ -232,4 +232,4 @@ def test_evaluation_without_a_test_set_is_refused():
     plan, engine, state = make()
     bare = Shards.from_arrays([(shards.inputs[i], shards.targets[i]) for i in range(8)])
     with pytest.raises(ValueError, match="test set"):
-        Engine(plan, engine.gradients, bare, batches_of(bare), 0).evaluate(state)
+        Engine(plan, engine.gradients, bare, batches_of(bare), seed=0).evaluate(state)

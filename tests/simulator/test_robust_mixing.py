@@ -12,9 +12,9 @@ from topdp.data import Shards
 from topdp.learning.gradients import ClippedGradients
 from topdp.plan import Full, Optimiser, Robust, optimised
 from topdp.protocols import Correlated, Dsgd, Muffliato, PlainAsynchronous, PlainSynchronous, TopSynchronous
-from topdp.simulator.engine import Engine
-from topdp.simulator.robust_mixing import entering
-from topdp.simulator.simulated_noise import Noise
+from topdp.simulator.engine import Engine, Intervention
+from topdp.simulator.robust_mixing import robust_mean
+from topdp.simulator.simulated_noise import SimulatedDraws
 
 GRAPH = topology.random(9, 0.4, 3)
 RULES = [Robust("clipped"), Robust("clipped", 1, 0.3), Robust("trimmed", 2), Robust("nearest", 2)]
@@ -43,7 +43,7 @@ def defined(robust, own, received, weight):
 def test_rules_are_what_they_are_defined_as(robust, k):
     random = np.random.default_rng(k)
     own, received, weight = random.normal(size=(4, 6)), random.normal(size=(4, k, 6)), random.random((4, k))
-    found = entering(robust, *map(torch.from_numpy, (own, received, weight)))
+    found = robust_mean(robust, *map(torch.from_numpy, (own, received, weight)))
     expected = [defined(robust, *one) for one in zip(own, received, weight, strict=True)]
     np.testing.assert_allclose(found.numpy(), expected, atol=1e-12)
 
@@ -55,7 +55,7 @@ def test_one_hostile_row_does_little_whatever_it_holds(robust, value):
     own, received = random.normal(size=(1, 6)), random.normal(size=(1, 5, 6))
     weight = np.full((1, 5), 1 / 6)
     received[0, 2] = value
-    found = entering(robust, *map(torch.from_numpy, (own, received, weight)))
+    found = robust_mean(robust, *map(torch.from_numpy, (own, received, weight)))
     assert found.isfinite().all() and found.abs().max() < 4
 
 
@@ -71,7 +71,7 @@ PROTOCOLS = {
 
 def by_hand(plan, start, seed):
     """All rows of all rounds of a plan whose gradients are zero."""
-    noise = Noise(seed, plan.draws, plan.releases)
+    noise = SimulatedDraws(seed, plan.draws, plan.releases)
     before = np.tile(start, (plan.rows, 1))
     for r, this in enumerate(plan):
         now = np.zeros_like(before)
@@ -109,7 +109,7 @@ def test_the_engine_mixes_by_the_rule_of_its_plan(name, robust, optimiser):
     records = [(np.zeros((2, 5)), np.array([0, 1]))] * 9
     shards = Shards.from_arrays(records, classes=3, dtype=torch.float64)
     gradients.clipped_sum = lambda *args, out, **named: out.zero_()  # gradients of zero
-    engine = Engine(plan, gradients, shards, [Full(2)] * 9, 7, every_row=True)
+    engine = Engine(plan, gradients, shards, [Full(2)] * 9, seed=7, intervention=Intervention(every_row=True))
     start = gradients.flat.flatten()
     state = engine.start(start)
     for expected in by_hand(plan, start.numpy(), 7):

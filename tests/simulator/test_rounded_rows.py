@@ -15,10 +15,10 @@ from topdp.plan import Optimiser, optimised, prune
 from topdp.protocols import Dsgd, PlainSynchronous
 from topdp.runs.memory_check import need_of
 from topdp.simulator import engine as engines
-from topdp.simulator.engine import Engine
-from topdp.simulator.row_mixing import RowByRow, Work
+from topdp.simulator.engine import Engine, Intervention
+from topdp.simulator.row_mixing import CpuMixer, RowWork
 from topdp.simulator.run_stacking import stack_plans
-from topdp.simulator.simulated_noise import Noise
+from topdp.simulator.simulated_noise import SimulatedDraws
 
 AGENTS = 8
 OPTIMISERS = {"sgd": Optimiser(), "momentum": Optimiser("momentum"), "nesterov": Optimiser("nesterov")}
@@ -32,7 +32,7 @@ def plan_of(name, optimiser=OPTIMISERS["sgd"], rounds=5):
 
 def engine_of(plan, batches="full"):
     shards = blobs(AGENTS)
-    return Engine(plan, ClippedGradients(linear_model(), 1.0), shards, batches_of(shards, batches), 5)
+    return Engine(plan, ClippedGradients(linear_model(), 1.0), shards, batches_of(shards, batches), seed=5)
 
 
 def run(engine, state=None, stop=None):
@@ -60,7 +60,7 @@ def test_a_row_is_the_sum_of_its_definition_rounded_once(name, optimiser):
     """The oracle adds up in float64 from the rows that were kept, and allows for last digits of float32."""
     plan = prune(plan_of(name, OPTIMISERS[optimiser]))
     engine = engine_of(plan)
-    noise, shards = Noise(5, plan.draws, plan.releases), engine.shards
+    noise, shards = SimulatedDraws(5, plan.draws, plan.releases), engine.shards
     state = engine.start(engine.gradients.flat.flatten())
     d, compared, exact = engine.gradients.flat.dimension, 0, 0
     for r in range(plan.releases):
@@ -95,11 +95,11 @@ def test_a_row_is_the_sum_of_its_definition_rounded_once(name, optimiser):
 
 def test_ties_go_to_even():
     plan = PlainSynchronous(0.5).plan(topology.complete(2), constant_schedule(1, rate=0.0), np.zeros(2), 0)
-    mix = RowByRow(replace(plan, rounded="bfloat16"), Noise(0, plan.draws, 2))
+    mix = CpuMixer(replace(plan, rounded="bfloat16"), SimulatedDraws(0, plan.draws, 2))
     step = 2.0**-7
     before = torch.tensor([[1, 1 + step, -1], [1 + step, 1 + 2 * step, -1 - step]], dtype=torch.bfloat16)
     out = torch.empty_like(before)
-    mix(Work(1, before, before, out))
+    mix(RowWork(1, before, before, out))
     assert out.tolist() == [[1, 1 + 2 * step, -1]] * 2
 
 
@@ -126,10 +126,10 @@ def test_rows_of_the_other_kind_are_of_another_run(rounded):
 def test_gradients_of_some_agents_at_a_time_change_nothing(monkeypatch, name):
     engine = engine_of(plan_of(name))
     whole = run(engine)
-    monkeypatch.setattr(engines, "AT_ONCE", 2 * 3 * engine.gradients.flat.dimension)
+    monkeypatch.setattr(engines, "MAX_GRADIENT_NUMBERS", 2 * 3 * engine.gradients.flat.dimension)
     some = engine_of(plan_of(name))
     state = run(some)
-    assert len(some._turns()) == 3
+    assert len(some._passes()) == 3
     assert torch.equal(state.rows, whole.rows)
     for found, expected in ((some.evaluate(state).loss, engine.evaluate(whole).loss),):
         np.testing.assert_array_equal(found, expected)
@@ -156,15 +156,15 @@ def test_nothing_is_as_large_as_all_rows_in_float32(monkeypatch):
     flat = ClippedGradients(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 400)), 1.0)
     shards, d = blobs(AGENTS, records=2), flat.flat.dimension
     shards = replace(shards, test_inputs=shards.test_inputs[:3], test_targets=shards.test_targets[:3])
-    monkeypatch.setattr(engines, "AT_ONCE", 4 * d)
+    monkeypatch.setattr(engines, "MAX_GRADIENT_NUMBERS", 4 * d)
     found = {}
     for rounded in (None, "bfloat16"):
-        engine = Engine(replace(plan, rounded=rounded), flat, shards, batches_of(shards, "full"), 5)
-        engine._mix.workers = 1  # what other threads do is not seen
+        engine = Engine(replace(plan, rounded=rounded), flat, shards, batches_of(shards, "full"), seed=5)
+        engine.mixer.workers = 1  # what other threads do is not seen
         with Largest() as found[rounded]:
             state = run(engine)
             engine.evaluate(state)
-        kinds = {buffer.dtype for buffer in engine._buffers}
+        kinds = {buffer.dtype for buffer in engine.buffers._buffers}
         assert kinds == {torch.float32 if rounded is None else torch.bfloat16}
     assert found[None].numbers >= AGENTS * d
     assert found["bfloat16"].numbers < 3 * d
@@ -184,5 +184,10 @@ def test_what_is_not_made_for_rounded_rows_is_refused():
     shards = blobs(AGENTS)
     with pytest.raises(InputError, match="rounded where agents are hostile"):
         Engine(
-            plan, ClippedGradients(linear_model(), 1.0), shards, batches_of(shards), 0, tamper=lambda *_: None
+            plan,
+            ClippedGradients(linear_model(), 1.0),
+            shards,
+            batches_of(shards),
+            seed=0,
+            intervention=Intervention(tamper=lambda *_: None),
         )

@@ -15,7 +15,7 @@ from topdp.learning.gradients import ClippedGradients, DivergedError
 from topdp.plan import Optimiser, Robust, optimised, prune
 from topdp.simulator import engine as engines
 from topdp.simulator.engine import Engine
-from topdp.simulator.row_layout import Layout
+from topdp.simulator.row_layout import RowLayout
 
 AGENTS = 8
 HOMES = {
@@ -36,13 +36,13 @@ def plan_of(name, optimiser=None, robust=None, rounds=6):
 def held(shards, agents):
     chosen = torch.from_numpy(agents)
     return Shards(
-        shards.inputs[chosen],
-        shards.targets[chosen],
-        shards.sizes[chosen],
-        tuple(shards.counts[agent] for agent in agents),
-        shards.classes,
-        shards.test_inputs,
-        shards.test_targets,
+        inputs=shards.inputs[chosen],
+        targets=shards.targets[chosen],
+        sizes=shards.sizes[chosen],
+        counts=tuple(shards.counts[agent] for agent in agents),
+        classes=shards.classes,
+        test_inputs=shards.test_inputs,
+        test_targets=shards.test_targets,
     )
 
 
@@ -54,7 +54,7 @@ class Parts:
         every = batches_of(shards, batches)
         self.engines = []
         for here in range(max(home) + 1):
-            layout = Layout(plan, np.array(home), here)
+            layout = RowLayout(plan, np.array(home), here)
 
             self.engines.append(
                 Engine(
@@ -62,7 +62,7 @@ class Parts:
                     gradients,
                     held(shards, layout.agents),
                     [every[agent] for agent in layout.agents],
-                    5,
+                    seed=5,
                     select=partial(batch_selection.select_for_agents, layout.agents.tolist(), every, 5),
                     layout=layout,
                     fetch=self.fetch(layout),
@@ -100,7 +100,7 @@ class Parts:
 
 def whole_run(plan, batches="full"):
     gradients, shards = ClippedGradients(linear_model(), 1.0), blobs(AGENTS)
-    engine = Engine(plan, gradients, shards, batches_of(shards, batches), 5)
+    engine = Engine(plan, gradients, shards, batches_of(shards, batches), seed=5)
     state = engine.start(gradients.flat.flatten())
     while state.releases < plan.releases:
         state = engine.advance(state)
@@ -154,9 +154,9 @@ def test_rounded_rows_are_the_same_in_parts(name):
 def test_gradients_of_some_agents_at_a_time_change_nothing(monkeypatch, name):
     plan = plan_of(name)
     engine, state = whole_run(plan)
-    monkeypatch.setattr(engines, "AT_ONCE", 3 * engine.gradients.flat.dimension)
+    monkeypatch.setattr(engines, "MAX_GRADIENT_NUMBERS", 3 * engine.gradients.flat.dimension)
     some, ends = whole_run(plan)
-    assert len(some._turns()) == 3
+    assert len(some._passes()) == 3
     assert torch.equal(some.estimates(ends), engine.estimates(state))
     expect_equal(plan, HOMES["one alone"])  # seven of them on one side: 3, 3 and 1
 
@@ -186,10 +186,15 @@ def test_who_diverged_has_the_number_of_the_plan():
 def test_a_layout_is_of_the_plan_that_is_run():
     plan = plan_of("dsgd")
     shards = blobs(AGENTS)
-    layout = Layout(plan_of("dsgd"), np.zeros(AGENTS, int))
+    layout = RowLayout(plan_of("dsgd"), np.zeros(AGENTS, int))
     with pytest.raises(InputError, match="layout of the pruned plan"):
         Engine(
-            plan, ClippedGradients(linear_model(), 1.0), shards, batches_of(shards, "full"), 0, layout=layout
+            plan,
+            ClippedGradients(linear_model(), 1.0),
+            shards,
+            batches_of(shards, "full"),
+            seed=0,
+            layout=layout,
         )
 
 
@@ -197,6 +202,6 @@ def test_only_rows_that_are_mixed_elsewhere_travel():
     """On a ring cut in two, those at its four ends; and none to itself."""
     graph, schedule = topology.ring(8), constant_schedule(2)
     plan = prune(PROTOCOLS["dsgd"](0.25).plan(graph, schedule, np.ones(8), 0))
-    layout = Layout(plan, np.array(HOMES["two"]), 1)
+    layout = RowLayout(plan, np.array(HOMES["two"]), 1)
     assert {way: rows.tolist() for way, rows in layout.guests(2).items()} == {(0, 1): [0, 3], (1, 0): [4, 7]}
     assert layout.needs_guests(2)[layout.made(2)].tolist() == [True, False, False, True]

@@ -12,12 +12,12 @@ from topdp import topology
 from topdp.learning.gradients import ClippedGradients
 from topdp.plan import prune
 from topdp.simulator.engine import Engine
-from topdp.simulator.row_mixing import RowByRow, Work
+from topdp.simulator.row_mixing import CpuMixer, RowWork
 from topdp.simulator.run_stacking import StackedNoise, stack_plans
-from topdp.simulator.simulated_noise import Noise
+from topdp.simulator.simulated_noise import SimulatedDraws
 
 pytest.importorskip("triton")
-from topdp.simulator.row_mixing_cuda import Fused
+from topdp.simulator.row_mixing_cuda import CudaMixer
 
 on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 interpreted = pytest.mark.skipif(
@@ -31,12 +31,12 @@ def estimates(name, device, deviation, unpruned=False, stop=None, monkeypatch=No
     if unpruned:
         monkeypatch.setattr("topdp.simulator.engine.prune", lambda plan: plan)
     gradients = ClippedGradients(linear_model(), 1.0)
-    engine = Engine(plan, gradients, blobs(8), batches_of(blobs(8), "cycle"), 0, device)
+    engine = Engine(plan, gradients, blobs(8), batches_of(blobs(8), "cycle"), seed=0, device=device)
     state = engine.start(gradients.flat.flatten())
     while state.releases < plan.releases:
         if state.releases == stop:
             kept = state.rows.cpu().clone()
-            engine = Engine(plan, gradients, blobs(8), batches_of(blobs(8), "cycle"), 0, device)
+            engine = Engine(plan, gradients, blobs(8), batches_of(blobs(8), "cycle"), seed=0, device=device)
             state = engine.resume(stop, kept)
             stop = None
         state = engine.advance(state)
@@ -70,7 +70,9 @@ def test_the_noise_is_standard_normal_and_independent_between_draws_and_rounds()
     draws = []
     for r in range(plan.releases):
         out = torch.empty(n, d, device="cuda")
-        Fused(plan, Noise(0, n, plan.releases), torch.device("cuda"))(Work(r, zeros, zeros, out))
+        CudaMixer(plan, SimulatedDraws(0, n, plan.releases), torch.device("cuda"))(
+            RowWork(r, zeros, zeros, out)
+        )
         draws.append(out.double())
     z = torch.cat(draws)
     assert z.mean().abs() < 5 / z.numel() ** 0.5
@@ -90,14 +92,14 @@ def test_rows_without_noise_are_the_processors(name):
     generator = torch.Generator().manual_seed(0)
     wide = torch.zeros(2, 200, 64)  # rows that do not follow each other
     before = torch.randn(8, 50, generator=generator)
-    noise = Noise(0, plan.draws, plan.releases)
-    mixers = RowByRow(plan, noise), Fused(plan, noise, torch.device("cpu"))
+    noise = SimulatedDraws(0, plan.draws, plan.releases)
+    mixers = CpuMixer(plan, noise), CudaMixer(plan, noise, torch.device("cpu"))
     for r in range(plan.releases):
         gradient = torch.randn(8, 50, generator=generator)
         made = int(plan.exists[r].sum())
         outs = [wide[k, :made, :50] for k in range(2)]
         for mixer, out in zip(mixers, outs, strict=True):
-            mixer(Work(r, before, gradient, out))
+            mixer(RowWork(r, before, gradient, out))
         torch.testing.assert_close(*outs)
         before = outs[0].clone()
 
@@ -109,15 +111,15 @@ def test_rounded_rows_are_float32_sums_rounded_once(name):
     graph = topology.random(8, 0.4, 0)
     plan = prune(PROTOCOLS[name](0.25).plan(graph, constant_schedule(3, rate=0.5), np.full(8, 0.3), 0))
     generator, device = torch.Generator().manual_seed(0), torch.device("cpu")
-    noise = Noise(0, plan.draws, plan.releases)
-    wide, narrow = Fused(plan, noise, device), Fused(replace(plan, rounded="bfloat16"), noise, device)
+    noise = SimulatedDraws(0, plan.draws, plan.releases)
+    wide, narrow = CudaMixer(plan, noise, device), CudaMixer(replace(plan, rounded="bfloat16"), noise, device)
     before = torch.randn(8, 50, generator=generator).bfloat16()
     for r in range(3):
         gradient = torch.randn(8, 50, generator=generator)
         expected = torch.empty(int(plan.exists[r].sum()), 50)
         out = torch.empty(expected.shape, dtype=torch.bfloat16)
-        wide(Work(r, before.float(), gradient, expected))
-        narrow(Work(r, before, gradient, out))
+        wide(RowWork(r, before.float(), gradient, expected))
+        narrow(RowWork(r, before, gradient, out))
         assert torch.equal(out, expected.bfloat16())
         before = out
 
@@ -129,8 +131,8 @@ def test_what_is_not_a_number_stays_none_when_it_is_rounded():
     odd = odd.view(torch.int32).clone()
     odd[0] = 0x7FFFFFFF  # a GPU's
     before, out = odd.view(torch.float32).repeat(3, 1), torch.empty(3, 7, dtype=torch.bfloat16)
-    mixer = Fused(replace(plan, rounded="bfloat16"), Noise(0, 3, 2), torch.device("cpu"))
-    mixer(Work(0, before, before, out))
+    mixer = CudaMixer(replace(plan, rounded="bfloat16"), SimulatedDraws(0, 3, 2), torch.device("cpu"))
+    mixer(RowWork(0, before, before, out))
     torch.testing.assert_close(out, before.bfloat16(), rtol=0, atol=0, equal_nan=True)
 
 
@@ -141,16 +143,16 @@ def test_rows_of_some_agents_are_made_and_no_others():
             topology.random(8, 0.4, 0), constant_schedule(3, rate=0.5), np.full(8, 0.3), 0
         )
     )
-    mixer = Fused(plan, Noise(0, plan.draws, plan.releases), torch.device("cpu"))
+    mixer = CudaMixer(plan, SimulatedDraws(0, plan.draws, plan.releases), torch.device("cpu"))
     before, gradient = (torch.randn(count, 50) for count in (int(plan.exists[0].sum()), 8))
     owner = plan.owner[plan.exists[1]]
     whole, parts = (torch.full((len(owner), 50), torch.nan) for _ in range(2))
-    mixer(Work(1, before, gradient, whole))
+    mixer(RowWork(1, before, gradient, whole))
     for first in (0, 3, 6):
         only = np.flatnonzero((owner >= first) & (owner < first + 3))
-        mixer(Work(1, before, gradient[first : first + 3], parts, only, first))
+        mixer(RowWork(1, before, gradient[first : first + 3], parts, only, first))
         assert torch.isnan(parts[np.flatnonzero(owner >= first + 3)]).all()
-    mixer(Work(1, before, gradient, parts, np.empty(0, np.int64)))
+    mixer(RowWork(1, before, gradient, parts, np.empty(0, np.int64)))
     assert torch.equal(parts, whole)
 
 
@@ -159,12 +161,12 @@ def test_noise_is_standard_normal_and_named_by_round_and_draw():
     plan = PROTOCOLS["plain-sync"](1.0).plan(
         topology.ring(3), constant_schedule(2, rate=0.0, noise_on="estimate"), np.ones(3), 0
     )
-    mixer = Fused(plan, Noise(0, plan.draws, plan.releases), torch.device("cpu"))
+    mixer = CudaMixer(plan, SimulatedDraws(0, plan.draws, plan.releases), torch.device("cpu"))
     zeros = torch.zeros(3, 20_000)
     draws = []
     for r in (0, 1, 1):
         out = torch.empty_like(zeros)
-        mixer(Work(r, zeros, zeros, out))
+        mixer(RowWork(r, zeros, zeros, out))
         draws.append(out)
     assert torch.equal(draws[1], draws[2])
     noise = torch.cat(draws[:2]).double()
@@ -187,11 +189,11 @@ def test_a_run_in_a_stack_draws_what_it_draws_alone():
     def first_round(plan, noise):
         out = torch.empty(int(plan.exists[0].sum()), 40)
         start = torch.zeros(plan.agents, 40)
-        Fused(plan, noise, torch.device("cpu"))(Work(0, start, start, out))
+        CudaMixer(plan, noise, torch.device("cpu"))(RowWork(0, start, start, out))
         return out[: plan.agents]
 
     alone = [
-        first_round(plan, Noise(seed, plan.draws, plan.releases))
+        first_round(plan, SimulatedDraws(seed, plan.draws, plan.releases))
         for plan, seed in zip(plans, seeds, strict=True)
     ]
     together = first_round(stack_plans(plans), StackedNoise(plans, seeds))
@@ -204,7 +206,7 @@ def test_a_run_in_a_stack_draws_what_it_draws_alone():
 def test_rounds_packed_at_once_are_those_packed_one_by_one(name):
     graph = topology.random(8, 0.4, 0)
     plan = prune(PROTOCOLS[name](0.25).plan(graph, constant_schedule(6, rate=0.5), np.full(8, 0.3), 0))
-    mixer = Fused(plan, Noise(0, plan.draws, plan.releases), torch.device("cpu"))
+    mixer = CudaMixer(plan, SimulatedDraws(0, plan.draws, plan.releases), torch.device("cpu"))
     for rounds in (range(plan.releases), range(1), range(2, 5)):
         at_once, one_by_one = mixer.packed(rounds), mixer._packed_one_by_one(rounds)
         for name, one, other in zip(at_once._fields, at_once, one_by_one, strict=True):
@@ -216,14 +218,14 @@ def test_rounds_packed_at_once_are_those_packed_one_by_one(name):
 def test_a_clock_in_memory_says_which_round_is_made(d):
     graph = topology.random(6, 0.5, 0)
     plan = prune(PROTOCOLS["top-sync"](0.25).plan(graph, constant_schedule(5, rate=0.5), np.ones(6), 0))
-    mixer = Fused(plan, Noise(0, plan.draws, plan.releases), torch.device("cpu"))
+    mixer = CudaMixer(plan, SimulatedDraws(0, plan.draws, plan.releases), torch.device("cpu"))
     packed, room = mixer.packed(range(2, 5)), int(plan.exists.sum(axis=1).max()) + 2
     before, gradient = torch.randn(room, d), torch.randn(6, d)
     clock = torch.tensor([0, 2], dtype=torch.int32)
     for r in range(2, 5):
         made = int(plan.exists[r].sum())
         expected, out = torch.empty(made, d), torch.full((room, d), 7.0)
-        mixer(Work(r, before, gradient, expected))
+        mixer(RowWork(r, before, gradient, expected))
         mixer.by_clock(before, gradient, out, packed, clock)
         assert torch.equal(out[:made], expected)
         assert (out[made:] == 7).all()  # nothing beyond the rows of the round

@@ -19,7 +19,7 @@ from topdp.privacy.basics.refusals import NotCovered
 from topdp.privacy.observers.worst_case import worst_case
 from topdp.simulator.engine import Engine
 from topdp.simulator.run_stacking import StackedBatches, StackedNoise, stack_plans, stack_shards
-from topdp.simulator.simulated_noise import Noise
+from topdp.simulator.simulated_noise import SimulatedDraws
 
 GPU = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))
 
@@ -50,7 +50,7 @@ def gradients():
 
 
 def finish(plan, shards, batches, start, device, seed=0, noise=None, select=None):
-    engine = Engine(plan, gradients(), shards, batches, seed, device, noise, select)
+    engine = Engine(plan, gradients(), shards, batches, seed=seed, device=device, draws=noise, select=select)
     state = engine.start(start)
     while state.releases < plan.releases:
         state = engine.advance(state)
@@ -116,8 +116,8 @@ def test_runs_on_the_same_records_read_them_once_and_are_what_each_is_alone(reco
     stack = StackedBatches(tuple((tuple(batches_of(shards, "full", 0)), seed) for seed in seeds))
     start = torch.cat([run.start().expand(run.plan.agents, -1) for run in runs])
     engine = Engine(
-        stack_plans(plans), gradients(), shards, stack.batches, 0, device, StackedNoise(plans, seeds),
-        stack.select, copies=len(runs),
+        stack_plans(plans), gradients(), shards, stack.batches, seed=0, device=device,
+        draws=StackedNoise(plans, seeds), select=stack.select, copies=len(runs),
     )  # fmt: skip
     state = engine.start(start)
     while state.releases < engine.plan.releases:
@@ -129,9 +129,9 @@ def test_only_full_batches_can_be_shared():
     shards, plan = blobs(5, 40, seed=1), single("plain-sync", topology.ring(5), 0)
     two = stack_plans([plan, plan])
     with pytest.raises(InputError, match="full batches where several runs share"):
-        Engine(two, gradients(), shards, batches_of(shards, "cycle", 4) * 2, 0, copies=2)
+        Engine(two, gradients(), shards, batches_of(shards, "cycle", 4) * 2, seed=0, copies=2)
     with pytest.raises(InputError, match="shards for 10 agents, got 15"):
-        Engine(two, gradients(), shards, batches_of(shards, "full", 0) * 3, 0, copies=3)
+        Engine(two, gradients(), shards, batches_of(shards, "full", 0) * 3, seed=0, copies=3)
 
 
 @st.composite
@@ -157,7 +157,7 @@ def test_any_run_in_a_stack_draws_what_it_draws_alone(runs):
     plans, seeds = [run.plan for run in runs], [run.seed for run in runs]
     noise, first = StackedNoise(plans, seeds), 0
     for plan, seed in zip(plans, seeds, strict=True):
-        own = Noise(seed, plan.draws, plan.releases)
+        own = SimulatedDraws(seed, plan.draws, plan.releases)
         numbers = np.arange(plan.draws)
         keys, names = noise.names(first + numbers)
         np.testing.assert_array_equal([keys, names], own.names(numbers))

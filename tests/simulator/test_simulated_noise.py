@@ -10,11 +10,11 @@ from scipy import stats
 
 from topdp.simulator import normal_draws
 from topdp.simulator.normal_draws import BLOCK, PAIRS
-from topdp.simulator.simulated_noise import Noise
+from topdp.simulator.simulated_noise import SimulatedDraws
 
 
 def drawn(count, round=3, draw=0, seed=0, dtype=torch.float32):
-    return Noise(seed, 50, 100).fill(torch.empty(count, dtype=dtype), round, draw)
+    return SimulatedDraws(seed, 50, 100).fill(torch.empty(count, dtype=dtype), round, draw)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -102,7 +102,7 @@ def test_it_is_named_by_seed_round_and_draw():
     made = [drawn(9, round, draw, seed) for seed, round, draw in names]
     assert len({tuple(z.tolist()) for z in made}) == len(names)
     torch.testing.assert_close(drawn(9, dtype=torch.float64).float(), drawn(9))
-    noise = Noise(0, 50, 100)
+    noise = SimulatedDraws(0, 50, 100)
     with ThreadPoolExecutor(4) as pool:
         together = list(pool.map(lambda k: noise.fill(torch.empty(5000), 0, k), range(40)))
     for k, z in enumerate(together):
@@ -127,15 +127,15 @@ def test_other_types_of_numbers_have_the_same_draws():
 
 def test_more_draws_than_it_can_tell_apart_are_refused():
     with pytest.raises(ValueError, match="draws"):
-        Noise(0, 2**31 + 1, 2)
+        SimulatedDraws(0, 2**31 + 1, 2)
 
 
 def test_the_default_type_of_torch_changes_nothing():
-    expected = Noise(0, 1, 1).fill(torch.empty(40), 0, 0)
+    expected = SimulatedDraws(0, 1, 1).fill(torch.empty(40), 0, 0)
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
     try:
-        row = Noise(0, 1, 1).fill(torch.empty(40, dtype=torch.bfloat16), 0, 0)
+        row = SimulatedDraws(0, 1, 1).fill(torch.empty(40, dtype=torch.bfloat16), 0, 0)
     finally:
         torch.set_default_dtype(before)
     assert torch.equal(row, expected.to(torch.bfloat16))

@@ -2,22 +2,24 @@
 
 import os
 
+import numpy as np
 import pytest
 import torch
 
 import topdp
-from builders import blobs, linear_model
+from builders import PROTOCOLS, batches_of, blobs, constant_schedule, linear_model
 from topdp import topology
-from topdp.runs import run_stacks, training_loop
+from topdp.learning.gradients import ClippedGradients
+from topdp.runs import run, run_stacks
 from topdp.simulator import engine as engine_file
-from topdp.simulator.stepping import advancing, until_seen
+from topdp.simulator.stepping import fastest, releases_until_due
 
 pytest.importorskip("triton")
 if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("benchmarks/gpu.py compares on a GPU", allow_module_level=True)
 
 from replays import Quick, by_calling
-from topdp.simulator.cuda_replay import Stretches
+from topdp.simulator.cuda_replay import CudaReplay
 
 
 @pytest.fixture
@@ -28,19 +30,21 @@ def stretched(monkeypatch):
     def begin():
         steps = []
 
-        def advancing_recorded(engine):
-            several = Stretches(engine, by_calling)
+        def recorded(engine):
+            several = CudaReplay(engine, by_calling)
+            replay = several.advance
 
             def advance(state, at_most):
-                found = several.advance(state, at_most)
+                found = replay(state, at_most)
                 assert several.reason is None
                 steps.append(found.releases - state.releases)
                 return found
 
-            return advance
+            several.advance = advance
+            return several
 
-        for place in (training_loop, run_stacks):
-            monkeypatch.setattr(place, "advancing", advancing_recorded)
+        for place in (run, run_stacks):
+            monkeypatch.setattr(place, "fastest", recorded)
         return steps
 
     return begin
@@ -87,7 +91,7 @@ def test_callbacks_see_every_round(stretched):
 def test_a_run_that_is_broken_off_within_goes_on_from_its_last_state(stretched, tmp_path, monkeypatch):
     expected = train(out=tmp_path / "whole")
     stretched()
-    real, broken = Stretches._one, []
+    real, broken = CudaReplay._make_round, []
 
     def interrupted(self, program, round):
         if round == 8 and not broken:
@@ -95,7 +99,7 @@ def test_a_run_that_is_broken_off_within_goes_on_from_its_last_state(stretched, 
             raise KeyboardInterrupt
         return real(self, program, round)
 
-    monkeypatch.setattr(Stretches, "_one", interrupted)
+    monkeypatch.setattr(CudaReplay, "_make_round", interrupted)
     with pytest.raises(topdp.runs.training_loop.InterruptedRun):
         train(out=tmp_path / "run")
     found = train(out=tmp_path / "run", resume=True)
@@ -127,20 +131,19 @@ def test_a_run_that_is_broken_off_while_it_is_evaluated_saves_no_rows_of_another
 
 
 def test_without_a_gpu_every_round_is_the_engines():
-    class One:
-        device = torch.device("cpu")
-
-        def advance(self, state):
-            return state + 1
-
-    assert advancing(One())(3, 100) == 4
+    shards = blobs(4)
+    plan = PROTOCOLS["dsgd"](0.5).plan(topology.ring(4), constant_schedule(2), np.ones(4), 0)
+    gradients = ClippedGradients(linear_model(), 1.0)
+    engine = engine_file.Engine(plan, gradients, shards, batches_of(shards), seed=0)
+    assert fastest(engine) is engine
+    assert engine.advance(engine.start(gradients.flat.flatten()), at_most=100).releases == 1
 
 
 def test_nobody_is_passed_by():
     for each in (1, 3):
         releases, seen = 0, []
         while releases < 26 * each:
-            releases += until_seen(releases, each, 25, 10, 4)
+            releases += releases_until_due(releases, each, 25, 10, 4)
             assert releases % each == 0
             seen.append(releases // each - 1)
         assert seen == [0, 4, 8, 10, 12, 16, 20, 24, 25]

@@ -8,7 +8,8 @@ from typing import Any
 import networkx as nx
 import pytest
 
-from topdp.runs import builders, config
+from topdp.runs import config
+from topdp.runs.run_outline import RunOutline
 from topdp.topology import Topology, TopologyError, as_topology, describe, from_networkx, ring
 from topdp.views.pictures.graph_picture import draw
 
@@ -74,9 +75,9 @@ def test_a_path_in_a_configuration_says_that_the_graph_is_a_file(tmp_path: Path)
     (tmp_path / "edges.txt").write_text("0 1 0.5\n1 2 0.5\n")
     for change in ("topology.path", "topology.kind"):
         made = config.read(changes=[f"{change}={tmp_path / 'edges.txt'}", "topology.weights=ignore"])
-        assert made.topology.kind == "file" and builders.graph(made).agents == 3
+        assert made.topology.kind == "file" and RunOutline.of(made).graph.agents == 3
         with pytest.raises(TopologyError, match="line 1: expected a link without a weight"):
-            builders.graph(config.read(changes=[f"{change}={tmp_path / 'edges.txt'}"]))
+            RunOutline.of(config.read(changes=[f"{change}={tmp_path / 'edges.txt'}"]))
     with pytest.raises(config.ConfigError, match=r"got 'rign'. Did you mean 'ring'"):
         config.read(changes=["topology.kind=rign"])
 

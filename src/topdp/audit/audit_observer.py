@@ -13,23 +13,21 @@ import numpy as np
 
 from topdp.audit.canaries import AuditError
 from topdp.base.array_types import Bools, Floats
-from topdp.base.progress import Progress, silent
 from topdp.plan import Plan
 from topdp.privacy.account import Account
+from topdp.privacy.answers import ADAPTIVE, OUTSIDER, VIEW, guarantee_kind
 from topdp.privacy.basics.exposure import Exposure
 from topdp.privacy.basics.privacy_loss import Loss
-from topdp.privacy.observers.gram_matrix import ROUNDING, grams
-from topdp.privacy.observers.observer_answers import observed
+from topdp.privacy.basics.refusals import expect_supported
+from topdp.privacy.observers.gram_matrix import SHIFT_ROUNDING, grams
 from topdp.privacy.observers.observer_filter import Public
-from topdp.privacy.observers.view import LONG, expect_viewable, view
+from topdp.privacy.observers.view import LONG_PLAN_RELEASES, view, view_reason
+from topdp.privacy.query import DEFAULT_QUERY, Query
 from topdp.runs.config import did_you_mean
 
 SEES = {"received": Public.NOTHING, "estimates": Public.ESTIMATES, "all": Public.LINKS}
 
-BY_GUARANTEE = {"claimed": "received", "view": "received", "adaptive": "estimates", "worst-case": "all"}
-"""What the observer of each guarantee sees."""
-
-OBSERVER_NAMES = ("worst", "all", "outsider")
+OBSERVER_NAMES = ("worst", "all", OUTSIDER.name)
 
 SIGN_SWEEPS = 5
 """Sweeps of the search for the best signs. On all plans we tried, the third changes nothing."""
@@ -55,7 +53,7 @@ class Observer:
     def proved(self, exposure: Exposure, owner: int) -> Loss:
         """Return an upper bound on what this observer learns about a record of `owner`."""
         if self.public is Public.NOTHING:
-            expect_viewable(self.plan)
+            expect_supported(view_reason(self.plan))
         return view(self.plan, exposure, [self.members], [owner], public=self.public).loss(owner, 0)
 
     def aim(self, owner: int, period: int) -> Floats:
@@ -64,7 +62,7 @@ class Observer:
         Only the strength of canaries depends on them.
         """
         signs = np.ones(self.plan.releases)
-        if self.plan.releases > LONG:
+        if self.plan.releases > LONG_PLAN_RELEASES:
             return signs
         (M,) = grams(self.plan, self.coalition, np.array([owner]), self.public)
         if np.isfinite(M).all():
@@ -86,24 +84,28 @@ def observer_named(
     owner: int,
     plan: Plan,
     account: Account,
-    allow_slow: bool = False,
-    progress: Progress = silent,
+    query: Query = DEFAULT_QUERY,
 ) -> Observer:
     """Return the observer that `text` names; `worst` learns most about the owner by the account."""
     expect_observer(text, sees, owner, plan.agents)
-    if text == "outsider":
+    if text == OUTSIDER.name:
         return Observer(plan, (), "all")
     if text == "all" or (text == "worst" and sees == "all"):
         return Observer(plan, tuple(agent for agent in range(plan.agents) if agent != owner), sees)
     if text != "worst":
         return Observer(plan, _members(text, plan.agents, owner), sees)
-    answer = "view" if sees == "received" else "adaptive"
-    worst = account.answers[answer].observers
+    kind = VIEW if SEES[sees] is Public.NOTHING else ADAPTIVE
+    worst = account.answers[kind.key].observers
     if worst is None:
-        exposure = account.analysis.exposure()
-        losses = observed(answer, plan, exposure, account.colluders, allow_slow, progress)
+        losses = kind.observe(plan, account.analysis.exposure(), query)
         return Observer(plan, losses.observers[losses.sees_most(owner)], sees)
     return Observer(plan, worst[owner], sees)
+
+
+def seen_by_guarantee(guarantee: str) -> str:
+    """Return what the observer of a guarantee sees, as `--sees` names it."""
+    public = guarantee_kind(guarantee).public
+    return next(sees for sees, value in SEES.items() if value is public)
 
 
 def expect_observer(text: str, sees: str | None, owner: int | None, agents: int) -> None:
@@ -142,7 +144,7 @@ def _members(text: str, agents: int, owner: int | None) -> tuple[int, ...]:
 
 def _best_signs(M: Floats) -> Floats:
     """Return signs u with a large uᵀMu, by a local search from equal signs and from the first eigenvector."""
-    ends, rounding = [], ROUNDING * float(M.diagonal().max(initial=0.0))
+    ends, rounding = [], SHIFT_ROUNDING * float(M.diagonal().max(initial=0.0))
     for start in (np.ones(len(M)), np.linalg.eigh(M)[1][:, -1]):
         u = np.where(start >= 0, 1.0, -1.0)
         for _ in range(SIGN_SWEEPS):

@@ -20,7 +20,13 @@ from pathlib import Path
 import numpy as np
 
 from topdp.audit import epsilon_bounds
-from topdp.audit.audit_observer import BY_GUARANTEE, Observer, expect_agent, expect_observer, observer_named
+from topdp.audit.audit_observer import (
+    Observer,
+    expect_agent,
+    expect_observer,
+    observer_named,
+    seen_by_guarantee,
+)
 from topdp.audit.canaries import CANARY_KINDS, AuditError, Canaries, canary_count, plant_canaries, signs
 from topdp.audit.canary_run import execute
 from topdp.audit.canary_scores import CanaryScores, ObservedRound, information
@@ -30,15 +36,16 @@ from topdp.base.progress import Progress, silent
 from topdp.plan import Capability, Plan, unsupported
 from topdp.privacy.account import Account
 from topdp.privacy.account import account as compute_account
+from topdp.privacy.answers import ON_REQUEST
 from topdp.privacy.basics.exposure import Exposure
 from topdp.privacy.basics.privacy_loss import Loss
 from topdp.privacy.basics.refusals import expect_delta
-from topdp.privacy.observers.observer_answers import ASKED
-from topdp.runs import builders
+from topdp.privacy.query import Query
 from topdp.runs.assembly import Assembly, choose_device
 from topdp.runs.config import PrivacyConfig, RunConfig
 from topdp.runs.planning import expect_account_of, expect_plan_of, plan_and_account
 from topdp.runs.run_folder import GIVEN, RunFolder
+from topdp.runs.run_outline import RunOutline
 from topdp.simulator.simulated_noise import Draws
 
 
@@ -101,12 +108,13 @@ class Audit:
                 f"Expected rows that are sums for an audit, got {reason}. The attack takes sums apart. Use "
                 "train.rows=model."
             )
+        query = Query(colluders=account.colluders, allow_slow=privacy.allow_slow, progress=progress)
         if request.delta is not None and request.delta != account.delta:
-            account = _account_at(request.delta, plan, account, privacy.allow_slow, progress)
+            account = _account_at(request.delta, plan, account, query)
         owner = _owner(request.owner, account, privacy.guarantee)
         exposure = account.analysis.exposure()
-        sees = request.sees or BY_GUARANTEE[privacy.guarantee]
-        observer = observer_named(request.observer, sees, owner, plan, account, privacy.allow_slow, progress)
+        sees = request.sees or seen_by_guarantee(privacy.guarantee)
+        observer = observer_named(request.observer, sees, owner, plan, account, query)
         period = min(exposure.batches[owner].period, plan.releases)
         pushes = signs(observer.aim(owner, period), period)
         worth = information(observer, owner, float(exposure.sensitivity[owner]), pushes)
@@ -233,9 +241,9 @@ def of_config(
     progress: Progress = silent,
 ) -> PreparedAudit:
     """Prepare the audit of the plan that a configuration gives."""
-    request.expect_possible(builders.graph(config).agents)
+    request.expect_possible(RunOutline.of(config).graph.agents)
     parts = Assembly.of(config, choose_device(device), progress)
-    plan, account = plan_and_account(config, parts.graph, parts.shards.counts, progress)
+    plan, account = plan_and_account(parts.run, progress)
     return _prepared(parts, plan, account, request, progress)
 
 
@@ -255,31 +263,29 @@ def of_run(
         )
     request.expect_possible(plan.agents)
     parts = Assembly.of(config, choose_device(device), progress)
-    counts = parts.shards.counts
-    expect_plan_of(config, parts.graph, counts, plan, path)
-    return _prepared(parts, plan, expect_account_of(config, counts, folder), request, progress)
+    expect_plan_of(parts.run, plan, path)
+    account = expect_account_of(parts.run.config, parts.run.analysis, folder)
+    return _prepared(parts, plan, account, request, progress)
 
 
 def _prepared(
     parts: Assembly, plan: Plan, account: Account, request: AuditRequest, progress: Progress
 ) -> PreparedAudit:
-    audit = Audit.of(plan, account, parts.config.privacy, parts.flat.dimension, request, progress)
+    audit = Audit.of(plan, account, parts.run.config.privacy, parts.flat.dimension, request, progress)
     return PreparedAudit(
-        parts.config, plan.agents, lambda shown: audit.run(parts, request.seed, progress=shown)
+        parts.run.config, plan.agents, lambda shown: audit.run(parts, request.seed, progress=shown)
     )
 
 
-def _account_at(delta: float, plan: Plan, account: Account, allow_slow: bool, progress: Progress) -> Account:
+def _account_at(delta: float, plan: Plan, account: Account, query: Query) -> Account:
     """Compute the same answers at another δ."""
     return compute_account(
         plan,
         account.analysis,
         delta,
-        answers=[name for name in ASKED if account.answers[name].asked],
+        answers=[name for name in ON_REQUEST if account.answer(name).asked],
         guarantee=account.guarantee,
-        colluders=account.colluders,
-        patient=allow_slow,
-        progress=progress,
+        query=query,
     )
 
 

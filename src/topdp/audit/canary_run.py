@@ -18,16 +18,16 @@ from topdp.base.array_types import Floats
 from topdp.data.batch_selection import Selection
 from topdp.plan import Plan
 from topdp.runs.assembly import Assembly
-from topdp.simulator.engine import Engine
-from topdp.simulator.simulated_noise import Draws, Noise
+from topdp.simulator.engine import Engine, Intervention
+from topdp.simulator.simulated_noise import Draws, SimulatedDraws
 
 
 def execute(
     parts: Assembly, plan: Plan, canaries: Canaries, signs: Floats, seed: int, noise: Draws | None = None
 ) -> Iterator[ObservedRound]:
     """Yield round after round. `seed`: of noise, samples and random layers; `noise`: replaces the seed's."""
-    noise = noise or Noise(seed, plan.draws, plan.releases)
-    clip, batches = parts.config.privacy.clip, parts.batches
+    noise = noise or SimulatedDraws(seed, plan.draws, plan.releases)
+    clip, batches = parts.run.config.privacy.clip, parts.run.batches
     at = torch.from_numpy(canaries.coordinates).to(parts.device)
     gradients: list[Floats] = []
 
@@ -47,12 +47,11 @@ def execute(
         parts.gradients,
         parts.shards,
         batches,
-        seed,
-        parts.device,
-        noise,
-        lambda round, device: canaries.select(batches, seed, round, device),
-        plant,
-        every_row=True,
+        seed=seed,
+        device=parts.device,
+        draws=noise,
+        select=lambda round, device: canaries.select(batches, seed, round, device),
+        intervention=Intervention(plant=plant, every_row=True),
     )
     state = engine.start(parts.start)
     for round in range(plan.releases):

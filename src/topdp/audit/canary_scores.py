@@ -24,8 +24,8 @@ import numpy as np
 
 from topdp.audit.audit_observer import Observer
 from topdp.base.array_types import Floats, Ints
-from topdp.privacy.observers.gram_matrix import ROUNDING
-from topdp.privacy.observers.observer_filter import Sight, seen_rows, sights, unknown_draws
+from topdp.privacy.observers.gram_matrix import SHIFT_ROUNDING
+from topdp.privacy.observers.observer_filter import FilteredRound, filtered_rounds, seen_rows, unknown_draws
 
 NOISELESS_RESOLUTION = 1e-4
 """The relative resolution of a change without noise: coarser than rounding, finer than any noise."""
@@ -43,7 +43,7 @@ class ObservedRound(NamedTuple):
 class Shift:
     """A round as the observer sees it, and the whitened contribution of each column of signs."""
 
-    sight: Sight
+    sight: FilteredRound
     fresh: Floats  # [fresh rows, columns]
     leaks: Ints  # the null rows that show a change without noise
     bare: Floats  # [leaks, columns]
@@ -56,7 +56,7 @@ def shifts(observer: Observer, owner: int, sensitivity: float, signs: Floats) ->
     `signs` [releases, columns]: the owner's change in units of `sensitivity`.
     """
     S = np.zeros((0, signs.shape[1]))
-    rounds = sights(observer.plan, observer.coalition, observer.public)
+    rounds = filtered_rounds(observer.plan, observer.coalition, observer.public)
     for sight, sign in zip(rounds, signs, strict=True):
         step = np.where(sight.owner == owner, sight.step, 0.0) * sensitivity
         # S ← W S + step; D is the part of it that J sees; S ← S - K D (Kalman 1960)
@@ -64,7 +64,7 @@ def shifts(observer: Observer, owner: int, sensitivity: float, signs: Floats) ->
         D = sight.inverse @ S[sight.fresh]
         rest = S[sight.null] - sight.null_weights @ S[sight.fresh]
         size = sight.null_size[:, None] * sensitivity + np.abs(sight.null_weights) @ np.abs(S[sight.fresh])
-        rest[np.abs(rest) <= ROUNDING * size] = 0.0
+        rest[np.abs(rest) <= SHIFT_ROUNDING * size] = 0.0
         leaks = np.flatnonzero(rest.any(axis=1))
         unit = NOISELESS_RESOLUTION * np.abs(rest[leaks]).max(axis=1, initial=0.0)
         yield Shift(sight, D, leaks, rest[leaks] / unit[:, None], unit)
@@ -125,7 +125,7 @@ class CanaryScores:
         spread = np.sqrt(self._variance)[self.column]
         return np.asarray(np.divide(self._sum, spread, out=np.zeros_like(spread), where=spread > 0))
 
-    def _expected(self, round: int, sight: Sight, observed: ObservedRound) -> Floats:
+    def _expected(self, round: int, sight: FilteredRound, observed: ObservedRound) -> Floats:
         """Return the expectation of the rows, given what was seen before, [live, canaries]."""
         this, rows = self.plan[round], sight.rows
         expected = sight.step[:, None] * observed.gradients[sight.owner]

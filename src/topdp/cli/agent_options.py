@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from topdp.agents.node.status_words import epsilon_in_words as epsilon_in_words
+from topdp.agents.node.status_file import epsilon_in_words as epsilon_in_words
 from topdp.errors import InputError
 
 PARTS = ("cryptography", "google.protobuf", "grpc", "prometheus_client")

@@ -23,7 +23,7 @@ from topdp import __version__
 from topdp.errors import ExitCode, TopdpError, translate_memory_errors
 from topdp.views.terminal.console import err, show
 
-# What typer raises about the arguments themselves: click's own, which newer versions carry inside.
+# The error that typer raises for wrong arguments; newer versions bundle click.
 USAGE_ERROR: Any = typer.BadParameter.__mro__[2]
 
 
@@ -54,7 +54,7 @@ COMMANDS: Mapping[str, str | CommandGroup] = {
     "relay": "relay_command:relay",
     "version": "app:version",
     "data": CommandGroup(
-        "Data sets: fetch (and verify), list; look at a file of your own.",
+        "Fetch and list data sets; preview a file of your own.",
         {
             "fetch": "data_commands:data_fetch",
             "list": "data_commands:data_list",
@@ -62,7 +62,7 @@ COMMANDS: Mapping[str, str | CommandGroup] = {
         },
     ),
     "agent": CommandGroup(
-        "One agent on its own machine.",
+        "Run one agent on its own machine.",
         {
             "init": "agent_commands:init",
             "start": "agent_commands:start",
@@ -74,26 +74,26 @@ COMMANDS: Mapping[str, str | CommandGroup] = {
             "renew": "member_commands:renew",
             "sign": "member_commands:sign",
             "ledger": CommandGroup(
-                "What an agent has spent.",
+                "Show and verify what an agent has spent.",
                 {"show": "ledger_commands:show_charges", "verify": "ledger_commands:verify_books"},
             ),
             "budget": CommandGroup(
-                "What all runs on the same records have cost together, over all federations.",
+                "The budget of all runs on the same records, over all federations.",
                 {
                     "show": "budget_commands:show_site",
                     "set": "budget_commands:set_limit",
                     "close": "budget_commands:close_run",
                 },
             ),
-            "model": CommandGroup("The model of an agent.", {"export": "operator_commands:export_model"}),
+            "model": CommandGroup("Export an agent's model.", {"export": "operator_commands:export_model"}),
             "quarantine": CommandGroup(
-                "The neighbours that an agent no longer believes.",
+                "List and lift quarantines of neighbours.",
                 {"list": "operator_commands:list_quarantined", "lift": "operator_commands:lift_quarantine"},
             ),
         },
     ),
     "federation": CommandGroup(
-        "Several agents: the manifest, and a demonstration on this machine.",
+        "Create and amend manifests; run a demonstration on this machine.",
         {
             "create": "federation_commands:create",
             "amend": "member_commands:amend",
@@ -164,14 +164,14 @@ def _print_version(wanted: bool) -> None:
 def topdp(
     wanted: Annotated[
         bool,
-        typer.Option("--version", help="The version of topdp.", callback=_print_version, is_eager=True),
+        typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True),
     ] = False,
 ) -> None:
     """Private learning without a server: agents on a graph train one model together."""
 
 
 def version() -> None:
-    """The version of topdp."""
+    """Print the version."""
     show(f"topdp {__version__}")
 
 

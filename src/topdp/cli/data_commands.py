@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -61,7 +62,7 @@ def data_look(
 
         columns = preview_columns(file, delimiter)
     if as_json:
-        print_json({column.column: column._asdict() for column in columns})
+        print_json({column.column: asdict(column) for column in columns})
         return
     table = Table("column", "kind", "missing", "least", "largest", "values, if few")
     for column in columns:

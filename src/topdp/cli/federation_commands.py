@@ -107,16 +107,17 @@ def canaries(
         from topdp.agents.development import rehearsal_audit
         from topdp.audit import AuditRequest
         from topdp.data.featured_shards import input_shape
-        from topdp.runs import builders
+        from topdp.runs.named_model import named_task
+        from topdp.runs.named_records import named_features, named_schema
 
         asked = AuditRequest(owner=owner, observer=observer, canaries=count, seed=seed)
         agreed = manifests.read_manifest(manifest)
         asked.expect_possible(len(agreed.names))
         progress("planning")
         setup = RunSetup.of(agreed)
-        dataset = datasets.load(data, progress=progress, schema=builders.schema(agreed.config))
-        shape = input_shape(dataset, builders.features(agreed.config))
-        task = builders.task(agreed.config)
+        dataset = datasets.load(data, progress=progress, schema=named_schema(agreed.config))
+        shape = input_shape(dataset, named_features(agreed.config))
+        task = named_task(agreed.config)
         targets = task.targets(torch.from_numpy(dataset.train_targets), data)
         outputs = task.outputs(targets, dataset.classes)
         planted = rehearsal_audit.plant(setup, shape, outputs, asked, progress)

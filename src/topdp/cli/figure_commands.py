@@ -35,11 +35,11 @@ def graph(
     wanted = config.read(file, preset, [*(changes or []), *extra])
     with signs_of_life(err, "graph") as progress:
         from topdp import topology
-        from topdp.runs import builders
+        from topdp.runs.run_outline import RunOutline
         from topdp.views.pictures.graph_picture import draw
         from topdp.views.terminal import tables
 
-        made = builders.graph(wanted)
+        made = RunOutline.of(wanted).graph
         facts = topology.describe(made, wanted.method.alpha)
         progress("drawing")
         draw(made, picture)

@@ -70,6 +70,7 @@ def amend(
         from topdp.agents.agreement import manifest as manifests
         from topdp.agents.agreement.amendments import amendment_of
         from topdp.agents.agreement.identity_card import read_card
+        from topdp.agents.agreement.run_setup import granted_budgets
         from topdp.agents.node import amending
 
         before = manifests.read_manifest(manifest)
@@ -89,7 +90,7 @@ def amend(
         remark(words)
     told = amendment_of(made)
     assert told is not None
-    budgets = amending.granted_budgets(made)
+    budgets = granted_budgets(made)
     deltas = {
         name: told.delta * (name in told.spent) + made.config.privacy.delta * (name in budgets)
         for name in dict.fromkeys([*before.names, *made.names])
@@ -122,18 +123,19 @@ def sign(
     need_parts()
     from topdp.agents.agreement import amendments, card_succession
     from topdp.agents.agreement import manifest as manifests
-    from topdp.agents.node import amending
+    from topdp.agents.agreement.run_setup import granted_budgets
+    from topdp.agents.node.carried_budget import expect_listed
 
     agreed, held = manifests.read_manifest(manifest), card_succession.load_identities(folder)
     name = held[0].card.name
-    amending.expect_counted(agreed, name, folder)
+    expect_listed(agreed, name, folder)
     signed = amendments.sign_amendment(manifest, agreed, held)
     missing = amendments.missing_signatures(signed)
     told = amendments.amendment_of(signed)
     assert told is not None
     spent, new, delta = (
         told.spent.get(name, 0.0),
-        amending.granted_budgets(signed)[name],
+        granted_budgets(signed)[name],
         signed.config.privacy.delta,
     )
     if as_json:

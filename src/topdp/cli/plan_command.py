@@ -42,12 +42,14 @@ def plan(
     given += [part for change in changes or [] for part in ("--set", change)]
     with signs_of_life(err, "plan") as progress, continue_with(START_AGAIN):
         progress("planning")
-        from topdp.runs.planner.setting_answers import Question, recommendation, stages
+        from topdp.runs.planner.setting_answers import PlannerQuestion, recommendation, stages
         from topdp.runs.planner.setting_columns import columns
         from topdp.views.terminal.planned_table import planned
 
         asked = columns(lambda more: config.read(target, preset, [*(changes or []), *more]), beside or [])
-        questions = [Question.of(column.config) for column in asked]  # all are checked before one is answered
+        questions = [
+            PlannerQuestion.of(column.config) for column in asked
+        ]  # all are checked before one is answered
         found: list[dict[str, Any]] = []
         for column, question in zip(asked, questions, strict=True):
             told = titled(progress, column.label) if column.label else progress

@@ -58,28 +58,31 @@ def account(
     with signs_of_life(err, "account") as progress:
         progress("planning")
         from topdp.privacy.observers.coalitions import expect_coalition
-        from topdp.runs import builders, planning
+        from topdp.runs import planning
+        from topdp.runs.named_records import record_counts
+        from topdp.runs.resolve import resolve_outline
         from topdp.runs.run_folder import RunFolder
+        from topdp.runs.run_outline import RunOutline
         from topdp.views.terminal import tables
 
         if asked is None:
             assert run is not None
             if coalition > 1:
                 expect_coalition(coalition, RunFolder.open(run).plan.agents)
-            wanted, plan, losses = planning.account_of_run(run, named, progress)
+            resolved, plan, losses = planning.account_of_run(run, named, progress)
         else:
-            wanted, graph = planning.asking(asked, named), builders.graph(asked)
+            outline = RunOutline.of(planning.asking(asked, named))
             if coalition > 1:
-                expect_coalition(coalition, graph.agents)
-            counts = builders.counts(wanted, graph.agents)
-            plan, losses = planning.plan_and_account(wanted, graph, counts, progress)
+                expect_coalition(coalition, outline.graph.agents)
+            resolved = resolve_outline(outline, record_counts(outline))
+            plan, losses = planning.plan_and_account(resolved, progress)
         if coalition > 1:
             progress(f"accounting coalitions of {coalition}")
-        together = planning.coalition_account(plan, losses, coalition, wanted.seed, progress)
+        together = planning.coalition_account(plan, losses, coalition, resolved.config.seed, progress)
     if as_json:
-        print_json(planning.account_json(wanted, plan, losses, together))
+        print_json(planning.account_json(resolved.config, plan, losses, together))
     else:
-        show(*tables.account(wanted, plan, losses, together))
+        show(*tables.account(resolved.config, plan, losses, together))
 
 
 def recommend(
@@ -96,12 +99,13 @@ def recommend(
     wanted = config.read(target, preset, changes)
     with signs_of_life(err, "recommend") as progress, continue_with(START_AGAIN):
         progress("planning")
-        from topdp.runs import builders
+        from topdp.runs.named_records import record_counts
         from topdp.runs.recommend import recommend as recommend_method
+        from topdp.runs.run_outline import RunOutline
         from topdp.views.terminal import tables
 
-        graph = builders.graph(wanted)
-        advice = recommend_method(wanted, graph, builders.counts(wanted, graph.agents), progress)
+        outline = RunOutline.of(wanted)
+        advice = recommend_method(wanted, outline.graph, record_counts(outline), progress)
     given = [str(target)] * (target is not None) + ["--preset", str(preset)] * (preset is not None)
     details = advice.details([*given, *(part for change in changes or [] for part in ("--set", change))])
     if as_json:

@@ -121,13 +121,13 @@ def compare(
     results: dict[str, Result] = {}
     with signs_of_life(err, "compare") as progress, continue_with(f"the same command and --out {place}"):
         progress("loading torch")
-        from topdp.runs import builders
         from topdp.runs import run as runs
         from topdp.runs.pictures.learning_curves import curves, heading
+        from topdp.runs.run_outline import RunOutline, why_plans_are_equal
         from topdp.views.terminal import tables
 
         for method in wanted.values():
-            builders.method(method)  # a fault in the last method is reported before the first runs
+            RunOutline.of(method)  # a fault in the last method is reported before the first runs
         for name, method in wanted.items():
             results[name] = runs.run_or_continue(method, place / name, device, titled(progress, name))
         progress("drawing")
@@ -140,7 +140,7 @@ def compare(
         show(*tables.runs({name: r.summary() for name, r in results.items()}))
         for names in _of_one_plan(results):
             show(
-                f"{', '.join(names)}: one plan, so one run. {builders.why_alike([wanted[n] for n in names])}"
+                f"{', '.join(names)}: one plan, so one run. {why_plans_are_equal([wanted[n] for n in names])}"
             )
         if picture is not None:
             show(f"The figure is {picture}")
@@ -157,8 +157,9 @@ def _compare_seeds(wanted: dict[str, RunConfig], seeds: int, place: Path, device
     how = f"the same command and --out {place}"
     with signs_of_life(err, "compare") as progress, continue_with(how):
         progress("loading torch")
-        from topdp.runs import builders, sweep, sweep_grid, sweep_summary
+        from topdp.runs import sweep, sweep_grid, sweep_summary
         from topdp.runs.pictures.learning_curves import heading
+        from topdp.runs.run_outline import RunOutline
         from topdp.views.pictures import sweep_pictures
 
         points = sweep_grid.checked([
@@ -171,7 +172,7 @@ def _compare_seeds(wanted: dict[str, RunConfig], seeds: int, place: Path, device
         sweep.run_all(points, place, device, progress, how)
         progress("drawing")
         spreads = sweep.found(place, points)
-        title = heading(list(wanted.values()), builders.graph(points[0].config).agents)
+        title = heading(list(wanted.values()), RunOutline.of(points[0].config).graph.agents)
         figure = sweep_pictures.curves(
             {spread.chosen["method"]: spread for spread in spreads}, place / "compare.png", title
         )
@@ -254,8 +255,9 @@ def sweep(
         how += " --executor ray" + "".join(f" {key} {value}" for key, value in machines.items() if value)
     with signs_of_life(err, "sweep") as progress, continue_with(how):
         progress("loading torch")
-        from topdp.runs import builders, sweep_grid, sweep_summary
         from topdp.runs import sweep as sweeps
+        from topdp.runs import sweep_grid, sweep_summary
+        from topdp.runs.run_outline import RunOutline
         from topdp.views.pictures import sweep_pictures
 
         if base is None:
@@ -270,7 +272,7 @@ def sweep(
         spreads = sweeps.found(place, points)
         sweep_summary.write_csv(spreads, place)
         configs = [point.config for point in points]
-        title = sweep_pictures.heading_of(configs, [builders.graph(config).agents for config in configs])
+        title = sweep_pictures.heading_of(configs, [RunOutline.of(config).graph.agents for config in configs])
         figure = sweep_pictures.picture(spreads, place / "sweep.png", title)
     _show_spreads(spreads, place, figure, as_json)
 

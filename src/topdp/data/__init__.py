@@ -1,6 +1,6 @@
-"""Data: fetched, verified and cached data sets; own files and frames; partitions; shards; features of images.
+"""Data sets: fetched, verified and cached; a user's own files and frames; partitions; shards; image features.
 
-`Shards` and `ScatteringFeatures` need torch and are imported when first asked for; the rest works without.
+`Shards` and `ScatteringFeatures` need torch and are imported on first use; the rest works without torch.
 """
 
 from typing import TYPE_CHECKING

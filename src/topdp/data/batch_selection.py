@@ -1,6 +1,6 @@
-"""Which of its records each agent uses in a round: indices as tensors, drawn from (seed, round) alone.
+"""The records that each agent uses in a round: index tensors drawn from (seed, round) alone.
 
-What a batch is, and what it is divided by, `plan.batches` says; the gradient is taken elsewhere.
+`plan.batches` defines what a batch is and what its sum is divided by. Gradients are computed elsewhere.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Selection:
     """The records of one round, b per agent, padded with weight 0.
 
     The mean gradient of agent i is sum over k of weights[i, k] * gradient(record indices[i, k]) / divisor[i].
-    `indices` None stands for all records in order (b = N_max), `weights` None for all ones.
+    `indices` None means all records in order (b = N_max), `weights` None means all ones.
     """
 
     indices: Tensor | None
@@ -39,66 +39,66 @@ class Selection:
 
 
 def select(batches: Sequence[Batches], seed: int, round: int, device: Device = None) -> Selection:
-    """The records of `round`, one batch per agent: all agents have batches of one kind.
+    """Return the records of `round`, one batch per agent; all agents have batches of one kind.
 
     `Full`: all records. `Cycle`: the shard is shuffled once and cut; batch `round` modulo the period.
-    `Poisson`: a fresh draw for this round, padded to the longest (at least 1).
+    `Poisson`: a fresh draw for this round, padded to the longest batch (at least 1).
 
     **Guarantees.** The divisor is that of the batches in every round. A round's Poisson draw is independent
-    of all others; whoever knows the seed can repeat it, and to them it hides nothing.
+    of all others. Anyone who knows the seed can repeat the draw; against them it hides nothing.
 
     >>> select([Full(3), Full(3)], seed=0, round=7).divisor.tolist()
     [3.0, 3.0]
     >>> select([Cycle(3, size=1)], seed=0, round=2).indices.shape
     torch.Size([1, 1])
     """
-    each, where = tuple(batches), str(device or "cpu")
-    kinds = {type(one) for one in each}
+    frozen_batches, device_name = tuple(batches), str(device or "cpu")
+    kinds = {type(batch) for batch in frozen_batches}
     if kinds == {Full}:
-        return _full_batches(each, where)
+        return _full_batches(frozen_batches, device_name)
     if kinds == {Cycle}:
-        return _cycle_batch(each, seed, round, where)
+        return _cycle_batch(frozen_batches, seed, round, device_name)
     if kinds == {Poisson}:
-        return _poisson_batch(each, seed, round, where)
+        return _draw_poisson(_poisson_batches(frozen_batches), seed, round, device_name)
     got = ", ".join(sorted(kind.kind for kind in kinds)) or "none"
     raise InputError(f"Expected batches of one kind, one for each agent, got {got}.")
 
 
 def select_many(batches: Sequence[Batches], seed: int, rounds: range) -> list[Selection]:
-    """What `select` says of each of these rounds, on the processor: where they are many, in less time.
+    """Return the result of `select` for each of these rounds, on the CPU. Faster for many rounds.
 
     >>> [chosen.indices.tolist() for chosen in select_many([Cycle(4, size=2)], 0, range(2))]
     [[[2, 3]], [[1, 0]]]
     """
-    each = tuple(batches)
-    kinds = {type(one) for one in each}
+    frozen_batches = tuple(batches)
+    kinds = {type(batch) for batch in frozen_batches}
     if kinds == {Cycle}:
-        indices, weights, periods, divisor = _cycles(each, seed, "cpu")
+        indices, weights, periods, divisor = _cycles(frozen_batches, seed, "cpu")
         turns = torch.from_numpy(np.arange(rounds.start, rounds.stop)[:, None] % periods)
-        row = torch.arange(len(each))
-        found = zip(indices[row, turns], weights[row, turns], strict=True)
-        return [Selection(chosen, weight, divisor) for chosen, weight in found]
+        row = torch.arange(len(frozen_batches))
+        selections = zip(indices[row, turns], weights[row, turns], strict=True)
+        return [Selection(chosen, weight, divisor) for chosen, weight in selections]
     if kinds == {Poisson}:
-        coins = _poisson_batches(each)
+        coins = _poisson_batches(frozen_batches)
         return [_draw_poisson(coins, seed, round, "cpu") for round in rounds]
-    return [select(each, seed, round, "cpu") for round in rounds]
+    return [select(frozen_batches, seed, round, "cpu") for round in rounds]
 
 
 def select_for_agents(
     agents: Sequence[int], batches: Sequence[Batches], seed: int, round: int, device: Device = None
 ) -> Selection:
-    """What `select` says of some `agents`, given the batches of all."""
-    every, some = select(batches, seed, round, device), list(agents)
+    """Return the result of `select` for some `agents`, given the batches of all."""
+    selection, rows = select(batches, seed, round, device), list(agents)
     return Selection(
-        None if every.indices is None else every.indices[some],
-        None if every.weights is None else every.weights[some],
-        every.divisor[some],
+        None if selection.indices is None else selection.indices[rows],
+        None if selection.weights is None else selection.weights[rows],
+        selection.divisor[rows],
     )
 
 
 @lru_cache(maxsize=8)
 def _full_batches(batches: tuple[Batches, ...], device: str) -> Selection:
-    counts = [one.records for one in batches]
+    counts = [batch.records for batch in batches]
     N = torch.tensor(counts, device=device)
     if len(set(counts)) == 1:
         return Selection(None, None, N.float())
@@ -114,15 +114,17 @@ def _cycle_batch(batches: tuple[Batches, ...], seed: int, round: int, device: st
 
 @lru_cache(maxsize=8)
 def _cycles(batches: tuple[Batches, ...], seed: int, device: str) -> tuple[Tensor, Tensor, Ints, Tensor]:
-    """All batches of all agents: indices, weights [n, longest period, largest size]; periods, divisor [n]."""
-    periods = np.array([one.period for one in batches])
-    shape = (len(batches), int(periods.max()), max(one.divisor for one in batches))
+    """Return all batches of all agents: indices, weights [n, longest period, largest size]; periods, divisor
+    [n].
+    """
+    periods = np.array([batch.period for batch in batches])
+    shape = (len(batches), int(periods.max()), max(batch.divisor for batch in batches))
     indices, weights = np.zeros(shape, np.int64), np.zeros(shape, np.float32)
-    for agent, one in enumerate(batches):
-        order = stream(seed, "cycle", agent).permutation(one.records)
-        batch, place = np.divmod(np.arange(one.records), one.divisor)
-        indices[agent, batch, place] = order
-        weights[agent, batch, place] = 1
+    for agent, batch in enumerate(batches):
+        order = stream(seed, "cycle", agent).permutation(batch.records)
+        turn, place = np.divmod(np.arange(batch.records), batch.divisor)
+        indices[agent, turn, place] = order
+        weights[agent, turn, place] = 1
     return (
         torch.from_numpy(indices).to(device),
         torch.from_numpy(weights).to(device),
@@ -132,7 +134,7 @@ def _cycles(batches: tuple[Batches, ...], seed: int, device: str) -> tuple[Tenso
 
 
 class _PoissonBatches(NamedTuple):
-    """Of Poisson batches, one for each agent."""
+    """Poisson batches, one for each agent."""
 
     records: Ints  # [n, 1]
     rate: Floats  # [n, 1]
@@ -140,22 +142,22 @@ class _PoissonBatches(NamedTuple):
     divisor: tuple[float, ...]
 
 
-def _poisson_batch(batches: tuple[Batches, ...], seed: int, round: int, device: str) -> Selection:
-    return _draw_poisson(_poisson_batches(batches), seed, round, device)
-
-
 def _poisson_batches(batches: tuple[Batches, ...]) -> _PoissonBatches:
-    N = np.array([one.records for one in batches])[:, None]
-    q = np.array([one.rate for one in batches])[:, None]
-    divisor = tuple(float(one.divisor) for one in batches)
-    return _PoissonBatches(N, q, max(one.divisor for one in batches), divisor)
+    N = np.array([batch.records for batch in batches])[:, None]
+    q = np.array([batch.rate for batch in batches])[:, None]
+    divisor = tuple(float(batch.divisor) for batch in batches)
+    return _PoissonBatches(N, q, max(batch.divisor for batch in batches), divisor)
 
 
 def typical_batch_width(batches: Sequence[Batches]) -> int:
-    """Records of one agent in a round: the most there can be; of Poisson batches, what hardly any exceeds."""
-    if not any(isinstance(one, Poisson) for one in batches):
-        return max(one.divisor for one in batches)
-    return min(max(one.records for one in batches), _geometric_draws(max(one.divisor for one in batches)))
+    """Return how many records of one agent a round holds: the maximum; for Poisson batches, a width that is
+    hardly ever exceeded.
+    """
+    if not any(isinstance(batch, Poisson) for batch in batches):
+        return max(batch.divisor for batch in batches)
+    return min(
+        max(batch.records for batch in batches), _geometric_draws(max(batch.divisor for batch in batches))
+    )
 
 
 def _geometric_draws(largest: int) -> int:
@@ -165,8 +167,8 @@ def _geometric_draws(largest: int) -> int:
 def _draw_poisson(coins: _PoissonBatches, seed: int, round: int, device: str) -> Selection:
     N, q, largest, divisor = coins
     generator = stream(seed, "poisson", round)
-    # The gaps between the chosen records of independent trials are geometric: this is Poisson sampling
-    # exactly, at the cost of the chosen records instead of all of them.
+    # The gaps between the records chosen by independent trials are geometric. So this is exact Poisson
+    # sampling, at the cost of the chosen records instead of all records.
     columns = _geometric_draws(largest)
     places = np.cumsum(generator.geometric(q, (len(N), columns)), axis=1) - 1
     while (places[:, -1] < N[:, 0]).any():
@@ -184,4 +186,4 @@ def _draw_poisson(coins: _PoissonBatches, seed: int, round: int, device: str) ->
 
 
 def _divisor(batches: tuple[Batches, ...], device: str) -> Tensor:
-    return torch.tensor([float(one.divisor) for one in batches], device=device)
+    return torch.tensor([float(batch.divisor) for batch in batches], device=device)

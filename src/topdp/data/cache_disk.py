@@ -1,4 +1,4 @@
-"""A folder that cannot be written to, in words: what is needed where."""
+"""Errors for a cache folder that cannot be written: how much space is needed and where."""
 
 from __future__ import annotations
 
@@ -20,24 +20,26 @@ _DISK_REASONS = {
 
 
 class DiskError(DataError):
-    """There is no room, or no permission, to keep the data; another source would not help."""
+    """The disk has no room for the data or denies permission; another source would not help."""
 
 
 def disk_error(folder: Path, reason: str, needed: int) -> DiskError:
     return DiskError(
         f"Cannot write to {folder}: {reason}; about {needed / 1e6:.0f} MB are needed. "
-        "Nothing was left half-written. Make room, or set TOPDP_CACHE to a folder on another disk."
+        "No partial file is left. Make room, or set TOPDP_CACHE to a folder on another disk."
     )
 
 
 @contextmanager
 def translate_disk_errors(folder: Path, needed: int) -> Iterator[None]:
-    """Turn a folder that cannot be written to into a `DiskError` that says what is needed where."""
+    """Turn errors of writing to `folder` into a `DiskError`, which says how much space is needed and
+    where.
+    """
     try:
         yield
     except (FileError, OSError) as error:
         cause = error.__cause__ if isinstance(error, FileError) else error
-        # Errors of a network are OSErrors too, and name no file.
+        # Network errors are OSErrors too, but name no file.
         if not isinstance(cause, OSError) or (cause.errno not in _DISK_REASONS and cause.filename is None):
             raise
         reason = _DISK_REASONS.get(cause.errno or 0, str(cause.strerror))

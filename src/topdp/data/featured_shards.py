@@ -1,7 +1,7 @@
-"""Shards whose inputs are features: of a data set that is dealt out, or of shards that are there already.
+"""Shards whose inputs are features: of a data set that is dealt out, or of existing shards.
 
-Where the features of records come from is in `features/kept`; here they are put in the places of their
-records, one chunk at a time, so that nothing of their size is in memory twice.
+`features/feature_cache` computes and caches the features of records. This module writes them to the places of
+their records, one chunk at a time, so that nothing of their size is in memory twice.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from topdp.data.record_checks import Array
 from topdp.data.shards import Shards
 
 Device = torch.device | str
-MIN_CACHED_SHARE = 1 / 4  # of a data set: fewer records are computed alone, and not kept
+MIN_CACHED_SHARE = 1 / 4  # of a data set: for fewer records only their features are computed, and not cached
 
 
 def of_dataset(
@@ -40,7 +40,9 @@ def of_dataset(
     device: Device = "cpu",
     progress: Progress = silent,
 ) -> Shards:
-    """As `Shards.from_dataset`, with features for inputs; kept for the whole data set, whoever holds what."""
+    """Like `Shards.from_dataset`, with features as inputs. They are cached for the whole data set, whoever
+    holds which record.
+    """
     whole = _source(dataset, dataset.train_inputs, "train")
     shape = features.shape(whole.example)
     shards = Shards.from_dataset(dataset, parts, held_out)
@@ -52,11 +54,11 @@ def of_dataset(
         place[part] = agent * longest + np.arange(len(part))
     if held_out is not None:
         place[held_out] = len(inputs) + np.arange(len(held_out))
-    used = np.flatnonzero(place >= 0)
-    if len(used) < MIN_CACHED_SHARE * len(place) and not is_cached(features, whole, device):
-        some = _source(dataset, dataset.train_inputs[used], "train")
+    used_records = np.flatnonzero(place >= 0)
+    if len(used_records) < MIN_CACHED_SHARE * len(place) and not is_cached(features, whole, device):
+        some = _source(dataset, dataset.train_inputs[used_records], "train")
         for piece in feature_chunks(features, some, device, progress, keep=False):
-            _place_features(piece, place[used], inputs, tests)
+            _place_features(piece, place[used_records], inputs, tests)
     else:
         for piece in feature_chunks(features, whole, device, progress):
             _place_features(piece, place, inputs, tests)
@@ -75,7 +77,9 @@ def of_dataset(
 def of_shards(
     shards: Shards, features: FeatureMap, device: Device = "cpu", progress: Progress = silent
 ) -> Shards:
-    """The same agents with the features of their records, each agent's kept by itself."""
+    """Return the same agents with the features of their records; each agent's features are cached
+    separately.
+    """
     n, longest = shards.inputs.shape[:2]
     inputs = torch.zeros(n, longest, *features.shape(shards.inputs[0, 0].cpu()))
     for agent, count in enumerate(shards.counts):
@@ -96,7 +100,9 @@ def of_shards(
 def of_records(
     records: Tensor, features: FeatureMap | None, name: str, progress: Progress = silent
 ) -> Tensor:
-    """[records, ...]: what a model sees of one agent's records; kept for the next time."""
+    """Return [records, ...]: the model inputs for one agent's records. Features are cached for the next
+    time.
+    """
     return (
         records
         if features is None
@@ -105,21 +111,23 @@ def of_records(
 
 
 def input_shape(dataset: Dataset, features: FeatureMap | None) -> tuple[int, ...]:
-    """The shape of what a model sees of one record."""
+    """The shape of the model input for one record."""
     example = _source(dataset, dataset.train_inputs, "train").example
     return tuple(example.shape) if features is None else features.shape(example)
 
 
 def _place_features(piece: FeatureChunk, place: Ints, inputs: Tensor, tests: Tensor) -> None:
     first, values = piece
-    goes = place[first : first + len(values)]
-    for target, here in (
-        (inputs, (goes >= 0) & (goes < len(inputs))),
-        (tests, goes >= len(inputs)),
+    targets_of_chunk = place[first : first + len(values)]
+    for target, belongs in (
+        (inputs, (targets_of_chunk >= 0) & (targets_of_chunk < len(inputs))),
+        (tests, targets_of_chunk >= len(inputs)),
     ):
-        if here.any():
+        if belongs.any():
             start = 0 if target is inputs else len(inputs)
-            target[torch.from_numpy(goes[here] - start)] = values[torch.from_numpy(np.flatnonzero(here))]
+            target[torch.from_numpy(targets_of_chunk[belongs] - start)] = values[
+                torch.from_numpy(np.flatnonzero(belongs))
+            ]
 
 
 def _source(dataset: Dataset, records: Array, part: str) -> RecordSource:
@@ -132,7 +140,7 @@ def _unscaled_source(records: Tensor, name: str) -> RecordSource:
 
 
 def _features_origin(shards: Shards, features: FeatureMap) -> str | None:
-    """None where a user's own map decides the values: then the values are all there is to know them by."""
+    """None if a user's own map determines the values: then only the values identify them."""
     if features.identity is None:
         return None
     return hashlib.sha256(f"{features.identity} {shards.digest()}".encode()).hexdigest()

@@ -1,9 +1,8 @@
-"""From files to arrays: every form in which the sets of images are published. Reads; never fetches.
+"""Files of published image data sets, in all their formats, to arrays. Reads only; `fetch` downloads.
 
-A reader is given a folder and returns the four arrays of a data set (pixels and labels as uint8, images as
-[N, C, H, W]), or None when the folder does not hold its form at all. A file that is there but damaged is a
-`DataError` that names the file. Nothing is unpickled: of CIFAR-10 the binary version is read, not the Python
-one.
+A reader takes a folder and returns the four arrays of a data set (pixels and labels as uint8, images as [N,
+C, H, W]), or None if the folder does not hold its format. An existing but damaged file is a `DataError` that
+names the file. Nothing is unpickled: of CIFAR-10 the binary version is read, not the Python version.
 """
 
 from __future__ import annotations
@@ -30,13 +29,9 @@ Bytes = npt.NDArray[np.uint8]
 Arrays = dict[str, npt.NDArray[Any]]
 ARRAY_NAMES = ("train_inputs", "train_labels", "test_inputs", "test_labels")
 CSV_BLOCK_BYTES = 1 << 24
-"""Bytes of a CSV file that are parsed at once."""
-DECODING_ERRORS = (
-    *files.UNREADABLE_FILE_ERRORS,
-    tarfile.TarError,
-    RuntimeError,  # a zip member with a password, or packed in an unknown way
-)
-"""What the readers of the standard library, numpy and Pillow raise on bytes they cannot make sense of."""
+"""Bytes of a CSV file that are parsed at a time."""
+DECODING_ERRORS = (*files.UNREADABLE_FILE_ERRORS, tarfile.TarError)
+"""What the readers of the standard library, numpy and Pillow raise on bytes that they cannot decode."""
 
 
 def damage_error(path: Path, why: object) -> DataError:
@@ -46,7 +41,7 @@ def damage_error(path: Path, why: object) -> DataError:
 
 
 def read_idx(path: Path) -> Bytes:
-    """An idx file of unsigned bytes, plain or gzipped (magic 0, 0, 8, number of dimensions)."""
+    """Read an idx file of unsigned bytes, plain or gzipped (magic 0, 0, 8, number of dimensions)."""
     try:
         content = path.read_bytes()
         if content[:2] == b"\x1f\x8b":
@@ -65,9 +60,9 @@ def read_idx(path: Path) -> Bytes:
 
 
 def idx_files(folder: Path) -> Arrays | None:
-    """The four files of MNIST and Fashion-MNIST under their original names, with or without `.gz`."""
+    """Read the four files of MNIST and Fashion-MNIST under their original names, with or without `.gz`."""
     stems = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
-    # As downloaded, unpacked, and with the dot that some unpackers put for the dash.
+    # As downloaded, unpacked, and with the dot that some unpackers write for the dash.
     spellings = [
         (f"{stem}-ubyte.gz", f"{stem}-ubyte", f"{stem}-ubyte".replace("-idx", ".idx")) for stem in stems
     ]
@@ -84,7 +79,7 @@ def idx_files(folder: Path) -> Arrays | None:
 
 
 def csv_files(folder: Path) -> Arrays | None:
-    """`mnist_train.csv` and `mnist_test.csv`: a header line, then label and 784 pixels per line."""
+    """Read `mnist_train.csv` and `mnist_test.csv`: a header line, then a label and 784 pixels per line."""
     paths = _find_files(folder, [("mnist_train.csv",), ("mnist_test.csv",)])
     if paths is None:
         return None
@@ -97,7 +92,7 @@ def csv_files(folder: Path) -> Arrays | None:
 
 
 def cifar_batches(folder: Path) -> Arrays | None:
-    """CIFAR-10's binary version: six files of records of one label byte and 3,072 pixels."""
+    """Read CIFAR-10's binary version: six files of records of one label byte and 3,072 pixels."""
     names = [*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"]
     paths = _find_files(folder, [(name,) for name in names])
     if paths is None:
@@ -116,7 +111,7 @@ def cifar_batches(folder: Path) -> Arrays | None:
 
 
 def cifar_sheets(folder: Path) -> Arrays | None:
-    """Six lossless PNG sheets, one image per line of 1,024 RGB pixels; the labels as two JSON lists."""
+    """Read six lossless PNG sheets, one image per line of 1,024 RGB pixels; labels are two JSON lists."""
     names = [*(f"data_batch_{number}.png" for number in range(1, 6)), "test_batch.png"]
     names += ["train_lables.json", "test_lables.json"]  # the package's own spelling
     paths = _find_files(folder, [(name,) for name in names])
@@ -136,7 +131,7 @@ def cifar_sheets(folder: Path) -> Arrays | None:
     for path in paths[6:]:
         try:
             labels.append(np.array(json.loads(path.read_text()), np.uint8))
-        except (*DECODING_ERRORS, TypeError, OverflowError) as error:
+        except DECODING_ERRORS as error:
             raise damage_error(path, error) from error
     train, test = np.concatenate(images[:5]), images[5]
     contiguous = (np.ascontiguousarray(train), labels[0], np.ascontiguousarray(test), labels[1])
@@ -144,7 +139,7 @@ def cifar_sheets(folder: Path) -> Arrays | None:
 
 
 def read_npz(path: Path) -> dict[str, npt.NDArray[Any]]:
-    """All arrays of an `.npz`, without pickle; one of `DECODING_ERRORS` where it is none."""
+    """Return all arrays of an `.npz` without unpickling; raises one of `DECODING_ERRORS` if it is none."""
     with path.open("rb") as file:
         if not zipfile.is_zipfile(file):
             raise ValueError("expected an archive of named arrays, got another kind of file")
@@ -154,7 +149,7 @@ def read_npz(path: Path) -> dict[str, npt.NDArray[Any]]:
 
 
 def read_cached_arrays(path: Path) -> Arrays | None:
-    """Our own cache file: one uncompressed `.npz` with the four arrays."""
+    """Read a cache file of topdp: one uncompressed `.npz` with the four arrays."""
     if not path.is_file():
         return None
     try:
@@ -165,7 +160,9 @@ def read_cached_arrays(path: Path) -> Arrays | None:
 
 
 def unpack(archive: Path, into: Path, wanted: Callable[[str], bool]) -> None:
-    """Put the `wanted` members of a `.tgz`, `.whl` or `.deb` (by base name) flat into the folder `into`."""
+    """Extract the `wanted` members (by base name) of a `.tgz`, `.whl` or `.deb` into the folder `into`,
+    without subfolders.
+    """
     try:
         if archive.suffix == ".deb":
             _unpack_deb(archive, into)
@@ -188,7 +185,7 @@ def unpack(archive: Path, into: Path, wanted: Callable[[str], bool]) -> None:
                         with stored, (into / Path(entry.name).name).open("wb") as out:
                             shutil.copyfileobj(stored, out, 1 << 20)
     except OSError as error:
-        # gzip reports a damaged stream as an OSError without a number; a full disk has one and is not damage.
+        # gzip reports a damaged stream as an OSError without errno. A full disk sets errno and is not damage.
         if error.errno is not None:
             raise
         raise damage_error(archive, error) from error
@@ -199,7 +196,10 @@ def unpack(archive: Path, into: Path, wanted: Callable[[str], bool]) -> None:
 def _unpack_deb(archive: Path, into: Path) -> None:
     tool = shutil.which("dpkg-deb")
     if tool is None:
-        raise DataError(f"{archive} needs dpkg-deb to be unpacked, which is not on this machine.")
+        raise DataError(
+            f"{archive}: expected the tool dpkg-deb to unpack it, which is not installed. It exists on "
+            "Debian-like Linux systems; elsewhere use another source."
+        )
     tree = into / "package"
     done = subprocess.run([tool, "-x", str(archive), str(tree)], capture_output=True, text=True, check=False)
     if done.returncode:
@@ -209,22 +209,24 @@ def _unpack_deb(archive: Path, into: Path) -> None:
 
 
 def _find_files(folder: Path, spellings: Sequence[tuple[str, ...]]) -> list[Path] | None:
-    """For each file the first of its spellings that is in `folder`; None if no file is; else all must be."""
-    found = [
+    """Return, for each file, the first of its spellings that is in `folder`; None if no file exists.
+    Otherwise all must exist.
+    """
+    matches = [
         next((folder / name for name in names if (folder / name).is_file()), None) for names in spellings
     ]
-    paths = [path for path in found if path is not None]
-    if paths and len(paths) < len(found):
-        missing = [names[0] for names, path in zip(spellings, found, strict=True) if path is None]
+    paths = [path for path in matches if path is not None]
+    if paths and len(paths) < len(matches):
+        missing = [names[0] for names, path in zip(spellings, matches, strict=True) if path is None]
         raise DataError(f"{folder} is incomplete: {', '.join(missing)} missing.")
     return paths or None
 
 
 def _small_integers(path: Path, columns: int) -> Bytes:
-    """The rows of a CSV file of integers 0..255 below a header line.
+    """Read the rows of a CSV file of integers 0..255 below a header line.
 
-    Array operations over blocks of lines: a number is read off the one to three digits before its separator.
-    128 MB take about a second; `numpy.loadtxt` takes half a minute.
+    Works with array operations on blocks of lines: a number consists of the one to three digits before its
+    separator. 128 MB take about a second; `numpy.loadtxt` takes half a minute.
     """
     blocks = []
     with path.open("rb") as file:

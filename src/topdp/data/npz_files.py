@@ -1,9 +1,9 @@
-"""A user's own data as `.npz` arrays: read without pickle, checked record by record. Writes nothing.
+"""A user's own data as `.npz` arrays: read without pickle, checked record by record.
 
 Either a folder with `train.npz` and `test.npz`, each with arrays `inputs` and `labels`; or one `.npz` with
-`train_inputs`, `train_labels`, `test_inputs` and `test_labels`. The test part may be left away. Labels are
-whole numbers, one a record; the number of classes is the array `classes` (one number) where there is one,
-else the largest training label + 1. Targets of any other kind are called `targets` instead of `labels`.
+`train_inputs`, `train_labels`, `test_inputs` and `test_labels`. The test part is optional. Labels are
+integers, one per record. The number of classes is the array `classes` (one number) if it exists, else the
+largest training label + 1. Targets of any other kind are named `targets` instead of `labels`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class NpzArrays(NamedTuple):
 
 
 def read_npz_dataset(path: str | os.PathLike[str]) -> NpzArrays:
-    """The arrays at `path`, checked; or a `DataError` that names the file, the array and the record."""
+    """Return the checked arrays at `path`; a `DataError` names the file, the array and the record."""
     place = Path(path).expanduser()
     if place.is_dir():
         train_file, test_file = place / "train.npz", place / "test.npz"
@@ -63,7 +63,7 @@ def read_npz_dataset(path: str | os.PathLike[str]) -> NpzArrays:
 
 
 def read_npz_records(path: Path) -> tuple[Array, Array, int | None]:
-    """(inputs, targets, classes where they are stated) of one site: without a test part, names as above."""
+    """Return (inputs, targets, classes if stated) of one site: no test part, names as above."""
     arrays = _arrays(path)
     part = "train_" if "train_inputs" in arrays else ""
     inputs, targets, called = _part(arrays, part, path, "records")
@@ -74,22 +74,24 @@ def read_npz_records(path: Path) -> tuple[Array, Array, int | None]:
 
 
 def _part(arrays: dict[str, Array], part: str, file: Path, what: str) -> tuple[Array, Array, str]:
-    """The inputs and targets of one part, and whether they are called labels or targets."""
-    there = [name for name in ("labels", "targets") if part + name in arrays]
-    found = ", ".join(sorted(arrays)) or "none"
+    """Return the inputs and targets of one part, and whether the targets are named labels or targets."""
+    target_names = [name for name in ("labels", "targets") if part + name in arrays]
+    names = ", ".join(sorted(arrays)) or "none"
     if part + "inputs" not in arrays:
-        raise DataError(f"{file}: expected an array '{part}inputs', got {found}.")
-    if len(there) != 1:
-        raise DataError(f"{file}: expected an array '{part}labels' or '{part}targets', got {found}.")
-    return *check_records(arrays[part + "inputs"], arrays[part + there[0]], f"{file}, {what}"), there[0]
+        raise DataError(f"{file}: expected an array '{part}inputs', got {names}.")
+    if len(target_names) != 1:
+        raise DataError(f"{file}: expected an array '{part}labels' or '{part}targets', got {names}.")
+    return *check_records(
+        arrays[part + "inputs"], arrays[part + target_names[0]], f"{file}, {what}"
+    ), target_names[0]
 
 
 def _arrays(path: Path) -> dict[str, Array]:
     if not path.is_file():
         raise DataError(
-            f"Expected the file {path}, which is not there. A folder holds train.npz and, if there are test "
-            "records, test.npz, each with the arrays inputs and labels; a single .npz holds train_inputs, "
-            "train_labels, and if there are test records test_inputs and test_labels."
+            f"Expected the file {path}, which does not exist. A folder holds train.npz and, if there are "
+            "test records, test.npz, each with the arrays inputs and labels; a single .npz holds "
+            "train_inputs, train_labels, and if there are test records test_inputs and test_labels."
         )
     try:
         return read_npz(path)
@@ -102,7 +104,7 @@ def _arrays(path: Path) -> dict[str, Array]:
 def _classes(arrays: dict[str, Array], labels: Array, what: str) -> int:
     if "classes" not in arrays:
         return count_classes([labels], what)
-    given = arrays["classes"]
-    if given.size != 1 or given.dtype.kind not in "ui" or int(given.reshape(())) < 1:
-        raise DataError(f"{what}: expected 'classes' to be one whole number of at least 1, got {given!r}.")
-    return int(given.reshape(()))
+    stated = arrays["classes"]
+    if stated.size != 1 or stated.dtype.kind not in "ui" or int(stated.reshape(())) < 1:
+        raise DataError(f"{what}: expected 'classes' to be one whole number of at least 1, got {stated!r}.")
+    return int(stated.reshape(()))

@@ -1,7 +1,7 @@
-"""Who holds which record: ways to deal a data set out to agents. Looks at targets only, never at inputs.
+"""Partitions: ways to deal the records of a data set out to agents. Only targets are read, never inputs.
 
-Every function returns one array of indices per agent. No record is ever held by two agents: the privacy
-accounts count a record once, at the agent that holds it.
+Every function returns one array of indices per agent. No two agents hold the same record: accountants count a
+record once, at the agent that holds it.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ def partition(labels: Labels, agents: int, kind: str, seed: int, **options: Any)
     [3, 3, 3]
     """
     if kind not in PARTITIONS:
-        raise InputError(f"Expected a partition out of {', '.join(PARTITIONS)}, got {kind!r}.")
+        raise InputError(f"Expected one of the partitions {', '.join(PARTITIONS)}, got {kind!r}.")
     deal = PARTITIONS[kind]
     accepted = list(inspect.signature(deal).parameters)[3:]
     unknown = sorted(set(options) - set(accepted))
     if unknown:
         raise InputError(
-            f"Expected the options of {kind!r} out of {', '.join(accepted) or '(none)'}, "
-            f"got {', '.join(unknown)}."
+            f"Expected for {kind!r} only the options {', '.join(accepted) or '(none)'}, got "
+            f"{', '.join(unknown)}."
         )
     return deal(labels, agents, seed, **options)
 
@@ -44,7 +44,7 @@ def partition(labels: Labels, agents: int, kind: str, seed: int, **options: Any)
 def iid(labels: Labels, agents: int, seed: int) -> list[Ints]:
     """Shuffle, then cut into shards of equal size, floor(records / agents), as in the paper.
 
-    The remainder, records mod agents, fewer than one per agent, is left out, so that sizes are the same.
+    The remainder (records mod agents) is left out, so that all sizes are equal.
     """
     _expect_enough_records(labels, agents)
     size = len(labels) // agents
@@ -53,17 +53,13 @@ def iid(labels: Labels, agents: int, seed: int) -> list[Ints]:
 
 
 def sizes(
-    labels: Labels,
-    agents: int,
-    seed: int,
-    sizes: Sequence[float] | None = None,
-    ratio: float | None = None,
+    labels: Labels, agents: int, seed: int, sizes: Sequence[float] | None = None, ratio: float | None = None
 ) -> list[Ints]:
     """Shuffle, then cut into shards of unequal size. Give exactly one of the two options.
 
     `sizes` gives one number per agent: counts (integers), or fractions of all records (at most 1 in sum;
     rounded down). `ratio` makes sizes fall geometrically from agent 0, which holds `ratio` times as many
-    records as the last agent; all records are dealt, but for fewer than one per agent.
+    records as the last agent; all records are dealt out, except for fewer than one per agent.
     """
     _expect_enough_records(labels, agents)
     records = len(labels)
@@ -75,15 +71,15 @@ def sizes(
         shares = ratio ** -(np.arange(agents) / max(agents - 1, 1))
         counts = np.floor(records * shares / shares.sum() + 1e-9).astype(np.int64)
     else:
-        given = np.asarray(sizes)
-        if given.shape != (agents,) or given.dtype.kind not in "uif":
+        requested = np.asarray(sizes)
+        if requested.shape != (agents,) or requested.dtype.kind not in "uif":
             raise InputError(f"Expected one size for each of {agents} agents, got {sizes}.")
-        if given.dtype.kind == "f":
-            if not np.all((given > 0) & (given <= 1)) or given.sum() > 1 + 1e-9:
+        if requested.dtype.kind == "f":
+            if not np.all((requested > 0) & (requested <= 1)) or requested.sum() > 1 + 1e-9:
                 raise InputError(f"Expected fractions above 0 with a sum of at most 1, got {sizes}.")
-            counts = np.floor(given * records + 1e-9).astype(np.int64)
+            counts = np.floor(requested * records + 1e-9).astype(np.int64)
         else:
-            counts = given.astype(np.int64)
+            counts = requested.astype(np.int64)
     if counts.min() < 1:
         agent = int(counts.argmin())
         raise DataError(
@@ -98,61 +94,64 @@ def sizes(
 def dirichlet(
     labels: Labels, agents: int, seed: int, alpha: float = 0.5, minimum: int = 1, attempts: int = 1000
 ) -> list[Ints]:
-    """Each label's records go to agents in proportions drawn from Dirichlet(`alpha`, ..., `alpha`).
+    """Deal each label's records out in proportions drawn from Dirichlet(`alpha`, ..., `alpha`).
 
-    Small `alpha`: few labels per agent and unequal sizes; large `alpha`: nearly iid. All records are dealt.
-    The proportions are drawn again until every agent holds at least `minimum` records, `attempts` times at
-    most.
+    Small `alpha`: few labels per agent and unequal sizes; large `alpha`: nearly iid. All records are dealt
+    out. The proportions are drawn again, at most `attempts` times, until every agent holds at least `minimum`
+    records.
     """
     _expect_enough_records(labels, agents, minimum)
     if not (math.isfinite(alpha) and alpha > 0):
         raise InputError(f"Expected alpha > 0, got {alpha}.")
     generator = stream(seed, "partition")
-    held = _records_by_label(labels, generator)
-    of_each = np.array([len(records) for records in held])
+    records_by_label = _records_by_label(labels, generator)
+    of_each = np.array([len(records) for records in records_by_label])
     best = 0
     for _ in range(attempts):
-        shares = generator.dirichlet(np.full(agents, alpha), len(held))
-        # Rounded cumulative shares: every record of a label is dealt, and counts stray by less than one.
+        shares = generator.dirichlet(np.full(agents, alpha), len(records_by_label))
+        # Rounded cumulative shares: every record of a label is dealt out, and counts deviate by less than
+        # one.
         cuts = np.rint(np.cumsum(shares, axis=1) * of_each[:, None]).astype(np.int64)
         cuts[:, -1] = of_each
         totals = np.diff(cuts, axis=1, prepend=0).sum(axis=0)
         best = max(best, int(totals.min()))
         if totals.min() >= minimum:
-            pieces = [np.split(records, cut[:-1]) for records, cut in zip(held, cuts, strict=True)]
+            pieces = [
+                np.split(records, cut[:-1]) for records, cut in zip(records_by_label, cuts, strict=True)
+            ]
             return [generator.permutation(np.concatenate(parts)) for parts in zip(*pieces, strict=True)]
     raise DataError(
         f"Expected every agent to hold at least {minimum} records; in {attempts} draws of Dirichlet({alpha}) "
-        f"over {agents} agents and {len(labels)} records the poorest agent never held more than {best}. "
+        f"over {agents} agents and {len(labels)} records the smallest agent never held more than {best}. "
         "Use a larger alpha, fewer agents or a smaller minimum."
     )
 
 
 def label(labels: Labels, agents: int, seed: int, labels_per_agent: int = 2) -> list[Ints]:
-    """Each agent holds records of `labels_per_agent` labels only.
+    """Give each agent records of only `labels_per_agent` labels.
 
-    Agents take, in random order, the labels that fewest agents hold so far (ties at random), so labels are
-    shared evenly. A label's records are cut into equal shares, up to one record, for the agents that hold it;
-    labels that nobody holds, which there are only if agents * labels_per_agent < labels, are left out.
+    In random order, agents take the labels held by the fewest agents so far (ties at random), so labels are
+    shared evenly. A label's records are cut into equal shares, up to one record, for the agents that hold it.
+    Labels that no agent holds are left out; they exist only if agents * labels_per_agent < labels.
     """
     _expect_enough_records(labels, agents)
     generator = stream(seed, "partition")
-    held = _records_by_label(labels, generator)
-    if not 1 <= labels_per_agent <= len(held):
-        raise DataError(f"Expected labels_per_agent in 1..{len(held)}, got {labels_per_agent}.")
-    holders: list[list[int]] = [[] for _ in held]
+    by_label = _records_by_label(labels, generator)
+    if not 1 <= labels_per_agent <= len(by_label):
+        raise DataError(f"Expected labels_per_agent in 1..{len(by_label)}, got {labels_per_agent}.")
+    holders: list[list[int]] = [[] for _ in by_label]
     for agent in generator.permutation(agents):
-        crowd = np.array([len(who) for who in holders]) + generator.random(len(held))
-        for chosen in np.argsort(crowd)[:labels_per_agent]:
+        popularity = np.array([len(group) for group in holders]) + generator.random(len(by_label))
+        for chosen in np.argsort(popularity)[:labels_per_agent]:
             holders[chosen].append(int(agent))
     pieces: list[list[Ints]] = [[] for _ in range(agents)]
-    for records, who in zip(held, holders, strict=True):
-        if len(who) > len(records):
+    for records, group in zip(by_label, holders, strict=True):
+        if len(group) > len(records):
             raise DataError(
-                f"Expected at least one record of label {labels[records[0]]} for each of the {len(who)} "
+                f"Expected at least one record of label {labels[records[0]]} for each of the {len(group)} "
                 f"agents that hold it, got {len(records)}. Use fewer agents or labels per agent."
             )
-        for agent, share in zip(who, np.array_split(records, len(who)) if who else [], strict=True):
+        for agent, share in zip(group, np.array_split(records, len(group)) if group else [], strict=True):
             pieces[agent].append(share)
     return [generator.permutation(np.concatenate(parts)) for parts in pieces]
 
@@ -179,10 +178,10 @@ def _expect_enough_records(labels: Labels, agents: int, minimum: int = 1) -> Non
 
 
 def _records_by_label(labels: Labels, generator: np.random.Generator) -> list[Ints]:
-    """For each label that occurs, its records in random order."""
+    """Return, for each label that occurs, its records in random order."""
     if labels.ndim != 1 or labels.dtype.kind not in "uib":
         raise DataError(
-            "Expected one whole-number label for each record to deal them out by label, got targets of shape "
+            "Expected one integer label for each record to deal them out by label, got targets of shape "
             f"{labels.shape} and type {labels.dtype}. Use the partition iid or sizes."
         )
     order = generator.permutation(len(labels))

@@ -1,4 +1,4 @@
-"""What inputs and targets must be before anything is trained on them. Refuses; never repairs."""
+"""Requirements on inputs and targets before training. Refuses; never repairs."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from topdp.errors import DataError
 
 Array = npt.NDArray[Any]
 MAX_UNSTATED_CLASSES = 1000
-"""So many classes, and more than records, are not believed unless they are stated."""
+"""More classes than this, and than records, must be stated explicitly."""
 _MAX_FLOAT32 = float(np.finfo(np.float32).max)
 
 
 def check_records(inputs: Array, targets: Array, what: str) -> tuple[Array, Array]:
-    """`inputs` and `targets` as arrays fit for training, or a `DataError` that begins with `what`.
+    """Return `inputs` and `targets` as arrays ready for training; the message of a `DataError` begins with
+    `what`.
 
     Numeric, non-empty, of equal length, every number finite; targets in one of the types of `check_targets`.
     """
@@ -39,9 +40,9 @@ def check_records(inputs: Array, targets: Array, what: str) -> tuple[Array, Arra
 
 
 def check_targets(targets: Array, what: str) -> Array:
-    """`targets` [records, ...] as int64, float32 or float64, every number finite.
+    """Return `targets` [records, ...] as int64, float32 or float64, every number finite.
 
-    Truth values become 0 and 1; whole numbers stay whole, and what they mean is for the loss to say.
+    Booleans become 0 and 1. Integers stay integers; their meaning depends on the loss.
     """
     if targets.dtype.kind not in "uifb":
         raise DataError(f"{what}: expected numeric targets, got dtype {targets.dtype}.")
@@ -56,7 +57,7 @@ def check_targets(targets: Array, what: str) -> Array:
 
 
 def check_labels(labels: Array, what: str, classes: int | None = None) -> Ints:
-    """`labels` [records] as int64, every one an integer of at least 0 and, where given, below `classes`."""
+    """Return `labels` [records] as int64, all integers of at least 0 and, if given, below `classes`."""
     if labels.ndim != 1:
         raise DataError(f"{what}: expected labels of shape [records], got shape {labels.shape}.")
     if labels.dtype.kind not in "uifb":
@@ -77,28 +78,34 @@ def check_labels(labels: Array, what: str, classes: int | None = None) -> Ints:
 
 
 def is_numbering(labels: Sequence[Array]) -> bool:
-    """Whether whole numbers of all agents can number classes: 10^9 among a hundred records cannot."""
-    largest, records = max(int(each.max()) for each in labels), sum(len(each) for each in labels)
+    """Whether the integers of all agents can number classes: 10^9 among a hundred records cannot."""
+    largest, records = (
+        max(int(agent_labels.max()) for agent_labels in labels),
+        sum(len(agent_labels) for agent_labels in labels),
+    )
     return largest < max(MAX_UNSTATED_CLASSES, records)
 
 
 def count_classes(labels: Sequence[Array], what: str) -> int:
-    """How many classes labels of all agents name, where nobody stated it: the largest + 1; at least two."""
-    largest = max(int(each.max()) for each in labels)
+    """Return how many classes the labels of all agents number, if not stated: the largest + 1, at least
+    two.
+    """
+    largest = max(int(agent_labels.max()) for agent_labels in labels)
     if not is_numbering(labels):
         raise DataError(
             f"{what}: expected labels that number the classes 0, 1, 2, ..., got {largest} among "
-            f"{sum(len(each) for each in labels)} records. Number them, or state how many classes there are."
+            f"{sum(len(agent_labels) for agent_labels in labels)} records. Number them, or state the "
+            "number of classes."
         )
     return expect_two_classes(largest + 1, what)
 
 
 def expect_two_classes(classes: int, what: str) -> int:
-    """`classes`, unless there is one alone."""
+    """Return `classes` if there are at least two."""
     if classes < 2:
         raise DataError(
-            f"{what}: expected labels of at least two classes, got 0 everywhere: nothing can be learnt. "
-            "State how many classes there are if others occur elsewhere."
+            f"{what}: expected labels of at least two classes, got only 0: nothing can be learnt. "
+            "State the number of classes if others occur elsewhere."
         )
     return classes
 
@@ -106,9 +113,9 @@ def expect_two_classes(classes: int, what: str) -> int:
 def _expect_finite(values: Array, what: str, called: str) -> None:
     if values.dtype.kind != "f":
         return
-    # NaN passes through min and max and fails both comparisons; the culprits are looked for only then.
+    # NaN passes through min and max and fails both comparisons; only then bad records are searched.
     with np.errstate(invalid="ignore"):
-        # As Python's numbers: float16 has none so large, and compares with infinity instead.
+        # Compared as Python floats: in float16 the limit would be infinite.
         if float(values.min()) >= -_MAX_FLOAT32 and float(values.max()) <= _MAX_FLOAT32:
             return
         values = values.astype(np.float64)

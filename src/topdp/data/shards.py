@@ -1,4 +1,4 @@
-"""What the engine eats: the records of all agents in one padded tensor on one device, checked once."""
+"""The records of all agents in one padded tensor on one device, checked once."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ AgentRecords = tuple[Any, Any]
 _NUMPY_TYPES = {torch.float32: np.float32, torch.float64: np.float64, torch.int64: np.int64}
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Shards:
-    """The records of n agents, and optionally records to test on.
+    """The records of n agents, and optionally test records.
 
-    Agent i holds `inputs[i, :sizes[i]]` and `targets[i, :sizes[i]]`; the rest of its row is zeros and is no
-    record. Every record has been checked: finite, one shape for all; labels, where there are `classes`, in
-    0..classes-1. What targets must be beyond that is for the loss to say.
+    Agent i holds `inputs[i, :sizes[i]]` and `targets[i, :sizes[i]]`; the rest of its row is zero padding.
+    Every record has been checked: finite, one shape for all; with `classes`, labels in 0..classes-1. Further
+    requirements on targets depend on the loss.
 
     >>> import numpy as np
     >>> x, y = np.zeros((8, 2)), np.arange(8) % 2
@@ -44,19 +44,19 @@ class Shards:
     """
 
     inputs: Tensor
-    """[n, N_max, ...], float32 unless another dtype was asked for."""
+    """[n, N_max, ...], float32 unless another dtype was requested."""
     targets: Tensor
     """[n, N_max, ...]: int64, float32 or float64."""
     sizes: Tensor
-    """[n], int64, on the device of the inputs; `counts` are the same numbers at hand."""
+    """[n], int64, on the device of the inputs; the same numbers as `counts`."""
     counts: tuple[int, ...]
     classes: int | None
-    """Where targets are labels, one whole number of at least 0 for each record; else None."""
+    """The number of classes if the targets are labels, one integer of at least 0 per record; else None."""
     test_inputs: Tensor | None = None
     """[M, ...], or None."""
     test_targets: Tensor | None = None
     origin: str | None = None
-    """Where the inputs are features: the digest of the records, and of what they were mapped by."""
+    """For inputs that are features: the digest of the records and of the feature map."""
 
     @property
     def agents(self) -> int:
@@ -67,10 +67,11 @@ class Shards:
         return self.inputs.device
 
     def digest(self) -> str:
-        """SHA-256 over all records of all agents, in their order.
+        """Return the SHA-256 of all records of all agents, in their order.
 
-        Features are known by the records they are of, for their last digits differ between machines. For
-        simulated runs, whose seed tells as much to who has their folder; not for what is published.
+        Features are identified by the records that they are computed from, because their last digits differ
+        between machines. For simulated runs, whose seed discloses as much to anyone with their folder; not
+        for anything that is published.
         """
         if self.origin is not None:
             return self.origin
@@ -81,7 +82,7 @@ class Shards:
         return sha.hexdigest()
 
     def heading(self, counts: tuple[int, ...]) -> bytes:
-        """What a digest begins with, where agents hold `counts` records: how many, and of which kind."""
+        """Return the first bytes of a digest for agents with `counts` records: counts, types and shapes."""
         inputs, targets = ((len(counts), *values.shape[1:]) for values in (self.inputs, self.targets))
         head = f"{counts} {self.inputs.dtype} {inputs}"
         if self.targets.dim() != 2 or self.targets.dtype != torch.int64:
@@ -89,7 +90,7 @@ class Shards:
         return head.encode()
 
     def records(self, agent: int) -> tuple[Array, Array]:
-        """Inputs and targets of one agent, without padding."""
+        """Return inputs and targets of one agent, without padding."""
         count = self.counts[agent]
         inputs, targets = (
             values[agent, :count].cpu().contiguous().numpy() for values in (self.inputs, self.targets)
@@ -97,19 +98,19 @@ class Shards:
         return inputs, targets
 
     def padded(self, longest: int) -> Shards:
-        """The same with room for `longest` records of each agent."""
+        """Return the same shards with room for `longest` records per agent."""
         if longest == self.inputs.shape[1]:
             return self
-        room = [
+        padded_values = [
             values.new_zeros(self.agents, longest, *values.shape[2:])
             for values in (self.inputs, self.targets)
         ]
-        for new, old in zip(room, (self.inputs, self.targets), strict=True):
+        for new, old in zip(padded_values, (self.inputs, self.targets), strict=True):
             new[:, : old.shape[1]] = old
-        return replace(self, inputs=room[0], targets=room[1])
+        return replace(self, inputs=padded_values[0], targets=padded_values[1])
 
     def to(self, device: str | torch.device) -> Shards:
-        """The same shards on another device."""
+        """Return the same shards on another device."""
         return replace(
             self,
             inputs=self.inputs.to(device),
@@ -119,11 +120,8 @@ class Shards:
             test_targets=None if self.test_targets is None else self.test_targets.to(device),
         )
 
-    def _tested(self, inputs: Array, targets: Array) -> Shards:
-        return replace(self, test_inputs=torch.from_numpy(inputs), test_targets=torch.from_numpy(targets))
-
     def pooled(self) -> Shards:
-        """All records in one place."""
+        """Return all records as those of a single agent."""
         inputs, targets = (
             torch.cat([values[agent, :count] for agent, count in enumerate(self.counts)])[None]
             for values in (self.inputs, self.targets)
@@ -142,8 +140,8 @@ class Shards:
     ) -> Shards:
         """Deal out `dataset`, scaled by its public constants: agent i holds the records `parts[i]`.
 
-        With `held_out`, these training records are tested on instead of the test set. `only`: the agents
-        whose records are dealt out, padded as for all.
+        With `held_out`, these training records are the test records instead of the test set. `only`: the
+        agents whose records are dealt out, padded as for all.
         """
         records = len(dataset.train_targets)
         for agent, part in enumerate(parts):
@@ -165,8 +163,7 @@ class Shards:
         test = dataset.test()
         if held_out is not None:
             test = dataset.scale(dataset.train_inputs[held_out]), dataset.train_targets[held_out]
-        shards = Shards(inputs, targets, torch.tensor(counts), counts, dataset.classes)
-        return shards if test is None else shards._tested(*test)
+        return _make_shards(inputs, targets, counts, dataset.classes, test)
 
     @staticmethod
     def from_arrays(
@@ -176,12 +173,12 @@ class Shards:
         *,
         dtype: torch.dtype = torch.float32,
     ) -> Shards:
-        """Shards of a user's own (inputs, targets), one pair of arrays or tensors per agent.
+        """Return shards of a user's own (inputs, targets), one pair of arrays or tensors per agent.
 
-        Inputs are taken as they are, not scaled, and converted to `dtype`: float32, float64, or int64 for
-        inputs that are indices, such as tokens. Targets have any shape after the first axis; whole numbers
-        and truth values are kept in int64, others in float32 or float64. With `classes` they must be labels;
-        without, one whole number of at least 0 for each record is a label, and `classes` the largest + 1.
+        Inputs are not scaled, only converted to `dtype`: float32, float64, or int64 for inputs that are
+        indices, such as tokens. Targets have any shape after the first axis; integers and booleans are kept
+        in int64, others in float32 or float64. With `classes` they must be labels; without, one integer of at
+        least 0 per record is a label, and `classes` is the largest + 1.
         """
         _expect_sequence(agents)
         checked = [_checked_pair(pair, dtype, f"agent {agent}") for agent, pair in enumerate(agents)]
@@ -192,20 +189,22 @@ class Shards:
         for (inputs, targets), name in zip(checked, names, strict=True):
             check_same_shape(inputs, checked[0][0].shape[1:], name, "agent 0")
             check_same_shape(targets, checked[0][1].shape[1:], name, "agent 0", "targets")
-        found = [targets for _, targets in checked]
+        all_parts = [targets for _, targets in checked]
         if classes is None:
-            classes = _classes(found[: len(agents)])
+            classes = _classes(all_parts[: len(agents)])
         if classes is not None:
-            found = [check_labels(one, name, classes) for one, name in zip(found, names, strict=True)]
-        common = np.result_type(*found)
-        counts = _counts(found[: len(agents)])
+            all_parts = [
+                check_labels(part, name, classes) for part, name in zip(all_parts, names, strict=True)
+            ]
+        common = np.result_type(*all_parts)
+        counts = _counts(all_parts[: len(agents)])
         all_inputs = torch.zeros(len(counts), max(counts), *checked[0][0].shape[1:], dtype=dtype)
-        all_targets = torch.from_numpy(np.zeros((len(counts), max(counts), *found[0].shape[1:]), common))
+        all_targets = torch.from_numpy(np.zeros((len(counts), max(counts), *all_parts[0].shape[1:]), common))
         for agent, count in enumerate(counts):
             all_inputs[agent, :count] = torch.from_numpy(checked[agent][0])
-            all_targets[agent, :count] = torch.from_numpy(found[agent])
-        shards = Shards(all_inputs, all_targets, torch.tensor(counts), counts, classes)
-        return shards if test is None else shards._tested(checked[-1][0], found[-1].astype(common))
+            all_targets[agent, :count] = torch.from_numpy(all_parts[agent])
+        held_out = None if test is None else (checked[-1][0], all_parts[-1].astype(common))
+        return _make_shards(all_inputs, all_targets, counts, classes, held_out)
 
     @staticmethod
     def from_torch(
@@ -215,10 +214,11 @@ class Shards:
         *,
         dtype: torch.dtype = torch.float32,
     ) -> Shards:
-        """Shards of `torch.utils.data.Dataset`s of (input, target) items, or of `DataLoader`s, one per agent.
+        """Return shards of `torch.utils.data.Dataset`s of (input, target) items, or of `DataLoader`s, one per
+        agent.
 
-        Each item is read once, now: a random transform is drawn once, not every round. A loader is gone
-        through once, in its order.
+        Each item is read once, now: a random transform is drawn once, not every round. A loader is iterated
+        over once, in its order.
         """
         _expect_sequence(agents)
         pairs = [read_items(source, f"agent {agent}") for agent, source in enumerate(agents)]
@@ -231,10 +231,10 @@ class Shards:
         test: str | os.PathLike[str] | None = None,
         schema: Schema | Mapping[str, Any] | str | os.PathLike[str] | None = None,
     ) -> Shards:
-        """Shards of one file or folder for each agent: CSV, Parquet, `.npz`, or folders of images.
+        """Return shards of one file or folder per agent: CSV, Parquet, `.npz`, or folders of images.
 
-        `schema` says what is publicly known of the records; patterns such as `sites/*.csv` are filled in in
-        sorted order. How records become numbers follows from the schema alone, never from the records.
+        `schema` states what is publicly known of the records. Patterns such as `sites/*.csv` expand in sorted
+        order. How records become numbers follows from the schema alone, never from the records.
         """
         return _site_shards(read_site_files(agents, test, None if schema is None else Schema.of(schema)))
 
@@ -244,7 +244,7 @@ class Shards:
         test: Any = None,
         schema: Schema | Mapping[str, Any] | str | os.PathLike[str] | None = None,
     ) -> Shards:
-        """Shards of one frame for each agent: pandas, polars, Hugging Face, or a dictionary of columns.
+        """Return shards of one frame per agent: pandas, polars, Hugging Face, or a dictionary of columns.
 
         >>> frames = [{"age": [30, 55], "ill": ["no", "yes"]}, {"age": [80, 10], "ill": ["yes", "no"]}]
         >>> schema = {"target": "ill", "classes": ["no", "yes"], "ranges": {"age": [0, 100]}}
@@ -254,13 +254,28 @@ class Shards:
         return _site_shards(read_site_frames(agents, test, Schema() if schema is None else Schema.of(schema)))
 
 
+def _make_shards(
+    inputs: Tensor, targets: Tensor, counts: tuple[int, ...], classes: int | None, test: AgentRecords | None
+) -> Shards:
+    test_inputs, test_targets = (None, None) if test is None else map(torch.from_numpy, test)
+    return Shards(
+        inputs=inputs,
+        targets=targets,
+        sizes=torch.tensor(counts),
+        counts=counts,
+        classes=classes,
+        test_inputs=test_inputs,
+        test_targets=test_targets,
+    )
+
+
 def _expect_sequence(agents: Any) -> None:
     if isinstance(agents, TorchDataset | DataLoader | Tensor | np.ndarray) or not isinstance(
         agents, Sequence
     ):
         raise DataError(
             f"Expected a list with the records of each agent, got a {type(agents).__name__}: give [records], "
-            "or cut them up for several agents."
+            "or split them for several agents."
         )
     if not agents:
         raise DataError("Expected the records of at least one agent, got none.")
@@ -281,21 +296,21 @@ def _counts(parts: Sequence[Array]) -> tuple[int, ...]:
 
 
 def _expect_disjoint(parts: Sequence[Ints]) -> None:
-    """A record held twice would be protected half as well as the accounts say."""
+    """A record held twice would be protected half as well as the accounts state."""
     if not parts:
         return
-    together = np.concatenate(parts)
-    records, times = np.unique(together, return_counts=True)
-    if len(records) != len(together):
-        twice = records[times > 1][0]
-        who = [agent for agent, part in enumerate(parts) for _ in range(int((part == twice).sum()))]
-        raise DataError(f"Expected every record at one agent only, got record {twice} at agents {who}.")
+    all_indices = np.concatenate(parts)
+    records, holders = np.unique(all_indices, return_counts=True)
+    if len(records) != len(all_indices):
+        repeated = records[holders > 1][0]
+        agents = [agent for agent, part in enumerate(parts) for _ in range(int((part == repeated).sum()))]
+        raise DataError(f"Expected every record at one agent only, got record {repeated} at agents {agents}.")
 
 
 def _classes(targets: Sequence[Array]) -> int | None:
-    """The largest label + 1; None where targets are not labels, or are whole numbers to predict."""
-    labels = all(one.ndim == 1 and one.dtype == np.int64 and one.min() >= 0 for one in targets)
-    return max(int(one.max()) for one in targets) + 1 if labels and is_numbering(targets) else None
+    """Return the largest label + 1; None if the targets are not labels, or are integers to predict."""
+    labels = all(part.ndim == 1 and part.dtype == np.int64 and part.min() >= 0 for part in targets)
+    return max(int(part.max()) for part in targets) + 1 if labels and is_numbering(targets) else None
 
 
 def _checked_pair(pair: AgentRecords, dtype: torch.dtype, what: str) -> tuple[Array, Array]:
@@ -310,10 +325,10 @@ def _checked_pair(pair: AgentRecords, dtype: torch.dtype, what: str) -> tuple[Ar
         raise DataError(f"{what}: expected a pair (inputs, targets) of arrays ({error}).") from error
     inputs, targets = check_records(inputs, targets, what)
     if dtype not in _NUMPY_TYPES:
-        raise DataError(f"Expected a dtype out of {', '.join(map(str, _NUMPY_TYPES))}, got {dtype}.")
+        raise DataError(f"Expected one of the dtypes {', '.join(map(str, _NUMPY_TYPES))}, got {dtype}.")
     converted = inputs.astype(_NUMPY_TYPES[dtype])
     if dtype == torch.int64 and not np.array_equal(converted, inputs):
-        raise DataError(f"{what}: expected inputs that are whole numbers for {dtype}, got others.")
+        raise DataError(f"{what}: expected integer inputs for {dtype}, got others.")
     return converted, targets
 
 

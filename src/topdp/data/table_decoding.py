@@ -1,13 +1,13 @@
-"""The tables and texts of the catalogue, as packages carry them: files to arrays. Reads; never fetches.
+"""Tables and texts of the catalogue, as packages contain them: files to arrays. Reads only; `fetch`
+downloads.
 
-As in `decode`, a reader is given a folder and returns the four arrays of a data set, or None when the folder
-does not hold its form. None of these sets is published with a test part: every fifth record, in the order of
-the file, is one.
+As in `image_decoding`, a reader takes a folder and returns the four arrays of a data set, or None if the
+folder does not hold its format. These sets have no published test part: every fifth record, in the order of
+the file, becomes a test record.
 """
 
 from __future__ import annotations
 
-import gzip
 import json
 import re
 from pathlib import Path
@@ -25,7 +25,7 @@ _MARKUP = re.compile(r"<[^>]{0,2000}>")
 
 
 def breast_cancer(folder: Path) -> Arrays | None:
-    """scikit-learn's `breast_cancer.csv`: a line with counts, then 30 numbers and 0 (malignant) or 1."""
+    """Read scikit-learn's `breast_cancer.csv`: a line with counts, then 30 numbers and 0 (malignant) or 1."""
     file = folder / "breast_cancer.csv"
     if not file.is_file():
         return None
@@ -34,7 +34,7 @@ def breast_cancer(folder: Path) -> Arrays | None:
 
 
 def diabetes(folder: Path) -> Arrays | None:
-    """scikit-learn's `diabetes_data_raw.csv.gz`, ten numbers a line, and `diabetes_target.csv.gz`."""
+    """Read scikit-learn's `diabetes_data_raw.csv.gz`, ten numbers a line, and `diabetes_target.csv.gz`."""
     files = [folder / "diabetes_data_raw.csv.gz", folder / "diabetes_target.csv.gz"]
     if not all(file.is_file() for file in files):
         return None
@@ -45,24 +45,25 @@ def diabetes(folder: Path) -> Arrays | None:
 
 
 def spam_assassin(folder: Path) -> Arrays | None:
-    """One JSON file a message, with its `text` and `group`; 1 is spam.
+    """Read one JSON file per message, with its `text` and `group`; 1 is spam.
 
-    Of a message the subject and the body count: the other headers tell when and where mail was gathered.
-    Markup is left out and only ASCII is read, so that ids are the same under every version of Unicode.
+    Only the subject and the body of a message are used: other headers reveal when and where mail was
+    gathered. Markup is removed and only ASCII is read, so that ids are the same under every version of
+    Unicode.
     """
     files = sorted(folder.glob("0????.*.json"))
     if not files:
         return None
-    found = []
+    messages = []
     for file in files:
         try:
             message = json.loads(file.read_text(encoding="utf-8"))
-            found.append((str(message["group"]), file.name, str(message["text"])))
-        except (*DECODING_ERRORS, TypeError, KeyError) as error:
+            messages.append((str(message["group"]), file.name, str(message["text"])))
+        except DECODING_ERRORS as error:
             raise damage_error(file, error) from error
-    found.sort()
-    ids = token_ids([_message_text(text) for _, _, text in found], SPAM_LENGTH, SPAM_VOCABULARY)
-    spam = np.array([group.startswith("spam") for group, _, _ in found])
+    messages.sort()
+    ids = token_ids([_message_text(text) for _, _, text in messages], SPAM_LENGTH, SPAM_VOCABULARY)
+    spam = np.array([group.startswith("spam") for group, _, _ in messages])
     return _split_every_fifth(ids.astype(np.uint16), spam.astype(np.uint8))
 
 
@@ -81,13 +82,9 @@ def _split_every_fifth(inputs: npt.NDArray[Any], targets: npt.NDArray[Any]) -> A
 
 def _read_numbers(file: Path, delimiter: str | None, skip: int, columns: int) -> npt.NDArray[np.float64]:
     try:
-        content = file.read_bytes()
-        if content[:2] == b"\x1f\x8b":
-            content = gzip.decompress(content)
-        lines = content.decode("ascii").splitlines()[skip:]
-        table = np.array([[float(value) for value in line.split(delimiter)] for line in lines])
-        if table.ndim != 2 or table.shape[1] != columns:
+        table = np.loadtxt(file, delimiter=delimiter, skiprows=skip, ndmin=2, encoding="ascii")
+        if table.shape[1] != columns:
             raise ValueError(f"expected lines of {columns} numbers")
-    except (*DECODING_ERRORS, UnicodeDecodeError) as error:
+    except DECODING_ERRORS as error:
         raise damage_error(file, error) from error
     return table

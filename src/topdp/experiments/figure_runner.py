@@ -130,7 +130,7 @@ class FigureRuns:
 def stacked(dealer: Dealer, configs: list[RunConfig], sigmas: list[float], test_records: int) -> Stack:
     """Combine runs into one stack, each with its σ, tested on the first records of the test set."""
     runs = dealer.assemblies(configs)
-    plans = shared_plans(configs, [run.graph for run in runs], [run.shards.counts for run in runs], sigmas)
+    plans = shared_plans([parts.run for parts in runs], sigmas)
     return Stack.of(runs, plans, test_records)
 
 

@@ -19,11 +19,11 @@ from topdp.errors import InputError
 from topdp.experiments.figures.figure_numbers import REDRAW_REMEDY
 from topdp.experiments.figures.figure_picture import PICTURE_SUFFIXES
 from topdp.experiments.lenses import Scale
-from topdp.runs import builders
 from topdp.runs.config import RunConfig
 from topdp.runs.methods import METHODS
 from topdp.runs.pictures.chart_style import data_title, house_style, look, percent_axis, save
 from topdp.runs.pictures.coinciding_lines import coinciding, named
+from topdp.runs.run_outline import noise_kind
 
 COVERAGE = {
     "view": "against every other agent alone, in training whose gradients do not react",
@@ -79,7 +79,7 @@ class FrontierRow(NamedTuple):
         settings_tried: int,
     ) -> FrontierRow:
         """Build a row from the accuracies of all seeds and the configuration of one of them."""
-        method, power = config.method, builders.noise_kind(config) == "power"
+        method, power = config.method, noise_kind(config, METHODS[config.method.name]) == "power"
         gossips = METHODS[method.name].gossips and method.gossip != "auto"
         rate = config.train.learning_rate
         assert isinstance(rate, float)  # in the frontier all agents share one step size

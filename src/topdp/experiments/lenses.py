@@ -18,6 +18,7 @@ from typing import Any
 
 from topdp.data.catalogue import CATALOGUE
 from topdp.plan import Full
+from topdp.privacy.answers import ADAPTIVE, CLAIMED
 from topdp.privacy.published import CALIBRATIONS
 from topdp.runs.config import RunConfig, parse
 from topdp.runs.methods import METHODS
@@ -28,7 +29,7 @@ LENSES = {
     "same": "the same full-scale noise for every method",
     "honest": "equal true privacy: every method calibrated to the same adaptive ε, full batches",
 }
-LENS_GUARANTEES = {"printed": "claimed", "same": "claimed", "honest": "adaptive"}
+LENS_GUARANTEES = {"printed": CLAIMED.name, "same": CLAIMED.name, "honest": ADAPTIVE.name}
 """The answer that ε of each lens refers to. For `same`, ε follows from σ by the paper's sensitivity."""
 
 PAPER_EPOCHS = 60

@@ -27,9 +27,12 @@ from topdp.experiments.run_store import Say, read_json, run_name
 from topdp.privacy.basics.gaussian import epsilon_of, mu_of
 from topdp.privacy.calibrate import calibrate
 from topdp.privacy.observers.worst_case import worst_case
-from topdp.runs import builders
 from topdp.runs.config import RunConfig, parse
-from topdp.runs.planning import plan_writer
+from topdp.runs.methods import METHODS
+from topdp.runs.named_records import record_counts
+from topdp.runs.planning import query_of
+from topdp.runs.resolve import resolve
+from topdp.runs.run_outline import RunOutline, budgets, noise_kind
 
 UNIT_RECORDS = 100
 
@@ -62,9 +65,8 @@ class NoiseStore:
         """Return the full-scale σ: the given one, zero, or the calibrated one."""
         unit = _at_unit_budget(config)
         if unit is None:
-            sigma = builders.sigma(config, 1)
-            assert sigma is not None
-            return float(sigma[0])
+            sigma = config.privacy.sigma if METHODS[config.method.name].noisy else 0.0
+            return float(np.atleast_1d(np.asarray(sigma, float))[0])
         epsilon = config.privacy.epsilon
         assert isinstance(epsilon, float)
         # The loss scales as 1/noise, so σ(ε) = σ(1) μ(1)/μ(ε); the sensitivity scales as 1/records. With the
@@ -102,7 +104,7 @@ def _mu(epsilon: float, delta: float) -> float:
 
 def _at_unit_budget(config: RunConfig) -> RunConfig | None:
     """Return the configuration at ε = 1 from whose σ that of `config` follows; None if σ is given or zero."""
-    if config.privacy.sigma is not None or not builders.method(config).noisy:
+    if config.privacy.sigma is not None or not METHODS[config.method.name].noisy:
         return None
     if config.data.batch != "full" or config.data.partition != "iid" or config.method.noise_on != "gradient":
         raise InputError(
@@ -116,8 +118,8 @@ def _at_unit_budget(config: RunConfig) -> RunConfig | None:
             f"{config.privacy.adjacency!r}, train.fading = {config.train.fading!r}."
         )
     tree = config.model_dump(exclude_none=True)
-    kind = builders.noise_kind(config)
-    method = builders.method(config)
+    method = METHODS[config.method.name]
+    kind = noise_kind(config, method)
     if "async" not in method.modes:  # all rows are public, and all noise is in the gradient releases
         keys = [key for key in method.tuned if key != "gossip"]
         if kind == "steps" or any(tree["method"][key] == "auto" for key in keys):
@@ -147,37 +149,30 @@ def _at_unit_budget(config: RunConfig) -> RunConfig | None:
 
 def _work(unit: RunConfig) -> float:
     """Estimate the work of an account: rounds times agents, far less where every row is public."""
-    hidden = builders.method(unit).reuses_noise and unit.method.mode == "sync"
+    hidden = METHODS[unit.method.name].reuses_noise and unit.method.mode == "sync"
     return unit.rounds * unit.topology.agents / (1 if hidden else 50)
 
 
 def _records(config: RunConfig) -> int:
     """Return the number of records of each agent."""
-    return builders.counts(config, config.topology.agents)[0]
+    return record_counts(RunOutline.of(config))[0]
 
 
 def _mu_of_all_others(noisy: tuple[RunConfig, float]) -> float:
     config, sigma = noisy
-    graph = builders.graph(config)
-    counts = builders.counts(config, graph.agents)
-    plan = plan_writer(config, graph, counts)(np.full(graph.agents, sigma * config.privacy.clip))
-    exposure = builders.analysis(config, counts).exposure()
-    return float(worst_case(plan, exposure).mu.max())
+    run = resolve(config)
+    plan = run.write_plan(np.full(run.graph.agents, sigma * config.privacy.clip))
+    return float(worst_case(plan, run.analysis.exposure()).mu.max())
 
 
 def _sigma_of(config: RunConfig) -> float:
-    graph = builders.graph(config)
-    counts = builders.counts(config, graph.agents)
-    write_plan, privacy = plan_writer(config, graph, counts), config.privacy
-    epsilon = builders.per_agent("privacy.epsilon", privacy.epsilon, graph.agents)
-    analysis = builders.analysis(config, counts)
+    run, privacy = resolve(config), config.privacy
     calibration = calibrate(
-        write_plan,
-        analysis,
+        run.write_plan,
+        run.analysis,
         privacy.guarantee,
-        epsilon,
+        budgets(config, run.graph.agents),
         privacy.delta,
-        patient=privacy.allow_slow,
-        colluders=privacy.colluders,
+        query_of(config),
     )
     return float(calibration.deviation[0] / privacy.clip)

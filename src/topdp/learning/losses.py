@@ -123,7 +123,7 @@ def named_loss(loss: str | Loss) -> PerExampleLoss:
     if isinstance(loss, PerExampleLoss):
         return loss
     if callable(loss):
-        name = next((name for name, known in LOSSES.items() if known is loss), CUSTOM_LOSS)
+        name = next((name for name, function in LOSSES.items() if function is loss), CUSTOM_LOSS)
         return PerExampleLoss(loss, name)
     name = LOSS_ALIASES.get(loss, loss)
     if name not in LOSSES:

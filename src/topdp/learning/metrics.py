@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, final
 
 import torch
@@ -38,6 +38,7 @@ class Metric:
 
     name: str
     function: MetricFunction
+    _: KW_ONLY
     larger_is_better: bool | None = True
     """None if neither is better, as for a bias."""
     about: str | None = None
@@ -53,7 +54,9 @@ def named_metric(metric: str | Metric | MetricFunction) -> Metric:
     if isinstance(metric, Metric):
         return metric
     if callable(metric):
-        return Metric(getattr(metric, "__name__", type(metric).__name__).strip("<>"), metric, None)
+        return Metric(
+            getattr(metric, "__name__", type(metric).__name__).strip("<>"), metric, larger_is_better=None
+        )
     if metric not in METRICS:
         raise InputError(
             f"Expected a metric out of {', '.join(METRICS)}, or a function of (outputs, targets), "
@@ -91,8 +94,8 @@ def _correct_in_top_five(outputs: Tensor, targets: Tensor) -> Tensor:
     truth, scores = labels_and_scores(outputs, targets)
     if truth.dim() != 1:
         raise InputError("top-5-accuracy: expected a score for each class, got yes/no logits.")
-    own = scores.gather(1, truth[:, None])
-    return ((scores > own).sum(1) < 5).double().reshape(len(targets), -1).mean(1)
+    true_scores = scores.gather(1, truth[:, None])
+    return ((scores > true_scores).sum(1) < 5).double().reshape(len(targets), -1).mean(1)
 
 
 def _is_multilabel(truth: Tensor) -> bool:
@@ -141,8 +144,8 @@ def f1_macro(outputs: Tensor, targets: Tensor) -> Tensor:
     correct, true, predicted_counts = _class_counts(
         truth, predicted, outputs.shape[1] if outputs.dim() > 1 else 2
     )
-    each = 2 * correct / (true + predicted_counts).clamp_min(1)
-    return each.mean() if _is_multilabel(truth) else each[true + predicted_counts > 0].mean()
+    scores = 2 * correct / (true + predicted_counts).clamp_min(1)
+    return scores.mean() if _is_multilabel(truth) else scores[true + predicted_counts > 0].mean()
 
 
 def auroc(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -202,22 +205,30 @@ def r2(outputs: Tensor, targets: Tensor) -> Tensor:
     return torch.where(constant, (residual == 0).double(), explained).mean()
 
 
-def _mean_metric(name: str, each: Callable[[Tensor, Tensor], Tensor], about: str, larger: bool) -> Metric:
-    return Metric(name, lambda outputs, targets: each(outputs, targets).mean(), larger, about, each)
+def _mean_metric(
+    name: str, each: Callable[[Tensor, Tensor], Tensor], about: str, larger_is_better: bool
+) -> Metric:
+    return Metric(
+        name,
+        lambda outputs, targets: each(outputs, targets).mean(),
+        larger_is_better=larger_is_better,
+        about=about,
+        each=each,
+    )
 
 
 METRICS: dict[str, Metric] = {
     metric.name: metric
     for metric in (
         _mean_metric("accuracy", _correct, CLASS_TARGETS, True),
-        Metric("balanced-accuracy", balanced_accuracy, True, CLASS_TARGETS),
-        Metric("per-class-accuracy", per_class_accuracy, True, CLASS_TARGETS),
+        Metric("balanced-accuracy", balanced_accuracy, about=CLASS_TARGETS),
+        Metric("per-class-accuracy", per_class_accuracy, about=CLASS_TARGETS),
         _mean_metric("top-5-accuracy", _correct_in_top_five, CLASS_TARGETS, True),
-        Metric("f1-macro", f1_macro, True, CLASS_TARGETS),
-        Metric("auroc", auroc, True, CLASS_TARGETS),
+        Metric("f1-macro", f1_macro, about=CLASS_TARGETS),
+        Metric("auroc", auroc, about=CLASS_TARGETS),
         _mean_metric("mae", _absolute_error, NUMBER_TARGETS, False),
         _mean_metric("mse", _squared_error, NUMBER_TARGETS, False),
-        Metric("r2", r2, True, NUMBER_TARGETS),
+        Metric("r2", r2, about=NUMBER_TARGETS),
     )
 }
 

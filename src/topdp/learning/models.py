@@ -213,14 +213,6 @@ def cnn(channels: int = 3, size: int = 32, classes: int = 10) -> nn.Sequential:
     )
 
 
-def _mlp_for(shape: tuple[int, ...], classes: int) -> nn.Module:
-    return mlp(math.prod(shape), classes=classes)
-
-
-def _linear_for(shape: tuple[int, ...], classes: int) -> nn.Module:
-    return linear(math.prod(shape), classes)
-
-
 def _cnn_for(shape: tuple[int, ...], classes: int) -> nn.Module:
     if len(shape) != 3 or shape[1] != shape[2]:
         raise InputError(
@@ -230,7 +222,7 @@ def _cnn_for(shape: tuple[int, ...], classes: int) -> nn.Module:
 
 
 MODELS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {
-    "mlp": _mlp_for,
+    "mlp": lambda shape, classes: mlp(math.prod(shape), classes=classes),
     "cnn": _cnn_for,
-    "linear": _linear_for,
+    "linear": lambda shape, classes: linear(math.prod(shape), classes),
 }

@@ -34,22 +34,6 @@ def compiled(loop: Loop) -> Loop:
     return compiled_loop
 
 
-def compiled_for(types: str) -> Callable[[Loop], Loop]:
-    """Like `compiled`, but compile now, and only for arguments of these `types` (a Numba signature).
-
-    One compiled version then serves contiguous and strided arrays.
-    """
-
-    def compile(loop: Loop) -> Loop:
-        dispatcher: Any = compiled(loop)
-        dispatcher.compile(types)
-        dispatcher.disable_compile()
-        compiled_loop: Loop = dispatcher
-        return compiled_loop
-
-    return compile
-
-
 def _source_stamp(loop: Loop) -> list[tuple[str, float, int]]:
     """The modification times and sizes of the files of a loop and of the loops it calls."""
     loops, files = [loop], set()

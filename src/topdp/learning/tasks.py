@@ -46,11 +46,7 @@ class Task:
     metrics: tuple[Metric, ...]
 
     @classmethod
-    def of(
-        cls,
-        loss: str | Loss = "cross-entropy",
-        metrics: MetricChoice = None,
-    ) -> Task:
+    def of(cls, loss: str | Loss = "cross-entropy", metrics: MetricChoice = None) -> Task:
         """Return the task of a loss and its metrics.
 
         `metrics`: one or several, by name or as functions; None selects the defaults for the loss.
@@ -76,7 +72,7 @@ class Task:
         about = LOSS_SUBJECTS.get(task_loss.name)
         for metric in chosen:
             if None not in (about, metric.about) and metric.about != about:
-                fits = ", ".join(name for name, known in METRICS.items() if known.about == about)
+                fits = ", ".join(name for name, candidate in METRICS.items() if candidate.about == about)
                 raise InputError(
                     f"metrics: expected one of {fits} for the loss {task_loss.name}, got {metric.name!r}: "
                     f"it is about {metric.about}."
@@ -87,7 +83,8 @@ class Task:
         """Return `targets` [records, ...] in the type that the loss needs; the message of a `DataError`
         begins with `what`.
         """
-        return _TARGET_CONVERSIONS.get(self.loss.name, _unchanged)(targets, what)
+        convert = _TARGET_CONVERSIONS.get(self.loss.name)
+        return targets if convert is None else convert(targets, what)
 
     def outputs(self, targets: Tensor, classes: int | None) -> int:
         """Return how many outputs a model for these `targets` [records, ...] has."""
@@ -143,10 +140,6 @@ def _probabilities(targets: Tensor, what: str) -> Tensor:
             f"{what}: expected targets from 0 to 1 for bce, got {targets[bad][0].item():g}. {advice}"
         )
     return _numbers(targets, what)
-
-
-def _unchanged(targets: Tensor, what: str) -> Tensor:
-    return targets
 
 
 _TARGET_CONVERSIONS: dict[str, Callable[[Tensor, str], Tensor]] = {

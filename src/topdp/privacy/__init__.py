@@ -9,7 +9,8 @@ record can change; `observers`, what somebody who reads rows learns (`adaptive`,
 Nothing is estimated where no analysis covers a question: that is refused by name, as `NotCovered`.
 """
 
-from topdp.privacy.account import GUARANTEES, Account, Answer, Status, account
+from topdp.privacy.account import Account, account
+from topdp.privacy.answers import ANSWERS, GUARANTEES, Answer, AnswerKind, Status
 from topdp.privacy.basics.exposure import Exposure, exposure
 from topdp.privacy.basics.gaussian import compose, delta_of, epsilon_of, mu_of, noise_multiplier
 from topdp.privacy.basics.refusals import NotCovered, PrivacyError, PrivacyWarning
@@ -22,14 +23,17 @@ from topdp.privacy.published.calibration import Calibrated, Calibration
 from topdp.privacy.published.calibration_table import side_by_side
 from topdp.privacy.published.calibrations import CALIBRATIONS
 from topdp.privacy.published.claims import Analysis
+from topdp.privacy.query import Query
 from topdp.privacy.spending import Spending, spending
 
 __all__ = [
+    "ANSWERS",
     "CALIBRATIONS",
     "GUARANTEES",
     "Account",
     "Analysis",
     "Answer",
+    "AnswerKind",
     "Calibrated",
     "CalibratedNoise",
     "Calibration",
@@ -38,6 +42,7 @@ __all__ = [
     "NotCovered",
     "PrivacyError",
     "PrivacyWarning",
+    "Query",
     "Spending",
     "Status",
     "View",

@@ -5,7 +5,7 @@ Not for choosing noise (`balance` and `calibrate`), nor for what accounts guaran
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import fields, replace
 from functools import lru_cache, partial
 from typing import Any
@@ -13,26 +13,26 @@ from typing import Any
 import numpy as np
 
 from topdp.base.array_types import Floats
-from topdp.base.progress import Progress
+from topdp.base.progress import silent
 from topdp.plan import PerRound, Plan
+from topdp.privacy.answers import AnswerKind
 from topdp.privacy.basics.exposure import Exposure
 from topdp.privacy.basics.gaussian import mu_of
-from topdp.privacy.basics.privacy_loss import Loss, SampledLoss, Smaller
+from topdp.privacy.basics.privacy_loss import Loss, SampledLoss, SmallestLoss
 from topdp.privacy.basics.refusals import NotCovered
 from topdp.privacy.noise_search import Excess
-from topdp.privacy.observers.observer_answers import Look, observed
-from topdp.privacy.observers.view import View
-from topdp.privacy.observers.worst_case import worst_case
+from topdp.privacy.observers.view import Bound, View
 from topdp.privacy.published.calibration import least_noise
+from topdp.privacy.query import DEFAULT_QUERY, Query
 
 Writer = Callable[[Floats], Plan]
 """The plan of a protocol for full-scale standard deviations [agents]; the same random choices every time."""
 
-BEGINNING = 32  # releases that stand for all where it is asked how agents depend on each other
-TINY = 1e-3  # of the noise that one release needs by itself, if its sample were no secret
+FIRST_RELEASES = 32  # releases that stand for all where it is asked how agents depend on each other
+LEAST_SAMPLED_NOISE = 1e-3  # of the noise that one release needs by itself, if its sample were no secret
 
 
-class Accounts:
+class BudgetExcess:
     """By how much each agent's loss exceeds its budget [agents], by accounts that are ever better and slower.
 
     That is the factor by which all noise of the plan would have to grow for the agent's sake; noise times s
@@ -43,19 +43,15 @@ class Accounts:
         self,
         write: Writer,
         exposure: Exposure,
-        guarantee: str,
+        kind: AnswerKind,
         epsilon: Floats,
         delta: float,
-        patient: bool = False,
-        colluders: int = 1,
-        progress: Progress | None = None,
-        look: Look = observed,
+        query: Query = DEFAULT_QUERY,
     ) -> None:
-        self.write, self.exposure, self.guarantee = write, exposure, guarantee
+        self.write, self.exposure, self.kind, self.query = write, exposure, kind, query
         self.epsilon, self.delta = epsilon, delta
         self.target = np.asarray(mu_of(epsilon, delta))
-        self._look = partial(look, guarantee, exposure=exposure, colluders=colluders, patient=patient)
-        self._progress, self._note, self._told = progress, "", 0
+        self._note, self._steps = "", 0
         self._views: dict[bytes, View] = {}
 
     def least(self) -> Floats:
@@ -66,85 +62,66 @@ class Accounts:
         plan = self.write(self.exposure.sensitivity)
         noisy = (plan.rate > 0) & (plan.scale > 0)
         steps = plan.rate[noisy] / plan.scale[noisy]
-        amplified = np.array([TINY if one.sampled else 1.0 for one in self.exposure.batches])
+        amplified = np.array([LEAST_SAMPLED_NOISE if one.sampled else 1.0 for one in self.exposure.batches])
         return np.asarray(amplified * self.exposure.sensitivity / self.target * min(steps, default=1.0))
 
     def ever_better(self, least: Floats) -> list[Excess]:
         """The first is a model, asked often: of the first releases, and of records that all point one way."""
         self._note = "balancing noise, step 1"
-        if self.guarantee == "worst-case":
+        if not self.kind.on_request:
             return [self.quick, self.whole]
-        releases, first = self.write(least).releases, BEGINNING
+        releases, first = self.write(least).releases, FIRST_RELEASES
         while 2 * first < releases and (self.quick(least, first) == 0).any():
-            first *= 2  # somebody is not read yet
+            first *= 2  # no observer reads some agent yet
         if 2 * first >= releases:
             return [self.quick, self.whole]
-        return [partial(self.quick, releases=first), partial(self.quick, told=True), self.whole]
+        return [partial(self.quick, releases=first), partial(self.quick, report=True), self.whole]
 
-    def quick(self, deviation: Floats, releases: int | None = None, told: bool = False) -> Floats:
+    def quick(self, deviation: Floats, releases: int | None = None, report: bool = False) -> Floats:
         """By aligned records, all of which are in every round of their batches; of the first releases."""
         plan = self.write(deviation)
         if releases is not None:
             plan = _beginning(plan, releases)
-        if self.guarantee == "worst-case":
-            return self._unamplified(worst_case(plan, self.exposure).losses)
-        seen = self._look(plan=plan, bound="aligned", progress=self._noted() if told else None)
-        return np.asarray(np.where(seen.asked, seen.lower, 0.0).max(axis=1) / self.target)
+        view = self._observe(plan, "aligned", report)
+        return np.asarray(np.where(view.asked, view.lower, 0.0).max(axis=1) / self.target)
 
     def whole(self, deviation: Floats) -> Floats:
         """The account itself."""
-        plan = self.write(deviation)
-        if self.guarantee == "worst-case":
-            losses = worst_case(plan, self.exposure).losses
-            excess = self._unamplified(losses)
-            amplified = {i: losses[i] for i, one in enumerate(self.exposure.batches) if one.sampled}
-        else:
-            seen = self._look(plan=plan, progress=self._noted())
-            self._views[deviation.tobytes()] = seen
-            excess, amplified = seen.worst() / self.target, seen.samples
-        for agent, loss in amplified.items():
+        view = self._observe(self.write(deviation))
+        self._views[deviation.tobytes()] = view
+        excess = view.worst() / self.target
+        for agent, loss in view.samples.items():
             excess[agent] = min(excess[agent], _least_scale(loss, float(self.epsilon[agent]), self.delta))
         return excess
 
     def certified(self, deviation: Floats, factor: float) -> tuple[Floats, View | None]:
-        """The noise times `factor`, at which the account keeps every budget, and what observers see then."""
-        kept = self._views.get(deviation.tobytes())
+        """The noise times `factor`, at which the account meets every budget, and what observers see then."""
+        view = self._views.get(deviation.tobytes())
         if not self.exposure.sampled:
-            if kept is not None and kept.upper is not None:
-                # Scaling all noise by s scales every μ by 1/s: no need to look again.
-                kept = replace(kept, lower=kept.lower / factor, upper=kept.upper / factor)
-            return deviation * factor, kept
+            if view is not None and view.upper is not None:
+                # Scaling all noise by s scales every μ by 1/s: the view need not be computed again.
+                view = replace(view, lower=view.lower / factor, upper=view.upper / factor)
+            return deviation * factor, view
         step = 1e-9
         while True:  # loss distributions lie on a grid, and do not scale to the last digit
-            plan, seen = self.write(deviation * factor), None
-            if self.guarantee == "worst-case":
-                epsilon = worst_case(plan, self.exposure).epsilon(self.delta)
-            else:
-                seen = self._look(plan=plan, progress=self._noted())
-                epsilon = seen.worst_epsilon(self.delta)
-            if (epsilon <= self.epsilon).all():
-                return deviation * factor, seen
+            view = self._observe(self.write(deviation * factor))
+            if (view.worst_epsilon(self.delta) <= self.epsilon).all():
+                return deviation * factor, view
             factor, step = factor * (1 + step), 2 * step
 
     def tell(self, excess: Floats) -> None:
-        self._told += 1
+        self._steps += 1
         agent = int(excess.argmax())
         self._note = (
-            f"balancing noise, step {self._told + 1}: agent {agent} at {excess[agent]:.2f} of its budget"
+            f"balancing noise, step {self._steps + 1}: agent {agent} at {excess[agent]:.2f} of its budget"
         )
 
-    def _unamplified(self, losses: Sequence[Loss]) -> Floats:
-        return np.array([loss.mu for loss in losses]) / self.target
+    def _observe(self, plan: Plan, bound: Bound = "upper", report: bool = True) -> View:
+        query = replace(self.query, progress=self._report if report else silent)
+        return query.observe(self.kind, plan, self.exposure, query, bound)
 
-    def _noted(self) -> Progress | None:
-        progress, note = self._progress, self._note
-        if progress is None or not note:
-            return progress
-
-        def report(stage: str, done: int = 0, total: int | None = None, /, **details: Any) -> None:
-            progress(f"{stage}: {note}", done, total, **details)
-
-        return report
+    def _report(self, stage: str, done: int = 0, total: int | None = None, /, **details: Any) -> None:
+        self.query.progress(f"{stage}: {self._note}" if self._note else stage, done, total, **details)
 
 
 def _beginning(plan: Plan, releases: int) -> Plan:
@@ -163,7 +140,7 @@ def _beginning(plan: Plan, releases: int) -> Plan:
 
 def _least_scale(loss: Loss, epsilon: float, delta: float) -> float:
     """By how much all noise has to grow for a loss to keep (ε, δ)."""
-    if isinstance(loss, Smaller):
+    if isinstance(loss, SmallestLoss):
         return min(_least_scale(one, epsilon, delta) for one in loss.losses)
     if isinstance(loss, SampledLoss):
         if not loss.releases or loss.releases[0][0] == 0:

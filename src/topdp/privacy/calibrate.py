@@ -7,32 +7,22 @@ ends with the same common division, so it errs on the private side wherever it s
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
 from topdp.base.array_types import Floats
-from topdp.base.progress import Progress
-from topdp.plan.batches import Adjacency, Batches
-from topdp.privacy.account import GUARANTEES
-from topdp.privacy.basics.refusals import (
-    NotCovered,
-    PrivacyError,
-    PrivacyWarning,
-    expect_delta,
-    expect_epsilon,
-)
-from topdp.privacy.budget_excess import Accounts, Writer
+from topdp.privacy.answers import guarantee_kind
+from topdp.privacy.basics.refusals import NotCovered, PrivacyError, expect_delta, expect_epsilon
+from topdp.privacy.budget_excess import BudgetExcess, Writer
 from topdp.privacy.noise_search import Balance, balance
-from topdp.privacy.observers.observer_answers import Look, observed
 from topdp.privacy.observers.view import View
-from topdp.privacy.published.calibration import Calibration, least_noise
-from topdp.privacy.published.calibrations import CALIBRATIONS
-from topdp.privacy.published.claims import Analysis, noise_multipliers
+from topdp.privacy.published.claims import Analysis
+from topdp.privacy.query import DEFAULT_QUERY, Query
 
-MARGIN = 1 + 1e-7  # covers the rounding of the last product, and of bounds found again at other noise
+ROUNDING_MARGIN = (
+    1 + 1e-7
+)  # covers the rounding of the last product, and of bounds found again at other noise
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,12 +30,12 @@ class CalibratedNoise:
     """Full-scale standard deviations [agents], and the view of the plan they make where one was computed.
 
     >>> import numpy as np
-    >>> CalibratedNoise(np.array([0.1, 0.2])).seen is None
+    >>> CalibratedNoise(np.array([0.1, 0.2])).view is None
     True
     """
 
     deviation: Floats
-    seen: View | None = None
+    view: View | None = None
 
 
 def calibrate(
@@ -54,16 +44,12 @@ def calibrate(
     guarantee: str,
     epsilon: Floats,
     delta: float,
-    progress: Progress | None = None,
-    patient: bool = False,
-    colluders: int = 1,
+    query: Query = DEFAULT_QUERY,
     shares: Floats | None = None,
-    look: Look = observed,
 ) -> CalibratedNoise:
     """The full-scale noise with which `write`'s plan keeps every agent's ε.
 
-    `shares` [agents]: noise that is scaled for all alike, where it is known how agents should differ. `look`:
-    who is asked what observers see.
+    `shares` [agents]: noise that is scaled for all alike, where it is known how agents should differ.
 
     **Guarantees.** The account of the plan under `guarantee` is at most ε for every agent, and at least
     (1 - 1e-6)·ε for the agent that binds. Where agents differ, each that could do with less noise than it has
@@ -87,26 +73,27 @@ def calibrate(
     """
     delta = expect_delta(delta)
     epsilon = np.array([expect_epsilon(float(e)) for e in epsilon])
-    if guarantee not in GUARANTEES:
-        raise PrivacyError(f"Expected guarantee to be one of {', '.join(GUARANTEES)}, got {guarantee!r}.")
+    kind = guarantee_kind(guarantee)
     exposure = analysis.exposure()
     if len(epsilon) != exposure.agents:
         raise PrivacyError(f"Expected one epsilon for each of {exposure.agents} agents, got {len(epsilon)}.")
-    if guarantee == "claimed":
-        return CalibratedNoise(_claimed(write, analysis, epsilon, delta))
-    accounts = Accounts(write, exposure, guarantee, epsilon, delta, patient, colluders, progress, look)
-    alone = exposure.sensitivity / accounts.target
+    noise = kind.closed_form_noise(write, analysis, epsilon, delta)
+    if noise is not None:
+        return CalibratedNoise(noise)
+    budget_excess = BudgetExcess(write, exposure, kind, epsilon, delta, query)
+    alone = exposure.sensitivity / budget_excess.target
     # Where nothing distinguishes agents but their place in the graph they keep one noise, as in the paper.
     if shares is not None:
-        found = Balance(shares, accounts.whole(shares))
+        search = Balance(shares, budget_excess.whole(shares))
     elif np.ptp(alone) <= 1e-12 * alone.max() and len(set(exposure.batches)) == 1:
-        found = Balance(alone, accounts.whole(alone))
+        search = Balance(alone, budget_excess.whole(alone))
     else:
-        least = accounts.least()
-        found = balance(accounts.ever_better(least), least, accounts.tell)
-    _expect_finite(found.excess, guarantee)
-    factor = float(found.excess.max()) * MARGIN
-    return CalibratedNoise(*accounts.certified(found.noise, factor))
+        least = budget_excess.least()
+        search = balance(budget_excess.ever_better(least), least, budget_excess.tell)
+    _expect_finite(search.excess, guarantee)
+    factor = float(search.excess.max()) * ROUNDING_MARGIN
+    deviation, view = budget_excess.certified(search.noise, factor)
+    return CalibratedNoise(deviation, view if kind.on_request else None)
 
 
 def _expect_finite(excess: Floats, guarantee: str) -> None:
@@ -120,34 +107,3 @@ def _expect_finite(excess: Floats, guarantee: str) -> None:
         raise NotCovered(
             f"Nobody reads what others make in this plan: no epsilon by {guarantee} to calibrate to."
         )
-
-
-def _claimed(write: Writer, analysis: Analysis, epsilon: Floats, delta: float) -> Floats:
-    """By the method's own analysis, each agent for itself."""
-    exposure = analysis.exposure()
-    shape = noise_multipliers(write(exposure.sensitivity), exposure)  # z per round at unit noise
-    rule = CALIBRATIONS[analysis.calibration]
-    found: dict[tuple[float, object, bytes], float] = {}
-    result = np.empty(exposure.agents)
-    for agent, batches in enumerate(analysis.batches):
-        z = shape[:, agent]
-        key = (float(epsilon[agent]), batches, z.tobytes())
-        if key not in found:
-            if np.ptp(z) == 0:
-                adjacency = analysis.adjacency
-                equal = rule.calibrate(float(epsilon[agent]), delta, len(z), batches, adjacency)
-                found[key] = equal.noise_multiplier / float(z[0])
-            else:
-                claim = partial(_claim_at, rule, z, delta, batches, analysis.adjacency)
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore", PrivacyWarning)  # of noise that is only tried
-                    found[key] = least_noise(claim, float(epsilon[agent]), rule.name)
-                claim(found[key])
-        result[agent] = exposure.sensitivity[agent] * found[key]
-    return result
-
-
-def _claim_at(
-    rule: Calibration, z: Floats, delta: float, batches: Batches, adjacency: Adjacency, scale: float
-) -> float:
-    return rule.claim(scale * z, delta, batches, adjacency)

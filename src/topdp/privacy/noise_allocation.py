@@ -22,13 +22,15 @@ from topdp.privacy.observers.shared_noise import by_connectivity
 
 Coalition = tuple[int, ...]
 
-ENUMERATED = 40_000
+MAX_ENUMERATED_COALITIONS = 40_000
 """Coalitions that are looked at one by one; of more, one for each agent, of its partners first."""
 
-CHUNK = 1 << 22  # numbers of matrices that are inverted at once
-KEPT = 6  # coalitions an agent that the search keeps in mind
-TURNS = 8  # searches, each with the coalitions that the last one left worst
-LARGEST = 200  # agents whose noise is sought one by one; more share it in proportion to what each needs
+MAX_INVERTED_NUMBERS = 1 << 22  # numbers of matrices that are inverted at once
+COALITIONS_PER_AGENT = 6  # coalitions an agent that the search keeps in mind
+MAX_SEARCHES = 8  # searches, each with the coalitions that the last one left worst
+MAX_EXACT_AGENTS = (
+    200  # agents whose noise is sought one by one; more share it in proportion to what each needs
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,8 +72,8 @@ def allocate(pairs: Ints, alone: Floats, colluders: int, strength: float = 10.0)
     partners = np.bincount(pairs.reshape(-1), minlength=n)
     # τ² = k·s²: of the agents' mean need
     pair = math.sqrt(strength * float(np.square(alone).mean()) / float(partners.mean()))
-    hiding = _Hiding(pairs, n, colluders, pair**2)
-    if n > LARGEST:
+    hiding = _HiddenNoise(pairs, n, colluders, pair**2)
+    if n > MAX_EXACT_AGENTS:
         return _by_connectivity(hiding, alone, pair)
     variance = _in_proportion(hiding, np.square(alone))
     if np.ptp(alone) > 1e-12 * alone.max():
@@ -82,7 +84,7 @@ def allocate(pairs: Ints, alone: Floats, colluders: int, strength: float = 10.0)
     return Allocation(np.sqrt(variance), pair, average, (weakest, coalitions[weakest]))
 
 
-def _by_connectivity(hiding: _Hiding, alone: Floats, pair: float) -> Allocation:
+def _by_connectivity(hiding: _HiddenNoise, alone: Floats, pair: float) -> Allocation:
     """For many agents: as the least connected direction is hidden (`shared_noise.by_connectivity`)."""
     weights, c, needs = hiding.weights, hiding.colluders, np.square(alone)
     second = float(np.linalg.eigvalsh(np.diag(weights.sum(axis=1)) - weights)[1])
@@ -118,7 +120,7 @@ def _filled(needs: Floats, connected: float, colluders: int, kept: float) -> Flo
     return variance
 
 
-class _Hiding:
+class _HiddenNoise:
     """What pairs with one secret each leave to be hidden by own noise, for every coalition that counts."""
 
     def __init__(self, pairs: Ints, agents: int, colluders: int, pair_variance: float) -> None:
@@ -133,9 +135,12 @@ class _Hiding:
         if np.ptp(variance) <= 1e-12 * variance.max() and not self.all:
             # Of equal agents the partners of each know most of what hides it, as far as we have seen.
             partners = [np.flatnonzero(row).tolist() for row in self.weights]
-            if sum(math.comb(len(of), c) for of in partners) <= ENUMERATED and min(map(len, partners)) >= c:
+            if (
+                sum(math.comb(len(of), c) for of in partners) <= MAX_ENUMERATED_COALITIONS
+                and min(map(len, partners)) >= c
+            ):
                 return sorted({J for of in partners for J in itertools.combinations(of, c)})
-        if math.comb(n, c) <= ENUMERATED and not self.all:
+        if math.comb(n, c) <= MAX_ENUMERATED_COALITIONS and not self.all:
             return list(itertools.combinations(range(n), c))
         # Whom to bribe: those with most noise of their own; where not all share secrets, partners first.
         found = set()
@@ -158,7 +163,7 @@ class _Hiding:
 
     def exposed(self, variance: Floats, coalitions: list[Coalition]) -> Floats:
         """[coalitions, n]: 1/z² at unit sensitivity; 0 for members."""
-        step = max(1, CHUNK // self.agents**2)
+        step = max(1, MAX_INVERTED_NUMBERS // self.agents**2)
         parts = [coalitions[at : at + step] for at in range(0, len(coalitions), step)]
         found = np.concatenate([np.einsum("onn->on", self.inverses(variance, part)).copy() for part in parts])
         for o, J in enumerate(coalitions):
@@ -172,7 +177,7 @@ class _Hiding:
         return found.max(axis=0), [coalitions[o] for o in found.argmax(axis=0)]
 
 
-def _in_proportion(hiding: _Hiding, needs: Floats) -> Floats:
+def _in_proportion(hiding: _HiddenNoise, needs: Floats) -> Floats:
     """Own variances in proportion to what each needs alone, as little as hides everybody."""
     coalitions: list[Coalition] = []
 
@@ -180,7 +185,7 @@ def _in_proportion(hiding: _Hiding, needs: Floats) -> Floats:
         return float((hiding.exposed(share * needs, coalitions) * needs).max()) - 1.0
 
     share = 1.0 / hiding.agents
-    for _ in range(TURNS):
+    for _ in range(MAX_SEARCHES):
         _, worst = hiding.worst(share * needs)
         if set(worst) <= set(coalitions):
             break
@@ -189,17 +194,17 @@ def _in_proportion(hiding: _Hiding, needs: Floats) -> Floats:
     return share * needs
 
 
-def _least(hiding: _Hiding, needs: Floats, start: Floats) -> Floats:
+def _least(hiding: _HiddenNoise, needs: Floats, start: Floats) -> Floats:
     """min Σa_i² such that [(diag(a²) + s²L_-J)⁻¹]_ii <= 1/needs_i for all J: convex in a².
 
     And a_i² >= needs_i/n, what each would have if all hid each other perfectly: else partners' noise alone
     might hide some agent, and if more collude than was thought, nothing would. It costs less than 1%.
     """
     variance, kept = start, set[tuple[int, Coalition]]()
-    for _ in range(TURNS):
+    for _ in range(MAX_SEARCHES):
         coalitions = hiding.coalitions(variance)
         found = hiding.exposed(variance, coalitions) * needs
-        worst = np.argsort(-found, axis=0)[:KEPT]
+        worst = np.argsort(-found, axis=0)[:COALITIONS_PER_AGENT]
         new = {(i, coalitions[o]) for i in range(hiding.agents) for o in worst[:, i] if found[o, i] > 0}
         if new <= kept:
             break
@@ -208,7 +213,7 @@ def _least(hiding: _Hiding, needs: Floats, start: Floats) -> Floats:
     return variance
 
 
-def _search(hiding: _Hiding, needs: Floats, start: Floats, kept: list[tuple[int, Coalition]]) -> Floats:
+def _search(hiding: _HiddenNoise, needs: Floats, start: Floats, kept: list[tuple[int, Coalition]]) -> Floats:
     coalitions = sorted({J for _, J in kept})
     at = np.array([coalitions.index(J) for _, J in kept])
     owner = np.array([i for i, _ in kept])

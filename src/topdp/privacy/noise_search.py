@@ -22,13 +22,15 @@ Excess = Callable[[Floats], Floats]
 Tell = Callable[[Floats], None]
 """Called after each account with what it said."""
 
-ACCOUNTS = 10  # of a kind, at most
-CLOSE = 5e-4  # an agent may end so far below its budget, relative
-NEAR = 1e-2  # so far where a better account follows
-ROUGH = 0.5  # how far below it some agent may be before the first account
-LOOKS = 40  # at the model between two accounts, at most
-MEMORY = 8  # looks, or accounts, that the next one is mixed from
-STEP = 1.0  # mixing moves an agent's noise by at most a factor of e from where its own excess would
+MAX_ACCOUNTS = 10  # of a kind, at most
+BUDGET_TOLERANCE = 5e-4  # an agent may end so far below its budget, relative
+INTERIM_TOLERANCE = 1e-2  # so far where a better account follows
+FIRST_TOLERANCE = 0.5  # how far below it some agent may be before the first account
+MAX_MODEL_CALLS = 40  # at the model between two accounts, at most
+MIXED_STEPS = 8  # looks, or accounts, that the next one is mixed from
+MAX_MIXING_STEP = (
+    1.0  # mixing moves an agent's noise by at most a factor of e from where its own excess would
+)
 
 
 class Balance(NamedTuple):
@@ -57,9 +59,9 @@ def balance(accounts: Sequence[Excess], least: Floats, tell: Tell | None = None)
     # Agents with large budgets may leave all noise to their neighbours; where noise is equal none can.
     noise = floor if np.isfinite(model(least)).all() else alike
     found = Balance(np.exp(noise), np.full_like(floor, np.inf))
-    off, left, walk = np.zeros_like(floor), ROUGH, _Walk()
+    off, left, walk = np.zeros_like(floor), FIRST_TOLERANCE, _AndersonMixing()
     for account in accounts[1:] or accounts:
-        close = CLOSE if account is accounts[-1] else NEAR
+        close = BUDGET_TOLERANCE if account is accounts[-1] else INTERIM_TOLERANCE
         found, off, left = _corrected(account, model, found.noise, off, left, close, floor, walk, tell)
         walk.rest()
     if not np.isfinite(found.excess).all():
@@ -75,14 +77,14 @@ def _corrected(
     left: float,
     close: float,
     floor: Floats,
-    walk: _Walk,
+    walk: _AndersonMixing,
     tell: Tell | None,
 ) -> tuple[Balance, Floats, float]:
     """The nearest that was found by this account, how far the model is off there, and what is left to do."""
     best, nearest, off_there = None, np.inf, off
     noise = np.log(start)
-    for number in range(ACCOUNTS):
-        settled = _settled(model, off, noise, floor, max(left / 50, CLOSE / 4))
+    for number in range(MAX_ACCOUNTS):
+        settled = _settled(model, off, noise, floor, max(left / 50, BUDGET_TOLERANCE / 4))
         noise = np.maximum(walk.onward(noise, settled), floor) if number else settled
         found = Balance(np.exp(noise), account(np.exp(noise)))
         if tell is not None:
@@ -98,7 +100,7 @@ def _corrected(
     return best, off_there, nearest
 
 
-class _Walk:
+class _AndersonMixing:
     """Anderson's mixing (1965): where a fixed point is sought, the next place follows from the last few."""
 
     def __init__(self) -> None:
@@ -109,14 +111,14 @@ class _Walk:
         """Where to go from `place`, which by itself leads to `proposal`."""
         move = proposal - place
         if self._last is not None:
-            self._steps = [*self._steps, (place - self._last[0], move - self._last[1])][-MEMORY:]
+            self._steps = [*self._steps, (place - self._last[0], move - self._last[1])][-MIXED_STEPS:]
         self._last = place, move
         if not self._steps:
             return proposal
         # The mixture of the moves of the last places that is least in squares.
         steps, changes = (np.stack(these, axis=1) for these in zip(*self._steps, strict=True))
         back = (steps + changes) @ np.linalg.lstsq(changes, move, rcond=1e-8)[0]
-        return np.asarray(proposal - np.clip(back, -STEP, STEP))
+        return np.asarray(proposal - np.clip(back, -MAX_MIXING_STEP, MAX_MIXING_STEP))
 
     def rest(self) -> None:
         """What comes next is said by another account; how moves change with places is much the same."""
@@ -125,8 +127,8 @@ class _Walk:
 
 def _settled(model: Excess, off: Floats, noise: Floats, floor: Floats, close: float) -> Floats:
     """The logarithm of noise at which model times exp(off) is 1 for all agents, or its noise at the floor."""
-    walk, best, nearest = _Walk(), noise, np.inf
-    for _ in range(LOOKS):
+    walk, best, nearest = _AndersonMixing(), noise, np.inf
+    for _ in range(MAX_MODEL_CALLS):
         # One's own noise, if nobody else's counted, would have to grow as the loss exceeds the budget.
         proposal = np.maximum(noise + _logarithm(model(np.exp(noise))) + off, floor)
         if not np.isfinite(proposal).all():

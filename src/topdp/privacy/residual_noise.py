@@ -17,11 +17,11 @@ from topdp.base.array_types import AnyArray, Floats
 from topdp.errors import InputError
 from topdp.plan import Capability, Plan, unsupported
 
-FEW = 100  # rows
-REPEATED = 16  # kinds of rounds that are held at once
+MAX_DENSE_ROWS = 100  # rows
+CACHED_MATRICES = 16  # kinds of rounds that are held at once
 
 
-class Leftover(NamedTuple):
+class ResidualNoise(NamedTuple):
     """Variances of one parameter, after each release.
 
     `average` [releases]: of the mean of all estimates. `between` [releases]: of an estimate around that mean.
@@ -36,7 +36,7 @@ def supports(plan: Plan) -> str | None:
     return unsupported(plan, {Capability.ROUNDED_ROWS, Capability.SHARED_DRAWS, Capability.PRUNED_ROWS})
 
 
-def leftover(plan: Plan) -> Leftover:
+def residual_noise(plan: Plan) -> ResidualNoise:
     """As if gradients did not react to noise. What rounding adds (`Plan.rounded`) is not in it.
 
     >>> import numpy as np
@@ -62,16 +62,18 @@ def leftover(plan: Plan) -> Leftover:
             C += plan.scale[r] ** 2 * fresh(source, int(plan.draw.which[r]), int(plan.std.which[r]))
         of_mean = float(C[:n, :n].mean())
         average[r], between[r] = of_mean, float(C.diagonal()[:n].mean()) - of_mean
-    return Leftover(average, between)
+    return ResidualNoise(average, between)
 
 
 def _mixing(plan: Plan) -> Callable[[int, int], Any]:
     """W [rows, rows] by the kinds of its sources and weights."""
 
-    @lru_cache(maxsize=REPEATED)
+    @lru_cache(maxsize=CACHED_MATRICES)
     def mixing(source: int, weight: int) -> Any:
         found = _matrix(plan.source.values[source], plan.weight.values[weight], plan.rows)
-        return found.toarray() if plan.rows <= FEW else found  # few rows are as fast without a structure
+        return (
+            found.toarray() if plan.rows <= MAX_DENSE_ROWS else found
+        )  # few rows are as fast without a structure
 
     return mixing
 
@@ -79,7 +81,7 @@ def _mixing(plan: Plan) -> Callable[[int, int], Any]:
 def _fresh(plan: Plan) -> Callable[[int, int, int], Floats]:
     """N Nᵀ [rows, rows] at unit scale, by kinds of sources (they say who exists), draws and deviations."""
 
-    @lru_cache(maxsize=REPEATED)
+    @lru_cache(maxsize=CACHED_MATRICES)
     def fresh(source: int, draw: int, std: int) -> Floats:
         exists = (plan.source.values[source] >= 0).any(axis=1)
         draws = np.where(exists[:, None], plan.draw.values[draw], -1)

@@ -17,7 +17,6 @@ between checkpoints are rounded up to the next one. What has no finite ε is ref
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -26,23 +25,21 @@ import numpy as np
 from topdp.base.array_types import Floats
 from topdp.plan import Plan
 from topdp.plan.batches import Batches
-from topdp.privacy.account import GUARANTEES
+from topdp.privacy.answers import guarantee_kind
 from topdp.privacy.basics.exposure import check
 from topdp.privacy.basics.gaussian import epsilon_of
-from topdp.privacy.basics.refusals import NotCovered, PrivacyError, PrivacyWarning, expect_delta
-from topdp.privacy.observers.adaptive import leading_adaptive
-from topdp.privacy.observers.view import expect_viewable, leading_view
-from topdp.privacy.observers.view_effort import expect_bearable
+from topdp.privacy.basics.refusals import NotCovered, PrivacyError, expect_delta
 from topdp.privacy.observers.worst_case import composed, information
-from topdp.privacy.published.claims import Analysis, noise_multipliers
+from topdp.privacy.published.claims import Analysis
+from topdp.privacy.query import DEFAULT_QUERY, Query
 
-CHECKPOINTS = 48  # releases at which a curve is computed; between them the next one counts
+CURVE_CHECKPOINTS = 48  # releases at which a curve is computed; between them the next one counts
 
-History = Sequence[tuple[int, float]]
+ReleaseHistory = Sequence[tuple[int, float]]
 """The releases that were made, in order: (round, 1/z²)."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Spending:
     """What the releases of one owner cost; `information` [releases] is 1/z² of those in the plan.
 
@@ -69,8 +66,7 @@ class Spending:
     delta: float
     sensitivity: float  # of the owner's mean gradient, to one of its records
     information: Floats
-    colluders: int = 1  # of `adaptive`
-    patient: bool = False
+    query: Query = DEFAULT_QUERY
     _known: dict[int, float] = field(default_factory=dict, repr=False)  # worst case of the plan up to a round
 
     @property
@@ -79,16 +75,8 @@ class Spending:
 
     def curve(self, guarantee: str) -> Floats:
         """[releases]: ε after each release of the plan if the owner's data enter no later one."""
-        if guarantee not in GUARANTEES:
-            raise PrivacyError(f"Expected guarantee to be one of {', '.join(GUARANTEES)}, got {guarantee!r}.")
         places = _checkpoints(self.plan.releases)
-        ask = {
-            "claimed": self._claimed,
-            "view": self._view,
-            "adaptive": self._adaptive,
-            "worst-case": self._worst_case,
-        }
-        values = np.asarray(ask[guarantee](places))
+        values = np.asarray(guarantee_kind(guarantee).spending_curve(self, places))
         if not np.isfinite(values).all():
             raise PrivacyError(
                 f"Expected a finite {guarantee} epsilon of agent {self.owner}, got an infinite one after "
@@ -98,7 +86,7 @@ class Spending:
         least = np.minimum.accumulate(values[::-1])[::-1]
         return np.asarray(least[np.searchsorted(places, np.arange(self.plan.releases))])
 
-    def worst_case(self, history: History) -> float:
+    def worst_case(self, history: ReleaseHistory) -> float:
         """ε of the releases made so far if all others collude; of a plan or not, in any of its rounds.
 
         Poisson samples: all planned releases up to the checkpoint after the last, which are at least those
@@ -108,7 +96,7 @@ class Spending:
             return 0.0
         rounds, values = np.array([round for round, _ in history]), [value for _, value in history]
         if self.batches.sampled:
-            return self._worst_case([self.checkpoint(int(rounds[-1]))])[0]
+            return self.planned_worst_case([self.checkpoint(int(rounds[-1]))])[0]
         made = np.zeros(int(rounds.max()) + 1)
         np.add.at(made, rounds, values)
         return self.composed(made)
@@ -136,49 +124,23 @@ class Spending:
         """ε of releases under fresh noise: `made` [rounds] is 1/z² of each at the owner's sensitivity."""
         return composed(made, self.batches, self.analysis.adjacency).epsilon(self.delta)
 
-    def _worst_case(self, places: Sequence[int]) -> list[float]:
-        for last in places:
+    def planned_worst_case(self, releases: Sequence[int]) -> list[float]:
+        """ε of all planned releases up to each of these, if all others collude."""
+        for last in releases:
             if last not in self._known:
                 self._known[last] = self.composed(self.information[: last + 1])
-        return [self._known[last] for last in places]
+        return [self._known[last] for last in releases]
 
-    def _view(self, places: Sequence[int]) -> Floats:
-        expect_viewable(self.plan)
-        expect_bearable(self.plan, self.patient, self.plan.agents - 1, owners=1)
-        return self._amplified(leading_view(self.plan, self.analysis.exposure(), self.owner, places), places)
-
-    def _adaptive(self, places: Sequence[int]) -> Floats:
-        mu, most = leading_adaptive(
-            self.plan, self.analysis.exposure(), self.owner, places, self.colluders, self.patient
-        )
-        if not self.batches.sampled or np.array_equal(most * self.sensitivity**2, self.information):
-            return self._amplified(mu, places)
-        samples = [self.composed(most[: last + 1] * self.sensitivity**2) for last in places]
-        return np.minimum(epsilon_of(mu, self.delta), samples)
-
-    def _amplified(self, mu: Floats, places: Sequence[int]) -> Floats:
+    def amplified(self, mu: Floats, releases: Sequence[int]) -> Floats:
         """ε of μ; of Poisson samples also what all others together learn, where that is less."""
         epsilon = epsilon_of(mu, self.delta)
-        return np.minimum(epsilon, self._worst_case(places)) if self.batches.sampled else epsilon
-
-    def _claimed(self, places: Sequence[int]) -> list[float]:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", PrivacyWarning)  # said by the account
-            try:
-                z = noise_multipliers(self.plan, self.analysis.exposure())[:, self.owner]
-                return [self.analysis.claim_of(self.owner, z[: last + 1], self.delta) for last in places]
-            except PrivacyError as error:
-                raise NotCovered(
-                    f"The claimed guarantee of {self.analysis.calibration} has no cost by rounds: {error}"
-                ) from error
+        return np.minimum(epsilon, self.planned_worst_case(releases)) if self.batches.sampled else epsilon
 
 
 def spending(
-    plan: Plan, analysis: Analysis, owner: int, delta: float, colluders: int = 1, patient: bool = False
+    plan: Plan, analysis: Analysis, owner: int, delta: float, query: Query = DEFAULT_QUERY
 ) -> Spending:
     """What the releases of `owner` cost at δ; refused where one of them has no noise at all.
-
-    `colluders`: how many agents pool what they see under `adaptive`. `patient`: also what takes very long.
 
     >>> from topdp.privacy import Analysis
     >>> import numpy as np
@@ -207,9 +169,17 @@ def spending(
             "Expected noise in every row that carries a gradient, got rows without: no finite charge covers "
             "them. Use a method with noise, and a budget or sigma for every agent."
         )
-    return Spending(plan, analysis, owner, expect_delta(delta), sensitivity, per_release, colluders, patient)
+    return Spending(
+        plan=plan,
+        analysis=analysis,
+        owner=owner,
+        delta=expect_delta(delta),
+        sensitivity=sensitivity,
+        information=per_release,
+        query=query,
+    )
 
 
 def _checkpoints(releases: int) -> list[int]:
     """Rounds at which a curve is computed: the last one always."""
-    return sorted({int(place) for place in np.linspace(0, releases - 1, min(releases, CHECKPOINTS))})
+    return sorted({int(place) for place in np.linspace(0, releases - 1, min(releases, CURVE_CHECKPOINTS))})

@@ -1,7 +1,6 @@
-"""Model, data and engine of a run, put together: the one place for runs, figures and federations.
+"""A resolved run with its model and records, and the engine that executes it.
 
-Names have become objects in `runs/builders.py`; here they are brought together and must fit each other. What
-does not fit is said before anything is computed or written.
+For runs, figures and federations. Parts that do not fit each other are refused before anything is computed.
 """
 
 from __future__ import annotations
@@ -26,18 +25,20 @@ from topdp.learning.gradients import ClippedGradients
 from topdp.learning.losses import CUSTOM_LOSS
 from topdp.learning.models import FlatModel
 from topdp.learning.tasks import Task
-from topdp.plan import Batches, Plan
-from topdp.runs import builders
+from topdp.plan import Plan
 from topdp.runs.config import ConfigError, RunConfig
 from topdp.runs.model_fit import expect_fitting
-from topdp.runs.resolve_auto import settled
-from topdp.simulator.engine import Engine, Fetch
-from topdp.simulator.hostile import Attack
-from topdp.simulator.row_layout import Layout
+from topdp.runs.named_model import named_model, named_task
+from topdp.runs.named_records import load_shards
+from topdp.runs.resolve import resolve_outline
+from topdp.runs.resolved_run import ResolvedRun
+from topdp.runs.run_outline import RunOutline
+from topdp.simulator.engine import Engine, Fetch, Intervention
+from topdp.simulator.hostile import Attack, chosen
+from topdp.simulator.row_layout import RowLayout
 from topdp.simulator.run_stacking import StackedBatches, StackedNoise, stack_plans, stack_shards
-from topdp.topology import Topology
 
-LARGEST_KEPT = 1 << 29  # numbers: what frozen layers make of all records is kept up to this, 2 GiB
+MAX_BACKBONE_NUMBERS = 1 << 29  # 2 GiB: larger outputs of frozen layers are computed in every release
 
 
 class Everyone(NamedTuple):
@@ -49,71 +50,59 @@ class Everyone(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Assembly:
-    """The graph, records and model of one run; makes the engine for any plan among them."""
+    """A resolved run with its records and model; makes the engine for any plan of its agents."""
 
-    config: RunConfig
-    graph: Topology
+    run: ResolvedRun
     shards: Shards
     flat: FlatModel
     device: torch.device
     task: Task
     everyone: Everyone | None = None
-    """Where `shards` are of some agents only: what has to be known of all."""
+    """Facts about the records of all agents, where `shards` are of some only."""
 
     @classmethod
     def of(
-        cls,
-        config: RunConfig,
-        device: torch.device | str = "cpu",
-        progress: Progress = silent,
-        shards: Shards | None = None,
-        everyone: Everyone | None = None,
-        graph: Topology | None = None,
+        cls, config: RunConfig, device: torch.device | str = "cpu", progress: Progress = silent
     ) -> Assembly:
-        """By the names in `config`; `shards`, where its records are dealt out already, `graph` likewise.
+        """By the names in `config`. Wrong names are refused before a data set is fetched."""
+        task, outline = named_task(config), RunOutline.of(config)
+        return cls.of_records(outline, load_shards(outline, progress, device), task, device)
 
-        Cheap checks come first: a wrong name is said before a data set is fetched.
-        """
-        builders.method(config)
-        builders.rounded(config)
-        task = builders.task(config)
-        graph = builders.graph(config) if graph is None else graph
-        builders.sigma(config, graph.agents)
-        if shards is None:
-            shards = builders.shards(config, graph.agents, progress, device)
+    @classmethod
+    def of_records(
+        cls,
+        outline: RunOutline,
+        shards: Shards,
+        task: Task,
+        device: torch.device | str = "cpu",
+        everyone: Everyone | None = None,
+    ) -> Assembly:
+        """The named model for records that are dealt out already."""
         shards = _fitted(shards, task)
         outputs = task.outputs(shards.targets.flatten(0, 1), shards.classes)
-        model = builders.model(config, tuple(shards.inputs.shape[2:]), outputs)
-        return cls.given(config, graph, model, shards, torch.device(device), task, everyone)
+        model = named_model(outline.config, tuple(shards.inputs.shape[2:]), outputs)
+        return cls.given(outline, model, shards, torch.device(device), task, everyone)
 
     @classmethod
     def given(
         cls,
-        config: RunConfig,
-        graph: Topology,
+        outline: RunOutline,
         model: nn.Module,
         shards: Shards,
         device: torch.device,
-        task: Task | None = None,
+        task: Task,
         everyone: Everyone | None = None,
     ) -> Assembly:
-        """Of a user's own parts; `task`, where its loss or metrics are not those named in `config`."""
+        """A user's own model, records and task; raises ConfigError where they do not fit each other."""
         counts = shards.counts if everyone is None else everyone.counts
-        if len(counts) != graph.agents:
+        if len(counts) != outline.graph.agents:
             raise ConfigError(
-                f"Expected shards for the {graph.agents} agents of the graph, got {len(counts)}."
+                f"Expected shards for the {outline.graph.agents} agents of the graph, got {len(counts)}."
             )
-        task = task or builders.task(config)
-        shards = _fitted(shards, task)
-        config = settled(config, graph, counts)
+        shards, run = _fitted(shards, task), resolve_outline(outline, counts)
         flat = FlatModel(model)
         expect_fitting(flat, task, shards.inputs[0, :1], shards.targets[0, :1], _largest(shards, task))
-        return cls(config, graph, shards, flat, device, task, everyone)
-
-    @property
-    def counts(self) -> tuple[int, ...]:
-        """How many records each agent holds."""
-        return self.shards.counts if self.everyone is None else self.everyone.counts
+        return cls(run, shards, flat, device, task, everyone)
 
     def digest(self) -> str:
         """Of all records of all agents."""
@@ -121,18 +110,14 @@ class Assembly:
 
     @cached_property
     def gradients(self) -> ClippedGradients:
-        privacy = self.config.privacy
+        privacy = self.run.config.privacy
         return ClippedGradients(self.flat, privacy.clip, self.task.loss, privacy.clipping)
-
-    @property
-    def batches(self) -> tuple[Batches, ...]:
-        """One for each agent."""
-        return builders.batches(self.config, self.counts)
 
     @property
     def attack(self) -> Attack | None:
         """What hostile agents do, where there are some."""
-        return builders.attack(self.config, self.graph.agents)
+        config = self.run.config
+        return chosen(config.attack, self.run.graph.agents, config.seed)
 
     @property
     def start(self) -> Tensor:
@@ -154,7 +139,7 @@ class Assembly:
             shape = features.shape(self.shards.inputs[0, 0].cpu())
         except InputError:  # no function of one record: then it is one part of the model, and looked at there
             return self.gradients, self.shards
-        if math.prod(shape) * self.shards.inputs[:, :, 0].numel() > LARGEST_KEPT:
+        if math.prod(shape) * self.shards.inputs[:, :, 0].numel() > MAX_BACKBONE_NUMBERS:
             return self.gradients, self.shards
         try:
             shards = of_shards(self.shards, features, self.device)
@@ -162,27 +147,26 @@ class Assembly:
             raise
         except Exception:  # of a record, which then counts as zero: no record may end a run
             return self.gradients, self.shards
-        privacy = self.config.privacy
+        privacy = self.run.config.privacy
         gradients = ClippedGradients(trained, privacy.clip, self.task.loss, privacy.clipping)
         return gradients, shards
 
-    def engine(self, plan: Plan, layout: Layout | None = None, fetch: Fetch | None = None) -> Engine:
+    def engine(self, plan: Plan, layout: RowLayout | None = None, fetch: Fetch | None = None) -> Engine:
         """Of all agents; with a `layout`, of those that it holds here, for its pruned plan."""
         gradients, shards = self._after_backbone
-        attack, seed, batches = self.attack, self.config.seed, self.batches
-        held = range(self.graph.agents) if layout is None else layout.agents.tolist()
+        attack, seed, batches = self.attack, self.run.config.seed, self.run.batches
+        held = range(self.run.graph.agents) if layout is None else layout.agents.tolist()
         select = None if layout is None else partial(batch_selection.select_for_agents, held, batches, seed)
         return Engine(
             plan,
             gradients,
             shards if attack is None else attack.records(shards),
             [batches[agent] for agent in held],
-            seed,
-            self.device,
+            seed=seed,
+            device=self.device,
             select=select,
             metrics=self.task.metrics,
-            tamper=attack,
-            hostile=() if attack is None else attack.hostile,
+            intervention=Intervention(tamper=attack, hostile=() if attack is None else attack.hostile),
             layout=layout,
             fetch=fetch,
         )
@@ -195,22 +179,22 @@ def stacked_engine(runs: Sequence[Assembly], plans: Sequence[Plan], test_records
     them once, where the sets of records come in turn: a, b, c, a, b, c.
     """
     first = runs[0]
-    stacked = StackedBatches(tuple((one.batches, one.config.seed) for one in runs))
+    stacked = StackedBatches(tuple((parts.run.batches, parts.run.config.seed) for parts in runs))
     distinct = _in_turn(runs) if stacked.full else len(runs)
     shards = stack_shards([one.shards for one in runs[:distinct]]) if distinct > 1 else first.shards
     if shards.test_inputs is not None and shards.test_targets is not None:
         test = shards.test_inputs[:test_records], shards.test_targets[:test_records]
         shards = replace(shards, test_inputs=test[0], test_targets=test[1])
-    seeds = [one.config.seed for one in runs]
+    seeds = [parts.run.config.seed for parts in runs]
     return Engine(
         stack_plans(plans),
         first.gradients,
         shards,
         stacked.batches,
-        seeds[0],
-        first.device,
-        StackedNoise(plans, seeds),
-        stacked.select,
+        seed=seeds[0],
+        device=first.device,
+        draws=StackedNoise(plans, seeds),
+        select=stacked.select,
         copies=len(runs) // distinct,
         metrics=first.task.metrics,
     )

@@ -23,9 +23,9 @@ from topdp.base.files import UNREADABLE_FILE_ERRORS, atomic_path
 from topdp.runs.row_arrays import as_array
 from topdp.runs.run_folder import Checkpoint, RunFolder, RunFolderError
 from topdp.runs.tensor_files import read_tensor, write_tensors
-from topdp.simulator.engine import State
-from topdp.simulator.ranks.process_group import Group
-from topdp.simulator.row_layout import Layout
+from topdp.simulator.ranks.process_group import ProcessGroup
+from topdp.simulator.row_layout import RowLayout
+from topdp.simulator.simulation import State
 
 ONE = "checkpoint.safetensors"
 PART = re.compile(r"checkpoint-(\d+)\.(\d+)-of-(\d+)\.safetensors")
@@ -43,7 +43,7 @@ class Part(NamedTuple):
 class Checkpoints:
     """Of the run in `path`, for the agents that `layout` holds here; `group`: the other ranks, if any."""
 
-    def __init__(self, path: Path, layout: Layout, group: Group | None = None) -> None:
+    def __init__(self, path: Path, layout: RowLayout, group: ProcessGroup | None = None) -> None:
         self.path, self.layout, self.group = path, layout, group
 
     def newest(self) -> Checkpoint | None:

@@ -13,7 +13,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import tomli_w
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import PydanticKnownError
 
 from topdp.base import toml_text
 from topdp.errors import InputError
@@ -126,13 +135,32 @@ class MethodConfig(Section):
         return self
 
 
+def _known_guarantee(name: str) -> str:
+    from topdp.privacy.answers import GUARANTEES  # late: commands that need no account start faster
+
+    return _expect_known(name, GUARANTEES)
+
+
+def _known_answer(name: str) -> str:
+    from topdp.privacy.answers import ON_REQUEST
+
+    return _expect_known(name, ON_REQUEST)
+
+
+def _expect_known(name: str, known: tuple[str, ...]) -> str:
+    """Raise as pydantic does for a `Literal`, so that `_explain` suggests the nearest name."""
+    if name not in known:
+        raise PydanticKnownError("literal_error", {"expected": " or ".join(map(repr, known))})
+    return name
+
+
 class PrivacyConfig(Section):
     epsilon: Positive | list[Positive] = 1.0
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
     clip: Positive = 4.0
     clipping: Literal["flat", "per-layer", "normalised"] = "flat"  # how gradients get no longer than that
-    guarantee: Literal["claimed", "view", "adaptive", "worst-case"] = "adaptive"
-    answers: list[Literal["view", "adaptive", "outsider"]] = []  # beside the guarantee's
+    guarantee: Annotated[str, AfterValidator(_known_guarantee)] = "adaptive"
+    answers: list[Annotated[str, AfterValidator(_known_answer)]] = []  # beside the guarantee's
     colluders: Annotated[int, Field(ge=0)] = 1  # agents that pool what they see (adaptive)
     adjacency: Literal["add-remove", "replace-one"] = "add-remove"
     sigma: NotNegative | list[NotNegative] | None = None

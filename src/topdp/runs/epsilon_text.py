@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from topdp.privacy.answers import ANSWERS
+
 
 def answer_words(answer: str) -> str:
-    return answer.replace("_", " ")
+    """The name of an answer in tables and on pages, by its JSON key."""
+    return ANSWERS[answer].label
 
 
 def epsilon_text(privacy: Mapping[str, Any], key: str) -> str:

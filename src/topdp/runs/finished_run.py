@@ -50,7 +50,7 @@ class Finished:
     def of(cls, job: Job, result: Result | None) -> Finished:
         """`result`: None where the run diverged."""
         privacy, notes = sealed(job.plan, job.privacy), notes_of(job.parts.flat)
-        config, begun = job.parts.config, begun_facts(job)
+        config, begun = job.parts.run.config, begun_facts(job)
         if result is None:
             return cls(config, job.plan, privacy, begun, [], notes)
         found = result.best

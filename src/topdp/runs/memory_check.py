@@ -14,8 +14,9 @@ import torch
 
 from topdp.data.shards import Shards
 from topdp.errors import InputError
-from topdp.simulator.engine import ALIGN, ROUNDED, Engine, at_once
-from topdp.simulator.ranks.process_group import Group
+from topdp.simulator.engine import Engine, agents_per_pass
+from topdp.simulator.ranks.process_group import ProcessGroup
+from topdp.simulator.row_buffers import padded_width
 
 SMALL = 1 << 30  # bytes that are not asked about
 
@@ -37,11 +38,10 @@ class Need(NamedTuple):
 def need_of(engine: Engine) -> Need:
     """Rows twice (before and after a round), gradients of as many agents as are taken at once, records."""
     flat, shards = engine.gradients.flat, engine.shards
-    align = ALIGN[engine.device.type]
     rounded = engine.plan.rounded
-    width, wide = -(-flat.dimension // align) * align, flat.dtype.itemsize
-    kept = wide if rounded is None else ROUNDED[rounded].itemsize
-    agents, together = len(engine.layout.agents), at_once(flat.dimension, rounded is not None)
+    width, wide = padded_width(flat.dimension, engine.device), flat.dtype.itemsize
+    kept = engine.buffers.stored.itemsize
+    agents, together = len(engine.layout.agents), agents_per_pass(flat.dimension, rounded is not None)
     if engine.device.type != "cpu" and rounded is None:
         together = agents
     # Beside gradients stand the rows that they are taken at, where those have to be widened.
@@ -68,7 +68,7 @@ def expect_room_for_records(shards: Shards, device: torch.device) -> None:
         )
 
 
-def expect_room(engine: Engine, group: Group | None = None) -> None:
+def expect_room(engine: Engine, group: ProcessGroup | None = None) -> None:
     """Refuses a run that cannot fit; ranks of one machine share its memory."""
     mine = need_of(engine)
     needs = [mine] if group is None else group.all(mine)

@@ -39,16 +39,24 @@ def _top(c: MethodConfig) -> Protocol:
     return TopAsynchronous(c.alpha, c.offline, c.own_share)
 
 
+def _dsgd(c: MethodConfig) -> Protocol:
+    return Dsgd()
+
+
+def _central(c: MethodConfig) -> Protocol:
+    return Central()
+
+
 def _muffliato(c: MethodConfig) -> Protocol:
-    return Muffliato(settled("gossip", c.gossip), c.chebyshev)
+    return Muffliato(chosen_number("gossip", c.gossip), c.chebyshev)
 
 
 def _correlated(c: MethodConfig) -> Protocol:
     return Correlated(
         c.secrets,
-        settled("secrets_degree", c.secrets_degree),
-        settled("pair_noise", c.pair_noise),
-        settled("gossip", c.gossip),
+        chosen_number("secrets_degree", c.secrets_degree),
+        chosen_number("pair_noise", c.pair_noise),
+        chosen_number("gossip", c.gossip),
         c.chebyshev,
     )
 
@@ -78,7 +86,7 @@ class Method:
 
     def gossip_steps(self, c: MethodConfig) -> int:
         """Averaging steps between two gradients."""
-        return settled("gossip", c.gossip) if self.gossips else 0
+        return chosen_number("gossip", c.gossip) if self.gossips else 0
 
     def protocol(self, c: MethodConfig) -> Protocol:
         if c.mode not in self.modes:
@@ -88,8 +96,8 @@ class Method:
         return self.writer(c)
 
 
-def settled(key: str, value: Number | str) -> Number:
-    """A number that was chosen: `auto` has become one before a plan is written (`runs/resolve_auto.py`)."""
+def chosen_number(key: str, value: Number | str) -> Number:
+    """The value of a key for which `auto_values.py` has chosen a number."""
     if isinstance(value, str):
         raise InputError(f"Expected method.{key} as a number here, got {value!r}.")
     return value
@@ -106,7 +114,7 @@ METHODS = {
         Method("optimal", _plain, calibration="optimal"),
         Method("top", _top, reuses_noise=True),
         Method("top-dp", _top, noise_kind="steps", reuses_noise=True),
-        Method("dsgd", lambda c: Dsgd(), modes=("sync",), noise_kind="power"),
+        Method("dsgd", _dsgd, modes=("sync",), noise_kind="power"),
         Method("muffliato", _muffliato, modes=("sync",), noise_kind="power", gossips=True),
         Method(
             "correlated",
@@ -116,6 +124,6 @@ METHODS = {
             gossips=True,
             shares_noise=True,
         ),
-        Method("central", lambda c: Central(), modes=("sync",), noise_kind="power", pools=True),
+        Method("central", _central, modes=("sync",), noise_kind="power", pools=True),
     )
 }

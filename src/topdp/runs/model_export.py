@@ -24,9 +24,9 @@ from topdp import __version__
 from topdp.base.files import atomic_path, make_folder
 from topdp.errors import InputError
 from topdp.learning.models import FlatModel
-from topdp.runs import builders
 from topdp.runs.assembly import Assembly
 from topdp.runs.config import did_you_mean
+from topdp.runs.named_model import named_model
 from topdp.runs.run_folder import GIVEN, RunFolder
 
 ENDINGS = {".safetensors": "safetensors", ".pt": "state-dict", ".onnx": "onnx"}
@@ -137,7 +137,7 @@ def export_run(
     if GIVEN in (config.model.name, config.data.name):
         return write_tensors(_by_name(row, notes[PARAMETERS]), file, format)
     inputs = InputKind(tuple(folder.fact("inputs")), str(folder.fact("input_type")))
-    flat = FlatModel(builders.model(config, inputs.shape, int(folder.fact("outputs"))))
+    flat = FlatModel(named_model(config, inputs.shape, int(folder.fact("outputs"))))
     return write(flat.load(row), file, format, inputs)
 
 

@@ -14,91 +14,79 @@ from topdp.base.files import UNREADABLE_FILE_ERRORS
 from topdp.base.progress import Progress, silent
 from topdp.plan import Plan
 from topdp.privacy.account import FALSE_ALARMS, Account, account
+from topdp.privacy.answers import expect_on_request
 from topdp.privacy.calibrate import calibrate
 from topdp.privacy.observers.coalitions import Coalitions, coalitions
-from topdp.privacy.observers.observer_answers import Look, expect_answers, observed
 from topdp.privacy.observers.view import View
 from topdp.privacy.published.claims import Analysis
-from topdp.runs import builders
+from topdp.privacy.query import Observe, Query, observe
+from topdp.runs.auto_values import noise_shares
 from topdp.runs.config import RunConfig
-from topdp.runs.plan_writing import plan_writer as plan_writer
-from topdp.runs.resolve_auto import settled, shares
+from topdp.runs.resolve import resolve
+from topdp.runs.resolved_run import ResolvedRun
 from topdp.runs.run_folder import RunFolder, RunFolderError
+from topdp.runs.run_outline import RunOutline, budgets, guarantee_of
 from topdp.topology import Topology, read_edge_list
 
 COALITIONS = 500  # more than these are sampled
 
 
 def plan_and_account(
-    config: RunConfig,
-    graph: Topology,
-    counts: tuple[int, ...],
-    progress: Progress = silent,
-    look: Look = observed,
+    run: ResolvedRun, progress: Progress = silent, observe: Observe = observe
 ) -> tuple[Plan, Account]:
-    """The plan, calibrated unless σ is given, and its answers; agent i holds counts[i] records.
-
-    `look`: who is asked what observers see.
-    """
-    config = settled(config, graph, counts)
-    n, analysis, seen = graph.agents, builders.analysis(config, counts), None
-    privacy = config.privacy
-    write = plan_writer(config, graph, counts)
-    sigma = builders.sigma(config, n)
-    if sigma is not None:
-        deviation = sigma * privacy.clip  # Algorithm 1: the noise is G(σ²C²)
+    """The plan, calibrated unless σ is given, and its answers. `observe` computes what observers learn."""
+    privacy, seen = run.config.privacy, None
+    if run.sigma is not None:
+        deviation = run.sigma * privacy.clip  # Algorithm 1: the noise is G(σ²C²)
     else:
-        epsilon = builders.per_agent("privacy.epsilon", privacy.epsilon, n)
+        assert run.epsilon is not None
         calibrated = calibrate(
-            write,
-            analysis,
+            run.write_plan,
+            run.analysis,
             privacy.guarantee,
-            epsilon,
+            run.epsilon,
             privacy.delta,
-            progress=progress,
-            patient=privacy.allow_slow,
-            colluders=privacy.colluders,
-            shares=shares(config, graph, counts),
-            look=look,
+            query_of(run.config, progress, observe),
+            noise_shares(run),
         )
-        deviation, seen = calibrated.deviation, calibrated.seen
-    plan = write(deviation)
-    return plan, accounted(config, plan, analysis, seen, progress, look)
+        deviation, seen = calibrated.deviation, calibrated.view
+    plan = run.write_plan(deviation)
+    return plan, accounted(run, plan, seen, progress, observe)
 
 
 def accounted(
-    config: RunConfig,
-    plan: Plan,
-    analysis: Analysis,
-    known: View | None,
-    progress: Progress,
-    look: Look = observed,
+    run: ResolvedRun, plan: Plan, known: View | None, progress: Progress, observe: Observe = observe
 ) -> Account:
-    """The answers that the configuration asks for; `known`: that of its guarantee, where there is one."""
-    privacy = config.privacy
+    """The answers that the configuration asks for; `known`: that of its guarantee, where it is computed."""
+    privacy = run.config.privacy
     return account(
         plan,
-        analysis,
+        run.analysis,
         privacy.delta,
-        answers=builders.answers(config),
-        guarantee=builders.guarantee(config),
+        answers=run.answers,
+        guarantee=run.guarantee,
         known=known,
-        colluders=privacy.colluders,
-        patient=privacy.allow_slow,
-        progress=progress,
-        look=look,
+        query=query_of(run.config, progress, observe),
     )
 
 
-def expect_plan_of(
-    config: RunConfig, graph: Topology, counts: tuple[int, ...], plan: Plan, path: Path
-) -> None:
-    """Refuses a plan that its configuration would not write with that noise."""
+def query_of(config: RunConfig, progress: Progress = silent, observe: Observe = observe) -> Query:
+    """How the configuration asks for its account."""
+    return Query(
+        colluders=config.privacy.colluders,
+        allow_slow=config.privacy.allow_slow,
+        progress=progress,
+        observe=observe,
+    )
+
+
+def expect_plan_of(run: ResolvedRun, plan: Plan, path: Path) -> None:
+    """Raise RunFolderError for a plan that its configuration would not write with that noise."""
     deviation = plan.full_scale
-    given = plan.agents == graph.agents
-    if given and (sigma := builders.sigma(config, graph.agents)) is not None:
-        given = np.array_equal(sigma * config.privacy.clip, deviation)
-    if not given or plan_writer(config, graph, counts)(deviation).digest() != plan.digest():
+    same = plan.agents == run.graph.agents
+    if same and run.sigma is not None:
+        same = np.array_equal(run.sigma * run.config.privacy.clip, deviation)
+    if not same or run.write_plan(deviation).digest() != plan.digest():
         raise RunFolderError(f"Expected plan.npz in {path} to be the plan of its config.toml; it is not.")
 
 
@@ -116,7 +104,7 @@ def seal_of(details: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(details, sort_keys=True).encode()).hexdigest()
 
 
-def expect_account_of(config: RunConfig, counts: tuple[int, ...], folder: RunFolder) -> Account:
+def expect_account_of(config: RunConfig, analysis: Analysis, folder: RunFolder) -> Account:
     """The account in privacy.json of a run; refused if it was written for other settings.
 
     Those are records, batches, clip, δ, adjacency, colluders and the guarantee. A plan knows none of them, so
@@ -130,13 +118,13 @@ def expect_account_of(config: RunConfig, counts: tuple[int, ...], folder: RunFol
             "was changed."
         )
     begun = {"records": folder.fact("records"), **privacy}
-    analysis = builders.analysis(config, counts)
-    settled = {
+    now = {
+        "records": [batches.records for batches in analysis.batches],
         "delta": config.privacy.delta,
         "colluders": config.privacy.colluders,
-        "guarantee": builders.guarantee(config),
+        "guarantee": guarantee_of(config),
+        **analysis.facts(),
     }
-    now = {"records": list(counts), **settled, **analysis.facts()}
     others = [key for key, value in now.items() if begun.get(key) != value]
     if others:
         raise RunFolderError(
@@ -156,7 +144,7 @@ def expect_account_of(config: RunConfig, counts: tuple[int, ...], folder: RunFol
 
 def _expect_within(config: RunConfig, found: Account, folder: RunFolder) -> None:
     spent = found.answer(found.guarantee or "").epsilon
-    budget = builders.per_agent("privacy.epsilon", config.privacy.epsilon, len(found.analysis.batches))
+    budget = budgets(config, len(found.analysis.batches))
     if spent is None or (spent > budget * (1 + 1e-9)).any():
         raise RunFolderError(
             f"Expected the epsilon with which the run in {folder.path} was begun, got a smaller one than its "
@@ -169,25 +157,24 @@ def graph_of_run(config: RunConfig, path: Path) -> Topology:
     beside = path / str(config.topology.path)
     if config.topology.kind == "file" and beside.exists():
         return read_edge_list(beside)
-    return builders.graph(config)
+    return RunOutline.of(config).graph
 
 
 def account_of_run(
     path: Path, answers: Collection[str] = (), progress: Progress = silent
-) -> tuple[RunConfig, Plan, Account]:
+) -> tuple[ResolvedRun, Plan, Account]:
     """The account of the plan that a run executed, taken afresh from its plan.npz; also of other answers."""
     folder = RunFolder.open(path)
     config, plan = folder.config, folder.plan
-    counts = _records(folder)
-    expect_plan_of(config, graph_of_run(config, path), counts, plan, path)
-    expect_account_of(config, counts, folder)
-    config = asking(config, answers)
-    return config, plan, accounted(config, plan, builders.analysis(config, counts), None, progress)
+    run = resolve(asking(config, answers), graph_of_run(config, path), _records(folder))
+    expect_plan_of(run, plan, path)
+    expect_account_of(run.config, run.analysis, folder)
+    return run, plan, accounted(run, plan, None, progress)
 
 
 def asking(config: RunConfig, answers: Collection[str]) -> RunConfig:
     """The configuration that asks for more answers; those must exist."""
-    expect_answers(answers)
+    expect_on_request(answers)
     named = [*dict.fromkeys([*config.privacy.answers, *answers])]
     return config.model_copy(update={"privacy": config.privacy.model_copy(update={"answers": named})})
 

@@ -29,25 +29,29 @@ from topdp.learning.backbone import split_backbone
 from topdp.learning.gradients.path_check import draws_dropout
 from topdp.plan import prune
 from topdp.privacy.account import Account
-from topdp.runs import builders, metric_sinks
+from topdp.runs import metric_sinks
 from topdp.runs.assembly import Assembly, Everyone, choose_device
+from topdp.runs.auto_values import agrees
 from topdp.runs.best_estimates import read as read_best
 from topdp.runs.callbacks import Callbacks
 from topdp.runs.checkpoints import Checkpoints
 from topdp.runs.config import ConfigError, RunConfig, parse
 from topdp.runs.memory_check import expect_room
-from topdp.runs.planning import plan_writer, seal_of, sealed
-from topdp.runs.resolve_auto import agrees
+from topdp.runs.methods import METHODS
+from topdp.runs.named_model import named_task
+from topdp.runs.named_records import load_shards
+from topdp.runs.planning import seal_of, sealed
 from topdp.runs.result import Result
 from topdp.runs.row_arrays import as_tensor
 from topdp.runs.run import Job, Ranked, begun_job, execute, new_run_folder, planned, room_for, unfinished
 from topdp.runs.run_folder import STARTING, RunFolder, RunFolderError
-from topdp.simulator.ranks.agent_partition import Partition, partition
-from topdp.simulator.ranks.border_exchange import Exchange
-from topdp.simulator.ranks.process_group import Group, joined, local_device
+from topdp.runs.run_outline import RunOutline
+from topdp.simulator.ranks.agent_partition import AgentPartition, partition
+from topdp.simulator.ranks.border_exchange import BorderExchange
+from topdp.simulator.ranks.process_group import ProcessGroup, join_group, local_device
 from topdp.simulator.ranks.ranked_engine import RankedEngine
 from topdp.simulator.ranks.torchrun_environment import others
-from topdp.simulator.row_layout import Layout
+from topdp.simulator.row_layout import RowLayout
 
 RECORDS = 64  # agents whose records are shown to rank 0 at once, for the digest
 
@@ -67,7 +71,7 @@ def run_on_ranks(
         expect_supported(config)
     if left := others():
         progress(f"waiting for {left} other rank{'s' if left > 1 else ''}")
-    with joined(place) as group:
+    with join_group(place) as group:
         progress("reading records")
         # Before anything else: who does something else would wait for what never comes.
         group.expect_same("folder (--out or --resume)", str(out), "give every rank the same.")
@@ -89,7 +93,7 @@ def expect_supported(config: RunConfig) -> None:
             raise ConfigError(
                 f"{key}: {value!r} is not for several ranks: start one process, without torchrun."
             )
-    if builders.method(config).pools:
+    if METHODS[config.method.name].pools:
         raise ConfigError(
             f"method.name: {config.method.name!r} has all records in one place: start one process, without "
             "torchrun."
@@ -103,7 +107,7 @@ def expect_supported(config: RunConfig) -> None:
 
 
 def _joined_run(
-    group: Group,
+    group: ProcessGroup,
     config: RunConfig | None,
     out: Path,
     device: torch.device,
@@ -115,9 +119,12 @@ def _joined_run(
         text = group.together(lambda: RunFolder.open(out).config.to_toml() if group.leads else "")
         config = _parsed(group.led(text))
         expect_supported(config)
-    graph = group.together(lambda: builders.graph(config))
-    cut: Partition = group.led(group.together(lambda: partition(graph, group.size) if group.leads else None))
-    parts = _assembled(group, config, cut.home, device, progress)
+    outline = group.together(lambda: RunOutline.of(config))
+    graph = outline.graph
+    cut: AgentPartition = group.led(
+        group.together(lambda: partition(graph, group.size) if group.leads else None)
+    )
+    parts = _assembled(group, outline, cut.home, device, progress)
     folder = RunFolder(out) if group.leads else None
     reported = progress if group.leads else silent
     new = state in ("", STARTING)
@@ -129,8 +136,8 @@ def _joined_run(
     if folder is not None:
         folder.mark("running", ranks=group.size, cut=cut.statement)
     plan = prune(job.plan)
-    layout = Layout(plan, cut.home, group.rank)
-    engine = parts.engine(plan, layout, Exchange(layout, group))
+    layout = RowLayout(plan, cut.home, group.rank)
+    engine = parts.engine(plan, layout, BorderExchange(layout, group))
     expect_room(engine, group)
     called = Callbacks(metric_sinks.named(config.report.sinks)) if group.leads else Callbacks()
     checkpoints = Checkpoints(out, layout, group)
@@ -173,19 +180,19 @@ def _parsed(text: str) -> RunConfig:
 
 
 def _assembled(
-    group: Group, config: RunConfig, home: Ints, device: torch.device, progress: Progress
+    group: ProcessGroup, outline: RunOutline, home: Ints, device: torch.device, progress: Progress
 ) -> Assembly:
     """The graph, the model, and the records of the agents held here; with what has to be known of all."""
     mine = np.flatnonzero(home == group.rank).tolist()
-    agents = len(home)
-    shards = group.together(lambda: builders.shards(config, agents, progress, device, mine))
+    shards = group.together(lambda: load_shards(outline, progress, device, mine))
     kind = (shards.inputs.shape[2:], shards.inputs.dtype, shards.targets.shape[2:], shards.targets.dtype)
     group.expect_same("shape and type of records", str(kind), "look at the files of its agents.")
     counts = _of_all(home, group.all(shards.counts))
     found = [one for one in group.all(shards.classes) if one is not None]
     shards = replace(shards.padded(max(counts)), classes=max(found) if found else None)
+    task = group.together(lambda: named_task(outline.config))
     everyone = Everyone(counts, _digest(group, shards, home, counts))
-    parts = group.together(lambda: Assembly.of(config, device, progress, shards, everyone))
+    parts = group.together(lambda: Assembly.of_records(outline, shards, task, device, everyone))
     group.together(lambda: _expect_supported_model(parts))
     start = hashlib.sha256(parts.start.numpy().tobytes()).hexdigest()
     group.expect_same("start of the model", start, "a model of one's own has to be made from the seed alone.")
@@ -193,14 +200,15 @@ def _assembled(
 
 
 def _expect_supported_model(parts: Assembly) -> None:
+    name = parts.run.config.model.name
     if any(map(draws_dropout, parts.flat.module.modules())):
         raise ConfigError(
-            f"model.name: {parts.config.model.name!r} has layers that drop at random, in an order that goes "
+            f"model.name: {name!r} has layers that drop at random, in an order that goes "
             "over all agents: start one process, without torchrun."
         )
     if split_backbone(parts.flat.module) is not None:
         raise ConfigError(
-            f"model.name: {parts.config.model.name!r} begins with frozen layers, which are applied to all "
+            f"model.name: {name!r} begins with frozen layers, which are applied to all "
             "records at once: start one process, without torchrun."
         )
 
@@ -213,7 +221,7 @@ def _of_all(home: Ints, said: list[tuple[int, ...]]) -> tuple[int, ...]:
     return tuple(found.tolist())
 
 
-def _digest(group: Group, shards: Shards, home: Ints, counts: tuple[int, ...]) -> str:
+def _digest(group: ProcessGroup, shards: Shards, home: Ints, counts: tuple[int, ...]) -> str:
     """As `Shards.digest` of all records: rank 0 is shown those of some agents at a time, and keeps none."""
     place = {agent: at for at, agent in enumerate(np.flatnonzero(home == group.rank).tolist())}
     sha = hashlib.sha256(shards.heading(counts))
@@ -229,7 +237,7 @@ def _digest(group: Group, shards: Shards, home: Ints, counts: tuple[int, ...]) -
     return str(group.led(sha.hexdigest()))
 
 
-def _job(group: Group, parts: Assembly, begun: RunFolder | None, progress: Progress) -> Job:
+def _job(group: ProcessGroup, parts: Assembly, begun: RunFolder | None, progress: Progress) -> Job:
     """Planned and accounted by rank 0, or read from its folder; the others write the plan, and compare."""
 
     def found() -> Job | None:
@@ -241,10 +249,9 @@ def _job(group: Group, parts: Assembly, begun: RunFolder | None, progress: Progr
     deviation = group.led(None if job is None else job.plan.full_scale)
     account = group.led(None if job is None else sealed(job.plan, job.privacy))
     if job is None:
-        plan = plan_writer(parts.config, parts.graph, parts.counts)(deviation)
+        plan = parts.run.write_plan(deviation)
         details = {key: value for key, value in account.items() if key != "seal"}
-        analysis = builders.analysis(parts.config, parts.counts)
-        job = Job(parts, plan, Account.from_details(details, analysis))
+        job = Job(parts, plan, Account.from_details(details, parts.run.analysis))
         mine = {**details, "plan": plan.digest()}
         account = {**mine, "seal": seal_of(mine)}
     group.expect_same("plan", job.plan.digest(), "use the same versions of topdp and numpy.")

@@ -17,13 +17,15 @@ import numpy as np
 from topdp.base.progress import Progress, silent
 from topdp.data.catalogue import CATALOGUE
 from topdp.errors import TopdpError
+from topdp.privacy.answers import ADAPTIVE
 from topdp.privacy.calibrate import calibrate
-from topdp.privacy.residual_noise import leftover
-from topdp.runs import builders
+from topdp.privacy.query import Query
+from topdp.privacy.residual_noise import residual_noise
+from topdp.runs.auto_values import noise_shares
 from topdp.runs.config import ConfigError, RunConfig
 from topdp.runs.methods import METHODS
-from topdp.runs.planning import plan_writer
-from topdp.runs.resolve_auto import settled, shares
+from topdp.runs.resolve import resolve
+from topdp.runs.run_outline import budgets
 from topdp.topology import Topology
 
 COMPARED = ("plain", "dsgd", "muffliato", "correlated")
@@ -121,24 +123,21 @@ def _option(config: RunConfig, graph: Topology, counts: tuple[int, ...], name: s
         }
     )
     try:
-        asked = settled(asked, graph, counts)
-        write = plan_writer(asked, graph, counts)
-        privacy = asked.privacy
-        epsilon = builders.per_agent("privacy.epsilon", privacy.epsilon, graph.agents)
-        analysis = builders.analysis(asked, counts)
+        run = resolve(asked, graph, counts)
+        privacy, epsilon = run.config.privacy, budgets(asked, graph.agents)
         noise = calibrate(
-            write, analysis, "adaptive", epsilon, privacy.delta,
-            colluders=privacy.colluders, shares=shares(asked, graph, counts),
+            run.write_plan, run.analysis, ADAPTIVE.name, epsilon, privacy.delta,
+            Query(colluders=privacy.colluders), noise_shares(run),
         )  # fmt: skip
     except TopdpError as error:
         return Option(name, None, None, 0, str(error), {})
-    plan = write(noise.deviation)
-    left, each = leftover(plan), plan.releases_per_round
-    pooled = pooled_noise(asked, counts, float(epsilon.min()))
+    plan = run.write_plan(noise.deviation)
+    left, each = residual_noise(plan), plan.releases_per_round
+    pooled = pooled_noise(run.config, counts, float(epsilon.min()))
     average, between = float(left.average[-1]) / pooled, float(left.between[-1]) / pooled
     settings, reason = {}, f"{name} leaves {average:.3g} times the noise of pooled records in the average"
     if METHODS[name].shares_noise:
-        c = asked.method
+        c = run.config.method
         settings = {
             "method.secrets_degree": c.secrets_degree,
             "method.gossip": c.gossip,
@@ -148,7 +147,7 @@ def _option(config: RunConfig, graph: Topology, counts: tuple[int, ...], name: s
             f", with {c.secrets_degree} partners for each agent, against any {privacy.colluders} that collude"
         )
     elif METHODS[name].gossips:
-        settings = {"method.gossip": asked.method.gossip}
+        settings = {"method.gossip": run.config.method.gossip}
     return Option(name, average, between, max(1, each - 1), reason + ".", settings)
 
 
@@ -160,11 +159,10 @@ def pooled_noise(config: RunConfig, counts: tuple[int, ...], epsilon: float) -> 
             "privacy": config.privacy.model_copy(update={"colluders": 0, "epsilon": epsilon}),
         }
     )
-    graph, pooled = builders.graph(central), (sum(counts),)
-    write = plan_writer(central, graph, pooled)
-    analysis = builders.analysis(central, pooled)
-    noise = calibrate(write, analysis, "adaptive", np.array([epsilon]), config.privacy.delta, colluders=0)
-    return float(leftover(write(noise.deviation)).average[-1])
+    run = resolve(central, counts=(sum(counts),))
+    delta, query = config.privacy.delta, Query(colluders=0)
+    noise = calibrate(run.write_plan, run.analysis, ADAPTIVE.name, np.array([epsilon]), delta, query)
+    return float(residual_noise(run.write_plan(noise.deviation)).average[-1])
 
 
 def _rank(option: Option) -> tuple[bool, float, int]:

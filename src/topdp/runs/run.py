@@ -30,6 +30,7 @@ from topdp.plan import Plan
 from topdp.privacy.account import Account
 from topdp.runs import metric_sinks
 from topdp.runs.assembly import Assembly, choose_device
+from topdp.runs.auto_values import agrees
 from topdp.runs.best_estimates import Best
 from topdp.runs.best_estimates import read as read_best
 from topdp.runs.callbacks import Callbacks, Running, expect_list
@@ -42,14 +43,14 @@ from topdp.runs.metric_labels import metric_names, picture_name
 from topdp.runs.model_export import InputKind, facts_of, notes_of
 from topdp.runs.pictures.learning_curves import curves, heading
 from topdp.runs.planning import expect_account_of, expect_plan_of, plan_and_account, sealed
-from topdp.runs.resolve_auto import agrees
 from topdp.runs.result import Result, Stopped
 from topdp.runs.rounding_check import warn_of_lost_steps
 from topdp.runs.row_arrays import as_array, as_tensor
 from topdp.runs.run_folder import GIVEN, STARTING, RunFolder, RunFolderError
 from topdp.runs.training_loop import train_to_the_end
-from topdp.simulator.engine import Engine
 from topdp.simulator.ranks.ranked_engine import RankedEngine
+from topdp.simulator.simulation import Simulation
+from topdp.simulator.stepping import fastest
 
 
 def run(
@@ -136,7 +137,7 @@ class Job:
         stopped: Stopped | None = None,
     ) -> Result:
         return Result(
-            self.parts.config,
+            self.parts.run.config,
             self.plan,
             self.privacy,
             metrics,
@@ -152,15 +153,15 @@ class Job:
 
 def planned(parts: Assembly, progress: Progress) -> Job:
     progress("planning")
-    found = plan_and_account(parts.config, parts.graph, parts.counts, progress)
+    found = plan_and_account(parts.run, progress)
     return Job(parts, *found)
 
 
 def begun_job(parts: Assembly, folder: RunFolder) -> Job:
     """The plan and account of a run that was begun are taken over after a check."""
-    plan, counts = folder.plan, parts.counts
-    expect_plan_of(parts.config, parts.graph, counts, plan, folder.path)
-    found = expect_account_of(parts.config, counts, folder)
+    plan = folder.plan
+    expect_plan_of(parts.run, plan, folder.path)
+    found = expect_account_of(parts.run.config, parts.run.analysis, folder)
     if folder.fact("data") != parts.digest():
         raise RunFolderError(
             f"Expected the records with which the run in {folder.path} was begun, in their order; got others."
@@ -183,29 +184,30 @@ def execute(
     progress("preparing")
     if folder is not None or ranked is None:  # of several ranks, the one that has it says so
         warn_of_lost_steps(job.plan, parts.start)
-    engine: Engine | RankedEngine
+    simulation: Simulation
     checkpoints: Checkpoints | None
     if ranked is None:
         expect_room_for_records(parts.shards, parts.device)
-        engine = whole = parts.engine(job.plan)
-        expect_room(whole)
-        checkpoints = None if path is None else Checkpoints(path, whole.layout)
+        engine = parts.engine(job.plan)
+        expect_room(engine)
+        simulation = fastest(engine)
+        checkpoints = None if path is None else Checkpoints(path, engine.layout)
     else:
-        engine, checkpoints = ranked
+        simulation, checkpoints = ranked
     before = folder.read_json("run.json").get("stopped") if folder is not None else None
     stopped_at = None if before is None else int(before["round"])
 
     def seen_as(history: list[dict[str, Any]]) -> Running:
         larger = {metric.name: metric.larger_is_better for metric in parts.task.metrics}
-        return Running(parts.config, job.plan, job.privacy, parts.flat, path, history, stopped_at, larger)
+        return Running(parts.run.config, job.plan, job.privacy, parts.flat, path, history, stopped_at, larger)
 
     try:
         found = train_to_the_end(
-            engine, parts.start, parts.config, folder, progress, callbacks, seen_as, checkpoints
+            simulation, parts.start, parts.run.config, folder, progress, callbacks, seen_as, checkpoints
         )
         seconds = time.perf_counter() - started
-        engine.forget_buffers()
-        estimates = engine.reported(found.state).detach().cpu().clone()
+        simulation.release_buffers()
+        estimates = simulation.reported(found.state).detach().cpu().clone()
         result = job.result(found.metrics, estimates, seconds, path, found.best, found.stopped)
         if folder is not None:
             facts = ended_facts(result, parts.device)
@@ -282,7 +284,7 @@ def room_for(out: Path | None) -> Iterator[None]:
 
 def new_run_folder(path: Path, job: Job) -> RunFolder:
     """A folder for a run that is about to begin: configuration, plan and account, before the first round."""
-    folder = RunFolder.create(path, job.parts.config.to_toml(), job.plan)
+    folder = RunFolder.create(path, job.parts.run.config.to_toml(), job.plan)
     folder.write_json("privacy.json", sealed(job.plan, job.privacy))
     folder.mark("running", **begun_facts(job))
     return folder
@@ -301,4 +303,4 @@ def begun_folder(
 def begun_facts(job: Job) -> dict[str, Any]:
     """What run.json says from the start on, beside the state."""
     parts = job.parts
-    return {"records": list(parts.counts), "data": parts.digest(), **facts_of(parts)}
+    return {"records": list(parts.run.counts), "data": parts.digest(), **facts_of(parts)}

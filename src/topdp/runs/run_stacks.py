@@ -17,12 +17,17 @@ from torch import Tensor
 from topdp.base.progress import Progress, silent
 from topdp.data import Shards
 from topdp.plan import Plan
-from topdp.runs import builders
 from topdp.runs.assembly import Assembly, stacked_engine
 from topdp.runs.config import RunConfig
-from topdp.simulator.engine import Engine, State
+from topdp.runs.methods import METHODS
+from topdp.runs.named_model import named_task
+from topdp.runs.named_records import load_shards
+from topdp.runs.resolve import resolve_outline
+from topdp.runs.run_outline import RunOutline, optimiser_of
+from topdp.simulator.engine import Engine
 from topdp.simulator.evaluation import Evaluation
-from topdp.simulator.stepping import advancing, until_seen
+from topdp.simulator.simulation import State
+from topdp.simulator.stepping import fastest, releases_until_due
 from topdp.topology import Topology
 
 DEALT = 6  # partitions of a data set that stay on the device between stacks
@@ -53,18 +58,18 @@ class Stack:
 
     @classmethod
     def of(cls, runs: Sequence[Assembly], plans: Sequence[Plan], test_records: int) -> Stack:
-        starts = torch.cat([one.start.expand(one.graph.agents, -1) for one in runs])
+        starts = torch.cat([parts.start.expand(parts.run.graph.agents, -1) for parts in runs])
         engine = stacked_engine(runs, plans, test_records)
-        return cls(engine, starts, [one.graph.agents for one in runs], runs[0].config)
+        return cls(engine, starts, [parts.run.graph.agents for parts in runs], runs[0].run.config)
 
     def rounds(self) -> Iterator[tuple[int, State, bool]]:
         """Its number, where all runs stand, and whether they are to be evaluated: of every round on a
         processor; on a GPU, of those that are to be, and perhaps some others."""
-        engine, first, advance = self.engine, self.config, advancing(self.engine)
-        state = engine.start(self.starts)
-        each = engine.plan.releases_per_round
-        while state.releases < engine.plan.releases:
-            state = advance(state, until_seen(state.releases, each, first.rounds, first.train.evaluate_every))
+        simulation, first = fastest(self.engine), self.config
+        state = simulation.start(self.starts)
+        each, every = simulation.plan.releases_per_round, first.train.evaluate_every
+        while state.releases < simulation.plan.releases:
+            state = simulation.advance(state, releases_until_due(state.releases, each, first.rounds, every))
             t, within = divmod(state.releases - each, each)  # rounds done; one release is before the loop
             if not within:
                 yield t, state, t % first.train.evaluate_every == 0 or t == first.rounds
@@ -112,12 +117,14 @@ class Dealer:
         made: dict[str, Assembly] = {}
         runs = []
         for config in configs:
+            outline = RunOutline.of(config, self.graph(config))
             key = str((config.seed, config.topology, _in_common(config)))
-            if key not in made:
-                made[key] = Assembly.of(
-                    config, self.device, shards=self.shards(config), graph=self.graph(config)
-                )
-            runs.append(replace(made[key], config=config))
+            if key in made:
+                parts = replace(made[key], run=resolve_outline(outline, made[key].run.counts))
+            else:
+                parts = Assembly.of_records(outline, self.shards(config), named_task(config), self.device)
+                made[key] = parts
+            runs.append(parts)
         return runs
 
     def name_of_shards(self, config: RunConfig) -> str:
@@ -126,18 +133,18 @@ class Dealer:
 
     def graph(self, config: RunConfig) -> Topology:
         name = name_of_graph(config)
-        return self._graphs[name] if name in self._graphs else builders.graph(config)
+        return self._graphs[name] if name in self._graphs else RunOutline.of(config).graph
 
     def shards(self, config: RunConfig) -> Shards:
-        agents, pools = self.graph(config).agents, builders.method(config).pools
+        pools = METHODS[config.method.name].pools
         key = self.name_of_shards(config)
         if key not in self._dealt:
             if pools:  # what others share out is here already, or soon needed
                 alone = config.method.model_copy(update={"name": "plain"})
                 found = self.shards(config.model_copy(update={"method": alone})).pooled()
             else:
-                found = builders.shards(config, agents, progress=self._progress, device=self.device)
-                found = found.to(self.device)
+                outline = RunOutline.of(config, self.graph(config))
+                found = load_shards(outline, self._progress, self.device).to(self.device)
             if len(self._dealt) == DEALT:
                 del self._dealt[next(iter(self._dealt))]
             self._dealt[key] = found
@@ -146,7 +153,7 @@ class Dealer:
 
 def name_of_graph(config: RunConfig) -> str:
     """The same for runs on one graph."""
-    return f"{config.seed} {config.topology} {builders.method(config).pools}"
+    return f"{config.seed} {config.topology} {METHODS[config.method.name].pools}"
 
 
 def stackable(configs: Sequence[RunConfig], limit: float, size: Size) -> list[list[RunConfig]]:
@@ -171,7 +178,7 @@ def _in_common(config: RunConfig) -> str:
     }
     # A stack is tested on the records of its first run: what one seed holds out, another trains on.
     held_out = config.data.validation and config.seed
-    method = builders.method(config)
+    method = METHODS[config.method.name]
     releases = config.method.gossip if method.gossips else 0
     alone = str(config) if not _fits(config) else ""
     return str((config.rounds, releases, method.pools, held_out, alone, sections))
@@ -179,7 +186,7 @@ def _in_common(config: RunConfig) -> str:
 
 def _fits(config: RunConfig) -> bool:
     """Adaptive steps, robust mixing and rounding are not linear; attacks and sinks belong to one run."""
-    linear = not builders.optimiser(config).adaptive and config.robust.rule == "mean"
+    linear = not optimiser_of(config).adaptive and config.robust.rule == "mean"
     return (
         linear and config.train.rows == "model" and config.attack.name == "none" and not config.report.sinks
     )

@@ -29,7 +29,7 @@ def together(configs: Sequence[RunConfig], dealer: Dealer, progress: Progress) -
     runs = dealer.assemblies(configs)
     jobs = []
     for parts in runs:
-        jobs.append(Job(parts, *plan_and_account(parts.config, parts.graph, parts.shards.counts, progress)))
+        jobs.append(Job(parts, *plan_and_account(parts.run, progress)))
     first = runs[0]
     if first.shards.test_inputs is None:
         raise InputError("Expected runs with test records in a stack, got some without.")

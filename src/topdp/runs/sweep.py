@@ -29,11 +29,11 @@ from topdp.base.progress import Progress, titled
 from topdp.errors import Interrupted
 from topdp.learning.gradients import DivergedError
 from topdp.learning.gradients.path_check import draws_dropout
-from topdp.runs import builders
 from topdp.runs.assembly import Assembly, choose_device
+from topdp.runs.auto_values import agrees
 from topdp.runs.cluster_sweep import Cluster, dispatched
 from topdp.runs.config import RunConfig, changed, parse_stored
-from topdp.runs.resolve_auto import agrees
+from topdp.runs.methods import METHODS
 from topdp.runs.run import run_or_continue
 from topdp.runs.run_folder import RunFolder, RunFolderError
 from topdp.runs.run_stacks import LIMITS, Dealer, stackable
@@ -156,7 +156,7 @@ def _expect_the_same_records(
 
     def dealt(point: Point) -> str:
         config = point.config
-        return str((config.data, config.seed, config.topology.agents, builders.method(config).pools))
+        return str((config.data, config.seed, config.topology.agents, METHODS[config.method.name].pools))
 
     before = {dealt(point): point for point in done}
     for key, point in {dealt(point): point for point in missing}.items():
@@ -203,7 +203,10 @@ def _stacks(configs: Sequence[RunConfig], dealer: Dealer, device: torch.device) 
         key = str((config.data, config.topology, config.model))
         if key not in known:
             (parts,) = dealer.assemblies([config])
-            records, estimates = parts.shards.inputs.nbytes, 4.0 * parts.flat.dimension * parts.graph.agents
+            records, estimates = (
+                parts.shards.inputs.nbytes,
+                4.0 * parts.flat.dimension * parts.run.graph.agents,
+            )
             large = device.type == "cpu" and records + estimates > SMALL
             alone = large or parts.shards.test_inputs is None or _random(parts)
             known[key] = (math.inf, 0.0) if alone else (records, 10 * estimates)

@@ -14,10 +14,11 @@ from typing import NamedTuple
 import numpy as np
 
 from topdp.errors import InputError
-from topdp.runs import builders
 from topdp.runs.config import ConfigError, RunConfig
-from topdp.runs.planning import plan_writer
-from topdp.runs.resolve_auto import settled
+from topdp.runs.named_model import named_factory
+from topdp.runs.named_records import record_counts
+from topdp.runs.resolve import resolve, resolve_outline
+from topdp.runs.run_outline import RunOutline
 from topdp.runs.sweep_summary import label_of
 
 MOST = 10_000  # runs of a sweep
@@ -90,24 +91,23 @@ def points(read: Read, axes: Sequence[Axis], seeds: int) -> list[Point]:
 def checked(found: Sequence[Point]) -> list[Point]:
     """The same points, each with a number wherever it says `auto`; refused if one of them cannot be run."""
     known: dict[str, tuple[int, ...]] = {}
-    return [Point(one.folder, one.chosen, one.seed, _settled(one, known)) for one in found]
+    return [Point(one.folder, one.chosen, one.seed, _resolved_config(one, known)) for one in found]
 
 
-def _settled(point: Point, known: dict[str, tuple[int, ...]]) -> RunConfig:
+def _resolved_config(point: Point, known: dict[str, tuple[int, ...]]) -> RunConfig:
     config = point.config
     try:
-        builders.model_factory(config)
-        graph = builders.graph(config)
-        builders.sigma(config, graph.agents)
-        key = str((config.data, config.seed, graph.agents, config.topology, builders.method(config).pools))
+        named_factory(config)
+        outline = RunOutline.of(config)
+        agents = outline.graph.agents
+        key = str((config.data, config.seed, agents, config.topology, outline.method.pools))
         if key not in known:
-            known[key] = builders.counts(config, graph.agents)
-        config = settled(config, graph, known[key])
-        plan_writer(config, graph, known[key])
-        plan_writer(_short(config), graph, known[key])(np.ones(graph.agents))
+            known[key] = record_counts(outline)
+        run = resolve_outline(outline, known[key])
+        resolve(_short(run.config), run.graph, run.counts).write_plan(np.ones(agents))
     except InputError as error:
         raise ConfigError(f"{point.label or 'The run'}, seed {point.seed}: {error}") from error
-    return config
+    return run.config
 
 
 def _short(config: RunConfig) -> RunConfig:

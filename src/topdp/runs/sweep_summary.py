@@ -20,10 +20,9 @@ from statistics import fmean, stdev
 from typing import Any
 
 from topdp.base.files import write_atomically
+from topdp.privacy.answers import WORST_CASE, answer_kind
 from topdp.privacy.basics.gaussian import epsilon_of
-from topdp.runs.epsilon_text import answer_words, epsilon_text
-
-COMPOSES = {"adaptive": "adaptive", "worst-case": "worst_case"}
+from topdp.runs.epsilon_text import epsilon_text
 
 
 @dataclass(frozen=True)
@@ -157,25 +156,21 @@ def cost_together(spreads: Sequence[Spread]) -> str:
     runs = [run["privacy"] for one in spreads for run in one.runs]
     guarantees = {run["guarantee"] for run in runs}
     named = guarantees.pop() if len(guarantees) == 1 else None
-    answer = COMPOSES.get(str(named), "worst_case")
+    kind = WORST_CASE if named is None or not answer_kind(named).proved else answer_kind(named)
     if len(runs) == 1:
         return "ε is that of this run alone."
     delta = min(run["delta"] for run in runs)
-    mu = [run["mu"][answer] for run in runs]
+    mu = [run["mu"][kind.key] for run in runs]
     if len({run["adjacency"] for run in runs}) > 1:
         said = "ε has no one meaning, since their adjacency differs"
     elif None not in mu:
         total = float(epsilon_of(math.sqrt(sum(one**2 for one in mu)), delta))
-        said = f"ε = {total:.4g} ({answer_words(answer)}, δ = {delta:g})"
+        said = f"ε = {total:.4g} ({kind.label}, δ = {delta:g})"
     else:
-        epsilons = [run["epsilon"][answer] for run in runs]
+        epsilons = [run["epsilon"][kind.key] for run in runs]
         deltas = sum(run["delta"] for run in runs)
         known = None not in epsilons and deltas < 1
-        said = (
-            f"ε = {sum(epsilons):.4g} ({answer_words(answer)}, δ = {deltas:g})"
-            if known
-            else "ε without bound"
-        )
+        said = f"ε = {sum(epsilons):.4g} ({kind.label}, δ = {deltas:g})" if known else "ε without bound"
     return (
         f"Each ε is of one run alone. If these records are private, whatever is chosen among the {len(runs)} "
         f"runs depends on all of them, also where only the best is published: together {said}. Choose on "

@@ -27,10 +27,10 @@ from topdp.runs.model_export import notes_of
 from topdp.runs.result import Metrics, Stopped, metrics_of
 from topdp.runs.row_arrays import as_tensor
 from topdp.runs.run_folder import GIVEN, RunFolder
-from topdp.simulator.engine import Engine, State, WrongReplayError
-from topdp.simulator.ranks.process_group import Group
-from topdp.simulator.ranks.ranked_engine import RankedEngine
-from topdp.simulator.stepping import advancing, until_seen
+from topdp.simulator.engine import WrongReplayError
+from topdp.simulator.ranks.process_group import ProcessGroup
+from topdp.simulator.simulation import Simulation, State
+from topdp.simulator.stepping import releases_until_due
 
 
 class InterruptedRun(Interrupted):
@@ -53,7 +53,7 @@ class Trained:
 
 
 def train_to_the_end(
-    engine: Engine | RankedEngine,
+    simulation: Simulation,
     start: torch.Tensor,
     config: RunConfig,
     folder: RunFolder | None,
@@ -67,37 +67,38 @@ def train_to_the_end(
     `seen_as` makes of the evaluations so far what callbacks are given. Of several ranks all are here, with a
     `RankedEngine`, and do the same in the same order; rank 0 alone has a folder.
     """
-    group = engine.group if isinstance(engine, RankedEngine) else None
-    each = engine.plan.releases_per_round
-    state, metrics = _begin(engine, start, folder, each, checkpoints)
-    larger = {metric.name: metric.larger_is_better for metric in engine.metrics}
+    group = None if checkpoints is None else checkpoints.group
+    each = simulation.plan.releases_per_round
+    state, metrics = _begin(simulation, start, folder, each, checkpoints)
+    larger = {metric.name: metric.larger_is_better for metric in simulation.metrics}
     run = seen_as(metrics)
     shared = group.led if group is not None else _as_it_is
     best = BestSoFar(folder, bool(metrics), notes_of(run.flat), larger, shared)
     callbacks.start(run)
-    advance = advancing(engine)
     looked_at = (config.train.evaluate_every, config.train.checkpoint_every, *([1] if callbacks else []))
     stopped: Stopped | None = None
     with (
-        _leaving_it_loadable(engine, folder, metrics, best, config, checkpoints) as keep,
+        _leaving_it_loadable(simulation, folder, metrics, best, config, checkpoints) as keep,
         _stop_signals(group) as asked_to_stop,
     ):
-        while state.releases < engine.plan.releases:
-            state = advance(state, until_seen(state.releases, each, config.rounds, *looked_at))
+        while state.releases < simulation.plan.releases:
+            state = simulation.advance(
+                state, releases_until_due(state.releases, each, config.rounds, *looked_at)
+            )
             t, within = divmod(state.releases - each, each)  # rounds done; one release stands before the loop
             if within:
                 keep(state, False)  # the rows of the last round are overwritten soon
                 continue
             due = t % config.train.evaluate_every == 0 or t == config.rounds
-            due = due and engine.shards.test_inputs is not None
+            due = due and simulation.has_test_records
             if due:
-                metrics.append(metrics_of(t, engine.evaluate(state)))
-                best.see(metrics[-1], partial(engine.reported, state))
+                metrics.append(metrics_of(t, simulation.evaluate(state)))
+                best.see(metrics[-1], partial(simulation.reported, state))
             keep(state, t % config.train.checkpoint_every == 0)
             progress("training", t, config.rounds, unit="round", metrics=metrics[-1] if metrics else None)
             if asked_to_stop():
                 raise KeyboardInterrupt
-            run.advance(t, due, partial(engine.reported, state))
+            run.advance(t, due, partial(simulation.reported, state))
             with _kept_if_it_fails(folder, partial(keep, state, True)):
                 callbacks.after_round(run)
             if run.stopped is not None and t < config.rounds:
@@ -109,7 +110,7 @@ def train_to_the_end(
 
 
 def _begin(
-    engine: Engine | RankedEngine,
+    simulation: Simulation,
     start: torch.Tensor,
     folder: RunFolder | None,
     each: int,
@@ -117,12 +118,12 @@ def _begin(
 ) -> tuple[State, list[Metrics]]:
     checkpoint = checkpoints.newest() if checkpoints is not None else None
     if checkpoint is None:
-        return engine.start(start), []
+        return simulation.start(start), []
     lines = folder.metrics if folder is not None else []
-    if isinstance(engine, RankedEngine):
-        lines = engine.group.led(lines)
+    if checkpoints is not None and checkpoints.group is not None:
+        lines = checkpoints.group.led(lines)
     metrics = [line for line in lines if line["round"] < checkpoint.releases // each]
-    return engine.resume(checkpoint.releases, as_tensor(checkpoint.rows)), metrics
+    return simulation.resume(checkpoint.releases, as_tensor(checkpoint.rows)), metrics
 
 
 def _as_it_is(value: Any) -> Any:
@@ -130,7 +131,7 @@ def _as_it_is(value: Any) -> Any:
 
 
 @contextmanager
-def _stop_signals(group: Group | None) -> Iterator[Callable[[], bool]]:
+def _stop_signals(group: ProcessGroup | None) -> Iterator[Callable[[], bool]]:
     """Ctrl-C and SIGTERM are heard between rounds, where nothing is half done; a second one at once.
 
     One rank that heard is enough for all. There a second is as the first: torchrun passes on what its
@@ -157,7 +158,7 @@ def _stop_signals(group: Group | None) -> Iterator[Callable[[], bool]]:
 
 @contextmanager
 def _leaving_it_loadable(
-    engine: Engine | RankedEngine,
+    simulation: Simulation,
     folder: RunFolder | None,
     metrics: list[Metrics],
     best: BestSoFar,
@@ -182,7 +183,7 @@ def _leaving_it_loadable(
     try:
         yield keep
     except KeyboardInterrupt:
-        if last and engine.holds(last[0]):  # else the last checkpoint is what is left
+        if last and simulation.holds(last[0]):  # else the last checkpoint is what is left
             save(last[0])
         if folder is not None:
             folder.mark("interrupted")

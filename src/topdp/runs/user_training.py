@@ -19,8 +19,9 @@ from topdp.data.features.user_features import UserFeatures
 from topdp.learning.losses import CUSTOM_LOSS, Loss
 from topdp.learning.metrics import METRICS
 from topdp.learning.tasks import MetricChoice, Task
-from topdp.runs import builders, metric_sinks
+from topdp.runs import metric_sinks
 from topdp.runs.assembly import Assembly, choose_device
+from topdp.runs.auto_values import agrees
 from topdp.runs.callbacks import Callbacks, expect_list
 from topdp.runs.config import (
     ConfigError,
@@ -33,10 +34,11 @@ from topdp.runs.config import (
     parse,
 )
 from topdp.runs.methods import METHODS
-from topdp.runs.resolve_auto import agrees
+from topdp.runs.named_records import named_features
 from topdp.runs.result import Result
 from topdp.runs.run import begun_job, execute, new_run_folder, planned, room_for, unfinished
 from topdp.runs.run_folder import GIVEN, GRAPH_FILE, RunFolderError
+from topdp.runs.run_outline import RunOutline
 from topdp.topology import Topology, alone, as_topology
 
 SHARDS_CONSTRUCTORS = {
@@ -175,10 +177,10 @@ def train(
     new = Path(out) if begun is None and out is not None else None
     with room_for(new):
         place = choose_device(device)
-        mapped = own or builders.features(config)
+        mapped = own or named_features(config)
         if mapped is not None:
             shards = featured_shards.of_shards(shards, mapped, place, progress)
-        parts = Assembly.given(config, topology, model, shards, place, task)
+        parts = Assembly.given(RunOutline.of(config, topology), model, shards, place, task)
         job = planned(parts, progress) if begun is None else begun_job(parts, begun)
     if new is not None:
         begun = new_run_folder(new, job)

@@ -16,7 +16,7 @@ _broken_off: list[Any] = []
 
 
 @final
-class Graphs:
+class CudaGraphs:
     """Recordings of one device that are forgotten together. They share the memory of what is in between: one
     is replayed at a time, and what outlives a replay must lie in tensors that were there before. When the
     last of them is forgotten so is that memory, and torch takes no more recordings into it: new ones need a

@@ -1,8 +1,8 @@
-"""Several rounds of an engine at once, as replays of recordings, where that can be done and is proven right.
+"""Makes several rounds of an engine at once by replaying recordings, and checks the recordings.
 
-Of every recording the replays number 1, 2, 8, 64, 512, ... are made again by the engine and compared. What a
-recording cannot do (an agent that diverged, a record that overflows) the engine does again from before. What
-is recorded is in `captured.py`; what a round is, in `engine.py`.
+Replays number 1, 2, 8, 64, 512, ... of each recording are compared with the engine's round. What a recording
+cannot handle (an agent that diverged, a record that overflows) the engine makes again from the state before.
+What is recorded is in `cuda_program.py`; what a round is, in `engine.py`.
 """
 
 from __future__ import annotations
@@ -19,113 +19,121 @@ from torch import Tensor
 
 from topdp.learning.gradients import DivergedError
 from topdp.learning.gradients.failure_flags import FailureFlags
-from topdp.simulator.cuda_graphs import Graphs
-from topdp.simulator.cuda_program import Program
-from topdp.simulator.engine import Engine, State, WrongReplayError
-from topdp.simulator.ranks.ranked_engine import RankedEngine
-from topdp.simulator.round_tables import Chunk, Tables
-from topdp.simulator.row_mixing import Work
-from topdp.simulator.row_mixing_cuda import Fused
+from topdp.plan import Capability, Plan, unsupported
+from topdp.simulator.cuda_graphs import CudaGraphs
+from topdp.simulator.cuda_program import RoundProgram
+from topdp.simulator.engine import Engine, WrongReplayError
+from topdp.simulator.round_tables import RoundChunk, RoundTables
+from topdp.simulator.row_mixing import RowWork
+from topdp.simulator.row_mixing_cuda import CudaMixer
+from topdp.simulator.simulation import SimulationWrapper, State
 
 Record = Callable[[Callable[[], None], Callable[[], None]], Callable[[], None]]
-"""(to warm up, to record) -> what does the same as a call of the second, and may have called the first."""
+"""(warm-up, function) -> replay: records the function, which calling the result repeats."""
 
-OFF = "TOPDP_EAGER"  # a variable of the environment: anything but 0 lets every round be made by itself
+EAGER_VARIABLE = "TOPDP_EAGER"
+"""The environment variable that switches replay off, unless it is empty or 0."""
 
-CLOSE = 1e-3
-"""How far mean gradients may be apart, relative to their length: for rounding, not for other records. Ten
-times that where matrix products are rounded to 10 bits."""
+GRADIENT_TOLERANCE = 1e-3
+"""The largest distance of mean gradients, relative to their length, that rounding explains; ten times that
+where matrix products are rounded to 10 bits."""
 
-CANCELLED = 1e-6
-"""And relative to the clip, which bounds what may have cancelled."""
+CLIP_TOLERANCE = 1e-6
+"""The same relative to the clip, which bounds terms that may have cancelled."""
 
-TIRED = 3  # stretches made again in vain, after which rounds are made one by one
+MAX_OVERFLOWS = 3
+"""Replays that are repeated because norms overflowed, before replay is given up."""
 
 
 class _MismatchError(Exception):
     """A replay differs from the engine's round."""
 
 
+def supports(plan: Plan) -> str | None:
+    """None, or what in `plan` cannot be recorded."""
+    return unsupported(plan, {Capability.SHARED_DRAWS, Capability.PRUNED_ROWS})
+
+
 @final
-class Stretches:
-    """Advances `engine` by one or more releases a call.
+class CudaReplay(SimulationWrapper):
+    """Steps `engine` by replays where they are possible and verified, and by `Engine.advance` elsewhere.
 
     **Guarantees.** Rows are those that `Engine.advance` makes, up to rounding of sums of gradients; each draw
-    is that of its round, bit by bit wherever compared. A state that is given is intact if a call fails; one
-    that an interrupt leaves otherwise, the engine does not hold.
+    is that of its round, bit by bit wherever compared. A state that is passed in is intact if a call fails;
+    one that an interrupt leaves damaged, the engine does not hold.
     """
 
-    def __init__(self, engine: Engine | RankedEngine, record: Record | None = None) -> None:
+    def __init__(self, engine: Engine, record: Record | None = None) -> None:
+        super().__init__(engine)
         self._engine = engine
         self._record = record
-        self._program: Program | None = None
-        self._chunk: Chunk | None = None
+        self._program: RoundProgram | None = None
+        self._chunk: RoundChunk | None = None
         self._replays: dict[tuple[int, bool], Callable[[], None]] = {}
         self._count: dict[tuple[int, bool], int] = {}
-        self._one_by_one_until = 0
-        self._in_vain = 0
+        self._replay_from = 0  # earlier releases are made by the engine
+        self._overflows = 0
         self._blanks = False
-        self.reason = _why_not(engine, record is not None)
-        """Why every round is made by itself; None while that is not so."""
+        self.reason = _unsupported_engine(engine, record is not None)
+        """Why the engine makes every round; None while rounds are replayed."""
 
     def advance(self, state: State, at_most: int = 1) -> State:
-        """Makes the next release, or several up to `at_most`, where they can be made at once."""
-        if self.reason is not None or state.releases < self._one_by_one_until:
+        if self.reason is not None or state.releases < self._replay_from:
             return self._engine.advance(state)
         try:
-            made = self._stretch(state, max(1, at_most))
+            advanced = self._replay(state, max(1, at_most))
         except (DivergedError, WrongReplayError):
             raise
         except _MismatchError as error:
             self._give_up(str(error))
         except Exception as error:  # of the recording, in many types; an error of the round comes again
-            first = error.__context__ or error  # a recording that was broken off fails once more at its end
+            first = error.__context__ or error  # a recording that was aborted fails once more at its end
             self._give_up(f"{type(first).__name__}: {str(first).partition(chr(10))[0]}")
         else:
-            if made is not None:
-                return made
+            if advanced is not None:
+                return advanced
         return self._engine.advance(state)
 
-    def _stretch(self, state: State, at_most: int) -> State | None:
-        """None: nothing was made, and the rows of `state` are what they were."""
+    def _replay(self, state: State, at_most: int) -> State | None:
+        """None: no release was made, and the rows of `state` are intact."""
         program, tables = self._ready()
         r = state.releases
         if self._chunk is None or r not in self._chunk.rounds:
-            self._chunk = None  # until all of the next is there
+            self._chunk = None  # until the whole next chunk is loaded
             chunk = tables.chunk(r // tables.length)
             program.load(chunk)
             self._chunk = chunk
-        count = self._chunk.together(r, at_most)
+        count = self._chunk.servable(r, at_most)
         if count == 0:
             return None
         program.begin(state, self._chunk)
         try:
             for round in range(r, r + count):
-                if not self._one(program, round):
+                if not self._make_round(program, round):
                     program.put_back(state)
                     return None
             tables.prepare(r // tables.length + 1)
-            seen = program.watch.read()
+            flags = program.watch.read()
         except BaseException:
             program.put_back(state)
             raise
-        if seen.ok:
+        if flags.ok:
             return program.end(state, count)
         program.put_back(state)
-        self._one_by_one_until = r + count
-        if not seen.examples:  # from now on they are left out in every round, as the engine does
+        self._replay_from = r + count
+        if not flags.examples:  # from now on they are left out in every round, as the engine does
             self._blanks = True
             self._forget()
         else:
-            self._in_vain += 1
-            if self._in_vain == TIRED:
+            self._overflows += 1
+            if self._overflows == MAX_OVERFLOWS:
                 self.reason = "norms of rows overflow"
                 self._forget()
         return None
 
-    def _one(self, program: Program, round: int) -> bool:
-        """Makes one round. False: this model cannot be recorded, and nothing was made."""
-        engine = self._whole
+    def _make_round(self, program: RoundProgram, round: int) -> bool:
+        """Make one round. False: this model cannot be recorded, and no row was made."""
+        engine = self._engine
         kind = (round % 2, self._carries[round])
         if kind not in self._replays and not self._recorded(program, kind, round):
             return False
@@ -134,121 +142,112 @@ class Stretches:
         if not _is_compared(number):
             self._replays[kind]()
             return True
-        before = engine._aligned(program.buffers[1 - kind[0]][: self._made(round - 1)])
+        before = engine.buffers.copy_of(program.buffers[1 - kind[0]][: self._rows_of(round - 1)])
         self._replays[kind]()
         try:
             self._compare(program, kind[1], State(round, before))
         except _MismatchError as error:
-            if not program.watch.read().ok:  # then the whole stretch is made again
+            if not program.watch.read().ok:  # then all rounds since `begin` are made again
                 return True
             if number > 2:
                 raise WrongReplayError(
                     f"Expected round {round} as the engine makes it, got another from its recording, which "
-                    f"was right before: {error}. What the run has kept may be wrong: do not use it or go "
-                    f"on from it. Please report this, and start again with {OFF}=1."
+                    f"was right before: {error}. Earlier results of this run may be wrong: do not use them "
+                    f"or resume the run. Please report this, and start again with {EAGER_VARIABLE}=1."
                 ) from error
             raise
         return True
 
-    def _recorded(self, program: Program, kind: tuple[int, bool], round: int) -> bool:
+    def _recorded(self, program: RoundProgram, kind: tuple[int, bool], round: int) -> bool:
         assert self._chunk is not None
         chunk = self._chunk
 
-        def one() -> None:
+        def warm_up() -> None:
             program.set_clock(round, chunk)
-            program.one(*kind)
+            program.make_round(*kind)
 
-        one()  # the model is looked at when it is first used
-        if not self._whole.gradients.repeatable:
-            self.reason = "the model is not made of known layers alone"
+        warm_up()  # the model is inspected when it is first used
+        if not self._engine.gradients.repeatable:
+            self.reason = "the model does not consist of known layers"
             self._forget()
             return False
         self._count[kind] = 0
-        self._replays[kind] = self._recorder(one, lambda: program.one(*kind))
+        self._replays[kind] = self._recorder(warm_up, lambda: program.make_round(*kind))
         program.set_clock(round, chunk)
         return True
 
-    def _compare(self, program: Program, carries: bool, before: State) -> None:
-        """Makes the round after `before` once more, by the engine, from what was there and by its number."""
-        engine, round = self._whole, before.releases
+    def _compare(self, program: RoundProgram, carries: bool, before: State) -> None:
+        """Have the engine make the round after `before` as well, from the same rows, and compare."""
+        engine, round = self._engine, before.releases
         gradient = before.rows
         if carries:
             gradient = program.sums
             try:
-                chosen = self._tables.as_in_here(engine._select(round, engine.device))
-                expected = engine._mean_gradients(before, chosen)
+                chosen = self._tables.padded(engine.select(round, engine.device))
+                expected = engine.mean_gradients(before, chosen)
             except DivergedError as error:
                 raise _MismatchError("an agent diverged") from error
             if not _close(gradient, expected, engine.gradients.clip):
-                raise _MismatchError(f"the gradients of round {round} differ from those it records")
-        made = self._made(round)
-        again = engine._rows(torch.empty, made)
-        engine._mix(Work(round, before.rows, gradient, again))
-        if not torch.equal(again, program.buffers[round % 2][:made]):
-            raise _MismatchError(f"the rows of round {round} differ from those it records")
+                raise _MismatchError(f"the gradients of round {round} differ from the recorded ones")
+        count = self._rows_of(round)
+        again = engine.buffers.empty(count)
+        engine.mixer(RowWork(round, before.rows, gradient, again))
+        if not torch.equal(again, program.buffers[round % 2][:count]):
+            raise _MismatchError(f"the rows of round {round} differ from the recorded ones")
 
-    def _ready(self) -> tuple[Program, Tables]:
-        engine = self._whole
-        if self._program is not None and self._program.buffers[0] is not engine._buffer(0):
-            self._forget()  # the engine has given its rows back
+    def _ready(self) -> tuple[RoundProgram, RoundTables]:
+        engine = self._engine
+        if self._program is not None and self._program.buffers[0] is not engine.buffers.of(0):
+            self._forget()  # the engine has released its buffers
         if self._program is None:
-            assert isinstance(engine._mix, Fused)
+            assert isinstance(engine.mixer, CudaMixer)
             on_device = engine.device.type == "cuda"
             carries = engine.plan.carries
             self._carries: list[bool] = np.asarray(carries.values.any(axis=1))[carries.which].tolist()
-            self._tables = Tables(engine, engine._mix, ahead=on_device)
-            self._program = Program(engine, self._tables, FailureFlags(engine.device, self._blanks))
-            self._recorder: Record = self._record or Graphs(engine.device)
+            self._tables = RoundTables(engine, engine.mixer, ahead=on_device)
+            self._program = RoundProgram(engine, self._tables, FailureFlags(engine.device, self._blanks))
+            self._recorder: Record = self._record or CudaGraphs(engine.device)
         return self._program, self._tables
 
     def _forget(self) -> None:
-        """Recordings hold memory, and addresses of rows."""
+        """Drop the recordings: they hold memory, and addresses of rows."""
         self._program, self._chunk = None, None
         self._replays, self._count = {}, {}
 
     def _give_up(self, reason: str) -> None:
         self.reason = reason
         self._forget()
-        if self._whole.device.type == "cuda":
-            with suppress(RuntimeError):  # of a device on which something failed; rounds need it not
+        if self._engine.device.type == "cuda":
+            with suppress(RuntimeError):  # of a device on which something failed; rounds do not need this
                 torch.cuda.empty_cache()
         warnings.warn(
-            f"Rounds are made one by one on this device: {reason}. Results are as they should be, and take "
-            "longer.",
+            f"Rounds are made one by one on this device: {reason}. Results are correct, and take longer.",
             stacklevel=4,
         )
 
-    @property
-    def _whole(self) -> Engine:
-        assert isinstance(self._engine, Engine)
-        return self._engine
-
-    def _made(self, round: int) -> int:
-        return len(self._whole.layout.made(round))
+    def _rows_of(self, round: int) -> int:
+        return len(self._engine.layout.made(round))
 
 
-def _why_not(engine: Engine | RankedEngine, anywhere: bool) -> str | None:
-    """Why rounds of `engine` cannot be recorded; `anywhere`: by something that needs no GPU."""
-    if os.environ.get(OFF, "0") not in ("", "0"):
-        return f"{OFF} is set"
-    if not isinstance(engine, Engine):
-        return "rows come from other processes"
-    plan = engine.plan
-    others = {
-        "there is no CUDA device": engine.device.type != "cuda" and not anywhere,
-        "rows are not mixed by one kernel": not isinstance(engine._mix, Fused),
+def _unsupported_engine(engine: Engine, off_device: bool) -> str | None:
+    """None, or why rounds of `engine` cannot be recorded; `off_device`: the recorder needs no GPU."""
+    if os.environ.get(EAGER_VARIABLE, "0") not in ("", "0"):
+        return f"{EAGER_VARIABLE} is set"
+    if reason := supports(engine.plan):
+        return f"the plan needs {reason}"
+    obstacles = {
+        "there is no CUDA device": engine.device.type != "cuda" and not off_device,
+        "rows are not mixed by one kernel": not isinstance(engine.mixer, CudaMixer),
         "parameters are not of type float32": engine.gradients.flat.dtype != torch.float32,
-        "rows are rounded": plan.rounded is not None,
-        "Adam adjusts rounds": plan.adaptive is not None,
-        "rows come from other processes": engine._fetch is not None or not engine.layout.whole,
-        "something looks into rounds": engine._plant is not None or engine._tamper is not None,
-        "layers draw random numbers": engine._random_layers,
+        "rows come from other processes": engine.fetch is not None or not engine.layout.whole,
+        "an intervention looks into rounds": bool(engine.intervention.plant or engine.intervention.tamper),
+        "layers draw random numbers": engine.random_layers,
     }
-    return next((reason for reason, holds in others.items() if holds), None)
+    return next((reason for reason, holds in obstacles.items() if holds), None)
 
 
 def _is_compared(replay: int) -> bool:
-    """Two rounds at once, for a clock that stands still, and then ever fewer: each takes as long as twenty.
+    """Two rounds first, in case the clock stands still, then ever fewer: comparing costs as much as twenty.
 
     >>> [number for number in range(1000) if _is_compared(number)]
     [1, 2, 8, 64, 512]
@@ -256,10 +255,10 @@ def _is_compared(replay: int) -> bool:
     return replay == 2 or (replay.bit_count() == 1 and replay.bit_length() % 3 == 1)
 
 
-def _close(found: Tensor, expected: Tensor, clip: float) -> bool:
-    """Agent by agent. What is no number is close to nothing."""
-    coarse = found.is_cuda and torch.backends.cuda.matmul.allow_tf32
-    apart = torch.linalg.vector_norm(found - expected, dim=1)
+def _close(gradients: Tensor, expected: Tensor, clip: float) -> bool:
+    """Compare agent by agent; NaN is close to nothing."""
+    coarse = gradients.is_cuda and torch.backends.cuda.matmul.allow_tf32
+    distance = torch.linalg.vector_norm(gradients - expected, dim=1)
     lengths = torch.linalg.vector_norm(expected, dim=1)
-    allowed = torch.maximum(lengths, lengths.mean()).mul_(CLOSE).add_(CANCELLED * clip)
-    return bool((apart <= (10 if coarse else 1) * allowed).all())
+    allowed = torch.maximum(lengths, lengths.mean()).mul_(GRADIENT_TOLERANCE).add_(CLIP_TOLERANCE * clip)
+    return bool((distance <= (10 if coarse else 1) * allowed).all())

@@ -1,18 +1,16 @@
-"""Executes a plan on data: all rows of all agents, on one device, or of those agents that are held here.
+"""Executes a plan on data, on one device: the rows of all agents, or of those that are held here.
 
-The engine knows plans, gradients and shards, and nothing of methods, budgets or files. State goes in and
-comes out; what to evaluate, print or save in between is for the caller (run.py). Rows of agents that are held
-elsewhere come by `Fetch` (ranks/).
+The engine uses plans, gradients and shards; methods, budgets and files are for its callers, and so is what to
+evaluate, print or save between releases. Rows of agents that are held elsewhere come by `Fetch` (ranks/).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -32,21 +30,18 @@ from topdp.plan.batches import Batches, Full
 from topdp.plan.random_streams import stream
 from topdp.simulator.adaptive_step import adaptive_step
 from topdp.simulator.evaluation import Evaluation, evaluate
-from topdp.simulator.robust_mixing import RobustRows, own_part
-from topdp.simulator.row_layout import Layout
-from topdp.simulator.row_mixing import RowByRow, Work
-from topdp.simulator.simulated_noise import Draws, Noise
+from topdp.simulator.robust_mixing import RobustMixer, own_part
+from topdp.simulator.row_buffers import ROUNDED_TYPES, RowBuffers
+from topdp.simulator.row_layout import RowLayout
+from topdp.simulator.row_mixing import CpuMixer, RowWork
+from topdp.simulator.simulated_noise import Draws, SimulatedDraws
+from topdp.simulator.simulation import Simulation, State
 
-LARGEST_STD = 1e30
-AT_ONCE = 1 << 26  # numbers of gradients in memory at once, where agents are many
-ALIGN = {"cpu": 16, "cuda": 32}  # numbers
-"""Where rows begin: matrix products on a CPU differ in their last digits with that, and so would an agent's
-row with how many others stand before it; the matrix units of a GPU like it."""
+MAX_NOISE_STD = 1e30
+MAX_GRADIENT_NUMBERS = 1 << 26
+"""Numbers of gradients in memory at a time, where there are many agents."""
 
-ROUNDED = {"bfloat16": torch.bfloat16}
-"""What `Plan.rounded` names. torch rounds to nearest, ties to even."""
-
-EVERYBODY = slice(None)
+ALL_AGENTS = slice(None)
 
 Select = Callable[[int, torch.device], batch_selection.Selection]
 """(round, device) -> the records of all agents in that round."""
@@ -55,46 +50,59 @@ Plant = Callable[[int, batch_selection.Selection, Tensor], None]
 """(round, its records, sums of clipped gradients [agents, d]): may add to the sums, as records would."""
 
 Tamper = Callable[[int, Tensor, Ints], None]
-"""(round, rows that were made [rows, d], their owners): may change rows before anybody reads them."""
-
+"""(round, rows that were made [rows, d], their owners): may change rows before any agent reads them."""
 
 Fetch = Callable[[int, Tensor], Callable[[], None]]
-"""(round, rows of the round before, and behind them room for guests): begins to send and to fetch; what it
-returns waits until the guests are there."""
+"""(round, rows of the round before, with room for guests behind them): starts to send and to receive; the
+function that it returns waits for the guests."""
 
 
 class WrongReplayError(TopdpError):
-    """A recorded round (stretches.py) was right at first, and then was not what the engine makes of it."""
+    """A recorded round (cuda_replay.py) matched the engine at first, and later did not."""
 
 
-class State(NamedTuple):
-    """Where a run stands: releases made, and the rows of the last of them, in the order of their numbers.
+@dataclass(frozen=True)
+class Intervention:
+    """What audits and simulated attacks change in a simulation.
 
-    The rows live in one of two buffers that take turns: a state is valid until the engine has advanced twice.
+    `plant` adds records that are not data: the canaries of an audit. `tamper` is what the `hostile` agents do
+    to their rows; those agents are not evaluated. `every_row`: also make the rows that no later estimate
+    needs, for an audit of their readers.
     """
 
-    releases: int
-    rows: Tensor
+    plant: Plant | None = None
+    tamper: Tamper | None = None
+    hostile: tuple[int, ...] = ()
+    every_row: bool = False
 
 
-class Engine:
-    """Runs `plan` on `shards`, with one of `batches` for each agent. The same seed on the same device gives
-    the same bits; `noise` and `select`, where given, are whose draws and records they are instead of the
-    seed's. `plant` adds records that are no data: the canaries of an audit. With `copies` of the shards'
-    agents in the plan, one after the other, all copies of an agent have its records; all of them, each round.
-    `metrics` are what `evaluate` reports beside the loss; None: those that are usual for it. `tamper` is what
-    the `hostile` agents do to their rows; those agents are not evaluated.
+def supports(plan: Plan) -> str | None:
+    """None, or what in `plan` no engine executes."""
+    if np.abs(plan.std.values).max(initial=0) * plan.scale.max() > MAX_NOISE_STD:
+        return f"noise above {MAX_NOISE_STD:g}, which float32 cannot hold: use a smaller sigma, clip or rate"
+    if not plan.exists[:, : plan.agents].all():
+        return "agents without an estimate in some round"
+    return None
 
-    With a `layout`, shards and batches are those of the agents that it holds here, and `fetch` brings what
-    their rows are mixed of; the numbers of agents in plans stay what they are. Gradients of many agents are
-    taken for some of them at a time (`AT_ONCE`).
 
-    Where the plan says `rounded`, rows are kept in fewer bits: what is computed is computed as ever, in
-    float32, and a row is rounded once, when it is put where it is kept. Rows are widened for some agents at a
-    time, so that nothing in memory is as large as all of them in float32.
+class Engine(Simulation):
+    """Runs `plan` on `shards`, with one of `batches` for each agent, in one process.
 
-    Only rows on which some later estimate depends are made (`plan.prune`); the statistics are the same.
-    `every_row` makes those too that are only read, for an audit of their readers.
+    The same seed on the same device gives the same bits. `draws` and `select` replace the seed's noise and
+    records. With `copies` of the shards' agents in the plan, one after the other, all copies of an agent have
+    its records and use all of them in each round. `metrics` None: the usual ones for the loss.
+
+    With a `layout`, shards and batches are those of the agents held here, and `fetch` brings the rows of
+    other agents that theirs are mixed from; agents keep their numbers of the plan. Where there are many
+    agents, their gradients are computed for some of them at a time (`MAX_GRADIENT_NUMBERS`).
+
+    Where the plan rounds rows, they are computed in float32 and rounded once, when they are stored. They are
+    widened for some agents at a time, so that no tensor is as large as all rows in float32.
+
+    Only rows on which a later estimate depends are made (`plan.prune`); the statistics are the same.
+
+    `mixer`, `buffers`, `select`, `held`, `copies` and `mean_gradients` are for `CudaReplay`, which makes the
+    same rounds in another way; run loops use `Simulation` only.
     """
 
     def __init__(
@@ -103,73 +111,65 @@ class Engine:
         gradients: ClippedGradients,
         shards: Shards,
         batches: Sequence[Batches],
+        *,
         seed: int,
         device: torch.device | str = "cpu",
-        noise: Draws | None = None,
+        draws: Draws | None = None,
         select: Select | None = None,
-        plant: Plant | None = None,
-        every_row: bool = False,
+        intervention: Intervention | None = None,
         copies: int = 1,
         metrics: Sequence[Metric] | None = None,
-        tamper: Tamper | None = None,
-        hostile: Sequence[int] = (),
-        layout: Layout | None = None,
+        layout: RowLayout | None = None,
         fetch: Fetch | None = None,
     ) -> None:
-        held = plan.agents if layout is None else len(layout.agents)
-        if shards.agents * copies != held:
-            raise InputError(f"Expected shards for {held} agents, got {shards.agents * copies}.")
-        if copies > 1 and not all(isinstance(one, Full) for one in batches):
+        self.intervention = intervention or Intervention()
+        self.held = plan.agents if layout is None else len(layout.agents)
+        """The number of agents whose rows are made here."""
+        if shards.agents * copies != self.held:
+            raise InputError(f"Expected shards for {self.held} agents, got {shards.agents * copies}.")
+        if copies > 1 and not all(isinstance(strategy, Full) for strategy in batches):
             raise InputError("Expected full batches where several runs share their records, got others.")
-        if [one.records for one in batches] != list(shards.counts) * copies:
+        if [strategy.records for strategy in batches] != list(shards.counts) * copies:
             raise InputError(
                 f"Expected batches of the records that agents hold, {list(shards.counts)}, got batches of "
-                f"{[one.records for one in batches]}: noise is calibrated for those."
+                f"{[strategy.records for strategy in batches]}: noise is calibrated for those."
             )
-        if np.abs(plan.std.values).max(initial=0) * plan.scale.max() > LARGEST_STD:
-            raise InputError(
-                f"Expected noise below {LARGEST_STD:g} in float32: use a smaller sigma, clip or rate."
-            )
-        self.plan = plan if plan.pruned or every_row else prune(plan)
-        if not self.plan.exists[:, : plan.agents].all():
-            raise InputError(
-                "Expected a plan in which every agent has an estimate in every round, got another."
-            )
-        self.layout = layout or Layout(self.plan)
+        self.plan = plan if plan.pruned or self.intervention.every_row else prune(plan)
+        if reason := supports(self.plan):
+            raise InputError(f"Expected a plan that can be simulated, got {reason}.")
+        self.layout = layout or RowLayout(self.plan)
         if self.layout.plan is not self.plan:
             raise InputError("Expected the layout of the pruned plan that is executed, got another's.")
-        self._kept_as = gradients.flat.dtype if plan.rounded is None else ROUNDED[plan.rounded]
-        if plan.rounded is not None and tamper is not None:
+        if plan.rounded is not None and self.intervention.tamper is not None:
             raise InputError("Expected rows that are not rounded where agents are hostile, got others.")
         self.gradients = gradients
         self.device = torch.device(device)
-        self.shards = _in_the_models_type(shards, gradients.flat.dtype).to(self.device)
+        self.shards = _as_type(shards, gradients.flat.dtype).to(self.device)
+        self.has_test_records = self.shards.test_inputs is not None
         self.seed = seed
         self.batches = tuple(batches)
         self.metrics = Task.of(gradients.loss).metrics if metrics is None else tuple(metrics)
-        self._copies = copies
-        self._select = select or partial(batch_selection.select, tuple(batches), seed)
-        self._plant, self._tamper, self._hostile = plant, tamper, list(hostile)
-        self._random_layers = any(map(draws_dropout, gradients.flat.module.modules()))
-        self._fetch = fetch
-        self._held = held
-        self._capacity = self.layout.capacity
-        self._buffers: list[Tensor] = []
-        self._written: list[int | None] = [
-            None,
-            None,
-        ]  # releases made when all in a buffer was; None: not all
+        self.copies = copies
+        self.select = select or partial(batch_selection.select, tuple(batches), seed)
+        self.random_layers = any(map(draws_dropout, gradients.flat.module.modules()))
+        self.fetch = fetch
+        flat = gradients.flat
+        self.buffers = RowBuffers(
+            capacity=self.layout.capacity,
+            dimension=flat.dimension,
+            dtype=flat.dtype,
+            stored=flat.dtype if plan.rounded is None else ROUNDED_TYPES[plan.rounded],
+            device=self.device,
+        )
         self._sums: Tensor | None = None
         self._wide: Tensor | None = None
-        noise = noise or Noise(seed, plan.draws, plan.releases)
-        self._mix = _mixer(self.plan, noise, self.device, self.layout)
+        draws = draws or SimulatedDraws(seed, plan.draws, plan.releases)
+        self.mixer = _mixer(self.plan, draws, self.device, self.layout)
 
     def start(self, start: Tensor) -> State:
-        """The state before round 0: the public start, one row [d] for all agents or [agents, d]."""
-        return State(0, self._aligned(start.detach().expand(self._held, -1), self._kept_as))
+        return State(0, self.buffers.copy_of(start.detach().expand(self.held, -1), self.buffers.stored))
 
     def resume(self, releases: int, rows: Tensor) -> State:
-        """The state that an interrupted run had left behind."""
         if not 0 <= releases <= self.plan.releases:
             raise InputError(f"Expected 0 to {self.plan.releases} releases, got {releases}.")
         shape = (len(self.layout.made(releases - 1)), self.gradients.flat.dimension)
@@ -177,237 +177,217 @@ class Engine:
             raise InputError(
                 f"Expected rows of shape {shape} after {releases} releases, got {tuple(rows.shape)}."
             )
-        if releases and rows.dtype != self._kept_as:  # rounded or not is in the plan, and in its account
+        if releases and rows.dtype != self.buffers.stored:  # rounding is in the plan, and in its account
             raise InputError(
-                f"Expected rows of {self._kept_as}, as this plan keeps them, got {rows.dtype}: they are of "
-                "another run."
+                f"Expected rows of {self.buffers.stored}, as this plan stores them, got {rows.dtype}: they "
+                "are of another run."
             )
-        return State(releases, self._aligned(rows, self._kept_as))
+        return State(releases, self.buffers.copy_of(rows, self.buffers.stored))
 
     def estimates(self, state: State) -> Tensor:
-        """[agents, d], as they are kept"""
-        return state.rows[: self._held]
+        """[agents, d], in the type in which rows are stored."""
+        return state.rows[: self.held]
 
     def reported(self, state: State) -> Tensor:
-        """[agents, d]: what users are shown; the estimates, unless the plan has averages of them."""
         if self.plan.reported is None or state.releases == 0:
             return self.estimates(state)
         place = self.layout.place_made(state.releases - 1)[self.plan.reported[self.layout.agents]]
-        return self._aligned(state.rows[torch.from_numpy(place)], self._kept_as)
+        return self.buffers.copy_of(state.rows[torch.from_numpy(place)], self.buffers.stored)
 
-    def advance(self, state: State) -> State:
-        """Makes the next release."""
+    def advance(self, state: State, at_most: int = 1) -> State:
+        """Make the next release: this engine always makes one at a time."""
         r = state.releases
         if self.plan.kinds[r] is ReleaseKind.ADAPTIVE:
             return self._adaptive_release(state)
         made = self.layout.made(r)
-        out = self._place(r, len(made))
-        before, arrive = self._with_guests(state)
-        # Rounds that mix alone read no data; whatever stands for their gradients is not read either.
+        out = self.buffers.begin(r, len(made))
+        before, wait_for_guests = self._with_guests(state)
+        # Releases without gradients read no data, and no mixer reads the rows that stand in for gradients.
         if not self.plan.carries[r].any():
-            self._make(Work(r, before, before, out), arrive)
-            return self._sent(State(r + 1, out))
-        chosen = self._select(r, self.device)
-        whose = self.layout.place_of[self.plan.owner[made]]
-        for some in self._turns():
-            only = None if some == EVERYBODY else np.flatnonzero((whose >= some.start) & (whose < some.stop))
-            gradient = self._mean_gradients(state, chosen, some, self._room_in(out))
-            self._make(Work(r, before, gradient, out, only, some.start or 0), arrive)
-        return self._sent(State(r + 1, out))
+            self._make(RowWork(r, before, before, out), wait_for_guests)
+            return self._complete(State(r + 1, out))
+        chosen = self.select(r, self.device)
+        owners = self.layout.place_of[self.plan.owner[made]]
+        for agents in self._passes():
+            only = None
+            if agents != ALL_AGENTS:
+                only = np.flatnonzero((owners >= agents.start) & (owners < agents.stop))
+            gradient = self.mean_gradients(state, chosen, agents, self._room_in(out))
+            self._make(RowWork(r, before, gradient, out, only, agents.start or 0), wait_for_guests)
+        return self._complete(State(r + 1, out))
 
-    def _turns(self) -> list[slice]:
-        """Agents whose gradients are taken together; all, where something needs to see all of them."""
+    def _passes(self) -> list[slice]:
+        """Agents whose gradients are computed together; all of them, where something must see all at once."""
         rounded = self.plan.rounded is not None
-        count = at_once(self.gradients.flat.dimension, rounded)
-        together = self._copies > 1 or self._random_layers or self._plant is not None
-        if together or (self.device.type != "cpu" and not rounded) or count >= self._held:
-            return [EVERYBODY]
-        return [slice(first, first + count) for first in range(0, self._held, count)]
+        count = agents_per_pass(self.gradients.flat.dimension, rounded)
+        inseparable = self.copies > 1 or self.random_layers or self.intervention.plant is not None
+        if inseparable or (self.device.type != "cpu" and not rounded) or count >= self.held:
+            return [ALL_AGENTS]
+        return [slice(first, first + count) for first in range(0, self.held, count)]
 
     def _with_guests(self, state: State) -> tuple[Tensor, Callable[[], None]]:
-        """The rows of the round before with room for guests behind them, and how to wait for those."""
+        """The rows of the round before with room for guests behind them, and how to wait for the guests."""
         r = state.releases
-        if self._fetch is None:
+        if self.fetch is None:
             return state.rows, lambda: None
         count = len(state.rows)
-        room = self._buffer(r - 1)[: count + sum(len(rows) for _, rows in self.layout.arriving(r))]
-        if room.data_ptr() != state.rows.data_ptr():  # a start, or of a checkpoint
+        room = self.buffers.of(r - 1)[: count + sum(len(rows) for _, rows in self.layout.arriving(r))]
+        if room.data_ptr() != state.rows.data_ptr():  # a start, or rows of a checkpoint
             room[:count] = state.rows
-        return room, self._fetch(r, room)
+        return room, self.fetch(r, room)
 
-    def _make(self, work: Work, arrive: Callable[[], None]) -> None:
-        """Rows that need no guests are made while those are on their way."""
-        if self._fetch is None or self.device.type != "cpu":
-            arrive()
-            self._mix(work)
+    def _make(self, work: RowWork, wait_for_guests: Callable[[], None]) -> None:
+        """Rows that need no guests are made while the guests are on their way."""
+        if self.fetch is None or self.device.type != "cpu":
+            wait_for_guests()
+            self.mixer(work)
             return
         waits = self.layout.needs_guests(work.round)[self.layout.made(work.round)]
         only = np.arange(len(waits)) if work.only is None else work.only
-        self._mix(work._replace(only=only[~waits[only]]))
-        arrive()
-        self._mix(work._replace(only=only[waits[only]]))
+        self.mixer(work._replace(only=only[~waits[only]]))
+        wait_for_guests()
+        self.mixer(work._replace(only=only[waits[only]]))
 
     def _adaptive_release(self, state: State) -> State:
         """New estimates by a non-linear optimiser: no data, no noise, nothing to mix."""
         assert self.plan.adaptive is not None
         r = state.releases
         place, made = self.layout.place(r), self.layout.made(r)
-        out = self._place(r, len(made))
+        out = self.buffers.begin(r, len(made))
         out.copy_(state.rows[torch.from_numpy(place[made])])  # other rows stay as they are
         columns = self.plan.source[r][self.layout.agents, : 1 + self.plan.adaptive.memories].T
         position = self.layout.place_made(r)
         before = [state.rows[torch.from_numpy(place[rows])] for rows in columns]
         for rows, value in zip(columns, adaptive_step(self.plan, r, before), strict=True):
-            if self.plan.exists[r][rows].all():  # a pruned plan lacks what is not needed again
+            if self.plan.exists[r][rows].all():  # a pruned plan lacks rows that are not needed again
                 out[torch.from_numpy(position[rows])] = value
-        return self._sent(State(r + 1, out))
+        return self._complete(State(r + 1, out))
 
-    def _sent(self, state: State) -> State:
-        """What is there to be read: with the rows that hostile agents show instead of theirs."""
-        if self._tamper is not None:
+    def _complete(self, state: State) -> State:
+        """The state that others read, after hostile agents have changed their rows."""
+        if self.intervention.tamper is not None:
             round = state.releases - 1
-            self._tamper(round, state.rows, self.plan.owner[self.plan.exists[round]].astype(np.int64))
-        self._written[(state.releases - 1) % 2] = state.releases
+            owners = self.plan.owner[self.plan.exists[round]].astype(np.int64)
+            self.intervention.tamper(round, state.rows, owners)
+        self.buffers.complete(state.releases)
         return state
 
     def holds(self, state: State) -> bool:
-        """Whether its rows are what they were: later ones may stand there, or parts of them."""
-        for buffer, releases in zip(self._buffers, self._written, strict=False):
-            if buffer.data_ptr() == state.rows.data_ptr():
-                return releases == state.releases
-        return True
+        return self.buffers.holds(state)
+
+    def release_buffers(self) -> None:
+        self.buffers.release()
 
     def evaluate(self, state: State) -> Evaluation:
-        """Loss and metrics of each agent on the common test set; NaN of hostile ones."""
+        """Return loss and metrics of each agent on the common test records; NaN for hostile agents."""
         inputs, targets = self.shards.test_inputs, self.shards.test_targets
         if inputs is None or targets is None:
             raise InputError("Expected shards with a test set, got none: pass test=(inputs, targets).")
         rows = self.reported(state)
-        if len(rows) == 1 < self.plan.agents:  # as in `_add_gradients`
-            rows = self._aligned(rows.repeat(2, 1))
+        if len(rows) == 1 < self.plan.agents:  # as in `mean_gradients`
+            rows = self.buffers.copy_of(rows.repeat(2, 1))
             twice = evaluate(self.gradients, self.metrics, rows, inputs, targets)
             return Evaluation(twice.loss[:1], {name: values[:1] for name, values in twice.metrics.items()})
-        some = at_once(self.gradients.flat.dimension, True) if self.plan.rounded is not None else None
-        found = evaluate(self.gradients, self.metrics, rows, inputs, targets, self._widened, some)
-        for values in (found.loss, *found.metrics.values()) if self._hostile else ():
-            values[self._hostile] = np.nan
-        return found
+        count = (
+            agents_per_pass(self.gradients.flat.dimension, True) if self.plan.rounded is not None else None
+        )
+        evaluation = evaluate(self.gradients, self.metrics, rows, inputs, targets, self._widened, count)
+        if self.intervention.hostile:
+            for values in (evaluation.loss, *evaluation.metrics.values()):
+                values[list(self.intervention.hostile)] = np.nan
+        return evaluation
 
     def _room_in(self, out: Tensor) -> Tensor | None:
-        """Where estimates will stand, if gradients may stand there until then: no memory of their own."""
-        alone = self._fetch is None and self.device.type == "cpu" and self.plan.rounded is None
-        return out[: self._held] if alone else None
+        """The places of the estimates, where gradients may stand until then without memory of their own."""
+        free = self.fetch is None and self.device.type == "cpu" and self.plan.rounded is None
+        return out[: self.held] if free else None
 
-    def _mean_gradients(
+    def mean_gradients(
         self,
         state: State,
         chosen: batch_selection.Selection,
-        some: slice = EVERYBODY,
+        agents: slice = ALL_AGENTS,
         room: Tensor | None = None,
     ) -> Tensor:
-        """Sum of clipped gradients of the `chosen` records, over the divisor that fixes sensitivity.
+        """Sums of clipped gradients of the `chosen` records, over the divisor that fixes the sensitivity.
 
-        Of all agents, or of `some` of them; in `room` [agents, d], if there is some.
+        For all agents, or for some of them; in `room` [agents, d], if given.
         """
-        rows = self._widened(self.estimates(state)[some])
-        inputs, targets = self.shards.inputs[some], self.shards.targets[some]
-        weights = None if chosen.weights is None else chosen.weights[some]
+        rows = self._widened(self.estimates(state)[agents])
+        inputs, targets = self.shards.inputs[agents], self.shards.targets[agents]
+        weights = None if chosen.weights is None else chosen.weights[agents]
         if chosen.indices is not None:
             agent = torch.arange(len(inputs), device=self.device)[:, None]
-            inputs, targets = inputs[agent, chosen.indices[some]], targets[agent, chosen.indices[some]]
-        divisor = chosen.divisor[some].to(rows)[:, None]
-        if self._plant is None:  # as weights of records: one pass over all sums less
+            inputs, targets = inputs[agent, chosen.indices[agents]], targets[agent, chosen.indices[agents]]
+        divisor = chosen.divisor[agents].to(rows)[:, None]
+        plant = self.intervention.plant
+        if plant is None:  # divide by weights of records: one pass over all sums less
             weights = (divisor.new_ones(()) if weights is None else weights) / divisor
             weights = weights.expand(-1, targets.shape[1])
         count = len(rows)
-        if self._copies == 1 and count == 1 < self.plan.agents:
-            # Products of one agent alone are rounded otherwise than those of several side by side.
-            rows = self._aligned(rows.repeat(2, 1))
+        if self.copies == 1 and count == 1 < self.plan.agents:
+            # Matrix products of a single agent are rounded differently from those of several.
+            rows = self.buffers.copy_of(rows.repeat(2, 1))
             inputs, targets = torch.cat([inputs, inputs]), torch.cat([targets, targets])
             weights = None if weights is None else torch.cat([weights, weights])
         if room is not None and len(rows) == count:
-            total = room[some]
+            total = room[agents]
         else:
             if self._sums is None or len(self._sums) < len(rows):
-                self._sums = self._rows(torch.empty, len(rows))
+                self._sums = self.buffers.empty(len(rows))
             total = self._sums[: len(rows)]
         try:
-            with self._dropout_of(state.releases):
+            with self._layer_randomness(state.releases):
                 self.gradients.clipped_sum(
-                    rows, inputs, targets, weights, out=total, copies=self._copies, fresh=True
+                    rows, inputs, targets, weights, out=total, copies=self.copies, fresh=True
                 )
         except DivergedError as error:
-            raise self._named(state, error) from error
-        if self._plant is None:
+            raise self._with_agent_numbers(state, error) from error
+        if plant is None:
             return total[:count]
-        self._plant(state.releases, chosen, total)
+        plant(state.releases, chosen, total)
         return total[:count].div_(divisor)
 
-    def _named(self, state: State, error: DivergedError) -> DivergedError:
-        """The same, with the numbers that agents have in the plan."""
+    def _with_agent_numbers(self, state: State, error: DivergedError) -> DivergedError:
+        """The same error with the numbers that agents have in the plan."""
         norms = torch.linalg.vector_norm(self.estimates(state), dim=1, dtype=self.gradients.flat.dtype)
         bad = torch.nonzero(~torch.isfinite(norms)).flatten().cpu().numpy()
-        return divergence_error(self.layout.agents[bad].tolist()) if self._copies == 1 else error
+        return divergence_error(self.layout.agents[bad].tolist()) if self.copies == 1 else error
 
-    def _dropout_of(self, round: int) -> AbstractContextManager[None]:
-        """Random layers draw from torch's global generators: named by the round too, and given back."""
-        if not self._random_layers:
+    def _layer_randomness(self, round: int) -> AbstractContextManager[None]:
+        """Random layers draw from torch's global generators: seed those by the round, and restore them."""
+        if not self.random_layers:
             return nullcontext()
         return _seeded(int(stream(self.seed, "layers", round).integers(2**63)), self.device)
 
-    def forget_buffers(self) -> None:
-        """Gives back the memory of rows that no state holds; where it goes on, it takes some again."""
-        self._buffers, self._written = [], [None, None]
-
-    def _place(self, round: int, made: int) -> Tensor:
-        """For the rows of `round`; what stood there is given up."""
-        out = self._buffer(round)[:made]
-        self._written[round % 2] = None
-        return out
-
-    def _buffer(self, round: int) -> Tensor:
-        if not self._buffers:
-            self._buffers = [self._rows(torch.empty, self._capacity, self._kept_as) for _ in range(2)]
-        return self._buffers[round % 2]
-
-    def _aligned(self, rows: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """A copy, in which rows begin where they should."""
-        return self._rows(torch.empty, len(rows), dtype).copy_(rows)
-
     def _widened(self, rows: Tensor) -> Tensor:
-        """The same numbers in the model's type; of rounded rows, in a place that the next call overwrites."""
+        """The same numbers in the model's type; rounded rows go to memory that the next call overwrites."""
         if self.plan.rounded is None:
             return rows
         if self._wide is None or len(self._wide) < len(rows):
-            self._wide = self._rows(torch.empty, len(rows))
+            self._wide = self.buffers.empty(len(rows))
         return self._wide[: len(rows)].copy_(rows)
 
-    def _rows(self, make: Callable[..., Tensor], count: int, dtype: torch.dtype | None = None) -> Tensor:
-        """[count, d], in the model's type unless another is named; rows begin at multiples of `ALIGN`."""
-        flat = self.gradients.flat
-        align = ALIGN[self.device.type]
-        width = -(-flat.dimension // align) * align
-        return make(count, width, dtype=dtype or flat.dtype, device=self.device)[:, : flat.dimension]
+
+def agents_per_pass(dimension: int, rounded: bool) -> int:
+    """How many agents' gradients are computed together, where there are many; rounded rows also need widened
+    copies."""
+    return max(2, MAX_GRADIENT_NUMBERS // (2 if rounded else 1) // dimension)
 
 
-def at_once(dimension: int, rounded: bool) -> int:
-    """Agents whose gradients are taken together, where there are many; beside them stand widened rows."""
-    return max(2, AT_ONCE // (2 if rounded else 1) // dimension)
-
-
-def _mixer(plan: Plan, noise: Draws, device: torch.device, layout: Layout) -> Callable[[Work], None]:
+def _mixer(plan: Plan, draws: Draws, device: torch.device, layout: RowLayout) -> Callable[[RowWork], None]:
     """The function that makes the rows of a round on `device`."""
     if plan.robust is not None:
-        return RobustRows(plan, _mixer(own_part(plan), noise, device, layout), layout)
+        return RobustMixer(plan, _mixer(own_part(plan), draws, device, layout), layout)
     if device.type == "cuda" and find_spec("triton") is not None:
-        from topdp.simulator.row_mixing_cuda import Fused
+        from topdp.simulator.row_mixing_cuda import CudaMixer
 
-        return Fused(plan, noise, device, layout)
-    return RowByRow(plan, noise, layout)
+        return CudaMixer(plan, draws, device, layout)
+    return CpuMixer(plan, draws, layout)
 
 
-def _in_the_models_type(shards: Shards, dtype: torch.dtype) -> Shards:
-    """Real numbers in the type of the parameters; whole ones, such as tokens and labels, as they are."""
+def _as_type(shards: Shards, dtype: torch.dtype) -> Shards:
+    """Floating-point records in the type of the parameters; integers, such as tokens, unchanged."""
 
     def typed(values: Tensor) -> Tensor:
         return values.to(dtype) if values.is_floating_point() else values

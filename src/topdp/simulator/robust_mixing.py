@@ -15,13 +15,13 @@ from torch import Tensor
 
 from topdp.base.array_types import Floats, Ints
 from topdp.plan import PerRound, Plan, Robust
-from topdp.simulator.row_layout import Layout
-from topdp.simulator.row_mixing import Work
+from topdp.simulator.row_layout import RowLayout
+from topdp.simulator.row_mixing import RowWork
 
 AT_ONCE = {"cpu": 1 << 22, "cuda": 1 << 27}  # numbers of received rows that are put side by side
 
 
-def entering(robust: Robust, own: Tensor, received: Tensor, weight: Tensor) -> Tensor:
+def robust_mean(robust: Robust, own: Tensor, received: Tensor, weight: Tensor) -> Tensor:
     """[g, d]: what stands for the rows `received` [g, k, d] beside `own` [g, d], their weights [g, k].
 
     >>> import torch
@@ -92,15 +92,15 @@ def _weighted(weight: Tensor, rows: Tensor) -> Tensor:
     return torch.bmm(weight[:, None], rows)[:, 0]
 
 
-class RobustRows:
+class RobustMixer:
     """The rows of a round: own rows, gradients and noise by `mix`, and what stands for the received ones."""
 
-    def __init__(self, plan: Plan, mix: Callable[[Work], None], layout: Layout | None = None) -> None:
+    def __init__(self, plan: Plan, mix: Callable[[RowWork], None], layout: RowLayout | None = None) -> None:
         assert plan.robust is not None
         self.plan, self.robust, self.mix = plan, plan.robust, mix
-        self.layout = layout or Layout(plan)
+        self.layout = layout or RowLayout(plan)
 
-    def __call__(self, work: Work) -> None:
+    def __call__(self, work: RowWork) -> None:
         self.mix(work)
         device = work.out.device
         for at, index, weight, own in self._groups(work.round, work.only):
@@ -110,7 +110,7 @@ class RobustRows:
                 rows = work.before[torch.from_numpy(index[some]).to(device)]
                 centre = work.before[torch.from_numpy(own[some]).to(device)]
                 weights = torch.from_numpy(weight[some]).to(device, work.out.dtype)
-                made = entering(self.robust, centre, rows, weights)
+                made = robust_mean(self.robust, centre, rows, weights)
                 work.out[torch.from_numpy(at[some]).to(device)] += made
 
     def _groups(self, round: int, only: Ints | None) -> Iterator[tuple[Ints, Ints, Floats, Ints]]:

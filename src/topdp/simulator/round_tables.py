@@ -1,7 +1,7 @@
-"""What many rounds need of plan and batches, written down at once: rows to make, and records to use.
+"""Tables of many rounds for CUDA replay: the rows to make and the records to use in each round.
 
-Made on the processor, also by threads while a device is at work, and then sent in one go. A `Chunk` says what
-`Fused` and `selection` say of each of its rounds; nothing here draws or decides.
+They are made on the processor, also by threads while the device works, and copied together. A chunk holds
+for each of its rounds what `CudaMixer` and `batch_selection` return; nothing here draws or decides.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from topdp.data import batch_selection
 from topdp.data.batch_selection import Selection
 from topdp.plan.batches import Full
 from topdp.simulator.engine import Engine
-from topdp.simulator.row_mixing_cuda import Fused, Packed
+from topdp.simulator.row_mixing_cuda import CudaMixer, PackedRows
 
-ROUNDS = 256  # in one chunk, at most
-NUMBERS = 1 << 22  # indices of rows, or of records, in one chunk, at most
-PIECE = 16  # rounds whose records are drawn by one thread in one go
-THREADS = 4
+MAX_CHUNK_ROUNDS = 256
+MAX_CHUNK_NUMBERS = 1 << 22  # indices of rows, or of records
+ROUNDS_PER_TASK = 16  # rounds whose records one thread draws in one task
+MAX_TABLE_THREADS = 4
 
 
-class Chunk(NamedTuple):
-    """Consecutive rounds, on the processor."""
+class RoundChunk(NamedTuple):
+    """Tables of consecutive rounds, on the processor."""
 
     rounds: range
-    packed: Packed
-    records: Tensor | None  # [rounds, n·b]: places among the records of all agents; None: all in their order
+    packed: PackedRows
+    records: Tensor | None  # [rounds, n·b]: indices into the records of all agents; None: all, in their order
     weights: Tensor | None  # [rounds, n, b]
-    fits: list[bool]  # whether a round has no more records than there is room for
+    fits: list[bool]  # by round: whether it has no more records than the tables have room for
 
-    def together(self, round: int, at_most: int) -> int:
-        """How many rounds from `round` on, which is in here, this chunk can serve."""
+    def servable(self, round: int, at_most: int) -> int:
+        """The number of rounds from `round` on, which is in this chunk, that the tables have room for."""
         count = 0
         for fits in self.fits[round - self.rounds.start :][:at_most]:
             if not fits:
@@ -47,80 +47,83 @@ class Chunk(NamedTuple):
         return count
 
 
-class _Begun(NamedTuple):
-    """A chunk that is being made. It names no engine: one that nobody needs any more goes at once."""
+class _PendingChunk(NamedTuple):
+    """A chunk that threads are making. It does not refer to an engine, so that engines are freed in time."""
 
     rounds: range
-    packed: Callable[[], Packed]
+    packed: Callable[[], PackedRows]
     drawn: Sequence[Callable[[], Sequence[Selection]]]
 
 
 @final
-class Tables:
-    """The chunks of a run of `engine`, by their numbers. With `ahead`, threads make one before it is needed.
+class RoundTables:
+    """The chunks of a run of `engine`, by number. With `ahead`, threads make a chunk before it is needed.
 
-    Every round has room for `width` records of each agent: a number that follows from the batches alone, so
-    that where a run was resumed, or looked at, does not change its numbers.
+    Every round has room for `width` records of each agent. This number depends on the batches only, so that
+    results do not depend on where a run was resumed or evaluated.
     """
 
-    def __init__(self, engine: Engine, mixer: Fused, ahead: bool) -> None:
+    def __init__(self, engine: Engine, mixer: CudaMixer, ahead: bool) -> None:
         self._engine, self._mixer = engine, mixer
         plan, agents = engine.plan, len(engine.batches)
-        self.whole = all(isinstance(one, Full) for one in engine.batches)
+        self.whole = all(isinstance(strategy, Full) for strategy in engine.batches)
         self.width = 0 if self.whole else batch_selection.typical_batch_width(engine.batches)
         made = plan.exists.sum(axis=1)
         numbers = max(agents * self.width, int(made.max()) * plan.source.values.shape[2])
-        self.length = min(ROUNDS, plan.releases, max(1, NUMBERS // numbers))
-        self.most_rows = int(np.add.reduceat(made, np.arange(0, plan.releases, self.length)).max())
-        """Made in the rounds of any chunk."""
-        self._pool = ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1)) if ahead else None
-        self._next: tuple[int, _Begun] | None = None
+        self.length = min(MAX_CHUNK_ROUNDS, plan.releases, max(1, MAX_CHUNK_NUMBERS // numbers))
+        self.max_rows = int(np.add.reduceat(made, np.arange(0, plan.releases, self.length)).max())
+        """The largest number of rows that the rounds of one chunk make."""
+        self._pool = ThreadPoolExecutor(min(MAX_TABLE_THREADS, os.cpu_count() or 1)) if ahead else None
+        self._next: tuple[int, _PendingChunk] | None = None
 
     def rounds(self, number: int) -> range:
         return range(self._engine.plan.releases)[number * self.length : (number + 1) * self.length]
 
-    def chunk(self, number: int) -> Chunk:
-        begun, self._next = self._next, None
-        return self._joined(begun[1] if begun is not None and begun[0] == number else self._begun(number))
+    def chunk(self, number: int) -> RoundChunk:
+        pending, self._next = self._next, None
+        return self._finish(pending[1] if pending and pending[0] == number else self._begin(number))
 
     def prepare(self, number: int) -> None:
-        """Begins with a chunk that will be asked for later."""
-        known = self._next is not None and self._next[0] == number
-        if self._pool is not None and not known and self.rounds(number):
-            self._next = (number, self._begun(number))
+        """Begin to make a chunk that will be needed later."""
+        begun = self._next is not None and self._next[0] == number
+        if self._pool is not None and not begun and self.rounds(number):
+            self._next = (number, self._begin(number))
 
-    def _begun(self, number: int) -> _Begun:
-        rounds = self.rounds(number)
-        packed = self._started(partial(self._mixer.packed, rounds))
-        pieces = [] if self.whole else [rounds[i : i + PIECE] for i in range(0, len(rounds), PIECE)]
-        drawn = [self._started(partial(self._drawn, piece)) for piece in pieces]
-        return _Begun(rounds, packed, drawn)
+    def _begin(self, number: int) -> _PendingChunk:
+        rounds, step = self.rounds(number), ROUNDS_PER_TASK
+        packed = self._submit(partial(self._mixer.packed, rounds))
+        tasks = [] if self.whole else [rounds[first : first + step] for first in range(0, len(rounds), step)]
+        drawn = [self._submit(partial(self._drawn, task)) for task in tasks]
+        return _PendingChunk(rounds, packed, drawn)
 
-    def as_in_here(self, chosen: Selection) -> Selection:
-        """The records of a round with as much room as rounds have here. Products of other shapes are rounded
-        otherwise, and a unit of a model that is on or off by a hair then turns a record's gradient."""
+    def padded(self, chosen: Selection) -> Selection:
+        """The records of a round with as much room as the tables have.
+
+        Matrix products of other shapes are rounded differently, which may switch a unit of a model on or off
+        and so change a record's gradient.
+        """
         if chosen.indices is None or chosen.weights is None:
             return chosen
         more = (0, max(0, self.width - chosen.indices.shape[1]))
         indices, weights = (torch.nn.functional.pad(part, more) for part in (chosen.indices, chosen.weights))
         return Selection(indices, weights, chosen.divisor)
 
-    def _started(self, work: Callable[[], Any]) -> Callable[[], Any]:
-        return work if self._pool is None else self._pool.submit(work).result
+    def _submit(self, task: Callable[[], Any]) -> Callable[[], Any]:
+        return task if self._pool is None else self._pool.submit(task).result
 
     def _drawn(self, rounds: range) -> list[Selection]:
-        """No calls of the device in here: threads come here while it records."""
-        select = self._engine._select
+        """Must not call the device: threads run this while it records."""
+        select = self._engine.select
         if isinstance(select, partial) and select.func is batch_selection.select:
             batches, seed = select.args
             return batch_selection.select_many(batches, seed, rounds)
         return [select(round, torch.device("cpu")) for round in rounds]
 
-    def _joined(self, begun: _Begun) -> Chunk:
-        rounds, packed = begun.rounds, begun.packed()
-        drawn = [one for piece in begun.drawn for one in piece()]
+    def _finish(self, pending: _PendingChunk) -> RoundChunk:
+        rounds, packed = pending.rounds, pending.packed()
+        drawn = [selection for task in pending.drawn for selection in task()]
         if self.whole:
-            return Chunk(rounds, packed, None, None, [True] * len(rounds))
+            return RoundChunk(rounds, packed, None, None, [True] * len(rounds))
         agents, held = self._engine.shards.inputs.shape[:2]
         records = torch.arange(agents)[:, None].mul(held).repeat(len(rounds), 1, self.width)
         weights = torch.zeros(len(rounds), agents, self.width)
@@ -132,4 +135,4 @@ class Tables:
             if fits[-1]:
                 places[:, :count] += chosen.indices
                 weight[:, :count] = chosen.weights
-        return Chunk(rounds, packed, records.flatten(1), weights, fits)
+        return RoundChunk(rounds, packed, records.flatten(1), weights, fits)

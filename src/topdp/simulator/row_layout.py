@@ -16,7 +16,7 @@ from topdp.plan import Plan
 
 
 @final
-class Layout:
+class RowLayout:
     """Of `plan`, with agents on `home[agent]`, as seen from `here`; without homes everything is here."""
 
     def __init__(self, plan: Plan, home: Ints | None = None, here: int = 0) -> None:

@@ -16,11 +16,11 @@ from topdp.base.array_types import Ints
 from topdp.errors import InputError
 from topdp.learning.core_threads import run_in_parts
 from topdp.plan import Plan
-from topdp.simulator.row_layout import Layout
+from topdp.simulator.row_layout import RowLayout
 from topdp.simulator.simulated_noise import Draws
 
 
-class Work(NamedTuple):
+class RowWork(NamedTuple):
     """What one round needs: the rows of the round before, the agents' gradients, and where rows are put."""
 
     round: int
@@ -31,15 +31,15 @@ class Work(NamedTuple):
     first: int = 0  # whose gradient is the first: its place among the agents that are held
 
 
-class RowByRow:
+class CpuMixer:
     """Each row in one pass (`one_pass`); rows are independent, so threads share them."""
 
-    def __init__(self, plan: Plan, noise: Draws, layout: Layout | None = None) -> None:
+    def __init__(self, plan: Plan, noise: Draws, layout: RowLayout | None = None) -> None:
         self.plan = plan
-        self.layout = layout or Layout(plan)
+        self.layout = layout or RowLayout(plan)
         self.noise = noise
 
-    def __call__(self, work: Work) -> None:
+    def __call__(self, work: RowWork) -> None:
         if work.out.device.type != "cpu":  # a GPU without kernels of ours: the processor does it
             here = work._replace(before=work.before.cpu(), gradient=work.gradient.cpu(), out=work.out.cpu())
             self(here)
@@ -64,7 +64,7 @@ class RowByRow:
 
             run_in_parts(make, len(places))
 
-    def _recipes(self, work: Work, places: Ints, kind: np.dtype[Any]) -> tuple[Any, ...]:
+    def _recipes(self, work: RowWork, places: Ints, kind: np.dtype[Any]) -> tuple[Any, ...]:
         """Of what rows are made, as `one_pass.make` takes it: one line a row, numbers of this `kind`."""
         this, place = self.plan[work.round], self.layout.place(work.round)
         rows = self.layout.made(work.round)[places]

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from topdp.base.array_types import Floats, Indices
 from topdp.plan import Plan
-from topdp.simulator.row_layout import Layout
-from topdp.simulator.row_mixing import Work
+from topdp.simulator.row_layout import RowLayout
+from topdp.simulator.row_mixing import RowWork
 from topdp.simulator.simulated_noise import Draws
 
 PACKED_ROUNDS = 256  # rounds whose indices are sent to the GPU at once
@@ -104,7 +104,7 @@ def _round(out, before, gradient, slot, weight, owner, step, key, draw, std, cho
                   d, out_row, before_row, gradient_row, W, V, LANES, True)  # fmt: skip
 
 
-class Packed(NamedTuple):
+class PackedRows(NamedTuple):
     """The rows made in some rounds, one after the other, with where their parts stand."""
 
     starts: Tensor  # [rounds + 1] first row of each round, and the end; on the processor
@@ -121,17 +121,19 @@ class Packed(NamedTuple):
         return self[1:]
 
 
-class Fused:
+class CudaMixer:
     """All rows of a round in one launch."""
 
-    def __init__(self, plan: Plan, noise: Draws, device: torch.device, layout: Layout | None = None) -> None:
+    def __init__(
+        self, plan: Plan, noise: Draws, device: torch.device, layout: RowLayout | None = None
+    ) -> None:
         self.plan = plan
-        self.layout = layout or Layout(plan)
+        self.layout = layout or RowLayout(plan)
         self.noise = noise
         self.device = device
-        self._packed: tuple[int, Packed] | None = None
+        self._packed: tuple[int, PackedRows] | None = None
 
-    def __call__(self, work: Work) -> None:
+    def __call__(self, work: RowWork) -> None:
         packed = self._pack(work.round // PACKED_ROUNDS)
         first = int(packed.starts[work.round % PACKED_ROUNDS])
         chosen = None
@@ -142,7 +144,9 @@ class Fused:
                 work.before, work.gradient, work.out, packed, None, first, work.round, chosen, work.first
             )
 
-    def by_clock(self, before: Tensor, gradient: Tensor, out: Tensor, packed: Packed, clock: Tensor) -> None:
+    def by_clock(
+        self, before: Tensor, gradient: Tensor, out: Tensor, packed: PackedRows, clock: Tensor
+    ) -> None:
         """The round that `clock` [position in `packed`, number of the round] shows when this is executed.
 
         All of `packed` and the clock are int32 and float32 on the device, and `out` has room for any round.
@@ -154,7 +158,7 @@ class Fused:
         before: Tensor,
         gradient: Tensor,
         out: Tensor,
-        packed: Packed,
+        packed: PackedRows,
         clock: Tensor | None,
         first: int,
         round: int,
@@ -173,15 +177,15 @@ class Fused:
                 SOME=chosen is not None, BY_CLOCK=clock is not None, num_warps=WARPS,
             )  # fmt: skip
 
-    def _pack(self, chunk: int) -> Packed:
+    def _pack(self, chunk: int) -> PackedRows:
         if self._packed is None or self._packed[0] != chunk:
             stop = min((chunk + 1) * PACKED_ROUNDS, self.plan.releases)
             on_host = self.packed(range(chunk * PACKED_ROUNDS, stop))
             there = (part.to(self.device) for part in on_host.rows())
-            self._packed = (chunk, Packed(on_host.starts, *there))
+            self._packed = (chunk, PackedRows(on_host.starts, *there))
         return self._packed[1]
 
-    def packed(self, rounds: range) -> Packed:
+    def packed(self, rounds: range) -> PackedRows:
         """Of consecutive rounds, on the processor; all of them at once where everything is here."""
         if not self.layout.whole:
             return self._packed_one_by_one(rounds)
@@ -206,9 +210,9 @@ class Fused:
             plan.std.values[plan.std.which[r], row] * plan.scale[r][:, None],
         )
         starts = np.concatenate([[0], np.cumsum(exists.sum(axis=1))]).astype(np.int32)
-        return Packed(*map(torch.from_numpy, (starts, *columns)))
+        return PackedRows(*map(torch.from_numpy, (starts, *columns)))
 
-    def _packed_one_by_one(self, rounds: range) -> Packed:
+    def _packed_one_by_one(self, rounds: range) -> PackedRows:
         parts: list[list[np.ndarray]] = [[] for _ in range(7)]
         starts = [0]
         for r in rounds:
@@ -223,7 +227,7 @@ class Fused:
                 part.append(column)
             starts.append(starts[-1] + len(rows))
         joined = [np.array(starts, np.int32), *map(np.concatenate, parts)]
-        return Packed(*map(torch.from_numpy, joined))
+        return PackedRows(*map(torch.from_numpy, joined))
 
     def _columns(
         self,

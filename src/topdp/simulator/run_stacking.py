@@ -25,7 +25,7 @@ from topdp.data.shards import Shards
 from topdp.errors import InputError
 from topdp.plan import NOBODY, Capability, PerRound, Plan, prune, unsupported
 from topdp.plan.batches import Batches, Full
-from topdp.simulator.simulated_noise import Draws, Noise, Words
+from topdp.simulator.simulated_noise import Draws, SimulatedDraws, Words
 
 KEPT_ROUNDS = 2000  # selections of a cycle that are kept
 
@@ -124,13 +124,13 @@ def stack_shards(shards: Sequence[Shards]) -> Shards:
         return torch.cat(padded)
 
     return Shards(
-        join([s.inputs for s in shards]),
-        join([s.targets for s in shards]),
-        torch.cat([s.sizes for s in shards]),
-        tuple(count for s in shards for count in s.counts),
-        first.classes,
-        first.test_inputs,
-        first.test_targets,
+        inputs=join([s.inputs for s in shards]),
+        targets=join([s.targets for s in shards]),
+        sizes=torch.cat([s.sizes for s in shards]),
+        counts=tuple(count for s in shards for count in s.counts),
+        classes=first.classes,
+        test_inputs=first.test_inputs,
+        test_targets=first.test_targets,
     )
 
 
@@ -188,7 +188,7 @@ class StackedNoise(Draws):
     """The draws that each run would make alone, with its own seed."""
 
     def __init__(self, plans: Sequence[Plan], seeds: Sequence[int]) -> None:
-        self._runs = [Noise(seed, p.draws, p.releases) for p, seed in zip(plans, seeds, strict=True)]
+        self._runs = [SimulatedDraws(seed, p.draws, p.releases) for p, seed in zip(plans, seeds, strict=True)]
         self._first = _offsets([plan.draws for plan in plans])
         self._keys = np.concatenate([noise.names(np.zeros(1, np.int64))[0] for noise in self._runs])
 

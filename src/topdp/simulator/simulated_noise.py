@@ -45,7 +45,7 @@ class Draws(ABC):
         """For devices with a counter-based generator: its key for each of `draws`, and their numbers."""
 
 
-class Noise(Draws):
+class SimulatedDraws(Draws):
     """The draws of a run, by its seed."""
 
     def __init__(self, seed: int, draws: int, releases: int) -> None:

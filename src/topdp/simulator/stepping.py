@@ -1,38 +1,33 @@
-"""How far an engine may go before somebody looks, and how it goes: several rounds at once on a GPU, else one.
-
-For the loops of runs and stacks. What is done in one go is in `stretches.py`, which needs Triton.
-"""
+"""The fastest way to step an engine, and how far a run loop may step before it must look at the state."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from importlib.util import find_spec
 
-from topdp.simulator.engine import Engine, State
-from topdp.simulator.ranks.ranked_engine import RankedEngine
-
-Advance = Callable[[State, int], State]
-"""(where a run stands, how many releases may be made before it is looked at): one of them, or several."""
+from topdp.simulator.engine import Engine
+from topdp.simulator.simulation import Simulation
 
 
-def advancing(engine: Engine | RankedEngine) -> Advance:
-    """The fastest way there is for `engine`; a state that went in is not valid afterwards."""
-    if isinstance(engine, Engine) and engine.device.type == "cuda" and find_spec("triton") is not None:
-        from topdp.simulator.cuda_replay import Stretches
+def fastest(simulation: Simulation) -> Simulation:
+    """Return `simulation`, or a CUDA replay of it, where a GPU and Triton are available."""
+    triton = find_spec("triton") is not None
+    if triton and isinstance(simulation, Engine) and simulation.device.type == "cuda":
+        from topdp.simulator.cuda_replay import CudaReplay
 
-        return Stretches(engine).advance
-    return lambda state, at_most: engine.advance(state)
+        return CudaReplay(simulation)
+    return simulation
 
 
-def until_seen(releases: int, each: int, rounds: int, *every: int) -> int:
-    """Releases that are left until round t is done, `each` for a round: the next multiple of one of `every`,
-    or the last of all `rounds`. Round 0 is the first, and a multiple of all.
+def releases_until_due(releases: int, per_round: int, rounds: int, *every: int) -> int:
+    """Releases until the next round that is a multiple of one of `every`, or the last of all `rounds`.
 
-    >>> [until_seen(releases, 1, 25, 10) for releases in (0, 1, 10, 11, 21, 25)]
+    `per_round` releases make a round. Round 0 is the first, and a multiple of all.
+
+    >>> [releases_until_due(releases, 1, 25, 10) for releases in (0, 1, 10, 11, 21, 25)]
     [1, 10, 1, 10, 5, 1]
-    >>> until_seen(5, 3, 25, 10), until_seen(4, 3, 25, 10, 1)
+    >>> releases_until_due(5, 3, 25, 10), releases_until_due(4, 3, 25, 10, 1)
     (28, 2)
     """
-    done = releases // each - 1  # rounds that are complete
-    seen = min(rounds, *(done + number - done % number for number in every))
-    return (seen + 1) * each - releases
+    complete = releases // per_round - 1  # the last complete round
+    due = min(rounds, *(complete + number - complete % number for number in every))
+    return (due + 1) * per_round - releases

@@ -16,8 +16,8 @@ from topdp.agents.node import amending
 from topdp.agents.node.amending import MembershipChange, amend
 from topdp.agents.runtime.run_end import end_with
 from topdp.privacy.basics.gaussian import delta_of, epsilon_of, mu_of
-from topdp.runs import builders
 from topdp.runs import config as configurations
+from topdp.runs.run_outline import analysis_of
 
 pytestmark = pytest.mark.usefixtures("quick")
 LAST = 3
@@ -60,7 +60,7 @@ def ended(made, beyond):
 def reached(made, owner):
     """ε that some record of `owner` reaches against the coalitions that its guarantee is about."""
     privacy = made.setup.manifest.config.privacy
-    exposure = builders.analysis(made.setup.manifest.config, made.setup.counts).exposure()
+    exposure = analysis_of(made.setup.manifest.config, made.setup.counts).exposure()
     others = [j for j in range(6) if j != owner]
     observers = [tuple(others)] if privacy.guarantee == "worst-case" else others
     public = privacy.guarantee in ("adaptive", "worst-case")
@@ -136,12 +136,16 @@ def test_where_no_account_covers_such_a_choice_it_is_said(tmp_path):
     assert said() == said("data.batch={cycle=10}") == said("privacy.guarantee=worst-case") == ""
     assert "under Poisson samples" in said("data.batch={poisson=10}")
     made = ring(tmp_path, "method.name=plain", "privacy.guarantee=view")
-    words = amend(made.setup.manifest, MembershipChange(LAST, remove=("fay",), links=(("ada", "eve"),)))[2]
+    words = amend(
+        made.setup.manifest, MembershipChange(round=LAST, remove=("fay",), links=(("ada", "eve"),))
+    )[2]
     assert "under privacy.guarantee = view" in " ".join(words)
 
 
 def test_averaging_steps_are_no_rounds_that_are_left(tmp_path):
     made = sharing(tmp_path, rounds=6, gossip=2)
     change = {"remove": ("fay",), "links": (("ada", "eve"),)}
-    left = [amend(made.setup.manifest, MembershipChange(r, **change))[0].config.rounds for r in (2, 8, 19)]
+    left = [
+        amend(made.setup.manifest, MembershipChange(round=r, **change))[0].config.rounds for r in (2, 8, 19)
+    ]
     assert left == [6, 4, 1]

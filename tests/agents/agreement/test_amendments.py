@@ -41,7 +41,7 @@ def made(tmp_path_factory):
 def amended(made):
     """Without the last one; the ring is closed by a new link."""
     names = made.names
-    change = MembershipChange(LAST, remove=(names[-1],), links=((names[0], names[-2]),))
+    change = MembershipChange(round=LAST, remove=(names[-1],), links=((names[0], names[-2]),))
     return amend(made.setup.manifest, change)[0]
 
 
@@ -151,7 +151,7 @@ def test_a_signature_of_somebody_else_or_of_something_else_is_found_out(made, am
     swapped = replace(whole, signatures={**whole.signatures, first: whole.signatures[second]})
     with pytest.raises(TrustError, match=f"a signature of {first}"):
         expect_all_signed(swapped)
-    other = amend(made.setup.manifest, MembershipChange(LAST + 1, remove=(made.names[-1],)))[0]
+    other = amend(made.setup.manifest, MembershipChange(round=LAST + 1, remove=(made.names[-1],)))[0]
     with pytest.raises(TrustError, match="a signature of"):
         expect_all_signed(replace(other, signatures=whole.signatures))
     text = whole.to_toml().replace(f"round = {LAST}", f"round = {LAST + 1}")
@@ -164,7 +164,9 @@ def test_a_signature_of_somebody_else_or_of_something_else_is_found_out(made, am
 
 
 def test_somebody_joins(made):
-    change = MembershipChange(LAST, (NEW.card,), links=(("zoe", made.names[0]),), records=(40,), rounds=9)
+    change = MembershipChange(
+        round=LAST, add=(NEW.card,), links=(("zoe", made.names[0]),), records=(40,), rounds=9
+    )
     found = amend(made.setup.manifest, change)[0]
     assert found.names == (*made.names, "zoe") and found.config.rounds == 9
     assert found.neighbours("zoe") == (made.names[0],)
@@ -174,13 +176,13 @@ def test_somebody_joins(made):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (MembershipChange(LAST), "to add or to remove"),
-        (MembershipChange(-1, remove=("bob",)), "from-round"),
-        (MembershipChange(99, remove=("bob",)), "from-round"),
-        (MembershipChange(LAST, remove=("nobody",)), "nobody"),
-        (MembershipChange(LAST, (CARDS[0],), records=(3,)), "not in the manifest"),
-        (MembershipChange(LAST, (NEW.card,)), "records"),
-        (MembershipChange(LAST, (NEW.card,), records=(3,)), "connected"),
+        (MembershipChange(round=LAST), "to add or to remove"),
+        (MembershipChange(round=-1, remove=("bob",)), "from-round"),
+        (MembershipChange(round=99, remove=("bob",)), "from-round"),
+        (MembershipChange(round=LAST, remove=("nobody",)), "nobody"),
+        (MembershipChange(round=LAST, add=(CARDS[0],), records=(3,)), "not in the manifest"),
+        (MembershipChange(round=LAST, add=(NEW.card,)), "records"),
+        (MembershipChange(round=LAST, add=(NEW.card,), records=(3,)), "connected"),
     ],
 )
 def test_what_cannot_be_changed_is_refused(made, change, words):
@@ -190,7 +192,7 @@ def test_what_cannot_be_changed_is_refused(made, change, words):
 
 def test_an_amendment_is_not_amended(amended):
     with pytest.raises(InputError, match="amends none"):
-        amend(amended, MembershipChange(1, remove=(amended.names[0],)))
+        amend(amended, MembershipChange(round=1, remove=(amended.names[0],)))
 
 
 @pytest.mark.parametrize("broken", [{}, {"manifest": "00"}, {"round": -1}, {"spent": {}}, {"delta": "1"}])
@@ -209,7 +211,7 @@ def test_the_books_of_the_run_before_say_what_is_left(amended):
     own = replace(books, budget=(granted + spent) / 2)  # stays, as over a restart
     assert remaining_budget(amended, name, own) == pytest.approx((granted - spent) / 2)
     for other in ({"federation": "ab" * 32}, {"agent": amended.names[1]}, {"ended": False}):
-        with pytest.raises(TrustError, match=f"expected the books of {name} for the run"):
+        with pytest.raises(TrustError, match=f"expected the ledger of {name} for the run"):
             remaining_budget(amended, name, replace(books, **other))
     for other in ({"spent": granted}, {"spent": None}, {"budget": spent}):
         with pytest.raises(BudgetError):
@@ -232,7 +234,7 @@ def test_who_was_there_before_begins_with_its_books(amended, tmp_path):
         ledger.release(round, ReleaseCost(told.granted[name] / 5, 1.0, 1.0), {}, b"", ())
     ledger.close()
     options = replace(options, after=state)
-    with pytest.raises(TrustError, match="have not ended"):
+    with pytest.raises(TrustError, match="has not ended"):
         agent_process._own_budget(options, whole, name)
     ledger = Ledger(state, told.manifest, name)
     end_with(ledger, LAST)
@@ -246,7 +248,7 @@ def test_who_was_there_before_begins_with_its_books(amended, tmp_path):
     with pytest.raises(TrustError, match="old copy"):
         agent_process._own_budget(options, whole, name)
     mark.note("another state folder", 1, "one of its entries")
-    with pytest.raises(TrustError, match="expected the newest books"):
+    with pytest.raises(TrustError, match="expected the newest ledger"):
         agent_process._own_budget(options, whole, name)
 
 
@@ -260,7 +262,7 @@ def ended_books(folder, told, name):
 
 def test_the_rest_of_a_budget_goes_to_one_amendment_alone(made, amended, tmp_path):
     name, told = amended.names[0], amendment_of(amended)
-    other = amend(made.setup.manifest, MembershipChange(LAST, remove=(made.names[2],)))[0]
+    other = amend(made.setup.manifest, MembershipChange(round=LAST, remove=(made.names[2],)))[0]
     first, second = (
         signed_by(one, tmp_path / f"{number}.toml", *one.names) for number, one in enumerate([amended, other])
     )
@@ -319,7 +321,7 @@ def test_who_was_taken_out_is_a_stranger(made, amended, tmp_path):
         agent = new.agent(0, wire.transport(new.names[0]))
         try:
             row = Message.of(MessageKind.ROW, 0, b"numbers")
-            assert (await agent.peers.handle(made.names[-1], row)).code is ReplyCode.STRANGER
+            assert (await agent.requests.handle(made.names[-1], row)).code is ReplyCode.STRANGER
         finally:
             abandon(agent)
 

@@ -149,7 +149,7 @@ class Injector:
             return False
         if agent.shared_draws is not None and not agent.shared_draws.gossip.begun:
             return bool(ended.intersection(agent.shared_draws.missing()))
-        ended |= {*agent.peers.left_by, *filter(agent.peers.contacts.given_up, agent.peers.neighbours)}
+        ended |= {*agent.peers.left_by, *filter(agent.peers.given_up, agent.peers.neighbours)}
         may = self.job.job.tolerates_silence or agent.loop.all_done
         return may and ended.issuperset(agent.peers.neighbours)
 

@@ -125,20 +125,20 @@ def test_books_after_the_change_are_bound_as_those_of_a_new_ledger(old):
 def test_rows_that_nobody_signed_are_gone_on_with_once_a_person_has_said_so(old):
     """An old copy of such books could not be found out: neighbours have nothing to show."""
     with pytest.raises(TrustError, match="--upgrade"):
-        agent_process._read_ledger_facts(old, upgrade=False)
-    assert agent_process._read_ledger_facts(old, upgrade=True)["agent"] == "ada"
+        agent_process._read_ledger_meta(old, upgrade=False)
+    assert agent_process._read_ledger_meta(old, upgrade=True)["agent"] == "ada"
     ledger = Ledger(old, **MINE)
     ledger.release(
         10, ReleaseCost(0.0, 3.0, 0.0), {}, b"state", kind="noise"
     )  # by another command, or killed since
     ledger.close()
     with pytest.raises(TrustError, match="did not sign rows"):
-        agent_process._read_ledger_facts(old, upgrade=False)
+        agent_process._read_ledger_meta(old, upgrade=False)
     ledger = Ledger(old, **MINE)
     start_choices.record_upgrade(ledger)
     assert verify(ledger) == 10
     ledger.close()
-    assert agent_process._read_ledger_facts(old, upgrade=False)["agent"] == "ada"
+    assert agent_process._read_ledger_meta(old, upgrade=False)["agent"] == "ada"
 
 
 def test_nothing_is_asked_where_no_row_was_sent_or_all_were_signed(old, tmp_path):
@@ -153,4 +153,4 @@ def test_nothing_is_asked_where_no_row_was_sent_or_all_were_signed(old, tmp_path
     db.commit()
     db.close()
     for folder in (old, tmp_path / "new"):
-        assert agent_process._read_ledger_facts(folder, upgrade=False)["agent"] == "ada"
+        assert agent_process._read_ledger_meta(folder, upgrade=False)["agent"] == "ada"

@@ -18,7 +18,7 @@ from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_entries import LedgerError, ReleaseCost
 from topdp.agents.ledger.pairing_records import PairingRecords
 from topdp.agents.ledger.stored_rows import ANY_RECEIVER
-from topdp.agents.runtime.handover import Handover
+from topdp.agents.runtime.peer_messages import Handover
 from topdp.agents.wire import row_payload
 from topdp.agents.wire.transport import Message, Reply
 from topdp.agents.wire.wire_codes import MessageKind, ReplyCode
@@ -163,8 +163,8 @@ def test_a_proposal_that_is_never_committed_keeps_nobody_from_meeting_others_nor
         tasks = [asyncio.create_task(agent.run()) for agent in agents.values()]
         while agents["ada"].ledger.round < 0 or agents["ada"].loop.pairing.busy:
             await asyncio.sleep(0.001)
-        reply = await agents["ada"].peers.handle("bob", Message.of(MessageKind.PROPOSE, 0, b"never"))
-        again = await agents["ada"].peers.handle("bob", Message.of(MessageKind.PROPOSE, 0, b"another"))
+        reply = await agents["ada"].requests.handle("bob", Message.of(MessageKind.PROPOSE, 0, b"never"))
+        again = await agents["ada"].requests.handle("bob", Message.of(MessageKind.PROPOSE, 0, b"another"))
         return reply, again, await asyncio.gather(*tasks)
 
     reply, again, outcomes = on_virtual_time(scene())
@@ -252,7 +252,7 @@ def test_who_hands_over_what_is_no_row_is_quarantined(tmp_path, case, who, caplo
         if who == "acceptor":
             await agent.loop._ask()
         else:
-            reply = await agent.peers.handle("bob", Message.of(MessageKind.COMMIT, 0, GARBAGE[case]))
+            reply = await agent.requests.handle("bob", Message.of(MessageKind.COMMIT, 0, GARBAGE[case]))
             assert reply.code is ReplyCode.NOT_A_ROW
         found = agent.ledger.quarantined("bob"), agent.loop.pairing.pairs(), agent.peers.fault
         agent.ledger.close()
@@ -271,7 +271,7 @@ def test_who_is_quarantined_already_fills_no_books_by_more_of_it(tmp_path):
         agent.ledger.release(0, ReleaseCost(0.1), {ANY_RECEIVER: b"row"}, b"state")
         lines = []
         for body in (b"", b"garbage", b"more"):
-            await agent.peers.handle("bob", Message.of(MessageKind.COMMIT, 0, body))
+            await agent.requests.handle("bob", Message.of(MessageKind.COMMIT, 0, body))
             lines += agent.ledger.database.one("SELECT count(*) FROM notes")
         agent.ledger.close()
         return lines

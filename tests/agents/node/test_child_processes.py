@@ -43,7 +43,7 @@ def test_who_does_not_end_is_killed():
     said = []
     process = Child("trap '' TERM; exec sleep 60")
     began = time.monotonic()
-    assert child_processes.terminate_all({0: process}, ["ada"], said.append, patience=0.3) == {0: -9}
+    assert child_processes.terminate_all({0: process}, ["ada"], said.append, timeout=0.3) == {0: -9}
     assert time.monotonic() - began < 30 and "ada did not end" in said[0]
 
 
@@ -81,7 +81,7 @@ def test_a_signal_that_is_ignored_stays_so():
     try:
         with child_processes.EndSignals() as asked:
             os.kill(os.getpid(), signal.SIGHUP)
-            asked.expect_not()
+            asked.expect_none()
     finally:
         signal.signal(signal.SIGHUP, before)
 

@@ -154,4 +154,4 @@ def test_one_of_six_that_share_noise_is_killed_for_good_and_the_others_end(data,
             assert result["spent"]["charged_by"] == "adaptive"
             status = topdp("agent", "status", "--state", state, "--json")
             assert json.loads(status.out)["gone"] == result["gone"]
-    assert parts.graph.agents == 6
+    assert parts.run.graph.agents == 6

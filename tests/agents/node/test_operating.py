@@ -239,7 +239,7 @@ def test_pausing_twice_and_resuming_twice(topdp, state):
 def test_a_very_long_path_is_no_obstacle(topdp, state, tmp_path):
     long = tmp_path / ("a" * 120) / ("b" * 120) / "state"
     shutil.copytree(state, long)
-    assert topdp("agent", "pause", "--state", long).code == 0 and OperatorOrders(long).paused()
+    assert topdp("agent", "pause", "--state", long).code == 0 and OperatorOrders(long).is_paused()
 
 
 def test_stopping_who_does_not_run_is_done(topdp, state):
@@ -264,14 +264,14 @@ def test_an_order_of_somebody_else_is_not_obeyed(state, monkeypatch, caplog):
     (state / PAUSE_FILE).symlink_to(state / "target")
     orders = OperatorOrders(state)
     with caplog.at_level("WARNING", logger="topdp.agents"):
-        assert not orders.paused() and not orders.paused()
+        assert not orders.is_paused() and not orders.is_paused()
     assert caplog.text.count("is not obeyed") == 1
     (state / PAUSE_FILE).unlink()
     (state / PAUSE_FILE).write_text("")
-    assert orders.paused()
+    assert orders.is_paused()
     os.chown(state / PAUSE_FILE, 12345, 12345) if os.geteuid() == 0 else None
     monkeypatch.setattr(os, "geteuid", lambda: 54321)
-    assert not orders.paused()
+    assert not orders.is_paused()
 
 
 def test_a_folder_that_is_none_is_2(topdp, tmp_path):
@@ -367,7 +367,7 @@ def test_a_pause_outlives_a_restart_and_a_stop_works_in_it(tmp_path, caplog):
         seen, outcome, last, orders = on_virtual_time(scene())
     assert seen.state == "paused" and seen.liveness == "running" and not outcome.finished
     assert last.state == "ended" and last.code == 0 and last.liveness == "not running"
-    assert orders.paused() and not (orders.folder / STOP_FILE).exists()
+    assert orders.is_paused() and not (orders.folder / STOP_FILE).exists()
     assert "is paused since before this start" in caplog.text and "asked to stop" in caplog.text
     assert "no release yet" in caplog.text  # the line of progress
 
@@ -378,7 +378,7 @@ def test_a_pause_while_the_end_is_near_changes_nothing(tmp_path):
         lives[0].loop.paused = lambda: True
         monitor = NodeMonitor(lives[0], OperatorOrders(lives[0].folder), lives[0].stop)
         lives[0].loop.paused = lambda: True
-        found = monitor.standing()
+        found = monitor.status()
         return found, await asyncio.gather(*tasks)
 
     _, (found, outcomes) = living(tmp_path, scene)
@@ -394,13 +394,13 @@ def test_the_status_file_cannot_be_written_and_the_agent_goes_on(tmp_path, monke
     async def scene(lives, tasks):
         monitor = NodeMonitor(lives[0], OperatorOrders(lives[0].folder), lives[0].stop)
         for _ in range(3):
-            monitor.look()
+            monitor.poll()
         return await asyncio.gather(*tasks)
 
     with caplog.at_level("INFO", logger="topdp.agents"):
         _, outcomes = living(tmp_path, scene)
     assert all(outcome.finished for outcome in outcomes)
-    assert caplog.text.count("could not write where it is") == 1
+    assert caplog.text.count("could not write its status") == 1
 
 
 def test_evaluating_changes_nothing_that_is_sent(tmp_path):
@@ -413,20 +413,29 @@ def test_evaluating_changes_nothing_that_is_sent(tmp_path):
         async def whole():
             lives = [made.agent(i, wire.transport(NAMES[i])) for i in range(3)]
             inputs, targets = made.shards.inputs[0].numpy(), made.shards.targets[0].numpy()
-            dataset = Dataset("own", inputs, targets, None, None, classes=made.shards.classes)
+            dataset = Dataset(
+                name="own",
+                train_inputs=inputs,
+                train_targets=targets,
+                test_inputs=None,
+                test_targets=None,
+                classes=made.shards.classes,
+            )
             monitor = None
             if every:
                 scores = OwnerEvaluation(made.setup, dataset, "ada", every)
-                monitor = NodeMonitor(lives[0], OperatorOrders(lives[0].folder), lives[0].stop, scores=scores)
+                monitor = NodeMonitor(
+                    lives[0], OperatorOrders(lives[0].folder), lives[0].stop, evaluation=scores
+                )
 
             over = asyncio.Event()
 
             async def beside():
                 while monitor is not None and not over.is_set():
-                    monitor.look()
-                    if monitor._scoring is not None:
-                        await asyncio.wait([monitor._scoring], timeout=60)
-                        found.append(monitor.found)
+                    monitor.poll()
+                    if monitor._evaluating is not None:
+                        await asyncio.wait([monitor._evaluating], timeout=60)
+                        found.append(monitor.scores)
                     await asyncio.sleep(0.01)
 
             task = asyncio.create_task(beside())
@@ -548,7 +557,7 @@ def test_json_lines_have_agent_event_and_round_everywhere(capsys):
         logger.info("first")
         speaker.agent, speaker.round = "ada", lambda: 7
         logger.info("second")
-        RefusalLog("ada").tell("bob", "linked", "words")
+        RefusalLog("ada").report("bob", "linked", "words")
         logger.info("third", extra={"event": "progress", "round": 9, "facts": {"rounds": 20}})
     finally:
         logger.handlers, logger.propagate = before[0], before[1]

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from topdp.agents.development import fork_server
-from topdp.agents.runtime.stage_timing import StartTiming
+from topdp.agents.runtime.agent_timing import StartTiming
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="agents are forked on Linux only")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from history import faults, federation, live, on_virtual_time
 
-from builders import in_turn
+from builders import cyclic_pairs
 from topdp import topology
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_entries import ReleaseCost
@@ -15,7 +15,8 @@ from topdp.privacy.account import account
 from topdp.privacy.basics.refusals import PrivacyError
 from topdp.privacy.observers import band_matrix
 from topdp.privacy.observers import view as views
-from topdp.runs import builders
+from topdp.privacy.query import Query
+from topdp.runs.run_outline import analysis_of
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -93,7 +94,7 @@ SAMPLED = [(("top",), "adaptive"), (("top",), "claimed"), (SHARED, "adaptive by 
 @pytest.mark.parametrize(
     ("method", "guarantee", "batch"),
     [
-        *[(*one, batch) for one, batch in in_turn(CHARGED, ["{cycle=10}", '"full"'], 1)],
+        *[(*one, batch) for one, batch in cyclic_pairs(CHARGED, ["{cycle=10}", '"full"'], 1)],
         *[(*one, "{poisson=10}") for one in SAMPLED],
     ],
 )
@@ -111,9 +112,11 @@ def test_what_is_charged_in_the_end_is_what_the_account_says(tmp_path, method, g
         graph=topology.random(6, 0.5, 1),
         rounds=9,
     )
-    analysis = builders.analysis(made.setup.manifest.config, made.setup.counts)
+    analysis = analysis_of(made.setup.manifest.config, made.setup.counts)
     asked = [guarantee] if guarantee in ("adaptive", "view") else []
-    whole = account(made.setup.plan, analysis, 1e-5, answers=asked, colluders=int(colluders or 1))
+    whole = account(
+        made.setup.plan, analysis, 1e-5, answers=asked, query=Query(colluders=int(colluders or 1))
+    )
     said = whole.answer(guarantee).epsilon
     assert said.max() == pytest.approx(1.0, rel=1e-3)
     for agent in range(6):
@@ -132,10 +135,10 @@ def test_what_is_charged_in_the_end_is_what_the_account_says(tmp_path, method, g
 @pytest.mark.parametrize("batch", ['"full"', "{cycle=10}"])
 def test_long_plans_are_charged_alike(tmp_path, monkeypatch, batch):
     made = federation(tmp_path, f"data.batch={batch}", graph=topology.random(6, 0.5, 1), rounds=60)
-    analysis = builders.analysis(made.setup.manifest.config, made.setup.counts)
+    analysis = analysis_of(made.setup.manifest.config, made.setup.counts)
     whole = build_meter(made.setup.plan, analysis, 0, 1e-5, "view", True).by_plan
-    monkeypatch.setattr(views, "LONG", 10)
-    monkeypatch.setattr(band_matrix, "CHUNK", 8)
+    monkeypatch.setattr(views, "LONG_PLAN_RELEASES", 10)
+    monkeypatch.setattr(band_matrix, "ROUNDS_PER_BLOCK", 8)
     near = build_meter(made.setup.plan, analysis, 0, 1e-5, "view", True).by_plan
     np.testing.assert_allclose(near, whole, rtol=1e-6)
     assert (near >= whole * (1 - 1e-9)).all()
@@ -143,7 +146,7 @@ def test_long_plans_are_charged_alike(tmp_path, monkeypatch, batch):
 
 def test_poisson_batches_are_charged_from_the_private_side(tmp_path):
     made = federation(tmp_path, "data.batch={poisson=10}", "method.name=plain", agents=3, rounds=5)
-    analysis = builders.analysis(made.setup.manifest.config, made.setup.counts)
+    analysis = analysis_of(made.setup.manifest.config, made.setup.counts)
     gauge = build_meter(made.setup.plan, analysis, 0, 1e-5, "worst-case", True)
     history = [(r, float(gauge.planned[r])) for r in range(6)]
     curve = [gauge.worst_case(history[: r + 1]) for r in range(6)]
@@ -153,7 +156,7 @@ def test_poisson_batches_are_charged_from_the_private_side(tmp_path):
 
 def test_what_no_data_enter_costs_nothing_unless_the_plan_was_departed_from(tmp_path):
     made = federation(tmp_path, "privacy.guarantee=view", agents=4, rounds=4)
-    analysis = builders.analysis(made.setup.manifest.config, made.setup.counts)
+    analysis = analysis_of(made.setup.manifest.config, made.setup.counts)
     gauge = build_meter(made.setup.plan, analysis, 0, 1e-5, "view", True)
     history = [(r, float(gauge.planned[r])) for r in range(3)]
     worst = gauge.worst_case(history)
@@ -166,7 +169,7 @@ def test_what_no_data_enter_costs_nothing_unless_the_plan_was_departed_from(tmp_
 @pytest.mark.parametrize("guarantee", ["adaptive", "view", "claimed"])
 def test_who_does_not_wait_for_neighbours_is_charged_by_worst_case(tmp_path, guarantee):
     made = federation(tmp_path, f"privacy.guarantee={guarantee}", agents=4, rounds=4)
-    analysis = builders.analysis(made.setup.manifest.config, made.setup.counts)
+    analysis = analysis_of(made.setup.manifest.config, made.setup.counts)
     assert build_meter(made.setup.plan, analysis, 0, 1e-5, guarantee, True).by_plan is not None
     assert build_meter(made.setup.plan, analysis, 0, 1e-5, guarantee, False).by_plan is None
 
@@ -191,7 +194,7 @@ def test_rows_without_noise_are_refused_before_anything_is_sent(tmp_path):
     from dataclasses import replace
 
     made = federation(tmp_path, agents=3, rounds=2)
-    analysis = builders.analysis(made.setup.manifest.config, made.setup.counts)
+    analysis = analysis_of(made.setup.manifest.config, made.setup.counts)
     silent = replace(made.setup.plan, scale=np.zeros_like(made.setup.plan.scale))
     with pytest.raises(PrivacyError, match="Expected noise in every row"):
         build_meter(silent, analysis, 0, 1e-5, "worst-case", True)

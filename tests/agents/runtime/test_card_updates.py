@@ -104,13 +104,13 @@ def test_who_passes_on_a_forged_card_is_quarantined_and_so_is_who_signs_two(tmp_
             one, two = (identity.generate(forked, "a.org:1") for _ in range(2))
             for new in (one, two):
                 body = sign_successor(1, IDENTITIES[forked], new).text().encode()
-                await agent.peers.handle(forger, Message.of(MessageKind.CARD, 0, body))
+                await agent.requests.handle(forger, Message.of(MessageKind.CARD, 0, body))
             assert agent.ledger.quarantined(forked).code is ReplyCode.EQUIVOCATION
             assert agent.ledger.quarantined(forger) is None
             third = made.names[2]
             honest = sign_successor(1, IDENTITIES[third], identity.generate(third, "a.org:1"))
             forged = replace(honest, card=identity.generate(third, "evil.org:1").card).text().encode()
-            await agent.peers.handle(forger, Message.of(MessageKind.CARD, 0, forged))
+            await agent.requests.handle(forger, Message.of(MessageKind.CARD, 0, forged))
             assert agent.ledger.quarantined(forger).code is ReplyCode.NOT_A_STATEMENT
         finally:
             abandon(agent)
@@ -137,7 +137,7 @@ def test_who_renews_without_end_is_quarantined_and_not_passed_on(tmp_path):
         agent = made.agent(0, Wire().transport(name))
         try:
             replies = [
-                await agent.peers.handle(pest, Message.of(MessageKind.CARD, 0, card.text().encode()))
+                await agent.requests.handle(pest, Message.of(MessageKind.CARD, 0, card.text().encode()))
                 for card in moving(pest, card_succession.MAX_SUCCESSORS + 2)
             ]
             assert [reply.ok for reply in replies] == [True] * card_succession.MAX_SUCCESSORS + [False, False]

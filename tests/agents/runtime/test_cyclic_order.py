@@ -8,10 +8,10 @@ import pytest
 import torch
 from history import Wire, faults, federation, live, on_virtual_time
 
-from builders import blobs_file, in_turn
+from builders import blobs_file, cyclic_pairs
 from topdp.agents.development import failpoints, federation_demo
 from topdp.agents.ledger.ledger_entries import TamperedError
-from topdp.agents.runtime.agent_rows import AgentGradients
+from topdp.agents.runtime.agent_gradients import AgentGradients
 from topdp.errors import DataError, TrustError
 from topdp.learning.gradients import ClippedGradients
 from topdp.privacy.basics.gaussian import epsilon_of
@@ -53,7 +53,7 @@ def booked_and_true(made, used, agent):
     return made.results()[agent]["spent"]["epsilon"], float(epsilon_of(np.array([most**0.5]), 1e-5)[0])
 
 
-@pytest.mark.parametrize(("place", "mode"), in_turn(failpoints.ROUNDS, ["sync", "async", "async"], 1))
+@pytest.mark.parametrize(("place", "mode"), cyclic_pairs(failpoints.ROUNDS, ["sync", "async", "async"], 1))
 def test_a_record_keeps_its_place_in_the_cycle_whatever_kills_the_agent(tmp_path, used, place, mode):
     made = federation(
         tmp_path, "data.batch={cycle=7}", f"method.mode={mode}", "method.offline=0", agents=4, rounds=13

@@ -12,7 +12,7 @@ from history import Wire, faults, live, on_virtual_time, sharing
 from symbolic import symbolic
 from test_exhausted import books, truth
 
-from builders import in_turn
+from builders import cyclic_pairs
 from topdp import topology
 from topdp.agents.agreement.signatures import Statement, encode_statements
 from topdp.agents.ledger.ledger import Ledger
@@ -72,8 +72,8 @@ def in_the_sum(made, agents, round, draw):
 @pytest.mark.parametrize(
     ("place", "graph"),
     [
-        *in_turn(["after_ledger:1", "after_send:20", "after_mark:6"], ["ring", "complete"], 1),
-        *in_turn(["after_ledger:7", "before_ledger:9"], ["ring", "complete"], 2),
+        *cyclic_pairs(["after_ledger:1", "after_send:20", "after_mark:6"], ["ring", "complete"], 1),
+        *cyclic_pairs(["after_ledger:7", "before_ledger:9"], ["ring", "complete"], 2),
     ],
 )
 def test_one_is_gone_for_good_and_the_others_end_with_books_that_hold(tmp_path, graph, place):
@@ -118,7 +118,7 @@ def test_counting_the_gone_as_colluders_is_needed(tmp_path, monkeypatch):
     monkeypatch.setattr(
         budget_meter, "most_learned_since", lambda plan, owner, gone, *more: original(plan, owner, {}, *more)
     )
-    monkeypatch.setattr(budget_meter, "RESERVE", 0)
+    monkeypatch.setattr(budget_meter, "RESERVED_RELEASES", 0)
     made.lived(failpoints={GONE: "after_ledger:1"}, for_good=[GONE])
     entries, _ = books(made, 0)
     assert truth(made, 0, True) > entries[-1].total * 1.02
@@ -135,7 +135,7 @@ def test_who_is_gone_may_have_been_seen_after_all_and_its_books_hold_that_in_res
     for reserve in (True, False):
         made = small(tmp_path / str(reserve), graph=topology.complete(6), gossip=gossip)
         if not reserve:
-            monkeypatch.setattr(budget_meter, "RESERVE", 0)
+            monkeypatch.setattr(budget_meter, "RESERVED_RELEASES", 0)
         made.lived(failpoints={GONE: "after_ledger:7"}, for_good=[GONE])
         entries, _ = books(made, GONE)
         assert entries[-1].round == 6 and entries[-1].kind == "release"
@@ -173,7 +173,7 @@ def test_one_after_the_other(tmp_path):
 PLACES = ["in_ledger", "after_ledger", "after_mark", "after_send", "before_receive"]
 
 
-@pytest.mark.parametrize(("place", "count"), [*in_turn(PLACES, [7, 5, 9], 1), ("in_ledger", 5)])
+@pytest.mark.parametrize(("place", "count"), [*cyclic_pairs(PLACES, [7, 5, 9], 1), ("in_ledger", 5)])
 def test_those_who_are_left_are_killed_on_the_way_and_nothing_changes(tmp_path, place, count):
     """Restarts take less than the idle timeout, so nobody is given up for that."""
     made = small(tmp_path, graph=topology.complete(6))
@@ -289,7 +289,7 @@ def test_one_neighbour_cannot_count_an_agent_out_nor_speak_for_others(tmp_path):
         for one in said:
             ada.ledger.database.connection.execute("UPDATE peers SET quarantined = NULL")
             message = Message.of(MessageKind.NEWS, 1, encode_statements([one]))
-            codes.append((await ada.peers.handle("bob", message)).code)
+            codes.append((await ada.requests.handle("bob", message)).code)
         ada.ledger.database.connection.execute("UPDATE peers SET quarantined = NULL")
         gone = ada.sharing.departures.gone()
         for agent in agents:

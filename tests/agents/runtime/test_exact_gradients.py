@@ -10,9 +10,8 @@ from history import federation
 from torch import nn
 
 from topdp.agents.runtime.agent_draws import SystemDraws
-from topdp.agents.runtime.agent_rows import AgentGradients
-from topdp.agents.runtime.exact_gradients import ExactGradients, terms
-from topdp.agents.runtime.row_sums import LARGEST_SHARE, rounded_share
+from topdp.agents.runtime.agent_gradients import AgentGradients, ExactGradients, terms
+from topdp.agents.runtime.row_guards import MAX_ROUNDED_SHARE, rounded_share
 from topdp.errors import InputError
 from topdp.learning.gradients import ClippedGradients
 from topdp.learning.gradients.per_example_path import PerExamplePath
@@ -39,7 +38,7 @@ def test_one_record_changes_how_all_others_are_rounded_in_float32_and_no_more_in
     exact = ExactGradients(flat, CLIP, "mse", "flat", ones[:1])
     before = excess(lambda y: rough.clipped_sum(start[None], ones[None], y[None])[0, 0], targets)
     after = excess(lambda y: exact.sum(start, ones, y)[0][0], targets)
-    assert before > 1e-5 and after <= exact.off(records, CLIP, 1) / CLIP < 1e-7
+    assert before > 1e-5 and after <= exact.rounding_bound(records, CLIP, 1) / CLIP < 1e-7
 
 
 class Tagged(nn.Module):
@@ -66,7 +65,9 @@ def test_what_one_record_is_changes_no_digit_of_anothers_gradient(how):
     exact = ExactGradients(flat, 0.1, "cross-entropy", "flat", inputs[:1])
 
     def found():
-        own = AgentGradients(exact, (inputs, classes), (Full(records),), 0, 0, SystemDraws())
+        own = AgentGradients(
+            exact, (inputs, classes), batches=(Full(records),), agent=0, seed=0, draws=SystemDraws()
+        )
         return own.mean(1, row)[: 7 * records].view(records, 7)
 
     before = found()
@@ -83,11 +84,11 @@ def test_what_one_record_is_changes_no_digit_of_anothers_gradient(how):
 def test_what_rounding_is_left_is_in_the_bound_that_is_checked_at_the_start(tmp_path):
     made = federation(tmp_path, "method.name=plain", agents=3, rounds=2)
     mine = made.context(0)
-    off, moved = mine.gradients.exact.off(2000, 1.0, 2000), 1 / 2000
+    off, moved = mine.gradients.exact.rounding_bound(2000, 1.0, 2000), 1 / 2000
     facts = (made.setup.plan, 0, mine.meter.planned, moved, 1.0, 1e-9)
-    assert 0 < rounded_share(*facts, off) - rounded_share(*facts) < 1e-8 < LARGEST_SHARE
+    assert 0 < rounded_share(*facts, off) - rounded_share(*facts) < 1e-8 < MAX_ROUNDED_SHARE
     with (
-        mock.patch.object(ExactGradients, "off", lambda *_: moved),
+        mock.patch.object(ExactGradients, "rounding_bound", lambda *_: moved),
         pytest.raises(InputError, match="smaller batches"),
     ):
         made.context(0)
@@ -100,7 +101,7 @@ def test_what_a_record_adds_up_by_itself_is_counted():
     text = nn.Sequential(nn.Embedding(5, 8), layer, nn.Flatten(), nn.Linear(72, 2))
     assert terms(FlatModel(conv), image) == 16 and terms(FlatModel(text), words) >= 9
     exact = ExactGradients(FlatModel(conv), 1.0, "cross-entropy", "flat", image)
-    assert exact.off(2000, 1.0, 2000) * 2000 < LARGEST_SHARE / 10
+    assert exact.rounding_bound(2000, 1.0, 2000) * 2000 < MAX_ROUNDED_SHARE / 10
 
 
 class Narrow(nn.Linear):

@@ -10,8 +10,8 @@ from topdp.agents.agreement import run_setup as setups
 from topdp.agents.agreement.manifest import new_manifest
 from topdp.agents.development import failpoints
 from topdp.agents.ledger.ledger import Ledger
-from topdp.runs import builders
 from topdp.runs.config import parse
+from topdp.runs.run_outline import analysis_of
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -36,7 +36,7 @@ def ring(tmp_path, *changes, granted=100.0, rounds=10):
 
 
 def truth(made, agent, estimates=False):
-    analysis = builders.analysis(made.setup.manifest.config, made.setup.counts)
+    analysis = analysis_of(made.setup.manifest.config, made.setup.counts)
     return made.epsilon(agent, float(analysis.exposure().sensitivity[agent]), 1e-5, estimates)
 
 
@@ -140,7 +140,7 @@ def test_batches_are_not_read_once_the_budget_has_ended(tmp_path, batch, own, mo
     made = federation(
         tmp_path, f"data.batch={batch}", "method.name=plain", "privacy.epsilon=2.0", agents=3, rounds=9
     )
-    from topdp.agents.runtime.agent_rows import AgentGradients
+    from topdp.agents.runtime.agent_gradients import AgentGradients
 
     read, original = [], AgentGradients._chosen
     monkeypatch.setattr(

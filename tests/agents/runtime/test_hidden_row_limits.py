@@ -15,9 +15,8 @@ from topdp.agents.agreement.hidden_rows import max_exact_norm, relies_on_hidden_
 from topdp.agents.agreement.manifest import Rules
 from topdp.agents.agreement.run_setup import RunSetup
 from topdp.agents.runtime.agent_draws import AgentDraws
-from topdp.agents.runtime.agent_rows import make
-from topdp.agents.runtime.hidden_row_limits import ALIKE, expect_exact, hidden_norm_limits, mixing_share
-from topdp.agents.runtime.row_sums import grid_of, within
+from topdp.agents.runtime.agent_rows import grid_of, make, within
+from topdp.agents.runtime.row_guards import NORM_TOLERANCE, expect_exact, hidden_norm_limits, mixing_share
 from topdp.agents.wire import row_payload
 from topdp.errors import InputError
 from topdp.runs import config
@@ -213,7 +212,7 @@ def test_rows_without_noise_have_room_for_the_longest_that_are_taken(tmp_path):
     quiet = [r for r in range(1, plan.releases) if not plan[r].std.any()]
     assert quiet
     for r in quiet:
-        assert every.others[r] > every.taken(r - 1, 0) * (1 + ALIKE / 2)
+        assert every.others[r] > every.taken(r - 1, 0) * (1 + NORM_TOLERANCE / 2)
 
 
 def test_a_view_counts_on_hidden_rows_whoever_shares_draws(tmp_path):

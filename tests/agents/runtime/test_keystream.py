@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy import stats
 
-from topdp.agents.runtime import keystream
+from topdp.agents.runtime import agent_draws
 from topdp.agents.runtime.agent_draws import SystemDraws
 from topdp.plan.batches import Poisson
 
@@ -20,7 +20,7 @@ RARE = 1e-7
 
 @pytest.fixture(scope="module")
 def draws():
-    return torch.cat(list(keystream.normals(MANY))).numpy()
+    return torch.cat(list(agent_draws.normals(MANY))).numpy()
 
 
 def within(value, mean, deviation):
@@ -29,14 +29,14 @@ def within(value, mean, deviation):
 
 def test_the_bits_are_those_of_chacha20(monkeypatch):
     """RFC 7539, appendix A.1, test vectors 1 and 2: key, nonce and counter zero, then counter one."""
-    monkeypatch.setattr(keystream.os, "urandom", bytes)
+    monkeypatch.setattr(agent_draws.os, "urandom", bytes)
     expected = (
         "76b8e0ada0f13d90405d6ae55386bd28bdd219b8a08ded1aa836efcc8b770dc7"
         "da41597c5157488d7724e03fb8d84a376a43b8f41518a11cc387b669b2ee6586"
         "9f07e7be5551387a98ba977c732d080dcb0f29a048e3656912c6533e32ee7aed"
         "29b721769ce64e43d57133b074d839d531ed1f28510afb45ace10a1f4b794d6f"
     )
-    assert keystream.words(16).tobytes().hex() == expected
+    assert agent_draws.random_words(16).tobytes().hex() == expected
 
 
 def test_draws_are_normal(draws):
@@ -56,7 +56,13 @@ def test_tails_are_as_heavy_as_they_should_be(draws, deviations):
 
 
 def test_draws_do_not_depend_on_each_other(draws):
-    for lag in (1, 2, 7, keystream.CHUNK // 2, keystream.CHUNK):  # half a chunk apart: two of one radius
+    for lag in (
+        1,
+        2,
+        7,
+        agent_draws.NUMBERS_PER_KEY // 2,
+        agent_draws.NUMBERS_PER_KEY,
+    ):  # half a chunk apart: two of one radius
         for one in (draws, draws**2, np.abs(draws) > 2):
             pair = np.corrcoef(one[:-lag].astype(float), one[lag:].astype(float))[0, 1]
             assert within(pair, 0, 1 / math.sqrt(MANY - lag)), lag
@@ -64,20 +70,22 @@ def test_draws_do_not_depend_on_each_other(draws):
 
 def test_the_largest_draw_is_beyond_nine_deviations_and_finite(monkeypatch):
     for word in (0, 2, 2**63 - 1, 2**63, 2**64 - 1):
-        monkeypatch.setattr(keystream, "words", lambda count, key, word=word: np.full(count, word, np.uint64))
-        found = torch.cat(list(keystream.normals(4)))
+        monkeypatch.setattr(
+            agent_draws, "random_words", lambda count, key, word=word: np.full(count, word, np.uint64)
+        )
+        found = torch.cat(list(agent_draws.normals(4)))
         assert torch.isfinite(found).all()
         assert (found.abs().max() > 9.3) == (word == 0)
 
 
 def test_numbers_come_in_pieces_each_under_a_key_of_its_own(monkeypatch):
     keys = []
-    system = keystream.os.urandom
-    monkeypatch.setattr(keystream.os, "urandom", lambda count: keys.append(system(count)) or keys[-1])
-    monkeypatch.setattr(keystream, "CHUNK", 8)
+    system = agent_draws.os.urandom
+    monkeypatch.setattr(agent_draws.os, "urandom", lambda count: keys.append(system(count)) or keys[-1])
+    monkeypatch.setattr(agent_draws, "NUMBERS_PER_KEY", 8)
     for count in (0, 1, 7, 8, 9, 31):
         before = len(keys)
-        parts = list(keystream.normals(count))
+        parts = list(agent_draws.normals(count))
         assert sum(map(len, parts)) == count and all(part.dtype == torch.float64 for part in parts)
         assert len(keys) - before == len(parts) == -(-count // 8)
     assert all(len(key) == 32 for key in keys) and len(set(keys)) == len(keys)
@@ -138,9 +146,9 @@ def test_noise_has_the_deviation_it_is_given():
 
 
 def test_coins_fall_as_often_as_they_should():
-    assert not keystream.coins(1000, 0.0).any() and keystream.coins(1000, 1.0).all()
+    assert not agent_draws.coins(1000, 0.0).any() and agent_draws.coins(1000, 1.0).all()
     for share in (0.01, 0.5):
-        fallen = keystream.coins(MANY, share)
+        fallen = agent_draws.coins(MANY, share)
         assert len(fallen) == MANY
         assert within(fallen.mean(), share, math.sqrt(share * (1 - share) / MANY))
 

@@ -29,10 +29,10 @@ def test_who_mixes_the_longest_rows_that_are_taken_sends_none_that_are_not(tmp_p
         agent, task = await alone(made, 0, Wire())
         d = len(agent.context.start)
         for peer in ("bob", "cleo"):
-            await agent.peers.handle(peer, message(0, newcomer(agent, peer), MessageKind.HELLO))
+            await agent.requests.handle(peer, message(0, newcomer(agent, peer), MessageKind.HELLO))
         for round in range(16):
             for peer in ("bob", "cleo"):
-                await agent.peers.handle(peer, message(round, row_payload.encode(longest(d))))
+                await agent.requests.handle(peer, message(round, row_payload.encode(longest(d))))
             await asyncio.sleep(0.1)
         assert agent.ledger.round == 16
         bodies = agent.ledger.database.rows("SELECT body FROM outbox WHERE body IS NOT NULL")

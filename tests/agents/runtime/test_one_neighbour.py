@@ -53,7 +53,7 @@ def test_who_has_finished_meets_nobody_any_more(tmp_path):
             await asyncio.sleep(0.1)
         pairing = PairingRecords(agent.ledger)
         before = pairing.accept("one", "cleo")
-        await agent.peers.handle("bob", message(0, b"", MessageKind.BYE))
+        await agent.requests.handle("bob", message(0, b"", MessageKind.BYE))
         after = pairing.accept("two", "bob")
         await ended(agent, task)
         return before, after
@@ -66,11 +66,11 @@ def test_who_held_the_same_terms_and_then_others_is_quarantined_and_ends_nobody(
 
     async def scene():
         agent, task = await alone(made, 0, Wire())
-        await agent.peers.handle("bob", message(0, newcomer(agent, "bob"), HELLO))
-        await agent.peers.handle("bob", message(0, row(made)))
+        await agent.requests.handle("bob", message(0, newcomer(agent, "bob"), HELLO))
+        await agent.requests.handle("bob", message(0, row(made)))
         await asyncio.sleep(1)
         terms = replace(agent.peers.terms, start="another")
-        reply = await agent.peers.handle("bob", message(0, newcomer(agent, "bob", terms=terms), HELLO))
+        reply = await agent.requests.handle("bob", message(0, newcomer(agent, "bob", terms=terms), HELLO))
         standing, fault = agent.ledger.quarantined("bob"), agent.peers.fault
         outcome = await task  # alone, to the end
         return reply.code, standing.code, fault, outcome.finished
@@ -86,7 +86,7 @@ def test_an_authors_name_reaches_log_and_books_on_one_line(tmp_path, caplog):
         agent, task = await alone(made, 0, Wire())
         author = "x\x1b[2K\r\n2026-11-17 INFO ada: cleo: a line that bob made"
         body = encode_statements([Statement(author, "", "key of the run", "x", "00")])
-        await agent.peers.handle("bob", Message.of(MessageKind.NEWS, 1, body))
+        await agent.requests.handle("bob", Message.of(MessageKind.NEWS, 1, body))
         words = agent.ledger.quarantined("bob").words
         await ended(agent, task)
         return words
@@ -103,11 +103,11 @@ def test_rows_do_not_pile_up_for_who_takes_none_of_them(tmp_path, how):
 
     async def scene():
         agent, task = await alone(made, 0, Wire())
-        await agent.peers.handle("bob", message(0, newcomer(agent, "bob"), HELLO))
+        await agent.requests.handle("bob", message(0, newcomer(agent, "bob"), HELLO))
         if how == "says goodbye first":
-            await agent.peers.handle("bob", message(0, b"", MessageKind.BYE))
+            await agent.requests.handle("bob", message(0, b"", MessageKind.BYE))
         for round in range(40):
-            await agent.peers.handle("bob", message(round, row(made, round / 100)))
+            await agent.requests.handle("bob", message(round, row(made, round / 100)))
             await asyncio.sleep(0.1)
         kept = "SELECT count(*) FROM outbox WHERE receiver = 'bob' AND body IS NOT NULL"
         found = agent.ledger.round, agent.ledger.database.one(kept)[0], agent.ledger.quarantined("bob")

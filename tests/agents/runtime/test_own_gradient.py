@@ -6,8 +6,7 @@ import torch
 from torch import nn
 
 from topdp.agents.runtime.agent_draws import SystemDraws
-from topdp.agents.runtime.agent_rows import AgentGradients
-from topdp.agents.runtime.exact_gradients import ExactGradients
+from topdp.agents.runtime.agent_gradients import AgentGradients, ExactGradients
 from topdp.learning.models import FlatModel
 from topdp.plan.batches import Full
 
@@ -16,7 +15,9 @@ def gradient(inputs, labels):
     torch.manual_seed(0)
     flat = FlatModel(nn.Linear(3, 2))
     exact = ExactGradients(flat, 1.0, "cross-entropy", "flat", inputs[:1])
-    own = AgentGradients(exact, (inputs, labels), (Full(len(inputs)),), 0, 0, SystemDraws())
+    own = AgentGradients(
+        exact, (inputs, labels), batches=(Full(len(inputs)),), agent=0, seed=0, draws=SystemDraws()
+    )
     return own.mean(5, flat.flatten())
 
 

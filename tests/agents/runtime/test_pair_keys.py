@@ -18,14 +18,14 @@ from topdp.agents.agreement.signatures import Statement, encode_statements
 from topdp.agents.development import failpoints
 from topdp.agents.development.failpoints import Failpoints
 from topdp.agents.ledger.ledger import Ledger
-from topdp.agents.runtime import keystream
+from topdp.agents.runtime import agent_draws
 from topdp.agents.runtime.agent_draws import SystemDraws
 from topdp.agents.runtime.pair_keys import RUN_KEY, RunKey, agree, draw_key
 from topdp.agents.wire.transport import Message
 from topdp.agents.wire.wire_codes import MessageKind, ReplyCode
 from topdp.errors import TrustError
 from topdp.simulator import fused_rows
-from topdp.simulator.simulated_noise import Noise
+from topdp.simulator.simulated_noise import SimulatedDraws
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -77,7 +77,7 @@ def test_derived_draws_are_the_same_at_both_ends_and_in_the_simulator(tmp_path, 
     made.context = context
     run = on_virtual_time(live(made))
     assert faults(run) == [] and set(known) == set(range(6, 21)) and len(set(known.values())) == 15
-    seeds, make, noise = Noise.seeds, fused_rows.make, []
+    seeds, make, noise = SimulatedDraws.seeds, fused_rows.make, []
 
     def named(self, round, draws):
         noise[:] = [self]
@@ -95,10 +95,10 @@ def test_derived_draws_are_the_same_at_both_ends_and_in_the_simulator(tmp_path, 
         for at in map(tuple, np.argwhere(shared)):
             round, draw = names[at].tolist()
             key = partial(draw_key, known[draw], round, draw)
-            pieces = keystream.normals(out.shape[1], key)
+            pieces = agent_draws.normals(out.shape[1], key)
             out[places[at[0]]] += std[at] * torch.cat(list(pieces)).numpy()
 
-    monkeypatch.setattr(Noise, "seeds", named)
+    monkeypatch.setattr(SimulatedDraws, "seeds", named)
     monkeypatch.setattr(fused_rows, "make", derived)
     close(made)
 
@@ -240,7 +240,9 @@ def passed_on(made, *bodies):
 
     async def scene():
         agent, task = await alone(made, 0, Wire())
-        replies = [await agent.peers.handle("bob", Message.of(MessageKind.NEWS, 1, body)) for body in bodies]
+        replies = [
+            await agent.requests.handle("bob", Message.of(MessageKind.NEWS, 1, body)) for body in bodies
+        ]
         standing = agent.ledger.quarantined("bob")
         agent.stop()
         ended = (await asyncio.gather(task, return_exceptions=True))[0]
@@ -313,7 +315,7 @@ def test_an_agent_that_gives_its_neighbours_different_keys_is_named_and_nothing_
         for agent in agents:
             if agent.name in stories:
                 news = Message.of(MessageKind.NEWS, 1, encode_statements([stories[agent.name]]))
-                await agent.peers.handle("eve", news)
+                await agent.requests.handle("eve", news)
         await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
         for agent in agents:
             agent.stop()

@@ -118,7 +118,7 @@ def test_replays_are_acknowledged_and_applied_once(tmp_path):
 
     async def replay():
         agent = made.agent(0, Wire().transport("ada"))
-        replies = [await agent.peers.handle(first[0], first[2]) for _ in range(3)]
+        replies = [await agent.requests.handle(first[0], first[2]) for _ in range(3)]
         applied = agent.ledger.database.rows(
             "SELECT applied FROM inbox WHERE sender = ? AND round = 0", first[0]
         )
@@ -140,9 +140,9 @@ def test_without_the_check_a_replay_ends_at_the_books(tmp_path, monkeypatch):
 
     async def scene():
         agent = made.agent(0, Wire().transport("ada"))
-        assert (await agent.peers.handle("bob", message(0, row(made)))).code is ReplyCode.OK
+        assert (await agent.requests.handle("bob", message(0, row(made)))).code is ReplyCode.OK
         with pytest.raises(LedgerError):
-            await agent.peers.handle("bob", message(0, row(made)))
+            await agent.requests.handle("bob", message(0, row(made)))
         agent.ledger.close()
 
     on_virtual_time(scene())
@@ -153,7 +153,9 @@ def equivocated(tmp_path):
 
     async def scene():
         agent, task = await alone(made, 0, Wire())
-        replies = [await agent.peers.handle("bob", message(0, row(made, value))) for value in (1.0, 2.0, 1.0)]
+        replies = [
+            await agent.requests.handle("bob", message(0, row(made, value))) for value in (1.0, 2.0, 1.0)
+        ]
         reason = agent.ledger.quarantined("bob")
         await ended(agent, task)
         return replies, reason
@@ -197,9 +199,9 @@ def test_what_is_no_row_quarantines_its_sender_and_the_round_goes_on(tmp_path, b
     async def scene():
         wire = Wire()
         agent, task = await alone(made, 0, wire)
-        assert not (await agent.peers.handle("bob", message(0, body))).ok
+        assert not (await agent.requests.handle("bob", message(0, body))).ok
         for r in range(3):
-            await agent.peers.handle("cleo", message(r, row(made)))
+            await agent.requests.handle("cleo", message(r, row(made)))
             await asyncio.sleep(1)
         rounds = agent.ledger.round
         await ended(agent, task)
@@ -229,7 +231,7 @@ def test_a_neighbour_that_refuses_this_agents_rows_has_departed_from_the_plan(tm
         await asyncio.sleep(1)
         for r in range(3):
             for peer in ("bob", "fay"):
-                await agent.peers.handle(peer, message(r, row(made)))
+                await agent.requests.handle(peer, message(r, row(made)))
             await asyncio.sleep(1)
         return agent.ledger.last_entry, await ended(agent, task)
 
@@ -252,12 +254,12 @@ def test_from_the_first_departure_on_an_agent_charges_by_worst_case(tmp_path, ow
         agent, task = await alone(made, 0, Wire(), epsilon=own)
         for r in range(5):
             for peer in ("bob", "fay"):
-                await agent.peers.handle(peer, message(r, row(made)))
+                await agent.requests.handle(peer, message(r, row(made)))
             await asyncio.sleep(1)
         before = agent.ledger.last_entry
-        assert not (await agent.peers.handle("bob", message(5, b"garbage"))).ok
+        assert not (await agent.requests.handle("bob", message(5, b"garbage"))).ok
         for r in range(5, 9):
-            await agent.peers.handle("fay", message(r, row(made)))
+            await agent.requests.handle("fay", message(r, row(made)))
             await asyncio.sleep(1)
         found = (
             list(agent.ledger.entries()),
@@ -305,7 +307,7 @@ def test_what_comes_too_early_is_sent_again_and_what_is_refused_is_not(tmp_path,
         agent = made.agent(0, wire.transport("ada"))
         task = asyncio.create_task(agent.run())
         await asyncio.sleep(10)
-        owed, refused = agent.peers.owes("bob"), "bob" in agent.peers.refused_by
+        owed, refused = agent.sender.owes("bob"), "bob" in agent.peers.refused_by
         await ended(agent, task)
         return bodies, owed, refused
 
@@ -320,18 +322,18 @@ def test_strangers_and_unknown_words_are_refused(tmp_path, caplog):
     async def scene():
         agent, task = await alone(made, 0, Wire())
         replies = [
-            await agent.peers.handle("cleo", message(0, row(made))),  # no neighbour on the ring
-            await agent.peers.handle("mallory", message(0, row(made))),
-            await agent.peers.handle(
+            await agent.requests.handle("cleo", message(0, row(made))),  # no neighbour on the ring
+            await agent.requests.handle("mallory", message(0, row(made))),
+            await agent.requests.handle(
                 "cleo", message(0, agent.peers.greeting("cleo").encode(), kind=MessageKind.HELLO)
             ),
-            await agent.peers.handle("cleo", message(0, b"", kind=MessageKind.BYE)),
-            await agent.peers.handle("bob", message(0, b"", kind=MessageKind.PROPOSE)),
-            await agent.peers.handle("bob", Message(MessageKind.ROW, 0, "0" * 64, row(made))),
-            await agent.peers.handle("bob", message(0, b"[" * 5000, kind=MessageKind.HELLO)),
-            await agent.peers.handle("bob", message(0, b'{"terms": 3}', kind=MessageKind.HELLO)),
-            await agent.peers.handle("bob", message(1, row(made))),  # round 0 is missing
-            await agent.peers.handle("bob", message(99, row(made))),
+            await agent.requests.handle("cleo", message(0, b"", kind=MessageKind.BYE)),
+            await agent.requests.handle("bob", message(0, b"", kind=MessageKind.PROPOSE)),
+            await agent.requests.handle("bob", Message(MessageKind.ROW, 0, "0" * 64, row(made))),
+            await agent.requests.handle("bob", message(0, b"[" * 5000, kind=MessageKind.HELLO)),
+            await agent.requests.handle("bob", message(0, b'{"terms": 3}', kind=MessageKind.HELLO)),
+            await agent.requests.handle("bob", message(1, row(made))),  # round 0 is missing
+            await agent.requests.handle("bob", message(99, row(made))),
         ]
         seen = agent.ledger.last_received("bob")
         await ended(agent, task)
@@ -421,7 +423,7 @@ def told(made, peers=("bob",), **changes):
         agent = made.agent(0, Wire().transport("ada"))
         for peer in peers:
             body = replace(agent.peers.greeting(peer), **changes).encode()
-            reply = await agent.peers.handle(peer, message(0, body, kind=MessageKind.HELLO))
+            reply = await agent.requests.handle(peer, message(0, body, kind=MessageKind.HELLO))
         standing = agent.ledger.quarantined("bob")
         agent.ledger.close()
         return reply, agent.peers.fault, standing
@@ -477,9 +479,9 @@ def test_one_neighbour_with_other_terms_counts_when_nobody_else_is_heard(tmp_pat
         agent, task = await alone(made, 0, Wire())
         terms = replace(agent.peers.terms, plan="another")
         hello = MessageKind.HELLO
-        await agent.peers.handle("bob", message(0, newcomer(agent, "bob", terms=terms), hello))
+        await agent.requests.handle("bob", message(0, newcomer(agent, "bob", terms=terms), hello))
         for peer in others:
-            await agent.peers.handle(peer, message(0, newcomer(agent, peer), hello))
+            await agent.requests.handle(peer, message(0, newcomer(agent, peer), hello))
         await asyncio.sleep(20)
         if others:
             await ended(agent, task)

@@ -14,9 +14,10 @@ from topdp.agents.development.rehearsal_audit import MANIFEST, of_recordings, pl
 from topdp.audit import Audit, AuditError, AuditRequest
 from topdp.audit.rehearsal_record import CANARIES_FILE, RECORDING_FOLDER, AgentRecording, RehearsalCanaries
 from topdp.base.progress import silent
-from topdp.runs import builders
+from topdp.learning.tasks import Task
 from topdp.runs.assembly import Assembly
 from topdp.runs.planning import accounted
+from topdp.runs.run_outline import RunOutline
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -47,8 +48,11 @@ def rehearsed(folder, *changes, seeded=True, failpoints=None, options=None, **jo
 def simulated(made, asked):
     config, plan = made.setup.manifest.config, made.setup.plan
     model = made.setup.model((1, 4, 4), made.shards.classes)
-    parts = Assembly.given(config, made.setup.manifest.topology, model, made.shards, torch.device("cpu"))
-    found = accounted(config, plan, builders.analysis(config, made.setup.counts), None, None)
+    task, device = Task.of(config.train.loss, None), torch.device("cpu")
+    parts = Assembly.given(
+        RunOutline.of(config, made.setup.manifest.topology), model, made.shards, device, task
+    )
+    found = accounted(made.setup.run, plan, None, silent)
     return Audit.of(plan, found, config.privacy, parts.flat.dimension, asked).run(parts, config.seed)
 
 

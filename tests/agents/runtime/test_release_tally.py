@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_entries import ReleaseCost
-from topdp.agents.runtime.release_tally import ReleaseTally
+from topdp.agents.runtime.budget_meter import ReleaseTally
 from topdp.privacy.observers.worst_case import every_round
 
 NUMBERS = st.lists(st.floats(0, 1e6, allow_subnormal=False), min_size=1, max_size=60)

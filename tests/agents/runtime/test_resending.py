@@ -78,7 +78,7 @@ def test_who_asks_for_rows_without_end_gets_them_a_few_times(tmp_path):
         task = asyncio.create_task(agent.run())
         for _ in range(200):
             await asyncio.sleep(0.5)
-            await agent.peers.handle("bob", message(0, newcomer(agent, "bob"), MessageKind.HELLO))
+            await agent.requests.handle("bob", message(0, newcomer(agent, "bob"), MessageKind.HELLO))
         await ended(agent, task)
         return bodies
 
@@ -97,7 +97,7 @@ def test_a_greeting_that_nobody_asked_for_settles_no_doubt(tmp_path):
         wire = Wire()
         agent, task = await alone(made, 0, wire)
         doubts = [agent.peers.beliefs.unheard()]
-        await agent.peers.handle("bob", message(0, newcomer(agent, "bob"), MessageKind.HELLO))
+        await agent.requests.handle("bob", message(0, newcomer(agent, "bob"), MessageKind.HELLO))
         doubts.append(agent.peers.beliefs.unheard())
 
         async def bob(sender, asked):

@@ -15,8 +15,9 @@ from topdp.agents.ledger.ledger_check import verify
 from topdp.agents.wire.transport import Message
 from topdp.agents.wire.wire_codes import MessageKind
 from topdp.privacy.basics.gaussian import epsilon_of
-from topdp.runs import builders, config
+from topdp.runs import config
 from topdp.runs.config import ConfigError
+from topdp.runs.run_outline import analysis_of
 
 pytestmark = pytest.mark.usefixtures("quick")
 CARDS = ALL[:6]
@@ -82,7 +83,7 @@ def test_books_hold_for_what_really_happened_against_who_lied_and_one_more(tmp_p
     run = made.lived(wire=Lying({"cleo"}, first))
     assert [fault for fault in faults(run) if not fault.startswith("cleo sent")] == []
     made.sent = {key: body for key, body in made.sent.items() if key[0] != "cleo"}  # who pools what it read
-    exposure = builders.analysis(made.setup.manifest.config, made.setup.counts).exposure()
+    exposure = analysis_of(made.setup.manifest.config, made.setup.counts).exposure()
     liar = made.names.index("cleo")
     for owner in set(range(6)) - {liar}:
         books = run.outcomes[owner].result["spent"]["epsilon"]
@@ -130,7 +131,7 @@ def test_the_reserve_is_calibrated_for_and_said():
         return made[0].config.privacy.sigma, made[1], " ".join(made[2])
 
     none, account, words = said(departures=0)
-    assert "Nothing is kept in reserve" in words and "worst case" in words
+    assert "There is no reserve" in words and "worst case" in words
     one, reserved, words = said(departures=1)
     ratio = one[0] / none[0]
     assert ratio > 1.05 and f"{ratio:.3g} times as large" in words

@@ -9,10 +9,8 @@ from history import abandon, federation
 
 from topdp.agents.agreement.hidden_rows import GRID_STEP_PER_STD
 from topdp.agents.runtime.agent import Agent
-from topdp.agents.runtime.agent_draws import AgentDraws
-from topdp.agents.runtime.agent_rows import make
-from topdp.agents.runtime.keystream import _normals, words
-from topdp.agents.runtime.row_sums import grid_of, mixed, noised
+from topdp.agents.runtime.agent_draws import AgentDraws, _normals, random_words
+from topdp.agents.runtime.agent_rows import grid_of, make, mixed, noised
 from topdp.agents.wire.transport import MemoryNetwork
 from topdp.errors import InputError
 
@@ -81,7 +79,7 @@ def test_numbers_of_a_row_with_noise_are_multiples_of_a_public_step():
 def test_draws_are_those_of_exact_arithmetic_far_below_the_step():
     """What docs/privacy.md says of Box and Muller in float64: off by less than 2⁻⁴⁸ of a deviation."""
     key, count = bytes(range(32)), 2**14
-    bits = words(count, key)
+    bits = random_words(count, key)
     u = ((bits[: count // 2] >> np.uint64(1)).astype(np.longdouble) + 1) / np.longdouble(2) ** 63
     turn = bits[count // 2 :].view(np.int64).astype(np.longdouble) / np.longdouble(2) ** 63
     pi = np.longdouble("3.14159265358979323846264338327950288")

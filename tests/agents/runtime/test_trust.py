@@ -141,14 +141,14 @@ def test_who_made_a_round_twice_is_found_by_the_digest_though_the_rounds_are_equ
 
     async def scene():
         agent, task = await alone(made, 0, Wire())
-        await agent.peers.handle("bob", message(0, row(made)))
+        await agent.requests.handle("bob", message(0, row(made)))
         twice = newcomer(agent, "bob", sent=0, sent_digest="1" * 64)
-        reply = await agent.peers.handle("bob", message(0, twice, MessageKind.HELLO))
+        reply = await agent.requests.handle("bob", message(0, twice, MessageKind.HELLO))
         standing = agent.ledger.quarantined("bob")
         # The other way round: cleo has another row of ada's round 0, with ada's signature.
         proof = RowSignatures("ada", made.setup.manifest, made.private(0).identity).sign("cleo", 0, "2" * 64)
         seen = {"seen": 0, "seen_digest": "2" * 64, "seen_signature": proof.hex()}
-        await agent.peers.handle("cleo", message(0, newcomer(agent, "cleo", **seen), MessageKind.HELLO))
+        await agent.requests.handle("cleo", message(0, newcomer(agent, "cleo", **seen), MessageKind.HELLO))
         with pytest.raises(TrustError, match="cleo has a row of round 0"):
             await task
         return reply, standing
@@ -168,10 +168,10 @@ def test_a_greeting_that_was_overtaken_is_asked_for_again_before_it_is_held_agai
             return Reply(ReplyCode.OK, body=newcomer(agent, "bob", charged=-1 if asked else 0))
 
         agent, task = await alone(made, 0, wire)
-        await agent.peers.handle("bob", message(0, row(made)))
+        await agent.requests.handle("bob", message(0, row(made)))
         wire.handlers["bob"] = bob
         old = newcomer(agent, "bob", charged=-1)
-        await agent.peers.handle("bob", message(0, old, MessageKind.HELLO))
+        await agent.requests.handle("bob", message(0, old, MessageKind.HELLO))
         before = agent.ledger.quarantined("bob")
         await asyncio.sleep(10)
         after = agent.ledger.quarantined("bob")
@@ -192,13 +192,13 @@ def test_rounds_that_nobody_showed_are_not_skipped(tmp_path, neighbours, how):
     async def scene():
         agent, task = await alone(made, 0, Wire())
         for peer in ("bob", "cleo")[:neighbours]:
-            await agent.peers.handle(peer, message(0, row(made)))
+            await agent.requests.handle(peer, message(0, row(made)))
         if how == "word":
             for far in (10**30, 999_999, last):
                 body = newcomer(agent, "bob", round=far, charged=far)
-                await agent.peers.handle("bob", message(0, body, MessageKind.HELLO))
+                await agent.requests.handle("bob", message(0, body, MessageKind.HELLO))
         else:
-            await agent.peers.handle("bob", message(last - 1, row(made)))
+            await agent.requests.handle("bob", message(last - 1, row(made)))
         await asyncio.sleep(1)
         return agent.ledger.round, await ended(agent, task)
 
@@ -293,7 +293,7 @@ def test_no_field_of_no_message_ends_an_agent(tmp_path, live_pairing, caplog):
                 sent = Message.of(
                     kind, round, body, data.draw(st.sampled_from([b"", b"x" * 72, b"y" * 9000]))
                 )
-                reply = await agent.peers.handle("bob", sent)
+                reply = await agent.requests.handle("bob", sent)
                 assert reply.code is not ReplyCode.FAILED
                 agent.peers.differing.clear()  # all with other terms do end it
 
@@ -303,7 +303,7 @@ def test_no_field_of_no_message_ends_an_agent(tmp_path, live_pairing, caplog):
                     return Reply(code, "é" * 50, body)
 
                 agent.peers.transport.request, agent.peers.transport.reaches = answered, lambda peer: True
-                await agent.peers.sending._greet("cleo")
+                await agent.sender._greet("cleo")
                 agent.peers.differing.clear()
                 if live_pairing and not agent.loop.pairing.busy:
                     await agent.loop._ask()
@@ -332,7 +332,7 @@ def test_a_fault_of_ours_that_a_peer_finds_costs_it_an_answer_and_nobody_his_lif
             raise OverflowError("Python int too large to convert to SQLite INTEGER")
 
         monkeypatch.setattr(agent.peers.beliefs, "judge", broken)
-        reply = await agent.peers.handle("bob", message(0, newcomer(agent, "bob"), MessageKind.HELLO))
+        reply = await agent.requests.handle("bob", message(0, newcomer(agent, "bob"), MessageKind.HELLO))
         fault = agent.peers.fault
         await ended(agent, task)
         return reply, fault
@@ -348,9 +348,9 @@ def test_rows_are_signed_and_a_signature_that_does_not_hold_is_not_kept(tmp_path
 
     async def scene():
         agent, task = await alone(made, 0, Wire())
-        taken = await agent.peers.handle("bob", Message.of(MessageKind.ROW, 0, body, good))
+        taken = await agent.requests.handle("bob", Message.of(MessageKind.ROW, 0, body, good))
         greeting = agent.peers.greeting("bob")
-        forged = await agent.peers.handle("cleo", Message.of(MessageKind.ROW, 0, body, good))
+        forged = await agent.requests.handle("cleo", Message.of(MessageKind.ROW, 0, body, good))
         unsigned = agent.peers.greeting("cleo")
         await ended(agent, task)
         return taken, greeting, forged, unsigned
@@ -369,11 +369,11 @@ def test_who_leaves_out_a_row_that_it_owes_stops_nobody(tmp_path):
 
     async def scene():
         agent, task = await alone(made, 0, Wire())
-        await agent.peers.handle("bob", message(0, newcomer(agent, "bob"), MessageKind.HELLO))
+        await agent.requests.handle("bob", message(0, newcomer(agent, "bob"), MessageKind.HELLO))
         for r in range(5):
             if r != 1:
-                await agent.peers.handle("bob", message(r, row(made)))
-            await agent.peers.handle("cleo", message(r, row(made)))
+                await agent.requests.handle("bob", message(r, row(made)))
+            await agent.requests.handle("cleo", message(r, row(made)))
             await asyncio.sleep(1)
         return agent.ledger.round, agent.ledger.quarantined("bob"), await ended(agent, task)
 

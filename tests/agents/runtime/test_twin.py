@@ -11,7 +11,7 @@ from history import IDENTITIES, faults, federation, live, on_virtual_time, shari
 from builders import PROTOCOLS, SETTINGS
 from topdp import topology
 from topdp.agents.development.seeded_draws import SeededDraws
-from topdp.agents.runtime.agent_rows import kept, make
+from topdp.agents.runtime.agent_rows import PlanPart, kept, make
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -76,7 +76,6 @@ def test_a_plan_in_which_somebody_would_need_what_he_never_reads_is_refused():
     from dataclasses import replace
 
     from builders import constant_schedule
-    from topdp.agents.runtime.agent_rows import PlanPart
     from topdp.plan import PerRound, PlanError, prune
     from topdp.protocols import PlainSynchronous
 

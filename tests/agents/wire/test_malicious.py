@@ -30,10 +30,9 @@ from topdp.agents.agreement.identity_card import Card
 from topdp.agents.agreement.manifest import Rules
 from topdp.agents.wire import grpc_channels, handshake, row_payload
 from topdp.agents.wire import wire_pb2 as wire
-from topdp.agents.wire.chunks import PIECE
-from topdp.agents.wire.grpc_channels import METHOD, SERVICE, aio, grpc
-from topdp.agents.wire.grpc_streams import AcceptedStream, DialledStream
+from topdp.agents.wire.grpc_channels import METHOD, SERVICE, AcceptedStream, DialledStream, aio, grpc
 from topdp.agents.wire.handshake import FrameStream, HandshakeParty
+from topdp.agents.wire.link_bodies import PIECE
 from topdp.agents.wire.link_limits import PendingRequests
 from topdp.agents.wire.link_refusals import LinkEnded, RefusalLog
 from topdp.agents.wire.links import Link

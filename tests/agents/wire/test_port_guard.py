@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from sites import Federation, run, until_answered
 from test_malicious import ant_in, ended, told
 
-from topdp.agents.wire import grpc_settings
+from topdp.agents.wire import byte_pipes
 from topdp.agents.wire import port_guard as fronts
 from topdp.agents.wire import wire_pb2 as wire
 from topdp.agents.wire.byte_pipes import Connection
@@ -245,10 +245,10 @@ def test_whatever_comes_is_refused_in_words_or_passed_on_as_it_came(data, framed
 
 def test_what_a_killed_agent_left_behind_is_removed_and_a_living_ones_is_not(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(grpc_settings, "FRESH", -1.0)
-    killed, living = grpc_settings.SocketFolder(), grpc_settings.SocketFolder()
+    monkeypatch.setattr(byte_pipes, "NEW_FOLDER_SECONDS", -1.0)
+    killed, living = byte_pipes.SocketFolder(), byte_pipes.SocketFolder()
     killed._lock.close()  # as the system does when a process dies
-    another = grpc_settings.SocketFolder()
+    another = byte_pipes.SocketFolder()
     assert not killed.path.exists() and living.path.exists() and another.path.stat().st_mode & 0o777 == 0o700
     living.remove()
     another.remove()

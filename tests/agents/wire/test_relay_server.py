@@ -14,10 +14,10 @@ from sites import Federation, free_address, run, until_answered
 
 from topdp.agents.agreement.card_succession import CardDirectory, sign_successor
 from topdp.agents.agreement.identity import generate
-from topdp.agents.wire import relay_server as relays
 from topdp.agents.wire.byte_pipes import dialled, join
 from topdp.agents.wire.grpc_transport import GrpcTransport
-from topdp.agents.wire.relay_server import CALL, WAIT, RelayLimits, RelayServer, greeting, meeting_place
+from topdp.agents.wire.relay_server import RelayLimits, RelayServer
+from topdp.agents.wire.relay_tunnels import CALL, JOINED, WAIT, greeting, meeting_place
 from topdp.agents.wire.transport import Message, Unreachable
 from topdp.agents.wire.wire_codes import MessageKind
 from topdp.errors import InputError, UnavailableError
@@ -305,7 +305,7 @@ def test_a_sender_waits_while_the_receiver_does_not_read(monkeypatch):
             await asyncio.sleep(0.05)
             caller = await dialled(address)
             caller.writer.write(greeting(CALL, PLACE))
-            assert await caller.reader.readexactly(1) == relays.JOINED
+            assert await caller.reader.readexactly(1) == JOINED
             sent = 0
             with contextlib.suppress(TimeoutError):
                 while sent < 100_000_000:

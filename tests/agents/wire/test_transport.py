@@ -16,8 +16,8 @@ from sites import Echo, Federation, free_address, run, until_answered
 
 from topdp.agents.agreement.identity import generate
 from topdp.agents.wire import wire_pb2
-from topdp.agents.wire.chunks import PIECE, IncomingBody, pieces
 from topdp.agents.wire.grpc_transport import GrpcTransport
+from topdp.agents.wire.link_bodies import PIECE, IncomingBody, pieces
 from topdp.agents.wire.link_limits import CHECKS, Backoff, StallDetector
 from topdp.agents.wire.link_refusals import LinkEnded, RefusalLog
 from topdp.agents.wire.relay_server import RelayServer

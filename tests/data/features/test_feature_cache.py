@@ -122,7 +122,7 @@ def test_nothing_is_left_of_what_was_broken_off(own_cache):
 def test_a_cache_that_cannot_be_written_costs_a_warning(own_cache):
     own_cache.mkdir()
     (own_cache / "features").write_text("in the way")
-    with pytest.warns(UserWarning, match="not kept for the next time.*TOPDP_CACHE"):
+    with pytest.warns(UserWarning, match="not cached.*TOPDP_CACHE"):
         found = all_features(Doubled(), source())
     assert torch.equal(found, expected(source()))
 

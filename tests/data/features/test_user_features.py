@@ -91,7 +91,7 @@ def test_a_module_that_mixes_records_is_refused():
 @pytest.mark.parametrize(
     "function, words",
     [
-        (lambda record: record + torch.rand(()), "the same features whenever it is asked"),
+        (lambda record: record + torch.rand(()), "the same features in every call"),
         (lambda record: record[record > 0.5], "one shape for all records"),
         (lambda record: [1.0, 2.0], "a tensor of real numbers, got a list"),
         (lambda record: torch.fft.fft(record), "a tensor of real numbers, got a Tensor"),
@@ -99,7 +99,7 @@ def test_a_module_that_mixes_records_is_refused():
             lambda record: record.reshape(3, 3),
             "failed on a made-up record of shape \\(1, 4, 4\\): RuntimeError",
         ),
-        (lambda record: record.add_(1), "leave records as they are"),
+        (lambda record: record.add_(1), "do not change records"),
         (nn.Sequential(nn.Flatten(0)), "a batch of one to a batch of one"),
     ],
 )

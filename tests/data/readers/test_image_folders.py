@@ -52,7 +52,7 @@ def test_images_are_brought_to_a_stated_size_and_to_grey(tmp_path: Path) -> None
         ),
         ({"a/1.png": (4, 4), "b/1.png": (4, 4, 3)}, {}, "got 4 x 4 pixels in colour. State a size"),
         ({"a/1.png": (4, 4)}, {"classes": ["b", "c"]}, "expected folders named b, c, got 'a'"),
-        ({}, {"classes": ["b", "c"]}, "expected images .* in folders of classes, got none"),
+        ({}, {"classes": ["b", "c"]}, "expected images .* in one folder per class, got none"),
     ],
 )
 def test_what_does_not_fit_is_refused(

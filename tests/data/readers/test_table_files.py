@@ -14,7 +14,7 @@ import pytest
 
 from topdp.data.readers.csv_files import read_csv
 from topdp.data.readers.encoding import encode
-from topdp.data.readers.file_preview import preview_columns
+from topdp.data.readers.file_preview import ColumnPreview, preview_columns
 from topdp.data.readers.frames import read_frame
 from topdp.data.readers.record_paths import expand_paths, read_records, records_of_frame
 from topdp.data.readers.site_records import read_site_files
@@ -146,7 +146,7 @@ def test_without_a_schema_a_skeleton_is_printed_that_holds_no_values(csv: Any) -
     text = str(refused.value).replace(str(path), "")
     assert "age = []" in text and "name = []" in text
     assert not any(value in text for value in ("ann", "nurse", "pilot", "25", "yes"))
-    with pytest.raises(InputError, match="nothing is stated of the column 'name'") as refused:
+    with pytest.raises(InputError, match="the schema does not mention the column 'name'") as refused:
         read_records(path, Schema.of({**SCHEMA.tree(), "ignore": []}))
     assert "name = []" in str(refused.value) and 'job = ["clerk", "nurse"]' in str(refused.value)
     assert "pilot" not in str(refused.value)
@@ -157,7 +157,10 @@ def test_without_a_schema_a_skeleton_is_printed_that_holds_no_values(csv: Any) -
     [
         ("", "expected a header line .*, got an empty file"),
         (HEADER, "expected at least one record below the header, got none"),
-        ("name;age;job;ill\nann;1;nurse;no\n", "Is it split by ';'\\? State delimiter = ';' in the schema"),
+        (
+            "name;age;job;ill\nann;1;nurse;no\n",
+            "Is it separated by ';'\\? State delimiter = ';' in the schema",
+        ),
         (HEADER + "ann,25,nurse\n", "line 2: expected 4 values as in the header, got 3"),
         (HEADER + ROWS + "ann,2,5,nurse,no\n", "line 5: expected 4 values as in the header, got 5"),
         ("age,age,job,ill\n1,1,nurse,no\n", "expected every column once in the header, got 'age' twice"),
@@ -189,9 +192,9 @@ def test_another_delimiter_is_stated_and_blank_lines_are_no_records(csv: Any) ->
 
 
 def test_what_is_no_file_of_records_is_refused(tmp_path: Path, csv: Any) -> None:
-    with pytest.raises(DataError, match="which is not there"):
+    with pytest.raises(DataError, match="which does not exist"):
         read_records(tmp_path / "absent.csv", SCHEMA)
-    with pytest.raises(DataError, match=r"expected a name that ends in .*got '.xlsx'"):
+    with pytest.raises(DataError, match=r"expected a name that ends with .*got '.xlsx'"):
         read_records(csv("x", "a.xlsx"), SCHEMA)
     with pytest.raises(DataError, match="cannot be read as Parquet"):
         read_records(csv("x", "a.parquet"), SCHEMA)
@@ -236,7 +239,7 @@ def test_a_hugging_face_dataset_brings_its_declared_classes() -> None:
     records = records_of_frame(Hub(), schema, "hub")
     assert records.inputs.tolist() == [[1, 2, 0], [1, 0, 0]] and records.inputs.dtype == np.int64
     assert records.targets.tolist() == [1, 0] and records.class_names == ("healthy", "ill")
-    with pytest.raises(DataError, match=r"expected one split of a data set, got 'train': .* data\['train'\]"):
+    with pytest.raises(DataError, match=r"expected one split of a data set, got 'train'. .* data\['train'\]"):
         records_of_frame({"train": Hub()}, schema, "hub")
 
 
@@ -310,9 +313,10 @@ def test_patterns_name_sites_in_sorted_order(csv: Any, tmp_path: Path) -> None:
 
 
 def test_an_owner_sees_what_its_columns_hold(csv: Any) -> None:
-    seen = {sight.column: sight for sight in preview_columns(csv(HEADER + ROWS + "dan,?,,no\n"))}
-    assert seen["age"][1:5] == ("number", 1, 0.0, 100.0)
-    assert seen["job"][1:] == ("text", 1, None, None, ("clerk", "nurse", "pilot"))
+    previews = {preview.column: preview for preview in preview_columns(csv(HEADER + ROWS + "dan,?,,no\n"))}
+    age, job = previews["age"], previews["job"]
+    assert (age.kind, age.missing, age.least, age.largest) == ("number", 1, 0.0, 100.0)
+    assert job == ColumnPreview(column="job", kind="text", missing=1, values=("clerk", "nurse", "pilot"))
 
 
 def test_a_site_s_file_and_another_s_frame_encode_a_record_alike(tmp_path: Path) -> None:
@@ -350,5 +354,5 @@ def test_records_of_an_agent_are_no_test_records(tmp_path):
     schema = {"target": "ill", "classes": ["no", "yes"], "ranges": {"age": [0, 100]}}
     agents = [tmp_path / "a.csv", tmp_path / "b.csv"]
     for test in (agents[1], tmp_path / "link.csv", f"{tmp_path}/../{tmp_path.name}/a.csv"):
-        with pytest.raises(DataError, match="no agent's own"):
+        with pytest.raises(DataError, match="no agent holds"):
             read_site_files(agents, test, Schema.of(schema))

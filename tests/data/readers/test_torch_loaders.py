@@ -62,7 +62,7 @@ def test_shuffling_and_dropping_are_said(caplog: pytest.LogCaptureFixture) -> No
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        (Stream(), "Put a data set that is iterated over into a DataLoader"),
+        (Stream(), "Wrap an iterable data set in a DataLoader"),
         (3, "expected a torch Dataset with a length or a DataLoader, got a int"),
         (Items(), "expected at least one record, got none"),
         (Items(torch.ones(3)), "expected item 0 to be a pair of a tensor and a target"),
@@ -70,7 +70,7 @@ def test_shuffling_and_dropping_are_said(caplog: pytest.LogCaptureFixture) -> No
         (Items({"image": 1, "label": 2}), "got a dictionary: image, label"),
         (Items((torch.ones(2), 1), (torch.ones(3), 1)), r"shape \(2,\) as in item 0, got \(3,\) in item 1"),
         (TensorDataset(torch.ones(2)), "got 1 tensors"),
-        (DataLoader(PAIRS, batch_size=None), "expected a DataLoader that makes batches"),
+        (DataLoader(PAIRS, batch_size=None), "expected a DataLoader with batches"),
     ],
 )
 def test_what_is_no_source_of_pairs_is_refused(source: Any, message: str) -> None:
@@ -91,6 +91,6 @@ def test_what_is_no_source_of_pairs_is_refused(source: Any, message: str) -> Non
 def test_a_loader_that_gives_a_record_twice_is_refused(sampler, workers):
     loader = DataLoader(Stream() if workers else PAIRS, batch_size=2, sampler=sampler, num_workers=workers)
     with pytest.raises(
-        DataError, match=r"agent 3: expected (a DataLoader that gives every record once|num_w)"
+        DataError, match=r"agent 3: expected (a DataLoader that yields every record once|num_w)"
     ):
         read_items(loader, "agent 3")

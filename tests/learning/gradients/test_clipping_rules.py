@@ -9,7 +9,7 @@ import torch
 from test_gradients import middle_norm, one_by_one, relative
 from torch import nn
 
-from builders import in_turn
+from builders import cyclic_pairs
 from gradient_models import MODELS, problem
 from topdp.errors import InputError
 from topdp.learning.gradients import ClippedGradients
@@ -51,7 +51,7 @@ def test_equals_a_loop_over_examples(name, kind):
     assert relative(found, expected) < 1e-12
 
 
-@pytest.mark.parametrize(("name", "kind"), in_turn(MODELS, CLIPPING_KINDS, times=2))
+@pytest.mark.parametrize(("name", "kind"), cyclic_pairs(MODELS, CLIPPING_KINDS, times=2))
 def test_one_record_never_changes_the_sum_by_more_than_the_clip(name, kind):
     flat, rows, x, y, _ = problem(name, torch.float64)
     gradients = ClippedGradients(flat, 0.3, clipping=kind)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from builders import in_turn
+from builders import cyclic_pairs
 from gradient_models import CLASSES, MODELS, problem, slow_model
 from topdp.learning.gradients import ClippedGradients, DivergedError, ghost_norms
 from topdp.learning.models import FlatModel, mlp
@@ -41,7 +41,7 @@ def sums(gradients: ClippedGradients, rows: Tensor, x: Tensor, y: Tensor, weight
 
 
 @devices
-@pytest.mark.parametrize(("name", "value"), in_turn(WITH_REAL_INPUTS, HUGE, times=2))
+@pytest.mark.parametrize(("name", "value"), cyclic_pairs(WITH_REAL_INPUTS, HUGE, times=2))
 def test_a_record_whose_gradient_is_not_finite_counts_as_zero(name, value, device):
     flat, *rest = problem(name, torch.float32)
     rows, x, y, weights = (tensor.to(device) for tensor in rest)

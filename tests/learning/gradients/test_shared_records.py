@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from builders import in_turn
+from builders import cyclic_pairs
 from gradient_models import MODELS, problem
 from topdp.errors import InputError
 from topdp.learning.gradients import ClippedGradients, agent_products
@@ -26,7 +26,7 @@ def repeated(values, copies=COPIES):
 
 
 @pytest.mark.filterwarnings("ignore:.*slow path")
-@pytest.mark.parametrize(("name", "microbatch"), in_turn(MODELS, [None, 7, 1], times=1))
+@pytest.mark.parametrize(("name", "microbatch"), cyclic_pairs(MODELS, [None, 7, 1], times=1))
 def test_common_records_are_as_good_as_copies(name, microbatch):
     flat, rows, x, y, weights = problem(name, torch.float64)
     gradients = ClippedGradients(flat, clip=0.5)

@@ -20,7 +20,7 @@ from topdp.data import Shards
 from topdp.learning.gradients import ClippedGradients
 from topdp.plan import Full, Plan
 from topdp.simulator.engine import Engine
-from topdp.simulator.simulated_noise import Noise
+from topdp.simulator.simulated_noise import SimulatedDraws
 
 PULL = 1e3  # far above every clip
 
@@ -97,7 +97,7 @@ class Carrier:
         shards = self.shards(owner, with_record)
         everything = replace(plan, pruned=True)  # says that rows on which no estimate depends are gone
         batches = [Full(self.records)] * self.agents
-        engine = Engine(everything, gradients, shards, batches, seed)
+        engine = Engine(everything, gradients, shards, batches, seed=seed)
         state = engine.start(gradients.flat.flatten())
         found = []
         for _ in range(plan.releases):
@@ -107,7 +107,7 @@ class Carrier:
 
     def draws_of_the_engine(self, plan: Plan, seed: int) -> np.ndarray:
         """[R, draws, width, 1]"""
-        noise = Noise(seed, plan.draws, plan.releases)
+        noise = SimulatedDraws(seed, plan.draws, plan.releases)
         return np.array(
             [
                 [

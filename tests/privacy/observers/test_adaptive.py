@@ -19,14 +19,15 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from builders import PROTOCOLS, in_turn
+from builders import PROTOCOLS, cyclic_pairs
 from strategies import custom_plans
 from topdp import topology
 from topdp.plan import NOBODY, Cycle, Full, PerRound, Plan, schedules
 from topdp.privacy import Analysis, Exposure, account, adaptive, exposure, outsider, view, worst_case
+from topdp.privacy.answers import VIEW
 from topdp.privacy.basics.refusals import NotCovered
-from topdp.privacy.observers.observer_answers import observed
 from topdp.privacy.observers.observer_filter import Public
+from topdp.privacy.query import Query
 from topdp.topology import Topology
 
 GRAPHS: dict[str, Topology] = {
@@ -96,12 +97,12 @@ def assert_equal_to_dense(
             assert upper == pytest.approx(expected["high"], rel=NEAR, abs=NEAR)
 
 
-@pytest.mark.parametrize(("protocol", "family"), in_turn(PROTOCOLS, GRAPHS, 4))
+@pytest.mark.parametrize(("protocol", "family"), cyclic_pairs(PROTOCOLS, GRAPHS, 4))
 def test_equal_to_the_dense_formula(protocol, family):
     plan = plan_on(GRAPHS[family], protocol)
     numbers = np.random.default_rng(len(family))
     for colluders in (0, 1, 2):
-        found = adaptive(plan, unit(plan), colluders)
+        found = adaptive(plan, unit(plan), Query(colluders=colluders))
         at = int(numbers.integers(len(found.observers)))
         J = found.observers[at]
         owner = int(numbers.choice([i for i in range(plan.agents) if i not in J]))
@@ -116,7 +117,7 @@ def test_equal_to_the_dense_formula(protocol, family):
 @pytest.mark.parametrize("colluders", [0, 1, 2])
 def test_the_worst_of_all_coalitions_is_found(colluders):
     plan = plan_on(topology.grid(6), "top-sync", rounds=4)
-    found = adaptive(plan, unit(plan), colluders)
+    found = adaptive(plan, unit(plan), Query(colluders=colluders))
     assert set(found.observers) == set(combinations(range(6), colluders))
     for owner in (1, 3):
         coalitions = [J for J in combinations(range(6), colluders) if owner not in J]
@@ -125,7 +126,7 @@ def test_the_worst_of_all_coalitions_is_found(colluders):
         assert low * (1 - NEAR) <= found.worst()[owner] <= high * (1 + TIGHT)
 
 
-@pytest.mark.parametrize(("protocol", "period"), in_turn(PROTOCOLS, [2, 3, 9], 1))
+@pytest.mark.parametrize(("protocol", "period"), cyclic_pairs(PROTOCOLS, [2, 3, 9], 1))
 def test_cycles_count_the_worst_place(protocol, period):
     plan = plan_on(GRAPHS["grid"], protocol)
     for owner, J in ((1, (2,)), (4, ()), (3, (0, 7))):
@@ -136,7 +137,7 @@ def test_cycles_count_the_worst_place(protocol, period):
     assert found.worst()[1] <= max(one["high"] for one in expected) * (1 + TIGHT)
 
 
-@pytest.mark.parametrize(("protocol", "number"), in_turn(PROTOCOLS, [Decimal, Fraction], 1))
+@pytest.mark.parametrize(("protocol", "number"), cyclic_pairs(PROTOCOLS, [Decimal, Fraction], 1))
 def test_the_oracle_agrees_with_exact_arithmetic(protocol, number):
     plan = plan_on(topology.ring(4), protocol, rounds=3)
     for J in ((), (1,), (1, 3)):
@@ -166,11 +167,11 @@ def test_between_view_and_worst_case(protocol, family):
     plan = plan_on(GRAPHS[family], protocol)
     if (plan.weight.values < 0).any():  # accelerated: its view is refused
         with pytest.raises(NotCovered, match="chebyshev"):
-            observed("view", plan, unit(plan))
+            VIEW.observe(plan, unit(plan), Query())
         plan = plan_on(GRAPHS[family], protocol, chebyshev=False)
     exposed = unit(plan)
     seen, worst = view(plan, exposed, owners="all"), worst_case(plan, exposed).mu
-    none, one, two = (adaptive(plan, exposed, colluders).worst() for colluders in (0, 1, 2))
+    none, one, two = (adaptive(plan, exposed, Query(colluders=colluders)).worst() for colluders in (0, 1, 2))
     outside = outsider(plan, exposed).worst()
     slack = 1 + TIGHT  # of the sound bounds
     for lower, higher in ((seen.worst(), one), (none, one), (one, two), (two, worst), (none, outside)):
@@ -253,7 +254,7 @@ def test_pair_secrets_by_three_ways(secrets, between):
     np.testing.assert_allclose(outsider(plan, exposed).worst(), by_hand(()), rtol=NEAR)
     # Nobody's estimate shows what was sent last, if that is a row of its own.
     for colluders in (1, 2) if between else (0, 1, 2):
-        found = adaptive(plan, exposed, colluders)
+        found = adaptive(plan, exposed, Query(colluders=colluders))
         for at, J in list(enumerate(found.observers))[:: 1 + colluders]:
             rest = [i for i in range(6) if i not in J]
             long = view(plan, exposed, [J], "all", public=Public.ESTIMATES)
@@ -268,7 +269,7 @@ def test_an_outsider_learns_little_of_pair_secrets():
     plan = pair_secrets(SECRETS["all pairs"], np.full(6, 0.3), 2.0, rounds=6)
     outside, worst = outsider(plan, unit(plan)).worst(), worst_case(plan, unit(plan)).mu
     assert (outside < 0.45 * worst).all()
-    assert (outside < adaptive(plan, unit(plan), 1).worst()).all()
+    assert (outside < adaptive(plan, unit(plan), Query(colluders=1)).worst()).all()
     assert outside[0] == pytest.approx(dense_mu(plan, 0, (), "links")["high"], rel=NEAR)
 
 
@@ -284,7 +285,7 @@ def test_rows_that_say_the_same_twice_tell_nothing_more():
         },
     )
     for colluders in (0, 1, 2):
-        once, again = (adaptive(one, unit(one), colluders).worst() for one in (plan, twice))
+        once, again = (adaptive(one, unit(one), Query(colluders=colluders)).worst() for one in (plan, twice))
         np.testing.assert_allclose(again, once, rtol=NEAR)
 
 
@@ -307,7 +308,9 @@ def test_an_unsent_estimate_without_noise_is_infinite():
     assert (bare[1].readers[2] == NOBODY).all()
     assert np.isfinite(view(bare, unit(bare), owners="all").worst()).all()
     for colluders in (0, 1):
-        assert np.isinf(adaptive(bare, unit(bare), colluders).worst()).tolist() == [i == 2 for i in range(6)]
+        assert np.isinf(adaptive(bare, unit(bare), Query(colluders=colluders)).worst()).tolist() == [
+            i == 2 for i in range(6)
+        ]
     assert dense_mu(bare, 2, (), "estimates")["low"] == np.inf
     assert np.isfinite(dense_mu(bare, 3, (0,), "estimates")["high"])
 
@@ -317,7 +320,10 @@ def test_noise_that_floats_cannot_tell_apart_is_never_answered_by_nothing():
     n, edges = 30, [(i, (i + k) % 30) for i in range(30) for k in (1, 2, 3, 4)]
     plan = pair_secrets(edges, np.ones(n), 4e6, rounds=1)
     least = np.sqrt(np.sum((plan.rate / plan.scale) ** 2) / n)  # as if all secrets hid everything but the sum
-    for found in (outsider(plan, unit(plan)), adaptive(plan, unit(plan), 1)):
+    for found in (
+        outsider(plan, unit(plan)),
+        adaptive(plan, unit(plan), Query(colluders=1)),
+    ):
         assert (found.worst() >= least * (1 - NEAR)).all()
 
 
@@ -345,7 +351,11 @@ def test_any_plan_at_all(plan, data):
     expected = dense_mu(plan, owner, J, kind)
     assume(expected["high"] == np.inf or expected["high"] < 1e3)
     found = view(plan, unit(plan), [J], [owner], public=public)
-    answer = adaptive(plan, unit(plan), len(J)) if public is Public.ESTIMATES else outsider(plan, unit(plan))
+    answer = (
+        adaptive(plan, unit(plan), Query(colluders=len(J)))
+        if public is Public.ESTIMATES
+        else outsider(plan, unit(plan))
+    )
     assert found.upper is not None
     assert found.upper[owner, 0] >= expected["low"] * (1 - 1e-8)
     if public is Public.ESTIMATES or not J:
@@ -369,4 +379,4 @@ def test_a_round_in_which_nothing_is_drawn_or_carried_releases_nothing():
         protocol="custom",
     )
     expected = dense_mu(plan, 0, (), "estimates")["high"]
-    assert adaptive(plan, unit(plan), 0).worst()[0] == pytest.approx(expected, rel=NEAR)
+    assert adaptive(plan, unit(plan), Query(colluders=0)).worst()[0] == pytest.approx(expected, rel=NEAR)

@@ -28,8 +28,8 @@ from topdp.privacy.basics.gaussian import mu_of
 from topdp.privacy.calibrate import calibrate
 from topdp.privacy.observers.view import view
 from topdp.privacy.published.claims import Analysis
-from topdp.simulator.row_mixing import RowByRow, Work
-from topdp.simulator.simulated_noise import Noise
+from topdp.simulator.row_mixing import CpuMixer, RowWork
+from topdp.simulator.simulated_noise import SimulatedDraws
 
 GRAPH = topology.random(9, 0.4, seed=2)
 ITERATIONS = 16
@@ -113,14 +113,14 @@ def execute_by_the_engine(
 ) -> Recorded:
     """The same by what makes the rows of a real run, with its noise: every coordinate is a run of its own."""
     assert seed is not None
-    noise = Noise(seed, plan.draws, plan.releases)
-    make = RowByRow(plan, noise)
+    noise = SimulatedDraws(seed, plan.draws, plan.releases)
+    make = CpuMixer(plan, noise)
     rows = torch.zeros(plan.agents, runs)
     seen, known = [], []
     for r, this in enumerate(plan):
         gradient = torch.from_numpy(mean_gradients(rows[: plan.agents].double().numpy(), records)).float()
         out = torch.empty(int(this.exists.sum()), runs)
-        make(Work(r, rows, gradient, out))
+        make(RowWork(r, rows, gradient, out))
         rows, place = out, np.cumsum(this.exists) - 1
         seen.append(rows[place[reads(plan, r, observer)]].double().numpy())
         own = [noise.fill(torch.empty(runs), r, k) for k in np.flatnonzero(knows(plan, observer)).tolist()]

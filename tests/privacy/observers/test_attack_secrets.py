@@ -24,9 +24,10 @@ from topdp.data import Shards
 from topdp.learning.gradients import ClippedGradients
 from topdp.plan import Full, Plan, schedules
 from topdp.privacy import adaptive, exposure, outsider
+from topdp.privacy.query import Query
 from topdp.protocols import Correlated
-from topdp.simulator.engine import Engine
-from topdp.simulator.simulated_noise import Noise
+from topdp.simulator.engine import Engine, Intervention
+from topdp.simulator.simulated_noise import SimulatedDraws
 
 GRAPH = topology.random(8, 0.4, seed=2)
 ATTACKS, RECORDS, CLIP, ROUNDS = 40_000, 4, 2.0, 4
@@ -67,7 +68,14 @@ def by_the_engine(plan: Plan, owner: int, with_record: bool, seed: int) -> np.nd
     """[releases, rows, attacks]"""
     gradients = ClippedGradients(Pulled(), CLIP, given)
     batches = [Full(RECORDS)] * GRAPH.agents
-    engine = Engine(plan, gradients, shards(owner, with_record), batches, seed, every_row=True)
+    engine = Engine(
+        plan,
+        gradients,
+        shards(owner, with_record),
+        batches,
+        seed=seed,
+        intervention=Intervention(every_row=True),
+    )
     state, found = engine.start(gradients.flat.flatten()), []
     for _ in range(plan.releases):
         state = engine.advance(state)
@@ -77,7 +85,7 @@ def by_the_engine(plan: Plan, owner: int, with_record: bool, seed: int) -> np.nd
 
 def draws_of_the_engine(plan: Plan, known: np.ndarray, seed: int) -> np.ndarray:
     """[releases, those draws, attacks]"""
-    noise = Noise(seed, plan.draws, plan.releases)
+    noise = SimulatedDraws(seed, plan.draws, plan.releases)
     return np.array(
         [
             [noise.fill(torch.empty(ATTACKS, dtype=torch.float64), r, int(d)).numpy() for d in known]
@@ -121,8 +129,8 @@ def attacked(name: str, colluders: int, knows: str = "everything") -> Attacked:
     """
     exposed = exposure(GRAPH.agents, CHANGE)
     plan = write(name)
-    plan = write(name, float(adaptive(plan, exposed, colluders).worst().max()))
-    seen = adaptive(plan, exposed, colluders)
+    plan = write(name, float(adaptive(plan, exposed, Query(colluders=colluders)).worst().max()))
+    seen = adaptive(plan, exposed, Query(colluders=colluders))
     owner = int(seen.worst().argmax())
     J = seen.observers[seen.sees_most(owner)]
     rows = dense.every_row(plan, owner, ())  # in terms of all draws, also J's
@@ -161,7 +169,9 @@ def promised(mu: float) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize("name", PLANS)
 def test_a_coalition_reaches_what_is_predicted_and_no_more(name, colluders):
     at = attacked(name, colluders)
-    predicted = float(adaptive(at.plan, exposure(GRAPH.agents, CHANGE), colluders).worst()[at.owner])
+    predicted = float(
+        adaptive(at.plan, exposure(GRAPH.agents, CHANGE), Query(colluders=colluders)).worst()[at.owner]
+    )
     assert at.mu == pytest.approx(predicted, rel=1e-8)
     assert abs(at.distance - predicted) < ERRORS * np.sqrt((2 + predicted**2 / 4) / ATTACKS)
     power, error = promised(predicted)
@@ -175,7 +185,11 @@ def test_an_account_that_forgets_what_colluders_know_is_exceeded(name):
     """As if they were outsiders: as if their own noise, and their pairs', hid anybody from them."""
     at = attacked(name, 2)
     exposed = exposure(GRAPH.agents, CHANGE)
-    for forgets in (outsider(at.plan, exposed), adaptive(at.plan, exposed, 0), adaptive(at.plan, exposed, 1)):
+    for forgets in (
+        outsider(at.plan, exposed),
+        adaptive(at.plan, exposed, Query(colluders=0)),
+        adaptive(at.plan, exposed, Query(colluders=1)),
+    ):
         power, error = promised(float(forgets.worst()[at.owner]))
         assert (at.power(at.with_record) > power + 5 * error).all()
 

@@ -14,7 +14,7 @@ from topdp.privacy.basics.exposure import exposure
 from topdp.privacy.basics.refusals import NotCovered, PrivacyError
 from topdp.privacy.observers import band_matrix, view_effort
 from topdp.privacy.observers import view as views
-from topdp.privacy.observers.band_bounds import SMALL, bracket_band
+from topdp.privacy.observers.band_bounds import MAX_DENSE_BAND, bracket_band
 from topdp.privacy.observers.band_matrix import Band, bands
 from topdp.privacy.observers.gram_matrix import grams
 from topdp.privacy.observers.mu_bounds import bracket
@@ -26,7 +26,7 @@ GRAPHS = {"random": graphs.random(8, 0.4, 1), "star": graphs.star(7), "complete"
 @pytest.fixture
 def often(monkeypatch):
     """Old changes are let go as often as there is something to let go in a short plan."""
-    monkeypatch.setattr(band_matrix, "CHUNK", 8)
+    monkeypatch.setattr(band_matrix, "ROUNDS_PER_BLOCK", 8)
 
 
 def plan_of(name, graph, rounds, alpha=0.25, fading="linear", decay=0.9):
@@ -70,7 +70,7 @@ def test_a_band_brackets_what_the_whole_matrix_does(name, graph):
 @pytest.mark.usefixtures("often")
 def test_what_is_left_out_stays_within_its_bound(name, monkeypatch):
     """Let go far too early, so that the far parts are large: the bound must still hold, for any change."""
-    monkeypatch.setattr(band_matrix, "REST", 0.6)
+    monkeypatch.setattr(band_matrix, "MAX_FAR_PART", 0.6)
     plan = plan_of(name, GRAPHS["random"], 120)
     generator = np.random.default_rng(0)
     R = plan.releases
@@ -92,7 +92,7 @@ def test_what_is_left_out_stays_within_its_bound(name, monkeypatch):
 def test_brackets_of_long_bands_are_those_of_the_matrix(period):
     """Longer than what is done with all eigenvalues, with entries of both signs."""
     generator = np.random.default_rng(1)
-    R, width = 3 * SMALL + 5, 9
+    R, width = 3 * MAX_DENSE_BAND + 5, 9
     D = np.zeros((R + width, R))
     for r in range(R):
         D[r : r + width, r] = generator.normal(0.1, 1, width)
@@ -145,8 +145,10 @@ def test_numbers_that_are_none_are_infinite():
 
 
 def test_a_band_of_single_rounds():
-    values = np.linspace(1, 2, 2 * SMALL)[:, None]
-    band = Band(np.pad(values, ((0, 0), (0, 5))), np.zeros(2 * SMALL), np.zeros(2 * SMALL, bool))
+    values = np.linspace(1, 2, 2 * MAX_DENSE_BAND)[:, None]
+    band = Band(
+        np.pad(values, ((0, 0), (0, 5))), np.zeros(2 * MAX_DENSE_BAND), np.zeros(2 * MAX_DENSE_BAND, bool)
+    )
     low, high = bracket_band(Band(values, band.rest, band.leaks))
     assert low == pytest.approx(values.sum()) and high == pytest.approx(low)
     assert bracket_band(band) == pytest.approx((low, high))
@@ -164,22 +166,22 @@ def test_a_view_is_the_same_either_way(batches, monkeypatch):
     plan = plan_of("top-sync", GRAPHS["random"], 150)
     exposed = exposure(8, 0.1, batches)
     whole = view(plan, exposed, owners="all")
-    monkeypatch.setattr(views, "LONG", 100)
+    monkeypatch.setattr(views, "LONG_PLAN_RELEASES", 100)
     near = view(plan, exposed, owners="all")
     np.testing.assert_allclose(near.upper, whole.upper, rtol=1e-6)
     assert (near.worst() >= whole.worst() * (1 - 1e-9)).all()
 
 
 def test_slow_information_is_refused_by_name(monkeypatch):
-    monkeypatch.setattr(views, "LONG", 100)
+    monkeypatch.setattr(views, "LONG_PLAN_RELEASES", 100)
     plan = plan_of("top-async", graphs.ring(9), 300)
-    with pytest.raises(NotCovered, match="patient"):
+    with pytest.raises(NotCovered, match="allow_slow"):
         view(plan, exposure(9, 0.1), widest=64)
 
 
 def test_thousands_of_rounds_are_bearable_and_the_papers_need_patience():
-    view_effort.expect_bearable(plan_of("top-sync", graphs.random(30, 0.2, 0), 1500), patient=False)
+    view_effort.expect_affordable(plan_of("top-sync", graphs.random(30, 0.2, 0), 1500), allow_slow=False)
     paper = plan_of("top-sync", graphs.random(30, 0.2, 0), 6000)
     with pytest.raises(NotCovered, match=r"at most about 1[5-9]\d\d rounds"):
-        view_effort.expect_bearable(paper, patient=False)
-    view_effort.expect_bearable(paper, patient=True)
+        view_effort.expect_affordable(paper, allow_slow=False)
+    view_effort.expect_affordable(paper, allow_slow=True)

@@ -13,10 +13,10 @@ from topdp.plan import Cycle, Full, PerRound, Plan
 from topdp.privacy.basics.exposure import Exposure, exposure
 from topdp.privacy.observers import estimate_readers as looks
 from topdp.privacy.observers.adaptive import adaptive
-from topdp.privacy.observers.estimate_readers import closely
+from topdp.privacy.observers.estimate_readers import estimate_readers
 from topdp.privacy.observers.observer_filter import Public
-from topdp.privacy.observers.parallel_map import at_once
-from topdp.privacy.observers.reader_layout import Ways
+from topdp.privacy.observers.parallel_map import parallel_map
+from topdp.privacy.observers.reader_layout import RowFlow
 from topdp.privacy.observers.view import view
 from topdp.protocols import TopSynchronous
 
@@ -36,33 +36,33 @@ def plan_of(graph, rounds=40):
 @pytest.mark.parametrize("name", BATCHES)
 @pytest.mark.parametrize("colluders", [1, 2])
 def test_the_largest_are_those_of_all_pairs_to_the_end(name, colluders, monkeypatch):
-    monkeypatch.setattr(looks, "FIRST", 4)  # so that much is left at the first look
+    monkeypatch.setattr(looks, "FIRST_FOLLOWED_ROUNDS", 4)  # so that much is left at the first look
     plan = plan_of(graphs.random(8, 0.4, 1))
     exposed = Exposure(np.linspace(0.5, 1.5, 8), BATCHES[name])
     coalitions = list(itertools.combinations(range(8), colluders))
-    found = closely(Ways(plan), exposed, coalitions)
+    found = estimate_readers(RowFlow(plan), exposed, coalitions)
     oracle = view(plan, exposed, coalitions, "all", public=Public.ESTIMATES)
     np.testing.assert_allclose(found.worst(), oracle.worst(), rtol=1e-6)
     assert (found.upper[found.asked] >= oracle.lower[found.asked] * (1 - 1e-9)).all()
     np.testing.assert_allclose(found.lower[found.asked], oracle.lower[found.asked], rtol=1e-6)
-    quick = closely(Ways(plan), exposed, coalitions, bound="quick")
+    quick = estimate_readers(RowFlow(plan), exposed, coalitions, bound="quick")
     assert (quick.upper[found.asked] >= oracle.lower[found.asked] * (1 - 1e-9)).all()
     assert (quick.worst() >= found.worst() * (1 - 1e-12)).all()
 
 
 def test_as_many_cores_as_there_are_give_one_answer():
     plan = plan_of(graphs.random(8, 0.4, 1))
-    ways, exposed, alone = Ways(plan), exposure(8, 1.0), [(j,) for j in range(8)]
-    found = [closely(ways, exposed, alone, workers=workers) for workers in (1, 2, 3)]
+    ways, exposed, alone = RowFlow(plan), exposure(8, 1.0), [(j,) for j in range(8)]
+    found = [estimate_readers(ways, exposed, alone, workers=workers) for workers in (1, 2, 3)]
     for one in found[1:]:
         np.testing.assert_array_equal(one.upper, found[0].upper)
         np.testing.assert_array_equal(one.lower, found[0].lower)
 
 
 def test_results_come_in_order_and_errors_come_through():
-    assert list(at_once(lambda x: x * x, list(range(20)), workers=3)) == [x * x for x in range(20)]
+    assert list(parallel_map(lambda x: x * x, list(range(20)), workers=3)) == [x * x for x in range(20)]
     with pytest.raises(ZeroDivisionError):
-        list(at_once(lambda x: 1 // x, [1, 0, 2], workers=2))
+        list(parallel_map(lambda x: 1 // x, [1, 0, 2], workers=2))
 
 
 def test_what_is_told_of_a_record_is_what_adaptive_says():

@@ -16,7 +16,8 @@ from topdp.privacy.observers.adaptive import in_the_open, most_learned
 from topdp.privacy.observers.observer_filter import Public
 from topdp.privacy.observers.survivors import survivors
 from topdp.privacy.published.claims import noise_multipliers
-from topdp.privacy.residual_noise import leftover
+from topdp.privacy.query import Query
+from topdp.privacy.residual_noise import residual_noise
 from topdp.protocols import Central, Correlated
 
 KINDS = {
@@ -82,7 +83,7 @@ def test_shared_noise_hides_as_well_with_memories(kind):
     plain, plan = correlated(kind)
     assert in_the_open(plan)
     for colluders in (0, 1, 2):
-        found, expected = (adaptive(p, unit(p), colluders).worst() for p in (plan, plain))
+        found, expected = (adaptive(p, unit(p), Query(colluders=colluders)).worst() for p in (plan, plain))
         np.testing.assert_allclose(found, expected)
     noisy = plan.rate > 0
     np.testing.assert_allclose(most_learned(plan)[noisy], most_learned(plain)[plain.rate > 0])
@@ -92,10 +93,10 @@ def test_shared_noise_hides_as_well_with_memories(kind):
 
 def test_adam_has_no_view_and_no_formula_for_noise():
     _, plan = correlated()
-    with pytest.raises(NotCovered, match="Adam is not linear"):
+    with pytest.raises(NotCovered, match="Not covered: Adam"):
         view(plan, unit(plan))
     with pytest.raises(ValueError, match="Adam"):
-        leftover(plan)
+        residual_noise(plan)
 
 
 def test_adam_in_one_place_costs_what_it_costs_without():
@@ -103,7 +104,7 @@ def test_adam_in_one_place_costs_what_it_costs_without():
     optimiser = Optimiser("adam")
     plain = Central().plan(topology.alone(), optimiser.inner(schedule), np.ones(1), 0)
     plan = optimised(plain, optimiser, schedule.rate)
-    found, expected = (adaptive(p, unit(p), 0).worst() for p in (plan, plain))
+    found, expected = (adaptive(p, unit(p), Query(colluders=0)).worst() for p in (plan, plain))
     np.testing.assert_allclose(found, expected)
 
 

@@ -18,11 +18,12 @@ from topdp.privacy.basics.refusals import NotCovered
 from topdp.privacy.observers import adaptive as answers
 from topdp.privacy.observers import neighbourhoods
 from topdp.privacy.observers.adaptive import adaptive
-from topdp.privacy.observers.estimate_readers import closely
-from topdp.privacy.observers.neighbourhoods import Surroundings, bounded_nearby
-from topdp.privacy.observers.reader_layout import Ways
+from topdp.privacy.observers.estimate_readers import estimate_readers
+from topdp.privacy.observers.neighbourhoods import PlanNeighbourhoods, neighbourhood_bound
+from topdp.privacy.observers.reader_layout import RowFlow
 from topdp.privacy.observers.worst_case import worst_case
 from topdp.privacy.published.claims import Analysis
+from topdp.privacy.query import Query
 from topdp.protocols import TopSynchronous
 
 GRAPHS = {
@@ -48,7 +49,7 @@ def test_no_pair_learns_more(name, room):
     plan = plan_of(name)
     n = plan.agents
     exposed = Exposure(np.linspace(0.5, 1.5, n), ((Full(4), Cycle(8, 4)) * n)[:n])
-    found = bounded_nearby(Ways(plan), exposed, room=room)
+    found = neighbourhood_bound(RowFlow(plan), exposed, room=room)
     for j, i in itertools.permutations(range(n), 2):
         if (i + j) % 3 == 0:  # a third of them, for time
             below, above = dense_adaptive.mu(plan, i, (j,), "estimates", int(exposed.periods()[i]))
@@ -62,8 +63,8 @@ def test_no_pair_learns_more(name, room):
 def test_no_coalition_learns_more(name, colluders, room):
     plan = plan_of(name, rounds=12)
     exposed = exposure(plan.agents, 1.0)
-    found = bounded_nearby(Ways(plan), exposed, colluders, room=room)
-    exact = adaptive(plan, exposed, colluders)
+    found = neighbourhood_bound(RowFlow(plan), exposed, colluders, room=room)
+    exact = adaptive(plan, exposed, Query(colluders=colluders))
     assert found.observers == ((),)
     assert (found.worst() >= exact.worst() * (1 - 1e-9)).all()
     assert (found.worst() <= worst_case(plan, exposed).mu * (1 + 1e-12)).all()
@@ -103,8 +104,8 @@ def test_odd_plans_are_bounded_too(seed):
     rng = np.random.default_rng(seed)
     plan = odd_plan(rng)
     exposed, alone = exposure(plan.agents, 1.0), [(j,) for j in range(plan.agents)]
-    looks = closely(Ways(plan), exposed, alone)
-    nearby = [bounded_nearby(Ways(plan), exposed, room=room) for room in (0, 3, 100)]
+    looks = estimate_readers(RowFlow(plan), exposed, alone)
+    nearby = [neighbourhood_bound(RowFlow(plan), exposed, room=room) for room in (0, 3, 100)]
     for j, i in itertools.permutations(range(plan.agents), 2):
         below, above = dense_adaptive.mu(plan, i, (j,), "estimates")
         assert all(found.upper[i, j] >= below * (1 - 1e-9) for found in (looks, *nearby)), (i, j)
@@ -115,10 +116,10 @@ def test_odd_plans_are_bounded_too(seed):
 
 def test_larger_balls_hide_more():
     plan = TopSynchronous(0.25).plan(graphs.regular(40, 4, 0), constant_schedule(20), np.ones(40), 0)
-    exposed, ways, some = exposure(40, 1.0), Ways(plan), [0, 7, 23]
+    exposed, ways, some = exposure(40, 1.0), RowFlow(plan), [0, 7, 23]
     exact = adaptive(plan, exposed).worst()[some]
     ratios = [
-        (bounded_nearby(ways, exposed, owners=some, room=room).worst()[some] / exact).max()
+        (neighbourhood_bound(ways, exposed, owners=some, room=room).worst()[some] / exact).max()
         for room in (0, 20, 70)
     ]
     # As docs/privacy.md says: a few percent with a ball of two links.
@@ -129,13 +130,13 @@ def test_larger_balls_hide_more():
 def test_who_is_not_asked_about_has_no_number_and_any_number_of_cores_says_the_same():
     plan = plan_of("ring", rounds=12)
     exposed = exposure(9, 1.0)
-    found = [bounded_nearby(Ways(plan), exposed, owners=[2, 5], room=6, workers=w) for w in (1, 2)]
+    found = [neighbourhood_bound(RowFlow(plan), exposed, owners=[2, 5], room=6, workers=w) for w in (1, 2)]
     np.testing.assert_array_equal(found[0].upper, found[1].upper)
     assert np.isfinite(found[0].worst()[[2, 5]]).all() and np.isnan(found[0].worst()).sum() == 7
 
 
 def test_who_is_near_reads_makes_or_knows_something_of_the_ball():
-    around = Surroundings(Ways(plan_of("ring")))
+    around = PlanNeighbourhoods(RowFlow(plan_of("ring")))
     assert sorted(around.near(0, 0)) == [1, 8] and sorted(around.near(0, 1)) == [1, 2, 7, 8]
     assert [len(around.hidden(0, reach)) for reach in (0, 1, 2)] == [2, 6, 10]
     assert around.farthest(0, room=9) == 1
@@ -146,13 +147,15 @@ def test_a_large_graph_is_bounded_instead_of_refused(monkeypatch):
     plan = plan_of("regular", rounds=12)
     n = plan.agents
     exact = adaptive(plan, exposure(n, 0.25))
-    monkeypatch.setattr(answers, "LIMIT", 0.0)
+    monkeypatch.setattr(answers, "MAX_UNASKED_WORK", 0.0)
     found = account(plan, Analysis("tight", (Full(4),) * n, clip=1.0), delta=1e-5, answers=["adaptive"])
     assert found.adaptive.status == "finite" and "bounded by what is within" in found.warnings[0]
     assert (found.adaptive.mu >= exact.worst() * (1 - 1e-9)).all()
     quick = adaptive(plan, exposure(n, 0.25), bound="aligned")
     np.testing.assert_array_equal(np.nanmax(quick.lower, axis=1), found.adaptive.mu)
-    monkeypatch.setattr(neighbourhoods, "BUDGET", 0.0)
+    monkeypatch.setattr(neighbourhoods, "MAX_UNASKED_SECONDS", 0.0)
     with pytest.raises(NotCovered, match="even as a bound"):
         adaptive(plan, exposure(n, 0.25))
-    assert adaptive(plan, exposure(n, 0.25), patient=True).worst() == pytest.approx(exact.worst())
+    assert adaptive(plan, exposure(n, 0.25), query=Query(allow_slow=True)).worst() == pytest.approx(
+        exact.worst()
+    )

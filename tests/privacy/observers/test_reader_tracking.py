@@ -14,10 +14,10 @@ from topdp.privacy import adaptive, exposure, worst_case
 from topdp.privacy.observers.band_bounds import bracket_band
 from topdp.privacy.observers.gram_matrix import grams
 from topdp.privacy.observers.mu_bounds import bracket
-from topdp.privacy.observers.neighbourhoods import bounded_nearby
+from topdp.privacy.observers.neighbourhoods import neighbourhood_bound
 from topdp.privacy.observers.observer_filter import Public
-from topdp.privacy.observers.reader_layout import Question, UnsuitedError, Ways, lay_out
-from topdp.privacy.observers.reader_tracking import tracked
+from topdp.privacy.observers.reader_layout import ReaderQuestion, RowFlow, UnsuitedError, lay_out
+from topdp.privacy.observers.reader_tracking import track_changes
 from topdp.protocols import TopSynchronous
 
 GRAPHS = {
@@ -44,9 +44,9 @@ def whole(band):
 
 
 def asked(plan, J):
-    ways = Ways(plan)
+    ways = RowFlow(plan)
     owners = np.array([i for i in range(plan.agents) if i not in J])
-    return owners, lay_out(ways, [Question(J, owners, np.flatnonzero(ways.secret))])
+    return owners, lay_out(ways, [ReaderQuestion(J, owners, np.flatnonzero(ways.secret))])
 
 
 @pytest.mark.parametrize("name", GRAPHS)
@@ -55,7 +55,7 @@ def test_bands_and_sums_are_those_of_the_filter(name, J):
     plan = plan_of(GRAPHS[name])
     owners, layout = asked(plan, J)
     periods = np.resize([1, 2, 3], (1, len(owners)))
-    (told,) = tracked(layout, periods)
+    (told,) = track_changes(layout, periods)
     oracle = grams(plan, np.isin(np.arange(plan.agents), J), owners, Public.ESTIMATES)
     for M, band, sums, period in zip(oracle, told.bands, told.aligned, periods[0], strict=True):
         np.testing.assert_allclose(whole(band), M, atol=1e-9 * M.max())
@@ -70,8 +70,8 @@ def test_what_is_not_followed_is_charged(longest):
     """From the private side, and the less of it the longer a change is followed."""
     plan = plan_of(graphs.regular(10, 3, 2), rounds=40, alpha=0.1)
     _, layout = asked(plan, (0,))
-    (short,), (full,) = tracked(layout, None, longest, owners=9), tracked(layout, None, owners=9)
-    (longer,) = tracked(layout, None, longest + 8, owners=9)
+    (short,), (full,) = track_changes(layout, None, longest, owners=9), track_changes(layout, None, owners=9)
+    (longer,) = track_changes(layout, None, longest + 8, owners=9)
     for less, more, all_of_it in zip(short.bands, longer.bands, full.bands, strict=True):
         assert bracket_band(less)[1] >= bracket_band(all_of_it)[1]
         assert bracket_band(less)[0] <= bracket_band(all_of_it)[0]
@@ -80,11 +80,11 @@ def test_what_is_not_followed_is_charged(longest):
 
 def test_a_batch_answers_as_its_questions_alone():
     plan = plan_of(GRAPHS["random"])
-    ways, hidden = Ways(plan), np.arange(plan.agents, plan.rows)
-    questions = [Question((j,), np.array([i]), hidden) for j, i in [(0, 1), (3, 2), (7, 0)]]
-    together = tracked(lay_out(ways, questions), None)
+    ways, hidden = RowFlow(plan), np.arange(plan.agents, plan.rows)
+    questions = [ReaderQuestion((j,), np.array([i]), hidden) for j, i in [(0, 1), (3, 2), (7, 0)]]
+    together = track_changes(lay_out(ways, questions), None)
     for question, one in zip(questions, together, strict=True):
-        (alone,) = tracked(lay_out(ways, [question]), None)
+        (alone,) = track_changes(lay_out(ways, [question]), None)
         np.testing.assert_allclose(whole(one.bands[0]), whole(alone.bands[0]), rtol=1e-12, atol=1e-15)
 
 
@@ -93,17 +93,17 @@ def test_what_is_of_another_kind_is_said_to_be():
     twice = plan.draw.values.copy()
     twice[:, 8] = twice[:, 7]
     with pytest.raises(UnsuitedError, match="two rows"):
-        Ways(replace(plan, draw=PerRound(twice, plan.draw.which)))
+        RowFlow(replace(plan, draw=PerRound(twice, plan.draw.which)))
     silent = plan.std.values.copy()
     silent[:, 9] = 0.0
-    ways = Ways(replace(plan, std=PerRound(silent, plan.std.which)))
+    ways = RowFlow(replace(plan, std=PerRound(silent, plan.std.which)))
     with pytest.raises(UnsuitedError, match="no noise"):
-        lay_out(ways, [Question((0,), np.arange(1, 7), np.arange(7, plan.rows))])
+        lay_out(ways, [ReaderQuestion((0,), np.arange(1, 7), np.arange(7, plan.rows))])
     source = np.array(plan.source.values)
     source[2:, 7:, 0] = np.roll(np.arange(7, plan.rows), 5)  # messages of two messages
     with pytest.raises(UnsuitedError, match="meet"):
-        ways = Ways(replace(plan, source=PerRound(source, plan.source.which)))
-        lay_out(ways, [Question((0,), np.arange(1, 7), np.arange(7, plan.rows))])
+        ways = RowFlow(replace(plan, source=PerRound(source, plan.source.which)))
+        lay_out(ways, [ReaderQuestion((0,), np.arange(1, 7), np.arange(7, plan.rows))])
 
 
 def of_one_loud_row(deviation, rounds=6, agents=3):
@@ -140,7 +140,7 @@ def test_hidden_rows_with_a_loud_common_past_keep_their_digits(deviation):
     plan = of_one_loud_row(deviation)
     looks = plan.agents - 2
     owners, layout = asked(plan, (looks,))
-    (told,) = tracked(layout, None, owners=len(owners))
+    (told,) = track_changes(layout, None, owners=len(owners))
     oracle = grams(plan, np.arange(plan.agents) == looks, owners, Public.ESTIMATES)
     for M, band in zip(oracle, told.bands, strict=True):
         exact = bracket(M)[0]
@@ -154,8 +154,8 @@ def test_noise_of_which_rounding_leaves_nothing_is_never_more_than_the_worst_cas
     found, most = adaptive(plan, exposed), worst_case(plan, exposed).mu
     assert (found.worst() <= most * (1 + 1e-12)).all()
     assert (found.worst()[:3] > 2.5).all()  # 2.565 by exact fractions
-    nearby = bounded_nearby(Ways(plan), exposed)
+    nearby = neighbourhood_bound(RowFlow(plan), exposed)
     assert (nearby.worst() >= found.worst() * (1 - 1e-12)).all()
     _, layout = asked(plan, (plan.agents - 2,))
     with pytest.raises(UnsuitedError, match="rounding"):
-        tracked(layout, None, owners=plan.agents - 1)
+        track_changes(layout, None, owners=plan.agents - 1)

@@ -20,10 +20,11 @@ from topdp.data import Shards
 from topdp.learning.gradients import ClippedGradients
 from topdp.plan import Cycle, Full, Optimiser, Poisson, Robust, optimised, prune
 from topdp.privacy import Analysis, account, adaptive, calibrate, exposure, outsider, spending, worst_case
+from topdp.privacy.answers import VIEW
 from topdp.privacy.basics.refusals import NotCovered
-from topdp.privacy.observers.observer_answers import observed
+from topdp.privacy.query import Query
 from topdp.protocols import Correlated, Dsgd, Muffliato, TopSynchronous
-from topdp.simulator.engine import Engine
+from topdp.simulator.engine import Engine, Intervention
 
 GRAPH = topology.random(8, 0.4, seed=2)
 ATTACKS, RECORDS, CLIP, ROUNDS = 20_000, 4, 2.0, 3
@@ -54,7 +55,14 @@ def by_the_engine(plan, owner, with_record, seed):
     labels = np.zeros(RECORDS, np.int64)
     shards = Shards.from_arrays([(one, labels) for one in held], classes=1, dtype=torch.float64)
     gradients = ClippedGradients(Pulled(), CLIP, given)
-    engine = Engine(plan, gradients, shards, [Full(RECORDS)] * GRAPH.agents, seed, every_row=True)
+    engine = Engine(
+        plan,
+        gradients,
+        shards,
+        [Full(RECORDS)] * GRAPH.agents,
+        seed=seed,
+        intervention=Intervention(every_row=True),
+    )
     state, found = engine.start(gradients.flat.flatten()), []
     for _ in range(plan.releases):
         state = engine.advance(state)
@@ -185,9 +193,9 @@ def test_answers_that_need_linear_rows_are_refused_by_name():
     analysis = Analysis("tight", (Full(50),) * GRAPH.agents, clip=1.0)
     found = account(plan, analysis, 1e-5, answers=["view", "adaptive", "outsider"], guarantee="adaptive")
     assert found.adaptive.largest == pytest.approx(found.worst_case.largest)
-    assert "not linear" in found.view.reason and "robust mixing" in found.claimed.reason
-    with pytest.raises(NotCovered, match="not linear"):
-        observed("view", plan, analysis.exposure())
+    assert "Not covered: robust mixing" in found.view.reason and "robust mixing" in found.claimed.reason
+    with pytest.raises(NotCovered, match="Not covered: robust mixing"):
+        VIEW.observe(plan, analysis.exposure(), Query())
     spent = spending(plan, analysis, 0, 1e-5)
     assert spent.curve("adaptive")[-1] == pytest.approx(found.adaptive.epsilon[0])
     for guarantee in ("view", "claimed"):

@@ -15,8 +15,10 @@ from topdp.plan import Full, Optimiser, PerRound, Plan, PlanError, Poisson, Robu
 from topdp.privacy import Analysis, account, adaptive, calibrate, coalitions, exposure, outsider, spending
 from topdp.privacy.basics.refusals import NotCovered
 from topdp.privacy.observers.adaptive import has_short_form
+from topdp.privacy.observers.observer_filter import Public
+from topdp.privacy.query import Query
 from topdp.protocols import Central, Muffliato
-from topdp.simulator.engine import Engine
+from topdp.simulator.engine import Engine, Intervention
 
 GRAPH = topology.random(8, 0.4, seed=2)
 ANSWERS = ("claimed", "view", "adaptive", "outsider", "worst_case")
@@ -92,15 +94,18 @@ def test_many_coalitions_are_refused_for_rounding_and_not_for_their_number():
     big = topology.random(40, 0.2, seed=0)
     plan = write("top-sync", graph=big)
     with pytest.raises(NotCovered, match="rounded to bfloat16"):
-        adaptive(plan, exposure(40, 0.1), colluders=5)
+        adaptive(plan, exposure(40, 0.1), query=Query(colluders=5))
 
 
 def test_all_others_together_see_every_row_of_top():
     plan, exposed = write("top-sync"), exposure(GRAPH.agents, 0.1)
     everybody = GRAPH.agents - 1
-    assert has_short_form("adaptive", plan, everybody)
-    found = adaptive(plan, exposed, everybody).worst()
-    np.testing.assert_array_equal(found, adaptive(replace(plan, rounded=None), exposed, everybody).worst())
+    assert has_short_form(plan, Public.ESTIMATES, everybody)
+    found = adaptive(plan, exposed, Query(colluders=everybody)).worst()
+    np.testing.assert_array_equal(
+        found,
+        adaptive(replace(plan, rounded=None), exposed, Query(colluders=everybody)).worst(),
+    )
 
 
 @pytest.mark.parametrize("name", ["dsgd", "plain-sync"])
@@ -116,7 +121,9 @@ def test_one_party_is_accounted_as_ever():
     plan = Central().plan(topology.alone(), constant_schedule(4, rate=0.5), np.ones(1), 0)
     alone = Analysis("tight", (Full(50),), clip=1.0)
     epsilon = [
-        account(replace(plan, rounded=rounded), alone, 1e-5, answers=["adaptive"], colluders=0).epsilon
+        account(
+            replace(plan, rounded=rounded), alone, 1e-5, answers=["adaptive"], query=Query(colluders=0)
+        ).epsilon
         for rounded in (None, "bfloat16")
     ]
     assert epsilon[0]["adaptive"] == epsilon[1]["adaptive"] and epsilon[1]["claimed"] is None
@@ -135,7 +142,7 @@ def test_a_plan_says_that_its_rows_are_rounded(tmp_path):
     "make, words",
     [
         (lambda: replace(write("dsgd"), rounded="int8"), "rounded to bfloat16, got 'int8'"),
-        (lambda: replace(write("dsgd"), robust=Robust("trimmed")), "got the robust rule trimmed"),
+        (lambda: replace(write("dsgd"), robust=Robust("trimmed")), "got robust mixing .trimmed"),
         (
             lambda: replace(
                 optimised(
@@ -211,7 +218,12 @@ def test_rounding_can_wipe_out_noise_that_a_linear_account_counts_on():
             shards = Shards.from_arrays(held, classes=1)
             gradients = ClippedGradients(Pulled(count), clip, given)
             engine = Engine(
-                hidden_plan(rounded), gradients, shards, [Full(1)] * 3, seed=int(world), every_row=True
+                hidden_plan(rounded),
+                gradients,
+                shards,
+                [Full(1)] * 3,
+                seed=int(world),
+                intervention=Intervention(every_row=True),
             )
             state = engine.start(gradients.flat.flatten())
             for _ in range(2):

@@ -28,7 +28,13 @@ from topdp.privacy import Analysis, account, adaptive, exposure, outsider, worst
 from topdp.privacy.basics.refusals import NotCovered
 from topdp.privacy.observers import shared_noise
 from topdp.privacy.observers.adaptive import leading_adaptive
-from topdp.privacy.observers.shared_noise import bounded, information_of, looked_at, releases
+from topdp.privacy.observers.shared_noise import (
+    connectivity_bound,
+    information_of,
+    noisy_releases,
+    worst_coalitions,
+)
+from topdp.privacy.query import Query
 from topdp.protocols import Correlated
 from topdp.protocols.pair_secrets import secret_pairs
 
@@ -119,18 +125,25 @@ def test_every_coalition_learns_what_pen_and_paper_say(name):
         steps = max(ratio[of].sum() for of in places)
         for colluders in (0, 1, 2, 3):
             expected = np.sqrt(worst_by_hand(OWN, weights, colluders) * steps)
-            np.testing.assert_allclose(adaptive(plan, exposed, colluders).worst(), expected, rtol=NEAR)
+            np.testing.assert_allclose(
+                adaptive(plan, exposed, Query(colluders=colluders)).worst(),
+                expected,
+                rtol=NEAR,
+            )
             if colluders == 0:
                 np.testing.assert_allclose(outsider(plan, exposed).worst(), expected, rtol=NEAR)
     alone = np.sqrt(ratio.sum()) / OWN
-    for everybody in (adaptive(plan, exposure(7, 1.0), 6).worst(), worst_case(plan, exposure(7, 1.0)).mu):
+    for everybody in (
+        adaptive(plan, exposure(7, 1.0), Query(colluders=6)).worst(),
+        worst_case(plan, exposure(7, 1.0)).mu,
+    ):
         np.testing.assert_allclose(everybody, alone, rtol=NEAR)
 
 
 def test_who_learns_what_is_said_coalition_by_coalition():
     protocol = PLANS["regular, accelerated"]
     plan, weights = protocol.plan(GRAPH, schedule(), OWN, seed=1), weights_of(protocol, OWN, GRAPH, 1)
-    found = adaptive(plan, exposure(7, 1.0), 2)
+    found = adaptive(plan, exposure(7, 1.0), Query(colluders=2))
     assert found.upper is not None and set(found.observers) == set(itertools.combinations(range(7), 2))
     total = float(np.square(schedule().rate / schedule().noise).sum())
     for at, J in enumerate(found.observers):
@@ -150,7 +163,9 @@ def test_poisson_samples_are_subsampled_gaussians_round_by_round(colluders):
     plan, weights = protocol.plan(GRAPH, along, OWN, 1), weights_of(protocol, OWN, GRAPH, 1)
     batches = Poisson(records=200, size=10)
     analysis = Analysis("tight", (batches,) * 7, clip=clip * batches.size)
-    found = account(plan, analysis, delta, guarantee="adaptive", colluders=colluders).adaptive.epsilon
+    found = account(
+        plan, analysis, delta, guarantee="adaptive", query=Query(colluders=colluders)
+    ).adaptive.epsilon
     assert found is not None
     ratio = along.rate / along.noise
     for owner, information in list(enumerate(worst_by_hand(OWN, weights, colluders)))[::4]:
@@ -165,7 +180,11 @@ def test_poisson_samples_are_subsampled_gaussians_round_by_round(colluders):
             found[owner]
             < 0.5
             * account(
-                plan, Analysis("tight", (Full(10),) * 7, clip * 10), delta, ["adaptive"], colluders=colluders
+                plan,
+                Analysis("tight", (Full(10),) * 7, clip * 10),
+                delta,
+                ["adaptive"],
+                query=Query(colluders=colluders),
             ).adaptive.epsilon[owner]
         )
 
@@ -180,10 +199,14 @@ def test_where_all_share_secrets_those_with_most_noise_collude(seed):
     plan = protocol.plan(GRAPH, schedule(0), own, 1)
     weights = weights_of(protocol, own, GRAPH, 1)
     for colluders in range(7):
-        few = looked_at(plan, releases(plan), colluders, patient=True)
+        few = worst_coalitions(plan, noisy_releases(plan), Query(colluders=colluders, allow_slow=True))
         assert few is not None and len(few) <= colluders + 1
         expected = np.sqrt(worst_by_hand(own, weights, colluders))
-        np.testing.assert_allclose(adaptive(plan, exposure(7, 1.0), colluders).worst(), expected, rtol=NEAR)
+        np.testing.assert_allclose(
+            adaptive(plan, exposure(7, 1.0), Query(colluders=colluders)).worst(),
+            expected,
+            rtol=NEAR,
+        )
 
 
 @pytest.mark.parametrize(("agents", "colluders"), [(6, 2), (30, 1), (30, 15), (300, 40)])
@@ -192,7 +215,7 @@ def test_the_closed_form_of_equal_noise(agents, colluders):
     a, s = 0.6, 2.5
     protocol = Correlated("all", pair_noise=s / a, gossip=1)
     plan = protocol.plan(topology.ring(agents), schedule(0), np.full(agents, a), 0)
-    found = adaptive(plan, exposure(agents, 1.0), colluders).worst()
+    found = adaptive(plan, exposure(agents, 1.0), Query(colluders=colluders)).worst()
     left = agents - colluders
     expected = 1 / (left * a**2) + (1 - 1 / left) / (a**2 + left * s**2)
     np.testing.assert_allclose(found, math.sqrt(expected), rtol=1e-8)
@@ -233,9 +256,9 @@ def test_the_bound_by_connectivity_is_never_below_any_coalition(agents, seed, ev
     pairs = [pair for pair in itertools.combinations(range(agents), 2) if numbers.random() < 0.8]
     weights = {pair: float(np.exp(numbers.normal(1, spread))) for pair in pairs}
     plan = weighted_plan(own, weights)
-    found = releases(plan)
+    found = noisy_releases(plan)
     for colluders in range(agents):
-        bound = bounded(plan, found, colluders)
+        bound = connectivity_bound(plan, found, colluders)
         if bound is None:
             continue
         every = information_of(plan, found, list(itertools.combinations(range(agents), colluders)))
@@ -249,18 +272,23 @@ def test_a_bound_is_given_where_coalitions_are_too_many(monkeypatch):
     protocol = Correlated("regular", 6, 4.0, gossip=1)
     graph = topology.random(14, 0.4, 1)
     plan = protocol.plan(graph, schedule(), np.ones(14), 0)
-    exact = adaptive(plan, exposure(14, 1.0), 2)
-    monkeypatch.setattr(shared_noise, "EFFORT", 1.0)
-    found = adaptive(plan, exposure(14, 1.0), 2)
-    assert found.observers == ((),) and "91 coalitions of 2 agents are bounded at once" in found.note
+    exact = adaptive(plan, exposure(14, 1.0), Query(colluders=2))
+    monkeypatch.setattr(shared_noise, "MAX_UNASKED_PRODUCTS", 1.0)
+    found = adaptive(plan, exposure(14, 1.0), Query(colluders=2))
+    assert found.observers == ((),) and "91 coalitions of 2 agents are bounded together" in found.note
     assert (found.worst() >= exact.worst()).all() and (found.worst() < 1.5 * exact.worst()).all()
-    np.testing.assert_array_equal(adaptive(plan, exposure(14, 1.0), 2, patient=True).worst(), exact.worst())
-    mu, _ = leading_adaptive(plan, exposure(14, 1.0), 3, [plan.releases - 1], colluders=2)
+    np.testing.assert_array_equal(
+        adaptive(plan, exposure(14, 1.0), Query(colluders=2, allow_slow=True)).worst(),
+        exact.worst(),
+    )
+    mu, _ = leading_adaptive(plan, exposure(14, 1.0), 3, [plan.releases - 1], query=Query(colluders=2))
     assert mu[0] == pytest.approx(found.worst()[3], rel=1e-12)
-    said = account(plan, Analysis("tight", (Full(10),) * 14, 1.0), 1e-5, ["adaptive"], colluders=2)
-    assert any("bounded at once" in one for one in said.warnings)
+    said = account(
+        plan, Analysis("tight", (Full(10),) * 14, 1.0), 1e-5, ["adaptive"], query=Query(colluders=2)
+    )
+    assert any("bounded together" in one for one in said.warnings)
     with pytest.raises(NotCovered, match=r"6 of 14 agents can collude in 3003 ways.*connected too weakly"):
-        adaptive(plan, exposure(14, 1.0), 6)
+        adaptive(plan, exposure(14, 1.0), Query(colluders=6))
 
 
 @pytest.mark.parametrize("secrets", ["all", "regular"])
@@ -273,15 +301,20 @@ def test_a_draw_that_somebody_else_knows_hides_nobody_from_him(secrets, monkeypa
     leaky = replace(plan, known_by=known_by)
     total = float(np.square(plan.rate / plan.scale).sum())
     for patient in (False, True):
-        found = adaptive(leaky, exposure(n, 1.0), 1, patient=patient).worst()
+        found = adaptive(leaky, exposure(n, 1.0), Query(colluders=1, allow_slow=patient)).worst()
         np.testing.assert_allclose(found[:5], np.sqrt(total) / own[:5], rtol=NEAR)
-    monkeypatch.setattr(shared_noise, "EFFORT", 1.0)
+    monkeypatch.setattr(shared_noise, "MAX_UNASKED_PRODUCTS", 1.0)
     with pytest.raises(NotCovered, match=r"privacy\.allow_slow=true"):
-        adaptive(leaky, exposure(n, 1.0), 1)
+        adaptive(leaky, exposure(n, 1.0), Query(colluders=1))
     # Also somebody's own draw that another knows.
     known_by = plan.known_by.copy()
     known_by[0, 1] = 3
-    assert bounded(replace(plan, known_by=known_by), releases(replace(plan, known_by=known_by)), 1) is None
+    assert (
+        connectivity_bound(
+            replace(plan, known_by=known_by), noisy_releases(replace(plan, known_by=known_by)), 1
+        )
+        is None
+    )
 
 
 def test_several_kinds_of_rounds_are_added_up_coalition_by_coalition():
@@ -304,14 +337,16 @@ def test_several_kinds_of_rounds_are_added_up_coalition_by_coalition():
     )
     ratio = np.square(mixed.rate / mixed.scale)
     for colluders in (0, 1, 2):
-        found = adaptive(mixed, exposure(6, 1.0), colluders)
+        found = adaptive(mixed, exposure(6, 1.0), Query(colluders=colluders))
         assert found.upper is not None
         for at, J in enumerate(found.observers):
             for owner in set(range(6)) - set(J):
                 each = [by_hand(own, weights[k], J, owner) for k in which]
                 assert found.upper[owner, at] == pytest.approx(math.sqrt(np.dot(ratio, each)), rel=NEAR)
     # Of Poisson samples the most that anybody learns counts in each round.
-    sampled = account(mixed, Analysis("tight", (Poisson(40, 4),) * 6, 4.0), 1e-5, ["adaptive"], colluders=2)
+    sampled = account(
+        mixed, Analysis("tight", (Poisson(40, 4),) * 6, 4.0), 1e-5, ["adaptive"], query=Query(colluders=2)
+    )
     assert sampled.adaptive.epsilon is not None and (sampled.adaptive.epsilon > 0).all()
 
 
@@ -321,12 +356,16 @@ def test_an_agent_without_noise_of_its_own_is_hidden_by_partners_only():
     plan = weighted_plan(own, weights)
     for colluders in (0, 1, 2):
         expected = np.sqrt(worst_by_hand(own, weights, colluders))
-        np.testing.assert_allclose(adaptive(plan, exposure(5, 1.0), colluders).worst(), expected, rtol=NEAR)
+        np.testing.assert_allclose(
+            adaptive(plan, exposure(5, 1.0), Query(colluders=colluders)).worst(),
+            expected,
+            rtol=NEAR,
+        )
     # Three colluders are all partners of agents 0 and 3, who share nothing with each other.
-    found = adaptive(plan, exposure(5, 1.0), 3).worst()
+    found = adaptive(plan, exposure(5, 1.0), Query(colluders=3)).worst()
     assert np.isinf(found[[0, 3]]).all() and np.isfinite(found[[1, 2, 4]]).all()
     assert np.isinf(worst_case(plan, exposure(5, 1.0)).mu).tolist() == (own == 0).tolist()
-    assert bounded(plan, releases(plan), 1) is None
+    assert connectivity_bound(plan, noisy_releases(plan), 1) is None
 
 
 @pytest.mark.parametrize("ratio", [1e3, 1e5, 4e6, 1e7, 1e9])
@@ -336,7 +375,7 @@ def test_pairs_noise_that_drowns_ones_own_is_never_answered_by_less(ratio, collu
     protocol = Correlated("regular", 4, ratio, gossip=1)
     plan = protocol.plan(topology.ring(6), schedule(0), own, 0)
     exact = np.sqrt(worst_by_hand(own, weights_of(protocol, own, topology.ring(6), 0), colluders))
-    found = adaptive(plan, exposure(6, 1.0), colluders).worst()
+    found = adaptive(plan, exposure(6, 1.0), Query(colluders=colluders)).worst()
     assert (found >= exact * (1 - 1e-12)).all()
     if ratio <= 1e5:
         np.testing.assert_allclose(found, exact, rtol=3e-4)
@@ -349,7 +388,7 @@ def test_two_or_three_agents(agents):
         protocol = Correlated("all", pair_noise=pair_noise, gossip=2)
         plan, weights = protocol.plan(graph, schedule(0), own, 0), weights_of(protocol, own, graph, 0)
         for colluders in range(agents):
-            found = adaptive(plan, exposure(agents, 1.0), colluders).worst()
+            found = adaptive(plan, exposure(agents, 1.0), Query(colluders=colluders)).worst()
             np.testing.assert_allclose(found, np.sqrt(worst_by_hand(own, weights, colluders)), rtol=NEAR)
         np.testing.assert_allclose(found, 1 / own, rtol=NEAR)
 
@@ -360,11 +399,11 @@ def test_a_thousand_agents_are_quick(degree, colluders):
     n, began = 1000, time.perf_counter()
     protocol = Correlated("regular", degree, 2.0, gossip=2)
     plan = protocol.plan(topology.regular(n, 4, 1), schedule(2), np.ones(n), 0)
-    found = adaptive(plan, exposure(n, 1.0), colluders).worst()
+    found = adaptive(plan, exposure(n, 1.0), Query(colluders=colluders)).worst()
     assert time.perf_counter() - began < 15
     pairs = secret_pairs("regular", topology.ring(n), degree, 0)
     partners = pairs[(pairs == 0).any(axis=1)].sum(axis=1)[:colluders]  # of agent 0
-    few = information_of(plan, releases(plan), [tuple(sorted(partners.tolist()))])
+    few = information_of(plan, noisy_releases(plan), [tuple(sorted(partners.tolist()))])
     exact = math.sqrt(float(few[0, 0, 0]) * float(np.square(schedule(2).rate / schedule(2).noise).sum()))
     assert exact < found[0] < 3 * exact
 
@@ -372,7 +411,7 @@ def test_a_thousand_agents_are_quick(degree, colluders):
 def test_too_many_coalitions_of_weak_secrets_are_refused_by_name():
     plan = Correlated("regular", 4, 2.0, gossip=1).plan(topology.ring(200), schedule(1), np.ones(200), 0)
     with pytest.raises(NotCovered, match=r"3 of 200 agents.*larger secrets_degree, secrets = \"all\""):
-        adaptive(plan, exposure(200, 1.0), 3)
+        adaptive(plan, exposure(200, 1.0), Query(colluders=3))
 
 
 def test_somebody_who_releases_nothing_loses_nothing():
@@ -381,8 +420,8 @@ def test_somebody_who_releases_nothing_loses_nothing():
     carries[:, 2] = False
     still = replace(plan, carries=replace(plan.carries, values=carries))
     for colluders in (0, 1, 4):
-        assert adaptive(still, exposure(5, 1.0), colluders).worst()[2] == 0
-        assert (adaptive(still, exposure(5, 1.0), colluders).worst()[[0, 1, 3, 4]] > 0).all()
+        assert adaptive(still, exposure(5, 1.0), Query(colluders=colluders)).worst()[2] == 0
+        assert (adaptive(still, exposure(5, 1.0), Query(colluders=colluders)).worst()[[0, 1, 3, 4]] > 0).all()
 
 
 @pytest.mark.parametrize(
@@ -400,7 +439,7 @@ def test_a_random_graph_of_secrets_is_nearly_as_good_as_a_trusted_party(degree, 
         a = math.sqrt(share * over_central / n)
         protocol = Correlated("regular", degree, math.sqrt(10 / degree) / a, gossip=0)
         plan = protocol.plan(topology.ring(n), schedule(0), np.full(n, a), seed=0)
-        found = adaptive(plan, exposure(n, 1.0), colluders)
+        found = adaptive(plan, exposure(n, 1.0), Query(colluders=colluders))
         assert len(found.observers) == math.comb(n, colluders)
         return float(found.worst().max())
 
@@ -413,4 +452,4 @@ def test_however_noise_differs_nobody_learns_more_than_all_others_together():
     exposed = exposure(5, 1.0)
     most = worst_case(plan, exposed).mu
     for colluders in (1, 3):
-        assert (adaptive(plan, exposed, colluders).worst() <= most * (1 + 1e-12)).all()
+        assert (adaptive(plan, exposed, Query(colluders=colluders)).worst() <= most * (1 + 1e-12)).all()

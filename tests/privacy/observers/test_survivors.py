@@ -9,7 +9,14 @@ from topdp import topology
 from topdp.plan import Schedule
 from topdp.privacy import exposure
 from topdp.privacy.observers.adaptive import most_learned
-from topdp.privacy.observers.survivors import RESERVE, TAKEN_BACK, most_learned_since, survivors, with_reserve
+from topdp.privacy.observers.survivors import (
+    RECALLED_ROUNDS,
+    RESERVED_RELEASES,
+    most_learned_since,
+    survivors,
+    with_reserve,
+)
+from topdp.privacy.query import Query
 from topdp.protocols import Correlated, PlainSynchronous
 
 
@@ -37,7 +44,7 @@ def dense(plan, round, owner, known):
 def test_from_its_round_on_who_is_gone_counts_as_a_colluder(colluders, gone, secrets):
     plan = plan_of([1.0, 1.5, 1.0, 0.7, 1.2, 1.0, 0.9], secrets)
     for owner in (3, 6):
-        found = most_learned_since(plan, owner, gone, colluders)
+        found = most_learned_since(plan, owner, gone, Query(colluders=colluders))
         for r in range(plan.releases):
             out = {agent for agent, first in gone.items() if first <= r}
             others = [k for k in range(7) if k != owner and k not in out]
@@ -51,15 +58,18 @@ def test_from_its_round_on_who_is_gone_counts_as_a_colluder(colluders, gone, sec
 
 def test_nobody_left_to_hide_among_is_the_worst_case():
     plan = plan_of([1.0, 2.0, 1.0])
-    assert most_learned_since(plan, 1, {0: 0, 2: 0}, 1)[0] == pytest.approx(0.25, rel=1e-9)
-    assert most_learned_since(plan, 1, {0: 0}, 1)[0] == pytest.approx(0.25, rel=1e-9)
+    assert most_learned_since(plan, 1, {0: 0, 2: 0}, Query(colluders=1))[0] == pytest.approx(0.25, rel=1e-9)
+    assert most_learned_since(plan, 1, {0: 0}, Query(colluders=1))[0] == pytest.approx(0.25, rel=1e-9)
 
 
 def test_the_plan_of_those_who_are_left_has_their_releases():
     plan = plan_of(np.ones(5))
     left = survivors(plan, {1, 3})
     assert left.agents == 3 and (left.exists == plan.exists[:, [0, 2, 4]]).all()
-    np.testing.assert_allclose(most_learned(left, 0)[:, 1], most_learned_since(plan, 2, {1: 0, 3: 0}, 0))
+    np.testing.assert_allclose(
+        most_learned(left, Query(colluders=0))[:, 1],
+        most_learned_since(plan, 2, {1: 0, 3: 0}, Query(colluders=0)),
+    )
 
 
 def taken_back(generator, n, rounds, windows):
@@ -109,10 +119,10 @@ def test_what_is_taken_back_tells_no_more_of_who_is_gone_than_is_in_reserve(seed
     windows = {}
     for partner in range(1, n - 1):
         r = together if seed % 2 else int(generator.integers(1, rounds))
-        windows[partner] = (r, range(max(0, r - TAKEN_BACK), r))
+        windows[partner] = (r, range(max(0, r - RECALLED_ROUNDS), r))
     M, each = taken_back(generator, n, rounds, windows)
     worst = max(np.array(u) @ M @ np.array(u) for u in itertools.product((1, -1), repeat=rounds))
-    assert worst <= (each.sum() + RESERVE * each.max()) * (1 + 1e-9)
+    assert worst <= (each.sum() + RESERVED_RELEASES * each.max()) * (1 + 1e-9)
 
 
 def test_taking_back_one_round_tells_more_and_less_than_twice_as_much():
@@ -128,7 +138,7 @@ def test_budgets_hold_the_reserve_with_a_little_more_noise():
     assert 1 < factor < 1.05
     more = plan.noise_scaled(factor)
     before, after = most_learned(plan)[:, 0], most_learned(more)[:, 0]
-    assert after.sum() + RESERVE * after.max() == pytest.approx(before.sum(), rel=1e-9)
+    assert after.sum() + RESERVED_RELEASES * after.max() == pytest.approx(before.sum(), rel=1e-9)
     plain = PlainSynchronous(0.5).plan(
         topology.ring(4), Schedule(rate=np.ones(3), noise=np.ones(3)), np.ones(4), seed=0
     )

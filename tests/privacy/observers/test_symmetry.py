@@ -12,7 +12,7 @@ from topdp import topology as graphs
 from topdp.plan import Cycle, Full, PerRound
 from topdp.privacy.basics.exposure import Exposure, exposure
 from topdp.privacy.observers import view as views
-from topdp.privacy.observers.symmetry import alike
+from topdp.privacy.observers.symmetry import symmetric_coalitions
 from topdp.privacy.observers.view import view
 from topdp.protocols import Correlated, Dsgd, Muffliato, PlainSynchronous, TopSynchronous
 
@@ -41,9 +41,9 @@ def test_one_of_each_orbit_answers_for_all(name, monkeypatch):
     plan = plan_of(graph, protocol)
     exposed = exposure(plan.agents, 1.0)
     if orbits is not None:
-        assert plan.agents - len(alike(plan, exposed, alone(plan))) == orbits
+        assert plan.agents - len(symmetric_coalitions(plan, exposed, alone(plan))) == orbits
     found = view(plan, exposed, owners="all")
-    monkeypatch.setattr(views, "alike", lambda *asked: {})
+    monkeypatch.setattr(views, "symmetric_coalitions", lambda *asked: {})
     oracle = view(plan, exposed, owners="all")
     np.testing.assert_allclose(found.upper, oracle.upper, rtol=1e-9)
     np.testing.assert_allclose(found.lower, oracle.lower, rtol=1e-9)
@@ -52,21 +52,25 @@ def test_one_of_each_orbit_answers_for_all(name, monkeypatch):
 def test_pairs_that_collude_are_alike_too(monkeypatch):
     plan = plan_of(graphs.ring(6), Dsgd())
     pairs = [(i, j) for i in range(6) for j in range(i + 1, 6)]
-    assert len(pairs) - len(alike(plan, exposure(6, 1.0), pairs)) == 3  # by how far apart they are
+    assert (
+        len(pairs) - len(symmetric_coalitions(plan, exposure(6, 1.0), pairs)) == 3
+    )  # by how far apart they are
     found = view(plan, exposure(6, 1.0), pairs, owners="all")
-    monkeypatch.setattr(views, "alike", lambda *asked: {})
+    monkeypatch.setattr(views, "symmetric_coalitions", lambda *asked: {})
     np.testing.assert_allclose(found.upper, view(plan, exposure(6, 1.0), pairs, owners="all").upper)
 
 
 def test_what_breaks_the_symmetry_is_seen():
     ring, plan = graphs.ring(6), plan_of(graphs.ring(6), Dsgd())
     same = exposure(6, 1.0)
-    assert alike(plan, same, alone(plan))
-    assert not alike(plan, exposure(6, np.linspace(1, 2, 6)), alone(plan))
-    assert not alike(plan, Exposure(np.ones(6), (Cycle(8, 4), *(Full(4),) * 5)), alone(plan)).get(1)
+    assert symmetric_coalitions(plan, same, alone(plan))
+    assert not symmetric_coalitions(plan, exposure(6, np.linspace(1, 2, 6)), alone(plan))
+    assert not symmetric_coalitions(
+        plan, Exposure(np.ones(6), (Cycle(8, 4), *(Full(4),) * 5)), alone(plan)
+    ).get(1)
     for drawn in (PlainSynchronous(0.5), TopSynchronous(0.25)):
-        assert not alike(plan_of(ring, drawn), same, alone(plan))
-    assert not alike(plan_of(ring, Dsgd(), np.linspace(1, 2, 6)), same, alone(plan))
+        assert not symmetric_coalitions(plan_of(ring, drawn), same, alone(plan))
+    assert not symmetric_coalitions(plan_of(ring, Dsgd(), np.linspace(1, 2, 6)), same, alone(plan))
     # One weight by its last bit, one reader more, one draw that somebody else knows.
     weight = plan.weight.values.copy()
     weight[0, 2, 1] = np.nextafter(weight[0, 2, 1], 1)
@@ -80,6 +84,6 @@ def test_what_breaks_the_symmetry_is_seen():
         {"known_by": known},
     ):
         changed = replace(plan, **change)
-        turned = [turn for at, (first, turn) in alike(changed, same, alone(plan)).items()]
+        turned = [turn for at, (first, turn) in symmetric_coalitions(changed, same, alone(plan)).items()]
         for turn in turned:  # a reflection may be left, never a rotation
             assert not np.array_equal((turn - np.arange(6)) % 6, np.full(6, turn[0]))

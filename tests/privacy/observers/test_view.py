@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from builders import WITH_VIEW, in_turn
+from builders import WITH_VIEW, cyclic_pairs
 from topdp import topology as graphs
 from topdp.errors import InputError
 from topdp.plan import NOBODY, Cycle, Full, PerRound, Plan, Poisson, prune, schedules
@@ -93,7 +93,7 @@ def assert_dense(plan: Plan, J: set[int]) -> None:
         assert np.abs(M[finite] - expected[finite]).max(initial=0.0) <= 1e-9 * size
 
 
-@pytest.mark.parametrize(("name", "family"), in_turn(WITH_VIEW, SMALL, 4))
+@pytest.mark.parametrize(("name", "family"), cyclic_pairs(WITH_VIEW, SMALL, 4))
 def test_equals_the_dense_formula(name, family):
     graph = SMALL[family]()
     deviation = np.linspace(1.0, 1.4, graph.agents)

@@ -183,7 +183,7 @@ def test_many_noise_levels_are_rounded_towards_less_noise(monkeypatch):
     z = np.geomspace(2.0, 6.0, 40)
     exact = sampled_loss(z, 0.1)
     assert isinstance(exact, SampledLoss) and len(exact.releases) == 40
-    monkeypatch.setattr(privacy_loss, "GROUPS", 8)
+    monkeypatch.setattr(privacy_loss, "MAX_NOISE_MULTIPLIERS", 8)
     coarse = sampled_loss(z, 0.1)
     assert isinstance(coarse, SampledLoss)
     assert len(coarse.releases) <= 8 and sum(count for _, count in coarse.releases) == 40

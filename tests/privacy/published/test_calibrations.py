@@ -324,7 +324,7 @@ def test_many_noise_multipliers_are_grouped_on_the_private_side(
 def test_grouped_noise_costs_little_more_than_each_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     z = 4.0 * (1 - np.arange(80) / 80) ** -0.5
     together = loss_distribution_epsilon(z, 1e-5, 0.1)
-    monkeypatch.setattr(poisson, "MANY", 80)
+    monkeypatch.setattr(poisson, "MAX_UNGROUPED", 80)
     each = loss_distribution_epsilon(z, 1e-5, 0.1)
     assert each < together <= 1.02 * each
 

@@ -11,13 +11,16 @@ import pytest
 from builders import blobs_file
 from topdp.errors import InputError
 from topdp.learning.models import MODELS
-from topdp.runs import builders, run
+from topdp.privacy.answers import ANSWERS
+from topdp.runs import run, run_outline
 from topdp.runs.config import read
 from topdp.runs.methods import METHODS
+from topdp.runs.named_records import named_features
 from topdp.runs.planner import observer_cache, setting_answers
 from topdp.runs.planner.planner_limits import PAGE
 from topdp.runs.planner.row_size import numbers_in_a_row
-from topdp.runs.planner.setting_answers import NOT_YET, Question, plan_answers, stages
+from topdp.runs.planner.setting_answers import NOT_YET, PlannerQuestion, plan_answers, stages
+from topdp.runs.resolved_run import ResolvedRun
 
 FEW = ["topology.agents=5", "topology.kind=ring", "rounds=3", "privacy.clip=1"]
 MODES = [(name, mode) for name, method in METHODS.items() for mode in method.modes]
@@ -69,7 +72,7 @@ def test_a_row_has_as_many_numbers_as_the_model(model, data, changes):
     entry = CATALOGUE[data]
     shape = entry.shapes["train_inputs"][1:]
     if config.data.features != "none":
-        shape = builders.features(config).shape(torch.zeros(shape))
+        shape = named_features(config).shape(torch.zeros(shape))
     made = MODELS[model](shape, entry.classes if config.train.loss == "cross-entropy" else 1)
     assert numbers_in_a_row(config) == (sum(p.numel() for p in made.parameters()), "")
 
@@ -92,9 +95,9 @@ def test_bytes_are_those_of_rows_on_the_wire():
 
 def test_quick_answers_come_first_and_nothing_is_taken_back(monkeypatch):
     monkeypatch.setattr(setting_answers, "SOON", 0.0)  # everything that looks at observers takes long
-    seen = list(stages(Question.of(settings("method.name=top"))))
+    seen = list(stages(PlannerQuestion.of(settings("method.name=top"))))
     assert [one["pending"] for one in seen] == [
-        list(setting_answers.EVERY), list(setting_answers.EVERY), ["outsider", "view"], ["view"], [],
+        list(ANSWERS), list(ANSWERS), ["outsider", "view"], ["view"], [],
     ]  # fmt: skip
     assert seen[0]["sigma"] is None and set(seen[0]["privacy"]["status"].values()) == {NOT_YET}
     assert all(value is None for value in seen[0]["privacy"]["epsilon"].values())
@@ -112,14 +115,14 @@ def test_quick_answers_come_first_and_nothing_is_taken_back(monkeypatch):
     assert near < min(seen[0]["sigma_at_most"])
     enough = settings("method.name=top", f"privacy.sigma={near}", "privacy.answers=['adaptive']")
     assert plan_answers(enough)["privacy"]["epsilon"]["adaptive"] <= 1.0 + 1e-9
-    quick = list(stages(Question.of(settings("method.name=top")), quick=True))
+    quick = list(stages(PlannerQuestion.of(settings("method.name=top")), quick=True))
     assert [one["pending"] for one in quick] == [one["pending"] for one in seen[:2]]
 
 
 def test_quick_leaves_out_what_takes_long_and_nothing_else():
     """The default of 30 agents: of top the guarantee's own answer takes long, of dsgd the view alone."""
     top = plan_answers(read(), quick=True)
-    assert set(top["pending"]) == set(setting_answers.EVERY) and top["sigma_at_most"] is not None
+    assert set(top["pending"]) == set(ANSWERS) and top["sigma_at_most"] is not None
     dsgd = plan_answers(read(changes=["method.name=dsgd"]), quick=True)
     assert dsgd["pending"] == ["view"] and dsgd["privacy"]["status"]["view"] == NOT_YET
     assert dsgd["privacy"]["epsilon"]["adaptive"] == pytest.approx(1, rel=1e-5)
@@ -145,7 +148,7 @@ CHANGES = [
 @pytest.mark.parametrize("method", ["top", "correlated"])
 def test_what_is_remembered_is_what_would_be_found_anew(method):
     base = [f"method.name={method}", "method.chebyshev=false", "method.gossip=1"]
-    kept = observer_cache.Memory()
+    kept = observer_cache.ObserverCache()
     plan_answers(settings(*base), memory=kept)
     before = kept.found
     for changes in CHANGES:
@@ -175,7 +178,7 @@ OTHERS = [
 
 @pytest.mark.parametrize("changes", OTHERS, ids=str)
 def test_another_question_is_not_answered_from_memory(changes):
-    kept = observer_cache.Memory()
+    kept = observer_cache.ObserverCache()
     base = ["method.name=top", "data.records=60"]
     plan_answers(settings(*base), memory=kept)
     config = settings(*base, *changes)
@@ -187,7 +190,7 @@ def test_another_question_is_not_answered_from_memory(changes):
 
 def test_memory_does_not_grow_without_end(monkeypatch):
     monkeypatch.setattr(observer_cache, "KEPT", 2)
-    kept = observer_cache.Memory()
+    kept = observer_cache.ObserverCache()
     for rounds in (1, 2, 3):
         plan_answers(settings("method.name=top", f"rounds={rounds}"), memory=kept)
     assert len(kept._kept) == 2
@@ -201,15 +204,15 @@ def test_memory_does_not_grow_without_end(monkeypatch):
     ],
 )
 def test_what_is_too_large_is_refused_before_anything_is_made(changes, said, monkeypatch):
-    monkeypatch.setattr(builders, "graph", lambda config: pytest.fail("a graph was made"))
+    monkeypatch.setattr(run_outline, "named_links", lambda config: pytest.fail("a graph was made"))
     with pytest.raises(InputError, match=said):
-        Question.of(settings(*changes), PAGE)
+        PlannerQuestion.of(settings(*changes), PAGE)
 
 
 def test_what_has_too_many_links_is_refused_before_a_plan_is_written(monkeypatch):
-    monkeypatch.setattr(setting_answers, "plan_writer", lambda *given: pytest.fail("a plan was written"))
+    monkeypatch.setattr(ResolvedRun, "write_plan", lambda *given: pytest.fail("a plan was written"))
     with pytest.raises(InputError, match="rounds: expected at most 202 with 100 agents and 4950 links"):
-        Question.of(settings("topology.agents=100", "topology.kind=complete", "rounds=203"), PAGE)
+        PlannerQuestion.of(settings("topology.agents=100", "topology.kind=complete", "rounds=203"), PAGE)
 
 
 def test_noise_that_is_too_long_to_follow_is_said_not_guessed():
@@ -241,9 +244,9 @@ ADVISED = [
 
 
 def test_advice_that_is_remembered_is_what_would_be_advised_anew():
-    kept = observer_cache.Memory()
+    kept = observer_cache.ObserverCache()
     for changes in ADVISED:
-        question = Question.of(settings("method.name=plain", *changes))
+        question = PlannerQuestion.of(settings("method.name=plain", *changes))
         assert setting_answers.recommendation(question, memory=kept) == setting_answers.recommendation(
             question
         ), changes
@@ -252,5 +255,5 @@ def test_advice_that_is_remembered_is_what_would_be_advised_anew():
 
 def test_a_command_says_nothing_twice():
     given = ["my.toml", "--set", "method.name=top", "--set", "seed=4"]
-    command = setting_answers.recommendation(Question.of(settings()), given)["command"]
+    command = setting_answers.recommendation(PlannerQuestion.of(settings()), given)["command"]
     assert command.startswith("topdp run my.toml --set seed=4 --set method.name=") and "=top" not in command

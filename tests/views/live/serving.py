@@ -41,7 +41,8 @@ def served(paths, port=0, federation=None, certificate=None, key=None, **access)
     stop = []
     app = application(dash, Access(**access))
     thread = threading.Thread(
-        target=lambda: asyncio.run(serve(app, dash, sock, certificate, key, stop.append)), daemon=True
+        target=lambda: asyncio.run(serve(app, dash, sock, certificate, key, on_start=stop.append)),
+        daemon=True,
     )
     thread.start()
     url = f"http{'s' if certificate else ''}://127.0.0.1:{sock.getsockname()[1]}"

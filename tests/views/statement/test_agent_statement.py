@@ -218,7 +218,9 @@ def test_hidden_rows_that_an_older_version_rounded_leave_the_worst_case(tmp_path
 
 def test_what_the_run_before_an_amendment_has_cost_is_said(tmp_path, ran):
     """The same records: ε of the new run alone is not that of all that has left the agent."""
-    amended = amend(ran.setup.manifest, MembershipChange(2, remove=("dan",), links=(("ada", "cleo"),)))[0]
+    amended = amend(ran.setup.manifest, MembershipChange(round=2, remove=("dan",), links=(("ada", "cleo"),)))[
+        0
+    ]
     amended.write(tmp_path / "manifest.toml")
     with closing(Ledger(tmp_path / "ada", amended.hash, "ada", guarantee="adaptive")) as ledger:
         ledger.release(0, ReleaseCost(0.5, 0.7, 0.1), {"bob": b"row"}, b"state")

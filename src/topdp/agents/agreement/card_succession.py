@@ -1,14 +1,15 @@
-"""What follows a card: a new certificate or a new address of the same agent, signed by the key before.
+"""Successors of cards: a new certificate or address of the same agent, signed with the key before it.
 
-A manifest is not changed by it: its card stays where trust begins, and each successor is signed by the key of
-the card before it, and by its own. So anybody may pass successors on. How they travel: `life/cards.py`.
+A manifest is not changed by a successor: its cards stay the root of trust. Each successor is signed with the
+key of the card before it and with its own, so anybody may pass successors on. How they travel is in
+`runtime/card_updates.py`.
 
-**Guarantees.** Only who holds the key of an agent's card can name what comes after it, while that card is
-valid. The first successor of a number counts; another one of the same number, though well signed, is a
-`ForkError`: the key is in two hands. Numbers only grow, so old successors that are repeated do nothing. A
-successor keeps the name, and whether there is an address: who dials whom follows from the manifest. What was
-taken once is taken again at every start, whatever dates its certificate has: no card can keep books shut. Of
-one agent at most `MOST` are taken.
+**Guarantees.** Only the holder of the key of an agent's card can name its successor, while that card is
+valid. The first successor of a number counts; a different one of the same number, though well signed, is a
+`CardForkError`: two parties hold the key. Numbers only grow, so repeated old successors have no effect. A
+successor keeps the name, and whether there is an address: who dials whom follows from the manifest. A
+successor that was accepted once is accepted at every start, whatever the dates of its certificate, so no card
+can lock a ledger. At most `MAX_SUCCESSORS` of one agent are accepted.
 """
 
 from __future__ import annotations
@@ -31,18 +32,17 @@ from topdp.errors import InputError, TrustError
 
 SUCCESSOR_FILE = "successor.json"
 RENEWAL_FOLDER_PREFIX = "renewed-"
-MAX_SUCCESSOR_BYTES = 8192
-"""Bytes of one successor; ours have below 2,500."""
+MAX_SUCCESSOR_BYTES = 8192  # ours have below 2,500
 MAX_SUCCESSORS = 64
-"""Successors of one card of a manifest: more than anybody needs, and little to keep and pass on."""
+"""Of one card of a manifest: more than anybody needs, and little to keep and pass on."""
 
 
 class NotASuccessorError(TrustError):
-    """What names no successor of a card that is known here."""
+    """Something that is not a successor of a known card."""
 
 
 class SuccessorOrderError(TrustError):
-    """A successor of a card that is not the newest here, or has expired: nobody's fault who passes it on."""
+    """A successor of a card that is not the newest here, or has expired. Passing it on is no offence."""
 
 
 class CardForkError(TrustError):
@@ -50,7 +50,7 @@ class CardForkError(TrustError):
 
 
 class SuccessorLimitError(TrustError):
-    """More successors than a manifest takes, all signed by their agent."""
+    """More successors than are accepted under one manifest, all signed by their agent."""
 
 
 @dataclass(frozen=True)
@@ -73,48 +73,45 @@ class Successor:
             if len(text) > MAX_SUCCESSOR_BYTES:
                 raise ValueError
             number, before, card, signature, proof = json.loads(text)
-            words = (before, *card, signature, proof)
             if type(number) is not int or not 1 <= number < 2**31 or len(card) != 3:
                 raise ValueError
-            if not all(isinstance(word, str) for word in words):
+            if not all(isinstance(part, str) for part in (before, *card, signature, proof)):
                 raise ValueError
             bytes.fromhex(signature), bytes.fromhex(proof)
-            found = cls(number, before, Card(*card), signature, proof)
-            if (
-                len(found.text()) > MAX_SUCCESSOR_BYTES
-            ):  # as it is booked and passed on, which others must read again
+            successor = cls(number, before, Card(*card), signature, proof)
+            if len(successor.text()) > MAX_SUCCESSOR_BYTES:  # this form is stored and passed on
                 raise ValueError
-            return found
+            return successor
         except (ValueError, TypeError, RecursionError):
             raise NotASuccessorError(
-                "Expected a card with number, signature and proof, got something else: ask for it again."
+                "Expected a card with number, signature and proof, got something else: request it again."
             ) from None
 
     def expect_follows(self, card: Card, now: datetime | None = None) -> None:
-        """Refuses what the holder of `card` has not named as its own next card, or not in time."""
+        """Raise unless the holder of `card` has named this as its next card, while both are valid."""
         self.expect_signed_by(card)
         if self.card.x509.not_valid_before_utc < card.x509.not_valid_before_utc:
             raise SuccessorOrderError(
                 f"Expected a certificate of {card.name} that begins with the one before it or later, got one "
                 "that begins earlier: make the next card with `topdp agent renew`."
             )
-        for one in (card, self.card):
-            if reason := one.validity_problem(now):
-                raise SuccessorOrderError(f"Expected a successor in time, but {reason}.")
+        for each in (card, self.card):
+            if problem := each.validity_problem(now):
+                raise SuccessorOrderError(f"Expected valid certificates, but {problem}.")
 
     def expect_signed_by(self, card: Card) -> None:
-        """Refuses what the holder of `card` has not named as its own next card, whatever the time is."""
-        words = _words(self.number, self.before, self.card)
+        """Raise unless the holder of `card` has named this as its next card, at any time."""
+        signed = _signed_bytes(self.number, self.before, self.card)
         if self.before != card_digest(card):
             raise SuccessorOrderError(
                 f"Expected a successor of {card.name}'s card {card.fingerprint[:16]}, got another's."
             )
-        if self.card.name != card.name or not card.verifies(bytes.fromhex(self.signature), words):
+        if self.card.name != card.name or not card.verifies(bytes.fromhex(self.signature), signed):
             raise NotASuccessorError(
-                f"Expected a successor signed by the key of {card.name}'s card {card.fingerprint[:16]}, got "
-                "one that is not."
+                f"Expected a successor signed with the key of {card.name}'s card {card.fingerprint[:16]}, "
+                "got one that is not."
             )
-        if not self.card.verifies(bytes.fromhex(self.proof), words):
+        if not self.card.verifies(bytes.fromhex(self.proof), signed):
             raise NotASuccessorError(f"Expected a proof that {card.name} holds its new key, got none.")
         if bool(self.card.address) != bool(card.address):
             raise NotASuccessorError(
@@ -130,20 +127,19 @@ def card_digest(card: Card) -> str:
 
 def sign_successor(number: int, before: Identity, after: Identity) -> Successor:
     """`after` as the successor of `before`."""
-    words = _words(number, card_digest(before.card), after.card)
-    return Successor(
-        number, card_digest(before.card), after.card, before.sign(words).hex(), after.sign(words).hex()
-    )
+    digest = card_digest(before.card)
+    signed = _signed_bytes(number, digest, after.card)
+    return Successor(number, digest, after.card, before.sign(signed).hex(), after.sign(signed).hex())
 
 
 class CardDirectory:
-    """The cards of all agents of a manifest as they are now, and all that came before them."""
+    """The current cards of all agents of a manifest, and all their earlier ones."""
 
     def __init__(self, manifest: Manifest) -> None:
         self._cards = {card.name: [card] for card in manifest.cards}
-        self._known: dict[str, dict[int, Successor]] = {name: {} for name in manifest.names}
-        self._shown: set[str] = set()  # who has shown its newest card on a link
-        self.on_shown: Callable[[str], None] = lambda name: None  # called when somebody does
+        self._successors: dict[str, dict[int, Successor]] = {name: {} for name in manifest.names}
+        self._shown: set[str] = set()  # agents that have shown their newest card on a link
+        self.on_shown: Callable[[str], None] = lambda name: None
 
     def card(self, name: str) -> Card:
         return self._cards[name][-1]
@@ -153,83 +149,81 @@ class CardDirectory:
         return tuple(self._cards[name])
 
     def acceptable(self, name: str) -> tuple[Card, ...]:
-        """The cards of an agent that a link may show, newest first: once that was, no other one."""
+        """The cards that an agent may show on a link, newest first; only the newest once it was shown."""
         cards = self._cards[name]
         return (cards[-1],) if name in self._shown else tuple(reversed(cards[-2:]))
 
     def mark_shown(self, card: Card) -> None:
-        """A link to this card is open."""
+        """Record that a link to this card is open."""
         if card == self.card(card.name) and card.name not in self._shown:
             self._shown.add(card.name)
             self.on_shown(card.name)
 
     def number(self, name: str) -> int:
-        """Of its newest card; 0: that of the manifest."""
-        return max(self._known[name], default=0)
+        """The number of an agent's newest card; 0 for that of the manifest."""
+        return max(self._successors[name], default=0)
 
     def accept(self, successor: Successor, now: datetime | None = None) -> bool:
-        """Whether it is new here. Refuses what is no successor, and by ForkError a second one."""
+        """Add a successor. Return whether it is new. Raise CardForkError on a second one of its number."""
 
-        def expect(card: Card) -> None:
+        def check(card: Card) -> None:
             successor.expect_follows(card, now)
-            if len(self._known[card.name]) >= MAX_SUCCESSORS:
+            if len(self._successors[card.name]) >= MAX_SUCCESSORS:
                 raise SuccessorLimitError(
-                    f"Expected at most {MAX_SUCCESSORS} successors of {card.name}'s card in the "
-                    "manifest, got one more."
+                    f"Expected at most {MAX_SUCCESSORS} successors of {card.name}'s card in the manifest, "
+                    "got one more."
                 )
 
-        return self._take(successor, expect)
+        return self._add(successor, check)
 
-    def _take(self, successor: Successor, expect: Callable[[Card], None]) -> bool:
+    def restore(self, successor: Successor) -> None:
+        """Add a successor from this agent's ledger, which was accepted at another time."""
+        self._add(successor, successor.expect_signed_by)
+
+    def _add(self, successor: Successor, check: Callable[[Card], None]) -> bool:
         name = successor.card.name
         if name not in self._cards:
             raise NotASuccessorError(f"Expected a successor of an agent of the manifest, got {name!r:.80}.")
-        known = self._known[name].get(successor.number)
-        if known is not None:
-            if _content(known) == _content(successor):
+        accepted = self._successors[name].get(successor.number)
+        if accepted is not None:
+            if _unsigned_content(accepted) == _unsigned_content(successor):
                 return False
-            self._fork(successor)
+            self._raise_fork(successor)
         if successor.number < self.number(name):
             return False  # repeated from before this manifest, or skipped on the way to a newer one
-        expect(self.card(name))
-        self._known[name][successor.number] = successor
+        check(self.card(name))
+        self._successors[name][successor.number] = successor
         self._cards[name].append(successor.card)
         self._shown.discard(name)
         return True
 
     def has(self, successor: Successor) -> bool:
-        return self._known[successor.card.name].get(successor.number) is not None
+        return self._successors[successor.card.name].get(successor.number) is not None
 
-    def restore(self, successor: Successor) -> None:
-        """One that these books have taken before; whether it was in time was seen then, by another clock."""
-        self._take(successor, successor.expect_signed_by)
-
-    def _fork(self, successor: Successor) -> None:
-        """Another successor of a number that is taken: only if it is well signed is it a story."""
+    def _raise_fork(self, successor: Successor) -> None:
+        """Refuse another successor of a number. It proves a fork only if a key of the agent has signed it."""
         name = successor.card.name
-        for card in self._cards[name]:
-            if card.verifies(
-                bytes.fromhex(successor.signature),
-                _words(successor.number, successor.before, successor.card),
-            ):
-                raise CardForkError(
-                    f"Expected one successor {successor.number} of {name}'s card, got two that its key has "
-                    f"signed: that key is in two hands. Ask {name} by another way; the first one stays."
-                )
+        signature = bytes.fromhex(successor.signature)
+        signed = _signed_bytes(successor.number, successor.before, successor.card)
+        if any(card.verifies(signature, signed) for card in self._cards[name]):
+            raise CardForkError(
+                f"Expected one successor {successor.number} of {name}'s card, got two signed with its key: "
+                f"that key is in two hands. Ask {name} by another way; the first one stays."
+            )
         raise NotASuccessorError(f"Expected a successor that a key of {name} has signed, got another.")
 
 
 def renew(folder: Path, address: str | None = None, keep_key: bool = False) -> Successor:
-    """Makes the next card of the identity in `folder`, and its successor, in a folder of their own.
+    """Make the next card of the identity in `folder`, and its successor, in a subfolder.
 
-    `keep_key`: the address alone changes.
+    `keep_key`: change the address alone.
     """
-    held = load_identities(folder)
-    before, number = held[-1], len(held)
-    if reason := before.card.validity_problem():
+    identities = load_identities(folder)
+    before, number = identities[-1], len(identities)
+    if problem := before.card.validity_problem():
         raise TrustError(
-            f"Expected to renew a card while it is valid, but {reason}: its key no longer counts. Make a new "
-            "identity, and a new manifest with its card."
+            f"Expected to renew a card while it is valid, but {problem}: its key no longer counts. Make a "
+            "new identity, and a new manifest with its card."
         )
     address = before.card.address if address is None else check_address(address)
     if bool(address) != bool(before.card.address):
@@ -243,7 +237,7 @@ def renew(folder: Path, address: str | None = None, keep_key: bool = False) -> S
     else:
         after = identity.generate(before.card.name, address)
     place = folder / f"{RENEWAL_FOLDER_PREFIX}{number}"
-    shutil.rmtree(place, ignore_errors=True)  # left by a renewal that was broken off: nobody was told of it
+    shutil.rmtree(place, ignore_errors=True)  # left by an interrupted renewal that no neighbour has seen
     identity.save(place, after)
     successor = sign_successor(number, before, after)
     write_atomically(place / SUCCESSOR_FILE, successor.text() + "\n")
@@ -251,24 +245,24 @@ def renew(folder: Path, address: str | None = None, keep_key: bool = False) -> S
 
 
 def load_identities(folder: Path) -> list[Identity]:
-    """All identities of the agent in `folder`, oldest first; expired ones too."""
-    found = [identity.load_identity(folder, expired=True)]
-    while (folder / f"{RENEWAL_FOLDER_PREFIX}{len(found)}" / SUCCESSOR_FILE).exists():
-        found.append(identity.load_identity(folder / f"{RENEWAL_FOLDER_PREFIX}{len(found)}", expired=True))
-    return found
+    """All identities of the agent in `folder`, oldest first, including expired ones."""
+    identities = [identity.load_identity(folder, allow_expired=True)]
+    while (place := _successor_file(folder, len(identities))).exists():
+        identities.append(identity.load_identity(place.parent, allow_expired=True))
+    return identities
 
 
-def load_successors(folder: Path, after: int = 0) -> list[Successor]:
-    """What `renew` has made in `folder`, from number `after` + 1 on."""
-    found: list[Successor] = []
-    while (place := folder / f"{RENEWAL_FOLDER_PREFIX}{after + len(found) + 1}" / SUCCESSOR_FILE).exists():
-        found.append(read_successor(place))
-    return found
+def load_successors(folder: Path) -> list[Successor]:
+    """The successors that `renew` has made in `folder`."""
+    successors: list[Successor] = []
+    while (place := _successor_file(folder, len(successors) + 1)).exists():
+        successors.append(read_successor(place))
+    return successors
 
 
 def has_successor(folder: Path, number: int) -> bool:
     """Whether there is a card after `number`."""
-    return (folder / f"{RENEWAL_FOLDER_PREFIX}{number + 1}" / SUCCESSOR_FILE).exists()
+    return _successor_file(folder, number + 1).exists()
 
 
 def read_successor(path: Path) -> Successor:
@@ -280,11 +274,15 @@ def read_successor(path: Path) -> Successor:
         ) from None
 
 
-def _words(number: int, before: str, card: Card) -> bytes:
+def _successor_file(folder: Path, number: int) -> Path:
+    return folder / f"{RENEWAL_FOLDER_PREFIX}{number}" / SUCCESSOR_FILE
+
+
+def _signed_bytes(number: int, before: str, card: Card) -> bytes:
     parts: list[Any] = [number, before, card.name, card.address, card.certificate]
     return b"topdp successor 1\n" + json.dumps(parts).encode()
 
 
-def _content(successor: Successor) -> tuple[int, str, str]:
-    """Without the signatures: the same thing may be signed twice."""
+def _unsigned_content(successor: Successor) -> tuple[int, str, str]:
+    """The content without signatures: the same content may be signed twice."""
     return successor.number, successor.before, card_digest(successor.card)

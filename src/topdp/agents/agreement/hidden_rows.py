@@ -1,9 +1,9 @@
-"""Whether a guarantee counts on rows that some agents do not see, and how long those may be to be exact.
+"""Whether a guarantee relies on rows that some agents do not see, and how long those rows may be to be exact.
 
-Follows from the plan alone, so a manifest can be made for it. What agents do about such rows is in
-`life.hidden`.
+This follows from the plan alone, so it is checked when a manifest is made. What agents do about such rows is
+in `runtime/hidden_row_limits`.
 
-**Guarantees.** Numbers up to `largest_exact` that are multiples of the step of their row are numbers of
+**Guarantees.** Numbers up to `max_exact_norm` that are multiples of the grid step of their row are exact in
 float64: such a row is not rounded on its way.
 """
 
@@ -15,64 +15,57 @@ import numpy as np
 
 from topdp.errors import InputError
 from topdp.plan import Plan
-from topdp.privacy.observers.adaptive import has_short_form, in_the_open
+from topdp.privacy.answers import guarantee_kind
 
-GRID_STEP_PER_STD = (
-    2.0**-20
-)  # of the deviation of a row's noise, at most: all its numbers are multiples of it
-EXACT_FLOAT64_INTEGERS = 2.0**53  # numbers of float64 below it are exact
-MIN_STEPS_PER_STD = 8.0  # steps of every row in every deviation: sums over all steps are integrals then
+GRID_STEP_PER_STD = 2.0**-20  # the largest grid step; all numbers of a row are multiples of its step
+EXACT_FLOAT64_INTEGERS = 2.0**53  # integers below it are exact in float64
+MIN_STEPS_PER_STD = 8.0  # steps of every row in every standard deviation: sums over steps are then integrals
 
 
 def relies_on_hidden_rows(guarantee: str, plan: Plan, coalition: int, follows_plan: bool) -> bool:
-    """Whether what is charged counts on rows that somebody does not see."""
-    if not follows_plan or guarantee not in ("adaptive", "view"):
-        return False
-    if guarantee == "view":  # of what one agent reads, whoever shares draws
-        return True
-    return not in_the_open(plan) and not has_short_form("adaptive", plan, coalition)
+    """Whether charges rely on rows that some agent does not see."""
+    return follows_plan and guarantee_kind(guarantee).hides_rows(plan, coalition)
 
 
-def grid_step(deviation: float) -> float:
-    """The power of two at or below `GRID` · `deviation`: dividing by it is exact.
+def grid_step(std: float) -> float:
+    """The power of two at or below `GRID_STEP_PER_STD` · `std`: dividing by it is exact.
 
-    >>> step_of(1.0) == 2.0**-20 == step_of(1.9)
+    >>> grid_step(1.0) == 2.0**-20 == grid_step(1.9)
     True
     """
-    return 2.0 ** math.floor(math.log2(GRID_STEP_PER_STD * deviation))
+    return 2.0 ** math.floor(math.log2(GRID_STEP_PER_STD * std))
 
 
 def smallest_noise_std(plan: Plan) -> float:
-    """Of all draws of all rows; infinite where there are none."""
-    found = (np.abs(plan[r].std[plan.exists[r]]) for r in range(plan.releases))
-    return min((float(std[std > 0].min()) for std in found if (std > 0).any()), default=math.inf)
+    """The smallest standard deviation of a draw in a row; infinite if there is no noise."""
+    stds = (np.abs(plan[r].std[plan.exists[r]]) for r in range(plan.releases))
+    return min((float(std[std > 0].min()) for std in stds if (std > 0).any()), default=math.inf)
 
 
 def max_exact_norm(plan: Plan) -> float:
-    """The longest rows that float64 holds as multiples of their steps."""
-    least = smallest_noise_std(plan)
-    return EXACT_FLOAT64_INTEGERS * grid_step(least) if math.isfinite(least) else math.inf
+    """The longest rows that float64 represents as multiples of their grid steps."""
+    smallest = smallest_noise_std(plan)
+    return EXACT_FLOAT64_INTEGERS * grid_step(smallest) if math.isfinite(smallest) else math.inf
 
 
 def _coarsest_step(plan: Plan) -> float:
-    """The longest step of a row, as others get it: times the largest weight where that is above 1."""
-    longest = 0.0
+    """The largest grid step of a row, times the largest weight where that is above 1."""
+    largest = 0.0
     for r in range(plan.releases):
         std = np.abs(plan[r].std[plan.exists[r]])
-        least = np.where(std > 0, std, np.inf).min(axis=1, initial=np.inf)
-        longest = max(longest, float(least[np.isfinite(least)].max(initial=0.0)))
+        smallest = np.where(std > 0, std, np.inf).min(axis=1, initial=np.inf)
+        largest = max(largest, float(smallest[np.isfinite(smallest)].max(initial=0.0)))
     weight = max(1.0, float(np.abs(plan.weight.values).max(initial=0.0)))
-    return grid_step(longest) * weight if longest else 0.0
+    return grid_step(largest) * weight if largest else 0.0
 
 
 def expect_steps_below_noise(plan: Plan) -> None:
-    """Refuses noise as small as the steps of other rows: what hides behind such a row shows between them."""
-    least, longest = smallest_noise_std(plan), _coarsest_step(plan)
-    if not MIN_STEPS_PER_STD * longest <= least:
+    """Refuse noise as small as the grid steps of other rows: they would reveal what the noise hides."""
+    smallest, least = smallest_noise_std(plan), MIN_STEPS_PER_STD * _coarsest_step(plan)
+    if not least <= smallest:
         raise InputError(
-            f"Expected noise of at least {MIN_STEPS_PER_STD * longest:.3g} in every row, "
-            f"{MIN_STEPS_PER_STD:g} steps of the row with "
-            f"most, got {least:.3g}: privacy.guarantee counts on rows that some do not see, and next to so "
-            "little noise their steps would show. Take budgets, and steps of noise along the rounds, that "
+            f"Expected noise of at least {least:.3g} in every row, {MIN_STEPS_PER_STD:g} grid steps of the "
+            f"noisiest row, got {smallest:.3g}: privacy.guarantee relies on rows that some do not see, and "
+            "next to so little noise their steps would show. Choose budgets, and a decay of the noise, that "
             'differ by less than a factor of 100,000, or "worst-case".'
         )

@@ -1,9 +1,9 @@
-"""Who an agent is: a key made on its own site, and a certificate signed by that key alone.
+"""The identity of an agent: a key made at its own site, and a self-signed certificate.
 
-What others see of it is its `card`. gRPC's TLS takes no Ed25519, so keys are ECDSA on P-256.
+Other agents see its card (`identity_card`). gRPC's TLS does not support Ed25519, so keys are ECDSA on P-256.
 
 **Guarantees.** The private key is written once, readable by its owner alone, and never leaves the folder. The
-certificate may not sign others (key usage), but nobody relies on that: see `handshake.py`.
+certificate may not sign others (key usage), but nothing relies on that: see `wire/handshake.py`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from topdp.base.files import write_atomically
 from topdp.errors import TrustError
 
 TLS_HOST_NAME = "agent.topdp"
-"""The host name in every certificate: TLS wants one, and ours says nothing about who it is."""
+"""The host name in every certificate: TLS requires one. It does not identify the agent."""
 
 CERTIFICATE_VALIDITY = timedelta(days=3650)
 KEY_FILE, CERTIFICATE_FILE, CARD_FILE = "key.pem", "certificate.pem", "card.toml"
@@ -51,15 +51,15 @@ class Identity:
         )
         if ours != theirs:
             raise TrustError(
-                f"Expected the key of {self.card.name}'s certificate, got another key: the files are of "
-                f"different agents; restore them together, or make a new identity and send out its card."
+                f"Expected the key of {self.card.name}'s certificate, got another key: the files belong to "
+                "different agents; restore them together, or make a new identity and send out its card."
             )
 
     def sign(self, data: bytes) -> bytes:
         return self.key.sign(data, ec.ECDSA(hashes.SHA256()))
 
     def secret(self, purpose: str) -> bytes:
-        """32 bytes for `purpose` that only this key gives, and gives again after a restart."""
+        """32 bytes for `purpose` that only this key yields, the same after a restart."""
         private = self.key.private_numbers().private_value.to_bytes(32, "big")
         return hmac.digest(private, b"topdp " + purpose.encode(), "sha256")
 
@@ -80,8 +80,8 @@ class Identity:
 def generate(
     name: str, address: str = "", start: datetime | None = None, validity: timedelta = CERTIFICATE_VALIDITY
 ) -> Identity:
-    """A new identity in memory; `init` makes one on disk."""
-    start = start or datetime.now(UTC) - timedelta(days=1)  # neighbours' clocks may be behind
+    """Make a new identity in memory; `create_identity` makes one on disk."""
+    start = start or datetime.now(UTC) - timedelta(days=1)  # neighbours' clocks may be slow
     check_name(name)
     key = ec.generate_private_key(KEY_CURVE())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
@@ -108,15 +108,15 @@ def generate(
 
 
 def create_identity(folder: Path, name: str, address: str = "") -> Identity:
-    """Makes a key, a certificate and a card in `folder`. An identity that is there is never replaced."""
+    """Make a key, a certificate and a card in `folder`. Never replace an existing identity."""
     return save(folder, generate(name, address))
 
 
 def save(folder: Path, identity: Identity) -> Identity:
-    """Writes an identity to `folder`, where none may be."""
+    """Write an identity to `folder`, which must not contain one."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # The mode is given at birth: there is no moment in which others could read the key.
+        # The file is created with its mode: at no moment could others read the key.
         handle = os.open(folder / KEY_FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(handle, "wb") as file:
             file.write(identity.key_pem())
@@ -126,8 +126,8 @@ def save(folder: Path, identity: Identity) -> Identity:
         if not folder.is_dir():
             raise IdentityError(f"Expected a folder for the identity, {folder} is a file.") from None
         raise IdentityError(
-            f"Expected no identity in {folder}, found {folder / KEY_FILE}: name another folder, or move that "
-            f"one away (neighbours who have its card will not know the new one)."
+            f"Expected no identity in {folder}, found {folder / KEY_FILE}: name another folder, or move "
+            "that one away (neighbours that have its card will not recognise the new one)."
         ) from None
     except OSError as error:
         raise IdentityError(f"Could not write an identity to {folder}: {error.strerror}.") from error
@@ -136,8 +136,8 @@ def save(folder: Path, identity: Identity) -> Identity:
     return identity
 
 
-def load_identity(folder: Path, now: datetime | None = None, expired: bool = False) -> Identity:
-    """The identity in `folder`, or the reason why it cannot be used. `expired`: one that was may be."""
+def load_identity(folder: Path, now: datetime | None = None, allow_expired: bool = False) -> Identity:
+    """The identity in `folder`; raise an error with the reason why it cannot be used."""
     path = folder / KEY_FILE
     try:
         mode = path.stat().st_mode & 0o777
@@ -151,7 +151,7 @@ def load_identity(folder: Path, now: datetime | None = None, expired: bool = Fal
     if mode & 0o077:
         raise TrustError(
             f"Expected {path} readable by its owner alone (mode 600), got mode {mode:o}: others may have "
-            f"read it; `chmod 600 {path}` if you know that they have not, else make a new identity."
+            f"read it. Use `chmod 600 {path}` if you know that they have not, else make a new identity."
         )
     try:
         key = serialization.load_pem_private_key(pem, password=None)
@@ -167,7 +167,7 @@ def load_identity(folder: Path, now: datetime | None = None, expired: bool = Fal
             "another one."
         )
     held = Identity(card, key)
-    if not expired:
+    if not allow_expired:
         expect_valid(held, str(folder), now)
     return held
 

@@ -1,7 +1,7 @@
-"""What an agent shows to everybody: its name, where it is dialled, and its certificate.
+"""The card of an agent, which is public: its name, its address and its certificate.
 
-There is no authority. An agent is known by the SHA-256 of its certificate (its *fingerprint*), which a
-manifest lists; what a certificate says about names is never believed. Keys are not here: `identity`.
+There is no authority. An agent is identified by the SHA-256 of its certificate (its *fingerprint*), which a
+manifest lists; names inside certificates are ignored. Private keys are in `identity`.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ ADDRESS_PATTERN = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9][A-Za-z0-9.-]{0,25
 
 
 class IdentityError(InputError):
-    """A name, address, key or card that cannot be used; one that must not be relied on is a TrustError."""
+    """A name, address, key or card that cannot be used. One that must not be trusted is a TrustError."""
 
 
 @dataclass(frozen=True)
 class Card:
-    """What an agent shows to everybody. `address` is `host:port`, or empty for a site that opens no port."""
+    """The public part of an identity. `address` is `host:port`, or empty for an agent that opens no port."""
 
     name: str
     address: str
@@ -52,12 +52,12 @@ class Card:
     @cached_property
     def x509(self) -> x509.Certificate:
         try:
-            found = x509.load_pem_x509_certificates(self.certificate.encode("ascii"))
+            certificates = x509.load_pem_x509_certificates(self.certificate.encode("ascii"))
         except (ValueError, UnicodeEncodeError) as error:
             raise IdentityError(f"Expected a PEM certificate of {self.name}: {error}") from None
-        if len(found) != 1:
-            raise IdentityError(f"Expected one certificate of {self.name}, got {len(found)}.")
-        return found[0]
+        if len(certificates) != 1:
+            raise IdentityError(f"Expected one certificate of {self.name}, got {len(certificates)}.")
+        return certificates[0]
 
     @cached_property
     def fingerprint(self) -> str:
@@ -79,7 +79,7 @@ class Card:
         return True
 
     def validity_problem(self, now: datetime | None = None) -> str:
-        """Why the certificate is not valid at `now`, or nothing."""
+        """Why the certificate is not valid at `now`, or an empty string."""
         now = now or datetime.now(UTC)
         first, last = self.x509.not_valid_before_utc, self.x509.not_valid_after_utc
         if first <= now <= last:
@@ -103,7 +103,7 @@ def fingerprint(certificate: x509.Certificate) -> str:
 
 
 def read_card(path: Path) -> Card:
-    """The card in a file, as another site sent it."""
+    """The card in a file."""
     return parse_card(read_text_file(path), str(path))
 
 
@@ -116,7 +116,7 @@ def parse_card(text: str, origin: str = "card") -> Card:
 
 
 def card_from_tree(tree: Any, origin: str) -> Card:
-    """A card from its four keys; the fingerprint must be that of the certificate."""
+    """A card from its four keys. Raise TrustError unless the fingerprint is that of the certificate."""
     keys = {"name", "address", "fingerprint", "certificate"}
     if not isinstance(tree, dict) or set(tree) != keys or not all(isinstance(tree[k], str) for k in keys):
         got = ", ".join(sorted(tree)) if isinstance(tree, dict) else type(tree).__name__
@@ -130,7 +130,7 @@ def card_from_tree(tree: Any, origin: str) -> Card:
     if card.fingerprint != tree["fingerprint"]:
         raise TrustError(
             f"{origin}: expected the fingerprint {card.fingerprint} of its certificate, got "
-            f"{tree['fingerprint']:.80}: the card is damaged or was changed; ask {card.name} for it again."
+            f"{tree['fingerprint']:.80}: the card is damaged or was changed. Ask {card.name} for it again."
         )
     return card
 
@@ -149,13 +149,13 @@ def check_address(address: str) -> str:
     if address and not (match and 1 <= int(match[2]) <= 65535):
         raise IdentityError(
             f"Expected an address host:port with a port from 1 to 65535, for example "
-            f"agent.example.org:7400, or none for a site that opens no port, got {address!r:.80}."
+            f"agent.example.org:7400, or none for an agent that opens no port, got {address!r:.80}."
         )
     return address
 
 
 def is_loopback(address: str) -> bool:
-    """Whether `host:port` is on this machine and no other."""
+    """Whether `host:port` is a loopback address."""
     host = address.rpartition(":")[0].strip("[]")
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
@@ -165,7 +165,7 @@ def is_loopback(address: str) -> bool:
 
 def read_text_file(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8-sig")  # some editors write a mark first
+        return path.read_text(encoding="utf-8-sig")  # some editors write a byte order mark
     except FileNotFoundError:
         raise IdentityError(f"Expected a file {path}, found none.") from None
     except (OSError, UnicodeDecodeError) as error:

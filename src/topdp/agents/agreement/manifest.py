@@ -1,7 +1,7 @@
-"""The manifest: who takes part, who is linked to whom, what is run, and which rules all of them keep.
+"""The manifest: members, links, the configuration of the run, and rules, in one document for all members.
 
-One document for the whole federation, known by its hash. Agents refuse neighbours who hold another one. It
-holds no secret. The graph is given by its links; `topology` in the run's configuration is not looked at.
+It is identified by its hash. Agents refuse neighbours that have another one. It contains no secret. Its links
+define the graph; `topology` in the run's configuration is ignored.
 """
 
 from __future__ import annotations
@@ -28,60 +28,60 @@ from topdp.topology import Topology, TopologyError, from_edges
 
 MANIFEST_FORMAT = 1
 MANIFEST_KEYS = ("format", "hash", "rules", "agents", "links", "run")
-OPTIONAL_MANIFEST_KEYS = ("amends",)  # where it takes the place of another one: `amendments.py`
-SIGNATURES_KEY = "signatures"  # beside the document: its hash is what is signed
+OPTIONAL_MANIFEST_KEYS = ("amends",)  # if it replaces another manifest (`amendments.py`)
+SIGNATURES_KEY = "signatures"  # beside the document, whose hash is signed
 
 
 class ManifestError(InputError):
-    """A manifest that cannot be used; one that was changed since it was agreed to is a TrustError."""
+    """A manifest that cannot be used. One that was changed after it was made is a TrustError."""
 
 
 class Rules(Section):
-    """What all agents have agreed to beside the run itself."""
+    """What all members agree on besides the configuration of the run."""
 
     dead_neighbour: Literal["wait", "go-on"] = "wait"
-    """A neighbour from whom nothing comes for `idle_timeout`: wait for it, or mix what arrived.
+    """What to do about a neighbour that is silent for `idle_timeout`: wait, or mix what has arrived.
 
-    Where agents share noise, to go on is final: nothing more is taken of that neighbour.
+    Where agents share noise, going on is final: nothing more is accepted from that neighbour.
     """
 
     departures: Annotated[int, Field(ge=0)] = 0
-    """Agents that may drop out, or be refused by others, while the charges of all hold: the reserve.
+    """The reserve: how many agents may drop out, or be refused by others, while all charges still hold.
 
-    Under `adaptive`, where rows are hidden from some: who is gone counts as one more colluder, so noise is
-    calibrated, and charged, for `privacy.colluders` and so many more.
+    Under `adaptive`, where some rows are hidden from some agents, an agent that is gone counts as one more
+    colluder. So noise is calibrated and charged for `privacy.colluders` plus this many.
     """
 
     idle_timeout: Annotated[float, Field(ge=0.05, le=3600, allow_inf_nan=False)] = 30.0
-    """Seconds without progress on a link, or in an exchange, until it is given up.
+    """Seconds without progress after which a link or an exchange is given up.
 
-    A link must carry a few pieces of 256 KiB in this time: at 30 s, 100 kB/s are enough for full links.
+    A link must carry a few pieces of 256 KiB in this time: at 30 s, 100 kB/s suffice for busy links.
     """
 
     largest_body: Annotated[int, Field(ge=1024, le=2**31)] = 64 * 2**20
-    """Bytes of one message."""
+    """The largest message in bytes."""
 
     in_flight: Annotated[int, Field(ge=1, le=256)] = 4
-    """Requests under way in one direction of a link; a link's memory stays below 4 · this · largest_body."""
+    """The most requests under way in one direction of a link; its memory is below 4 · this · largest_body."""
 
     dtype: Literal["auto", "float32", "float64"] = "auto"
-    """The type in which rows travel; gradients are summed in float64 in any case.
+    """The type in which rows travel. Gradients are always summed in float64.
 
-    `auto`: float64 where the guarantee counts on rows that some do not see, which must not be rounded then,
-    and the model's type elsewhere.
+    `auto`: float64 where the guarantee relies on rows that some agents do not see, which must not be rounded;
+    elsewhere the model's type.
     """
 
     largest_norm: Annotated[float, Field(gt=0, le=1e15, allow_inf_nan=False)] = 1e4
-    """Rows above this norm are refused. What may be sent must stay finite when it is squared and added."""
+    """The largest norm of an accepted row. Rows must stay finite when they are squared and added."""
 
     largest_drift: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-    """Rows so many times as far from one's own as the median neighbour's are left out; 0: no limit.
+    """Ignore rows this many times as far from an agent's own row as the median neighbour's; 0: no limit.
 
-    From 3 on honest rows hardly ever are. It takes three neighbours to tell who is far away.
+    From 3 on, honest rows are hardly ever ignored. The rule needs at least three neighbours.
     """
 
     relay: Annotated[str, AfterValidator(check_address)] = ""
-    """Where neighbours meet of whom neither has an address: `host:port` of a `topdp relay`, or nothing."""
+    """`host:port` of a `topdp relay`, which joins neighbours without addresses; empty: none."""
 
     @property
     def tolerates_silence(self) -> bool:
@@ -97,7 +97,7 @@ class Manifest:
     links: tuple[tuple[int, int], ...]
     config: RunConfig
     rules: Rules
-    tree: dict[str, Any]  # the document without its hash: later versions of topdp must hash what is written
+    tree: dict[str, Any]  # the document without its hash, as written: later versions hash the same
     signatures: dict[str, str] = field(default_factory=dict)  # of an amendment, by name
 
     def __post_init__(self) -> None:
@@ -108,7 +108,7 @@ class Manifest:
             if not any(self.cards[end].address for end in link) and not self.rules.relay:
                 raise ManifestError(
                     f"Expected an address at one end of the link {self._words(link)}, got none: neither can "
-                    f"dial the other; open a port at one of them, or name a relay (--relay)."
+                    "dial the other. Open a port at one of them, or name a relay (--relay)."
                 )
         _ = self.topology
 
@@ -144,12 +144,12 @@ class Manifest:
         return tuple(other for k, other in enumerate(self.names) if self.topology.adjacency[me, k])
 
     def dialer(self, first: str, second: str) -> str:
-        """Which end of a link dials: the one with the lower number, unless only one can be dialled."""
+        """The end of a link that dials: the lower number, unless only one end can be dialled."""
         low, high = sorted((first, second), key=self.number)
         return low if self.card(high).address else high
 
     def relayed(self, first: str, second: str) -> bool:
-        """Whether two neighbours meet at the relay: neither can be dialled."""
+        """Whether two neighbours connect through the relay, because neither can be dialled."""
         return not (self.card(first).address or self.card(second).address)
 
     def to_toml(self) -> str:
@@ -157,11 +157,11 @@ class Manifest:
         signed = {SIGNATURES_KEY: self.signatures} if self.signatures else {}
         return tomli_w.dumps({**head, **self.tree, **signed}, multiline_strings=True)
 
-    def signed_by(self, name: str, signature: str) -> Manifest:
+    def with_signature(self, name: str, signature: str) -> Manifest:
         return replace(self, signatures={**self.signatures, name: signature})
 
     def write(self, path: Path) -> None:
-        """Whole or not at all; an existing file is replaced."""
+        """Write the file atomically. An existing file is replaced."""
         write_atomically(path, self.to_toml())
 
     def _words(self, link: tuple[int, int]) -> str:
@@ -171,7 +171,7 @@ class Manifest:
 def new_manifest(
     cards: Iterable[Card], links: Iterable[tuple[str, str]], config: RunConfig, rules: Rules | None = None
 ) -> Manifest:
-    """The manifest of these agents. Links are pairs of names; one that is given both ways is one link."""
+    """Make the manifest of these agents. Links are pairs of names in either order."""
     cards = tuple(cards)
     names = _names(cards)
     pairs = {tuple(sorted((_number(names, a), _number(names, b)))) for a, b in links}
@@ -186,39 +186,38 @@ def new_manifest(
 
 
 def read_manifest(path: Path) -> Manifest:
-    """The manifest in a file, checked whole."""
+    """Read and check the manifest in a file."""
     try:
-        text = path.read_text(encoding="utf-8-sig")  # some editors write a mark first
+        text = path.read_text(encoding="utf-8-sig")  # some editors write a byte order mark
     except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", error)
-        raise ManifestError(f"Expected a readable manifest, could not read {path}: {why}.") from None
+        reason = getattr(error, "strerror", error)
+        raise ManifestError(f"Expected a readable manifest, could not read {path}: {reason}.") from None
     return parse_manifest(text, str(path))
 
 
 def parse_manifest(text: str, origin: str = "manifest") -> Manifest:
-    """The manifest in a text whose hash is the one it states."""
+    """The manifest in a text. Raise TrustError unless its hash is the one that it states."""
     try:
         tree = toml_text.parse_toml(text)
     except ValueError as error:
         raise ManifestError(f"Expected a manifest (TOML) in {origin}: {error}") from None
     stated, signatures = tree.pop("hash", None), tree.pop(SIGNATURES_KEY, {})
-    texts = isinstance(signatures, dict) and all(isinstance(text, str) for text in signatures.values())
-    if not texts:
-        raise ManifestError(f"{origin}: {SIGNATURES_KEY}: expected names and what they have signed.")
+    if not isinstance(signatures, dict) or not all(isinstance(text, str) for text in signatures.values()):
+        raise ManifestError(f"{origin}: {SIGNATURES_KEY}: expected names and signatures.")
     try:
-        found = _hash(tree)
+        actual = _hash(tree)
     except (TypeError, ValueError):
         raise ManifestError(f"{origin}: expected texts, numbers and lists only, got another kind.") from None
-    if stated != found:
+    if stated != actual:
         raise TrustError(
-            f"{origin}: expected the hash {found}, the file states {stated!r:.80}: it is damaged or was "
+            f"{origin}: expected the hash {actual}, the file states {stated!r:.80}: it is damaged or was "
             f"changed; get it again, or make a new one with `topdp federation create`."
         )
     return replace(_from_tree(tree, origin), signatures=signatures)
 
 
 def as_amendment(manifest: Manifest, amends: dict[str, Any]) -> Manifest:
-    """The same manifest as one that takes the place of another."""
+    """The same manifest as one that amends another."""
     return _from_tree({**manifest.tree, "amends": amends}, "amendment")
 
 
@@ -250,20 +249,20 @@ def _from_tree(tree: dict[str, Any], origin: str) -> Manifest:
 
 
 def _names(cards: tuple[Card, ...]) -> list[str]:
-    """The agents' names, once it is clear that no two cards are of the same agent."""
-    for what, values in (
+    """The agents' names. Raise ManifestError if two cards share a name, fingerprint or address."""
+    for attribute, values in (
         ("name", [card.name for card in cards]),
         ("fingerprint", [card.fingerprint for card in cards]),
         ("address", [card.address for card in cards if card.address]),
     ):
         for value, count in Counter(values).items():
             if count > 1:
-                raise ManifestError(f"agents: expected every {what} once, got {value!r} {count} times.")
+                raise ManifestError(f"agents: expected every {attribute} once, got {value!r} {count} times.")
     return [card.name for card in cards]
 
 
 def parse_rules(tree: Any) -> Rules:
-    """Rules from their keys, or a refusal that names the key."""
+    """Rules from their keys. An error names the key."""
     try:
         return Rules.model_validate(tree)
     except ValidationError as error:
@@ -298,6 +297,6 @@ def _expect_list(value: Any) -> list[Any]:
 
 
 def _hash(tree: dict[str, Any]) -> str:
-    """Over sorted JSON, so that order, comments and blanks of the file do not matter."""
+    """The hash of the sorted JSON: order, comments and blanks of the file do not matter."""
     text = json.dumps(tree, sort_keys=True, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(b"topdp manifest\n" + text.encode("ascii")).hexdigest()

@@ -31,20 +31,21 @@ from topdp.agents.development import fork_server
 from topdp.agents.development.rehearsal_audit import plant
 from topdp.agents.node import child_processes
 from topdp.agents.runtime.agent import ESTIMATE, RESULT
-from topdp.agents.runtime.stage_timing import PARTS
+from topdp.agents.runtime.agent_timing import TIMED_PARTS
 from topdp.audit import AuditRequest
 from topdp.audit.rehearsal_record import CANARIES_FILE
 from topdp.data import Shards
 from topdp.errors import ExitCode, InputError
 from topdp.privacy.account import Account
-from topdp.runs import builders
 from topdp.runs.assembly import Assembly
 from topdp.runs.config import ConfigError, RunConfig
 from topdp.runs.model_export import facts_of, notes_of
+from topdp.runs.named_records import load_shards
 from topdp.runs.planning import sealed
 from topdp.runs.result import Result, metrics_of
 from topdp.runs.run_folder import RunFolder
-from topdp.simulator.engine import State
+from topdp.runs.run_outline import RunOutline
+from topdp.simulator.simulation import State
 
 Say = Callable[[str], Any]
 ENDED_WELL = (ExitCode.DONE, ExitCode.BUDGET)
@@ -102,7 +103,7 @@ def prepared(config: RunConfig, folder: Path, rules: Rules) -> tuple[Assembly, M
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"Expected a new or empty folder, {out} exists: name another one with --out.")
     parts = Assembly.of(config)
-    graph, shards = parts.graph, parts.shards
+    graph, shards = parts.run.graph, parts.shards
     names = [f"agent{i}" for i in range(graph.agents)]
     addresses = [""] * len(names) if rules.relay else _free_addresses(len(names))
     cards = [
@@ -173,7 +174,7 @@ def processes(
                 running[i] = started(i, failpoints.get(i))
             while running:
                 wait([asked.reader, *(process.sentinel for process in running.values())])
-                asked.expect_not()
+                asked.expect_none()
                 for i, process in list(running.items()):
                     if (code := process.exitcode) is None:
                         continue
@@ -212,7 +213,7 @@ def _gathered(
     seconds: float,
 ) -> dict[str, Any]:
     setup = RunSetup.of(manifest)
-    config = parts.config
+    config = parts.run.config
     estimates = torch.stack(
         [load_file(out / "agents" / name / "state" / ESTIMATE)["estimate"] for name in manifest.names]
     ).to(parts.flat.dtype)
@@ -234,7 +235,8 @@ def _gathered(
     )
     told = Result(config, setup.plan, account, metrics, estimates, seconds, parts.flat, out).summary()
     per_round = {
-        part: float(np.mean([result["milliseconds_per_round"][part] for result in results])) for part in PARTS
+        part: float(np.mean([result["milliseconds_per_round"][part] for result in results]))
+        for part in TIMED_PARTS
     }
     seeded = any(result["seeded"] for result in results)
     return {**told, "agents": results, "milliseconds_per_round": per_round, "seeded": seeded}
@@ -253,11 +255,11 @@ def _folder(out: Path, config: RunConfig, setup: RunSetup, account: Account) -> 
 
 def _records(parts: Assembly) -> Shards:
     """The agents' records as they are: each agent computes its features itself."""
-    config = parts.config
+    config = parts.run.config
     if config.data.features == "none":
         return parts.shards
     plain = config.data.model_copy(update={"features": "none"})
-    return builders.shards(config.model_copy(update={"data": plain}), parts.graph.agents)
+    return load_shards(RunOutline.of(config.model_copy(update={"data": plain})))
 
 
 def _write_records(path: Path, shards: Shards, agent: int) -> None:

@@ -23,7 +23,6 @@ from topdp.audit.rehearsal_record import (
 )
 from topdp.base.progress import Progress, silent
 from topdp.learning.models import FlatModel
-from topdp.runs import builders
 from topdp.runs.planning import accounted
 
 MANIFEST = "manifest.toml"
@@ -72,5 +71,5 @@ def of_recordings(folder: Path, request: AuditRequest, progress: Progress = sile
 def _audit(setup: RunSetup, dimension: int, request: AuditRequest, progress: Progress) -> Audit:
     config = setup.manifest.config
     request.expect_possible(setup.plan.agents)
-    found = accounted(config, setup.plan, builders.analysis(config, setup.counts), None, progress)
+    found = accounted(setup.run, setup.plan, None, progress)
     return Audit.of(setup.plan, found, config.privacy, dimension, request, progress)

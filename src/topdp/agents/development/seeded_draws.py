@@ -11,7 +11,7 @@ from topdp.agents.runtime.agent_draws import AgentDraws
 from topdp.data.batch_selection import select
 from topdp.plan import Plan
 from topdp.plan.batches import Batches
-from topdp.simulator.simulated_noise import Noise
+from topdp.simulator.simulated_noise import SimulatedDraws
 
 
 @final
@@ -21,7 +21,7 @@ class SeededDraws(AgentDraws):
     def __init__(self, seed: int, plan: Plan, dtype: torch.dtype = torch.float32) -> None:
         """`dtype`: that of the model, in which the simulator draws."""
         self.seed, self.dtype = seed, dtype
-        self._noise = Noise(seed, plan.draws, plan.releases)
+        self._noise = SimulatedDraws(seed, plan.draws, plan.releases)
 
     def add(self, row: Tensor, std: float, round: int, draw: int) -> None:
         z = self._noise.fill(torch.empty_like(row, dtype=self.dtype), round, draw)

@@ -35,6 +35,7 @@ from topdp.agents.ledger.ledger_entries import (
 )
 from topdp.agents.ledger.ledger_facts import LedgerFacts, parse_round
 from topdp.agents.ledger.stored_rows import ANY_RECEIVER, MAX_RESENT_ROWS
+from topdp.privacy.answers import WORST_CASE
 
 PartnerMode = Literal["planned", "found"]
 
@@ -50,7 +51,7 @@ class Ledger(LedgerFacts):
         *,
         writable: bool = True,
         partners: PartnerMode = "planned",
-        guarantee: str = "worst-case",
+        guarantee: str = WORST_CASE.name,
         holds_after_departures: bool = False,
         reserve: int = 0,
     ) -> None:
@@ -101,7 +102,7 @@ class Ledger(LedgerFacts):
             meta.get("federation", ""),
             meta.get("agent", ""),
             partners="found" if meta.get("partners") == "found" else "planned",
-            guarantee=meta.get("guarantee", "worst-case"),
+            guarantee=meta.get("guarantee", WORST_CASE.name),
             holds_after_departures=meta.get("whoever_is_missing") == str(True),
         )
 
@@ -113,7 +114,7 @@ class Ledger(LedgerFacts):
     @property
     def charged_by(self) -> str:
         """The guarantee under which ε is spent: the worst case after a departure from the plan."""
-        return self.meta.get("guarantee", "worst-case") if self._by_guarantee else "worst-case"
+        return self.meta.get("guarantee", WORST_CASE.name) if self._by_guarantee else WORST_CASE.name
 
     @property
     def _by_guarantee(self) -> bool:

@@ -24,6 +24,7 @@ from topdp.agents.ledger.ledger_entries import LedgerEntry, TamperedError, chain
 from topdp.agents.ledger.start_choices import BUDGET_KEY, recorded_budget
 from topdp.agents.wire.wire_codes import ReplyCode
 from topdp.errors import TopdpError
+from topdp.privacy.answers import GUARANTEES
 
 PAIR_STATES = ("prepared", "committed", "aborted")
 
@@ -156,7 +157,7 @@ def _check_facts(ledger: Ledger, entries: list[LedgerEntry]) -> None:
     faults: Mapping[str, bool] = {
         "partners": meta.get("partners") not in ("planned", "found"),
         "whoever_is_missing": meta.get("whoever_is_missing") not in ("True", "False"),
-        "guarantee": meta.get("guarantee") not in ("worst-case", "adaptive", "view", "claimed"),
+        "guarantee": meta.get("guarantee") not in GUARANTEES,
         "seeded or rehearsal": not {meta.get("seeded"), meta.get("rehearsal")} <= {None, "True"},
         "stopped": ledger.stopped_at is not None and not 0 <= ledger.stopped_at <= round + 1,
         "stopped, and data entered later": ledger.stopped_at is not None

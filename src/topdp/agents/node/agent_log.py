@@ -1,4 +1,4 @@
-"""What agents write to stderr: one line an event, for people or as JSON."""
+"""The log of agents on stderr: one line per event, for people or as JSON."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LOG_FIELDS = ("agent", "peer", "event", "round")
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object a line: time, level, message, agent, event, round; peer and facts where there are."""
+    """One JSON object per line: time, level, message, agent, event, round; peer and facts if any."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {
@@ -27,7 +27,7 @@ class JsonLines(logging.Formatter):
 
 
 class AgentLogFilter(logging.Filter):
-    """Fills in who speaks, and its round, where a line does not say it; takes nothing out."""
+    """Adds the agent and its round to lines without them. Removes nothing."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,22 +35,22 @@ class AgentLogFilter(logging.Filter):
         self.round: Callable[[], int | None] = lambda: None
 
     def filter(self, record: logging.LogRecord) -> bool:
-        known = {"agent": self.agent, "round": self.round(), "event": "note"}
-        for name, value in known.items():
+        defaults = {"agent": self.agent, "round": self.round(), "event": "note"}
+        for name, value in defaults.items():
             if not hasattr(record, name):
                 setattr(record, name, value)
         return True
 
 
 def log_to_stderr(as_json: bool, level: int = logging.INFO) -> AgentLogFilter:
-    """Sends the log of agents to stderr; called once by a command, never by the library."""
+    """Send the log of agents to stderr. Called once by a command, never by the library."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         JsonLines() if as_json else logging.Formatter("%(asctime)s %(levelname)s %(message)s")
     )
-    speaker = AgentLogFilter()
-    handler.addFilter(speaker)
+    log_filter = AgentLogFilter()
+    handler.addFilter(log_filter)
     logger = logging.getLogger("topdp.agents")
     logger.handlers, logger.propagate = [handler], False
     logger.setLevel(level)
-    return speaker
+    return log_filter

@@ -1,9 +1,9 @@
-"""The model of an agent as a file that others can read, from its books, while it runs or after.
+"""Export the model of an agent from its ledger to a file, while the agent runs or afterwards.
 
-Needs no manifest and no records: what the model is, is noted in the state folder when the agent starts.
+Needs no manifest and no records: a start of the agent writes the type of the model to the state folder.
 
-**Guarantees.** The file holds the agent's own estimate after the last release on its books: what guarantees
-cover is what was sent. To publish it is one more observer of that row (docs/privacy.md, "Who might look").
+**Guarantees.** The file contains the agent's own estimate after the last release in its ledger. Guarantees
+cover what was sent; to publish the file adds an observer of that row (docs/privacy.md, "Who might look").
 """
 
 from __future__ import annotations
@@ -20,39 +20,41 @@ from topdp.agents.runtime.agent_context import AgentContext
 from topdp.base.files import UNREADABLE_FILE_ERRORS, write_atomically
 from topdp.errors import InputError
 from topdp.learning.models import FlatModel
-from topdp.runs import builders
 from topdp.runs.config import parse_stored
+from topdp.runs.named_model import named_model, named_task
 
 MODEL_FACTS_FILE = "model.json"
 
 
 def write_model_facts(folder: Path, context: AgentContext, classes: int | None) -> None:
-    """Writes down what model the rows on the books are of; public, as the manifest is."""
+    """Write the type of the model whose rows the ledger contains. It is public, as the manifest is."""
     config, part = context.manifest.config, context.part
     inputs, targets = context.gradients.inputs, context.gradients.targets
     facts = {
         "config": config.model_dump(mode="json", exclude_none=True),
         "inputs": list(inputs.shape[1:]),
         "input_type": str(inputs.dtype).removeprefix("torch."),
-        "outputs": builders.task(config).outputs(targets, classes),
+        "outputs": named_task(config).outputs(targets, classes),
         "rows": [part.reported, part.agent],
     }
     write_atomically(folder / MODEL_FACTS_FILE, json.dumps(facts) + "\n", mode=0o600)
 
 
 def export_model(state: Path, file: Path, format: str | None = None) -> int:
-    """Writes the model after the last release to `file`; the round that it is of."""
+    """Write the model after the last release to `file`. Return its round."""
     from topdp.runs.model_export import InputKind, format_of, write
 
-    format_of(file, format)  # said before anything is read
+    format_of(file, format)  # refuses a wrong format before anything is read
     ledger = Ledger(state, writable=False)
     try:
-        kept = ledger.state()
+        stored = ledger.state()
     finally:
         ledger.close()
-    if kept is None:
-        raise InputError(f"Expected a release on the books in {state}, there is none yet: nothing to export.")
-    round, body = kept
+    if stored is None:
+        raise InputError(
+            f"Expected a release in the ledger in {state}, there is none yet: nothing to export."
+        )
+    round, body = stored
     facts = _read_model_facts(state)
     rows = load(body)
     row = next((rows[str(number)] for number in facts["rows"] if str(number) in rows), None)
@@ -60,7 +62,7 @@ def export_model(state: Path, file: Path, format: str | None = None) -> int:
         raise InputError(f"Expected a model's row in the ledger in {state}, got rows {', '.join(rows)}.")
     inputs = InputKind(tuple(facts["inputs"]), str(facts["input_type"]))
     flat = FlatModel(
-        builders.model(parse_stored(facts["config"], MODEL_FACTS_FILE), inputs.shape, int(facts["outputs"]))
+        named_model(parse_stored(facts["config"], MODEL_FACTS_FILE), inputs.shape, int(facts["outputs"]))
     )
     write(flat.load(_expect_dimension(row, flat, state)), file, format, inputs)
     return round
@@ -74,9 +76,8 @@ def _read_model_facts(state: Path) -> dict[str, Any]:
     except UNREADABLE_FILE_ERRORS:
         pass
     raise InputError(
-        f"Expected {MODEL_FACTS_FILE} in {state}, which says what model the books are of: it is "
-        "missing or damaged. "
-        "`topdp agent start` writes it anew."
+        f"Expected {MODEL_FACTS_FILE} in {state}, which describes the model in the ledger: it is missing "
+        "or damaged. `topdp agent start` writes it again."
     )
 
 

@@ -1,4 +1,7 @@
-"""One agent as a process: from files to an outcome. `commands` parses, `agent` works; this is in between."""
+"""One agent as a process: from options and files to an outcome.
+
+The command line parses options (`cli/agent_commands`); `runtime/agent` takes part in the run.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +17,17 @@ from typing import TYPE_CHECKING
 import torch
 
 from topdp import data
-from topdp.agents.agreement import amendments, card_succession, manifest
+from topdp.agents.agreement import amendments, card_succession
 from topdp.agents.agreement.card_succession import CardDirectory
 from topdp.agents.agreement.identity import Identity
+from topdp.agents.agreement.manifest import Manifest, read_manifest
 from topdp.agents.agreement.run_setup import RunSetup
 from topdp.agents.ledger import start_choices
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_entries import LedgerError, TamperedError
-from topdp.agents.node import agent_model_file, amending, site_reservation
+from topdp.agents.node import agent_model_file, site_reservation
 from topdp.agents.node.agent_log import AgentLogFilter
+from topdp.agents.node.carried_budget import carry_budget_over
 from topdp.agents.node.node_monitor import NodeMonitor
 from topdp.agents.node.operator_orders import OperatorOrders
 from topdp.agents.node.shutdown import Shutdown
@@ -30,15 +35,15 @@ from topdp.agents.runtime import card_updates
 from topdp.agents.runtime.agent import Agent, AgentOutcome
 from topdp.agents.runtime.agent_context import AgentContext, build_context
 from topdp.agents.runtime.agent_hooks import AgentHooks
+from topdp.agents.runtime.agent_timing import StartTiming
 from topdp.agents.runtime.run_end import end_with
 from topdp.agents.runtime.shared_draws import PrivateFiles
-from topdp.agents.runtime.stage_timing import StartTiming
 from topdp.agents.wire.link_refusals import quoted
 from topdp.agents.wire.transport import end_all
 from topdp.base.array_types import AnyArray
 from topdp.errors import DataError, ExitCode, TopdpError
-from topdp.runs import builders
 from topdp.runs.config import ConfigError
+from topdp.runs.named_records import named_schema
 
 if TYPE_CHECKING:
     from topdp.agents.node.owner_evaluation import OwnerEvaluation
@@ -48,7 +53,7 @@ logger = logging.getLogger("topdp.agents")
 
 @dataclass(frozen=True, kw_only=True)
 class AgentOptions:
-    """What `topdp agent start` was told."""
+    """The options of `topdp agent start`, which fills them in by name."""
 
     manifest: Path
     identity: Path
@@ -60,57 +65,57 @@ class AgentOptions:
     live_pairing: bool = False
     evaluate: int | None = None
     report: float = 30.0
-    amended_by: Path | None = None  # the manifest that takes the place of this one
+    amended_by: Path | None = None  # the manifest that replaces this one
     after: Path | None = None  # under an amendment, the state folder of the run before
     site: Path | None = None
-    upgrade: bool = False  # a run that an older version began is gone on with
+    upgrade: bool = False  # continue a run that an older version began
 
 
 def run(
-    options: AgentOptions, speaker: AgentLogFilter | None = None, hooks: AgentHooks | None = None
+    options: AgentOptions, log_filter: AgentLogFilter | None = None, hooks: AgentHooks | None = None
 ) -> AgentOutcome:
-    """The process from files to the outcome. `speaker` names the agent in its log lines.
+    """Run an agent until its last round, or until it is stopped.
 
-    `hooks`: what development replaces; None in production.
+    `log_filter` names the agent in log lines. `hooks`: what development replaces; None in production.
     """
-    speaker = speaker or AgentLogFilter()
-    stages = StartTiming()
-    stages.over("imports")
+    log_filter = log_filter or AgentLogFilter()
+    timing = StartTiming()
+    timing.over("imports")
     torch.set_num_threads(1)
-    terms = manifest.read_manifest(options.manifest)
-    held = card_succession.load_identities(options.identity)
-    first = held[0]  # its key is the root of what must be the same after a renewal
-    number = terms.number(first.card.name)
-    books = _read_ledger_facts(options.state, options.upgrade)
-    me = card_updates.chosen(terms, held, books)
+    manifest = read_manifest(options.manifest)
+    identities = card_succession.load_identities(options.identity)
+    first = identities[0]  # its key derives what must stay the same after a renewal
+    name, number = first.card.name, manifest.number(first.card.name)
+    meta = _read_ledger_meta(options.state, options.upgrade)
+    identity = card_updates.chosen(manifest, identities, meta)
     own = card_updates.since(
         card_succession.load_successors(options.identity),
-        card_succession.card_digest(terms.card(me.card.name)),
+        card_succession.card_digest(manifest.card(name)),
     )
-    directory = card_updates.restored(terms, books, own[: card_succession.MAX_SUCCESSORS])
-    speaker.agent = me.card.name
-    epsilon = _own_budget(options, terms, first.card.name)
-    setup = RunSetup.of(terms)
-    stages.over("plan")
-    if ":" in terms.config.model.name:
+    directory = card_updates.restored(manifest, meta, own[: card_succession.MAX_SUCCESSORS])
+    log_filter.agent = name
+    epsilon = _own_budget(options, manifest, name)
+    setup = RunSetup.of(manifest)
+    timing.over("plan")
+    if ":" in manifest.config.model.name:
         logger.warning(
             "%s: the manifest names code of this machine, which is imported and called: model.name = %s",
-            me.card.name,
-            quoted(terms.config.model.name),
+            name,
+            quoted(manifest.config.model.name),
             extra={"event": "code"},
         )
-    if options.live_pairing and terms.config.method.mode != "async":
+    if options.live_pairing and manifest.config.method.mode != "async":
         raise ConfigError("--live-pairing: expected a manifest with method.mode = async, got sync.")
-    dataset = _load_records(options.data, terms)
+    dataset = _load_records(options.data, manifest)
     inputs, targets = dataset.train()
     if len(targets) != setup.counts[number]:
         raise DataError(
             f"{options.data}: expected {setup.counts[number]} training records, as the manifest says for "
-            f"{me.card.name}, got {len(targets)}. The noise is calibrated for that number."
+            f"{name}, got {len(targets)}. The noise is calibrated for that number."
         )
     records = (torch.from_numpy(inputs), torch.from_numpy(targets))
-    stages.over("data")
-    mine = build_context(
+    timing.over("data")
+    context = build_context(
         setup,
         number,
         records,
@@ -121,56 +126,58 @@ def run(
         hooks=hooks,
         progress=_log_features,
     )
-    stages.over("features and account")
-    # One gradient before the first greeting: what is wrong with model or data is said here.
-    mine.gradients.mean(0, mine.start)
-    stages.over("first gradient")
-    scores = _owner_evaluation(options.evaluate, setup, dataset, me.card.name)
+    timing.over("features and account")
+    # One gradient before the first greeting reports faults of the model or the data.
+    context.gradients.mean(0, context.start)
+    timing.over("first gradient")
+    evaluation = _owner_evaluation(options.evaluate, setup, dataset, name)
 
-    def beside(agent: Agent, stop: Callable[[], None]) -> NodeMonitor:
-        speaker.round = lambda: agent.ledger.round
-        agent_model_file.write_model_facts(options.state, mine, dataset.classes)
-        return NodeMonitor(agent, OperatorOrders(options.state), stop, options.report, scores)
+    def start_monitor(agent: Agent, stop: Callable[[], None]) -> NodeMonitor:
+        log_filter.round = lambda: agent.ledger.round
+        agent_model_file.write_model_facts(options.state, context, dataset.classes)
+        return NodeMonitor(agent, OperatorOrders(options.state), stop, options.report, evaluation)
 
-    return asyncio.run(_run_agent(options, mine, me, directory, stages, beside, (inputs, targets)))
+    return asyncio.run(
+        _run_agent(options, context, identity, directory, timing, start_monitor, (inputs, targets))
+    )
 
 
 def _owner_evaluation(
     every: int | None, setup: RunSetup, dataset: data.Dataset, name: str
 ) -> OwnerEvaluation | None:
-    """Who evaluates this agent's model for its owner, where that is wanted."""
+    """The evaluation of this agent's model for its owner, if requested."""
     if every is None:
         return None
     from topdp.agents.node.owner_evaluation import OwnerEvaluation
 
-    scores = OwnerEvaluation(setup, dataset, name, every)
+    evaluation = OwnerEvaluation(setup, dataset, name, every)
     logger.info(
         "%s: evaluates every %d rounds on %d %s records of its own: for its owner, not for publishing",
         name,
         every,
-        scores.records,
-        scores.on,
+        evaluation.records,
+        evaluation.on,
         extra={"event": "evaluate"},
     )
-    return scores
+    return evaluation
 
 
-def _own_budget(options: AgentOptions, terms: manifest.Manifest, name: str) -> float | None:
-    """The budget that this agent holds itself to: the option's, or what an earlier run has left of it."""
-    amendments.expect_all_signed(terms)
-    left = amending.carried_over(terms, name, options.after, options.identity)
-    return min((one for one in (left, options.epsilon) if one is not None), default=None)
+def _own_budget(options: AgentOptions, manifest: Manifest, name: str) -> float | None:
+    """The agent's own budget: of the option and what an earlier run has left of it, the smaller one."""
+    amendments.expect_all_signed(manifest)
+    remaining = carry_budget_over(manifest, name, options.after, options.identity)
+    return min((budget for budget in (remaining, options.epsilon) if budget is not None), default=None)
 
 
-def _listed_identity(options: AgentOptions, terms: manifest.Manifest) -> Identity:
-    """The identity whose card the manifest has: `cards.chosen` has found it there."""
-    held = card_succession.load_identities(options.identity)
-    fingerprint = terms.card(held[0].card.name).fingerprint
-    return next(one for one in held if one.card.fingerprint == fingerprint)
+def _listed_identity(options: AgentOptions, manifest: Manifest) -> Identity:
+    """The identity whose card the manifest lists."""
+    identities = card_succession.load_identities(options.identity)
+    fingerprint = manifest.card(identities[0].card.name).fingerprint
+    return next(each for each in identities if each.card.fingerprint == fingerprint)
 
 
-def _read_ledger_facts(state: Path, upgrade: bool) -> dict[str, str]:
-    """What a state folder remembers; nothing where it cannot be read: the agent says why when it opens it."""
+def _read_ledger_meta(state: Path, upgrade: bool) -> dict[str, str]:
+    """The facts in the ledger of a state folder; none if it cannot be read: `Agent` reports why."""
     try:
         ledger = Ledger(state, writable=False)
     except (LedgerError, TamperedError):
@@ -182,9 +189,9 @@ def _read_ledger_facts(state: Path, upgrade: bool) -> dict[str, str]:
     return ledger.meta
 
 
-def _load_records(path: str, terms: manifest.Manifest) -> data.Dataset:
-    """The records of this site. What their labels mean is agreed on, and not found in one site's folders."""
-    schema = builders.schema(terms.config)
+def _load_records(path: str, manifest: Manifest) -> data.Dataset:
+    """The records of this site. The manifest, not the folders of one site, defines the classes of images."""
+    schema = named_schema(manifest.config)
     dataset = data.load(path, schema=schema)
     if dataset.class_names is not None and (schema is None or schema.classes is None):
         raise DataError(
@@ -196,70 +203,70 @@ def _load_records(path: str, terms: manifest.Manifest) -> data.Dataset:
 
 
 def _log_features(message: str, done: int = 0, total: int | None = None, /, **details: object) -> None:
-    """Features in the log, when they begin and every tenth of the way."""
+    """Log the computation of features when it begins and at every tenth."""
     if total and (done == 0 or 10 * done // total > 10 * (done - total // 50) // total):
         logger.info("%s: %.0f of %.0f MB", message, done / 1e6, total / 1e6, extra={"event": "features"})
 
 
 async def _run_agent(
     options: AgentOptions,
-    mine: AgentContext,
-    me: Identity,
+    context: AgentContext,
+    identity: Identity,
     directory: CardDirectory,
-    stages: StartTiming,
-    beside: Callable[[Agent, Callable[[], None]], NodeMonitor],
+    timing: StartTiming,
+    start_monitor: Callable[[Agent, Callable[[], None]], NodeMonitor],
     records: tuple[AnyArray, AnyArray],
 ) -> AgentOutcome:
-    # Has threads, so nobody may fork once it is imported: those who fork agents have done so by now.
+    # gRPC starts threads, so a process must not fork after this import.
     from topdp.agents.wire.grpc_transport import GrpcTransport
 
-    ends: int | None = None
-    leaves: tuple[str, ...] = ()
-    if options.amended_by is not None:
-        amended = manifest.read_manifest(options.amended_by)
-        ends = amendments.final_round(mine.manifest, amended)
-        leaves = tuple(name for name in mine.manifest.names if name not in amended.names)
+    manifest = context.manifest
+    amended = None if options.amended_by is None else read_manifest(options.amended_by)
+    last_round = None if amended is None else amendments.final_round(manifest, amended)
     transport = GrpcTransport(
-        me,
-        mine.manifest,
+        identity,
+        manifest,
         listen=options.listen,
         directory=directory,
-        listed=_listed_identity(options, mine.manifest),
+        listed=_listed_identity(options, manifest),
     )
-    private = PrivateFiles(me, options.identity)
-    agent = Agent(mine, options.state, transport, options.live_pairing, private, directory)
+    private = PrivateFiles(identity, options.identity)
+    agent = Agent(context, options.state, transport, options.live_pairing, private, directory)
     if options.upgrade:
         start_choices.record_upgrade(agent.ledger)
-    if ends is not None:
-        end_with(agent.ledger, ends, leaves)
+    if amended is not None and last_round is not None:
+        end_with(agent.ledger, last_round, [name for name in manifest.names if name not in amended.names])
         logger.info(
-            "%s: this run ends with round %d: it was amended", agent.name, ends, extra={"event": "amended"}
+            "%s: this run was amended: it ends with round %d",
+            agent.name,
+            last_round,
+            extra={"event": "amended"},
         )
-    stages.over("links and books")
+    timing.over("links and ledger")
     logger.info(
-        "%s: ready after %s", agent.name, stages.words(), extra={"agent": agent.name, "event": "ready"}
+        "%s: ready after %s", agent.name, timing.words(), extra={"agent": agent.name, "event": "ready"}
     )
     shutdown = Shutdown(agent.stop, agent.ledger.close)
     shutdown.listen()
     async with AsyncExitStack() as stack:
         stack.callback(agent.ledger.close)
-        entry = site_reservation.reserve_site_budget(
+        reservation = site_reservation.reserve_site_budget(
             agent, options.site, options.identity, records, options.data
         )
-        monitor = beside(agent, lambda: shutdown.ask(signal.SIGTERM))
+        monitor = start_monitor(agent, lambda: shutdown.ask(signal.SIGTERM))
         if options.metrics_port is not None:
             from topdp.agents.node import prometheus_metrics
 
             await stack.enter_async_context(prometheus_metrics.serve_metrics(agent, options.metrics_port))
         outcome = await _run_monitored(agent, monitor)
-        if entry is not None:
-            entry.end()
+        if reservation is not None:
+            reservation.end()
         return outcome
 
 
 async def _run_monitored(agent: Agent, monitor: NodeMonitor) -> AgentOutcome:
-    """The agent's life, with somebody beside it; how it ends is left in the state folder."""
-    watching, code = asyncio.create_task(monitor.run()), ExitCode.UNEXPECTED
+    """Run the agent with its monitor, which writes the exit code to the state folder."""
+    monitoring, code = asyncio.create_task(monitor.run()), ExitCode.UNEXPECTED
     try:
         outcome = await agent.run()
         code = outcome.code
@@ -268,5 +275,5 @@ async def _run_monitored(agent: Agent, monitor: NodeMonitor) -> AgentOutcome:
         code = error.code
         raise
     finally:
-        await end_all([watching], "the monitor")
+        await end_all([monitoring], "the monitor")
         monitor.end(code)

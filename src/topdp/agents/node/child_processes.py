@@ -1,8 +1,8 @@
-"""Processes that a command has started: they end before it does, or with it.
+"""Child processes of a command: they end before it does, or with it.
 
-What asks the command to end is heard between two steps, so that no child is half started (`Asked`); children
-are then asked in turn, and killed after a while (`ended`). A parent that is killed can do neither: its
-children notice (`end_with_parent`). How an agent ends when it is asked: `shutdown`.
+Signals that ask the command to end take effect between two steps, so that no child is half started
+(`EndSignals`). Children are then terminated, and killed after a while (`terminate_all`). If the parent is
+killed, its children notice (`end_with_parent`). How an agent ends on a signal is in `shutdown`.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class EndSignals:
-    """While inside, a signal that asks this process to end makes `reader` readable, and does nothing else.
+    """Within the block, a signal that asks this process to end only makes `reader` readable.
 
-    What the process was told to ignore, as `nohup` does, it ignores. Threads hear no signals.
+    Signals that the process ignores, as under `nohup`, stay ignored. Only the main thread receives signals.
     """
 
     def __enter__(self) -> Self:
@@ -47,11 +47,11 @@ class EndSignals:
         os.close(self.reader)
         os.close(self._writer)
 
-    def expect_not(self) -> None:
-        """Raises Interrupted once a signal came."""
+    def expect_none(self) -> None:
+        """Raise Interrupted if a signal has arrived."""
         if self._by is not None:
             raise Interrupted(
-                f"Interrupted by {signal.Signals(self._by).name}: all that it started has ended."
+                f"Interrupted by {signal.Signals(self._by).name}: all child processes have ended."
             )
 
     def _hear(self, number: int, frame: object) -> None:
@@ -63,17 +63,17 @@ class EndSignals:
 def terminate_all(
     running: Mapping[int, BaseProcess],
     names: Sequence[str],
-    say: Callable[[str], Any],
-    patience: float = 2 * shutdown.SHUTDOWN_SECONDS,
+    log: Callable[[str], Any],
+    timeout: float = 2 * shutdown.SHUTDOWN_SECONDS,
 ) -> dict[int, int]:
-    """Asks processes to end, and kills those that have not after `patience` seconds: their exit codes."""
+    """Terminate processes; kill those that have not ended after `timeout` seconds. Return exit codes."""
     for process in running.values():
         process.terminate()
-    codes, until = {}, time.monotonic() + patience
+    codes, deadline = {}, time.monotonic() + timeout
     for i, process in running.items():
-        process.join(max(0.0, until - time.monotonic()))
+        process.join(max(0.0, deadline - time.monotonic()))
         if process.exitcode is None:
-            say(f"{names[i]} did not end in {patience:g} s after it was asked to, and is killed")
+            log(f"{names[i]} did not end within {timeout:g} s, and is killed")
             process.kill()
             process.join()
         assert process.exitcode is not None
@@ -82,9 +82,9 @@ def terminate_all(
 
 
 def end_with_parent() -> None:
-    """In a child of `multiprocessing`: asks this process to end as soon as its parent is gone.
+    """In a child of `multiprocessing`: end this process as soon as its parent is gone.
 
-    What the parent was told to ignore it hears: else nobody could ask it before it listens by itself.
+    Restores SIGTERM if the parent ignores it: otherwise it could not be terminated before it has a handler.
     """
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     parent = multiprocessing.parent_process()

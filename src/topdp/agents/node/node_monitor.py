@@ -1,7 +1,7 @@
-"""Beside the life of an agent, in its process: orders taken up, its standing written, words for people.
+"""The monitor beside an agent, in its process: takes up orders, writes the status file, logs progress.
 
-Looks twice a second; says something to the log every `report` seconds, and when the standing of an order
-changes. Decides nothing of the run: the agent itself asks, before each release, whether it is paused.
+It polls orders, writes the status when it changes, and logs progress every `report` seconds. It decides
+nothing about the run: the agent itself asks, before each release, whether it is paused.
 """
 
 from __future__ import annotations
@@ -16,8 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from topdp.agents.ledger.ledger_entries import LedgerError
 from topdp.agents.node.operator_orders import STOP_FILE, OperatorOrders
-from topdp.agents.node.status_file import STATUS_INTERVAL_SECONDS, AgentState, ProcessStatus, process_birth
-from topdp.agents.node.status_words import progress_in_words, scores_in_words
+from topdp.agents.node.status_file import (
+    STATUS_INTERVAL_SECONDS,
+    AgentState,
+    ProcessStatus,
+    process_birth,
+    progress_in_words,
+    scores_in_words,
+)
 from topdp.agents.runtime.agent import Agent
 from topdp.agents.runtime.run_end import last_round
 
@@ -26,11 +32,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("topdp.agents")
 
-POLL_SECONDS = 0.5  # seconds between two looks at the orders
+POLL_SECONDS = 0.5
 
 
 class NodeMonitor:
-    """Beside one agent, from its first greeting to its end."""
+    """Monitors one agent from its first greeting to its end."""
 
     def __init__(
         self,
@@ -38,74 +44,69 @@ class NodeMonitor:
         orders: OperatorOrders,
         stop: Callable[[], None],
         report: float = 30.0,
-        scores: OwnerEvaluation | None = None,
+        evaluation: OwnerEvaluation | None = None,
     ) -> None:
         """`stop` asks the process to end. `report`: seconds between two lines of progress; 0: none."""
         self.agent, self.orders, self.stop = agent, orders, stop
-        self.report, self.scores = report, scores
-        self.found: dict[str, Any] | None = None  # the newest scores
+        self.report, self.evaluation = report, evaluation
+        self.scores: dict[str, Any] | None = None  # the newest ones
         self._birth = process_birth(os.getpid())
-        self._written = self._reported = 0.0
-        self._standing: ProcessStatus | None = None
-        self._scored: int | None = None
-        self._scoring: asyncio.Task[None] | None = None
-        self._mute = False
-        orders.withdraw(STOP_FILE)  # of whoever ran here before
-        self.paused = orders.paused()
+        self._written_at = self._reported_at = 0.0
+        self._written: ProcessStatus | None = None
+        self._evaluated_round: int | None = None
+        self._evaluating: asyncio.Task[None] | None = None
+        self._write_fails = False
+        orders.withdraw(STOP_FILE)  # an order for an earlier process
+        self.paused = orders.is_paused()
         if self.paused:
-            self._say(
+            self._log(
                 "is paused since before this start: no new release until `topdp agent resume`", "paused"
             )
-        agent.loop.paused = orders.paused
+        agent.loop.paused = orders.is_paused
 
     def _rounds(self) -> int:
-        """The last round: the plan's, or an earlier one where the run was amended."""
-        planned, ends = self.agent.context.part.plan.releases - 1, last_round(self.agent.ledger)
-        return planned if ends is None else min(planned, max(ends, self.agent.ledger.round))
+        """The last round: the plan's, or an earlier one if the run was amended."""
+        planned, end = self.agent.context.part.plan.releases - 1, last_round(self.agent.ledger)
+        return planned if end is None else min(planned, max(end, self.agent.ledger.round))
 
     async def run(self) -> None:
-        """Until cancelled."""
-        self._reported = asyncio.get_running_loop().time()
+        """Poll until cancelled."""
+        self._reported_at = asyncio.get_running_loop().time()
         while True:
             try:
-                self.look()
-            except Exception:  # who stands beside an agent must not end it
-                logger.exception(
-                    "%s: could not look at where it is", self.agent.name, extra={"event": "status"}
-                )
+                self.poll()
+            except Exception:  # a fault of the monitor must not end the agent
+                logger.exception("%s: the monitor failed", self.agent.name, extra={"event": "status"})
                 await asyncio.sleep(STATUS_INTERVAL_SECONDS)
             await asyncio.sleep(POLL_SECONDS)
 
-    def look(self) -> None:
-        """Takes up orders, writes where the agent is, and tells it when it is time."""
+    def poll(self) -> None:
+        """Take up orders, write the status, and log progress when it is due."""
         agent = self.agent
         if not agent.loop.stopping.is_set() and self.orders.take_stop():
-            self._say("asked to stop", "stop")
+            self._log("asked to stop", "stop")
             self.stop()
-        paused = self.orders.paused()
+        paused = self.orders.is_paused()
         if paused != self.paused:
             self.paused = paused
-            self._say("paused: no new release" if paused else "resumed", "paused" if paused else "resumed")
+            self._log("paused: no new release" if paused else "resumed", "paused" if paused else "resumed")
             agent.peers.changed.set()
-        self._score()
-        standing = self.standing()
-        changed = self._standing is None or _stable_fields(standing) != _stable_fields(self._standing)
-        if (
-            changed
-            or standing.written - self._written >= STATUS_INTERVAL_SECONDS
-            or standing.written < self._written
-        ):
-            self._write(standing)
-        if self.report and asyncio.get_running_loop().time() - self._reported >= self.report:
-            self._reported = asyncio.get_running_loop().time()
-            self.tell()
+        self._evaluate_if_due()
+        status = self.status()
+        age = status.written - self._written_at
+        has_changed = self._written is None or _stable_fields(status) != _stable_fields(self._written)
+        if has_changed or age >= STATUS_INTERVAL_SECONDS or age < 0:
+            self._write(status)
+        if self.report and asyncio.get_running_loop().time() - self._reported_at >= self.report:
+            self._reported_at = asyncio.get_running_loop().time()
+            self.log_progress()
 
-    def standing(self, code: int | None = None) -> ProcessStatus:
+    def status(self, code: int | None = None) -> ProcessStatus:
         agent, loop = self.agent, self.agent.loop
         state: AgentState = loop.activity
         if code is not None:
             state = "ended"
-        elif state == "waits" and self.orders.paused():
+        elif state == "waits" and self.orders.is_paused():
             state = "paused"
         return ProcessStatus(
             process=os.getpid(),
@@ -117,78 +118,73 @@ class NodeMonitor:
             budget=agent.context.epsilon,
             waits_for=dict(loop.waits.since),
             heard=dict(agent.peers.heard_at),
-            scores=self.found,
+            scores=self.scores,
             code=code,
         )
 
-    def tell(self) -> None:
-        """One line on where the agent is."""
-        with suppress(LedgerError):  # it has just ended
-            standing, ledger = self.standing(), self.agent.ledger
-            words = progress_in_words(standing, ledger.spent, ledger.charged_by)
-            if standing.scores:
-                words += f"; {scores_in_words(standing.scores)}"
+    def log_progress(self) -> None:
+        with suppress(LedgerError):  # the agent has just ended
+            status, ledger = self.status(), self.agent.ledger
+            words = progress_in_words(status, ledger.spent, ledger.charged_by)
+            if status.scores:
+                words += f"; {scores_in_words(status.scores)}"
             facts: dict[str, object] = {
-                "rounds": standing.rounds,
+                "rounds": status.rounds,
                 "epsilon": ledger.spent,
-                "budget": standing.budget,
-                "waits_for": dict(standing.waits_for),
-                "state": standing.state,
-                "scores": standing.scores,
+                "budget": status.budget,
+                "waits_for": dict(status.waits_for),
+                "state": status.state,
+                "scores": status.scores,
             }
-            self._say(words, "progress", facts)
+            self._log(words, "progress", facts)
 
     def end(self, code: int) -> None:
-        """The last word of this process in the state folder; its books may be closed."""
-        self._write(self.standing(code))
+        """Write the exit code to the status file. The ledger may be closed."""
+        self._write(self.status(code))
 
     async def close(self) -> None:
-        if self._scoring is not None:
-            await asyncio.wait([self._scoring])
+        if self._evaluating is not None:
+            await asyncio.wait([self._evaluating])
 
-    def _score(self) -> None:
-        """Begins to evaluate, beside the rounds, where one is due and none is under way."""
-        ledger, scores = self.agent.ledger, self.scores
-        if scores is None or ledger.round < 0 or (self._scoring and not self._scoring.done()):
+    def _evaluate_if_due(self) -> None:
+        """Begin an evaluation, beside the rounds, if one is due and none is under way."""
+        ledger, evaluation = self.agent.ledger, self.evaluation
+        if evaluation is None or ledger.round < 0 or (self._evaluating and not self._evaluating.done()):
             return
         if (
-            self._scored is None
-            or ledger.round >= self._scored + scores.every
-            or (self.agent.loop.all_done and ledger.round > self._scored)
+            self._evaluated_round is None
+            or ledger.round >= self._evaluated_round + evaluation.every
+            or (self.agent.loop.all_done and ledger.round > self._evaluated_round)
         ):
-            self._scored = ledger.round
-            self._scoring = asyncio.create_task(self._evaluate(scores, ledger.round))
+            self._evaluated_round = ledger.round
+            self._evaluating = asyncio.create_task(self._evaluate(evaluation, ledger.round))
 
-    async def _evaluate(self, scores: OwnerEvaluation, round: int) -> None:
+    async def _evaluate(self, evaluation: OwnerEvaluation, round: int) -> None:
         try:
             estimate = self.agent.loop.reported().clone()
-            self.found = await asyncio.to_thread(scores.of, estimate, round)
-        except Exception:  # a number for people must not end an agent
+            self.scores = await asyncio.to_thread(evaluation.of, estimate, round)
+        except Exception:  # a failed evaluation must not end the agent
             logger.exception("%s: --evaluate failed", self.agent.name, extra={"event": "evaluate"})
-            self.scores = None
+            self.evaluation = None
 
-    def _write(self, standing: ProcessStatus) -> None:
-        self._standing, self._written = standing, standing.written
+    def _write(self, status: ProcessStatus) -> None:
+        self._written, self._written_at = status, status.written
         try:
-            standing.write(self.agent.folder)
-            self._mute = False
+            status.write(self.agent.folder)
+            self._write_fails = False
         except OSError as error:
-            if not self._mute:
-                self._mute = True
-                self._say(f"could not write where it is: {error.strerror}; it goes on", "status")
+            if not self._write_fails:
+                self._write_fails = True
+                self._log(f"could not write its status: {error.strerror}; it goes on", "status")
 
-    def _say(self, words: str, event: str, facts: dict[str, object] | None = None) -> None:
-        extra = {
-            "agent": self.agent.name,
-            "event": event,
-            "round": self.agent.ledger.round,
-            "facts": facts or {},
-        }
-        logger.info("%s: %s", self.agent.name, words, extra=extra)
+    def _log(self, words: str, event: str, facts: dict[str, object] | None = None) -> None:
+        name, round = self.agent.name, self.agent.ledger.round
+        extra = {"agent": name, "event": event, "round": round, "facts": facts or {}}
+        logger.info("%s: %s", name, words, extra=extra)
 
 
-def _stable_fields(standing: ProcessStatus) -> tuple[object, ...]:
-    """What is worth writing at once, when it changes."""
-    waits = tuple(standing.waits_for.items())
-    scored = standing.scores and standing.scores["round"]
-    return standing.state, standing.round, waits, scored, standing.code
+def _stable_fields(status: ProcessStatus) -> tuple[object, ...]:
+    """The fields whose changes are written at once."""
+    waits = tuple(status.waits_for.items())
+    scored_round = status.scores and status.scores["round"]
+    return status.state, status.round, waits, scored_round, status.code

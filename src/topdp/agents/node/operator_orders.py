@@ -1,8 +1,8 @@
-"""What a person tells an agent from another shell: files in its state folder. Not signals, not a socket.
+"""Orders that a person gives an agent from another shell: files in its state folder, not signals or sockets.
 
-Files work whatever the length of the path, across containers that share the folder, and while nobody runs;
-`pause` outlives a restart because its file does. Who may write in the folder may give orders: it is made for
-its owner alone, and a file of somebody else is not obeyed.
+Files work with paths of any length, across containers that share the folder, and while no agent runs. `pause`
+outlives a restart because its file does. Write access to the folder permits giving orders: the folder is made
+for its owner alone, and a file of another user is ignored.
 """
 
 from __future__ import annotations
@@ -31,31 +31,31 @@ class OperatorOrders:
 
     # For the agent
 
-    def given(self, order: str) -> bool:
-        """Whether the order is given, by the owner of this process or by root."""
+    def is_given(self, order: str) -> bool:
+        """Whether the order is given, by the user of this process or by root."""
         path = self.folder / order
         try:
-            found = os.lstat(path)
+            status = os.lstat(path)
         except OSError:
             return False
-        if stat.S_ISREG(found.st_mode) and found.st_uid in (os.geteuid(), 0):
+        if stat.S_ISREG(status.st_mode) and status.st_uid in (os.geteuid(), 0):
             return True
         if order not in self._foreign:
             self._foreign.add(order)
             logger.warning(
-                "%s is not obeyed: it is no file of this process's user; look who can write in %s",
+                "%s is not obeyed: it is no file of this process's user; check who can write to %s",
                 path,
                 self.folder,
                 extra={"event": "foreign order"},
             )
         return False
 
-    def paused(self) -> bool:
-        return self.given(PAUSE_FILE)
+    def is_paused(self) -> bool:
+        return self.is_given(PAUSE_FILE)
 
     def take_stop(self) -> bool:
-        """Whether to stop, once: an order is for the process that found it, not for the next one."""
-        if not self.given(STOP_FILE):
+        """Whether to stop, once: an order is for the process that read it, not for the next one."""
+        if not self.is_given(STOP_FILE):
             return False
         (self.folder / STOP_FILE).unlink(missing_ok=True)
         return True
@@ -63,16 +63,16 @@ class OperatorOrders:
     # For people
 
     def give(self, order: str) -> bool:
-        """Gives an order; whether it is new."""
+        """Give an order. Return whether it is new."""
         self._expect_owner()
-        if self.given(order):
+        if self.is_given(order):
             return False
         text = json.dumps({"order": order, "since": time.time()}) + "\n"
         write_atomically(self.folder / order, text, mode=0o600)
         return True
 
     def withdraw(self, order: str) -> bool:
-        """Takes an order back; whether it was given."""
+        """Withdraw an order. Return whether it was given."""
         self._expect_owner()
         try:
             (self.folder / order).unlink()
@@ -83,9 +83,9 @@ class OperatorOrders:
         return True
 
     def since(self, order: str) -> float | None:
-        """When the order was given, by the file; None: it is not given."""
+        """When the order was given, by the time of its file; None if it is not given."""
         try:
-            return os.lstat(self.folder / order).st_mtime if self.given(order) else None
+            return os.lstat(self.folder / order).st_mtime if self.is_given(order) else None
         except OSError:
             return None
 

@@ -1,10 +1,10 @@
-"""How good an agent's model is on its own site's records: for the eyes of its owner.
+"""Evaluate an agent's model on its own site's records, for its owner alone.
 
-On the test records of `--data` where there are any; else on the records it learns from, and then it says so.
+It uses the test records of `--data` if there are any, else the training records; scores name which.
 
-**Guarantees.** Nothing that is sent, charged or written on the books depends on it: it has a model of its
-own, draws no random numbers of the agent, and is computed beside the rounds. The number itself is a function
-of the site's records without noise: it stays on the machine, and publishing it is outside every guarantee.
+**Guarantees.** Nothing that is sent, charged or recorded depends on it: it has a model of its own, consumes
+no random numbers of the agent, and runs beside the rounds. The scores are a function of the site's records
+without noise: they stay on the machine, and publishing them is outside every guarantee.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from topdp.data.featured_shards import of_records
 from topdp.errors import InputError
 from topdp.learning.gradients import ClippedGradients
 from topdp.learning.models import FlatModel
-from topdp.runs import builders
+from topdp.runs.named_model import named_task
+from topdp.runs.named_records import named_features
 from topdp.simulator.evaluation import evaluate
 
 
 class OwnerEvaluation:
-    """Metrics of the manifest on this site's records, every so many rounds."""
+    """Metrics of the manifest on this site's records, every `every` rounds."""
 
     def __init__(self, setup: RunSetup, dataset: Dataset, name: str, every: int) -> None:
         if every < 1:
@@ -35,8 +36,8 @@ class OwnerEvaluation:
         inputs, targets = dataset.train() if test is None else test
         self.on = "training" if test is None else "test"
         self.records = len(targets)
-        task = builders.task(config)
-        self._inputs = of_records(torch.from_numpy(inputs), builders.features(config), name)
+        task = named_task(config)
+        self._inputs = of_records(torch.from_numpy(inputs), named_features(config), name)
         self._targets = task.targets(torch.from_numpy(targets), name)
         outputs = task.outputs(self._targets, dataset.classes)
         flat = FlatModel(setup.model(tuple(self._inputs.shape[1:]), outputs))
@@ -46,9 +47,9 @@ class OwnerEvaluation:
         self._metrics = task.metrics
 
     def of(self, estimate: Tensor, round: int) -> dict[str, Any]:
-        """Loss and metrics of `estimate`, with the round and the records that they are of."""
+        """Loss and metrics of `estimate`, with its round and the records used."""
         row = estimate[None].to(self._gradients.flat.dtype)
-        found = evaluate(self._gradients, self._metrics, row, self._inputs, self._targets)
-        values = {name: value[0].tolist() for name, value in found.metrics.items()}
+        result = evaluate(self._gradients, self._metrics, row, self._inputs, self._targets)
+        values = {name: value[0].tolist() for name, value in result.metrics.items()}
         facts = {"round": round, "on": self.on, "records": self.records}
-        return {**facts, "loss": float(found.loss[0]), "metrics": values}
+        return {**facts, "loss": float(result.loss[0]), "metrics": values}

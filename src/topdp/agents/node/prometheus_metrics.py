@@ -1,6 +1,6 @@
-"""An agent's numbers for Prometheus, on loopback only. Read-only, and nothing in them is computed from data.
+"""Metrics of an agent for Prometheus, on loopback only. Read-only; none is computed from data.
 
-The server has threads of its own; books are for one thread, so numbers are read in the agent's.
+The server has threads of its own. The ledger is for one thread, so metrics are read in the agent's.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from topdp.agents.ledger.ledger_entries import LedgerError
 from topdp.agents.runtime.agent import Agent
 from topdp.errors import UnavailableError
 
-LOOPBACK_ADDRESS = "127.0.0.1"  # whoever wants the numbers elsewhere puts a proxy before it
-SCRAPE_TIMEOUT_SECONDS = 5.0  # seconds until a request is given up
-LINK_EVENTS = ("linked", "lost", "replaced")  # what is told of links, and is no refusal
+LOOPBACK_ADDRESS = "127.0.0.1"  # a proxy can make them available elsewhere
+SCRAPE_TIMEOUT_SECONDS = 5.0
+LINK_EVENTS = ("linked", "lost", "replaced")  # events of links that are no refusals
 
 MetricFamily = GaugeMetricFamily | CounterMetricFamily
 
 
 def metric_families(agent: Agent) -> Iterator[MetricFamily]:
-    """The numbers as they are now."""
+    """The current values of all metrics."""
 
     def gauge(name: str, about: str, values: Mapping[str, float], label: str = "") -> GaugeMetricFamily:
         family = GaugeMetricFamily(name, about, labels=["agent", *([label] if label else [])])
@@ -45,33 +45,29 @@ def metric_families(agent: Agent) -> Iterator[MetricFamily]:
 
     ledger, peers = agent.ledger, agent.peers
     spent = "Epsilon charged, under the guarantee that the agent charges by."
-    owed = {peer: len(peers.owes(peer)) for peer in peers.neighbours}
+    owed = {peer: len(agent.sender.owes(peer)) for peer in peers.neighbours}
     distrusted = {peer: float(ledger.quarantined(peer) is not None) for peer in peers.neighbours}
-    yield gauge("topdp_rounds", "Rounds on the books, round 0 included.", {"": ledger.round + 1})
+    yield gauge("topdp_rounds", "Rounds in the ledger, round 0 included.", {"": ledger.round + 1})
     yield gauge("topdp_epsilon_spent", spent, {"": inf if ledger.spent is None else ledger.spent})
     yield gauge("topdp_epsilon_budget", "Epsilon that the agent may spend.", {"": agent.context.epsilon})
     without = "1 once the budget is spent: rows carry noise and no data."
     yield gauge("topdp_without_data", without, {"": float(agent.loop.out_of_budget)})
     yield gauge("topdp_seconds", "Seconds by part.", agent.loop.timing.seconds, "part")
     yield gauge("topdp_owed", "Rows that a neighbour has not acknowledged.", owed, "peer")
-    yield gauge("topdp_quarantined", "1 where nothing more is believed of a neighbour.", distrusted, "peer")
+    yield gauge("topdp_quarantined", "1 if a neighbour is quarantined.", distrusted, "peer")
     yield gauge(
         "topdp_rounds_planned",
         "Rounds of the plan, round 0 included.",
         {"": agent.context.part.plan.releases},
     )
-    yield gauge(
-        "topdp_paused", "1 while a person wants no further release.", {"": float(agent.loop.paused())}
-    )
-    yield gauge("topdp_ledger_bytes", "Size of the books on disk.", {"": _ledger_bytes(agent)})
+    yield gauge("topdp_paused", "1 while a person has paused releases.", {"": float(agent.loop.paused())})
+    yield gauge("topdp_ledger_bytes", "Size of the ledger on disk.", {"": _ledger_bytes(agent)})
     now = time.time()
     silent = {peer: max(0.0, now - heard) for peer, heard in peers.heard_at.items()}
-    yield gauge("topdp_silent_seconds", "Seconds since a neighbour was heard.", silent, "peer")
+    yield gauge("topdp_silent_seconds", "Seconds since the last message of a neighbour.", silent, "peer")
     waits = {peer: max(0.0, now - since) for peer, since in agent.loop.waits.since.items()}
     waits = dict.fromkeys(peers.neighbours, 0.0) | waits
-    yield gauge(
-        "topdp_waits_seconds", "Seconds for which the agent has been waiting for a peer now.", waits, "peer"
-    )
+    yield gauge("topdp_waits_seconds", "Seconds of the current wait for a neighbour.", waits, "peer")
     waited = {peer: agent.loop.waits.seconds(peer) for peer in peers.neighbours}
     yield counter("topdp_waited_seconds", "Seconds waited for a neighbour.", waited, "peer")
     traffic = agent.traffic
@@ -84,7 +80,7 @@ def metric_families(agent: Agent) -> Iterator[MetricFamily]:
 
 
 def _refusals(agent: Agent) -> CounterMetricFamily:
-    """Handshakes, links and messages that were refused, by whom and why."""
+    """Handshakes, links and messages that were refused, by neighbour and reason."""
     family = CounterMetricFamily(
         "topdp_refused", "Handshakes and messages that were refused.", labels=["agent", "peer", "reason"]
     )
@@ -96,12 +92,12 @@ def _refusals(agent: Agent) -> CounterMetricFamily:
 
 
 def _ledger_bytes(agent: Agent) -> int:
-    """Of the ledger and what SQLite keeps beside it."""
+    """The size of the ledger with SQLite's files beside it."""
     return sum(file.stat().st_size for file in agent.folder.glob(f"{LEDGER_FILE}*"))
 
 
 class AgentCollector(Collector):
-    """Asks the agent for its numbers, from a thread of the server."""
+    """Reads the agent's metrics from a thread of the server."""
 
     def __init__(self, agent: Agent) -> None:
         self.agent, self._loop = agent, asyncio.get_running_loop()
@@ -113,12 +109,12 @@ class AgentCollector(Collector):
         try:
             return list(metric_families(self.agent))
         except LedgerError:
-            return []  # the agent has just ended, and its books are closed
+            return []  # the agent has just ended, and its ledger is closed
 
 
 @asynccontextmanager
 async def serve_metrics(agent: Agent, port: int) -> AsyncIterator[int]:
-    """Serves the numbers while inside, and gives the port: a free one where `port` is 0."""
+    """Serve the metrics within the block. Yield the port: a free one if `port` is 0."""
     registry = CollectorRegistry()
     registry.register(AgentCollector(agent))
     ProcessCollector(registry=registry)  # open descriptors, memory, processor time; where there is /proc

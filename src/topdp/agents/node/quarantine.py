@@ -1,10 +1,11 @@
-"""Whom an agent no longer believes, and how a person who has looked takes that back, with a reason.
+"""The neighbours that an agent no longer believes, and how a person lifts a quarantine with a reason.
 
-Lifting is for an agent that does not run (its process keeps the books locked), and holds from its next start.
+A quarantine is lifted while the agent is stopped (its process locks the ledger), and from its next start on.
 
-**Guarantees.** What the quarantine has cost stays: a departure from the plan stays one, and who charges by
-worst case since then goes on so. Who was given up for good where draws are shared stays so: the others have
-counted it out. A neighbour that repeats what it did is quarantined again.
+**Guarantees.** What the quarantine has cost stays: a departure from the plan is not revoked, and an agent
+that charges by worst case since then continues to. A neighbour that was given up for good, where draws are
+shared, stays so: the other agents count it as a colluder. A neighbour that offends again is quarantined
+again.
 """
 
 from __future__ import annotations
@@ -14,48 +15,51 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from topdp.agents.ledger.ledger import Ledger, PartnerMode
+from topdp.agents.ledger.ledger import Ledger
 from topdp.errors import InputError
 from topdp.runs.config import did_you_mean
 
-LIFTED_KEY_PREFIX = "lifted "  # begins the key of what was lifted; a number follows
+LIFTED_KEY_PREFIX = "lifted "  # followed by a number: the key of a lifted quarantine
 
 
 def read_quarantine(state: Path) -> dict[str, Any]:
-    """Who is quarantined and why, and what was lifted before."""
+    """The quarantined neighbours with reasons, and the quarantines that were lifted before."""
     ledger = Ledger(state, writable=False)
     try:
-        return {
-            "quarantined": {
-                peer: {"code": why.code.name, "words": why.words}
-                for peer in ledger.recorded_peers()
-                if (why := ledger.quarantined(peer)) is not None
-            },
-            "lifted": _lifted_entries(ledger),
-        }
+        return {"quarantined": quarantined_peers(ledger), "lifted": _lifted_entries(ledger)}
     finally:
         ledger.close()
 
 
+def quarantined_peers(ledger: Ledger) -> dict[str, dict[str, str]]:
+    """{neighbour: code and words} of those that are quarantined."""
+    return {
+        peer: {"code": reason.code.name, "words": reason.words}
+        for peer in ledger.recorded_peers()
+        if (reason := ledger.quarantined(peer)) is not None
+    }
+
+
 def lift_quarantine(state: Path, peer: str, reason: str) -> dict[str, Any]:
-    """`peer` is believed again from the next start on; what is on the books of it then."""
+    """Believe `peer` again from the next start on. Return what the ledger records of it."""
     if not reason.strip():
         raise InputError("--reason: expected what a person has found, got nothing.")
-    ledger = _for_writing(state)
+    ledger = Ledger.reopen(state)
     try:
-        why = ledger.quarantined(peer)
-        if why is None:
-            known = [one for one in ledger.recorded_peers() if ledger.quarantined(one) is not None]
-            raise InputError(f"{peer} is not quarantined here.{did_you_mean(peer, known) if known else ''}")
+        cause = ledger.quarantined(peer)
+        if cause is None:
+            quarantined = list(quarantined_peers(ledger))
+            hint = did_you_mean(peer, quarantined) if quarantined else ""
+            raise InputError(f"{peer} is not quarantined here.{hint}")
         facts = {
             "peer": peer,
             "time": datetime.now(UTC).isoformat(timespec="seconds"),
             "round": ledger.round,
-            "code": why.code.name,
-            "words": why.words,
+            "code": cause.code.name,
+            "words": cause.words,
             "reason": reason.strip(),
         }
-        # The reason first: a crash in between must not leave somebody believed without one.
+        # The reason first: a crash in between must not leave a neighbour believed without one.
         ledger.database.remember(f"{LIFTED_KEY_PREFIX}{len(_lifted_entries(ledger))}", json.dumps(facts))
         ledger.lift_quarantine(peer)
         return {**facts, "remarks": _remarks(ledger, peer)}
@@ -64,36 +68,21 @@ def lift_quarantine(state: Path, peer: str, reason: str) -> dict[str, Any]:
 
 
 def _remarks(ledger: Ledger, peer: str) -> list[str]:
-    """What lifting does not bring back."""
+    """What lifting does not restore."""
     remarks = []
     if ledger.departed is not None:
         remarks.append(
             f"The plan was departed from ({ledger.departed}): charges stay by {ledger.charged_by}."
         )
     if peer in ledger.departed_members():
-        remarks.append(f"{peer} was counted out for good: it takes no further part in this run.")
+        remarks.append(f"{peer} was given up for good: it takes no further part in this run.")
     return remarks
 
 
 def _lifted_entries(ledger: Ledger) -> list[dict[str, Any]]:
-    found = [(key, value) for key, value in ledger.meta.items() if key.startswith(LIFTED_KEY_PREFIX)]
-    return [
-        json.loads(value)
-        for _, value in sorted(found, key=lambda one: int(one[0].removeprefix(LIFTED_KEY_PREFIX)))
-    ]
-
-
-def _for_writing(state: Path) -> Ledger:
-    """The ledger as its own agent opens it."""
-    reading = Ledger(state, writable=False)
-    meta = dict(reading.meta)
-    reading.close()
-    partners: PartnerMode = "found" if meta.get("partners") == "found" else "planned"
-    return Ledger(
-        state,
-        meta.get("federation", ""),
-        meta.get("agent", ""),
-        partners=partners,
-        guarantee=meta.get("guarantee", "worst-case"),
-        holds_after_departures=meta.get("whoever_is_missing") == str(True),
-    )
+    entries = {
+        int(key.removeprefix(LIFTED_KEY_PREFIX)): json.loads(value)
+        for key, value in ledger.meta.items()
+        if key.startswith(LIFTED_KEY_PREFIX)
+    }
+    return [entries[number] for number in sorted(entries)]

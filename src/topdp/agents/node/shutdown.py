@@ -1,11 +1,10 @@
-"""How an agent's process ends when it is asked to: in order if it can, and within a stated time in any case.
+"""How an agent's process ends on a signal: in order if it can, and within a stated time in any case.
 
-The first SIGTERM or SIGINT asks the agent to end; a second one ends the process at once. Who has not ended
-`LIMIT` seconds after the first is told in the log, line by line of what hung, and the process ends the hard
-way. Either way the books are closed first where the loop still turns; and where it does not, they are as
-after a power cut, which they are made for.
+The first SIGTERM or SIGINT asks the agent to end; a second one ends the process at once. If the agent has not
+ended `SHUTDOWN_SECONDS` after the first, the log names the tasks that hang, and the process exits. The ledger
+is closed first if the event loop still runs. If not, the ledger is as after a power cut, which it survives.
 
-Not for what an agent does when it stops: that is `AgentLoop.run` and `Agent.run`.
+What an agent does when it stops is in `runtime/agent.py`.
 """
 
 from __future__ import annotations
@@ -28,28 +27,26 @@ from topdp.errors import ExitCode
 
 logger = logging.getLogger("topdp.agents")
 
-SHUTDOWN_SECONDS = 10.0
-"""Seconds from the first signal to the end of the process."""
+SHUTDOWN_SECONDS = 10.0  # from the first signal to the end of the process
 
-BLOCKED_LOOP_SECONDS = 2.0
-"""Seconds more, until a thread ends a process whose loop does not turn."""
+BLOCKED_LOOP_SECONDS = 2.0  # later, a thread ends a process whose event loop is blocked
 
 
 class Shutdown:
-    """Listens to signals while an agent lives. `stop` asks it to end, `close` closes its books."""
+    """Handles signals while an agent runs. `stop` asks it to end, `close` closes its ledger."""
 
     def __init__(self, stop: Callable[[], None], close: Callable[[], None]) -> None:
         self.stop, self.close = stop, close
         self.asked = False
 
     def listen(self) -> None:
-        """From here on, in the running loop."""
+        """Handle signals in the running event loop from now on."""
         self._loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self.ask, number)
 
     def ask(self, number: int) -> None:
-        """One more signal."""
+        """Handle one more signal."""
         if self.asked:
             self._end(f"{signal.Signals(number).name} once more: ends at once")
         self.asked = True
@@ -67,7 +64,7 @@ class Shutdown:
         self._end(f"asked to stop, and had not ended after {SHUTDOWN_SECONDS:g} s: ends the hard way")
 
     def _blocked(self, thread: int) -> NoReturn:
-        """In a thread of its own. The books are not closed: they belong to the one that hangs."""
+        """Exit, in a thread of its own. The ledger is not closed: it belongs to the thread that hangs."""
         frame = sys._current_frames().get(thread)
         where = "".join(traceback.format_stack(frame)[-3:]) if frame else "nowhere"
         logger.error("asked to stop, and hangs:\n%s", where, extra={"event": "shutdown"})
@@ -82,17 +79,17 @@ class Shutdown:
 
 
 def exit_now(code: int) -> NoReturn:
-    """Ends the process now: threads that compute, and Python's own tidying up, are not waited for."""
+    """End the process now, without waiting for computing threads or Python's own cleanup."""
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):  # nobody reads it any more
+        with suppress(OSError, ValueError):  # its reader is gone
             stream.flush()
     os._exit(code)
 
 
 def exit_without_cleanup(code: int) -> None:
-    """When this program ends, it ends at once: all is on disk, and taking torch and gRPC apart takes seconds.
+    """Make this program end without cleanup: all is on disk, and unloading torch and gRPC takes seconds.
 
-    Does nothing where something else than the command `topdp` calls it, such as a test.
+    Does nothing unless the command `topdp` is running, so not in tests.
     """
     main = sys.modules.get("__main__")
     spec = getattr(main, "__spec__", None)

@@ -1,8 +1,8 @@
-"""What a running agent says of itself, in a small file of its state folder: what the books do not hold.
+"""The status of a running agent, in a small file of its state folder, and its description in words.
 
-Written whole, never half; read by `topdp agent status` and by `pause` and `stop`, which want to see that they
-were heard. A file that a dead process left is recognised: it names its process, and when that began. One that
-no agent wrote is refused.
+It holds what the ledger does not. `topdp agent status` reads it; `pause` and `stop` read it to see whether
+they took effect. It is written atomically. A file that a dead process left is recognised: it names its
+process and when that began. A file that no agent wrote is refused. Needs neither torch nor gRPC.
 """
 
 from __future__ import annotations
@@ -16,43 +16,43 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from topdp.errors import InputError
+from topdp.runs.metric_labels import in_words
 
 STATUS_FILE = "status.json"
-MAX_STATUS_BYTES = 2**20  # bytes; a line for each of thousands of neighbours
-STATUS_INTERVAL_SECONDS = 5.0  # seconds at most between two writings
-SILENCE_SECONDS = (
-    3 * STATUS_INTERVAL_SECONDS
-)  # seconds after which one that cannot be looked up counts as gone
+MAX_STATUS_BYTES = 2**20  # a line for each of thousands of neighbours
+MAX_STATUS_INTEGER = 2**31  # rounds, and process ids
+STATUS_INTERVAL_SECONDS = 5.0  # at most, between two writings
+SILENCE_SECONDS = 3 * STATUS_INTERVAL_SECONDS  # after which a process that cannot be looked up counts as gone
 
 AgentState = Literal["waits", "computes", "paused", "ends", "ended"]
 Liveness = Literal["running", "not answering", "not running"]
 
 
 class StatusFileError(InputError):
-    """A file by that name which no agent of this version has written."""
+    """A status file that no agent of this version has written."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ProcessStatus:
-    """Where a process is. Times are seconds of the calendar."""
+    """The status of a process, as JSON in the file. Times are seconds since the epoch."""
 
     process: int
-    begun: str  # of the process, in its machine's own count: the number of a dead one may be used again
+    begun: str  # when the process began (`process_birth`), since ids of dead processes are used again
     written: float
     state: AgentState
-    round: int  # the last on the books
+    round: int  # the last one in the ledger
     rounds: int  # T
     budget: float
-    waits_for: Mapping[str, float] = field(default_factory=dict)  # whom: since when
-    heard: Mapping[str, float] = field(default_factory=dict)  # whom: when last
+    waits_for: Mapping[str, float] = field(default_factory=dict)  # neighbour -> since when
+    heard: Mapping[str, float] = field(default_factory=dict)  # neighbour -> when last
     scores: Mapping[str, Any] | None = None
-    code: int | None = None  # how the process ended, once it has
+    code: int | None = None  # the exit code, once the process has ended
 
     def write(self, folder: Path) -> None:
-        """Without waiting for the disk: after a power cut nobody is running anyhow."""
+        """Write the file without waiting for the disk: after a power cut no process runs anyway."""
         path = folder / STATUS_FILE
         beside = path.with_name(f".{STATUS_FILE}.{os.getpid()}")
         try:
@@ -67,57 +67,53 @@ class ProcessStatus:
 
     @classmethod
     def read(cls, folder: Path) -> ProcessStatus | None:
-        """What was written last; None where nothing was."""
+        """The last status; None if there is none."""
         path = folder / STATUS_FILE
         try:
             facts = os.lstat(path)
-            whole = stat.S_ISREG(facts.st_mode) and facts.st_size <= MAX_STATUS_BYTES
-            found = cls(**json.loads(path.read_text(encoding="utf-8"))) if whole else None
+            is_plain_file = stat.S_ISREG(facts.st_mode) and facts.st_size <= MAX_STATUS_BYTES
+            status = cls(**json.loads(path.read_text(encoding="utf-8"))) if is_plain_file else None
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError, TypeError, RecursionError):
-            found = None
-        if found is None or not found._fits():
+            status = None
+        if status is None or not status._is_valid():
             raise StatusFileError(
-                f"Expected in {path} what an agent of this version says of itself, got something else: the "
-                "file is damaged, or another program's. The books are not touched by it: remove the file, or "
-                "start the agent, which writes it anew."
+                f"Expected the status of an agent of this version in {path}, got something else: the file is "
+                "damaged, or another program's. The ledger is not affected: remove the file, or start the "
+                "agent, which writes it again."
             )
-        return found
+        return status
 
-    def _fits(self) -> bool:
-        """Whether every field is of its kind: then nobody who reads or shows them can stumble."""
+    def _is_valid(self) -> bool:
+        """Whether every field has its type, so that readers need no further checks."""
         return (
             all(map(_is_integer, (self.process, self.round, self.rounds)))
             and (self.code is None or _is_integer(self.code))
             and isinstance(self.begun, str)
-            and self.state in AGENT_STATES
+            and self.state in get_args(AgentState)
             and _is_number(self.written)
             and (_is_number(self.budget) or self.budget == math.inf)
             and all(
-                isinstance(one, dict)
-                and all(who.isprintable() and _is_number(when) for who, when in one.items())
-                for one in (self.waits_for, self.heard)
+                isinstance(times, dict)
+                and all(peer.isprintable() and _is_number(when) for peer, when in times.items())
+                for times in (self.waits_for, self.heard)
             )
             and (self.scores is None or (isinstance(self.scores, dict) and _is_plain(self.scores)))
         )
 
     @property
     def liveness(self) -> Liveness:
-        """Whether the process that wrote this is there."""
+        """Whether the process that wrote this runs."""
         age = time.time() - self.written
         if self.state == "ended":
             return "not running"
         if self.begun.startswith(_machine_id()):
-            there = process_birth(self.process) == self.begun
-            return "not running" if not there else "running" if age <= SILENCE_SECONDS else "not answering"
+            runs = process_birth(self.process) == self.begun
+            return "not running" if not runs else "running" if age <= SILENCE_SECONDS else "not answering"
         return (
             "running" if age <= SILENCE_SECONDS else "not running"
-        )  # in another container: by its file alone
-
-
-AGENT_STATES = ("waits", "computes", "paused", "ends", "ended")
-MAX_STATUS_INTEGER = 2**31  # rounds, and numbers of processes
+        )  # in another container: only the file tells
 
 
 def _is_integer(value: Any) -> bool:
@@ -129,20 +125,20 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_plain(value: Any, depth: int = 3) -> bool:
-    """What scores are made of: names and numbers, also such as are not defined, in few folds."""
+    """Whether a value consists of names, numbers and None, nested at most `depth` deep."""
     if isinstance(value, dict | list):
-        inside = [*value, *(value.values() if isinstance(value, dict) else ())]
-        return depth > 0 and all(_is_plain(one, depth - 1) for one in inside)
+        items = [*value, *(value.values() if isinstance(value, dict) else ())]
+        return depth > 0 and all(_is_plain(item, depth - 1) for item in items)
     if isinstance(value, str):
         return value.isprintable()
     return value is None or isinstance(value, float) or _is_number(value)
 
 
 def process_birth(process: int) -> str:
-    """What no other process on earth has: machine, its start, namespace of numbers, and when it began."""
+    """A name that no other process has: machine, its boot, process namespace, and start time."""
     try:
         facts = Path(f"/proc/{process}/stat").read_text(encoding="ascii", errors="replace")
-        fields = facts.rpartition(")")[2].split()  # its name may hold anything
+        fields = facts.rpartition(")")[2].split()  # the name before may contain anything
         return _machine_id() + ("" if fields[0] == "Z" else fields[19])
     except (OSError, IndexError):
         try:
@@ -153,9 +149,48 @@ def process_birth(process: int) -> str:
 
 
 def _machine_id() -> str:
-    """The machine since its start, and the namespace in which processes have their numbers."""
+    """The machine since its boot, and its process namespace."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')} "
     except OSError:
         return f"{os.uname().nodename} "
+
+
+def epsilon_in_words(epsilon: float | None) -> str:
+    return "infinite" if epsilon is None else f"{epsilon:.4g}"
+
+
+def age_in_words(since: float, now: float | None = None) -> str:
+    """
+    >>> age_in_words(100, 142), age_in_words(100, 100 + 3 * 3600 + 120), age_in_words(100, 90)
+    ('42 s', '3 h 2 min', '0 s')
+    """
+    seconds = max(0, round((time.time() if now is None else now) - since))
+    if seconds < 120:
+        return f"{seconds} s"
+    hours, minutes = seconds // 3600, seconds % 3600 // 60
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min"
+
+
+def progress_in_words(status: ProcessStatus, spent: float | None, charged_by: str) -> str:
+    """Round, budget, and the neighbours that the agent waits for."""
+    words = f"round {max(status.round, 0)} of {status.rounds}" if status.round >= 0 else "no release yet"
+    words += f", epsilon {epsilon_in_words(spent)} of {status.budget:.4g} spent ({charged_by})"
+    if status.state == "paused":
+        words += ", paused"
+    if status.state == "ends":
+        words += ", all rounds done"
+    waits = [f"{peer} since {age_in_words(since)}" for peer, since in status.waits_for.items()]
+    return words + (f", waits for {', '.join(waits)}" if waits else "")
+
+
+def scores_in_words(scores: Mapping[str, Any]) -> str:
+    """
+    >>> scores_in_words({"round": 3, "on": "test", "records": 40, "loss": 0.2, "metrics": {"accuracy": 0.9}})
+    'accuracy 90.00% on 40 test records of its own (round 3)'
+    """
+    metrics = [f"{name} {in_words(name, value)}" for name, value in scores["metrics"].items()]
+    metrics = metrics or [f"loss {scores['loss']:.4g}"]
+    where = f"{scores['records']} {scores['on']} records of its own (round {scores['round']})"
+    return f"{', '.join(metrics)} on {where}"

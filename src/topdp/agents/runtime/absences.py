@@ -12,13 +12,11 @@ from __future__ import annotations
 import logging
 from typing import final
 
-from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.runtime.agent_context import AgentContext
 from topdp.agents.runtime.budget_meter import BudgetMeter, allows
-from topdp.agents.runtime.peer_contacts import TICKS
-from topdp.agents.runtime.peers import Peers
+from topdp.agents.runtime.peer_contacts import TICKS, PeerContacts
 from topdp.agents.runtime.shared_draws import SharedDraws
-from topdp.privacy.spending import History
+from topdp.privacy.spending import ReleaseHistory
 
 logger = logging.getLogger("topdp.agents")
 
@@ -27,12 +25,10 @@ logger = logging.getLogger("topdp.agents")
 class Absences:
     """Who is missing for one agent, for good."""
 
-    def __init__(
-        self, context: AgentContext, ledger: Ledger, peers: Peers, shared_draws: SharedDraws
-    ) -> None:
-        self.context, self.ledger, self.peers, self.shared_draws = context, ledger, peers, shared_draws
+    def __init__(self, context: AgentContext, peers: PeerContacts, shared_draws: SharedDraws) -> None:
+        self.context, self.ledger, self.peers, self.shared_draws = context, peers.ledger, peers, shared_draws
         self.departures = shared_draws.departures
-        peers.contacts.given_up = self.departures.given_up
+        peers.given_up = self.departures.given_up
         self._meter = context.meter
         self._counts: dict[str, int] = {}  # as colluders in this meter, from these rounds on
         self._held: dict[str, int] = {}  # ticks for which rows were held back because of somebody
@@ -72,7 +68,7 @@ class Absences:
 
     # What counting somebody out costs
 
-    def settle(self, history: History) -> BudgetMeter:
+    def settle(self, history: ReleaseHistory) -> BudgetMeter:
         """Counts whoever is gone as a colluder, books what that costs and states it; the meter from now on.
 
         From the round after the last that somebody has of it, where the budget allows that; else from the
@@ -98,7 +94,7 @@ class Absences:
             )
         return self._meter
 
-    def _pays(self, history: History) -> bool:
+    def _pays(self, history: ReleaseHistory) -> bool:
         """Books what the releases made so far cost by this meter, if the budget allows it."""
         if not self.departures.takes_back:
             return False

@@ -27,19 +27,21 @@ from topdp.agents.runtime import live_pairing_loop
 from topdp.agents.runtime.agent_context import AgentContext
 from topdp.agents.runtime.agent_loop import AgentLoop
 from topdp.agents.runtime.card_updates import CardUpdates
-from topdp.agents.runtime.greeting import LinkTerms
-from topdp.agents.runtime.hidden_row_limits import uniform_norm_limits
 from topdp.agents.runtime.live_pairing_loop import LivePairingLoop
-from topdp.agents.runtime.peers import Peers
+from topdp.agents.runtime.outbox_sender import OutboxSender
+from topdp.agents.runtime.peer_contacts import PeerContacts, PeerServices
+from topdp.agents.runtime.peer_messages import LinkTerms
 from topdp.agents.runtime.planned_loop import PlannedLoop
+from topdp.agents.runtime.request_handlers import RequestHandlers
+from topdp.agents.runtime.row_guards import uniform_norm_limits
 from topdp.agents.runtime.shared_draws import PrivateFiles, SharedDraws
 from topdp.agents.wire import row_payload
 from topdp.agents.wire.link_refusals import RefusalLog
-from topdp.agents.wire.traffic_counter import TrafficCounter
-from topdp.agents.wire.transport import Transport, end_all
+from topdp.agents.wire.transport import TrafficCounter, Transport, end_all
 from topdp.base.files import write_atomically
 from topdp.errors import ExitCode, InputError
 from topdp.plan import Capability
+from topdp.privacy.answers import WORST_CASE, answer_kind
 
 RESULT, ESTIMATE = "result.json", "estimate.safetensors"
 GRACE = 3.0
@@ -84,7 +86,7 @@ class Agent:
         partners: PartnerMode = "found" if live_pairing else "planned"
         gauge = context.meter
         by_plan = (gauge.by_plan is not None or gauge.in_the_open) and not live_pairing
-        guarantee = manifest.config.privacy.guarantee if by_plan else "worst-case"
+        guarantee = manifest.config.privacy.guarantee if by_plan else WORST_CASE.name
         self.ledger = Ledger(
             folder,
             manifest.hash,
@@ -133,36 +135,36 @@ class Agent:
             self.shared_draws = SharedDraws(context, self.ledger, private)
             self.shared_draws.gossip.directory = self.cards.directory
         self.mark = RollbackMark(private.folder, manifest.hash) if private else None
-        doubtful = self._resumes()
+        in_doubt = self._resumes()
         neighbours = list(manifest.neighbours(self.name))
         sent = {name: part.rounds_from(manifest.number(name)) for name in neighbours}
         start = context.start.numpy()
         plan = "live pairing" if live_pairing else part.plan.digest()
         self.traffic = TrafficCounter(transport)
-        self.peers = Peers(
-            self.name,
-            neighbours,
-            LinkTerms(manifest.hash, plan, digest_of(start.tobytes())),
-            self.ledger,
-            Inbox(self.ledger, sent, gaps=manifest.rules.tolerates_silence),
-            self.traffic,
-            self._check,
-            hooks,
-            RefusalLog(self.name),
-            RowSignatures(
-                self.name,
-                manifest,
-                private.identity if private else None,
-                self.cards.directory if self.cards else None,
-            ),
-            part.plan.releases - 1,
-            self.shared_draws.gossip if self.shared_draws else None,
-            self.cards,
-            doubtful,
+        self.peers = PeerContacts(
+            PeerServices(
+                name=self.name,
+                neighbours=neighbours,
+                terms=LinkTerms(manifest.hash, plan, digest_of(start.tobytes())),
+                ledger=self.ledger,
+                inbox=Inbox(self.ledger, sent, gaps=manifest.rules.tolerates_silence),
+                transport=self.traffic,
+                check_row=self._check,
+                refusals=RefusalLog(self.name),
+                signatures=RowSignatures(
+                    self.name, manifest, private.identity if private else None, self.cards.directory
+                ),
+                last_round=part.plan.releases - 1,
+                hooks=hooks,
+                gossip=self.shared_draws.gossip if self.shared_draws else None,
+                card_updates=self.cards,
+                in_doubt=in_doubt,
+            )
         )
-        way = LivePairingLoop if live_pairing else PlannedLoop
-        self.loop: AgentLoop = way(
-            context, self.ledger, self.peers, self._leave, self.shared_draws, self._note
+        self.requests, self.sender = RequestHandlers(self.peers), OutboxSender(self.peers)
+        loop = LivePairingLoop if live_pairing else PlannedLoop
+        self.loop: AgentLoop = loop(
+            context, self.peers, finished=self._leave, shared_draws=self.shared_draws, mark=self._note
         )
 
     def _check(self, peer: str, round: int, body: bytes) -> None:
@@ -197,10 +199,13 @@ class Agent:
 
     async def run(self) -> AgentOutcome:
         try:
-            await self.peers.start()
+            await self.traffic.start(self.requests.handle)
+            for peer in self.peers.neighbours:
+                self.peers.spawn(self.sender.serve(peer))
             return self._outcome(await self._lived())
         finally:
-            await self.peers.close()
+            await end_all(list(self.peers.tasks), "neighbours")
+            await self.traffic.close()
             self.ledger.close()
 
     async def _lived(self) -> bool:
@@ -252,13 +257,14 @@ class Agent:
 
     def _spent(self) -> dict[str, Any]:
         books, privacy = self.ledger, self.context.manifest.config.privacy
-        adaptive = {"colluders": privacy.colluders} if books.charged_by == "adaptive" else {}
+        counted = answer_kind(books.charged_by).counts_colluders
+        colluders = {"colluders": privacy.colluders} if counted else {}
         return {
             "epsilon": books.spent,
             "worst_case": books.last_entry.worst_case if books.last_entry else 0.0,
             "delta": privacy.delta,
             "charged_by": books.charged_by,
-            **adaptive,
+            **colluders,
             "adjacency": privacy.adjacency,
         }
 

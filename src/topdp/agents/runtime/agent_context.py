@@ -12,26 +12,29 @@ from topdp.agents.agreement.hidden_rows import relies_on_hidden_rows
 from topdp.agents.agreement.manifest import Manifest, Rules
 from topdp.agents.agreement.run_setup import RunSetup
 from topdp.agents.runtime.agent_draws import AgentDraws
+from topdp.agents.runtime.agent_gradients import AgentGradients, ExactGradients
 from topdp.agents.runtime.agent_hooks import AgentHooks
-from topdp.agents.runtime.agent_rows import AgentGradients, PlanPart
+from topdp.agents.runtime.agent_rows import PlanPart
 from topdp.agents.runtime.budget_meter import BudgetMeter, build_meter
-from topdp.agents.runtime.exact_gradients import ExactGradients
-from topdp.agents.runtime.hidden_row_limits import (
+from topdp.agents.runtime.row_guards import (
     RowNormLimits,
     expect_exact,
+    expect_fine,
     hidden_norm_limits,
     mixing_share,
+    rounded_share,
     uniform_norm_limits,
 )
-from topdp.agents.runtime.row_sums import expect_fine, rounded_share
 from topdp.agents.wire import row_payload
 from topdp.base.progress import Progress, silent
 from topdp.learning.models import FlatModel
 from topdp.plan.batches import Batches, Cycle
 from topdp.privacy.basics.gaussian import mu_of
-from topdp.runs import builders
+from topdp.privacy.query import Query
 from topdp.runs.config import ConfigError
 from topdp.runs.model_fit import expect_fitting
+from topdp.runs.named_model import named_task
+from topdp.runs.named_records import named_features
 
 LARGEST_HEAD = 1024  # bytes before a row that is handed over
 
@@ -90,15 +93,15 @@ def build_context(
             f"{setup.manifest.names[agent]}, got {epsilon:.6g}: one's own budget can only be smaller."
         )
     inputs, targets = records
-    if (features := builders.features(config)) is not None:
+    if (features := named_features(config)) is not None:
         from topdp.data import featured_shards  # images only: not loaded where records stay as they are
 
         inputs = featured_shards.of_records(inputs, features, setup.manifest.names[agent], progress)
-    task = builders.task(config)
+    task = named_task(config)
     targets = task.targets(targets, setup.manifest.names[agent])
     flat = FlatModel(setup.model(tuple(inputs.shape[1:]), task.outputs(targets, classes)))
     expect_fitting(flat, task, inputs[:1], targets[:1], classes)
-    analysis = builders.analysis(config, setup.counts)
+    analysis = setup.run.analysis
     part, hooks = PlanPart(setup.plan, agent), hooks or AgentHooks()
     draws = hooks.draws(part, config.seed, flat.dtype)
     hidden = relies_on_hidden_rows(
@@ -111,11 +114,11 @@ def build_context(
     gradients = AgentGradients(
         exact,
         (inputs, targets),
-        analysis.batches,
-        agent,
-        config.seed,
-        draws,
-        hooks,
+        batches=analysis.batches,
+        agent=agent,
+        seed=config.seed,
+        draws=draws,
+        hooks=hooks,
     )
     gauge = build_meter(
         setup.plan,
@@ -124,8 +127,7 @@ def build_context(
         privacy.delta,
         privacy.guarantee,
         not rules.tolerates_silence,
-        setup.coalition,
-        privacy.allow_slow,
+        Query(colluders=setup.coalition, allow_slow=privacy.allow_slow),
     )
     bounds = uniform_norm_limits(setup.plan, rules.largest_norm)
     norm = float(torch.linalg.vector_norm(start.double()))
@@ -201,7 +203,7 @@ def _expect_little_rounding(
         gauge.spending.sensitivity,
         _longest(mine, privacy.clip),
         largest,
-        exact.off(_at_once(mine), privacy.clip, mine.divisor),
+        exact.rounding_bound(_at_once(mine), privacy.clip, mine.divisor),
         together=not hidden,
         period=gauge.spending.batches.period,
     )

@@ -25,17 +25,14 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_entries import EntryKind, ReleaseCost
 from topdp.agents.runtime.agent_context import AgentContext
+from topdp.agents.runtime.agent_rows import within
+from topdp.agents.runtime.agent_timing import PeerWaits, RoundTiming
 from topdp.agents.runtime.budget_meter import allows
-from topdp.agents.runtime.peer_contacts import TICKS
-from topdp.agents.runtime.peers import Peers
-from topdp.agents.runtime.row_sums import within
+from topdp.agents.runtime.peer_contacts import TICKS, PeerContacts
 from topdp.agents.runtime.run_end import all_done
 from topdp.agents.runtime.shared_draws import SharedDraws
-from topdp.agents.runtime.stage_timing import RoundTiming
-from topdp.agents.runtime.waits import PeerWaits
 from topdp.agents.wire import row_payload
 
 logger = logging.getLogger("topdp.agents")
@@ -50,21 +47,22 @@ class AgentLoop(ABC):
     def __init__(
         self,
         context: AgentContext,
-        ledger: Ledger,
-        peers: Peers,
+        peers: PeerContacts,
+        *,
         finished: Callable[[], None],
         shared_draws: SharedDraws | None = None,
         mark: Callable[[int], None] = lambda round: None,
     ) -> None:
-        """`finished` is called after the last round, before what is still owed to others.
+        """`finished` is called after the last round, before the agent sends what it still owes.
 
-        `sharing`: where agents share draws. `mark`: called when a round is booked, before its rows leave.
+        `shared_draws`: where agents share draws. `mark`: called when a round is in the ledger, before its
+        rows leave.
         """
         self.mark = mark
         self._asked_all = False  # waited once, for as long as the rule says, for what neighbours have seen
         self.drained = 0  # ticks since the last round
         self.shared_draws = shared_draws
-        self.context, self.ledger, self.peers, self.hooks = context, ledger, peers, context.hooks
+        self.context, self.ledger, self.peers, self.hooks = context, peers.ledger, peers, context.hooks
         self.meter = context.meter
         self.finished = finished
         self.name = context.name
@@ -72,7 +70,9 @@ class AgentLoop(ABC):
         self.timing, self.waits = RoundTiming(), PeerWaits()
         self.paused: Callable[[], bool] = lambda: False  # whether a person wants no further release for now
         self.activity: Activity = "waits"
-        self.history = [(e.round, _known(e.information)) for e in ledger.entries() if e.kind == "release"]
+        self.history = [
+            (e.round, _known(e.information)) for e in self.ledger.entries() if e.kind == "release"
+        ]
 
     @property
     def out_of_budget(self) -> bool:
@@ -207,7 +207,7 @@ class AgentLoop(ABC):
     ) -> None:
         """Charge, bytes and state in one transaction; only then does anybody hear of it."""
         for peer in filter(self.ledger.finished, self.peers.neighbours):
-            self.peers.contacts.needs_nothing_before(peer, round)
+            self.peers.needs_nothing_before(peer, round)
         self.hooks.reached("before_ledger")
         state = save({str(row): value.contiguous() for row, value in rows.items()})
         with self.timing.measure("ledger"):
@@ -301,7 +301,7 @@ class TickClock:
         self.length = idle_timeout / TICKS
         self.next = asyncio.get_running_loop().time() + self.length
 
-    async def wait(self, peers: Peers) -> bool:
+    async def wait(self, peers: PeerContacts) -> bool:
         """Until something changes, or a tick is over; whether it is."""
         loop = asyncio.get_running_loop()
         with suppress(TimeoutError):

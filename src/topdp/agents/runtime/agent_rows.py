@@ -1,46 +1,50 @@
-"""The rows of one agent: its part of a plan, and the arithmetic that makes its rows, as the simulator does.
+"""The rows of one agent: its part of a plan, and the arithmetic that makes its rows as the simulator does.
 
-A round of one agent needs its own rows of the round before, the rows that came in, its own clipped gradient
-and its own draws; nothing of anybody else. How rows travel, what they cost and when a round closes are other
-files' business.
+A round needs the agent's own rows of the round before, the rows that came in, its own clipped gradient and
+its own draws. How rows travel, what they cost and when a round closes is decided elsewhere. The simulator
+adds up in the type of the model, because it shows its rows to nobody.
+
+**Guarantees.** Nothing that depends on data is rounded to the type of the model before it has its noise: one
+unit in the last place of a large row could otherwise exceed what a record may move it. What remains is
+rounding in float64, which `row_guards` bounds. All numbers of a row with noise are multiples of a public step
+far below its deviation: so none shows single digits of a draw, whatever cancels (docs/privacy.md, "Noise has
+finitely many digits").
 """
 
 from __future__ import annotations
 
-import hmac
-import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import final
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from topdp.agents.agreement.hidden_rows import grid_step as grid_of
 from topdp.agents.runtime.agent_draws import AgentDraws
-from topdp.agents.runtime.agent_hooks import AgentHooks
-from topdp.agents.runtime.exact_gradients import ExactGradients
-from topdp.agents.runtime.row_sums import mixed, noised, stepped
-from topdp.data.batch_selection import select
-from topdp.errors import InputError
+from topdp.agents.runtime.agent_gradients import AgentGradients
 from topdp.plan import Capability, Plan, PlanError, ReleaseKind, unsupported
-from topdp.plan.batches import Batches, Cycle
 from topdp.plan.plan import NOBODY
 from topdp.simulator.adaptive_step import adaptive_step
-from topdp.simulator.robust_mixing import entering
+from topdp.simulator.robust_mixing import robust_mean
 
-logger = logging.getLogger("topdp.agents")
+NORM_MARGIN = 1e-6  # relative: how far below the largest norm a shortened row lies
+
+Adds = Callable[[Tensor], None]
+"""Adds noise to a row of float64, in place."""
 
 
 def supports(plan: Plan) -> str | None:
-    """None, or what agents do not execute: their rows lie on another grid, and none may be left out."""
+    """Return None, or why agents cannot execute the plan: their rows lie on another grid, and all rows are
+    needed.
+    """
     return unsupported(plan, {Capability.ADAPTIVE_STEPS, Capability.ROBUST_MIXING, Capability.SHARED_DRAWS})
 
 
 @dataclass(frozen=True)
 class PlanPart:
-    """What one agent does in a plan: the rows it makes, sends and reads in every round."""
+    """The part of a plan that one agent executes: the rows it makes, sends and reads in every round."""
 
     plan: Plan
     agent: int
@@ -61,8 +65,8 @@ class PlanPart:
 
     @cached_property
     def partner(self) -> dict[int, int]:
-        """{draw: the agent that it is shared with}, of all draws of this agent that it shares."""
-        found: dict[int, int] = {}
+        """{draw: the agent that it is shared with}, for all draws that this agent shares."""
+        partners: dict[int, int] = {}
         mine = self.plan.draw.values[:, self.plan.owner == self.agent]
         for draw in np.unique(mine[mine >= 0]).tolist():
             knows = set(self.plan.known_by[draw].tolist()) - {NOBODY}
@@ -72,8 +76,8 @@ class PlanPart:
                     f" got draw {draw}, which is known by {sorted(knows) or 'nobody'}."
                 )
             for other in knows - {self.agent}:
-                found[draw] = other
-        return found
+                partners[draw] = other
+        return partners
 
     def shared(self, round: int) -> list[tuple[int, int, float]]:
         """(row, draw, deviation) of every shared draw that enters a row of this agent in `round`."""
@@ -86,7 +90,7 @@ class PlanPart:
         ]
 
     def made(self, round: int) -> list[int]:
-        """The rows that the agent makes."""
+        """The rows that the agent makes in `round`."""
         mine = (self.plan.owner == self.agent) & self.plan.exists[round]
         return [int(row) for row in np.flatnonzero(mine)]
 
@@ -97,14 +101,14 @@ class PlanPart:
 
     def sent(self, round: int) -> dict[int, int]:
         """{receiver: the row it is sent}"""
-        found: dict[int, int] = {}
+        rows: dict[int, int] = {}
         for row in self.made(round):
             for receiver in self.plan.readers[round][row].tolist():
                 if receiver >= 0 and receiver != self.agent:
-                    if receiver in found:
+                    if receiver in rows:
                         raise PlanError(f"Expected one row for agent {receiver} in round {round}, got two.")
-                    found[receiver] = row
-        return found
+                    rows[receiver] = row
+        return rows
 
     def read(self, round: int) -> dict[int, int]:
         """{sender: the row that it sends to this agent}"""
@@ -121,7 +125,7 @@ class PlanPart:
 
     @property
     def reported(self) -> int:
-        """The row that the agent's owner is given at the end."""
+        """The row that the owner of the agent gets at the end."""
         return self.agent if self.plan.reported is None else int(self.plan.reported[self.agent])
 
     def rounds_from(self, sender: int) -> list[int]:
@@ -129,123 +133,59 @@ class PlanPart:
         return [round for round, read in enumerate(self._read) if sender in read]
 
 
-@final
-class AgentGradients:
-    """The agent's mean clipped gradient, on its own records.
-
-    **Guarantees.** The order of cyclic batches follows from the manifest's seed: it need not be secret, since
-    it counts as known; and it is fixed before round 0, and the same after every restart. Accounts hold for
-    that only: a record that moved to another place in the cycle would be used more often than they say.
-    """
-
-    def __init__(
-        self,
-        exact: ExactGradients,
-        records: tuple[Tensor, Tensor],
-        batches: tuple[Batches, ...],
-        agent: int,
-        seed: int,
-        draws: AgentDraws,
-        hooks: AgentHooks,
-    ) -> None:
-        """`batches`: those of all agents, as the manifest says. `seed`: the manifest's."""
-        self.hooks = hooks
-        self.exact, self.batches, self.agent, self.seed, self.draws = exact, batches, agent, seed, draws
-        self.inputs, self.targets = records
-        if len(self.inputs) != batches[agent].records:
-            raise InputError(
-                f"Expected {batches[agent].records} records, as the manifest says, got {len(self.inputs)}: "
-                "the noise is calibrated for that number."
-            )
-        if self.inputs.is_floating_point():
-            self.inputs = self.inputs.to(exact.kind)
-        self._weights: Tensor | None = None
-        self._set_aside()
-
-    def mean(self, round: int, estimate: Tensor) -> Tensor:
-        """[d] in float64: the clipped gradients of this round's records, summed, over the batch's divisor."""
-        return self.hooks.mean_gradient(
-            round, self._chosen(round), lambda chosen: self._mean_of(round, chosen, estimate)
-        )
-
-    def _mean_of(self, round: int, chosen: Tensor | None, estimate: Tensor) -> Tensor:
-        inputs, targets, weights = self.inputs, self.targets, self._weights
-        if chosen is not None:
-            inputs, targets = inputs[chosen], targets[chosen]
-            weights = None if weights is None else weights[chosen]
-        if not len(inputs):
-            return torch.zeros_like(estimate, dtype=torch.float64)  # a sample may be empty
-        total, ignored = self.exact.sum(estimate, inputs, targets, weights)
-        self._tell_the_owner(round, ignored)
-        return total.div_(self.batches[self.agent].divisor)
-
-    def _set_aside(self) -> None:
-        """Records on which model or loss raises count as zero; another, of weight 0, is in the place of each.
-
-        So that how the others are computed, and rounded, does not depend on whether there are such.
-        """
-        failing = self.exact.failing(self.inputs, self.targets)
-        if not failing.any() or failing.all():
-            return
-        stand_in = int((~failing).nonzero()[0])
-        where = failing.reshape(-1, *(1 for _ in self.inputs.shape[1:]))
-        self.inputs = torch.where(where, self.inputs[stand_in], self.inputs)
-        where = failing.reshape(-1, *(1 for _ in self.targets.shape[1:]))
-        self.targets = torch.where(where, self.targets[stand_in], self.targets)
-        self._weights = (~failing).double()
-        logger.warning(
-            "%d records count as zero: the model or the loss fails on them.",
-            int(failing.sum()),
-            extra={"agent": self.agent, "event": "ignored"},
-        )
-
-    def order(self, key: bytes) -> str | None:
-        """What tells whether records come in the same order again; None where the order does not matter.
-
-        Under `key`, because a plain digest would tell whoever knows all records but one what that one is.
-        """
-        mine = self.batches[self.agent]
-        if not isinstance(mine, Cycle):
-            return None
-        found = hmac.new(key, digestmod="sha256")
-        for round in range(mine.period):
-            chosen = self._chosen(round)
-            for values in (self.inputs[chosen], self.targets[chosen]):
-                found.update(f"{round} {values.dtype} {tuple(values.shape)}".encode())
-                found.update(values.numpy().tobytes())
-        return found.hexdigest()
-
-    def _chosen(self, round: int) -> Tensor | None:
-        """Which records `round` uses; None: all of them."""
-        mine = self.batches[self.agent]
-        if mine.sampled:
-            return self.draws.sample(self.batches, self.agent, round)
-        if not isinstance(mine, Cycle):
-            return None
-        turn = select(self.batches, self.seed, round)
-        assert turn.indices is not None and turn.weights is not None
-        return turn.indices[self.agent][turn.weights[self.agent] > 0]
-
-    def _tell_the_owner(self, round: int, ignored: int) -> None:
-        """In the agent's own log, which stays where the data are: nothing that is sent depends on it."""
-        if ignored:
-            logger.warning(
-                "%d records counted as zero in round %d: the model gives no finite gradient for them.",
-                ignored,
-                round,
-                extra={"agent": self.agent, "event": "ignored", "round": round},
-            )
-
-
 @dataclass(frozen=True)
 class RowChanges:
-    """What is different from the plan in the rows of a round, because somebody is gone."""
+    """How the rows of a round differ from the plan because an agent has departed."""
 
     left_out: frozenset[int] = frozenset()  # draws that do not enter
     taken_back: tuple[tuple[int, int, int, float], ...] = ()  # (row, round, draw, deviation) of earlier ones
 
 
 AS_PLANNED = RowChanges()
+
+
+def mixed(parts: Iterable[tuple[int, float]], before: Mapping[int, Tensor], instead: Tensor) -> Tensor:
+    """Σ weight · row in float64, in the order of the simulator; `instead` replaces a row that did not
+    arrive.
+    """
+    target = torch.zeros_like(instead, dtype=torch.float64)
+    for source, weight in parts:
+        target.add_(before.get(source, instead).double(), alpha=weight)
+    return target
+
+
+def stepped(mix: Tensor, gradient: Tensor, step: float) -> Tensor:
+    """`mix` plus the step of a gradient, both float64: the one sum of them that is rounded before noise."""
+    return mix.add_(gradient, alpha=step)
+
+
+def noised(row: Tensor, add: Adds, deviations: Sequence[float], dtype: torch.dtype) -> Tensor:
+    """`row` with its noise, on the grid of the least of its `deviations`, in the type that leaves.
+
+    The noise is summed first, so rounding the whole is a function of the exact sum, however many draws it
+    has.
+    """
+    least = min((abs(one) for one in deviations if one), default=0.0)
+    if not least:
+        return row.to(dtype)
+    noise = torch.zeros_like(row)
+    add(noise)
+    grid = grid_of(least)
+    return row.add_(noise).div_(grid).round_().mul_(grid).to(dtype)
+
+
+def within(row: Tensor, largest_norm: float) -> Tensor:
+    """`row`, shortened if its norm exceeds `largest_norm`; otherwise the same object.
+
+    A function of a row that has its noise. Rounding the result again must not bring it back above the bound.
+
+    >>> within(torch.tensor([3.0, 4.0]), 5.1).tolist(), within(torch.tensor([30.0, 40.0]), 5.0).norm() < 5
+    ([3.0, 4.0], tensor(True))
+    """
+    norm = float(torch.linalg.vector_norm(row.double()))
+    if not norm > largest_norm:
+        return row
+    return (row.double() * ((1 - NORM_MARGIN) * largest_norm / norm)).to(row.dtype)
 
 
 def make(
@@ -259,7 +199,7 @@ def make(
 ) -> dict[int, Tensor]:
     """The agent's rows of `round`. Before round 0, `own` holds the public start as its estimate.
 
-    `gradients` None: the agent's data do not enter, and are not read; all else is as in any round.
+    `gradients` None: the agent's data do not enter and are not read; all else is as in any round.
 
     A source that did not arrive is replaced by the agent's own estimate of the round before. That changes no
     draw of its own, so what the worst case counts stays as it is.
@@ -292,9 +232,10 @@ def _add(draws: AgentDraws, noise: list[tuple[float, int, int]], row: Tensor) ->
 
 
 def _mix(part: PlanPart, round: int, row: int, before: Mapping[int, Tensor], instead: Tensor) -> Tensor:
-    """What the agent's row is made of before its gradient and noise, in float64; others' rows by the rule.
+    """What the agent's row is made of before its gradient and noise, in float64; rows of others by the robust
+    rule.
 
-    What a robust rule makes of rows is rounded as they are: it reads no data, and any function will do.
+    What a robust rule makes of rows is rounded as they are: it reads no data, so any function is allowed.
     """
     sources, robust = part.sources(round, row), part.plan.robust
     if robust is None:
@@ -307,14 +248,15 @@ def _mix(part: PlanPart, round: int, row: int, before: Mapping[int, Tensor], ins
     if others:
         rows, weights = zip(*others, strict=True)
         received = torch.stack(rows)[None]
-        target += entering(robust, instead[None], received, received.new_tensor(weights)[None])[0]
+        target += robust_mean(robust, instead[None], received, received.new_tensor(weights)[None])[0]
     return target
 
 
 def _adaptive(part: PlanPart, round: int, own: Mapping[int, Tensor]) -> dict[int, Tensor]:
-    """The rows of an adaptive release: made of the agent's own, and sent to nobody.
+    """The rows of an adaptive release: made of the agent's own rows, and sent to nobody.
 
-    Who takes up a run in the middle of a round has not kept where that began: it counts as begun there.
+    An agent that takes up a run in the middle of a round did not keep where that round began: it counts as
+    begun there.
     """
     assert part.plan.adaptive is not None
     sources = part.plan.source[round][part.agent, : 1 + part.plan.adaptive.memories].tolist()
@@ -324,7 +266,7 @@ def _adaptive(part: PlanPart, round: int, own: Mapping[int, Tensor]) -> dict[int
 
 
 def kept(part: PlanPart, round: int, rows: Mapping[int, Tensor]) -> dict[int, Tensor]:
-    """What of `rows` is needed later: the estimate, what is reported, and any other row that enters again."""
+    """The rows that are needed later: the estimate, what is reported, and rows that enter again."""
     again = {part.agent, part.reported}
     if round + 1 < part.plan.releases:
         again |= {source for row in part.made(round + 1) for source, _ in part.sources(round + 1, row)}

@@ -18,21 +18,23 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from fractions import Fraction
+from typing import Literal, final
 
 import numpy as np
 
 from topdp.agents.ledger.ledger_entries import ReleaseCost
-from topdp.agents.runtime.release_tally import ReleaseTally
 from topdp.base.array_types import Floats
 from topdp.plan import Plan
+from topdp.privacy.answers import guarantee_kind
 from topdp.privacy.basics.privacy_loss import GaussianLoss
-from topdp.privacy.observers.adaptive import in_the_open
-from topdp.privacy.observers.survivors import RESERVE, most_learned_since, takes_back
+from topdp.privacy.observers.survivors import RESERVED_RELEASES, most_learned_since, recalls_draws
 from topdp.privacy.published.claims import Analysis
-from topdp.privacy.spending import History, Spending, spending
+from topdp.privacy.query import DEFAULT_QUERY, Query
+from topdp.privacy.spending import ReleaseHistory, Spending, spending
 
-SLACK = 1e-9  # relative: a calibrated plan meets its budget up to rounding
+BUDGET_MARGIN = 1e-9  # relative: a calibrated plan meets its budget up to rounding
+TALLY_MARGIN = 1 + 1e-14  # on the root
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class BudgetMeter:
     )
     reserved: int = 0  # releases that are charged beside, each the most telling that was made
     _known: dict[int, float] = field(default_factory=dict, repr=False)
-    _added: dict[str, tuple[History, ReleaseTally]] = field(default_factory=dict, repr=False)
+    _added: dict[str, tuple[ReleaseHistory, ReleaseTally]] = field(default_factory=dict, repr=False)
 
     @property
     def planned(self) -> Floats:
@@ -58,14 +60,14 @@ class BudgetMeter:
         """Whether what is charged holds whoever is missing."""
         return self.most is not None
 
-    def worst_case(self, history: History) -> float:
+    def worst_case(self, history: ReleaseHistory) -> float:
         """ε of the releases (round, 1/z²) if all others collude."""
         if self.spending.batches.sampled:
             return self.spending.worst_case(history[-1:])
         return self._epsilon(self._tally("worst", history).mu())
 
     def cost(
-        self, round: int, history: History, total: float, information: float, planned: bool
+        self, round: int, history: ReleaseHistory, total: float, information: float, planned: bool
     ) -> ReleaseCost:
         """What the release of `round` would cost an agent that has spent `total`.
 
@@ -83,7 +85,7 @@ class BudgetMeter:
             after = worst if self.by_plan is None or not planned else float(self.by_plan[round])
         return ReleaseCost(_charge(total, after), _finite(worst), _finite(information))
 
-    def owed(self, history: History, total: float, planned: bool) -> ReleaseCost:
+    def owed(self, history: ReleaseHistory, total: float, planned: bool) -> ReleaseCost:
         """What a round costs that the agent's data do not enter: nothing.
 
         Only once the plan is departed from, what was released before has cost what the worst case says; and
@@ -100,10 +102,10 @@ class BudgetMeter:
         """The meter where agents count as colluders, each from its round on."""
         assert self.most is not None
         one = self.spending
-        most = most_learned_since(one.plan, one.owner, gone, one.colluders, one.patient)
+        most = most_learned_since(one.plan, one.owner, gone, one.query)
         return replace(self, most=most * one.sensitivity**2, _known={}, _added={})
 
-    def _learned(self, history: History, one_more: int | None = None) -> float:
+    def _learned(self, history: ReleaseHistory, one_more: int | None = None) -> float:
         """ε of the releases made, and of one more, to the coalition that learns most of each."""
         assert self.most is not None
         if not history and one_more is None:
@@ -117,7 +119,7 @@ class BudgetMeter:
         # A record is in one of `period` classes of rounds: each gets the reserve once.
         return self._epsilon(self._tally("learned", history).mu(more, self.reserved))
 
-    def _tally(self, what: Literal["worst", "learned"], history: History) -> ReleaseTally:
+    def _tally(self, what: Literal["worst", "learned"], history: ReleaseHistory) -> ReleaseTally:
         """What `history` adds up to. It only grows: what was added before is not added again."""
         of, tally = self._added.get(what, (None, None))
         if tally is None or of is not history or tally.count > len(history):
@@ -133,7 +135,7 @@ class BudgetMeter:
 
 def allows(epsilon: float, total: float, cost: ReleaseCost) -> bool:
     """Whether an agent that has spent `total` may make the release: not when it would pass the budget."""
-    return bool(total + cost.charge <= epsilon * (1 + SLACK))
+    return bool(total + cost.charge <= epsilon * (1 + BUDGET_MARGIN))
 
 
 def build_meter(
@@ -143,18 +145,15 @@ def build_meter(
     delta: float,
     guarantee: str,
     follows_plan: bool,
-    colluders: int = 1,
-    patient: bool = False,
+    query: Query = DEFAULT_QUERY,
 ) -> BudgetMeter:
-    """The meter of `agent`; `follows_plan` False where neighbours may be gone on without.
-
-    `colluders`: how many agents pool what they see under `adaptive`. `patient`: also what takes very long.
-    """
-    spent = spending(plan, analysis, agent, delta, colluders, patient)
-    if guarantee == "adaptive" and in_the_open(plan):
-        reserved = 0 if follows_plan or not takes_back(analysis.exposure()) else RESERVE
+    """The meter of `agent`; `follows_plan` False where neighbours may be gone on without."""
+    spent = spending(plan, analysis, agent, delta, query)
+    kind = guarantee_kind(guarantee)
+    if kind.composes_releases(plan):
+        reserved = 0 if follows_plan or not recalls_draws(analysis.exposure()) else RESERVED_RELEASES
         return BudgetMeter(spent, None, np.zeros(plan.releases), reserved).without({})
-    by_plan = spent.curve(guarantee) if follows_plan and guarantee != "worst-case" else None
+    by_plan = spent.curve(guarantee) if follows_plan and kind.relies_on_others else None
     return BudgetMeter(spent, by_plan)
 
 
@@ -168,3 +167,50 @@ def _charge(total: float, after: float) -> float:
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
+
+
+@final
+class ReleaseTally:
+    """Releases of one owner, each in one of `period` classes of rounds.
+
+    >>> tally = Tally(period=2)
+    >>> for r, information in [(0, 0.5), (1, 2.0), (2, 1.75)]:
+    ...     tally.add(r, information)
+    >>> [round(tally.mu(*how), 9) for how in [(), ((3, 7.0),), ((3, 7.0), 1)]]  # of 2.25, 9 and 16
+    [1.5, 3.0, 4.0]
+    """
+
+    def __init__(self, period: int = 1) -> None:
+        self.count, self._period = 0, period
+        self._sums: dict[int, Fraction] = {}
+        self._most, self._largest, self._bare = Fraction(0), 0.0, False  # bare: without noise
+
+    def add(self, round: int, information: float) -> None:
+        self.count += 1
+        if math.isinf(information):
+            self._bare = True
+            return
+        total = self._with(round, information)
+        self._sums[round % self._period] = total
+        self._most, self._largest = max(self._most, total), max(self._largest, information)
+
+    def mu(self, one_more: tuple[int, float] | None = None, reserved: int = 0) -> float:
+        """μ at the sensitivity that 1/z² is given for; with one more release, or so many of the largest."""
+        round, information = one_more or (0, 0.0)
+        if self._bare or math.isinf(information):
+            return math.inf
+        most = max(self._most, self._with(round, information))
+        # μ² = Σ_r 1/z_r² over the rounds that use the record; arXiv:1905.02383, Corollary 3.3
+        return math.sqrt(_up(most + reserved * Fraction(max(self._largest, information)))) * TALLY_MARGIN
+
+    def _with(self, round: int, information: float) -> Fraction:
+        return self._sums.get(round % self._period, Fraction(0)) + Fraction(information)
+
+
+def _up(value: Fraction) -> float:
+    """The nearest number that is not below; infinite where there is none."""
+    try:
+        nearest = float(value)
+    except OverflowError:
+        return math.inf
+    return nearest if Fraction(nearest) >= value else math.nextafter(nearest, math.inf)

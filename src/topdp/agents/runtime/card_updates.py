@@ -66,14 +66,14 @@ class CardUpdates:
         own = [one.number for one in self._to_tell if one.card.name == self.name]
         if self.folder is None or not card_succession.has_successor(self.folder, max(own, default=0)):
             return
-        found = since(card_succession.load_successors(self.folder), self._base)
-        if len(found) > MAX_SUCCESSORS:
+        renewed = since(card_succession.load_successors(self.folder), self._base)
+        if len(renewed) > MAX_SUCCESSORS:
             words = (
-                f"the last {len(found) - MAX_SUCCESSORS} are not shown: a manifest takes "
+                f"the last {len(renewed) - MAX_SUCCESSORS} are not shown: a manifest takes "
                 f"{MAX_SUCCESSORS}; make a new one"
             )
             self._log.report(self.name, "card", words)
-        for successor in found[:MAX_SUCCESSORS]:
+        for successor in renewed[:MAX_SUCCESSORS]:
             if self._keep(successor):
                 logger.info(
                     "%s: card %d: neighbours are told; shown once all know it, after a restart",
@@ -133,8 +133,8 @@ class CardUpdates:
 
 def kept(meta: Mapping[str, str]) -> list[Successor]:
     """The successors on the books, each after the one before it."""
-    found = [Successor.read(text) for key, text in meta.items() if key.startswith(TAKEN)]
-    return sorted(found, key=lambda one: one.number)
+    successors = [Successor.read(text) for key, text in meta.items() if key.startswith(TAKEN)]
+    return sorted(successors, key=lambda successor: successor.number)
 
 
 def since(successors: Sequence[Successor], base: str) -> Sequence[Successor]:

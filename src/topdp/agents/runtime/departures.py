@@ -29,7 +29,7 @@ from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_facts import DEPARTED_SUBJECT_PREFIX
 from topdp.agents.runtime.agent_rows import PlanPart, RowChanges
 from topdp.agents.runtime.statement_gossip import StatementGossip
-from topdp.privacy.observers.survivors import TAKEN_BACK
+from topdp.privacy.observers.survivors import RECALLED_ROUNDS
 
 SILENT, LEFT_OUT = "silent ", "left out "
 
@@ -128,7 +128,9 @@ class Departures:
         if not self.takes_back:
             return []
         scale = self.part.plan.scale
-        noisy = [r for r in np.flatnonzero(scale[:round] > 0).tolist() if self.part.shared(r)][-TAKEN_BACK:]
+        noisy = [r for r in np.flatnonzero(scale[:round] > 0).tolist() if self.part.shared(r)][
+            -RECALLED_ROUNDS:
+        ]
         made = {entry.round for entry in self.ledger.entries() if entry.kind != "skip"}
         # No more of it than this row has noise, or it would tell more of who is gone than is kept in reserve.
         return [

@@ -18,28 +18,25 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import final
+from typing import Any, final
 
 from torch import Tensor
 
-from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_entries import digest_of
 from topdp.agents.ledger.pairing_records import PairingRecords, PairRecord
 from topdp.agents.ledger.stored_rows import ANY_RECEIVER
 from topdp.agents.runtime.agent_context import AgentContext
 from topdp.agents.runtime.agent_loop import AgentLoop, TickClock
-from topdp.agents.runtime.handover import Handover
-from topdp.agents.runtime.peer_contacts import TICKS
-from topdp.agents.runtime.peers import Peers
-from topdp.agents.runtime.row_sums import mixed, noised, stepped
-from topdp.agents.runtime.shared_draws import SharedDraws
+from topdp.agents.runtime.agent_rows import mixed, noised, stepped
+from topdp.agents.runtime.peer_contacts import TICKS, PeerContacts
+from topdp.agents.runtime.peer_messages import Handover
 from topdp.agents.wire import row_payload
 from topdp.agents.wire.transport import Message, Reply, Unreachable
 from topdp.agents.wire.wire_codes import MessageKind, ReplyCode
 from topdp.plan import Plan, unsupported
 from topdp.protocols import PlainAsynchronous, TopAsynchronous
 from topdp.protocols.protocol import reduced
-from topdp.runs import builders
+from topdp.runs.methods import METHODS
 
 CHANCE: Callable[[], random.Random] = random.SystemRandom  # who asks whom first: no secret, but not seeded
 LISTENING = 0.3  # seconds at most that an agent waits to be asked; decides how many meet, nothing else
@@ -56,26 +53,18 @@ def supports(plan: Plan) -> str | None:
 class LivePairingLoop(AgentLoop):
     """The life of one agent without a drawn plan."""
 
-    def __init__(
-        self,
-        context: AgentContext,
-        ledger: Ledger,
-        peers: Peers,
-        finished: Callable[[], None],
-        shared_draws: SharedDraws | None = None,
-        mark: Callable[[int], None] = lambda round: None,
-    ) -> None:
-        super().__init__(context, ledger, peers, finished, shared_draws, mark)
-        self.pairing = PairingRecords(ledger)
+    def __init__(self, context: AgentContext, peers: PeerContacts, **wiring: Any) -> None:
+        super().__init__(context, peers, **wiring)
+        self.pairing = PairingRecords(self.ledger)
         config = context.manifest.config
         self.alpha, self.own_share = config.method.alpha, config.method.own_share
-        self.reuses = isinstance(builders.protocol(config), TopAsynchronous)
+        self.reuses = METHODS[config.method.name].reuses_noise
         self.deviation = context.part.plan.full_scale
         self._chance = CHANCE()
         self._awaited = False  # whether those who were not there were waited for
         self._slow: dict[str, tuple[int, int]] = {}  # how often in vain, and the round to ask it again
         self._asking: dict[str, asyncio.Task[None]] = {}  # partners that are asked, or told, how it ended
-        peers.answering.kinds |= {
+        peers.handlers |= {
             MessageKind.PROPOSE: self._propose,
             MessageKind.COMMIT: self._commit,
             MessageKind.RESOLVE: self._resolve,
@@ -203,10 +192,10 @@ class LivePairingLoop(AgentLoop):
     def _handed_over(self, peer: str, packed: bytes) -> Handover | None:
         """The row that `peer` hands over; who hands over something else is quarantined."""
         try:
-            row = Handover.unpack(packed, self.peers.last)
-            self.peers.check(peer, row.round, row.body)
+            row = Handover.unpack(packed, self.peers.services.last_round)
+            self.peers.services.check_row(peer, row.round, row.body)
             signed = (peer, ANY_RECEIVER, row.round, digest_of(row.body), bytes.fromhex(row.signature))
-            if not self.peers.proofs.verify(*signed):
+            if not self.peers.services.signatures.verify(*signed):
                 row = replace(row, signature="")
         except ValueError as error:
             self.peers.distrust(peer, ReplyCode.NOT_A_ROW, f"sent what is not a row: {error}")
@@ -280,7 +269,7 @@ class LivePairingLoop(AgentLoop):
 
     def _packed(self, round: int, id: str = "") -> bytes:
         body = self.pairing.own_row(round)
-        signature = self.peers.proofs.sign(ANY_RECEIVER, round, digest_of(body))
+        signature = self.peers.services.signatures.sign(ANY_RECEIVER, round, digest_of(body))
         return Handover(round, id, body, signature.hex()).pack()
 
     def _take(self, peer: str, id: str | None, packed: bytes) -> ReplyCode:

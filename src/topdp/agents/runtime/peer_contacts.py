@@ -11,17 +11,22 @@ they would be shared.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
 from time import time
 from typing import Any, final
 
 from topdp.agents.agreement.signatures import RowSignatures
+from topdp.agents.ledger.inbox import Inbox
 from topdp.agents.ledger.ledger import Ledger
-from topdp.agents.runtime.greeting import Greeting, LinkTerms
+from topdp.agents.runtime.agent_hooks import AgentHooks
+from topdp.agents.runtime.card_updates import CardUpdates
 from topdp.agents.runtime.peer_judgement import PeerBeliefs
+from topdp.agents.runtime.peer_messages import Greeting, LinkTerms
 from topdp.agents.runtime.statement_gossip import StatementGossip
 from topdp.agents.wire.link_refusals import RefusalLog
-from topdp.agents.wire.wire_codes import ReplyCode
+from topdp.agents.wire.transport import Message, Reply, Transport
+from topdp.agents.wire.wire_codes import MessageKind, ReplyCode
 from topdp.errors import TrustError
 
 TICKS = 8  # of silence make an idle timeout
@@ -29,28 +34,53 @@ MOST_AGAIN = 32  # rows that are sent again to one neighbour between two rounds 
 MOST_GAPS = 3  # times that a round is passed over: greetings between them say which one
 
 
+RowCheck = Callable[[str, int, bytes], object]
+"""Raises ValueError if a body is not a row that this neighbour may have made in this round."""
+
+RequestHandler = Callable[[str, Message], Awaitable[Reply]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeerServices:
+    """What all parts of one agent that talk to its neighbours share."""
+
+    name: str
+    neighbours: list[str]
+    terms: LinkTerms
+    ledger: Ledger
+    inbox: Inbox
+    transport: Transport
+    check_row: RowCheck
+    refusals: RefusalLog
+    signatures: RowSignatures
+    last_round: int  # of the plan
+    hooks: AgentHooks
+    gossip: StatementGossip | None = None  # where draws are shared
+    card_updates: CardUpdates | None = None  # where agents may renew their cards
+    in_doubt: bool = False  # the ledger may be an old copy: see `peer_judgement`
+
+
 @final
 class PeerContacts:
     """The neighbours of one agent, as it knows them."""
 
-    def __init__(
-        self,
-        neighbours: list[str],
-        terms: LinkTerms,
-        ledger: Ledger,
-        refusals: RefusalLog,
-        proofs: RowSignatures,
-        gossip: StatementGossip | None,
-        doubtful: bool,
-    ) -> None:
-        """`gossip`: where draws are shared. `doubtful`: see `beliefs`."""
-        self.neighbours, self.terms, self.ledger, self.refusals = neighbours, terms, ledger, refusals
-        self.proofs, self.gossip = proofs, gossip
+    def __init__(self, services: PeerServices) -> None:
+        self.services, self.neighbours = services, services.neighbours
+        self.ledger, self.terms, self.gossip = services.ledger, services.terms, services.gossip
+        self.refusals, self.transport = services.refusals, services.transport
+        self.handlers: dict[MessageKind, RequestHandler] = {}  # what answers each kind of request
+        self.finishing = False  # all rounds are done: neighbours are told so
         self.given_up: Callable[[str], bool] = lambda peer: False  # whom this agent counts as gone
-        self.beliefs = PeerBeliefs(neighbours, ledger, proofs, lambda peer: self.given_up(peer), doubtful)
+        self.beliefs = PeerBeliefs(
+            neighbours=services.neighbours,
+            ledger=services.ledger,
+            signatures=services.signatures,
+            given_up=lambda peer: self.given_up(peer),
+            in_doubt=services.in_doubt,
+        )
         self.changed = asyncio.Event()  # something came in, or somebody's standing changed
-        self.silent = dict.fromkeys(neighbours, 0)  # ticks since something was heard
-        self.heard_at = dict.fromkeys(neighbours, time())  # for people: nothing is decided by it
+        self.silent = dict.fromkeys(self.neighbours, 0)  # ticks since something was heard
+        self.heard_at = dict.fromkeys(self.neighbours, time())  # for people: nothing is decided by it
         self.refused_by: set[str] = set()  # neighbours that take nothing more from this agent
         self.differing: set[str] = set()  # neighbours that hold other terms
         self._differed = 0  # ticks since the first of them, while nobody holds the same
@@ -59,12 +89,17 @@ class PeerContacts:
         self.tasks: list[asyncio.Task[None]] = []
         self._again: dict[str, tuple[int, int]] = {}  # in which round of ours how many rows were sent again
         self.asked: set[str] = set()  # neighbours that are to be greeted once more
-        self.to_send = {peer: asyncio.Event() for peer in neighbours}
+        self.to_send = {peer: asyncio.Event() for peer in self.neighbours}
 
     def ask(self, peer: str) -> None:
         """Greets once more: who waits for somebody else has nothing to send, and is alive all the same."""
         self.asked.add(peer)
         self.to_send[peer].set()
+
+    def finish(self) -> None:
+        """All rounds are done: tell the neighbours so."""
+        self.finishing = True
+        self.wake()
 
     def wake(self) -> None:
         """There is something new to send."""

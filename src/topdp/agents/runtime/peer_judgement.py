@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from topdp.agents.agreement.signatures import RowSignatures
 from topdp.agents.ledger import stored_rows
 from topdp.agents.ledger.ledger import Ledger
-from topdp.agents.runtime.greeting import Greeting, LinkTerms
+from topdp.agents.runtime.peer_messages import Greeting, LinkTerms
 from topdp.agents.wire.wire_codes import ReplyCode
 from topdp.errors import TrustError
 
@@ -42,26 +42,28 @@ class PeerBeliefs:
 
     def __init__(
         self,
+        *,
         neighbours: list[str],
         ledger: Ledger,
-        proofs: RowSignatures,
+        signatures: RowSignatures,
         given_up: Callable[[str], bool],
-        doubtful: bool,
+        in_doubt: bool,
     ) -> None:
-        """`given_up`: whom this agent counts as gone.
+        """`given_up`: whether this agent counts a neighbour as gone.
 
-        `doubtful`: these books are not empty, or not the first of this agent: they may be an old copy.
+        `in_doubt`: this ledger is not empty, or not the first of this agent: it may be an old copy.
         """
-        self.neighbours, self.ledger, self.proofs, self.doubtful = neighbours, ledger, proofs, doubtful
+        self.neighbours, self.ledger, self.signatures = neighbours, ledger, signatures
+        self.in_doubt = in_doubt
         self.met: set[str] = set()  # neighbours that have said what they have seen
         self.answered: set[str] = set()  # those that said it when asked, so after the start of this process
-        self.shown = dict.fromkeys(neighbours, -1)  # the highest round of which each has shown a row
+        self.shown = dict.fromkeys(self.neighbours, -1)  # the highest round of which each has shown a row
         self.passed: dict[str, tuple[int, int]] = {}  # the last row each has for this agent, and its round
         self.given_up = given_up
 
     def unheard(self) -> list[str]:
         """Neighbours that may have rows of this agent which its books do not know."""
-        if not self.doubtful:
+        if not self.in_doubt:
             return []
         return [peer for peer in self.neighbours if peer not in self.answered and not self._is_closed(peer)]
 
@@ -83,16 +85,16 @@ class PeerBeliefs:
             self.ledger.database, stored_rows.receiver_of(self.ledger.database, peer)
         )
         return Greeting(
-            terms,
-            self.ledger.last_sent_round,
-            seen.round,
-            self.ledger.round,
-            run,
-            seen.digest,
-            seen.signature,
-            sent.round,
-            sent.digest,
-            statements,
+            terms=terms,
+            charged=self.ledger.last_sent_round,
+            seen=seen.round,
+            round=self.ledger.round,
+            run=run,
+            seen_digest=seen.digest,
+            seen_signature=seen.signature,
+            sent=sent.round,
+            sent_digest=sent.digest,
+            statements=statements,
         )
 
     def judge(self, peer: str, greeting: Greeting, known: int | None) -> GreetingVerdict:
@@ -101,7 +103,7 @@ class PeerBeliefs:
         mine = self.ledger.digest_sent(receiver, greeting.seen) if greeting.seen >= 0 else None
         if greeting.seen >= 0 and mine != greeting.seen_digest:
             signature = bytes.fromhex(greeting.seen_signature)
-            if self.proofs.verify_own(receiver, greeting.seen, greeting.seen_digest, signature):
+            if self.signatures.verify_own(receiver, greeting.seen, greeting.seen_digest, signature):
                 return GreetingVerdict(fault=self._old_copy(peer, greeting.seen))
             words = f"claims a row of round {greeting.seen} that this agent did not make, and cannot show it"
             return GreetingVerdict(code=ReplyCode.NOT_A_GREETING, words=words)

@@ -15,19 +15,16 @@ somebody gone are left out and taken back where the books of all cover that (`de
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import final
+from typing import Any, final
 
 from torch import Tensor
 
-from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_entries import ReleaseCost
 from topdp.agents.runtime.absences import Absences
 from topdp.agents.runtime.agent_context import AgentContext
 from topdp.agents.runtime.agent_loop import AgentLoop, TickClock, logger
 from topdp.agents.runtime.agent_rows import AS_PLANNED, kept, make
-from topdp.agents.runtime.peer_contacts import TICKS
-from topdp.agents.runtime.peers import Peers
+from topdp.agents.runtime.peer_contacts import TICKS, PeerContacts
 from topdp.agents.runtime.row_monitor import RowMonitor
 from topdp.agents.runtime.run_end import leaving
 from topdp.agents.runtime.shared_draws import SharedDraws
@@ -38,18 +35,10 @@ from topdp.agents.wire import row_payload
 class PlannedLoop(AgentLoop):
     """The life of one agent under a plan."""
 
-    def __init__(
-        self,
-        context: AgentContext,
-        ledger: Ledger,
-        peers: Peers,
-        finished: Callable[[], None],
-        shared_draws: SharedDraws | None = None,
-        mark: Callable[[int], None] = lambda round: None,
-    ) -> None:
-        super().__init__(context, ledger, peers, finished, shared_draws, mark)
+    def __init__(self, context: AgentContext, peers: PeerContacts, **wiring: Any) -> None:
+        super().__init__(context, peers, **wiring)
         self.watch = RowMonitor(peers.refusals, context.manifest.rules.largest_drift)
-        self.absences = Absences(context, ledger, peers, shared_draws) if shared_draws else None
+        self.absences = Absences(context, peers, self.shared_draws) if self.shared_draws else None
 
     def _has_rounds(self) -> bool:
         return not self.all_done

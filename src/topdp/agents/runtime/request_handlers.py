@@ -10,77 +10,59 @@ is quarantined, is refused and logged once. Nothing that a peer sends ends the a
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import final
 
-from topdp.agents.ledger.inbox import Inbox
 from topdp.agents.ledger.ledger_entries import LedgerError, TamperedError, digest_of
 from topdp.agents.ledger.stored_rows import receiver_of
-from topdp.agents.runtime.agent_hooks import AgentHooks
-from topdp.agents.runtime.card_updates import CardUpdates
-from topdp.agents.runtime.greeting import Greeting, GreetingError
 from topdp.agents.runtime.peer_contacts import MOST_GAPS, PeerContacts
+from topdp.agents.runtime.peer_messages import Greeting, GreetingError
 from topdp.agents.wire.transport import Message, Reply, Unreachable
 from topdp.agents.wire.wire_codes import MessageKind, ReplyCode
 from topdp.errors import TrustError
 
 LARGEST_NUMBER = 2**31  # of a neighbour's statements
 
-Check = Callable[[str, int, bytes], object]
-"""Raises ValueError when a body is not a row that this neighbour may have made in this round."""
-
 
 @final
 class RequestHandlers:
     """The door of one agent, as its neighbours find it."""
 
-    def __init__(
-        self,
-        name: str,
-        contacts: PeerContacts,
-        inbox: Inbox,
-        check: Check,
-        hooks: AgentHooks,
-        last: int,
-        cards: CardUpdates | None,
-    ) -> None:
-        """`last`: the last round of the plan. `cards`: where agents may renew theirs."""
-        self.name, self.contacts, self.inbox, self.check = name, contacts, inbox, check
-        self.hooks, self.last, self.cards = hooks, last, cards
-        self.ledger, self.refusals, self.gossip = contacts.ledger, contacts.refusals, contacts.gossip
+    def __init__(self, peers: PeerContacts) -> None:
+        self.peers, self.services = peers, peers.services
+        self.ledger, self.refusals, self.gossip = peers.ledger, peers.refusals, peers.gossip
         self._gaps: dict[str, tuple[int | None, int]] = {}  # the round that each passed over, and how often
-        self.kinds: dict[MessageKind, Callable[[str, Message], Awaitable[Reply]]] = {
+        peers.handlers |= {
             MessageKind.HELLO: self._hello,
             MessageKind.ROW: self._row,
             MessageKind.BYE: self._bye,
         }
         if self.gossip is not None:
-            self.kinds[MessageKind.NEWS] = self._news
-        if cards is not None:
-            self.kinds[MessageKind.CARD] = self._card
+            peers.handlers[MessageKind.NEWS] = self._news
+        if self.services.card_updates is not None:
+            peers.handlers[MessageKind.CARD] = self._card
 
     async def handle(self, peer: str, message: Message) -> Reply:
         """Answers one request of an authenticated peer."""
-        if peer not in self.contacts.silent:
+        if peer not in self.peers.silent:
             return self._refused(peer, ReplyCode.STRANGER, message)
         if digest_of(message.body) != message.digest:
             return self._refused(peer, ReplyCode.DAMAGED, message)
-        answer = self.kinds.get(message.kind)
+        answer = self.peers.handlers.get(message.kind)
         if answer is None:
             return self._refused(peer, ReplyCode.UNKNOWN_KIND, message)
-        if self.contacts.given_up(peer):
+        if self.peers.given_up(peer):
             asks = message.kind is MessageKind.HELLO and self.gossip is not None
             last_words = self.gossip.parting(peer) if asks and self.gossip else b""
             return replace(self._refused(peer, ReplyCode.GONE, message), body=last_words)
         if not self._in_range(message):
             return self._refused(peer, ReplyCode.UNKNOWN_ROUND, message)
         if message.kind is not MessageKind.HELLO:  # whose terms may be others
-            self.contacts.heard(peer)
+            self.peers.heard(peer)
         try:
             return await answer(peer, message)
         except (LedgerError, TamperedError) as error:
-            self.contacts.fail(error)
+            self.peers.fail(error)
             raise
         except Unreachable:
             raise
@@ -94,7 +76,7 @@ class RequestHandlers:
     def _in_range(self, message: Message) -> bool:
         """News and cards are counted; everything else has a round of the plan."""
         counted = message.kind in (MessageKind.NEWS, MessageKind.CARD)
-        most = LARGEST_NUMBER if counted else self.last
+        most = LARGEST_NUMBER if counted else self.services.last_round
         return -1 <= message.round <= most
 
     def _refused(self, peer: str, code: ReplyCode, message: Message) -> Reply:
@@ -104,15 +86,15 @@ class RequestHandlers:
 
     async def _hello(self, peer: str, message: Message) -> Reply:
         try:
-            greeting = Greeting.decode(message.body, self.last)
+            greeting = Greeting.decode(message.body, self.services.last_round)
         except GreetingError:
             return self._refused(peer, ReplyCode.NOT_A_GREETING, message)
-        if greeting.terms != self.contacts.terms:
-            self.contacts.differ(peer)
+        if greeting.terms != self.peers.terms:
+            self.peers.differ(peer)
             return Reply(ReplyCode.OTHER_TERMS)
-        self.contacts.heard(peer)
-        self.contacts.learn(peer, greeting, None)
-        standing, body = self.ledger.quarantined(peer), self.contacts.greeting(peer).encode()
+        self.peers.heard(peer)
+        self.peers.learn(peer, greeting, None)
+        standing, body = self.ledger.quarantined(peer), self.peers.greeting(peer).encode()
         if standing is None:
             return Reply(ReplyCode.OK, body=body)
         # What this agent has of it is said in any case: its books may be an old copy.
@@ -121,26 +103,26 @@ class RequestHandlers:
         return Reply(ReplyCode.QUARANTINED, body=body)
 
     async def _row(self, peer: str, message: Message) -> Reply:
-        self.hooks.reached("before_receive")
-        verdict = self.inbox.judge(peer, message.round, message.digest)
+        self.services.hooks.reached("before_receive")
+        verdict = self.services.inbox.judge(peer, message.round, message.digest)
         if verdict in (ReplyCode.OK, ReplyCode.LATER):
             try:
-                self.check(peer, message.round, message.body)
+                self.services.check_row(peer, message.round, message.body)
             except ValueError as error:
-                self.contacts.distrust(peer, ReplyCode.NOT_A_ROW, f"sent what is not a row: {error}")
+                self.peers.distrust(peer, ReplyCode.NOT_A_ROW, f"sent what is not a row: {error}")
                 return Reply(ReplyCode.NOT_A_ROW, str(error))
-            self.contacts.beliefs.shown[peer] = max(self.contacts.beliefs.shown[peer], message.round)
+            self.peers.beliefs.shown[peer] = max(self.peers.beliefs.shown[peer], message.round)
         signature = self._signature(peer, message) if verdict is ReplyCode.OK else b""
-        self.inbox.settle(verdict, peer, message.round, message.digest, message.body, signature)
-        if verdict is ReplyCode.OK and not self.inbox.gaps:
+        self.services.inbox.settle(verdict, peer, message.round, message.digest, message.body, signature)
+        if verdict is ReplyCode.OK and not self.services.inbox.gaps:
             # Who waits for every row has those that its own is made of, whatever it acknowledges.
-            self.contacts.needs_nothing_before(peer, message.round - 1)
-        if verdict is ReplyCode.GAP and self.inbox.skips_rounds(peer, message.round):
+            self.peers.needs_nothing_before(peer, message.round - 1)
+        if verdict is ReplyCode.GAP and self.services.inbox.skips_rounds(peer, message.round):
             self._passed_over(peer, message.round)
         elif not verdict.accepted and verdict is not ReplyCode.LATER:
             self._refused(peer, verdict, message)
-        self.hooks.reached("after_receive")
-        self.contacts.changed.set()
+        self.services.hooks.reached("after_receive")
+        self.peers.changed.set()
         return Reply(verdict)
 
     def _passed_over(self, peer: str, round: int) -> None:
@@ -148,25 +130,25 @@ class RequestHandlers:
 
         Who passes over it all the same will never send it, and is not waited for.
         """
-        owed, times = self.inbox.expected(peer), 1
+        owed, times = self.services.inbox.expected(peer), 1
         if self._gaps.get(peer, (None, 0))[0] == owed:
             times += self._gaps[peer][1]
         self._gaps[peer] = (owed, times)
         # Not before it has said, and shown, what it has of this agent.
-        if times >= MOST_GAPS and peer in self.contacts.beliefs.met:
-            self.contacts.distrust(peer, ReplyCode.GAP, f"sent round {round} and left out {owed}")
+        if times >= MOST_GAPS and peer in self.peers.beliefs.met:
+            self.peers.distrust(peer, ReplyCode.GAP, f"sent round {round} and left out {owed}")
         else:
-            self.contacts.ask(peer)
+            self.peers.ask(peer)
 
     def _signature(self, peer: str, message: Message) -> bytes:
         """The one under the row, where it holds; it is its sender whom it serves."""
-        receiver = receiver_of(self.ledger.database, self.name)
+        receiver = receiver_of(self.ledger.database, self.services.name)
         facts = (peer, receiver, message.round, message.digest, message.signature)
-        return message.signature if self.contacts.proofs.verify(*facts) else b""
+        return message.signature if self.services.signatures.verify(*facts) else b""
 
     async def _bye(self, peer: str, message: Message) -> Reply:
         self.ledger.note_finished(peer)
-        self.contacts.changed.set()
+        self.peers.changed.set()
         return Reply(ReplyCode.OK)
 
     async def _news(self, peer: str, message: Message) -> Reply:
@@ -176,23 +158,23 @@ class RequestHandlers:
         try:
             code, words = self.gossip.take(message.body)
         except TrustError as error:
-            self.contacts.fail(error)
+            self.peers.fail(error)
             return Reply(ReplyCode.OTHER_TERMS)
         if code is ReplyCode.NOT_A_STATEMENT:
-            self.contacts.distrust(peer, code, words)
-        self.contacts.changed.set()
-        self.contacts.wake()
+            self.peers.distrust(peer, code, words)
+        self.peers.changed.set()
+        self.peers.wake()
         return Reply(code, words)
 
     async def _card(self, peer: str, message: Message) -> Reply:
-        assert self.cards is not None
+        assert self.services.card_updates is not None
         if self.ledger.quarantined(peer) is not None:
             return self._refused(peer, ReplyCode.QUARANTINED, message)
-        code, words, culprit = self.cards.take(message.body)
+        code, words, culprit = self.services.card_updates.take(message.body)
         if code is ReplyCode.NOT_A_STATEMENT:
-            self.contacts.distrust(peer, code, words)
-        elif culprit is not None and culprit in self.contacts.silent:
-            self.contacts.distrust(culprit, code, words)
+            self.peers.distrust(peer, code, words)
+        elif culprit is not None and culprit in self.peers.silent:
+            self.peers.distrust(culprit, code, words)
         elif code is ReplyCode.OK:
-            self.contacts.wake()
+            self.peers.wake()
         return Reply(code, words)

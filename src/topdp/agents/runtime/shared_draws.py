@@ -25,7 +25,7 @@ from topdp.agents.runtime.pair_keys import AGREED, RUN_KEY, RunKey, agree
 from topdp.agents.runtime.run_end import all_done
 from topdp.agents.runtime.statement_gossip import StatementGossip
 from topdp.errors import InputError, TrustError
-from topdp.privacy.observers.survivors import takes_back
+from topdp.privacy.observers.survivors import recalls_draws
 
 LEFT_BEHIND = "left behind"
 """The key in the books of the fact that others have gone on without this agent."""
@@ -52,7 +52,7 @@ class SharedDraws:
         self.gossip = StatementGossip(manifest, private.identity, self.plan, StatementStore(ledger))
         self.secret = RunSecret(private.folder, manifest.hash)
         exposure = context.meter.spending.analysis.exposure()
-        self.departures = Departures(context.part, self.gossip, ledger, takes_back(exposure))
+        self.departures = Departures(context.part, self.gossip, ledger, recalls_draws(exposure))
         self._private: X25519PrivateKey | None = None  # all rounds are on the books: it is gone, or will be
         if LEFT_BEHIND in ledger.meta:
             raise self.left_behind()
@@ -80,7 +80,7 @@ class SharedDraws:
         if not gossip.run and not self.missing():
             keys, part = gossip.keys(), self.context.part
             names, partner = self.context.manifest.names, part.partner
-            found = agree(
+            pair_seeds = agree(
                 self.context.manifest.hash,
                 (keys[name] for name in names),
                 part.agent,
@@ -88,8 +88,8 @@ class SharedDraws:
                 self._private,
             )
             if self._private is not None:
-                self.context.draws.share({draw: found.seeds[other] for draw, other in partner.items()})
-            gossip.run = found.run
+                self.context.draws.share({draw: pair_seeds.seeds[other] for draw, other in partner.items()})
+            gossip.run = pair_seeds.run
             gossip.state(AGREED, "")
         gossip.begun = gossip.begun or bool(gossip.run and not self.missing())
         return gossip.begun

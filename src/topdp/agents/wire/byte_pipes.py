@@ -7,15 +7,25 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
+import shutil
 import socket
+import tempfile
+import time
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from pathlib import Path
 
+from topdp.base.files import FileError, exclusive_lock
 from topdp.errors import InputError, UnavailableError
 
 BUFFER = 64 * 1024
 """Bytes that a pipe holds in each direction before it stops reading: whoever sends has to wait then."""
+
+SOCKET_FOLDER_PREFIX, SOCKET_FOLDER_LOCK = "topdp-sockets-", "lock"
+NEW_FOLDER_SECONDS = 60.0
+"""A folder as young as this is not removed: its lock may still be missing."""
 
 LAST_WORDS = 1.0  # seconds for what is still in buffers when a connection ends
 KEEPALIVE = {
@@ -138,3 +148,32 @@ async def _bound(address: str) -> list[socket.socket]:
             one.close()
         raise trouble
     return found
+
+
+class SocketFolder:
+    """A private folder for Unix sockets. Making one removes the folders that killed processes left behind."""
+
+    def __init__(self) -> None:
+        if not hasattr(socket, "AF_UNIX"):
+            raise InputError("Expected a system with Unix sockets, such as Linux or macOS: links need them.")
+        for folder in Path(tempfile.gettempdir()).glob(f"{SOCKET_FOLDER_PREFIX}*"):
+            _remove_if_abandoned(folder)
+        self.path = Path(tempfile.mkdtemp(prefix=SOCKET_FOLDER_PREFIX))
+        self._lock = ExitStack()
+        self._lock.enter_context(exclusive_lock(self.path / SOCKET_FOLDER_LOCK))
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+        self._lock.close()
+
+
+def _remove_if_abandoned(folder: Path) -> None:
+    """Remove `folder` if its lock is free: then the process that made it is gone."""
+    with suppress(OSError, FileError):
+        facts, lock = folder.stat(), folder / SOCKET_FOLDER_LOCK
+        if facts.st_uid != os.geteuid() or time.time() - facts.st_mtime < NEW_FOLDER_SECONDS:
+            return
+        if lock.exists():
+            with exclusive_lock(lock) as has_locks:
+                if has_locks:
+                    shutil.rmtree(folder, ignore_errors=True)

@@ -24,19 +24,16 @@ from topdp.agents.agreement.card_succession import CardDirectory
 from topdp.agents.agreement.identity import Identity
 from topdp.agents.agreement.identity_card import Card, check_address, is_loopback
 from topdp.agents.agreement.manifest import Manifest
-from topdp.agents.wire import grpc_channels, handshake
-from topdp.agents.wire.byte_pipes import LAST_WORDS
-from topdp.agents.wire.grpc_channels import PATH
-from topdp.agents.wire.grpc_settings import SocketFolder, settle_grpc
-from topdp.agents.wire.grpc_streams import AcceptedStream, DialledStream
+from topdp.agents.wire import configure_grpc, grpc_channels, handshake
+from topdp.agents.wire.byte_pipes import LAST_WORDS, SocketFolder
+from topdp.agents.wire.grpc_channels import PATH, AcceptedStream, DialledStream
 from topdp.agents.wire.handshake import FrameStream, HandshakeParty
 from topdp.agents.wire.link_limits import Backoff, Clock
 from topdp.agents.wire.link_refusals import OUR_FAULT, LinkEnded, RefusalLog, logger
 from topdp.agents.wire.links import Link
 from topdp.agents.wire.neighbour import Neighbour
 from topdp.agents.wire.port_guard import PortGuard
-from topdp.agents.wire.relay_server import meeting_place
-from topdp.agents.wire.relay_tunnels import RelayListener, RelayTunnel
+from topdp.agents.wire.relay_tunnels import RelayListener, RelayTunnel, meeting_place
 from topdp.agents.wire.transport import Handler, Message, Reply, Transport, Unreachable, end_all, ends
 from topdp.errors import InputError, TrustError
 
@@ -63,7 +60,7 @@ class GrpcTransport(Transport):
 
         `listed`: the identity whose card is in the manifest, where `identity` is a later one.
         """
-        settle_grpc()
+        configure_grpc()
         self.name = identity.card.name
         self.directory = directory or CardDirectory(manifest)
         if identity.card.fingerprint not in [card.fingerprint for card in self.directory.cards(self.name)]:

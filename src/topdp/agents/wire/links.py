@@ -23,11 +23,10 @@ from typing import Any
 from topdp.agents.agreement.manifest import Rules
 from topdp.agents.wire import wire_pb2 as wire
 from topdp.agents.wire.byte_pipes import LAST_WORDS
-from topdp.agents.wire.chunks import PIECE, IncomingBody
 from topdp.agents.wire.handshake import FrameStream
+from topdp.agents.wire.link_bodies import PIECE, IncomingBody, Key, LinkWriter
 from topdp.agents.wire.link_limits import CHECKS, Clock, PendingRequests, StallDetector
 from topdp.agents.wire.link_refusals import OUR_FAULT, LinkEnded, RefusalLog
-from topdp.agents.wire.link_writer import Key, LinkWriter
 from topdp.agents.wire.transport import Handler, Message, Reply, Unreachable, end_all
 from topdp.agents.wire.wire_codes import MessageKind, ReplyCode, known
 from topdp.errors import InputError

@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import resource
 import socket
 from collections import Counter
 from contextlib import suppress
@@ -175,6 +174,10 @@ class PortGuard:
 
 def descriptors() -> int:
     """How many files and connections this process may have; from now on, as many as it may allow itself."""
+    try:
+        import resource
+    except ImportError:  # this system has no such limit
+        return MOST_DESCRIPTORS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < most:

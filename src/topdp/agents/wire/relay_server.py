@@ -19,7 +19,6 @@ sender wait; who says nothing, or waits for too long, is cut.
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 import re
 from collections import Counter
@@ -29,30 +28,12 @@ from typing import Any
 
 from topdp.agents.wire.byte_pipes import Connection, join, listening, lively
 from topdp.agents.wire.port_guard import RESERVE, descriptors
+from topdp.agents.wire.relay_tunnels import BEAT, JOINED, REFUSED, STILL_WAITING, WAIT
 
 logger = logging.getLogger("topdp.agents")
 
-WAIT, CALL = "wait", "call"
-STILL_WAITING, JOINED, REFUSED = b".", b"+", b"-"
-BEAT = 20.0
-"""Seconds between signs of life to who waits: routers forget connections on which nothing moves."""
-
 GREETING = re.compile(rb"topdp relay 1 (wait|call) ([0-9a-f]{64})\n")
 LENGTH = len(b"topdp relay 1 wait ") + 64 + 1
-
-
-def meeting_place(secret: bytes, federation: str, listener: str, dialer: str) -> str:
-    """The name under which two agents of one manifest meet. `secret`: what these two alone know.
-
-    >>> meeting_place(b"", "00" * 32, "ada", "bob") == meeting_place(b"", "00" * 32, "bob", "ada")
-    False
-    """
-    words = f"topdp relay 1\n{federation}\n{listener}\n{dialer}\n".encode()
-    return hmac.digest(secret, words, "sha256").hex()
-
-
-def greeting(wish: str, place: str) -> bytes:
-    return f"topdp relay 1 {wish} {place}\n".encode("ascii")
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ handshake, with the same limits. A relay that joins and cuts costs an agent two 
 from __future__ import annotations
 
 import asyncio
+import hmac
 import logging
 import random
 from collections.abc import Awaitable, Callable
@@ -19,13 +20,31 @@ from pathlib import Path
 from topdp.agents.wire.byte_pipes import BUFFER, Connection, dialled, join
 from topdp.agents.wire.link_limits import Backoff
 from topdp.agents.wire.link_refusals import LinkEnded, RefusalLog, quoted
-from topdp.agents.wire.relay_server import BEAT, CALL, JOINED, STILL_WAITING, WAIT, greeting
 from topdp.agents.wire.transport import end_all
+
+WAIT, CALL = "wait", "call"
+STILL_WAITING, JOINED, REFUSED = b".", b"+", b"-"
+BEAT = 20.0
+"""Seconds between signs of life to who waits: routers forget connections on which nothing moves."""
 
 STREAMS = 2
 """Connections that one neighbour may have to us through a relay: a new one, and an old one that is dead."""
 
 MOST_WORDS = 200
+
+
+def meeting_place(secret: bytes, federation: str, listener: str, dialer: str) -> str:
+    """The name under which two agents of one manifest meet. `secret`: what these two alone know.
+
+    >>> meeting_place(b"", "00" * 32, "ada", "bob") == meeting_place(b"", "00" * 32, "bob", "ada")
+    False
+    """
+    words = f"topdp relay 1\n{federation}\n{listener}\n{dialer}\n".encode()
+    return hmac.digest(secret, words, "sha256").hex()
+
+
+def greeting(wish: str, place: str) -> bytes:
+    return f"topdp relay 1 {wish} {place}\n".encode("ascii")
 
 
 class RelayListener:

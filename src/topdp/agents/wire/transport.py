@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 import logging
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -188,3 +189,40 @@ class MemoryTransport(Transport):
         except Exception as error:
             logger.exception("%s: %s from %s was not answered", self.name, message.kind.name, peer)
             raise Unreachable(f"{self.name} could not answer; its log says why.") from error
+
+
+class TrafficCounter(Transport):
+    """Counts the bytes of bodies `sent` to and `received` from each peer; passes everything on to `inner`.
+
+    What frames, encryption and the network add is not counted.
+    """
+
+    def __init__(self, inner: Transport) -> None:
+        self.inner = inner
+        self.sent: Counter[str] = Counter()
+        self.received: Counter[str] = Counter()
+
+    async def start(self, handle: Handler) -> None:
+        async def counted(peer: str, message: Message) -> Reply:
+            self.received[peer] += len(message.body)
+            reply = await handle(peer, message)
+            self.sent[peer] += len(reply.body)
+            return reply
+
+        await self.inner.start(counted)
+
+    async def request(self, peer: str, message: Message) -> Reply:
+        self.sent[peer] += len(message.body)
+        reply = await self.inner.request(peer, message)
+        self.received[peer] += len(reply.body)
+        return reply
+
+    def reaches(self, peer: str) -> bool:
+        return self.inner.reaches(peer)
+
+    @property
+    def refused(self) -> Mapping[tuple[str, str], int]:
+        return self.inner.refused
+
+    async def close(self) -> None:
+        await self.inner.close()

@@ -1,1 +1,1 @@
-"""Feature maps: fixed before data are read, and blind to all records but one."""
+"""Feature maps: fixed before data are read, and applied to each record separately."""

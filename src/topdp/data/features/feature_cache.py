@@ -1,10 +1,10 @@
-"""Features of many records: computed in chunks, with progress, and kept in the cache under what they are of.
+"""Features of many records: computed in chunks with progress, and cached.
 
-A file is named by a digest of the records, of the map and of the kind of device; so it never goes stale. It
-is written whole or not at all. What was damaged is computed again. Nothing here knows who holds a record.
+A file is named by a digest of the records, of the map and of the device type, so it never becomes stale. It
+is written atomically. A damaged file is computed again. This module does not know which agent holds a record.
 
-**Guarantees.** Features tell as much as the records, and the name of a file tells whose records they may be:
-the folder and its files are for their owner alone.
+**Guarantees.** Features disclose as much as the records, and the name of a file discloses which records they
+may be of: only the owner of the folder and its files has permission to read them.
 """
 
 from __future__ import annotations
@@ -30,18 +30,20 @@ from topdp.data.features.feature_maps import FeatureMap
 from topdp.data.record_checks import Array
 from topdp.errors import DataError
 
-RECORDS_PER_CHUNK = 1000  # records at a time
+RECORDS_PER_CHUNK = 1000  # records per chunk
 FEATURE_FILE_MAGIC = b"topdp features 1\n"
 DIGEST_BYTES = hashlib.sha256().digest_size
 
 FeatureChunk = tuple[int, Tensor]
-"""The number of the first record, and the features of it and the next ones [m, ...], valid until the next."""
+"""The number of the first record, and features [m, ...] of it and the following ones. Valid until the next
+chunk.
+"""
 
 
 @final
 @dataclass(frozen=True)
 class RecordSource:
-    """Records and what is done to them before they are mapped; `scaling` says that in words."""
+    """Records, and how they are scaled before they are mapped; `scaling` describes it in words."""
 
     records: Array
     scale: Callable[[Array], Array]
@@ -53,7 +55,7 @@ class RecordSource:
 
     @property
     def example(self) -> Tensor:
-        """One record as the map sees it."""
+        """One record as the feature map receives it."""
         return torch.from_numpy(self.scale(self.records[:1]))[0]
 
 
@@ -64,24 +66,24 @@ def feature_chunks(
     progress: Progress = silent,
     keep: bool = True,
 ) -> Iterator[FeatureChunk]:
-    """The features of all records, chunk by chunk in their order.
+    """Yield the features of all records, chunk by chunk in order.
 
-    Where the cache turns out to be damaged on the way, all come again from the first on.
+    If the cache turns out to be damaged on the way, all chunks are yielded again from the first.
     """
-    where = torch.device(device)
+    device_of_map = torch.device(device)
     shape = (len(source), *features.shape(source.example))
-    path = _cache_path(features, source, where) if keep else None
+    path = _cache_path(features, source, device_of_map) if keep else None
     if path is not None and path.exists():
         with suppress(_DamagedError):
             yield from _read_chunks(path, shape)
             return
         with suppress(OSError):
             path.unlink()
-    computed = _compute_chunks(features, source, where, shape, progress)
+    computed = _compute_chunks(features, source, device_of_map, shape, progress)
     done = 0
-    for first, piece in computed if path is None else _write_chunks(path, shape, computed):
-        yield first, piece
-        done = first + len(piece)
+    for first, chunk in computed if path is None else _write_chunks(path, shape, computed):
+        yield first, chunk
+        done = first + len(chunk)
     assert done == shape[0], "features of some records are missing"
 
 
@@ -91,11 +93,11 @@ def all_features(
     device: torch.device | str = "cpu",
     progress: Progress = silent,
 ) -> Tensor:
-    """[records, *features] in one tensor."""
-    found = torch.empty(len(source), *features.shape(source.example))
-    for first, piece in feature_chunks(features, source, device, progress):
-        found[first : first + len(piece)] = piece
-    return found
+    """Return [records, *features] in one tensor."""
+    all_values = torch.empty(len(source), *features.shape(source.example))
+    for first, chunk in feature_chunks(features, source, device, progress):
+        all_values[first : first + len(chunk)] = chunk
+    return all_values
 
 
 def is_cached(features: FeatureMap, source: RecordSource, device: torch.device | str = "cpu") -> bool:
@@ -109,7 +111,9 @@ class _DamagedError(Exception):
 
 
 def _cache_path(features: FeatureMap, source: RecordSource, device: torch.device) -> Path | None:
-    """Devices round differently: a run must not depend on where the features in the cache were made."""
+    """The path of the cache file. It depends on the device type, since devices round differently: a run must
+    not depend on where cached features were computed.
+    """
     if features.identity is None:
         return None
     records = np.ascontiguousarray(source.records)
@@ -126,20 +130,21 @@ def _compute_chunks(
     shape: tuple[int, ...],
     progress: Progress,
 ) -> Iterator[FeatureChunk]:
-    total, each = 4 * math.prod(shape), 4 * math.prod(shape[1:])
+    total, record_bytes = 4 * math.prod(shape), 4 * math.prod(shape[1:])
     message = f"computing features of {source.name}"
     for first in range(0, shape[0], RECORDS_PER_CHUNK):
-        progress(message, first * each, total, unit="byte")
+        progress(message, first * record_bytes, total, unit="byte")
         records = torch.from_numpy(source.scale(source.records[first : first + RECORDS_PER_CHUNK]))
-        found = features(records.to(device)).cpu()
-        if not torch.isfinite(found.sum()):
-            fine = torch.isfinite(found.flatten(1)).all(1)
-            if not fine.all():
+        values = features(records.to(device)).cpu()
+        if not torch.isfinite(values.sum()):
+            finite = torch.isfinite(values.flatten(1)).all(1)
+            if not finite.all():
                 raise DataError(
                     f"{source.name}: expected finite features, got NaN or infinite ones for "
-                    f"{int((~fine).sum())} records, the first at index {first + int((~fine).nonzero()[0])}."
+                    f"{int((~finite).sum())} records, the first at index "
+                    f"{first + int((~finite).nonzero()[0])}."
                 )
-        yield first, found
+        yield first, values
 
 
 def _digest(content: memoryview) -> bytes:
@@ -155,19 +160,19 @@ def _file_header(shape: tuple[int, ...]) -> bytes:
 def _write_chunks(
     path: Path, shape: tuple[int, ...], computed: Iterator[FeatureChunk]
 ) -> Iterator[FeatureChunk]:
-    """Passes pieces on and writes them down; a disk without room costs the cache, not the run."""
+    """Pass chunks on and write them to the cache. A full disk costs the cache, not the run."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with atomic_path(path, mode=0o600) as beside, beside.open("wb") as file:
+        with atomic_path(path, mode=0o600) as temporary, temporary.open("wb") as file:
             file.write(_file_header(shape))
-            for first, piece in computed:
-                yield first, piece
-                content = piece.contiguous().numpy().data
+            for first, chunk in computed:
+                yield first, chunk
+                content = chunk.contiguous().numpy().data
                 file.write(content)
                 file.write(_digest(content))
     except (FileError, OSError) as error:
         warnings.warn(
-            f"Features are not kept for the next time. {error} Make room for "
+            f"Features are not cached. {error} Make room for "
             f"{4 * math.prod(shape) / 1e6:.0f} MB, or set TOPDP_CACHE to a folder on another disk.",
             stacklevel=2,
         )
@@ -182,12 +187,12 @@ def _read_chunks(path: Path, shape: tuple[int, ...]) -> Iterator[FeatureChunk]:
             if file.read(len(header)) != header:
                 raise _DamagedError
             for first in range(0, shape[0], RECORDS_PER_CHUNK):
-                piece = buffer[: shape[0] - first]
-                content = memoryview(piece.numpy().data).cast("B")
+                chunk = buffer[: shape[0] - first]
+                content = memoryview(chunk.numpy().data).cast("B")
                 if file.readinto(content) != len(content):
                     raise _DamagedError
                 if file.read(DIGEST_BYTES) != _digest(content):
                     raise _DamagedError
-                yield first, piece
+                yield first, chunk
     except OSError as error:
         raise _DamagedError from error

@@ -1,7 +1,7 @@
-"""Feature maps by name: what a record becomes before a model sees it. A user's own map is in `own`.
+"""Feature maps by name: what a record becomes before a model sees it. A user's own map is in `user_features`.
 
-A feature map is fixed before data are read and looks at one record at a time. So it costs no privacy: a
-record changes its own features and nothing else.
+A feature map is fixed before data are read and processes one record at a time. So it costs no privacy: a
+record changes only its own features.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from topdp.learning.core_threads import single_threaded_pool
 Shape = tuple[int, ...]
 
 SCATTERING_GROUPS = 27
-# Of the variance of a group, for a record of variance 1. Coefficients of the second order are that small.
+# Added to the variance of a group, for a record of variance 1. Second-order coefficients are that small.
 VARIANCE_EPSILON = 1e-9
-MAX_PIXELS_PER_PART = 1 << 15  # of the images that are transformed at once
+MAX_PIXELS_PER_PART = 1 << 15  # pixels of the images that one thread transforms at a time
 
 
 class FeatureMap(Protocol):
@@ -35,24 +35,26 @@ class FeatureMap(Protocol):
 
     @property
     def identity(self) -> str | None:
-        """What decides its values, in words, version included; None where nobody can say."""
+        """A text that determines the values of the map, including its version; None if they cannot be
+        determined.
+        """
 
     def shape(self, example: Tensor) -> Shape:
-        """The shape of the features of records like `example`, or an `InputError`."""
+        """Return the shape of the features of records like `example`; else raise `InputError`."""
 
     def __call__(self, records: Tensor) -> Tensor:
-        """[m, *features] of [m, *record], on the device of the records."""
+        """Map [m, *record] to [m, *features], on the device of the records."""
 
 
 @final
 class ScatteringFeatures:
-    """The scattering of an image, normalised in groups of channels; every record has length 1.
+    """The scattering transform of an image, normalised in groups of channels; every record has length 1.
 
     Each record is brought to mean 0 and variance 1, transformed channel by channel, and normalised within
     each of `groups` groups of neighbouring channels, over the group and space. Its features then have the
     length √(their number), whatever the record, and are divided by that.
 
-    **Guarantees.** Features of a record follow from that record alone, and have a norm of at most 1. No
+    **Guarantees.** The features of a record follow from that record alone, and have a norm of at most 1. No
     constant here comes from data.
 
     >>> import torch
@@ -64,14 +66,14 @@ class ScatteringFeatures:
     def __init__(self, groups: int = SCATTERING_GROUPS) -> None:
         self.groups = groups
         self._pool: ThreadPoolExecutor | None = None
-        self._made: dict[tuple[int, int, torch.device], Scattering] = {}
+        self._transforms: dict[tuple[int, int, torch.device], Scattering] = {}
 
     @property
     def identity(self) -> str:
         return f"scattering {scattering.SCATTERING_VERSION}, groups {self.groups}"
 
     def shape(self, example: Tensor) -> Shape:
-        """(channels · 81, height // 4, width // 4), for images of at least 8x8."""
+        """Return (channels · 81, height // 4, width // 4), for images of at least 8x8."""
         record = tuple(example.shape)
         if len(record) not in (2, 3) or 0 in record:
             raise InputError(
@@ -97,19 +99,19 @@ class ScatteringFeatures:
         shape = self.shape(records[0])
         height, width = records.shape[-2:]
         key = height, width, records.device
-        if key not in self._made:
-            self._made[key] = Scattering(height, width, records.device)
+        if key not in self._transforms:
+            self._transforms[key] = Scattering(height, width, records.device)
 
         def work(part: Tensor) -> Tensor:
             images = _standardise(part.float()).reshape(-1, height, width)
-            found = self._made[key](images).reshape(len(part), self.groups, -1)
-            found -= found.mean(2, keepdim=True)
-            found *= (found.square().mean(2, keepdim=True) + VARIANCE_EPSILON).rsqrt_() / math.sqrt(
-                math.prod(shape)
-            )
-            return found.reshape(len(part), *shape)
+            coefficients = self._transforms[key](images).reshape(len(part), self.groups, -1)
+            coefficients -= coefficients.mean(2, keepdim=True)
+            coefficients *= (
+                coefficients.square().mean(2, keepdim=True) + VARIANCE_EPSILON
+            ).rsqrt_() / math.sqrt(math.prod(shape))
+            return coefficients.reshape(len(part), *shape)
 
-        # As many as stay near a processor; a GPU has room for more.
+        # As many as fit near a processor; a GPU has room for more.
         pixels = max(1, math.prod(records.shape[1:]))
         parts = torch.split(
             records,
@@ -124,12 +126,14 @@ class ScatteringFeatures:
 
 
 def _standardise(records: Tensor) -> Tensor:
-    """Every record with mean 0 and variance 1, less where it is flat: what is flat but for rounding is 0."""
+    """Bring every record to mean 0 and variance 1, or less if it is flat: a record that is flat up to
+    rounding becomes 0.
+    """
     flat = records.flatten(1)
     centred = flat - flat.mean(1, keepdim=True)
-    least = 1e-3 * flat.square().mean(1, keepdim=True).sqrt_()
+    floor = 1e-3 * flat.square().mean(1, keepdim=True).sqrt_()
     deviation = centred.square().mean(1, keepdim=True).sqrt_()
-    return (centred / (deviation + least).clamp_min_(torch.finfo(flat.dtype).tiny)).view_as(records)
+    return (centred / (deviation + floor).clamp_min_(torch.finfo(flat.dtype).tiny)).view_as(records)
 
 
 FEATURE_MAPS: dict[str, Callable[[int], FeatureMap | None]] = {

@@ -1,8 +1,8 @@
-"""The scattering transform of images, two orders deep: what waves of which direction are where, as numbers.
+"""The scattering transform of images, of order two: which waves of which direction are where.
 
-|x ∗ ψ| says where a wave is, an average makes it blind to small shifts, and a second round of the same
-recovers what the average blurs (Bruna and Mallat 2013). Nothing is learned, and nothing is computed from
-more than one image. Filters are in `filters`; what makes features of equal length of this is in `normal`.
+|x ∗ ψ| shows where a wave is. An average makes it insensitive to small shifts, and a second round of both
+recovers what the average blurs (Bruna and Mallat 2013). Nothing is learned, and nothing is computed from more
+than one image. The filters are in `wavelet_filters`; `feature_maps` normalises the result.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from torch.nn import functional
 from topdp.base.array_types import Floats
 from topdp.data.features import wavelet_filters
 
-SCATTERING_VERSION = 1  # of the values: another one where they change
+SCATTERING_VERSION = 1  # increase when the values change
 STRIDE = wavelet_filters.SCATTERING_STRIDE
-MIRRORED_PIXELS = 4  # pixels mirrored at each edge, so that a wave does not meet the opposite edge
+MIRRORED_PIXELS = 4  # pixels mirrored at each edge, so that a wave does not wrap around to the opposite edge
 SCATTERING_CHANNELS = (
     1 + wavelet_filters.WAVELET_SCALES * wavelet_filters.WAVELET_ANGLES + wavelet_filters.WAVELET_ANGLES**2
 )
@@ -48,7 +48,7 @@ class Scattering:
             padded[0] - height - MIRRORED_PIXELS,
         )
 
-        def pairs(values: Floats) -> Tensor:  # a real factor for each part of a complex number
+        def pairs(values: Floats) -> Tensor:  # one real factor for each part of a complex number
             return torch.from_numpy(values).float().unsqueeze(-1).repeat_interleave(2, -1).to(device)
 
         self._fine = pairs(wavelet_filters.wavelets(*padded, scale=0))
@@ -78,7 +78,7 @@ class Scattering:
         )
 
     def _on_every_second_pixel(self, spectrum: Tensor) -> Tensor:
-        """|· ∗ ψ| at scale 1: leaving out pixels lays the quarters of a spectrum on top of each other."""
+        """Return |· ∗ ψ| at scale 1. Dropping pixels adds up the quarters of a spectrum."""
         first, *others = zip(_quarters(spectrum), self._coarse, strict=True)
         folded = first[0] * first[1]
         for part, wave in others:
@@ -90,12 +90,12 @@ class Scattering:
 
 
 def _quarters(spectrum: Tensor) -> list[Tensor]:
-    """[..., h, w, 2]: the four quarters of [..., 2h, 2w, 2]."""
+    """Return the four quarters [..., h, w, 2] of [..., 2h, 2w, 2]."""
     return [part for rows in spectrum.chunk(2, -3) for part in rows.chunk(2, -2)]
 
 
 def _wave_modulus(spectrum: Tensor) -> Tensor:
-    """The modulus, in space, of waves given in frequency as pairs of real numbers."""
+    """Return the modulus, in space, of waves given in frequency as pairs of real numbers."""
     squares = torch.view_as_real(torch.fft.ifft2(torch.view_as_complex(spectrum))).square_()
     return (squares[..., 0] + squares[..., 1]).sqrt_()
 

@@ -1,7 +1,7 @@
-"""A user's own feature map: any function of one record, run so that no record can meet another.
+"""A user's own feature map: any function of one record, run so that no record can influence another.
 
 A function gets one record as a tensor; a `torch.nn.Module` gets a batch of one, in evaluation mode. Many run
-at once in `isolated_vmap`, or one after the other where torch cannot. Which maps have names is in `maps`.
+at a time in `isolated_vmap`, or one after the other where torch cannot. Named maps are in `feature_maps`.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from topdp.learning.gradients.kept_state import StateSnapshot, expect_no_leaked_
 RecordFunction = Callable[[Tensor], Any]
 FEATURE_MAPS_TEXT = "feature maps"
 RECORDS_PER_PASS = 64  # records
-PROBE_RECORDS = 3  # records made up for the checks
-FEATURE_PROBE_SCALES = (1e-3, -1.0, 1e3, 1e10)  # of more made-up records: what is unusual may be kept
+PROBE_RECORDS = 3  # made-up records for the checks
+FEATURE_PROBE_SCALES = (1e-3, -1.0, 1e3, 1e10)  # scales of more made-up records: unusual values may be kept
 
 
 @final
 class UserFeatures:
-    """Features by a user's function.
+    """Features computed by a user's function.
 
-    **Guarantees.** What comes out for a record is a function of that record: each is in a call of its own, or
-    in `isolated_vmap`; a map in which something changes from call to call, as far as `memory` can find it, is
-    refused, and so are one that draws random numbers and a module whose output for a record depends on the
-    others of a batch. It is assumed that the function is chosen without looking at private records, and not
-    written to get around this.
+    **Guarantees.** The features of a record are a function of that record: each record runs in its own call
+    or in `isolated_vmap`. A map in which something changes from call to call is refused, as far as
+    `kept_state` can find it. So are a map that draws random numbers, and a module whose output for a record
+    depends on the other records of a batch. Assumption: the function is chosen without looking at private
+    records, and is not written to circumvent this.
 
     >>> features = UserFeatures(lambda image: image.mean(-1))
     >>> features.shape(torch.zeros(1, 4, 4)), features(torch.ones(5, 1, 4, 4)).shape
@@ -57,7 +57,9 @@ class UserFeatures:
         self._loop = False
 
     def shape(self, example: Tensor) -> Shape:
-        """Checks the function on made-up records like `example`, once."""
+        """Check the function on made-up records like `example`, once, and return the shape of its
+        features.
+        """
         key = tuple(example.shape), example.dtype
         if key not in self._shapes:
             with torch.no_grad(), torch.random.fork_rng(devices=[]):
@@ -69,17 +71,17 @@ class UserFeatures:
         if isinstance(self._code, nn.Module):
             self._code.to(records.device)
         else:
-            records = records.cpu()  # a function may hold tensors of its own, and they do not follow
+            records = records.cpu()  # a function may hold its own tensors, which stay on the CPU
         return torch.cat([self._of(part, shape) for part in torch.split(records, RECORDS_PER_PASS)])
 
     def _of(self, records: Tensor, shape: Shape) -> Tensor:
         memory = self._memory(records, contents=self._loop)
         with torch.no_grad():
-            found = self._one_by_one(records) if self._loop else self._apart(records)
+            features = self._one_by_one(records) if self._loop else self._isolated(records)
         memory.expect_unchanged()
-        if found.shape[1:] != shape:
-            raise _shape_error(shape, found.shape[1:])
-        return found
+        if features.shape[1:] != shape:
+            raise _shape_error(shape, features.shape[1:])
+        return features
 
     def _memory(self, records: Tensor, contents: bool) -> StateSnapshot:
         return StateSnapshot(
@@ -90,8 +92,8 @@ class UserFeatures:
         probes = _probe_records(example)
         memory = self._memory(probes, contents=True)
         try:
-            alone = self._one_by_one(probes)
-            again = self._one_by_one(probes)
+            one_by_one = self._one_by_one(probes)
+            repeated = self._one_by_one(probes)
         except InputError:
             raise
         except Exception as error:
@@ -101,60 +103,63 @@ class UserFeatures:
                 "batch of one."
             ) from error
         for size in FEATURE_PROBE_SCALES if example.is_floating_point() else ():
-            with suppress(Exception):  # it may refuse such records
+            with suppress(Exception):  # the map may refuse such records
                 self._one_by_one(probes[:1] * size)
         memory.expect_unchanged()
-        if not torch.equal(alone, again):
+        if not torch.equal(one_by_one, repeated):
             raise InputError(
-                "Expected a feature map that gives a record the same features whenever it is asked, got one "
-                "that does not: draw random numbers once, outside of it."
+                "Expected a feature map that returns the same features in every call, got one that does "
+                "not. Draw random numbers once, outside of it."
             )
-        self._expect_unmixed(probes, alone)
+        self._expect_unmixed(probes, one_by_one)
         before = leaked_tensors()
         try:
-            together = self._apart(probes)
-        except Exception:  # vmap refuses in many types
+            isolated = self._isolated(probes)
+        except Exception:  # vmap raises many types of errors
             self._loop = True
         else:
             expect_no_leaked_tensors(before, FEATURE_MAPS_TEXT)
-            self._loop = not _nearly_equal(together, alone)
-        return tuple(alone.shape[1:])
+            self._loop = not _nearly_equal(isolated, one_by_one)
+        return tuple(one_by_one.shape[1:])
 
     def _expect_unmixed(self, probes: Tensor, alone: Tensor) -> None:
-        """Only a module sees batches, and only here: its users should hear that it is not what they think."""
+        """Refuse a module that mixes a batch. Only modules see batches, and only here: users should learn of
+        the mistake.
+        """
         if not isinstance(self._code, nn.Module):
             return
         try:
-            together = self._code(probes)
-        except Exception:  # it takes batches of one only, and gets no others
+            batch_features = self._code(probes)
+        except Exception:  # it accepts only batches of one, and gets no others
             return
-        if not isinstance(together, Tensor) or not _nearly_equal(together, alone):
+        if not isinstance(batch_features, Tensor) or not _nearly_equal(batch_features, alone):
             raise InputError(
-                "Expected a feature map that looks at one record at a time, got a module whose features of a "
-                "record depend on the others of its batch. Features that mix records would carry one past "
-                "the clipping of another."
+                "Expected a feature map of one record at a time, got a module whose features of a record "
+                "depend on the others in its batch. Features that mix records would carry one past the "
+                "clipping of another."
             )
 
     def _call(self, record: Tensor) -> Any:
         if not isinstance(self._code, nn.Module):
             return self._code(record)
-        found = self._code(record.unsqueeze(0))
-        if not isinstance(found, Tensor) or found.dim() == 0 or found.shape[0] != 1:
+        features = self._code(record.unsqueeze(0))
+        if not isinstance(features, Tensor) or features.dim() == 0 or features.shape[0] != 1:
             raise InputError(
-                f"Expected a module that maps a batch of one to a batch of one, got {_describe_value(found)}."
+                f"Expected a module that maps a batch of one to a batch of one, got "
+                f"{_describe_value(features)}."
             )
-        return found.squeeze(0)
+        return features.squeeze(0)
 
-    def _apart(self, records: Tensor) -> Tensor:
-        def one(record: Tensor) -> Any:
+    def _isolated(self, records: Tensor) -> Tensor:
+        def map_one(record: Tensor) -> Any:
             with forbid_batch_access():
                 return self._call(record)
 
-        found: Tensor = isolated_vmap(one, (0,))(records)
-        return found.float()
+        features: Tensor = isolated_vmap(map_one, (0,))(records)
+        return features.float()
 
     def _one_by_one(self, records: Tensor) -> Tensor:
-        found: list[Tensor] = []
+        results: list[Tensor] = []
         for record in records:
             features = self._call(record)
             if isinstance(features, np.ndarray):
@@ -164,10 +169,10 @@ class UserFeatures:
                     "Expected a feature map that returns a tensor of real numbers, got "
                     f"{_describe_value(features)}."
                 )
-            if found and features.shape != found[0].shape:
-                raise _shape_error(tuple(found[0].shape), tuple(features.shape))
-            found.append(features.to(records.device, torch.float32))
-        return torch.stack(found)
+            if results and features.shape != results[0].shape:
+                raise _shape_error(tuple(results[0].shape), tuple(features.shape))
+            results.append(features.to(records.device, torch.float32))
+        return torch.stack(results)
 
 
 def _probe_records(example: Tensor) -> Tensor:
@@ -185,11 +190,11 @@ def _shape_error(expected: Sequence[int], got: Sequence[int]) -> InputError:
     )
 
 
-def _nearly_equal(one: Tensor, other: Tensor) -> bool:
-    if one.shape != other.shape:
+def _nearly_equal(first: Tensor, second: Tensor) -> bool:
+    if first.shape != second.shape:
         return False
-    scale = float(other.abs().max()) if other.numel() else 0.0
-    return torch.allclose(one.float(), other, 1e-3, 1e-4 * scale, equal_nan=True)
+    scale = float(second.abs().max()) if second.numel() else 0.0
+    return torch.allclose(first.float(), second, 1e-3, 1e-4 * scale, equal_nan=True)
 
 
 def _describe_value(value: Any) -> str:

@@ -1,8 +1,8 @@
-"""The filters of a scattering transform: Morlet wavelets in frequency, and the Gaussian that averages.
+"""The filters of a scattering transform: Morlet wavelets in frequency, and the averaging Gaussian.
 
-Numbers only, in float64 and without torch; who applies them to images is `scattering`. Scale j has wavelets
-of wavelength 2^j·8/3 pixels in `WAVELET_ANGLES` directions; the average has a width of
-2^(WAVELET_SCALES-1)·0.8 pixels and leaves one value for 2^WAVELET_SCALES pixels of each axis.
+Only numbers, in float64 and without torch; `scattering` applies them to images. Scale j has wavelets of
+wavelength 2^j·8/3 pixels in `WAVELET_ANGLES` directions. The average has a width of 2^(WAVELET_SCALES-1)·0.8
+pixels and leaves one value per 2^WAVELET_SCALES pixels of each axis.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ WAVELET_SCALES = 2
 WAVELET_ANGLES = 8
 SCATTERING_STRIDE = 2**WAVELET_SCALES
 ENVELOPE_WIDTH = 0.8  # deviation of the envelope at scale 0, in pixels
-WAVE_FREQUENCY = 3 * np.pi / 4  # of the wave at scale 0, in radians a pixel
+WAVE_FREQUENCY = 3 * np.pi / 4  # of the wave at scale 0, in radians per pixel
 ENVELOPE_ELONGATION = WAVELET_ANGLES / 4  # of the envelope across the wave: more directions, longer crests
-ALIASED_COPIES = 3  # copies of the spectrum, on either side, that a grid of pixels folds into one
+ALIASED_COPIES = 3  # copies of the spectrum on either side that a pixel grid folds into one
 
 
 def wavelets(height: int, width: int, scale: int) -> Floats:
-    """[angles, height, width]: Fourier transforms of the wavelets of one scale on a periodic grid, all real.
+    """Return [angles, height, width]: Fourier transforms of the wavelets of one scale on a periodic grid, all
+    real.
 
-    A Morlet wavelet is a wave under a Gaussian, less what makes its mean zero (Bruna and Mallat 2013):
-    ψ̂(ω) = ĝ(ω - ξ) - ĝ(-ξ)/ĝ(0) · ĝ(ω), with ĝ folded by the grid.
+    A Morlet wavelet is a wave under a Gaussian, minus a term that makes its mean zero (Bruna and Mallat
+    2013): ψ̂(ω) = ĝ(ω - ξ) - ĝ(-ξ)/ĝ(0) · ĝ(ω), with ĝ folded by the grid.
 
     >>> bank = wavelets(16, 16, scale=1)
     >>> bank.shape, bool(np.abs(bank[:, 0, 0]).max() < 1e-12)
@@ -41,7 +42,7 @@ def wavelets(height: int, width: int, scale: int) -> Floats:
 
 
 def _folded_gaussian(height: int, width: int, deviation: float, angle: float, frequency: float) -> Floats:
-    """[height, width]: a Gaussian around `frequency` in the direction `angle`, folded by the grid."""
+    """Return [height, width]: a Gaussian around `frequency` in the direction `angle`, folded by the grid."""
     y = 2 * np.pi * np.fft.fftfreq(height)[:, None]
     x = 2 * np.pi * np.fft.fftfreq(width)[None, :]
     total = np.zeros((height, width))
@@ -55,7 +56,8 @@ def _folded_gaussian(height: int, width: int, deviation: float, angle: float, fr
 
 
 def averages(size: int, margin: int, padded: int, step: int) -> Floats:
-    """[size // STRIDE, padded // step]: Gaussian means around points spread evenly over an axis of `size`.
+    """Return [size // SCATTERING_STRIDE, padded // step]: Gaussian means around points spread evenly over an
+    axis of `size`.
 
     The columns are the pixels 0, step, 2·step... of the padded axis, which begins `margin` before the axis.
     """

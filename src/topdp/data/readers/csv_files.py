@@ -1,10 +1,9 @@
-"""CSV files to tables: UTF-8 with or without a byte order mark, one header line. Converts no values."""
+"""CSV files to tables: UTF-8 with or without a byte order mark, one header line. Values are not converted."""
 
 from __future__ import annotations
 
 import csv
 import os
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -17,10 +16,10 @@ DELIMITERS = ",;\t|"
 
 
 def read_csv(path: str | os.PathLike[str], delimiter: str | None = None) -> Table:
-    """The table in a CSV file. `delimiter`: a comma, or a tab for `.tsv`, unless given.
+    """Return the table in a CSV file. `delimiter`: a comma, or a tab for `.tsv`, unless given.
 
-    Refused, with the line: rows of another length than the header, a column twice, a column without a name,
-    a header that another delimiter would cut, bytes that are not UTF-8.
+    Refused, with the line number: rows of another length than the header, a repeated column, a column without
+    a name, a header that another delimiter would split, bytes that are not UTF-8.
     """
     place = Path(path).expanduser()
     cut = delimiter or ("\t" if place.suffix == ".tsv" else ",")
@@ -36,7 +35,7 @@ def read_csv(path: str | os.PathLike[str], delimiter: str | None = None) -> Tabl
                 if len(row) != len(header):
                     raise DataError(
                         f"{place}, line {reader.line_num}: expected {len(header)} values as in the header, "
-                        f"got {len(row)}. Quote values that hold the delimiter {cut!r}."
+                        f"got {len(row)}. Quote values that contain the delimiter {cut!r}."
                     )
                 rows.append(row)
                 lines.append(reader.line_num)
@@ -57,18 +56,10 @@ def read_csv(path: str | os.PathLike[str], delimiter: str | None = None) -> Tabl
     return check_table(Table(str(place), columns, np.array(lines)))
 
 
-def header_of(path: str | os.PathLike[str], delimiter: str | None = None) -> list[str]:
-    """The names of the columns: no values are read."""
-    place = Path(path).expanduser()
-    cut = delimiter or ("\t" if place.suffix == ".tsv" else ",")
-    with place.open(encoding="utf-8-sig", newline="") as file:
-        return [name.strip() for row in islice(csv.reader(file, delimiter=cut), 1) for name in row]
-
-
 def _object_array(column: tuple[str, ...]) -> Array:
-    made = np.empty(len(column), object)
-    made[:] = column
-    return made
+    array = np.empty(len(column), object)
+    array[:] = column
+    return array
 
 
 def _expect_header(header: list[str], place: Path, cut: str) -> None:
@@ -78,12 +69,12 @@ def _expect_header(header: list[str], place: Path, cut: str) -> None:
         better = max(DELIMITERS, key=header[0].count)
         if better != cut and header[0].count(better):
             raise DataError(
-                f"{place}: expected columns split by {cut!r}, got one column {header[0]!r:.80}. Is it split "
-                f"by {better!r}? State delimiter = {better!r} in the schema."
+                f"{place}: expected columns separated by {cut!r}, got one column {header[0]!r:.80}. Is it "
+                f"separated by {better!r}? State delimiter = {better!r} in the schema."
             )
-    twice = sorted({name for name in header if header.count(name) > 1})
-    if twice:
-        raise DataError(f"{place}: expected every column once in the header, got {twice[0]!r} twice.")
+    repeated = sorted({name for name in header if header.count(name) > 1})
+    if repeated:
+        raise DataError(f"{place}: expected every column once in the header, got {repeated[0]!r} twice.")
     if "" in header:
         raise DataError(
             f"{place}: expected a name for every column, got none for column {header.index('') + 1}."

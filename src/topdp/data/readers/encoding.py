@@ -1,8 +1,8 @@
-"""From a table to arrays, as a schema says: numbers in [-1, 1], categories as 0 and 1, targets.
+"""Encode a table as arrays, following a schema: numbers in [-1, 1], one-hot categories, targets.
 
-**Guarantees.** Record k of what comes out depends on record k and on the schema, never on another record or
-on the number of records: nothing is fitted. What is said about values (how many were outside of a range) goes
-to this machine's log only; it is a fact about private records and is released nowhere.
+**Guarantees.** Record k of the result depends on record k and on the schema, never on another record or on
+the number of records: nothing is fitted. Statements about values (how many were outside of a range) go only
+to this machine's log; they are facts about private records and are released nowhere.
 """
 
 from __future__ import annotations
@@ -25,45 +25,47 @@ logger = logging.getLogger("topdp.data")
 
 
 def encode(table: Table, schema: Schema) -> tuple[Array, Array]:
-    """(inputs, targets) of all records.
+    """Return (inputs, targets) of all records.
 
-    A number x in the range [a, b] becomes 2(x - a)/(b - a) - 1, values outside of it are brought to its ends.
-    A category becomes one column per listed value and one for all others. Targets are the index of a class,
-    a number (scaled as inputs are where it has a range), or one number for each target column.
+    A number x in the range [a, b] becomes 2(x - a)/(b - a) - 1; values outside are clipped to the range. A
+    category becomes one column per listed value and one for all others. Targets are the index of a class, a
+    number (scaled like inputs if it has a range), or one number for each target column.
     """
     expect_columns(table, schema)
     if schema.text is not None:
         texts = [
             _expect_text(value, table, row) for row, value in enumerate(table.columns[schema.text.column])
         ]
-        named = schema.text
-        inputs: Array = token_ids(texts, named.length, named.vocabulary, named.unit)
+        text = schema.text
+        inputs: Array = token_ids(texts, text.length, text.vocabulary, text.unit)
     else:
-        made = [part for column in schema.inputs for part in _inputs(table, schema, column)]
-        inputs = np.concatenate(made, axis=1).astype(np.float32)
+        parts = [part for column in schema.inputs for part in _inputs(table, schema, column)]
+        inputs = np.concatenate(parts, axis=1).astype(np.float32)
     return inputs, _targets(table, schema)
 
 
 def expect_columns(table: Table, schema: Schema) -> None:
-    """Refuse a table in which a column is not there, or of which nothing is stated."""
+    """Refuse a table in which a column of the schema is missing, or with a column that the schema does not
+    mention.
+    """
     columns = list(table.columns)
     if schema.targets == ("",):
         raise SchemaError(
             f"{table.origin}: expected a schema that names the target and what is publicly known of every "
             f"column, got none. Fill in and save as schema.toml:\n\n{schema_template(columns)}\n"
         )
-    gone = [name for name in (*schema.targets, *schema.inputs) if name not in columns]
-    if gone:
+    missing = [name for name in (*schema.targets, *schema.inputs) if name not in columns]
+    if missing:
         raise DataError(
-            f"{table.origin}: expected the column {gone[0]!r} of the schema, got {', '.join(columns)}."
+            f"{table.origin}: expected the column {missing[0]!r} of the schema, got {', '.join(columns)}."
         )
-    left = [name for name in columns if name not in {*schema.targets, *schema.inputs, *schema.ignore}]
-    if left:
+    unmentioned = [name for name in columns if name not in {*schema.targets, *schema.inputs, *schema.ignore}]
+    if unmentioned:
         kind = "text" if schema.text is not None else "ranges"
         raise SchemaError(
-            f"{table.origin}: nothing is stated of the column{'s' if len(left) > 1 else ''} "
-            f"{', '.join(map(repr, left))}. Ranges and categories must be public knowledge, so they are not "
-            f"taken from the records. Put every column under {kind}, categories or ignore:\n\n"
+            f"{table.origin}: the schema does not mention the column{'s' if len(unmentioned) > 1 else ''} "
+            f"{', '.join(map(repr, unmentioned))}. Ranges and categories must be public knowledge, so "
+            f"they are not taken from the records. Put every column under {kind}, categories or ignore:\n\n"
             f"{schema_template(columns, schema)}\n"
         )
     if not schema.inputs:
@@ -80,19 +82,21 @@ def _inputs(table: Table, schema: Schema, column: str) -> list[Floats]:
         raise DataError(
             f"{table.where(int(gaps.argmax()))}: expected a value of {column!r}, got none ({int(gaps.sum())} "
             f"in all). State a public fill under [missing], such as {example} (and the column in indicators, "
-            "if the model shall see that it was missing); or remove the records."
+            "if the model should see that it was missing); or remove the records."
         )
     if listed:
-        made = _one_hot(values, gaps, listed, schema.missing.get(column))
+        encoded = _one_hot(values, gaps, listed, schema.missing.get(column))
     else:
         numbers = _numbers(table, column, gaps, numbers)
         numbers[gaps] = float(schema.missing.get(column, 0.0))
-        made = _scale_to_range(numbers, table, schema, column)[:, None]
-    return [made, gaps[:, None].astype(float)] if column in schema.indicators else [made]
+        encoded = _scale_to_range(numbers, table, schema, column)[:, None]
+    return [encoded, gaps[:, None].astype(float)] if column in schema.indicators else [encoded]
 
 
 def _as_numbers(values: Array) -> Floats | None:
-    """A column in which every value is a number or NaN, at once; None where it has to be gone through."""
+    """Convert a column in which every value is a number or NaN; None if its values must be examined one by
+    one.
+    """
     try:
         return values.astype(float)
     except (TypeError, ValueError):
@@ -100,18 +104,20 @@ def _as_numbers(values: Array) -> Floats | None:
 
 
 def _one_hot(values: Array, gaps: Bools, listed: tuple[str, ...], fill: float | str | None) -> Floats:
-    place = {name: at for at, name in enumerate(listed)}
-    made = np.zeros((len(values), len(listed) + 1))
-    at = [
-        place.get(str(fill) if gap else _category_text(value, place), len(listed))
+    position = {name: columns for columns, name in enumerate(listed)}
+    one_hot = np.zeros((len(values), len(listed) + 1))
+    columns = [
+        position.get(str(fill) if gap else _category_text(value, position), len(listed))
         for value, gap in zip(values, gaps, strict=True)
     ]
-    made[np.arange(len(values)), at] = 1.0
-    return made
+    one_hot[np.arange(len(values)), columns] = 1.0
+    return one_hot
 
 
 def _numbers(table: Table, column: str, gaps: Bools, plain: Floats | None) -> Floats:
-    """The values of `column` as numbers; what is missing is 0 for now. `plain`: they are numbers already."""
+    """Return the values of `column` as numbers, with 0 for missing ones. `plain`: the column if already
+    converted.
+    """
     values = table.columns[column]
     if plain is not None:
         numbers = np.where(gaps, 0.0, plain)
@@ -136,7 +142,7 @@ def _scale_to_range(numbers: Floats, table: Table, schema: Schema, column: str) 
     outside = int(((numbers < low) | (numbers > high)).sum())
     if outside:
         logger.warning(
-            "%s: %d of %d values of %s were outside of [%g, %g] and brought to its ends",
+            "%s: %d of %d values of %s were outside of [%g, %g] and were clipped",
             table.origin, outside, len(numbers), column, low, high,
         )  # fmt: skip
     scaled: Floats = 2 * (np.clip(numbers, low, high) - low) / (high - low) - 1
@@ -146,7 +152,7 @@ def _scale_to_range(numbers: Floats, table: Table, schema: Schema, column: str) 
 def _targets(table: Table, schema: Schema) -> Array:
     if schema.classes is not None:
         return class_numbers(table, schema.targets[0], schema.classes)
-    made = []
+    parts = []
     for column in schema.targets:
         plain = _as_numbers(table.columns[column])
         gaps = is_missing(table.columns[column]) if plain is None else np.isnan(plain)
@@ -154,23 +160,23 @@ def _targets(table: Table, schema: Schema) -> Array:
         try:
             numbers = _numbers(table, column, gaps, plain)
         except DataError as error:
-            raise DataError(f"{error} Of a target, list them in classes.") from None
-        made.append(_scale_to_range(numbers, table, schema, column) if column in schema.ranges else numbers)
-    targets = np.stack(made, axis=1).astype(np.float32)
-    return targets[:, 0] if len(made) == 1 else targets
+            raise DataError(f"{error} For a target, list them in classes.") from None
+        parts.append(_scale_to_range(numbers, table, schema, column) if column in schema.ranges else numbers)
+    targets = np.stack(parts, axis=1).astype(np.float32)
+    return targets[:, 0] if len(parts) == 1 else targets
 
 
 def class_numbers(table: Table, column: str, classes: tuple[str, ...]) -> Ints:
-    """The index of each record's class in the public list."""
+    """Return the index of each record's class in the public list."""
     values = table.columns[column]
     _expect_targets(table, column, is_missing(values, classes))
-    place = {name: at for at, name in enumerate(classes)}
-    numbers = np.array([place.get(_category_text(value, place), -1) for value in values], np.int64)
+    position = {name: at for at, name in enumerate(classes)}
+    numbers = np.array([position.get(_category_text(value, position), -1) for value in values], np.int64)
     if (numbers < 0).any():
         row = int((numbers < 0).argmax())
         raise DataError(
             f"{table.where(row)}: expected one of the classes {', '.join(classes)} in {column!r}, got "
-            f"{as_text(values[row])!r:.80} ({int((numbers < 0).sum())} such in all)."
+            f"{as_text(values[row])!r:.80} ({int((numbers < 0).sum())} in all)."
         )
     return numbers
 
@@ -179,12 +185,12 @@ def _expect_targets(table: Table, column: str, gaps: Bools) -> None:
     if gaps.any():
         raise DataError(
             f"{table.where(int(gaps.argmax()))}: expected a value of the target {column!r}, got none "
-            f"({int(gaps.sum())} in all). Remove records whose target is not known."
+            f"({int(gaps.sum())} in all). Remove records whose target is unknown."
         )
 
 
 def as_text(value: object) -> str:
-    """A value as it is written in lists of categories and classes: 1.0 and True as 1.
+    """Return a value as it is written in lists of categories and classes: 1.0 and True as 1.
 
     >>> as_text(" nurse "), as_text(1.0), as_text(np.int64(3)), as_text(False)
     ('nurse', '1', '3', '0')
@@ -197,10 +203,10 @@ def as_text(value: object) -> str:
 
 
 def _category_text(value: object, listed: Container[str]) -> str:
-    """As `as_text`; of text that is not listed, as the number or truth value that it spells.
+    """Like `as_text`, but text that is not listed is read as the number or boolean that it spells.
 
-    Files write 1 as 1.0 where another record of the column has no value: the same record must become the same
-    whatever others are beside it, and from a file what it becomes from a frame.
+    Files write 1 as 1.0 if another record of the column has no value. A record must be encoded the same
+    whatever other records exist, and the same from a file as from a frame.
     """
     text = as_text(value)
     if text in listed or not isinstance(value, str):

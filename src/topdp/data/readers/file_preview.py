@@ -1,15 +1,15 @@
-"""What an owner sees of a file of its own before it writes a schema: `topdp data look`. For its eyes only.
+"""What the owner of a file sees of it before writing a schema: `topdp data look`. For the owner only.
 
-**Guarantees.** None, and that is said: ranges and lists of values found here come from private records.
-Whoever copies them into a schema tells about those records to all who see the schema, and no account counts
-it. They help to recognise a column; what is stated should come from public knowledge.
+**Guarantees.** None: ranges and lists of values shown here come from private records. Copying them into a
+schema discloses something about those records to everyone who sees the schema, and no account counts it. They
+help to recognise a column; a schema should state public knowledge.
 """
 
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -20,36 +20,40 @@ from topdp.data.readers.table_schema import Schema
 from topdp.data.record_checks import Array
 
 MAX_PREVIEW_VALUES = 12
-"""Up to so many different values are shown."""
+"""Up to this many distinct values are shown."""
 
 
-class ColumnPreview(NamedTuple):
-    """What one column holds."""
+@dataclass(frozen=True, kw_only=True)
+class ColumnPreview:
+    """The content of one column."""
 
     column: str
     kind: str
     missing: int
-    least: float | None
-    largest: float | None
-    values: tuple[str, ...]
-    """The different values, where they are few; else none."""
+    least: float | None = None
+    largest: float | None = None
+    values: tuple[str, ...] = ()
+    """The distinct values if there are few; else none."""
 
 
 def preview_columns(path: str | os.PathLike[str], delimiter: str | None = None) -> list[ColumnPreview]:
-    """One line for each column of a table."""
+    """Return one preview for each column of a table."""
     table = read_table(Path(path).expanduser(), Schema(delimiter=delimiter))
     return [_preview_column(name, values) for name, values in table.columns.items()]
 
 
-def _preview_column(name: str, values: Array) -> ColumnPreview:
-    gaps = is_missing(values)
-    there = values[~gaps]
-    texts = sorted({as_text(value) for value in there})
-    few = tuple(texts) if len(texts) <= MAX_PREVIEW_VALUES else ()
+def _preview_column(name: str, column: Array) -> ColumnPreview:
+    gaps = is_missing(column)
+    present = column[~gaps]
+    texts = sorted({as_text(value) for value in present})
+    missing, values = int(gaps.sum()), tuple(texts) if len(texts) <= MAX_PREVIEW_VALUES else ()
     try:
-        numbers = np.array([float(value) for value in there])
+        numbers = np.array([float(value) for value in present])
     except (TypeError, ValueError):
-        return ColumnPreview(name, "text", int(gaps.sum()), None, None, few)
+        return ColumnPreview(column=name, kind="text", missing=missing, values=values)
     if not len(numbers):
-        return ColumnPreview(name, "empty", int(gaps.sum()), None, None, ())
-    return ColumnPreview(name, "number", int(gaps.sum()), float(numbers.min()), float(numbers.max()), few)
+        return ColumnPreview(column=name, kind="empty", missing=missing)
+    least, largest = float(numbers.min()), float(numbers.max())
+    return ColumnPreview(
+        column=name, kind="number", missing=missing, least=least, largest=largest, values=values
+    )

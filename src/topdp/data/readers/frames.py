@@ -1,6 +1,7 @@
-"""Frames to tables: pandas, polars, Hugging Face datasets, or a dictionary of columns. Needs none of them.
+"""Frames to tables: pandas, polars, Hugging Face datasets, or a dictionary of columns. Requires none of them.
 
-Frames are known by what they offer, not by their type: nothing is imported here that a user has not.
+Frames are recognised by their attributes, not by their type, so nothing is imported that a user has not
+installed.
 """
 
 from __future__ import annotations
@@ -17,23 +18,23 @@ from topdp.errors import DataError
 
 
 def read_frame(frame: Any, origin: str = "frame") -> Table:
-    """The table in `frame`: anything with `columns` or `column_names` whose `frame[name]` is a column.
+    """Return the table in `frame`: anything with `columns` or `column_names` whose `frame[name]` is a column.
 
-    The index of a pandas frame is no column.
+    The index of a pandas frame is not a column.
 
     >>> read_frame({"age": [30, 41], "job": ["nurse", None]}).columns["job"].tolist()
     ['nurse', None]
     """
     if isinstance(frame, Mapping) and any(hasattr(part, "column_names") for part in frame.values()):
         raise DataError(
-            f"{origin}: expected one split of a data set, got {', '.join(map(repr, frame))}: choose one, for "
+            f"{origin}: expected one split of a data set, got {', '.join(map(repr, frame))}. Choose one, for "
             f"example data[{next(iter(frame))!r}]."
         )
     if isinstance(frame, Mapping):
         names = list(frame)
     else:
-        found = getattr(frame, "column_names", None)  # Hugging Face
-        names = list(getattr(frame, "columns", ()) if found is None else found)
+        column_names = getattr(frame, "column_names", None)  # Hugging Face
+        names = list(getattr(frame, "columns", ()) if column_names is None else column_names)
     if not names or not hasattr(frame, "__getitem__"):
         raise DataError(
             f"{origin}: expected a pandas frame, a Hugging Face dataset or a dictionary of columns, got a "
@@ -50,9 +51,9 @@ def read_frame(frame: Any, origin: str = "frame") -> Table:
 
 
 def declared_classes(frame: Any, schema: Schema) -> tuple[str, ...] | None:
-    """The names of the classes that a Hugging Face dataset declares for the target, or None.
+    """Return the names of the classes that a Hugging Face dataset declares for the target, or None.
 
-    They stand in its description and are not taken from its records.
+    They come from the dataset's description, not from its records.
     """
     features = getattr(frame, "features", None)
     if schema.classes is not None or len(schema.targets) != 1 or not isinstance(features, Mapping):
@@ -68,10 +69,10 @@ def _values(column: Any) -> Array:
     if isinstance(values, np.ndarray) and values.dtype.kind in "uifb":
         return values
     if isinstance(values, np.ndarray) and values.dtype.kind in "mM":
-        return values.astype(str).astype(object)  # a moment in nanoseconds is nobody's number
+        return values.astype(str).astype(object)  # a time in nanoseconds is not a useful number
     items = list(values)
     if items and all(type(item) in (int, float, bool) for item in items):
         return np.array(items)
-    made = np.empty(len(items), object)
-    made[:] = items
-    return made
+    array = np.empty(len(items), object)
+    array[:] = items
+    return array

@@ -1,7 +1,7 @@
-"""Folders of images to arrays: one folder for each class, all images of one size. Changes no colours.
+"""Folders of images to arrays: one folder per class, all images of one size. Colours are not changed.
 
-**Guarantees.** An image is read by itself: nothing is fitted. The classes are the stated list, or else the
-names of the folders, which are taken to be public.
+**Guarantees.** Each image is read separately: nothing is fitted. The classes are the stated list, or else the
+names of the folders, which are assumed to be public.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _PILLOW_MODES = {1: "L", 3: "RGB"}
 
 
 def read_images(path: str | os.PathLike[str], schema: Schema | None = None) -> tuple[Array, Ints]:
-    """(images as bytes [N, C, H, W], class numbers) of a folder with one folder for each class.
+    """Return (images as bytes [N, C, H, W], class numbers) of a folder with one folder per class.
 
-    `schema.classes` lists the classes in order; without it they are the names of the folders, sorted. Every
-    image must have one size, or is brought to `schema.size` = [height, width]; `schema.channels` makes all
-    grey (1) or coloured (3).
+    `schema.classes` lists the classes in order; by default they are the sorted names of the folders. All
+    images must have one size, or are resized to `schema.size` = [height, width]. `schema.channels` converts
+    all to grey (1) or colour (3).
     """
     stated = Schema() if schema is None else schema
     if stated.targets != ("",) or stated.inputs:
@@ -48,28 +48,29 @@ def read_images(path: str | os.PathLike[str], schema: Schema | None = None) -> t
             if image.shape != first[1].shape:
                 raise DataError(
                     f"{file}: expected {_describe_image(first[1])} as {first[0].name}, got "
-                    f"{_describe_image(image)}. State a size (and channels, 1 or 3) to which all are brought."
+                    f"{_describe_image(image)}. State a size (and channels, 1 or 3) to which all images "
+                    "are converted."
                 )
             images.append(image)
             numbers.append(number)
     if not images:
         raise DataError(
-            f"{folder}: expected images ({' '.join(IMAGE_SUFFIXES)}) in folders of classes, got none."
+            f"{folder}: expected images ({' '.join(IMAGE_SUFFIXES)}) in one folder per class, got none."
         )
     return np.stack(images), np.array(numbers, np.int64)
 
 
 def class_folders(folder: Path) -> tuple[str, ...]:
-    """The names of the folders in `folder`, sorted."""
+    """Return the names of the folders in `folder`, sorted."""
     if not folder.is_dir():
         raise DataError(f"Expected a folder of images, got {folder}, which is not a folder.")
-    return tuple(sorted(each.name for each in folder.iterdir() if each.is_dir() and each.name[0] != "."))
+    return tuple(sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and entry.name[0] != "."))
 
 
 def _image_files(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
-    files = sorted(each for each in folder.iterdir() if each.is_file() and each.name[0] != ".")
+    files = sorted(entry for entry in folder.iterdir() if entry.is_file() and entry.name[0] != ".")
     for file in files:
         if file.suffix.lower() not in IMAGE_SUFFIXES:
             raise DataError(f"{file}: expected an image ({' '.join(IMAGE_SUFFIXES)}), got {file.suffix!r}.")
@@ -82,7 +83,7 @@ def _read(file: Path, schema: Schema) -> Array:
             grey = opened.mode in ("1", "L", "LA", "I", "I;16", "F")
             channels = schema.channels or (1 if grey else 3)
             if opened.mode.startswith(("I", "F")):
-                raise DataError(f"{file}: expected 8 bits for each colour, got mode {opened.mode!r}.")
+                raise DataError(f"{file}: expected 8 bits per colour, got mode {opened.mode!r}.")
             image = opened.convert(_PILLOW_MODES[channels])
             if schema.size is not None and (image.height, image.width) != schema.size:
                 height, width = schema.size

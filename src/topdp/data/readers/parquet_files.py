@@ -1,4 +1,4 @@
-"""Parquet files to tables, by pyarrow, which is an extra. Converts no values."""
+"""Parquet files to tables, with the optional package pyarrow. Values are not converted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from topdp.errors import DataError
 
 
 def read_parquet(path: str | os.PathLike[str]) -> Table:
-    """The table in a Parquet file; nested columns are refused."""
+    """Return the table in a Parquet file; nested columns are refused."""
     place = Path(path).expanduser()
     try:
         import pyarrow
@@ -24,14 +24,14 @@ def read_parquet(path: str | os.PathLike[str]) -> Table:
             f"{place}: Parquet needs pyarrow, which is not installed: pip install 'topdp[tables]'."
         ) from None
     try:
-        read = parquet.ParquetFile(place).read()
+        table = parquet.ParquetFile(place).read()
     except (OSError, pyarrow.ArrowException) as error:
         reason = str(error).splitlines()[0]
         raise DataError(f"{place}: cannot be read as Parquet ({reason}).") from error
-    names = read.column_names
+    names = table.column_names
     if len(set(names)) != len(names):
         raise DataError(f"{place}: expected every column once, got {names}.")
-    return check_table(Table(str(place), {name: _values(read[name], f"{place}: {name}") for name in names}))
+    return check_table(Table(str(place), {name: _values(table[name], f"{place}: {name}") for name in names}))
 
 
 def _values(column: Any, what: str) -> Array:
@@ -42,8 +42,8 @@ def _values(column: Any, what: str) -> Array:
         raise DataError(f"{what}: expected one value per record, got {kind}. Flatten the column first.")
     if types.is_floating(kind) or (types.is_integer(kind) and column.null_count == 0):
         return np.asarray(column.to_numpy())
-    if types.is_integer(kind):  # with gaps: floats hold them as NaN
+    if types.is_integer(kind):  # missing values become NaN
         return np.asarray(column.cast("float64", safe=False).to_numpy())
-    made = np.empty(len(column), object)
-    made[:] = column.to_pylist()
-    return made
+    array = np.empty(len(column), object)
+    array[:] = column.to_pylist()
+    return array

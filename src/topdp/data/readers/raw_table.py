@@ -1,6 +1,6 @@
-"""A table as it was read: named columns of equal length, nothing done to their values yet.
+"""A table as read: named columns of equal length, values not yet converted.
 
-What a value becomes is decided by a schema, in `encode`; where tables come from is in the readers.
+`encoding` converts the values by a schema; the readers produce tables.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from topdp.data.record_checks import Array
 from topdp.errors import DataError
 
 MISSING_SPELLINGS = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
-"""How files spell a value that is not there, whatever the case; a listed category is never one of them."""
+"""How files spell a missing value, in any case; a listed category never counts as missing."""
 
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """`columns` by name. `lines` says where record k stands in its file; without them records are counted.
+    """`columns` by name. `lines` gives the line of each record in its file; without it, records are counted.
 
-    Values are numbers, with NaN for what is missing, or objects: texts, numbers, None.
+    Values are numbers, with NaN for missing ones, or objects: texts, numbers, None.
     """
 
     origin: str
@@ -32,14 +32,14 @@ class Table:
         return len(next(iter(self.columns.values()), ()))
 
     def where(self, row: int) -> str:
-        """The place of a record in words: `a.csv, line 7`."""
+        """Return the place of a record in words: `a.csv, line 7`."""
         if self.lines is None:
             return f"{self.origin}, record {row}"
         return f"{self.origin}, line {self.lines[row]}"
 
 
 def check_table(table: Table) -> Table:
-    """`table` with at least one column and one record, and names that are there once."""
+    """Return `table` if it has at least one record, one value per record, and columns of equal length."""
     if not table.columns or not table.rows:
         raise DataError(f"{table.origin}: expected at least one record, got none.")
     for name, values in table.columns.items():
@@ -53,7 +53,7 @@ def check_table(table: Table) -> Table:
 
 
 def is_missing(values: Array, listed: tuple[str, ...] = ()) -> Array:
-    """Which of `values` are not there."""
+    """Return which of `values` are missing."""
     if values.dtype.kind == "f":
         return np.isnan(values)
     if values.dtype.kind in "uib":

@@ -1,4 +1,4 @@
-"""One path to the records of one site, whatever it holds: CSV, Parquet, `.npz`, or folders of images."""
+"""One path to the records of one site, whatever its format: CSV, Parquet, `.npz`, or folders of images."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ class Records(NamedTuple):
     inputs: Array
     targets: Array
     classes: int | None
-    """How many classes are stated; None: targets are numbers, or whole numbers whose largest says it."""
+    """The stated number of classes; None if targets are numbers, or labels whose largest determines it."""
     class_names: tuple[str, ...] | None = None
 
 
 def read_records(path: str | os.PathLike[str], schema: Schema | None = None) -> Records:
-    """The records at `path`, prepared as `schema` says.
+    """Return the records at `path`, prepared by `schema`.
 
-    A `.npz` holds arrays `inputs` and `targets` (or `labels`), also under the names `train_inputs` and so on,
-    and takes no schema: its numbers are what its owner made of the records.
+    An `.npz` holds arrays `inputs` and `targets` (or `labels`), also under the names `train_inputs` and so
+    on. It takes no schema: its numbers are used unchanged.
     """
     place = Path(path).expanduser()
     if place.is_dir():
@@ -50,10 +50,10 @@ def read_records(path: str | os.PathLike[str], schema: Schema | None = None) -> 
 def train_and_test(
     path: str | os.PathLike[str], schema: Schema | None, test: str | os.PathLike[str] | None = None
 ) -> tuple[Records, Records | None]:
-    """The records at `path`, and those to test on: at `test`, or beside `train` in a folder of both.
+    """Return the records at `path` and the test records: at `test`, or beside `train` in a folder of both.
 
     A folder may hold `train.csv` and `test.csv` (or `.tsv`, `.parquet`), or folders `train` and `test` with
-    one folder for each class.
+    one folder per class.
     """
     place = Path(path).expanduser()
     for end in ("", ".csv", ".tsv", ".parquet", ".pq"):
@@ -72,16 +72,16 @@ def train_and_test(
 
 
 def read_table(place: Path, schema: Schema | None = None) -> Table:
-    """The table in a file, by the ending of its name."""
+    """Return the table in a file, read by the ending of its name."""
     if not place.is_file():
-        raise DataError(f"Expected a file or folder with records at {place}, which is not there.")
+        raise DataError(f"Expected a file or folder with records at {place}, which does not exist.")
     if place.suffix in (".parquet", ".pq"):
         from topdp.data.readers.parquet_files import read_parquet
 
         return read_parquet(place)
     if place.suffix not in TABLE_SUFFIXES:
         raise DataError(
-            f"{place}: expected a name that ends in {', '.join(TABLE_SUFFIXES)} or .npz, or a folder of "
+            f"{place}: expected a name that ends with {', '.join(TABLE_SUFFIXES)} or .npz, or a folder of "
             f"images, got {place.suffix!r}."
         )
     from topdp.data.readers.csv_files import read_csv
@@ -90,7 +90,7 @@ def read_table(place: Path, schema: Schema | None = None) -> Table:
 
 
 def records_of_frame(frame: Any, schema: Schema, origin: str) -> Records:
-    """The records in a frame, prepared as `schema` says."""
+    """Return the records in a frame, prepared by `schema`."""
     from topdp.data.readers.frames import declared_classes, read_frame
 
     table = read_frame(frame, origin)
@@ -111,29 +111,27 @@ def records_of_table(table: Table, schema: Schema | None) -> Records:
 
 
 def expand_paths(patterns: Sequence[str | os.PathLike[str]]) -> list[Path]:
-    """The files or folders that paths and patterns (`hospitals/*.csv`) name, one site each.
+    """Return the files or folders named by paths and patterns (`hospitals/*.csv`), one site each.
 
-    Patterns are filled in sorted order, so agent k is the k-th name.
+    Patterns expand in sorted order, so agent k is the k-th name.
     """
-    found: list[Path] = []
+    paths: list[Path] = []
     for pattern in patterns:
         text = os.path.expanduser(os.fspath(pattern))
         names = sorted(glob.glob(text)) if glob.has_magic(text) else [text]
         if not names:
-            raise DataError(f"Expected files that fit {text}, found none.")
-        found += map(Path, names)
-    if not found:
+            raise DataError(f"Expected files that match {text}, found none.")
+        paths += map(Path, names)
+    if not paths:
         raise DataError("Expected at least one file, one for each site, got none.")
-    places = [path.resolve() for path in found]  # links and .. too
-    twice = [path for path, place in zip(found, places, strict=True) if places.count(place) > 1]
-    if twice:
-        raise DataError(f"Expected every site once, got {twice[0]} twice: a record is at one agent only.")
-    return found
+    places = [path.resolve() for path in paths]  # resolves links and ..
+    repeated = [path for path, place in zip(paths, places, strict=True) if places.count(place) > 1]
+    if repeated:
+        raise DataError(f"Expected every site once, got {repeated[0]} twice: a record is at one agent only.")
+    return paths
 
 
 def _read_npz(place: Path, schema: Schema | None) -> Records:
     if schema is not None and schema != Schema():
-        raise DataError(
-            f"{place}: expected no schema for .npz, whose arrays are taken as they are; leave it away."
-        )
+        raise DataError(f"{place}: expected no schema for .npz, whose arrays are used unchanged. Remove it.")
     return Records(*npz_files.read_npz_records(place))

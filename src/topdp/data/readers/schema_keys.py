@@ -1,4 +1,4 @@
-"""The keys of a schema, one by one: what each must be, and the form it is kept in. Reads no records."""
+"""The keys of a schema: which values each accepts, and how they are stored. Reads no records."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 from topdp.errors import InputError
 
 OTHER_CATEGORY = "other"
-"""The column of values that are no listed category, and the fill that stands for it."""
+"""The column of values that are not a listed category, and the fill that stands for it."""
 ValueRange = tuple[float, float]
 
 
 class SchemaError(InputError):
-    """A schema that cannot be used: says which key, what was expected and what came."""
+    """An unusable schema: which key, what was expected, and what came."""
 
 
 @dataclass(frozen=True)
 class TextColumn:
-    """A column of text that becomes token ids: hashed into `vocabulary` ids, or those of a public list."""
+    """A column of text that becomes token ids: hashed into `vocabulary` ids, or numbered by a public list."""
 
     column: str
     length: int = 64
@@ -31,9 +31,9 @@ class TextColumn:
 def _names(key: str, value: Any) -> tuple[str, ...]:
     if isinstance(value, str) or not isinstance(value, list | tuple):
         raise SchemaError(f"{key}: expected a list, got {value!r:.80}.")
-    if any(isinstance(each, float) or not isinstance(each, str | int) for each in value):
-        raise SchemaError(f"{key}: expected texts or whole numbers, got {value!r:.80}.")
-    texts = tuple(str(int(each) if isinstance(each, bool) else each) for each in value)
+    if any(isinstance(item, float) or not isinstance(item, str | int) for item in value):
+        raise SchemaError(f"{key}: expected texts or integers, got {value!r:.80}.")
+    texts = tuple(str(int(item) if isinstance(item, bool) else item) for item in value)
     if len(set(texts)) != len(texts):
         raise SchemaError(f"{key}: expected every value once, got {value!r:.80}.")
     return texts
@@ -53,7 +53,7 @@ def _classes(key: str, value: Any) -> tuple[str, ...] | None:
         return None
     texts = _names(key, value)
     if len(texts) < 2:
-        raise SchemaError(f"{key}: expected at least 2 classes, got {len(texts)}: nothing is to be learnt.")
+        raise SchemaError(f"{key}: expected at least 2 classes, got {len(texts)}: nothing can be learnt.")
     return texts
 
 
@@ -64,7 +64,7 @@ def _mapping(key: str, value: Any) -> dict[str, Any]:
 
 
 def _ranges(key: str, value: Any) -> dict[str, ValueRange]:
-    made = {}
+    checked = {}
     for column, limits in _mapping(key, value).items():
         try:
             low, high = (float(limit) for limit in limits)
@@ -72,53 +72,53 @@ def _ranges(key: str, value: Any) -> dict[str, ValueRange]:
             low = high = math.nan
         if not (math.isfinite(high - low) and low < high):
             raise SchemaError(
-                f"{key}.{column}: expected [least, largest], two numbers known without the records, got "
+                f"{key}.{column}: expected [least, largest], two numbers of public knowledge, got "
                 f"{limits!r:.80}."
             )
-        made[column] = (low, high)
-    return made
+        checked[column] = (low, high)
+    return checked
 
 
 def _categories(key: str, value: Any) -> dict[str, tuple[str, ...]]:
-    made = {name: _names(f"{key}.{name}", values) for name, values in _mapping(key, value).items()}
-    for column, values in made.items():
+    checked = {name: _names(f"{key}.{name}", values) for name, values in _mapping(key, value).items()}
+    for column, values in checked.items():
         if not values or OTHER_CATEGORY in values:
             raise SchemaError(
                 f"{key}.{column}: expected the public values without {OTHER_CATEGORY!r}, which is added, got "
                 f"{list(values)!r:.80}."
             )
-    return made
+    return checked
 
 
 def _missing(key: str, value: Any) -> dict[str, float | str]:
-    made = _mapping(key, value)
-    for column, fill in made.items():
+    checked = _mapping(key, value)
+    for column, fill in checked.items():
         if not isinstance(fill, str | int | float) or (isinstance(fill, float) and not math.isfinite(fill)):
             raise SchemaError(f"{key}.{column}: expected a number or a category, got {fill!r:.80}.")
-    return made
+    return checked
 
 
 def _text(key: str, value: Any) -> TextColumn | None:
     if value is None or isinstance(value, TextColumn):
-        made = value
+        text = value
     else:
-        given = _mapping(key, value)
-        known = [each.name for each in fields(TextColumn)]
-        if unknown := sorted(set(given) - set(known)):
-            raise SchemaError(f"{key}: no such key {unknown[0]!r}. Known: {', '.join(known)}.")
-        if "column" not in given:
+        keys = _mapping(key, value)
+        field_names = [field.name for field in fields(TextColumn)]
+        if unknown := sorted(set(keys) - set(field_names)):
+            raise SchemaError(f"{key}: no such key {unknown[0]!r}. Known: {', '.join(field_names)}.")
+        if "column" not in keys:
             raise SchemaError(f'{key}: expected column = "name", got none.')
-        if isinstance(given.get("vocabulary"), list | tuple):
-            given["vocabulary"] = _names(f"{key}.vocabulary", given["vocabulary"])
-        made = TextColumn(**given)
-    if made is None:
+        if isinstance(keys.get("vocabulary"), list | tuple):
+            keys["vocabulary"] = _names(f"{key}.vocabulary", keys["vocabulary"])
+        text = TextColumn(**keys)
+    if text is None:
         return None
-    words = made.vocabulary if isinstance(made.vocabulary, int) else len(made.vocabulary) + 2
-    if not isinstance(made.length, int) or made.length < 1 or words < 3:
-        raise SchemaError(f"{key}: expected length >= 1 and vocabulary >= 3, got {made.length} and {words}.")
-    if made.unit not in ("word", "character"):
-        raise SchemaError(f"{key}.unit: expected 'word' or 'character', got {made.unit!r}.")
-    return made
+    words = text.vocabulary if isinstance(text.vocabulary, int) else len(text.vocabulary) + 2
+    if not isinstance(text.length, int) or text.length < 1 or words < 3:
+        raise SchemaError(f"{key}: expected length >= 1 and vocabulary >= 3, got {text.length} and {words}.")
+    if text.unit not in ("word", "character"):
+        raise SchemaError(f"{key}.unit: expected 'word' or 'character', got {text.unit!r}.")
+    return text
 
 
 def _delimiter(key: str, value: Any) -> str | None:
@@ -131,7 +131,7 @@ def _size(key: str, value: Any) -> tuple[int, int] | None:
     if value is None:
         return None
     pair = (value, value) if isinstance(value, int) else tuple(value)
-    if len(pair) != 2 or not all(isinstance(each, int) and each >= 1 for each in pair):
+    if len(pair) != 2 or not all(isinstance(item, int) and item >= 1 for item in pair):
         raise SchemaError(f"{key}: expected [height, width] in pixels, got {value!r:.80}.")
     return pair
 
@@ -155,4 +155,4 @@ SCHEMA_KEYS: dict[str, Callable[[str, Any], Any]] = {
     "size": _size,
     "channels": _channels,
 }
-"""What makes of a given value the one that is kept, or refuses it with the name of its key."""
+"""Per key, the function that validates a given value and returns the stored form."""

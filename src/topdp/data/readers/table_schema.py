@@ -1,7 +1,8 @@
 """What is publicly known of a user's records, stated before they are read. Reads no records.
 
-Ranges, categories, classes, fills and sizes stand here because they may not come from private records: a
-mean, a list of values or a vocabulary taken from them tells about them, and no account would count it.
+A schema states ranges, categories, classes, fills and sizes because they must not come from private records:
+a mean, a list of values or a vocabulary taken from them discloses something about them, and no account would
+count it.
 
 **Guarantees.** Everything that a reader does to a record follows from the schema and that record alone, so
 preparing records costs no privacy. This holds if the schema itself was written without looking at them.
@@ -22,15 +23,15 @@ from topdp.base import toml_text
 from topdp.data.readers.schema_keys import OTHER_CATEGORY, SCHEMA_KEYS, SchemaError, TextColumn, ValueRange
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Schema:
     """What is publicly known of records.
 
-    Of a table: `target`, the column or columns to predict, with `classes` where it is one out of a public
-    list, and every other column in exactly one of `ranges`, `categories`, `text` and `ignore`. Of folders of
-    images: `classes`, `size` and `channels`.
+    For a table: `target`, the column or columns to predict, with `classes` if it is one of a public list, and
+    every other column in exactly one of `ranges`, `categories`, `text` and `ignore`. For folders of images:
+    `classes`, `size` and `channels`.
 
-    >>> schema = Schema("ill", classes=("no", "yes"), ranges={"age": (0, 100)}, missing={"age": 40})
+    >>> schema = Schema(target="ill", classes=("no", "yes"), ranges={"age": (0, 100)}, missing={"age": 40})
     >>> schema.inputs, schema.width
     (('age',), 1)
     >>> Schema.of({"target": "ill", "range": {"age": [0, 100]}})
@@ -58,16 +59,16 @@ class Schema:
 
     @staticmethod
     def of(given: Schema | Mapping[str, Any] | str | os.PathLike[str], origin: str = "schema") -> Schema:
-        """From a schema, its keys, or the path of a TOML file with them."""
+        """Return a schema from a schema, its keys, or the path of a TOML file with them."""
         if isinstance(given, Schema):
             return given
         if not isinstance(given, Mapping):
             return Schema.of(read_schema_keys(given), str(given))
-        known = [each.name for each in fields(Schema)]
+        key_names = [attribute.name for attribute in fields(Schema)]
         for key in given:
-            if key not in known:
-                near = difflib.get_close_matches(str(key), known, n=1)
-                hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(known)}."
+            if key not in key_names:
+                near = difflib.get_close_matches(str(key), key_names, n=1)
+                hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(key_names)}."
                 raise SchemaError(f"{origin}: no such key {key!r}. {hint}")
         try:
             return Schema(**given)
@@ -81,10 +82,10 @@ class Schema:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The columns that a model sees: numbers first, then categories, each sorted by name.
+        """The input columns of a model: numbers first, then categories, each sorted by name.
 
-        Not in the order stated: a manifest is known by a hash that does not see the order of keys, and all
-        agents must have the same number in the same place.
+        The stated order is not used: a manifest is identified by a hash that ignores the order of keys, and
+        all agents must have the same number in the same place.
         """
         if self.text is not None:
             return (self.text.column,)
@@ -93,38 +94,40 @@ class Schema:
 
     @property
     def width(self) -> int:
-        """How many numbers a record becomes."""
+        """How many numbers one record becomes."""
         if self.text is not None:
             return self.text.length
         return sum(len(self.names(column)) for column in self.inputs)
 
     def names(self, column: str) -> list[str]:
-        """What the numbers made of `column` are called."""
-        made = [column]
+        """Return the names of the numbers that `column` becomes."""
+        names = [column]
         if column in self.categories:
-            made = [f"{column}={value}" for value in (*self.categories[column], OTHER_CATEGORY)]
-        return [*made, f"{column} is missing"] if column in self.indicators else made
+            names = [f"{column}={value}" for value in (*self.categories[column], OTHER_CATEGORY)]
+        return [*names, f"{column} is missing"] if column in self.indicators else names
 
     def tree(self) -> dict[str, Any]:
-        """The keys that are set, ready for TOML and JSON."""
-        found: dict[str, Any] = {}
-        for each in fields(Schema):
-            value = getattr(self, each.name)
+        """Return the keys that are set, ready for TOML and JSON."""
+        keys: dict[str, Any] = {}
+        for attribute in fields(Schema):
+            value = getattr(self, attribute.name)
             if isinstance(value, TextColumn):
                 value = {part.name: getattr(value, part.name) for part in fields(TextColumn)}
             if value not in (None, (), {}, ""):
-                found[each.name] = _plain_value(value)
-        return found
+                keys[attribute.name] = _plain_value(value)
+        return keys
 
     def digest(self) -> str:
-        """SHA-256 of what is stated; the same on every machine, in whatever order columns are stated."""
+        """Return the SHA-256 of what is stated; the same on every machine and in whatever order columns are
+        stated.
+        """
         text = json.dumps(self.tree(), ensure_ascii=True, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(b"topdp schema\n" + text.encode("ascii")).hexdigest()
 
     def _check(self) -> None:
         if self.text is not None and (set(self.ranges) | set(self.categories)) - set(self.targets):
             raise SchemaError(
-                "text: expected no other inputs beside a column of text, got ranges or categories; move them "
+                "text: expected no other inputs besides a text column, got ranges or categories. Move them "
                 "to ignore: a model takes one tensor, of tokens or of numbers."
             )
         used = [self.text.column] if self.text is not None else []
@@ -132,18 +135,18 @@ class Schema:
         for name in (*self.targets, *used):
             if not name and (used or self.targets != ("",)):
                 raise SchemaError("target: expected the name of the column to predict, got none.")
-        twice = {name for name in used if used.count(name) > 1}
-        twice |= set(self.targets) & {*self.ignore, *(() if self.text is None else (self.text.column,))}
-        if twice:
+        repeated = {name for name in used if used.count(name) > 1}
+        repeated |= set(self.targets) & {*self.ignore, *(() if self.text is None else (self.text.column,))}
+        if repeated:
             raise SchemaError(
-                f"expected every column in one place, got {', '.join(map(repr, sorted(twice)))} in two."
+                f"expected every column in one place, got {', '.join(map(repr, sorted(repeated)))} in two."
             )
         if self.classes is not None:
             if len(self.targets) > 1:
-                raise SchemaError("classes: expected one target column with them, got several.")
+                raise SchemaError("classes: expected a single target column, got several.")
             if set(self.targets) & (set(self.ranges) | set(self.categories)):
                 raise SchemaError(
-                    f"expected the target {self.target!r} in classes alone, got it as a column too."
+                    f"expected the target {self.target!r} in classes only, got it as a column too."
                 )
         elif set(self.targets) & set(self.categories):
             raise SchemaError(
@@ -166,7 +169,7 @@ class Schema:
 
 
 def read_schema_keys(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The keys in a TOML file, unchecked."""
+    """Return the keys in a TOML file, unchecked."""
     try:
         return toml_text.parse_toml(Path(path).expanduser().read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:
@@ -176,31 +179,31 @@ def read_schema_keys(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def schema_template(columns: Iterable[str], schema: Schema | None = None) -> str:
-    """A schema for `columns` to be filled in. Holds names of columns only: names are public, values are not.
+    """Return a schema for `columns` to be filled in. It contains only names of columns: names are public,
+    values are not.
 
     >>> print(schema_template(["age", "job"]))
     target = ""     # the column to predict
-    classes = []    # its values; leave this line away where it is a number
+    classes = []    # its values; remove this line if it is a number
     ignore = []     # columns that are not used
-    [ranges]        # numbers: the least and the largest, by public knowledge
+    [ranges]        # numbers: the smallest and the largest, from public knowledge
     age = []
     job = []
     [categories]    # or move a column here, and list its values
-    [missing]       # what stands for a value that is not there
+    [missing]       # what replaces a missing value
     """
     stated = Schema() if schema is None else schema
-    left = [name for name in columns if name not in {*stated.targets, *stated.inputs, *stated.ignore}]
+    unmentioned = [name for name in columns if name not in {*stated.targets, *stated.inputs, *stated.ignore}]
     lines = [
         f"target = {_toml_value(stated.target)}     # the column to predict",
-        f"classes = {_toml_value(stated.classes or ())}    # its values; "
-        "leave this line away where it is a number",
+        f"classes = {_toml_value(stated.classes or ())}    # its values; remove this line if it is a number",
         f"ignore = {_toml_value(stated.ignore)}     # columns that are not used",
-        "[ranges]        # numbers: the least and the largest, by public knowledge",
+        "[ranges]        # numbers: the smallest and the largest, from public knowledge",
         *(f"{_toml_key(name)} = {_toml_value(limits)}" for name, limits in stated.ranges.items()),
-        *(f"{_toml_key(name)} = []" for name in left),
+        *(f"{_toml_key(name)} = []" for name in unmentioned),
         "[categories]    # or move a column here, and list its values",
         *(f"{_toml_key(name)} = {_toml_value(values)}" for name, values in stated.categories.items()),
-        "[missing]       # what stands for a value that is not there",
+        "[missing]       # what replaces a missing value",
         *(f"{_toml_key(name)} = {_toml_value(fill)}" for name, fill in stated.missing.items()),
     ]
     return "\n".join(lines)

@@ -1,8 +1,8 @@
-"""Text as token ids of a fixed length: hashed, or numbered by a public list. Learns no vocabulary.
+"""Text as token ids of a fixed length: hashed, or numbered by a public list. No vocabulary is learned.
 
-**Guarantees.** The ids of a text depend on that text alone. A vocabulary built from private texts would say
-which words occur in them, and the length of the list would too; so words are hashed by default. Two words may
-share an id then: with 4096 ids and a few thousand frequent words, some do.
+**Guarantees.** The ids of a text depend on that text alone. A vocabulary built from private texts would
+disclose which words occur in them, and so would its length; so words are hashed by default. Two words may
+then share an id: with 4096 ids and a few thousand frequent words, some do.
 """
 
 from __future__ import annotations
@@ -18,21 +18,18 @@ from topdp.errors import InputError
 
 PADDING_ID = 0
 UNKNOWN_ID = 1
-"""With a public list: the id of every word that is not on it."""
+"""With a public list: the id of every word not on it."""
 _WORD_PATTERN = re.compile(r"\w+|[^\w\s]")
 
 
 def token_ids(
-    texts: Sequence[str],
-    length: int = 64,
-    vocabulary: int | Sequence[str] = 4096,
-    unit: str = "word",
+    texts: Sequence[str], length: int = 64, vocabulary: int | Sequence[str] = 4096, unit: str = "word"
 ) -> Ints:
-    """[texts, length]: the first `length` words or characters of each text, then zeros.
+    """Return [texts, length]: the first `length` words or characters of each text, then zeros.
 
     `vocabulary` is a number of ids, into which words are hashed, or a public list of words: then word k has
-    the id k + 2, and all others have 1. Texts are read in lower case; a word is letters and digits, or one
-    other character. An embedding needs `vocabulary` rows, with a list two more than it has words.
+    the id k + 2, and all others have 1. Texts are lower-cased; a word consists of letters and digits, or is
+    one other character. An embedding needs `vocabulary` rows; with a list, two more than the list has words.
 
     >>> token_ids(["The cat.", "the"], length=4, vocabulary=["the", "cat"]).tolist()
     [[2, 3, 1, 0], [2, 0, 0, 0]]
@@ -49,29 +46,29 @@ def token_ids(
     if isinstance(vocabulary, int):
         if vocabulary < 3:
             raise InputError(f"Expected a vocabulary of at least 3 ids, got {vocabulary}.")
-        known: dict[str, int] = {}
+        id_of: dict[str, int] = {}
     else:
-        known = {word.lower(): at + 2 for at, word in enumerate(vocabulary)}
-    made = np.full((len(texts), length), PADDING_ID, np.int64)
+        id_of = {word.lower(): at + 2 for at, word in enumerate(vocabulary)}
+    ids = np.full((len(texts), length), PADDING_ID, np.int64)
     for row, text in enumerate(texts):
         for at, token in enumerate(_tokens(text, unit, length)):
             if isinstance(vocabulary, int):
-                if token not in known:
-                    # The same on every machine, unlike Python's own hash.
-                    known[token] = 1 + zlib.crc32(token.encode("utf-8", "replace")) % (vocabulary - 1)
-                made[row, at] = known[token]
+                if token not in id_of:
+                    # The same on every machine, unlike Python's hash().
+                    id_of[token] = 1 + zlib.crc32(token.encode("utf-8", "replace")) % (vocabulary - 1)
+                ids[row, at] = id_of[token]
             else:
-                made[row, at] = known.get(token, UNKNOWN_ID)
-    return made
+                ids[row, at] = id_of.get(token, UNKNOWN_ID)
+    return ids
 
 
 def _tokens(text: str, unit: str, length: int) -> list[str]:
     lower = text.lower()
     if unit == "character":
         return list(lower[:length])
-    found = []
+    tokens = []
     for match in _WORD_PATTERN.finditer(lower):
-        found.append(match.group())
-        if len(found) == length:
+        tokens.append(match.group())
+        if len(tokens) == length:
             break
-    return found
+    return tokens

@@ -1,7 +1,7 @@
-"""torch data sets and loaders to arrays: every item is read once, now. Trains nothing.
+"""torch data sets and loaders to arrays: every item is read once, now.
 
-**Guarantees.** A loader that gives an item twice is refused: accounts count an item as one record, and one
-that is there k times moves sums by k clips.
+**Guarantees.** A loader that yields an item twice is refused: accountants count an item as one record, and a
+record that occurs k times moves sums by k clips.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ logger = logging.getLogger("topdp.data")
 
 
 def read_items(source: Any, what: str) -> tuple[Tensor, Tensor]:
-    """(inputs, targets) of a `Dataset` of pairs, or of a `DataLoader` that is gone through once.
+    """Return (inputs, targets) of a `Dataset` of pairs, or of a `DataLoader` that is iterated over once.
 
     A random transform is drawn once, not every round. A loader decides the order of records: one that
-    shuffles gives another order each time, and one that drops its last batch leaves records out.
+    shuffles gives another order each time, and one that drops its last batch omits records.
     """
     if isinstance(source, DataLoader):
         return _read_batches(source, what)
@@ -34,7 +34,7 @@ def read_items(source: Any, what: str) -> tuple[Tensor, Tensor]:
     if not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
         raise DataError(
             f"{what}: expected a torch Dataset with a length or a DataLoader, got a {type(source).__name__}. "
-            "Put a data set that is iterated over into a DataLoader."
+            "Wrap an iterable data set in a DataLoader."
         )
     pairs = [_record_pair(source[index], what, f"item {index}") for index in range(len(source))]
     return _join_items(pairs, what, "item")
@@ -42,7 +42,7 @@ def read_items(source: Any, what: str) -> tuple[Tensor, Tensor]:
 
 def _read_batches(loader: DataLoader[Any], what: str) -> tuple[Tensor, Tensor]:
     if loader.batch_size is None and loader.batch_sampler is None:
-        raise DataError(f"{what}: expected a DataLoader that makes batches, got batch_size=None.")
+        raise DataError(f"{what}: expected a DataLoader with batches, got batch_size=None.")
     _expect_records_once(loader, what)
     if isinstance(loader.sampler, RandomSampler):
         logger.warning(
@@ -68,16 +68,17 @@ def _expect_records_once(loader: DataLoader[Any], what: str) -> None:
     if isinstance(loader.dataset, IterableDataset):
         if loader.num_workers > 0:
             raise DataError(
-                f"{what}: expected num_workers=0 for a data set that is iterated over, got "
-                f"{loader.num_workers}: each worker would give all records, unless the data set divides them."
+                f"{what}: expected num_workers=0 for an iterable data set, got "
+                f"{loader.num_workers}: each worker would yield all records, unless the data set divides "
+                "them."
             )
         return
     indices = list(loader.sampler if loader.batch_sampler is None else chain(*loader.batch_sampler))
-    # A custom sampler's indices may be of any kind; those that cannot be counted are compared as texts.
+    # Indices of a custom sampler may have any type, also unhashable ones: compare them as texts.
     if len(set(map(str, indices))) < len(indices) or getattr(loader.sampler, "replacement", False):
         raise DataError(
-            f"{what}: expected a DataLoader that gives every record once, got one whose sampler gives some "
-            "twice: one record would count as several, and noise hides one. Leave the sampler away; topdp "
+            f"{what}: expected a DataLoader that yields every record once, got one whose sampler yields some "
+            "twice: one record would count as several, and noise hides only one. Remove the sampler; topdp "
             "draws its own batches."
         )
 
@@ -100,7 +101,7 @@ def _record_pair(item: Any, what: str, where: str) -> tuple[Tensor, Tensor]:
 
 
 def _join_items(pairs: list[tuple[Tensor, Tensor]], what: str, each: str) -> tuple[Tensor, Tensor]:
-    """Items stacked, batches one after the other."""
+    """Stack items, or concatenate batches."""
     if not pairs:
         raise DataError(f"{what}: expected at least one record, got none.")
     start = 0 if each == "item" else 1

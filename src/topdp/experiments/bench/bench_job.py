@@ -110,7 +110,13 @@ def bench_engine(job: BenchJob, data: BenchData, noise: float) -> Engine:
     """Return an engine that executes the plan on all records of each agent in every round."""
     count = job.batch
     sizes = torch.full((job.agents,), count)
-    shards = Shards(data.inputs, data.targets, sizes, (count,) * job.agents, job.classes)
+    shards = Shards(
+        inputs=data.inputs,
+        targets=data.targets,
+        sizes=sizes,
+        counts=(count,) * job.agents,
+        classes=job.classes,
+    )
     gradients = ClippedGradients(job.network(), job.clip)
     return Engine(bench_plan(job, data, noise), gradients, shards, [Full(count)] * job.agents, seed=0)
 

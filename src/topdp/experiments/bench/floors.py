@@ -21,8 +21,8 @@ from topdp.base.progress import Progress, silent
 from topdp.experiments.bench.bench_job import BenchData, BenchJob, bench_engine, bench_plan
 from topdp.experiments.bench.turn_timing import Turns, take_turns
 from topdp.simulator import normal_draws
-from topdp.simulator.row_mixing import RowByRow, Work
-from topdp.simulator.simulated_noise import Noise
+from topdp.simulator.row_mixing import CpuMixer, RowWork
+from topdp.simulator.simulated_noise import SimulatedDraws
 
 CACHED_DRAW_NUMBERS = 1 << 17
 """The length of a draw that fits into the cache."""
@@ -75,8 +75,8 @@ def measure_parts(
     engine = bench_engine(job, data, job.noise_multiplier)
     state = engine.resume(0, data.rows.clone())
     sums, out = torch.zeros_like(data.rows), torch.empty_like(data.rows)
-    z, noise = np.zeros(job.parameters, np.float32), Noise(0, job.agents, job.rounds + 1)
-    mixing = RowByRow(bench_plan(job, data, 0.0), noise)
+    z, noise = np.zeros(job.parameters, np.float32), SimulatedDraws(0, job.agents, job.rounds + 1)
+    mixing = CpuMixer(bench_plan(job, data, 0.0), noise)
 
     def whole() -> None:
         nonlocal state
@@ -94,7 +94,7 @@ def measure_parts(
             "round": whole,
             "gradients": gradients,
             "noise": draws,
-            "mixing": lambda: mixing(Work(1, data.rows, sums, out)),
+            "mixing": lambda: mixing(RowWork(1, data.rows, sums, out)),
             **_floor_tasks(),
         },
         turns,

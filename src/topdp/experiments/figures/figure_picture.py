@@ -12,7 +12,7 @@ from matplotlib.figure import Figure as Picture
 from topdp.base.array_types import Floats
 from topdp.experiments.figures.paper_figure import FigureNumbers, Panel
 from topdp.experiments.lenses import LENS_GUARANTEES, LENSES
-from topdp.runs import builders
+from topdp.runs.methods import METHODS
 from topdp.runs.pictures.chart_style import data_title, house_style, look, percent_axis, save
 from topdp.runs.pictures.chart_text import wrapped
 from topdp.runs.pictures.coinciding_lines import coinciding, named
@@ -63,7 +63,7 @@ def draw(numbers: FigureNumbers, title: str, epochs: int, stem: Path) -> None:
 def caption(numbers: FigureNumbers) -> str:
     """Return the line that every picture carries: data, ε with its guarantee, size of the runs, seeds."""
     configs = [config for panel in numbers.panels for config in panel.configs()]
-    noisy = [config for config in configs if builders.method(config).noisy]
+    noisy = [config for config in configs if METHODS[config.method.name].noisy]
     data = " and ".join(dict.fromkeys(data_title(config.data.name) for config in configs))
     budgets = sorted({float(np.max(config.privacy.epsilon)) for config in noisy})
     epsilon = f"ε = {budgets[0]:g}" if len(budgets) == 1 else f"ε from {budgets[0]:g} to {budgets[-1]:g}"

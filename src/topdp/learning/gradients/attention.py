@@ -41,10 +41,10 @@ class AttentionRule(nn.Module):
         for at, name in enumerate(("q", "k", "v")):
             # Always three parts, even if keys are queries: uses of one parameter must not overlap.
             weight = slots[f"{name}_proj_weight"] if packed is None else packed.part(at * E, (at + 1) * E)
-            own = {"weight": weight}
+            part_slots = {"weight": weight}
             if "in_proj_bias" in slots:
-                own["bias"] = slots["in_proj_bias"].part(at * E, (at + 1) * E)
-            setattr(self, name, LinearRule(layer, tape, own))
+                part_slots["bias"] = slots["in_proj_bias"].part(at * E, (at + 1) * E)
+            setattr(self, name, LinearRule(layer, tape, part_slots))
         out = {name.removeprefix("out_proj."): slot for name, slot in slots.items() if "out_proj" in name}
         self.out_proj = LinearRule(layer, tape, out)
 
@@ -94,12 +94,7 @@ class AttentionRule(nn.Module):
         return projected.view(*projected.shape[:2], self.num_heads, self.head_dim).transpose(1, 2)
 
     def _mask(
-        self,
-        q: Tensor,
-        k: Tensor,
-        attn_mask: Tensor | None,
-        key_padding_mask: Tensor | None,
-        causal: bool,
+        self, q: Tensor, k: Tensor, attn_mask: Tensor | None, key_padding_mask: Tensor | None, causal: bool
     ) -> Tensor | None:
         """Return what is added to scores [N, heads, L, S]; None if nothing is."""
         L, S = q.shape[2], k.shape[2]

@@ -253,8 +253,8 @@ class ClippedGradients:
         for i, j in blocks(n, b, capacity):
             weight = None if weights is None else weights[i, j]
             losses, contributions = self._contributions(rows[i], inputs[i, j], targets[i, j])
-            own = None if totals is None else totals[:, i]
-            self._add(out[i], losses, contributions, weight, scale, own, fresh and j.start == 0)
+            block_totals = None if totals is None else totals[:, i]
+            self._add(out[i], losses, contributions, weight, scale, block_totals, fresh and j.start == 0)
         return out
 
     def _add_shared(
@@ -271,18 +271,20 @@ class ClippedGradients:
         """Like the loop of `_run`, for rows whose copies share the same records."""
         assert self._folded is not None
         for i, j in blocks(inputs.shape[0], inputs.shape[1], capacity):
-            own = by_copy(rows, copies)[:, i].flatten(0, 1)
+            block_rows = by_copy(rows, copies)[:, i].flatten(0, 1)
             weight = None if weights is None else by_copy(weights, copies)[:, i, j].flatten(0, 1)
             x, y = inputs[i, j], targets[i, j]
             try:
-                losses, contributions = self._folded.contributions(own, x, y, copies)
+                losses, contributions = self._folded.contributions(block_rows, x, y, copies)
             except (InputError, MemoryError, torch.OutOfMemoryError):
                 raise
             except Exception:  # caused by the model or by a record: the slow path handles both
                 if rows.is_cuda:
                     raise
-                losses, contributions = self._contributions(own, _repeat(x, copies), _repeat(y, copies))
-            sums = torch.zeros_like(own)
+                losses, contributions = self._contributions(
+                    block_rows, _repeat(x, copies), _repeat(y, copies)
+                )
+            sums = torch.zeros_like(block_rows)
             self._add(sums, losses, contributions, weight, scale, None)
             by_copy(out, copies)[:, i] += by_copy(sums, copies)
 

@@ -201,9 +201,9 @@ class TiedEmbedding(Contribution):
         M = self.outer.a.shape[2]
         for i, j in blocks(n, b, _cached_examples(2 * L * M, norms.device)):
             tokens, delta = self.lookup.tokens[i, j].flatten(0, 1), self.lookup.delta[i, j].flatten(0, 1)
-            a, above = self.outer.a[i, j].flatten(0, 1), self.outer.delta[i, j].flatten(0, 1)
+            a, output_delta = self.outer.a[i, j].flatten(0, 1), self.outer.delta[i, j].flatten(0, 1)
             inner_products = torch.bmm(a, delta.mT).mul_(
-                above.gather(2, tokens.unsqueeze(1).expand(-1, M, -1))
+                output_delta.gather(2, tokens.unsqueeze(1).expand(-1, M, -1))
             )
             norms[i, j] += 2 * inner_products.sum((1, 2)).view_as(norms[i, j])
         # The sum may cancel. (|X| + |Y|)² <= 2|X|² + 2|Y|² bounds the size relative to which terms are

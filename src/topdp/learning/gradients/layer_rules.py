@@ -23,8 +23,7 @@ from topdp.learning.gradients.normalisation import (
     BatchNormRule,
     GroupNormRule,
     InstanceNormRule,
-    LayerNormRule,
-    RMSNormRule,
+    LastAxesNormRule,
 )
 from topdp.learning.gradients.recurrent import CellRule, RecurrentRule
 from topdp.learning.gradients.tape import NotFoldedError, Tape, has_user_hooks
@@ -40,8 +39,8 @@ LAYER_RULES: dict[type[nn.Module], RuleFactory] = {
     nn.Conv2d: ConvolutionRule,
     nn.Conv3d: ConvolutionRule,
     nn.Embedding: EmbeddingRule,
-    nn.LayerNorm: LayerNormRule,
-    nn.RMSNorm: RMSNormRule,
+    nn.LayerNorm: LastAxesNormRule,
+    nn.RMSNorm: LastAxesNormRule,
     nn.GroupNorm: GroupNormRule,
     nn.InstanceNorm1d: InstanceNormRule,
     nn.InstanceNorm2d: InstanceNormRule,

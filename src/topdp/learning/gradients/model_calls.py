@@ -100,9 +100,9 @@ def _mismatch(layer: nn.Module, x: Tensor) -> tuple[str, str] | None:
     """Return (what the layer takes, what to do) if the input does not fit."""
     if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
         if x.is_floating_point():
-            wanted = f"whole numbers from 0 to {layer.num_embeddings - 1} (int64)"
+            expected = f"whole numbers from 0 to {layer.num_embeddings - 1} (int64)"
             return (
-                wanted,
+                expected,
                 "Pass token ids as integers: inputs.long(), Shards.from_arrays(..., dtype=torch.int64).",
             )
         return None

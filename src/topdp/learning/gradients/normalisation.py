@@ -53,31 +53,21 @@ class _NormRule(LayerRule):
 
 
 @final
-class LayerNormRule(_NormRule):
-    def __init__(self, layer: nn.LayerNorm, tape: Tape, slots: Mapping[str, Slot]) -> None:
+class LastAxesNormRule(_NormRule):
+    """The rule of a LayerNorm or an RMSNorm, which normalise over the last axes."""
+
+    def __init__(self, layer: nn.LayerNorm | nn.RMSNorm, tape: Tape, slots: Mapping[str, Slot]) -> None:
         super().__init__(tape, slots)
         self.normalized_shape, self.eps = layer.normalized_shape, layer.eps
         self.axis, self.width = -len(layer.normalized_shape), len(layer.normalized_shape)
+        is_rms = isinstance(layer, nn.RMSNorm)
+        self._normalise: Any = functional.rms_norm if is_rms else functional.layer_norm
 
     def folded(self, x: Tensor) -> Tensor:
         if x.dim() <= self.width:
-            raise NotFoldedError(f"a LayerNorm got an input of shape {tuple(x.shape)} without a batch axis")
-        normal = functional.layer_norm(x, self.normalized_shape, None, None, self.eps)
+            raise NotFoldedError(f"{self.path} got an input of shape {tuple(x.shape)} without a batch axis")
+        normal = self._normalise(x, self.normalized_shape, eps=self.eps)
         # x has as many axes after its first as the unfolded x after its first three.
-        return self._affine(normal, (1, 1) + (1,) * (x.dim() - 1 - self.width), ())
-
-
-@final
-class RMSNormRule(_NormRule):
-    def __init__(self, layer: nn.RMSNorm, tape: Tape, slots: Mapping[str, Slot]) -> None:
-        super().__init__(tape, slots)
-        self.normalized_shape, self.eps = layer.normalized_shape, layer.eps
-        self.axis, self.width = -len(layer.normalized_shape), len(layer.normalized_shape)
-
-    def folded(self, x: Tensor) -> Tensor:
-        if x.dim() <= self.width:
-            raise NotFoldedError(f"an RMSNorm got an input of shape {tuple(x.shape)} without a batch axis")
-        normal = functional.rms_norm(x, self.normalized_shape, None, self.eps)
         return self._affine(normal, (1, 1) + (1,) * (x.dim() - 1 - self.width), ())
 
 

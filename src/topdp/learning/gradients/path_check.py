@@ -316,9 +316,9 @@ def _paths_differ(
         expected
     )
     sums = []
-    for losses, found in (fast, plain):
+    for losses, contributions in (fast, plain):
         out = losses.new_zeros(losses.shape[0], dimension)
-        for slot, contribution in found:
+        for slot, contribution in contributions:
             contribution.add_to(out[:, slot.start : slot.stop], coefficients)
         sums.append(out)
     return not torch.allclose(sums[0], sums[1], tolerance, tolerance * float(sums[1].abs().max()))

@@ -71,8 +71,10 @@ class PerExamplePath:
         losses = rows.new_full(inputs.shape[:2], math.nan)
         gradients = rows.new_zeros(*inputs.shape[:2], rows.shape[1])
         for i, row in enumerate(rows):
-            own = row.clone()
-            leaves = {name: view.detach().requires_grad_() for name, view in self._flat.named(own).items()}
+            row_copy = row.clone()
+            leaves = {
+                name: view.detach().requires_grad_() for name, view in self._flat.named(row_copy).items()
+            }
             for j in range(inputs.shape[1]):
                 try:
                     losses[i, j] = self._example_gradient(
@@ -88,7 +90,7 @@ class PerExamplePath:
             if (
                 written
                 or frozen
-                or not torch.equal(own.view(torch.uint8), row.contiguous().view(torch.uint8))
+                or not torch.equal(row_copy.view(torch.uint8), row.contiguous().view(torch.uint8))
             ):
                 raise InputError(
                     "Expected a model that does not change its parameters, got one that writes them."

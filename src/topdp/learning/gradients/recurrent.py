@@ -97,8 +97,8 @@ class RecurrentRule(nn.Module):
             sequences = []
             for way in range(self._directions):
                 at = layer * self._directions + way
-                own = None if start is None else tuple(part[at] for part in start)
-                steps = list(self._steps(at, x, own, backwards=way == 1))
+                layer_start = None if start is None else tuple(part[at] for part in start)
+                steps = list(self._steps(at, x, layer_start, backwards=way == 1))
                 ends.append(steps[-1])
                 ordered = reversed(steps) if way else steps
                 sequences.append(torch.stack([state[0] for state in ordered], 1))

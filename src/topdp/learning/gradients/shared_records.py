@@ -56,8 +56,8 @@ class SharedOuter(Contribution):
         wide = _side_by_side(scaled, self.copies)  # [agents, copies·out, b]
         sums = self.a.new_empty(*wide.shape[:2], self.a.shape[2])
         agent_products.add_outer(sums, wide.mT, self.a, fresh=True)
-        each = sums.view(len(self.a), self.copies, -1).transpose(0, 1)
-        by_copy(out, self.copies).add_(each)
+        by_copies = sums.view(len(self.a), self.copies, -1).transpose(0, 1)
+        by_copy(out, self.copies).add_(by_copies)
 
     def blank(self, where: Tensor) -> None:
         self.delta = self.delta.masked_fill(where.unsqueeze(2), 0)

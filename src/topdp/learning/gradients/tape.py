@@ -107,9 +107,9 @@ class Tape:
         """
         copies = {}
         for slot in slots:
-            own = self.weights(slot).detach().repeat_interleave(self.examples, 0)
+            repeated = self.weights(slot).detach().repeat_interleave(self.examples, 0)
             copies[slot.name] = self.record(
-                own, [ParameterUse(slot, "a parameter that is read", None, _join_copies)]
+                repeated, [ParameterUse(slot, "a parameter that is read", None, _join_copies)]
             )
         return copies
 

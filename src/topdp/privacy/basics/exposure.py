@@ -8,16 +8,26 @@ is promised here.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from topdp.base.array_types import Floats, Ints
-from topdp.plan import Plan
+from topdp.plan import Capability, Plan, unsupported
 from topdp.plan.batches import Adjacency, Batches, Full, expect_adjacency
-from topdp.privacy.basics.refusals import NotCovered, PrivacyError
+from topdp.privacy.basics.refusals import PrivacyError, expect_supported
+
+COVERED_NEEDS = frozenset(
+    {
+        Capability.ADAPTIVE_STEPS,
+        Capability.ROBUST_MIXING,
+        Capability.ROUNDED_ROWS,
+        Capability.SHARED_DRAWS,
+    }
+)
+"""What a plan may need where every row counts as seen: whatever a row is made of, its noise is fresh."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,10 +102,17 @@ def exposure(
     return Exposure(values, each, adjacency)
 
 
+def uncovered_reason(plan: Plan, covered: Collection[Capability]) -> str | None:
+    """Why an accountant that covers these needs of plans does not cover `plan`; None where it does."""
+    if Capability.PRUNED_ROWS in plan.needs:
+        return "A pruned plan lacks rows that are sent; account the plan it was pruned from."
+    need = unsupported(plan, covered)
+    return need and f"Not covered: {need}. No analysis is known; use another guarantee or method."
+
+
 def check(plan: Plan, exposure: Exposure) -> None:
-    """Refuses what no accountant can answer for: pruned plans, and plans of other agents."""
-    if plan.pruned:
-        raise NotCovered("A pruned plan lacks rows that are sent; account the plan it was pruned from.")
+    """Raise where no accountant covers the plan: a pruned one, or one of other agents."""
+    expect_supported(uncovered_reason(plan, COVERED_NEEDS))
     if plan.agents != exposure.agents:
         raise PrivacyError(
             f"Expected an exposure for the plan's {plan.agents} agents, got one for {exposure.agents}."

@@ -30,7 +30,10 @@ _ORDERS = np.array(
     dtype=float,
 )
 
-MANY, GROUPING = 64, 0.02  # distinct noise multipliers that are taken one by one; else see `grouped`
+MAX_UNGROUPED, GROUP_TOLERANCE = (
+    64,
+    0.02,
+)  # distinct noise multipliers that are taken one by one; else see `grouped`
 
 
 def loss_distribution_epsilon(noise_multipliers: Floats, delta: float, rate: float) -> float:
@@ -59,7 +62,7 @@ def loss_distribution_epsilon(noise_multipliers: Floats, delta: float, rate: flo
     return max(epsilon, 0.0)
 
 
-@lru_cache(maxsize=MANY)  # books ask for the same release once a round, composed ever more often
+@lru_cache(maxsize=MAX_UNGROUPED)  # books ask for the same release once a round, composed ever more often
 def _one_release(z: float, interval: float, rate: float) -> Any:
     from dp_accounting.pld import privacy_loss_distribution
 
@@ -91,10 +94,10 @@ def grouped(noise_multipliers: Floats) -> list[tuple[float, int]]:
     makes about fifty groups of noise that follows linearly falling steps.
     """
     distinct, counts = np.unique(noise_multipliers, return_counts=True)
-    if len(distinct) <= MANY:
+    if len(distinct) <= MAX_UNGROUPED:
         return list(zip(distinct.tolist(), counts.tolist(), strict=True))
     information = distinct**-2.0
-    allowed = GROUPING**2 * float(information @ counts)
+    allowed = GROUP_TOLERANCE**2 * float(information @ counts)
     groups: list[tuple[float, int]] = []
     start, excess = 0, 0.0
     for at in range(1, len(distinct)):

@@ -20,11 +20,11 @@ from topdp.privacy.basics.gaussian import epsilon_of
 from topdp.privacy.basics.poisson import loss_distribution_epsilon
 from topdp.privacy.basics.refusals import NotCovered, PrivacyError, expect_delta
 
-GROUPS = 64
+MAX_NOISE_MULTIPLIERS = 64
 """At most this many different noise multipliers are composed one by one; more are rounded down together."""
 
 
-POWER_AT = (1e-6, 1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1)
+POWER_DELTAS = (1e-6, 1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1)
 """δ at which the curve of sampled releases is asked for a bound on an attacker's power."""
 
 
@@ -88,7 +88,7 @@ class SampledLoss:
     def power(self, false_alarms: float) -> float:
         # power <= e^ε·α + δ and <= 1 - e^-ε(1 - δ - α), for every (ε, δ) of the curve
         bounds = [1.0]
-        for delta in POWER_AT:
+        for delta in POWER_DELTAS:
             epsilon = self.epsilon(delta)
             bounds.append(math.exp(min(epsilon, 700.0)) * false_alarms + delta)
             bounds.append(1 - math.exp(-epsilon) * (1 - delta - false_alarms))
@@ -96,7 +96,7 @@ class SampledLoss:
 
 
 @dataclass(frozen=True)
-class Smaller:
+class SmallestLoss:
     """Several losses that all bound one thing: at each δ the smallest counts."""
 
     losses: tuple[Loss, ...]
@@ -128,17 +128,18 @@ class Smaller:
 def sampled_loss(noise_multipliers: Floats, rate: float) -> SampledLoss:
     """The loss of one release per noise multiplier; infinite ones (nothing released) are left out.
 
-    More than `GROUPS` different ones are rounded down, towards less noise, to a geometric grid.
+    More than `MAX_NOISE_MULTIPLIERS` different ones are rounded down, towards less noise, to a geometric
+    grid.
     """
     z = noise_multipliers[np.isfinite(noise_multipliers)]
     if (z == 0).any():
         return SampledLoss(rate, ((0.0, 1),))
     values, counts = np.unique(z, return_counts=True)
-    if len(values) > GROUPS:
-        grid = np.geomspace(values[0], values[-1], GROUPS)
+    if len(values) > MAX_NOISE_MULTIPLIERS:
+        grid = np.geomspace(values[0], values[-1], MAX_NOISE_MULTIPLIERS)
         grid[0] = values[0]
         at = np.searchsorted(grid, values, side="right") - 1
-        counts = np.bincount(at, weights=counts, minlength=GROUPS).astype(np.int64)
+        counts = np.bincount(at, weights=counts, minlength=MAX_NOISE_MULTIPLIERS).astype(np.int64)
         values, counts = grid[counts > 0], counts[counts > 0]
     return SampledLoss(rate, tuple(zip(values.tolist(), counts.tolist(), strict=True)))
 

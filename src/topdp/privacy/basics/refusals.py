@@ -48,6 +48,12 @@ class PrivacyWarning(UserWarning):
     """
 
 
+def expect_supported(reason: str | None) -> None:
+    """Raise NotCovered where an accountant gives a reason why it does not cover a plan."""
+    if reason is not None:
+        raise NotCovered(reason)
+
+
 def expect_epsilon(epsilon: float) -> float:
     """`epsilon` as a float if it is a budget: finite and above 0."""
     value = _number("epsilon", epsilon)

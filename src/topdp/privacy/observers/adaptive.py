@@ -32,45 +32,42 @@ from dataclasses import replace
 import numpy as np
 
 from topdp.base.array_types import Bools, Floats
-from topdp.base.progress import Progress
-from topdp.plan import Plan
-from topdp.privacy.basics.exposure import Exposure, check
-from topdp.privacy.basics.refusals import NotCovered, PrivacyError
-from topdp.privacy.observers.estimate_readers import closely
-from topdp.privacy.observers.neighbourhoods import affordable, bounded_nearby
-from topdp.privacy.observers.observer_filter import Public, expect_sums, seen_rows
-from topdp.privacy.observers.reader_layout import UnsuitedError, Ways
+from topdp.plan import Capability, Plan
+from topdp.privacy.basics.exposure import COVERED_NEEDS, Exposure, check, uncovered_reason
+from topdp.privacy.basics.refusals import NotCovered, PrivacyError, expect_supported
+from topdp.privacy.observers.estimate_readers import estimate_readers
+from topdp.privacy.observers.neighbourhoods import affordable_ball_rows, neighbourhood_bound
+from topdp.privacy.observers.observer_filter import Public, nonlinear_reason, seen_rows
+from topdp.privacy.observers.reader_layout import RowFlow, UnsuitedError
 from topdp.privacy.observers.shared_noise import (
     Coalition,
-    Releases,
-    bounded,
+    NoisyReleases,
+    connectivity_bound,
     information_of,
-    looked_at,
-    releases,
+    noisy_releases,
+    worst_coalitions,
 )
 from topdp.privacy.observers.view import Bound, View, amplified, leading_view, view
-from topdp.privacy.observers.view_effort import LIMIT, WIDEST, expect_bearable, look_work
+from topdp.privacy.observers.view_effort import (
+    MAX_FOLLOWED_ROUNDS,
+    MAX_UNASKED_WORK,
+    expect_affordable,
+    reader_work,
+)
 from topdp.privacy.observers.worst_case import all_draws_count, every_round, information
+from topdp.privacy.query import DEFAULT_QUERY, Query
 
-PATIENCE = 60 * LIMIT
-"""Work that is done for a patient user, about two hours of one core; beyond, neighbourhoods are a bound."""
+MAX_SLOW_WORK = 60 * MAX_UNASKED_WORK
+"""The most work where slow answers are allowed, about two hours of one core; beyond it there is a bound."""
 
-COALITIONS = 2000
-"""More coalitions than these are not looked at one by one unless the user is patient, where each is work."""
+MAX_UNASKED_COALITIONS = 2000
+"""More coalitions than these are computed one by one only where slow answers are allowed."""
 
 
-def adaptive(
-    plan: Plan,
-    exposure: Exposure,
-    colluders: int = 1,
-    progress: Progress | None = None,
-    patient: bool = False,
-    bound: Bound = "upper",
-) -> View:
-    """The loss of each owner to every coalition of so many agents who can read all estimates.
+def adaptive(plan: Plan, exposure: Exposure, query: Query = DEFAULT_QUERY, bound: Bound = "upper") -> View:
+    """The loss of each owner to every coalition of `query.colluders` agents that can read all estimates.
 
-    0 colluders: somebody who reads estimates alone. `progress` is called after each coalition.
-    `patient`: also where that takes very long. `bound`: as in `view`.
+    0 colluders: an observer that reads estimates alone. `bound`: as in `view`.
 
     >>> from topdp.privacy import exposure
     >>> import numpy as np
@@ -83,19 +80,19 @@ def adaptive(
     [0.87, 0.87, 0.86, 0.86, 0.86, 0.86]
     """
     check(plan, exposure)
-    expect_colluders(colluders, plan.agents)
-    _expect_seen_if_rounded("adaptive", plan, colluders)
+    expect_colluders(query.colluders, plan.agents)
+    expect_supported(adaptive_reason(plan, Public.ESTIMATES, query.colluders))
     if _shares_noise_in_the_open(plan, Public.ESTIMATES):
-        return _by_coalitions(plan, exposure, colluders, patient)
-    nearby = _nearby(plan, exposure, colluders, progress, patient, bound)
-    if nearby is not None:
-        return nearby
-    coalitions = _coalitions(plan, Public.ESTIMATES, colluders, patient)
-    return _seen_by(plan, exposure, Public.ESTIMATES, coalitions, progress, patient, bound)
+        return _by_coalitions(plan, exposure, query)
+    bounded = _neighbourhood_bound(plan, exposure, query, bound)
+    if bounded is not None:
+        return bounded
+    coalitions = _coalitions(plan, Public.ESTIMATES, query)
+    return _seen_by(plan, exposure, Public.ESTIMATES, coalitions, query, bound)
 
 
-def outsider(plan: Plan, exposure: Exposure, progress: Progress | None = None, patient: bool = False) -> View:
-    """The loss of each owner to one who reads every link and every estimate and knows no draw.
+def outsider(plan: Plan, exposure: Exposure, query: Query = DEFAULT_QUERY) -> View:
+    """The loss of each owner to an observer that reads every link and every estimate and knows no draw.
 
     >>> from topdp.privacy import exposure
     >>> import numpy as np
@@ -108,46 +105,50 @@ def outsider(plan: Plan, exposure: Exposure, progress: Progress | None = None, p
     [1.17, 1.17, 1.17, 1.17, 1.17, 1.17]
     """
     check(plan, exposure)
-    _expect_seen_if_rounded("outsider", plan)
-    return _seen_by(plan, exposure, Public.LINKS, [()], progress, patient)
+    expect_supported(adaptive_reason(plan, Public.LINKS, 0))
+    return _seen_by(plan, exposure, Public.LINKS, [()], query)
 
 
 def leading_adaptive(
-    plan: Plan, exposure: Exposure, owner: int, last: Sequence[int], colluders: int = 1, patient: bool = False
+    plan: Plan, exposure: Exposure, owner: int, last: Sequence[int], query: Query = DEFAULT_QUERY
 ) -> tuple[Floats, Floats]:
     """[len(last)]: the sound μ of `owner` to the worst coalition, if its data enter up to round `last`.
 
-    There Poisson samples count as if the record were in every round. For them, [releases]: 1/z² of each
-    release at unit sensitivity, to whom learns most of it and sees all of its rows.
+    Here Poisson samples count as if the record were in every round. For them, [releases]: 1/z² of each
+    release at unit sensitivity, to an observer that sees all of its rows and learns most of it.
     """
     check(plan, exposure)
-    expect_colluders(colluders, plan.agents)
-    _expect_seen_if_rounded("adaptive", plan, colluders)
+    expect_colluders(query.colluders, plan.agents)
     public = Public.ESTIMATES
+    expect_supported(adaptive_reason(plan, public, query.colluders))
     if _shares_noise_in_the_open(plan, public):
-        return _leading_by_coalitions(plan, exposure, owner, last, colluders, patient)
-    coalitions = [J for J in _coalitions(plan, public, colluders, patient) if owner not in J]
+        return _leading_by_coalitions(plan, exposure, owner, last, query)
+    coalitions = [J for J in _coalitions(plan, public, query) if owner not in J]
     per_release = information(plan)[:, owner]
     if not _all_seen(plan, public, coalitions):
-        expect_bearable(plan, patient, len(coalitions), public, owners=1)
+        expect_affordable(plan, query.allow_slow, len(coalitions), public, owners=1)
         return leading_view(plan, exposure, owner, last, coalitions, public), per_release
     period, sensitivity = int(exposure.periods()[owner]), float(exposure.sensitivity[owner])
     mu = np.array([every_round(per_release[: r + 1], period) for r in last]) * sensitivity
     return mu, per_release
 
 
-def has_short_form(answer: str, plan: Plan, colluders: int = 1) -> bool:
-    """Whether `adaptive` or `outsider` answers at once: nothing is hidden from those who look."""
-    if not plan.std.values.any():
+def has_short_form(plan: Plan, public: Public, colluders: int) -> bool:
+    """Whether nothing is hidden from those who read what is public: then the answer is immediate."""
+    if not plan.std.values.any() or _all_seen(plan, public, [()]):
         return True
-    if answer == "outsider":
-        return _all_seen(plan, Public.LINKS, [()])
-    if _all_seen(plan, Public.ESTIMATES, [()]):
-        return True
+    if public is Public.LINKS:
+        return False
     few = math.comb(plan.agents, colluders) <= plan.agents
-    return few and _all_seen(
-        plan, Public.ESTIMATES, list(itertools.combinations(range(plan.agents), colluders))
-    )
+    return few and _all_seen(plan, public, list(itertools.combinations(range(plan.agents), colluders)))
+
+
+def adaptive_reason(plan: Plan, public: Public, colluders: int) -> str | None:
+    """Why the plan is not covered: rounded rows are no sums, and some observer does not see all of them."""
+    reason = uncovered_reason(plan, COVERED_NEEDS)
+    if reason is None and Capability.ROUNDED_ROWS in plan.needs:
+        return None if has_short_form(plan, public, colluders) else nonlinear_reason(plan)
+    return reason
 
 
 def in_the_open(plan: Plan) -> bool:
@@ -155,7 +156,7 @@ def in_the_open(plan: Plan) -> bool:
     return _shares_noise_in_the_open(plan, Public.ESTIMATES)
 
 
-def most_learned(plan: Plan, colluders: int = 1, patient: bool = False) -> Floats:
+def most_learned(plan: Plan, query: Query = DEFAULT_QUERY) -> Floats:
     """[releases, agents]: 1/z² of each release to the coalition that learns most of it, at sensitivity 1.
 
     For plans that are `in_the_open`, where releases compose. A row that is missing, or is mixed of others
@@ -169,12 +170,13 @@ def most_learned(plan: Plan, colluders: int = 1, patient: bool = False) -> Float
     >>> most_learned(plan)[:, 0].round(3).tolist()  # 1/3 of one's own noise, and a little
     [0.357, 0.0, 0.357, 0.0]
     """
-    expect_colluders(colluders, plan.agents)
-    return _each_release(*_units(plan, colluders, patient))
+    expect_colluders(query.colluders, plan.agents)
+    found, _, units = _units(plan, query)
+    return _each_release(found, units)
 
 
 def expect_colluders(colluders: int, agents: int) -> None:
-    """Refuses more colluders than leave somebody to protect."""
+    """Raise PrivacyError where so many colluders leave nobody to protect."""
     if isinstance(colluders, bool) or not isinstance(colluders, int) or not 0 <= colluders < agents:
         raise PrivacyError(
             f"Expected privacy.colluders from 0 to {agents - 1}, since there are {agents} agents, got "
@@ -182,52 +184,39 @@ def expect_colluders(colluders: int, agents: int) -> None:
         )
 
 
-def _expect_seen_if_rounded(answer: str, plan: Plan, colluders: int = 1) -> None:
-    """Refuses plans whose rows are rounded unless all of them are seen by everybody who is asked about."""
-    if plan.rounded is not None and not has_short_form(answer, plan, colluders):
-        expect_sums(plan)
-
-
-def _coalitions(plan: Plan, public: Public, colluders: int, patient: bool) -> list[Coalition]:
-    """All of them; or one around each agent where all coalitions learn the same."""
-    n, possible = plan.agents, math.comb(plan.agents, colluders)
+def _coalitions(plan: Plan, public: Public, query: Query) -> list[Coalition]:
+    """All coalitions of that size; or one around each agent where all coalitions learn the same."""
+    n, colluders = plan.agents, query.colluders
+    possible = math.comb(n, colluders)
     if possible > n and all_draws_count(plan) and _all_seen(plan, public, [()]):
         return [tuple(sorted((first + k) % n for k in range(colluders))) for first in range(n)]
-    if possible > COALITIONS and not patient:
+    if possible > MAX_UNASKED_COALITIONS and not query.allow_slow:
         raise NotCovered(
-            f"{colluders} of {n} agents can collude in {possible} ways, which are not all looked at unasked. "
+            f"{colluders} of {n} agents can collude in {possible} ways, which would take very long. "
             "Take fewer colluders, guarantee='worst-case', which covers any number, or "
             "privacy.allow_slow=true."
         )
     return list(itertools.combinations(range(n), colluders))
 
 
-def _nearby(
-    plan: Plan,
-    exposure: Exposure,
-    colluders: int,
-    progress: Progress | None,
-    patient: bool,
-    bound: Bound,
-) -> View | None:
-    """A bound by neighbourhoods, where to look at every coalition would take far too long; else None."""
-    possible = math.comb(plan.agents, colluders)
-    few = possible <= COALITIONS and look_work(plan, possible) <= LIMIT
+def _neighbourhood_bound(plan: Plan, exposure: Exposure, query: Query, bound: Bound) -> View | None:
+    """A bound by neighbourhoods, where every coalition one by one would take far too long; else None."""
+    possible = math.comb(plan.agents, query.colluders)
+    few = possible <= MAX_UNASKED_COALITIONS and reader_work(plan, possible) <= MAX_UNASKED_WORK
     if few or not plan.std.values.any() or _all_seen(plan, Public.ESTIMATES, [()]):
         return None
-    if patient and look_work(plan, possible) <= PATIENCE:
+    if query.allow_slow and reader_work(plan, possible) <= MAX_SLOW_WORK:
         return None
     try:
-        ways = Ways(plan)
-        found = bounded_nearby(
-            ways, exposure, colluders, progress=progress, room=affordable(ways, colluders, patient)
-        )
+        flow = RowFlow(plan)
+        room = affordable_ball_rows(flow, query)
+        view = neighbourhood_bound(flow, exposure, query.colluders, progress=query.progress, room=room)
     except UnsuitedError:
         return None
     # Where noise is sought, the bound itself is what is asked of it.
-    if bound != "aligned" or found.upper is None:
-        return found
-    return replace(found, lower=found.upper, upper=None)
+    if bound != "aligned" or view.upper is None:
+        return view
+    return replace(view, lower=view.upper, upper=None)
 
 
 def _seen_by(
@@ -235,64 +224,68 @@ def _seen_by(
     exposure: Exposure,
     public: Public,
     coalitions: list[Coalition],
-    progress: Progress | None,
-    patient: bool,
+    query: Query,
     bound: Bound = "upper",
 ) -> View:
+    progress = query.progress
     noiseless = not plan.std.values.any()  # then estimates tell all, whoever reads what
     if not noiseless and not _all_seen(plan, public, coalitions):
         if public is Public.ESTIMATES:
             try:
-                return closely(Ways(plan), exposure, coalitions, bound, progress)
+                return estimate_readers(RowFlow(plan), exposure, coalitions, bound, progress)
             except UnsuitedError:
                 pass
-        expect_bearable(plan, patient, len(coalitions), public)
-        widest = None if patient else WIDEST
-        return view(plan, exposure, coalitions, "all", bound, progress, widest, public)
+        expect_affordable(plan, query.allow_slow, len(coalitions), public)
+        longest = None if query.allow_slow else MAX_FOLLOWED_ROUNDS
+        return view(plan, exposure, coalitions, "all", bound, progress, longest, public)
     if not all_draws_count(plan):
-        return _looked_at(plan, exposure, releases(plan), coalitions)
+        found = noisy_releases(plan)
+        return _composed(plan, exposure, found, coalitions, information_of(plan, found, coalitions))
     # All noise is its owner's own: everybody learns the same.
     per_release, periods = information(plan), exposure.periods()
     each = np.array([every_round(per_release[:, i], periods[i]) for i in range(plan.agents)])
     mu = np.repeat((each * exposure.sensitivity)[:, None], len(coalitions), axis=1)
     for o, J in enumerate(coalitions):
         mu[list(J), o] = np.nan
-        if progress is not None:
-            progress("accounting", o + 1, len(coalitions), unit="observer")
+        progress("accounting", o + 1, len(coalitions), unit="observer")
     return View(tuple(coalitions), mu, mu, ~np.isnan(mu), amplified(exposure, per_release))
 
 
-def _by_coalitions(plan: Plan, exposure: Exposure, colluders: int, patient: bool) -> View:
+def _by_coalitions(plan: Plan, exposure: Exposure, query: Query) -> View:
     """Where draws are shared and every row is seen: the short form, coalition by coalition."""
-    found = releases(plan)
-    coalitions = looked_at(plan, found, colluders, patient)
+    found, coalitions, units = _units(plan, query)
     if coalitions is not None:
-        return _looked_at(plan, exposure, found, coalitions)
-    units = _bounded(plan, found, colluders)
+        return _composed(plan, exposure, found, coalitions, units)
     note = (
-        f"The {math.comb(plan.agents, colluders)} coalitions of {colluders} agents are bounded at once, by "
-        "how well secrets are connected; privacy.allow_slow=true looks at each, and asks for less noise."
+        f"The {math.comb(plan.agents, query.colluders)} coalitions of {query.colluders} agents are bounded "
+        "together, by how well secrets are connected; privacy.allow_slow=true computes each, and needs less "
+        "noise."
     )
     return replace(_composed(plan, exposure, found, [()], units), note=note)
 
 
-def _looked_at(plan: Plan, exposure: Exposure, found: Releases, coalitions: list[Coalition]) -> View:
-    return _composed(plan, exposure, found, coalitions, information_of(plan, found, coalitions))
+def _units(plan: Plan, query: Query) -> tuple[NoisyReleases, list[Coalition] | None, Floats]:
+    """The releases, and 1/z² of each kind [kinds, coalitions, agents]; 0 of a coalition's own members.
 
-
-def _bounded(plan: Plan, found: Releases, colluders: int) -> Floats:
-    units = bounded(plan, found, colluders)
+    Coalitions of None: too many to compute each, and one bound [kinds, 1, agents] covers all of them.
+    """
+    found = noisy_releases(plan)
+    coalitions = worst_coalitions(plan, found, query)
+    if coalitions is not None:
+        return found, coalitions, information_of(plan, found, coalitions)
+    units = connectivity_bound(plan, found, query.colluders)
     if units is None:
         raise NotCovered(
-            f"{colluders} of {plan.agents} agents can collude in {math.comb(plan.agents, colluders)} ways, "
-            "which are not all looked at unasked, and the secrets are connected too weakly for a bound. Take "
-            'a larger secrets_degree, secrets = "all", fewer colluders, or privacy.allow_slow=true.'
+            f"{query.colluders} of {plan.agents} agents can collude in "
+            f"{math.comb(plan.agents, query.colluders)} ways, which would take very long, and the secrets "
+            'are connected too weakly for a bound. Take a larger secrets_degree, secrets = "all", fewer '
+            "colluders, or privacy.allow_slow=true."
         )
-    return units
+    return found, None, units
 
 
 def _composed(
-    plan: Plan, exposure: Exposure, found: Releases, coalitions: list[Coalition], units: Floats
+    plan: Plan, exposure: Exposure, found: NoisyReleases, coalitions: list[Coalition], units: Floats
 ) -> View:
     """μ of every owner and coalition, from 1/z² of each kind of release [kinds, coalitions, agents]."""
     mu = np.zeros((plan.agents, len(coalitions)))
@@ -305,14 +298,14 @@ def _composed(
     return View(tuple(coalitions), mu, mu, ~np.isnan(mu), amplified(exposure, _each_release(found, units)))
 
 
-def _each_release(found: Releases, units: Floats) -> Floats:
+def _each_release(found: NoisyReleases, units: Floats) -> Floats:
     """[releases, agents]: 1/z² at unit sensitivity, to the coalition that learns most of each release."""
     largest = np.concatenate([units.max(axis=1), np.zeros((1, units.shape[2]))])  # the last: carries nothing
     with np.errstate(invalid="ignore"):
         return np.where(largest[found.which] > 0, largest[found.which] * found.ratio[:, None], 0.0)
 
 
-def _every_round(found: Releases, units: Floats, period: int, last: int | None = None) -> Floats:
+def _every_round(found: NoisyReleases, units: Floats, period: int, last: int | None = None) -> Floats:
     """[coalitions]: μ at unit sensitivity of a record in all its rounds; units [kinds, coalitions]."""
     stop = len(found.which) if last is None else last + 1
     worst = np.zeros(units.shape[1])
@@ -329,21 +322,12 @@ def _every_round(found: Releases, units: Floats, period: int, last: int | None =
 
 
 def _leading_by_coalitions(
-    plan: Plan, exposure: Exposure, owner: int, last: Sequence[int], colluders: int, patient: bool
+    plan: Plan, exposure: Exposure, owner: int, last: Sequence[int], query: Query
 ) -> tuple[Floats, Floats]:
-    found, units = _units(plan, colluders, patient)
+    found, _, units = _units(plan, query)
     period, sensitivity = int(exposure.periods()[owner]), float(exposure.sensitivity[owner])
     worst = [_every_round(found, units[:, :, owner], period, r).max(initial=0.0) for r in last]
     return np.array(worst) * sensitivity, _each_release(found, units)[:, owner]
-
-
-def _units(plan: Plan, colluders: int, patient: bool) -> tuple[Releases, Floats]:
-    """1/z² of each kind of release [kinds, coalitions, agents]; 0 of a coalition's own members."""
-    found = releases(plan)
-    coalitions = looked_at(plan, found, colluders, patient)
-    if coalitions is None:
-        return found, _bounded(plan, found, colluders)
-    return found, information_of(plan, found, coalitions)
 
 
 def _shares_noise_in_the_open(plan: Plan, public: Public) -> bool:
@@ -354,7 +338,7 @@ def _shares_noise_in_the_open(plan: Plan, public: Public) -> bool:
 
 def _all_seen(plan: Plan, public: Public, coalitions: Sequence[Coalition]) -> bool:
     """Whether each of them sees every row that is made."""
-    if plan.robust is not None:  # what is mixed by no linear rule has no other account
+    if Capability.ROBUST_MIXING in plan.needs:  # what is mixed by no linear rule has no other account
         return True
     others = plan.exists & ~plan.memories  # who sees all estimates knows what follows from them
     if public is not Public.NOTHING and not others[:, plan.agents :].any():

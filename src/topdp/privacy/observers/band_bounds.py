@@ -12,9 +12,9 @@ from scipy.sparse import csr_array, diags_array
 
 from topdp.base.array_types import Floats
 from topdp.privacy.observers.band_matrix import Band
-from topdp.privacy.observers.mu_bounds import ULP, Certificate, best_bound, bracket, proves
+from topdp.privacy.observers.mu_bounds import FLOAT64_EPSILON, Certificate, best_bound, bracket, proves
 
-SMALL = 160  # below this size the whole matrix is as fast
+MAX_DENSE_BAND = 160  # below this size the whole matrix is as fast
 
 
 def bracket_band(band: Band, period: int = 1, enough: float = 0.0) -> tuple[float, float]:
@@ -35,14 +35,14 @@ def bracket_band(band: Band, period: int = 1, enough: float = 0.0) -> tuple[floa
             break
         length = np.sqrt(_upper_of_band(band.values[s::period, ::period]))
         highest = max(highest, min(float(simple[s]), float(length) + float(rest[s])))
-    rounding = 1 + 4 * R * ULP
+    rounding = 1 + 4 * R * FLOAT64_EPSILON
     return float(max(0.0, lower.max())) ** 2, max(highest, float(lower.max())) ** 2 * rounding
 
 
 def _upper_of_band(B: Floats) -> float:
     """The best of the certificates of `_bracket`."""
     size, width = B.shape
-    if size <= SMALL:
+    if size <= MAX_DENSE_BAND:
         return float(bracket(_whole(B).toarray())[1])
     largest = float(B[:, 0].max())
     if largest == 0:
@@ -65,7 +65,7 @@ def _upper_of_band(B: Floats) -> float:
         return holds
 
     upper = best_bound(max(0.0, float(M.sum())), float(abs(M).sum()), B[:, 0], M.__matmul__, scaled)
-    return float(largest * upper * (1 + 4 * size * ULP))
+    return float(largest * upper * (1 + 4 * size * FLOAT64_EPSILON))
 
 
 def _whole(B: Floats) -> csr_array:

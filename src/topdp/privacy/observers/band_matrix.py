@@ -22,13 +22,13 @@ from topdp.base.array_types import Bools, Floats, Ints
 from topdp.plan import Plan
 from topdp.privacy.basics.refusals import NotCovered
 from topdp.privacy.observers.gram_matrix import look
-from topdp.privacy.observers.observer_filter import Public, Sight, sights, whiten
+from topdp.privacy.observers.observer_filter import FilteredRound, Public, filtered_rounds, whiten
 
-CHUNK = 64  # rounds between additions to M, and between attempts to let old changes go
-REST = 1e-10
+ROUNDS_PER_BLOCK = 64  # rounds between additions to M, and between attempts to let old changes go
+MAX_FAR_PART = 1e-10
 """What the far part of a change may add to a length, per largest change seen; half of it is for rounding."""
 
-ALONE = 1e-13
+NOISELESS_ROUNDING = 1e-13
 """A shift of a row without noise of its own counts as none below this share of what entered the row."""
 
 
@@ -61,11 +61,11 @@ def bands(
     R, o = plan.releases, len(owners)
     place = np.full(plan.agents, -1)
     place[owners] = np.arange(o)
-    values, rest, leaks = np.zeros((o, R, CHUNK)), np.zeros((o, R)), np.zeros((o, R), bool)
+    values, rest, leaks = np.zeros((o, R, ROUNDS_PER_BLOCK)), np.zeros((o, R)), np.zeros((o, R), bool)
     low = high = 0  # the changes that are followed
     S = np.zeros((0, 0))
     waiting: list[Floats] = []
-    for r, sight in enumerate(sights(plan, coalition, public)):
+    for r, sight in enumerate(filtered_rounds(plan, coalition, public)):
         if r == high:
             if waiting:
                 values = _with(values, waiting, low, high)
@@ -74,11 +74,11 @@ def bands(
             if widest is not None and high - low - gone > widest:
                 raise NotCovered(
                     f"The view needs more than {widest} rounds until a change has nothing left to tell: "
-                    "information travels slowly here. Set privacy.allow_slow=true to have it anyway, take "
-                    "fewer rounds, or choose guarantee='worst-case'."
+                    "information travels slowly here. Set privacy.allow_slow=true to have it anyway, "
+                    "take fewer rounds, or choose guarantee='worst-case'."
                 )
             rest[:, low : low + gone] = charge
-            low, high = low + gone, min(R, r + CHUNK)
+            low, high = low + gone, min(R, r + ROUNDS_PER_BLOCK)
             wider = np.zeros((len(S), o, high - low))
             wider[:, :, : r - low] = followed[:, :, gone:]
             S = wider.reshape(len(S), o * (high - low))
@@ -107,9 +107,9 @@ def _with(values: Floats, waiting: list[Floats], low: int, high: int) -> Floats:
     return values
 
 
-def _done(sight: Sight, S: Floats, largest: float) -> tuple[int, float]:
+def _done(sight: FilteredRound, S: Floats, largest: float) -> tuple[int, float]:
     """How many of the oldest changes have nothing left to tell from now on, and the charge for each."""
-    charge = REST * float(np.sqrt(largest))
+    charge = MAX_FAR_PART * float(np.sqrt(largest))
     if not S.size:
         return S.shape[2], charge
     shifts = np.asarray(sight.mix @ S.reshape(len(S), -1))
@@ -121,6 +121,6 @@ def _done(sight: Sight, S: Floats, largest: float) -> tuple[int, float]:
     # Rows without noise of their own say nothing new, unless a change shows in them alone.
     alone = np.abs(shifts[white.null] - white.weights @ shifts[white.fresh])
     entered = np.where(sight.variance > 0, sight.size, 0.0)[white.null]  # without noise nothing was rounded
-    over |= (alone > ALONE * entered[:, None]).any(axis=0)
+    over |= (alone > NOISELESS_ROUNDING * entered[:, None]).any(axis=0)
     over = over.reshape(S.shape[1:]).any(axis=0)
     return (int(over.argmax()) if over.any() else len(over)), charge

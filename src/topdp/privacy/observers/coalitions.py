@@ -16,12 +16,12 @@ import numpy as np
 
 from topdp.base.array_types import Floats
 from topdp.base.number_checks import expect_count
-from topdp.base.progress import Progress
+from topdp.base.progress import Progress, silent
 from topdp.plan import Plan
 from topdp.plan.random_streams import stream
 from topdp.privacy.basics.exposure import Exposure
-from topdp.privacy.basics.refusals import PrivacyError
-from topdp.privacy.observers.view import View, expect_viewable, view
+from topdp.privacy.basics.refusals import PrivacyError, expect_supported
+from topdp.privacy.observers.view import View, view, view_reason
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +84,7 @@ def coalitions(
     limit: int = 1000,
     seed: int = 0,
     bound: Literal["upper", "aligned"] = "aligned",
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> Coalitions:
     """The views of all coalitions of `size` agents, or of `limit` sampled ones, about everybody else.
 
@@ -104,7 +104,7 @@ def coalitions(
     """
     expect_coalition(size, plan.agents)
     expect_count("limit", limit)
-    expect_viewable(plan)
+    expect_supported(view_reason(plan))
     possible = math.comb(plan.agents, size)
     complete = possible <= limit
     if complete:

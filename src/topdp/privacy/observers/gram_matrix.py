@@ -15,10 +15,10 @@ import numpy as np
 
 from topdp.base.array_types import Bools, Floats, Ints
 from topdp.plan import Plan
-from topdp.privacy.observers.observer_filter import Public, Sight, sights
+from topdp.privacy.observers.observer_filter import FilteredRound, Public, filtered_rounds
 
-CHUNK = 64  # rounds between additions to M
-ROUNDING = 1e-10
+ROUNDS_PER_PRODUCT = 64  # rounds between additions to M
+SHIFT_ROUNDING = 1e-10
 """A shift of a noiseless row counts as none below this share of what entered the row."""
 
 
@@ -36,7 +36,7 @@ def aligned(
     columns = int(period[owners].sum())
     squares = np.zeros(columns)
     S = np.zeros((0, columns))
-    for r, sight in enumerate(sights(plan, coalition, public)):
+    for r, sight in enumerate(filtered_rounds(plan, coalition, public)):
         column = np.where(start[sight.owner] >= 0, start[sight.owner] + r % period[sight.owner], -1)
         S, D, leaks = look(sight, S, column)
         squares += np.einsum("kc,kc->c", D, D)
@@ -57,10 +57,13 @@ def grams(plan: Plan, coalition: Bools, owners: Ints, public: Public = Public.NO
     width = 0
     S = np.zeros((0, 0))
     waiting: list[Floats] = []
-    for r, sight in enumerate(sights(plan, coalition, public)):
+    for r, sight in enumerate(filtered_rounds(plan, coalition, public)):
         if r == width:
             _add(M, waiting, width)
-            width, grown = min(R, r + CHUNK), np.zeros((len(S), o, min(R, r + CHUNK)))
+            width, grown = (
+                min(R, r + ROUNDS_PER_PRODUCT),
+                np.zeros((len(S), o, min(R, r + ROUNDS_PER_PRODUCT))),
+            )
             grown[:, :, :r] = S.reshape(len(S), o, r)
             S = grown.reshape(len(S), o * width)
         column = np.where(place[sight.owner] >= 0, place[sight.owner] * width + r, -1)
@@ -74,7 +77,7 @@ def grams(plan: Plan, coalition: Bools, owners: Ints, public: Public = Public.NO
         yield M[owner]
 
 
-def look(sight: Sight, S: Floats, column: Ints) -> tuple[Floats, Floats, Bools]:
+def look(sight: FilteredRound, S: Floats, column: Ints) -> tuple[Floats, Floats, Bools]:
     """One round of shifts S [unknown rows, columns]: the next S, the whitened shift seen, columns that leak.
 
     `column` [live]: which column the gradient of this round enters in each row; -1 for none.
@@ -88,7 +91,7 @@ def look(sight: Sight, S: Floats, column: Ints) -> tuple[Floats, Floats, Bools]:
     if len(sight.null):
         said = sight.null_weights @ S[sight.fresh]
         most = sight.null_size[:, None] + np.abs(sight.null_weights) @ np.abs(S[sight.fresh])
-        leaks = (np.abs(S[sight.null] - said) > ROUNDING * most).any(axis=0)
+        leaks = (np.abs(S[sight.null] - said) > SHIFT_ROUNDING * most).any(axis=0)
     S = S[: sight.kept]
     S -= sight.gain.T @ D
     if not np.isfinite(sight.guard):

@@ -19,9 +19,9 @@ from scipy.linalg.lapack import dpotrf
 
 from topdp.base.array_types import Floats
 
-PRECISE = 1 + 1e-9  # of the best bound
-STEPS = 120  # towards the best weights
-ULP = float(np.finfo(np.float64).eps)
+BOUND_PRECISION = 1 + 1e-9  # of the best bound
+WEIGHT_STEPS = 120  # towards the best weights
+FLOAT64_EPSILON = float(np.finfo(np.float64).eps)
 
 
 def bracket(M: Floats, period: int = 1, enough: float = 0.0) -> tuple[float, float]:
@@ -54,7 +54,7 @@ def _bracket(M: Floats, enough: float) -> tuple[float, float]:
 
     if upper > enough / largest:
         upper = best_bound(lower, upper, M.diagonal(), M.__matmul__, scaled)
-    return largest * lower, largest * max(upper, lower) * (1 + 4 * len(M) * ULP)
+    return largest * lower, largest * max(upper, lower) * (1 + 4 * len(M) * FLOAT64_EPSILON)
 
 
 Certificate = Callable[[float], bool]
@@ -73,12 +73,13 @@ def best_bound(
     `diagonal` is that of M, `times` multiplies by M, `scaled` gives the certificate of D^-½ M D^-½.
     """
     size = len(diagonal)
-    # A factor that exists in floating point proves its matrix positive but for size²·ULP of the diagonal.
-    rounding = 1 + size**2 * ULP
+    # A factor that exists in floating point proves its matrix positive but for
+    # size²·FLOAT64_EPSILON of the diagonal.
+    rounding = 1 + size**2 * FLOAT64_EPSILON
     close = rounding**4
     row_sums = times(np.ones((size, 1)))[:, 0]
     guesses = [np.ones(size), diagonal]
-    if row_sums.min() >= 0 and row_sums.max() > ULP:
+    if row_sums.min() >= 0 and row_sums.max() > FLOAT64_EPSILON:
         guesses.insert(0, row_sums)
         d = _positive(row_sums)
         if upper > lower * close and scaled(d)(rounding**3 * lower / float(d.sum())):
@@ -96,9 +97,9 @@ def best_bound(
 
 def bisected(holds: Certificate, low: float, high: float) -> float:
     """A value that `holds`, just above the least one between `low` and `high`; `high` where none does."""
-    if not holds(high / PRECISE):
+    if not holds(high / BOUND_PRECISION):
         return high
-    while high > low * PRECISE:
+    while high > low * BOUND_PRECISION:
         middle = (low + high) / 2
         if holds(middle):
             high = middle
@@ -109,7 +110,7 @@ def bisected(holds: Certificate, low: float, high: float) -> float:
 
 def _positive(d: Floats) -> Floats:
     """A round that J never learns of has no row in M: any weight will do, and a small one costs nothing."""
-    return np.asarray(np.maximum(d, ULP * d.max()))
+    return np.asarray(np.maximum(d, FLOAT64_EPSILON * d.max()))
 
 
 def balanced(times: Callable[[Floats], Floats], size: int) -> tuple[Floats, float]:
@@ -123,7 +124,7 @@ def balanced(times: Callable[[Floats], Floats], size: int) -> tuple[Floats, floa
     # Near to aligned, and as good as random: no generator whose numbers might change some day.
     turns = np.outer(np.arange(1, size + 1), np.sqrt([2.0, 3.0, 5.0, 7.0, 11.0, 13.0]))
     u = before = _unit(1.0 + 0.4 * np.cos(turns))
-    for _ in range(STEPS):
+    for _ in range(WEIGHT_STEPS):
         before, u = u, _unit(times(u + 0.9 * (u - before)))
     moved = times(u)
     return np.asarray(np.linalg.norm(moved, axis=1)), float((u * moved).sum())

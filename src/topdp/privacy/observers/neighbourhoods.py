@@ -25,49 +25,50 @@ import numpy as np
 from scipy import sparse
 
 from topdp.base.array_types import Ints
-from topdp.base.progress import Progress
+from topdp.base.progress import Progress, silent
 from topdp.plan import Plan
 from topdp.privacy.basics.exposure import Exposure
 from topdp.privacy.basics.refusals import NotCovered
 from topdp.privacy.observers.band_bounds import bracket_band
-from topdp.privacy.observers.parallel_map import at_once
-from topdp.privacy.observers.reader_layout import Question, UnsuitedError, Ways, lay_out
-from topdp.privacy.observers.reader_tracking import tracked
+from topdp.privacy.observers.parallel_map import parallel_map
+from topdp.privacy.observers.reader_layout import ReaderQuestion, RowFlow, UnsuitedError, lay_out
+from topdp.privacy.observers.reader_tracking import track_changes
 from topdp.privacy.observers.view import View, amplified
 from topdp.privacy.observers.worst_case import every_round, information
+from topdp.privacy.query import Query
 
 Trace = tuple[int, ...]
 
-ROOMS = (160, 80, 40, 20, 0)
+BALL_ROW_LIMITS = (160, 80, 40, 20, 0)
 """Rows that may be hidden in a ball, at most; the first that is affordable is taken."""
 
-PATIENT = 400
-"""The same for users who are patient."""
+SLOW_BALL_ROW_LIMIT = 400
+"""The same where slow answers are allowed."""
 
-BUDGET = 600.0
+MAX_UNASKED_SECONDS = 600.0
 """Seconds of one core that a bound may take unasked."""
 
-FARTHEST = 8
+MAX_BALL_RADIUS = 8
 """Links from the owner to the edge of its ball, at most."""
 
-FEW = 24
+MAX_FIRST_TRACES = 24
 """Traces that are looked at one by one in the first ball; where there are more, it is as small as can be."""
 
-LONGEST, ROUGH = 64, 2e-5
+BALL_FOLLOWED_ROUNDS, BALL_BEARABLE_REST = 64, 2e-5
 """Rounds for which a change is followed, and what may be left of it then, per largest change."""
 
-AT_ONCE = 8192
+ROWS_PER_BATCH = 8192
 """Rows of all the questions of a batch."""
 
-LISTED = 2000
+MAX_LISTED_AGENTS = 2000
 """Agents up to whom the answer lists every pair; beyond, an owner has its largest alone."""
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class PlanNeighbourhoods:
     """Who is how near to whom in a plan, by rows."""
 
-    ways: Ways
+    ways: RowFlow
     balls: dict[tuple[int, int], Ints] = field(default_factory=dict)
 
     @property
@@ -116,7 +117,7 @@ class Surroundings:
     def farthest(self, owner: int, room: int) -> int:
         """The reach of the largest ball that has room."""
         reach = 0
-        while reach < FARTHEST:
+        while reach < MAX_BALL_RADIUS:
             wider = self.hidden(owner, reach + 1)
             if len(wider) > room or len(wider) == len(self.hidden(owner, reach)):
                 break
@@ -125,7 +126,7 @@ class Surroundings:
 
 
 @dataclass
-class _Owner:
+class _OwnerBounds:
     """μ² at unit sensitivity at most, of the traces that together stand for all coalitions."""
 
     number: int
@@ -136,13 +137,13 @@ class _Owner:
         return max(self.found, key=lambda key: (self.found[key], key))
 
 
-def bounded_nearby(
-    ways: Ways,
+def neighbourhood_bound(
+    ways: RowFlow,
     exposure: Exposure,
     colluders: int = 1,
     owners: Sequence[int] | None = None,
-    progress: Progress | None = None,
-    room: int = ROOMS[0],
+    progress: Progress = silent,
+    room: int = BALL_ROW_LIMITS[0],
     workers: int | None = None,
 ) -> View:
     """What any `colluders` agents learn at most of each owner; `owners`: default all.
@@ -157,27 +158,27 @@ def bounded_nearby(
     >>> steps = Schedule(rate=np.full(10, 0.1), noise=np.full(10, 0.1))
     >>> plan = TopSynchronous(0.5).plan(topology.ring(20), steps, np.full(20, 5.0), seed=0)
     >>> exposed = exposure(20, sensitivity=1.0)
-    >>> seen = bounded_nearby(Ways(plan), exposed, room=10)
+    >>> seen = bounded_nearby(RowFlow(plan), exposed, room=10)
     >>> bool(1 < seen.worst().max() / adaptive(plan, exposed).worst().max() < 1.05)
     True
     """
-    around = Surroundings(ways)
+    around = PlanNeighbourhoods(ways)
     asked = list(range(ways.plan.agents)) if owners is None else list(owners)
-    search = _Search(around, exposure.periods(), colluders, room, workers)
+    search = _BallSearch(around, exposure.periods(), colluders, room, workers)
     found = search.all(asked, progress)
     return _view(around, exposure, colluders, found)
 
 
-def affordable(ways: Ways, colluders: int = 1, patient: bool = False) -> int:
+def affordable_ball_rows(ways: RowFlow, query: Query) -> int:
     """The room that there is time for; refused where there is none at all."""
-    if patient:
-        return PATIENT
-    around = Surroundings(ways)
+    if query.allow_slow:
+        return SLOW_BALL_ROW_LIMIT
+    around = PlanNeighbourhoods(ways)
     n = ways.plan.agents
     some = range(0, n, max(1, n // 25))
-    for room in ROOMS:
-        work = sum(_seconds(around, i, colluders, room) for i in some) * n / len(some)
-        if work <= BUDGET:
+    for room in BALL_ROW_LIMITS:
+        work = sum(_seconds(around, i, query.colluders, room) for i in some) * n / len(some)
+        if work <= MAX_UNASKED_SECONDS:
             return room
     raise NotCovered(
         f"The adaptive answer of {ways.plan.releases} releases among {n} agents takes about {work / 60:.0f} "
@@ -186,11 +187,11 @@ def affordable(ways: Ways, colluders: int = 1, patient: bool = False) -> int:
     )
 
 
-def _seconds(around: Surroundings, owner: int, colluders: int, room: int) -> float:
+def _seconds(around: PlanNeighbourhoods, owner: int, colluders: int, room: int) -> float:
     """Of one core, roughly: for the first balls, and for those of the readers that grow to the end."""
     farthest, first = around.farthest(owner, room), 0
     inner = len(around.near(owner, 0))
-    if farthest and _sets(len(around.near(owner, 1)), colluders) <= FEW:
+    if farthest and _sets(len(around.near(owner, 1)), colluders) <= MAX_FIRST_TRACES:
         first = 1
     total = 0.0
     for reach in range(first, farthest + 1):
@@ -205,41 +206,40 @@ def _sets(agents: int, most: int) -> int:
     return sum(math.comb(agents, size) for size in range(most + 1))
 
 
-class _Search:
+class _BallSearch:
     """Balls that grow around whoever may learn most."""
 
     def __init__(
-        self, around: Surroundings, periods: Ints, colluders: int, room: int, workers: int | None
+        self, around: PlanNeighbourhoods, periods: Ints, colluders: int, room: int, workers: int | None
     ) -> None:
         self.around, self.periods, self.colluders = around, periods, colluders
         self.room, self.workers = room, workers
 
-    def all(self, owners: Sequence[int], progress: Progress | None) -> list[_Owner]:
-        states = [_Owner(i, self.around.farthest(i, self.room)) for i in owners]
+    def all(self, owners: Sequence[int], progress: Progress) -> list[_OwnerBounds]:
+        states = [_OwnerBounds(i, self.around.farthest(i, self.room)) for i in owners]
         pending = [(state, self._first(state)) for state in states]
         done, total = 0, 0
         while pending:
             asked = [(state, reach, trace) for state, nodes in pending for reach, trace in nodes]
             batches = self._batched(asked)
             total += len(batches)
-            for batch, values in zip(batches, at_once(self._values, batches, self.workers), strict=True):
+            for batch, values in zip(batches, parallel_map(self._values, batches, self.workers), strict=True):
                 for (state, reach, trace), value in zip(batch, values, strict=True):
                     state.found[reach, trace] = value
                 done += 1
-                if progress is not None:
-                    progress("accounting", done, total, unit="observer")
+                progress("accounting", done, total, unit="observer")
             pending = [(state, nodes) for state in states if (nodes := self._grown(state))]
         return states
 
-    def _first(self, state: _Owner) -> list[tuple[int, Trace]]:
+    def _first(self, state: _OwnerBounds) -> list[tuple[int, Trace]]:
         for reach in range(min(1, state.farthest), -1, -1):
             near = self.around.near(state.number, reach)
             nodes = [(reach, trace) for trace in _up_to(self.colluders, near)]
-            if len(nodes) <= FEW:
+            if len(nodes) <= MAX_FIRST_TRACES:
                 break
         return nodes
 
-    def _grown(self, state: _Owner) -> list[tuple[int, Trace]]:
+    def _grown(self, state: _OwnerBounds) -> list[tuple[int, Trace]]:
         """Takes out the largest, where its ball can grow, and says what stands for it in the larger one."""
         reach, trace = state.largest()
         if reach >= state.farthest or state.found[reach, trace] == 0:
@@ -264,19 +264,21 @@ class _Search:
             needs = 4 * size(node) + 8  # rows that are made of hidden ones, too
             if needs > room:
                 batches.append([])
-                room = AT_ONCE
+                room = ROWS_PER_BATCH
             batches[-1].append(node)
             room -= needs
         return batches
 
     def _values(self, batch: list[_Node]) -> list[float]:
         questions = [
-            Question(trace, np.array([state.number]), self.around.hidden(state.number, reach))
+            ReaderQuestion(trace, np.array([state.number]), self.around.hidden(state.number, reach))
             for state, reach, trace in batch
         ]
         periods = self.periods[[state.number for state, _, _ in batch]][:, None]
         try:
-            told = tracked(lay_out(self.around.ways, questions), None, LONGEST, rest=ROUGH)
+            told = track_changes(
+                lay_out(self.around.ways, questions), None, BALL_FOLLOWED_ROUNDS, rest=BALL_BEARABLE_REST
+            )
         except UnsuitedError:  # a row without noise, say: all others together are the bound then
             return [np.inf] if len(batch) == 1 else [self._values([node])[0] for node in batch]
         return [
@@ -285,14 +287,14 @@ class _Search:
         ]
 
 
-_Node = tuple[_Owner, int, Trace]
+_Node = tuple[_OwnerBounds, int, Trace]
 
 
-def _view(around: Surroundings, exposure: Exposure, colluders: int, found: list[_Owner]) -> View:
+def _view(around: PlanNeighbourhoods, exposure: Exposure, colluders: int, found: list[_OwnerBounds]) -> View:
     n, periods = around.plan.agents, exposure.periods()
     per_release = information(around.plan)
     ceiling = np.array([every_round(per_release[:, i], int(periods[i])) for i in range(n)])
-    listed = colluders == 1 and n <= LISTED
+    listed = colluders == 1 and n <= MAX_LISTED_AGENTS
     observers: tuple[Trace, ...] = tuple((j,) for j in range(n)) if listed else ((),)
     upper = np.full((n, len(observers)), np.nan)
     for state in found:

@@ -10,8 +10,9 @@ J knows have no covariance and are left out, so the state is smaller than the pl
 O(rows²·(sources + rows seen)); nothing is dense in the rounds.
 
 **Numbers.** Rounding errors are about 1e-16 of the variance V that entered a row by ways J does not see. A
-row that J sees counts as noiseless when at most `RESOLUTION`·V of its variance is left. And what J learns is
-stated for noise whose variance is smaller by `ROUNDING`·V in every row it sees: less noise never loses less.
+row that J sees counts as noiseless when at most `NOISE_RESOLUTION`·V of its variance is left. What J learns
+is stated for noise whose variance is smaller by `VARIANCE_ROUNDING`·V in every row it sees: less noise never
+loses less.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ from scipy import sparse
 from scipy.linalg.lapack import dtrtri
 
 from topdp.base.array_types import Bools, Floats, Ints
-from topdp.plan import Plan, Round
-from topdp.privacy.basics.refusals import NotCovered, PrivacyError
+from topdp.plan import Capability, Plan, Round, unsupported
+from topdp.privacy.basics.refusals import PrivacyError, expect_supported
 
-RESOLUTION = 1e-13
+NOISE_RESOLUTION = 1e-13
 """A row has no noise of its own below this share of the variance that entered it."""
 
-ROUNDING = 1e-14
+VARIANCE_ROUNDING = 1e-14
 """Share of the variance that entered a row that is not counted on."""
 
 
@@ -46,7 +47,7 @@ class Public(Enum):
 
 
 @dataclass(frozen=True)
-class Sight:
+class FilteredRound:
     """One round in the eyes of J: how shifts of the unknown rows move, and what of them J sees.
 
     Live rows are ordered: first those that stay unknown (`kept`), then those seen. Of the seen ones the
@@ -70,30 +71,20 @@ class Sight:
     size: Floats  # [live] the same for shifts, per unit of gradient
 
 
-def expect_sums(plan: Plan) -> None:
-    """Refuses rows that are no sums of rows, gradients and noise: nothing is known of hidden ones then."""
-    if plan.adaptive is not None:
-        raise NotCovered(
-            "Adam is not linear: what hidden rows tell after it is not known. Use guarantee='adaptive' or "
-            "'worst-case', in which every row counts as seen, or another optimiser."
-        )
-    if plan.robust is not None:
-        raise NotCovered(
-            f"Robust mixing ({plan.robust.rule}) is not linear: what hidden rows tell after it is not known. "
-            "Use guarantee='adaptive' or 'worst-case', in which every row counts as seen, or rule = 'mean'."
-        )
-    if plan.rounded is not None:
-        raise NotCovered(
-            f"Rows are rounded to {plan.rounded}: what rows that are hidden from an observer tell after that "
-            "is not known. Use guarantee='worst-case', in which every row counts as seen; 'adaptive' with a "
-            "method whose rows are all estimates (dsgd, muffliato, correlated, plain, or any in pairs); or "
-            "train.rows='model'."
-        )
+def nonlinear_reason(plan: Plan) -> str | None:
+    """Why nothing is known of hidden rows, where rows are no sums of rows, gradients and noise."""
+    need = unsupported(plan, {Capability.SHARED_DRAWS, Capability.PRUNED_ROWS})
+    return need and (
+        f"Not covered: {need}. What rows that are hidden from an observer tell after it is not known. Use "
+        "guarantee='worst-case', in which every row counts as seen; 'adaptive', where mixing is robust or "
+        "all rows are estimates (dsgd, muffliato, correlated, plain, or any in pairs); or "
+        "train.optimiser='sgd', robust.rule='mean' and train.rows='model'."
+    )
 
 
-def sights(plan: Plan, coalition: Bools, public: Public = Public.NOTHING) -> Iterator[Sight]:
+def filtered_rounds(plan: Plan, coalition: Bools, public: Public = Public.NOTHING) -> Iterator[FilteredRound]:
     """The rounds of `plan` as the agents marked in `coalition` [agents] see them together."""
-    expect_sums(plan)
+    expect_supported(nonlinear_reason(plan))
     unknown = unknown_draws(plan, coalition)
     seen, live = _live(plan, coalition, unknown, public)
     distinct = [len(np.unique(d[d >= 0])) == (d >= 0).sum() for d in plan.draw.values]
@@ -118,7 +109,7 @@ class _Unknown:
 
 def _advance(
     plan: Plan, this: Round, rows: Ints, kept: int, unknown: Bools, distinct: bool, before: _Unknown
-) -> tuple[Sight, _Unknown]:
+) -> tuple[FilteredRound, _Unknown]:
     position = np.full(plan.rows, -1)
     position[before.rows] = np.arange(len(before.rows))
     source, weight = this.source[rows], this.weight[rows]
@@ -142,7 +133,7 @@ def _advance(
     white = whiten(P[kept:, kept:], variance[kept:])
     gain = white.inverse @ P[kept:, :kept][white.fresh]
     whole, P = P, P[:kept, :kept] - gain.T @ gain
-    sight = Sight(
+    sight = FilteredRound(
         rows=rows,
         mix=mix,
         owner=plan.owner[rows].astype(np.int64),
@@ -194,20 +185,21 @@ class Whitening(NamedTuple):
     inverse: Floats  # L⁻¹ [fresh, fresh], L Lᵀ the covariance of the fresh rows
     null: Ints  # the other rows
     weights: Floats  # Q [null, fresh]: what the null rows are made of
-    guard: float  # by how much whitened shifts have to grow when C loses ROUNDING·V; infinite if C may vanish
+    guard: float
+    """By how much whitened shifts grow when C loses VARIANCE_ROUNDING·V; infinite if C may vanish."""
 
 
 def whiten(C: Floats, variance: Floats) -> Whitening:
     """The whitening of rows with covariance C; `variance` is V.
 
-    A row is null when, given the rows before it, at most RESOLUTION·V is left of its variance.
+    A row is null when, given the rows before it, at most NOISE_RESOLUTION·V is left of its variance.
     """
     k = len(C)
     scale = np.sqrt(np.maximum(C.diagonal(), 0.0))
     if (scale > 0).all():
         try:
             L = np.asarray(np.linalg.cholesky(C / scale[:, None] / scale), np.float64) * scale[:, None]
-            if (L.diagonal() ** 2 > RESOLUTION * variance).all():
+            if (L.diagonal() ** 2 > NOISE_RESOLUTION * variance).all():
                 inverse = _inverse(L)
                 nothing = np.empty(0, np.int64)
                 return Whitening(np.arange(k), inverse, nothing, np.empty((0, k)), _guard(inverse, variance))
@@ -220,7 +212,7 @@ def whiten(C: Floats, variance: Floats) -> Whitening:
         f = len(fresh)
         said = inverse[:f, :f] @ C[fresh, a]
         left = C[a, a] - said @ said
-        if left > RESOLUTION * variance[a]:
+        if left > NOISE_RESOLUTION * variance[a]:
             inverse[f, :f] = -(said @ inverse[:f, :f]) / np.sqrt(left)
             inverse[f, f] = 1 / np.sqrt(left)
             fresh.append(a)
@@ -239,8 +231,8 @@ def _inverse(L: Floats) -> Floats:
 
 
 def _guard(inverse: Floats, variance: Floats) -> float:
-    # C - E >= (1 - ρ) C with E = ROUNDING·V and ρ = tr(L⁻¹ E L⁻ᵀ)
-    share = ROUNDING * float((inverse * inverse @ variance).sum())
+    # C - E >= (1 - ρ) C with E = VARIANCE_ROUNDING·V and ρ = tr(L⁻¹ E L⁻ᵀ)
+    share = VARIANCE_ROUNDING * float((inverse * inverse @ variance).sum())
     return 1 / math.sqrt(1 - share) if share < 0.5 else math.inf
 
 

@@ -25,7 +25,7 @@ def cores() -> int:
     return min(held, int(os.environ.get("TOPDP_CORES", held)))
 
 
-def at_once(
+def parallel_map(
     function: Callable[[Item], Result], items: Sequence[Item], workers: int | None = None
 ) -> Iterator[Result]:
     """The results in the order of the items; `workers`: default all cores.

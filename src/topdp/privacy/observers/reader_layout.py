@@ -23,16 +23,16 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from topdp.base.array_types import Bools, Floats, Ints
-from topdp.plan import Plan
+from topdp.plan import Capability, Plan, unsupported
 
-NOWHERE = -1
+NO_ROW = -1
 
 
 class UnsuitedError(Exception):
     """The plan is not of the kind that is followed here; never shown to users."""
 
 
-class Question(NamedTuple):
+class ReaderQuestion(NamedTuple):
     """What `members` learn of `owners`, if no rows but `hidden` are hidden from them."""
 
     members: tuple[int, ...]
@@ -41,7 +41,7 @@ class Question(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Ways:
+class RowFlow:
     """A plan whose estimates everybody reads, and which of its other rows ever enter which rows."""
 
     plan: Plan
@@ -56,8 +56,8 @@ class Ways:
             used = plan.source[r][(plan.source[r] >= 0) & (plan.weight[r] != 0)]
             if not plan.exists[r - 1, used].all():
                 raise UnsuitedError("A row is made of one that is not there.")
-        if plan.adaptive is not None or plan.robust is not None or plan.rounded is not None or plan.pruned:
-            raise UnsuitedError("Rows are no sums of rows.")
+        if need := unsupported(plan, {Capability.SHARED_DRAWS}):
+            raise UnsuitedError(f"Not covered: {need}.")
 
     @cached_property
     def secret(self) -> Bools:
@@ -92,10 +92,10 @@ class Ways:
 
 
 @dataclass(frozen=True)
-class Layout:
+class ReaderLayout:
     """The rows that matter to a batch of questions, [releases, batch, rows]; padded with rows that are not.
 
-    `at`: the position of the one hidden row of the round before that enters, or NOWHERE; `weight`: with what
+    `at`: the position of the one hidden row of the round before that enters, or NO_ROW; `weight`: with what
     weight. `live`: hidden, and something later is made of it. `tells`: seen, and a hidden row or the step of
     an owner in question enters. `variance`: of the fresh noise that the observers do not know.
     """
@@ -106,7 +106,7 @@ class Layout:
     live: Bools
     tells: Bools
     step: Floats
-    owner: NDArray[np.int32]  # [batch, rows] position among the owners of the question, or NOWHERE
+    owner: NDArray[np.int32]  # [batch, rows] position among the owners of the question, or NO_ROW
 
     @property
     def widest(self) -> int:
@@ -114,15 +114,15 @@ class Layout:
         return int(self.live.sum(axis=2).max(initial=0))
 
 
-def lay_out(ways: Ways, questions: Sequence[Question]) -> Layout:
+def lay_out(ways: RowFlow, questions: Sequence[ReaderQuestion]) -> ReaderLayout:
     """The arrays of some questions; they are padded to the largest, so ask alike ones together."""
-    grounds: dict[tuple[bytes, bytes], _Ground] = {}
+    grounds: dict[tuple[bytes, bytes], _SharedRows] = {}
     found = []
     for question in questions:
         key = question.owners.tobytes(), question.hidden.tobytes()
         if key not in grounds:
-            grounds[key] = _ground(ways, question.owners, question.hidden)
-        found.append(_one(ways, grounds[key], question.members))
+            grounds[key] = _shared_rows(ways, question.owners, question.hidden)
+        found.append(_question_rows(ways, grounds[key], question.members))
     width = max(part.at.shape[1] for part in found)
 
     def padded(name: str, empty: object) -> NDArray[Any]:
@@ -133,15 +133,15 @@ def lay_out(ways: Ways, questions: Sequence[Question]) -> Layout:
             whole[..., b, : part.shape[-1]] = part
         return whole
 
-    at, tells, variance = padded("at", NOWHERE), padded("tells", False), padded("variance", 0.0)
+    at, tells, variance = padded("at", NO_ROW), padded("tells", False), padded("variance", 0.0)
     live = _live(at, tells)
     if (variance[tells | live] <= 0).any():
         raise UnsuitedError("A row has no noise.")
-    step, owner = padded("step", 0.0), padded("owner", NOWHERE)
-    return Layout(at, padded("weight", 0.0), variance, live, tells, step, owner)
+    step, owner = padded("step", 0.0), padded("owner", NO_ROW)
+    return ReaderLayout(at, padded("weight", 0.0), variance, live, tells, step, owner)
 
 
-class _Ground(NamedTuple):
+class _SharedRows(NamedTuple):
     """What does not depend on who looks: rows that matter, [releases, rows] and [releases, rows, sources]."""
 
     rows: Ints
@@ -154,8 +154,8 @@ class _Ground(NamedTuple):
     variance: Floats  # of all fresh noise, whoever knows it
 
 
-class _One(NamedTuple):
-    """One question: the parts of `Layout`, [releases, rows]."""
+class _QuestionRows(NamedTuple):
+    """One question: the parts of `ReaderLayout`, [releases, rows]."""
 
     at: NDArray[np.int32]
     weight: Floats
@@ -165,29 +165,29 @@ class _One(NamedTuple):
     owner: NDArray[np.int32]
 
 
-def _ground(ways: Ways, owners: Ints, hidden: Ints) -> _Ground:
+def _shared_rows(ways: RowFlow, owners: Ints, hidden: Ints) -> _SharedRows:
     plan = ways.plan
     hidden = hidden[ways.secret[hidden]]
     mine = [ways.rows_of[i] for i in owners.tolist()]
     rows = np.unique(np.concatenate([hidden, ways.entered(hidden), *mine]).astype(np.int64))
-    place = np.full(plan.rows, NOWHERE, np.int32)
+    place = np.full(plan.rows, NO_ROW, np.int32)
     place[hidden] = np.searchsorted(rows, hidden)
     source = plan.source.values[:, rows]
     weight = plan.weight.values[:, rows][plan.weight.which]
     exists = np.asarray((source >= 0).any(axis=-1))[plan.source.which]
-    at = np.where(source >= 0, place[source], NOWHERE)[plan.source.which]
-    at[weight == 0] = NOWHERE
-    at[0] = NOWHERE
-    position = np.full(plan.agents, NOWHERE, np.int32)
+    at = np.where(source >= 0, place[source], NO_ROW)[plan.source.which]
+    at[weight == 0] = NO_ROW
+    at[0] = NO_ROW
+    position = np.full(plan.agents, NO_ROW, np.int32)
     position[owners] = np.arange(len(owners))
     owner = position[plan.owner[rows]]
     step = -plan.rate[:, None] * plan.carries.values[:, rows][plan.carries.which]
     step = np.where((owner >= 0) & exists, step, 0.0)
     variance = _variance(plan, np.zeros(plan.draws, bool), rows)
-    return _Ground(rows, exists, place[rows] >= 0, at, weight, step, owner, variance)
+    return _SharedRows(rows, exists, place[rows] >= 0, at, weight, step, owner, variance)
 
 
-def _one(ways: Ways, ground: _Ground, members: tuple[int, ...]) -> _One:
+def _question_rows(ways: RowFlow, ground: _SharedRows, members: tuple[int, ...]) -> _QuestionRows:
     plan, rows, at = ways.plan, ground.rows, ground.at
     J = np.zeros(plan.agents, bool)
     J[list(members)] = True
@@ -206,7 +206,7 @@ def _one(ways: Ways, ground: _Ground, members: tuple[int, ...]) -> _One:
     enters[1:] = (at[1:] >= 0) & unknown[np.arange(R - 1)[:, None, None], at[1:]]
     if sources > 1 and (np.count_nonzero(enters, axis=-1) > 1).any():
         raise UnsuitedError("Two hidden rows meet in one.")
-    one, share = np.full((R, count), NOWHERE, np.int32), np.zeros((R, count))
+    one, share = np.full((R, count), NO_ROW, np.int32), np.zeros((R, count))
     for s in range(sources):
         one[enters[:, :, s]] = at[:, :, s][enters[:, :, s]]
         share[enters[:, :, s]] = ground.weight[:, :, s][enters[:, :, s]]
@@ -217,7 +217,7 @@ def _one(ways: Ways, ground: _Ground, members: tuple[int, ...]) -> _One:
         known[entering[entering >= 0]] = True
     mine = known[plan.draw.values[:, rows]] & (plan.draw.values[:, rows] >= 0)
     variance = _variance(plan, known, rows) if mine.any() else ground.variance
-    return _One(one, share, variance, tells, ground.step, ground.owner)
+    return _QuestionRows(one, share, variance, tells, ground.step, ground.owner)
 
 
 def _live(at: NDArray[np.int32], tells: Bools) -> Bools:

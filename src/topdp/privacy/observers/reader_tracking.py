@@ -13,8 +13,9 @@ by whoever would see all the rows it has entered by the next round: Σ (w·shift
 at least that of their fresh noise.
 
 **Guarantees.** As `banded`: near part in `values`, the length of the far part at most `rest`. Rounding as in
-`filtering`: what is learned is stated for noise whose variance is smaller by `ROUNDING`·V in every row seen,
-V what entered it by hidden ways; C - E >= (1 - ρ)C with ρ = Σ E/ν, because C is at least the fresh noise.
+`filtering`: what is learned is stated for noise whose variance is smaller by `VARIANCE_ROUNDING`·V in every
+row seen, V what entered it by hidden ways; C - E >= (1 - ρ)C with ρ = Σ E/ν, because C is at least the fresh
+noise.
 Where that leaves nothing (deviations that differ by a factor of millions) `UnsuitedError` is raised.
 """
 
@@ -25,29 +26,29 @@ from typing import NamedTuple
 import numpy as np
 
 from topdp.base.array_types import Floats, Ints
-from topdp.privacy.observers.band_matrix import REST, Band
-from topdp.privacy.observers.observer_filter import ROUNDING
-from topdp.privacy.observers.reader_layout import Layout, UnsuitedError
+from topdp.privacy.observers.band_matrix import MAX_FAR_PART, Band
+from topdp.privacy.observers.observer_filter import VARIANCE_ROUNDING
+from topdp.privacy.observers.reader_layout import ReaderLayout, UnsuitedError
 
-PAUSE = 4
+DROP_EVERY_ROUNDS = 4
 """Rounds between attempts to let old changes go."""
 
 
-class Told(NamedTuple):
+class TrackedChanges(NamedTuple):
     """Of one question: the band of each owner; [owners, classes] 1ᵀM1 over the rounds of each class."""
 
     bands: list[Band]
     aligned: Floats
 
 
-def tracked(
-    layout: Layout,
+def track_changes(
+    layout: ReaderLayout,
     periods: Ints | None,
     longest: int | None = None,
     single: bool = True,
-    rest: float = REST,
+    rest: float = MAX_FAR_PART,
     owners: int = 1,
-) -> list[Told]:
+) -> list[TrackedChanges]:
     """What the observers of each question are told.
 
     `periods` [questions, owners]: rounds r and s are of one class where they are alike modulo the period;
@@ -55,10 +56,10 @@ def tracked(
     `longest`: rounds for which a change is followed at most. `single`: single changes are followed, too;
     else there are no bands. `rest`: what may be left of a change that is let go, per largest change seen.
     """
-    return _Tracks(layout, periods, longest, single, rest, owners).all()
+    return _TrackedBatch(layout, periods, longest, single, rest, owners).all()
 
 
-class _Tracks:
+class _TrackedBatch:
     """The state of a batch: P and shifts of hidden rows, one row of zeros after them, and M so far.
 
     Shifts S are of single changes, A of the sums over the rounds of a class.
@@ -66,7 +67,7 @@ class _Tracks:
 
     def __init__(
         self,
-        layout: Layout,
+        layout: ReaderLayout,
         periods: Ints | None,
         longest: int | None,
         single: bool,
@@ -80,7 +81,7 @@ class _Tracks:
         self.owners = owners = owners if periods is None else periods.shape[1]
         self.K = layout.widest
         self.low = 0  # the oldest change that is followed
-        k, W = self.K + 1, PAUSE if single else 0
+        k, W = self.K + 1, DROP_EVERY_ROUNDS if single else 0
         self.P = np.zeros((self.B, k, k))
         self.V = np.zeros((self.B, k))
         self.A = np.zeros((self.B, k, owners, classes))
@@ -93,9 +94,9 @@ class _Tracks:
         self.leaks = np.zeros((self.B, owners, self.R), bool)
         self.written = np.zeros(self.B)  # the most that a change told whose row of M is final
 
-    def all(self) -> list[Told]:
+    def all(self) -> list[TrackedChanges]:
         for r in range(self.R):
-            if self.single and r and r % PAUSE == 0:
+            if self.single and r and r % DROP_EVERY_ROUNDS == 0:
                 self._let_go(r)
             self._look(r)
             self._make(r)
@@ -103,9 +104,9 @@ class _Tracks:
             self._write(self.R - self.low)
         return [self._of(b) for b in range(self.B)]
 
-    def _of(self, b: int) -> Told:
+    def _of(self, b: int) -> TrackedChanges:
         parts = zip(self.values[b], self.rest[b], self.leaks[b], strict=True)
-        return Told([Band(*part) for part in parts] if self.single else [], self.aligned[b])
+        return TrackedChanges([Band(*part) for part in parts] if self.single else [], self.aligned[b])
 
     def _look(self, r: int) -> None:
         """What is seen in round r of the hidden rows of the round before, and of this round's gradients."""
@@ -115,7 +116,7 @@ class _Tracks:
             return
         slot = self.place[b, layout.at[r, b, a]]  # NOWHERE is the last row of `place`: no hidden row
         w, nu, d = layout.weight[r, b, a], layout.variance[r, b, a], layout.step[r, b, a]
-        share = np.bincount(b, 1 + w * w * self.V[b, slot] / nu, minlength=self.B) * ROUNDING
+        share = np.bincount(b, 1 + w * w * self.V[b, slot] / nu, minlength=self.B) * VARIANCE_ROUNDING
         if not (share < 0.5).all():
             raise UnsuitedError("Nothing but rounding is left of some noise.")
         guard = 1 / (1 - share)
@@ -244,10 +245,10 @@ class _Tracks:
         if self.longest is not None:
             gone = max(gone, followed - self.longest)
         # Rounding is charged besides, as `banded` does.
-        self.rest[:, :, self.low : self.low + gone] = left[:, :, :gone] + REST / 2 * largest
+        self.rest[:, :, self.low : self.low + gone] = left[:, :, :gone] + MAX_FAR_PART / 2 * largest
         self._write(gone)
         kept = followed - gone
-        W = kept + PAUSE
+        W = kept + DROP_EVERY_ROUNDS
         S, G = np.zeros((self.B, k, self.owners, W)), np.zeros((self.B, self.owners, W, W))
         S[..., :kept] = self.S[..., gone:followed]
         G[..., :kept, :kept] = self.G[..., gone:followed, gone:followed]

@@ -6,7 +6,7 @@ looked at one by one; many at once, since each is a small matrix. Where there ar
 learn most are known by symmetry, or all are bounded by how well the secrets are connected.
 
 **Guarantees.** As `adaptive`: exact for each coalition that is looked at, but for rounding, which is on the
-side of larger loss. `bounded` is never below the exact value of any coalition of that size.
+side of larger loss. `connectivity_bound` is never below the exact value of any coalition of that size.
 """
 
 from __future__ import annotations
@@ -22,21 +22,22 @@ from scipy.sparse.csgraph import connected_components
 
 from topdp.base.array_types import Bools, Floats, Ints
 from topdp.plan import Plan
-from topdp.privacy.observers.observer_filter import ROUNDING, whiten
-from topdp.privacy.observers.worst_case import ROUNDING as LEAK
+from topdp.privacy.observers.observer_filter import VARIANCE_ROUNDING, whiten
+from topdp.privacy.observers.worst_case import STEP_ROUNDING
+from topdp.privacy.query import Query
 
 Coalition = tuple[int, ...]
 
-CHUNK = 1 << 22  # numbers of matrices that are inverted at once
+MAX_BATCH_NUMBERS = 1 << 22  # numbers of matrices that are inverted at once
 
-SURE = 1e-6
+MAX_ROUNDING_SHARE = 1e-6
 """Of ρ, the share of all noise that rounding may take: above it rows are looked at one after the other."""
 
-EFFORT = 4e9
+MAX_UNASKED_PRODUCTS = 4e9
 """Multiplications that are made unasked to look at coalitions one by one: some seconds."""
 
 
-class Kind(NamedTuple):
+class ReleasePattern(NamedTuple):
     """A release at unit step and scale, as it comes again in many rounds."""
 
     noise: Any  # sparse [draws, rows] standard deviations
@@ -45,19 +46,19 @@ class Kind(NamedTuple):
     owner: Ints  # [rows]
 
 
-class Releases(NamedTuple):
+class NoisyReleases(NamedTuple):
     """The noisy releases of a plan: which kind each is, and the square of step over scale."""
 
     knows: Any  # sparse [agents, draws]: who knows which draws, or makes a row of them
-    kinds: list[Kind]
+    kinds: list[ReleasePattern]
     which: Ints  # [releases]; -1: carries nothing
     ratio: Floats  # [releases]
 
 
-def releases(plan: Plan) -> Releases:
+def noisy_releases(plan: Plan) -> NoisyReleases:
     """What carries gradients, each kind once."""
     which, known = np.full(plan.releases, -1), {}
-    kinds: list[Kind] = []
+    kinds: list[ReleasePattern] = []
     for r in np.flatnonzero(plan.rate > 0).tolist():
         name = (plan.draw.which[r], plan.std.which[r], plan.carries.which[r], plan.exists[r].tobytes())
         if name not in known:
@@ -66,10 +67,10 @@ def releases(plan: Plan) -> Releases:
         which[r] = known[name]
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         ratio = np.where(plan.rate > 0, np.square(plan.rate / plan.scale), 0.0)
-    return Releases(_known_draws(plan), kinds, which, ratio)
+    return NoisyReleases(_known_draws(plan), kinds, which, ratio)
 
 
-def _kind(plan: Plan, round: int) -> Kind:
+def _kind(plan: Plan, round: int) -> ReleasePattern:
     tells = plan.carries[round] | ((plan.draw[round] >= 0) & (plan.std[round] != 0)).any(axis=1)
     rows = np.flatnonzero(plan.exists[round] & tells)  # the others follow from rows that were seen
     m, draw, std = len(rows), plan.draw[round][rows], plan.std[round][rows]
@@ -79,7 +80,7 @@ def _kind(plan: Plan, round: int) -> Kind:
     noise.eliminate_zeros()
     steps = np.zeros((m, plan.agents))
     steps[np.arange(m), plan.owner[rows]] = plan.carries[round][rows]
-    return Kind(noise, _products(noise), steps, plan.owner[rows].astype(np.int64))
+    return ReleasePattern(noise, _products(noise), steps, plan.owner[rows].astype(np.int64))
 
 
 def _products(noise: Any) -> Any:
@@ -107,9 +108,9 @@ def _known_draws(plan: Plan) -> Any:
     return sparse.csr_array((np.ones(pairs.shape[1]), pairs), shape=(plan.agents, plan.draws))
 
 
-def looked_at(plan: Plan, found: Releases, colluders: int, patient: bool) -> list[Coalition] | None:
-    """Coalitions of which one learns most of each agent; None: too many to look at."""
-    n = plan.agents
+def worst_coalitions(plan: Plan, found: NoisyReleases, query: Query) -> list[Coalition] | None:
+    """Coalitions among which is one that learns most of each agent; None: too many to compute each."""
+    n, colluders = plan.agents, query.colluders
     if len(found.kinds) == 1 and (own := _alike(found.kinds[0], found.knows)) is not None:
         # docs/privacy.md: where all share secrets, those collude who had most noise of their own.
         order = np.argsort(-own, kind="stable").tolist()
@@ -118,31 +119,31 @@ def looked_at(plan: Plan, found: Releases, colluders: int, patient: bool) -> lis
             tuple(sorted([*most[:k], others[0], *most[k + 1 :]])) for k in range(colluders) if others
         ]
     work = sum(len(kind.owner) ** 3 for kind in found.kinds)
-    if patient or math.comb(n, colluders) * 2 * max(work, 1) <= EFFORT:
+    if query.allow_slow or math.comb(n, colluders) * 2 * max(work, 1) <= MAX_UNASKED_PRODUCTS:
         return list(itertools.combinations(range(n), colluders))
     return None
 
 
 def enumerable(agents: int, colluders: int) -> bool:
     """Whether coalitions of so many agents with a row each are looked at one by one, unasked."""
-    return math.comb(agents, colluders) * 2 * agents**3 <= EFFORT
+    return math.comb(agents, colluders) * 2 * agents**3 <= MAX_UNASKED_PRODUCTS
 
 
-def information_of(plan: Plan, found: Releases, coalitions: Sequence[Coalition]) -> Floats:
+def information_of(plan: Plan, found: NoisyReleases, coalitions: Sequence[Coalition]) -> Floats:
     """[kinds, coalitions, agents]: 1/z² at unit step, scale and sensitivity; 0 for members."""
     result = np.zeros((len(found.kinds), len(coalitions), plan.agents))
     members = np.zeros((len(coalitions), plan.agents), bool)
     for o, J in enumerate(coalitions):
         members[o, list(J)] = True
     for k, kind in enumerate(found.kinds):
-        for part in _parts(len(coalitions), len(kind.owner), plan.draws):
+        for part in _batches(len(coalitions), len(kind.owner), plan.draws):
             unknown = members[part].astype(float) @ found.knows == 0
             result[k, part] = _squared(kind, unknown, members[part])
     result[:, members] = 0.0
     return result
 
 
-def _squared(kind: Kind, unknown: Bools, members: Bools) -> Floats:
+def _squared(kind: ReleasePattern, unknown: Bools, members: Bools) -> Floats:
     """sᵀC⁻¹s [coalitions, agents], C the covariance by the draws unknown to each."""
     m = len(kind.owner)
     if not m:  # a round without rows releases nothing
@@ -157,9 +158,9 @@ def _squared(kind: Kind, unknown: Bools, members: Bools) -> Floats:
             inverse = np.linalg.inv(C / scale[:, :, None] / scale[:, None, :])
         except np.linalg.LinAlgError:
             inverse = np.full_like(C, np.nan)
-        # C - E >= (1 - ρ)C with E = ROUNDING·V and ρ = tr(C⁻¹E), as in `whiten`
-        share = ROUNDING * inverse[:, rows, rows].sum(axis=1)
-        sure = (inverse[:, rows, rows] > 0.5).all(axis=1) & (share < SURE)
+        # C - E >= (1 - ρ)C with E = VARIANCE_ROUNDING·V and ρ = tr(C⁻¹E), as in `whiten`
+        share = VARIANCE_ROUNDING * inverse[:, rows, rows].sum(axis=1)
+        sure = (inverse[:, rows, rows] > 0.5).all(axis=1) & (share < MAX_ROUNDING_SHARE)
         weights = kind.steps / scale[:, :, None]
         squares = np.einsum("ora,ora->oa", weights, inverse @ weights) / (1 - share)[:, None]
     for o in np.flatnonzero(~sure).tolist():
@@ -167,7 +168,7 @@ def _squared(kind: Kind, unknown: Bools, members: Bools) -> Floats:
     return np.asarray(squares)
 
 
-def _one_by_groups(C: Floats, kind: Kind) -> Floats:
+def _one_by_groups(C: Floats, kind: ReleasePattern) -> Floats:
     """The same with rows that may lack noise; those that share no draws are independent releases."""
     result = np.zeros(kind.steps.shape[1])
     labels = connected_components(sparse.csr_array(C), directed=False)[1]
@@ -183,14 +184,14 @@ def _generalized(C: Floats, S: Floats) -> Floats:
     left = np.abs(S[null] - weights @ S[fresh])
     # Rounding in the weights is judged by all that enters the row, whoever's step it is.
     entered = (S[null] + np.abs(weights) @ S[fresh]).sum(axis=1, keepdims=True)
-    leaks = (left > LEAK * entered).any(axis=0)
+    leaks = (left > STEP_ROUNDING * entered).any(axis=0)
     D = inverse @ S[fresh] if len(fresh) else np.zeros((0, S.shape[1]))
     if not np.isfinite(guard):  # rounding may hide that there is no noise at all
         return np.where(leaks | D.any(axis=0), np.inf, 0.0)
     return np.where(leaks, np.inf, np.square(D * guard).sum(axis=0))
 
 
-def bounded(plan: Plan, found: Releases, colluders: int) -> Floats | None:
+def connectivity_bound(plan: Plan, found: NoisyReleases, colluders: int) -> Floats | None:
     """[kinds, 1, agents]: no coalition of so many learns more; None where no bound is known.
 
     In pairs with opposite signs NNᵀ is a diagonal of own noise and a Laplacian. An agent that leaves takes at
@@ -227,7 +228,7 @@ def by_connectivity(own: Floats, connected: float, colluders: int) -> Floats:
     return np.asarray((1 + connected / (own + connected) / left) / (own + connected))
 
 
-def _own_and_pairs(kind: Kind, knows: Any) -> tuple[Floats, Floats] | None:
+def _own_and_pairs(kind: ReleasePattern, knows: Any) -> tuple[Floats, Floats] | None:
     """Own variances [n] and weights [n, n] of pairs; None where noise has another form.
 
     Also where somebody knows a draw that enters no row of his: that would hide nobody from him.
@@ -251,7 +252,7 @@ def _own_and_pairs(kind: Kind, knows: Any) -> tuple[Floats, Floats] | None:
     return own, weights
 
 
-def _alike(kind: Kind, knows: Any) -> Floats | None:
+def _alike(kind: ReleasePattern, knows: Any) -> Floats | None:
     """Own variances, where every two agents share noise and all pairs share the same amount."""
     parts = _own_and_pairs(kind, knows)
     if parts is None or len(parts[0]) < 2:
@@ -260,6 +261,6 @@ def _alike(kind: Kind, knows: Any) -> Floats | None:
     return parts[0] if between[0] > 0 and (between == between[0]).all() else None
 
 
-def _parts(coalitions: int, rows: int, draws: int) -> Iterator[slice]:
-    step = max(1, CHUNK // max(1, rows * rows, draws))
+def _batches(coalitions: int, rows: int, draws: int) -> Iterator[slice]:
+    step = max(1, MAX_BATCH_NUMBERS // max(1, rows * rows, draws))
     return (slice(start, start + step) for start in range(0, coalitions, step))

@@ -22,11 +22,12 @@ from topdp.privacy.basics.exposure import Exposure
 from topdp.privacy.basics.refusals import NotCovered
 from topdp.privacy.observers.adaptive import in_the_open, most_learned
 from topdp.privacy.observers.worst_case import every_round, information
+from topdp.privacy.query import DEFAULT_QUERY, Query
 
-TAKEN_BACK = 2
+RECALLED_ROUNDS = 2
 """Of how many noisy rounds an agent takes back the draws that it shared with somebody who is gone."""
 
-RESERVE = TAKEN_BACK**2
+RESERVED_RELEASES = RECALLED_ROUNDS**2
 """Releases, each the most telling of the plan, that the books of an agent hold in case it is gone itself.
 
 Somebody may have seen its last rows although nobody says so. That others take back what they shared with it
@@ -34,7 +35,7 @@ in them then tells more of it: at most so much, by the proof in docs/privacy.md.
 """
 
 
-def takes_back(exposure: Exposure) -> bool:
+def recalls_draws(exposure: Exposure) -> bool:
     """Whether draws shared with somebody gone are taken back: not where samples are Poisson's.
 
     Their rounds compose as they are, and what is charged for a round that is over cannot grow any more.
@@ -42,13 +43,15 @@ def takes_back(exposure: Exposure) -> bool:
     return not exposure.sampled
 
 
-def with_reserve(plan: Plan, exposure: Exposure, colluders: int = 1, patient: bool = False) -> float:
+def with_reserve(plan: Plan, exposure: Exposure, query: Query = DEFAULT_QUERY) -> float:
     """The factor on all noise with which budgets that just fit the plan hold every agent's reserve too."""
-    if not in_the_open(plan) or not takes_back(exposure):
+    if not in_the_open(plan) or not recalls_draws(exposure):
         return 1.0
-    most = most_learned(plan, colluders, patient)
+    most = most_learned(plan, query)
     spent = [every_round(most[:, i], period) ** 2 for i, period in enumerate(exposure.periods().tolist())]
-    return float(np.sqrt(1 + max(RESERVE * most[:, i].max() / one for i, one in enumerate(spent) if one)))
+    return float(
+        np.sqrt(1 + max(RESERVED_RELEASES * most[:, i].max() / one for i, one in enumerate(spent) if one))
+    )
 
 
 def survivors(plan: Plan, gone: Collection[int]) -> Plan:
@@ -92,11 +95,11 @@ def survivors(plan: Plan, gone: Collection[int]) -> Plan:
 
 
 def most_learned_since(
-    plan: Plan, owner: int, gone: Mapping[int, int], colluders: int = 1, patient: bool = False
+    plan: Plan, owner: int, gone: Mapping[int, int], query: Query = DEFAULT_QUERY
 ) -> Floats:
     """[releases]: 1/z² of each release of `owner` to the coalition that learns most of it, at sensitivity 1.
 
-    `gone`: agent -> the round from which it counts as one of the coalition, beside `colluders` others.
+    `gone`: agent -> the round from which it counts as one of the coalition, beside `query.colluders` others.
 
     >>> import numpy as np
     >>> import topdp
@@ -111,16 +114,16 @@ def most_learned_since(
     cuts = sorted({0, *begins.tolist()})
     for start, stop in zip(cuts, [*cuts[1:], plan.releases], strict=True):
         out = {agent for agent, first in gone.items() if first <= start}
-        result[start:stop] = _most(plan, owner, out, colluders, patient)[start:stop]
+        result[start:stop] = _most(plan, owner, out, query)[start:stop]
     return result
 
 
-def _most(plan: Plan, owner: int, out: set[int], colluders: int, patient: bool) -> Floats:
-    if colluders < plan.agents - len(out):
+def _most(plan: Plan, owner: int, out: set[int], query: Query) -> Floats:
+    if query.colluders < plan.agents - len(out):
         left = survivors(plan, out) if out else plan
         try:
             number = owner - sum(agent < owner for agent in out)
-            return np.asarray(most_learned(left, colluders, patient)[:, number])
+            return np.asarray(most_learned(left, query)[:, number])
         except NotCovered:
             if not out:
                 raise

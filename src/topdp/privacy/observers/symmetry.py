@@ -18,16 +18,18 @@ from typing import Any
 import numpy as np
 
 from topdp.base.array_types import Ints
-from topdp.plan import Plan
+from topdp.plan import Capability, Plan, unsupported
 from topdp.privacy.basics.exposure import Exposure
 
-KINDS = 64
+MAX_COMPARED_ROUNDS = 64
 """Rounds of more kinds than these are drawn by chance, most likely, and not compared."""
 
 Coalition = tuple[int, ...]
 
 
-def alike(plan: Plan, exposure: Exposure, coalitions: Sequence[Coalition]) -> dict[int, tuple[int, Ints]]:
+def symmetric_coalitions(
+    plan: Plan, exposure: Exposure, coalitions: Sequence[Coalition]
+) -> dict[int, tuple[int, Ints]]:
     """For coalitions that see what an earlier one sees: its position, and a relabelling from that one.
 
     >>> from topdp import topology
@@ -45,7 +47,7 @@ def alike(plan: Plan, exposure: Exposure, coalitions: Sequence[Coalition]) -> di
     """
     if plan.rows != plan.agents or len(coalitions) < 2:
         return {}
-    if plan.robust is not None or plan.adaptive is not None or plan.rounded is not None:
+    if unsupported(plan, {Capability.SHARED_DRAWS}):
         return {}
     generators = [one for one in _candidates(plan) if _kept(plan, exposure, one)]
     if not generators:
@@ -101,7 +103,7 @@ def _kept(plan: Plan, exposure: Exposure, turn: Ints) -> bool:
         return False
     parts = (plan.source, plan.weight, plan.carries, plan.draw, plan.std, plan.readers)
     kinds = np.unique(np.stack([part.which for part in parts]), axis=1, return_index=True)[1]
-    if len(kinds) > KINDS:
+    if len(kinds) > MAX_COMPARED_ROUNDS:
         return False
     rounds = [plan[r] for r in kinds.tolist()]
     names = _draws(plan, kinds.tolist(), np.arange(plan.agents))

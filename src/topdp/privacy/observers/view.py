@@ -30,19 +30,19 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from topdp.base.array_types import Bools, Floats, Ints
-from topdp.base.progress import Progress
+from topdp.base.progress import Progress, silent
 from topdp.plan import Plan
-from topdp.privacy.basics.exposure import Exposure, check
+from topdp.privacy.basics.exposure import COVERED_NEEDS, Exposure, check, uncovered_reason
 from topdp.privacy.basics.gaussian import epsilon_of
-from topdp.privacy.basics.privacy_loss import GaussianLoss, Loss, Smaller
-from topdp.privacy.basics.refusals import NotCovered, PrivacyError
+from topdp.privacy.basics.privacy_loss import GaussianLoss, Loss, SmallestLoss
+from topdp.privacy.basics.refusals import PrivacyError
 from topdp.privacy.observers.band_bounds import bracket_band
 from topdp.privacy.observers.band_matrix import Band, bands
 from topdp.privacy.observers.gram_matrix import aligned, grams
 from topdp.privacy.observers.mu_bounds import bracket
-from topdp.privacy.observers.observer_filter import Public, expect_sums, seen_rows
-from topdp.privacy.observers.parallel_map import at_once, cores
-from topdp.privacy.observers.symmetry import alike
+from topdp.privacy.observers.observer_filter import Public, nonlinear_reason, seen_rows
+from topdp.privacy.observers.parallel_map import cores, parallel_map
+from topdp.privacy.observers.symmetry import symmetric_coalitions
 from topdp.privacy.observers.worst_case import composed, every_round, information
 
 Observer = int | Sequence[int]
@@ -50,13 +50,13 @@ Bound = Literal["upper", "aligned", "quick"]
 """How closely it is looked: `quick` is an upper bound, too, where one is known that takes half the time."""
 
 
-GRAM_BYTES = 1 << 29
+GRAM_MATRIX_BYTES = 1 << 29
 """Memory for the matrices M of one observer; more owners than fit are taken in turns."""
 
-ALL_BYTES = 1 << 31
+ALL_GRAM_MATRICES_BYTES = 1 << 31
 """The same for all observers that are looked at at once."""
 
-LONG = 512
+LONG_PLAN_RELEASES = 512
 """Of plans with more releases, M is computed near its diagonal only, with a bound on the rest (`banded`)."""
 
 
@@ -96,7 +96,7 @@ class View:
         if not self.asked[owner, observer]:
             raise PrivacyError(f"Expected a pair that was asked for, got owner {owner}, observer {observer}.")
         gaussian = GaussianLoss(float(self._sound()[owner, observer]))
-        return Smaller((gaussian, self.samples[owner])) if owner in self.samples else gaussian
+        return SmallestLoss((gaussian, self.samples[owner])) if owner in self.samples else gaussian
 
     def largest(self, owner: int) -> Loss:
         """The sound loss of one owner to whoever learns most."""
@@ -139,7 +139,7 @@ def view(
     observers: Sequence[Observer] | None = None,
     owners: Literal["linked", "all"] | Sequence[int] = "linked",
     bound: Bound = "upper",
-    progress: Progress | None = None,
+    progress: Progress = silent,
     widest: int | None = None,
     public: Public = Public.NOTHING,
 ) -> View:
@@ -148,8 +148,9 @@ def view(
     `observers`: agents, or coalitions as sequences of agents; default every agent alone. `owners`: `linked`
     are those some row of which the observer sees, `all` everybody else. `bound="aligned"` leaves the upper
     bound out: a lower value for all owners at once, many times faster; `quick` is `upper` here.
-    `progress` is called after each observer. `widest`: a plan of more than LONG releases is
-    refused if changes have to be followed for more rounds than this. `public`: what everybody can read.
+    `progress` is called after each observer. `widest`: a plan of more than
+    LONG_PLAN_RELEASES releases is refused if changes have to be followed for more rounds than this.
+    `public`: what everybody can read.
 
     >>> from topdp.privacy import exposure
     >>> import numpy as np
@@ -181,7 +182,7 @@ def view(
     per_release = information(plan)
     # Nobody learns more than all others together, who see all the rows of an owner.
     ceiling = np.array([every_round(per_release[:, i], period[i]) for i in range(plan.agents)]) * sensitivity
-    same = alike(plan, exposure, members) if isinstance(owners, str) else {}
+    same = symmetric_coalitions(plan, exposure, members) if isinstance(owners, str) else {}
     first = [o for o in range(len(members)) if o not in same]
 
     def sums(o: int) -> list[Floats]:
@@ -190,22 +191,23 @@ def view(
     def brackets(o: int) -> list[tuple[float, float]]:
         return _brackets(plan, coalitions[o], wanted[o], period, most, widest, public)
 
-    for done, (o, squares) in enumerate(zip(first, at_once(sums, first), strict=True), 1):
+    for done, (o, squares) in enumerate(zip(first, parallel_map(sums, first), strict=True), 1):
         reached[wanted[o], o] = [classes.max() for classes in squares]
-        if progress is not None and bound == "aligned":
+        if bound == "aligned":
             progress("accounting", done, len(first), unit="observer")
     _relabelled(same, reached)
     lower = np.where(asked, np.minimum(sensitivity[:, None] * np.sqrt(reached), ceiling[:, None]), np.nan)
     most = reached.max(axis=1)
     looked = first if bound == "upper" else []
-    each = min(GRAM_BYTES, 8 * plan.agents * plan.releases * min(plan.releases, LONG // 2))
-    workers = min(cores(), max(1, ALL_BYTES // each))
-    for done, (o, pairs) in enumerate(zip(looked, at_once(brackets, looked, workers), strict=True), 1):
+    each = min(
+        GRAM_MATRIX_BYTES, 8 * plan.agents * plan.releases * min(plan.releases, LONG_PLAN_RELEASES // 2)
+    )
+    workers = min(cores(), max(1, ALL_GRAM_MATRICES_BYTES // each))
+    for done, (o, pairs) in enumerate(zip(looked, parallel_map(brackets, looked, workers), strict=True), 1):
         low, high = sensitivity[wanted[o]] * np.sqrt(np.array(pairs).reshape(-1, 2)).T
         lower[wanted[o], o] = np.minimum(low, ceiling[wanted[o]])
         upper[wanted[o], o] = np.minimum(np.maximum(high, low), ceiling[wanted[o]])
-        if progress is not None:
-            progress("accounting", done, len(first), unit="observer")
+        progress("accounting", done, len(first), unit="observer")
     _relabelled(same, lower, upper)
     return View(members, lower, upper if bound == "upper" else None, asked, amplified(exposure, per_release))
 
@@ -217,18 +219,22 @@ def _relabelled(same: dict[int, tuple[int, Ints]], *pairs: Floats) -> None:
             values[turn, at] = values[:, first]
 
 
-def expect_viewable(plan: Plan) -> None:
-    """Refuses plans of which no view is known: rows that are no sums, and weights below 0.
+def view_reason(plan: Plan) -> str | None:
+    """Why no view of the plan is known, if it is pruned, its rows are no sums, or weights are below 0.
 
-    Through those bounds on rounding grow, and it would be infinite for that alone.
+    Through negative weights bounds on rounding grow, and the view would be infinite for that alone.
     """
-    expect_sums(plan)
-    if (np.where(plan.weight.values < 0, -plan.weight.values, 0.0).sum(axis=-1) > 1e-9).any():
-        raise NotCovered(
+    reason = uncovered_reason(plan, COVERED_NEEDS) or nonlinear_reason(plan)
+    if (
+        reason is None
+        and (np.where(plan.weight.values < 0, -plan.weight.values, 0.0).sum(axis=-1) > 1e-9).any()
+    ):
+        return (
             "The view follows rounding through every mix, and accelerated averaging and momentum make that "
             "grow without end: adaptive, with privacy.colluders, does not; or take method.chebyshev=false, "
             "train.optimiser='sgd'."
         )
+    return reason
 
 
 def amplified(exposure: Exposure, per_release: Floats) -> dict[int, Loss]:
@@ -292,8 +298,8 @@ def _matrices(
     public: Public = Public.NOTHING,
 ) -> Iterator[tuple[int, Floats | Band]]:
     """M of each owner, whole or near its diagonal."""
-    long = plan.releases > LONG
-    for part in _in_turns(owners, plan.releases * LONG // 2 if long else plan.releases**2):
+    long = plan.releases > LONG_PLAN_RELEASES
+    for part in _in_turns(owners, plan.releases * LONG_PLAN_RELEASES // 2 if long else plan.releases**2):
         if long:
             found: Iterator[Floats | Band] = bands(plan, coalition, part, widest, public)
         else:
@@ -338,5 +344,5 @@ def _owners(plan: Plan, coalition: Bools, owners: str | Sequence[int], public: P
 
 def _in_turns(owners: Ints, numbers: int) -> list[Ints]:
     """As many owners at once as have room for so many numbers each."""
-    step = max(1, GRAM_BYTES // (8 * numbers))
+    step = max(1, GRAM_MATRIX_BYTES // (8 * numbers))
     return [owners[start : start + step] for start in range(0, len(owners), step)]

@@ -26,12 +26,14 @@ from topdp.plan import PerRound, Plan
 from topdp.plan.batches import Adjacency, Batches
 from topdp.privacy.basics.exposure import Exposure, check
 from topdp.privacy.basics.gaussian import epsilon_of
-from topdp.privacy.basics.privacy_loss import GaussianLoss, Loss, Smaller, sampled_loss
+from topdp.privacy.basics.privacy_loss import GaussianLoss, Loss, SmallestLoss, sampled_loss
 from topdp.privacy.basics.refusals import PrivacyError
 from topdp.privacy.observers.observer_filter import whiten
 
-CHUNK = 1024  # rounds at a time
-ROUNDING = 1e-10  # share of a row's step that is rounding when the step is compared with what noise covers
+ROUNDS_PER_BATCH = 1024  # rounds at a time
+STEP_ROUNDING = (
+    1e-10  # share of a row's step that is rounding when the step is compared with what noise covers
+)
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,9 @@ def composed(information: Floats, batches: Batches, adjacency: Adjacency, sensit
     if not batches.sampled or adjacency != "add-remove":
         return unamplified
     with np.errstate(divide="ignore"):
-        return Smaller((unamplified, sampled_loss(1 / (sensitivity * np.sqrt(information)), batches.rate)))
+        return SmallestLoss(
+            (unamplified, sampled_loss(1 / (sensitivity * np.sqrt(information)), batches.rate))
+        )
 
 
 def every_round(information: Floats, period: int) -> float:
@@ -207,11 +211,14 @@ def _release(draw: Ints, std: Floats, step: Floats) -> float:
     C = B @ B.T
     fresh, inverse, null, weights, guard = whiten(C, C.diagonal())
     left = np.abs(step[null] - weights @ step[fresh])
-    if (left > ROUNDING * (step[null] + np.abs(weights) @ step[fresh])).any():
+    if (left > STEP_ROUNDING * (step[null] + np.abs(weights) @ step[fresh])).any():
         return np.inf
     D = inverse @ step[fresh]
     return float(D @ D) * guard**2
 
 
 def _chunks(releases: int) -> Iterable[slice]:
-    return (slice(start, min(start + CHUNK, releases)) for start in range(0, releases, CHUNK))
+    return (
+        slice(start, min(start + ROUNDS_PER_BATCH, releases))
+        for start in range(0, releases, ROUNDS_PER_BATCH)
+    )

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from topdp.base.array_types import Floats
-from topdp.plan import Plan
+from topdp.plan import Capability, Plan, unsupported
 from topdp.plan.batches import Adjacency, Batches
-from topdp.privacy.basics.exposure import Exposure, check
-from topdp.privacy.basics.refusals import NotCovered, PrivacyError, PrivacyWarning
+from topdp.privacy.basics.exposure import Exposure, check, uncovered_reason
+from topdp.privacy.basics.refusals import PrivacyError, PrivacyWarning, expect_supported
 from topdp.privacy.published.calibrations import CALIBRATIONS
 
-PROTOCOLS = ("plain-sync", "plain-async", "top-sync", "top-async", "dsgd", "central")
+CLAIMED_PROTOCOLS = ("plain-sync", "plain-async", "top-sync", "top-async", "dsgd", "central")
 """Those in which an agent's row of round 0 carries its full-scale noise."""
 
 
@@ -85,23 +85,24 @@ class Analysis:
         return rule.claim(noise_multipliers, delta, self.batches[agent], self.adjacency)
 
 
+def claim_reason(plan: Plan) -> str | None:
+    """Why no published analysis covers the plan; None where one does."""
+    if need := unsupported(plan, {Capability.SHARED_DRAWS, Capability.PRUNED_ROWS}):
+        return (
+            f"Not covered: {need}. No published analysis of the method has it. Use guarantee='adaptive' or "
+            "'worst-case'."
+        )
+    if plan.protocol not in CLAIMED_PROTOCOLS:
+        return f"No published analysis covers plans of protocol {plan.protocol!r}."
+    if (plan.rate == 0).any():
+        return "No published analysis covers rounds with a step of 0."
+    return uncovered_reason(plan, {Capability.SHARED_DRAWS})
+
+
 def noise_multipliers(plan: Plan, exposure: Exposure) -> Floats:
     """[releases, agents]: z = full-scale standard deviation / (λ · sensitivity)."""
     check(plan, exposure)
-    if plan.robust is not None:
-        raise NotCovered(
-            f"No published analysis of the method covers robust mixing ({plan.robust.rule}). Use "
-            "guarantee='adaptive' or 'worst-case'."
-        )
-    if plan.rounded is not None:
-        raise NotCovered(
-            f"No published analysis of the method covers rows that are rounded to {plan.rounded}. Use "
-            "guarantee='adaptive' or 'worst-case'."
-        )
-    if plan.protocol not in PROTOCOLS:
-        raise NotCovered(f"No published analysis covers plans of protocol {plan.protocol!r}.")
-    if (plan.rate == 0).any():
-        raise NotCovered("No published analysis covers rounds with a step of 0.")
+    expect_supported(claim_reason(plan))
     full_scale = plan.full_scale
     z: Floats = _without_last_digits(plan.scale / plan.rate)[:, None] * (full_scale / exposure.sensitivity)
     return z

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from topdp.runs import builders
 from topdp.runs.config import RunConfig
+from topdp.runs.methods import METHODS
 from topdp.runs.metric_labels import is_share, metric_names
 from topdp.runs.pictures.chart_style import LETTERS, data_title, house_style, look, percent_axis, save
 from topdp.runs.pictures.chart_text import wrapped
@@ -61,7 +61,7 @@ def heading(configs: Sequence[RunConfig], agents: int) -> str:
     >>> heading([RunConfig()], agents=30)
     'MNIST, 30 agents, sync, ε = 1 (adaptive, δ = 1e-5)'
     """
-    first, noisy = configs[0], [config for config in configs if builders.method(config).noisy]
+    first, noisy = configs[0], [config for config in configs if METHODS[config.method.name].noisy]
     known = (data_title(first.data.name), f"{agents} agents", first.method.mode)
     return ", ".join((*known, noise_words(noisy[0]) if noisy else "no noise"))
 

@@ -20,12 +20,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from topdp.base.progress import Progress, silent
 from topdp.plan import Plan
+from topdp.privacy.answers import AnswerKind
 from topdp.privacy.basics.exposure import Exposure
 from topdp.privacy.budget_excess import Writer
-from topdp.privacy.observers.observer_answers import Look, observed
 from topdp.privacy.observers.view import Bound, View
+from topdp.privacy.query import Observe, Query
 
 Found = TypeVar("Found")
 
@@ -33,7 +33,7 @@ KEPT = 256
 SAME = 1e-12  # by which noise that was scaled may differ, for rounding
 
 
-class Memory:
+class ObserverCache:
     """The newest `KEPT` of what was found; several threads may ask."""
 
     def __init__(self) -> None:
@@ -41,31 +41,24 @@ class Memory:
         self._lock = Lock()
         self.found = 0  # questions that were answered from here
 
-    def look(self, write: Writer) -> Look:
-        """As `observed`, for plans of one writer."""
+    def observe(self, write: Writer) -> Observe:
+        """As `query.observe`, for plans of one writer."""
 
-        def asked(
-            answer: str,
-            plan: Plan,
-            exposure: Exposure,
-            colluders: int = 1,
-            patient: bool = False,
-            progress: Progress = silent,
-            bound: Bound = "upper",
+        def observed(
+            kind: AnswerKind, plan: Plan, exposure: Exposure, query: Query, bound: Bound = "upper"
         ) -> View:
-            unit = _unit(write, plan)
-            if unit is None or exposure.sampled:
-                return observed(answer, plan, exposure, colluders, patient, progress, bound)
+            unit = _unit(write, plan) if kind.on_request and not exposure.sampled else None
+            if unit is None:
+                return kind.observe(plan, exposure, query, bound)
             plain = replace(exposure, sensitivity=np.ones(plan.agents))
-            key = (answer, unit.digest(), tuple(exposure.periods().tolist()), colluders, patient, bound)
-            seen = self.recalled(
-                key, lambda: observed(answer, unit, plain, colluders, patient, progress, bound)
-            )
+            periods = tuple(exposure.periods().tolist())
+            key = (kind.name, unit.digest(), periods, query.colluders, query.allow_slow, bound)
+            seen = self.recalled(key, lambda: kind.observe(unit, plain, query, bound))
             factor = (exposure.sensitivity / float(plan.full_scale[0]))[:, None]
             upper = None if seen.upper is None else seen.upper * factor
             return replace(seen, lower=seen.lower * factor, upper=upper)
 
-        return asked
+        return observed
 
     def recalled(self, key: tuple[object, ...], find: Callable[[], Found]) -> Found:
         """What was found for this key; `find` is asked where nothing is known."""

@@ -15,12 +15,13 @@ import tomli_w
 
 from topdp.data.catalogue import CATALOGUE
 from topdp.errors import InputError, TopdpError
+from topdp.privacy.answers import GUARANTEES
 from topdp.runs import config
-from topdp.runs.config import MethodConfig, PrivacyConfig, RunConfig, TopologyConfig, did_you_mean
+from topdp.runs.config import MethodConfig, RunConfig, TopologyConfig, did_you_mean
 from topdp.runs.methods import METHODS
 from topdp.runs.planner.planner_limits import PAGE
 from topdp.runs.planner.row_size import SIZES
-from topdp.runs.planner.setting_answers import Question
+from topdp.runs.planner.setting_answers import PlannerQuestion
 
 LONGEST = 200  # characters of a value
 
@@ -70,7 +71,7 @@ FIELDS = (
     Field("rounds", "Rounds", f"1 to {PAGE.rounds}"),
     Field("privacy.epsilon", "ε, the budget", "one, or a list: [1, 2, ...]"),
     Field("privacy.delta", "δ"),
-    Field("privacy.guarantee", "Guarantee", choices=_choices(PrivacyConfig, "guarantee")),
+    Field("privacy.guarantee", "Guarantee", choices=GUARANTEES),
     Field("privacy.colluders", "Colluders", "agents that pool what they see"),
     Field("privacy.clip", "Clip"),
     Field("data.name", "Data", choices=tuple(CATALOGUE)),
@@ -93,7 +94,7 @@ class FormError(InputError):
         self.fields = dict(fields)
 
 
-def asked(values: Mapping[str, object]) -> Question:
+def asked(values: Mapping[str, object]) -> PlannerQuestion:
     """The question that was filled in, checked; or a FormError in the words of the library.
 
     >>> asked({"topology.agents": "4", "topology.kind": "ring", "rounds": "2"}).graph.agents
@@ -106,7 +107,7 @@ def asked(values: Mapping[str, object]) -> Question:
     """
     made = configuration(values)
     try:
-        return Question.of(made, PAGE)
+        return PlannerQuestion.of(made, PAGE)
     except TopdpError as error:
         raise faults(error) from error
 

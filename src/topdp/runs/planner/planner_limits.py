@@ -9,7 +9,7 @@ from topdp.topology import Topology
 
 
 @dataclass(frozen=True)
-class Limits:
+class PlannerLimits:
     """The most agents and rounds, and the most rows along links in all rounds. `noise`: see `follows_noise`.
 
     >>> from topdp.runs.config import RunConfig
@@ -49,8 +49,8 @@ class Limits:
         return rows**2 * releases <= self.noise
 
 
-COMMAND = Limits(5_000, 1_000_000, 100_000_000, 2e9)
+COMMAND = PlannerLimits(5_000, 1_000_000, 100_000_000, 2e9)
 """Of a command, which somebody started and can stop."""
 
-PAGE = Limits(100, 5_000, 2_000_000, 4e7)
+PAGE = PlannerLimits(100, 5_000, 2_000_000, 4e7)
 """Of a page, on which others may be waiting: of what we tried nothing was silent for more than 12 s."""

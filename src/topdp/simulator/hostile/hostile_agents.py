@@ -22,7 +22,7 @@ from topdp.simulator.hostile.hostile_rows import ATTACKERS
 LABEL_FLIP = "label-flip"
 
 
-class Wanted(Protocol):
+class AttackSettings(Protocol):
     """The section `attack` of a configuration."""
 
     @property
@@ -35,7 +35,7 @@ class Wanted(Protocol):
     def agents(self) -> list[int] | None: ...
 
 
-def chosen(wanted: Wanted, agents: int, seed: int) -> Attack | None:
+def chosen(wanted: AttackSettings, agents: int, seed: int) -> Attack | None:
     """The attack that is wanted among so many agents; None: nobody is hostile."""
     if wanted.name == "none":
         return None

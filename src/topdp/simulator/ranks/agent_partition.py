@@ -20,7 +20,7 @@ UNEVEN = 1.05
 """By which METIS may make a part larger than others; more, and blocks are taken instead."""
 
 
-class Partition(NamedTuple):
+class AgentPartition(NamedTuple):
     """`home[agent]` is the rank that holds it; `cut` counts links between ranks, `by` names who cut."""
 
     home: Ints
@@ -34,7 +34,7 @@ class Partition(NamedTuple):
         return f"{len(sizes)} ranks with {held} agents each, {self.cut} links between them, cut by {self.by}"
 
 
-def partition(graph: Topology, ranks: int) -> Partition:
+def partition(graph: Topology, ranks: int) -> AgentPartition:
     """The agents of `graph` on `ranks`; every rank holds at least one.
 
     >>> from topdp import topology
@@ -72,6 +72,6 @@ def _by_metis(graph: Topology, ranks: int) -> Ints:
     return np.asarray(found.vertex_part, np.int64)
 
 
-def _described(graph: Topology, home: Ints, by: str) -> Partition:
+def _described(graph: Topology, home: Ints, by: str) -> AgentPartition:
     ends = home[graph.edges]
-    return Partition(home, int((ends[:, 0] != ends[:, 1]).sum()), by)
+    return AgentPartition(home, int((ends[:, 0] != ends[:, 1]).sum()), by)

@@ -12,15 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from topdp.simulator.ranks.process_group import Group
-from topdp.simulator.row_layout import Layout
+from topdp.simulator.ranks.process_group import ProcessGroup
+from topdp.simulator.row_layout import RowLayout
 
 
 @final
-class Exchange:
+class BorderExchange:
     """The engine's `fetch`, over the ranks of `group`. Counts what it sent."""
 
-    def __init__(self, layout: Layout, group: Group) -> None:
+    def __init__(self, layout: RowLayout, group: ProcessGroup) -> None:
         self.layout, self.group = layout, group
         self.bytes_sent = 0
 

@@ -42,7 +42,7 @@ class OtherRankError(RankError):
 
 @final
 @dataclass(frozen=True)
-class Group:
+class ProcessGroup:
     """This process among those of the run. Whatever is asked of the others must be asked by all."""
 
     rank: int
@@ -149,7 +149,7 @@ class Group:
 
 
 @contextmanager
-def joined(device: torch.device) -> Iterator[Group]:
+def join_group(device: torch.device) -> Iterator[ProcessGroup]:
     """This process with the others that torchrun started; NCCL carries what is on GPUs."""
     patience = patience_of_environment()
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
@@ -162,7 +162,7 @@ def joined(device: torch.device) -> Iterator[Group]:
     except (RuntimeError, ValueError) as error:
         raise RankError(f"Could not join the other ranks: {str(error).strip().splitlines()[0]}") from error
     try:
-        yield Group(dist.get_rank(), dist.get_world_size(), patience)
+        yield ProcessGroup(dist.get_rank(), dist.get_world_size(), patience)
     finally:
         with contextlib.suppress(Exception):  # of a lost peer: what mattered has been said
             dist.destroy_process_group()

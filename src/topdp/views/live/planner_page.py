@@ -24,9 +24,9 @@ from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Route
 
 from topdp.errors import InputError, TopdpError
-from topdp.runs.planner.observer_cache import Memory
+from topdp.runs.planner.observer_cache import ObserverCache
 from topdp.runs.planner.planner_form import FIELDS, FormError, as_command, as_toml, asked, faults
-from topdp.runs.planner.setting_answers import Question, recommendation, stages
+from topdp.runs.planner.setting_answers import PlannerQuestion, recommendation, stages
 from topdp.views.live.page_templates import page
 from topdp.views.terminal.planned_table import lines, remarks
 
@@ -68,7 +68,7 @@ class PlannerService:
     """Answers the requests of all pages of a server."""
 
     def __init__(self) -> None:
-        self.memory = Memory()
+        self.memory = ObserverCache()
         self.current: dict[str, PlanRequest] = {}
         self.threads = ThreadPoolExecutor(PLANNER_THREADS, "planner")
 
@@ -119,7 +119,11 @@ class PlannerService:
 
 
 def answer(
-    question: Question, values: Mapping[str, object], memory: Memory, check: Callable[[], None], send: Send
+    question: PlannerQuestion,
+    values: Mapping[str, object],
+    memory: ObserverCache,
+    check: Callable[[], None],
+    send: Send,
 ) -> None:
     """Send the answers about a setting as they become available. `check` cancels by an exception."""
 

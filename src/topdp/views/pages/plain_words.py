@@ -5,17 +5,6 @@ from __future__ import annotations
 import math
 import os
 
-ANSWERS = ("adaptive", "worst_case", "outsider", "view", "claimed")
-"""In the order in which they are worth relying on."""
-
-TITLES = {
-    "adaptive": "Adaptive",
-    "worst_case": "Worst case",
-    "outsider": "Outsider",
-    "view": "View",
-    "claimed": "Claimed",
-}
-
 STATES = {
     "starting": "The run was about to start: nothing is computed yet.",
     "running": "The run is not finished: it is going on, or was broken off without a word.",
@@ -25,29 +14,6 @@ STATES = {
     "wrong": "A recorded round of the run was wrong: nothing that it kept may be used.",
     "done": "The run is done.",
 }
-
-
-def who_looks(answer: str, colluders: int) -> str:
-    """Against whom an answer is, as the object of a sentence.
-
-    >>> who_looks("adaptive", 1)
-    "any one other agent, which also reads every agent's estimate in every round"
-    """
-    if answer == "adaptive" and colluders == 0:
-        return "somebody who belongs to no agent and reads every agent's estimate in every round"
-    if answer == "adaptive" and colluders == 1:
-        return "any one other agent, which also reads every agent's estimate in every round"
-    if answer == "adaptive":
-        return (
-            f"any {colluders} other agents that pool what they see, and also read every agent's estimate in "
-            "every round"
-        )
-    return {
-        "worst_case": "all other agents together",
-        "outsider": "somebody who reads every link and every estimate, and belongs to no agent",
-        "view": "each other agent alone, in training that does not react; this guarantees nothing",
-        "claimed": "nobody in particular: the method's own published analysis says so, and may be wrong",
-    }[answer]
 
 
 def at_most(share: float) -> str:
@@ -77,11 +43,6 @@ def small(delta: float) -> str:
     ('1e-5', '0.001')
     """
     return f"{delta:g}".replace("e-0", "e-")
-
-
-def is_guarantee(answer: str) -> bool:
-    """Whether an answer is proved without assumptions on models or data."""
-    return answer in ("adaptive", "worst_case", "outsider")
 
 
 def state_in_words(state: str) -> str:

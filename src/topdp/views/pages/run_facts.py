@@ -26,13 +26,16 @@ from typing import Any
 from topdp.base import toml_text
 from topdp.base.files import UNREADABLE_FILE_ERRORS
 from topdp.errors import TopdpError
+from topdp.privacy.answers import BY_RANK, AnswerKind
 from topdp.runs.config import RunConfig
 from topdp.runs.metric_labels import is_share, metric_names
 from topdp.runs.pictures.chart_style import data_title
 from topdp.runs.planning import expect_account_of, expect_plan_of
+from topdp.runs.resolve import resolve
 from topdp.runs.run_folder import GIVEN, STARTING, RunFolder, RunFolderError
+from topdp.runs.run_outline import analysis_of
 from topdp.views.pages import facts_check, page_graph
-from topdp.views.pages.plain_words import in_utf8, state_in_words, who_looks
+from topdp.views.pages.plain_words import in_utf8, state_in_words
 from topdp.views.statement import privacy_costs
 
 LINES = 400
@@ -99,20 +102,21 @@ def _fixed(path: Path, stamps: tuple[object, ...], patience: float) -> dict[str,
     if not isinstance(counts, list) or not all(type(count) is int and count > 0 for count in counts):
         raise RunFolderError(f"Expected whole numbers of records in run.json of {path}, got others.")
     _expect_whole(folder)
-    account = expect_account_of(config, tuple(counts), folder)
+    account = expect_account_of(config, analysis_of(config, counts), folder)
     privacy = folder.read_json("privacy.json")
     facts_check.expect_agreed(privacy, account, path)
-    answer = privacy_costs.shown_answer(privacy)
+    kind = privacy_costs.shown_answer(privacy)
+    answer = kind.key
     graph, notes = page_graph.graph_of(folder, plan)
     if graph is not None and not notes:
-        expect_plan_of(config, graph, tuple(counts), plan, path)
+        expect_plan_of(resolve(config, graph, tuple(counts)), plan, path)
     mu = privacy_costs.link_losses(privacy, answer, plan.agents) if plan.agents <= page_graph.WHOLE else None
     own = privacy["epsilon_per_agent"].get(answer)
     if own is None:
         mu = None
     epsilon = None if mu is None else privacy_costs.link_epsilons(mu, own, account.delta)
     if mu is None and plan.agents > 1:
-        notes.append(_no_links(answer, plan.agents))
+        notes.append(_no_links(kind, plan.agents))
     spent, missing = privacy_costs.spent_along(plan, account, answer, patience)
     return {
         "name": _name(path),
@@ -127,12 +131,15 @@ def _fixed(path: Path, stamps: tuple[object, ...], patience: float) -> dict[str,
         "guarantee": {
             "name": privacy["guarantee"],
             "answer": answer,
-            "words": who_looks(answer, account.colluders),
+            "label": kind.label,
+            "pooled": kind.counts_colluders,
+            "words": kind.against(account.colluders),
             "epsilon": config.privacy.epsilon if privacy["guarantee"] else None,
             "delta": account.delta,
             "colluders": account.colluders,
             "adjacency": account.analysis.adjacency,
         },
+        "answers": [{"key": one.key, "label": one.label} for one in BY_RANK],
         "graph": page_graph.drawn(plan.agents, graph, mu, epsilon),
         "privacy": privacy,
         "power": privacy_costs.powers(account),
@@ -186,14 +193,12 @@ def _command(config: RunConfig, path: Path) -> str:
     return f"topdp run {_name(path)}/config.toml"
 
 
-def _no_links(answer: str, agents: int) -> str:
-    if agents > page_graph.WHOLE or answer in ("adaptive", "view", "outsider"):
+def _no_links(kind: AnswerKind, agents: int) -> str:
+    if agents > page_graph.WHOLE or kind.on_request:
         return (
             "What each link tells is not listed for so many observers: every agent's own ε is shown instead."
         )
-    return (
-        f"Under {answer.replace('_', '-')} no link has an ε of its own: every agent's own is shown instead."
-    )
+    return f"Under {kind.name} no link has an ε of its own: every agent's own is shown instead."
 
 
 def _moving(folder: RunFolder, state: str, info: dict[str, Any], rounds: int) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from topdp.runs import builders
 from topdp.runs.config import RunConfig
+from topdp.runs.methods import METHODS
 from topdp.runs.metric_labels import is_share
 from topdp.runs.pictures.chart_style import (
     BLUE,
@@ -44,7 +44,7 @@ MARKERS = ("o", "s", "D", "^", "v", "P", "X")
 
 def heading_of(configs: Sequence[RunConfig], agents: Sequence[int]) -> str:
     """The title of runs that differ in anything: what they have in common of data, agents, mode and noise."""
-    noisy = [config for config in configs if builders.method(config).noisy]
+    noisy = [config for config in configs if METHODS[config.method.name].noisy]
     parts = (
         {data_title(config.data.name) for config in configs},
         {f"{count} agents" for count in agents},

@@ -21,9 +21,8 @@ from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_check import verify
 from topdp.agents.runtime.run_end import last_round
 from topdp.errors import InputError, TrustError
+from topdp.privacy.answers import WORST_CASE, AnswerKind, answer_kind
 from topdp.privacy.basics.gaussian import mu_of
-from topdp.runs import builders
-from topdp.views.pages.plain_words import is_guarantee
 
 UPWARDS = 1 + 1e-9  # μ is found by halving: on the private side of the last step
 LEAST = 1e-9  # ε of which μ is found: that of less is smaller
@@ -31,7 +30,7 @@ LEAST = 1e-9  # ε of which μ is found: that of less is smaller
 
 @dataclass(frozen=True)
 class OwnBooks:
-    """One agent's run. `epsilon`, `worst_case` None: infinite. `relied`: the answer that may be promised."""
+    """One agent's run. `epsilon`, `worst_case` None: infinite."""
 
     agent: str
     setup: RunSetup
@@ -69,14 +68,19 @@ class OwnBooks:
         return hidden and rules.dtype == "float32"
 
     @property
-    def relied(self) -> str:
-        answer = self.charged_by.replace("-", "_")
-        return answer if is_guarantee(answer) and not self.rounded else "worst_case"
+    def relied(self) -> AnswerKind:
+        """The answer that may be promised."""
+        return self.charging if self.charging.proved and not self.rounded else WORST_CASE
+
+    @property
+    def charging(self) -> AnswerKind:
+        """The answer by which the ledger was charged."""
+        return answer_kind(self.charged_by)
 
     @property
     def promised(self) -> float | None:
         """What was charged, where that is by a guarantee; else the worst case, which always is one."""
-        return self.epsilon if self.charged_by.replace("-", "_") == self.relied else self.worst_case
+        return self.epsilon if self.charging == self.relied else self.worst_case
 
     @property
     def delta(self) -> float:
@@ -99,7 +103,7 @@ class OwnBooks:
 
     @property
     def sampled(self) -> bool:
-        analysis = builders.analysis(self.setup.manifest.config, self.setup.counts)
+        analysis = self.setup.run.analysis
         return bool(analysis.exposure().sampled)
 
     def mu(self, epsilon: float | None) -> float | None:

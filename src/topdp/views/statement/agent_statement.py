@@ -14,7 +14,8 @@ from typing import Any
 
 from topdp import __version__
 from topdp.agents.agreement.amendments import amendment_of
-from topdp.views.pages.plain_words import at_most, is_guarantee, no_less, small, who_looks
+from topdp.privacy.answers import CLAIMED, WORST_CASE, AnswerKind, answer_kind
+from topdp.views.pages.plain_words import at_most, no_less, small
 from topdp.views.statement.agent_record import OwnBooks
 from topdp.views.statement.deployment_registry import TO_FILL_IN, private_unit
 from topdp.views.statement.privacy_costs import power_of_point
@@ -24,10 +25,9 @@ SHARES = (0.01, 0.05)  # of false alarms
 
 def own_statement(books: OwnBooks) -> dict[str, Any]:
     """Everything that it says, in the order of the page."""
-    answers = {books.relied: _answer(books, books.relied), "worst_case": _answer(books, "worst_case")}
-    described = books.charged_by.replace("-", "_")
-    if described not in answers:
-        answers[described] = {**_answer(books, described), "is_a_guarantee": False}
+    answers = {kind.key: _answer(books, kind) for kind in dict.fromkeys([books.relied, WORST_CASE])}
+    if books.charging.key not in answers:
+        answers[books.charging.key] = {**_answer(books, books.charging), "is_a_guarantee": False}
     return {
         "summary": _summary(books),
         "simulated": False,
@@ -46,25 +46,25 @@ def own_statement(books: OwnBooks) -> dict[str, Any]:
     }
 
 
-def _epsilon(books: OwnBooks, answer: str) -> float | None:
-    if answer == books.relied:
+def _epsilon(books: OwnBooks, kind: AnswerKind) -> float | None:
+    if kind == books.relied:
         return books.promised
-    return books.worst_case if answer == "worst_case" else books.epsilon
+    return books.worst_case if kind is WORST_CASE else books.epsilon
 
 
-def _answer(books: OwnBooks, answer: str) -> dict[str, Any]:
-    epsilon = _epsilon(books, answer)
+def _answer(books: OwnBooks, kind: AnswerKind) -> dict[str, Any]:
+    epsilon = _epsilon(books, kind)
     known = epsilon is not None and books.protects
     power = [
         power_of_point(epsilon, books.delta, share) if known and epsilon is not None else None
         for share in SHARES
     ]
     return {
-        "against": who_looks(answer, books.colluders),
-        "is_a_guarantee": known and is_guarantee(answer),
+        "against": kind.against(books.colluders),
+        "is_a_guarantee": known and kind.proved,
         "status": "not private" if not books.protects else "finite" if known else "infinite",
         "epsilon": epsilon if known else None,
-        "mu": books.mu(epsilon) if known and answer != "claimed" else None,
+        "mu": books.mu(epsilon) if known and kind is not CLAIMED else None,
         "recognised_at_1_percent_false_alarms": power[0],
         "recognised_at_5_percent_false_alarms": power[1],
     }
@@ -95,12 +95,12 @@ def _promise(books: OwnBooks) -> list[str]:
     said = [
         f"{books.agent} took part, with {books.records} records, in the training of one model by "
         f"{agents} agents. "
-        f"For {who_looks(books.relied, books.colluders)}, it is hard to tell whether any one of its "
+        f"For {books.relied.against(books.colluders)}, it is hard to tell whether any one of its "
         "records was used: "
         f"ε = {no_less(books.promised)} at δ = {small(books.delta)}, for all that has left it so far "
         "in this run."
     ]
-    if books.charged_by.replace("-", "_") != books.relied:
+    if books.charging != books.relied:
         why = "does not hold where rows are rounded to float32" if books.rounded else "guarantees nothing"
         said.append(
             f"Its budget was kept by another answer, {books.charged_by}, which {why}: do not rely on it."
@@ -111,7 +111,7 @@ def _promise(books: OwnBooks) -> list[str]:
         "used in at most "
         f"{one} of 100; in at most {five} of 100 if wrong in 5. Guessing would be 1 and 5."
     )
-    if books.relied != "worst_case":
+    if books.relied is not WORST_CASE:
         worst = books.worst_case
         said.append(
             "If all other agents put everything together, "
@@ -209,7 +209,7 @@ def not_protected(books: OwnBooks) -> list[str]:
         "leaves after noise: docs/privacy.md has the figures.",
         "Poisoning: other members can spoil the model with rows of their choice.",
     ]
-    if books.relied == "adaptive":
+    if books.relied.counts_colluders:
         reserve = books.setup.reserve
         spare = (
             f", {reserve} of them as a reserve for members that drop out"
@@ -229,7 +229,7 @@ def not_protected(books: OwnBooks) -> list[str]:
         )
         if books.setup.coalition >= len(books.setup.manifest.names) - 1:  # all others are counted already
             del said[0]
-    if privacy.guarantee not in ("adaptive", "worst-case"):
+    if not answer_kind(privacy.guarantee).proved:
         said.insert(
             0,
             f"Anybody, by the answer `{privacy.guarantee}`: it describes, and can be wrong. The worst "
@@ -289,7 +289,7 @@ def _deployment(books: OwnBooks) -> dict[str, Any]:
                 "mu": books.mu(books.promised) if books.protects else None,
             },
             "privacy_parameters_description": f"Of {books.agent} alone, against "
-            f"{who_looks(books.relied, books.colluders)}.",
+            f"{books.relied.against(books.colluders)}.",
         },
         "model": {
             "model_name": "Decentralised",

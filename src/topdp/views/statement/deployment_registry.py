@@ -48,7 +48,7 @@ def _product(facts: dict[str, Any]) -> dict[str, Any]:
 def _flavor(facts: dict[str, Any]) -> dict[str, Any]:
     guarantee = facts["guarantee"]
     removed = guarantee["adjacency"] == "add-remove"
-    records, mu = facts["data"]["records"], facts["privacy"]["mu"][relied_on(facts)]
+    records, mu = facts["data"]["records"], facts["privacy"]["mu"][relied_on(facts).key]
     return {
         "name": "Approximate DP",
         "also": "Gaussian DP" if mu is not None else None,
@@ -75,7 +75,7 @@ def private_unit() -> dict[str, str]:
 
 
 def _privacy_loss(facts: dict[str, Any]) -> dict[str, Any]:
-    privacy, answer = facts["privacy"], relied_on(facts)
+    privacy, answer = facts["privacy"], relied_on(facts).key
     return {
         **private_unit(),
         "privacy_parameters": {

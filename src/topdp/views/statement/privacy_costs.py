@@ -16,25 +16,23 @@ from typing import Any
 import numpy as np
 
 from topdp.base.array_types import Floats
-from topdp.plan import Capability, Plan
-from topdp.privacy.account import FALSE_ALARMS, GUARANTEES, Account
+from topdp.plan import Plan
+from topdp.privacy.account import FALSE_ALARMS, Account
+from topdp.privacy.answers import ADAPTIVE, ANSWERS, WORST_CASE, AnswerKind, answer_kind
 from topdp.privacy.basics.gaussian import epsilon_of
 from topdp.privacy.basics.refusals import PrivacyError
-from topdp.privacy.observers.observer_filter import Public
-from topdp.privacy.observers.view_effort import A_MINUTE, view_work
+from topdp.privacy.query import Query
 from topdp.privacy.spending import Spending, spending
 
 PATIENCE = 8.0
 """Seconds, more or less, for what is used along the rounds: longer ones are left out."""
 
-_BUSY = 4.0  # a curve asks about 48 places at once: so much more than one view of the same plan
 
-
-def shown_answer(privacy: dict[str, Any]) -> str:
-    """The answer a page speaks of first: the budget's; where noise was given, the strongest there is."""
+def shown_answer(privacy: dict[str, Any]) -> AnswerKind:
+    """The answer that a page shows first: the budget's; where noise was given, the strongest one."""
     if privacy["guarantee"] is not None:
-        return str(privacy["guarantee"]).replace("-", "_")
-    return "adaptive" if privacy["status"]["adaptive"] in ("finite", "infinite") else "worst_case"
+        return answer_kind(privacy["guarantee"])
+    return ADAPTIVE if privacy["status"][ADAPTIVE.key] in ("finite", "infinite") else WORST_CASE
 
 
 def link_losses(privacy: dict[str, Any], answer: str, agents: int) -> Floats | None:
@@ -68,7 +66,7 @@ def powers(account: Account) -> dict[str, dict[str, Any]]:
     """
     sampled, found = account.analysis.exposure().sampled, {}
     for name, answer in account.answers.items():
-        if answer.epsilon is None or (name == "claimed" and not answer.losses):
+        if answer.epsilon is None or not (answer.losses or ANSWERS[name].proved):
             continue
         values: dict[str, Any] = {"exact": bool(answer.losses) and not sampled}
         for share in FALSE_ALARMS:
@@ -106,7 +104,7 @@ def spent_along(
     owner = int(values.argmax())
     notes: list[str] = []
     try:
-        spent = spending(plan, account.analysis, owner, account.delta, account.colluders)
+        spent = spending(plan, account.analysis, owner, account.delta, Query(colluders=account.colluders))
     except PrivacyError as error:
         return None, [f"What was used along the rounds is not shown: {error}"]
     curves: dict[str, list[float]] = {}
@@ -114,21 +112,21 @@ def spent_along(
     places = _places(spent, plan.releases)
     shown = places if left else sorted({place // each for place in places})
     after = places if left else [(round + 1) * each - 1 for round in shown]  # the last release of a round
-    for name in dict.fromkeys([answer, "worst_case"]):
-        guarantee = name.replace("_", "-")
-        if guarantee not in GUARANTEES:
+    for kind in dict.fromkeys([ANSWERS[answer], WORST_CASE]):
+        if not kind.takes_budget:
             continue
-        if _seconds(spent, guarantee) > patience:
+        # Poisson samples need a loss distribution for each of 48 places.
+        if spent.batches.sampled or kind.curve_seconds(plan, spent.query) > patience:
             notes.append(
-                f"What was used along the rounds under {guarantee} is not shown: it would take too long."
+                f"What was used along the rounds under {kind.name} is not shown: it would take too long."
             )
             continue
         try:
-            curve = spent.curve(guarantee)
+            curve = spent.curve(kind.name)
         except PrivacyError as error:
-            notes.append(f"What was used along the rounds under {guarantee} is not shown: {error}")
+            notes.append(f"What was used along the rounds under {kind.name} is not shown: {error}")
             continue
-        curves[name] = [float(curve[place]) for place in after]
+        curves[kind.key] = [float(curve[place]) for place in after]
     if not curves:
         return None, notes
     unit = "release" if left else "round"
@@ -141,19 +139,3 @@ def _places(spent: Spending, releases: int) -> list[int]:
     while not places or places[-1] < releases - 1:
         places.append(spent.checkpoint(places[-1] + 1 if places else 0))
     return places
-
-
-def _seconds(spent: Spending, guarantee: str) -> float:
-    """Roughly how long a curve takes."""
-    plan = spent.plan
-    if spent.batches.sampled:
-        return math.inf  # a loss distribution for each of 48 places
-    if guarantee in ("claimed", "worst-case"):
-        return 0.5
-    open_rows = plan.rows == plan.agents or {Capability.ROBUST_MIXING, Capability.ROUNDED_ROWS} & plan.needs
-    if guarantee == "adaptive" and open_rows:
-        return 0.5 * max(1, math.comb(plan.agents, min(spent.colluders, plan.agents)) / 1e5)
-    public = Public.ESTIMATES if guarantee == "adaptive" else Public.NOTHING
-    observers = math.comb(plan.agents - 1, min(spent.colluders, plan.agents - 1))
-    work = view_work(plan, plan.agents - 1 if guarantee == "view" else observers, public, owners=1)
-    return 60 * _BUSY * work / A_MINUTE

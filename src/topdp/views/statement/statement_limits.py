@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from topdp.privacy.answers import ANSWERS
+
 
 def unprotected(facts: dict[str, Any]) -> list[str]:
     """What counts as public."""
@@ -26,7 +28,7 @@ def unprotected(facts: dict[str, Any]) -> list[str]:
 def not_protected(facts: dict[str, Any]) -> list[str]:
     """What nobody should believe that this guarantee covers."""
     settings, agents = facts["settings"], facts["graph"]["agents"]
-    colluders, answer = facts["guarantee"]["colluders"], facts["guarantee"]["answer"]
+    colluders, kind = facts["guarantee"]["colluders"], ANSWERS[facts["guarantee"]["answer"]]
     said = [
         "That a person's organisation takes part, or how many records it has.",
         "What the model teaches about everybody: a correct prediction from general knowledge is no breach "
@@ -40,12 +42,12 @@ def not_protected(facts: dict[str, Any]) -> list[str]:
         "Anything about real agents: in this simulated run one machine held all records and one seed all "
         "noise.",
     ]
-    if agents > 1 and answer == "adaptive":
+    if agents > 1 and kind.counts_colluders:
         more = f"More than {colluders} agent{'s' if colluders > 1 else ''} putting together what they see"
         said.insert(0, f"{more}: then, up to all others, the worst case counts.")
-    if answer in ("view", "claimed"):
+    if not kind.proved:
         said.insert(
-            0, f"Anybody, by the answer `{answer}`: it describes, and can be wrong. The worst case holds."
+            0, f"Anybody, by the answer `{kind.key}`: it describes, and can be wrong. The worst case holds."
         )
     if settings["attack"]["name"] != "none":
         said.append("Hostile agents were part of this simulation: its accuracies are those under attack.")

@@ -8,22 +8,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from topdp.views.pages.plain_words import ANSWERS, at_most, is_guarantee, small, who_looks
+from topdp.privacy.answers import ANSWERS, BY_RANK, WORST_CASE, AnswerKind
+from topdp.views.pages.plain_words import at_most, small
 
 
-def relied_on(facts: dict[str, Any]) -> str:
-    """The answer whose numbers are promised: the run's own if it is a guarantee, else the worst case."""
-    answer: str = facts["guarantee"]["answer"]
-    return answer if is_guarantee(answer) else "worst_case"
+def relied_on(facts: dict[str, Any]) -> AnswerKind:
+    """The answer whose numbers are promised: the run's own if it is proved, else the worst case."""
+    kind = ANSWERS[facts["guarantee"]["answer"]]
+    return kind if kind.proved else WORST_CASE
 
 
 def promised_epsilon(facts: dict[str, Any]) -> float | None:
-    value: float | None = facts["privacy"]["epsilon"][relied_on(facts)]
+    value: float | None = facts["privacy"]["epsilon"][relied_on(facts).key]
     return value
 
 
 def against(facts: dict[str, Any]) -> str:
-    return who_looks(relied_on(facts), facts["guarantee"]["colluders"])
+    return relied_on(facts).against(facts["guarantee"]["colluders"])
 
 
 def summary(facts: dict[str, Any]) -> list[str]:
@@ -34,8 +35,8 @@ def summary(facts: dict[str, Any]) -> list[str]:
         "these "
         "settings, not how any real system was operated."
     )
-    worst = facts["privacy"]["epsilon"]["worst_case"]
-    if relied_on(facts) != "worst_case" and facts["graph"]["agents"] > 1:
+    worst = facts["privacy"]["epsilon"][WORST_CASE.key]
+    if relied_on(facts) is not WORST_CASE and facts["graph"]["agents"] > 1:
         said.append(
             "If all other agents put everything together, "
             + (f"the same number is ε = {worst:.4g}." if worst is not None else "nothing is guaranteed.")
@@ -46,7 +47,7 @@ def summary(facts: dict[str, Any]) -> list[str]:
 
 
 def _promise(facts: dict[str, Any]) -> list[str]:
-    privacy, answer, relied = facts["privacy"], facts["guarantee"]["answer"], relied_on(facts)
+    privacy, answer, relied = facts["privacy"], facts["guarantee"]["answer"], relied_on(facts).key
     epsilon, agents = promised_epsilon(facts), facts["graph"]["agents"]
     if privacy["status"][relied] == "infinite":
         return ["This run protects nobody: what some agents send is not hidden by noise, and ε is infinite."]
@@ -81,14 +82,15 @@ def answers(facts: dict[str, Any]) -> dict[str, Any]:
     """Every answer: who is protected against whom, and what an attacker achieves."""
     privacy = facts["privacy"]
     found = {}
-    for name in sorted(privacy["status"], key=ANSWERS.index):
+    for kind in BY_RANK:
+        name = kind.key
         status = privacy["status"][name]
         if status == "not asked":
             continue
         power = facts["power"].get(name)
         found[name] = {
-            "against": who_looks(name, privacy["colluders"]),
-            "is_a_guarantee": is_guarantee(name) and status == "finite",
+            "against": kind.against(privacy["colluders"]),
+            "is_a_guarantee": kind.proved and status == "finite",
             "status": status,
             "epsilon": privacy["epsilon"][name],
             "mu": privacy["mu"][name],

@@ -9,7 +9,7 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
-from topdp.privacy.account import ASSUMPTIONS
+from topdp.privacy.answers import ANSWERS
 from topdp.runs.epsilon_text import answer_words, epsilon_text
 from topdp.views.terminal import tables
 
@@ -25,7 +25,7 @@ def planned(answer: Mapping[str, Any]) -> list[Table | Text]:
         before = f"{one['label']}: " if one["label"] else ""
         parts += [Text(f"{before}{words}") for words in [*remarks(one), *_left(one)]]
     asked = {name for one in found for name in one["privacy"].get("assumptions", {})}
-    parts += [Text(f"{answer_words(name)}: {ASSUMPTIONS[name]}") for name in ASSUMPTIONS if name in asked]
+    parts += [Text(f"{kind.label}: {kind.assumptions}") for key, kind in ANSWERS.items() if key in asked]
     advice = answer["recommended"]
     if "refused" in advice:
         return [*parts, Text(f"No recommendation: {advice['refused']}")]

@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
+from topdp.privacy.answers import WORST_CASE, answer_kind
 from topdp.runs.epsilon_text import answer_words
 from topdp.runs.metric_labels import is_share
 from topdp.runs.sweep_summary import Spread, metric_names, short_key
@@ -17,7 +18,7 @@ def table(spreads: Sequence[Spread]) -> Table:
     """One line a combination."""
     metric = next(iter(metric_names(spreads)), None)
     met = {run["privacy"]["guarantee"] for one in spreads for run in one.runs} - {None}
-    answers = [*sorted({name.replace("-", "_") for name in met} - {"worst_case"}), "worst_case"]
+    answers = [*sorted({answer_kind(name).key for name in met} - {WORST_CASE.key}), WORST_CASE.key]
     short = [short_key(key) for key in spreads[0].chosen]
     keys = short if len(set(short)) == len(short) else list(spreads[0].chosen)
     made = uncut(

@@ -10,13 +10,12 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from topdp.plan import Plan
-from topdp.privacy.account import ASSUMPTIONS, FALSE_ALARMS, Account
+from topdp.privacy.account import FALSE_ALARMS, Account
+from topdp.privacy.answers import ANSWERS
 from topdp.privacy.observers.coalitions import Coalitions
 from topdp.runs.config import RunConfig
 from topdp.runs.epsilon_text import answer_words, epsilon_text
 from topdp.runs.metric_labels import NOTHING, between_agents, in_words, is_share, metric_names
-
-ALWAYS = ("claimed", "worst_case")
 
 
 def runs(summaries: Mapping[str, Mapping[str, Any]]) -> list[Table | Text]:
@@ -27,7 +26,8 @@ def runs(summaries: Mapping[str, Mapping[str, Any]]) -> list[Table | Text]:
     answers = [
         name
         for name in privacy["epsilon"]
-        if name in ALWAYS or any(one["privacy"]["status"][name] != "not asked" for one in summaries.values())
+        if not ANSWERS[name].on_request
+        or any(one["privacy"]["status"][name] != "not asked" for one in summaries.values())
     ]
     scores = {name: summary.get("metrics") or {} for name, summary in summaries.items()}
     metrics = list(dict.fromkeys(name for found in scores.values() for name in metric_names(found)))
@@ -101,7 +101,7 @@ def account(config: RunConfig, plan: Plan, found: Account, together: Coalitions 
     parts: list[Table | Text] = [rows, _answers(found), _per_agent(config, found)]
     if together is not None:
         parts.append(_coalitions(found, together))
-    parts.extend(Text(f"{answer_words(key)}: {ASSUMPTIONS[key]}") for key in _asked(found))
+    parts.extend(Text(f"{answer_words(key)}: {ANSWERS[key].assumptions}") for key in _asked(found))
     return parts
 
 
@@ -121,7 +121,7 @@ def _answers(found: Account) -> Table:
         answer = found.answers[name]
         powers = [answer.power(share) for share in FALSE_ALARMS]
         mu = privacy["mu"][name]
-        met = " (budget)" if name == (found.guarantee or "").replace("-", "_") else ""
+        met = " (budget)" if ANSWERS[name].name == found.guarantee else ""
         table.add_row(
             answer_words(name) + met,
             epsilon_text(privacy, name),
@@ -140,7 +140,7 @@ def _per_agent(config: RunConfig, found: Account) -> Table:
     chosen = found.answer(config.privacy.guarantee).epsilon
     calibrated = found.guarantee is not None and config.privacy.sigma is None
     answers = {name: found.answers[name] for name in _asked(found)}
-    named = [name for name, answer in answers.items() if answer.observers and name != "outsider"]
+    named = [name for name, answer in answers.items() if any(answer.observers or ())]
     table = uncut(
         "agent", *(f"ε\n{answer_words(name)}" for name in answers),
         *(f"sees most, {answer_words(name)}" for name in named), "share of the budget",

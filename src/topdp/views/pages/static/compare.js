@@ -65,7 +65,7 @@
         ...listed.map((key) => topdp.name((settings[place][key] ?? "–").replace(/^"|"$/g, ""))),
         ...(metric ? [{ show: value ? topdp.value(last("mean"), topdp.metric(metric, metrics.shares, last("mean"))) : "–", sort: last("mean") },
           value ? `${topdp.metric(metric, metrics.shares, last("min"))} to ${topdp.metric(metric, metrics.shares, last("max"))}` : "–"] : []),
-        cell(privacy.epsilon[guarantee.answer], privacy.status[guarantee.answer]), guarantee.answer.replace("_", " "),
+        cell(privacy.epsilon[guarantee.answer], privacy.status[guarantee.answer]), guarantee.label,
         cell(privacy.mu[guarantee.answer], "–"), cell(privacy.epsilon.worst_case, privacy.status.worst_case),
         { show: `${run.round} of ${run.rounds}`, sort: run.round }, cell(run.seconds, "–"), run.state];
     });

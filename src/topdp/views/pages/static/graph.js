@@ -161,7 +161,7 @@
       const most = (now.privacy.sees_most[now.guarantee.answer] || [])[chosen];
       const parts = ["Agent ", topdp.name(one.name)];
       if (one.score !== null && one.score !== undefined) parts.push(`, ${now.metrics.names[0]} ${say(one.score)}`);
-      if (one.epsilon !== undefined) parts.push(`, ε ${one.epsilon === null ? "infinite" : topdp.number(one.epsilon)} (${now.guarantee.answer.replace("_", " ")})`);
+      if (one.epsilon !== undefined) parts.push(`, ε ${one.epsilon === null ? "infinite" : topdp.number(one.epsilon)} (${now.guarantee.label})`);
       parts.push(`; ${near.length} neighbour${near.length === 1 ? "" : "s"}`);
       if (near.length && near[0][1] !== undefined) {
         parts.push(", which learn of its records: ");
@@ -194,7 +194,7 @@
       const sentence = `${graph.agents} agent${graph.agents === 1 ? "" : "s"}, ${count} link${count === 1 ? "" : "s"}.`;
       canvas.setAttribute("aria-label", `Graph of ${sentence} The table of agents below says the same.`);
       figure.querySelector("figcaption").textContent = around === null ? `Graph: ${sentence}` : `Graph: ${sentence} Shown are one agent and its neighbours.`;
-      const pooled = now.guarantee.colluders > 1 && now.guarantee.answer === "adaptive" ? `ε of a link is the largest over all groups of ${now.guarantee.colluders} agents that pool what they see and that its end is in. ` : "";
+      const pooled = now.guarantee.colluders > 1 && now.guarantee.pooled ? `ε of a link is the largest over all groups of ${now.guarantee.colluders} agents that pool what they see and that its end is in. ` : "";
       words.textContent = now.graph.links.epsilon ? pooled + "An agent that is no neighbour may learn as much: the sentence on a chosen agent says who learns most." : "";
       const fresh = JSON.stringify([graph.names, graph.links.from, graph.links.to]);
       if (list.children.length !== agents.length) list.replaceChildren(...agents.map((one) => el("option", { value: one.name })));

@@ -5,8 +5,7 @@
   const topdp = window.topdp;
   const el = topdp.el;
   const WHOLE = 500;
-  const ANSWERS = ["adaptive", "worst_case", "outsider", "view", "claimed"];
-  const plain = (answer) => answer.replace("_", " ");
+  const labelOf = (facts, key) => facts.answers.find((one) => one.key === key).label;
   const shown = new WeakMap();
 
   topdp.showRun = (root, facts) => {
@@ -77,7 +76,7 @@
         cards.push(card(name, topdp.value(last("mean"), topdp.metric(name, metrics.shares, last("mean"))),
           `after round ${metrics.rounds.at(-1)}; agents ${topdp.metric(name, metrics.shares, last("min"))} to ${topdp.metric(name, metrics.shares, last("max"))}`));
       });
-      cards.push(card(`ε, ${plain(answer)}`, epsilon === null ? privacy.status[answer] : topdp.value(epsilon),
+      cards.push(card(`ε, ${guarantee.label}`, epsilon === null ? privacy.status[answer] : topdp.value(epsilon),
         `at δ = ${topdp.number(privacy.delta)}, largest over agents, against ${guarantee.words}`));
       if (privacy.mu[answer] !== null && privacy.mu[answer] !== undefined) cards.push(card("μ", topdp.value(privacy.mu[answer]), "Gaussian differential privacy; needs no δ"));
       if (power[answer]) cards.push(card("An attacker", topdp.value(power[answer]["0.01"], topdp.atMost(power[answer]["0.01"])),
@@ -127,7 +126,7 @@
 
   const privacyWords = (facts) => {
     const { guarantee, privacy } = facts, epsilon = privacy.epsilon[guarantee.answer];
-    return `ε ${epsilon === null ? privacy.status[guarantee.answer] : topdp.number(epsilon)} (${plain(guarantee.answer)})`;
+    return `ε ${epsilon === null ? privacy.status[guarantee.answer] : topdp.number(epsilon)} (${guarantee.label})`;
   };
   topdp.privacyWords = privacyWords;
 
@@ -135,7 +134,7 @@
     const made = [{ picture: topdp.network(first), spec: (now) => now }];
     if (first.graph.agents > WHOLE) {
       const scores = (now) => ({ title: `${now.metrics ? now.metrics.names[0] : "metric"} of agents`, percent: now.metrics && now.metrics.shares.includes(now.metrics.names[0]), values: topdp.agentFacts(now).map((one) => one.score) });
-      const costs = (now) => ({ title: `ε of agents (${plain(now.guarantee.answer)})`, values: topdp.agentFacts(now).map((one) => one.epsilon ?? null) });
+      const costs = (now) => ({ title: `ε of agents (${now.guarantee.label})`, values: topdp.agentFacts(now).map((one) => one.epsilon ?? null) });
       if (first.metrics) made.push({ picture: topdp.histogram(scores(first)), spec: scores });
       made.push({ picture: topdp.histogram(costs(first)), spec: costs });
     }
@@ -146,10 +145,10 @@
     key: facts.privacy.seal || JSON.stringify(facts.privacy.epsilon),
     nodes: () => {
       const { privacy, power, guarantee } = facts;
-      const asked = ANSWERS.filter((name) => privacy.status[name] !== "not asked");
+      const asked = facts.answers.filter((one) => privacy.status[one.key] !== "not asked");
       const reasons = privacy.reasons || {};
-      const rows = asked.map((name) => [
-        el("span", {}, plain(name), name === guarantee.answer && guarantee.name ? el("em", {}, " (budget)") : ""),
+      const rows = asked.map(({ key: name, label }) => [
+        el("span", {}, label, name === guarantee.answer && guarantee.name ? el("em", {}, " (budget)") : ""),
         { show: privacy.epsilon[name] === null ? privacy.status[name] : topdp.value(privacy.epsilon[name]), sort: privacy.epsilon[name] },
         { show: topdp.value(privacy.mu[name], topdp.number(privacy.mu[name])), sort: privacy.mu[name] },
         ...["0.01", "0.05"].map((share) => power[name] ? { show: topdp.value(power[name][share], topdp.atMost(power[name][share])), sort: power[name][share] } : { show: "–", sort: null }),
@@ -160,10 +159,10 @@
         head: [{ text: "answer" }, { text: "ε", numeric: true }, { text: "μ", numeric: true }, { text: "recognised at 1%", numeric: true }, { text: "recognised at 5%", numeric: true }],
         rows, sortable: false,
       });
-      const bounded = asked.some((name) => power[name] && !power[name].exact);
+      const bounded = asked.some(({ key }) => power[key] && !power[key].exact);
       const notes = [el("p", { class: "words" }, "Recognised: at most so often does the best attacker recognise that a record was there, who raises a false alarm in 1% or 5% of the cases without it." + (bounded ? " Of samples this follows from ε and δ alone, and is an upper bound." : ""))];
-      notes.push(el("dl", { class: "facts" }, asked.flatMap((name) => [el("dt", {}, plain(name)),
-        el("dd", {}, [privacy.assumptions[name], reasons[name]].filter(Boolean).join(" "))])));
+      notes.push(el("dl", { class: "facts" }, asked.flatMap(({ key, label }) => [el("dt", {}, label),
+        el("dd", {}, [privacy.assumptions[key], reasons[key]].filter(Boolean).join(" "))])));
       (privacy.warnings || []).forEach((warning) => notes.push(el("p", { class: "warning" }, `Warning: ${warning}`)));
       return [holder, ...notes];
     },
@@ -171,16 +170,16 @@
 
   const perAgent = () => {
     const fold = topdp.fold("Every agent", (inside, facts) => {
-      const { privacy, guarantee, metrics, graph } = facts, asked = ANSWERS.filter((name) => privacy.epsilon_per_agent[name]);
+      const { privacy, guarantee, metrics, graph } = facts, asked = facts.answers.filter(({ key }) => privacy.epsilon_per_agent[key]);
       const names = metrics ? metrics.names.filter((name) => metrics.agents[name]) : [];
       const most = privacy.sees_most[guarantee.answer];
       const cell = (value, text) => ({ show: value === null || value === undefined ? text : topdp.value(value), sort: value ?? null });
-      const head = [{ text: "agent" }, ...names.map((name) => ({ text: name, numeric: true })), ...asked.map((name) => ({ text: `ε ${plain(name)}`, numeric: true })),
-        { text: `μ ${plain(guarantee.answer)}`, numeric: true }, ...(most ? [{ text: "who learns most" }] : [])];
+      const head = [{ text: "agent" }, ...names.map((name) => ({ text: name, numeric: true })), ...asked.map(({ label }) => ({ text: `ε ${label}`, numeric: true })),
+        { text: `μ ${guarantee.label}`, numeric: true }, ...(most ? [{ text: "who learns most" }] : [])];
       const rows = graph.names.map((name, agent) => [
         { show: topdp.name(name), sort: name },
         ...names.map((metric) => ({ show: topdp.value(metrics.agents[metric][agent], topdp.metric(metric, metrics.shares, metrics.agents[metric][agent])), sort: metrics.agents[metric][agent] })),
-        ...asked.map((answer) => cell(privacy.epsilon_per_agent[answer][agent], "infinite")),
+        ...asked.map(({ key }) => cell(privacy.epsilon_per_agent[key][agent], "infinite")),
         cell((privacy.mu_per_agent[guarantee.answer] || [])[agent], "–"),
         ...(most ? [{ show: el("span", {}, (most[agent] || []).flatMap((one, k) => [k ? ", " : "", topdp.name(graph.names[one])])), sort: (most[agent] || []).join() }] : []),
       ]);
@@ -197,7 +196,7 @@
         { show: links.epsilon[k] === null ? "infinite" : topdp.value(links.epsilon[k]), sort: links.epsilon[k] ?? Infinity },
         { show: links.mu[k] === null ? "infinite" : topdp.value(links.mu[k]), sort: links.mu[k] ?? Infinity },
       ]);
-      topdp.fillTable(inside, { caption: `What the second learns of the first (${plain(facts.guarantee.answer)}): at most this.`,
+      topdp.fillTable(inside, { caption: `What the second learns of the first (${facts.guarantee.label}): at most this.`,
         head: [{ text: "records of" }, { text: "seen by" }, { text: "ε", numeric: true }, { text: "μ", numeric: true }], rows });
     });
     const element = el("section", { class: "fold" }, fold.element);
@@ -221,10 +220,10 @@
       return {
         title: `ε used by the agent that loses most (${graph.names[spending.agent]}), if its data enter no later round`, least: 0, yTitle: "ε", xTitle: spending.unit,
         mark: now.round < now.rounds && spending.unit === "round" ? now.round : null,
-        series: [...merged.map((alike, place) => ({ label: alike.map(plain).join(" = "), rounds: spending.rounds, mean: spending.epsilon[alike[0]], look: topdp.look(place) })),
+        series: [...merged.map((alike, place) => ({ label: alike.map((key) => labelOf(now, key)).join(" = "), rounds: spending.rounds, mean: spending.epsilon[alike[0]], look: topdp.look(place) })),
           ...(budget === null ? [] : [{ label: "budget", rounds: [spending.rounds[0], spending.rounds.at(-1)], mean: [budget, budget], look: { colour: "ink", dash: [4, 4] } }])],
         note: "Between two points the later one counts." + (now.round < now.rounds && spending.unit === "round" ? " The upright line is where the run stands." : ""),
-        sentence: `At the end: ${names.map((name) => `${plain(name)} ${last(name)}`).join(", ")}${budget === null ? "" : `; the budget is ${topdp.number(budget)}`}.`,
+        sentence: `At the end: ${names.map((name) => `${labelOf(now, name)} ${last(name)}`).join(", ")}${budget === null ? "" : `; the budget is ${topdp.number(budget)}`}.`,
       };
     };
     return [{ picture: topdp.curves(spec(first)), spec }];

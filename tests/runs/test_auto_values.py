@@ -16,11 +16,14 @@ from topdp.errors import InputError
 from topdp.plan import Schedule
 from topdp.privacy import account as account_of
 from topdp.privacy import adaptive
-from topdp.privacy.residual_noise import leftover
+from topdp.privacy.query import Query
+from topdp.privacy.residual_noise import residual_noise
 from topdp.protocols import Correlated, Muffliato
 from topdp.protocols.pair_secrets import secret_pairs
-from topdp.runs import builders, config, planning, resolve_auto, run
+from topdp.runs import auto_values, config, planning, run
+from topdp.runs.resolve import resolve
 from topdp.runs.run_folder import RunFolder
+from topdp.runs.run_outline import analysis_of
 from topdp.runs.training_loop import InterruptedRun
 from topdp.simulator.engine import Engine
 
@@ -53,11 +56,8 @@ def job(data):
     return changes
 
 
-def settled(changes):
-    wanted = config.read(changes=changes)
-    graph = builders.graph(wanted)
-    counts = builders.counts(wanted, graph.agents)
-    return resolve_auto.settled(wanted, graph, counts), graph, counts
+def resolved(changes):
+    return resolve(config.read(changes=changes))
 
 
 def test_what_was_left_open_is_in_the_runs_configuration(job, tmp_path):
@@ -67,9 +67,9 @@ def test_what_was_left_open_is_in_the_runs_configuration(job, tmp_path):
     assert all(getattr(result.config.method, key) == written[key] for key in AUTO)
     assert result.plan.releases == 7 * (1 + written["gossip"])
     # What was chosen is chosen again, and left alone.
-    again, graph, counts = settled(job())
-    assert again.method == result.config.method
-    assert resolve_auto.settled(result.config, graph, counts) == result.config
+    again = resolved(job())
+    assert again.config.method == result.config.method
+    assert resolve(result.config, again.graph, again.counts).config == result.config
     privacy = json.loads((tmp_path / "run" / "privacy.json").read_text())
     assert privacy["epsilon"]["adaptive"] == pytest.approx(4.0, rel=1e-5)
     assert result.accuracy["mean"] > 0.5
@@ -84,8 +84,8 @@ def test_a_run_is_accounted_as_it_was(topdp, job, tmp_path):
     assert found["epsilon"]["outsider"] < found["epsilon"]["adaptive"] < found["epsilon"]["worst_case"]
     assert found["status"]["claimed"] == "refused" and found["colluders"] == 2
     folder = RunFolder.open(tmp_path / "run")
-    batches = builders.analysis(folder.config, tuple(folder.fact("records")))
-    exact = adaptive(folder.plan, batches.exposure(), 2).worst_epsilon(1e-5)
+    batches = analysis_of(folder.config, tuple(folder.fact("records")))
+    exact = adaptive(folder.plan, batches.exposure(), Query(colluders=2)).worst_epsilon(1e-5)
     np.testing.assert_allclose(found["epsilon_per_agent"]["adaptive"], exact, rtol=1e-9)
 
 
@@ -123,7 +123,7 @@ def test_a_run_that_is_stopped_between_averaging_steps_goes_on_where_it_was(
     whole = run.run(wanted, tmp_path / "whole")
     advance = Engine.advance
 
-    def impatient(engine, state):
+    def impatient(engine, state, at_most=1):
         if state.releases == released:
             raise KeyboardInterrupt
         return advance(engine, state)
@@ -221,9 +221,9 @@ def test_coalitions_of_accelerated_runs_are_not_called_infinite(topdp, job):
 @pytest.mark.parametrize("method", ["correlated", "muffliato"])
 def test_steps_are_chosen_such_that_all_batches_are_used(job, batch, method):
     """Of 30 records: cycles of 5, 2 and 6 batches, which forbid 4, 1 and 3, and every odd number of steps."""
-    found, _, counts = settled(job(f"method.name={method}", f"data.batch={batch}"))
-    period = builders.batches(found, counts)[0].period
-    used = {t * (1 + found.method.gossip) % period for t in range(100)}
+    found = resolved(job(f"method.name={method}", f"data.batch={batch}"))
+    period = found.batches[0].period
+    used = {t * (1 + found.config.method.gossip) % period for t in range(100)}
     assert used == set(range(period))
 
 
@@ -234,17 +234,17 @@ def test_prices_are_those_of_the_plans(gossip, chebyshev):
     graph = topology.random(9, 0.4, 2)
     numbers = np.random.default_rng(3)
     own, alone = numbers.uniform(0.2, 0.5, 9), numbers.uniform(0.8, 1.2, 9)
-    averaging, pairs = resolve_auto._Averaging(graph), secret_pairs("regular", graph, 4, 0)
-    steps = Schedule(rate=np.ones(resolve_auto.TRIAL), noise=np.ones(resolve_auto.TRIAL))
+    averaging, pairs = auto_values._Averaging(graph), secret_pairs("regular", graph, 4, 0)
+    steps = Schedule(rate=np.ones(auto_values.TRIAL), noise=np.ones(auto_values.TRIAL))
     for protocol, shared in (
         (Correlated("regular", 4, 3.0, gossip, chebyshev),
          averaging.shared(pairs, 3.0 * math.sqrt(np.mean(own**2)))),
         (Muffliato(gossip, chebyshev), 0.0),
     ):  # fmt: skip
-        left = leftover(protocol.plan(graph, steps, own, 0))
-        pooled = resolve_auto.TRIAL * np.mean(alone**2) / 81
-        noise = left.average[-1] + resolve_auto.DISAGREEMENT * left.between[-1]
-        expected = noise / pooled + resolve_auto.MESSAGE * max(1, gossip)
+        left = residual_noise(protocol.plan(graph, steps, own, 0))
+        pooled = auto_values.TRIAL * np.mean(alone**2) / 81
+        noise = left.average[-1] + auto_values.DISAGREEMENT * left.between[-1]
+        expected = noise / pooled + auto_values.MESSAGE * max(1, gossip)
         assert averaging.price(own, alone, shared, gossip, chebyshev) == pytest.approx(expected, rel=1e-9)
 
 
@@ -253,8 +253,8 @@ def test_shards_and_budgets_that_differ_are_each_kept(job, guarantee):
     """The noise is that of the allocation for the pair noise that was chosen, and no agent is over budget."""
     epsilon = [4.0, 2.0, 4.0, 3.0, 4.0, 4.0, 1.0, 4.0]
     sizes = ('data.partition="sizes"', "data.sizes=[20,20,20,30,30,30,40,50]", f"privacy.epsilon={epsilon}")
-    found, graph, counts = settled(job(*sizes, f"privacy.guarantee={guarantee}"))
-    plan, account = planning.plan_and_account(found, graph, counts)
+    found = resolved(job(*sizes, f"privacy.guarantee={guarantee}"))
+    plan, account = planning.plan_and_account(found)
     spent = account.answer(guarantee).epsilon
     assert (spent <= np.array(epsilon)).all() and (spent / epsilon).max() > 1 - 1e-6
     own = plan.full_scale
@@ -263,21 +263,17 @@ def test_shards_and_budgets_that_differ_are_each_kept(job, guarantee):
     else:
         assert np.ptp(own) > 0.1 * own.mean()
         # In proportion to what each would need alone there would be more.
+        privacy = found.config.privacy.model_copy(update={"guarantee": "worst-case"})
         worst, _ = planning.plan_and_account(
-            found.model_copy(
-                update={"privacy": found.privacy.model_copy(update={"guarantee": "worst-case"})}
-            ),
-            graph,
-            counts,
+            resolve(found.config.model_copy(update={"privacy": privacy}), found.graph, found.counts)
         )
         alone = worst.full_scale
-        protocol, schedule = builders.protocol(found), builders.schedule(found, min(counts))
-        other = protocol.plan(graph, schedule, alone, found.seed)
-        exposure = builders.analysis(found, counts).exposure()
-        target = topdp.privacy.mu_of(np.array(epsilon), found.privacy.delta)
-        excess = float((adaptive(other, exposure, 1).worst() / target).max())
+        other = found.protocol.plan(found.graph, found.schedule, alone, found.config.seed)
+        exposure = found.analysis.exposure()
+        target = topdp.privacy.mu_of(np.array(epsilon), privacy.delta)
+        excess = float((adaptive(other, exposure, Query(colluders=1)).worst() / target).max())
         assert np.square(own).sum() < np.square(alone * excess).sum()
-    again = account_of(plan, builders.analysis(found, counts), 1e-5, ["adaptive"]).adaptive.epsilon
+    again = account_of(plan, found.analysis, 1e-5, ["adaptive"]).adaptive.epsilon
     assert (again <= np.array(epsilon) * (1 + 1e-9)).all()
 
 
@@ -285,12 +281,12 @@ def test_shards_and_budgets_that_differ_are_each_kept(job, guarantee):
 def test_own_noise_for_pair_noise_that_was_given(ratio):
     graph, alone = topology.ring(8), np.exp(np.random.default_rng(0).normal(0, 0.3, 8))
     pairs = secret_pairs("regular", graph, 4, 0)
-    own = resolve_auto._at_ratio(pairs, alone, 1, ratio)
+    own = auto_values._at_ratio(pairs, alone, 1, ratio)
     if ratio == 0:
         np.testing.assert_array_equal(own, alone)
         return
     if ratio > 1e4:
-        np.testing.assert_allclose(own, resolve_auto.allocated(pairs, alone, 1, 1e6).own, rtol=1e-6)
+        np.testing.assert_allclose(own, auto_values.allocated(pairs, alone, 1, 1e6).own, rtol=1e-6)
         return
     strength = ratio**2 * np.mean(own**2) * 4 / np.mean(alone**2)
-    np.testing.assert_allclose(own, resolve_auto.allocated(pairs, alone, 1, strength).own, rtol=5e-3)
+    np.testing.assert_allclose(own, auto_values.allocated(pairs, alone, 1, strength).own, rtol=5e-3)

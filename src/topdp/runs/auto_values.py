@@ -7,6 +7,7 @@ then holds the numbers, so that it can be repeated and resumed.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -15,15 +16,20 @@ import numpy as np
 from topdp.base.array_types import Floats, Ints
 from topdp.errors import InputError
 from topdp.plan import Plan
+from topdp.plan.schedules import Schedule
+from topdp.privacy.answers import ADAPTIVE, guarantee_kind
 from topdp.privacy.calibrate import calibrate
 from topdp.privacy.noise_allocation import Allocation, allocate
 from topdp.privacy.observers.adaptive import expect_colluders
 from topdp.privacy.observers.shared_noise import enumerable
+from topdp.privacy.published.claims import Analysis
 from topdp.protocols import Correlated, Dsgd
 from topdp.protocols.averaging import expect_gossip, metropolis, mixing_roots
 from topdp.protocols.pair_secrets import expect_uncut, secret_pairs
-from topdp.runs import builders
 from topdp.runs.config import ConfigError, CycleBatch, RunConfig
+from topdp.runs.methods import METHODS
+from topdp.runs.resolved_run import ResolvedRun
+from topdp.runs.run_outline import RunOutline
 from topdp.topology import Topology
 
 ENUMERABLE = 64  # agents among whom secrets are shared by all, where coalitions are too many to look at
@@ -46,21 +52,21 @@ CLOSE = 1e-3  # of the logarithm of that
 LIMITS = (1e-3, 1e6)  # of strengths: beyond them own noise does not change, or drowns
 
 
-def settled(config: RunConfig, graph: Topology, counts: tuple[int, ...]) -> RunConfig:
-    """The configuration with a number wherever it says `auto`; what cannot be run is refused."""
-    if builders.method(config).pools:  # nobody else takes part
+def with_auto_values(outline: RunOutline, analysis: Analysis, schedule: Schedule) -> RunConfig:
+    """The configuration with a number for each `auto` that the method uses. Raises what cannot be run."""
+    config, graph = outline.config, outline.graph
+    if outline.method.pools:  # nobody else takes part
         return _with(config, privacy={"colluders": 0})
     expect_colluders(config.privacy.colluders, graph.agents)
     config = _not_accelerated(config)
-    method = builders.method(config)
-    if method.shares_noise:
-        config = _correlated(config, graph, counts)
-    elif method.gossips and config.method.gossip == "auto":
+    if outline.method.shares_noise:
+        config = _correlated(replace(outline, config=config), analysis, schedule)
+    elif outline.method.gossips and config.method.gossip == "auto":
         averaging, ones, chebyshev = _Averaging(graph), np.ones(graph.agents), config.method.chebyshev
-        steps = _steps(config, counts)
+        steps = _gossip_candidates(outline, analysis)
         best = min(steps, key=lambda gossip: averaging.price(ones, ones, 0.0, gossip, chebyshev))
         config = _with(config, method={"gossip": best})
-    _expect_all_batches(config, counts)
+    _expect_all_batches(outline, config, analysis)
     return config
 
 
@@ -69,17 +75,16 @@ def _not_accelerated(config: RunConfig) -> RunConfig:
     return config if config.robust.rule == "mean" else _with(config, method={"chebyshev": False})
 
 
-def shares(config: RunConfig, graph: Topology, counts: tuple[int, ...]) -> Floats | None:
+def noise_shares(run: ResolvedRun) -> Floats | None:
     """[agents] own noise up to a common factor, where agents with shared noise need different amounts."""
-    if not builders.method(config).shares_noise:
+    protocol = run.protocol
+    if not isinstance(protocol, Correlated):
         return None
-    alone = _alone(config, graph, counts)
+    config, alone = run.config, _noise_alone(run, run.analysis, run.schedule)
     if np.ptp(alone) <= 1e-12 * alone.max():
         return None
-    protocol = builders.protocol(config)
-    assert isinstance(protocol, Correlated)
-    pairs = secret_pairs(protocol.secrets, graph, protocol.degree, config.seed)
-    if config.privacy.guarantee == "worst-case":
+    pairs = secret_pairs(protocol.secrets, run.graph, protocol.degree, config.seed)
+    if not guarantee_kind(config.privacy.guarantee).relies_on_others:
         return alone  # to all others together pairs' noise is known
     return _at_ratio(pairs, alone, config.privacy.colluders, protocol.pair_noise)
 
@@ -126,15 +131,16 @@ class Choice(NamedTuple):
     gossip: int
 
 
-def _correlated(config: RunConfig, graph: Topology, counts: tuple[int, ...]) -> RunConfig:
+def _correlated(outline: RunOutline, analysis: Analysis, schedule: Schedule) -> RunConfig:
+    config, graph = outline.config, outline.graph
     c, colluders = config.method, config.privacy.colluders
     open_questions = [c.secrets_degree, c.pair_noise, c.gossip].count("auto")
     degrees = _degrees(config, graph)
     if open_questions == 0:
         _expect_uncut(config, graph, degrees[0])
         return config
-    alone = _alone(config, graph, counts)
-    steps = _steps(config, counts) if c.gossip == "auto" else (expect_gossip(c.gossip),)
+    alone = _noise_alone(outline, analysis, schedule)
+    steps = _gossip_candidates(outline, analysis) if c.gossip == "auto" else (expect_gossip(c.gossip),)
     averaging, choices = _Averaging(graph), list[Choice]()
     for degree in degrees:
         try:
@@ -159,10 +165,10 @@ def _correlated(config: RunConfig, graph: Topology, counts: tuple[int, ...]) -> 
     return _with(config, method=chosen)
 
 
-def _steps(config: RunConfig, counts: tuple[int, ...]) -> tuple[int, ...]:
+def _gossip_candidates(outline: RunOutline, analysis: Analysis) -> tuple[int, ...]:
     """Of averaging: those worth a try with which all batches of a cycle are used, if there are some."""
-    periods = {batches.period for batches in builders.batches(config, counts)}
-    adaptive = builders.optimiser(config).adaptive
+    periods = {batches.period for batches in analysis.batches}
+    adaptive = outline.optimiser.adaptive
     fits = tuple(
         steps for steps in STEPS if all(math.gcd(period, 1 + steps + adaptive) == 1 for period in periods)
     )
@@ -189,21 +195,18 @@ def _expect_uncut(config: RunConfig, graph: Topology, degree: int) -> None:
     expect_uncut(pairs, graph.agents, config.privacy.colluders, config.method.secrets, config.seed)
 
 
-def _alone(config: RunConfig, graph: Topology, counts: tuple[int, ...]) -> Floats:
+def _noise_alone(outline: RunOutline, analysis: Analysis, schedule: Schedule) -> Floats:
     """[agents] the noise that each would need if nobody else's hid it; up to a common factor."""
-    sigma = builders.sigma(config, graph.agents)
-    if sigma is not None:
-        return np.ones(graph.agents)  # it was given: nothing to divide up
-    epsilon = builders.per_agent("privacy.epsilon", config.privacy.epsilon, graph.agents)
-    analysis = builders.analysis(config, counts)
+    agents, epsilon = outline.graph.agents, outline.epsilon
+    if epsilon is None:  # the noise is given: nothing to divide up
+        return np.ones(agents)
     if np.ptp(epsilon) == 0 and len(set(analysis.batches)) == 1:
-        return np.ones(graph.agents)
-    schedule = builders.schedule(config, min(counts))
+        return np.ones(agents)
 
     def write(deviation: Floats) -> Plan:
-        return Dsgd().plan(graph, schedule, deviation, config.seed)
+        return Dsgd().plan(outline.graph, schedule, deviation, outline.config.seed)
 
-    return calibrate(write, analysis, "adaptive", epsilon, config.privacy.delta).deviation
+    return calibrate(write, analysis, ADAPTIVE.name, epsilon, outline.config.privacy.delta).deviation
 
 
 class _Averaging:
@@ -240,15 +243,14 @@ class _Averaging:
         return np.asarray(pair**2 * np.square(apart).sum(axis=0))
 
 
-def _expect_all_batches(config: RunConfig, counts: tuple[int, ...]) -> None:
+def _expect_all_batches(outline: RunOutline, config: RunConfig, analysis: Analysis) -> None:
     """Batches come in turn, release by release: those of releases that only mix would never be used."""
     if not isinstance(config.data.batch, CycleBatch):
         return
-    gossip = builders.method(config).gossip_steps(config.method)
-    optimiser = builders.optimiser(config)
+    gossip, optimiser = outline.method.gossip_steps(config.method), outline.optimiser
     each = 1 + gossip + optimiser.adaptive
     settings = f"gossip = {gossip}" + (f" and {optimiser.kind}" if optimiser.adaptive else "")
-    for batches in builders.batches(config, counts):
+    for batches in analysis.batches:
         if (common := math.gcd(batches.period, each)) > 1:
             raise ConfigError(
                 f"data.batch: with {settings} only "
@@ -266,7 +268,7 @@ def agrees(given: RunConfig, begun: RunConfig) -> bool:
         if getattr(given.method, key) == "auto"
     }
     given = _not_accelerated(_with(given, method=chosen))
-    if builders.method(given).pools:
+    if METHODS[given.method.name].pools:
         given = _with(given, privacy={"colluders": 0})
     # Where metrics are sent does not decide what a run finds.
     return given.model_copy(update={"report": begun.report}) == begun

@@ -10,11 +10,16 @@ from topdp.data import PARTITIONS
 from topdp.errors import InputError
 from topdp.plan import Cycle, Full, Poisson, for_curvature, power_of_rate, step_decay
 from topdp.plan.schedules import FADINGS
-from topdp.privacy import CALIBRATIONS, GUARANTEES
-from topdp.runs import builders
+from topdp.privacy import ANSWERS, CALIBRATIONS, GUARANTEES
 from topdp.runs.config import DataConfig, MethodConfig, PrivacyConfig, TopologyConfig, TrainConfig, read
 from topdp.runs.methods import METHODS
+from topdp.runs.resolve import resolve
+from topdp.runs.run_outline import RunOutline, analysis_of, batches_of
 from topdp.topology import FAMILIES
+
+
+def protocol(config):
+    return resolve(config, counts=(100,) * 30).protocol
 
 
 @pytest.mark.parametrize(
@@ -23,7 +28,6 @@ from topdp.topology import FAMILIES
         (TopologyConfig, "kind", FAMILIES),
         (MethodConfig, "name", METHODS),
         (MethodConfig, "calibration", CALIBRATIONS),
-        (PrivacyConfig, "guarantee", GUARANTEES),
         (DataConfig, "partition", PARTITIONS),
         (TrainConfig, "fading", FADINGS),
     ],
@@ -34,12 +38,19 @@ def test_the_names_that_can_be_chosen_are_those_that_are_known(section, key, kno
     assert sorted(names) == sorted(known)
 
 
+def test_every_answer_that_takes_a_budget_can_be_a_guarantee():
+    assert [PrivacyConfig(guarantee=name).guarantee for name in GUARANTEES] == list(GUARANTEES)
+    for name in sorted(set(ANSWERS) - set(GUARANTEES)):
+        with pytest.raises(InputError, match=f"privacy.guarantee: got '{name}'"):
+            read(changes=[f"privacy.guarantee={name}"])
+
+
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_the_share_of_own_noise_reaches_the_protocols_that_reuse_noise(mode):
     changes = [f"method.mode={mode}", "method.own_share=0.5"]
-    assert builders.protocol(read(changes=changes)).own_share == 0.5
-    assert builders.protocol(read(changes=[f"method.mode={mode}"])).own_share == 1.0
-    assert not hasattr(builders.protocol(read(changes=[*changes, "method.name=plain"])), "own_share")
+    assert protocol(read(changes=changes)).own_share == 0.5
+    assert protocol(read(changes=[f"method.mode={mode}"])).own_share == 1.0
+    assert not hasattr(protocol(read(changes=[*changes, "method.name=plain"])), "own_share")
 
 
 @pytest.mark.parametrize(
@@ -67,20 +78,23 @@ def test_the_share_of_own_noise_reaches_the_protocols_that_reuse_noise(mode):
         ),
     ],
 )
-def test_the_law_of_noise_kind_the_rounds(changes, expected):
-    schedule = builders.schedule(read(changes=["rounds=1500", *changes]), records=100)
+def test_the_kinds_of_noise_schedule(changes, expected):
+    schedule = resolve(read(changes=["rounds=1500", *changes]), counts=(100,) * 30).schedule
     np.testing.assert_array_equal(schedule.noise, schedule.rate * expected(schedule.rate))
 
 
 def test_a_method_has_a_law_of_its_own_unless_noise_stands_on_estimates(monkeypatch):
     monkeypatch.setitem(METHODS, "plain", replace(METHODS["plain"], noise_kind="power"))
-    assert builders.noise_kind(read(changes=["method.name=plain"])) == "power"
+    assert RunOutline.of(read(changes=["method.name=plain"])).noise_kind == "power"
     assert (
-        builders.noise_kind(read(changes=["method.name=plain", "method.noise_schedule.kind=steps"]))
+        RunOutline.of(read(changes=["method.name=plain", "method.noise_schedule.kind=steps"])).noise_kind
         == "steps"
     )
-    assert builders.noise_kind(read(changes=["method.name=plain", "method.noise_on=estimate"])) == "constant"
-    assert builders.noise_kind(read(changes=["method.noise_on=estimate"])) == "steps"
+    assert (
+        RunOutline.of(read(changes=["method.name=plain", "method.noise_on=estimate"])).noise_kind
+        == "constant"
+    )
+    assert RunOutline.of(read(changes=["method.noise_on=estimate"])).noise_kind == "steps"
 
 
 @pytest.mark.parametrize(
@@ -93,12 +107,12 @@ def test_a_method_has_a_law_of_its_own_unless_noise_stands_on_estimates(monkeypa
 )
 def test_one_tuple_of_batches_for_everybody(batch, expected):
     config = read(changes=[f"data.batch={batch}"])
-    assert builders.batches(config, (9, 5)) == expected
-    assert builders.analysis(config, (9, 5)).batches == expected
+    assert batches_of(config, (9, 5)) == expected
+    assert analysis_of(config, (9, 5)).batches == expected
 
 
 @pytest.mark.parametrize("batch", ["{cycle=6}", "{poisson=6}"])
 def test_batches_larger_than_the_smallest_shard_are_refused(batch):
     config = read(changes=[f"data.batch={batch}"])
     with pytest.raises(InputError, match=r"at most 5 records, all that agent 1 holds, got 6\. Use smaller"):
-        builders.batches(config, (9, 5, 7))
+        batches_of(config, (9, 5, 7))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from time import CLOCK_BOOTTIME, clock_gettime, perf_counter, process_time, thread_time
+from time import CLOCK_BOOTTIME, clock_gettime, perf_counter, process_time, thread_time, time
 
-PARTS = ("compute", "ledger", "network")
+TIMED_PARTS = ("compute", "ledger", "network")
 
 
 class RoundTiming:
@@ -18,7 +18,7 @@ class RoundTiming:
     """
 
     def __init__(self) -> None:
-        self.seconds = dict.fromkeys(PARTS, 0.0)
+        self.seconds = dict.fromkeys(TIMED_PARTS, 0.0)
         self.rounds = 0
         self._computing, self._begun = 0.0, process_time()
 
@@ -77,3 +77,26 @@ def _age() -> float:
         return max(0.0, clock_gettime(CLOCK_BOOTTIME) - born)
     except (OSError, ValueError, IndexError):
         return 0.0
+
+
+class PeerWaits:
+    """Who is waited for, since when, and for how long each was waited for so far."""
+
+    def __init__(self) -> None:
+        self.since: dict[str, float] = {}  # whom: seconds of the calendar
+        self._seconds: dict[str, float] = {}
+        self._begun: dict[str, float] = {}
+
+    def now(self, peers: Iterable[str]) -> None:
+        """These are waited for from now on, and nobody else; who was so before stays so since then."""
+        left, clock = set(peers), perf_counter()
+        for peer in [peer for peer in self.since if peer not in left]:
+            del self.since[peer]
+            self._seconds[peer] = self._seconds.get(peer, 0.0) + clock - self._begun.pop(peer)
+        for peer in sorted(left - self.since.keys()):
+            self.since[peer], self._begun[peer] = time(), clock
+
+    def seconds(self, peer: str) -> float:
+        """All that this process has waited for `peer`."""
+        clock = perf_counter()
+        return self._seconds.get(peer, 0.0) + clock - self._begun.get(peer, clock)

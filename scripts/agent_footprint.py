@@ -1,0 +1,108 @@
+#!/usr/bin/env python3
+"""Count the modules and lines of topdp that `topdp agent start` loads, in a federation of two real agents.
+
+Usage: python scripts/agent_footprint.py [--list]
+
+Both agents run on loopback until their last round. What an agent imports late, while it runs, counts as well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+SOURCE = Path(__file__).resolve().parents[1] / "src"
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+NAMES = ("ada", "bob")
+RECORDS = 40
+SETTINGS = ("rounds=3", "model.name=linear", "privacy.epsilon=5")
+AGENT = """
+import os, runpy, sys
+
+end, modules = os._exit, sys.argv.pop(1)
+
+
+def write_and_end(code):
+    with open(modules, "w") as file:
+        file.write("\\n".join(name for name in sys.modules if name.split(".")[0] == "topdp"))
+    end(code)
+
+
+os._exit = write_and_end  # agents leave by it, without cleanup
+sys.argv[0] = "topdp"
+runpy.run_module("topdp", run_name="__main__", alter_sys=True)
+"""
+"""A process of one agent that writes the names of its modules to a file when it ends."""
+
+
+def modules_loaded() -> list[str]:
+    """The modules of topdp that an agent loads from its start to its last round."""
+    with tempfile.TemporaryDirectory() as text:
+        folder = Path(text)
+        _prepare(folder)
+        agents = [_start(folder, name) for name in NAMES]
+        codes = [agent.wait(120) for agent in agents]
+        if any(codes):
+            log = (folder / f"{NAMES[0]}.log").read_text(encoding="utf-8")
+            raise RuntimeError(f"Expected two agents that finish, got exit codes {codes}:\n{log[-2000:]}")
+        names = (folder / f"{NAMES[0]}.modules").read_text(encoding="utf-8").split()
+    return sorted({"topdp.__main__", *names})
+
+
+def lines_of(modules: Sequence[str]) -> int:
+    """The code lines of these modules: no blank lines, comments or docstrings."""
+    from code_metrics import code_lines
+
+    files = (SOURCE / Path(*name.split(".")) for name in modules)
+    return sum(
+        code_lines(file / "__init__.py" if file.is_dir() else file.with_suffix(".py")) for file in files
+    )
+
+
+def _prepare(folder: Path) -> None:
+    """Identities, records and a manifest for the two agents."""
+    generator = np.random.default_rng(0)
+    for name in NAMES:
+        inputs, labels = generator.normal(size=(RECORDS, 4)), np.arange(RECORDS) % 2
+        np.savez(folder / f"{name}.npz", train_inputs=inputs, train_labels=labels)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            address = f"127.0.0.1:{probe.getsockname()[1]}"
+        _topdp("agent", "init", "--name", name, "--identity", str(folder / name), "--address", address)
+    cards = [str(folder / name / "card.toml") for name in NAMES]
+    settings = [word for setting in SETTINGS for word in ("--set", setting)]
+    manifest = ["--links", "-".join(NAMES), "--records", str(RECORDS), "--out", str(folder / "manifest.toml")]
+    _topdp("federation", "create", *cards, *manifest, *settings)
+
+
+def _topdp(*arguments: str) -> None:
+    subprocess.run([sys.executable, "-m", "topdp", *arguments], check=True, capture_output=True)
+
+
+def _start(folder: Path, name: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-c", AGENT, str(folder / f"{name}.modules"), "agent", "start", "--json-log"]
+    command += ["--manifest", str(folder / "manifest.toml"), "--identity", str(folder / name)]
+    command += ["--data", str(folder / f"{name}.npz"), "--state", str(folder / f"{name}-state")]
+    with (folder / f"{name}.log").open("wb") as file:
+        return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=file)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--list", action="store_true", help="print every module")
+    options = parser.parse_args()
+    modules = modules_loaded()
+    if options.list:
+        print(*modules, sep="\n")
+    print(f"{len(modules)} modules, {lines_of(modules):,} lines of code")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""The privacy answers: one object for each, in one ordered collection.
+
+    ANSWERS["worst_case"].against(colluders=1)
+
+A name is that of configurations (`worst-case`), a key that of JSON (`worst_case`); `answer_kind` takes both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from topdp.privacy.answers._adaptive import ADAPTIVE
+from topdp.privacy.answers._claimed import CLAIMED
+from topdp.privacy.answers._outsider import OUTSIDER
+from topdp.privacy.answers._view import VIEW
+from topdp.privacy.answers._worst_case import WORST_CASE
+from topdp.privacy.answers.answer_kind import NOT_ASKED, Answer, AnswerKind, Status
+from topdp.privacy.basics.refusals import PrivacyError
+
+ANSWERS: dict[str, AnswerKind] = {kind.key: kind for kind in (CLAIMED, VIEW, ADAPTIVE, OUTSIDER, WORST_CASE)}
+"""By JSON key, in the order of JSON and tables."""
+
+GUARANTEES = tuple(kind.name for kind in ANSWERS.values() if kind.takes_budget)
+"""The names of the answers that a budget can be put on."""
+
+ON_REQUEST = tuple(kind.name for kind in ANSWERS.values() if kind.on_request)
+"""The names of the answers that are computed only where they are asked for."""
+
+BY_RANK = sorted(ANSWERS.values(), key=lambda kind: kind.rank)
+"""The answers in the order of how far one can rely on them."""
+
+_BY_NAME = {kind.name: kind for kind in ANSWERS.values()}
+
+
+def answer_kind(name: str) -> AnswerKind:
+    """The answer of a name, as `worst-case`, or of a JSON key, as `worst_case`."""
+    try:
+        return ANSWERS.get(name) or _BY_NAME[name]
+    except KeyError:
+        raise PrivacyError(f"Expected an answer among {', '.join(_BY_NAME)}, got {name!r}.") from None
+
+
+def guarantee_kind(name: str) -> AnswerKind:
+    """The answer of a name that a budget can be put on."""
+    if name not in GUARANTEES:
+        raise PrivacyError(f"Expected guarantee to be one of {', '.join(GUARANTEES)}, got {name!r}.")
+    return _BY_NAME[name]
+
+
+def expect_on_request(names: Collection[str]) -> None:
+    """Raise PrivacyError unless all names are those of answers that can be asked for."""
+    always = [kind.key for kind in ANSWERS.values() if not kind.on_request]
+    for name in names:
+        if name not in ON_REQUEST:
+            raise PrivacyError(
+                f"Expected answers among {', '.join(ON_REQUEST)}, got {name!r}; {' and '.join(always)} are "
+                "always there."
+            )
+
+
+__all__ = [
+    "ADAPTIVE",
+    "ANSWERS",
+    "BY_RANK",
+    "CLAIMED",
+    "GUARANTEES",
+    "NOT_ASKED",
+    "ON_REQUEST",
+    "OUTSIDER",
+    "VIEW",
+    "WORST_CASE",
+    "Answer",
+    "AnswerKind",
+    "Status",
+    "answer_kind",
+    "expect_on_request",
+    "guarantee_kind",
+]

@@ -1,0 +1,106 @@
+"""The claimed answer: what the method's own published analysis says of its full-scale noise."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, final
+
+import numpy as np
+
+from topdp.base.array_types import Floats
+from topdp.plan import Plan
+from topdp.plan.batches import Adjacency, Batches
+from topdp.privacy.answers.answer_kind import Answer, AnswerKind
+from topdp.privacy.basics.gaussian import mu_of
+from topdp.privacy.basics.privacy_loss import GaussianLoss
+from topdp.privacy.basics.refusals import NotCovered, PrivacyError, PrivacyWarning
+from topdp.privacy.observers.observer_filter import Public
+from topdp.privacy.observers.view import View
+from topdp.privacy.published.calibration import Calibration, least_noise
+from topdp.privacy.published.calibrations import CALIBRATIONS
+from topdp.privacy.published.claims import Analysis, claim_reason, noise_multipliers
+from topdp.privacy.query import Query
+
+if TYPE_CHECKING:
+    from topdp.privacy.budget_excess import Writer
+    from topdp.privacy.spending import Spending
+
+
+@final
+@dataclass(frozen=True)
+class ClaimedAnswer(AnswerKind):
+    name = "claimed"
+    key = "claimed"
+    assumptions = "What the method's own analysis says of its full-scale noise; saved noise counts as free."
+    rank = 4
+    public = Public.NOTHING
+    proved = False
+
+    def against(self, colluders: int) -> str:
+        return "nobody in particular: the method's own published analysis says so, and may be wrong"
+
+    def supports(self, plan: Plan, query: Query) -> str | None:
+        return claim_reason(plan)
+
+    def account(
+        self, plan: Plan, analysis: Analysis, delta: float, query: Query, view: View | None = None
+    ) -> Answer:
+        epsilon, warned = analysis.claim(plan, delta)
+        sampled = analysis.exposure().sampled
+        exact = analysis.calibration == "tight" and not sampled and np.isfinite(epsilon).all()
+        mu = mu_of(epsilon, delta) if exact and (epsilon > 0).all() else ()
+        losses = tuple(GaussianLoss(float(value)) for value in mu)
+        return Answer(epsilon, losses=losses, warnings=tuple(warned))
+
+    def closed_form_noise(self, write: Writer, analysis: Analysis, epsilon: Floats, delta: float) -> Floats:
+        """By the method's own analysis, which looks at each agent alone."""
+        exposure = analysis.exposure()
+        shape = noise_multipliers(write(exposure.sensitivity), exposure)  # z per round at unit noise
+        rule = CALIBRATIONS[analysis.calibration]
+        scales: dict[tuple[float, object, bytes], float] = {}
+        deviation = np.empty(exposure.agents)
+        for agent, batches in enumerate(analysis.batches):
+            z = shape[:, agent]
+            key = (float(epsilon[agent]), batches, z.tobytes())
+            if key not in scales:
+                scales[key] = _least_scale(rule, z, float(epsilon[agent]), delta, batches, analysis.adjacency)
+            deviation[agent] = exposure.sensitivity[agent] * scales[key]
+        return deviation
+
+    def spending_curve(self, spending: Spending, releases: Sequence[int]) -> list[float]:
+        analysis, owner = spending.analysis, spending.owner
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", PrivacyWarning)  # the account gives the warning
+            try:
+                z = noise_multipliers(spending.plan, analysis.exposure())[:, owner]
+                return [analysis.claim_of(owner, z[: last + 1], spending.delta) for last in releases]
+            except PrivacyError as error:
+                raise NotCovered(
+                    f"The claimed guarantee of {analysis.calibration} has no cost by rounds: {error}"
+                ) from error
+
+
+def _least_scale(
+    rule: Calibration, z: Floats, epsilon: float, delta: float, batches: Batches, adjacency: Adjacency
+) -> float:
+    """The least factor on the noise multipliers with which the rule claims at most ε."""
+    if np.ptp(z) == 0:
+        return rule.calibrate(epsilon, delta, len(z), batches, adjacency).noise_multiplier / float(z[0])
+    claim = partial(_claim_at, rule, z, delta, batches, adjacency)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PrivacyWarning)  # of noise that the search only tries
+        scale = least_noise(claim, epsilon, rule.name)
+    claim(scale)
+    return scale
+
+
+def _claim_at(
+    rule: Calibration, z: Floats, delta: float, batches: Batches, adjacency: Adjacency, scale: float
+) -> float:
+    return rule.claim(scale * z, delta, batches, adjacency)
+
+
+CLAIMED = ClaimedAnswer()

@@ -1,0 +1,52 @@
+"""What is asked of an account beside the plan: colluders, the time it may take, who is told of its progress.
+
+Not for the budget and δ, which are arguments of their own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from topdp.base.progress import Progress, silent
+
+if TYPE_CHECKING:
+    from topdp.plan import Plan
+    from topdp.privacy.answers import AnswerKind
+    from topdp.privacy.basics.exposure import Exposure
+    from topdp.privacy.observers.view import Bound, View
+
+
+class Observe(Protocol):
+    """A function that computes what the observers of an answer learn of every owner."""
+
+    def __call__(
+        self, kind: AnswerKind, plan: Plan, exposure: Exposure, query: Query, bound: Bound, /
+    ) -> View: ...
+
+
+def observe(kind: AnswerKind, plan: Plan, exposure: Exposure, query: Query, bound: Bound = "upper") -> View:
+    """Compute what the observers of an answer learn of every owner."""
+    return kind.observe(plan, exposure, query, bound)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Query:
+    """How an account is computed.
+
+    `colluders`: how many agents pool what they see, in answers that count them. `allow_slow`: compute answers
+    that take very long, too; without it they are refused, or replaced by an upper bound. `progress` is called
+    after each step. `observe` computes what observers learn; a cache can take its place.
+
+    >>> Query(colluders=2).allow_slow
+    False
+    """
+
+    colluders: int = 1
+    allow_slow: bool = False
+    progress: Progress = silent
+    observe: Observe = observe
+
+
+DEFAULT_QUERY = Query()
+"""One colluder; what takes very long is refused."""

@@ -1,0 +1,112 @@
+"""The model and the task that a configuration names. Torch is imported by the functions that need it."""
+
+from __future__ import annotations
+
+import importlib
+import traceback
+from collections.abc import Callable
+from inspect import isbuiltin, isclass
+from typing import TYPE_CHECKING, Any
+
+from topdp.errors import TopdpError
+from topdp.runs.config import GIVEN, ConfigError, RunConfig, did_you_mean
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from topdp.learning.tasks import Task
+
+
+def named_task(config: RunConfig) -> Task:
+    """The loss, and the metrics reported beside it."""
+    from topdp.learning.metrics import METRICS
+    from topdp.learning.tasks import Task
+
+    expect_named_task(config)
+    for name in config.train.metrics or ():
+        if name not in METRICS:
+            raise ConfigError(f"train.metrics: got {name!r}.{did_you_mean(name, list(METRICS))}")
+    return Task.of(config.train.loss, config.train.metrics)
+
+
+def expect_named_task(config: RunConfig) -> None:
+    """Raise ConfigError for a loss or a metric that is a function, which only Python can give."""
+    for key, value in (
+        ("loss", config.train.loss),
+        *(("metrics", metric) for metric in config.train.metrics or ()),
+    ):
+        if value.startswith(GIVEN):
+            raise ConfigError(
+                f'train.{key}: "{value}" stands for a function, which only Python has: use a name here, or '
+                f"topdp.train(..., {key}=...)."
+            )
+
+
+def named_model(config: RunConfig, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
+    """Make the network that the configuration names, initialised from its seed.
+
+    That is one of the paper's, or what a user's own `package.module:factory` returns.
+    """
+    import torch
+
+    factory = named_factory(config)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(config.seed)
+        try:
+            network = factory(input_shape, outputs)
+        except (MemoryError, TopdpError):
+            raise
+        except Exception as error:
+            if "allocate memory" in str(error):  # torch has no error of its own for that
+                raise
+            raise ConfigError(
+                f"model.name: {config.model.name!r} was called with (input shape, outputs) = "
+                f"({input_shape}, {outputs}) and failed in {_where(error)}: {type(error).__name__}: {error}"
+            ) from error
+    if not isinstance(network, torch.nn.Module):
+        raise ConfigError(
+            f"model.name: expected {config.model.name!r} to make a torch module, got {network!r:.80}."
+        )
+    return network
+
+
+def named_factory(config: RunConfig) -> Callable[[tuple[int, ...], int], Any]:
+    """The function of (input shape, outputs) that the configuration names."""
+    from topdp.learning import models
+
+    name = config.model.name
+    if name in models.MODELS:
+        return models.MODELS[name]
+    if ":" in name:
+        return _user_factory(name)
+    raise ConfigError(f"model.name: got {name!r}.{did_you_mean(name, [*models.MODELS, 'module:factory'])}")
+
+
+def _where(error: Exception) -> str:
+    """The innermost line of the user's own code in a traceback."""
+    frames = traceback.extract_tb(error.__traceback__)[1:]
+    own = [frame for frame in frames if "site-packages" not in frame.filename] or frames
+    return f"{own[-1].filename}, line {own[-1].lineno}" if own else "the call itself"
+
+
+def _user_factory(name: str) -> Callable[..., Any]:
+    """The object that `package.module:factory` names, if it can make a model; built-in functions cannot."""
+    import torch
+
+    module, _, attribute = name.partition(":")
+    if not module or not attribute:
+        raise ConfigError(f"model.name: expected package.module:factory, got {name!r}.")
+    try:
+        factory: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
+    except Exception as error:
+        raise ConfigError(
+            f"model.name: could not import {name!r}: {type(error).__name__}: {error}. Your own modules are "
+            "sought in PYTHONPATH."
+        ) from error
+    other_class = isclass(factory) and not issubclass(factory, torch.nn.Module)
+    if not callable(factory) or isbuiltin(factory) or other_class:
+        raise ConfigError(
+            f"model.name: expected {name!r} to be a function of (input shape, outputs) that makes a torch "
+            f"module, got {factory!r:.80}."
+        )
+    return factory

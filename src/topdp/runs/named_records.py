@@ -1,0 +1,159 @@
+"""The records that a configuration names: loaded, mapped to features, and dealt out to agents.
+
+Torch is imported by the functions that need it, so that records of the catalogue are counted without it.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from topdp.base.array_types import Ints
+from topdp.base.progress import Progress, silent
+from topdp.plan.random_streams import stream
+from topdp.runs.config import ConfigError, RunConfig
+from topdp.runs.run_outline import RunOutline, named_links
+
+if TYPE_CHECKING:
+    import torch
+
+    from topdp.data import Dataset, Shards
+    from topdp.data.features.feature_maps import FeatureMap
+    from topdp.data.readers.table_schema import Schema
+
+
+def record_counts(outline: RunOutline) -> tuple[int, ...]:
+    """How many records each agent will hold, without reading them where that is possible."""
+    from topdp.data.catalogue import CATALOGUE
+
+    data, holders = outline.config.data, _holders(outline)
+    if data.partition == "iid" and data.name in CATALOGUE:
+        records = CATALOGUE[data.name].shapes["train_inputs"][0]
+        share = (records - round((data.validation or 0.0) * records)) // holders
+        each = min(share, data.records or share)
+        return (each * holders,) if outline.method.pools else (each,) * holders
+    if _agent_files(outline.config) is not None:
+        return _shards_of_files(outline).counts
+    parts, _ = _parts(outline, _dataset(outline.config))
+    return tuple(len(part) for part in parts)
+
+
+def load_shards(
+    outline: RunOutline,
+    progress: Progress = silent,
+    device: torch.device | str = "cpu",
+    only: Sequence[int] | None = None,
+) -> Shards:
+    """Load the records and deal them out to the agents, or pool what they hold where the method does.
+
+    Features are computed on `device`. `only`: the agents whose records are loaded; None: all.
+    """
+    from topdp.data import Shards, featured_shards
+
+    features = named_features(outline.config)
+    if _agent_files(outline.config) is not None:
+        shards = _shards_of_files(outline, only)
+        return shards if features is None else featured_shards.of_shards(shards, features, device, progress)
+    dataset = _dataset(outline.config, progress)
+    parts, held_out = _parts(outline, dataset)
+    if features is None:
+        return Shards.from_dataset(dataset, parts, held_out, only)
+    return featured_shards.of_dataset(dataset, parts, features, held_out, device, progress)
+
+
+def named_features(config: RunConfig) -> FeatureMap | None:
+    """The map from a record to what the model sees; None: records stay as they are."""
+    if config.data.features == "none":
+        return None
+    from topdp.data.features.feature_maps import FEATURE_MAPS
+
+    if config.data.features == "given":
+        raise ConfigError(
+            'data.features: "given" stands for a function: use topdp.train(..., features=function).'
+        )
+    return FEATURE_MAPS[config.data.features](config.data.feature_groups)
+
+
+def named_schema(config: RunConfig) -> Schema | None:
+    """What is publicly known of a user's own records."""
+    from topdp.data.readers.table_schema import Schema
+
+    return None if config.data.schema is None else Schema.of(config.data.schema, "data.schema")
+
+
+def _holders(outline: RunOutline) -> int:
+    """The number of agents that hold records, also where the method pools them."""
+    return named_links(outline.config).agents if outline.method.pools else outline.graph.agents
+
+
+def _dataset(config: RunConfig, progress: Progress = silent) -> Dataset:
+    from topdp import data
+
+    if config.data.partition == "sizes" and config.data.sizes is None:
+        raise ConfigError(
+            'data.sizes: partition = "sizes" needs them, one per agent: counts, or shares of all.'
+        )
+    return data.load(config.data.name, progress=progress, schema=named_schema(config), test=config.data.test)
+
+
+def _agent_files(config: RunConfig) -> list[str] | None:
+    """Where each agent has a file of its own: the files, or the pattern of their names."""
+    name = config.data.name
+    if config.data.sites is not None:
+        return config.data.sites
+    return [name] if glob.has_magic(name) and not os.path.exists(name) else None
+
+
+def _shards_of_files(outline: RunOutline, only: Sequence[int] | None = None) -> Shards:
+    from topdp.data import Shards
+    from topdp.data.readers.record_paths import expand_paths
+
+    data, files, holders = outline.config.data, _agent_files(outline.config), _holders(outline)
+    assert files is not None
+    if data.partition != "iid" or data.validation is not None or data.records is not None:
+        raise ConfigError(
+            "data: expected no partition, validation or records where each agent has a file of its own: the "
+            "files say who holds what, and data.test what is tested on."
+        )
+    paths = expand_paths(files)
+    if len(paths) != holders:
+        raise ConfigError(
+            f"Expected a file for each of the {holders} agents of the graph, got {len(paths)}: set "
+            f"topology.agents to {len(paths)}."
+        )
+    chosen = files if only is None else [glob.escape(str(paths[agent])) for agent in only]
+    shards = Shards.from_files(chosen, data.test, named_schema(outline.config))
+    return shards.pooled() if outline.method.pools else shards
+
+
+def _parts(outline: RunOutline, dataset: Dataset) -> tuple[list[Ints], Ints | None]:
+    """The training records of each agent, and those held out."""
+    from topdp.data import partitions
+
+    config, data = outline.config, outline.config.data
+    targets, held_out = dataset.train_targets, None
+    training = np.arange(len(targets))
+    if data.validation is not None:
+        training, held_out = _split(len(targets), data.validation, config.seed)
+    options: dict[str, dict[str, Any]] = {
+        "dirichlet": {"alpha": data.concentration},
+        "label": {"labels_per_agent": data.labels_per_agent},
+        "sizes": {"sizes": data.sizes},
+    }
+    chosen = options.get(data.partition, {})
+    parts = partitions.partition(targets[training], _holders(outline), data.partition, config.seed, **chosen)
+    parts = [training[part[: data.records]] for part in parts]
+    return [np.concatenate(parts)] if outline.method.pools else parts, held_out
+
+
+def _split(records: int, share: float, seed: int) -> tuple[Ints, Ints]:
+    """Training records, and a share of them to test on, so that settings are chosen without the test set."""
+    order = stream(seed, "validation").permutation(records)
+    first = round(share * records)
+    if not 0 < first < records:
+        raise ConfigError(f"data.validation: {share:g} of {records} records leaves nothing on one side.")
+    return order[first:], order[:first]

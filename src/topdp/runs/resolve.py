@@ -1,0 +1,30 @@
+"""From a configuration to a resolved run: count records, choose a number for every `auto`. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from topdp.runs.auto_values import with_auto_values
+from topdp.runs.config import RunConfig
+from topdp.runs.named_records import record_counts
+from topdp.runs.resolved_run import ResolvedRun, records_of
+from topdp.runs.run_outline import RunOutline
+from topdp.topology import Topology
+
+
+def resolve(
+    config: RunConfig, graph: Topology | None = None, counts: tuple[int, ...] | None = None
+) -> ResolvedRun:
+    """Resolve a configuration; `graph` and `counts` are in place of those that it names.
+
+    Records of a user's own files are read to count them.
+    """
+    outline = RunOutline.of(config, graph)
+    return resolve_outline(outline, record_counts(outline) if counts is None else counts)
+
+
+def resolve_outline(outline: RunOutline, counts: tuple[int, ...]) -> ResolvedRun:
+    """Resolve an outline for agent i with counts[i] records."""
+    analysis, schedule = records_of(outline, counts)
+    config = with_auto_values(outline, analysis, schedule)
+    return ResolvedRun.with_records(replace(outline, config=config), analysis, schedule)

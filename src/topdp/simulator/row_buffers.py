@@ -1,0 +1,82 @@
+"""Memory for the rows of two releases that take turns, and how far each is filled.
+
+Rows begin at multiples of `ROW_ALIGNMENT`. Says nothing of what rows contain.
+"""
+
+from __future__ import annotations
+
+from typing import final
+
+import torch
+from torch import Tensor
+
+from topdp.simulator.simulation import State
+
+ROW_ALIGNMENT = {"cpu": 16, "cuda": 32}
+"""In numbers. The last digits of matrix products on a CPU depend on where rows begin, and an agent's row must
+not depend on how many others precede it; the matrix units of a GPU prefer aligned rows."""
+
+ROUNDED_TYPES = {"bfloat16": torch.bfloat16}
+"""By `Plan.rounded`. torch rounds to nearest, ties to even."""
+
+
+def padded_width(dimension: int, device: torch.device) -> int:
+    """Numbers from one row to the next, for rows of `dimension` numbers."""
+    align = ROW_ALIGNMENT[device.type]
+    return -(-dimension // align) * align
+
+
+@final
+class RowBuffers:
+    """Two buffers of `capacity` rows of type `stored`, allocated on demand; round r uses r mod 2."""
+
+    def __init__(
+        self, *, capacity: int, dimension: int, dtype: torch.dtype, stored: torch.dtype, device: torch.device
+    ) -> None:
+        """`dtype`: of rows outside the buffers, such as gradients."""
+        self.capacity, self.dimension, self.dtype, self.stored = capacity, dimension, dtype, stored
+        self.device = device
+        self.release()
+
+    def release(self) -> None:
+        """Free both buffers."""
+        self._buffers: list[Tensor] = []
+        self._complete: list[int | None] = [None, None]
+        """By buffer: the number of releases when all its rows were made; None: it is not complete."""
+
+    def of(self, round: int) -> Tensor:
+        """[capacity, d]: the buffer for the rows of `round`."""
+        if not self._buffers:
+            self._buffers = [self.empty(self.capacity, self.stored) for _ in range(2)]
+        return self._buffers[round % 2]
+
+    def begin(self, round: int, count: int) -> Tensor:
+        """[count, d]: where the rows of `round` will be; the rows that were there are lost."""
+        out = self.of(round)[:count]
+        self._complete[round % 2] = None
+        return out
+
+    def begin_both(self) -> None:
+        """Mark both buffers as incomplete."""
+        self._complete = [None, None]
+
+    def complete(self, releases: int) -> None:
+        """Mark the buffer of the last of `releases` as complete."""
+        self._complete[(releases - 1) % 2] = releases
+
+    def holds(self, state: State) -> bool:
+        """Whether the rows of `state` are intact; rows outside the buffers always are."""
+        for buffer, releases in zip(self._buffers, self._complete, strict=False):
+            if buffer.data_ptr() == state.rows.data_ptr():
+                return releases == state.releases
+        return True
+
+    def empty(self, count: int, dtype: torch.dtype | None = None) -> Tensor:
+        """[count, d]: uninitialised aligned rows outside the buffers."""
+        width = padded_width(self.dimension, self.device)
+        rows = torch.empty(count, width, dtype=dtype or self.dtype, device=self.device)
+        return rows[:, : self.dimension]
+
+    def copy_of(self, rows: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """An aligned copy outside the buffers."""
+        return self.empty(len(rows), dtype).copy_(rows)

@@ -1,0 +1,92 @@
+"""The interface by which run loops step a simulation, whatever executes it.
+
+`Engine` implements it in one process, `RankedEngine` over several, `CudaReplay` by recorded rounds on a GPU.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+from topdp.learning.metrics import Metric
+from topdp.plan import Plan
+from topdp.simulator.evaluation import Evaluation
+
+
+class State(NamedTuple):
+    """Progress of a run: the number of releases made, and the rows of the last one, in the plan's order.
+
+    The rows live in one of two buffers that take turns; `Simulation.holds` reports whether they are intact.
+    """
+
+    releases: int
+    rows: Tensor
+
+
+class Simulation(ABC):
+    """Executes a plan release by release. The state is passed in and returned."""
+
+    plan: Plan
+    metrics: Sequence[Metric]
+    """What `evaluate` reports beside the loss."""
+    has_test_records: bool
+
+    @abstractmethod
+    def start(self, start: Tensor) -> State:
+        """Return the state before round 0: the public start, one row [d] for all agents or [agents, d]."""
+
+    @abstractmethod
+    def resume(self, releases: int, rows: Tensor) -> State:
+        """Return the state of an interrupted run; `rows` are those of the last of its `releases`."""
+
+    @abstractmethod
+    def advance(self, state: State, at_most: int = 1) -> State:
+        """Make the next release, or several up to `at_most`. The rows of `state` may be overwritten."""
+
+    @abstractmethod
+    def holds(self, state: State) -> bool:
+        """Whether the rows of `state` are intact: not overwritten, even in part, by later ones."""
+
+    @abstractmethod
+    def evaluate(self, state: State) -> Evaluation:
+        """Return loss and metrics of each agent on the common test records."""
+
+    @abstractmethod
+    def reported(self, state: State) -> Tensor:
+        """[agents, d]: the rows that users get: the estimates, or their averages where the plan has some."""
+
+    @abstractmethod
+    def release_buffers(self) -> None:
+        """Free the memory of rows that no state refers to; the next release allocates it again."""
+
+
+class SimulationWrapper(Simulation):
+    """A simulation that steps another one. Subclasses override what they do differently."""
+
+    def __init__(self, inner: Simulation) -> None:
+        self._inner = inner
+        self.plan, self.metrics, self.has_test_records = inner.plan, inner.metrics, inner.has_test_records
+
+    def start(self, start: Tensor) -> State:
+        return self._inner.start(start)
+
+    def resume(self, releases: int, rows: Tensor) -> State:
+        return self._inner.resume(releases, rows)
+
+    def advance(self, state: State, at_most: int = 1) -> State:
+        return self._inner.advance(state, at_most)
+
+    def holds(self, state: State) -> bool:
+        return self._inner.holds(state)
+
+    def evaluate(self, state: State) -> Evaluation:
+        return self._inner.evaluate(state)
+
+    def reported(self, state: State) -> Tensor:
+        return self._inner.reported(state)
+
+    def release_buffers(self) -> None:
+        self._inner.release_buffers()
