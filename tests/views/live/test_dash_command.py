@@ -101,6 +101,6 @@ def test_it_serves_until_it_is_asked_to_end_also_with_open_streams(tmp_path):
             took = time.monotonic() - begun
             assert took < 8, took  # a second or two on an idle machine
             said = process.stderr.read()
-            assert "can be read on the way" in said and "Traceback" not in said
+            assert "in transit" in said and "Traceback" not in said
         finally:
             process.kill()

@@ -63,7 +63,7 @@ def test_a_place_is_asked_with_its_token(ada):
     with served([ada], token=TOKEN, published=PUBLISH) as page:
         (found,) = fetch_agents(PublishingPlace(page.url, PUBLISH, "ada"))
         assert (found["name"], found["epsilon"], found["links"]["bob"]["state"]) == ("ada", 0.375, "heard")
-        with pytest.raises(FetchError, match="its token is refused"):
+        with pytest.raises(FetchError, match="it refuses the token"):
             fetch_agents(PublishingPlace(page.url, "x" * 32))
         with pytest.raises(FetchError, match="expected bob there, got ada"):
             fetch_agents(PublishingPlace(page.url, PUBLISH, "bob"))
@@ -108,20 +108,20 @@ def published(**changes):
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        (b"<html>", "cannot be read"),
-        (b"[]", "cannot be read"),
-        (published(name="x" * 1000), "cannot be read"),
-        (published(round="3"), "cannot be read"),
-        (published(process="<script>"), "cannot be read"),
-        (published(epsilon=-1.0), "cannot be read"),
-        (published().replace(b"0.5", b"NaN"), "cannot be read"),
-        (published(links={"bob": {"state": "anything", "received": 1}}), "cannot be read"),
+        (b"<html>", "response is invalid"),
+        (b"[]", "response is invalid"),
+        (published(name="x" * 1000), "response is invalid"),
+        (published(round="3"), "response is invalid"),
+        (published(process="<script>"), "response is invalid"),
+        (published(epsilon=-1.0), "response is invalid"),
+        (published().replace(b"0.5", b"NaN"), "response is invalid"),
+        (published(links={"bob": {"state": "anything", "received": 1}}), "response is invalid"),
         (b" " * (remote_fetch.MAX_RESPONSE_BYTES + 1), "too long"),
-        (published(links={"b" * 10_000: {"state": "heard", "received": 1}}), "cannot be read"),
-        (published(round=10**30), "cannot be read"),
-        (b"[" * 100_000, "cannot be read"),
-        (published().replace(b'"ada"', b'"\xff"'), "cannot be read"),
-        (published().replace(b'"ada"', b'"\\ud800"'), "cannot be read"),
+        (published(links={"b" * 10_000: {"state": "heard", "received": 1}}), "response is invalid"),
+        (published(round=10**30), "response is invalid"),
+        (b"[" * 100_000, "response is invalid"),
+        (published().replace(b'"ada"', b'"\xff"'), "response is invalid"),
+        (published().replace(b'"ada"', b'"\\ud800"'), "response is invalid"),
     ],
 )
 def test_what_is_not_as_it_should_be_is_refused(body, words):
@@ -192,8 +192,8 @@ def test_a_file_of_places(tmp_path):
         ("[[agent]]\nurl = 'http://ada.example.org'", "expected https"),
         ("[[agent]]\nurl = 'file:///etc/passwd'", "expected url"),
         ("[[agent]]\nurl = 'https://user:pass@a'", "expected url"),
-        ("[[agent]]\nurl = 'https://a'\ntoken-file = 'none'", "no such file"),
-        ("[[agent]]\nurl = 'https://a'\ncertificate = 'none'", "no such file"),
+        ("[[agent]]\nurl = 'https://a'\ntoken-file = 'none'", "does not exist"),
+        ("[[agent]]\nurl = 'https://a'\ncertificate = 'none'", "does not exist"),
         ("agent = " + "[" * 5000, "too deep"),
     ],
 )

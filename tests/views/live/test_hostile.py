@@ -65,7 +65,7 @@ def test_a_pipe_is_not_waited_for(ill, folder, name):
     place, _ = ill
     (place / folder / name).unlink()
     os.mkfifo(place / folder / name)
-    looked = threading.Thread(target=DiskWatch([place]).look, daemon=True)
+    looked = threading.Thread(target=DiskWatch([place]).scan, daemon=True)
     looked.start()
     looked.join(20)
     assert not looked.is_alive(), "looks at a pipe for ever"
@@ -135,14 +135,14 @@ def test_of_too_many_the_newest_are_shown(tmp_path):
         file.parent.mkdir()
         file.write_text("{}")
         os.utime(file, (1e9 - age, 1e9 - age))
-    found = live_sources.find_sources([tmp_path], most=2)
+    found = live_sources.find_sources([tmp_path], limit=2)
     assert [one.name for one in found.sources] == ["run-1", "run-3"] and found.cut
 
 
 def test_a_file_that_is_too_large_for_a_page_is_not_read(ill, monkeypatch):
     monkeypatch.setattr(live_sources, "MAX_OTHER_FILE_BYTES", 10)
     (source,) = (one for one in live_sources.find_sources([ill[0]]).sources if one.name == "ill")
-    assert "use topdp report" in summary(source)["problem"]
+    assert "Use topdp report" in summary(source)["problem"]
 
 
 def test_a_plan_that_unpacks_to_too_much_is_not_read(ill, monkeypatch):

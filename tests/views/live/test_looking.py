@@ -94,14 +94,14 @@ def test_only_what_has_changed_is_read_again(tmp_path, monkeypatch):
     monkeypatch.setattr(disk_watch, "REST_FACTOR", 0)
     monkeypatch.setattr(disk_watch, "summary", lambda source: read.append(source.name) or {"id": source.id})
     watch = DiskWatch([tmp_path])
-    assert [kind for kind, _ in watch.look()] == ["agent", "agent"]
-    assert watch.look() == [] and read == ["ada", "bob"]
+    assert [kind for kind, _ in watch.scan()] == ["agent", "agent"]
+    assert watch.scan() == [] and read == ["ada", "bob"]
     standing(tmp_path / "bob")
-    assert len(watch.look()) == 1 and read == ["ada", "bob", "bob"]
+    assert len(watch.scan()) == 1 and read == ["ada", "bob", "bob"]
     (tmp_path / "ada" / "ledger.sqlite").unlink()
-    assert [kind for kind, _ in watch.look()] == ["gone"]
+    assert [kind for kind, _ in watch.scan()] == ["gone"]
     books(tmp_path / "cat", "cat")
-    assert len(watch.look()) == 1 and read[-1] == "cat"
+    assert len(watch.scan()) == 1 and read[-1] == "cat"
 
 
 def test_what_takes_long_to_read_is_read_less_often(tmp_path, monkeypatch):
@@ -115,22 +115,22 @@ def test_what_takes_long_to_read_is_read_less_often(tmp_path, monkeypatch):
     monkeypatch.setattr(disk_watch.time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(disk_watch, "summary", slow)
     watch = DiskWatch([tmp_path])
-    watch.look()
+    watch.scan()
     standing(tmp_path / "ada")
     clock[0] = 100.0 + disk_watch.REST_FACTOR - 0.5
-    assert watch.look() == []
+    assert watch.scan() == []
     clock[0] = 100.0 + disk_watch.REST_FACTOR + 0.5
-    assert len(watch.look()) == 1
+    assert len(watch.scan()) == 1
 
 
 def test_a_death_that_is_written_nowhere_is_a_change(tmp_path):
     books(tmp_path / "ada")
     standing(tmp_path / "ada")
     (source,) = live_sources.find_sources([tmp_path]).sources
-    before = disk_watch.mark_of(source)
-    assert disk_watch.mark_of(source) == before
+    before = disk_watch.version_of(source)
+    assert disk_watch.version_of(source) == before
     standing(tmp_path / "ada", begun="a process of another start", written=time.time() - 3600)
-    assert disk_watch.mark_of(source)[1] == "not running" != before[1]
+    assert disk_watch.version_of(source)[1] == "not running" != before[1]
 
 
 def test_answers_are_kept_until_something_changes(tmp_path):

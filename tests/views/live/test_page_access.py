@@ -19,7 +19,7 @@ def agent(tmp_path):
 
 def client(paths, host="127.0.0.1", secure=False, **access):
     dash = Dash(paths)
-    dash.watch.look()
+    dash.watch.scan()
     return directly(application(dash, Access(**access), secure), host)
 
 

@@ -38,7 +38,7 @@ def heard(events, after, count):
 def test_who_comes_again_hears_what_was_missed_and_nothing_twice():
     events = Events()
     for number in range(5):
-        events.tell("run", {"number": number})
+        events.publish("run", {"number": number})
     assert [facts["number"] for _, _, facts in heard(events, f"{events.start}-2", 3)] == [2, 3, 4]
     assert events.missed(events.last) == []
     assert events.missed(None) == []
@@ -49,7 +49,7 @@ def test_who_comes_again_hears_what_was_missed_and_nothing_twice():
 )
 def test_who_names_what_is_not_known_begins_anew(after):
     events = Events()
-    events.tell("run", {})
+    events.publish("run", {})
     (event,) = events.missed(after.replace("START", events.start))
     assert (event.kind, event.name) == ("reset", events.last)
 
@@ -57,7 +57,7 @@ def test_who_names_what_is_not_known_begins_anew(after):
 def test_who_was_away_too_long_begins_anew():
     events = Events(stored=3)
     for number in range(5):
-        events.tell("run", {"number": number})
+        events.publish("run", {"number": number})
     assert [event.kind for event in events.missed(f"{events.start}-1")] == ["reset"]
     assert [event.facts["number"] for event in events.missed(f"{events.start}-2")] == [2, 3, 4]
 
@@ -68,7 +68,7 @@ def test_one_visitor_cannot_keep_another_out(tmp_path):
         for one in greedy:
             assert next(one)[1] == "beat"
         refused = page.client.get("/api/events", headers={"User-Agent": "greedy"})
-        assert refused.status_code == 429 and "of one visitor" in refused.json()["problem"]
+        assert refused.status_code == 429 and "per visitor" in refused.json()["problem"]
         other = streamed(page, {"User-Agent": "another"})
         assert next(other)[1] == "beat"
         greedy[0].close()
@@ -102,7 +102,7 @@ def test_who_does_not_read_is_left_behind():
         slow = events.listen()
         await anext(slow)
         for number in range(9):
-            events.tell("run", {"number": number})
+            events.publish("run", {"number": number})
         async with asyncio.timeout(5):
             rest = [text async for text in slow]
         assert len(rest) <= 9 and events.listeners == 0
