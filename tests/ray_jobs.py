@@ -12,13 +12,14 @@ import signal
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from topdp.errors import TopdpError
-from topdp.runs import cluster_sweep, config, ray_cluster, sweep
-from topdp.runs.cluster_orders import Made
+from topdp.runs import config, ray_cluster, sweep
+from topdp.runs.cluster_tasks import StackResult
 from topdp.runs.sweep_grid import Axis, checked
 
 BASE = [
@@ -111,7 +112,7 @@ def outcome(folder: Path, name: str, wanted: list[Any], cluster: Any, watched: W
 
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
-    cluster_sweep.TRIES, cluster_sweep.WAIT = 2, 0.1
+    ray_cluster.MAX_TASK_RETRIES, ray_cluster.WAIT_SECONDS = 1, 0.1
     from ray.cluster_utils import Cluster
 
     nodes = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
@@ -126,16 +127,18 @@ def main(folder: Path) -> None:
 
 
 def jobs(folder: Path, cluster: Any, end_node: Any) -> None:
+    import ray
+
     watched = Watched()
-    real = cluster._answer
+    real = ray.get
 
-    def answer(handle: Any) -> Any:
-        found = real(handle)
-        if isinstance(found, Made):
-            watched.where.append(found.where)
-        return found
+    def get(handle: Any) -> Any:
+        result = real(handle)
+        if isinstance(result, StackResult) and result.error is None:
+            watched.where.append(result.where)
+        return result
 
-    cluster._answer = answer
+    cluster._ray = SimpleNamespace(**{**vars(ray), "get": get})
 
     def run(name: str, wanted: list[Any], watching: Watched | None = None) -> None:
         nonlocal watched

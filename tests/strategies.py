@@ -19,7 +19,7 @@ from pydantic.fields import FieldInfo
 from builders import PROTOCOLS
 from topdp import topology
 from topdp.plan import NOBODY, PerRound, Plan, Schedule, learning_rates, schedule, step_decay
-from topdp.plan.schedules import FADINGS
+from topdp.plan.schedules import FADING_KINDS
 from topdp.runs.config import RunConfig, Section
 from topdp.topology import Topology
 
@@ -43,7 +43,7 @@ def graphs(draw: st.DrawFn, largest: int = 7) -> Topology:
 def schedules(draw: st.DrawFn, rounds: st.SearchStrategy[int] = lengths) -> Schedule:
     T = draw(rounds)
     rates = learning_rates(
-        draw(st.floats(0.01, 2.0)), T, draw(st.sampled_from(FADINGS)), draw(st.integers(1, 3))
+        draw(st.floats(0.01, 2.0)), T, draw(st.sampled_from(FADING_KINDS)), draw(st.integers(1, 3))
     )
     decay = step_decay(draw(st.floats(0.1, 1.0)), draw(st.integers(1, 4)), T)
     return schedule(rates, decay, draw(st.sampled_from(["gradient", "estimate"])))

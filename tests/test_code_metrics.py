@@ -1,6 +1,7 @@
 """Limits on the size and the naming of the source. A commit that raises one says why."""
 
 import importlib.util
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ SCRIPT = ROOT / "scripts" / "code_metrics.py"
 
 LIMITS = {
     "packages": 14,
-    "code lines": 39_700,  # wanted: 36,000
+    "code lines": 40_000,  # wanted: 36,000
     "repeated module names": 0,
     "repeated class names": 0,
     "repeated constant names": 40,  # wanted: 0
@@ -20,7 +21,7 @@ LIMITS = {
     "long positional constructors": 75,  # wanted: 0
     "arguments of the longest constructor": 19,
 }
-AGENT_LIMITS = {"agent modules": 235, "agent modules excluded": 0}  # wanted: 180 modules
+AGENT_LIMITS = {"agent modules": 180, "agent modules excluded": 0}
 
 
 def measured(agents):
@@ -44,10 +45,14 @@ def test_the_source_stays_within_its_limits():
 
 
 @pytest.mark.slow
-def test_an_agent_loads_no_more_than_its_limits():
+def test_an_agent_loads_no_more_than_its_limits_and_than_the_threat_model_states():
     counts, details = measured(agents=True)
     over = {n: (counts[n], details[n]) for n, limit in AGENT_LIMITS.items() if counts[n] > limit}
     assert not over
+    page = (ROOT / "docs" / "threat-model.md").read_text(encoding="utf-8")
+    modules, lines = re.search(r"at most ([\d,]+) modules and ([\d,]+) lines", page).groups()
+    assert int(modules) == AGENT_LIMITS["agent modules"]
+    assert 0 <= int(lines.replace(",", "")) - details["agent lines"] < 1000
 
 
 def test_the_index_of_modules_is_current():

@@ -37,6 +37,7 @@ def kernel(tmp_path_factory):
     manager.shutdown_kernel(now=True)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("file", run.NOTEBOOKS, ids=lambda file: file.stem)
 def test_a_notebook_runs_and_its_output_is_current(file, kernel):
@@ -54,6 +55,7 @@ def test_a_stale_notebook_would_be_reported():
     assert run.difference("[picture]", "") is not None
 
 
+@pytest.mark.slow
 def test_pictures_that_explain_have_the_numbers_beside_them(tmp_path):
     concepts = program(DOCS / "pictures" / "concepts.py")
     answers = (DOCS / "concepts" / "answers.md").read_text(encoding="utf-8")

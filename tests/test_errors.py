@@ -44,6 +44,7 @@ def command(folder, *arguments):
     )
 
 
+@pytest.mark.slow
 def test_a_users_model_that_raises_ends_with_its_traceback(own, tmp_path):
     done = command(tmp_path, "run", *own, "--set", "model.name=my_models:Raises")
     assert done.returncode == ExitCode.UNEXPECTED

@@ -60,6 +60,7 @@ def shorter(settings):
     return settings | {"rounds": 2, "evaluate_every": 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", table.NAMES)
 def test_an_example_runs_as_documented(name, monkeypatch):
     monkeypatch.setattr(topdp.data, "load", small)

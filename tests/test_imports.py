@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "topdp"
 
@@ -138,6 +140,7 @@ def late():
     }
 
 
+@pytest.mark.slow
 def test_packages_without_torch_do_not_import_it():
     code = f"""
 import importlib, pkgutil, sys
@@ -156,6 +159,7 @@ for name in {WITHOUT_TORCH!r}:
 POSIX_ONLY = {"fcntl", "grp", "posix", "pty", "pwd", "readline", "resource", "syslog", "termios", "tty"}
 
 
+@pytest.mark.slow
 def test_modules_import_where_there_is_no_posix():
     """Only imports by topdp are blocked: other packages have branches for other systems."""
     code = f"""

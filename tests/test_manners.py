@@ -29,6 +29,7 @@ def stages(done):
 RUN = ["planning", "accounting", "preparing", "training"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("as_json", [[], ["--json"]])
 def test_a_run_announces_its_stages(topdp, few, as_json):
     done = topdp("run", *few, *as_json)
@@ -36,6 +37,7 @@ def test_a_run_announces_its_stages(topdp, few, as_json):
     assert stages(done) == [f"top-dp: {stage}" for stage in ("loading torch", *RUN)]
 
 
+@pytest.mark.slow
 def test_a_comparison_announces_the_stages_of_each_method(topdp, few):
     done = topdp("compare", *few, "--methods", "top,plain")
     assert stages(done) == [
@@ -46,6 +48,7 @@ def test_a_comparison_announces_the_stages_of_each_method(topdp, few):
     ]
 
 
+@pytest.mark.slow
 def test_an_audit_announces_its_stages(topdp, few):
     found = stages(topdp("audit", *few))
     assert found == ["audit: loading torch", "audit: accounting", "audit: training"]
@@ -91,6 +94,7 @@ INTERRUPTED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", INTERRUPTED)
 def test_ctrl_c_names_the_command_that_continues(topdp, tmp_path, monkeypatch, command):
     def interrupted(*arguments, **named):

@@ -28,10 +28,9 @@ from topdp.agents.ledger.ledger_entries import TamperedError, digest_of
 from topdp.agents.ledger.stored_rows import ANY_RECEIVER
 from topdp.agents.runtime import agent_context
 from topdp.agents.runtime.agent import Agent
-from topdp.agents.runtime.agent_context import build_context
+from topdp.agents.runtime.agent_context import PrivateFiles, build_context
 from topdp.agents.runtime.budget_meter import build_meter
 from topdp.agents.runtime.peer_messages import Handover
-from topdp.agents.runtime.shared_draws import PrivateFiles
 from topdp.agents.wire.transport import Handler, Transport, Unreachable
 from topdp.agents.wire.wire_codes import MessageKind
 from topdp.learning.gradients import ClippedGradients

@@ -12,7 +12,7 @@ from topdp import topology
 from topdp.audit import Audit, AuditRequest, Findings
 from topdp.learning.tasks import Task
 from topdp.plan import Plan
-from topdp.privacy.account import Account
+from topdp.privacy.accounting import Account
 from topdp.runs.assembly import Assembly
 from topdp.runs.config import RunConfig, parse
 from topdp.runs.planning import plan_and_account

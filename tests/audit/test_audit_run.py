@@ -71,6 +71,7 @@ CASES = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("case", CASES)
 def test_what_is_right_is_accused_no_more_often_than_was_said(case):
     made = Audited.of(AuditRequest(confidence=0.9), rounds=4, records=80, hidden=10, **CASES[case])

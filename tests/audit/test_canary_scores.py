@@ -32,6 +32,7 @@ def test_what_canaries_are_worth_is_what_the_accountants_matrix_says(protocol, s
         np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-15)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("protocol", "sees"), SEEN)
 def test_scores_are_normal_about_0_or_what_the_plan_says(protocol, sees):
     made = Audited.of(AuditRequest(observer="1", owner=0, sees=sees), **sections(protocol))

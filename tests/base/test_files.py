@@ -1,4 +1,4 @@
-"""Files are whole: the old one or the new one, and nothing is left beside."""
+"""Atomic writes leave the old file or the new one, and no temporary file; locks exclude other processes."""
 
 import errno
 import os
@@ -19,7 +19,7 @@ from topdp.base.files import (
 from topdp.errors import ExitCode
 
 
-def test_a_file_is_replaced_whole(tmp_path):
+def test_a_file_is_replaced_atomically(tmp_path):
     file = tmp_path / "a.json"
     write_atomically(file, "first")
     write_atomically(file, b"second")
@@ -27,7 +27,7 @@ def test_a_file_is_replaced_whole(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
 
 
-def test_a_writer_that_fails_leaves_the_old_file_and_nothing_beside(tmp_path):
+def test_a_failing_writer_leaves_the_old_file_and_no_temporary_file(tmp_path):
     file = tmp_path / "a.json"
     write_atomically(file, "old")
     with pytest.raises(ZeroDivisionError), atomic_path(file) as beside:
@@ -37,7 +37,7 @@ def test_a_writer_that_fails_leaves_the_old_file_and_nothing_beside(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
 
 
-def test_rights_are_those_asked_for_less_the_umask(tmp_path):
+def test_permissions_are_the_requested_ones_less_the_umask(tmp_path):
     before = os.umask(0o022)
     try:
         write_atomically(tmp_path / "public", "x")
@@ -48,7 +48,7 @@ def test_rights_are_those_asked_for_less_the_umask(tmp_path):
     assert (tmp_path / "private").stat().st_mode & 0o777 == 0o600
 
 
-def test_what_cannot_be_written_is_said_with_path_and_reason(tmp_path):
+def test_write_errors_name_path_and_reason(tmp_path):
     write_atomically(tmp_path / "file", "x")
     with pytest.raises(FileError, match=r"Could not write .*file/a: Not a directory") as told:
         write_atomically(tmp_path / "file" / "a", "x")

@@ -93,7 +93,7 @@ WRONG = {
     "brackets": ([*ACCOUNT, *sets("rounds=" + "[" * 5000)], "rounds: input should be a valid integer"),
     "observer": ([*AUDIT, "--observer", "99"], "--observer: expected an agent between 0 and 3, got 99"),
     "owner": ([*AUDIT, "--owner", "-1"], "--owner: expected an agent between 0 and 3, got -1"),
-    "audit to a file": ([*AUDIT, "--out", "a file"], "Expected a new or empty folder, a file exists"),
+    "audit to a file": ([*AUDIT, "--out", "a file"], "Expected a new or empty folder, got a file"),
     "recorded": ([*AUDIT, "--recorded"], "got none, which has no canaries.npz"),
     "preset": (["account", "--preset", ""], "Expected a preset, got ''"),
     "no run": (["run", "--resume", "full"], "could not read run.json: No such file or directory."),
@@ -240,8 +240,8 @@ def test_numbers_of_numpy_and_torch_are_accepted():
     "words, said",
     [
         (["run"], "Expected --out with torchrun"),
-        (["sweep", "--seeds", "2"], "topdp sweep is for one process, got 2 ranks"),
-        (["compare"], "topdp compare is for one process, got 2 ranks"),
+        (["sweep", "--seeds", "2"], "topdp sweep runs in one process, got 2 ranks"),
+        (["compare"], "topdp compare runs in one process, got 2 ranks"),
         (["run", "--out", "new", "--device", "cuda:7"], "cuda:7 was asked for"),
         (
             ["run", "--out", "new", "--set", "attack.name=drift"],

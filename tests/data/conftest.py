@@ -1,4 +1,4 @@
-"""An empty cache for every test, and small stand-ins for the data sets."""
+"""An empty cache for every test, and small substitutes for the data sets."""
 
 from __future__ import annotations
 

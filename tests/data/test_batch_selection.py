@@ -1,4 +1,4 @@
-"""Selection: which records take part, the promised divisor, and draws that depend on (seed, round) only."""
+"""Which records take part, the stated divisor, and draws that depend only on (seed, round)."""
 
 from __future__ import annotations
 
@@ -77,13 +77,13 @@ def test_cycle_uses_every_record_once_in_its_period() -> None:
     assert used(cycle, 5, 0) != used(cycle, 6, 0)
 
 
-def test_cycle_shuffles_each_agent_by_itself() -> None:
+def test_cycle_shuffles_each_agent_separately() -> None:
     first, second = used([Cycle(50, 50)] * 2, 0, 0)
     assert first != second and first != sorted(first)
 
 
-def test_agents_may_have_batches_of_other_sizes() -> None:
-    """And then each draws what it draws beside agents with batches like its own."""
+def test_agents_may_have_batches_of_different_sizes() -> None:
+    """Each agent then draws the same as beside agents with batches like its own."""
     cycle: list[Batches] = [Cycle(10, 3), Cycle(12, 5)]
     for round in range(8):
         assert used(cycle, 2, round) == [
@@ -118,7 +118,7 @@ def test_poisson_is_poisson_sampling() -> None:
     assert abs(np.corrcoef(taken[0][1:, 0], taken[0][:-1, 0])[0, 1]) < 5 / np.sqrt(rounds)
 
 
-def test_poisson_at_the_ends() -> None:
+def test_poisson_at_extreme_rates() -> None:
     assert used([Poisson(4, 4)] * 2, 0, 0) == [[0, 1, 2, 3]] * 2
     empty = [used([Poisson(50, 1)], 0, round)[0] == [] for round in range(200)]
     assert 40 < sum(empty) < 110  # (1 - 1/50)^50 = 0.364 of all rounds
@@ -151,7 +151,7 @@ def test_what_a_seed_draws_never_changes(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [Full, Cycle, Poisson])
-def test_many_rounds_at_once_are_those_one_by_one(kind):
+def test_select_many_equals_select_for_each_round(kind):
     batches = [kind(count) if kind is Full else kind(count, 3) for count in (10, 17, 4)]
     for round, chosen in zip(range(5, 12), select_many(batches, 3, range(5, 12)), strict=True):
         expected = select(batches, 3, round)
@@ -159,7 +159,7 @@ def test_many_rounds_at_once_are_those_one_by_one(kind):
             assert (one is None and other is None) or (one.dtype == other.dtype and torch.equal(one, other))
 
 
-def test_room_for_poisson_batches_is_hardly_ever_too_little():
+def test_the_typical_width_of_poisson_batches_is_hardly_ever_exceeded():
     batches = [Poisson(2000, 20)] * 30
     assert typical_batch_width(batches) == 50 and typical_batch_width([Poisson(3, 3)]) == 3
     assert typical_batch_width([Cycle(9, 4), Cycle(9, 2)]) == 4

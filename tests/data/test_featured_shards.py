@@ -1,4 +1,4 @@
-"""Shards of features: the features of the records that each agent holds, in their places."""
+"""Shards of features: each feature in the place of its record."""
 
 import numpy as np
 import pytest
@@ -51,7 +51,7 @@ def near(one, other):
     torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-4)
 
 
-def test_every_record_in_the_place_where_its_agent_holds_it():
+def test_features_stand_in_the_places_of_their_records():
     data = dataset()
     plain = Shards.from_dataset(data, PARTS)
     shards = featured_shards.of_dataset(data, PARTS, ScatteringFeatures())
@@ -64,7 +64,7 @@ def test_every_record_in_the_place_where_its_agent_holds_it():
     assert torch.equal(shards.test_targets, plain.test_targets)
 
 
-def test_records_held_out_are_tested_on_instead():
+def test_held_out_records_become_test_records():
     data, held = dataset(), np.array([38, 2])
     shards = featured_shards.of_dataset(data, PARTS, ScatteringFeatures(), held)
     plain = Shards.from_dataset(data, PARTS, held)
@@ -75,7 +75,7 @@ def test_records_held_out_are_tested_on_instead():
         Shards.from_dataset(data, PARTS, np.array([3]))
 
 
-def test_other_seeds_and_splits_compute_nothing_again(computed):
+def test_other_seeds_and_partitions_reuse_cached_features(computed):
     data = dataset()
     featured_shards.of_dataset(data, PARTS, ScatteringFeatures())
     assert sum(computed) == 46
@@ -85,7 +85,7 @@ def test_other_seeds_and_splits_compute_nothing_again(computed):
     near(shards.inputs[1, :15], directly(data, other[1]))
 
 
-def test_a_few_records_of_many_are_computed_alone(computed, own_cache):
+def test_for_a_few_records_only_their_features_are_computed(computed, own_cache):
     data, few = dataset(), [np.array([3, 9]), np.array([30])]
     held = np.array([5])
     shards = featured_shards.of_dataset(data, few, ScatteringFeatures(), held)
@@ -94,7 +94,7 @@ def test_a_few_records_of_many_are_computed_alone(computed, own_cache):
     near(shards.test_inputs, directly(data, held))
 
 
-def test_features_of_shards_that_are_there_already(computed):
+def test_features_of_existing_shards(computed):
     images = np.random.default_rng(0).normal(size=(9, 3, 8, 8)).astype(np.float32)
     labels = np.arange(9) % 3
     shards = Shards.from_arrays(
@@ -108,8 +108,8 @@ def test_features_of_shards_that_are_there_already(computed):
     assert sum(computed) == 9 + 4  # those of this test, and of its comparison
 
 
-def test_a_digest_is_that_of_the_records_and_of_the_map():
-    """Last digits of features differ between machines; a run goes on wherever its records are."""
+def test_a_digest_identifies_the_records_and_the_map():
+    """Last digits of features differ between machines; a run continues wherever its records are."""
     data, features = dataset(), ScatteringFeatures()
     plain = Shards.from_dataset(data, PARTS)
     one = featured_shards.of_dataset(data, PARTS, features)

@@ -1,4 +1,4 @@
-"""Every published form decodes to the same arrays; a damaged file is refused by name."""
+"""Every published format decodes to the same arrays; a damaged file is refused by name."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_cifar_sheets_and_batches_agree(tmp_path: Path) -> None:
     assert batches is not None and same(batches, CIFAR)
 
 
-def test_a_folder_without_the_form_is_none(tmp_path: Path) -> None:
+def test_a_folder_without_the_format_gives_none(tmp_path: Path) -> None:
     for reader in (
         image_decoding.idx_files,
         image_decoding.csv_files,

@@ -1,4 +1,4 @@
-"""Partitions: no record at two agents, the promised sizes, refusals with numbers."""
+"""Partitions: no record at two agents, the stated sizes, refusals with numbers."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def test_fewer_records_than_agents(kind: str) -> None:
         partition(np.zeros(5, int), 7, kind, 0, **OPTIONS[kind])
 
 
-def test_iid_is_equal_and_leaves_out_less_than_one_each() -> None:
+def test_iid_gives_equal_sizes_and_leaves_out_less_than_one_record_per_agent() -> None:
     parts = partition(LABELS, 7, "iid", 0)
     assert [len(part) for part in parts] == [85] * 7
     # Shuffled: an agent sees all labels, which lie in order in LABELS.
     assert all(len(np.unique(LABELS[part])) == 10 for part in parts)
 
 
-def test_dirichlet_deals_everything_and_alpha_sets_the_skew() -> None:
+def test_dirichlet_deals_out_all_records_and_alpha_sets_the_skew() -> None:
     def skew(alpha: float) -> float:
         parts = partition(LABELS, 5, "dirichlet", 3, alpha=alpha)
         assert sum(map(len, parts)) == len(LABELS)
@@ -69,7 +69,7 @@ def test_dirichlet_deals_everything_and_alpha_sets_the_skew() -> None:
     assert skew(1000.0) == pytest.approx(0.2, abs=0.05)
 
 
-def test_dirichlet_keeps_the_minimum_or_says_why_not() -> None:
+def test_dirichlet_keeps_the_minimum_or_explains_why_not() -> None:
     parts = partition(LABELS, 10, "dirichlet", 0, alpha=0.3, minimum=20)
     assert min(map(len, parts)) >= 20
     with pytest.raises(
@@ -81,7 +81,7 @@ def test_dirichlet_keeps_the_minimum_or_says_why_not() -> None:
 
 
 @pytest.mark.parametrize("wanted", [1, 2, 10])
-def test_label_gives_each_agent_so_many_labels(wanted: int) -> None:
+def test_label_gives_each_agent_the_stated_number_of_labels(wanted: int) -> None:
     parts = partition(LABELS, 20, "label", 5, labels_per_agent=wanted)
     assert [len(np.unique(LABELS[part])) for part in parts] == [wanted] * 20
     assert sum(map(len, parts)) == len(LABELS)
@@ -89,7 +89,7 @@ def test_label_gives_each_agent_so_many_labels(wanted: int) -> None:
     assert np.ptp(held) == 0
 
 
-def test_label_refuses_what_cannot_be() -> None:
+def test_label_refuses_impossible_numbers_of_labels() -> None:
     with pytest.raises(DataError, match=r"labels_per_agent in 1\.\.10, got 11"):
         partition(LABELS, 5, "label", 0, labels_per_agent=11)
     with pytest.raises(DataError, match="one record of label 1 for each of the 5 agents"):
@@ -121,7 +121,7 @@ def test_sizes_by_counts_fractions_and_ratio() -> None:
         ({"ratio": 1e4}, DataError, "got 0 of 600 for agent 2"),
     ],
 )
-def test_sizes_refusals(given: dict[str, Any], error: type[Exception], reason: str) -> None:
+def test_impossible_sizes_are_refused(given: dict[str, Any], error: type[Exception], reason: str) -> None:
     with pytest.raises(error, match=reason):
         partition(LABELS, 3, "sizes", 0, **given)
 

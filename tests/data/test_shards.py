@@ -1,4 +1,6 @@
-"""Shards and a user's own arrays: what goes in comes out, padded; what is unfit is refused with its place."""
+"""Shards and a user's own arrays: padded copies of the records; unsuitable ones are refused with their
+place.
+"""
 
 from __future__ import annotations
 
@@ -101,7 +103,7 @@ def test_the_test_records_are_optional_and_to_moves_everything() -> None:
     assert full.counts == (5,) and shards.to("meta").test_inputs is None
 
 
-def test_tokens_stay_whole_numbers() -> None:
+def test_tokens_stay_integers() -> None:
     tokens, labels = np.arange(12).reshape(4, 3), np.array([0, 1, 0, 1])
     shards = Shards.from_arrays([(tokens, labels)], dtype=torch.int64)
     assert shards.inputs.dtype == torch.int64 and shards.inputs[0].tolist() == tokens.tolist()
@@ -166,7 +168,7 @@ def test_labels_out_of_range_and_shapes_that_differ() -> None:
         Shards.from_arrays([(inputs, labels, labels)])  # type: ignore[list-item]
 
 
-def test_a_loader_or_a_data_set_in_the_wrong_place_is_told_the_right_one() -> None:
+def test_the_error_for_a_loader_names_the_right_constructor() -> None:
     loader = DataLoader(TensorDataset(torch.zeros(4, 2), torch.tensor([0, 1, 0, 1])), batch_size=2)
     assert Shards.from_torch([loader, loader.dataset], test=loader).counts == (4, 4)
     for one in (loader, loader.dataset):
@@ -214,7 +216,7 @@ def save(folder: Path, single: bool, **changes: Any) -> Path:
 
 
 @pytest.mark.parametrize("single", [True, False])
-def test_own_arrays_by_path(tmp_path: Path, single: bool) -> None:
+def test_user_arrays_by_path(tmp_path: Path, single: bool) -> None:
     data = load(save(tmp_path, single))
     assert data.classes == 3 and data.train_inputs.shape == (6, 1, 4, 4)
     test = data.test()
@@ -224,7 +226,7 @@ def test_own_arrays_by_path(tmp_path: Path, single: bool) -> None:
     assert load(str(save(tmp_path, single, classes=np.array(7)))).classes == 7
 
 
-def test_own_bytes_are_divided_by_255(tmp_path: Path) -> None:
+def test_user_bytes_are_divided_by_255(tmp_path: Path) -> None:
     data = load(save(tmp_path, True, train_inputs=np.full((6, 1, 4, 4), 255, np.uint8)))
     assert np.all(data.train()[0] == 1)
 
@@ -245,14 +247,14 @@ def test_own_bytes_are_divided_by_255(tmp_path: Path) -> None:
         ({"train_inputs": np.array([None] * 6)}, "cannot be read .* Python objects are not accepted"),
     ],
 )
-def test_own_arrays_that_are_unfit(
+def test_unsuitable_user_arrays_are_refused(
     tmp_path: Path, single: bool, changes: dict[str, Any], reason: str
 ) -> None:
     with pytest.raises(DataError, match=rf"\.npz.*{reason}"):
         load(save(tmp_path, single, **changes))
 
 
-def test_own_files_that_are_none(tmp_path: Path) -> None:
+def test_missing_user_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"Expected the file .*train\.npz, which does not exist"):
         load(tmp_path)
     (tmp_path / "broken.npz").write_bytes(b"PK\x03\x04 and no more")
@@ -309,7 +311,7 @@ def test_one_agent_with_real_numbers_makes_all_targets_real() -> None:
         Shards.from_torch([Items([(torch.zeros(2), 0), (torch.zeros(2), torch.zeros(2))])])
 
 
-def test_the_digest_covers_targets_and_is_the_old_one_for_labels() -> None:
+def test_the_digest_covers_targets_and_is_unchanged_for_labels() -> None:
     inputs, labels = blobs(6)
     plain = Shards.from_arrays([(inputs, labels)]).digest()
     others = [labels.astype(np.float32), labels.astype(np.float64), labels[:, None], labels[::-1].copy()]
@@ -319,7 +321,7 @@ def test_the_digest_covers_targets_and_is_the_old_one_for_labels() -> None:
 
 
 @pytest.mark.parametrize("single", [True, False])
-def test_own_arrays_without_a_test_part_and_with_targets_of_any_kind(tmp_path: Path, single: bool) -> None:
+def test_user_arrays_without_a_test_part_and_with_any_targets(tmp_path: Path, single: bool) -> None:
     bare = {"test_inputs": None, "test_labels": None}
     assert load(save(tmp_path, True, **bare)).test() is None
     place = save(

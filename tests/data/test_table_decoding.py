@@ -1,4 +1,4 @@
-"""The tables and texts of the catalogue: read from the files that packages carry, damage named."""
+"""The tables and texts of the catalogue, read from package files; damaged files are named."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def message(folder: Path, number: int, group: str, text: str) -> None:
     (folder / f"{number:05}.{'f' * 32}.json").write_text(content)
 
 
-def test_a_table_is_cut_into_train_and_every_fifth_to_test_on(tmp_path: Path) -> None:
+def test_every_fifth_record_of_a_table_is_a_test_record(tmp_path: Path) -> None:
     rows = [",".join(map(str, [number, *range(29), number % 2])) for number in range(10)]
     (tmp_path / "breast_cancer.csv").write_text("\n".join(["10,30,malignant,benign", *rows]))
     arrays = table_decoding.breast_cancer(tmp_path)
@@ -32,7 +32,7 @@ def test_a_table_is_cut_into_train_and_every_fifth_to_test_on(tmp_path: Path) ->
     assert arrays["train_inputs"].dtype == np.float32 and arrays["train_labels"].dtype == np.uint8
 
 
-def test_numbers_to_predict_lie_in_a_file_of_their_own(tmp_path: Path) -> None:
+def test_real_targets_are_in_a_separate_file(tmp_path: Path) -> None:
     (tmp_path / "diabetes_data_raw.csv.gz").write_bytes(gzip.compress(b"1 2 3 4 5 6 7 8 9 10\n" * 5))
     assert table_decoding.diabetes(tmp_path) is None
     (tmp_path / "diabetes_target.csv.gz").write_bytes(gzip.compress(b"1.51e+02\n75\n0\n350\n9\n"))
@@ -40,7 +40,7 @@ def test_numbers_to_predict_lie_in_a_file_of_their_own(tmp_path: Path) -> None:
     assert arrays is not None and arrays["train_labels"].tolist() == [151, 75, 0, 350]
 
 
-def test_of_a_message_subject_and_body_count_and_no_other_header(tmp_path: Path) -> None:
+def test_only_subject_and_body_of_a_message_are_read(tmp_path: Path) -> None:
     head = "From: a@b\nDelivered-To: trap\nSubject: Cheap\n\n"
     for number in range(1, 6):
         message(
@@ -73,7 +73,7 @@ def small(name: str) -> Arrays:
 
 
 @pytest.mark.parametrize("name", ["breast-cancer", "diabetes", "spam-assassin"])
-def test_what_is_loaded_is_fit_for_a_model(name: str, tmp_path: Path, stand_in: object) -> None:
+def test_loaded_records_are_ready_for_a_model(name: str, tmp_path: Path, stand_in: object) -> None:
     arrays = stand_in(name, small(name))  # type: ignore[operator]
     np.savez(tmp_path / f"{name}.npz", **arrays)
     dataset = load(name, data_dir=tmp_path)
@@ -90,7 +90,7 @@ def test_what_is_loaded_is_fit_for_a_model(name: str, tmp_path: Path, stand_in: 
         assert dataset.classes is None
 
 
-def test_other_types_than_those_of_the_entry_are_refused(tmp_path: Path, stand_in: object) -> None:
+def test_arrays_of_another_type_than_the_entry_are_refused(tmp_path: Path, stand_in: object) -> None:
     arrays = stand_in("diabetes", small("diabetes"))  # type: ignore[operator]
     wide = {key: array.astype(np.float64) for key, array in arrays.items()}
     np.savez(tmp_path / "diabetes.npz", **wide)
@@ -98,7 +98,7 @@ def test_other_types_than_those_of_the_entry_are_refused(tmp_path: Path, stand_i
         load("diabetes", data_dir=tmp_path)
 
 
-def test_files_of_an_installed_python_package_are_taken(
+def test_files_of_an_installed_python_package_are_used(
     tmp_path: Path, stand_in: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = [",".join(map(str, [number, *range(29), number % 2])) for number in range(10)]
@@ -112,14 +112,14 @@ def test_files_of_an_installed_python_package_are_taken(
     assert fetch("breast-cancer").source == str(place)
 
 
-def test_a_wheel_is_asked_for_by_the_platform_it_was_built_for() -> None:
+def test_a_wheel_is_requested_for_the_platform_it_was_built_for() -> None:
     command = _client_command(Package("pip", "scikit-learn", "1.7.2", ("3.11", "manylinux2014_x86_64")))
     assert "--python-version 3.11 --platform manylinux2014_x86_64" in " ".join(command)
 
 
 @pytest.mark.network
 @pytest.mark.parametrize("name", ["breast-cancer", "diabetes", "spam-assassin"])
-def test_the_real_thing_is_what_the_catalogue_says(name: str) -> None:
+def test_the_real_files_match_the_catalogue(name: str) -> None:
     try:
         arrays = fetch(name).arrays
     except DataError as error:

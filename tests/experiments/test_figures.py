@@ -20,6 +20,7 @@ from topdp.experiments.lenses import FULL_SCALE
 RESULTS = Path(__file__).parents[2] / "results"
 
 
+@pytest.mark.slow
 def test_the_numbers_of_a_figure_are_those_of_its_runs(out, scale):
     runs = FigureRuns(out / "runs", "cpu", lambda config: 50, print)
     for number in ("1", "2"):  # along the epochs, and against a budget

@@ -95,6 +95,7 @@ def test_runs_that_keep_rows_otherwise_share_no_plan():
     assert [plan.rounded for plan in plans] == ["bfloat16", None]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["mlp", "scattering + linear"])
 def test_every_run_of_the_frontier_is_that_run_alone(model, scale, tmp_path, monkeypatch):
     """Whatever it was stacked with, on records that are read once for all."""
@@ -137,6 +138,7 @@ def test_stacks_stay_within_their_limit_and_count_common_records_once():
     assert [len(stack) for stack in stackable(cyclic, 4.5 * (records + rows), estimated_bytes)] == [4, 4]
 
 
+@pytest.mark.slow
 def test_when_time_is_up_what_there_is_is_written_and_the_rest_is_made_later(scale, tmp_path, monkeypatch):
     """The clock stops the second model in the middle of its search."""
     real, begun = FigureRuns._run, []

@@ -25,7 +25,7 @@ def whole() -> nn.Sequential:
     return nn.Sequential(body(), nn.Sequential(nn.Linear(27, 6), nn.Tanh()), nn.Linear(6, 2))
 
 
-def test_a_chain_is_split_before_the_first_layer_that_is_trained():
+def test_a_sequential_model_is_split_before_its_first_trained_layer():
     model = whole()
     parts = split_backbone(model)
     assert parts is not None
@@ -57,7 +57,7 @@ class Noisy(nn.Module):
         (nn.Sequential(Noisy().requires_grad_(False).eval(), nn.Linear(4, 2)), 1),
     ],
 )
-def test_what_is_random_or_trained_is_not_split_off(model, length):
+def test_random_or_trained_layers_are_not_split_off(model, length):
     parts = split_backbone(model)
     assert (parts is None) if length is None else (parts is not None and len(parts[0]) == length)
 
@@ -75,7 +75,7 @@ def run(model: nn.Module, **settings):
     return topdp.train(model, shards, topdp.topology.ring(4), **given)
 
 
-def test_a_run_with_a_backbone_ends_where_it_ends_without_the_split(monkeypatch):
+def test_a_run_with_a_backbone_ends_like_a_run_without_the_split(monkeypatch):
     cached = run(whole())
     monkeypatch.setattr("topdp.runs.assembly.split_backbone", lambda module: None)
     plain = run(whole())
@@ -110,7 +110,7 @@ def test_the_frozen_part_runs_once_for_each_record(monkeypatch):
     assert len(seen) == few
 
 
-def test_adapters_begin_as_the_model_and_end_inside_it():
+def test_adapters_start_as_the_model_and_merge_into_it():
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2))
     adapted = lora(model, rank=2, scale=0.5)
@@ -156,7 +156,7 @@ def test_attention_keeps_its_own_layers_and_its_block_gets_adapters():
         torch.testing.assert_close(adapted(x), block(x))
 
 
-def test_adapters_are_trained_and_sent_alone():
+def test_only_adapters_are_trained_and_sent():
     model = lora(nn.Sequential(nn.Flatten(), nn.Linear(25, 40), nn.ReLU(), nn.Linear(40, 2)), 1)
     result = run(model)
     assert result.estimates.shape[1] == 25 + 40 + 40 + 2
@@ -171,12 +171,12 @@ def test_adapters_are_trained_and_sent_alone():
         (nn.Conv1d(1, 1, 1), {}, "linear layers for adapters"),
     ],
 )
-def test_what_cannot_be_adapted_is_said(model, settings, words):
+def test_unsuitable_requests_for_adapters_are_refused(model, settings, words):
     with pytest.raises(InputError, match=words):
         lora(model, **settings)
 
 
-def test_a_chain_with_a_forward_of_its_own_is_not_taken_apart():
+def test_a_sequential_model_with_its_own_forward_is_not_split():
     model = whole()
     model.forward = lambda x: nn.Sequential.forward(model, -x)
     assert split_backbone(model) is None

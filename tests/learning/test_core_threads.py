@@ -1,4 +1,4 @@
-"""Work in parts: however it ends, it has ended."""
+"""Work in parts: after a return, an error or an interrupt, no part is still running."""
 
 import signal
 import threading
@@ -19,8 +19,8 @@ def two_threads():
 
 
 @pytest.mark.parametrize("ends_by", [ValueError, KeyboardInterrupt])
-def test_nobody_still_works_when_one_part_failed_or_somebody_interrupts(two_threads, ends_by):
-    """Else a part of the round that was broken off would write over what is made anew."""
+def test_no_part_still_runs_after_a_failure_or_an_interrupt(two_threads, ends_by):
+    """Otherwise a part of an aborted round would overwrite the results of the next attempt."""
     begun, done = threading.Event(), []
 
     def work(some):

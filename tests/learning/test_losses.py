@@ -1,4 +1,4 @@
-"""The contract of every loss in `LOSSES`: one value for each example, from that example alone."""
+"""The contract of every loss in `LOSSES`: one value per example, which depends only on that example."""
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ def test_every_loss_has_examples():
 
 
 @every_loss
-def test_a_loss_is_one_number_for_each_example_and_of_that_example_alone(name):
+def test_a_loss_is_one_number_per_example_and_depends_only_on_that_example(name):
     torch.manual_seed(0)
     outputs, targets = torch.randn(6, CLASSES, dtype=torch.float64), EXAMPLES[name](6)
     together = named_loss(name)(outputs, targets)
@@ -63,7 +63,7 @@ TORCHS = {
 @pytest.mark.parametrize("name", TORCHS)
 @pytest.mark.parametrize("targets", [(6,), (6, 1), (6, 1, 1)])
 @pytest.mark.parametrize("outputs", [(6,), (6, 1), (6, 1, 1)])
-def test_one_number_is_one_number_and_never_broadcast(name, outputs, targets):
+def test_single_numbers_are_never_broadcast(name, outputs, targets):
     torch.manual_seed(0)
     said, true = torch.randn(6, dtype=torch.float64), torch.randint(2, (6,))
     found = named_loss(name)(said.view(outputs), true.view(targets))
@@ -87,7 +87,7 @@ def test_several_numbers_of_a_record_are_averaged():
     torch.testing.assert_close(named_loss("mse")(outputs, targets), (outputs - targets).square().mean((1, 2)))
 
 
-def test_a_loss_is_known_by_its_name_its_old_name_or_itself():
+def test_a_loss_can_be_given_by_name_old_name_or_function():
     assert named_loss("cross_entropy") == named_loss("cross-entropy") == named_loss(LOSSES["cross-entropy"])
     assert is_named_loss(named_loss("cross_entropy"))
     own = named_loss(lambda outputs, targets: outputs[:, 0] - targets)
@@ -114,7 +114,7 @@ def test_a_loss_without_one_value_per_record_is_refused(loss, came):
 
 @pytest.mark.parametrize("classes", [2, 10, MAX_TRANSPOSED_CLASSES, MAX_TRANSPOSED_CLASSES + 1])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_cross_entropy_is_torchs_whatever_the_number_of_classes(classes, dtype):
+def test_cross_entropy_equals_that_of_torch_for_any_number_of_classes(classes, dtype):
     outputs = torch.randn(70, classes, dtype=dtype).mul_(5).requires_grad_()
     targets = torch.randint(classes, (70,))
     weights = torch.rand(70, dtype=dtype)
@@ -129,8 +129,8 @@ def test_cross_entropy_is_torchs_whatever_the_number_of_classes(classes, dtype):
 
 @every_loss
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_an_example_has_the_same_bits_wherever_it_stands(name, dtype):
-    """Then an agent's numbers do not depend on how many others there are, nor on what stands where."""
+def test_an_example_has_the_same_bits_at_any_position(name, dtype):
+    """So an agent's numbers do not depend on how many other agents there are, nor on their order."""
     count = 301
     outputs, targets = 5 * torch.randn(count, CLASSES, dtype=dtype), EXAMPLES[name](count)
     targets = targets.to(dtype) if targets.is_floating_point() else targets

@@ -1,4 +1,4 @@
-"""Every metric against its definition, written out over records or pairs, with ties and rare classes."""
+"""Every metric against its definition, written as loops over records or pairs, with ties and rare classes."""
 
 import math
 
@@ -80,7 +80,7 @@ def test_metrics_of_classes(seed, classes):
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("outputs", [(RECORDS,), (RECORDS, 1)])
 @pytest.mark.parametrize("kind", [np.int64, np.float32])
-def test_metrics_of_yes_and_no(seed, outputs, kind):
+def test_metrics_of_yes_no_questions(seed, outputs, kind):
     scores, truth = of_yes_and_no(seed)
     said, yes = scores > 0, truth == 1
     given = scores.reshape(outputs), truth.astype(kind)
@@ -128,7 +128,7 @@ def test_r2_of_targets_that_are_all_equal():
     assert value("r2", np.ones(5), np.ones(5)) == 1 and value("r2", np.arange(5.0), np.ones(5)) == 0
 
 
-def test_what_cannot_be_said_is_nan():
+def test_undefined_metrics_are_nan():
     assert math.isnan(value("auroc", np.arange(4.0), np.ones(4)))
     assert math.isnan(value("auroc", np.array([0.0, math.nan]), np.array([0, 1])))
     # One class of three never occurs: the others are averaged.
@@ -144,14 +144,14 @@ def test_numbers_are_never_broadcast(name):
         value(name, np.zeros((5, 3)), np.zeros(5))
 
 
-def test_which_way_is_better():
+def test_whether_larger_is_better():
     better = {"mae": False, "mse": False, "loss": False, "mine": None}
     for name in [*METRICS, *better]:
         assert larger_is_better(name) is better.get(name, True)
     assert all(name in METRICS for names in DEFAULT_METRICS.values() for name in names)
 
 
-def test_a_metric_by_name_by_function_and_by_mistake():
+def test_a_metric_can_be_given_by_name_or_function():
     def bias(outputs, targets):
         return (outputs - targets).mean()
 

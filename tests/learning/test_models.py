@@ -1,4 +1,4 @@
-"""Flat models: rows in and out, the paper's networks, and what is refused."""
+"""Flat models: rows in and out, the paper's networks, and refused modules."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Tied(nn.Module):
         return self.second(torch.relu(self.first(x)))
 
 
-def test_a_row_goes_out_and_comes_back():
+def test_a_model_round_trips_through_its_row():
     flat = FlatModel(cnn())
     row = torch.randn(flat.dimension)
     module = flat.load(row)
@@ -73,7 +73,7 @@ def test_dimensions_of_the_papers_networks():
     assert FlatModel(cnn()).dimension == 456 + 2416 + 48120 + 10164 + 850
 
 
-def test_initial_rows_depend_on_the_seed_alone():
+def test_initial_rows_depend_only_on_the_seed():
     state = torch.get_rng_state()
     first = initial_row(mlp, 1)
     assert torch.equal(torch.get_rng_state(), state)
@@ -101,13 +101,13 @@ def test_layers_with_statistics_of_the_data_are_refused_with_the_fix(layer, fix)
     assert fix in str(error.value)
 
 
-def test_the_other_fix_is_named_too():
+def test_the_error_names_both_fixes():
     with pytest.raises(ValueError, match=r"pre-trained backbone.*\.eval\(\)"):
         FlatModel(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)))
 
 
 @pytest.mark.parametrize("layer", [nn.BatchNorm1d(6), nn.BatchNorm2d(64), nn.SyncBatchNorm(8)])
-def test_batch_norm_with_frozen_statistics_is_accepted_and_stays_as_it_is(layer):
+def test_batch_norm_with_frozen_statistics_is_accepted_and_unchanged(layer):
     model = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5), layer)
     model[2].eval()
     flat = FlatModel(model)
@@ -138,7 +138,7 @@ def test_the_fix_builds_and_is_accepted():
         (nn.Linear(2, 2, dtype=torch.bfloat16), "float32 or float64"),
     ],
 )
-def test_modules_that_are_no_rows_are_refused(module, message):
+def test_modules_that_cannot_become_rows_are_refused(module, message):
     with pytest.raises(ValueError, match=message):
         FlatModel(module)
 

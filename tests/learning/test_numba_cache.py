@@ -1,4 +1,4 @@
-"""Loops that are kept on disk: whatever is there, or cannot be, they compute the same."""
+"""Loops cached on disk give the same results with a damaged cache or without one."""
 
 import importlib
 import sys
@@ -34,7 +34,7 @@ def loop(tmp_path):
 
 @pytest.mark.parametrize("ending", ["nbi", "nbc"])
 @pytest.mark.parametrize("left", [b"", b"no machine code", None], ids=["empty", "other bytes", "cut"])
-def test_damaged_files_are_compiled_anew(loop, ending, left):
+def test_damaged_cache_files_are_compiled_again(loop, ending, left):
     first = loop()
     assert first(3) == 6
     files = list(Path(first._cache.cache_path).glob(f"kept_loop*.{ending}"))
@@ -46,7 +46,7 @@ def test_damaged_files_are_compiled_anew(loop, ending, left):
     assert again(3) == 6 and sum(again.stats.cache_hits.values()) == 1  # and was kept anew
 
 
-def test_what_cannot_be_kept_is_computed_all_the_same(loop, monkeypatch):
+def test_a_loop_that_cannot_be_cached_still_runs(loop, monkeypatch):
     def full(*arguments):
         raise OSError(28, "No space left on device")
 
@@ -62,7 +62,7 @@ def test_without_a_folder_every_process_compiles_for_itself(loop, monkeypatch):
     assert loop()(3) == 6
 
 
-def test_a_loop_is_compiled_anew_when_one_that_it_calls_has_changed(tmp_path, monkeypatch):
+def test_a_loop_is_compiled_again_after_a_loop_it_calls_has_changed(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     inner, outer = tmp_path / "inner_loop.py", tmp_path / "outer_loop.py"
     begin = "from topdp.learning.numba_cache import compiled\n"
@@ -75,7 +75,7 @@ def test_a_loop_is_compiled_anew_when_one_that_it_calls_has_changed(tmp_path, mo
         assert importlib.import_module("outer_loop").g(3) == expected
 
 
-def test_a_loop_in_an_archive_is_compiled_too(tmp_path, monkeypatch):
+def test_a_loop_in_an_archive_is_compiled(tmp_path, monkeypatch):
     with ZipFile(tmp_path / "packed.zip", "w") as archive:
         archive.writestr("packed_loop.py", SOURCE)
     monkeypatch.syspath_prepend(tmp_path / "packed.zip")

@@ -1,4 +1,4 @@
-"""Tasks: what does not fit a loss is said in words; what fits comes out in the type that the loss needs."""
+"""Tasks refuse what does not fit a loss, and convert targets to the type that the loss needs."""
 
 import pytest
 import torch
@@ -35,7 +35,7 @@ def test_targets_become_what_the_loss_needs(loss, given, needed):
         ("bce", torch.tensor([0.5, -0.25]), "from 0 to 1 for bce, got -0.25.*mse"),
     ],
 )
-def test_targets_that_a_loss_cannot_have(loss, given, reason):
+def test_unsuitable_targets_are_refused(loss, given, reason):
     with pytest.raises(DataError, match=f"agent 7: expected .*{reason}"):
         Task.of(loss).targets(given, "agent 7")
 
@@ -88,7 +88,7 @@ def test_outputs_that_do_not_fit(loss, outputs, targets, classes, reason):
         Task.of(loss).expect_outputs(torch.zeros(outputs), targets, classes)
 
 
-def test_a_function_that_fails_is_said_with_what_it_was_given():
+def test_a_failing_loss_is_reported_with_its_arguments():
     def loss(outputs, targets):
         return outputs @ targets
 
@@ -111,7 +111,7 @@ def test_metrics_that_do_not_fit(loss, metrics, reason):
         Task.of(loss, metrics)
 
 
-def test_what_is_reported_unless_asked():
+def test_default_metrics():
     usual = {loss: [one.name for one in Task.of(loss).metrics] for loss in ("cross-entropy", "bce", "huber")}
     assert usual == {"cross-entropy": ["accuracy"], "bce": ["accuracy"], "huber": ["mae", "r2"]}
     assert Task.of(lambda outputs, targets: outputs[:, 0]).metrics == ()

@@ -23,16 +23,16 @@ LINEAR = {
     "nesterov": Optimiser("nesterov", momentum=0.8),
     "decay": Optimiser(weight_decay=0.2),
     "average": Optimiser(average=0.7),
-    "all": Optimiser("nesterov", 0.6, weight_decay=0.1, average=0.5),
+    "all": Optimiser("nesterov", momentum=0.6, weight_decay=0.1, average=0.5),
 }
-ADAM = Optimiser("adam", momentum=0.7, second=0.9, weight_decay=0.05, average=0.5)
+ADAM = Optimiser("adam", momentum=0.7, second_moment=0.9, weight_decay=0.05, average=0.5)
 
 
 def central(optimiser: Optimiser, rounds: int = 12, shards=None, seed: int = 0) -> Engine:
     """Noiseless full-batch descent of one party, without clipping to speak of."""
     rates = np.full(rounds + 1, RATE)
     schedule = schedules.schedule(rates, np.ones(rounds + 1), "gradient")
-    plan = Central().plan(topology.alone(), optimiser.inner(schedule), np.zeros(1), seed)
+    plan = Central().plan(topology.single(), optimiser.inner(schedule), np.zeros(1), seed)
     shards = blobs(1) if shards is None else shards
     return Engine(
         optimised(plan, optimiser, rates),
@@ -58,12 +58,13 @@ TORCH = {
     ),
     "decay": (Optimiser(weight_decay=0.2), lambda p: torch.optim.SGD(p, RATE, weight_decay=0.2)),
     "adam": (
-        Optimiser("adam", momentum=0.7, second=0.9, weight_decay=0.05),
+        Optimiser("adam", momentum=0.7, second_moment=0.9, weight_decay=0.05),
         lambda p: torch.optim.AdamW(p, RATE, (0.7, 0.9), weight_decay=0.05),
     ),
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", TORCH)
 def test_one_party_without_noise_ends_where_torch_does(kind):
     optimiser, of_torch = TORCH[kind]
@@ -117,6 +118,7 @@ def test_rows_that_carry_gradients_keep_their_draws(protocol, kind):
     assert plan.memories[plain.rows :].all() and not plan.memories[: plain.rows].any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", LINEAR)
 @pytest.mark.parametrize("protocol", ["top-sync", "top-async", "correlated"])
 def test_pruned_resumed_and_stacked_runs_end_alike(protocol, kind, tmp_path):

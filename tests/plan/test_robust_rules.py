@@ -59,7 +59,7 @@ def test_what_cannot_be_robust_is_refused_by_name():
     with pytest.raises(PlanError, match="chebyshev = false"):
         replace(plan_of(Muffliato(gossip=3)), robust=Robust("trimmed"))
     with pytest.raises(PlanError, match="none in central"):
-        replace(plan_of(Central(), graph=topology.alone()), robust=Robust("trimmed"))
+        replace(plan_of(Central(), graph=topology.single()), robust=Robust("trimmed"))
     with pytest.raises(ValueError, match="radius"):
         Robust("trimmed", radius=2.0)
     with pytest.raises(ValueError, match="hostile=0"):

@@ -9,7 +9,7 @@ from topdp.plan import schedules
 T = st.integers(1, 60)
 
 
-@given(st.floats(1e-6, 1e3), T, st.sampled_from(schedules.FADINGS), st.integers(1, 20))
+@given(st.floats(1e-6, 1e3), T, st.sampled_from(schedules.FADING_KINDS), st.integers(1, 20))
 def test_step_sizes_begin_at_the_first_twice_and_never_grow(initial, rounds, fading, per_epoch):
     rates = schedules.learning_rates(initial, rounds, fading, per_epoch)
     assert len(rates) == rounds + 1
@@ -77,7 +77,7 @@ def test_step_decay_is_the_papers():
     assert decay[2001] == pytest.approx(0.81)
 
 
-@given(st.sampled_from(schedules.FADINGS), st.floats(0.05, 1.0), T)
+@given(st.sampled_from(schedules.FADING_KINDS), st.floats(0.05, 1.0), T)
 def test_noise_in_the_step_follows_the_rate_and_noise_on_the_estimate_does_not(fading, factor, rounds):
     rates, decay = schedules.learning_rates(0.5, rounds, fading), schedules.step_decay(factor, 5, rounds)
     for noise_on, noise in [("gradient", rates * decay), ("estimate", decay)]:
@@ -170,7 +170,7 @@ LAWS = {
 }
 
 
-@pytest.mark.parametrize("fading", schedules.FADINGS)
+@pytest.mark.parametrize("fading", schedules.FADING_KINDS)
 @pytest.mark.parametrize("rounds", [1, 2, 50, 10_000])
 @pytest.mark.parametrize("law", LAWS)
 def test_noise_stays_finite_and_costs_as_much_as_equal_noise(law, rounds, fading):

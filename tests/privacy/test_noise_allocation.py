@@ -17,8 +17,8 @@ from topdp.privacy.answers import ADAPTIVE
 from topdp.privacy.basics.gaussian import mu_of
 from topdp.privacy.basics.refusals import PrivacyError
 from topdp.privacy.budget_excess import BudgetExcess
-from topdp.privacy.calibrate import calibrate
 from topdp.privacy.noise_allocation import Allocation, allocate
+from topdp.privacy.noise_calibration import calibrate
 from topdp.privacy.observers.shared_noise import connectivity_bound, noisy_releases
 from topdp.privacy.query import Query
 from topdp.privacy.residual_noise import residual_noise
@@ -192,7 +192,12 @@ def test_budgets_of_ones_own_are_kept_with_the_least_sum_of_noise(budget, collud
     assert (own**2).sum() < min((calibrated(other) ** 2).sum() for other in (None, alone)) * (1 + 1e-6)
     # Nobody's noise can be lowered: with 1% less some agent would exceed its budget.
     accounts = BudgetExcess(
-        write, analysis.exposure(), ADAPTIVE, np.array(epsilon), delta, query=Query(colluders=colluders)
+        write,
+        analysis.exposure(),
+        ADAPTIVE,
+        epsilon=np.array(epsilon),
+        delta=delta,
+        query=Query(colluders=colluders),
     )
     for agent in range(6):
         less = own.copy()

@@ -10,7 +10,13 @@ from topdp import topology
 from topdp.errors import InputError
 from topdp.plan import NOBODY
 from topdp.protocols import Correlated, Dsgd, Muffliato, averaging
-from topdp.protocols.averaging import MOST, expect_gossip, metropolis, mixing_sources, mixing_steps
+from topdp.protocols.averaging import (
+    MAX_GOSSIP_STEPS,
+    expect_gossip,
+    metropolis,
+    mixing_sources,
+    mixing_steps,
+)
 
 SLOW = {"long ring": topology.ring(100), "long path": topology.tree(60)}
 every_graph = pytest.mark.parametrize("graph", GRAPHS.values(), ids=GRAPHS.keys())
@@ -60,7 +66,7 @@ def test_the_product_is_the_chebyshev_polynomial_by_its_recursion(graph, K):
 
 
 @pytest.mark.parametrize("graph", [*GRAPHS.values(), *SLOW.values()], ids=[*GRAPHS, *SLOW])
-@pytest.mark.parametrize("K", [2, 4, 8, MOST])
+@pytest.mark.parametrize("K", [2, 4, 8, MAX_GOSSIP_STEPS])
 def test_no_polynomial_of_that_degree_averages_better(graph, K):
     """1/T_K at the average is the best there is; plain steps do worse, and no step loses the average."""
     W = metropolis(graph)
@@ -84,7 +90,7 @@ def test_disagreement_never_grows_between_few_steps(graph, K):
 
 
 @pytest.mark.parametrize("graph", [*GRAPHS.values(), *SLOW.values()], ids=[*GRAPHS, *SLOW])
-@pytest.mark.parametrize("K", [8, 16, MOST])
+@pytest.mark.parametrize("K", [8, 16, MAX_GOSSIP_STEPS])
 def test_rounding_in_float32_is_not_enlarged_beyond_use(graph, K):
     """Rows are float32. Roots from small to large would leave errors of 2.2 where differences are 0.2."""
     rows = np.random.default_rng(0).normal(size=(graph.agents, 200))
@@ -121,10 +127,10 @@ def test_ends_of_the_spectrum_are_rounded_alike_on_every_machine():
 @pytest.mark.parametrize("K", [1, 4])
 def test_rows_that_are_mixed_are_those_of_the_matrix_to_the_last_bit(graph, K, monkeypatch):
     """So plans have the digests that they had when matrices were written out; also by few eigenvalues."""
-    monkeypatch.setattr(averaging, "ROWS", 5)
+    monkeypatch.setattr(averaging, "WEIGHT_CHUNK_ROWS", 5)
     dense = mixing_steps(graph, K)
-    for limit in (averaging.DENSE, 4):
-        monkeypatch.setattr(averaging, "DENSE", limit)
+    for limit in (averaging.MAX_DENSE_AGENTS, 4):
+        monkeypatch.setattr(averaging, "MAX_DENSE_AGENTS", limit)
         for W, (source, weight) in zip(dense, mixing_sources(graph, K), strict=True):
             near = np.concatenate([np.arange(graph.agents)[:, None], graph.neighbours], axis=1)
             of_matrix = np.where(near >= 0, W[np.arange(graph.agents)[:, None], near], 0.0)
@@ -168,7 +174,10 @@ def test_without_averaging_steps_it_is_dsgd():
     ("steps", "said"),
     [
         (-1, "Expected gossip=-1 >= 0"),
-        (MOST + 1, f"at most {MOST} steps between two gradients, got {MOST + 1}"),
+        (
+            MAX_GOSSIP_STEPS + 1,
+            f"at most {MAX_GOSSIP_STEPS} steps between two gradients, got {MAX_GOSSIP_STEPS + 1}",
+        ),
         (1.5, "gossip.*1.5"),
         (True, "gossip.*True"),
     ],

@@ -267,7 +267,7 @@ def test_pairs_are_the_same_walked_or_by_arrays():
     for graph in (topology.random(12, 0.4, 1), topology.star(9), topology.complete(7)):
         walked = matching.draw_pairs(graph, 40, 0.2, seed=3)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(matching, "FEW", 0)
+            patch.setattr(matching, "MAX_WALK_AGENTS", 0)
             found = matching.draw_pairs(graph, 40, 0.2, seed=3)
         np.testing.assert_array_equal(walked.partner, found.partner)
 

@@ -44,6 +44,7 @@ def train(task, outputs, test=True, **settings):
     return topdp.train(network(outputs), shards(task, test), topology.ring(AGENTS), **given)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("task", "outputs", "settings", "reached"),
     [

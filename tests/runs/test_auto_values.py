@@ -96,6 +96,7 @@ BATCHES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", BATCHES.values(), ids=BATCHES)
 def test_an_interrupted_run_ends_as_an_unbroken_one(job, tmp_path, more):
     wanted = config.read(changes=job(*more))
@@ -114,6 +115,7 @@ def test_an_interrupted_run_ends_as_an_unbroken_one(job, tmp_path, more):
     assert torch.equal(run.run_or_continue(wanted, tmp_path / "broken").estimates, whole.estimates)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("released", [10, 11, 14])
 def test_a_run_that_is_stopped_between_averaging_steps_goes_on_where_it_was(
     job, tmp_path, monkeypatch, released
@@ -172,8 +174,8 @@ BAD = {
     "secrets that are cut": (["method.secrets=links", "privacy.colluders=2"], "secrets_degree = 3, or fewer"),
     "too few partners": (["method.secrets_degree=2", "privacy.colluders=3"], "secrets_degree = 4, or fewer"),
     "only all would do": (["method.secrets=links", "privacy.colluders=6"], 'Use secrets = "all"'),
-    "a leaf": (["topology.kind=tree", "method.secrets=links"], "if they collude, its own noise alone"),
-    "odd partners": (["topology.agents=7", "method.secrets_degree=3"], "even, got 3 * 7: take 4"),
+    "a leaf": (["topology.kind=tree", "method.secrets=links"], "if they collude, only its own noise"),
+    "odd partners": (["topology.agents=7", "method.secrets_degree=3"], "even, got 3 * 7: use 4"),
     "partners in pairs": (["method.secrets_degree=1", "privacy.colluders=0"], "secrets_degree >= 2"),
     "no partners": (["method.secrets_degree=0"], "method.secrets_degree: expected a whole number >= 1"),
     "steps below none": (["method.gossip=-1"], 'method.gossip: expected a whole number >= 0, or "auto"'),
@@ -204,7 +206,7 @@ def test_what_cannot_be_run_is_one_clear_line_and_leaves_nothing(topdp, job, tmp
 
 def test_central_on_a_graph_is_refused_in_words():
     schedule = Schedule(rate=np.ones(1), noise=np.ones(1))
-    with pytest.raises(InputError, match=r"got a graph of 4 agents: use topology\.alone\(\)"):
+    with pytest.raises(InputError, match=r"got a graph of 4 agents: use topology\.single\(\)"):
         topdp.protocols.Central().plan(topology.ring(4), schedule, np.ones(4), 0)
 
 

@@ -317,6 +317,7 @@ class TestBest:
         ):
             assert torch.equal(torch.cat([p.detach().flatten() for p in module.parameters()]), row)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("killed_at", [1, 5, 6, 11, 16, 29])
     def test_a_killed_run_ends_with_the_same_best(self, tmp_path, killed_at):
         class Killed(BaseException):
@@ -363,6 +364,7 @@ class TestBest:
             result.best_model(0)
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_leaves_a_run_that_goes_on(tmp_path):
     """Not an exception: the process is gone, in the middle of a callback."""
     code = """

@@ -1,22 +1,21 @@
-"""Sweeps by other machines, without any: a stand-in for the cluster carries orders out in this process."""
+"""Sweeps on a cluster, without one: a stand-in for Ray computes tasks in this process."""
 
 import os
 import pickle
 import shutil
-from collections import Counter
+from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 
 from builders import blobs_file
 from topdp.base.files import FileError, LockHeldError, exclusive_lock
 from topdp.base.progress import silent
-from topdp.errors import DataError
-from topdp.runs import cluster_orders, cluster_sweep, config, sweep
-from topdp.runs.cluster_orders import Differs, Failed, Lost, answer, packed, unpacked
-from topdp.runs.cluster_sweep import Cluster, ClusterError
+from topdp.errors import DataError, InputError
+from topdp.runs import config, ray_cluster, sweep
+from topdp.runs.cluster_tasks import StackResult, StackTask, compute
 from topdp.runs.config import ConfigError
+from topdp.runs.ray_cluster import ClusterError, RayCluster
 from topdp.runs.run_folder import RunFolder
 from topdp.runs.sweep_grid import Axis, checked
 from topdp.runs.training_loop import InterruptedRun
@@ -28,7 +27,7 @@ ALONE = ("train.optimiser=adam", "method.name=muffliato", "method.gossip=2")
 
 @pytest.fixture(autouse=True)
 def as_it_was(monkeypatch):
-    """Orders set threads, for their own process."""
+    """Tasks set threads, for their own process."""
     monkeypatch.setenv("TOPDP_CORES", "1")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -55,45 +54,64 @@ def grid(data):
     return make
 
 
-class StandIn(Cluster):
-    """Carries out orders when it is asked for answers; `instead`: what comes back of the n-th."""
-
-    device, cpus = "cpu", 1
-
-    def __init__(self, instead=None, places=2):
-        self.instead, self.room = instead or {}, places
-        self.out, self.puts, self.given, self.most, self.cancelled = {}, [], [], 0, False
-
-    def put(self, records):
-        self.puts.append(pickle.dumps(records))
-        return len(self.puts) - 1
-
-    def give(self, order, records):
-        self.given.append(order)
-        self.out[len(self.given)] = pickle.dumps(order), [self.puts[one] for one in records]
-        self.most = max(self.most, len(self.out))
-        return len(self.given)
-
-    def answers(self, seconds):
-        if not self.out:
-            return []
-        number = next(iter(self.out))
-        order, records = self.out.pop(number)
-        found = self.instead.get(number)
-        if isinstance(found, type):
-            raise found
-        if found is None:  # through bytes, as on the way
-            found = pickle.loads(pickle.dumps(answer(order, [pickle.loads(one) for one in records])))
-        return [(number, found)]
-
-    def places(self):
-        return self.room
-
-    def cancel(self):
-        self.cancelled = True
+class RayTaskError(Exception):
+    """As Ray's."""
 
 
-def run_all(points, place, cluster=None, progress=silent):
+class RayError(Exception):
+    """As Ray's."""
+
+
+class FakeRay:
+    """Computes tasks in this process when they are waited for; `instead`: what the n-th gives, or raises."""
+
+    exceptions = SimpleNamespace(RayTaskError=RayTaskError, RayError=RayError)
+
+    def __init__(self, instead=None, cpus=2.0):
+        self.instead, self.cpus = instead or {}, cpus
+        self.tasks, self.stored, self.most, self.cancelled = {}, [], 0, []
+
+    def nodes(self):
+        return [{"Alive": True, "Resources": {"CPU": self.cpus}}]
+
+    def cluster_resources(self):
+        return {"CPU": self.cpus}
+
+    def put(self, value):
+        self.stored.append(value)
+        return len(self.stored) - 1
+
+    def remote(self, *arguments):
+        if callable(arguments[0]):
+            return self
+        _, _, _, task, *records = arguments
+        self.tasks[len(self.tasks) + 1] = task, [self.stored[number] for number in records]
+        return len(self.tasks)
+
+    def options(self, **_):
+        return self
+
+    def wait(self, handles, num_returns, timeout):
+        self.most = max(self.most, len(handles))
+        return handles[:1], handles[1:]
+
+    def get(self, handle):
+        outcome = self.instead.get(handle)
+        if isinstance(outcome, BaseException):
+            raise outcome
+        # Through bytes, as on the way.
+        return outcome or pickle.loads(pickle.dumps(compute(*self.tasks[handle])))
+
+    def cancel(self, handle, force):
+        self.cancelled.append(handle)
+
+    @property
+    def configs(self):
+        return [pickle.loads(task).configs[0] for task, _ in self.tasks.values()]
+
+
+def run_all(points, place, ray=None, progress=silent):
+    cluster = None if ray is None else RayCluster(ray, 1, 0.0)
     sweep.run_all(points, place, "cpu" if cluster is None else "auto", progress, "again", cluster)
 
 
@@ -114,22 +132,23 @@ def expect_equal(place, other, points):
         assert facts[0] == facts[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [ALONE, ()], ids=["alone", "together"])
 def test_folders_are_those_of_a_sweep_on_this_machine(grid, tmp_path, changes):
     wanted = grid("train.learning_rate=0.1,0.2", seeds=2, changes=changes)
-    cluster = StandIn()
-    run_all(wanted, tmp_path / "there", cluster)
+    ray = FakeRay()
+    run_all(wanted, tmp_path / "there", ray)
     run_all(wanted, tmp_path / "here")
     expect_equal(tmp_path / "there", tmp_path / "here", wanted)
-    assert len(cluster.given) == (4 if changes else 1)
-    assert len(cluster.puts) == 2  # of each seed once
-    assert cluster.most <= cluster.room + cluster_sweep.AHEAD
+    assert len(ray.tasks) == (4 if changes else 1)
+    assert len(ray.stored) == 2  # of each seed once
+    assert ray.most <= ray.cpus + ray_cluster.QUEUED_TASKS
 
 
 def test_runs_on_the_same_records_come_together(grid, tmp_path):
-    cluster = StandIn()
-    run_all(grid("train.learning_rate=0.1,0.2", seeds=2), tmp_path, cluster)
-    assert [order.configs[0].seed for order in cluster.given] == [0, 0, 1, 1]
+    ray = FakeRay()
+    run_all(grid("train.learning_rate=0.1,0.2", seeds=2), tmp_path, ray)
+    assert [config.seed for config in ray.configs] == [0, 0, 1, 1]
 
 
 def test_a_machine_needs_no_file_of_the_user(grid, tmp_path, data):
@@ -138,120 +157,79 @@ def test_a_machine_needs_no_file_of_the_user(grid, tmp_path, data):
     shutil.copy(data, own)
     files = ["topology.kind=file", f'topology.path="{graph}"', f'data.name="{own}"']
     wanted = grid(RATES, changes=[*ALONE, *files])
-    cluster = StandIn()
-    real = cluster.answers
+    ray = FakeRay()
+    real = ray.wait
 
-    def answers(seconds):
+    def wait(*arguments, **options):
         for file in (graph, own):
             file.unlink(missing_ok=True)
-        return real(seconds)
+        return real(*arguments, **options)
 
-    cluster.answers, cluster.room = answers, 3
-    run_all(wanted, tmp_path / "there", cluster)
+    ray.wait, ray.cpus = wait, 3.0
+    run_all(wanted, tmp_path / "there", ray)
     assert states(tmp_path / "there", wanted) == ["done"] * 3
 
 
-def test_what_is_lost_is_given_out_again(grid, tmp_path):
-    said = []
-
-    def progress(stage, *counts, **details):
-        said.append(stage)
-
-    wanted = grid(RATES)
-    cluster = StandIn({1: Lost("the node is gone"), 2: Lost("so is this one")})
-    run_all(wanted, tmp_path, cluster, progress)
-    assert states(tmp_path, wanted) == ["done"] * 3 and len(cluster.given) == 5
-    assert "run 1 (learning_rate = 0.1), seed 0: the node is gone; given out again (1 of 3)" in said
-
-
-def test_what_is_lost_again_and_again_is_said_and_the_others_are_done(grid, tmp_path):
-    wanted = grid(RATES)
-    cluster = StandIn(places=1)
-    real = cluster.answers
-
-    def answers(seconds):
-        found = real(seconds)
-        second = [n for n, _ in found if cluster.given[n - 1].configs[0].train.learning_rate == 0.2]
-        return [(n, Lost("gone") if n in second else one) for n, one in found]
-
-    cluster.answers = answers
-    with pytest.raises(ClusterError, match=r"run 2 .* gone, 4 times in a row. What did not fail is done"):
-        run_all(wanted, tmp_path, cluster)
-    assert states(tmp_path, wanted) == ["done", None, "done"]
-    tried = Counter(order.configs[0].train.learning_rate for order in cluster.given)
-    assert tried == {0.1: 1, 0.2: cluster_sweep.TRIES, 0.4: 1}
-    again = StandIn()
-    run_all(wanted, tmp_path, again)
-    assert len(again.given) == 1 and states(tmp_path, wanted) == ["done"] * 3
-
-
 @pytest.mark.parametrize(
-    ("failed", "error", "says"),
+    ("outcome", "error", "says"),
     [
-        (Failed("Expected records.", 5), DataError, "run 2 .*0.2.* seed 0: Expected records. What"),
-        (Failed("Expected less.", 2), ValueError, "Expected less"),
-        (Failed("Traceback: a fault", None), RuntimeError, "failed on another machine:\nTraceback: a fault"),
+        (
+            StackResult([], DataError("Expected records."), "there"),
+            DataError,
+            "run 2 .*0.2.*: Expected records.",
+        ),
+        (StackResult([], InputError("Expected less."), "there"), ValueError, "Expected less"),
+        (RayTaskError("Traceback: a fault"), RuntimeError, "failed on another machine:\nTraceback: a fault"),
+        (RayError("The node died. More."), ClusterError, "RayError: The node died, also after 3 retries"),
     ],
 )
-def test_an_order_that_fails_ends_as_here_after_the_others(grid, tmp_path, failed, error, says):
+def test_a_task_that_fails_is_reported_after_the_others(grid, tmp_path, outcome, error, says):
     wanted = grid(RATES)
-    with pytest.raises(error, match=says):
-        run_all(wanted, tmp_path, StandIn({2: failed}))
+    with pytest.raises(error, match=f"(?s){says}.* The rest is done"):
+        run_all(wanted, tmp_path, FakeRay({2: outcome}))
     assert states(tmp_path, wanted) == ["done", None, "done"]
+    again = FakeRay()
+    run_all(wanted, tmp_path, again)
+    assert len(again.tasks) == 1 and states(tmp_path, wanted) == ["done"] * 3
 
 
-def test_errors_there_come_back_in_words(grid):
+def test_an_error_of_ours_is_a_result_and_any_other_is_raised(grid):
     (point,) = grid()
-    order = cluster_orders.Order((point.config,), (), {}, "cpu", 1)
-    assert "Traceback" in answer(pickle.dumps(order), [{}]).message  # one set of records too many
-    gone = answer(pickle.dumps(cluster_orders.Order((point.config,), (), {}, "cuda:99", 1)), [])
-    assert gone.code == 2 and "cuda:99" in gone.message
+    with pytest.raises(ValueError, match="argument 2 is longer"):  # one set of records too many
+        compute(pickle.dumps(StackTask((point.config,), (), {}, "cpu", 1)), [b""])
+    result = compute(pickle.dumps(StackTask((point.config,), (), {}, "cuda:99", 1)), [])
+    assert result.error.code == 2 and "cuda:99" in str(result.error)
 
 
 def test_a_machine_with_other_code_stops_all(grid, tmp_path):
-    wanted, cluster = grid(RATES), StandIn({2: Differs("topdp is 0.0.1 there")})
+    wanted, ray = grid(RATES), FakeRay({2: "topdp is 0.0.1 there"})
     with pytest.raises(ClusterError, match=r"0.0.1 there"):
-        run_all(wanted, tmp_path, cluster)
-    assert cluster.cancelled and states(tmp_path, wanted) == ["done", None, None]
+        run_all(wanted, tmp_path, ray)
+    assert ray.cancelled and states(tmp_path, wanted) == ["done", None, None]
 
 
 def test_an_interruption_cancels_and_keeps_what_is_back(grid, tmp_path):
-    wanted, cluster = grid(RATES), StandIn({2: KeyboardInterrupt})
+    wanted, ray = grid(RATES), FakeRay({2: KeyboardInterrupt()})
     with pytest.raises(InterruptedRun, match="Continue with: again"):
-        run_all(wanted, tmp_path, cluster)
-    assert cluster.cancelled and states(tmp_path, wanted) == ["done", None, None]
-    again = StandIn()
+        run_all(wanted, tmp_path, ray)
+    assert ray.cancelled and states(tmp_path, wanted) == ["done", None, None]
+    again = FakeRay()
     run_all(wanted, tmp_path, again)
-    assert len(again.given) == 2
+    assert len(again.tasks) == 2
 
 
 def test_a_full_disk_ends_the_sweep_and_cancels(grid, tmp_path, monkeypatch):
-    wanted, cluster = grid(RATES), StandIn()
+    wanted, ray = grid(RATES), FakeRay()
     with monkeypatch.context() as patched, pytest.raises(FileError, match="No space"):
         patched.setattr(RunFolder, "save_estimates", full)
-        run_all(wanted, tmp_path, cluster)
-    assert cluster.cancelled
-    run_all(wanted, tmp_path, StandIn())
+        run_all(wanted, tmp_path, ray)
+    assert ray.cancelled
+    run_all(wanted, tmp_path, FakeRay())
     assert states(tmp_path, wanted) == ["done"] * 3
 
 
 def full(*_):
     raise FileError("Could not write: No space left on device.")
-
-
-def test_a_cluster_without_room_is_given_up(grid, tmp_path, monkeypatch):
-    (point,) = grid()
-    with pytest.raises(ClusterError, match="nodes are gone"):
-        cluster_sweep.dispatched(
-            [[point]],
-            StandIn(places=0),
-            sweep.Dealer(torch.device("cpu")),
-            tmp_path,
-            silent,
-            0,
-            1,
-            0.0,
-        )
 
 
 def test_a_run_that_was_begun_here_is_done_there(grid, tmp_path):
@@ -264,14 +242,14 @@ def test_a_run_that_was_begun_here_is_done_there(grid, tmp_path):
     with pytest.raises(InterruptedRun):
         run_all(wanted, tmp_path / "there", progress=interrupt)
     assert states(tmp_path / "there", wanted) == ["interrupted"]
-    run_all(wanted, tmp_path / "there", StandIn())
+    run_all(wanted, tmp_path / "there", FakeRay())
     run_all(wanted, tmp_path / "here")
     expect_equal(tmp_path / "there", tmp_path / "here", wanted)
 
 
 def test_a_run_that_diverges_is_no_failure(grid, tmp_path):
     wanted = grid("train.learning_rate=0.2,1e25", changes=())
-    run_all(wanted, tmp_path, StandIn())
+    run_all(wanted, tmp_path, FakeRay())
     assert states(tmp_path, wanted) == ["done", "diverged"]
     found = sweep.found(tmp_path, wanted)
     assert [run["state"] for one in found for run in one.runs] == ["done", "diverged"]
@@ -280,21 +258,9 @@ def test_a_run_that_diverges_is_no_failure(grid, tmp_path):
 def test_sinks_are_refused(grid, tmp_path):
     wanted = grid(RATES, changes=[*ALONE, 'report.sinks=["tensorboard"]'])
     with pytest.raises(ConfigError, match="got tensorboard: metrics"):
-        run_all(wanted, tmp_path, StandIn())
-
-
-def test_records_arrive_as_they_were_sent(grid):
-    (point,) = grid()
-    shards = sweep.Dealer(torch.device("cpu")).shards(point.config)
-    sent = packed(shards)
-    for value in sent.values():
-        if isinstance(value, np.ndarray):
-            value.flags.writeable = False  # as Ray hands it over
-    back = unpacked(sent)
-    assert back.digest() == shards.digest() and torch.equal(back.test_inputs, shards.test_inputs)
-    assert back.inputs.data_ptr() != shards.inputs.data_ptr() and back.counts == shards.counts
+        run_all(wanted, tmp_path, FakeRay())
 
 
 def test_one_sweep_at_a_time_in_a_folder(grid, tmp_path):
     with exclusive_lock(tmp_path), pytest.raises(LockHeldError, match="another process is using it"):
-        run_all(grid(RATES, changes=ALONE), tmp_path, StandIn())
+        run_all(grid(RATES, changes=ALONE), tmp_path, FakeRay())

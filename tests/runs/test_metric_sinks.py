@@ -131,6 +131,7 @@ def test_a_sink_changes_no_number_and_is_told_nothing_private(calls, tmp_path, n
     assert numbers <= config | public | epsilons | {1e-05}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "last"),
     [

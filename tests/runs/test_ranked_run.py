@@ -70,6 +70,7 @@ def expect_as_of_one_process(folder, name, changes, tmp_path):
     assert {one.name for one in found.path.iterdir()} == {one.name for one in alone.path.iterdir()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", rank_jobs.EQUAL)
 def test_ranks_end_where_one_process_ends(folder, tmp_path, name):
     ranks, changes = rank_jobs.EQUAL[name]

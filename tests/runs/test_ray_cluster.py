@@ -8,7 +8,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -22,11 +21,11 @@ import torch
 
 import ray_jobs
 from builders import blobs_file
+from topdp.base.progress import silent
 from topdp.runs import ray_cluster, sweep
 from topdp.runs.best_estimates import read as read_best
-from topdp.runs.cluster_sweep import ClusterError
 from topdp.runs.code_fingerprint import fingerprint
-from topdp.runs.config import ConfigError
+from topdp.runs.ray_cluster import ClusterError
 from topdp.runs.run_folder import RunFolder
 
 TESTS = Path(__file__).parents[1]
@@ -69,14 +68,9 @@ def jobs(tmp_path):
         shutil.rmtree(short, ignore_errors=True)
 
 
-@contextmanager
-def quiet(title):
-    yield lambda *_: None
-
-
 def expect_as_here(folder, name, wanted):
     place = folder / f"{name} here"
-    sweep.run_all(wanted, place, "cpu", quiet, None, "again")
+    sweep.run_all(wanted, place, "cpu", silent, "again")
     for point in wanted:
         there, here = (RunFolder.open(one / point.folder) for one in (folder / name, place))
         assert np.array_equal(there.estimates, here.estimates)
@@ -89,6 +83,7 @@ def expect_as_here(folder, name, wanted):
         assert facts[0] == facts[1]
 
 
+@pytest.mark.slow
 def test_two_nodes_do_what_one_machine_does_whatever_happens_to_them(jobs, monkeypatch):
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -107,59 +102,38 @@ def test_two_nodes_do_what_one_machine_does_whatever_happens_to_them(jobs, monke
     assert "no weights on this machine" in told["failing"]["error"]
     assert RunFolder.open(jobs / "failing" / "1").state == "done" and not (jobs / "failing" / "2").exists()
 
-    assert told["worker"]["code"] == 0 and any("WorkerCrashedError" in one for one in told["worker"]["said"])
+    assert told["worker"]["code"] == 0
     assert RunFolder.open(jobs / "worker" / "1").state == "done"
 
-    assert told["always"]["code"] == 2 and "2 times in a row" in told["always"]["error"]
+    assert told["always"]["code"] == 2 and "WorkerCrashedError: " in told["always"]["error"]
     assert RunFolder.open(jobs / "always" / "1").state == "done" and not (jobs / "always" / "2").exists()
 
     assert told["older"]["code"] == 2 and "is 0.1.0 there, 9.9.9 here" in told["older"]["error"]
     assert not list((jobs / "older").iterdir())
 
-    assert told["node"]["code"] == 0 and any("NodeDiedError" in one for one in told["node"]["said"])
+    assert told["node"]["code"] == 0
     assert len(set(told["node"]["where"])) == 1
     dying = [*ray_jobs.ALONE, "model.name=ray_jobs:on_a_node_that_dies"]
     expect_as_here(jobs, "node", ray_jobs.points(jobs, ray_jobs.RATES, changes=dying))
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("address", ["here", "host:port", "http://localhost:8265", "ray://", "a b", "::1"])
-def test_an_address_that_is_none_is_refused(address):
-    with pytest.raises(ConfigError, match="expected auto, local, host:port or ray://host:port"):
-        ray_cluster.expect_answer(address)
-
-
-@pytest.mark.parametrize("form", ["127.0.0.1:{}", "ray://127.0.0.1:{}"])
-def test_a_port_at_which_nobody_listens_is_said(form):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # and not listened at
-        with pytest.raises(ClusterError, match=r"nobody answers at .*refused"):
-            ray_cluster.expect_answer(form.format(taken.getsockname()[1]))
-
-
-def test_who_answers_and_says_nothing_is_not_waited_for(monkeypatch):
-    """Ray itself would wait for minutes: the process that tries is ended."""
-    monkeypatch.setattr(ray_cluster, "JOIN", 0.01)
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        address = f"127.0.0.1:{silent.getsockname()[1]}"
-        ray_cluster.expect_answer(address)
-        with (
-            pytest.raises(ClusterError, match="let nobody in within"),
-            ray_cluster.ray_cluster(address),
-        ):
-            pytest.fail("joined")
+def test_a_cluster_that_does_not_answer_is_not_waited_for(monkeypatch):
+    """Ray itself would wait for minutes: the process that tries is stopped."""
+    monkeypatch.setattr(ray_cluster, "JOIN_TIMEOUT_SECONDS", 0.01)
+    with pytest.raises(ClusterError, match="no answer within"), ray_cluster.ray_cluster("127.0.0.1:9"):
+        pytest.fail("joined")
 
 
 @pytest.mark.parametrize(
-    ("out", "err", "says"),
+    ("err", "says"),
     [
-        ("ConnectionError: Could not find any running Ray instance.\n", "", "find any running Ray instance"),
-        ("", "a\nF0 Check failed\n", "F0 Check failed"),
-        ("", "", "Ray ended"),
+        ("a\nConnectionError: Could not find any running Ray instance.\n", "find any running Ray instance"),
+        ("", "Ray ended"),
     ],
 )
-def test_what_ray_says_against_joining_is_one_line(monkeypatch, out, err, says):
-    done = SimpleNamespace(returncode=3, stdout=out, stderr=err)
+def test_why_ray_does_not_join_is_one_line(monkeypatch, err, says):
+    done = SimpleNamespace(returncode=3, stdout="", stderr=err)
     monkeypatch.setattr(ray_cluster.subprocess, "run", lambda *_, **__: done)
     with pytest.raises(ClusterError, match=says) as refused, ray_cluster.ray_cluster("auto"):
         pytest.fail("joined")
@@ -182,13 +156,6 @@ class Nodes:
         return self
 
 
-def test_places_are_of_nodes_that_are_alive():
-    nodes = Nodes({"CPU": 5.0}, {"CPU": 3.0, "GPU": 1.0}, {"GPU": 2.0})
-    assert ray_cluster.RayCluster(nodes, 2, 0.0).places() == 3
-    assert ray_cluster.RayCluster(nodes, 1, 0.5).places() == 2
-    assert ray_cluster.RayCluster(nodes, 1, 0.1).device == "cuda"
-
-
 def test_more_than_any_node_has_is_refused_instead_of_waited_for():
     with pytest.raises(ClusterError, match=r"Expected a node with 8 CPUs .* have 4 and 0; 2 and 1"):
         ray_cluster.RayCluster(Nodes({"CPU": 4.0}, {"CPU": 2.0, "GPU": 1.0}), 8, 0.0)
@@ -201,7 +168,7 @@ def on_a_node(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(get_runtime_context=lambda: context))
     for name in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY"):
         monkeypatch.setenv(name, "1")
-    return ray_cluster.task()
+    return ray_cluster.remote_function()
 
 
 def test_a_node_with_other_code_computes_nothing(on_a_node, monkeypatch):
@@ -225,7 +192,6 @@ def test_a_node_without_a_users_module_computes_nothing(on_a_node):
         (["--cpus", "2"], "--cpus needs --executor ray"),
         (["--executor", "ray", "--device", "cpu"], "expected auto with --executor ray"),
         (["--executor", "ray", "--cpus", "0"], "greater than or equal to 1"),
-        (["--executor", "ray", "--address", "nowhere"], "expected auto, local, host:port"),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(topdp, tmp_path, arguments, says):

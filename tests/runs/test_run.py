@@ -63,6 +63,7 @@ def command(*arguments, **options):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("method", ["no-noise", "plain", "top", "top-dp"])
 def test_every_method_trains_and_leaves_a_whole_folder(small, tmp_path, method, mode):
@@ -86,6 +87,7 @@ def test_every_method_trains_and_leaves_a_whole_folder(small, tmp_path, method, 
     assert [line["round"] for line in folder.metrics] == list(range(0, 61, 4))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", ['"full"', "{cycle=7}", "{poisson=7}"])
 def test_a_killed_run_resumes_bit_equal(small, tmp_path, batch):
     wanted = small(f"data.batch={batch}")
@@ -313,6 +315,7 @@ def damaged(name, content):
     return pytest.param(change, id=f"{name} {content if isinstance(content, bytes) else 'damaged'}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [
@@ -550,6 +553,7 @@ class TestCommands:
         file.write_text(small().to_toml())
         return file
 
+    @pytest.mark.slow
     def test_run_ends_with_a_table_and_a_folder(self, job, tmp_path):
         done = command("run", job, "--out", tmp_path / "run")
         assert done.returncode == 0, done.stderr
@@ -668,6 +672,7 @@ class TestCommands:
         assert done.returncode == 2
         assert done.stderr == "topdp: Could not write the output: Broken pipe.\n"
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
     def test_a_signal_ends_with_the_way_to_continue(self, job, tmp_path, number):
         process = subprocess.Popen(

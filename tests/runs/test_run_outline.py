@@ -9,7 +9,7 @@ import pytest
 from topdp.data import PARTITIONS
 from topdp.errors import InputError
 from topdp.plan import Cycle, Full, Poisson, for_curvature, power_of_rate, step_decay
-from topdp.plan.schedules import FADINGS
+from topdp.plan.schedules import FADING_KINDS
 from topdp.privacy import ANSWERS, CALIBRATIONS, GUARANTEES
 from topdp.runs.config import DataConfig, MethodConfig, PrivacyConfig, TopologyConfig, TrainConfig, read
 from topdp.runs.methods import METHODS
@@ -29,7 +29,7 @@ def protocol(config):
         (MethodConfig, "name", METHODS),
         (MethodConfig, "calibration", CALIBRATIONS),
         (DataConfig, "partition", PARTITIONS),
-        (TrainConfig, "fading", FADINGS),
+        (TrainConfig, "fading", FADING_KINDS),
     ],
 )
 def test_the_names_that_can_be_chosen_are_those_that_are_known(section, key, known):

@@ -79,6 +79,7 @@ def test_values_may_hold_commas_in_brackets_and_quotes():
     assert Axis.of("data.name=\"a,b\",'c,d',e").values == ('"a,b"', "'c,d'", "e")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["top-dp", "correlated"])
 def test_a_stack_finds_what_each_run_finds_alone(grid, tmp_path, monkeypatch, method):
     wanted = grid(RATES, seeds=2, changes=[f"method.name={method}"])
@@ -165,6 +166,7 @@ def whole(tmp_path_factory):
     return tmp_path_factory.mktemp("whole")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", list(PLACES))
 def test_a_sweep_that_was_killed_anywhere_goes_on(grid, tmp_path, monkeypatch, where, whole):
     wanted = grid(RATES, seeds=2)
@@ -225,6 +227,7 @@ def test_a_run_that_diverges_is_a_line_not_the_end(topdp, command, tmp_path):
     assert again.code == 0 and "training" not in again.err
 
 
+@pytest.mark.slow
 def test_the_command_says_spreads_in_table_csv_picture_and_json(topdp, command, tmp_path):
     asked = command("--over", "privacy.sigma=0.05,0.1", "--over", "method.name=plain,top", "--seeds", 3)
     done = topdp(*asked, "--out", tmp_path / "s")
@@ -321,6 +324,7 @@ def test_a_sweep_does_not_go_on_with_other_records(small, tmp_path, monkeypatch)
         run_all(wanted, tmp_path / "s")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGINT])
 def test_a_process_that_is_ended_leaves_a_sweep_that_goes_on(topdp, command, tmp_path, kill):
     """One after another, and long enough to be caught in the middle."""
@@ -348,6 +352,7 @@ def test_a_process_that_is_ended_leaves_a_sweep_that_goes_on(topdp, command, tmp
 
 
 class TestCompare:
+    @pytest.mark.slow
     def test_seeds_give_spreads_and_one_seed_is_as_before(self, topdp, command, tmp_path):
         asked = ["compare", *command()[1:], "--methods", "plain,top"]
         done = topdp(*asked, "--seeds", 3, "--out", tmp_path / "c")
@@ -364,6 +369,7 @@ class TestCompare:
             first.estimates, RunFolder.open(tmp_path / "one" / "top").estimates, rtol=1e-3, atol=1e-5
         )
 
+    @pytest.mark.slow
     def test_more_seeds_later_keep_what_is_done(self, topdp, command, tmp_path, monkeypatch):
         asked = ["compare", *command()[1:], "--methods", "plain,top", "--out", tmp_path / "c"]
         assert topdp(*asked, "--seeds", 2).code == 0

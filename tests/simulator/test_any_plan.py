@@ -27,6 +27,8 @@ from topdp.simulator.engine import Engine, Intervention
 from topdp.simulator.row_mixing import CpuMixer, RowWork
 from topdp.simulator.simulated_noise import SimulatedDraws
 
+pytestmark = pytest.mark.exhaustive
+
 TWO_AT_A_TIME = 1
 TOGETHER = engine_file.MAX_GRADIENT_NUMBERS
 
@@ -161,5 +163,5 @@ def test_rows_that_are_not_there_are_refused():
         engine_of(broken)
     mix = CpuMixer(broken, SimulatedDraws(0, plan.draws, plan.releases))
     rows = torch.zeros(3, 5)
-    with pytest.raises(InputError, match="round 2 to mix rows that are here"):
+    with pytest.raises(InputError, match="round 2 to mix rows that were made"):
         mix(RowWork(2, rows[:2], rows, torch.empty(3, 5)))

@@ -47,10 +47,10 @@ def events(monkeypatch):
         _cuda_releasePool=lambda *where: seen.append(f"release {where}"),
     )
     monkeypatch.setattr(cuda_graphs, "torch", SimpleNamespace(cuda=cuda, device=torch.device, _C=inside))
-    monkeypatch.setattr(cuda_graphs, "_broken_off", [])
-    cuda_graphs._aside.cache_clear()
+    monkeypatch.setattr(cuda_graphs, "_aborted", [])
+    cuda_graphs._recording_stream.cache_clear()
     yield seen
-    cuda_graphs._aside.cache_clear()
+    cuda_graphs._recording_stream.cache_clear()
 
 
 def test_what_is_recorded_was_warmed_up_aside(events):
@@ -74,7 +74,7 @@ def test_after_a_recording_that_fails_all_goes_on_where_it_was(events):
     with pytest.raises(RuntimeError, match="capturing"):
         cuda_graphs.CudaGraphs("cuda:0")(lambda: None, fails)
     assert events[-3:] == ["end (1, (0, 1))", "release (1, (0, 1))", "go on here"]
-    assert len(cuda_graphs._broken_off) == 1
+    assert len(cuda_graphs._aborted) == 1
 
 
 def test_a_recording_that_did_end_is_not_ended_twice(events, monkeypatch):
@@ -87,4 +87,4 @@ def test_a_recording_that_did_end_is_not_ended_twice(events, monkeypatch):
     with pytest.raises(ZeroDivisionError):
         cuda_graphs.CudaGraphs("cuda:0")(lambda: None, lambda: 1 / 0)
     assert events[-1] == "go on here" and not any(event.startswith("release") for event in events)
-    assert not cuda_graphs._broken_off  # what it had recorded, and its memory, are given back
+    assert not cuda_graphs._aborted  # what it had recorded, and its memory, are given back

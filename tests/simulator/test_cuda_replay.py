@@ -114,6 +114,7 @@ def test_rounds_of_every_protocol_are_the_engines(name):
     assert len(found) == -(-len(expected) // 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["equal", "unequal"])
 @pytest.mark.parametrize("batches", ["full", "cycle", "poisson"])
 @pytest.mark.parametrize("at_most", [1, 3, 100])
@@ -125,6 +126,7 @@ def test_batches_of_every_kind_are_the_engines(batches, kind, at_most):
     torch.testing.assert_close(expected[last], without[last], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["top-sync", "muffliato"])
 @pytest.mark.parametrize("batches", ["full", "cycle", "poisson"])
 @pytest.mark.parametrize("kind", ["mlp", "cnn"])
@@ -378,6 +380,7 @@ def test_an_engine_knows_which_states_it_has_written_over():
     assert engine.holds(six) and not engine.holds(four)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", range(0, 120, 3))
 def test_an_interrupt_on_any_line_leaves_a_state_as_it_was_or_known_to_be_gone(line):
     engine = make("plain-sync", batches="full", rounds=5)

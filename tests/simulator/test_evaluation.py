@@ -31,8 +31,8 @@ def agents(loss, outputs):
 @pytest.mark.parametrize("chunk", [4, 1000])
 @pytest.mark.parametrize("loss", TARGETS)
 def test_numbers_are_those_of_each_model_on_all_records(monkeypatch, loss, chunk, kept):
-    monkeypatch.setattr(evaluation, "CHUNK", chunk)
-    monkeypatch.setattr(evaluation, "KEPT", kept)
+    monkeypatch.setattr(evaluation, "TEST_CHUNK_RECORDS", chunk)
+    monkeypatch.setattr(evaluation, "MAX_HELD_OUTPUTS", kept)
     targets, outputs = TARGETS[loss]
     gradients, rows, inputs = agents(loss, outputs)
     about = Task.of(loss).metrics[0].about
@@ -92,7 +92,7 @@ class Squeezing(nn.Module):
 
 @pytest.mark.parametrize("records", [1, 2, 3])
 def test_a_model_that_squeezes_may_have_one_record_alone_in_a_chunk(monkeypatch, records):
-    monkeypatch.setattr(evaluation, "CHUNK", 2)
+    monkeypatch.setattr(evaluation, "TEST_CHUNK_RECORDS", 2)
     gradients = ClippedGradients(Squeezing(), 1.0, "mse")
     rows, inputs, targets = torch.randn(3, 5), torch.randn(records, 4), torch.randn(records)
     found = evaluate(gradients, [METRICS["mae"], METRICS["r2"]], rows, inputs, targets)

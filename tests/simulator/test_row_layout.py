@@ -117,6 +117,7 @@ def expect_equal(plan, home, batches="full"):
     assert torch.equal(loss, torch.from_numpy(engine.evaluate(state).loss))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("home", HOMES)
 @pytest.mark.parametrize("name", PROTOCOLS)
 def test_parts_make_what_the_whole_makes(name, home):

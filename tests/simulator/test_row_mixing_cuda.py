@@ -84,6 +84,7 @@ def test_the_noise_is_standard_normal_and_independent_between_draws_and_rounds()
     assert shifted.abs().max() < 5 / d**0.5
 
 
+@pytest.mark.slow
 @interpreted
 @pytest.mark.parametrize("name", PROTOCOLS)
 def test_rows_without_noise_are_the_processors(name):
@@ -104,6 +105,7 @@ def test_rows_without_noise_are_the_processors(name):
         before = outs[0].clone()
 
 
+@pytest.mark.slow
 @interpreted
 @pytest.mark.parametrize("name", ["top-sync", "plain-async", "correlated"])
 def test_rounded_rows_are_float32_sums_rounded_once(name):
@@ -156,6 +158,7 @@ def test_rows_of_some_agents_are_made_and_no_others():
     assert torch.equal(parts, whole)
 
 
+@pytest.mark.slow
 @interpreted
 def test_noise_is_standard_normal_and_named_by_round_and_draw():
     plan = PROTOCOLS["plain-sync"](1.0).plan(
@@ -213,6 +216,7 @@ def test_rounds_packed_at_once_are_those_packed_one_by_one(name):
             assert one.dtype == other.dtype and torch.equal(one, other), name
 
 
+@pytest.mark.slow
 @interpreted
 @pytest.mark.parametrize("d", [50, 1100])  # less than one block, and one with the start of another
 def test_a_clock_in_memory_says_which_round_is_made(d):

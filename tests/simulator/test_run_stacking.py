@@ -145,6 +145,7 @@ def stacks(draw):
     ]
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(stacks(), st.sampled_from(["full", "cycle", "poisson"]), st.integers(2, 3))
 def test_any_runs_side_by_side_are_what_each_is_alone(runs, kind, size):

@@ -9,7 +9,7 @@ import torch
 from scipy import stats
 
 from topdp.simulator import normal_draws
-from topdp.simulator.normal_draws import BLOCK, PAIRS
+from topdp.simulator.normal_draws import BLOCK_NUMBERS, BLOCK_PAIRS
 from topdp.simulator.simulated_noise import SimulatedDraws
 
 
@@ -19,15 +19,19 @@ def drawn(count, round=3, draw=0, seed=0, dtype=torch.float32):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_it_is_standard_normal(dtype):
-    count = 300 * BLOCK + 777
+    count = 300 * BLOCK_NUMBERS + 777
     z = drawn(count, dtype=dtype).double()
     moments = {1: (0, 1), 2: (1, 2), 3: (0, 15), 4: (3, 96), 6: (15, 10_170)}
     for power, (expected, variance) in moments.items():
         assert abs((z**power).mean() - expected) < 5 * math.sqrt(variance / count), power
     assert stats.kstest(z.numpy(), "norm").pvalue > 1e-4
     # One after the other, the two of a pair, which share their radius, and the same place in the next block.
-    pairs = z[: 300 * BLOCK].view(-1, 2, PAIRS)
-    neighbours = (z[:-1], z[1:]), (pairs[:, 0].flatten(), pairs[:, 1].flatten()), (z[:-BLOCK], z[BLOCK:])
+    pairs = z[: 300 * BLOCK_NUMBERS].view(-1, 2, BLOCK_PAIRS)
+    neighbours = (
+        (z[:-1], z[1:]),
+        (pairs[:, 0].flatten(), pairs[:, 1].flatten()),
+        (z[:-BLOCK_NUMBERS], z[BLOCK_NUMBERS:]),
+    )
     for one, other in neighbours:
         for power in (1, 2):
             correlation = torch.corrcoef(torch.stack([one**power, other**power]))[0, 1]
@@ -43,11 +47,11 @@ def test_tails_are_as_heavy_as_they_should_be():
 
 def made_of(radii, angles):
     """The pairs [2, n] of n numbers of 32 bits each."""
-    words, out = np.zeros(PAIRS, np.uint64), np.empty(BLOCK, np.float32)
-    bits = words.view(np.int32).reshape(2, PAIRS)
+    words, out = np.zeros(BLOCK_PAIRS, np.uint64), np.empty(BLOCK_NUMBERS, np.float32)
+    bits = words.view(np.int32).reshape(2, BLOCK_PAIRS)
     bits[0, : len(radii)], bits[1, : len(angles)] = radii, angles
     normal_draws.pairs_of(words, out)
-    return out.reshape(2, PAIRS)[:, : len(radii)]
+    return out.reshape(2, BLOCK_PAIRS)[:, : len(radii)]
 
 
 def test_tails_reach_beyond_six_deviations_on_all_sides():
@@ -64,7 +68,7 @@ def test_tails_reach_beyond_six_deviations_on_all_sides():
 
 def test_it_is_box_and_mullers_to_the_last_digits():
     """Oracle: the formula in float64, of random bits."""
-    radii, angles = np.random.default_rng(0).integers(-(2**31), 2**31, (2, PAIRS)).astype(np.int32)
+    radii, angles = np.random.default_rng(0).integers(-(2**31), 2**31, (2, BLOCK_PAIRS)).astype(np.int32)
     u = ((radii & 0x7FFFFFFF) + 0.5) * 2.0**-31
     radius = np.sqrt(-2 * np.log(u))
     first, second = made_of(radii, angles).astype(np.float64)
@@ -82,11 +86,11 @@ def test_it_is_box_and_mullers_to_the_last_digits():
 def test_words_are_those_of_splitmix():
     """Oracle: the definition, by Python's whole numbers."""
     start, step, full = 0x0123456789ABCDEF, 0xFEDCBA9876543211, 2**64 - 1
-    words = np.empty(PAIRS, np.uint64)
+    words = np.empty(BLOCK_PAIRS, np.uint64)
     for block in (0, 3):
         normal_draws.words_of(np.array([start, step], np.uint64), block, words)
-        for i in (0, 1, PAIRS - 1):
-            z = (start + (block * PAIRS + i) * step) & full
+        for i in (0, 1, BLOCK_PAIRS - 1):
+            z = (start + (block * BLOCK_PAIRS + i) * step) & full
             z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & full
             z = (z ^ z >> 27) * 0x94D049BB133111EB & full
             assert int(words[i]) == z ^ z >> 31
@@ -110,9 +114,9 @@ def test_it_is_named_by_seed_round_and_draw():
 
 
 def test_blocks_of_a_long_draw_differ_and_a_short_one_is_its_beginning():
-    z = drawn(3 * BLOCK + 5)
-    assert len({tuple(part[:3].tolist()) for part in z.split(BLOCK)}) == 4
-    assert torch.equal(drawn(BLOCK + 9), z[: BLOCK + 9])
+    z = drawn(3 * BLOCK_NUMBERS + 5)
+    assert len({tuple(part[:3].tolist()) for part in z.split(BLOCK_NUMBERS)}) == 4
+    assert torch.equal(drawn(BLOCK_NUMBERS + 9), z[: BLOCK_NUMBERS + 9])
 
 
 def test_draws_are_independent_of_each_other():

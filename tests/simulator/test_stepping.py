@@ -61,6 +61,7 @@ def train(**settings):
     return topdp.train(linear_model(), blobs(5), topology.ring(5), **settings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [

@@ -135,7 +135,7 @@ def test_regular_and_small_world_have_the_degree_asked_for() -> None:
 def test_unconnected_draws_are_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Most 2-regular graphs of 60 agents are several circles."""
     assert [regular(60, 2, seed=seed).diameter() for seed in range(5)] == [30] * 5
-    monkeypatch.setattr(families, "TRIES", 1)
+    monkeypatch.setattr(families, "MAX_GRAPH_DRAWS", 1)
     with pytest.raises(
         TopologyError, match="connected small-world graph, got none in 1 draws; raise the degree"
     ):
@@ -241,7 +241,7 @@ def test_coverage_of_known_graphs() -> None:
 def test_coverage_in_chunks_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = random(30, 0.3, seed=2)
     whole_arrays, whole_diameter = (whole.eligible, whole.covered), whole.diameter()
-    monkeypatch.setattr(graph_room, "_CHUNK", 64)
+    monkeypatch.setattr(graph_room, "MAX_TEMPORARY_ENTRIES", 64)
     pieces = random(30, 0.3, seed=2)
     assert (pieces.eligible == whole_arrays[0]).all()
     assert (pieces.covered == whole_arrays[1]).all()
@@ -278,7 +278,7 @@ def test_spectral_gap_is_the_definition(graph: Topology, alpha: float) -> None:
 def test_iterative_spectral_gap_is_the_dense_one(graph: Topology, monkeypatch: pytest.MonkeyPatch) -> None:
     big = FAMILIES[graph.name](100)
     dense = big.spectral_gap(0.3)
-    monkeypatch.setattr(graph_room, "DENSE_LIMIT", 10)
+    monkeypatch.setattr(graph_room, "MAX_DENSE_GAP_AGENTS", 10)
     assert big.spectral_gap(0.3) == pytest.approx(dense, rel=1e-8)
 
 

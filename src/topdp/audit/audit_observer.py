@@ -14,7 +14,7 @@ import numpy as np
 from topdp.audit.canaries import AuditError
 from topdp.base.array_types import Bools, Floats
 from topdp.plan import Plan
-from topdp.privacy.account import Account
+from topdp.privacy.accounting import Account
 from topdp.privacy.answers import ADAPTIVE, OUTSIDER, VIEW, guarantee_kind
 from topdp.privacy.basics.exposure import Exposure
 from topdp.privacy.basics.privacy_loss import Loss

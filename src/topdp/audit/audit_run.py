@@ -34,8 +34,8 @@ from topdp.audit.findings import Findings, KindFindings
 from topdp.base.array_types import Bools, Floats
 from topdp.base.progress import Progress, silent
 from topdp.plan import Capability, Plan, unsupported
-from topdp.privacy.account import Account
-from topdp.privacy.account import account as compute_account
+from topdp.privacy.accounting import Account
+from topdp.privacy.accounting import account as compute_account
 from topdp.privacy.answers import ON_REQUEST
 from topdp.privacy.basics.exposure import Exposure
 from topdp.privacy.basics.privacy_loss import Loss

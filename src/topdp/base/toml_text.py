@@ -1,4 +1,4 @@
-"""TOML from outside. Text that would take minutes to parse is refused first.
+"""TOML text from outside, refused before it is parsed if that would take minutes.
 
 Python's parser takes time quadratic in the length of a dotted key, and memory linear in the file.
 """

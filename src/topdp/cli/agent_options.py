@@ -1,30 +1,49 @@
-"""What the commands of agents and federations share: options, and words for numbers."""
+"""What the commands of agents and federations share: options, output, and a check of the installation."""
 
 from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from topdp.agents.node.status_file import epsilon_in_words as epsilon_in_words
 from topdp.errors import InputError
+from topdp.views.terminal.console import print_json, show
 
-PARTS = ("cryptography", "google.protobuf", "grpc", "prometheus_client")
+REQUIRED_PACKAGES = ("cryptography", "google.protobuf", "grpc", "prometheus_client")
 
 State = Annotated[Path, typer.Option("--state", metavar="DIR", help="The agent's state folder.")]
-IdentityFolder = Annotated[Path, typer.Option("--identity", metavar="DIR", help="Where key and card are.")]
-Changes = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one key of the configuration.")
+IdentityFolder = Annotated[
+    Path, typer.Option("--identity", metavar="DIR", help="The folder of the agent's key and card.")
+]
+ManifestFile = Annotated[Path, typer.Option("--manifest", help="The manifest of the federation.")]
+Site = Annotated[
+    Path | None,
+    typer.Option(
+        "--site",
+        metavar="DIR",
+        envvar="TOPDP_SITE",
+        help="The folder of the site budget; by default inside the identity folder.",
+    ),
 ]
 
 
-def need_parts() -> None:
-    """What agents need beyond the rest of topdp, and an installation may lack."""
+def expect_agents_installed() -> None:
+    """Raise InputError if the optional packages that real agents need are missing."""
     try:
-        missing = [name for name in PARTS if importlib.util.find_spec(name) is None]
-    except ModuleNotFoundError as error:  # the package around one of them
+        missing = [name for name in REQUIRED_PACKAGES if importlib.util.find_spec(name) is None]
+    except ModuleNotFoundError as error:  # the parent package of one of them
         missing = [str(error.name)]
     if missing:
-        raise InputError("Real agents need more parts: pip install -c constraints.txt '.[agents]'")
+        raise InputError("Real agents need more packages: pip install -c constraints.txt '.[agents]'")
+
+
+def print_result(as_json: bool, facts: dict[str, Any], *lines: str) -> None:
+    """Print `facts` as JSON, or `lines` for people."""
+    if as_json:
+        print_json(facts)
+    else:
+        for line in lines:
+            show(line)

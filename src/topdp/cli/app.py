@@ -75,7 +75,7 @@ COMMANDS: Mapping[str, str | CommandGroup] = {
             "sign": "member_commands:sign",
             "ledger": CommandGroup(
                 "Show and verify what an agent has spent.",
-                {"show": "ledger_commands:show_charges", "verify": "ledger_commands:verify_books"},
+                {"show": "ledger_commands:show_charges", "verify": "ledger_commands:verify_ledger"},
             ),
             "budget": CommandGroup(
                 "The budget of all runs on the same records, over all federations.",

@@ -8,31 +8,27 @@ from typing import Annotated
 
 import typer
 
-from topdp.cli.agent_options import IdentityFolder, State, epsilon_in_words
+from topdp.cli.agent_options import IdentityFolder, Site, State, epsilon_in_words, print_result
 from topdp.errors import InputError
 from topdp.views.terminal.console import Json, print_json, show
 
-Site = Annotated[
-    Path | None,
-    typer.Option(
-        "--site", metavar="DIR", envvar="TOPDP_SITE", help="The site's book; else in the identity folder."
-    ),
-]
-
 
 def show_site(site: Site = None, identity: IdentityFolder = Path("identity"), as_json: Json = False) -> None:
-    """Every run, and what the record that has spent most has spent in all of them."""
+    """List every run, and what the record that has spent most has spent in all of them."""
     from topdp.agents.ledger.site_budget import SiteBudget
     from topdp.agents.node.site_reservation import site_folder
 
-    book = SiteBudget(site_folder(site, identity)[0], writable=False)
-    limit, runs = book.limit, book.runs()
-    spent = {kind: each.epsilon for kind, each in book.spent().items()}
-    delta = {kind: each.delta for kind, each in book.spent().items()}
+    budget = SiteBudget(site_folder(site, identity)[0], writable=False)
+    limit, runs, spent = budget.limit, budget.runs(), budget.spent()
     if as_json:
-        most = {kind: value if math.isfinite(value) else None for kind, value in spent.items()}
-        facts = {"limit": {"epsilon": limit.epsilon, "delta": limit.delta}, "epsilon": most, "delta": delta}
-        print_json({**facts, "runs": runs})
+        print_json(
+            {
+                "limit": {"epsilon": limit.epsilon, "delta": limit.delta},
+                "epsilon": {kind: _finite(each.epsilon) for kind, each in spent.items()},
+                "delta": {kind: each.delta for kind, each in spent.items()},
+                "runs": runs,
+            }
+        )
         return
     from topdp.views.terminal import tables
 
@@ -50,31 +46,31 @@ def show_site(site: Site = None, identity: IdentityFolder = Path("identity"), as
         )
         table.add_row(*map(str, cells), str(run["adjacency"]), "spent" if run["final"] else "reserved")
     show(table)
-    for kind, value in spent.items():
-        words = epsilon_in_words(value if math.isfinite(value) else None)
-        show(f"The record that has spent most: epsilon {words}, delta {delta[kind]:.3g} ({kind}).")
+    for kind, each in spent.items():
+        words = epsilon_in_words(_finite(each.epsilon))
+        show(f"The record that has spent most: epsilon {words}, delta {each.delta:.3g} ({kind}).")
     show(f"Limit: {limit_in_words(limit.epsilon, limit.delta)}.")
 
 
 def set_limit(
     epsilon: Annotated[
-        float | None, typer.Option("--epsilon", help="Most that a record may spend in all runs together.")
+        float | None, typer.Option("--epsilon", help="The most that a record may spend in all runs together.")
     ] = None,
     delta: Annotated[float | None, typer.Option("--delta", help="The same for delta.")] = None,
-    none: Annotated[bool, typer.Option("--none", help="No limit: runs are written down only.")] = False,
+    none: Annotated[bool, typer.Option("--none", help="No limit: runs are only recorded.")] = False,
     site: Site = None,
     identity: IdentityFolder = Path("identity"),
 ) -> None:
-    """Sets the site's limit: runs that would pass it are refused before they send anything (exit code 3)."""
+    """Set the site's limit: runs that would exceed it are refused before they send anything (exit code 3)."""
     from topdp.agents.ledger.site_budget import SiteBudget, SiteLimit
     from topdp.agents.node.site_reservation import site_folder
 
     if none == (epsilon is not None or delta is not None):
         raise InputError("Expected --epsilon, --delta or both; or --none.")
-    book = SiteBudget(site_folder(site, identity)[0])
-    book.set_limit(SiteLimit(epsilon, delta))
-    book.close()
-    show(f"Limit: {limit_in_words(epsilon, delta)}; runs that were let in go on.")
+    budget = SiteBudget(site_folder(site, identity)[0])
+    budget.set_limit(SiteLimit(epsilon, delta))
+    budget.close()
+    show(f"Limit: {limit_in_words(epsilon, delta)}; runs that have begun go on.")
 
 
 def limit_in_words(epsilon: float | None, delta: float | None) -> str:
@@ -89,12 +85,16 @@ def limit_in_words(epsilon: float | None, delta: float | None) -> str:
 def close_run(
     state: State, site: Site = None, identity: IdentityFolder = Path("identity"), as_json: Json = False
 ) -> None:
-    """Ends a run for good: its data enter no round any more, and what it did not spend is free again."""
-    from topdp.agents.node.site_reservation import close_run, site_folder
+    """End a run for good: its data enter no further round, and what it did not spend is free again."""
+    from topdp.agents.node import site_reservation
 
-    epsilon = close_run(site_folder(site, identity)[0], state)
-    if as_json:
-        print_json({"epsilon": epsilon if math.isfinite(epsilon) else None})
-    else:
-        words = epsilon_in_words(epsilon if math.isfinite(epsilon) else None)
-        show(f"The run is final: epsilon {words} spent, its data enter no round any more.")
+    epsilon = _finite(site_reservation.close_run(site_reservation.site_folder(site, identity)[0], state))
+    print_result(
+        as_json,
+        {"epsilon": epsilon},
+        f"The run is final: epsilon {epsilon_in_words(epsilon)} spent, its data enter no further round.",
+    )
+
+
+def _finite(epsilon: float) -> float | None:
+    return epsilon if math.isfinite(epsilon) else None

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from topdp.cli.agent_options import State, epsilon_in_words
+from topdp.cli.agent_options import State, epsilon_in_words, print_result
 from topdp.views.terminal.console import Json, print_json, show
 
 
 def show_charges(state: State, as_json: Json = False) -> None:
-    """Every charge: when, what, how much."""
+    """List every charge: round, kind and cost."""
     from dataclasses import asdict
 
     from topdp.agents.ledger.ledger import Ledger
@@ -31,14 +31,12 @@ def show_charges(state: State, as_json: Json = False) -> None:
     show(table)
 
 
-def verify_books(state: State, as_json: Json = False) -> None:
-    """Reads everything and says whether the books are whole; exit code 4 if not."""
+def verify_ledger(state: State, as_json: Json = False) -> None:
+    """Verify that a ledger is whole; exit code 4 if it is not."""
     from topdp.agents.ledger.ledger import Ledger
     from topdp.agents.ledger.ledger_check import verify
 
     ledger = Ledger(state, writable=False)
     charges = verify(ledger)
-    if as_json:
-        print_json({"charges": charges, "epsilon": ledger.total, "whole": True})
-    else:
-        show(f"{charges} charges, epsilon {ledger.total:.6g}: the books are whole.")
+    facts = {"charges": charges, "epsilon": ledger.total, "whole": True}
+    print_result(as_json, facts, f"{charges} charges, epsilon {ledger.total:.6g}: the ledger is whole.")

@@ -6,15 +6,19 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from topdp.cli.agent_options import State
+from topdp.cli.agent_options import State, print_result
 from topdp.errors import InputError, Interrupted
 from topdp.views.terminal.console import Json, err, out, print_json, show
 
-HEARD = 10.0  # seconds within which a running agent takes up an order
+if TYPE_CHECKING:
+    from topdp.agents.node.operator_orders import OperatorOrders
+
+ORDER_TIMEOUT_SECONDS = 10.0  # within which a running agent takes up an order
+WATCH_INTERVAL_SECONDS = 1.0
 
 
 def status(
@@ -22,12 +26,13 @@ def status(
     watch: Annotated[
         bool,
         typer.Option(
-            "--watch", help="Go on: a terminal is refreshed, else a line per change; until it ends."
+            "--watch",
+            help="Refresh until the agent ends: in place on a terminal, else one line per change.",
         ),
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Where an agent stands, from its books and its process; also while it runs."""
+    """Show the status of an agent, from its ledger and its process; also while it runs."""
     from topdp.agents.node.agent_status import describe_status, read_status
 
     if watch:
@@ -42,92 +47,86 @@ def status(
     show(tables.facts(str(facts["agent"]), describe_status(facts)))
 
 
-def _watch(state: Path, as_json: bool, pause: float = 1.0) -> None:
-    from topdp.agents.node.agent_status import (
-        describe_status,
-        finished,
-        read_status,
-        stable_facts,
-        status_line,
-    )
+def _watch(state: Path, as_json: bool) -> None:
+    from topdp.agents.node import agent_status
 
-    told: dict[str, Any] | None = None
+    shown: dict[str, Any] | None = None
     on_terminal = sys.stdout.isatty() and not as_json
     try:
         while True:
-            facts = read_status(state)
-            new = stable_facts(facts) != told
-            told = stable_facts(facts)
+            facts = agent_status.read_status(state)
+            has_changed = agent_status.stable_facts(facts) != shown
+            shown = agent_status.stable_facts(facts)
             if on_terminal:
                 from topdp.views.terminal import tables
 
                 out.clear()
-                show(
-                    tables.facts(str(facts["agent"]), describe_status(facts)),
-                    "Ctrl-C ends watching, not the agent.",
-                )
-            elif new and as_json:
+                table = tables.facts(str(facts["agent"]), agent_status.describe_status(facts))
+                show(table, "Ctrl-C ends watching, not the agent.")
+            elif has_changed and as_json:
                 print_json(facts)
-            elif new:
-                show(status_line(state, facts))
-            if finished(facts):
+            elif has_changed:
+                show(agent_status.status_line(state, facts))
+            if agent_status.finished(facts):
                 return
-            time.sleep(pause)
+            time.sleep(WATCH_INTERVAL_SECONDS)
     except KeyboardInterrupt:
         return
 
 
 def pause(state: State, as_json: Json = False) -> None:
-    """No new release until `resume`, over restarts too; goes on answering and receiving. The others wait."""
+    """Make no new release until `resume`, even after restarts. The agent still answers; the others wait."""
     from topdp.agents.node.operator_orders import PAUSE_FILE
 
-    new = _orders(state).give(PAUSE_FILE)
-    facts = _until(state, lambda facts: facts["doing"] in ("paused", "ends"))
-    words = "paused" if new else "was paused already"
+    is_new = _orders(state).give(PAUSE_FILE)
+    facts = _wait_until(state, lambda facts: facts["doing"] in ("paused", "ends"))
+    words = "paused" if is_new else "was paused already"
     if facts["process"] == "not running":
-        words += "; it is not running, and will be so when it is started"
+        words += "; it is not running, and will be paused when it is started"
     elif facts["doing"] == "ends":
         words += ", but all its rounds are done: there is nothing left to hold back"
     elif facts["doing"] != "paused":
-        words += f" after the release that it is at ({facts['process']})"
-    _tell(facts, words, as_json, {"paused": True, "new": new})
+        words += f" after its current release ({facts['process']})"
+    _print_order(facts, words, as_json, paused=True, new=is_new)
 
 
 def resume(state: State, as_json: Json = False) -> None:
-    """Takes `pause` back."""
+    """Withdraw `pause`."""
     from topdp.agents.node.operator_orders import PAUSE_FILE
 
-    was = _orders(state).withdraw(PAUSE_FILE)
-    facts = _until(state, lambda facts: facts["doing"] != "paused")
-    words = "goes on" if was else "was not paused"
+    was_paused = _orders(state).withdraw(PAUSE_FILE)
+    facts = _wait_until(state, lambda facts: facts["doing"] != "paused")
+    words = "goes on" if was_paused else "was not paused"
     if facts["process"] == "not running":
         words += "; it is not running: start it"
-    _tell(facts, words, as_json, {"paused": False, "new": was})
+    _print_order(facts, words, as_json, paused=False, new=was_paused)
 
 
 def stop(
     state: State,
-    timeout: Annotated[float, typer.Option("--timeout", min=0, help="Seconds to wait for its end.")] = 60.0,
+    timeout: Annotated[
+        float, typer.Option("--timeout", min=0, help="Seconds to wait for the process to end.")
+    ] = 60.0,
     as_json: Json = False,
 ) -> None:
-    """Ends the process in order, paused or not; `topdp agent start` continues where it was."""
+    """End the process in order, paused or not; `topdp agent start` continues the run."""
     from topdp.agents.node.agent_status import read_status
     from topdp.agents.node.operator_orders import STOP_FILE
 
     orders = _orders(state)
     facts = read_status(state)
     if facts["process"] == "not running":
-        _tell(facts, "is not running", as_json, {"was_running": False})
+        _print_order(facts, "is not running", as_json, was_running=False)
         return
-    number = facts["id"]
+    process = facts["id"]
     orders.give(STOP_FILE)
-    facts = _until(state, lambda facts: facts["process"] == "not running", timeout)
+    facts = _wait_until(state, lambda facts: facts["process"] == "not running", timeout)
     if facts["process"] != "not running":
         raise Interrupted(
-            f"Process {number} has not ended within {timeout:g} s ({facts['process']}). To end it at once: "
-            f"kill -9 {number}. What is on its books stays, and is charged once."
+            f"Process {process} has not ended within {timeout:g} s ({facts['process']}). To end it at once: "
+            f"kill -9 {process}. Its ledger keeps what it has charged."
         )
-    _tell(facts, "has ended", as_json, {"was_running": True})
+    _print_order(facts, "has ended", as_json, was_running=True)
 
 
 def export_model(
@@ -138,77 +137,68 @@ def export_model(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """The agent's model after its last release, also while it runs. Reads no data and no manifest."""
+    """Export the agent's model after its last release, also while it runs. Reads no data and no manifest."""
     from topdp.views.terminal.progress_display import signs_of_life
 
     with signs_of_life(err, "export") as progress:
         progress("loading torch")
-        from topdp.agents.node.agent_model_file import export_model
+        from topdp.agents.node.agent_model_file import export_model as export
 
-        round = export_model(state, file, format)
-    if as_json:
-        print_json({"file": str(file), "round": round})
-    else:
-        show(f"The model after round {round} is {file}")
+        round = export(state, file, format)
+    print_result(as_json, {"file": str(file), "round": round}, f"The model after round {round} is in {file}")
 
 
 def list_quarantined(state: State, as_json: Json = False) -> None:
-    """Whom this agent no longer believes, and why; and what was lifted, by whom and for what reason."""
+    """List the neighbours that this agent no longer believes, with reasons, and lifted quarantines."""
     from topdp.agents.node.quarantine import read_quarantine
 
-    found = read_quarantine(state)
-    if as_json:
-        print_json(found)
-        return
-    for peer, why in found["quarantined"].items():
-        show(f"{peer}: {why['code']}: {why['words']}")
-    for one in found["lifted"]:
-        show(f"{one['peer']}: lifted at {one['time']}: {one['reason']} (it was: {one['words']})")
-    if not found["quarantined"]:
-        show("Nobody is quarantined.")
+    facts = read_quarantine(state)
+    lines = [f"{peer}: {why['code']}: {why['words']}" for peer, why in facts["quarantined"].items()]
+    lines += [
+        f"{lifted['peer']}: lifted at {lifted['time']}: {lifted['reason']} (it was: {lifted['words']})"
+        for lifted in facts["lifted"]
+    ]
+    none = [] if facts["quarantined"] else ["No neighbour is quarantined."]
+    print_result(as_json, facts, *lines, *none)
 
 
 def lift_quarantine(
-    peer: Annotated[str, typer.Argument(metavar="PEER", help="Who is to be believed again.")],
+    peer: Annotated[str, typer.Argument(metavar="PEER", help="The neighbour to believe again.")],
     state: State,
-    reason: Annotated[str, typer.Option("--reason", help="What a person has found; kept on the books.")],
+    reason: Annotated[str, typer.Option("--reason", help="What a person has found; kept in the ledger.")],
     as_json: Json = False,
 ) -> None:
-    """Believes a neighbour again, from the next start on. What it cost stays: a departure stays one."""
-    from topdp.agents.node.quarantine import lift_quarantine
+    """Believe a neighbour again, from the next start on. What the quarantine has cost stays."""
+    from topdp.agents.node.quarantine import lift_quarantine as lift
 
-    found = lift_quarantine(state, peer, reason)
-    if as_json:
-        print_json(found)
-        return
-    show(f"{peer} is believed again once this agent is started.")
-    for remark in found["remarks"]:
-        show(remark)
+    facts = lift(state, peer, reason)
+    print_result(as_json, facts, f"{peer} is believed again once this agent is started.", *facts["remarks"])
 
 
-def _orders(state: Path) -> Any:
+def _orders(state: Path) -> OperatorOrders:
     from topdp.agents.ledger.ledger_database import LEDGER_FILE
     from topdp.agents.node.operator_orders import OperatorOrders
 
     if not (state / LEDGER_FILE).exists():
-        raise InputError(f"Expected an agent's state folder with {LEDGER_FILE}, {state} is none.")
+        raise InputError(f"Expected an agent's state folder with {LEDGER_FILE}, got {state}.")
     return OperatorOrders(state)
 
 
-def _until(state: Path, done: Callable[[dict[str, Any]], bool], timeout: float = HEARD) -> dict[str, Any]:
-    """Looks until it is so, nobody is running, or time is up; what was seen last."""
+def _wait_until(
+    state: Path, done: Callable[[dict[str, Any]], bool], timeout: float = ORDER_TIMEOUT_SECONDS
+) -> dict[str, Any]:
+    """Poll the status until it is `done`, the process is gone, or time is up. Return the last status."""
     from topdp.agents.node.agent_status import read_status
 
-    end = time.monotonic() + timeout
+    deadline = time.monotonic() + timeout
     while True:
         facts = read_status(state)
-        if done(facts) or facts["process"] == "not running" or time.monotonic() >= end:
+        if done(facts) or facts["process"] == "not running" or time.monotonic() >= deadline:
             return facts
         time.sleep(0.1)
 
 
-def _tell(facts: dict[str, Any], words: str, as_json: bool, more: dict[str, Any]) -> None:
-    if as_json:
-        print_json({"agent": facts["agent"], "process": facts["process"], "round": facts["round"], **more})
-    else:
-        show(f"{facts['agent']}: {words}.")
+def _print_order(facts: dict[str, Any], words: str, as_json: bool, **effects: object) -> None:
+    agent = facts["agent"]
+    result = {"agent": agent, "process": facts["process"], "round": facts["round"], **effects}
+    print_result(as_json, result, f"{agent}: {words}.")

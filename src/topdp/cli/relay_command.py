@@ -11,12 +11,13 @@ from topdp.views.terminal.console import remark
 
 def relay(
     listen: Annotated[
-        str, typer.Option("--listen", metavar="HOST:PORT", help="Where agents dial it: 0.0.0.0:7500 for all.")
+        str,
+        typer.Option("--listen", metavar="HOST:PORT", help="The address to bind; 0.0.0.0:7500: all."),
     ],
-    connections: Annotated[int, typer.Option("--connections", min=2, help="At most, in all.")] = 1024,
-    per_address: Annotated[int, typer.Option("--per-address", min=2, help="At most, from one.")] = 64,
+    connections: Annotated[int, typer.Option("--connections", min=2, help="The most in all.")] = 1024,
+    per_address: Annotated[int, typer.Option("--per-address", min=2, help="The most from one address.")] = 64,
 ) -> None:
-    """Joins agents that open no port: sees encrypted bytes only, and need not be trusted. Ends by SIGTERM."""
+    """Join agents that open no port. Sees encrypted bytes only, and need not be trusted. Ends on SIGTERM."""
     import asyncio
     import signal
 
@@ -26,16 +27,14 @@ def relay(
     checked_address(listen)
 
     async def serve() -> None:
-        serving, asked = (
-            RelayServer(RelayLimits(connections=connections, per_address=per_address)),
-            asyncio.Event(),
-        )
+        limits = RelayLimits(connections=connections, per_address=per_address)
+        server, stopping = RelayServer(limits), asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, asked.set)
-        await serving.listen(listen)
-        remark(f"relay: listens on {listen}; SIGTERM or Ctrl-C ends it, and agents come again.")
-        await asked.wait()
-        await serving.close()
-        remark(f"relay: ended; {serving.joined} connections were joined.")
+            asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+        await server.listen(listen)
+        remark(f"relay: listens on {listen}; SIGTERM or Ctrl-C ends it, and agents dial again.")
+        await stopping.wait()
+        await server.close()
+        remark(f"relay: ended; {server.joined} connections were joined.")
 
     asyncio.run(serve())

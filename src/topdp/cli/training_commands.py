@@ -31,7 +31,7 @@ from topdp.views.terminal.console import Json, err, print_json, show
 from topdp.views.terminal.progress_display import signs_of_life
 
 if TYPE_CHECKING:
-    from topdp.runs.cluster_sweep import Cluster
+    from topdp.runs.ray_cluster import RayCluster
     from topdp.runs.result import Result
     from topdp.runs.sweep_summary import Spread
 
@@ -292,7 +292,7 @@ def _expect_executor(executor: str, options: Mapping[str, object], device: str) 
 @contextmanager
 def _machines(
     executor: str, address: str | None, cpus: int, gpus: float, progress: Progress
-) -> Iterator[Cluster | None]:
+) -> Iterator[RayCluster | None]:
     """The Ray cluster, or None to compute on this machine."""
     if executor == "local":
         yield None

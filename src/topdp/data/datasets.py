@@ -7,17 +7,19 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeGuard
 
 import numpy as np
 
 from topdp.base.progress import Progress, silent
 from topdp.data import npz_files
-from topdp.data.catalogue import CATALOGUE, CatalogueEntry
 from topdp.data.readers.record_paths import TABLE_SUFFIXES, train_and_test
 from topdp.data.readers.table_schema import Schema
 from topdp.data.record_checks import Array, check_records, check_same_shape
 from topdp.errors import DataError
+
+if TYPE_CHECKING:
+    from topdp.data.catalogue import CatalogueEntry
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -116,7 +118,7 @@ def load(
     ...     load(f"{folder}/own.npz").classes
     3
     """
-    if not isinstance(name, str) or name not in CATALOGUE:
+    if not _is_catalogued(name):
         text = os.fspath(name)
         if os.sep not in text and not text.endswith((".npz", *TABLE_SUFFIXES)) and not os.path.exists(text):
             from topdp.data.dataset_downloads import catalogue_entry
@@ -158,6 +160,15 @@ def load(
         deviation=entry.deviation,
         tokens=entry.tokens > 0,
     )
+
+
+def _is_catalogued(name: str | os.PathLike[str]) -> TypeGuard[str]:
+    """Whether `name` is one of the catalogue; paths need not import it."""
+    if not isinstance(name, str) or os.sep in name or "." in name:
+        return False
+    from topdp.data.catalogue import CATALOGUE
+
+    return name in CATALOGUE
 
 
 def _targets(entry: CatalogueEntry, stored: Array) -> Array:
@@ -205,6 +216,7 @@ def available() -> list[DatasetStatus]:
     >>> [(row.name, row.bytes) for row in available() if row.name == "mnist"]
     [('mnist', 54950000)]
     """
+    from topdp.data.catalogue import CATALOGUE
     from topdp.data.dataset_downloads import cache_file
 
     return [

@@ -40,8 +40,8 @@ def of_dataset(
     device: Device = "cpu",
     progress: Progress = silent,
 ) -> Shards:
-    """Like `Shards.from_dataset`, with features as inputs. They are cached for the whole data set, whoever
-    holds which record.
+    """Like `Shards.from_dataset`, with features as inputs. They are cached for the whole data set,
+    independent of the partition.
     """
     whole = _source(dataset, dataset.train_inputs, "train")
     shape = features.shape(whole.example)

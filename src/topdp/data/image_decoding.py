@@ -23,6 +23,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from topdp.base import files
+from topdp.data.npz_files import read_arrays
 from topdp.errors import DataError
 
 Bytes = npt.NDArray[np.uint8]
@@ -138,22 +139,12 @@ def cifar_sheets(folder: Path) -> Arrays | None:
     return dict(zip(ARRAY_NAMES, contiguous, strict=True))
 
 
-def read_npz(path: Path) -> dict[str, npt.NDArray[Any]]:
-    """Return all arrays of an `.npz` without unpickling; raises one of `DECODING_ERRORS` if it is none."""
-    with path.open("rb") as file:
-        if not zipfile.is_zipfile(file):
-            raise ValueError("expected an archive of named arrays, got another kind of file")
-        file.seek(0)
-        with np.load(file, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
-
-
 def read_cached_arrays(path: Path) -> Arrays | None:
     """Read a cache file of topdp: one uncompressed `.npz` with the four arrays."""
     if not path.is_file():
         return None
     try:
-        arrays = read_npz(path)
+        arrays = read_arrays(path)
         return {name: arrays[name] for name in ARRAY_NAMES}
     except DECODING_ERRORS as error:
         raise damage_error(path, error) from error

@@ -9,12 +9,13 @@ largest training label + 1. Targets of any other kind are named `targets` instea
 from __future__ import annotations
 
 import os
+import zipfile
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from topdp.data.image_decoding import DECODING_ERRORS, read_npz
+from topdp.base.files import UNREADABLE_FILE_ERRORS
 from topdp.data.record_checks import Array, check_labels, check_records, check_same_shape, count_classes
 from topdp.errors import DataError
 
@@ -94,8 +95,8 @@ def _arrays(path: Path) -> dict[str, Array]:
             "train_inputs, train_labels, and if there are test records test_inputs and test_labels."
         )
     try:
-        return read_npz(path)
-    except DECODING_ERRORS as error:
+        return read_arrays(path)
+    except UNREADABLE_FILE_ERRORS as error:
         raise DataError(
             f"{path}: cannot be read as .npz ({error}). Arrays of Python objects are not accepted."
         ) from error
@@ -108,3 +109,13 @@ def _classes(arrays: dict[str, Array], labels: Array, what: str) -> int:
     if stated.size != 1 or stated.dtype.kind not in "ui" or int(stated.reshape(())) < 1:
         raise DataError(f"{what}: expected 'classes' to be one whole number of at least 1, got {stated!r}.")
     return int(stated.reshape(()))
+
+
+def read_arrays(path: Path) -> dict[str, Array]:
+    """Return all arrays of an `.npz` without unpickling, or raise one of `UNREADABLE_FILE_ERRORS`."""
+    with path.open("rb") as file:
+        if not zipfile.is_zipfile(file):
+            raise ValueError("expected an archive of named arrays, got another kind of file")
+        file.seek(0)
+        with np.load(file, allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}

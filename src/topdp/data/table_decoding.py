@@ -19,7 +19,7 @@ import numpy.typing as npt
 from topdp.data.image_decoding import ARRAY_NAMES, DECODING_ERRORS, Arrays, damage_error
 from topdp.data.readers.token_ids import token_ids
 
-SPAM_LENGTH = 128
+SPAM_TOKENS = 128
 SPAM_VOCABULARY = 4096
 _MARKUP = re.compile(r"<[^>]{0,2000}>")
 
@@ -62,7 +62,7 @@ def spam_assassin(folder: Path) -> Arrays | None:
         except DECODING_ERRORS as error:
             raise damage_error(file, error) from error
     messages.sort()
-    ids = token_ids([_message_text(text) for _, _, text in messages], SPAM_LENGTH, SPAM_VOCABULARY)
+    ids = token_ids([_message_text(text) for _, _, text in messages], SPAM_TOKENS, SPAM_VOCABULARY)
     spam = np.array([group.startswith("spam") for group, _, _ in messages])
     return _split_every_fifth(ids.astype(np.uint16), spam.astype(np.uint8))
 

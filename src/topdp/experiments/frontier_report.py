@@ -19,6 +19,7 @@ from topdp.errors import InputError
 from topdp.experiments.figures.figure_numbers import REDRAW_REMEDY
 from topdp.experiments.figures.figure_picture import PICTURE_SUFFIXES
 from topdp.experiments.lenses import Scale
+from topdp.privacy.answers import ADAPTIVE, VIEW
 from topdp.runs.config import RunConfig
 from topdp.runs.methods import METHODS
 from topdp.runs.pictures.chart_style import data_title, house_style, look, percent_axis, save
@@ -26,8 +27,10 @@ from topdp.runs.pictures.coinciding_lines import coinciding, named
 from topdp.runs.run_outline import noise_kind
 
 COVERAGE = {
-    "view": "against every other agent alone, in training whose gradients do not react",
-    "adaptive": "against every other agent alone, or as many as are said to collude, whatever gradients do",
+    VIEW.name: "against every other agent alone, in training whose gradients do not react",
+    ADAPTIVE.name: (
+        "against every other agent alone, or as many as are said to collude, whatever gradients do"
+    ),
 }
 """What the ε of a frontier covers, by guarantee."""
 

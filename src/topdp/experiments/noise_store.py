@@ -25,7 +25,7 @@ from topdp.experiments.lenses import LENS_GUARANTEES
 from topdp.experiments.process_map import map_in_processes
 from topdp.experiments.run_store import Say, read_json, run_name
 from topdp.privacy.basics.gaussian import epsilon_of, mu_of
-from topdp.privacy.calibrate import calibrate
+from topdp.privacy.noise_calibration import calibrate
 from topdp.privacy.observers.worst_case import worst_case
 from topdp.runs.config import RunConfig, parse
 from topdp.runs.methods import METHODS

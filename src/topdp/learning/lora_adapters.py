@@ -1,8 +1,8 @@
-"""LoRA: a frozen model in which each linear layer learns a low-rank change (Hu et al. 2022).
+"""LoRA adapters: a frozen model in which each linear layer learns a low-rank change.
 
-Only adapters and explicitly named layers are trained, noised, mixed and sent. For a large model that means
-far less noise and far less traffic. Layers inside `nn.MultiheadAttention` get no adapters, because it reads
-their weights without calling them.
+The method is that of Hu et al. (2022). Only adapters and explicitly named layers are trained, noised, mixed
+and sent. For a large model that means far less noise and far less traffic. Layers inside
+`nn.MultiheadAttention` get no adapters, because it reads their weights without calling them.
 """
 
 from __future__ import annotations

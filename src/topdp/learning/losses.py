@@ -56,7 +56,7 @@ def mse(outputs: Tensor, targets: Tensor) -> Tensor:
     >>> mse(torch.tensor([[1.0], [3.0]]), torch.tensor([1, 1]))
     tensor([0., 4.])
     """
-    return _mean_per_example(functional.mse_loss(*aligned(outputs, targets), reduction="none"))
+    return _mean_per_example(functional.mse_loss(*match_target_shape(outputs, targets), reduction="none"))
 
 
 def huber(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -66,7 +66,7 @@ def huber(outputs: Tensor, targets: Tensor) -> Tensor:
     >>> huber(torch.tensor([1.0, 3.0]), torch.tensor([0.0, 0.0]))
     tensor([0.5000, 2.5000])
     """
-    return _mean_per_example(functional.huber_loss(*aligned(outputs, targets), reduction="none"))
+    return _mean_per_example(functional.huber_loss(*match_target_shape(outputs, targets), reduction="none"))
 
 
 def bce(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -76,7 +76,7 @@ def bce(outputs: Tensor, targets: Tensor) -> Tensor:
     >>> bce(torch.zeros(2, 3), torch.tensor([[0, 1, 1], [0, 0, 1]]))
     tensor([0.6931, 0.6931])
     """
-    pair = aligned(outputs, targets)
+    pair = match_target_shape(outputs, targets)
     count = pair[0].numel()
     # Padded as in `cross_entropy`: a number has the same bits at any position.
     scores, labels = (functional.pad(part.reshape(-1), (0, -count % (2 * VECTOR_WIDTH))) for part in pair)
@@ -90,13 +90,13 @@ LOSSES: dict[str, Loss] = {"cross-entropy": cross_entropy, "mse": mse, "huber": 
 LOSS_ALIASES = {"cross_entropy": "cross-entropy"}
 
 
-def aligned(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+def match_target_shape(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Return both in the shape of the targets and the type of the outputs. Nothing is ever broadcast.
 
     Shapes may differ only in axes of length 1 after the first: one number per example may be [b] or [b, 1].
 
     >>> import torch
-    >>> [part.shape for part in aligned(torch.zeros(5, 1), torch.zeros(5))]
+    >>> [part.shape for part in match_target_shape(torch.zeros(5, 1), torch.zeros(5))]
     [torch.Size([5]), torch.Size([5])]
     """
     if outputs.shape != targets.shape:

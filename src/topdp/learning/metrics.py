@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from topdp.errors import InputError
-from topdp.learning.losses import CUSTOM_LOSS, aligned
+from topdp.learning.losses import CUSTOM_LOSS, match_target_shape
 
 MetricFunction = Callable[[Tensor, Tensor], Any]
 """(outputs [M, ...], targets [M, ...]) -> a number, or [k] numbers"""
@@ -75,7 +75,7 @@ def labels_and_scores(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]
     """
     if not targets.is_floating_point() and outputs.dim() == targets.dim() + 1 and outputs.shape[1] > 1:
         return targets.flatten(), outputs.movedim(1, -1).flatten(0, -2)
-    logits, truth = aligned(outputs, targets)
+    logits, truth = match_target_shape(outputs, targets)
     return (truth > 0.5).long().reshape(len(truth), -1), logits.reshape(len(logits), -1)
 
 
@@ -183,12 +183,12 @@ def _area_under_roc(truth: Tensor, scores: Tensor) -> Tensor:
 
 
 def _absolute_error(outputs: Tensor, targets: Tensor) -> Tensor:
-    outputs, targets = aligned(outputs, targets)
+    outputs, targets = match_target_shape(outputs, targets)
     return (outputs.double() - targets.double()).abs().reshape(len(targets), -1).mean(1)
 
 
 def _squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
-    outputs, targets = aligned(outputs, targets)
+    outputs, targets = match_target_shape(outputs, targets)
     return (outputs.double() - targets.double()).square().reshape(len(targets), -1).mean(1)
 
 
@@ -197,7 +197,9 @@ def r2(outputs: Tensor, targets: Tensor) -> Tensor:
 
     If all targets are equal there is nothing to explain: the result is 1 if the outputs meet them, else 0.
     """
-    outputs, targets = (part.double().reshape(len(targets), -1) for part in aligned(outputs, targets))
+    outputs, targets = (
+        part.double().reshape(len(targets), -1) for part in match_target_shape(outputs, targets)
+    )
     residual = (targets - outputs).square().sum(0)
     total = (targets - targets.mean(0)).square().sum(0)
     constant = total == 0

@@ -1,7 +1,7 @@
 """The paper's networks, a linear model, and any `nn.Module` as a row of flat parameters.
 
-A row is one vector of d numbers: all parameters of the module, in the order of `named_parameters`, tied
-parameters once. Nothing here takes a gradient (`gradients`) or knows of agents (`engine`).
+A row is one vector of d numbers: all trained parameters of the module in the order of `named_parameters`,
+tied parameters once. Gradients are in `gradients`; agents are in the simulator's engine.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TRAINABLE_DTYPES = {torch.float32, torch.float64}
 @final
 @dataclass(frozen=True)
 class Slot:
-    """Where one parameter lies in a row: `row[start:stop].view(shape)`."""
+    """The place of one parameter in a row: `row[start:stop].view(shape)`."""
 
     name: str
     start: int
@@ -35,7 +35,8 @@ class Slot:
     shape: torch.Size
 
     def part(self, first: int, last: int) -> Slot:
-        """Of its leading axis, `first .. last-1`: where weights of several layers lie in one parameter.
+        """Return entries `first .. last-1` of the leading axis, for a parameter that stacks the weights of
+        several layers.
 
         >>> Slot("in_proj_weight", 10, 34, torch.Size([6, 4])).part(2, 4)
         Slot(name='in_proj_weight[2:4]', start=18, stop=26, shape=torch.Size([2, 4]))
@@ -53,14 +54,15 @@ class Slot:
 class FlatModel:
     """A module whose parameters are read from rows.
 
-    The module given is copied and never changed. Only parameters that require a gradient are in the row: the
-    others are part of the function, the same for all agents, and are neither noised nor mixed nor sent.
+    The given module is copied and never changed. A row contains only the parameters that require a gradient.
+    The others are a fixed part of the function, the same for all agents, and are neither noised, mixed nor
+    sent.
 
-    **Guarantees.** A module in which the examples of a batch influence each other through a normalisation
-    layer, or whose buffers gather statistics of the data, is refused here: clipping an example's own gradient
-    would not bound its influence, and the statistics would leave the agent without noise. BatchNorm in
-    evaluation mode does neither: it reads statistics that were there before, and nothing here or above puts a
-    layer into another mode than evaluation. Other ways of mixing examples come to nothing in
+    **Guarantees.** A module is refused if a normalisation layer lets the examples of a batch influence each
+    other, or if its buffers gather statistics of the data: clipping an example's own gradient would not bound
+    its influence, and the statistics would leave the agent without noise. BatchNorm in evaluation mode does
+    neither: it reads statistics that existed before, and nothing here or in the code that calls it switches a
+    layer out of evaluation mode. Other ways of mixing examples have no effect in
     `gradients.ClippedGradients`, where each example is a batch of one.
 
     >>> flat = FlatModel(nn.Linear(3, 2))

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from topdp.errors import DataError, InputError
-from topdp.learning.losses import CUSTOM_LOSS, Loss, PerExampleLoss, aligned, named_loss
+from topdp.learning.losses import CUSTOM_LOSS, Loss, PerExampleLoss, match_target_shape, named_loss
 from topdp.learning.metrics import (
     CLASS_TARGETS,
     DEFAULT_METRICS,
@@ -97,7 +97,7 @@ class Task:
         if self.loss.name == "cross-entropy":
             _expect_class_scores(outputs, targets, classes)
         elif self.loss.name != CUSTOM_LOSS:
-            aligned(outputs, targets)
+            match_target_shape(outputs, targets)
         try:
             self.loss(outputs, targets)
         except InputError:

@@ -1,20 +1,25 @@
-"""What is written down before the first record is read: the plan, and what it is written from.
+"""Plans and their inputs: everything that is fixed before the first record is read.
 
-A `Plan` says which rows are made of what, under which noise, and who reads them; a `Schedule` says what
-changes along the rounds; `Full`, `Cycle` and `Poisson` say which records a release averages; `stream` gives
+A `Plan` states which rows are made from what, under which noise, and who reads them. A `Schedule` holds what
+changes along the rounds. `Full`, `Cycle` and `Poisson` state which records a release averages. `stream` gives
 every random choice its own generator.
 """
 
+from typing import TYPE_CHECKING
+
+from topdp.base.lazy_exports import lazy_exports
 from topdp.plan.adaptive_steps import AdamSettings, AdaptiveSteps
 from topdp.plan.batches import Adjacency, Batches, Cycle, Full, Poisson
 from topdp.plan.capabilities import Capability, ReleaseKind, unsupported
-from topdp.plan.description import describe
 from topdp.plan.optimisers import Optimiser, optimised
 from topdp.plan.plan import NOBODY, PerRound, Plan, PlanError, Round, prune
-from topdp.plan.plan_file import load, save
 from topdp.plan.random_streams import stream
 from topdp.plan.robust_rules import Robust
 from topdp.plan.schedules import Schedule, for_curvature, learning_rates, power_of_rate, schedule, step_decay
+
+if TYPE_CHECKING:
+    from topdp.plan.description import describe
+    from topdp.plan.plan_file import load, save
 
 __all__ = [
     "NOBODY",
@@ -47,3 +52,5 @@ __all__ = [
     "stream",
     "unsupported",
 ]
+
+__getattr__ = lazy_exports(__name__, {"describe": "description", "load": "plan_file", "save": "plan_file"})

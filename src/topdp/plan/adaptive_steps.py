@@ -23,6 +23,9 @@ class AdaptiveSteps(ABC):
     """In releases with `rate` > 0 each agent makes its estimate and its memory rows anew, from those rows.
 
     The sources of an estimate in such a release are, in this order, the estimate and the `memories` rows.
+
+    >>> AdamSettings.title, AdamSettings.memories
+    ('Adam', 3)
     """
 
     title: ClassVar[str]
@@ -41,7 +44,15 @@ class AdaptiveSteps(ABC):
 @final
 @dataclass(frozen=True, eq=False, kw_only=True)
 class AdamSettings(AdaptiveSteps):
-    """Adam (Kingma and Ba 2015) with decoupled weight decay (Loshchilov and Hutter 2019)."""
+    """Adam (Kingma and Ba 2015) with decoupled weight decay (Loshchilov and Hutter 2019).
+
+    >>> import numpy as np
+    >>> adam = AdamSettings(
+    ...     rate=np.array([0.0, 0.1]), momentum=0.9, second_moment=0.75, floor=0.5, weight_decay=0.0
+    ... )
+    >>> adam.settings().tolist()
+    [0.9, 0.75, 0.5, 0.0]
+    """
 
     title: ClassVar[str] = "Adam"
     stored_as: ClassVar[str] = "adam"

@@ -1,12 +1,12 @@
 """Batches: which of an agent's records a release averages, and what one record can change in it.
 
-One frozen object per strategy and agent, read by all: the accountants take period, rate and sensitivity from
-it, the engine and the agents the divisor. Not for drawing records: `data.selection` does that, with torch.
+There is one frozen object per strategy and agent. Accountants read period, rate and sensitivity from it; the
+engine and the agents read the divisor. Records are drawn by `data.batch_selection`, with torch.
 
 **Guarantees.** A release is a sum of clipped gradients over `divisor`, which is public, does not depend on
-what was drawn, and stays when a record comes or goes (a short last batch of a cycle is divided by `size`
-too). So with C the clip, one record moves a release by at most C / divisor under `add-remove`, by
-2C / divisor under `replace-one`.
+what was drawn, and does not change when a record is added or removed (a short last batch of a cycle is also
+divided by `size`). So with C the clip, one record moves a release by at most C / divisor under `add-remove`
+and by 2C / divisor under `replace-one`.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from topdp.base.number_checks import expect_count
 from topdp.errors import InputError
 
 Adjacency = Literal["add-remove", "replace-one"]
-"""Which data sets count as neighbours: one record more or less, or one record exchanged."""
+"""Which data sets count as neighbouring: one record added or removed, or one record replaced."""
 
 
 @dataclass(frozen=True)
 class _Strategy(ABC):
-    """What the three have in common. `records`: how many the agent holds."""
+    """Base of the three strategies. `records`: the number that the agent holds."""
 
     kind: ClassVar[str]
 
@@ -36,36 +36,36 @@ class _Strategy(ABC):
     @property
     @abstractmethod
     def divisor(self) -> int:
-        """What the sum of clipped gradients is divided by."""
+        """The divisor of the sum of clipped gradients."""
 
     @property
     def period(self) -> int:
-        """After how many releases a record comes again, where that is certain (1: it is in all of them)."""
+        """Releases from one use of a record to the next, where this is fixed (1: each release uses it)."""
         return 1
 
     @property
     def sampled(self) -> bool:
-        """Whether chance decides which records a release averages."""
+        """Whether the records of a release are drawn at random."""
         return False
 
     @property
     def rate(self) -> float:
-        """The share of the records in one release."""
+        """The share of the records that one release uses."""
         return self.divisor / self.records
 
     @final
     def participations(self, releases: SupportsIndex) -> int:
-        """⌈releases / period⌉: in how many of so many releases one record can be."""
+        """⌈releases / period⌉: the number of `releases` that can use one record."""
         return -(-expect_count("releases", releases) // self.period)
 
     @final
     def sensitivity(self, adjacency: Adjacency = "add-remove") -> float:
-        """Δ / C: how far one record moves one release, per unit of clip."""
+        """Δ / C: the distance by which one record moves one release, per unit of clip."""
         return expect_adjacency(adjacency) / self.divisor
 
     @final
     def __str__(self) -> str:
-        """When a record is used."""
+        """How often a record is used, in words."""
         if self.sampled:
             return f"in each round with probability {self.rate:.4g}"
         return "in every round" if self.period == 1 else f"once in {self.period} rounds"
@@ -88,8 +88,8 @@ class Full(_Strategy):
 
 
 @dataclass(frozen=True)
-class _Smaller(_Strategy):
-    """Batches of `size` of the records, divided by `size`."""
+class _MiniBatch(_Strategy):
+    """Batches of `size` records, divided by `size`."""
 
     size: int
 
@@ -98,8 +98,7 @@ class _Smaller(_Strategy):
         object.__setattr__(self, "size", expect_count("batch size", self.size))
         if self.size > self.records:
             raise InputError(
-                f"Expected batch size={self.size} <= records={self.records}: take smaller batches, or full "
-                "ones."
+                f"Expected batch size={self.size} <= records={self.records}: use smaller or full batches."
             )
 
     @property
@@ -109,11 +108,11 @@ class _Smaller(_Strategy):
 
 @final
 @dataclass(frozen=True)
-class Cycle(_Smaller):
+class Cycle(_MiniBatch):
     """Fixed batches of `size` records in turn: release r averages batch r modulo `period` = ⌈records / size⌉.
 
-    So a record is used once in every `period` releases. Its place in the cycle is not secret, and the same in
-    both of two neighbouring data sets: accountants take the worst place, and claim no amplification.
+    So a record is used once in every `period` releases. Its place in the cycle is not secret, and it is the
+    same in two neighbouring data sets: accountants use the worst place and claim no amplification.
 
     >>> batches = Cycle(records=2000, size=20)
     >>> print(batches, batches.participations(1001))
@@ -129,11 +128,11 @@ class Cycle(_Smaller):
 
 @final
 @dataclass(frozen=True)
-class Poisson(_Smaller):
-    """Each record in each release by its own coin of probability `rate` = size / records.
+class Poisson(_MiniBatch):
+    """Each release uses each record independently with probability `rate` = size / records.
 
-    The divisor is the expected number of records, not the drawn one. Amplification by sampling holds only
-    against observers who do not know what was drawn.
+    The divisor is the expected number of records, not the number drawn. Amplification by sampling holds only
+    against observers that do not know which records were drawn.
 
     >>> print(Poisson(records=2000, size=20))
     in each round with probability 0.01
@@ -150,7 +149,7 @@ Batches: TypeAlias = Full | Cycle | Poisson
 
 
 def expect_adjacency(adjacency: str) -> int:
-    """How many clipped gradients may differ: 1 under add-remove, 2 under replace-one."""
+    """Return how many clipped gradients may differ: 1 under add-remove, 2 under replace-one."""
     if adjacency not in get_args(Adjacency):
         raise InputError(f"Expected adjacency={adjacency!r} to be one of {', '.join(get_args(Adjacency))}.")
     return 1 if adjacency == "add-remove" else 2

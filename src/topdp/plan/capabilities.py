@@ -16,7 +16,15 @@ if TYPE_CHECKING:
 
 
 class ReleaseKind(Enum):
-    """What a release does; every round begins with a gradient release."""
+    """What a release does; every round begins with a gradient release.
+
+    >>> import numpy as np
+    >>> import topdp
+    >>> schedule = topdp.plan.Schedule(rate=np.full(2, 0.5), noise=np.full(2, 0.5))
+    >>> plan = topdp.protocols.Muffliato(gossip=1).plan(topdp.topology.ring(4), schedule, np.ones(4), seed=0)
+    >>> [kind.value for kind in plan.kinds]
+    ['gradient', 'gossip', 'gradient', 'gossip']
+    """
 
     GRADIENT = "gradient"  # rows carry gradients and noise; also a release in which no agent acts
     GOSSIP = "gossip"  # rows are mixed, and nothing else
@@ -24,7 +32,15 @@ class ReleaseKind(Enum):
 
 
 class Capability(Enum):
-    """What a plan may need beyond linear mixing, gradients and noise that only one agent knows."""
+    """What a plan may need beyond linear mixing, gradients and noise that only one agent knows.
+
+    >>> import numpy as np
+    >>> import topdp
+    >>> schedule = topdp.plan.Schedule(rate=np.full(2, 0.5), noise=np.full(2, 0.5))
+    >>> plan = topdp.protocols.Dsgd().plan(topdp.topology.ring(4), schedule, np.ones(4), seed=0)
+    >>> topdp.plan.prune(plan).needs == {Capability.PRUNED_ROWS}
+    True
+    """
 
     ADAPTIVE_STEPS = "adaptive steps"
     ROBUST_MIXING = "robust mixing"

@@ -1,4 +1,4 @@
-"""A plan in words, for small graphs and for debugging."""
+"""Describes plans in words, for small graphs and for debugging."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from topdp.plan.plan import Plan
 
 
 def describe(plan: Plan, rounds: range | None = None) -> str:
-    """The plan in words, one line a row: for small graphs and for debugging.
+    """Return the plan in words, one line per row.
 
-    `2→5 = 0.25·2 + 0.75·7→2 - 0.5·g2 + N(0.13) ⇒ 5` reads: the message of agent 2 for agent 5 mixes 2's own
-    estimate and the last message of 7 for 2, carries 2's gradient, gets noise of standard deviation 0.13,
-    and is sent to 5.
+    `2→5 = 0.25·2 + 0.75·7→2 - 0.5·g2 + N(0.13) ⇒ 5` reads: the message from agent 2 to agent 5 mixes the
+    estimate of 2 and the last message from 7 to 2, carries the gradient of 2, gets noise of standard
+    deviation 0.13, and is sent to 5.
 
     >>> import numpy as np
     >>> import topdp
@@ -29,9 +29,9 @@ def describe(plan: Plan, rounds: range | None = None) -> str:
     names = _row_names(plan)
     lines = [f"{plan.protocol}: {plan.agents} agents, {plan.rows} rows, {plan.releases} releases"]
     if plan.robust is not None:
-        lines.append(f"rows of others enter by {plan.robust}")
+        lines.append(f"received rows are mixed by {plan.robust}")
     if plan.rounded is not None:
-        lines.append(f"rows are rounded to {plan.rounded} when they are made")
+        lines.append(f"rows are rounded to {plan.rounded}")
     for r in rounds if rounds is not None else range(plan.releases):
         this = plan[r]
         lines.append(f"round {r}")

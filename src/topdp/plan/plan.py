@@ -1,8 +1,7 @@
 """Plan: which rows are made, from which rows, with whose gradient, under which noise, and who reads them.
 
-A protocol writes a plan, the engine executes it, the accountant reads it. A plan touches no data and holds
-no payload: it is known before the first image is read. This file is the object itself; protocols/ write
-plans, engine.py and privacy/ read them.
+A protocol writes a plan, the engine executes it, the accountant reads it. A plan contains no data: it is
+known before the first record is read.
 
 A *row* is one flat parameter vector. Rows 0 .. n-1 are the estimates of agents 0 .. n-1; the others are
 messages. Before round 0 every row is the public start x_0. In round r = 0 .. T each existing row becomes
@@ -10,9 +9,9 @@ messages. Before round 0 every row is the public start x_0. In round r = 0 .. T 
     row = Σ_w weight·(source row of round r-1)  -  rate_r·carries·(owner's gradient)  +  scale_r·Σ_v std·draw
 
 where draws are standard normal, fresh in every round, and the gradient of agent i is taken at its estimate
-of round r-1. With `robust`, the rows that came from others enter by that rule instead. Round 0 is the release
+of round r-1. With `robust`, the rows received from others enter by that rule instead. Round 0 is the release
 before the loop of the paper's algorithms: T rounds make T+1 releases. With `rounded`, each number of a row is
-rounded once, when all of the above has been added up; whatever is made later begins with what was rounded.
+rounded once, after all of the above has been added; later rows are made from the rounded ones.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ from topdp.plan.adaptive_steps import AdaptiveSteps
 from topdp.plan.capabilities import Capability, ReleaseKind, unsupported
 from topdp.plan.robust_rules import Robust
 
-ROUNDED = ("bfloat16",)  # what rows can be rounded to
+ROUNDED_ROW_TYPES = ("bfloat16",)
 NOBODY = -1  # pads the lists of sources, draws and readers
 ADAPTIVE_RATE = "adjusts"  # the name of `AdaptiveSteps.rate` in plan files and digests
 
 
 class PlanError(InputError):
-    """A plan that cannot be: an index out of range, noise that is not a number, a foreign file.
+    """An invalid plan: an index out of range, noise that is not a number, a foreign file.
 
     >>> import numpy as np
     >>> import topdp
@@ -54,7 +53,7 @@ class PlanError(InputError):
 
 @dataclass(frozen=True, eq=False)
 class PerRound:
-    """One array for every round 0 .. T, stored once for all rounds that share it.
+    """One array per round 0 .. T, stored once for all rounds that share it.
 
     >>> import numpy as np
     >>> ones = PerRound.same(np.ones(3), releases=100)
@@ -72,7 +71,7 @@ class PerRound:
 
     @classmethod
     def each(cls, values: NDArray[Any]) -> PerRound:
-        """An array of its own for every round: `values` is [releases, ...]."""
+        """A separate array for every round: `values` is [releases, ...]."""
         return cls(values, np.arange(len(values), dtype=np.int32))
 
     @classmethod
@@ -111,13 +110,13 @@ class Round(NamedTuple):
     exists: Bools  # [m]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Plan:
-    """Who makes, mixes, perturbs and reads which row in every round.
+    """Which agents make, mix, perturb and read which row in every round.
 
-    **Guarantees.** What is in a plan is all that leaves an agent: the accountant reads `readers` to know who
-    sees a row and `known_by` to know who can subtract a draw. A pruned plan lacks rows that are sent, so the
-    accountant refuses it.
+    **Guarantees.** A plan contains everything that leaves an agent: `readers` states which agents see a row,
+    and `known_by` which can subtract a draw; the accountant uses both. A pruned plan lacks rows that are
+    sent, so the accountant refuses it.
 
     >>> import numpy as np
     >>> import topdp
@@ -129,7 +128,7 @@ class Plan:
     """
 
     agents: int
-    owner: Indices  # [m] who makes the row
+    owner: Indices  # [m] the agent that makes the row
     source: PerRound  # int [m, w]; a row whose sources are all NOBODY does not exist in that round
     weight: PerRound  # float [m, w]
     carries: PerRound  # bool [m]; in a stack of runs, each run's share of the rate
@@ -141,10 +140,10 @@ class Plan:
     readers: PerRound  # int [m, q]
     protocol: str = "custom"
     pruned: bool = False
-    reported: Indices | None = None  # [n] the rows that users are shown; None: the estimates
+    reported: Indices | None = None  # [n] the rows that users get; None: the estimates
     adaptive: AdaptiveSteps | None = None  # steps of a non-linear optimiser, such as Adam; None: nowhere
-    robust: Robust | None = None  # how rows of others enter a mix; None: by their weights
-    rounded: str | None = None  # to what rows are rounded when they are made; None: they stay sums
+    robust: Robust | None = None  # how received rows enter a mix; None: by their weights
+    rounded: str | None = None  # the type to which rows are rounded; None: they are not
 
     def __post_init__(self) -> None:
         _validate(self)
@@ -179,12 +178,12 @@ class Plan:
 
     @property
     def full_scale(self) -> Floats:
-        """[agents] the standard deviation per unit of `scale` in an agent's first row: the paper's σ_i·C."""
+        """[agents]: the standard deviation per unit of `scale` in an agent's first row: the paper's σ_i·C."""
         return np.asarray(self.std[0][: self.agents, 0])
 
     @cached_property
     def exists(self) -> Bools:
-        """[releases, m]: which rows are made in which round."""
+        """[releases, m]: whether a row is made in a round."""
         return _exists(self.source.values)[self.source.which]
 
     @cached_property
@@ -232,33 +231,33 @@ class Plan:
 
     @cached_property
     def memories(self) -> Bools:
-        """[m]: rows that nobody reads, without gradients or draws, made of their owner's estimates alone."""
+        """[m]: memory rows: no reader, gradient or draw, and made only from their owner's estimates."""
         n, sources = self.agents, self.source.values
         noisy = ((self.draw.values >= 0).any(axis=(0, 2))) | (self.std.values != 0).any(axis=(0, 2))
-        kept = ~noisy & ~self.carries.values.any(axis=0) & (self.readers.values == NOBODY).all(axis=(0, 2))
-        kept[:n] = False
-        while kept.any():
-            own = (self.owner[sources] == self.owner[:, None]) & (kept[sources] | (sources < n))
-            fewer = kept & (own | (sources < 0)).all(axis=(0, 2))
-            if (fewer == kept).all():
+        memory = ~noisy & ~self.carries.values.any(axis=0) & (self.readers.values == NOBODY).all(axis=(0, 2))
+        memory[:n] = False
+        while memory.any():
+            own = (self.owner[sources] == self.owner[:, None]) & (memory[sources] | (sources < n))
+            fewer = memory & (own | (sources < 0)).all(axis=(0, 2))
+            if (fewer == memory).all():
                 break
-            kept = fewer
-        return np.asarray(kept)
+            memory = fewer
+        return np.asarray(memory)
 
     def received(self, round: int) -> Bools:
-        """[m, w]: which sources of `round` are rows of somebody else."""
+        """[m, w]: whether a source of `round` is a row of another agent."""
         source = self.source[round]
         used = (source >= 0) & (self.weight[round] != 0)
         return np.asarray(used & (self.owner[source] != self.owner[:, None]))
 
     def noise_scaled(self, factor: float) -> Plan:
-        """The same plan with every standard deviation times `factor`: every μ is divided by it."""
+        """The same plan with every standard deviation multiplied by `factor`, which divides every μ by it."""
         if not (np.isfinite(factor) and factor >= 0):
             raise PlanError(f"Expected a finite noise factor >= 0, got {factor}.")
         return replace(self, scale=self.scale * factor)
 
     def digest(self) -> str:
-        """SHA-256 over everything in the plan: two plans with one digest are the same plan."""
+        """SHA-256 over all contents: two plans with the same digest are the same plan."""
         sha = hashlib.sha256(f"{self.agents} {self.protocol} {self.pruned}".encode())
         if self.robust is not None:
             sha.update(repr(self.robust).encode())
@@ -272,10 +271,10 @@ class Plan:
 
 
 def prune(plan: Plan) -> Plan:
-    """The plan without the rows on which no later estimate depends.
+    """Return the plan without the rows on which no later estimate depends.
 
-    Same estimates under the same draws; about a third of the messages remain on the paper's graphs. For the
-    simulator only: real agents send all rows, and the accountant reads all of them.
+    The estimates are the same under the same draws; about a third of the messages remain on the paper's
+    graphs. For the simulator only: real agents send all rows, and the accountant reads all of them.
 
     >>> import numpy as np
     >>> import topdp
@@ -304,7 +303,7 @@ def _exists(source: Indices) -> Bools:
 
 
 def arrays_of(plan: Plan) -> dict[str, NDArray[Any]]:
-    """Everything in a plan that is an array, by name: what is hashed, and what is stored."""
+    """All arrays of a plan by name, as they are hashed and stored."""
     arrays: dict[str, NDArray[Any]] = {}
     for field in fields(plan):
         value = getattr(plan, field.name)
@@ -375,8 +374,8 @@ def _validate_adaptive(plan: Plan) -> None:
 def _validate_rounded(plan: Plan) -> None:
     if plan.rounded is None:
         return
-    if plan.rounded not in ROUNDED:
-        raise PlanError(f"Expected rows that are rounded to {', '.join(ROUNDED)}, got {plan.rounded!r}.")
+    if plan.rounded not in ROUNDED_ROW_TYPES:
+        raise PlanError(f"Expected rows rounded to {', '.join(ROUNDED_ROW_TYPES)}, got {plan.rounded!r}.")
     linear = {Capability.ROUNDED_ROWS, Capability.SHARED_DRAWS, Capability.PRUNED_ROWS}
     if reason := unsupported(plan, linear):
         raise PlanError(f"Expected sums of rows where they are rounded to {plan.rounded}, got {reason}.")
@@ -385,7 +384,7 @@ def _validate_rounded(plan: Plan) -> None:
 def _validate_robust(plan: Plan) -> None:
     if plan.robust is None or plan.pruned:
         return
-    most = 0
+    max_received = 0
     kinds = np.unique(np.stack([plan.source.which, plan.weight.which]), axis=1, return_index=True)[1]
     for r in kinds.tolist():
         others = plan.received(r)
@@ -394,16 +393,14 @@ def _validate_robust(plan: Plan) -> None:
             raise PlanError(
                 f"Expected received rows with weights >= 0 that add up to at most 1 for the robust rule "
                 f"{plan.robust.rule}, got others: it keeps rows near each other, and accelerated averaging "
-                "goes beyond what it mixes. Use chebyshev = false."
+                "extrapolates. Use chebyshev = false."
             )
-        most = max(most, int(others.sum(axis=1).max(initial=0)))
-    if most == 0:
-        raise PlanError(
-            f"Expected rows that are mixed of others' for a robust rule, got none in {plan.protocol}."
-        )
-    if plan.robust.compares and most == 1:
+        max_received = max(max_received, int(others.sum(axis=1).max(initial=0)))
+    if max_received == 0:
+        raise PlanError(f"Expected received rows in a mix for a robust rule, got none in {plan.protocol}.")
+    if plan.robust.compares and max_received == 1:
         raise PlanError(
             f"Expected several received rows in a mix for the robust rule {plan.robust.rule}, and "
-            f"{plan.protocol} mixes one at a time, which nothing can be compared with. Use dsgd, muffliato "
-            "or correlated; or rule = 'clipped' with a radius of your own."
+            f"{plan.protocol} mixes one at a time, which cannot be compared with others. Use dsgd, "
+            "muffliato or correlated; or rule = 'clipped' with a given radius."
         )

@@ -1,4 +1,4 @@
-"""A plan as one .npz file: written, and read with a check."""
+"""Writes plans to .npz files and reads them."""
 
 from __future__ import annotations
 
@@ -15,18 +15,14 @@ from topdp.plan.adaptive_steps import ADAPTIVE
 from topdp.plan.plan import ADAPTIVE_RATE, PerRound, Plan, PlanError, arrays_of
 from topdp.plan.robust_rules import Robust
 
-FORMAT = 1
-
-ROBUST_FORMAT = 2
-"""Of plans with a robust rule: who does not know the rule must not take them for linear ones."""
-
-
-ROUNDED_FORMAT = 3
-"""Of plans whose rows are rounded: who does not know that must not take their hidden rows for sums."""
+PLAN_FORMAT = 1
+# Versions that do not know robust rules or rounding must not read such plans as linear ones.
+ROBUST_PLAN_FORMAT = 2
+ROUNDED_PLAN_FORMAT = 3
 
 
 def save(plan: Plan, path: Path) -> None:
-    """Writes the plan as one .npz file, which `load` reads.
+    """Write the plan as one .npz file, which `load` reads.
 
     >>> import numpy as np
     >>> from pathlib import Path
@@ -39,18 +35,18 @@ def save(plan: Plan, path: Path) -> None:
     ...     load(Path(folder) / "plan.npz").digest() == plan.digest()
     True
     """
-    meta: dict[str, Any] = {"format": FORMAT, "agents": plan.agents, "protocol": plan.protocol}
+    meta: dict[str, Any] = {"format": PLAN_FORMAT, "agents": plan.agents, "protocol": plan.protocol}
     meta["pruned"] = plan.pruned
     if plan.robust is not None:
-        meta |= {"format": ROBUST_FORMAT, "robust": asdict(plan.robust)}
+        meta |= {"format": ROBUST_PLAN_FORMAT, "robust": asdict(plan.robust)}
     if plan.rounded is not None:
-        meta |= {"format": ROUNDED_FORMAT, "rounded": plan.rounded}
+        meta |= {"format": ROUNDED_PLAN_FORMAT, "rounded": plan.rounded}
     with path.open("wb") as file:
         np.savez_compressed(file, meta=np.array(json.dumps(meta)), **arrays_of(plan))  # type: ignore[arg-type]
 
 
 def load(path: Path) -> Plan:
-    """Reads what `save` wrote, and checks it: a foreign or damaged file is refused by name.
+    """Return the plan that `save` wrote; raise PlanError for a foreign or damaged file.
 
     >>> from pathlib import Path
     >>> load(Path("nowhere.npz"))
@@ -70,11 +66,11 @@ def load(path: Path) -> Plan:
         }
     except UNREADABLE_FILE_ERRORS as error:
         raise PlanError(f"Expected a plan written by topdp in {path}, could not read one: {error}") from error
-    expected = ROBUST_FORMAT if "robust" in meta else ROUNDED_FORMAT if "rounded" in meta else FORMAT
+    expected = PLAN_FORMAT
+    if "robust" in meta or "rounded" in meta:
+        expected = ROBUST_PLAN_FORMAT if "robust" in meta else ROUNDED_PLAN_FORMAT
     if version != expected:
-        raise PlanError(
-            f"Expected plan format {FORMAT}, {ROBUST_FORMAT} or {ROUNDED_FORMAT} in {path}, got {version}."
-        )
+        raise PlanError(f"Expected plan format {expected} in {path}, got {version}.")
     try:
         if "rounded" in meta:
             values["rounded"] = str(meta["rounded"])

@@ -1,8 +1,7 @@
-"""Every random stream of a run, derived from (seed, purpose, round, agent). Nothing else draws numbers.
+"""All random streams of a run, each derived from (seed, purpose, round, agent).
 
-A stream depends on its name only, never on what was drawn before it: so a run can be resumed, pruned or
-split over machines and still draw the same numbers. Not for secrets: real agents take their noise from the
-operating system.
+A stream depends on its name only, not on earlier draws: so a run that is resumed, pruned or split over
+machines draws the same numbers. Not for secrets: real agents take their noise from the operating system.
 """
 
 from __future__ import annotations

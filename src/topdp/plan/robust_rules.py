@@ -1,18 +1,18 @@
-"""Robust mixing: what stands in a row for rows that came from others, so that a few cannot spoil it.
+"""Robust rules: how received rows enter a mix so that a few hostile ones cannot spoil it.
 
-A plan says which rows are mixed by which weights. Where it also says `robust`, rows of the owner's own enter
-by their weights as ever, and those that came from others enter together, as one thing:
+A plan states which rows are mixed by which weights. Where it also states `robust`, the owner's own rows enter
+by their weights, and the rows received from others enter together, as one term:
 
     clipped   Σ_j w_j (x + clip(x_j - x, τ))   self-centred clipping (He, Karimireddy and Jaggi 2022, Eq. 4)
     trimmed   (Σ_j w_j) · trimmed mean         of x and all x_j, coordinate by coordinate (Yin et al. 2018)
     nearest   (Σ_j w_j) · mean                 of x and the x_j nearest to it (Farhadkhani et al. 2023, NNA)
 
-Here x is the owner's estimate of the round before and j goes over the received rows. The arithmetic is in
-simulator/robust_mixing.py, for runs and for agents. Not for noise or gradients, which enter as ever.
+Here x is the owner's estimate of the round before, and j runs over the received rows. The arithmetic is in
+simulator/robust_mixing.py, for runs and for agents. Noise and gradients enter as in any plan.
 
-**Guarantees.** Which rows enter, and how strongly, depends on all that are mixed: this is not linear, and
-accounts of hidden rows do not hold for it. What is put in is a function of rows, and reads no data. So where
-every row counts as seen the account is the one without it, whatever the rule (docs/privacy.md).
+**Guarantees.** Which rows enter, and how strongly, depends on all rows that are mixed: this is not linear,
+and accounts of hidden rows do not hold for it. The term is a function of rows and reads no data. So where
+every row counts as seen, the account is the same as without the rule (docs/privacy.md).
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from dataclasses import dataclass
 from topdp.base.number_checks import expect_count
 from topdp.errors import InputError
 
-RULES = ("clipped", "trimmed", "nearest")
+ROBUST_RULES = ("clipped", "trimmed", "nearest")
 
 
 @dataclass(frozen=True)
 class Robust:
-    """By which rule received rows enter a mix.
+    """The rule by which received rows enter a mix.
 
-    `hostile`: how many of the rows that one agent mixes may come from hostile neighbours. `radius`: τ of
-    `clipped`; None: the distance within which all received rows lie but for `hostile` of them.
+    `hostile`: the number of rows in one agent's mix that may come from hostile neighbours. `radius`: τ of
+    `clipped`; None: the distance within which all but `hostile` of the received rows lie.
 
     >>> Robust("trimmed", hostile=2).spared(received=6), Robust("trimmed", hostile=2).spared(received=2)
     (2, 1)
@@ -46,23 +46,23 @@ class Robust:
     radius: float | None = None
 
     def __post_init__(self) -> None:
-        if self.rule not in RULES:
-            raise InputError(f"Expected a robust rule out of {', '.join(RULES)}, got {self.rule!r}.")
+        if self.rule not in ROBUST_RULES:
+            raise InputError(f"Expected a robust rule out of {', '.join(ROBUST_RULES)}, got {self.rule!r}.")
         expect_count("hostile", self.hostile)
         if self.radius is not None and not 0 < self.radius < math.inf:
             raise InputError(f"Expected a finite radius > 0, got {self.radius}.")
         if self.radius is not None and self.rule != "clipped":
-            raise InputError(f"Expected a radius with the rule clipped alone, got one with {self.rule}.")
+            raise InputError(f"Expected a radius only with the rule clipped, got one with {self.rule}.")
 
     @property
     def compares(self) -> bool:
-        """Whether received rows are judged by each other: then one alone cannot be judged."""
+        """Whether the rule compares received rows with each other: then it needs several."""
         return self.radius is None
 
     def spared(self, received: int) -> int:
-        """How many of so many received rows can be hostile at most, and are guarded against.
+        """Return how many hostile rows among `received` ones the rule guards against.
 
-        Of few rows fewer are: from the own row and two more the trimmed mean can drop one at each end.
+        There are fewer among few rows: of its own row and two others the trimmed mean drops one at each end.
         """
         if self.rule == "trimmed":
             return min(self.hostile, received // 2)

@@ -1,9 +1,9 @@
-"""What changes along the rounds for all agents alike: the step size and the noise.
+"""Schedules: the step size and the noise along the rounds, the same for all agents.
 
 T rounds make T + 1 releases: round 0 is the release before the loop, and uses the values of t = 0.
 
-**Guarantees.** None of its own: a schedule is part of the plan, and every account counts it. It is made of
-settings alone; a curvature must be known without looking at private data.
+**Guarantees.** None by itself: a schedule is part of the plan, and every account includes it. It depends on
+settings only; a curvature must be known without looking at private data.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ def learning_rates(
 ) -> Floats:
     """λ_t of the T+1 releases of T `rounds`.
 
-    `none`: constant. `linear`: falls to 1/T of itself. `cosine`: half a wave, to sin²(π/2T) of itself.
-    `step`: times `factor` after each `period` of rounds, or each third of them. `sqrt-epoch`:
-    λ/√(1 + epoch), our reading of the paper's "fading learning rate", whose law it does not give.
+    `none`: constant. `linear`: falls to 1/T of its initial value. `cosine`: half a wave, to sin²(π/2T) of it.
+    `step`: multiplied by `factor` after each `period` of rounds, or each third of them. `sqrt-epoch`:
+    λ/√(1 + epoch), our reading of the paper's "fading learning rate", whose formula it does not give.
 
     >>> learning_rates(1.0, rounds=4, fading="linear").tolist()
     [1.0, 1.0, 0.75, 0.5, 0.25]
@@ -69,14 +69,14 @@ def learning_rates(
                 "use a longer fading_period or a larger fading_factor."
             )
         return np.asarray(rates)
-    raise InputError(f"Expected fading to be one of {', '.join(FADINGS)}, got {fading!r}.")
+    raise InputError(f"Expected fading to be one of {', '.join(FADING_KINDS)}, got {fading!r}.")
 
 
-FADINGS = ("none", "linear", "cosine", "sqrt-epoch", "step")
+FADING_KINDS = ("none", "linear", "cosine", "sqrt-epoch", "step")
 
 
 def warmed_up(rate: Floats, warmup: int) -> Floats:
-    """`rate` with steps that grow to their size in the first `warmup` rounds.
+    """Return `rate` with steps that grow to their full size in the first `warmup` rounds.
 
     >>> warmed_up(learning_rates(1.0, rounds=4, fading="none"), 3).tolist()
     [0.25, 0.25, 0.5, 0.75, 1.0]
@@ -89,7 +89,7 @@ def warmed_up(rate: Floats, warmup: int) -> Floats:
 def step_decay(factor: float, period: int, rounds: int) -> Floats:
     """γ^⌊t/period⌋ of the T+1 releases of T `rounds`.
 
-    The paper calls this free; at a fixed clip it is not (docs/privacy.md), and the accountant counts it.
+    The paper calls this free; at a fixed clip it is not (docs/privacy.md), and the accountant includes it.
 
     >>> step_decay(0.5, period=2, rounds=4).tolist()
     [1.0, 1.0, 1.0, 0.5, 0.5]
@@ -103,34 +103,35 @@ def step_decay(factor: float, period: int, rounds: int) -> Floats:
 
 
 def power_of_rate(rate: Floats, exponent: float) -> Floats:
-    """σ_t ∝ λ_t^-exponent: the noise on the gradient of each release, in units of equal noise as costly.
+    """σ_t ∝ λ_t^-exponent: the noise on the gradient of each release, relative to equal noise of the same
+    loss.
 
-    What is left at the end of the noise of all rounds is Σ q_t σ_t², with q_t = λ_t² where a loss is so flat
-    that nothing is forgotten. At a given privacy loss, Σ 1/σ_t², that is least for σ_t² ∝ q_t^-½: exponent ½,
-    with ¾ of the variance that equal noise leaves if λ falls linearly. Exponent 0 is equal noise, exponent 1
-    equal noise on the estimate.
+    The noise of all rounds leaves Σ q_t σ_t² at the end, with q_t = λ_t² where a loss is so flat that nothing
+    is forgotten. At a given privacy loss, Σ 1/σ_t², this is least for σ_t² ∝ q_t^-½: exponent ½, which leaves
+    ¾ of the variance of equal noise if λ falls linearly. Exponent 0 is equal noise, exponent 1 equal noise on
+    the estimate.
 
     The mean of 1/σ_t² is 1: with full batches and fresh noise, a σ means the same privacy at every exponent.
 
     >>> power_of_rate(learning_rates(1.0, rounds=4, fading="linear"), 0.5).round(3).tolist()
     [0.837, 0.837, 0.966, 1.183, 1.673]
     """
-    if not -LARGEST_EXPONENT <= exponent <= LARGEST_EXPONENT:
+    if not -MAX_RATE_EXPONENT <= exponent <= MAX_RATE_EXPONENT:
         raise InputError(
-            f"Expected an exponent from -{LARGEST_EXPONENT:g} to {LARGEST_EXPONENT:g}, got {exponent}."
+            f"Expected an exponent from -{MAX_RATE_EXPONENT:g} to {MAX_RATE_EXPONENT:g}, got {exponent}."
         )
     return _as_costly_as_equal(-exponent * np.log(_relative(rate)))
 
 
 def for_curvature(rate: Floats, curvature: float | Sequence[float]) -> Floats:
-    """σ_t that leaves least noise at the end of descent on a quadratic loss with these curvatures.
+    """σ_t that leaves the least noise at the end of descent on a quadratic loss with these curvatures.
 
-    A step on a direction of curvature h shrinks what was there by 1 - λh: early noise is forgotten, and early
-    rounds may have more of it. Scaled as `power_of_rate`, which is its limit for h → 0.
+    A step along a direction of curvature h multiplies earlier noise by 1 - λh: early noise is forgotten, and
+    early rounds may have more of it. Scaled as `power_of_rate`, which is its limit for h → 0.
 
-    Where noise is forgotten altogether (λh = 1, or long before the end) the least noise at the end would ask
-    for noise without end. So forgetting counts down to 10⁻⁸ in q_t: no round has more than 100 times the
-    noise that `power_of_rate` gives it beside the least forgotten one.
+    Where noise is forgotten completely (λh = 1, or long before the end) the optimum would be infinite noise.
+    So q_t is at least 10⁻⁸ of its maximum: no round has more than 100 times the noise that `power_of_rate`
+    gives it relative to the least forgotten round.
 
     >>> for_curvature(learning_rates(0.5, rounds=4, fading="none"), 1.0).round(3).tolist()
     [2.49, 1.761, 1.245, 0.88, 0.622]
@@ -140,23 +141,25 @@ def for_curvature(rate: Floats, curvature: float | Sequence[float]) -> Floats:
         raise InputError(f"Expected a curvature, or a list of them, finite and > 0, got {curvature}.")
     log_rate = np.log(_relative(rate))
     # q_t = Σ_k h_k λ_t² Π_{s>t} (1 - λ_s h_k)², in logarithms; σ_t² ∝ q_t^-½
-    left = np.full(len(rate), -np.inf)
+    remembered = np.full(len(rate), -np.inf)
     for h in curvatures:
         with np.errstate(divide="ignore"):
             shrunk = 2.0 * np.log(np.abs(1.0 - rate * h))
         after = np.append(np.cumsum(shrunk[:0:-1])[::-1], 0.0)
-        left = np.logaddexp(left, np.log(h) + after)
-    return _as_costly_as_equal(-0.5 * log_rate - 0.25 * np.maximum(left - left.max(), np.log(FORGOTTEN)))
+        remembered = np.logaddexp(remembered, np.log(h) + after)
+    return _as_costly_as_equal(
+        -0.5 * log_rate - 0.25 * np.maximum(remembered - remembered.max(), np.log(MIN_REMEMBERED_SHARE))
+    )
 
 
-LARGEST_EXPONENT = 2.0
-FORGOTTEN = 1e-8  # of what survives best: less counts as this much
+MAX_RATE_EXPONENT = 2.0
+MIN_REMEMBERED_SHARE = 1e-8  # of the release that is remembered best
 
 
 def schedule(rate: Floats, along: Floats, noise_on: str) -> Schedule:
-    """Puts the noise inside the step (`gradient`: -λ(ḡ + noise)) or beside it (`estimate`: as printed).
+    """Put the noise inside the step (`gradient`: -λ(ḡ + noise)) or beside it (`estimate`: as printed).
 
-    `along` is the noise of each release where it stands, per unit of an agent's full-scale deviation.
+    `along` is the noise of each release at that place, per unit of an agent's full-scale deviation.
 
     >>> rates, equal = learning_rates(0.5, 2, "none"), step_decay(1.0, 1, 2)
     >>> schedule(rates, equal, "gradient").noise.tolist(), schedule(rates, equal, "estimate").noise.tolist()
@@ -170,10 +173,10 @@ def schedule(rate: Floats, along: Floats, noise_on: str) -> Schedule:
 
 
 def _relative(rate: Floats) -> Floats:
-    """λ_t over the largest: only ratios matter, and products of these cannot overflow."""
+    """λ_t over its maximum: only ratios matter, and their products cannot overflow."""
     rate = np.asarray(rate, float)
     if not (np.isfinite(rate) & (rate > 0)).all():
-        raise InputError("Expected steps that are finite and > 0 in every round, to set the noise by them.")
+        raise InputError("Expected finite steps > 0 in every round, which determine the noise.")
     return np.asarray(rate / rate.max())
 
 
@@ -184,5 +187,5 @@ def _as_costly_as_equal(log_noise: Floats) -> Floats:
 
 
 def _time(rounds: int) -> Floats:
-    """t of each release; the one before the loop counts as the first round's."""
+    """t of each release; the one before the loop has the t of the first round."""
     return np.maximum(np.arange(rounds + 1, dtype=np.float64) - 1.0, 0.0)

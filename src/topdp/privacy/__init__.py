@@ -1,30 +1,35 @@
-"""How private is a plan? Read from the plan itself, before the first record is.
+"""How private a plan is, computed from the plan itself before any data is read.
 
-`account` gives the answers, `calibrate` the least noise that keeps a budget, `spending` what an owner
-has spent after each release. Beneath them are three rooms: `basics`, single Gaussian releases and what one
-record can change; `observers`, what somebody who reads rows learns (`adaptive`, `view`, `coalitions`,
-`worst_case`, `outsider`);
-`published`, what the literature asks and claims (`CALIBRATIONS`, `side_by_side`).
+`account` computes the answers, `calibrate` the least noise that meets a budget, `spending` the cost of each
+release. They build on four packages: `answers`, one object for each privacy answer; `observers`, what an
+observer of rows learns (`adaptive`, `view`, `coalitions`, `worst_case`, `outsider`); `published`, the
+calibrations of the literature (`CALIBRATIONS`, `side_by_side`); `basics`, single Gaussian releases, and how
+much one record can change.
 
-Nothing is estimated where no analysis covers a question: that is refused by name, as `NotCovered`.
+Where no analysis covers a plan, `NotCovered` is raised with the reason. Nothing is estimated instead.
 """
 
-from topdp.privacy.account import Account, account
-from topdp.privacy.answers import ANSWERS, GUARANTEES, Answer, AnswerKind, Status
-from topdp.privacy.basics.exposure import Exposure, exposure
-from topdp.privacy.basics.gaussian import compose, delta_of, epsilon_of, mu_of, noise_multiplier
-from topdp.privacy.basics.refusals import NotCovered, PrivacyError, PrivacyWarning
-from topdp.privacy.calibrate import CalibratedNoise, calibrate
-from topdp.privacy.observers.adaptive import adaptive, outsider
-from topdp.privacy.observers.coalitions import Coalitions, coalitions
-from topdp.privacy.observers.view import View, view
-from topdp.privacy.observers.worst_case import WorstCase, worst_case
-from topdp.privacy.published.calibration import Calibrated, Calibration
-from topdp.privacy.published.calibration_table import side_by_side
-from topdp.privacy.published.calibrations import CALIBRATIONS
-from topdp.privacy.published.claims import Analysis
-from topdp.privacy.query import Query
-from topdp.privacy.spending import Spending, spending
+from typing import TYPE_CHECKING
+
+from topdp.base.lazy_exports import lazy_exports
+
+if TYPE_CHECKING:
+    from topdp.privacy.accounting import Account, account
+    from topdp.privacy.answers import ANSWERS, GUARANTEES, Answer, AnswerKind, Status
+    from topdp.privacy.basics.exposure import Exposure, exposure
+    from topdp.privacy.basics.gaussian import compose, delta_of, epsilon_of, mu_of, noise_multiplier
+    from topdp.privacy.basics.refusals import NotCovered, PrivacyError, PrivacyWarning
+    from topdp.privacy.noise_calibration import CalibratedNoise, calibrate
+    from topdp.privacy.observers.adaptive import adaptive, outsider
+    from topdp.privacy.observers.coalitions import Coalitions, coalitions
+    from topdp.privacy.observers.view import View, view
+    from topdp.privacy.observers.worst_case import WorstCase, worst_case
+    from topdp.privacy.published.calibration import Calibrated, Calibration
+    from topdp.privacy.published.calibration_table import side_by_side
+    from topdp.privacy.published.calibrations import CALIBRATIONS
+    from topdp.privacy.published.claims import Analysis
+    from topdp.privacy.query import Query
+    from topdp.privacy.spending_curve import Spending, spending
 
 __all__ = [
     "ANSWERS",
@@ -63,3 +68,44 @@ __all__ = [
     "view",
     "worst_case",
 ]
+
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "ANSWERS": "answers",
+        "Account": "accounting",
+        "Analysis": "published.claims",
+        "Answer": "answers",
+        "AnswerKind": "answers",
+        "CALIBRATIONS": "published.calibrations",
+        "Calibrated": "published.calibration",
+        "CalibratedNoise": "noise_calibration",
+        "Calibration": "published.calibration",
+        "Coalitions": "observers.coalitions",
+        "Exposure": "basics.exposure",
+        "GUARANTEES": "answers",
+        "NotCovered": "basics.refusals",
+        "PrivacyError": "basics.refusals",
+        "PrivacyWarning": "basics.refusals",
+        "Query": "query",
+        "Spending": "spending_curve",
+        "Status": "answers",
+        "View": "observers.view",
+        "WorstCase": "observers.worst_case",
+        "account": "accounting",
+        "adaptive": "observers.adaptive",
+        "calibrate": "noise_calibration",
+        "coalitions": "observers.coalitions",
+        "compose": "basics.gaussian",
+        "delta_of": "basics.gaussian",
+        "epsilon_of": "basics.gaussian",
+        "exposure": "basics.exposure",
+        "mu_of": "basics.gaussian",
+        "noise_multiplier": "basics.gaussian",
+        "outsider": "observers.adaptive",
+        "side_by_side": "published.calibration_table",
+        "spending": "spending_curve",
+        "view": "observers.view",
+        "worst_case": "observers.worst_case",
+    },
+)

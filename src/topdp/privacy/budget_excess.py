@@ -1,6 +1,6 @@
-"""By how much each agent's loss exceeds its budget: the account itself, and quick looks that come near to it.
+"""By which factor each agent's loss exceeds its budget, exactly or by quicker approximations.
 
-Not for choosing noise (`balance` and `calibrate`), nor for what accounts guarantee: each says so itself.
+`balance` and `calibrate` choose the noise by it.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from topdp.privacy.observers.view import Bound, View
 from topdp.privacy.published.calibration import least_noise
 from topdp.privacy.query import DEFAULT_QUERY, Query
 
+# Writes the plan for full-scale standard deviations [agents], always with the same random choices.
 Writer = Callable[[Floats], Plan]
-"""The plan of a protocol for full-scale standard deviations [agents]; the same random choices every time."""
 
-FIRST_RELEASES = 32  # releases that stand for all where it is asked how agents depend on each other
-LEAST_SAMPLED_NOISE = 1e-3  # of the noise that one release needs by itself, if its sample were no secret
+FIRST_RELEASES = 32  # releases that show how agents depend on each other
+LEAST_SAMPLED_NOISE = 1e-3  # over the noise that one release would need if its sample were public
 
 
 class BudgetExcess:
-    """By how much each agent's loss exceeds its budget [agents], by accounts that are ever better and slower.
+    """The loss of each agent over its budget [agents], by accounts of increasing precision and cost.
 
-    That is the factor by which all noise of the plan would have to grow for the agent's sake; noise times s
-    divides it by s.
+    This is the factor by which all noise of the plan would have to grow for the agent to meet its budget.
+    Noise times s divides it by s.
     """
 
     def __init__(
@@ -44,6 +44,7 @@ class BudgetExcess:
         write: Writer,
         exposure: Exposure,
         kind: AnswerKind,
+        *,
         epsilon: Floats,
         delta: float,
         query: Query = DEFAULT_QUERY,
@@ -55,30 +56,32 @@ class BudgetExcess:
         self._views: dict[bytes, View] = {}
 
     def least(self) -> Floats:
-        """Full-scale noise [agents] under which one release alone keeps the budget.
+        """Full-scale noise [agents] with which a single release meets the budget.
 
-        Nobody gets less, even where others' noise would hide it.
+        No agent gets less, even where noise of others would hide it.
         """
         plan = self.write(self.exposure.sensitivity)
         noisy = (plan.rate > 0) & (plan.scale > 0)
         steps = plan.rate[noisy] / plan.scale[noisy]
-        amplified = np.array([LEAST_SAMPLED_NOISE if one.sampled else 1.0 for one in self.exposure.batches])
+        amplified = np.array(
+            [LEAST_SAMPLED_NOISE if batches.sampled else 1.0 for batches in self.exposure.batches]
+        )
         return np.asarray(amplified * self.exposure.sensitivity / self.target * min(steps, default=1.0))
 
     def ever_better(self, least: Floats) -> list[Excess]:
-        """The first is a model, asked often: of the first releases, and of records that all point one way."""
+        """Accounts in order of precision, for noise of at least `least`. The first one is cheap."""
         self._note = "balancing noise, step 1"
         if not self.kind.on_request:
             return [self.quick, self.whole]
         releases, first = self.write(least).releases, FIRST_RELEASES
         while 2 * first < releases and (self.quick(least, first) == 0).any():
-            first *= 2  # no observer reads some agent yet
+            first *= 2  # so far some agent is not read by any other
         if 2 * first >= releases:
             return [self.quick, self.whole]
         return [partial(self.quick, releases=first), partial(self.quick, report=True), self.whole]
 
     def quick(self, deviation: Floats, releases: int | None = None, report: bool = False) -> Floats:
-        """By aligned records, all of which are in every round of their batches; of the first releases."""
+        """The excess for aligned records without amplification, by default of all releases."""
         plan = self.write(deviation)
         if releases is not None:
             plan = _beginning(plan, releases)
@@ -86,7 +89,7 @@ class BudgetExcess:
         return np.asarray(np.where(view.asked, view.lower, 0.0).max(axis=1) / self.target)
 
     def whole(self, deviation: Floats) -> Floats:
-        """The account itself."""
+        """The excess by the account itself."""
         view = self._observe(self.write(deviation))
         self._views[deviation.tobytes()] = view
         excess = view.worst() / self.target
@@ -95,7 +98,7 @@ class BudgetExcess:
         return excess
 
     def certified(self, deviation: Floats, factor: float) -> tuple[Floats, View | None]:
-        """The noise times `factor`, at which the account meets every budget, and what observers see then."""
+        """The noise times `factor`, at which the account meets every budget, and the view of its plan."""
         view = self._views.get(deviation.tobytes())
         if not self.exposure.sampled:
             if view is not None and view.upper is not None:
@@ -109,7 +112,8 @@ class BudgetExcess:
                 return deviation * factor, view
             factor, step = factor * (1 + step), 2 * step
 
-    def tell(self, excess: Floats) -> None:
+    def note(self, excess: Floats) -> None:
+        """Record the state of the search for progress reports."""
         self._steps += 1
         agent = int(excess.argmax())
         self._note = (
@@ -125,7 +129,7 @@ class BudgetExcess:
 
 
 def _beginning(plan: Plan, releases: int) -> Plan:
-    """The first releases of a plan, as if it ended there."""
+    """The plan that ends after these releases."""
 
     def first(of: PerRound) -> PerRound:
         return PerRound(of.values, of.which[:releases])
@@ -139,14 +143,14 @@ def _beginning(plan: Plan, releases: int) -> Plan:
 
 
 def _least_scale(loss: Loss, epsilon: float, delta: float) -> float:
-    """By how much all noise has to grow for a loss to keep (ε, δ)."""
+    """The factor by which all noise has to grow for a loss to meet (ε, δ)."""
     if isinstance(loss, SmallestLoss):
-        return min(_least_scale(one, epsilon, delta) for one in loss.losses)
+        return min(_least_scale(part, epsilon, delta) for part in loss.losses)
     if isinstance(loss, SampledLoss):
         if not loss.releases or loss.releases[0][0] == 0:
             return np.inf if loss.releases else 0.0
         least = loss.releases[0][0]
-        # Under the plain rule this is the same for all noise: it is sought once.
+        # Under the plain rule the shape is the same for all noise, and the search runs once.
         shape = tuple((round(z / least, 12), count) for z, count in loss.releases)
         return _least_multiplier(loss.rate, shape, epsilon, delta) / least
     return loss.mu / float(mu_of(epsilon, delta))
@@ -156,14 +160,14 @@ def _least_scale(loss: Loss, epsilon: float, delta: float) -> float:
 def _least_multiplier(
     rate: float, shape: tuple[tuple[float, int], ...], epsilon: float, delta: float
 ) -> float:
-    """The least z at which sampled releases with noise multipliers z·shape keep (ε, δ)."""
+    """The least z at which sampled releases with noise multipliers z·shape meet (ε, δ)."""
 
     def claim(z: float) -> float:
         try:
-            return SampledLoss(rate, tuple((z * one, count) for one, count in shape)).epsilon(delta)
+            return SampledLoss(rate, tuple((z * relative, count) for relative, count in shape)).epsilon(delta)
         except NotCovered:
             if z >= 1:
                 raise
-            return np.inf  # loss distributions cannot hold so little noise
+            return np.inf  # loss distributions cannot represent so little noise
 
     return least_noise(claim, epsilon, "Poisson samples")

@@ -1,10 +1,10 @@
-"""How much noise of its own each agent adds where pairs share noise: the least that hides everybody.
+"""The least own noise of each agent where pairs share noise.
 
-Given who shares secrets with whom and what each agent would need alone, pairs hide most and own noise the
-rest. Own noise is what stays in the average, so its sum of variances is made least. Not for budgets in ε:
-`calibrate` asks the account of the plan, and scales what is found here.
+Given the pairs that share secrets, and the noise that each agent would need alone, pair noise hides most and
+own noise the rest. Own noise stays in the average, so the sum of its variances is minimised. `calibrate`
+scales the result until the account of the plan meets the budgets in ε.
 
-**Guarantees.** None of its own: whatever is found is divided by what the account says of it.
+**Guarantees.** None of its own: the caller divides the result by its account.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from topdp.privacy.observers.shared_noise import by_connectivity
 
 Coalition = tuple[int, ...]
 
+# Up to this many coalitions are computed one by one; otherwise one for each agent, of its partners first.
 MAX_ENUMERATED_COALITIONS = 40_000
-"""Coalitions that are looked at one by one; of more, one for each agent, of its partners first."""
 
-MAX_INVERTED_NUMBERS = 1 << 22  # numbers of matrices that are inverted at once
-COALITIONS_PER_AGENT = 6  # coalitions an agent that the search keeps in mind
-MAX_SEARCHES = 8  # searches, each with the coalitions that the last one left worst
+MAX_INVERTED_NUMBERS = 1 << 22  # in matrices that are inverted at once
+COALITIONS_PER_AGENT = 6  # constraints that each search adds for an agent
+MAX_SEARCHES = 8  # each with the worst coalitions of the one before
 MAX_EXACT_AGENTS = (
     200  # agents whose noise is sought one by one; more share it in proportion to what each needs
 )
@@ -37,9 +37,8 @@ MAX_EXACT_AGENTS = (
 class Allocation:
     """Standard deviations: `own` [agents], and `pair` of every pair's draw.
 
-    `average`: the variance that stays in the average, over that of pooled records if agents' mean need were
-    enough for them. `weakest`: the agent that is hidden least, and the colluders who know most of what hides
-    it.
+    `average`: the variance that stays in the average, over that of pooled records under the agents' mean
+    need. `weakest`: the agent that is hidden least, and the colluders that know most of what hides it.
     """
 
     own: Floats
@@ -49,21 +48,21 @@ class Allocation:
 
     @property
     def pair_noise(self) -> float:
-        """The deviation of a pair's draw over the root mean square of own noise: what `Correlated` takes."""
+        """A pair's deviation over the root mean square of own noise, as `Correlated` expects it."""
         return self.pair / math.sqrt(float(np.square(self.own).mean()))
 
 
 def allocate(pairs: Ints, alone: Floats, colluders: int, strength: float = 10.0) -> Allocation:
-    """The least own noise, where agents i need deviation alone[i] if nobody else's noise hid them.
+    """Return the least own noise where agent i needs deviation alone[i] if no other noise hides it.
 
-    `pairs` [p, 2]: who shares secrets. `strength`: the variance of all pair noise in a row, over that which
-    agents need alone; more hides better, and takes more averaging to be rid of.
+    `pairs` [p, 2]: the agents that share secrets. `strength`: the variance of all pair noise in a row, over
+    what agents need alone; more hides better, and takes more averaging to remove.
 
     >>> import numpy as np
     >>> from topdp import topology
     >>> found = allocate(topology.complete(10).edges, np.ones(10), colluders=1)
     >>> round(found.average, 3), bool(np.ptp(found.own) < 1e-12)
-    (1.222, True)
+    (1.218, True)
     """
     alone = np.asarray(alone, float)
     n = len(alone)
@@ -85,7 +84,7 @@ def allocate(pairs: Ints, alone: Floats, colluders: int, strength: float = 10.0)
 
 
 def _by_connectivity(hiding: _HiddenNoise, alone: Floats, pair: float) -> Allocation:
-    """For many agents: as the least connected direction is hidden (`shared_noise.by_connectivity`)."""
+    """The allocation for many agents, by the least connected direction (`shared_noise.by_connectivity`)."""
     weights, c, needs = hiding.weights, hiding.colluders, np.square(alone)
     second = float(np.linalg.eigvalsh(np.diag(weights.sum(axis=1)) - weights)[1])
     connected = max(0.0, second - c * pair**2)
@@ -95,7 +94,9 @@ def _by_connectivity(hiding: _HiddenNoise, alone: Floats, pair: float) -> Alloca
         best = minimize_scalar(lambda x: _filled(needs, connected, c, math.exp(x)).sum(), bounds=ends)
         filled = _filled(needs, connected, c, math.exp(best.x))
 
-        def excess(share: float) -> float:  # who needs most hides itself too: there was some to spare
+        def excess(
+            share: float,
+        ) -> float:  # an agent that needs most also hides itself: there is some to spare
             return float((by_connectivity(share * filled, connected, c) * needs).max()) - 1.0
 
         variance = filled * brentq(excess, 1e-3 / hiding.agents, 1.0 + 1e-6, xtol=1e-15)
@@ -105,7 +106,7 @@ def _by_connectivity(hiding: _HiddenNoise, alone: Floats, pair: float) -> Alloca
 
 
 def _filled(needs: Floats, connected: float, colluders: int, kept: float) -> Floats:
-    """The least own noise that hides all if Σ d_j/(d_j + λ) is `kept` whoever colludes; and keeps it."""
+    """The least own noise that hides all agents if Σ d_j/(d_j + λ) is `kept`, and that keeps this sum."""
     n = len(needs)
     # 1/x + (λ/kept)/x² = 1/needs_i with x = d_i + λ
     x = (needs + np.sqrt(np.square(needs) + 4 * needs * connected / kept)) / 2
@@ -115,13 +116,13 @@ def _filled(needs: Floats, connected: float, colluders: int, kept: float) -> Flo
         shares = np.sort(1 - 1 / (np.maximum(variance / connected, math.exp(least)) + 1))
         return kept - float(shares[: n - colluders].sum())
 
-    if lacking(-40.0) > 0:  # little noise counts most: those are raised who have least
+    if lacking(-40.0) > 0:  # small variances count most: the smallest ones are raised
         variance = np.maximum(variance, connected * math.exp(brentq(lacking, -40.0, 40.0)))
     return variance
 
 
 class _HiddenNoise:
-    """What pairs with one secret each leave to be hidden by own noise, for every coalition that counts."""
+    """What pair noise leaves to be hidden by own noise, for every coalition that counts."""
 
     def __init__(self, pairs: Ints, agents: int, colluders: int, pair_variance: float) -> None:
         self.agents, self.colluders = agents, colluders
@@ -130,10 +131,10 @@ class _HiddenNoise:
         self.all = len(pairs) == math.comb(agents, 2)
 
     def coalitions(self, variance: Floats) -> list[Coalition]:
-        """Among them, for every agent, one that learns most of it, as far as that is known."""
+        """Coalitions among which is, for every agent, one that learns most of it, as far as that is known."""
         n, c = self.agents, self.colluders
         if np.ptp(variance) <= 1e-12 * variance.max() and not self.all:
-            # Of equal agents the partners of each know most of what hides it, as far as we have seen.
+            # Among equal agents the partners of each know most of what hides it, as far as we have seen.
             partners = [np.flatnonzero(row).tolist() for row in self.weights]
             if (
                 sum(math.comb(len(of), c) for of in partners) <= MAX_ENUMERATED_COALITIONS
@@ -142,16 +143,16 @@ class _HiddenNoise:
                 return sorted({J for of in partners for J in itertools.combinations(of, c)})
         if math.comb(n, c) <= MAX_ENUMERATED_COALITIONS and not self.all:
             return list(itertools.combinations(range(n), c))
-        # Whom to bribe: those with most noise of their own; where not all share secrets, partners first.
-        found = set()
+        # The worst colluders: agents with most own noise; where not all share secrets, partners first.
+        coalitions = set()
         for agent in range(n):
             worth = variance / variance.max() + (0 if self.all else 2 * (self.weights[agent] > 0))
             worth[agent] = -1.0
-            found.add(tuple(sorted(np.argsort(-worth, kind="stable")[:c].tolist())))
-        return sorted(found)
+            coalitions.add(tuple(sorted(np.argsort(-worth, kind="stable")[:c].tolist())))
+        return sorted(coalitions)
 
     def inverses(self, variance: Floats, coalitions: list[Coalition]) -> Floats:
-        """[coalitions, n, n]: (diag(a²) + s²L)⁻¹ without the members; theirs are ones."""
+        """[coalitions, n, n] (diag(a²) + s²L)⁻¹ without the members, whose diagonal entries are 1."""
         left = np.ones((len(coalitions), self.agents))
         for o, J in enumerate(coalitions):
             left[o, list(J)] = 0.0
@@ -162,23 +163,25 @@ class _HiddenNoise:
         return np.asarray(np.linalg.inv(matrices), np.float64)
 
     def exposed(self, variance: Floats, coalitions: list[Coalition]) -> Floats:
-        """[coalitions, n]: 1/z² at unit sensitivity; 0 for members."""
+        """[coalitions, n] 1/z² at unit sensitivity; 0 for members."""
         step = max(1, MAX_INVERTED_NUMBERS // self.agents**2)
         parts = [coalitions[at : at + step] for at in range(0, len(coalitions), step)]
-        found = np.concatenate([np.einsum("onn->on", self.inverses(variance, part)).copy() for part in parts])
+        exposed = np.concatenate(
+            [np.einsum("onn->on", self.inverses(variance, part)).copy() for part in parts]
+        )
         for o, J in enumerate(coalitions):
-            found[o, list(J)] = 0.0
-        return found
+            exposed[o, list(J)] = 0.0
+        return exposed
 
     def worst(self, variance: Floats) -> tuple[Floats, list[Coalition]]:
-        """[n]: 1/z² to the coalition that learns most of each agent, and which that is."""
+        """[n] 1/z² to the coalition that learns most of each agent, and that coalition."""
         coalitions = self.coalitions(variance)
-        found = self.exposed(variance, coalitions)
-        return found.max(axis=0), [coalitions[o] for o in found.argmax(axis=0)]
+        exposed = self.exposed(variance, coalitions)
+        return exposed.max(axis=0), [coalitions[o] for o in exposed.argmax(axis=0)]
 
 
 def _in_proportion(hiding: _HiddenNoise, needs: Floats) -> Floats:
-    """Own variances in proportion to what each needs alone, as little as hides everybody."""
+    """The least own variances, in proportion to what each agent needs alone, that hide all agents."""
     coalitions: list[Coalition] = []
 
     def excess(share: float) -> float:
@@ -197,29 +200,32 @@ def _in_proportion(hiding: _HiddenNoise, needs: Floats) -> Floats:
 def _least(hiding: _HiddenNoise, needs: Floats, start: Floats) -> Floats:
     """min Σa_i² such that [(diag(a²) + s²L_-J)⁻¹]_ii <= 1/needs_i for all J: convex in a².
 
-    And a_i² >= needs_i/n, what each would have if all hid each other perfectly: else partners' noise alone
-    might hide some agent, and if more collude than was thought, nothing would. It costs less than 1%.
+    Also a_i² >= needs_i/n, which each agent would have if all hid each other perfectly. Otherwise noise of
+    its partners alone might hide some agent, and against more colluders nothing would. This costs less than
+    1%.
     """
-    variance, kept = start, set[tuple[int, Coalition]]()
+    variance, constraints = start, set[tuple[int, Coalition]]()
     for _ in range(MAX_SEARCHES):
         coalitions = hiding.coalitions(variance)
-        found = hiding.exposed(variance, coalitions) * needs
-        worst = np.argsort(-found, axis=0)[:COALITIONS_PER_AGENT]
-        new = {(i, coalitions[o]) for i in range(hiding.agents) for o in worst[:, i] if found[o, i] > 0}
-        if new <= kept:
+        excess = hiding.exposed(variance, coalitions) * needs
+        worst = np.argsort(-excess, axis=0)[:COALITIONS_PER_AGENT]
+        new = {(i, coalitions[o]) for i in range(hiding.agents) for o in worst[:, i] if excess[o, i] > 0}
+        if new <= constraints:
             break
-        kept |= new
-        variance = _search(hiding, needs, variance * max(1.0, float(found.max())), sorted(kept))
+        constraints |= new
+        variance = _search(hiding, needs, variance * max(1.0, float(excess.max())), sorted(constraints))
     return variance
 
 
-def _search(hiding: _HiddenNoise, needs: Floats, start: Floats, kept: list[tuple[int, Coalition]]) -> Floats:
-    coalitions = sorted({J for _, J in kept})
-    at = np.array([coalitions.index(J) for _, J in kept])
-    owner = np.array([i for i, _ in kept])
+def _search(
+    hiding: _HiddenNoise, needs: Floats, start: Floats, constraints: list[tuple[int, Coalition]]
+) -> Floats:
+    coalitions = sorted({J for _, J in constraints})
+    at = np.array([coalitions.index(J) for _, J in constraints])
+    owner = np.array([i for i, _ in constraints])
     unit = float(start.mean())
 
-    def room(x: Floats) -> Floats:
+    def slack(x: Floats) -> Floats:
         return np.asarray(1.0 - needs[owner] * hiding.inverses(x * unit, coalitions)[at, owner, owner])
 
     def slopes(x: Floats) -> Floats:
@@ -227,13 +233,13 @@ def _search(hiding: _HiddenNoise, needs: Floats, start: Floats, kept: list[tuple
         entries = hiding.inverses(x * unit, coalitions)[at, owner]
         return np.asarray(needs[owner, None] * unit * np.square(entries))
 
-    found = minimize(
+    solution = minimize(
         np.sum,
         start / unit,
         jac=np.ones_like,
         bounds=[(least, None) for least in needs / (hiding.agents * unit)],
-        constraints={"type": "ineq", "fun": room, "jac": slopes},
+        constraints={"type": "ineq", "fun": slack, "jac": slopes},
         method="SLSQP",
         options={"maxiter": 200, "ftol": 1e-10},
     )
-    return np.asarray(found.x) * unit
+    return np.asarray(solution.x) * unit

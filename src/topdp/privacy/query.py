@@ -48,5 +48,5 @@ class Query:
     observe: Observe = observe
 
 
+# One colluder; what takes very long is refused.
 DEFAULT_QUERY = Query()
-"""One colluder; what takes very long is refused."""

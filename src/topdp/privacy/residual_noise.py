@@ -1,7 +1,7 @@
-"""What noise a plan leaves in the estimates: in their average, and between them. Not a matter of privacy.
+"""The residual noise of a plan: how much noise remains in the estimates, in their average and between them.
 
-Noise enters rows, and rows mix: both are linear, so the covariance of all rows follows from the plan alone.
-Methods can be compared by it before any data are read.
+This concerns utility, not privacy. Noise enters rows and rows mix, both linearly, so the covariance of all
+rows follows from the plan alone. It compares methods before any data is read.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from topdp.errors import InputError
 from topdp.plan import Capability, Plan, unsupported
 
 MAX_DENSE_ROWS = 100  # rows
-CACHED_MATRICES = 16  # kinds of rounds that are held at once
+CACHED_MATRICES = 16  # kinds of rounds
 
 
 class ResidualNoise(NamedTuple):
@@ -32,19 +32,19 @@ class ResidualNoise(NamedTuple):
 
 
 def supports(plan: Plan) -> str | None:
-    """None, or what in `plan` is not linear. Rounding is supported, and left out of the result."""
+    """None, or what in `plan` is not linear. Rounding is supported, and not included in the result."""
     return unsupported(plan, {Capability.ROUNDED_ROWS, Capability.SHARED_DRAWS, Capability.PRUNED_ROWS})
 
 
 def residual_noise(plan: Plan) -> ResidualNoise:
-    """As if gradients did not react to noise. What rounding adds (`Plan.rounded`) is not in it.
+    """Return the residual noise of a plan, as if gradients did not react to noise. Rounding is not included.
 
     >>> import numpy as np
     >>> from topdp import protocols, topology
     >>> from topdp.plan import Schedule
     >>> steps = Schedule(rate=np.ones(2), noise=np.ones(2))
     >>> plan = protocols.Muffliato(gossip=1).plan(topology.complete(4), steps, np.ones(4), seed=0)
-    >>> found = leftover(plan)
+    >>> found = residual_noise(plan)
     >>> found.average.round(3).tolist(), found.between.round(3).tolist()
     ([0.25, 0.25, 0.5, 0.5], [0.75, 0.0, 0.75, 0.0])
     """
@@ -66,7 +66,7 @@ def residual_noise(plan: Plan) -> ResidualNoise:
 
 
 def _mixing(plan: Plan) -> Callable[[int, int], Any]:
-    """W [rows, rows] by the kinds of its sources and weights."""
+    """W [rows, rows] for each kind of sources and weights."""
 
     @lru_cache(maxsize=CACHED_MATRICES)
     def mixing(source: int, weight: int) -> Any:
@@ -79,7 +79,7 @@ def _mixing(plan: Plan) -> Callable[[int, int], Any]:
 
 
 def _fresh(plan: Plan) -> Callable[[int, int, int], Floats]:
-    """N Nᵀ [rows, rows] at unit scale, by kinds of sources (they say who exists), draws and deviations."""
+    """N Nᵀ [rows, rows] at unit scale, for each kind of sources (which rows exist), draws and deviations."""
 
     @lru_cache(maxsize=CACHED_MATRICES)
     def fresh(source: int, draw: int, std: int) -> Floats:

@@ -1,12 +1,17 @@
-"""Protocols write plans: one file per way of talking. They know graphs and schedules, and touch no data."""
+"""Protocols: write plans from a graph and a schedule, without data; one file per protocol."""
 
-from topdp.protocols.asynchronous import PlainAsynchronous, TopAsynchronous
-from topdp.protocols.central import Central
-from topdp.protocols.correlated import Correlated
-from topdp.protocols.dsgd import Dsgd
-from topdp.protocols.muffliato import Muffliato
-from topdp.protocols.protocol import Protocol, UpdateRule
-from topdp.protocols.synchronous import PlainSynchronous, TopSynchronous
+from typing import TYPE_CHECKING
+
+from topdp.base.lazy_exports import lazy_exports
+
+if TYPE_CHECKING:
+    from topdp.protocols.asynchronous import PlainAsynchronous, TopAsynchronous
+    from topdp.protocols.central import Central
+    from topdp.protocols.correlated import Correlated
+    from topdp.protocols.dsgd import Dsgd
+    from topdp.protocols.muffliato import Muffliato
+    from topdp.protocols.protocol import Protocol, UpdateRule
+    from topdp.protocols.synchronous import PlainSynchronous, TopSynchronous
 
 __all__ = [
     "Central",
@@ -20,3 +25,19 @@ __all__ = [
     "TopSynchronous",
     "UpdateRule",
 ]
+
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "Central": "central",
+        "Correlated": "correlated",
+        "Dsgd": "dsgd",
+        "Muffliato": "muffliato",
+        "PlainAsynchronous": "asynchronous",
+        "PlainSynchronous": "synchronous",
+        "Protocol": "protocol",
+        "TopAsynchronous": "asynchronous",
+        "TopSynchronous": "synchronous",
+        "UpdateRule": "protocol",
+    },
+)

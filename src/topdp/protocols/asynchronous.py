@@ -1,7 +1,7 @@
 """The asynchronous protocols: in each round an agent exchanges with one neighbour, or works alone.
 
-`TopAsynchronous` is Algorithm 2 of the paper; `PlainAsynchronous` is the same walk with full noise, as the
-paper runs its baselines.
+`TopAsynchronous` is Algorithm 2 of the paper; `PlainAsynchronous` makes the same exchanges with full noise,
+as the paper runs its baselines.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from topdp.base.array_types import Floats
 from topdp.plan import NOBODY, PerRound, Plan
 from topdp.plan.schedules import Schedule
 from topdp.protocols.matching import Pairs, draw_pairs
-from topdp.protocols.protocol import OWN_SHARE, UpdateRule, check_deviation, check_own_share, reduced
+from topdp.protocols.protocol import DEFAULT_OWN_SHARE, UpdateRule, check_deviation, check_own_share, reduced
 from topdp.topology import Topology
 
 
 @dataclass(frozen=True)
 class _Asynchronous(UpdateRule):
-    """`offline`: the share of agents that sit out a round."""
+    """Base of both. `offline`: the share of agents that do not take part in a round."""
 
     name: ClassVar[str]
 
@@ -36,13 +36,13 @@ class _Asynchronous(UpdateRule):
 
     @abstractmethod
     def _paired(self, full: Floats, pairs: Pairs) -> Floats:
-        """[rounds, n]: the noise of an agent that has a partner; `full` [n] is that of one without."""
+        """[rounds, n]: the noise of agents that have a partner; `full` [n]: of agents that have none."""
 
 
 @final
 @dataclass(frozen=True)
 class PlainAsynchronous(_Asynchronous):
-    """Pairs exchange estimates that carry full noise.
+    """Exchange of estimates that carry full noise.
 
     >>> import numpy as np
     >>> import topdp
@@ -61,7 +61,8 @@ class PlainAsynchronous(_Asynchronous):
 @final
 @dataclass(frozen=True)
 class TopAsynchronous(_Asynchronous):
-    """Algorithm 2: the noise in the partner's estimate counts towards one's own. `own_share`: see `reduced`.
+    """Algorithm 2: the noise in the partner's estimate counts towards an agent's own. `own_share`: see
+    `reduced`.
 
     >>> import numpy as np
     >>> import topdp
@@ -73,7 +74,7 @@ class TopAsynchronous(_Asynchronous):
 
     name: ClassVar[str] = "top-async"
 
-    own_share: float = OWN_SHARE
+    own_share: float = DEFAULT_OWN_SHARE
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -83,13 +84,15 @@ class TopAsynchronous(_Asynchronous):
         return reduced(full, full[pairs.partner], self.alpha, self.own_share)
 
 
-def _plan(name: str, mixing: Floats, pairs: Pairs, schedule: Schedule, alone: Floats, paired: Floats) -> Plan:
-    """`alone` [n] and `paired` [rounds, n]: the noise of an agent that works alone, or with a partner."""
-    R, n = schedule.releases, len(alone)
+def _plan(
+    name: str, mixing: Floats, pairs: Pairs, schedule: Schedule, unpaired: Floats, paired: Floats
+) -> Plan:
+    """`unpaired` [n], `paired` [rounds, n]: the noise of agents without and with a partner."""
+    R, n = schedule.releases, len(unpaired)
     has_partner = pairs.partner >= 0
     own = np.arange(n)
 
-    # An agent that sits out keeps its estimate; one that finds nobody works alone (weight 1 on itself).
+    # An offline agent keeps its estimate; an agent without a partner works alone (weight 1 on itself).
     source = np.full((R, n, 2), NOBODY, np.int32)
     source[:, :, 0] = own
     source[1:, :, 1] = pairs.partner
@@ -98,10 +101,10 @@ def _plan(name: str, mixing: Floats, pairs: Pairs, schedule: Schedule, alone: Fl
     weight[1:][has_partner] = mixing
     carries = np.ones((R, n), bool)
     carries[1:] = pairs.online
-    std = np.broadcast_to(alone, (R, n)).copy()
+    std = np.broadcast_to(unpaired, (R, n)).copy()
     std[1:] = np.where(has_partner, paired, std[1:]) * pairs.online
 
-    # The estimate of round r is what its agent shows to its partner of the next round.
+    # An agent sends its estimate of round r to its partner of the next round.
     readers = np.full((R, n, 1), NOBODY, np.int32)
     readers[:-1, :, 0] = pairs.partner
     return Plan(

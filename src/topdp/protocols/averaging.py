@@ -1,7 +1,6 @@
-"""Averaging with neighbours: Metropolis weights, and K steps of it, plain or accelerated.
+"""Averaging with neighbours by Metropolis weights, in K plain or accelerated steps.
 
-Rows that mix and nothing else: what everybody may see of them is a function of what was seen before, so they
-cost no privacy. Not for the noise that is averaged.
+These releases only mix rows: they are functions of rows that were seen before, so they cost no privacy.
 """
 
 from __future__ import annotations
@@ -19,35 +18,29 @@ from topdp.plan import NOBODY
 from topdp.plan.random_streams import stream
 from topdp.topology import Topology
 
-DENSE = 2000
-"""Agents up to whom all eigenvalues of W are computed."""
+MAX_DENSE_AGENTS = 2000  # more agents: only the ends of the spectrum of W are computed
+WEIGHT_CHUNK_ROWS = 256  # rows of W in memory at a time
 
-ROWS = 256
-"""Rows of W that are there at once."""
+SPECTRUM_DIGITS = 6  # the ends are rounded outwards, so that every machine writes the same plan
+ROUNDING_OFFSET = 0.618  # keeps eigenvalues such as 1/128 away from the points where rounding jumps
 
-DIGITS = 6
-"""To which the ends of a spectrum are rounded, outwards: so that every machine writes the same plan."""
+MAX_GOSSIP_STEPS = 32  # more would lose digits in the factors of a Chebyshev polynomial
 
-AWAY = 0.618
-"""From the next step of rounding, for eigenvalues that are fractions of small numbers, such as 1/128."""
-
-MOST = 32
-"""Steps between two gradients. More would lose digits in the factors of a Chebyshev polynomial."""
-
-BEARABLE = 1e4
-"""By so much rounding may be enlarged: three digits of float32 are left, of differences between agents."""
+MAX_ROUNDING_GROWTH = 1e4  # leaves three digits of float32 for the differences between agents
 
 
 def expect_gossip(steps: int) -> int:
-    """K, checked."""
+    """Return K; raise InputError unless it is a whole number from 0 to MAX_GOSSIP_STEPS."""
     steps = expect_count("gossip", steps, least=0)
-    if steps > MOST:
-        raise InputError(f"Expected gossip of at most {MOST} steps between two gradients, got {steps}.")
+    if steps > MAX_GOSSIP_STEPS:
+        raise InputError(
+            f"Expected gossip of at most {MAX_GOSSIP_STEPS} steps between two gradients, got {steps}."
+        )
     return steps
 
 
 def metropolis(topology: Topology) -> Floats:
-    """[n, n]: W_ij = 1/(1 + max(degree i, degree j)) between neighbours, the rest on oneself.
+    """[n, n]: W_ij = 1/(1 + max(degree i, degree j)) between neighbours, and the rest on the diagonal.
 
     Symmetric with rows that sum to one, so that mixing keeps the average (Xiao and Boyd 2004).
 
@@ -62,11 +55,11 @@ def metropolis(topology: Topology) -> Floats:
 
 
 def mixing_steps(topology: Topology, steps: int, chebyshev: bool = True) -> list[Floats]:
-    """[n, n] for each of K steps: their product averages as well as K steps can.
+    """[n, n] for each of K steps, whose product averages as well as K steps can.
 
-    Plain: W each time. Chebyshev: of all polynomials of degree K in W that keep the average, the one that is
-    smallest on the rest of W's spectrum [a, b] (Manteuffel 1977), as K linear factors, so that each step
-    needs the rows of the step before alone.
+    Plain: W each time. Chebyshev: the polynomial of degree K in W that keeps the average and is smallest on
+    the rest of W's spectrum [a, b] (Manteuffel 1977), as K linear factors, so that each step needs only the
+    rows of the step before.
 
     >>> from topdp import topology
     >>> ring = topology.ring(8)
@@ -84,53 +77,54 @@ def mixing_steps(topology: Topology, steps: int, chebyshev: bool = True) -> list
 
 
 def mixing_roots(spectrum: Floats, steps: int, chebyshev: bool = True) -> list[float]:
-    """Of the polynomial in W that K steps are, in their turn; `spectrum` of W, the average last.
+    """Return the roots of the polynomial in W that K steps apply, in the order of the steps.
 
-    A direction of eigenvalue λ is multiplied by Π (λ - root)/(1 - root).
+    `spectrum`: the eigenvalues of W, with that of the average last. The steps multiply a direction of
+    eigenvalue λ by Π (λ - root)/(1 - root).
     """
     if not chebyshev or steps < 2:
         return [0.0] * steps
-    low, high = _rest_of(spectrum)
+    low, high = _other_eigenvalues(spectrum)
     # T_K on [a, b] has the roots (a + b)/2 + (b - a)/2·cos((2k - 1)π/2K); a factor keeps the average.
     angles = (2 * np.arange(1, steps + 1) - 1) * (math.pi / (2 * steps))
-    return _in_turn(((low + high) / 2 + (high - low) / 2 * np.cos(angles)).tolist(), low, high)
+    return _stable_order(((low + high) / 2 + (high - low) / 2 * np.cos(angles)).tolist(), low, high)
 
 
-def _rest_of(spectrum: Floats) -> tuple[float, float]:
-    """The interval of all eigenvalues of W but the one of the average, rounded outwards."""
+def _other_eigenvalues(spectrum: Floats) -> tuple[float, float]:
+    """The interval of all eigenvalues of W except that of the average, rounded outwards."""
     values = spectrum[:-1]
-    low = math.floor(float(values[0]) * 10**DIGITS - AWAY) / 10**DIGITS
-    high = math.ceil(float(values[-1]) * 10**DIGITS + AWAY) / 10**DIGITS
-    return low, min(high, 1.0 - 10**-DIGITS)
+    low = math.floor(float(values[0]) * 10**SPECTRUM_DIGITS - ROUNDING_OFFSET) / 10**SPECTRUM_DIGITS
+    high = math.ceil(float(values[-1]) * 10**SPECTRUM_DIGITS + ROUNDING_OFFSET) / 10**SPECTRUM_DIGITS
+    return low, min(high, 1.0 - 10**-SPECTRUM_DIGITS)
 
 
-def _in_turn(roots: list[float], low: float, high: float) -> list[float]:
-    """An order in which products of the first factors stay small: each time the root that shrinks most.
+def _stable_order(roots: list[float], low: float, high: float) -> list[float]:
+    """Order the roots so that products of the first factors stay small: next is the root that shrinks most.
 
-    Where that would lose digits, since the last factors are large together, Leja's order, which keeps the
-    products of first and last factors small against each other (Reichel 1990); rows then grow in between.
+    Where this would lose digits, because the product of the last factors is large, use Leja's order, which
+    balances first and last factors (Reichel 1990); rows then grow in between.
     """
     grid = np.linspace(low, high, 20 * len(roots) + 1)
-    done, order, left = np.ones_like(grid), [], list(roots)
-    while left:
-        most = [float(np.abs(done * (grid - root) / (1 - root)).max()) for root in left]
-        root = left.pop(int(np.argmin(np.round(most, DIGITS))))
+    product, order, remaining = np.ones_like(grid), [], list(roots)
+    while remaining:
+        norms = [float(np.abs(product * (grid - root) / (1 - root)).max()) for root in remaining]
+        root = remaining.pop(int(np.argmin(np.round(norms, SPECTRUM_DIGITS))))
         order.append(root)
-        done = done * (grid - root) / (1 - root)
-    return order if _rounding(order, grid) <= BEARABLE else _leja(roots)
+        product = product * (grid - root) / (1 - root)
+    return order if _rounding_growth(order, grid) <= MAX_ROUNDING_GROWTH else _leja_order(roots)
 
 
-def _leja(roots: list[float]) -> list[float]:
-    """Each time the root that is farthest from all before it, by the product of distances."""
-    order, left = [min(roots)], sorted(roots)[1:]
-    while left:
-        far = [sum(math.log(abs(root - before)) for before in order) for root in left]
-        order.append(left.pop(int(np.argmax(np.round(far, DIGITS)))))
+def _leja_order(roots: list[float]) -> list[float]:
+    """Next is the root farthest from all before it, by the product of distances."""
+    order, remaining = [min(roots)], sorted(roots)[1:]
+    while remaining:
+        distances = [sum(math.log(abs(root - before)) for before in order) for root in remaining]
+        order.append(remaining.pop(int(np.argmax(np.round(distances, SPECTRUM_DIGITS)))))
     return order
 
 
-def _rounding(order: list[float], grid: Floats) -> float:
-    """By how much rounding in all steps together is enlarged by the steps that follow, at most."""
+def _rounding_growth(order: list[float], grid: Floats) -> float:
+    """The largest factor by which later steps can enlarge the rounding of all steps together."""
     factors = [(grid - root) / (1 - root) for root in order]
     first = np.cumprod(factors, axis=0)
     later = [np.ones_like(grid)]
@@ -140,29 +134,29 @@ def _rounding(order: list[float], grid: Floats) -> float:
 
 
 Sources = tuple[Ints, Floats]
-"""(source, weight) [n, 1 + largest degree]: oneself first, then one's neighbours."""
+"""(source, weight) [n, 1 + largest degree]: the agent itself first, then its neighbours."""
 
 
 def mixing_sources(topology: Topology, steps: int, chebyshev: bool = True) -> list[Sources]:
-    """`mixing_steps` as the rows that every agent mixes, to the last bit; no matrix [n, n] is kept."""
+    """`mixing_steps` as the rows that each agent mixes, bit by bit, without matrices [n, n]."""
     weights = _weights(topology)
     if not chebyshev or steps < 2:
         return [_as_sources(topology, weights)] * steps
-    found = []
+    sources = []
     for root in mixing_roots(_spectrum(topology, weights), steps):
-        these = weights.copy()
-        these[:, 0] -= root
-        found.append(_as_sources(topology, these / (1.0 - root)))
-    return found
+        factor = weights.copy()
+        factor[:, 0] -= root
+        sources.append(_as_sources(topology, factor / (1.0 - root)))
+    return sources
 
 
 def metropolis_sources(topology: Topology) -> Sources:
-    """`metropolis` as the rows that every agent mixes."""
+    """`metropolis` as the rows that each agent mixes."""
     return _as_sources(topology, _weights(topology))
 
 
 def own_sources(topology: Topology) -> Sources:
-    """Everybody goes on from its own row."""
+    """Each agent continues from its own row."""
     weights = np.zeros((topology.agents, 1 + topology.neighbours.shape[1]))
     weights[:, 0] = 1.0
     return _as_sources(topology, weights)
@@ -174,28 +168,28 @@ def _as_sources(topology: Topology, weights: Floats) -> Sources:
 
 
 def _weights(topology: Topology) -> Floats:
-    """[n, 1 + largest degree]: the weights of `metropolis`, oneself first, then one's neighbours."""
+    """[n, 1 + largest degree]: the weights of `metropolis`, the agent itself first, then its neighbours."""
     degrees, near = topology.degrees, topology.neighbours
     weights = np.zeros((topology.agents, 1 + near.shape[1]))
     each = 1.0 / (1.0 + np.maximum(degrees[:, None], degrees[near]))
     weights[:, 1:] = np.where(near >= 0, each, 0.0)
     n = topology.agents
-    for start in range(0, n, ROWS):
-        # Summed in the order of a whole row of the matrix, in which the last bit depends on it.
-        row, slot = np.nonzero(near[start : start + ROWS] >= 0)
-        whole = np.zeros((min(ROWS, n - start), n))
+    for start in range(0, n, WEIGHT_CHUNK_ROWS):
+        # Summed as whole rows of the matrix: the last bit depends on the order.
+        row, slot = np.nonzero(near[start : start + WEIGHT_CHUNK_ROWS] >= 0)
+        whole = np.zeros((min(WEIGHT_CHUNK_ROWS, n - start), n))
         whole[row, near[start + row, slot]] = weights[start + row, 1 + slot]
-        weights[start : start + ROWS, 0] = 1.0 - whole.sum(axis=1)
+        weights[start : start + WEIGHT_CHUNK_ROWS, 0] = 1.0 - whole.sum(axis=1)
     return weights
 
 
 def _spectrum(topology: Topology, weights: Floats) -> Floats:
-    """All eigenvalues of W; of a large graph the least, the largest but that of the average, and 1.
+    """All eigenvalues of W; for a large graph only the least, the largest below that of the average, and 1.
 
-    Those are rounded to six digits, so that it does not matter how they were found.
+    `mixing_roots` rounds them to six digits, so that the algorithm does not matter.
     """
     n = topology.agents
-    if n <= DENSE:
+    if n <= MAX_DENSE_AGENTS:
         return np.asarray(np.linalg.eigvalsh(metropolis(topology)), np.float64)
     row, slot = np.nonzero(topology.neighbours >= 0)
     links = sparse.csr_array((weights[row, 1 + slot], (row, topology.neighbours[row, slot])), shape=(n, n))

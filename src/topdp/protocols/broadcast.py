@@ -1,11 +1,11 @@
-"""Rounds in which everybody says one thing to all neighbours: a noised step, then steps of averaging.
+"""Plans in which agents broadcast one row to all neighbours: a noised step, then averaging steps.
 
-What `dsgd`, `muffliato` and `correlated` have in common. A round of training is K + 1 releases: one in which
-every row carries its owner's gradient under noise, and K that mix and nothing else. The last of these is not
-sent: the next step begins there. With K = 0 the noised step mixes itself.
+Shared by `dsgd`, `muffliato` and `correlated`. A round has K + 1 releases: one in which every row carries its
+owner's gradient under noise, and K that only mix. The last of these is not sent: the next step begins there.
+With K = 0 the noised step itself mixes.
 
-Agents mix what they broadcast, never a copy of their own without its noise: so all estimates are functions of
-what was broadcast, and whoever reads every link sees every row.
+Agents mix what they broadcast, never a copy of their own row without its noise: so all estimates are
+functions of what was broadcast, and an observer of every link sees every row.
 """
 
 from __future__ import annotations
@@ -23,23 +23,24 @@ def broadcast_plan(
     protocol: str,
     topology: Topology,
     schedule: Schedule,
+    *,
     noise: tuple[Indices, Floats, Indices],
-    gossip: int,
-    chebyshev: bool,
+    gossip: int = 0,
+    chebyshev: bool = False,
 ) -> Plan:
-    """`noise`: draw and std of every row [n, v] in a noised step, and who knows each draw [draws, u]."""
+    """`noise`: draw and std of every row [n, v] in a noised step, and `known_by` [draws, u]."""
     draw, std, known_by = noise
     n, each = topology.agents, 1 + expect_gossip(gossip)
     own = np.arange(n)
     first = own_sources(topology) if gossip else metropolis_sources(topology)
     mixes = mixing_sources(topology, gossip, chebyshev)
     source, weight = (np.stack(parts) for parts in zip(first, *mixes, strict=True))
-    sent, kept = np.array(topology.neighbours), np.full_like(topology.neighbours, NOBODY)
+    sent, unsent = np.array(topology.neighbours), np.full_like(topology.neighbours, NOBODY)
 
-    def in_turn(kinds: np.ndarray) -> PerRound:
+    def each_step(kinds: np.ndarray) -> PerRound:
         return PerRound(kinds, np.tile(np.arange(each, dtype=np.int32), schedule.releases))
 
-    def in_steps(of_step: np.ndarray, between: np.ndarray) -> PerRound:
+    def step_then(of_step: np.ndarray, between: np.ndarray) -> PerRound:
         kinds = np.stack([of_step, between]) if gossip else of_step[None]
         which = np.tile(np.minimum(np.arange(each), 1).astype(np.int32), schedule.releases)
         return PerRound(kinds, which)
@@ -52,20 +53,20 @@ def broadcast_plan(
     return Plan(
         agents=n,
         owner=own,
-        source=in_turn(source),
-        weight=in_turn(weight),
-        carries=in_steps(np.ones(n, bool), np.zeros(n, bool)),
+        source=each_step(source),
+        weight=each_step(weight),
+        carries=step_then(np.ones(n, bool), np.zeros(n, bool)),
         rate=on_steps(schedule.rate),
-        draw=in_steps(draw, np.full_like(draw, NOBODY)),
-        std=in_steps(std, np.zeros_like(std)),
+        draw=step_then(draw, np.full_like(draw, NOBODY)),
+        std=step_then(std, np.zeros_like(std)),
         scale=on_steps(schedule.noise),
         known_by=known_by,
-        readers=in_turn(np.stack([sent] * max(each - 1, 1) + [kept] * min(gossip, 1))),
+        readers=each_step(np.stack([sent] * max(each - 1, 1) + [unsent] * min(gossip, 1))),
         protocol=protocol,
     )
 
 
 def own_noise(deviation: Floats) -> tuple[Indices, Floats, Indices]:
-    """One draw for every agent, which nobody else knows."""
+    """One draw for every agent, which no other agent knows."""
     own = np.arange(len(deviation))[:, None]
     return own, deviation[:, None], own

@@ -1,7 +1,8 @@
-"""`central`: all records in one place, and one noised step a round. The ceiling, not a way without a server.
+"""`central`: all records in one place, and one noised step per round. An upper bound on accuracy, with a
+server.
 
-**Needs a trusted party** that holds everybody's records, adds the noise and shows the models. All others see
-each of them.
+**Needs a trusted party** that holds the records of all agents, adds the noise and publishes the models. All
+others see each model.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Central(Protocol):
     >>> import numpy as np
     >>> import topdp
     >>> schedule = topdp.plan.Schedule(rate=np.full(21, 0.5), noise=np.full(21, 0.5))
-    >>> plan = Central().plan(topdp.topology.alone(), schedule, np.ones(1), seed=0)
+    >>> plan = Central().plan(topdp.topology.single(), schedule, np.ones(1), seed=0)
     >>> plan.protocol, plan.rows, plan.releases
     ('central', 1, 21)
     """
@@ -35,7 +36,7 @@ class Central(Protocol):
         if topology.agents != 1:
             raise InputError(
                 f"Expected one party that holds all records, got a graph of {topology.agents} agents: use "
-                "topology.alone()."
+                "topology.single()."
             )
         releases = schedule.releases
         draw, std, known_by = own_noise(check_deviation(deviation, 1))

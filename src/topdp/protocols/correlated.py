@@ -1,11 +1,11 @@
 """`correlated`: pairs of agents draw the same noise and add it with opposite signs.
 
-The sum over all agents keeps only the little that each adds of its own; every row alone is hidden by all of
-it. Averaging steps between the gradients wipe out what is left of the pairs' noise.
+The sum over all agents contains only the small noise that each adds by itself; each single row is hidden by
+all of its noise. Averaging steps between the gradients remove what is left of the pair noise.
 
-**Guarantees.** None by itself: accounts read the plan. An observer that knows neither of two partners' secret
-cannot tell their common draw; one of the partners can. So it hides from everybody whom no coalition of
-partners cuts off (`secrets`).
+**Guarantees.** None by itself: accounts read the plan. An observer without the secret of two partners does
+not know their common draw; each of the partners does. So the draw hides a row from every observer, unless a
+coalition of partners cuts its owner off (`pair_secrets`).
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from topdp.topology import Topology
 
 @dataclass(frozen=True)
 class Correlated(Protocol):
-    """A step under pair noise and a little of one's own, then `gossip` steps of averaging.
+    """A step under pair noise and a little own noise, then `gossip` averaging steps.
 
-    `pair_noise`: the deviation of a pair's draw, over the root mean square of agents' own. `secrets`,
-    `degree`: who draws with whom (`secret_pairs`).
+    `pair_noise`: the deviation of a pair's draw, over the root mean square of agents' own noise. `secrets`,
+    `degree`: which agents share secrets (`secret_pairs`).
 
     >>> import numpy as np
     >>> import topdp
@@ -60,10 +60,12 @@ class Correlated(Protocol):
     def plan(self, topology: Topology, schedule: Schedule, deviation: Floats, seed: int) -> Plan:
         own = check_deviation(deviation, topology.agents)
         noise = self._noise(own, secret_pairs(self.secrets, topology, self.degree, seed))
-        return broadcast_plan("correlated", topology, schedule, noise, self.gossip, self.chebyshev)
+        return broadcast_plan(
+            "correlated", topology, schedule, noise=noise, gossip=self.gossip, chebyshev=self.chebyshev
+        )
 
     def _noise(self, own: Floats, pairs: Ints) -> tuple[Indices, Floats, Indices]:
-        """Draws 0 .. n-1 are agents' own, the others the pairs', in their order."""
+        """Draws 0 .. n-1 are the agents' own, the others those of the pairs, in their order."""
         n = len(own)
         pair = self.pair_noise * math.sqrt(math.fsum(own * own) / n)
         partners = np.bincount(pairs.reshape(-1), minlength=n)
@@ -72,7 +74,7 @@ class Correlated(Protocol):
         draw[:, 0], std[:, 0] = np.arange(n), own
         slot = np.ones(n, np.int64)
         for number, ends in enumerate(pairs.tolist()):
-            for agent, sign in zip(ends, (1.0, -1.0), strict=True):  # the lower number has the plus
+            for agent, sign in zip(ends, (1.0, -1.0), strict=True):  # the agent with the lower number adds it
                 draw[agent, slot[agent]], std[agent, slot[agent]] = n + number, sign * pair
                 slot[agent] += 1
         known_by = np.full((n + len(pairs), 2), NOBODY)

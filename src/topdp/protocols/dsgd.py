@@ -18,7 +18,7 @@ from topdp.topology import Topology
 
 @dataclass(frozen=True)
 class Dsgd(Protocol):
-    """One noised broadcast a round, mixed by Metropolis weights.
+    """One noised broadcast per round, mixed by Metropolis weights.
 
     >>> import numpy as np
     >>> import topdp
@@ -30,4 +30,4 @@ class Dsgd(Protocol):
 
     def plan(self, topology: Topology, schedule: Schedule, deviation: Floats, seed: int) -> Plan:
         noise = own_noise(check_deviation(deviation, topology.agents))
-        return broadcast_plan("dsgd", topology, schedule, noise, gossip=0, chebyshev=False)
+        return broadcast_plan("dsgd", topology, schedule, noise=noise)

@@ -1,7 +1,7 @@
-"""Who meets whom in the asynchronous protocols: one matching a round, by random search.
+"""Pairs agents in the asynchronous protocols: one matching per round, by random search.
 
-In random order each agent that is on line asks its neighbours, in random order, and pairs with the first that
-is still free; never with its partner of the round before.
+In random order each online agent goes through its neighbours, in random order, and pairs with the first that
+is still free, but not with its partner of the round before.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from topdp.plan import NOBODY
 from topdp.plan.random_streams import stream
 from topdp.topology import Topology
 
-CHUNK = 1024
-FEW = 100  # agents among whom edges are walked one by one
+MATCHING_CHUNK_ROUNDS = 1024
+MAX_WALK_AGENTS = 100  # up to this many agents, a walk over single edges is faster than arrays
 
 
 class Pairs(NamedTuple):
@@ -27,35 +27,34 @@ class Pairs(NamedTuple):
 
 
 def draw_pairs(topology: Topology, rounds: int, offline: float, seed: int) -> Pairs:
-    """The partners of all agents in all rounds.
+    """Draw the partners of all agents in all rounds.
 
-    Exactly round(offline·n) agents, drawn afresh, sit out each round.
+    Exactly round(offline·n) agents, drawn anew, are offline in each round.
     """
     if not 0 <= offline < 1:
-        raise InputError(f"Expected 0 <= offline < 1 (the share of agents that sit out), got {offline}.")
+        raise InputError(f"Expected 0 <= offline < 1 (the share of agents that are offline), got {offline}.")
     n = topology.agents
     absent = round(offline * n)
     first, second = topology.edges[:, 0], topology.edges[:, 1]
     partner = np.full((rounds, n), NOBODY, np.int64)
     online = np.ones((rounds, n), bool)
-    before: Any = [NOBODY] * n if n <= FEW else np.full(n, NOBODY, np.int64)
-    for start in range(0, rounds, CHUNK):
-        stop = min(start + CHUNK, rounds)
+    before: Any = [NOBODY] * n if n <= MAX_WALK_AGENTS else np.full(n, NOBODY, np.int64)
+    for start in range(0, rounds, MATCHING_CHUNK_ROUNDS):
+        stop = min(start + MATCHING_CHUNK_ROUNDS, rounds)
         size = stop - start
         rank = stream(seed, "pairs.rank", start).random((size, n)).argsort(axis=1).argsort(axis=1)
         order = stream(seed, "pairs.offline", start).random((size, n)).argsort(axis=1)
         np.put_along_axis(online[start:stop], order[:, :absent], False, axis=1)
-        # The search takes the edges in this order: by the rank of the end that asks first, then at random.
+        # The search takes the edges in this order: by the smaller rank of their ends, then at random.
         tie = stream(seed, "pairs.tie", start).random((size, len(first)))
         keys = np.minimum(rank[:, first], rank[:, second]) + tie
         free = online[start:stop, first] & online[start:stop, second]
-        if n <= FEW:
-            # Few agents: a walk through the edges in their order takes less than arrays do.
+        if n <= MAX_WALK_AGENTS:
             walk = np.where(free, keys, np.inf).argsort(axis=1)
-            many = np.count_nonzero(free, axis=1).tolist()
+            usable_edges = np.count_nonzero(free, axis=1).tolist()
             for t in range(start, stop):
-                edges = walk[t - start, : many[t - start]]
-                before = _walked(first[edges].tolist(), second[edges].tolist(), before)
+                edges = walk[t - start, : usable_edges[t - start]]
+                before = _greedy_matching(first[edges].tolist(), second[edges].tolist(), before)
                 partner[t] = before
             continue
         for t in range(start, stop):
@@ -65,8 +64,8 @@ def draw_pairs(topology: Topology, rounds: int, offline: float, seed: int) -> Pa
     return Pairs(partner, online)
 
 
-def _walked(first: list[int], second: list[int], before: Sequence[int]) -> list[int]:
-    """Greedy matching of edges in this order, none of which is a pair of `before`."""
+def _greedy_matching(first: list[int], second: list[int], before: Sequence[int]) -> list[int]:
+    """Match edges greedily in the given order, without the pairs of `before`."""
     partner = [NOBODY] * len(before)
     for i, j in zip(first, second, strict=True):
         if partner[i] < 0 and partner[j] < 0 and before[i] != j:
@@ -75,9 +74,9 @@ def _walked(first: list[int], second: list[int], before: Sequence[int]) -> list[
 
 
 def _match(first: Ints, second: Ints, key: Floats, partner: Ints) -> None:
-    """Greedy matching in the order of `key` (inf: not usable), many edges at a time.
+    """Match edges greedily in the order of `key` (inf: not usable), many at a time.
 
-    An edge that is the least at both its ends would be taken by the one-by-one walk whatever comes before it.
+    An edge with the least key at both of its ends is taken by the edge-by-edge walk as well.
     """
     least = np.empty(len(partner))
     while True:

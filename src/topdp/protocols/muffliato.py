@@ -1,7 +1,7 @@
 """`muffliato`: noise, then several steps of averaging before the next gradient (Cyffers et al. 2022).
 
-The noise is each agent's own and full. Their paper counts it for pairs of agents, where averaging hides; here
-all broadcasts count as seen, so the averaging gives accuracy and takes no privacy.
+Each agent adds full noise of its own. The paper accounts it for pairs of agents, where averaging hides rows;
+here all broadcasts count as seen, so averaging improves accuracy at no privacy cost.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from topdp.topology import Topology
 
 @dataclass(frozen=True)
 class Muffliato(Protocol):
-    """A noised step, then `gossip` steps of averaging, accelerated or not.
+    """A noised step, then `gossip` averaging steps, accelerated if `chebyshev`.
 
     >>> import numpy as np
     >>> import topdp
@@ -37,4 +37,6 @@ class Muffliato(Protocol):
 
     def plan(self, topology: Topology, schedule: Schedule, deviation: Floats, seed: int) -> Plan:
         noise = own_noise(check_deviation(deviation, topology.agents))
-        return broadcast_plan("muffliato", topology, schedule, noise, self.gossip, self.chebyshev)
+        return broadcast_plan(
+            "muffliato", topology, schedule, noise=noise, gossip=self.gossip, chebyshev=self.chebyshev
+        )

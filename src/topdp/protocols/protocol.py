@@ -1,4 +1,4 @@
-"""What every protocol is: settings in, plan out. No data, no noise payload, no torch."""
+"""The interface of protocols, and the noise reduction that the paper's protocols share. No data, no torch."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from topdp.topology import Topology
 class Protocol(ABC):
     """A rule by which agents mix, perturb and send their estimates.
 
-    Two protocols given the same seed make the same random choices wherever both make them, so that methods
-    are compared on equal partners.
+    Two protocols with the same seed make the same random choices where both make them, so that methods are
+    compared with the same partners.
 
-    A protocol of one's own writes a plan from a graph and a schedule:
+    A user's own protocol writes a plan from a graph and a schedule:
 
     >>> import numpy as np
     >>> import topdp
@@ -36,7 +36,7 @@ class Protocol(ABC):
 
     @abstractmethod
     def plan(self, topology: Topology, schedule: Schedule, deviation: Floats, seed: int) -> Plan:
-        """The plan of all rounds of `schedule`.
+        """Return the plan of all rounds of `schedule`.
 
         `deviation` [agents]: each agent's full-scale standard deviation (the paper's σ_i·C) per unit of
         `schedule.noise`.
@@ -45,7 +45,7 @@ class Protocol(ABC):
 
 @dataclass(frozen=True)
 class UpdateRule(Protocol):
-    """The paper's: an agent mixes its own estimate, with weight `alpha`, and one received row (Eq. 3).
+    """The paper's rule: an agent mixes its own estimate, with weight `alpha`, and one received row (Eq. 3).
 
     >>> from topdp.protocols import PlainSynchronous
     >>> PlainSynchronous(0.25).mixing().tolist()
@@ -63,17 +63,17 @@ class UpdateRule(Protocol):
         return np.array([self.alpha, 1.0 - self.alpha])
 
 
-OWN_SHARE = 1.0
-"""Received noise counts as at most one's own. Smaller shares left more noise in the average at equal ε (view,
-adaptive or worst case; Dirichlet shards, mixed budgets), never noticeably less."""
+DEFAULT_OWN_SHARE = 1.0
+# Received noise counts at most as much as the agent's own. Smaller shares left more noise in the average at
+# equal ε (view, adaptive or worst case; Dirichlet shards, mixed budgets), and never noticeably less.
 
 
-def reduced(own: Floats, received: Floats, alpha: float, own_share: float = OWN_SHARE) -> Floats:
-    """The noise still to be added when (1-α) of a received row's noise already counts.
+def reduced(own: Floats, received: Floats, alpha: float, own_share: float = DEFAULT_OWN_SHARE) -> Floats:
+    """Return the noise to add when (1-α) of a received row's noise already counts.
 
-    The paper writes this for one σ. Where agents differ, the received row may be so noisy that nothing is
-    left to add; who knows that noise would then read the gradient as it is. So at least `own_share` of what
-    equal noise leaves, √(1 - (1-α)²)·σ_i, is added. Where noise is equal that changes nothing.
+    The paper states this for one σ. Where agents differ, the received row may be so noisy that nothing is
+    left to add; an observer that knows that noise could then read the gradient. So at least `own_share` of
+    what equal noise leaves, √(1 - (1-α)²)·σ_i, is added. Where noise is equal this changes nothing.
 
     **Guarantees.** More than 0 whenever own, alpha and own_share are: no row leaves without noise of its own.
 

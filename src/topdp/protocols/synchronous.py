@@ -1,4 +1,4 @@
-"""The synchronous protocols: every agent hears from all neighbours in every round.
+"""The synchronous protocols: every agent receives a row from each neighbour in every round.
 
 `TopSynchronous` is Algorithm 1 of the paper; `PlainSynchronous` is its Eq. 3, the rule of the baselines.
 """
@@ -14,15 +14,15 @@ from topdp.base.array_types import Bools, Floats, Ints
 from topdp.plan import NOBODY, PerRound, Plan
 from topdp.plan.random_streams import stream
 from topdp.plan.schedules import Schedule
-from topdp.protocols.protocol import OWN_SHARE, UpdateRule, check_deviation, check_own_share, reduced
+from topdp.protocols.protocol import DEFAULT_OWN_SHARE, UpdateRule, check_deviation, check_own_share, reduced
 from topdp.topology import Topology
 
-CHUNK = 512  # rounds drawn at once: bounds the memory of the arrays below
+DRAW_CHUNK_ROUNDS = 512  # bounds the memory of the arrays below
 
 
 @dataclass(frozen=True)
 class PlainSynchronous(UpdateRule):
-    """One estimate an agent and round, with full noise, sent to all neighbours (Eq. 3).
+    """Each agent sends one estimate per round, with full noise, to all neighbours (Eq. 3).
 
     >>> import numpy as np
     >>> import topdp
@@ -60,10 +60,11 @@ class PlainSynchronous(UpdateRule):
 
 @dataclass(frozen=True)
 class TopSynchronous(UpdateRule):
-    """Algorithm 1: for each neighbour a message of its own, whose noise comes partly from another neighbour.
+    """Algorithm 1: a separate message for each neighbour, with noise that partly comes from another
+    neighbour.
 
-    The message i→j mixes in what a k ∈ N_i^j sent to i, which j never saw, and adds only the rest of the
-    noise. Neighbours that nobody covers (N_i^j empty) read the estimate itself. `own_share`: see `reduced`.
+    The message i→j mixes in what some k ∈ N_i^j sent to i, which j never saw, and adds only the rest of the
+    noise. Uncovered neighbours (N_i^j empty) read the estimate itself. `own_share`: see `reduced`.
 
     >>> import numpy as np
     >>> import topdp
@@ -73,7 +74,7 @@ class TopSynchronous(UpdateRule):
     ('top-sync', 15, 21)
     """
 
-    own_share: float = OWN_SHARE
+    own_share: float = DEFAULT_OWN_SHARE
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -92,7 +93,7 @@ class TopSynchronous(UpdateRule):
         inbox = _inbox(topology)
         source = np.full((R, m, 2), NOBODY, _index_type(m))
         source[:, :, 0] = owner
-        source[0, n:] = NOBODY  # round 0 sends the estimate to everybody: no message rows yet
+        source[0, n:] = NOBODY  # round 0 sends the estimate to all: no messages yet
         served_by = np.zeros((R, messages), np.int32)
         for rounds in _chunks(R):
             # Algorithm 1: j* is any neighbour. The cover loop walks the neighbours in random order, so the k
@@ -104,7 +105,7 @@ class TopSynchronous(UpdateRule):
             source[rounds.start : rounds.stop, :, 1] = inbox[owner, slots]
             served_by[rounds.start : rounds.stop] = topology.neighbours[sender, slots[:, n:]]
         source[0, :, 1] = NOBODY
-        # What was sent in round 0 are the estimates: round 1 reads those.
+        # Round 0 sends the estimates: round 1 reads those.
         source[1:2, :, 1] = owner[source[1:2, :, 1]]
 
         return Plan(
@@ -124,24 +125,24 @@ class TopSynchronous(UpdateRule):
 
 
 def _partner_slots(topology: Topology, rounds: range, seed: int) -> Ints:
-    """Which neighbour (as a position in its list) every agent mixes with: [rounds, agents]."""
+    """[rounds, agents]: the neighbour that an agent mixes with, as a position in its list."""
     uniform = stream(seed, "partner", rounds.start).random((len(rounds), topology.agents))
     slots: Ints = (uniform * topology.degrees).astype(np.int64)
     return slots
 
 
 def _inbox(topology: Topology) -> Ints:
-    """[i, slot] -> the row in which the neighbour at that slot speaks to i from round 1 on."""
+    """[i, slot]: the row that the neighbour at that slot sends to i from round 1 on."""
     n, edges, covered = topology.agents, topology.directed, topology.covered
-    speaks = np.where(covered, n + np.cumsum(covered) - 1, edges[:, 0])
+    sending_row = np.where(covered, n + np.cumsum(covered) - 1, edges[:, 0])
     code = edges[:, 0] * n + edges[:, 1]  # sorted, since directed edges are in lexicographic order
     inbox = np.full(topology.neighbours.shape, NOBODY, np.int64)
-    inbox[topology.neighbours >= 0] = speaks[np.searchsorted(code, edges[:, 1] * n + edges[:, 0])]
+    inbox[topology.neighbours >= 0] = sending_row[np.searchsorted(code, edges[:, 1] * n + edges[:, 0])]
     return inbox
 
 
 def _readers(topology: Topology, receiver: Ints, releases: int) -> PerRound:
-    """Round 0: estimates to all neighbours. Later: to the uncovered ones, and messages to their receivers."""
+    """Round 0: estimates to all neighbours. Later: estimates to uncovered ones, messages to receivers."""
     n, width = topology.neighbours.shape
     first = np.full((n + len(receiver), width), NOBODY, np.int64)
     then = first.copy()
@@ -154,7 +155,7 @@ def _readers(topology: Topology, receiver: Ints, releases: int) -> PerRound:
 
 
 def _weights(mixing: Floats, starts: Bools, releases: int) -> PerRound:
-    """Round 0 starts from x_0 alone (rows that exist then); later rounds mix."""
+    """Round 0 starts from x_0 only (rows that exist then); later rounds mix."""
     first = np.stack([starts.astype(float), np.zeros(len(starts))], axis=1)
     return PerRound.first_then(first, np.broadcast_to(mixing, first.shape), releases)
 
@@ -172,7 +173,10 @@ def _deviations(
 
 
 def _chunks(releases: int) -> list[range]:
-    return [range(start, min(start + CHUNK, releases)) for start in range(0, releases, CHUNK)]
+    return [
+        range(start, min(start + DRAW_CHUNK_ROUNDS, releases))
+        for start in range(0, releases, DRAW_CHUNK_ROUNDS)
+    ]
 
 
 def _index_type(rows: int) -> type[np.signedinteger]:

@@ -34,7 +34,7 @@ from topdp.runs.resolve import resolve_outline
 from topdp.runs.resolved_run import ResolvedRun
 from topdp.runs.run_outline import RunOutline
 from topdp.simulator.engine import Engine, Fetch, Intervention
-from topdp.simulator.hostile import Attack, chosen
+from topdp.simulator.hostile import Attack, choose_attack
 from topdp.simulator.row_layout import RowLayout
 from topdp.simulator.run_stacking import StackedBatches, StackedNoise, stack_plans, stack_shards
 
@@ -117,7 +117,7 @@ class Assembly:
     def attack(self) -> Attack | None:
         """What hostile agents do, where there are some."""
         config = self.run.config
-        return chosen(config.attack, self.run.graph.agents, config.seed)
+        return choose_attack(config.attack, self.run.graph.agents, config.seed)
 
     @property
     def start(self) -> Tensor:

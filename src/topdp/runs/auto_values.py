@@ -18,8 +18,8 @@ from topdp.errors import InputError
 from topdp.plan import Plan
 from topdp.plan.schedules import Schedule
 from topdp.privacy.answers import ADAPTIVE, guarantee_kind
-from topdp.privacy.calibrate import calibrate
 from topdp.privacy.noise_allocation import Allocation, allocate
+from topdp.privacy.noise_calibration import calibrate
 from topdp.privacy.observers.adaptive import expect_colluders
 from topdp.privacy.observers.shared_noise import enumerable
 from topdp.privacy.published.claims import Analysis

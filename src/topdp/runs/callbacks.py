@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from topdp.errors import InputError
 from topdp.learning.models import FlatModel
 from topdp.plan import Plan
-from topdp.privacy.account import Account
+from topdp.privacy.accounting import Account
 from topdp.runs.best_estimates import first_metric, metric_of
 from topdp.runs.config import ConfigError, RunConfig, did_you_mean
 from topdp.runs.result import Metrics, Stopped

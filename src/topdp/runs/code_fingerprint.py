@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,26 +19,21 @@ COMPUTE = ("torch", "numpy", "scipy", "networkx", "dp-accounting")
 SOURCE = "source of topdp"
 
 
-@cache
-def _of_topdp() -> dict[str, str]:
-    folder = Path(topdp.__file__).parent
-    sha = hashlib.sha256()
-    for file in sorted(folder.rglob("*.py")):
-        content = file.read_bytes()
-        sha.update(f"{file.relative_to(folder).as_posix()} {len(content)} ".encode())
-        sha.update(content)
-    return {"topdp": topdp.__version__, SOURCE: sha.hexdigest()[:16]} | {
-        name: _version(name) for name in COMPUTE
-    }
-
-
 def fingerprint(modules: tuple[str, ...] = ()) -> dict[str, str]:
-    """Of topdp, of what it computes with, and of the files of further modules.
+    """Of topdp, of the packages that it computes with, and of the files of further modules.
 
     >>> sorted(fingerprint())[:2]
     ['dp-accounting', 'networkx']
     """
-    return {**_of_topdp(), **{f"module {name}": _of_module(name) for name in modules}}
+    folder = Path(topdp.__file__).parent
+    files = sorted(folder.rglob("*.py"))
+    sources = [file.relative_to(folder).as_posix().encode() + b" " + file.read_bytes() for file in files]
+    return {
+        "topdp": topdp.__version__,
+        SOURCE: _digest(b"\0".join(sources)),
+        **{name: _version(name) for name in COMPUTE},
+        **{f"module {name}": _of_module(name) for name in modules},
+    }
 
 
 def difference(here: Mapping[str, str], there: Mapping[str, str]) -> str:
@@ -60,10 +54,13 @@ def _version(package: str) -> str:
 
 
 def _of_module(name: str) -> str:
-    """Of the file that a module would be read from."""
+    """The digest of the file from which a module would be imported."""
     try:
-        found = find_spec(name)
-        content = b"" if found is None or found.origin is None else Path(found.origin).read_bytes()
+        module = find_spec(name)
+        return _digest(Path(module.origin).read_bytes()) if module and module.origin else "missing"
     except (ImportError, ValueError, OSError):
-        content = b""
-    return hashlib.sha256(content).hexdigest()[:16] if content else "missing"
+        return "missing"
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]

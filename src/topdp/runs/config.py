@@ -26,9 +26,9 @@ from pydantic_core import PydanticKnownError
 
 from topdp.base import toml_text
 from topdp.errors import InputError
-from topdp.plan.optimisers import KINDS
-from topdp.plan.plan import ROUNDED
-from topdp.plan.robust_rules import RULES
+from topdp.plan.optimisers import OPTIMISER_KINDS
+from topdp.plan.plan import ROUNDED_ROW_TYPES
+from topdp.plan.robust_rules import ROBUST_RULES
 from topdp.protocols.pair_secrets import Secrets
 from topdp.runs.methods import METHODS
 from topdp.topology import FAMILIES
@@ -55,9 +55,9 @@ if TYPE_CHECKING:
 else:  # the names in the registries: a new entry there needs no change here
     TopologyKind = Literal[tuple(FAMILIES)]
     MethodName = Literal[tuple(METHODS)]
-    OptimiserKind = Literal[KINDS]
-    RobustRule = Literal["mean", *RULES]
-    RowType = Literal["model", *ROUNDED]
+    OptimiserKind = Literal[OPTIMISER_KINDS]
+    RobustRule = Literal["mean", *ROBUST_RULES]
+    RowType = Literal["model", *ROUNDED_ROW_TYPES]
 
 
 class ConfigError(InputError):

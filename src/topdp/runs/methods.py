@@ -10,49 +10,44 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
+from topdp import protocols
 from topdp.errors import InputError
-from topdp.protocols import (
-    Central,
-    Correlated,
-    Dsgd,
-    Muffliato,
-    PlainAsynchronous,
-    PlainSynchronous,
-    Protocol,
-    TopAsynchronous,
-    TopSynchronous,
-)
 
 if TYPE_CHECKING:
+    from topdp.protocols import Protocol
     from topdp.runs.config import MethodConfig
 
 Number = TypeVar("Number", int, float)
 
 
 def _plain(c: MethodConfig) -> Protocol:
-    return PlainSynchronous(c.alpha) if c.mode == "sync" else PlainAsynchronous(c.alpha, c.offline)
+    return (
+        protocols.PlainSynchronous(c.alpha)
+        if c.mode == "sync"
+        else protocols.PlainAsynchronous(c.alpha, c.offline)
+    )
 
 
 def _top(c: MethodConfig) -> Protocol:
     if c.mode == "sync":
-        return TopSynchronous(c.alpha, c.own_share)
-    return TopAsynchronous(c.alpha, c.offline, c.own_share)
+        return protocols.TopSynchronous(c.alpha, c.own_share)
+    return protocols.TopAsynchronous(c.alpha, c.offline, c.own_share)
 
 
 def _dsgd(c: MethodConfig) -> Protocol:
-    return Dsgd()
+    return protocols.Dsgd()
 
 
 def _central(c: MethodConfig) -> Protocol:
-    return Central()
+    return protocols.Central()
 
 
 def _muffliato(c: MethodConfig) -> Protocol:
-    return Muffliato(chosen_number("gossip", c.gossip), c.chebyshev)
+    return protocols.Muffliato(chosen_number("gossip", c.gossip), c.chebyshev)
 
 
 def _correlated(c: MethodConfig) -> Protocol:
-    return Correlated(
+    return protocols.Correlated(
         c.secrets,
         chosen_number("secrets_degree", c.secrets_degree),
         chosen_number("pair_noise", c.pair_noise),

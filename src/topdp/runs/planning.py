@@ -13,9 +13,9 @@ import numpy as np
 from topdp.base.files import UNREADABLE_FILE_ERRORS
 from topdp.base.progress import Progress, silent
 from topdp.plan import Plan
-from topdp.privacy.account import FALSE_ALARMS, Account, account
+from topdp.privacy.accounting import FALSE_ALARMS, Account, account
 from topdp.privacy.answers import expect_on_request
-from topdp.privacy.calibrate import calibrate
+from topdp.privacy.noise_calibration import calibrate
 from topdp.privacy.observers.coalitions import Coalitions, coalitions
 from topdp.privacy.observers.view import View
 from topdp.privacy.published.claims import Analysis

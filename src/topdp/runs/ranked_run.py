@@ -28,7 +28,7 @@ from topdp.data import Shards
 from topdp.learning.backbone import split_backbone
 from topdp.learning.gradients.path_check import draws_dropout
 from topdp.plan import prune
-from topdp.privacy.account import Account
+from topdp.privacy.accounting import Account
 from topdp.runs import metric_sinks
 from topdp.runs.assembly import Assembly, Everyone, choose_device
 from topdp.runs.auto_values import agrees

@@ -18,7 +18,7 @@ from topdp.base.progress import Progress, silent
 from topdp.data.catalogue import CATALOGUE
 from topdp.errors import TopdpError
 from topdp.privacy.answers import ADAPTIVE
-from topdp.privacy.calibrate import calibrate
+from topdp.privacy.noise_calibration import calibrate
 from topdp.privacy.query import Query
 from topdp.privacy.residual_noise import residual_noise
 from topdp.runs.auto_values import noise_shares

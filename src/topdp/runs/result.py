@@ -13,7 +13,7 @@ from topdp.base.array_types import Floats
 from topdp.errors import InputError
 from topdp.learning.models import FlatModel
 from topdp.plan import Plan
-from topdp.privacy.account import Account
+from topdp.privacy.accounting import Account
 from topdp.runs.best_estimates import Best
 from topdp.runs.config import RunConfig
 from topdp.runs.model_export import InputKind, chosen_row, write

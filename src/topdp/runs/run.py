@@ -27,7 +27,7 @@ from topdp import __version__
 from topdp.base.files import remove_new_folders_on_error
 from topdp.base.progress import Progress, silent
 from topdp.plan import Plan
-from topdp.privacy.account import Account
+from topdp.privacy.accounting import Account
 from topdp.runs import metric_sinks
 from topdp.runs.assembly import Assembly, choose_device
 from topdp.runs.auto_values import agrees

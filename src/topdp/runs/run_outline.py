@@ -58,7 +58,7 @@ class RunOutline:
         """`graph`: in place of the one that the configuration names."""
         method = method_of(config)
         if graph is None:
-            graph = topology.alone() if method.pools else named_links(config)
+            graph = topology.single() if method.pools else named_links(config)
         sigma, optimiser = _sigma(config, method, graph.agents), optimiser_of(config)
         return cls(
             config=config,
@@ -153,11 +153,11 @@ def optimiser_of(config: RunConfig) -> Optimiser:
     train = config.train
     optimiser = Optimiser(
         train.optimiser,
-        train.momentum,
-        train.second_moment,
-        train.floor,
-        train.weight_decay,
-        train.average,
+        momentum=train.momentum,
+        second_moment=train.second_moment,
+        floor=train.floor,
+        weight_decay=train.weight_decay,
+        average=train.average,
     )
     if optimiser.adaptive and config.method.noise_on == "estimate":
         raise ConfigError(

@@ -31,9 +31,9 @@ from topdp.learning.gradients import DivergedError
 from topdp.learning.gradients.path_check import draws_dropout
 from topdp.runs.assembly import Assembly, choose_device
 from topdp.runs.auto_values import agrees
-from topdp.runs.cluster_sweep import Cluster, dispatched
 from topdp.runs.config import RunConfig, changed, parse_stored
 from topdp.runs.methods import METHODS
+from topdp.runs.ray_cluster import RayCluster
 from topdp.runs.run import run_or_continue
 from topdp.runs.run_folder import RunFolder, RunFolderError
 from topdp.runs.run_stacks import LIMITS, Dealer, stackable
@@ -96,7 +96,7 @@ def run_all(
     device: str,
     progress: Progress,
     how_to_continue: str,
-    cluster: Cluster | None = None,
+    cluster: RayCluster | None = None,
 ) -> None:
     """Whatever of the points has no result in `place` yet, here or by the machines of a cluster."""
     make_folder(place)
@@ -110,7 +110,7 @@ def _run_missing(
     device: str,
     progress: Progress,
     how_to_continue: str,
-    cluster: Cluster | None,
+    cluster: RayCluster | None,
 ) -> None:
     chosen = choose_device(device) if cluster is None else torch.device(cluster.device)
     missing = [point for point in points if not is_over(place, point)]
@@ -125,7 +125,7 @@ def _run_missing(
     done, total = len(points) - len(missing), len(points)
     try:
         if cluster is not None:
-            dispatched(stacks, cluster, dealer, place, progress, done, total)
+            cluster.run(stacks, dealer, place, progress, done)
             return
         for stack in [*([point] for point in begun), *stacks]:
             numbers = f"{done + 1}" if len(stack) == 1 else f"{done + 1} to {done + len(stack)}"

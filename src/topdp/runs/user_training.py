@@ -39,7 +39,7 @@ from topdp.runs.result import Result
 from topdp.runs.run import begun_job, execute, new_run_folder, planned, room_for, unfinished
 from topdp.runs.run_folder import GIVEN, GRAPH_FILE, RunFolderError
 from topdp.runs.run_outline import RunOutline
-from topdp.topology import Topology, alone, as_topology
+from topdp.topology import Topology, as_topology, single
 
 SHARDS_CONSTRUCTORS = {
     "arrays": "topdp.Shards.from_arrays([(inputs, targets), ...]), one pair of arrays or tensors per agent",
@@ -173,7 +173,7 @@ def train(
     if begun is not None:
         config = begun.config
     if METHODS[config.method.name].pools:
-        topology, shards = alone(), shards.pooled()
+        topology, shards = single(), shards.pooled()
     new = Path(out) if begun is None and out is not None else None
     with room_for(new):
         place = choose_device(device)

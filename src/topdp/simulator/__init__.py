@@ -1,1 +1,1 @@
-"""Executes a plan on data, on one device: draws, mixing, the engine, and many runs as one. Needs torch."""
+"""Simulation: executes plans on data in one process, over ranks or by CUDA replay. Needs torch."""

@@ -1,4 +1,4 @@
-"""Records what a function does on an NVIDIA GPU, as a CUDA graph: a replay is one launch for all of it."""
+"""Records the operations of a function on an NVIDIA GPU as a CUDA graph: a replay is one launch."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from typing import Any, final
 
 import torch
 
-WARM_UPS = 2  # kernels are compiled and libraries set up before anything is recorded
+WARM_UPS = 2  # kernels are compiled and libraries initialised before the recording
 
-_broken_off: list[Any] = []
-"""Recordings that CUDA broke off. Allocators of torch may go on asking them whose memory is whose."""
+# Recordings that CUDA aborted; torch's allocators may still refer to them.
+_aborted: list[Any] = []
 
 
 @final
 class CudaGraphs:
-    """Recordings of one device that are forgotten together. They share the memory of what is in between: one
-    is replayed at a time, and what outlives a replay must lie in tensors that were there before. When the
-    last of them is forgotten so is that memory, and torch takes no more recordings into it: new ones need a
-    new object.
+    """Recordings on one device that are dropped together.
+
+    They share the memory of temporary tensors: only one is replayed at a time, and results must be written to
+    tensors that existed before the recording. This memory is freed with the last recording, and torch adds no
+    more recordings to it: then a new object is needed.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -28,10 +29,10 @@ class CudaGraphs:
         self._pool: Any = None
 
     def __call__(self, warm_up: Callable[[], None], function: Callable[[], None]) -> Callable[[], None]:
-        """Calls `warm_up`, which uses what `function` uses; records that one, and returns what replays it."""
+        """Call `warm_up`, which does the same as `function`; record `function`, and return the replay."""
         with torch.cuda.device(self._device):
             here, index = torch.cuda.current_stream(), torch.cuda.current_device()
-            aside = _aside(index)
+            aside = _recording_stream(index)
             aside.wait_stream(here)
             with torch.cuda.stream(aside):
                 for _ in range(WARM_UPS):
@@ -41,28 +42,30 @@ class CudaGraphs:
                 self._pool = torch.cuda.graph_pool_handle()
             graph = torch.cuda.CUDAGraph()
             try:
-                # torch's own stream for recordings is one of the device that recorded first.
+                # torch's own recording stream belongs to the device that recorded first.
                 with torch.cuda.graph(graph, pool=self._pool, stream=aside):
                     function()
             except BaseException:
-                if _ended(index, self._pool):
-                    _broken_off.append(graph)
+                if _end_recording(index, self._pool):
+                    _aborted.append(graph)
                 raise
             finally:
-                torch.cuda.set_stream(here)  # torch stays on the recording's where that fails
+                torch.cuda.set_stream(here)  # torch stays on the recording stream if the recording fails
         return graph.replay
 
 
 @cache
-def _aside(index: int) -> Any:
-    """One for each device: libraries keep memory for every stream that they were used on."""
+def _recording_stream(index: int) -> Any:
+    """One stream per device: libraries keep memory for every stream that they were used on."""
     return torch.cuda.Stream(index)  # type: ignore[no-untyped-call]
 
 
-def _ended(index: int, pool: Any) -> bool:
-    """Ends a recording that CUDA broke off. torch's allocator takes it to go on, and frees nothing any more:
-    whoever asks it to, as `torch.cuda.empty_cache` does, gets an error. False: there was none to end."""
-    with suppress(Exception):  # torch ends those in which Python fails itself, and says so
+def _end_recording(index: int, pool: Any) -> bool:
+    """End a recording that CUDA aborted; return False if there was none.
+
+    Otherwise torch's allocator assumes that it continues, and `torch.cuda.empty_cache` raises an error.
+    """
+    with suppress(Exception):  # torch itself ends recordings in which Python fails, and raises here
         torch._C._cuda_endAllocateToPool(index, pool)
         torch._C._cuda_releasePool(index, pool)
         return True

@@ -1,8 +1,7 @@
-"""Rows of a round in one pass over memory: sources, gradient and noise meet next to the processor.
+"""Makes rows in one pass over memory: mixing, gradient step and noise, block by block, in the cache.
 
-A thousand numbers of a row at a time are mixed, stepped and noised before the next come. Additions and
-multiplications are made in the order in which the plan names them, and rounded one by one: the same bits on
-every processor. What is mixed of what is for `mixing`.
+Additions and multiplications happen in the order of the plan and are rounded one by one: the bits are the
+same on every processor. What is mixed from what is for `row_mixing`.
 """
 
 # Numba compiles these functions from their source: annotations are Numba's.
@@ -17,15 +16,15 @@ from numba.extending import intrinsic
 from numba.np.arrayobj import populate_array
 
 from topdp.learning.numba_cache import compiled
-from topdp.simulator.normal_draws import BLOCK, PAIRS, bits_of, number_of, pairs_of, words_of
+from topdp.simulator.normal_draws import BLOCK_NUMBERS, BLOCK_PAIRS, bits_of, number_of, pairs_of, words_of
 
 _HALF = int32(0x7FFF)
-_NO_NUMBER = uint16(0x7FC0)
+_NAN_BITS = uint16(0x7FC0)
 
 
 @intrinsic
 def _row(context, rows, index):
-    """Row number `index` of `rows` [m, d], in which no row has gaps: as an array that has none."""
+    """Row `index` of `rows` [m, d], whose rows are contiguous, as a contiguous array."""
     kind = types.Array(rows.dtype, 1, "C")
 
     def write(context, builder, signature, given):
@@ -42,22 +41,22 @@ def _row(context, rows, index):
 
 
 @compiled
-def make(before, gradient, out, places, source, weight, whose, step, seeds, std, rounded):
-    """Rows `places` of `out` become Σ weight·(rows `source` of `before`) + step·(row `whose` of `gradient`)
-    + Σ std·draw; for each place one row of `source`, `weight`, `std` and `seeds`, and one of the others.
+def make(before, gradient, out, places, source, weight, owner, step, seeds, std, rounded):
+    """Set rows `places` of `out` to Σ weight·(rows `source` of `before`) + step·(row `owner` of `gradient`)
+    + Σ std·draw. The other arguments have one row, or one number, per place.
 
-    Whose source is -1, or whose weight, step or deviation is 0, is left out. With `rounded`, `before` and
-    `out` hold the bits of bfloat16: sums are rounded once, when they are put in place. Sums are of the type
-    that weights have.
+    Terms with source -1, or with weight, step or deviation 0, are left out. With `rounded`, `before` and
+    `out` hold the bits of bfloat16, and sums are rounded once, when they are stored. Sums have the type of
+    `weight`.
     """
     width = out.shape[1]
-    words, z = np.empty(PAIRS, np.uint64), np.empty(BLOCK, np.float32)
-    total, wide = np.empty(BLOCK, weight.dtype), np.empty(BLOCK, weight.dtype)
+    words, z = np.empty(BLOCK_PAIRS, np.uint64), np.empty(BLOCK_NUMBERS, np.float32)
+    total, wide = np.empty(BLOCK_NUMBERS, weight.dtype), np.empty(BLOCK_NUMBERS, weight.dtype)
     for row in range(len(places)):
         target = _row(out, places[row])
-        for block in range((width + BLOCK - 1) // BLOCK):
-            low = block * BLOCK
-            count = min(BLOCK, width - low)
+        for block in range((width + BLOCK_NUMBERS - 1) // BLOCK_NUMBERS):
+            low = block * BLOCK_NUMBERS
+            count = min(BLOCK_NUMBERS, width - low)
             empty = True
             for k in range(source.shape[1]):
                 if source[row, k] < 0 or weight[row, k] == 0:
@@ -71,7 +70,7 @@ def make(before, gradient, out, places, source, weight, whose, step, seeds, std,
                     _add(total, values, weight[row, k], count, empty)
                 empty = False
             if step[row] != 0:
-                _add(total, _row(gradient, whose[row])[low : low + count], step[row], count, empty)
+                _add(total, _row(gradient, owner[row])[low : low + count], step[row], count, empty)
                 empty = False
             if empty:
                 total[:count] = 0
@@ -83,10 +82,10 @@ def make(before, gradient, out, places, source, weight, whose, step, seeds, std,
             part = target[low : low + count]
             if rounded:
                 for j in range(count):
-                    # To nearest, ties to even; what is no number stays none.
+                    # To nearest, ties to even; NaN stays NaN.
                     bits = bits_of(float32(total[j]))
                     up = (bits + _HALF + ((bits >> int32(16)) & int32(1))) >> int32(16)
-                    part[j] = _NO_NUMBER if np.isnan(total[j]) else uint16(up)
+                    part[j] = _NAN_BITS if np.isnan(total[j]) else uint16(up)
             else:
                 for j in range(count):
                     part[j] = total[j]
@@ -94,7 +93,7 @@ def make(before, gradient, out, places, source, weight, whose, step, seeds, std,
 
 @compiled
 def _add(total, values, factor, count, fresh):
-    """The first `count` of `total` get (or, where `fresh`, become) as many of `values`, times `factor`."""
+    """Add `factor` times the first `count` of `values` to `total`; where `fresh`, overwrite `total`."""
     if fresh:
         for j in range(count):
             total[j] = factor * values[j]

@@ -1,8 +1,8 @@
-"""Standard normal numbers in one pass: bits, logarithm, root, sine and cosine of sixteen numbers at a time.
+"""Standard normal numbers from counters, in one pass.
 
-Bits are those of a counter, mixed, so any part of a draw can be made alone. The rest is additions,
-multiplications, divisions and roots, for which IEEE 754 says every bit: the same seed gives the same numbers
-on every processor. Which seed belongs to which draw is for `draws`.
+The bits are those of a mixed counter, so any part of a draw can be made separately. The rest is additions,
+multiplications, divisions and roots, which IEEE 754 defines to the last bit: the same seed gives the same
+numbers on every processor. `simulated_noise` chooses the seed of each draw.
 """
 
 # Numba compiles these functions from their source: annotations are Numba's.
@@ -19,15 +19,15 @@ from numba.extending import intrinsic
 
 from topdp.learning.numba_cache import compiled
 
-PAIRS = 512  # pairs of numbers made at once: all that is in between stays next to the processor
-BLOCK = 2 * PAIRS
+BLOCK_PAIRS = 512  # temporary arrays of a block stay in the cache
+BLOCK_NUMBERS = 2 * BLOCK_PAIRS
 
 _ROOT_HALF = np.int32(0x3F3504F3)  # the bits of √½ in float32
 _FRACTION = np.int32(0x007FFFFF)
 _TWO_LN_2 = np.float32(2 * math.log(2))
 _EIGHTH_TURN = np.float32(math.pi / 4 * 2.0**-31)  # a number of 32 bits becomes an angle from -π/4 to π/4
 _HALF, _ONE, _FOUR = np.float32(0.5), np.float32(1), np.float32(4)
-# Of Taylor's series; what comes after these is below half of float32's last place.
+# Coefficients of Taylor series; later terms are below half of float32's last place.
 _L3, _L5, _L7, _L9 = (np.float32(1 / k) for k in (3, 5, 7, 9))
 _S3, _S5, _S7, _S9 = (np.float32((-1) ** (k // 2) / math.factorial(k)) for k in (3, 5, 7, 9))
 _C2, _C4, _C6, _C8, _C10 = (np.float32((-1) ** (k // 2) / math.factorial(k)) for k in (2, 4, 6, 8, 10))
@@ -35,7 +35,7 @@ _C2, _C4, _C6, _C8, _C10 = (np.float32((-1) ** (k // 2) / math.factorial(k)) for
 
 @intrinsic
 def bits_of(context, number):
-    """A float32's bits, as they are."""
+    """The bits of a float32."""
     return int32(float32), lambda context, builder, signature, given: builder.bitcast(*given, ir.IntType(32))
 
 
@@ -46,11 +46,11 @@ def number_of(context, bits):
 
 @compiled
 def words_of(seed, block, words):
-    """`words` [PAIRS] become those of block number `block` of `seed` [2]."""
+    """Set `words` [BLOCK_PAIRS] to those of block `block` of `seed` [2]."""
     # SplitMix (Steele, Lea and Flood 2014): a counter with a start and an odd step of its own, mixed.
     step = seed[1] | uint64(1)
-    start = seed[0] + uint64(block) * uint64(PAIRS) * step
-    for i in range(PAIRS):
+    start = seed[0] + uint64(block) * uint64(BLOCK_PAIRS) * step
+    for i in range(BLOCK_PAIRS):
         word = start + uint64(i) * step
         word = (word ^ (word >> uint64(30))) * uint64(0xBF58476D1CE4E5B9)
         word = (word ^ (word >> uint64(27))) * uint64(0x94D049BB133111EB)
@@ -59,12 +59,17 @@ def words_of(seed, block, words):
 
 @compiled
 def pairs_of(words, out):
-    """`out` [BLOCK] becomes the normal numbers of `words` [PAIRS]."""
+    """Set `out` [BLOCK_NUMBERS] to the normal numbers of `words` [BLOCK_PAIRS]."""
     # Box and Muller 1958: √(-2 ln u)·(cos 2πv, sin 2πv). Of 32 bits 31 are k, and u = (k + ½)·2⁻³¹, from 2⁻³²
-    # to 1; of 32 others 30 are v in a quarter of a turn, and two say which quarter.
+    # to 1; of 32 others 30 are v within a quarter turn, and two select the quarter.
     bits = words.view(np.int32)
-    radii, angles, first, second = bits[:PAIRS], bits[PAIRS:], out[:PAIRS], out[PAIRS:]
-    for j in range(PAIRS):
+    radii, angles, first, second = (
+        bits[:BLOCK_PAIRS],
+        bits[BLOCK_PAIRS:],
+        out[:BLOCK_PAIRS],
+        out[BLOCK_PAIRS:],
+    )
+    for j in range(BLOCK_PAIRS):
         # k + ½ = m·2^e with m from √½ to √2, and ln m = 2 artanh s with s = (m - 1) / (m + 1), at most 0.172.
         above = bits_of(float32(radii[j] & int32(0x7FFFFFFF)) + _HALF) - _ROOT_HALF
         m = number_of((above & _FRACTION) + _ROOT_HALF)
@@ -85,11 +90,11 @@ def pairs_of(words, out):
 
 @compiled
 def add(seed, std, out):
-    """`out` [d] gets `std` times the draw of `seed`."""
-    words, z = np.empty(PAIRS, np.uint64), np.empty(BLOCK, np.float32)
-    for block in range((len(out) + BLOCK - 1) // BLOCK):
+    """Add `std` times the draw of `seed` to `out` [d]."""
+    words, z = np.empty(BLOCK_PAIRS, np.uint64), np.empty(BLOCK_NUMBERS, np.float32)
+    for block in range((len(out) + BLOCK_NUMBERS - 1) // BLOCK_NUMBERS):
         words_of(seed, block, words)
         pairs_of(words, z)
-        part = out[block * BLOCK : (block + 1) * BLOCK]
+        part = out[block * BLOCK_NUMBERS : (block + 1) * BLOCK_NUMBERS]
         for j in range(len(part)):
             part[j] += std * z[j]

@@ -1,7 +1,7 @@
-"""What robust rules make of received rows: for the simulator, all agents at once, and for agents alike.
+"""The arithmetic of robust rules on received rows, for the simulator and for agents.
 
-The rules are those of `robust_rules`. Rows of the owner's own, gradients and noise are no business of this
-file: `mixing` adds them by their weights, as in every plan.
+`plan.robust_rules` defines the rules. The owner's own rows, gradients and noise enter by their weights, in
+`row_mixing`, as in every plan.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from topdp.plan import PerRound, Plan, Robust
 from topdp.simulator.row_layout import RowLayout
 from topdp.simulator.row_mixing import RowWork
 
-AT_ONCE = {"cpu": 1 << 22, "cuda": 1 << 27}  # numbers of received rows that are put side by side
+MAX_RECEIVED_NUMBERS = {"cpu": 1 << 22, "cuda": 1 << 27}  # of received rows in one tensor
 
 
 def robust_mean(robust: Robust, own: Tensor, received: Tensor, weight: Tensor) -> Tensor:
-    """[g, d]: what stands for the rows `received` [g, k, d] beside `own` [g, d], their weights [g, k].
+    """[g, d]: the term for the rows `received` [g, k, d] with weights [g, k], beside `own` [g, d].
 
     >>> import torch
     >>> own, others = torch.zeros(1, 2), torch.tensor([[[1.0, 0.0], [0.0, 1.0], [90.0, 90.0]]])
@@ -40,12 +40,12 @@ def robust_mean(robust: Robust, own: Tensor, received: Tensor, weight: Tensor) -
         rows = torch.cat([own[:, None], received], dim=1)
         return _trimmed_mean(rows, spared) * weight.sum(dim=1, keepdim=True)
     distance = torch.linalg.vector_norm(received - own[:, None], dim=2)  # [g, k]
-    # A row that is not finite is infinitely far away.
+    # A row that is not finite counts as infinitely far away.
     distance = torch.where(distance.isfinite(), distance, torch.inf)
     if robust.rule == "nearest":
-        kept = _nearest(distance, k - spared)
+        nearest = _nearest(distance, k - spared)
         share = weight.sum(dim=1, keepdim=True) / (1 + k - spared)
-        return _weighted(kept * share, received) + share * own
+        return _weighted(nearest * share, received) + share * own
     radius = torch.full_like(distance[:, :1], robust.radius or 0.0)
     if robust.radius is None:
         radius = distance.kthvalue(k - spared, dim=1, keepdim=True).values
@@ -56,10 +56,10 @@ def robust_mean(robust: Robust, own: Tensor, received: Tensor, weight: Tensor) -
 
 
 def _trimmed_mean(rows: Tensor, spared: int) -> Tensor:
-    """[g, d] of [g, k, d], without the `spared` largest and smallest numbers of each coordinate."""
+    """[g, d]: the mean of [g, k, d] without the `spared` largest and smallest numbers of each coordinate."""
     if not spared:
         return rows.mean(dim=1)
-    # Bubble sort, whole rows at a time: the largest numbers go to the end, the least to the start.
+    # Bubble sort of whole rows: the largest numbers move to the end, the smallest to the start.
     rows = torch.nan_to_num(rows, nan=torch.inf, posinf=torch.inf, neginf=-torch.inf)
     lines = list(rows.unbind(dim=1))
     for done in range(spared):
@@ -79,21 +79,21 @@ def _trimmed_mean(rows: Tensor, spared: int) -> Tensor:
 
 def _nearest(distance: Tensor, count: int) -> Tensor:
     """[g, k]: 1 where a row is among the `count` nearest, else 0."""
-    kept = torch.zeros_like(distance)
+    nearest = torch.zeros_like(distance)
     if count:
-        kept.scatter_(1, distance.topk(count, dim=1, largest=False).indices, 1.0)
-    return kept
+        nearest.scatter_(1, distance.topk(count, dim=1, largest=False).indices, 1.0)
+    return nearest
 
 
 def _weighted(weight: Tensor, rows: Tensor) -> Tensor:
-    """Σ_k weight·row, where rows that do not enter may be anything."""
+    """Σ_k weight·row; rows of weight 0 may contain anything."""
     if not rows.isfinite().all():
         rows = torch.where((weight != 0)[:, :, None], rows, 0.0)
     return torch.bmm(weight[:, None], rows)[:, 0]
 
 
 class RobustMixer:
-    """The rows of a round: own rows, gradients and noise by `mix`, and what stands for the received ones."""
+    """Makes rows with a robust rule: `mix` adds own rows, gradients and noise, this class received rows."""
 
     def __init__(self, plan: Plan, mix: Callable[[RowWork], None], layout: RowLayout | None = None) -> None:
         assert plan.robust is not None
@@ -104,17 +104,18 @@ class RobustMixer:
         self.mix(work)
         device = work.out.device
         for at, index, weight, own in self._groups(work.round, work.only):
-            count = max(1, AT_ONCE.get(device.type, AT_ONCE["cpu"]) // (index.shape[1] * work.out.shape[1]))
+            count = max(1, MAX_RECEIVED_NUMBERS[device.type] // (index.shape[1] * work.out.shape[1]))
             for start in range(0, len(at), count):
                 some = slice(start, start + count)
                 rows = work.before[torch.from_numpy(index[some]).to(device)]
                 centre = work.before[torch.from_numpy(own[some]).to(device)]
                 weights = torch.from_numpy(weight[some]).to(device, work.out.dtype)
-                made = robust_mean(self.robust, centre, rows, weights)
-                work.out[torch.from_numpy(at[some]).to(device)] += made
+                work.out[torch.from_numpy(at[some]).to(device)] += robust_mean(
+                    self.robust, centre, rows, weights
+                )
 
     def _groups(self, round: int, only: Ints | None) -> Iterator[tuple[Ints, Ints, Floats, Ints]]:
-        """Rows with as many received ones: places, those of what they received, weights, owners' places."""
+        """Groups with equally many received rows: places of rows and sources, weights, places of owners."""
         plan, made, place = self.plan, self.layout.made(round), self.layout.place(round)
         position = np.full(plan.rows, -1)
         position[made] = np.arange(len(made))
@@ -130,7 +131,7 @@ class RobustMixer:
 
 
 def own_part(plan: Plan) -> Plan:
-    """The plan in which nothing that was received has a weight: what is linear in a robust one."""
+    """The linear part of a robust plan: the plan in which received rows have no weight."""
     kinds = np.stack([plan.source.which, plan.weight.which])
     _, first, which = np.unique(kinds, axis=1, return_index=True, return_inverse=True)
     weights = np.stack([np.where(plan.received(r), 0.0, plan.weight[r]) for r in first.tolist()])

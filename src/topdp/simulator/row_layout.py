@@ -1,7 +1,8 @@
-"""Which rows of a round are made here, and where rows stand: all of them, or those of some agents.
+"""Which rows of a round this process makes, and their places in memory.
 
-Where some agents are held elsewhere (`ranks/`), the rows of theirs that ours are mixed of are guests: they
-stand behind our own. Says nothing of how rows are made (`mixing`) or how guests come (`ranks/exchange`).
+Where other processes hold some agents (`ranks/`), the rows of theirs that local rows are mixed from are
+guests: their places are behind the local rows. How rows are made is in `row_mixing`, how guests arrive in
+`ranks/border_exchange`.
 """
 
 from __future__ import annotations
@@ -17,57 +18,55 @@ from topdp.plan import Plan
 
 @final
 class RowLayout:
-    """Of `plan`, with agents on `home[agent]`, as seen from `here`; without homes everything is here."""
+    """The layout of `plan` on rank `here`; `home[agent]` is the rank of an agent, None: all are here."""
 
     def __init__(self, plan: Plan, home: Ints | None = None, here: int = 0) -> None:
         self.plan = plan
         self.here = here
         self.home = np.zeros(plan.agents, np.int64) if home is None else np.asarray(home, np.int64)
         self.whole = bool((self.home == here).all())
-        self.agents = np.flatnonzero(self.home == here)
-        """Those held here."""
-        self.place_of = np.full(plan.agents, -1)
-        """[agents]: where the gradient of an agent stands; -1: elsewhere."""
+        self.agents = np.flatnonzero(self.home == here)  # the agents held here
+        self.place_of = np.full(plan.agents, -1)  # [agents]: the place of an agent's gradient; -1: elsewhere
         self.place_of[self.agents] = np.arange(len(self.agents))
         self._mine: Bools = self.home[plan.owner] == here
         self._guests = lru_cache(maxsize=4)(self._guests_of)
 
     def made(self, round: int) -> Ints:
-        """The rows that are made here in `round`, in the order of their numbers; -1: the agents' starts."""
+        """The rows made here in `round`, in the order of their numbers; round -1: the agents' starts."""
         if round < 0:
             return self.agents
         return np.flatnonzero(self.plan.exists[round] & self._mine)
 
     def guests(self, round: int) -> dict[tuple[int, int], Ints]:
-        """By (from, to): rows of the round before that are mixed elsewhere than they were made.
+        """By (from, to): the rows of the round before that another rank mixes than the one that made them.
 
         Before round 0 they are starts, and have the numbers of their owners.
         """
         return {} if self.whole else self._guests(round)
 
     def arriving(self, round: int) -> list[tuple[int, Ints]]:
-        """From where, and which: the rows that come here, in the order in which they stand."""
+        """(rank, rows) of the guests that arrive here, in the order of their places."""
         return [(origin, rows) for (origin, to), rows in self.guests(round).items() if to == self.here]
 
     def place(self, round: int) -> Ints:
-        """[rows]: where each row of the round before stands; -1: neither made here nor a guest."""
+        """[rows]: the place of each row of the round before; -1: neither made here nor a guest."""
         guests = [rows for _, rows in self.arriving(round)]
         if round == 0:
-            return self._standing(self.plan.agents, self.agents, *guests)[self.plan.owner]
-        return self._standing(self.plan.rows, self.made(round - 1), *guests)
+            return self._places(self.plan.agents, self.agents, *guests)[self.plan.owner]
+        return self._places(self.plan.rows, self.made(round - 1), *guests)
 
     def place_made(self, round: int) -> Ints:
-        """[rows]: where each row that was made here in `round` stands; -1: it was not."""
-        return self._standing(self.plan.rows, self.made(round))
+        """[rows]: the place of each row made here in `round`; -1: not made here."""
+        return self._places(self.plan.rows, self.made(round))
 
     @staticmethod
-    def _standing(count: int, *rows: Ints) -> Ints:
-        place, standing = np.full(count, -1), np.concatenate(rows)
-        place[standing] = np.arange(len(standing))
+    def _places(count: int, *rows: Ints) -> Ints:
+        place, numbers = np.full(count, -1), np.concatenate(rows)
+        place[numbers] = np.arange(len(numbers))
         return place
 
     def needs_guests(self, round: int) -> Bools:
-        """[rows]: which rows are mixed of others that were made elsewhere."""
+        """[rows]: whether a row is mixed from rows that were made elsewhere."""
         if self.whole:
             return np.zeros(self.plan.rows, bool)
         source, used = self._sources(round)
@@ -75,7 +74,7 @@ class RowLayout:
 
     @property
     def capacity(self) -> int:
-        """Room for the rows of any round and, behind them, for the guests of the next."""
+        """The largest number of rows of a round together with the guests of the next."""
         if self.whole:
             return int(self.plan.exists.sum(axis=1).max())
         rounds = range(self.plan.releases)

@@ -1,8 +1,7 @@
-"""One round of rows on an NVIDIA GPU, as one kernel: each row is read once and written once.
+"""Makes the rows of a round on an NVIDIA GPU, in one kernel that reads and writes each row once.
 
-Noise comes from the Philox counter (key of the run; column, draw, round), so a draw is the same number
-whichever other rows are made. Needs Triton, which comes with PyTorch's CUDA builds: the engine comes here
-only with a GPU.
+Noise comes from the Philox counter (key of the run; column, draw, round), so a draw does not depend on which
+other rows are made. Needs Triton, which comes with PyTorch's CUDA builds; imported only with a GPU.
 """
 
 # Triton compiles the kernel below from its source: annotations and untyped names are Triton's.
@@ -84,7 +83,7 @@ def _round(out, before, gradient, slot, weight, owner, step, key, draw, std, cho
            first, agents, round, d, out_row, before_row, gradient_row,
            W: tl.constexpr, V: tl.constexpr, LANES: tl.constexpr,
            SOME: tl.constexpr, BY_CLOCK: tl.constexpr):  # fmt: skip
-    """Rows of the round that is passed, or `SOME` of them; or of the round that a device's clock shows."""
+    """Make the rows of `round`, or `SOME` of them; with `BY_CLOCK`, of the round that the clock shows."""
     place = tl.program_id(0)
     made = tl.num_programs(0)
     if BY_CLOCK:
@@ -105,7 +104,7 @@ def _round(out, before, gradient, slot, weight, owner, step, key, draw, std, cho
 
 
 class PackedRows(NamedTuple):
-    """The rows made in some rounds, one after the other, with where their parts stand."""
+    """The rows that some rounds make, one after the other, with the places of their sources."""
 
     starts: Tensor  # [rounds + 1] first row of each round, and the end; on the processor
     slot: Tensor
@@ -117,12 +116,12 @@ class PackedRows(NamedTuple):
     std: Tensor
 
     def rows(self) -> tuple[Tensor, ...]:
-        """Everything that has a line for each row."""
+        """All arrays with one entry per row."""
         return self[1:]
 
 
 class CudaMixer:
-    """All rows of a round in one launch."""
+    """Makes all rows of a round in one launch."""
 
     def __init__(
         self, plan: Plan, noise: Draws, device: torch.device, layout: RowLayout | None = None
@@ -147,9 +146,9 @@ class CudaMixer:
     def by_clock(
         self, before: Tensor, gradient: Tensor, out: Tensor, packed: PackedRows, clock: Tensor
     ) -> None:
-        """The round that `clock` [position in `packed`, number of the round] shows when this is executed.
+        """Make the round that `clock` [position in `packed`, number of the round] shows at execution.
 
-        All of `packed` and the clock are int32 and float32 on the device, and `out` has room for any round.
+        `packed` and the clock are int32 and float32 on the device, and `out` has room for any round.
         """
         self._launch(before, gradient, out, packed, clock, 0, 0)
 
@@ -165,7 +164,7 @@ class CudaMixer:
         chosen: Tensor | None = None,
         agents: int = 0,
     ) -> None:
-        """`chosen`: places of the rows that are made; `agents`: whose gradient is the first."""
+        """`chosen`: places of the rows to make; `agents`: the place of the agent with the first gradient."""
         d = out.shape[1]
         grid = (len(out if chosen is None else chosen), triton.cdiv(d, 4 * LANES))
         with torch.cuda.device_of(out):  # Triton launches on the current device
@@ -186,7 +185,7 @@ class CudaMixer:
         return self._packed[1]
 
     def packed(self, rounds: range) -> PackedRows:
-        """Of consecutive rounds, on the processor; all of them at once where everything is here."""
+        """The tables of consecutive rounds, on the processor; vectorised where all agents are held here."""
         if not self.layout.whole:
             return self._packed_one_by_one(rounds)
         plan, many = self.plan, slice(rounds.start, rounds.stop)
@@ -239,7 +238,7 @@ class CudaMixer:
         draw: Indices,
         std: Floats,
     ) -> tuple[np.ndarray, ...]:
-        """What the kernel reads of rows: in its types, and with 0 for what is not there."""
+        """The columns that the kernel reads, in its types, with 0 for absent entries."""
         absent, silent = source < 0, draw < 0
         key, number = self.noise.names(np.where(silent, 0, draw))
         return (

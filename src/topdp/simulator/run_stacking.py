@@ -1,9 +1,9 @@
-"""Many runs as one: their plans side by side, their agents in one tensor program.
+"""Stacked runs: the plans of many runs side by side, and their agents in one tensor program.
 
-A stack of runs costs little more than one run where single runs do not fill the device. Runs of a stack share
-the model, the clip, the number of rounds and the kind of batches; graphs, methods, step sizes, noise, seeds
-and data may differ, and each run has the noise and batches that it has alone. For figures and sweeps; a
-stacked plan is not for accounting, each of its plans is.
+A stack costs little more than one run where single runs do not fill the device. Its runs share the model, the
+clip, the number of rounds and the kind of batches; graphs, methods, step sizes, noise, seeds and data may
+differ, and each run has the noise and batches of the same run by itself. For figures and sweeps. A stacked
+plan is not for accounting; each run is accounted by its own plan.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from topdp.plan import NOBODY, Capability, PerRound, Plan, prune, unsupported
 from topdp.plan.batches import Batches, Full
 from topdp.simulator.simulated_noise import Draws, SimulatedDraws, Words
 
-KEPT_ROUNDS = 2000  # selections of a cycle that are kept
+MAX_CACHED_SELECTIONS = 2000
 
 
 def supports(plan: Plan) -> str | None:
@@ -36,7 +36,7 @@ def supports(plan: Plan) -> str | None:
 
 
 def stack_plans(plans: Sequence[Plan]) -> Plan:
-    """One pruned plan whose agents, rows and draws are those of all `plans`, run after run."""
+    """Return one pruned plan with the agents, rows and draws of all `plans`, run after run."""
     if not plans or any(plan.releases != plans[0].releases for plan in plans):
         raise InputError("Expected at least one plan, all of the same number of rounds.")
     if reason := next(filter(None, map(supports, plans)), None):
@@ -53,7 +53,7 @@ def stack_plans(plans: Sequence[Plan]) -> Plan:
     ]
 
     def joined(parts: Iterable[NDArray[Any]], shape: tuple[int, ...], fill: int | float, dtype: type) -> Any:
-        """One array [*, rows, width] of the parts [*, rows of a run, width of a run]."""
+        """Join parts [*, rows of a run, width of a run] to one array [*, rows, width]."""
         out: NDArray[Any] = np.full((*shape[:1], total, *shape[1:]), fill, dtype)
         for part, plan, (estimates, others) in zip(parts, pruned, places, strict=True):
             width = (slice(part.shape[2]),) if part.ndim == 3 else ()
@@ -66,7 +66,7 @@ def stack_plans(plans: Sequence[Plan]) -> Plan:
 
     def sources() -> Iterator[NDArray[Any]]:
         for plan, (estimates, others) in zip(pruned, places, strict=True):
-            place = np.r_[estimates, others, NOBODY].astype(np.int32)  # NOBODY is found at the end
+            place = np.r_[estimates, others, NOBODY].astype(np.int32)  # index NOBODY is the last
             yield place[every(plan.source, np.int32)]
 
     def drawn() -> Iterator[NDArray[Any]]:
@@ -99,7 +99,7 @@ def stack_plans(plans: Sequence[Plan]) -> Plan:
 
 
 def _reported(plans: Sequence[Plan], agents: Ints, messages: Ints) -> Ints | None:
-    """Where the rows that each run reports stand in the stack."""
+    """The places in the stack of the rows that each run reports."""
     if all(plan.reported is None for plan in plans):
         return None
     parts = []
@@ -110,7 +110,7 @@ def _reported(plans: Sequence[Plan], agents: Ints, messages: Ints) -> Ints | Non
 
 
 def stack_shards(shards: Sequence[Shards]) -> Shards:
-    """The records of all runs' agents; all runs are tested on the records of the first."""
+    """Join the records of all runs' agents; all runs are tested on the test records of the first."""
     first = shards[0]
     longest = max(max(s.counts) for s in shards)
 
@@ -136,37 +136,37 @@ def stack_shards(shards: Sequence[Shards]) -> Shards:
 
 @dataclass(frozen=True, eq=False)
 class StackedBatches:
-    """The records that each run would draw alone, with its own seed."""
+    """For each run, the records that it draws by itself, with its own seed."""
 
     runs: tuple[tuple[tuple[Batches, ...], int], ...]  # (one for each agent, seed) of each run
-    _kept: dict[tuple[int, str], Selection] = field(default_factory=dict, repr=False)
+    _cache: dict[tuple[int, str], Selection] = field(default_factory=dict, repr=False)
 
     @property
     def batches(self) -> tuple[Batches, ...]:
         """One for each agent of the stack."""
-        return tuple(one for batches, _ in self.runs for one in batches)
+        return tuple(strategy for batches, _ in self.runs for strategy in batches)
 
     @property
     def full(self) -> bool:
         """Whether all agents use all of their records in every round."""
-        return all(isinstance(one, Full) for one in self.batches)
+        return all(isinstance(strategy, Full) for strategy in self.batches)
 
     def select(self, round: int, device: Device = None) -> Selection:
         period = self._common_period
         if period is None:
             return self._joined(round, device)
         turn = (round % period, str(device or "cpu"))
-        if turn not in self._kept:
-            self._kept[turn] = self._joined(turn[0], device)
-        return self._kept[turn]
+        if turn not in self._cache:
+            self._cache[turn] = self._joined(turn[0], device)
+        return self._cache[turn]
 
     @cached_property
     def _common_period(self) -> int | None:
-        """Fixed batches come back: what was joined once is kept, where that is not too much."""
-        if any(one.sampled for one in self.batches):
+        """The period of the whole selection, where it is short enough to be cached."""
+        if any(strategy.sampled for strategy in self.batches):
             return None
-        period = math.lcm(*{one.period for one in self.batches})
-        return period if period <= KEPT_ROUNDS else None
+        period = math.lcm(*{strategy.period for strategy in self.batches})
+        return period if period <= MAX_CACHED_SELECTIONS else None
 
     def _joined(self, round: int, device: Device) -> Selection:
         if self.full:
@@ -185,7 +185,7 @@ class StackedBatches:
 
 
 class StackedNoise(Draws):
-    """The draws that each run would make alone, with its own seed."""
+    """For each run, the draws that it makes by itself, with its own seed."""
 
     def __init__(self, plans: Sequence[Plan], seeds: Sequence[int]) -> None:
         self._runs = [SimulatedDraws(seed, p.draws, p.releases) for p, seed in zip(plans, seeds, strict=True)]
@@ -194,10 +194,11 @@ class StackedNoise(Draws):
 
     def seeds(self, round: int, draws: Ints) -> Words:
         run = self._run_of(draws)
-        found = np.empty((len(draws), 2), np.uint64)
-        for one in np.unique(run):
-            found[run == one] = self._runs[one].seeds(round, draws[run == one] - self._first[one])
-        return found
+        seeds = np.empty((len(draws), 2), np.uint64)
+        for number in np.unique(run):
+            of_run = run == number
+            seeds[of_run] = self._runs[number].seeds(round, draws[of_run] - self._first[number])
+        return seeds
 
     def names(self, draws: Ints) -> tuple[Ints, Ints]:
         run = self._run_of(draws)

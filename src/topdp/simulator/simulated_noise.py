@@ -1,8 +1,8 @@
-"""Standard normal draws, named by (seed, round, draw): the payload of a plan's noise in the simulator.
+"""The draws of a plan's noise in the simulator, identified by (seed, round, draw).
 
-A draw does not depend on which other draws were made, so pruned, resumed and unbroken runs see the same
-numbers; and on a CPU not on the machine either. Not for real agents, whose noise comes from the operating
-system. How normal numbers are made of a seed is in `normals`; here is which seed belongs to which draw.
+A draw does not depend on which other draws are made, so pruned, resumed and unbroken runs use the same
+numbers; on a CPU it does not depend on the machine either. Not for real agents, whose noise comes from the
+operating system. `normal_draws` makes normal numbers from a seed; this file chooses the seed of each draw.
 """
 
 from __future__ import annotations
@@ -21,20 +21,19 @@ from topdp.plan.random_streams import stream
 
 Words = npt.NDArray[np.uint64]
 
-LIMIT = 2**31
-"""Draws of a round, and rounds, that counters of 32 bits on a GPU can tell apart."""
+MAX_COUNTED_DRAWS = 2**31  # in a round; also the limit of rounds: counters on a GPU have 32 bits
 
 
 class Draws(ABC):
-    """The draws of a run, or of runs side by side (stacking.py). Safe to call from several threads."""
+    """The draws of a run, or of stacked runs (run_stacking.py). Safe to call from several threads."""
 
     @abstractmethod
     def seeds(self, round: int, draws: Ints) -> Words:
-        """[draws, 2]: of what `normals` makes each of these draws of `round`."""
+        """[draws, 2]: the seeds from which `normal_draws` makes these draws of `round`."""
 
     def fill(self, out: Tensor, round: int, draw: int) -> Tensor:
-        """`out` [d] becomes draw number `draw` of `round`."""
-        from topdp.simulator import normal_draws  # what it needs is not needed with a GPU
+        """Set `out` [d] to draw number `draw` of `round`."""
+        from topdp.simulator import normal_draws  # Numba is not needed with a GPU
 
         z = np.zeros(len(out), np.float64 if out.dtype == torch.float64 else np.float32)
         normal_draws.add(self.seeds(round, np.array([draw]))[0], z.dtype.type(1), z)
@@ -42,17 +41,17 @@ class Draws(ABC):
 
     @abstractmethod
     def names(self, draws: Ints) -> tuple[Ints, Ints]:
-        """For devices with a counter-based generator: its key for each of `draws`, and their numbers."""
+        """For devices with a counter-based generator: the key of each draw, and its number."""
 
 
 class SimulatedDraws(Draws):
-    """The draws of a run, by its seed."""
+    """The draws of one run, by its seed."""
 
     def __init__(self, seed: int, draws: int, releases: int) -> None:
-        if max(draws, releases) > LIMIT:
+        if max(draws, releases) > MAX_COUNTED_DRAWS:
             raise InputError(
-                f"Expected at most {LIMIT} draws in a round and rounds in a run, got {draws} in each of "
-                f"{releases} releases."
+                f"Expected at most {MAX_COUNTED_DRAWS} draws in a round and rounds in a run, got {draws} in "
+                f"each of {releases} releases."
             )
         self._key = stream(seed, "noise").bytes(32)
         self._counter_key = int(stream(seed, "noise").integers(0, 2**31))

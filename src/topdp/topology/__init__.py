@@ -1,10 +1,10 @@
-"""Who is adjacent to whom: graph families, the sets N_i^j, which directed edges are covered, spectral gap.
+"""Graphs: families, user graphs, the sets N_i^j, covered edges, spectral gap.
 
     N_i    the neighbours of agent i
     N_i^j  = N_i \\ ({j} ∪ N_j), the neighbours of i that are neither j nor adjacent to j
 
 The directed edge i→j is *covered* when N_i^j is not empty: then i has a neighbour whose estimate j does not
-read, and whose noise may stand in for part of i's own in what i sends to j.
+read, and whose noise can replace part of i's own noise in what i sends to j.
 """
 
 from typing import TYPE_CHECKING
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from topdp.topology.edge_lists import read_edge_list
     from topdp.topology.families import (
         FAMILIES,
-        alone,
         complete,
         grid,
         mesh,
         random,
         regular,
         ring,
+        single,
         small_world,
         star,
         tree,
@@ -34,7 +34,6 @@ __all__ = [
     "FAMILIES",
     "Topology",
     "TopologyError",
-    "alone",
     "as_topology",
     "complete",
     "describe",
@@ -46,6 +45,7 @@ __all__ = [
     "read_edge_list",
     "regular",
     "ring",
+    "single",
     "small_world",
     "star",
     "tree",
@@ -53,7 +53,7 @@ __all__ = [
 
 _FAMILIES = (
     "FAMILIES",
-    "alone",
+    "single",
     "complete",
     "grid",
     "mesh",

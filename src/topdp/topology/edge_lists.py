@@ -1,4 +1,4 @@
-"""Graphs from text files: one link a line."""
+"""Reads graphs from text files: one link per line."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from topdp.topology.link_weights import Weights, expect_no_weights
 
 
 def read_edge_list(path: str | Path, weights: Weights = "refuse") -> Topology:
-    """The graph of a text file: one link a line, two names split by blanks or a comma; `#` begins a comment.
+    """Return the graph in a text file: one link per line, two names separated by blanks or a comma.
 
-    A link may be listed twice, or once each way. Names are whole numbers or text. Numbers 0 .. n-1 are the
-    agents themselves; other numbers become agents in ascending order, and text in order of first appearance:
-    then `labels` keeps the names. Refused, with the line: self loops, a line with `->` or a header such as
-    `source target` (a directed file), anything but two names. An unconnected graph is refused with its
-    components. A number behind the two names is the weight of the link, and refused unless it is 1 everywhere
-    or `weights="ignore"`.
+    `#` begins a comment. A link may be listed twice, or once in each direction. Names are whole numbers or
+    text. Numbers 0 .. n-1 are the agents themselves; other numbers become agents in ascending order, text in
+    order of first appearance, and `labels` keeps the names. TopologyError names the line of a self loop, of
+    `->` or a header such as `source target` (a directed file), and of anything but two names; for an
+    unconnected graph it names the components. A number after the two names is the weight of the link; weights
+    other than 1 are refused unless `weights="ignore"`.
 
     >>> from pathlib import Path
     >>> import tempfile
@@ -39,7 +39,7 @@ def read_edge_list(path: str | Path, weights: Weights = "refuse") -> Topology:
         if line.split("#")[0].strip()
     }
     if not read:
-        raise TopologyError(f"Expected at least one link in {path}, got none; write two names a line.")
+        raise TopologyError(f"Expected at least one link in {path}, got none; write two names per line.")
     expect_no_weights(((f"{path}, line {n}", weight) for n, (_, _, weight) in read.items()), weights)
     links = [(a, b) for a, b, _ in read.values()]
     names = list(dict.fromkeys(name for link in links for name in link))
@@ -58,7 +58,7 @@ def read_edge_list(path: str | Path, weights: Weights = "refuse") -> Topology:
 
 
 def _link(line: str, where: str) -> tuple[str, str, float]:
-    """The two names on a line of an edge list, and the weight behind them, 1 where there is none."""
+    """The two names on a line of an edge list, and the weight after them, by default 1."""
     content = line.split("#")[0].strip()
     if any(arrow in content for arrow in ("->", "<-", "=>", "→", "←")):
         raise TopologyError(
@@ -79,7 +79,7 @@ def _link(line: str, where: str) -> tuple[str, str, float]:
     weight = _number(names.pop()) if len(names) == 3 else 1.0
     if len(names) != 2 or weight is None or any(not part.strip() for part in content.split(",")):
         raise TopologyError(
-            f"{where}: expected two names, got {content!r}; write one link a line, and no blanks inside "
+            f"{where}: expected two names, got {content!r}; write one link per line, without blanks inside "
             "a name."
         )
     if names[0] == names[1]:
@@ -90,7 +90,7 @@ def _link(line: str, where: str) -> tuple[str, str, float]:
 
 
 def _number(text: str) -> float | None:
-    """The finite number that `text` is, or None."""
+    """`text` as a finite number, or None."""
     try:
         number = float(text)
     except ValueError:

@@ -1,25 +1,24 @@
-"""The families of graphs. Random ones are drawn again until they are connected."""
+"""Families of graphs. Random graphs are drawn again until one is connected."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from topdp.plan.random_streams import stream
-from topdp.topology.edge_lists import read_edge_list
 from topdp.topology.graph import Topology, TopologyError, components, from_edges, whole_number
 
-TRIES = 1000
-"""How often a random family is drawn again before it is given up as never connected."""
+MAX_GRAPH_DRAWS = 1000
 
 
 def random(agents: int, connection: float = 0.2, seed: int = 0) -> Topology:
-    """Erdős–Rényi: each of the n(n-1)/2 links is there with probability `connection`; drawn until connected.
+    """Erdős–Rényi: each of the n(n-1)/2 links exists with probability `connection`; drawn until connected.
 
-    Gives up after `TRIES` draws.
+    Gives up after `MAX_GRAPH_DRAWS` draws.
 
     >>> graph = random(30, 0.2, seed=1)
     >>> graph.agents, bool((graph.adjacency == random(30, 0.2, seed=1).adjacency).all())
@@ -28,11 +27,11 @@ def random(agents: int, connection: float = 0.2, seed: int = 0) -> Topology:
     n = whole_number("agents", agents)
     if not 0 < connection <= 1:
         raise TopologyError(
-            f"Expected 0 < connection <= 1, got {connection}; it is the share of pairs that are linked."
+            f"Expected 0 < connection <= 1, got {connection}; it is the share of linked pairs."
         )
     # Drawn here, not by networkx, so that a seed names the same graph whatever networkx is installed.
     starts = np.concatenate([[0], np.cumsum(np.arange(n - 1, 0, -1))])  # of row i among the pairs i < j
-    for attempt in range(TRIES):
+    for attempt in range(MAX_GRAPH_DRAWS):
         draws = stream(seed, "topology.random", attempt)
         size = draws.binomial(starts[-1], connection)
         pairs = draws.choice(starts[-1], size, replace=False, shuffle=False)
@@ -42,14 +41,14 @@ def random(agents: int, connection: float = 0.2, seed: int = 0) -> Topology:
             return from_edges(edges, n, name="random")
     likely = math.log(n) / n
     raise TopologyError(
-        f"Expected a connected random graph, got none in {TRIES} draws of {n} agents at connection rate "
-        f"{connection}; a connected graph becomes likely from ln(n)/n = {likely:.3g}: raise the rate to "
+        f"Expected a connected random graph, got none in {MAX_GRAPH_DRAWS} draws of {n} agents at connection "
+        f"rate {connection}; a connected graph becomes likely from ln(n)/n = {likely:.3g}: raise the rate to "
         f"{min(1.0, 1.5 * likely):.2g} or more."
     )
 
 
 def ring(agents: int) -> Topology:
-    """Agent i is linked to i-1 and i+1, counted round the circle.
+    """Agent i is linked to i-1 and i+1, modulo n.
 
     >>> ring(4).edges.tolist()
     [[0, 1], [0, 3], [1, 2], [2, 3]]
@@ -59,7 +58,7 @@ def ring(agents: int) -> Topology:
 
 
 def complete(agents: int) -> Topology:
-    """Every two agents are linked. No directed edge is covered.
+    """All agents are linked to each other. No directed edge is covered.
 
     >>> len(complete(5).edges)
     10
@@ -68,20 +67,20 @@ def complete(agents: int) -> Topology:
     return Topology("complete", ~np.eye(n, dtype=np.bool_))
 
 
-def alone() -> Topology:
-    """One party and no links: where all records are pooled.
+def single() -> Topology:
+    """One party without links, for pooled records.
 
-    >>> alone().agents, len(alone().edges)
+    >>> single().agents, len(single().edges)
     (1, 0)
     """
-    return Topology("alone", np.zeros((1, 1), dtype=np.bool_))
+    return Topology("single", np.zeros((1, 1), dtype=np.bool_))
 
 
 def star(agents: int, hubs: int = 2, attach: str = "one") -> Topology:
     """Agents 0 .. hubs-1 are hubs, all linked to each other; the others are leaves.
 
-    With `attach="one"` leaf i hangs on hub i mod hubs, so that leaves are split evenly: our reading of the
-    paper's "star topology with two star agents". With `attach="all"` every leaf is linked to every hub.
+    With `attach="one"` leaf i is linked to hub i mod hubs, so that leaves are split evenly: our reading of
+    the paper's "star topology with two star agents". With `attach="all"` every leaf is linked to every hub.
 
     >>> star(6).edges.tolist()
     [[0, 1], [0, 2], [0, 4], [1, 3], [1, 5]]
@@ -108,10 +107,10 @@ def tree(agents: int) -> Topology:
 
 
 def mesh(agents: int) -> Topology:
-    """A partial mesh: agent i is linked to i ± 1, i ± 2, i ± 4, ... up to n/2, counted round the circle.
+    """A partial mesh: agent i is linked to i ± 1, i ± 2, i ± 4, ... up to n/2, modulo n.
 
-    The paper says "partial mesh" and no more. This one is regular, has near and far links, degree about
-    2 log2(n), and from six agents on lies strictly between the ring and the complete graph.
+    The paper says "partial mesh" without a definition. This one is regular, has near and far links and degree
+    about 2 log2(n), and for six or more agents lies strictly between the ring and the complete graph.
 
     >>> mesh(30).neighbours[0].tolist()
     [1, 2, 4, 8, 22, 26, 28, 29]
@@ -141,7 +140,8 @@ def grid_columns(agents: int) -> int:
 
 def small_world(agents: int, degree: int = 4, rewire: float = 0.1, seed: int = 0) -> Topology:
     """Watts–Strogatz: a circle where each agent is linked to its `degree` nearest, then each link's far end
-    is moved to a random agent with probability `rewire`; drawn until connected, at most `TRIES` times.
+    is moved to a random agent with probability `rewire`; drawn until connected, at most `MAX_GRAPH_DRAWS`
+    times.
 
     >>> len(small_world(20, degree=4, rewire=0.2, seed=3).edges)
     40
@@ -150,8 +150,8 @@ def small_world(agents: int, degree: int = 4, rewire: float = 0.1, seed: int = 0
     if degree % 2:
         raise TopologyError(f"Expected an even degree, half on each side, got {degree}; use {degree + 1}.")
     if not 0 <= rewire <= 1:
-        raise TopologyError(f"Expected 0 <= rewire <= 1, got {rewire}; it is the share of links moved.")
-    import networkx as nx  # slow to import, and agents need none of it
+        raise TopologyError(f"Expected 0 <= rewire <= 1, got {rewire}; it is the share of moved links.")
+    import networkx as nx  # slow to import, and not needed by agents
 
     return _draw_until_connected(
         "small-world", lambda s: nx.watts_strogatz_graph(n, degree, rewire, seed=s), seed, "raise the degree"
@@ -159,8 +159,8 @@ def small_world(agents: int, degree: int = 4, rewire: float = 0.1, seed: int = 0
 
 
 def regular(agents: int, degree: int = 4, seed: int = 0) -> Topology:
-    """A random graph in which every agent has `degree` neighbours; drawn until connected, at most `TRIES`
-    times.
+    """A random graph in which every agent has `degree` neighbours; drawn until connected, at most
+    `MAX_GRAPH_DRAWS` times.
 
     >>> regular(20, degree=3, seed=3).degrees.tolist() == [3] * 20
     True
@@ -183,11 +183,11 @@ def regular(agents: int, degree: int = 4, seed: int = 0) -> Topology:
 def _draw_until_connected(kind: str, draw: Callable[[int], Any], seed: int, advice: str) -> Topology:
     import networkx as nx
 
-    for attempt in range(TRIES):
+    for attempt in range(MAX_GRAPH_DRAWS):
         graph = draw(int(stream(seed, f"topology.{kind}", attempt).integers(2**32)))
         if nx.is_connected(graph):
             return from_edges(list(graph.edges), len(graph), name=kind)
-    raise TopologyError(f"Expected a connected {kind} graph, got none in {TRIES} draws; {advice}.")
+    raise TopologyError(f"Expected a connected {kind} graph, got none in {MAX_GRAPH_DRAWS} draws; {advice}.")
 
 
 def _degree(agents: int, degree: int) -> int:
@@ -200,6 +200,12 @@ def _degree(agents: int, degree: int) -> int:
     return degree
 
 
+def _from_file(path: str | Path, weights: Any = "refuse") -> Topology:
+    from topdp.topology.edge_lists import read_edge_list
+
+    return read_edge_list(path, weights)
+
+
 FAMILIES: dict[str, Callable[..., Topology]] = {
     "random": random,
     "ring": ring,
@@ -210,6 +216,6 @@ FAMILIES: dict[str, Callable[..., Topology]] = {
     "grid": grid,
     "small-world": small_world,
     "regular": regular,
-    "file": read_edge_list,
+    "file": _from_file,
 }
 """The names of `topology.kind` in a configuration."""

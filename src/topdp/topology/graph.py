@@ -1,7 +1,6 @@
-"""A connected undirected graph on the agents 0 .. n-1, and what can be read off it.
+"""A connected undirected graph on the agents 0 .. n-1, and its derived quantities.
 
-Knows nothing of rounds, noise or data: protocols draw their choices over it, `graph_picture` draws its
-picture. The sets N_i^j and coverage are explained at the head of this room.
+The package's docstring defines the sets N_i^j and coverage.
 """
 
 from __future__ import annotations
@@ -24,14 +23,13 @@ from topdp.plan.random_streams import stream
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 
-DENSE_LIMIT = 1000
-"""Up to this many agents the spectral gap is taken from all eigenvalues."""
+MAX_DENSE_GAP_AGENTS = 1000  # more agents: the spectral gap is found by Lanczos iteration
 
-_CHUNK = 1 << 24  # entries of a temporary array; keeps memory flat on large dense graphs
+MAX_TEMPORARY_ENTRIES = 1 << 24  # of an array; bounds the memory on large dense graphs
 
 
 class TopologyError(InputError):
-    """A graph that cannot be used or made: says what was expected, what came and what to do.
+    """An invalid graph: the message states what was expected, what was given and what to do.
 
     >>> try:
     ...     from_edges([(0, 1), (2, 3)], agents=4)
@@ -45,8 +43,7 @@ class TopologyError(InputError):
 class Topology:
     """A connected undirected graph without self loops on the agents 0 .. n-1.
 
-    `adjacency[i, j]` says whether i and j are neighbours. `labels` are the agents' names where the graph was
-    read from a file that names them.
+    `adjacency[i, j]`: whether i and j are neighbours. `labels`: the agents' names, where the graph has some.
 
     >>> path = Topology("path", [[0, 1, 0], [1, 0, 1], [0, 1, 0]])
     >>> path.agents, path.degrees.tolist(), path.edges.tolist()
@@ -137,7 +134,7 @@ class Topology:
         return {int(k) for k in np.flatnonzero(inside)}
 
     def diameter(self) -> int:
-        """The greatest distance, in links, between two agents.
+        """The largest distance between two agents, in links.
 
         >>> ring(10).diameter(), complete(10).diameter()
         (5, 1)
@@ -156,7 +153,7 @@ class Topology:
         E[W] is the mean of one round's mixing when each agent keeps weight α on its own estimate and gives
         1-α to that of a uniformly random neighbour (the paper's update rule). After t rounds of mixing alone
         the agents' expected estimates differ by O((1 - gap)^t). The gap is 0 where they never agree: α = 1,
-        or α = 0 on a bipartite graph. Above `DENSE_LIMIT` agents λ_2 is found by Lanczos iteration.
+        or α = 0 on a bipartite graph. Above `MAX_DENSE_GAP_AGENTS` agents λ_2 is found by Lanczos iteration.
 
         >>> round(complete(5).spectral_gap(), 6), round(ring(30).spectral_gap(), 6)
         (0.625, 0.010926)
@@ -168,7 +165,7 @@ class Topology:
         i, j = self.directed.T
         weights = (1 - alpha) / np.sqrt(self.degrees[i] * self.degrees[j])
         walk = sparse.coo_array((weights, (i, j)), shape=(n, n))
-        if n <= DENSE_LIMIT:
+        if n <= MAX_DENSE_GAP_AGENTS:
             moduli = np.abs(np.linalg.eigvalsh(walk.toarray() + alpha * np.eye(n)))
             return max(0.0, 1.0 - float(np.partition(moduli, -2)[-2]))
         walk, top = walk.tocsr(), np.sqrt(self.degrees / self.degrees.sum())
@@ -190,9 +187,9 @@ def from_edges(
     name: str = "edges",
     labels: tuple[str, ...] | None = None,
 ) -> Topology:
-    """The graph with these undirected links; a link may be given twice, or once each way.
+    """Return the graph with these undirected links; a link may occur twice, or once in each direction.
 
-    `agents` is n; left out, it is the largest number named plus one.
+    `agents` is n; the default is the largest agent number plus one.
 
     >>> from_edges([(0, 1), (1, 2), (2, 1)]).edges.tolist()
     [[0, 1], [1, 2]]
@@ -221,7 +218,7 @@ def from_edges(
 
 
 def _checked(adjacency: ArrayLike, labels: tuple[str, ...] | None) -> Bools:
-    """A read-only boolean copy of `adjacency`, or the reason why it is not a graph of ours."""
+    """Return a read-only boolean copy of `adjacency`; raise TopologyError if it is no valid graph."""
     given = np.asarray(adjacency)
     if given.ndim != 2 or given.shape[0] != given.shape[1]:
         raise TopologyError(f"Expected a square adjacency matrix, got shape {given.shape}.")
@@ -230,9 +227,7 @@ def _checked(adjacency: ArrayLike, labels: tuple[str, ...] | None) -> Bools:
         raise TopologyError(f"Expected {n} different labels, got {len(set(labels))}; name every agent once.")
     matrix = given.astype(np.bool_)
     if given.dtype != np.bool_ and not (given == matrix).all():
-        raise TopologyError(
-            "Expected an adjacency of 0 and 1, got other numbers; links have no weights here."
-        )
+        raise TopologyError("Expected an adjacency of 0 and 1, got other numbers; links have no weights.")
 
     def name(agent: int) -> str:
         return str(agent) if labels is None else labels[agent]
@@ -243,10 +238,10 @@ def _checked(adjacency: ArrayLike, labels: tuple[str, ...] | None) -> Bools:
             f"Expected no self loops, got one at agent {name(loops[0])} ({len(loops)} in all); remove them: "
             f"an agent always keeps its own estimate."
         )
-    some = max(1, _CHUNK // n)
+    some = max(1, MAX_TEMPORARY_ENTRIES // n)
     parts = [np.nonzero(matrix[i : i + some] & ~matrix[:, i : i + some].T) for i in range(0, n, some)]
     one_way = [
-        (i * some + int(a), int(b)) for i, found in enumerate(parts) for a, b in zip(*found, strict=True)
+        (i * some + int(a), int(b)) for i, pairs in enumerate(parts) for a, b in zip(*pairs, strict=True)
     ]
     if len(one_way):
         i, j = one_way[0]
@@ -269,7 +264,7 @@ def _checked(adjacency: ArrayLike, labels: tuple[str, ...] | None) -> Bools:
 
 
 def components(edges: Ints, n: int) -> tuple[int, NDArray[np.int32]]:
-    """How many components there are, and to which each agent belongs."""
+    """Return the number of components, and the component of each agent."""
     count, member = connected_components(_sparse(edges, n), directed=False)
     return int(count), member
 
@@ -283,8 +278,8 @@ def _sparse(edges: Ints, n: int) -> Any:
 
 
 def _chunks(rows: int, width: int) -> list[slice]:
-    """Slices over `rows` such that one slice of rows of `width` stays below `_CHUNK` entries."""
-    step = max(1, _CHUNK // width)
+    """Slices of `rows` whose rows of `width` have at most `MAX_TEMPORARY_ENTRIES` entries."""
+    step = max(1, MAX_TEMPORARY_ENTRIES // width)
     return [slice(start, start + step) for start in range(0, rows, step)]
 
 

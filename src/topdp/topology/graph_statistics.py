@@ -1,4 +1,4 @@
-"""The numbers of a graph, for people and programs: degrees, diameter, spectral gap, coverage."""
+"""Statistics of a graph: degrees, diameter, spectral gap, coverage."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def describe(graph: Topology | nx.Graph | str | Path, alpha: float = 0.5) -> dict[str, Any]:
-    """The numbers of a graph, ready for JSON. `alpha` is the weight in `Topology.spectral_gap`.
+    """Return the statistics of a graph for JSON. `alpha` is the weight in `Topology.spectral_gap`.
 
     >>> from topdp.topology import ring
     >>> numbers = describe(ring(6))

@@ -1,7 +1,7 @@
-"""Weights on a user's links: no protocol mixes by given weights, so they are refused, or left out by choice.
+"""Weights on a user's links: no protocol uses them, so they are refused, or ignored on request.
 
-Agents mix by α (the paper) or by Metropolis weights, which follow from degrees; the proofs and the noise are
-of those. A weight that was dropped in silence would be a run other than the one asked for.
+Agents mix by α (the paper) or by Metropolis weights, which follow from degrees; proofs and noise hold for
+these. Dropping a weight silently would execute another run than the user described.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from topdp.topology.graph import TopologyError
 Weights = Literal["refuse", "ignore"]
 
 
-def expect_no_weights(found: Iterable[tuple[str, Any]], weights: str) -> None:
-    """Refuse weights other than 1, unless they are to be ignored. `found`: where each stands, and it."""
+def expect_no_weights(placed: Iterable[tuple[str, Any]], weights: str) -> None:
+    """Raise TopologyError for weights other than 1, unless ignored. `placed`: (place, weight) of links."""
     if weights not in get_args(Weights):
         raise TopologyError(f"weights: expected 'refuse' or 'ignore', got {weights!r}.")
-    others = [(where, weight) for where, weight in found if weight != 1]
+    others = [(where, weight) for where, weight in placed if weight != 1]
     if others and weights == "refuse":
         where, weight = others[0]
         raise TopologyError(
             f"{where}: expected a link without a weight, got {weight!r:.40} ({len(others)} such in all): no "
-            "protocol mixes by given weights. Leave them out by choice: weights='ignore', in a configuration "
+            "protocol mixes by given weights. Use weights='ignore' to drop them; in a configuration "
             'topology.weights = "ignore".'
         )

@@ -1,4 +1,4 @@
-"""A user's own graph, whatever it comes as: a `Topology`, a networkx graph, or the path of an edge list."""
+"""Converts a user's graph: a `Topology`, a networkx graph, or the path of an edge list."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def as_topology(graph: Any, *, weights: Weights = "refuse") -> Topology:
-    """`graph` as a `Topology`.
+    """Return `graph` as a `Topology`.
 
     >>> import networkx as nx
     >>> as_topology(nx.path_graph(3)).edges.tolist()
@@ -44,11 +44,11 @@ def as_topology(graph: Any, *, weights: Weights = "refuse") -> Topology:
 def from_networkx(
     graph: nx.Graph, *, order: Sequence[Hashable] | None = None, weights: Weights = "refuse"
 ) -> Topology:
-    """The graph of a `networkx.Graph`: undirected, connected, without self loops.
+    """Convert a `networkx.Graph` that is undirected and connected, without self loops.
 
-    Agent k is node `order[k]`; without an order nodes are sorted, and `labels` keeps their names unless they
-    are 0 .. n-1. Shards are given in this order. The attribute `weight` of links is refused unless it is 1
-    everywhere, or `weights="ignore"`.
+    Agent k is node `order[k]`; the default order is sorted, and `labels` keeps the names of nodes unless they
+    are 0 .. n-1. Shards are passed in this order. Weights of links other than 1 are refused unless
+    `weights="ignore"`.
 
     >>> import networkx as nx
     >>> hospitals = nx.Graph([("south", "north"), ("south", "east")])
@@ -67,7 +67,7 @@ def from_networkx(
         raise TopologyError(
             "Expected at most one link between two agents, got a multigraph: use networkx.Graph(graph)."
         )
-    import networkx as nx  # its maker has
+    import networkx as nx  # already imported by the caller
 
     loops = list(nx.nodes_with_selfloops(graph))
     if loops:
@@ -101,6 +101,6 @@ def _ordered(graph: nx.Graph, order: Sequence[Hashable] | None) -> list[Any]:
         return sorted(graph)
     except TypeError:
         raise TopologyError(
-            "Expected nodes that can be sorted, got some that cannot, such as texts and numbers: say which "
-            "node is which agent with from_networkx(graph, order=[...])."
+            "Expected nodes that can be sorted, got some that cannot, such as texts and numbers: state "
+            "the order of agents with from_networkx(graph, order=[...])."
         ) from None

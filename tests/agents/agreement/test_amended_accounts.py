@@ -14,7 +14,6 @@ from symbolic import symbolic
 from topdp import topology
 from topdp.agents.node import amending
 from topdp.agents.node.amending import MembershipChange, amend
-from topdp.agents.runtime.run_end import end_with
 from topdp.privacy.basics.gaussian import delta_of, epsilon_of, mu_of
 from topdp.runs import config as configurations
 from topdp.runs.run_outline import analysis_of
@@ -52,7 +51,7 @@ def ended(made, beyond):
     wire = Wire()
     for number, more in enumerate(beyond):
         agent = made.agent(number, wire.transport(made.names[number]))
-        end_with(agent.ledger, LAST + more)
+        agent.ledger.end_with(LAST + more)
         abandon(agent)
     return made.lived(wire=wire)
 
@@ -68,6 +67,7 @@ def reached(made, owner):
     return float(epsilon_of(np.array([max(mus)]), privacy.delta)[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "beyond"),
     [*((case, LATE) for case in CASES), ("adaptive, hidden rows", TOGETHER), ("shared draws", TOGETHER)],

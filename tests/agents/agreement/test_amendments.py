@@ -20,9 +20,9 @@ from topdp.agents.agreement.run_marks import RollbackMark
 from topdp.agents.agreement.run_setup import RunSetup
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_entries import ReleaseCost
+from topdp.agents.ledger.ledger_facts import FINAL_ROUND_KEY
 from topdp.agents.node import agent_process, amending
 from topdp.agents.node.amending import MembershipChange, amend, granted_budgets
-from topdp.agents.runtime.run_end import ENDS, end_with
 from topdp.agents.wire.transport import Message
 from topdp.agents.wire.wire_codes import MessageKind, ReplyCode
 from topdp.errors import BudgetError, InputError, TrustError
@@ -72,7 +72,7 @@ def test_all_end_after_the_named_round_having_spent_what_the_amendment_says(tmp_
         wire = Wire()
         for number in range(len(made.names)):
             agent = made.agent(number, wire.transport(made.names[number]))
-            end_with(agent.ledger, LAST)
+            agent.ledger.end_with(LAST)
             abandon(agent)
         return await live(made, wire)
 
@@ -92,7 +92,7 @@ def test_those_who_hear_of_it_late_end_too_and_pay_for_what_they_made(tmp_path):
         wire = Wire()
         agents = [made.agent(number, wire.transport(name)) for number, name in enumerate(made.names)]
         for agent in agents[:3]:
-            end_with(agent.ledger, LAST)
+            agent.ledger.end_with(LAST)
         tasks = [asyncio.create_task(agent.run()) for agent in agents]
         await asyncio.sleep(30)
         assert all(LAST <= agent.ledger.round <= LAST + 2 for agent in agents)  # as far as rows reach
@@ -102,7 +102,7 @@ def test_those_who_hear_of_it_late_end_too_and_pay_for_what_they_made(tmp_path):
         await asyncio.gather(*tasks)
         for number in range(3, 6):
             ledger = Ledger(made.state(number), **facts(made, number))
-            end_with(ledger, LAST)
+            ledger.end_with(LAST)
             ledger.close()
         return await live(made, wire)
 
@@ -117,7 +117,7 @@ def test_who_leaves_and_is_gone_is_not_stayed_for(tmp_path, leaves):
     made = federation(tmp_path)
     for number, name in enumerate(made.names):
         agent = made.agent(number, Wire().transport(name))
-        end_with(agent.ledger, LAST, leaves)
+        agent.ledger.end_with(LAST, leaves)
         abandon(agent)
     lived = live(made, failpoints={5: f"after_ledger:{LAST + 1}"}, for_good=[5])
     if leaves:
@@ -205,7 +205,7 @@ def test_a_manifest_that_says_nonsense_about_the_one_before_is_refused(amended, 
 def test_the_books_of_the_run_before_say_what_is_left(amended):
     told, name = amendment_of(amended), amended.names[0]
     granted, spent = told.granted[name], told.spent[name]
-    books = PreviousRun(told.manifest, name, True, spent / 2)
+    books = PreviousRun(federation=told.manifest, agent=name, ended=True, spent=spent / 2)
     assert remaining_budget(amended, name, books) == granted - spent
     assert remaining_budget(amended, name, replace(books, spent=spent * 1.2)) == granted - spent * 1.2
     own = replace(books, budget=(granted + spent) / 2)  # stays, as over a restart
@@ -237,9 +237,9 @@ def test_who_was_there_before_begins_with_its_books(amended, tmp_path):
     with pytest.raises(TrustError, match="has not ended"):
         agent_process._own_budget(options, whole, name)
     ledger = Ledger(state, told.manifest, name)
-    end_with(ledger, LAST)
-    end_with(ledger, LAST + 2)
-    assert ledger.meta[ENDS] == str(LAST)
+    ledger.end_with(LAST)
+    ledger.end_with(LAST + 2)
+    assert ledger.meta[FINAL_ROUND_KEY] == str(LAST)
     ledger.close()
     assert agent_process._own_budget(options, whole, name) == pytest.approx(told.granted[name] / 5)
     assert agent_process._own_budget(replace(options, epsilon=1e-3), whole, name) == 1e-3
@@ -256,7 +256,7 @@ def ended_books(folder, told, name):
     ledger = Ledger(folder, told.manifest, name)
     for round in range(LAST + 1):
         ledger.release(round, ReleaseCost(told.granted[name] / 5, 1.0, 1.0), {}, b"", ())
-    end_with(ledger, LAST)
+    ledger.end_with(LAST)
     ledger.close()
 
 

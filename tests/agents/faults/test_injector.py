@@ -17,6 +17,7 @@ SHOWS = {  # seeds that are quick to show a planted fault; `--planted` goes thro
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("job", JOBS)
 def test_whatever_happens_nothing_is_undercounted_and_nobody_waits_for_ever(job):
     for seed in range(SHARE):
@@ -31,6 +32,7 @@ def test_a_seed_says_all_that_happens():
     assert first.log != run("sync-wait", 4).log
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", PLANTED)
 def test_a_fault_that_is_planted_is_found(fault):
     assert first_found(fault, SHOWS[fault]) is not None

@@ -118,7 +118,7 @@ def test_books_after_the_change_are_bound_as_those_of_a_new_ledger(old):
     db.execute("UPDATE inbox SET digest = 'other' WHERE sender = 'bob' AND round = 0")
     db.commit()
     db.close()
-    with pytest.raises(TamperedError, match="rows that came in"):
+    with pytest.raises(TamperedError, match="received rows"):
         verify(Ledger(old, writable=False))
 
 

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from topdp.agents.ledger import start_choices
+from topdp.agents.ledger import ledger_database, start_choices
 from topdp.agents.ledger.inbox import Inbox
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_check import verify
@@ -123,7 +123,7 @@ def test_the_order_of_records_is_kept_from_the_first_release_on(ledger):
     ledger.release(0, ReleaseCost(0.1), {"bob": b"row"}, b"state")
     ledger = reopened(ledger)
     start_choices.expect_record_order(ledger, "another")
-    with pytest.raises(DataError, match="in the order, with which this agent began"):
+    with pytest.raises(DataError, match="in the order of the first start"):
         start_choices.expect_record_order(ledger, "one")
     ledger.close()
     with sqlite3.connect(ledger.folder / LEDGER_FILE) as db:
@@ -190,6 +190,13 @@ def test_one_process_per_folder(ledger):
 
 
 @pytest.mark.parametrize(("federation", "agent"), [("other", "ada"), ("federation", "bob")])
+def test_a_file_system_without_locks_is_refused(tmp_path, monkeypatch):
+    """Two agents could use one ledger there."""
+    monkeypatch.setattr(ledger_database, "exclusive_lock", lambda path: contextlib.nullcontext(False))
+    with pytest.raises(LedgerError, match="file system with locks"):
+        Ledger(tmp_path / "state", "federation", "ada")
+
+
 def test_a_ledger_belongs_to_one_agent_of_one_federation(ledger, federation, agent):
     ledger.close()
     with pytest.raises(LedgerError, match="state folder of its own"):

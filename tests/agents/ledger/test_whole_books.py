@@ -45,7 +45,7 @@ def folder(tmp_path):
     for round in range(OUTBOX_ROUNDS + 10):
         if round == 7:
             ledger.quarantine("eve", ReplyCode.NOT_A_ROW, "sent what is not a row")
-            StatementStore(ledger).add(Statement("ada", "run", "without eve", "4", "00"))
+            StatementStore(ledger).add(Statement.of_parts(("ada", "run", "without eve", "4", "00")))
             ledger.note_departure("round 7: nothing from eve")
         one_round(ledger, round)
     pairing = PairingRecords(ledger)

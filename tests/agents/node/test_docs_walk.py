@@ -21,6 +21,8 @@ from builders import blobs_file
 from command_lines import command, parsed
 from topdp.agents.node.status_file import ProcessStatus
 
+pytestmark = pytest.mark.slow
+
 PAGE = Path(__file__).parents[3] / "docs" / "agents.md"
 SITES = {"ada": 1200, "bob": 800, "cleo": 950}
 WALKED = ("agent init", "agent start", "agent status", "agent ledger", "agent pause", "agent resume")

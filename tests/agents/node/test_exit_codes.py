@@ -76,8 +76,8 @@ MISTAKES = {
     "no ledger to look at": (["agent", "status", "--state", "nowhere"], "there is none"),
     "no ledger to verify": (["agent", "ledger", "verify", "--state", "nowhere"], "there is none"),
     "no card": (["federation", "create", "no.toml", "no.toml", "--records", "9"], "Expected a file no.toml"),
-    "no card and no records": (["federation", "create", "missing.toml"], "Nor is there a file missing.toml"),
-    "no records": (["federation", "create", "missing.toml"], "--records: expected how many"),
+    "no card and no records": (["federation", "create", "missing.toml"], "There is no file missing.toml"),
+    "no records": (["federation", "create", "missing.toml"], "--records: expected the number"),
     "a budget for nobody": (["federation", "demo", "--agents", "3", "--budget", "9=1"], "--budget"),
     "a budget of nothing": (["federation", "demo", "--agents", "3", "--budget", "one"], "--budget"),
 }
@@ -341,7 +341,7 @@ def test_records_in_another_order_after_a_restart_are_5(site, tmp_path):
     ledger.release(0, ReleaseCost(0.25, 0.5, 0.1), {"bob": b"row"}, b"state")
     ledger.close()
     done = site.start()
-    assert done.code == 5 and "in the order, with which this agent began" in one_line(done)
+    assert done.code == 5 and "in the order of the first start" in one_line(done)
     with sqlite3.connect(tmp_path / "state" / "ledger.sqlite") as db:
         db.execute("DELETE FROM meta WHERE key = 'order'")
     db.close()

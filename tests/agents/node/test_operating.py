@@ -21,7 +21,6 @@ from topdp.agents.node.node_monitor import NodeMonitor
 from topdp.agents.node.operator_orders import PAUSE_FILE, STOP_FILE, OperatorOrders
 from topdp.agents.node.owner_evaluation import OwnerEvaluation
 from topdp.agents.node.status_file import ProcessStatus, process_birth
-from topdp.agents.runtime.run_end import end_with
 from topdp.agents.wire.link_refusals import QUIET, RefusalLog
 from topdp.agents.wire.wire_codes import ReplyCode
 from topdp.cli import operator_commands
@@ -148,7 +147,7 @@ def test_people_are_not_told_what_is_not_so(topdp, state):
     assert not any(word in said for word in ("seeded", "departed", "waits for", "scores", "False"))
     ledger = Ledger(state, "federation", "ada")
     ledger.stop_data(0)
-    end_with(ledger, 4)
+    ledger.end_with(4)
     ledger.close()
     left(state)
     said = " ".join(topdp("agent", "status", "--state", state).out.split())
@@ -211,6 +210,7 @@ def test_watching_a_folder_that_vanishes_ends_with_words(topdp, state, monkeypat
     assert done.code == 2 and "there is none" in done.err and "Traceback" not in done.err
 
 
+@pytest.mark.slow
 def test_status_and_orders_need_no_torch(state):
     import subprocess
     import sys
@@ -228,7 +228,7 @@ def test_status_and_orders_need_no_torch(state):
 
 
 def test_pausing_twice_and_resuming_twice(topdp, state):
-    assert "will be so when it is started" in topdp("agent", "pause", "--state", state).out
+    assert "will be paused when it is started" in topdp("agent", "pause", "--state", state).out
     assert "was paused already" in topdp("agent", "pause", "--state", state).out
     assert status(topdp, state)["paused"] is not None
     assert "goes on" in topdp("agent", "resume", "--state", state).out

@@ -12,6 +12,7 @@ from topdp.agents.development import fork_server
 from topdp.agents.runtime.agent_timing import StartTiming
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="agents are forked on Linux only")
 def test_what_is_forked_has_no_grpc_no_threads_and_nothing_that_agents_do_not_need():
     text = f"""

@@ -11,7 +11,7 @@ from topdp import topology
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_entries import ReleaseCost
 from topdp.agents.runtime.budget_meter import allows, build_meter
-from topdp.privacy.account import account
+from topdp.privacy.accounting import account
 from topdp.privacy.basics.refusals import PrivacyError
 from topdp.privacy.observers import band_matrix
 from topdp.privacy.observers import view as views
@@ -91,6 +91,7 @@ CHARGED = [
 SAMPLED = [(("top",), "adaptive"), (("top",), "claimed"), (SHARED, "adaptive by 2"), (SHARED, "worst-case")]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("method", "guarantee", "batch"),
     [

@@ -8,11 +8,11 @@ from history import Wire, abandon, faults, federation, live, on_virtual_time
 
 from topdp.agents.development import failpoints
 from topdp.agents.ledger.ledger_entries import LedgerError
-from topdp.agents.runtime import agent
 
 pytestmark = pytest.mark.usefixtures("quick")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("place", failpoints.ROUNDS)
 def test_each_of_six_agents_killed_at_each_place_ends_as_if_nothing_had_been(tmp_path, mode, place):
@@ -59,12 +59,12 @@ def test_the_checker_finds_a_resend_with_fresh_noise(tmp_path, monkeypatch):
     assert sends and any("bodies for round" in fault for fault in faults(run))
 
 
-@pytest.mark.parametrize("part", ["LivePairingLoop", "RollbackMark"])
+@pytest.mark.parametrize("part", ["live_pairing_loop.LivePairingLoop", "agent.RollbackMark"])
 def test_a_start_that_fails_leaves_the_folder_to_the_next(tmp_path, monkeypatch, part):
     """Whatever it fails at: in one process nobody else gives the lock back."""
     made, wire = federation(tmp_path, "method.mode=async", "method.name=plain", agents=3, rounds=4), Wire()
     with monkeypatch.context() as patched, pytest.raises(LedgerError, match="full") as caught:
-        patched.setattr(agent, part, mock.Mock(side_effect=LedgerError("full")))
+        patched.setattr(f"topdp.agents.runtime.{part}", mock.Mock(side_effect=LedgerError("full")))
         made.agent(0, wire.transport("ada"), live_pairing=True)
     abandon(made.agent(0, wire.transport("ada"), live_pairing=True))
     assert caught.value.__traceback__  # which holds what was left behind

@@ -53,6 +53,7 @@ def booked_and_true(made, used, agent):
     return made.results()[agent]["spent"]["epsilon"], float(epsilon_of(np.array([most**0.5]), 1e-5)[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("place", "mode"), cyclic_pairs(failpoints.ROUNDS, ["sync", "async", "async"], 1))
 def test_a_record_keeps_its_place_in_the_cycle_whatever_kills_the_agent(tmp_path, used, place, mode):
     made = federation(
@@ -105,7 +106,7 @@ def test_records_in_another_order_are_refused_where_it_matters(tmp_path, batch):
     made.agent(0, Wire().transport("ada")).ledger.close()
     reordered(made, 0)
     if "cycle" in batch:
-        with pytest.raises(DataError, match="in the order, with which this agent began"):
+        with pytest.raises(DataError, match="in the order of the first start"):
             made.agent(0, Wire().transport("ada"))
         reordered_back = made.agent(
             1, Wire().transport("bob")

@@ -69,6 +69,7 @@ def in_the_sum(made, agents, round, draw):
     return abs(last[made.coordinates.draw(round, draw)]) / entered
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("place", "graph"),
     [
@@ -124,6 +125,7 @@ def test_counting_the_gone_as_colluders_is_needed(tmp_path, monkeypatch):
     assert truth(made, 0, True) > entries[-1].total * 1.02
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gossip", [0, 1])
 def test_who_is_gone_may_have_been_seen_after_all_and_its_books_hold_that_in_reserve(
     tmp_path, monkeypatch, gossip
@@ -173,6 +175,7 @@ def test_one_after_the_other(tmp_path):
 PLACES = ["in_ledger", "after_ledger", "after_mark", "after_send", "before_receive"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("place", "count"), [*cyclic_pairs(PLACES, [7, 5, 9], 1), ("in_ledger", 5)])
 def test_those_who_are_left_are_killed_on_the_way_and_nothing_changes(tmp_path, place, count):
     """Restarts take less than the idle timeout, so nobody is given up for that."""
@@ -185,6 +188,7 @@ def test_those_who_are_left_are_killed_on_the_way_and_nothing_changes(tmp_path, 
     assert all(set(one.result["gone"]) == {"dan"} for one in run.outcomes.values())
 
 
+@pytest.mark.slow
 def test_samples_of_poissons_are_left_out_and_not_taken_back(tmp_path):
     changes = ("data.batch={poisson=10}", "privacy.epsilon=2.0")
     made = sharing(tmp_path, *changes, graph=topology.complete(6), rounds=5, gossip=1, tolerates_silence=True)
@@ -197,6 +201,7 @@ def test_samples_of_poissons_are_left_out_and_not_taken_back(tmp_path):
         assert not any(entry.kind == "late" for entry in entries) and entries[-1].total <= 2.0 * (1 + 1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("along", ["constant", "power"])
 def test_a_budget_that_is_nearly_spent_covers_no_round_that_is_over(tmp_path, along):
     """ada's budget allows no late charge: she counts dan out from her next round on, and so do all draws."""

@@ -49,6 +49,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("guarantee", ["adaptive", "view"])
 @pytest.mark.parametrize("case", CASES)
 def test_books_hold_for_what_really_happened_when_one_has_a_budget_of_its_own(tmp_path, case, guarantee):
@@ -95,6 +96,7 @@ AROUND = [(place, 0) for place in failpoints.ROUNDS] + [
 ]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("place", "around"), AROUND)
 def test_killed_around_the_end_of_its_budget_it_neither_spends_twice_nor_goes_back(
     tmp_path, unbroken, place, around

@@ -85,7 +85,7 @@ def test_an_authors_name_reaches_log_and_books_on_one_line(tmp_path, caplog):
     async def scene():
         agent, task = await alone(made, 0, Wire())
         author = "x\x1b[2K\r\n2026-11-17 INFO ada: cleo: a line that bob made"
-        body = encode_statements([Statement(author, "", "key of the run", "x", "00")])
+        body = encode_statements([Statement.of_parts((author, "", "key of the run", "x", "00"))])
         await agent.requests.handle("bob", Message.of(MessageKind.NEWS, 1, body))
         words = agent.ledger.quarantined("bob").words
         await ended(agent, task)

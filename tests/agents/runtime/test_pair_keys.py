@@ -37,6 +37,7 @@ def close(made):
     torch.testing.assert_close(made.estimates(), made.simulated(), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gossip", [0, 3])
 @pytest.mark.parametrize("graph", GRAPHS)
 def test_agents_that_share_draws_end_with_the_simulators_estimates(tmp_path, graph, gossip):
@@ -103,6 +104,7 @@ def test_derived_draws_are_the_same_at_both_ends_and_in_the_simulator(tmp_path, 
     close(made)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", failpoints.ROUNDS + failpoints.SHARING)
 def test_killed_anywhere_the_run_goes_on_with_the_same_draws(tmp_path, place):
     made = sharing(tmp_path, rounds=3, gossip=1)
@@ -333,7 +335,7 @@ def keys_on(made, number):
         "SELECT author, run, about, text, signature FROM statements WHERE about = 'run key'"
     )
     ledger.close()
-    return [Statement(*row) for row in rows]
+    return [Statement.of_parts(row) for row in rows]
 
 
 def test_a_second_run_of_one_manifest_has_other_keys_and_an_old_one_is_found_out(tmp_path):

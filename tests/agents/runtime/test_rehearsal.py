@@ -56,6 +56,7 @@ def simulated(made, asked):
     return Audit.of(plan, found, config.privacy, parts.flat.dimension, asked).run(parts, config.seed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", SETTINGS)
 def test_what_agents_noted_scores_as_in_the_simulator(tmp_path, protocol):
     made = rehearsed(tmp_path, *SETTINGS[protocol])

@@ -107,6 +107,7 @@ def test_a_machine_put_back_by_one_round_makes_no_second_draw_while_who_has_the_
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cut", [True, False])
 def test_after_a_start_data_enter_again_once_all_are_heard(tmp_path, cut):
     made = federation(
@@ -268,6 +269,7 @@ def with_one_changed(tree, path, value):
     return copy
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("live_pairing", [False, True])
 def test_no_field_of_no_message_ends_an_agent(tmp_path, live_pairing, caplog):
     """Valid messages with one field replaced, asked and answered; seen to fail where a range is missing."""

@@ -28,6 +28,7 @@ def close(federation):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("protocol", "graph"), TWINS)
 def test_agents_in_memory_end_with_the_simulators_estimates(tmp_path, protocol, graph):
     made = federation(tmp_path, *SETTINGS[protocol], graph=GRAPHS[graph], rounds=8)

@@ -1,4 +1,4 @@
-"""Features in the cache: whole or not at all, by content, and computed again when damaged."""
+"""Cached features: written atomically, named by content, and computed again if damaged."""
 
 import errno
 import os
@@ -46,7 +46,7 @@ def expected(of):
     return torch.from_numpy(of.records) * 2
 
 
-def test_computed_once_and_read_from_then_on(own_cache):
+def test_features_are_computed_once_and_then_read_from_the_cache(own_cache):
     features, records = Doubled(), source()
     said = []
     first = all_features(features, records, progress=lambda *args, **details: said.append(args))
@@ -67,13 +67,13 @@ def test_computed_once_and_read_from_then_on(own_cache):
         (source(), Doubled("doubled 2")),
     ],
 )
-def test_other_records_scalings_or_maps_have_files_of_their_own(own_cache, other, features):
+def test_other_records_scalings_or_maps_have_separate_files(own_cache, other, features):
     all_features(Doubled(), source())
     assert torch.equal(all_features(features, other), expected(other))
     assert features.seen == len(other) and len(files(own_cache)) == 2
 
 
-def test_a_map_that_nobody_can_name_is_computed_each_time(own_cache):
+def test_a_map_without_identity_is_computed_each_time(own_cache):
     features = Doubled(identity=None)
     for _ in range(2):
         all_features(features, source())
@@ -94,7 +94,7 @@ def test_a_damaged_file_is_computed_again(own_cache, place):
 
 
 @pytest.mark.parametrize("length", [0, 5, 70, 200])
-def test_so_is_one_that_was_cut(own_cache, length):
+def test_a_truncated_file_is_computed_again(own_cache, length):
     all_features(Doubled(), source())
     (file,) = files(own_cache)
     file.write_bytes(file.read_bytes()[:length])
@@ -102,7 +102,7 @@ def test_so_is_one_that_was_cut(own_cache, length):
     assert torch.equal(all_features(features, source()), expected(source())) and features.seen == 25
 
 
-def test_nothing_is_left_of_what_was_broken_off(own_cache):
+def test_an_interrupted_computation_leaves_no_file(own_cache):
     class Breaks(Doubled):
         def __call__(self, records):
             if self.seen >= 10:

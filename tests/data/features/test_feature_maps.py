@@ -1,4 +1,4 @@
-"""Named feature maps: every record of length 1, whatever it is; what is no image is refused."""
+"""Named feature maps: every record has length 1, and records that are not images are refused."""
 
 import numpy as np
 import pytest
@@ -37,7 +37,7 @@ def test_images_of_any_size(record, expected):
         ((32, 32, 3), "Channels come first"),
     ],
 )
-def test_what_is_no_image_is_refused(record, words):
+def test_records_that_are_not_images_are_refused(record, words):
     with pytest.raises(InputError, match=words):
         ScatteringFeatures().shape(torch.empty(record))
 
@@ -56,29 +56,29 @@ def strokes(records, size=28):
     return torch.from_numpy(bumps).float().unsqueeze(1)
 
 
-def test_no_group_is_flattened_however_small_its_numbers():
-    """Each group has mean 0 and its share of the length: an epsilon that is too large would shrink some."""
+def test_small_numbers_do_not_flatten_a_group():
+    """Each group has mean 0 and its share of the length; an epsilon that is too large would shrink some."""
     for images in (torch.rand(20, 1, 28, 28), strokes(20)):
         groups = ScatteringFeatures()(images).reshape(20, 27, -1)
         torch.testing.assert_close(groups.mean(2), torch.zeros(20, 27), atol=1e-5, rtol=0)
         assert (groups.norm(dim=2) * 27**0.5 - 1).abs().max() < 0.02
 
 
-def test_brightness_and_contrast_do_not_matter_nor_does_the_unit():
+def test_features_ignore_brightness_contrast_and_unit():
     images = torch.rand(5, 1, 28, 28)
     features = ScatteringFeatures()
     for other in (images * 255, images * 1e-4, images * 3 + 1):
         torch.testing.assert_close(features(other), features(images), atol=2e-4, rtol=0.02)
 
 
-def test_flat_images_have_finite_features_and_no_more_than_length_1():
+def test_flat_images_have_finite_features_of_length_at_most_1():
     for value in (0.0, 0.3, 1.0, 255.0):
         found = ScatteringFeatures()(torch.full((2, 1, 28, 28), value))
         assert torch.isfinite(found).all() and found.flatten(1).norm(dim=1).max() <= 1.0001
 
 
-def test_a_record_has_the_same_features_in_any_company():
-    """To the bit, on one thread or more: agents compute theirs by themselves."""
+def test_features_of_a_record_do_not_depend_on_other_records():
+    """Bit for bit, with one thread or more: each agent computes its own features."""
     images = torch.rand(150, 1, 28, 28)
     before = torch.get_num_threads()
     try:
@@ -93,6 +93,6 @@ def test_a_record_has_the_same_features_in_any_company():
     torch.testing.assert_close(torch.cat(parts), alone, atol=1e-7, rtol=1e-5)
 
 
-def test_every_name_makes_a_map():
+def test_every_name_gives_a_feature_map():
     assert FEATURE_MAPS["none"](27) is None
     assert FEATURE_MAPS["scattering"](9).identity != FEATURE_MAPS["scattering"](27).identity

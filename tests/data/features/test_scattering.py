@@ -1,4 +1,4 @@
-"""The scattering transform: against direct convolution written anew, and what filters must be."""
+"""The scattering transform against direct convolution, and the properties of its filters."""
 
 import math
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from topdp.data.features import wavelet_filters
+from topdp.data.features import scattering
 from topdp.data.features.scattering import MIRRORED_PIXELS, SCATTERING_CHANNELS, Scattering
 
 
@@ -61,7 +61,7 @@ def oracle(image):
 
 
 @pytest.mark.parametrize("height, width", [(8, 8), (9, 14), (28, 28)])
-def test_it_is_what_direct_convolutions_give(height, width):
+def test_scattering_equals_direct_convolutions(height, width):
     image = np.random.default_rng(0).normal(size=(height, width))
     found = Scattering(height, width)(torch.from_numpy(image).float().unsqueeze(0))[0].double().numpy()
     expected = oracle(image)
@@ -70,13 +70,13 @@ def test_it_is_what_direct_convolutions_give(height, width):
 
 
 @pytest.mark.parametrize("size", [16, 36, 40, 50])
-def test_together_the_filters_lose_little_and_add_nothing(size):
+def test_all_filters_together_lose_little_and_add_nothing(size):
     """Littlewood and Paley: Σ|filter|² is at most 1, and small in the corners of the plane only."""
     omega = 2 * np.pi * np.fft.fftfreq(size)
     radius = np.hypot(omega[:, None], omega[None, :])
     total = np.exp(-(1.6**2) * radius**2)
     for scale in (0, 1):
-        power = (wavelet_filters.wavelets(size, size, scale) ** 2).sum(0)
+        power = (scattering.wavelets(size, size, scale) ** 2).sum(0)
         opposite = np.roll(power[::-1, ::-1], (1, 1), (0, 1))  # of the other half plane, for real images
         total += (power + opposite) / 2
     assert total.max() < 1.01
@@ -84,8 +84,8 @@ def test_together_the_filters_lose_little_and_add_nothing(size):
 
 
 @pytest.mark.parametrize("scale", [0, 1])
-def test_wavelets_have_no_mean_and_each_a_direction_of_its_own(scale):
-    bank = wavelet_filters.wavelets(36, 36, scale)
+def test_wavelets_have_mean_zero_and_different_directions(scale):
+    bank = scattering.wavelets(36, 36, scale)
     assert np.abs(bank[:, 0, 0]).max() < 1e-12
     omega = 2 * np.pi * np.fft.fftfreq(36)
     for k, one in enumerate(bank):
@@ -96,7 +96,7 @@ def test_wavelets_have_no_mean_and_each_a_direction_of_its_own(scale):
 
 def test_averages_are_means_around_points_spread_evenly():
     for size in (8, 9, 28, 33):
-        weights = wavelet_filters.averages(size, MIRRORED_PIXELS, size + 2 * MIRRORED_PIXELS, 1)
+        weights = scattering.averages(size, MIRRORED_PIXELS, size + 2 * MIRRORED_PIXELS, 1)
         np.testing.assert_allclose(weights.sum(1), 1)
         centres = weights @ (np.arange(size + 2 * MIRRORED_PIXELS) - MIRRORED_PIXELS)
         np.testing.assert_allclose(centres + centres[::-1], size - 1, atol=1e-2)
@@ -112,7 +112,7 @@ def test_a_small_shift_changes_features_less_than_pixels():
     assert pixels > 1.3 and features < 0.35
 
 
-def test_waves_turned_by_a_right_angle_change_places():
+def test_rotating_an_image_by_a_right_angle_permutes_channels():
     image = torch.from_numpy(np.random.default_rng(2).normal(size=(32, 32))).float()
     transform = Scattering(32, 32)
     one = transform(image.unsqueeze(0))[0]
@@ -121,7 +121,7 @@ def test_waves_turned_by_a_right_angle_change_places():
         torch.testing.assert_close(turned[1 + (k + 4) % 8], one[1 + k].rot90(1, (0, 1)), atol=1e-5, rtol=1e-4)
 
 
-def test_an_image_does_not_depend_on_those_beside_it():
+def test_features_of_an_image_do_not_depend_on_other_images():
     images = torch.rand(70, 12, 17)
     transform = Scattering(12, 17)
     together = transform(images)

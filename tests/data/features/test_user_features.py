@@ -1,4 +1,4 @@
-"""A user's own feature map: one record at a time, or refused in words."""
+"""A user's own feature map processes one record at a time, or is refused."""
 
 import itertools
 
@@ -63,7 +63,7 @@ def previous():
         nn.Sequential(nn.Flatten(), nn.Linear(16, 5), nn.Dropout(0.5)),
     ],
 )
-def test_each_record_by_itself_whatever_the_way(function):
+def test_every_way_of_mapping_processes_records_separately(function):
     records = torch.rand(150, 1, 4, 4)
     found = UserFeatures(function)(records)
     assert found.dtype == torch.float32 and found.shape[1:] == UserFeatures(function).shape(EXAMPLE)
@@ -76,7 +76,7 @@ def test_each_record_by_itself_whatever_the_way(function):
 
 
 @pytest.mark.parametrize("function", [remembers, counter(), previous(), RunningMean()])
-def test_what_keeps_something_between_records_is_refused(function):
+def test_maps_that_keep_state_between_records_are_refused(function):
     with pytest.raises(InputError, match=r"feature maps that keep nothing|the same features"):
         UserFeatures(function).shape(EXAMPLE)
 
@@ -103,12 +103,12 @@ def test_a_module_that_mixes_records_is_refused():
         (nn.Sequential(nn.Flatten(0)), "a batch of one to a batch of one"),
     ],
 )
-def test_what_is_no_function_of_a_record_is_refused(function, words):
+def test_maps_that_are_not_functions_of_one_record_are_refused(function, words):
     with pytest.raises(InputError, match=words):
         UserFeatures(function).shape(EXAMPLE)
 
 
-def test_another_shape_for_a_record_that_the_checks_did_not_meet():
+def test_a_map_with_another_shape_for_an_unusual_record_is_refused():
     def shorter(record):
         return record.flatten() if record.max() < 5 else record.flatten()[:3]
 
@@ -120,13 +120,13 @@ def test_another_shape_for_a_record_that_the_checks_did_not_meet():
         features(records)
 
 
-def test_the_users_module_stays_as_it_is():
+def test_the_users_module_is_not_changed():
     module = nn.Sequential(nn.BatchNorm2d(1), nn.Flatten())
     UserFeatures(module)(torch.rand(6, 1, 4, 4))
     assert module.training and int(module[0].num_batches_tracked) == 0
     assert all(parameter.requires_grad for parameter in module.parameters())
 
 
-def test_what_is_not_callable_is_refused():
+def test_maps_that_are_not_callable_are_refused():
     with pytest.raises(InputError, match="a name, a function of one record or a torch module, got a ndarray"):
         UserFeatures(np.zeros(3))

@@ -1,4 +1,4 @@
-"""Folders of images: one folder for each class, one size for all."""
+"""Folders of images: one folder per class, one size for all."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def test_folders_are_classes_in_sorted_order_and_images_are_bytes(tmp_path: Path
     assert images[:, 0, 0, 0].tolist() == [1, 3, 2] and numbers.tolist() == [0, 1, 1]
 
 
-def test_a_site_without_a_class_counts_all_that_are_stated(tmp_path: Path) -> None:
+def test_a_site_without_a_class_counts_all_stated_classes(tmp_path: Path) -> None:
     put(tmp_path, "dog/a.png")
     records = read_records(tmp_path, Schema.of({"classes": ["cat", "dog", "eel"]}))
     assert records.targets.tolist() == [1] and records.classes == 3
 
 
-def test_images_are_brought_to_a_stated_size_and_to_grey(tmp_path: Path) -> None:
+def test_images_are_converted_to_a_stated_size_and_to_grey(tmp_path: Path) -> None:
     put(tmp_path, "a/1.png", (4, 6, 3))
     put(tmp_path, "b/1.png", (8, 8))
     images, _ = read_images(tmp_path, Schema.of({"size": [5, 7], "channels": 1}))
@@ -55,7 +55,7 @@ def test_images_are_brought_to_a_stated_size_and_to_grey(tmp_path: Path) -> None
         ({}, {"classes": ["b", "c"]}, "expected images .* in one folder per class, got none"),
     ],
 )
-def test_what_does_not_fit_is_refused(
+def test_unsuitable_folders_are_refused(
     tmp_path: Path, files: dict[str, tuple[int, ...]], schema: dict[str, Any], message: str
 ) -> None:
     for name, shape in files.items():

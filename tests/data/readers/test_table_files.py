@@ -1,4 +1,4 @@
-"""Tables: CSV, Parquet and frames become the same arrays, as the schema says and by nothing else."""
+"""CSV, Parquet and frames become the same arrays, determined by the schema alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pandas
 import pytest
 
 from topdp.data.readers.csv_files import read_csv
-from topdp.data.readers.encoding import encode
+from topdp.data.readers.encoding import encode_table
 from topdp.data.readers.file_preview import ColumnPreview, preview_columns
 from topdp.data.readers.frames import read_frame
 from topdp.data.readers.record_paths import expand_paths, read_records, records_of_frame
@@ -51,7 +51,7 @@ def test_numbers_are_scaled_by_their_range_and_categories_have_a_column_each(csv
     assert records.classes == 2 and records.class_names == ("no", "yes")
 
 
-def test_a_record_becomes_the_same_whoever_stands_beside_it(csv: Any) -> None:
+def test_a_record_is_encoded_independently_of_other_records(csv: Any) -> None:
     """Nothing is fitted: adding a record changes no other."""
     few = read_records(csv(HEADER + ROWS), SCHEMA).inputs
     many = read_records(csv(HEADER + ROWS + "dan,99,priest,yes\n" * 50), SCHEMA).inputs
@@ -89,14 +89,14 @@ def test_numbers_of_every_type_are_classes_and_categories_by_their_value(tmp_pat
             assert records.inputs.tolist() == [[1, 0, 0], [0, 1, 0]]
 
 
-def test_values_outside_of_a_range_are_brought_to_its_ends_and_counted_here(csv: Any, caplog: Any) -> None:
+def test_values_outside_of_a_range_are_clipped_and_counted_in_the_log(csv: Any, caplog: Any) -> None:
     with caplog.at_level(logging.WARNING, "topdp.data"):
         records = read_records(csv(HEADER + "ann,-7,nurse,no\nbob,400,nurse,yes\ncem,50,nurse,yes\n"), SCHEMA)
     assert records.inputs[:, 0].tolist() == [-1, 1, 0]
     assert "2 of 3 values of age were outside of [0, 100]" in caplog.text
 
 
-def test_numbers_to_predict_are_taken_as_they_are_or_scaled_by_a_stated_range(csv: Any) -> None:
+def test_real_targets_are_unchanged_or_scaled_by_a_stated_range(csv: Any) -> None:
     path = csv("age,cost,days\n50,3.5,7\n0,-1,0\n")
     plain = Schema.of({"target": "cost", "ranges": {"age": [0, 100]}, "ignore": ["days"]})
     records = read_records(path, plain)
@@ -118,7 +118,7 @@ def test_a_missing_value_is_refused_or_filled_in_as_stated(csv: Any, gap: str) -
     ]
 
 
-def test_a_listed_category_is_no_missing_value(csv: Any) -> None:
+def test_a_listed_category_is_not_a_missing_value(csv: Any) -> None:
     schema = Schema.of({"target": "ill", "classes": ["no", "yes"], "categories": {"land": ["NA", "NO"]}})
     assert read_records(csv("land,ill\nNA,no\nNO,no\n"), schema).inputs.tolist() == [[1, 0, 0], [0, 1, 0]]
 
@@ -139,7 +139,7 @@ def test_gaps_in_frames_and_parquet_are_missing(tmp_path: Path) -> None:
             read(Schema.of(tree))
 
 
-def test_without_a_schema_a_skeleton_is_printed_that_holds_no_values(csv: Any) -> None:
+def test_without_a_schema_the_error_shows_a_template_without_values(csv: Any) -> None:
     path = csv(HEADER + ROWS)
     with pytest.raises(InputError) as refused:
         read_records(path, None)
@@ -184,14 +184,14 @@ def test_bytes_that_are_not_utf_8_are_refused(tmp_path: Path) -> None:
         read_csv(tmp_path / "a.csv")
 
 
-def test_another_delimiter_is_stated_and_blank_lines_are_no_records(csv: Any) -> None:
+def test_another_delimiter_can_be_stated_and_blank_lines_are_skipped(csv: Any) -> None:
     schema = Schema.of({**SCHEMA.tree(), "delimiter": ";"})
     text = (HEADER + ROWS.replace('"b, ob"', "bob")).replace(",", ";").replace("\n", "\n\n")
     np.testing.assert_allclose(read_records(csv(text), schema).inputs, INPUTS)
     assert read_csv(csv("a\tb\n1\t2\n", "a.tsv")).columns.keys() == {"a", "b"}
 
 
-def test_what_is_no_file_of_records_is_refused(tmp_path: Path, csv: Any) -> None:
+def test_files_that_hold_no_records_are_refused(tmp_path: Path, csv: Any) -> None:
     with pytest.raises(DataError, match="which does not exist"):
         read_records(tmp_path / "absent.csv", SCHEMA)
     with pytest.raises(DataError, match=r"expected a name that ends with .*got '.xlsx'"):
@@ -234,7 +234,7 @@ class Hub:
         return {"note": ["a cough", "none"], "label": [1, 0]}[name]
 
 
-def test_a_hugging_face_dataset_brings_its_declared_classes() -> None:
+def test_declared_classes_of_a_hugging_face_dataset_are_used() -> None:
     schema = Schema.of({"target": "label", "text": {"column": "note", "length": 3, "vocabulary": ["cough"]}})
     records = records_of_frame(Hub(), schema, "hub")
     assert records.inputs.tolist() == [[1, 2, 0], [1, 0, 0]] and records.inputs.dtype == np.int64
@@ -255,21 +255,21 @@ def test_a_hugging_face_dataset_brings_its_declared_classes() -> None:
         ({"a": np.zeros((2, 2))}, r"expected one value per record in 'a', got shape \(2, 2\)"),
     ],
 )
-def test_what_is_no_frame_is_refused(frame: Any, message: str) -> None:
+def test_objects_that_are_not_frames_are_refused(frame: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
         read_frame(frame)
 
 
-def test_text_that_is_not_there_is_empty_and_numbers_are_no_text() -> None:
+def test_missing_text_is_empty_and_numbers_are_not_text() -> None:
     schema = Schema.of({"target": "y", "classes": ["a", "b"], "text": {"column": "x", "length": 2}})
-    inputs, _ = encode(read_frame({"x": ["hello", None], "y": ["a", "b"]}), schema)
+    inputs, _ = encode_table(read_frame({"x": ["hello", None], "y": ["a", "b"]}), schema)
     assert inputs[1].tolist() == [0, 0] and inputs[0, 0] > 0
     with pytest.raises(DataError, match="record 0: expected text, got "):
-        encode(read_frame({"x": [3], "y": ["a"]}), schema)
+        encode_table(read_frame({"x": [3], "y": ["a"]}), schema)
 
 
-def test_arrays_of_a_site_need_no_schema_and_their_classes_are_counted_over_all(tmp_path: Path) -> None:
-    """A site that holds one class alone says nothing about how many there are."""
+def test_arrays_need_no_schema_and_classes_are_counted_over_all_sites(tmp_path: Path) -> None:
+    """A site with a single class does not reveal how many classes there are."""
     np.savez(tmp_path / "a.npz", inputs=np.zeros((2, 3)), labels=np.zeros(2, int))
     np.savez(tmp_path / "b.npz", train_inputs=np.zeros((2, 3)), train_labels=np.array([1, 2]))
     assert [read_records(tmp_path / f"{name}.npz").classes for name in "ab"] == [None, None]
@@ -290,7 +290,7 @@ def test_arrays_of_a_site_need_no_schema_and_their_classes_are_counted_over_all(
         read_records(tmp_path / "a.npz", SCHEMA)
 
 
-def test_dates_are_no_numbers(tmp_path: Path) -> None:
+def test_dates_are_not_numbers(tmp_path: Path) -> None:
     frame = pandas.DataFrame({"when": pandas.to_datetime(["2020-01-01"]), "y": ["a"]})
     frame.to_parquet(tmp_path / "a.parquet")
     schema = Schema.of({"target": "y", "classes": ["a", "b"], "ranges": {"when": [0, 1]}})
@@ -312,15 +312,15 @@ def test_patterns_name_sites_in_sorted_order(csv: Any, tmp_path: Path) -> None:
         expand_paths([tmp_path / "a.csv", f"{tmp_path}/a*"])
 
 
-def test_an_owner_sees_what_its_columns_hold(csv: Any) -> None:
+def test_a_preview_shows_the_content_of_each_column(csv: Any) -> None:
     previews = {preview.column: preview for preview in preview_columns(csv(HEADER + ROWS + "dan,?,,no\n"))}
     age, job = previews["age"], previews["job"]
     assert (age.kind, age.missing, age.least, age.largest) == ("number", 1, 0.0, 100.0)
     assert job == ColumnPreview(column="job", kind="text", missing=1, values=("clerk", "nurse", "pilot"))
 
 
-def test_a_site_s_file_and_another_s_frame_encode_a_record_alike(tmp_path: Path) -> None:
-    """Where a value is missing, pandas writes whole numbers as 1.0: they are no other categories for that."""
+def test_files_and_frames_encode_a_record_alike(tmp_path: Path) -> None:
+    """If a value is missing, pandas writes integers as 1.0: they remain the same categories."""
     schema = Schema.of(
         {
             "target": "ill",
@@ -347,7 +347,7 @@ def test_a_site_named_by_a_link_is_the_same_site(tmp_path: Path) -> None:
         expand_paths([tmp_path / "a.csv", tmp_path / "link.csv"])
 
 
-def test_records_of_an_agent_are_no_test_records(tmp_path):
+def test_records_of_an_agent_are_refused_as_test_records(tmp_path):
     for name in ("a.csv", "b.csv"):
         (tmp_path / name).write_text("age,ill\n30,no\n60,yes\n")
     (tmp_path / "link.csv").symlink_to(tmp_path / "b.csv")

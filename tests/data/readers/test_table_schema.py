@@ -1,4 +1,4 @@
-"""What is publicly known of records: stated whole, checked key by key, known by a digest."""
+"""What is publicly known of records: validated key by key, identified by a digest."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def test_a_file_and_its_keys_are_one_schema(tmp_path: Path) -> None:
 
 
 def test_the_order_in_which_columns_are_stated_does_not_matter() -> None:
-    """A manifest's hash does not see it: two agents could hold the same manifest in another order."""
+    """The hash of a manifest ignores it: two agents could hold the same manifest in another order."""
     turned = {**WHOLE, "ranges": {"weight": [0, 200], "age": [0, 100]}}
     one, other = Schema.of(turned), Schema.of(WHOLE)
     assert one.digest() == other.digest() and one.inputs == other.inputs
     records = {"weight": [0.0], "age": [100.0], "job": ["nurse"], "ill": ["no"], "name": ["x"]}
-    made = [encoding.encode(frames.read_frame(records), each)[0].tolist() for each in (one, other)]
+    made = [encoding.encode_table(frames.read_frame(records), each)[0].tolist() for each in (one, other)]
     assert made[0] == made[1] == [[1.0, 0.0, -1.0, 0.0, 1.0, 0.0]]
     swapped = {**WHOLE, "categories": {"job": ["nurse", "clerk"]}}
     assert Schema.of(swapped).digest() != other.digest()
@@ -103,7 +103,7 @@ def test_a_column_of_text_is_checked(given: dict[str, Any], message: str) -> Non
         Schema.of({"target": "ill", "classes": ["no", "yes"], "text": given})
 
 
-def test_files_that_are_no_schema_are_refused(tmp_path: Path) -> None:
+def test_files_that_are_not_a_schema_are_refused(tmp_path: Path) -> None:
     (tmp_path / "broken.toml").write_text("target = ")
     for path, message in (
         (tmp_path / "absent.toml", "readable schema"),
@@ -113,7 +113,7 @@ def test_files_that_are_no_schema_are_refused(tmp_path: Path) -> None:
             Schema.of(path)
 
 
-def test_a_skeleton_is_toml_that_is_refused_until_it_is_filled_in() -> None:
+def test_a_template_is_toml_that_is_refused_until_filled_in() -> None:
     filled = schema_template(["ill", "age", "place of birth", "job"], Schema.of(WHOLE))
     tree = tomllib.loads(filled)
     assert tree["ranges"]["age"] == [0, 100] and tree["ranges"]["place of birth"] == []

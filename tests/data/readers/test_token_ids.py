@@ -1,4 +1,4 @@
-"""Text as token ids: the same on every machine, by no other text."""
+"""Text as token ids: the same on every machine, independent of other texts."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ def test_hashed_ids_are_fixed_numbers() -> None:
     assert token_ids(["Spam!"], length=3, vocabulary=1000).tolist() == [[*expected, 0]]
 
 
-def test_a_text_has_the_same_ids_whatever_other_texts_there_are() -> None:
+def test_ids_of_a_text_do_not_depend_on_other_texts() -> None:
     alone = token_ids(["free money now"], vocabulary=50)
     among = token_ids(["other words entirely", "free money now", "money"], vocabulary=50)
     assert alone[0].tolist() == among[1].tolist()
     assert among.min() == 0 and among.max() < 50
 
 
-def test_texts_are_cut_and_padded_and_characters_are_a_choice() -> None:
+def test_texts_are_cut_and_padded_by_words_or_characters() -> None:
     listed = ["a", "b"]
     assert token_ids(["a b a b", ""], 3, listed).tolist() == [[2, 3, 2], [0, 0, 0]]
     assert token_ids(["ab c"], 5, listed, unit="character").tolist() == [[2, 3, 1, 1, 0]]

@@ -38,7 +38,7 @@ class Stream(IterableDataset[Any]):
         return iter([(torch.ones(2), 1), (torch.zeros(2), 0)])
 
 
-def test_a_loader_gives_the_records_of_its_data_set_once() -> None:
+def test_a_loader_yields_each_record_of_its_data_set_once() -> None:
     inputs, targets = read_items(DataLoader(PAIRS, batch_size=2), "agent 0")
     assert torch.equal(inputs, PAIRS.tensors[0]) and torch.equal(targets, PAIRS.tensors[1])
     inputs, targets = read_items(DataLoader(Stream(), batch_size=2), "agent 0")
@@ -51,7 +51,7 @@ def test_targets_may_be_numbers_or_vectors() -> None:
     assert read_items(Items((torch.ones(2), [1, 0, 1])), "agent 0")[1].shape == (1, 3)
 
 
-def test_shuffling_and_dropping_are_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_shuffling_and_dropping_give_warnings(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "topdp.data"):
         read_items(DataLoader(PAIRS, batch_size=2, shuffle=True), "agent 3")
         inputs, _ = read_items(DataLoader(PAIRS, batch_size=2, drop_last=True), "agent 3")
@@ -73,7 +73,7 @@ def test_shuffling_and_dropping_are_said(caplog: pytest.LogCaptureFixture) -> No
         (DataLoader(PAIRS, batch_size=None), "expected a DataLoader with batches"),
     ],
 )
-def test_what_is_no_source_of_pairs_is_refused(source: Any, message: str) -> None:
+def test_objects_that_yield_no_pairs_are_refused(source: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
         read_items(source, "agent 0")
 
@@ -88,7 +88,7 @@ def test_what_is_no_source_of_pairs_is_refused(source: Any, message: str) -> Non
         (None, 2),
     ],
 )
-def test_a_loader_that_gives_a_record_twice_is_refused(sampler, workers):
+def test_a_loader_that_yields_a_record_twice_is_refused(sampler, workers):
     loader = DataLoader(Stream() if workers else PAIRS, batch_size=2, sampler=sampler, num_workers=workers)
     with pytest.raises(
         DataError, match=r"agent 3: expected (a DataLoader that yields every record once|num_w)"

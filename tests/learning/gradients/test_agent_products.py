@@ -1,4 +1,4 @@
-"""Oracle: products by plain torch expressions; and the same bits whichever agents are held together."""
+"""Products against plain torch expressions; and the same bits whichever agents share a process."""
 
 import math
 
@@ -19,23 +19,23 @@ def inside(*shape):
 
 
 @pytest.mark.parametrize("bias", [None, torch.randn(3, 7)])
-def test_products_with_every_agents_own_matrix(bias):
+def test_products_use_every_agents_own_matrix(bias):
     rows = torch.randn(3, 50)  # weights lie in rows, with something behind them
     a, weight = torch.randn(3, 4, 5, requires_grad=True), rows[:, :35].view(3, 7, 5)
     expected = a @ weight.mT + (0 if bias is None else bias.unsqueeze(1))
-    got = agent_products.linear(a, weight, bias)
+    got = agent_products.agent_linear(a, weight, bias)
     torch.testing.assert_close(got, expected)
     above = torch.randn_like(expected)
     torch.testing.assert_close(*(torch.autograd.grad(y, a, above)[0] for y in (got, expected)))
 
 
-def test_a_batch_that_agents_share_is_not_copied_for_them():
+def test_a_shared_batch_is_not_copied_per_agent():
     x, weight = torch.randn(4, 5), torch.randn(3, 7, 5)
-    torch.testing.assert_close(agent_products.linear(x.expand(3, 4, 5), weight, None), x @ weight.mT)
+    torch.testing.assert_close(agent_products.agent_linear(x.expand(3, 4, 5), weight, None), x @ weight.mT)
 
 
 @pytest.mark.parametrize("fresh", [False, True])
-def test_sums_of_outer_products_are_added_or_put(fresh):
+def test_sums_of_outer_products_are_added_or_overwrite(fresh):
     out, _ = inside(3, 7, 5)
     delta, a = torch.randn(3, 4, 7), torch.randn(3, 4, 5)
     expected = (0 if fresh else out) + delta.mT @ a
@@ -46,7 +46,7 @@ def test_sums_of_outer_products_are_added_or_put(fresh):
 
 
 @pytest.mark.parametrize("fresh", [False, True])
-def test_weighted_sums_are_added_or_put(fresh):
+def test_weighted_sums_are_added_or_overwrite(fresh):
     out, whole = inside(3, 5)
     weights, a = torch.randn(3, 4), torch.randn(3, 4, 5)
     expected = (0 if fresh else out) + (weights.unsqueeze(2) * a).sum(1)
@@ -59,10 +59,10 @@ def test_weighted_sums_are_added_or_put(fresh):
 
 
 WRONG = {
-    "terms": lambda: agent_products.linear(torch.rand(2, 3, 50), torch.rand(2, 4, 5), None),
-    "turned": lambda: agent_products.linear(torch.rand(2, 3, 50), torch.rand(2, 5, 4).mT, None),
-    "agents": lambda: agent_products.linear(torch.rand(5, 3, 5), torch.rand(2, 4, 5), None),
-    "bias": lambda: agent_products.linear(torch.rand(2, 3, 5), torch.rand(2, 4, 5), torch.rand(2, 3)),
+    "terms": lambda: agent_products.agent_linear(torch.rand(2, 3, 50), torch.rand(2, 4, 5), None),
+    "turned": lambda: agent_products.agent_linear(torch.rand(2, 3, 50), torch.rand(2, 5, 4).mT, None),
+    "agents": lambda: agent_products.agent_linear(torch.rand(5, 3, 5), torch.rand(2, 4, 5), None),
+    "bias": lambda: agent_products.agent_linear(torch.rand(2, 3, 5), torch.rand(2, 4, 5), torch.rand(2, 3)),
     "examples": lambda: agent_products.add_outer(
         torch.zeros(2, 4, 5), torch.rand(2, 3, 4), torch.rand(2, 9, 5)
     ),
@@ -75,14 +75,14 @@ WRONG = {
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_matrices_that_do_not_fit_each_other_are_refused(what):
+def test_matrices_of_different_sizes_are_refused(what):
     with pytest.raises(RuntimeError):
         WRONG[what]()
 
 
 @pytest.mark.parametrize("examples", [17, 64])
 @pytest.mark.parametrize("width", [33, 100])
-def test_an_agents_sum_has_the_same_bits_whichever_agents_are_beside_it(examples, width):
+def test_an_agents_sum_does_not_depend_on_the_other_agents(examples, width):
     generator = torch.Generator().manual_seed(0)
     flat = FlatModel(nn.Sequential(nn.Linear(6, width), nn.ReLU(), nn.Linear(width, 10)))
     rows = torch.randn(9, flat.dimension, generator=generator)

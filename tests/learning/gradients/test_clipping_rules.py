@@ -1,4 +1,4 @@
-"""Clipping by one factor, layer by layer, to one length: against a loop, and never longer than the clip."""
+"""The clipping rules against a loop; and no gradient longer than the clip."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ def by_hand(flat: FlatModel, gradient: torch.Tensor, kind: str, clip: float) -> 
     return result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["per-layer", "normalised"])
 @pytest.mark.parametrize("name", MODELS)
 def test_equals_a_loop_over_examples(name, kind):
@@ -51,6 +52,7 @@ def test_equals_a_loop_over_examples(name, kind):
     assert relative(found, expected) < 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "kind"), cyclic_pairs(MODELS, CLIPPING_KINDS, times=2))
 def test_one_record_never_changes_the_sum_by_more_than_the_clip(name, kind):
     flat, rows, x, y, _ = problem(name, torch.float64)
@@ -66,7 +68,7 @@ def test_one_record_never_changes_the_sum_by_more_than_the_clip(name, kind):
 
 
 @pytest.mark.filterwarnings("ignore:Per-example gradients of this model take the slow path")
-def test_the_slow_path_clips_alike():
+def test_the_slow_path_clips_like_the_fast_path():
     class Own(nn.Module):
         def __init__(self):
             super().__init__()
@@ -88,7 +90,7 @@ def test_the_slow_path_clips_alike():
             assert relative(found[i], torch.stack(each).sum(0)) < 1e-12
 
 
-def test_statistics_say_how_many_were_shortened():
+def test_statistics_count_clipped_examples():
     flat, rows, x, y, _ = problem("mlp", torch.float64)
     for kind in CLIPPING_KINDS:
         for clip, share in ((1e-6, 1.0), (1e6, 0.0)):
@@ -97,6 +99,6 @@ def test_statistics_say_how_many_were_shortened():
             assert found.clipped.tolist() == [share] * len(rows)
 
 
-def test_an_unknown_kind_is_refused():
+def test_an_unknown_clipping_kind_is_refused():
     with pytest.raises(InputError, match="flat, per-layer, normalised"):
         ClippedGradients(nn.Linear(2, 2), 1.0, clipping="round")

@@ -54,6 +54,7 @@ def relative(actual: Tensor, expected: Tensor) -> float:
     return float((actual - expected).norm() / expected.norm())
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:LSTM with projections")  # of torch alone, in float32
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
 @pytest.mark.parametrize("name", MODELS)
@@ -120,7 +121,7 @@ def test_padding_adds_exactly_nothing(name):
 
 @pytest.mark.parametrize("frozen", ["1", "1.weight", "3"])
 def test_frozen_parameters_are_not_in_the_row(frozen):
-    """A frozen layer runs as it is; of one frozen in part, the rest is trained. Both equal the loop."""
+    """A frozen layer runs unchanged; of a partly frozen layer the rest is trained. Both equal the loop."""
     module = mlp(12, 7, CLASSES).double()
     for name, parameter in module.named_parameters():
         parameter.requires_grad_(not name.startswith(frozen))
@@ -158,7 +159,7 @@ def test_statistics_are_weighted_means_per_agent():
         )
 
 
-def test_a_loss_of_ones_own():
+def test_a_custom_loss():
     flat, rows, x, _, weights = problem("mlp", torch.float64)
     targets = torch.randn(3, 5, CLASSES, dtype=torch.float64)
     gradients = ClippedGradients(flat, 1e9, lambda outputs, wanted: (outputs - wanted).square().sum(1))
@@ -267,7 +268,7 @@ SLOW = {
 
 
 @pytest.mark.parametrize("name", SLOW)
-def test_other_models_take_the_slow_path_and_say_so_once(name):
+def test_other_models_take_the_slow_path_with_one_warning(name):
     make, reason = SLOW[name]
     torch.manual_seed(0)
     flat = FlatModel(make().double())
@@ -294,7 +295,7 @@ def test_other_models_take_the_slow_path_and_say_so_once(name):
     assert torch.allclose(outputs, torch.stack([flat.load(row).eval()(x[0]) for row in rows]))
 
 
-def test_examples_that_would_influence_each_other_are_batches_of_their_own_and_the_user_hears_it():
+def test_models_that_mix_examples_run_each_example_as_a_batch_and_warn():
     torch.manual_seed(0)
     flat = FlatModel(nn.Sequential(nn.Linear(6, 6), Centres(), nn.Linear(6, CLASSES)).double())
     rows = flat.flatten() + 0.1 * torch.randn(3, flat.dimension, dtype=torch.float64)
@@ -312,7 +313,7 @@ def test_examples_that_would_influence_each_other_are_batches_of_their_own_and_t
     assert torch.allclose(outputs, torch.stack([flat.load(row).eval()(x[0]) for row in rows]))
 
 
-def test_dropout_does_not_hide_that_examples_are_mixed_in_training():
+def test_dropout_does_not_hide_that_a_model_mixes_examples():
     module = nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.5), Centres(), nn.Linear(6, CLASSES))
     gradients = ClippedGradients(module, 1.0)
     rows = gradients.flat.flatten().repeat(2, 1)
@@ -330,7 +331,7 @@ class LooksAtItsPool(nn.Module):
         return self.last(pooled.flatten(1) * self.pool.kernel_size)
 
 
-def test_a_model_may_look_at_its_pool():
+def test_a_model_may_read_attributes_of_its_pooling_layer():
     gradients = ClippedGradients(LooksAtItsPool(nn.MaxPool2d(2)), 1.0)
     rows = gradients.flat.flatten().repeat(2, 1)
     gradients.clipped_sum(rows, torch.rand(2, 3, 1, 8, 8), torch.zeros(2, 3, dtype=torch.long))
@@ -359,7 +360,7 @@ class OwnPool(nn.MaxPool2d):
         (hooked(), False), (OwnPool(2), False),
     ],
 )  # fmt: skip
-def test_only_windows_side_by_side_are_pooled_by_ourselves(pool, side_by_side):
+def test_only_disjoint_windows_use_our_pooling_kernel(pool, side_by_side):
     model = FoldedModule(FlatModel(nn.Sequential(nn.Conv2d(1, 3, 3), pool)), Tape()).module
     assert (type(model[1]) is MaxPoolRule) is side_by_side
     assert type(pool) is not MaxPoolRule  # the user's own stays as it is
@@ -477,8 +478,8 @@ def test_bad_arguments_say_what_was_expected():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize(("dtype", "error"), [(torch.float64, 1e-10), (torch.float32, 1e-4)])
-def test_a_gpu_gives_the_same(name, dtype, error):
-    """In float32 convolutions have kernels of their own."""
+def test_a_gpu_agrees_with_the_cpu(name, dtype, error):
+    """In float32, convolutions use our own kernels."""
     flat, rows, x, y, weights = problem(name, dtype)
     clip = middle_norm(flat, rows, x, y)
     gradients = ClippedGradients(flat, clip)
@@ -532,10 +533,11 @@ def test_no_example_moves_the_sum_by_more_than_clip_times_weight(name, seed, siz
     assert float(moved[1].norm()) <= weight * (1 + 1e-9) + 1e-12
 
 
+@pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore:.*slow path")
 @pytest.mark.parametrize("microbatch", [None, 3])
 @pytest.mark.parametrize("name", MODELS)
-def test_a_fresh_sum_does_not_read_what_was_there(name, microbatch):
+def test_a_fresh_sum_does_not_read_the_old_content(name, microbatch):
     flat, rows, x, y, weights = problem(name, torch.float64)
     gradients = ClippedGradients(flat, clip=0.5)
     out = torch.full_like(rows, torch.nan)

@@ -1,4 +1,4 @@
-"""Models that try to let examples meet: each is refused, or no record moves the sum by more than it may."""
+"""Models that try to mix examples: each is refused, or no record moves the sum by more than the clip."""
 
 from __future__ import annotations
 
@@ -378,9 +378,10 @@ def biggest_move(gradients: ClippedGradients, size: float, device: str = "cpu") 
     return moved
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", CHEATS)
-def test_a_model_whose_examples_meet_is_refused_or_kept_apart(name):
+def test_a_model_that_mixes_examples_is_refused_or_isolated(name):
     torch.manual_seed(0)
     SEEN.clear()
     gradients = ClippedGradients(CHEATS[name](), 1.0)
@@ -400,7 +401,7 @@ def test_a_model_whose_examples_meet_is_refused_or_kept_apart(name):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", sorted(FAST))
-def test_so_it_is_on_a_gpu(name):
+def test_models_that_mix_examples_are_isolated_on_a_gpu(name):
     torch.manual_seed(0)
     gradients = ClippedGradients(CHEATS[name](), 1.0)
     for size in SIZES:
@@ -421,14 +422,14 @@ LOSSES = {
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", LOSSES)
-def test_a_loss_in_which_examples_meet_is_kept_apart(name):
+def test_a_loss_that_mixes_examples_is_isolated(name):
     torch.manual_seed(0)
     gradients = ClippedGradients(nn.Linear(IN, OUT), 1.0, LOSSES[name])
     for size in SIZES:
         assert biggest_move(gradients, size) <= 2 * (1 + 1e-5)
 
 
-def test_a_loss_that_remembers_is_refused():
+def test_a_loss_that_keeps_state_is_refused():
     kept: list[float] = []
 
     def loss(outputs: Tensor, y: Tensor) -> Tensor:
@@ -440,7 +441,7 @@ def test_a_loss_that_remembers_is_refused():
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_hook_on_all_modules_is_user_code_too():
+def test_a_global_hook_is_user_code():
     torch.manual_seed(0)
     gradients = ClippedGradients(nn.Sequential(nn.Linear(IN, IN), nn.ReLU(), nn.Linear(IN, OUT)), 1.0)
     biggest_move(gradients, 1.0)
@@ -454,7 +455,7 @@ def test_a_hook_on_all_modules_is_user_code_too():
         hook.remove()
 
 
-def test_state_that_only_unusual_records_change_is_found_before_data_are_read():
+def test_state_changed_only_by_unusual_records_is_found_before_data_are_read():
     class Rarely(Cheat):
         def setup(self):
             self.huge = 0
@@ -468,7 +469,7 @@ def test_state_that_only_unusual_records_change_is_found_before_data_are_read():
         biggest_move(ClippedGradients(Rarely(), 1.0), 1e-3)
 
 
-def test_state_that_changes_later_is_refused_when_it_does():
+def test_state_that_changes_later_is_refused_at_that_time():
     class Later(Cheat):
         def mix(self, x):
             if x.shape[-1] == IN and x.dtype == torch.float32 and float(x.sum()) == 77.0:
@@ -531,7 +532,7 @@ class Quiet(Cheat):
         return torch.vmap(lambda row: torch.tanh(row) - row.mean())(h)
 
 
-def test_a_model_that_keeps_nothing_is_fast():
+def test_a_model_without_state_takes_the_fast_path():
     torch.manual_seed(0)
     gradients = ClippedGradients(Quiet(), 1.0)
     assert biggest_move(gradients, 1.0) <= 2 * (1 + 1e-5)

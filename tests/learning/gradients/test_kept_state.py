@@ -1,4 +1,4 @@
-"""State in places that are easily overlooked is found; what only looks like state is not refused."""
+"""State in places that are easily overlooked is found; constants and caches of torch are not refused."""
 
 from __future__ import annotations
 
@@ -131,8 +131,8 @@ class WithTables(Model):
 
 @pytest.mark.filterwarnings("ignore:Per-example gradients of this model take the slow path")
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
-def test_recurrent_layers_are_no_state(kind):
-    """Every agent's own parameters count, though the layers keep lists of them."""
+def test_parameter_lists_of_recurrent_layers_are_not_state(kind):
+    """Every agent's own parameters are used although the layers keep lists of them."""
     torch.manual_seed(0)
     gradients = ClippedGradients(Recurrent(kind), 1e6)
     rows = gradients.flat.flatten() + 0.3 * torch.randn(2, gradients.flat.dimension)
@@ -146,7 +146,7 @@ def test_recurrent_layers_are_no_state(kind):
 
 
 @pytest.mark.filterwarnings("ignore:Per-example gradients of this model take the slow path")
-def test_constants_are_no_state():
+def test_constants_are_not_state():
     model = WithTables({"table": np.arange(3.0), "slots": Slots(2.0)})
     gradients = ClippedGradients(model, 1.0)
     rows = gradients.flat.flatten().repeat(2, 1)
@@ -228,7 +228,7 @@ class LearnsInside(Model):
 
 @pytest.mark.filterwarnings("ignore:Per-example gradients")
 @pytest.mark.parametrize("kind", [Freezes, LearnsInside])
-def test_parameters_are_left_as_they_are(kind):
+def test_models_that_change_their_parameters_are_refused(kind):
     gradients = ClippedGradients(kind(), 1.0)
     x, y = torch.rand(1, 5, 3), torch.zeros(1, 5, dtype=torch.long)
     x[0, 0] = 20.0
@@ -246,8 +246,8 @@ def test_attributes_of_tensors_are_state(name):
 
 
 @pytest.mark.filterwarnings("ignore:.*slow path", "ignore:Full backward hook is firing")
-def test_a_hook_for_the_way_back_is_no_memory():
-    """torch marks its kind by a bool, beside the hooks."""
+def test_a_backward_hook_is_not_state():
+    """torch marks its kind by a bool next to the hooks."""
     model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
     model[0].register_full_backward_hook(lambda *given: None)
     gradients = ClippedGradients(model, 1.0)

@@ -1,5 +1,7 @@
-"""The GPU's kernels, executed by Triton's interpreter: their arithmetic on any machine. Where there is a GPU,
-the tests of gradients run them for real."""
+"""The GPU kernels, executed by Triton's interpreter: their arithmetic on any machine.
+
+On a machine with a GPU, the tests of gradients run the compiled kernels.
+"""
 
 import os
 
@@ -31,9 +33,10 @@ LAYERS = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("with_bias", [True, False])
 @pytest.mark.parametrize("layer", LAYERS)
-def test_convolutions_and_their_gradients_are_torchs(layer, with_bias):
+def test_convolutions_and_their_gradients_equal_those_of_torch(layer, with_bias):
     channels, outputs, height, width, geometry = LAYERS[layer]
     generator = torch.Generator().manual_seed(0)
 
@@ -71,7 +74,7 @@ def test_convolutions_and_their_gradients_are_torchs(layer, with_bias):
             torch.testing.assert_close(found[i, j], by_torch.flatten(), rtol=1e-4, atol=1e-4)
 
 
-def test_one_batch_for_all_agents_is_not_copied():
+def test_a_batch_for_all_agents_is_not_copied():
     channels, outputs, height, width, geometry = LAYERS["the paper's first"]
     x = torch.randn(EXAMPLES, channels, height, width)
     weight = torch.randn(AGENTS, outputs, channels, *geometry.kernel)
@@ -95,9 +98,10 @@ def among_nan(x):
     return wide[..., ::2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lay", [between_nan, among_nan])
 @pytest.mark.parametrize(("channels", "outputs"), [(17, 33), (9, 9)])
-def test_convolutions_of_several_blocks_read_nothing_but_their_own(channels, outputs, lay):
+def test_convolutions_of_several_blocks_read_only_their_own_blocks(channels, outputs, lay):
     generator = torch.Generator().manual_seed(0)
     geometry = ConvolutionGeometry((3, 3), (1, 1), (1, 1), 1)
     x = lay(torch.randn(1, 2, channels, 15, 13, generator=generator)).requires_grad_()
@@ -115,8 +119,8 @@ def test_convolutions_of_several_blocks_read_nothing_but_their_own(channels, out
         torch.testing.assert_close(found[0, j], by_torch.flatten(), rtol=1e-3, atol=1e-3)
 
 
-def test_elements_that_lie_too_far_apart_are_copied(monkeypatch):
-    """As those of a batch whose channels come first."""
+def test_elements_too_far_apart_in_memory_are_copied(monkeypatch):
+    """For example those of a batch whose channels come first."""
     channels, outputs, height, width, geometry = LAYERS["the paper's first"]
     x = torch.randn(channels, AGENTS, EXAMPLES, height, width).permute(1, 2, 0, 3, 4)
     weight = torch.randn(AGENTS, outputs, channels, *geometry.kernel)
@@ -141,8 +145,8 @@ def test_elements_that_lie_too_far_apart_are_copied(monkeypatch):
 
 @pytest.mark.parametrize("lay", [between_nan, among_nan])
 @pytest.mark.parametrize("kernel", [(2, 2), (3, 2), (1, 4), (8, 8)])
-def test_max_pooling_and_its_gradient_are_torchs(kernel, lay):
-    """Also of equals, infinities and what is not a number, and where no window covers the ends."""
+def test_max_pooling_and_its_gradient_equal_those_of_torch(kernel, lay):
+    """Also for equal values, infinities and NaN, and where no window covers the edges."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randint(-4, 1, (3, 20, 17, 19), generator=generator).float()
     x[0, 0, 0, :2] = torch.nan
@@ -155,7 +159,7 @@ def test_max_pooling_and_its_gradient_are_torchs(kernel, lay):
     assert torch.equal(*(torch.autograd.grad(y, x, delta)[0] for y in (out, expected)))
 
 
-def test_gradients_of_gradients_are_refused_not_wrong():
+def test_second_derivatives_are_refused():
     x = torch.randn(1, 1, 4, 4, requires_grad=True)
     (gradient,) = torch.autograd.grad((pooling_cuda.max_pool(x, (2, 2)) ** 2).sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
@@ -173,9 +177,10 @@ class Own(nn.Module):
         return self.layers(x * 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrap", [lambda layers: layers, Own])
-def test_a_model_runs_on_the_kernels_as_without_them(monkeypatch, wrap):
-    """Convolutions of few and many channels, and windows that are not square."""
+def test_a_model_gives_the_same_result_with_and_without_kernels(monkeypatch, wrap):
+    """With convolutions of few and many channels, and windows that are not square."""
     torch.manual_seed(0)
     layers = nn.Sequential(
         nn.Conv2d(2, 4, 3), nn.ReLU(), nn.MaxPool2d((2, 3)), nn.Conv2d(4, 10, 2), nn.MaxPool2d((3, 2)),
@@ -198,7 +203,7 @@ def test_a_model_runs_on_the_kernels_as_without_them(monkeypatch, wrap):
 @overflows
 @pytest.mark.parametrize("size", [1, 10, 100, 1500])
 @pytest.mark.parametrize("lay", [between_nan, among_nan])
-def test_squared_norms_are_torchs(size, lay):
+def test_squared_norms_equal_those_of_torch(size, lay):
     x = lay(torch.randn(3, 2, size))
     found = clipping_cuda.squared_norms(x, 0.5)
     torch.testing.assert_close(found, x.double().square().sum(2).add(0.5).float(), rtol=1e-6, atol=0)
@@ -210,7 +215,7 @@ def test_squared_norms_are_torchs(size, lay):
 
 
 @overflows
-def test_factors_are_torchs():
+def test_clip_factors_equal_those_of_torch():
     """Up to the last digit: torch multiplies by the inverse."""
     squares = torch.cat([torch.rand(300) * 4, torch.tensor([0.0, 4.0, 1e38, torch.inf, torch.nan, -1.0])])
     squares = squares.view(2, 153)
@@ -228,8 +233,8 @@ def test_factors_are_torchs():
 
 
 @overflows
-def test_a_pass_with_these_kernels_is_the_one_without(monkeypatch):
-    """Also of a record that overflows."""
+def test_a_pass_gives_the_same_result_with_and_without_kernels(monkeypatch):
+    """Also for a record that overflows."""
     model = nn.Sequential(nn.Flatten(), nn.Linear(12, 5), nn.ReLU(), nn.Linear(5, 3))
     gradients = ClippedGradients(model, 0.5)
     rows = gradients.flat.flatten().repeat(2, 1)

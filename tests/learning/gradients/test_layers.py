@@ -1,4 +1,4 @@
-"""No record moves its agent's sum by more than the clip, whatever the layers are and the record is."""
+"""No record moves its agent's sum by more than the clip, for all layers and all records."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ def records(name: str, like: Tensor) -> list[Tensor]:
     return [torch.full_like(like, token) for token in (0, 5)] + [torch.randint_like(like, 9)]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:LSTM with projections")
 @pytest.mark.parametrize("name", NEW)
 def test_one_record_more_moves_the_sum_by_at_most_the_clip(name):
@@ -50,6 +51,7 @@ def test_one_record_more_moves_the_sum_by_at_most_the_clip(name):
     assert gradients.fast
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NEW)
 def test_padding_adds_exactly_nothing(name):
     flat, rows, x, y, weights = problem(name, torch.float64)
@@ -59,6 +61,7 @@ def test_padding_adds_exactly_nothing(name):
     assert torch.equal(before, gradients.clipped_sum(rows, x, y, weights))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("microbatch", [1, 4])
 @pytest.mark.parametrize("name", ["conv1d", "encoder", "lstm", "tied to embedding", "parameters"])
 def test_microbatches_do_not_change_the_result(name, microbatch):
@@ -92,8 +95,8 @@ def test_sequences_of_length_one(make):
 
 
 @pytest.mark.parametrize("name", ["encoder", "gru", "lstm", "attention"])
-def test_a_model_given_in_evaluation_mode(name):
-    """Where torch has kernels for inference, which would read weights past the twins."""
+def test_a_model_in_evaluation_mode(name):
+    """Where torch has inference kernels, which would read weights without calling the layer rules."""
     _, rows, x, y, _ = problem(name, torch.float64)
     flat = FlatModel(MODELS[name][0]().double().eval())
     gradients = ClippedGradients(flat, 1e9)
@@ -187,7 +190,7 @@ class Hints(nn.Module):
         return self.last(self.layer(x, x, x, need_weights=False, attn_mask=mask, is_causal=True)[0].mean(1))
 
 
-def test_a_hint_that_a_mask_is_causal_is_taken_as_torch_takes_it():
+def test_is_causal_means_the_same_as_in_torch():
     torch.manual_seed(0)
     flat = FlatModel(Hints().double())
     rows = flat.flatten().repeat(2, 1)
@@ -197,7 +200,7 @@ def test_a_hint_that_a_mask_is_causal_is_taken_as_torch_takes_it():
     assert gradients.fast
 
 
-def test_packed_weights_that_are_used_in_two_ways_are_one_parameter():
+def test_packed_weights_used_in_two_ways_are_one_parameter():
     torch.manual_seed(0)
     flat = FlatModel(LooksTwice().double())
     rows = flat.flatten().repeat(2, 1)
@@ -210,7 +213,7 @@ def test_packed_weights_that_are_used_in_two_ways_are_one_parameter():
 
 
 @pytest.mark.parametrize("weights", [True, False])
-def test_a_record_with_nowhere_to_look(weights):
+def test_a_record_whose_attention_mask_excludes_everything(weights):
     torch.manual_seed(0)
     flat = FlatModel(NowhereToLook(weights).double())
     rows = flat.flatten().repeat(2, 1)

@@ -1,4 +1,4 @@
-"""What users hear of models that do not run, or run slowly: in our words, once, with the layer's name."""
+"""Messages for models that do not run, or run slowly: clear, given once, with the name of the layer."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def net(*layers: nn.Module) -> nn.Module:
         (net(nn.GroupNorm(1, 5), nn.Linear(6, CLASSES)), torch.ones(2, 3, 6), r"\(GroupNorm\) 5 channels"),
     ],
 )
-def test_a_layer_that_is_given_what_it_cannot_take_is_named(model, x, message):
+def test_a_layer_with_an_unsuitable_input_is_named(model, x, message):
     with pytest.raises(InputError, match=message):
         first_call(model, x)
 
@@ -113,13 +113,13 @@ class Squeezes(nn.Module):
         return self.layer(x).squeeze()
 
 
-def test_a_model_that_runs_on_several_examples_only_is_refused():
-    """Else every record would count as zero, and nobody would hear of it."""
+def test_a_model_that_cannot_run_on_one_example_is_refused():
+    """Otherwise every record would silently count as zero."""
     with pytest.raises(InputError, match=r"batch of one example.*squeeze"):
         first_call(Squeezes(), torch.randn(2, 3, 6))
 
 
-def test_a_layer_without_a_twin_in_a_chain_of_known_ones_is_no_known_layer():
+def test_a_layer_without_a_rule_among_known_layers_is_not_known():
     model = nn.Sequential(nn.Embedding(9, 2, scale_grad_by_freq=True), nn.Flatten(), nn.Linear(8, CLASSES))
     gradients = ClippedGradients(model, 1.0)
     assert gradients._folded is not None and not gradients._folded.known
@@ -135,7 +135,7 @@ class Soft(nn.Module):
 
 
 @pytest.mark.parametrize("make", [Soft, lambda: nn.Sequential(nn.Linear(6, CLASSES), nn.Softmax(1))])
-def test_softmax_at_the_end_under_cross_entropy_is_said_once(make):
+def test_softmax_before_cross_entropy_gives_one_warning(make):
     gradients = ClippedGradients(make(), 1.0)
     rows = gradients.flat.flatten().repeat(2, 1)
     with warnings.catch_warnings(record=True) as caught:
@@ -148,12 +148,12 @@ def test_softmax_at_the_end_under_cross_entropy_is_said_once(make):
 
 
 @pytest.mark.parametrize("last", [nn.LogSoftmax(1), nn.Sigmoid(), nn.ReLU()])
-def test_other_ends_say_nothing(last):
+def test_other_last_layers_give_no_warning(last):
     torch.manual_seed(0)  # units that are never above 0 have no gradient, and that is said
     first_call(nn.Sequential(nn.Linear(6, CLASSES), last), torch.randn(2, 3, 6))
 
 
-def test_probabilities_are_fine_under_another_loss():
+def test_probabilities_are_accepted_by_other_losses():
     def loss(outputs: Tensor, y: Tensor) -> Tensor:
         return (outputs - 0.5).square().sum(1)
 
@@ -162,7 +162,7 @@ def test_probabilities_are_fine_under_another_loss():
     gradients.clipped_sum(rows, torch.randn(2, 3, 6), torch.zeros(2, 3).long())
 
 
-def test_one_class_is_nothing_to_learn_and_nothing_worse():
+def test_a_single_class_takes_the_slow_path_without_failing():
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         first_call(nn.Linear(6, 1), torch.randn(2, 3, 6))
@@ -183,7 +183,7 @@ class NotFinite(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore:Per-example gradients of this model take the slow path")
-def test_losses_that_are_no_numbers_do_not_say_that_examples_meet():
+def test_losses_that_are_not_finite_do_not_show_that_examples_mix():
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         first_call(NotFinite(), torch.full((2, 3, 6), 1e10))
@@ -199,7 +199,7 @@ class NoRule(nn.Module):
         return self.layer(x + torch.renorm(x, 2, 0, 1.0))
 
 
-def test_an_operator_without_a_rule_is_said_in_our_words_and_torch_is_quiet():
+def test_an_operator_without_a_batching_rule_gives_only_our_warning():
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         gradients = first_call(NoRule(), torch.randn(2, 3, 6))
@@ -234,7 +234,7 @@ class Pads(nn.Module):
 
 
 @pytest.mark.parametrize("make", [Projects, Pads])
-def test_asides_of_torch_are_left_out(make):
+def test_harmless_warnings_of_torch_are_ignored(make):
     gradients = first_call(make(), torch.rand(2, 3, 4, 6))
     x = torch.rand(3, 4, 6)
     x[1, 2:, 0] = 2
@@ -260,7 +260,7 @@ print([name for name in ("torch._dynamo", "torch._inductor", "sympy") if name in
 """
 
 
-def test_the_self_check_leaves_the_compiler_of_torch_alone():
+def test_the_path_check_does_not_import_the_compiler_of_torch():
     """It takes seconds to import."""
     found = subprocess.run([sys.executable, "-c", TINY], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]", found.stderr

@@ -40,6 +40,7 @@ def sums(gradients: ClippedGradients, rows: Tensor, x: Tensor, y: Tensor, weight
     return result, statistics
 
 
+@pytest.mark.slow
 @devices
 @pytest.mark.parametrize(("name", "value"), cyclic_pairs(WITH_REAL_INPUTS, HUGE, times=2))
 def test_a_record_whose_gradient_is_not_finite_counts_as_zero(name, value, device):
@@ -63,7 +64,7 @@ def test_a_record_whose_gradient_is_not_finite_counts_as_zero(name, value, devic
 @pytest.mark.parametrize("value", HUGE)
 @pytest.mark.parametrize("make", [slow_model, Refuses])
 @pytest.mark.filterwarnings("ignore:Per-example gradients")
-def test_so_it_does_on_the_slow_paths(make, value):
+def test_a_record_whose_gradient_is_not_finite_counts_as_zero_on_the_slow_paths(make, value):
     torch.manual_seed(0)
     gradients = ClippedGradients(make(), 0.5)
     rows = gradients.flat.flatten().repeat(3, 1)
@@ -77,7 +78,7 @@ def test_so_it_does_on_the_slow_paths(make, value):
     assert statistics.ignored.tolist() in ([0, 1, 0], [0, int(not math.isfinite(value)), 0])
 
 
-def test_one_number_of_a_record_is_enough():
+def test_one_non_finite_number_of_a_record_is_enough():
     flat, rows, x, y, weights = problem("mlp", torch.float32)
     gradients = ClippedGradients(flat, 0.5)
     weights[1, 2] = 0
@@ -89,7 +90,7 @@ def test_one_number_of_a_record_is_enough():
 
 @pytest.mark.parametrize("slow", [False, True])
 @pytest.mark.filterwarnings("ignore:Per-example gradients")
-def test_rows_that_are_not_finite_end_the_run_whatever_the_records_are(slow):
+def test_rows_that_are_not_finite_raise_whatever_the_records_are(slow):
     gradients = ClippedGradients(slow_model() if slow else mlp(6, 6, CLASSES), 1.0)
     rows = gradients.flat.flatten().repeat(4, 1)
     x, y = torch.randn(4, 3, 6), torch.zeros(4, 3, dtype=torch.long)
@@ -103,7 +104,7 @@ def test_rows_that_are_not_finite_end_the_run_whatever_the_records_are(slow):
     assert torch.isfinite(gradients.clipped_sum(rows, x, y)).all()
 
 
-def test_a_token_that_is_none_counts_as_zero():
+def test_an_invalid_token_counts_as_zero():
     flat, rows, x, y, weights = problem("tokens", torch.float64)
     gradients = ClippedGradients(flat, 0.5)
     weights[1, 2] = 0
@@ -117,7 +118,7 @@ def test_a_token_that_is_none_counts_as_zero():
     assert torch.equal(gradients.clipped_sum(rows, x, y, weights), without)
 
 
-def test_a_token_that_is_none_counts_as_zero_in_the_first_call():
+def test_an_invalid_token_counts_as_zero_in_the_first_call():
     flat, rows, x, y, weights = problem("tokens", torch.float64)
     x[0, 0, 0] = 99
     _, statistics = sums(ClippedGradients(flat, 0.5), rows, x, y, weights)
@@ -126,7 +127,7 @@ def test_a_token_that_is_none_counts_as_zero_in_the_first_call():
 
 @devices
 @pytest.mark.parametrize("clip", [1e-6, 1e-3, 1.0])
-def test_numbers_whose_squares_underflow_are_clipped_all_the_same(clip, device):
+def test_numbers_whose_squares_underflow_are_clipped(clip, device):
     """|a|²|δ|² is zero in float32 where |a||δ| is above the clip: a large, δ small."""
     slot = ghost_norms.Outer(
         torch.full((1, 1, 1, 50), 1e18, device=device), torch.full((1, 1, 1, 40), 2e-23, device=device)
@@ -169,7 +170,7 @@ def test_no_more_than_the_clip_where_a_token_s_gradients_cancel(rest, device):
 @pytest.mark.parametrize("loud", [0, 1, 1e3])
 @pytest.mark.parametrize("width", [8, 64])
 def test_no_more_than_the_clip_where_the_uses_of_a_tied_table_cancel(width, loud, rest, device):
-    """What an embedding adds to a row of the table, the linear layer takes away, and some of its own."""
+    """The linear layer subtracts what the embedding adds to a row of the table, up to a rest."""
     torch.manual_seed(0)
     tokens = torch.randint(5, (1, 20, 6))
     delta = torch.randn(1, 20, 6, width)
@@ -205,7 +206,7 @@ def _at_most_one(slot: ghost_norms.Contribution, size: int) -> None:
         assert float(out.double().norm()) <= 1 + 1e-5
 
 
-def test_the_models_own_error_comes_out_when_no_record_can_be_at_fault():
+def test_the_models_own_error_is_raised_if_no_record_causes_it():
     class Broken(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -221,8 +222,8 @@ def test_the_models_own_error_comes_out_when_no_record_can_be_at_fault():
 
 @pytest.mark.parametrize("clipping", ["flat", "per-layer", "normalised"])
 @pytest.mark.parametrize("tokens", [[-1, 4, -1, 4], [4, 4, 4, -1], [-5, 0, 0, 0], [4, 4, 5, 4]])
-def test_no_row_of_a_table_goes_by_two_names(tokens, clipping):
-    """Python counts -1 from the end; norms that tell rows apart by their index were too small by half."""
+def test_negative_indices_do_not_name_embedding_rows_twice(tokens, clipping):
+    """Python counts -1 from the end. Norms that identify rows by their index were too small by half."""
     table = nn.Embedding(5, 3)
     gradients = ClippedGradients(nn.Sequential(table, nn.Flatten(), nn.Linear(12, 2)), 1.0, clipping=clipping)
     nn.init.ones_(gradients.flat.module[2].weight)
@@ -236,7 +237,7 @@ def test_no_row_of_a_table_goes_by_two_names(tokens, clipping):
     assert torch.allclose(result, gradients.clipped_sum(rows, good, y[:, :1]))
 
 
-def test_a_token_that_is_none_is_said_where_records_are_evaluated():
+def test_an_invalid_token_is_named_during_evaluation():
     gradients = ClippedGradients(nn.Sequential(nn.Embedding(5, 3), nn.Flatten(), nn.Linear(12, 2)), 1.0)
     with pytest.raises(Exception, match=r"from 0 to 4|out of range"):
         gradients.outputs(gradients.flat.flatten()[None], torch.tensor([[0, 1, 2, -1]] * 5))

@@ -1,4 +1,4 @@
-"""Rows with common records: whatever the model is, as if each had a copy of its own."""
+"""Rows with shared records give the same result as rows with copies, for all models."""
 
 import pytest
 import torch
@@ -25,9 +25,10 @@ def repeated(values, copies=COPIES):
     return torch.cat([values] * copies)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*slow path")
 @pytest.mark.parametrize(("name", "microbatch"), cyclic_pairs(MODELS, [None, 7, 1], times=1))
-def test_common_records_are_as_good_as_copies(name, microbatch):
+def test_shared_records_give_the_same_result_as_copies(name, microbatch):
     flat, rows, x, y, weights = problem(name, torch.float64)
     gradients = ClippedGradients(flat, clip=0.5)
     rows, weights = rows_of_copies(rows), torch.rand(COPIES * len(x), x.shape[1]).double()
@@ -37,8 +38,8 @@ def test_common_records_are_as_good_as_copies(name, microbatch):
     torch.testing.assert_close(out, 1 + expected, rtol=1e-10, atol=1e-10)
 
 
-def test_what_begins_with_a_linear_layer_is_read_once(monkeypatch):
-    """With a first layer for each copy there would be an `Outer`, of as many activations as rows."""
+def test_models_that_start_with_a_linear_layer_read_shared_records_once(monkeypatch):
+    """A separate first layer per copy would need an `Outer` with as many activations as rows."""
     seen = []
     monkeypatch.setattr(Outer, "__init__", lambda self, a, delta: pytest.fail("copied"))
     real = agent_products.add_outer
@@ -64,7 +65,7 @@ def test_what_begins_with_a_linear_layer_is_read_once(monkeypatch):
         (nn.Sequential(nn.Conv2d(1, 2, 2), nn.Flatten(), nn.Linear(6, 3)), False),
     ],
 )
-def test_which_models_share(model, shares):
+def test_which_models_can_share_records(model, shares):
     folded = ClippedGradients(FlatModel(model), 1.0)._folded
     assert folded is not None and folded.shares == shares
 
@@ -81,8 +82,8 @@ def test_a_record_that_is_not_finite_adds_nothing_to_any_copy(value):
     torch.testing.assert_close(gradients.clipped_sum(rows, x, y, copies=3), without)
 
 
-def test_a_copy_whose_gradient_overflows_takes_nothing_from_the_others():
-    """The record is fine: only the rows of one copy make of it what is too long for its norm to be."""
+def test_a_copy_whose_gradient_overflows_does_not_affect_the_others():
+    """The record is finite: only the rows of one copy make its gradient overflow."""
     gradients = ClippedGradients(nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 3)), 1.0)
     rows = rows_of_copies(gradients.flat.flatten().expand(2, -1))
     x, y = torch.rand(2, 4, 6), torch.ones(2, 4, dtype=torch.long)

@@ -97,6 +97,7 @@ def assert_equal_to_dense(
             assert upper == pytest.approx(expected["high"], rel=NEAR, abs=NEAR)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("protocol", "family"), cyclic_pairs(PROTOCOLS, GRAPHS, 4))
 def test_equal_to_the_dense_formula(protocol, family):
     plan = plan_on(GRAPHS[family], protocol)
@@ -126,6 +127,7 @@ def test_the_worst_of_all_coalitions_is_found(colluders):
         assert low * (1 - NEAR) <= found.worst()[owner] <= high * (1 + TIGHT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("protocol", "period"), cyclic_pairs(PROTOCOLS, [2, 3, 9], 1))
 def test_cycles_count_the_worst_place(protocol, period):
     plan = plan_on(GRAPHS["grid"], protocol)
@@ -161,6 +163,7 @@ def test_equal_to_the_claim_under_the_plain_rule(protocol):
     np.testing.assert_allclose(found.answer("adaptive").epsilon, found.claimed.epsilon, rtol=1e-8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("family", ["random", "ring", "small-world"])
 def test_between_view_and_worst_case(protocol, family):

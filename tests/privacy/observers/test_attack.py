@@ -25,7 +25,7 @@ from topdp import topology
 from topdp.plan import Full, Plan, schedules
 from topdp.privacy.basics.exposure import Exposure, exposure
 from topdp.privacy.basics.gaussian import mu_of
-from topdp.privacy.calibrate import calibrate
+from topdp.privacy.noise_calibration import calibrate
 from topdp.privacy.observers.view import view
 from topdp.privacy.published.claims import Analysis
 from topdp.simulator.row_mixing import CpuMixer, RowWork

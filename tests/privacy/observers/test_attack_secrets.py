@@ -164,6 +164,7 @@ def promised(mu: float) -> tuple[np.ndarray, np.ndarray]:
     return power, np.sqrt(power * (1 - power) / ATTACKS)
 
 
+@pytest.mark.slow
 @slow_path
 @pytest.mark.parametrize("colluders", [1, 2])
 @pytest.mark.parametrize("name", PLANS)

@@ -52,6 +52,7 @@ LONG_ENOUGH = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "graph"), LONG_ENOUGH)
 @pytest.mark.usefixtures("often")
 def test_a_band_brackets_what_the_whole_matrix_does(name, graph):
@@ -131,9 +132,18 @@ def test_a_change_that_fades_in_rows_without_noise_is_not_let_go():
     nothing = PerRound.same(np.full((agents, 1), NOBODY), R)
     each = PerRound.each
     plan = Plan(
-        agents, np.arange(agents), each(source), each(weight), each(carries), np.ones(R), nothing,
-        PerRound.same(np.zeros((agents, 1)), R), np.ones(R), np.array([[1]]), each(readers),
-    )  # fmt: skip
+        agents=agents,
+        owner=np.arange(agents),
+        source=each(source),
+        weight=each(weight),
+        carries=each(carries),
+        rate=np.ones(R),
+        draw=nothing,
+        std=PerRound.same(np.zeros((agents, 1)), R),
+        scale=np.ones(R),
+        known_by=np.array([[1]]),
+        readers=each(readers),
+    )
     (band,) = bands(plan, np.arange(agents) == 2, np.array([0]))
     assert bracket_band(band) == (np.inf, np.inf)
 
@@ -161,6 +171,7 @@ def test_overflowing_noise_is_refused():
         view(growing, exposure(7, 0.1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batches", [Full(1), Cycle(20, 1)])
 def test_a_view_is_the_same_either_way(batches, monkeypatch):
     plan = plan_of("top-sync", GRAPHS["random"], 150)

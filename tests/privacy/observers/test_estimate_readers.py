@@ -33,6 +33,7 @@ def plan_of(graph, rounds=40):
     return TopSynchronous(0.25).plan(graph, constant_schedule(rounds), noise, seed=3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BATCHES)
 @pytest.mark.parametrize("colluders", [1, 2])
 def test_the_largest_are_those_of_all_pairs_to_the_end(name, colluders, monkeypatch):

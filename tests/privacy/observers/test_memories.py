@@ -24,11 +24,12 @@ KINDS = {
     "momentum": Optimiser("momentum", momentum=0.7),
     "nesterov": Optimiser("nesterov", momentum=0.7),
     "decay": Optimiser(weight_decay=0.3),
-    "all": Optimiser("momentum", 0.5, weight_decay=0.1, average=0.6),
+    "all": Optimiser("momentum", momentum=0.5, weight_decay=0.1, average=0.6),
 }
 HIDING = ["top-sync", "top-async", "plain-async"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("protocol", HIDING)
 def test_hidden_rows_with_memories_equal_the_dense_formula(protocol, kind):
@@ -102,7 +103,7 @@ def test_adam_has_no_view_and_no_formula_for_noise():
 def test_adam_in_one_place_costs_what_it_costs_without():
     schedule = Schedule(np.full(5, 0.3), np.full(5, 0.3))
     optimiser = Optimiser("adam")
-    plain = Central().plan(topology.alone(), optimiser.inner(schedule), np.ones(1), 0)
+    plain = Central().plan(topology.single(), optimiser.inner(schedule), np.ones(1), 0)
     plan = optimised(plain, optimiser, schedule.rate)
     found, expected = (adaptive(p, unit(p), Query(colluders=0)).worst() for p in (plan, plain))
     np.testing.assert_allclose(found, expected)

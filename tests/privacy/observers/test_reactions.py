@@ -138,6 +138,7 @@ def test_the_model_of_the_attack_is_what_the_engine_runs(name):
             np.testing.assert_allclose(made, twin[at.plan.exists[r], :, 0], rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "exactly", "surely"), [("top-async", 2.5, 2.3), ("top-sync", 1.25, 1.15)])
 def test_a_legal_model_breaks_the_view_and_not_the_adaptive_answer(name, exactly, surely):
     """Printed ε = 1. The distance of two Gaussians, computed; and measured, with its errors."""
@@ -166,6 +167,7 @@ def test_alarms_alone_show_it_whatever_the_distribution():
     assert np.log((least - DELTA) / most) > 1.5 * ring("top-async").printed
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_linear_reactions_never_tell_more_than_the_bound(protocol, kind):

@@ -50,6 +50,7 @@ def test_every_protocol_is_in_the_table():
     assert set(ANSWERED) == set(PROTOCOLS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batches", [Full(50), Poisson(50, 10)], ids=["full", "poisson"])
 @pytest.mark.parametrize("name", PROTOCOLS)
 def test_an_answer_is_that_of_rows_as_they_are_or_it_is_refused(name, batches):
@@ -118,7 +119,7 @@ def test_memories_follow_from_estimates_that_are_rounded_too(name):
 
 
 def test_one_party_is_accounted_as_ever():
-    plan = Central().plan(topology.alone(), constant_schedule(4, rate=0.5), np.ones(1), 0)
+    plan = Central().plan(topology.single(), constant_schedule(4, rate=0.5), np.ones(1), 0)
     alone = Analysis("tight", (Full(50),), clip=1.0)
     epsilon = [
         account(

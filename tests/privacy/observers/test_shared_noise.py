@@ -424,6 +424,7 @@ def test_somebody_who_releases_nothing_loses_nothing():
         assert (adaptive(still, exposure(5, 1.0), Query(colluders=colluders)).worst()[[0, 1, 3, 4]] > 0).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("degree", "colluders", "over_central"),
     [(8, 1, 1.18), (8, 2, 1.25), (8, 4, 1.50), (12, 1, 1.16), (12, 2, 1.22)],

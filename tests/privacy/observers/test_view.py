@@ -93,6 +93,7 @@ def assert_dense(plan: Plan, J: set[int]) -> None:
         assert np.abs(M[finite] - expected[finite]).max(initial=0.0) <= 1e-9 * size
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "family"), cyclic_pairs(WITH_VIEW, SMALL, 4))
 def test_equals_the_dense_formula(name, family):
     graph = SMALL[family]()
@@ -148,6 +149,7 @@ def exact_gram(plan: Plan, J: set[int], owner: int) -> np.ndarray:
     return M.astype(float)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("decay, inexact", [(1.0, 1e-12), (0.5, 1e-11), (0.03, 1e-6)])
 def test_strong_decay_errs_on_the_private_side_and_little(decay, inexact):
     plan = make(TopSynchronous, graphs.ring(4), 7, fading="linear", decay=decay, on="gradient")
@@ -389,6 +391,7 @@ def test_large_eigenvalues_are_not_rounded_down():
         assert exact * (1 - 1e-13) <= found <= exact * (1 + 2e-9)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("T", [30, 600])
 def test_what_is_not_made_tight_is_never_an_owners_largest(T):
     plan = make(TopAsynchronous, graphs.random(6, 0.4, seed=1), T)
@@ -399,6 +402,7 @@ def test_what_is_not_made_tight_is_never_an_owners_largest(T):
     assert np.nanmax(found.upper / np.array(alone).T) > 1.001  # something was left
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("protocol", [TopSynchronous, PlainAsynchronous, TopAsynchronous])
 def test_the_bound_is_what_a_record_reaches_but_for_a_few_thousandths(protocol):
     """Not by aligned changes: M of these plans has negative entries, and others go further."""
@@ -416,6 +420,7 @@ def test_the_bound_is_what_a_record_reaches_but_for_a_few_thousandths(protocol):
     assert further > (1.0001 if protocol is TopSynchronous else 1.05)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "alpha, ratio, within", [(0.75, 1.35, 0.1), (0.5, 1.6, 0.1), (0.25, 1.75, 0.1), (0.125, 2.25, 0.3)]
 )
@@ -518,7 +523,7 @@ def test_coalitions_all_of_them_or_a_sample_that_says_so():
         (lambda p: view(p, exposure(4, 1.0)), "5 agents"),
         (lambda p: view(p, exposure(5, 1.0), [5]), "between 0 and 4"),
         (lambda p: view(p, exposure(5, 1.0), [()]), "between 0 and 4"),
-        (lambda p: view(p, exposure(5, 1.0), ["a"]), "an agent or several"),
+        (lambda p: view(p, exposure(5, 1.0), ["a"]), "one or more agents"),
         (lambda p: view(p, exposure(5, 1.0), owners=[-1]), "between 0 and 4"),
         (lambda p: view(p, exposure(5, 1.0), owners="near"), "'linked', 'all'"),
         (lambda p: view(p, exposure(5, 1.0), bound="tight"), "one of upper, aligned, quick"),

@@ -30,6 +30,7 @@ def settings(*changes):
     return read(changes=[*FEW, *changes])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "mode"), MODES)
 def test_what_is_planned_is_what_a_run_then_writes(name, mode, tmp_path):
     """An oracle: the plan itself, the noise and every number of privacy.json, to the last bit."""
@@ -119,6 +120,7 @@ def test_quick_answers_come_first_and_nothing_is_taken_back(monkeypatch):
     assert [one["pending"] for one in quick] == [one["pending"] for one in seen[:2]]
 
 
+@pytest.mark.slow
 def test_quick_leaves_out_what_takes_long_and_nothing_else():
     """The default of 30 agents: of top the guarantee's own answer takes long, of dsgd the view alone."""
     top = plan_answers(read(), quick=True)
@@ -176,6 +178,7 @@ OTHERS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", OTHERS, ids=str)
 def test_another_question_is_not_answered_from_memory(changes):
     kept = observer_cache.ObserverCache()

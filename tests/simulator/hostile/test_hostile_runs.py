@@ -7,7 +7,7 @@ import torch
 import topdp
 from topdp.data import Shards
 from topdp.runs.config import AttackConfig, parse
-from topdp.simulator.hostile import ATTACKERS, Attack, chosen
+from topdp.simulator.hostile import ATTACKERS, Attack, choose_attack
 
 HONEST = torch.from_numpy(np.random.default_rng(0).normal(1.0, 0.1, (6, 50)))
 
@@ -20,15 +20,15 @@ def sent(name, strength=None, rows=None, owner=None, round=3):
 
 
 def test_hostile_agents_are_chosen_by_the_seed_and_stay_so_with_more():
-    few, more = (chosen(AttackConfig(name="drift", share=share), 30, seed=4) for share in (0.1, 0.4))
+    few, more = (choose_attack(AttackConfig(name="drift", share=share), 30, seed=4) for share in (0.1, 0.4))
     assert len(few.hostile) == 3 and len(more.hostile) == 12 and set(few.hostile) < set(more.hostile)
-    assert chosen(AttackConfig(name="drift", share=0.1), 30, seed=5).hostile != few.hostile
-    assert chosen(AttackConfig(), 30, 4) is None
-    assert chosen(AttackConfig(name="drift", agents=[3]), 6, 0).hostile == (3,)
+    assert choose_attack(AttackConfig(name="drift", share=0.1), 30, seed=5).hostile != few.hostile
+    assert choose_attack(AttackConfig(), 30, 4) is None
+    assert choose_attack(AttackConfig(name="drift", agents=[3]), 6, 0).hostile == (3,)
     with pytest.raises(ValueError, match="from 0 to 5"):
-        chosen(AttackConfig(name="drift", agents=[6]), 6, 0)
+        choose_attack(AttackConfig(name="drift", agents=[6]), 6, 0)
     with pytest.raises(ValueError, match="an honest agent"):
-        chosen(AttackConfig(name="drift", agents=[0, 1]), 2, 0)
+        choose_attack(AttackConfig(name="drift", agents=[0, 1]), 2, 0)
 
 
 def test_rows_are_what_each_attack_says():

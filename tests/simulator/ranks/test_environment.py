@@ -10,7 +10,9 @@ def told(monkeypatch):
     """`told(rank, size)`: as torchrun tells a process."""
 
     def tell(rank, size):
-        for name, value in zip(torchrun_environment.STARTED_BY, (rank, size, "localhost", 1), strict=True):
+        for name, value in zip(
+            torchrun_environment.TORCHRUN_VARIABLES, (rank, size, "localhost", 1), strict=True
+        ):
             monkeypatch.setenv(name, str(value))
 
     return tell
@@ -24,7 +26,7 @@ def test_a_process_alone_leads_and_may_do_everything():
 def test_one_of_several_does_not_sweep(told):
     told(1, 2)
     assert torchrun_environment.started_together() and not torchrun_environment.leads()
-    with pytest.raises(RankError, match="topdp sweep is for one process, got 2 ranks"):
+    with pytest.raises(RankError, match="topdp sweep runs in one process, got 2 ranks"):
         torchrun_environment.expect_one_process("sweep")
 
 

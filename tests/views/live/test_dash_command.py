@@ -62,6 +62,7 @@ def test_without_its_parts_it_says_what_to_install(topdp, tmp_path, monkeypatch)
     assert done.code == ExitCode.INPUT and "pip install 'topdp[dash]'" in done.err
 
 
+@pytest.mark.slow
 def test_it_serves_until_it_is_asked_to_end_also_with_open_streams(tmp_path):
     standing(books(tmp_path / "ada"))
     command = [

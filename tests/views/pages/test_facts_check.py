@@ -32,6 +32,7 @@ def with_line(path, **changes):
     file.write_text("\n".join([*before, json.dumps({**json.loads(last), **changes})]) + "\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), HUGE, "x", {}, [float("nan")], True])
 def test_a_metric_that_is_no_number_is_refused_by_its_line(copied, value):
     path = copied("plain")

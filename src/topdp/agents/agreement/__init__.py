@@ -1,1 +1,1 @@
-"""What is agreed before anything runs: who an agent is, who takes part, what is run, under which rules."""
+"""What members agree on before a run: identities, manifests, amendments, signatures, marks of runs."""

@@ -13,30 +13,28 @@ composition). For ε₁ the larger value counts: that of the amendment or that o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from math import isfinite
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated
+
+from pydantic import Field
 
 from topdp.agents.agreement.identity import Identity
 from topdp.agents.agreement.manifest import Manifest, ManifestError
 from topdp.errors import BudgetError, InputError, TrustError
+from topdp.runs.config import Section
 
-AMENDMENT_KEYS = ("manifest", "round", "delta", "granted", "spent")
+FiniteNumber = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-@dataclass(frozen=True)
-class Amendment:
+class Amendment(Section):
     """What a manifest states about the one that it replaces."""
 
-    manifest: str  # hash
-    round: int  # the last one of that run
-    delta: float  # of that run; the δ of the new run is added
-    granted: dict[str, float]  # ε for that run and all that follow from it, by name
-    spent: dict[str, float]  # ε of that run by its plan, by name
-
-    def to_tree(self) -> dict[str, Any]:
-        return asdict(self)
+    manifest: Annotated[str, Field(pattern="^[0-9a-fA-F]{64}$")]  # hash
+    round: Annotated[int, Field(ge=0)]  # the last one of that run
+    delta: FiniteNumber  # of that run; the δ of the new run is added
+    granted: dict[str, FiniteNumber]  # ε for that run and all that follow from it, by name
+    spent: dict[str, FiniteNumber]  # ε of that run by its plan, by name
 
 
 def amendment_of(manifest: Manifest) -> Amendment | None:
@@ -45,18 +43,12 @@ def amendment_of(manifest: Manifest) -> Amendment | None:
     if tree is None:
         return None
     try:
-        if set(tree) != set(AMENDMENT_KEYS):
+        amendment = Amendment.model_validate(tree)
+        if set(amendment.granted) != set(amendment.spent):
             raise ValueError
-        amendment = Amendment(**tree)
-        numbers = [amendment.delta, *amendment.granted.values(), *amendment.spent.values()]
-        if type(amendment.round) is not int or amendment.round < 0:
-            raise ValueError
-        if len(bytes.fromhex(amendment.manifest)) != 32 or set(amendment.granted) != set(amendment.spent):
-            raise ValueError
-        if not all(isfinite(number) and number >= 0 for number in numbers):
-            raise ValueError
-    except (ValueError, TypeError, AttributeError):
-        raise ManifestError(f"amends: expected {', '.join(AMENDMENT_KEYS)} of the manifest before.") from None
+    except ValueError:
+        keys = ", ".join(Amendment.model_fields)
+        raise ManifestError(f"amends: expected {keys} of the manifest before.") from None
     return amendment
 
 
@@ -109,7 +101,7 @@ def final_round(manifest: Manifest, amended: Manifest) -> int:
     return amendment.round
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PreviousRun:
     """What an agent's own ledger of the run before states."""
 

@@ -53,7 +53,7 @@ class SuccessorLimitError(TrustError):
     """More successors than are accepted under one manifest, all signed by their agent."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Successor:
     """Card `number` of an agent, after the one whose digest is `before`."""
 
@@ -78,7 +78,7 @@ class Successor:
             if not all(isinstance(part, str) for part in (before, *card, signature, proof)):
                 raise ValueError
             bytes.fromhex(signature), bytes.fromhex(proof)
-            successor = cls(number, before, Card(*card), signature, proof)
+            successor = cls(number=number, before=before, card=Card(*card), signature=signature, proof=proof)
             if len(successor.text()) > MAX_SUCCESSOR_BYTES:  # this form is stored and passed on
                 raise ValueError
             return successor
@@ -129,7 +129,13 @@ def sign_successor(number: int, before: Identity, after: Identity) -> Successor:
     """`after` as the successor of `before`."""
     digest = card_digest(before.card)
     signed = _signed_bytes(number, digest, after.card)
-    return Successor(number, digest, after.card, before.sign(signed).hex(), after.sign(signed).hex())
+    return Successor(
+        number=number,
+        before=digest,
+        card=after.card,
+        signature=before.sign(signed).hex(),
+        proof=after.sign(signed).hex(),
+    )
 
 
 class CardDirectory:

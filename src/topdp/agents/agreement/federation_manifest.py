@@ -14,7 +14,7 @@ from topdp.agents.agreement.identity_card import Card, read_card
 from topdp.agents.agreement.manifest import Manifest, Rules, parse_rules
 from topdp.agents.agreement.run_setup import RunSetup, expect_supported
 from topdp.base.progress import silent
-from topdp.privacy.account import Account
+from topdp.privacy.accounting import Account
 from topdp.privacy.answers import guarantee_kind
 from topdp.privacy.observers.adaptive import MAX_UNASKED_COALITIONS
 from topdp.privacy.observers.survivors import with_reserve

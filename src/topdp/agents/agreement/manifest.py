@@ -89,7 +89,7 @@ class Rules(Section):
         return self.dead_neighbour == "go-on"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Manifest:
     """Cards in the order of agent numbers 0 .. n-1, links as pairs of numbers i < j."""
 
@@ -103,12 +103,12 @@ class Manifest:
     def __post_init__(self) -> None:
         if len(set(self.links)) != len(self.links):
             twice_linked = next(link for link, count in Counter(self.links).items() if count > 1)
-            raise ManifestError(f"Expected every link once, got {self._words(twice_linked)} twice.")
+            raise ManifestError(f"Expected every link once, got {self._link_in_words(twice_linked)} twice.")
         for link in self.links:
             if not any(self.cards[end].address for end in link) and not self.rules.relay:
                 raise ManifestError(
-                    f"Expected an address at one end of the link {self._words(link)}, got none: neither can "
-                    "dial the other. Open a port at one of them, or name a relay (--relay)."
+                    f"Expected an address at one end of the link {self._link_in_words(link)}, got none: "
+                    "neither can dial the other. Open a port at one of them, or name a relay (--relay)."
                 )
         _ = self.topology
 
@@ -164,7 +164,7 @@ class Manifest:
         """Write the file atomically. An existing file is replaced."""
         write_atomically(path, self.to_toml())
 
-    def _words(self, link: tuple[int, int]) -> str:
+    def _link_in_words(self, link: tuple[int, int]) -> str:
         return " - ".join(self.names[end] for end in link)
 
 
@@ -239,9 +239,8 @@ def _from_tree(tree: dict[str, Any], origin: str) -> Manifest:
         links = tuple(_link(names, entry) for entry in _expect_list(tree["links"]))
         if not isinstance(tree["run"], dict):
             raise ManifestError("run: expected a configuration.")
-        return Manifest(
-            cards, links, configurations.parse_stored(tree["run"], "run"), parse_rules(tree["rules"]), tree
-        )
+        config = configurations.parse_stored(tree["run"], "run")
+        return Manifest(cards=cards, links=links, config=config, rules=parse_rules(tree["rules"]), tree=tree)
     except TrustError as error:
         raise TrustError(f"{origin}: {error}") from None
     except InputError as error:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from topdp.agents.agreement.card_succession import CardDirectory
 from topdp.agents.agreement.identity import Identity
@@ -25,6 +25,7 @@ from topdp.agents.agreement.manifest import Manifest
 MAX_SIGNATURE_BYTES = 128  # signatures with P-256 have at most 72
 MAX_STATEMENT_CHARS = 512  # of a subject or a text; ours have below 250
 MAX_STATEMENT_BYTES = 5 * MAX_STATEMENT_CHARS + 32
+STATEMENT_FIELDS = ("author", "run", "about", "text", "signature")
 
 
 class StatementError(ValueError):
@@ -62,7 +63,7 @@ class RowSignatures:
         return b"topdp row 1\n" + json.dumps([self.manifest.hash, sender, receiver, round, digest]).encode()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Statement:
     """`author` states `text` about the subject `about`. `run` is empty before the run has a name."""
 
@@ -73,11 +74,16 @@ class Statement:
     signature: str  # hex
 
     @classmethod
+    def of_parts(cls, parts: Iterable[str]) -> Statement:
+        """From its fields in order, as they are encoded and stored."""
+        return cls(**dict(zip(STATEMENT_FIELDS, parts, strict=True)))
+
+    @classmethod
     def signed(cls, identity: Identity, manifest: Manifest, run: str, about: str, text: str) -> Statement:
         """A statement of the agent with this identity."""
         name = identity.card.name
         signed = _statement_bytes(manifest.hash, name, run, about, text)
-        return cls(name, run, about, text, identity.sign(signed).hex())
+        return cls.of_parts((name, run, about, text, identity.sign(signed).hex()))
 
     def verify(self, manifest: Manifest, directory: CardDirectory | None = None) -> bool:
         """Whether the author is in the manifest and has signed this for it, with any of its keys."""
@@ -94,10 +100,10 @@ def _all_cards(manifest: Manifest, directory: CardDirectory | None, name: str) -
 
 def encode_statements(statements: Iterable[Statement]) -> bytes:
     """
-    >>> decode_statements(encode_statements([Statement("ada", "", "weather", "rain", "00")]))
+    >>> decode_statements(encode_statements([Statement.of_parts(("ada", "", "weather", "rain", "00"))]))
     [Statement(author='ada', run='', about='weather', text='rain', signature='00')]
     """
-    return json.dumps([[s.author, s.run, s.about, s.text, s.signature] for s in statements]).encode()
+    return json.dumps([list(astuple(statement)) for statement in statements]).encode()
 
 
 def decode_statements(body: bytes, most: int = 1000) -> list[Statement]:
@@ -105,11 +111,11 @@ def decode_statements(body: bytes, most: int = 1000) -> list[Statement]:
     try:
         if len(body) > most * MAX_STATEMENT_BYTES:
             raise StatementError
-        statements = [Statement(*parts) for parts in json.loads(body)]
+        statements = [Statement.of_parts(parts) for parts in json.loads(body)]
         if len(statements) > most:
             raise StatementError
         for statement in statements:
-            parts = (statement.author, statement.run, statement.about, statement.text, statement.signature)
+            parts = astuple(statement)
             if not all(isinstance(part, str) and len(part) <= MAX_STATEMENT_CHARS for part in parts):
                 raise StatementError
             "".join(parts).encode()  # raises on half a surrogate pair

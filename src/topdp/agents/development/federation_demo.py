@@ -36,7 +36,7 @@ from topdp.audit import AuditRequest
 from topdp.audit.rehearsal_record import CANARIES_FILE
 from topdp.data import Shards
 from topdp.errors import ExitCode, InputError
-from topdp.privacy.account import Account
+from topdp.privacy.accounting import Account
 from topdp.runs.assembly import Assembly
 from topdp.runs.config import ConfigError, RunConfig
 from topdp.runs.model_export import facts_of, notes_of

@@ -1,1 +1,1 @@
-"""What an agent has on disk: charges, bytes, state and meetings, each written whole before it counts."""
+"""What an agent stores: its ledger of charges, rows and facts, and the budget of its site."""

@@ -69,9 +69,7 @@ class Ledger(LedgerFacts):
         self.before_commit: Callable[[], None] = lambda: None  # inside the transaction of a release
         self.before_charge: Callable[[float], None] = lambda epsilon: None  # with ε spent after the charge
         self._acknowledged: dict[tuple[str, int], None] = {}
-        self._kept: dict[
-            str, list[int]
-        ] = {}  # acknowledged rounds, rising, whose bytes may be requested again
+        self._kept: dict[str, list[int]] = {}  # acknowledged rounds, rising, with bytes
         self._logs = event_journal.EMPTY_LOGS  # as bound by the last charge
         self._last_sent: int | None = None
         self.last_entry: LedgerEntry | None = None
@@ -131,6 +129,11 @@ class Ledger(LedgerFacts):
     def round(self) -> int:
         """The last round in the ledger; -1 before the first."""
         return self.last_entry.round if self.last_entry else -1
+
+    def is_complete(self, releases: int) -> bool:
+        """Whether every round of a plan of so many releases is in the ledger."""
+        final = self.final_round
+        return self.round + 1 >= (releases if final is None else min(releases, final + 1))
 
     @property
     def last_sent_round(self) -> int:

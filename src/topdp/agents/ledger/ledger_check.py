@@ -136,9 +136,8 @@ def _check_logs(ledger: Ledger, entries: list[LedgerEntry]) -> None:
     bound = event_journal.logs_digest(db, {name: heads[name][before[name]] for name in heads})
     if entries and entries[-1].books not in ("", bound):
         raise TamperedError(
-            f"{ledger.folder / LEDGER_FILE}: notes, rows that came in, statements or what stands as "
-            "delivered are "
-            "not what they were at the last charge."
+            f"{ledger.folder / LEDGER_FILE}: notes, received rows, statements or delivered rows differ from "
+            "those at the last charge."
         )
     late = ledger.database.one("SELECT max(charges) FROM notes")
     if late and late[0] is not None and int(str(late[0])) > len(entries):

@@ -10,6 +10,7 @@ the current value; `event_journal` keeps all values. Charged, sent and received 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ from topdp.agents.ledger.ledger_entries import TamperedError
 from topdp.agents.wire.wire_codes import ReplyCode
 
 DEPARTED_SUBJECT_PREFIX = "without "  # followed by a name: the subject of a statement that an agent is gone
+FINAL_ROUND_KEY, LEAVING_KEY = "ends", "leaves"
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,24 @@ class LedgerFacts:
                     f"Facts of the {subject} in {self.database.folder / LEDGER_FILE} are not what was "
                     f"written down: {', '.join(changed)[:200]}. Do not delete it: its charges were spent."
                 )
+
+    def end_with(self, round: int, leaving: Iterable[str] = ()) -> None:
+        """Make nothing after `round`, whatever a later start asks for; an earlier round named before stays.
+
+        `leaving`: agents that are no longer members then. They may be gone for good: nobody waits for them.
+        """
+        self.database.remember(FINAL_ROUND_KEY, str(min(round, int(self.meta.get(FINAL_ROUND_KEY, round)))))
+        self.database.remember(LEAVING_KEY, json.dumps(sorted({*leaving, *self.leaving})))
+
+    @property
+    def leaving(self) -> frozenset[str]:
+        """The agents that are no longer members once this run has ended."""
+        return frozenset(json.loads(self.meta.get(LEAVING_KEY, "[]")))
+
+    @property
+    def final_round(self) -> int | None:
+        """The round after which this run ends for good; None if it ends with its plan."""
+        return None if (round := self.meta.get(FINAL_ROUND_KEY)) is None else int(round)
 
     def quarantine(self, peer: str, code: ReplyCode, words: str) -> None:
         """Believe nothing more from `peer` and send it nothing until a person lifts the quarantine.

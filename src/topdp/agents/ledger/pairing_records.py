@@ -25,7 +25,7 @@ PAIR_COLUMNS = "id, partner, role, status, own_round, partner_round, told, appli
 PAIR_INDEXES = ("open_pairs ON pairs (status, applied)", "untold_pairs ON pairs (status, told)")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PairRecord:
     """An exchange in the ledger."""
 
@@ -55,7 +55,7 @@ class PairingRecords:
         rows: list[Any] = self.ledger.database.rows(
             f"SELECT {PAIR_COLUMNS} FROM pairs WHERE {which} ORDER BY rowid", *values
         )
-        return [PairRecord(*row) for row in rows]
+        return [PairRecord(**dict(zip(PAIR_COLUMNS.split(", "), row, strict=True))) for row in rows]
 
     def find(self, id: str) -> PairRecord | None:
         return next(iter(self.pairs("id = ?", id)), None)

@@ -19,7 +19,7 @@ import secrets
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from itertools import groupby
 from operator import itemgetter
@@ -158,19 +158,9 @@ class SiteBudget:
             if run is None:
                 self._add_records(db, data)
                 self._expect_within_limit(request, self.spent(data))
-                row = {
-                    "books": request.ledger_id,
-                    "name": data.name,
-                    "federation": request.federation,
-                    "agent": request.agent,
-                    "folder": request.folder,
-                    "begun": _now(),
-                    "guarantee": request.guarantee,
-                    "adjacency": request.adjacency,
-                    "delta": request.delta,
-                    "epsilon": _to_column(request.epsilon),
-                    "charges": charges,
-                }
+                row = {**asdict(request), "name": data.name, "begun": _now(), "charges": charges}
+                row |= {"books": row.pop("ledger_id"), "epsilon": _to_column(request.epsilon)}
+                del row["spent"]
                 places = ", ".join("?" * len(row))
                 db.execute(f"INSERT INTO runs ({', '.join(row)}) VALUES ({places})", [*row.values()])
                 return request.epsilon

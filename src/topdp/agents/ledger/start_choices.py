@@ -89,9 +89,8 @@ def expect_record_order(ledger: Ledger, order: str) -> None:
         )
     elif recorded != order:
         raise DataError(
-            "Expected the records, in the order, with which this agent began, got others: cyclic batches "
-            "would use some records more often than was accounted for. Give --data the file of the first "
-            "start."
+            "Expected the records in the order of the first start, got others: cyclic batches would use some "
+            "records more often than was accounted for. Give --data the file of the first start."
         )
 
 

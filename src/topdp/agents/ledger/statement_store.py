@@ -5,12 +5,13 @@ Which statements to believe is decided in `runtime/statement_gossip`.
 
 from __future__ import annotations
 
+from dataclasses import astuple
 from typing import Literal
 
-from topdp.agents.agreement.signatures import Statement
+from topdp.agents.agreement.signatures import STATEMENT_FIELDS, Statement
 from topdp.agents.ledger.ledger import Ledger
 
-STATEMENT_COLUMNS = "author, run, about, text, signature"
+STATEMENT_COLUMNS = ", ".join(STATEMENT_FIELDS)
 
 
 class StatementStore:
@@ -27,7 +28,7 @@ class StatementStore:
         with self.ledger.database.transaction() as db:
             db.execute(
                 f"INSERT INTO statements ({STATEMENT_COLUMNS}) VALUES (?, ?, ?, ?, ?)",
-                (statement.author, statement.run, statement.about, statement.text, statement.signature),
+                astuple(statement),
             )
         return "new"
 
@@ -63,6 +64,6 @@ class StatementStore:
         """The statements after number `number`, with their numbers."""
         query = f"SELECT number, {STATEMENT_COLUMNS} FROM statements WHERE number > ? ORDER BY number"
         return [
-            (int(str(row[0])), Statement(*(str(part) for part in row[1:])))
+            (int(str(row[0])), Statement.of_parts(str(part) for part in row[1:]))
             for row in self.ledger.database.rows(query, number)
         ]

@@ -1,1 +1,1 @@
-"""One agent as a process on a machine: commands, log, metrics, and a whole federation as a demonstration."""
+"""One agent as a process: start and shutdown, status, orders, log, metrics, and changes of members."""

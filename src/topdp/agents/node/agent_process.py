@@ -33,11 +33,9 @@ from topdp.agents.node.operator_orders import OperatorOrders
 from topdp.agents.node.shutdown import Shutdown
 from topdp.agents.runtime import card_updates
 from topdp.agents.runtime.agent import Agent, AgentOutcome
-from topdp.agents.runtime.agent_context import AgentContext, build_context
+from topdp.agents.runtime.agent_context import AgentContext, PrivateFiles, build_context
 from topdp.agents.runtime.agent_hooks import AgentHooks
 from topdp.agents.runtime.agent_timing import StartTiming
-from topdp.agents.runtime.run_end import end_with
-from topdp.agents.runtime.shared_draws import PrivateFiles
 from topdp.agents.wire.link_refusals import quoted
 from topdp.agents.wire.transport import end_all
 from topdp.base.array_types import AnyArray
@@ -98,12 +96,9 @@ def run(
     setup = RunSetup.of(manifest)
     timing.over("plan")
     if ":" in manifest.config.model.name:
-        logger.warning(
-            "%s: the manifest names code of this machine, which is imported and called: model.name = %s",
-            name,
-            quoted(manifest.config.model.name),
-            extra={"event": "code"},
-        )
+        model = quoted(manifest.config.model.name)
+        words = "%s: the manifest names code of this machine, which is imported and called: model.name = %s"
+        logger.warning(words, name, model, extra={"event": "code"})
     if options.live_pairing and manifest.config.method.mode != "async":
         raise ConfigError("--live-pairing: expected a manifest with method.mode = async, got sync.")
     dataset = _load_records(options.data, manifest)
@@ -135,10 +130,14 @@ def run(
     def start_monitor(agent: Agent, stop: Callable[[], None]) -> NodeMonitor:
         log_filter.round = lambda: agent.ledger.round
         agent_model_file.write_model_facts(options.state, context, dataset.classes)
-        return NodeMonitor(agent, OperatorOrders(options.state), stop, options.report, evaluation)
+        return NodeMonitor(
+            agent, OperatorOrders(options.state), stop, report=options.report, evaluation=evaluation
+        )
 
     return asyncio.run(
-        _run_agent(options, context, identity, directory, timing, start_monitor, (inputs, targets))
+        _run_agent(
+            options, context, identity, identities, directory, timing, start_monitor, (inputs, targets)
+        )
     )
 
 
@@ -151,14 +150,8 @@ def _owner_evaluation(
     from topdp.agents.node.owner_evaluation import OwnerEvaluation
 
     evaluation = OwnerEvaluation(setup, dataset, name, every)
-    logger.info(
-        "%s: evaluates every %d rounds on %d %s records of its own: for its owner, not for publishing",
-        name,
-        every,
-        evaluation.records,
-        evaluation.on,
-        extra={"event": "evaluate"},
-    )
+    words = "%s: evaluates every %d rounds on %d %s records of its own: for its owner, not for publishing"
+    logger.info(words, name, every, evaluation.records, evaluation.on, extra={"event": "evaluate"})
     return evaluation
 
 
@@ -167,13 +160,6 @@ def _own_budget(options: AgentOptions, manifest: Manifest, name: str) -> float |
     amendments.expect_all_signed(manifest)
     remaining = carry_budget_over(manifest, name, options.after, options.identity)
     return min((budget for budget in (remaining, options.epsilon) if budget is not None), default=None)
-
-
-def _listed_identity(options: AgentOptions, manifest: Manifest) -> Identity:
-    """The identity whose card the manifest lists."""
-    identities = card_succession.load_identities(options.identity)
-    fingerprint = manifest.card(identities[0].card.name).fingerprint
-    return next(each for each in identities if each.card.fingerprint == fingerprint)
 
 
 def _read_ledger_meta(state: Path, upgrade: bool) -> dict[str, str]:
@@ -212,6 +198,7 @@ async def _run_agent(
     options: AgentOptions,
     context: AgentContext,
     identity: Identity,
+    identities: list[Identity],
     directory: CardDirectory,
     timing: StartTiming,
     start_monitor: Callable[[Agent, Callable[[], None]], NodeMonitor],
@@ -223,29 +210,20 @@ async def _run_agent(
     manifest = context.manifest
     amended = None if options.amended_by is None else read_manifest(options.amended_by)
     last_round = None if amended is None else amendments.final_round(manifest, amended)
-    transport = GrpcTransport(
-        identity,
-        manifest,
-        listen=options.listen,
-        directory=directory,
-        listed=_listed_identity(options, manifest),
-    )
+    fingerprint = manifest.card(context.name).fingerprint
+    listed = next(each for each in identities if each.card.fingerprint == fingerprint)
+    transport = GrpcTransport(identity, manifest, listen=options.listen, directory=directory, listed=listed)
     private = PrivateFiles(identity, options.identity)
     agent = Agent(context, options.state, transport, options.live_pairing, private, directory)
     if options.upgrade:
         start_choices.record_upgrade(agent.ledger)
     if amended is not None and last_round is not None:
-        end_with(agent.ledger, last_round, [name for name in manifest.names if name not in amended.names])
-        logger.info(
-            "%s: this run was amended: it ends with round %d",
-            agent.name,
-            last_round,
-            extra={"event": "amended"},
-        )
+        agent.ledger.end_with(last_round, [name for name in manifest.names if name not in amended.names])
+        words = "%s: this run was amended: it ends with round %d"
+        logger.info(words, agent.name, last_round, extra={"event": "amended"})
     timing.over("links and ledger")
-    logger.info(
-        "%s: ready after %s", agent.name, timing.words(), extra={"agent": agent.name, "event": "ready"}
-    )
+    ready = {"agent": agent.name, "event": "ready"}
+    logger.info("%s: ready after %s", agent.name, timing.words(), extra=ready)
     shutdown = Shutdown(agent.stop, agent.ledger.close)
     shutdown.listen()
     async with AsyncExitStack() as stack:

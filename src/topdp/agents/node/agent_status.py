@@ -13,7 +13,6 @@ from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.node.operator_orders import PAUSE_FILE, OperatorOrders
 from topdp.agents.node.quarantine import quarantined_peers
 from topdp.agents.node.status_file import ProcessStatus, age_in_words, epsilon_in_words, progress_in_words
-from topdp.agents.runtime.run_end import last_round
 
 OMITTED_WHEN_EMPTY = {"seeded", "rehearsal", "stopped", "departed", "departures", "gone", "paused", "doing"}
 OMITTED_WHEN_EMPTY |= {"waits_for", "heard", "scores"}
@@ -40,7 +39,7 @@ def read_status(state: Path) -> dict[str, Any]:
             "rehearsal": start_choices.ever_chosen(ledger, start_choices.REHEARSAL_KEY),
             "budget": start_choices.recorded_budget(ledger),
             "stopped": ledger.stopped_at,
-            "ends": last_round(ledger),
+            "ends": ledger.final_round,
             "departed": ledger.departed,
             "departures": ledger.covered_departures(),
             "gone": ledger.departed_members(),

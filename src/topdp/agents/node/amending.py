@@ -20,7 +20,7 @@ from topdp.agents.agreement.manifest import Manifest, as_amendment
 from topdp.agents.agreement.run_setup import RunSetup, granted_budgets
 from topdp.agents.runtime.budget_meter import build_meter
 from topdp.errors import BudgetError, InputError
-from topdp.privacy.account import Account
+from topdp.privacy.accounting import Account
 from topdp.privacy.answers import guarantee_kind
 from topdp.privacy.query import Query
 from topdp.runs.config import PoissonBatch, parse
@@ -71,8 +71,14 @@ def amend(before: Manifest, change: MembershipChange) -> tuple[Manifest, Account
     manifest, account, remarks = federation_manifest.build_manifest(
         cards, graph, counts, parse(tree, "amendment"), before.rules
     )
-    amendment = Amendment(before.hash, change.round, before.config.privacy.delta, granted, spent)
-    return as_amendment(manifest, amendment.to_tree()), account, [*remarks, *round_choice_remarks(before)]
+    amendment = Amendment(
+        manifest=before.hash,
+        round=change.round,
+        delta=before.config.privacy.delta,
+        granted=granted,
+        spent=spent,
+    )
+    return as_amendment(manifest, amendment.model_dump()), account, [*remarks, *round_choice_remarks(before)]
 
 
 def spent_by(setup: RunSetup, round: int) -> dict[str, float]:

@@ -15,7 +15,6 @@ from topdp.agents.agreement.run_marks import RollbackMark
 from topdp.agents.ledger import start_choices
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_check import verify
-from topdp.agents.runtime.run_end import last_round
 from topdp.errors import InputError, TrustError
 
 
@@ -45,7 +44,7 @@ def carry_budget_over(manifest: Manifest, name: str, state: Path | None, identit
         previous = PreviousRun(
             federation=meta["federation"],
             agent=meta["agent"],
-            ended=last_round(ledger) is not None and ledger.round >= amendment.round,
+            ended=ledger.final_round is not None and ledger.round >= amendment.round,
             spent=ledger.spent,
             budget=start_choices.recorded_budget(ledger),
         )

@@ -25,7 +25,6 @@ from topdp.agents.node.status_file import (
     scores_in_words,
 )
 from topdp.agents.runtime.agent import Agent
-from topdp.agents.runtime.run_end import last_round
 
 if TYPE_CHECKING:
     from topdp.agents.node.owner_evaluation import OwnerEvaluation
@@ -43,6 +42,7 @@ class NodeMonitor:
         agent: Agent,
         orders: OperatorOrders,
         stop: Callable[[], None],
+        *,
         report: float = 30.0,
         evaluation: OwnerEvaluation | None = None,
     ) -> None:
@@ -66,7 +66,7 @@ class NodeMonitor:
 
     def _rounds(self) -> int:
         """The last round: the plan's, or an earlier one if the run was amended."""
-        planned, end = self.agent.context.part.plan.releases - 1, last_round(self.agent.ledger)
+        planned, end = self.agent.context.part.plan.releases - 1, self.agent.ledger.final_round
         return planned if end is None else min(planned, max(end, self.agent.ledger.round))
 
     async def run(self) -> None:

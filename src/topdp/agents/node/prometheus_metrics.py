@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from math import inf
 
 from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
@@ -31,18 +32,19 @@ MetricFamily = GaugeMetricFamily | CounterMetricFamily
 def metric_families(agent: Agent) -> Iterator[MetricFamily]:
     """The current values of all metrics."""
 
-    def gauge(name: str, about: str, values: Mapping[str, float], label: str = "") -> GaugeMetricFamily:
-        family = GaugeMetricFamily(name, about, labels=["agent", *([label] if label else [])])
+    def metric(
+        kind: type[GaugeMetricFamily] | type[CounterMetricFamily],
+        name: str,
+        about: str,
+        values: Mapping[str, float],
+        label: str = "",
+    ) -> MetricFamily:
+        family = kind(name, about, labels=["agent", *([label] if label else [])])
         for key, value in values.items():
             family.add_metric([agent.name, *([key] if label else [])], value)
         return family
 
-    def counter(name: str, about: str, values: Mapping[str, float], label: str) -> CounterMetricFamily:
-        family = CounterMetricFamily(name, about, labels=["agent", label])
-        for key, value in values.items():
-            family.add_metric([agent.name, key], value)
-        return family
-
+    gauge, counter = partial(metric, GaugeMetricFamily), partial(metric, CounterMetricFamily)
     ledger, peers = agent.ledger, agent.peers
     spent = "Epsilon charged, under the guarantee that the agent charges by."
     owed = {peer: len(agent.sender.owes(peer)) for peer in peers.neighbours}

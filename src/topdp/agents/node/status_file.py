@@ -8,18 +8,17 @@ process and when that began. A file that no agent wrote is refused. Needs neithe
 from __future__ import annotations
 
 import json
-import math
 import os
 import stat
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from topdp.errors import InputError
-from topdp.runs.metric_labels import in_words
 
 STATUS_FILE = "status.json"
 MAX_STATUS_BYTES = 2**20  # a line for each of thousands of neighbours
@@ -35,21 +34,40 @@ class StatusFileError(InputError):
     """A status file that no agent of this version has written."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProcessStatus:
+def _expect_plain(value: Any, depth: int = 3) -> Any:
+    """Raise ValueError unless `value` consists of names, numbers and None, nested at most `depth` deep."""
+    if isinstance(value, dict | list) and depth:
+        for item in [*value, *(value.values() if isinstance(value, dict) else ())]:
+            _expect_plain(item, depth - 1)
+    elif isinstance(value, str):
+        if not value.isprintable():
+            raise ValueError
+    elif value is not None and not (isinstance(value, float) or (type(value) is int and 0 <= value < 2**63)):
+        raise ValueError
+    return value
+
+
+Count = Annotated[int, Field(ge=-1, le=MAX_STATUS_INTEGER)]
+Seconds = Annotated[float, Field(ge=0, lt=2**63)]
+Printable = Annotated[str, AfterValidator(_expect_plain)]
+
+
+class ProcessStatus(BaseModel):
     """The status of a process, as JSON in the file. Times are seconds since the epoch."""
 
-    process: int
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    process: Count
     begun: str  # when the process began (`process_birth`), since ids of dead processes are used again
-    written: float
+    written: Seconds
     state: AgentState
-    round: int  # the last one in the ledger
-    rounds: int  # T
-    budget: float
-    waits_for: Mapping[str, float] = field(default_factory=dict)  # neighbour -> since when
-    heard: Mapping[str, float] = field(default_factory=dict)  # neighbour -> when last
-    scores: Mapping[str, Any] | None = None
-    code: int | None = None  # the exit code, once the process has ended
+    round: Count  # the last one in the ledger
+    rounds: Count  # T
+    budget: Annotated[float, Field(ge=0)]
+    waits_for: dict[Printable, Seconds] = {}  # neighbour -> since when
+    heard: dict[Printable, Seconds] = {}  # neighbour -> when last
+    scores: Annotated[dict[str, Any], AfterValidator(_expect_plain)] | None = None
+    code: Count | None = None  # the exit code, once the process has ended
 
     def write(self, folder: Path) -> None:
         """Write the file without waiting for the disk: after a power cut no process runs anyway."""
@@ -58,7 +76,7 @@ class ProcessStatus:
         try:
             handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
             with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump(asdict(self), file)
+                json.dump(self.model_dump(), file)
             os.replace(beside, path)
         except OSError:
             with suppress(OSError):
@@ -72,35 +90,17 @@ class ProcessStatus:
         try:
             facts = os.lstat(path)
             is_plain_file = stat.S_ISREG(facts.st_mode) and facts.st_size <= MAX_STATUS_BYTES
-            status = cls(**json.loads(path.read_text(encoding="utf-8"))) if is_plain_file else None
+            if not is_plain_file:
+                raise ValueError
+            return cls.model_validate(json.loads(path.read_text(encoding="utf-8")))
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError, TypeError, RecursionError):
-            status = None
-        if status is None or not status._is_valid():
             raise StatusFileError(
                 f"Expected the status of an agent of this version in {path}, got something else: the file is "
                 "damaged, or another program's. The ledger is not affected: remove the file, or start the "
                 "agent, which writes it again."
-            )
-        return status
-
-    def _is_valid(self) -> bool:
-        """Whether every field has its type, so that readers need no further checks."""
-        return (
-            all(map(_is_integer, (self.process, self.round, self.rounds)))
-            and (self.code is None or _is_integer(self.code))
-            and isinstance(self.begun, str)
-            and self.state in get_args(AgentState)
-            and _is_number(self.written)
-            and (_is_number(self.budget) or self.budget == math.inf)
-            and all(
-                isinstance(times, dict)
-                and all(peer.isprintable() and _is_number(when) for peer, when in times.items())
-                for times in (self.waits_for, self.heard)
-            )
-            and (self.scores is None or (isinstance(self.scores, dict) and _is_plain(self.scores)))
-        )
+            ) from None
 
     @property
     def liveness(self) -> Liveness:
@@ -111,27 +111,8 @@ class ProcessStatus:
         if self.begun.startswith(_machine_id()):
             runs = process_birth(self.process) == self.begun
             return "not running" if not runs else "running" if age <= SILENCE_SECONDS else "not answering"
-        return (
-            "running" if age <= SILENCE_SECONDS else "not running"
-        )  # in another container: only the file tells
-
-
-def _is_integer(value: Any) -> bool:
-    return type(value) is int and -1 <= value <= MAX_STATUS_INTEGER
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and 0 <= value < 2**63
-
-
-def _is_plain(value: Any, depth: int = 3) -> bool:
-    """Whether a value consists of names, numbers and None, nested at most `depth` deep."""
-    if isinstance(value, dict | list):
-        items = [*value, *(value.values() if isinstance(value, dict) else ())]
-        return depth > 0 and all(_is_plain(item, depth - 1) for item in items)
-    if isinstance(value, str):
-        return value.isprintable()
-    return value is None or isinstance(value, float) or _is_number(value)
+        # In another container, only the file shows whether the process runs.
+        return "running" if age <= SILENCE_SECONDS else "not running"
 
 
 def process_birth(process: int) -> str:
@@ -190,6 +171,8 @@ def scores_in_words(scores: Mapping[str, Any]) -> str:
     >>> scores_in_words({"round": 3, "on": "test", "records": 40, "loss": 0.2, "metrics": {"accuracy": 0.9}})
     'accuracy 90.00% on 40 test records of its own (round 3)'
     """
+    from topdp.runs.metric_labels import in_words
+
     metrics = [f"{name} {in_words(name, value)}" for name, value in scores["metrics"].items()]
     metrics = metrics or [f"loss {scores['loss']:.4g}"]
     where = f"{scores['records']} {scores['on']} records of its own (round {scores['round']})"

@@ -16,7 +16,7 @@ from topdp.agents.runtime.agent_context import AgentContext
 from topdp.agents.runtime.budget_meter import BudgetMeter, allows
 from topdp.agents.runtime.peer_contacts import TICKS, PeerContacts
 from topdp.agents.runtime.shared_draws import SharedDraws
-from topdp.privacy.spending import ReleaseHistory
+from topdp.privacy.spending_curve import ReleaseHistory
 
 logger = logging.getLogger("topdp.agents")
 

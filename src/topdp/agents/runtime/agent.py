@@ -11,7 +11,7 @@ import secrets
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from safetensors.torch import save
 
@@ -23,18 +23,15 @@ from topdp.agents.ledger.inbox import Inbox
 from topdp.agents.ledger.ledger import Ledger, PartnerMode
 from topdp.agents.ledger.ledger_check import verify
 from topdp.agents.ledger.ledger_entries import digest_of
-from topdp.agents.runtime import live_pairing_loop
-from topdp.agents.runtime.agent_context import AgentContext
+from topdp.agents.runtime.agent_context import AgentContext, PrivateFiles
 from topdp.agents.runtime.agent_loop import AgentLoop
 from topdp.agents.runtime.card_updates import CardUpdates
-from topdp.agents.runtime.live_pairing_loop import LivePairingLoop
 from topdp.agents.runtime.outbox_sender import OutboxSender
 from topdp.agents.runtime.peer_contacts import PeerContacts, PeerServices
 from topdp.agents.runtime.peer_messages import LinkTerms
 from topdp.agents.runtime.planned_loop import PlannedLoop
 from topdp.agents.runtime.request_handlers import RequestHandlers
 from topdp.agents.runtime.row_guards import uniform_norm_limits
-from topdp.agents.runtime.shared_draws import PrivateFiles, SharedDraws
 from topdp.agents.wire import row_payload
 from topdp.agents.wire.link_refusals import RefusalLog
 from topdp.agents.wire.transport import TrafficCounter, Transport, end_all
@@ -42,6 +39,9 @@ from topdp.base.files import write_atomically
 from topdp.errors import ExitCode, InputError
 from topdp.plan import Capability
 from topdp.privacy.answers import WORST_CASE, answer_kind
+
+if TYPE_CHECKING:
+    from topdp.agents.runtime.shared_draws import SharedDraws
 
 RESULT, ESTIMATE = "result.json", "estimate.safetensors"
 GRACE = 3.0
@@ -75,13 +75,12 @@ class Agent:
         `directory`: the cards that the transport reads, where it reads any.
         """
         self.folder, self.name = folder, context.name
-        if live_pairing and (reason := live_pairing_loop.supports(context.part.plan)):
-            raise InputError(
-                f"Expected a plan of method.mode = 'async' alone for live pairing, got {reason}: "
-                "partners' rows come one by one. Use train.optimiser = 'sgd' and robust.rule = 'mean'."
-            )
-        if live_pairing and context.meter.spending.batches.sampled:
-            raise InputError("Expected full or cyclic batches for live pairing, got Poisson batches.")
+        self._loop_class: type[AgentLoop] = PlannedLoop
+        if live_pairing:
+            from topdp.agents.runtime import live_pairing_loop
+
+            self._loop_class = live_pairing_loop.LivePairingLoop
+            _expect_live_pairing(live_pairing_loop.supports(context.part.plan), context)
         manifest = context.manifest
         partners: PartnerMode = "found" if live_pairing else "planned"
         gauge = context.meter
@@ -132,6 +131,8 @@ class Agent:
         if context.order is not None:
             start_choices.expect_record_order(self.ledger, context.order)
         if Capability.SHARED_DRAWS in part.plan.needs:
+            from topdp.agents.runtime.shared_draws import SharedDraws
+
             self.shared_draws = SharedDraws(context, self.ledger, private)
             self.shared_draws.gossip.directory = self.cards.directory
         self.mark = RollbackMark(private.folder, manifest.hash) if private else None
@@ -162,8 +163,7 @@ class Agent:
             )
         )
         self.requests, self.sender = RequestHandlers(self.peers), OutboxSender(self.peers)
-        loop = LivePairingLoop if live_pairing else PlannedLoop
-        self.loop: AgentLoop = loop(
+        self.loop = self._loop_class(
             context, self.peers, finished=self._leave, shared_draws=self.shared_draws, mark=self._note
         )
 
@@ -276,3 +276,14 @@ class Agent:
         write_atomically(
             self.folder / RESULT, json.dumps({**outcome.result, "code": outcome.code}, indent=2) + "\n"
         )
+
+
+def _expect_live_pairing(reason: str | None, context: AgentContext) -> None:
+    """Refuse live pairing for what it does not support; `reason`: what of the plan."""
+    if reason:
+        raise InputError(
+            f"Expected a plan of method.mode = 'async' alone for live pairing, got {reason}: "
+            "partners' rows come one by one. Use train.optimiser = 'sgd' and robust.rule = 'mean'."
+        )
+    if context.meter.spending.batches.sampled:
+        raise InputError("Expected full or cyclic batches for live pairing, got Poisson batches.")

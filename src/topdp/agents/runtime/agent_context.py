@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from topdp.agents.agreement.hidden_rows import relies_on_hidden_rows
+from topdp.agents.agreement.identity import Identity
 from topdp.agents.agreement.manifest import Manifest, Rules
 from topdp.agents.agreement.run_setup import RunSetup
 from topdp.agents.runtime.agent_draws import AgentDraws
@@ -37,6 +39,14 @@ from topdp.runs.named_model import named_task
 from topdp.runs.named_records import named_features
 
 LARGEST_HEAD = 1024  # bytes before a row that is handed over
+
+
+@dataclass(frozen=True)
+class PrivateFiles:
+    """An identity, and the folder where it lies and keys of runs are kept."""
+
+    identity: Identity
+    folder: Path
 
 
 @dataclass(frozen=True)

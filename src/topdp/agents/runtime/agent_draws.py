@@ -30,7 +30,6 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from numpy.typing import NDArray
 from torch import Tensor
 
-from topdp.agents.runtime.pair_keys import draw_key
 from topdp.base.array_types import Bools
 from topdp.plan.batches import Batches
 
@@ -71,7 +70,11 @@ class SystemDraws(AgentDraws):
 
     def add(self, row: Tensor, std: float, round: int, draw: int) -> None:
         # Without the seed of the two it is not made at all: a draw that the other lacks never cancels.
-        key = partial(draw_key, self._seeds[draw], round, draw) if draw in self.shared else None
+        key = None
+        if draw in self.shared:
+            from topdp.agents.runtime.pair_keys import draw_key
+
+            key = partial(draw_key, self._seeds[draw], round, draw)
         done = 0
         for z in normals(len(row), key):
             part = row[done : done + len(z)]

@@ -25,7 +25,6 @@ from torch.nn.modules.conv import _ConvNd
 
 from topdp.agents.runtime.agent_draws import AgentDraws
 from topdp.agents.runtime.agent_hooks import AgentHooks
-from topdp.data.batch_selection import select
 from topdp.errors import InputError
 from topdp.learning.gradients import clipped_gradients
 from topdp.learning.gradients.model_calls import call_model, disable_inference_kernels
@@ -217,6 +216,8 @@ class AgentGradients:
             return self.draws.sample(self.batches, self.agent, round)
         if not isinstance(mine, Cycle):
             return None
+        from topdp.data.batch_selection import select  # cyclic batches only
+
         turn = select(self.batches, self.seed, round)
         assert turn.indices is not None and turn.weights is not None
         return turn.indices[self.agent][turn.weights[self.agent] > 0]

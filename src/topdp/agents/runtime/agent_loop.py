@@ -19,7 +19,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import torch
 from safetensors.torch import load, save
@@ -31,9 +31,10 @@ from topdp.agents.runtime.agent_rows import within
 from topdp.agents.runtime.agent_timing import PeerWaits, RoundTiming
 from topdp.agents.runtime.budget_meter import allows
 from topdp.agents.runtime.peer_contacts import TICKS, PeerContacts
-from topdp.agents.runtime.run_end import all_done
-from topdp.agents.runtime.shared_draws import SharedDraws
 from topdp.agents.wire import row_payload
+
+if TYPE_CHECKING:
+    from topdp.agents.runtime.shared_draws import SharedDraws
 
 logger = logging.getLogger("topdp.agents")
 T = TypeVar("T")
@@ -82,7 +83,7 @@ class AgentLoop(ABC):
     @property
     def all_done(self) -> bool:
         """Whether every round is on the books."""
-        return all_done(self.ledger, self.context.part.plan)
+        return self.ledger.is_complete(self.context.part.plan.releases)
 
     def estimate(self) -> Tensor:
         return self._own()[self.context.part.agent]

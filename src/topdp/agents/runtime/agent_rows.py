@@ -26,8 +26,6 @@ from topdp.agents.runtime.agent_draws import AgentDraws
 from topdp.agents.runtime.agent_gradients import AgentGradients
 from topdp.plan import Capability, Plan, PlanError, ReleaseKind, unsupported
 from topdp.plan.plan import NOBODY
-from topdp.simulator.adaptive_step import adaptive_step
-from topdp.simulator.robust_mixing import robust_mean
 
 NORM_MARGIN = 1e-6  # relative: how far below the largest norm a shortened row lies
 
@@ -240,6 +238,8 @@ def _mix(part: PlanPart, round: int, row: int, before: Mapping[int, Tensor], ins
     sources, robust = part.sources(round, row), part.plan.robust
     if robust is None:
         return mixed(sources, before, instead)
+    from topdp.simulator.robust_mixing import robust_mean
+
     owner = part.plan.owner
     target = mixed([one for one in sources if owner[one[0]] == part.agent], before, instead)
     others = [
@@ -258,6 +258,8 @@ def _adaptive(part: PlanPart, round: int, own: Mapping[int, Tensor]) -> dict[int
     An agent that takes up a run in the middle of a round did not keep where that round began: it counts as
     begun there.
     """
+    from topdp.simulator.adaptive_step import adaptive_step
+
     assert part.plan.adaptive is not None
     sources = part.plan.source[round][part.agent, : 1 + part.plan.adaptive.memories].tolist()
     own = {sources[1]: own[part.agent], **own}

@@ -31,7 +31,7 @@ from topdp.privacy.basics.privacy_loss import GaussianLoss
 from topdp.privacy.observers.survivors import RESERVED_RELEASES, most_learned_since, recalls_draws
 from topdp.privacy.published.claims import Analysis
 from topdp.privacy.query import DEFAULT_QUERY, Query
-from topdp.privacy.spending import ReleaseHistory, Spending, spending
+from topdp.privacy.spending_curve import ReleaseHistory, Spending, spending
 
 BUDGET_MARGIN = 1e-9  # relative: a calibrated plan meets its budget up to rounding
 TALLY_MARGIN = 1 + 1e-14  # on the root

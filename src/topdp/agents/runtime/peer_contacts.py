@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from time import time
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 from topdp.agents.agreement.signatures import RowSignatures
 from topdp.agents.ledger.inbox import Inbox
@@ -23,11 +23,13 @@ from topdp.agents.runtime.agent_hooks import AgentHooks
 from topdp.agents.runtime.card_updates import CardUpdates
 from topdp.agents.runtime.peer_judgement import PeerBeliefs
 from topdp.agents.runtime.peer_messages import Greeting, LinkTerms
-from topdp.agents.runtime.statement_gossip import StatementGossip
 from topdp.agents.wire.link_refusals import RefusalLog
 from topdp.agents.wire.transport import Message, Reply, Transport
 from topdp.agents.wire.wire_codes import MessageKind, ReplyCode
 from topdp.errors import TrustError
+
+if TYPE_CHECKING:
+    from topdp.agents.runtime.statement_gossip import StatementGossip
 
 TICKS = 8  # of silence make an idle timeout
 MOST_AGAIN = 32  # rows that are sent again to one neighbour between two rounds of this agent

@@ -15,20 +15,21 @@ somebody gone are left out and taken back where the books of all cover that (`de
 
 from __future__ import annotations
 
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 from torch import Tensor
 
 from topdp.agents.ledger.ledger_entries import ReleaseCost
-from topdp.agents.runtime.absences import Absences
 from topdp.agents.runtime.agent_context import AgentContext
 from topdp.agents.runtime.agent_loop import AgentLoop, TickClock, logger
 from topdp.agents.runtime.agent_rows import AS_PLANNED, kept, make
 from topdp.agents.runtime.peer_contacts import TICKS, PeerContacts
 from topdp.agents.runtime.row_monitor import RowMonitor
-from topdp.agents.runtime.run_end import leaving
-from topdp.agents.runtime.shared_draws import SharedDraws
 from topdp.agents.wire import row_payload
+
+if TYPE_CHECKING:
+    from topdp.agents.runtime.absences import Absences
+    from topdp.agents.runtime.shared_draws import SharedDraws
 
 
 @final
@@ -38,7 +39,11 @@ class PlannedLoop(AgentLoop):
     def __init__(self, context: AgentContext, peers: PeerContacts, **wiring: Any) -> None:
         super().__init__(context, peers, **wiring)
         self.watch = RowMonitor(peers.refusals, context.manifest.rules.largest_drift)
-        self.absences = Absences(context, peers, self.shared_draws) if self.shared_draws else None
+        self.absences: Absences | None = None
+        if self.shared_draws is not None:
+            from topdp.agents.runtime.absences import Absences
+
+            self.absences = Absences(context, peers, self.shared_draws)
 
     def _has_rounds(self) -> bool:
         return not self.all_done
@@ -255,6 +260,6 @@ class PlannedLoop(AgentLoop):
         knows, finished = self.ledger.finish_known(peer), self.ledger.finished(peer)
         if knows and finished:
             return False
-        tolerates_silence = self.context.manifest.rules.tolerates_silence or peer in leaving(self.ledger)
+        tolerates_silence = self.context.manifest.rules.tolerates_silence or peer in self.ledger.leaving
         # Who neither knows nor has finished may come back and need what only this agent has.
         return self.peers.silent[peer] < TICKS or not (knows or finished or tolerates_silence)

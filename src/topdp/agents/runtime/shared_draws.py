@@ -10,33 +10,20 @@ a round is marked before its row leaves.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
-
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from topdp.agents.agreement.identity import Identity
 from topdp.agents.agreement.run_marks import RunSecret
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.statement_store import StatementStore
-from topdp.agents.runtime.agent_context import AgentContext
+from topdp.agents.runtime.agent_context import AgentContext, PrivateFiles
 from topdp.agents.runtime.departures import Departures
 from topdp.agents.runtime.pair_keys import AGREED, RUN_KEY, RunKey, agree
-from topdp.agents.runtime.run_end import all_done
 from topdp.agents.runtime.statement_gossip import StatementGossip
 from topdp.errors import InputError, TrustError
 from topdp.privacy.observers.survivors import recalls_draws
 
 LEFT_BEHIND = "left behind"
 """The key in the books of the fact that others have gone on without this agent."""
-
-
-@dataclass(frozen=True)
-class PrivateFiles:
-    """An identity, and the folder where it lies and keys of runs are kept."""
-
-    identity: Identity
-    folder: Path
 
 
 class SharedDraws:
@@ -62,7 +49,7 @@ class SharedDraws:
             self.hooks.reached("after_key")
             self.gossip.state(RUN_KEY, RunKey.fresh(self.plan, public).text())
             self._private = self.secret.resume(public, ledger.round)
-        elif not all_done(ledger, context.part.plan):
+        elif not ledger.is_complete(context.part.plan.releases):
             self._private = self.secret.resume(RunKey.read(stated).public, ledger.round)
             if ledger.round >= 0 and context.part.shared(ledger.round):
                 self.secret.note(ledger.round)  # who was killed between entry and mark has none of it

@@ -16,7 +16,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
@@ -30,12 +30,13 @@ from topdp.agents.wire.grpc_channels import PATH, AcceptedStream, DialledStream
 from topdp.agents.wire.handshake import FrameStream, HandshakeParty
 from topdp.agents.wire.link_limits import Backoff, Clock
 from topdp.agents.wire.link_refusals import OUR_FAULT, LinkEnded, RefusalLog, logger
-from topdp.agents.wire.links import Link
-from topdp.agents.wire.neighbour import Neighbour
+from topdp.agents.wire.links import Link, Neighbour
 from topdp.agents.wire.port_guard import PortGuard
-from topdp.agents.wire.relay_tunnels import RelayListener, RelayTunnel, meeting_place
 from topdp.agents.wire.transport import Handler, Message, Reply, Transport, Unreachable, end_all, ends
 from topdp.errors import InputError, TrustError
+
+if TYPE_CHECKING:
+    from topdp.agents.wire.relay_tunnels import RelayListener, RelayTunnel
 
 GREETINGS = 2
 """Handshakes that one neighbour may have under way."""
@@ -149,6 +150,8 @@ class GrpcTransport(Transport):
         self._server.add_secure_port(f"unix:{self._front.socket}", credentials)
         await self._server.start()
         for name in self.relayed & set(self.dialers):
+            from topdp.agents.wire.relay_tunnels import RelayListener
+
             place = self._place(self.name, name)
             waiting = RelayListener(
                 self.rules.relay, place, name, self._front.admit, self._refusals, self._chance, self._pause
@@ -157,6 +160,8 @@ class GrpcTransport(Transport):
             self._relays.append(waiting)
 
     async def _dig(self, name: str) -> None:
+        from topdp.agents.wire.relay_tunnels import RelayTunnel
+
         place = self._place(name, self.name)
         tunnel = RelayTunnel(
             self._tunnel(name), self.rules.relay, place, name, self._refusals, self.rules.idle_timeout
@@ -167,6 +172,8 @@ class GrpcTransport(Transport):
     def _place(self, listener: str, dialer: str) -> str:
         """Where two meet at the relay. By the manifest's cards: both have those, whatever was renewed."""
         other = self.manifest.card(dialer if listener == self.name else listener)
+        from topdp.agents.wire.relay_tunnels import meeting_place
+
         secret = self._listed.shared_secret(other, "meeting place")
         return meeting_place(secret, self.manifest.hash, listener, dialer)
 

@@ -93,7 +93,7 @@ class ScatteringFeatures:
             raise InputError(
                 f"Expected data.feature_groups to divide the {count} channels of features, got {self.groups}."
             )
-        return count, height // scattering.STRIDE, width // scattering.STRIDE
+        return count, height // scattering.SCATTERING_STRIDE, width // scattering.SCATTERING_STRIDE
 
     def __call__(self, records: Tensor) -> Tensor:
         shape = self.shape(records[0])

@@ -24,7 +24,7 @@ from topdp.errors import DataError
 logger = logging.getLogger("topdp.data")
 
 
-def encode(table: Table, schema: Schema) -> tuple[Array, Array]:
+def encode_table(table: Table, schema: Schema) -> tuple[Array, Array]:
     """Return (inputs, targets) of all records.
 
     A number x in the range [a, b] becomes 2(x - a)/(b - a) - 1; values outside are clipped to the range. A

@@ -1,4 +1,6 @@
-"""What the owner of a file sees of it before writing a schema: `topdp data look`. For the owner only.
+"""Previews of the columns of a table, for its owner only: `topdp data look`.
+
+They help to write a schema.
 
 **Guarantees.** None: ranges and lists of values shown here come from private records. Copying them into a
 schema discloses something about those records to everyone who sees the schema, and no account counts it. They

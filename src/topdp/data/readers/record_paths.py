@@ -43,7 +43,7 @@ def read_records(path: str | os.PathLike[str], schema: Schema | None = None) -> 
         names = (schema.classes if schema is not None else None) or class_folders(place)
         return Records(inputs, numbers, len(names), names)
     if place.suffix == ".npz":
-        return _read_npz(place, schema)
+        return _read_npz_records(place, schema)
     return records_of_table(read_table(place, schema), schema)
 
 
@@ -104,9 +104,9 @@ def records_of_frame(frame: Any, schema: Schema, origin: str) -> Records:
 
 def records_of_table(table: Table, schema: Schema | None) -> Records:
     stated = Schema() if schema is None else schema
-    from topdp.data.readers.encoding import encode
+    from topdp.data.readers.encoding import encode_table
 
-    inputs, targets = encode(table, stated)
+    inputs, targets = encode_table(table, stated)
     return Records(inputs, targets, None if stated.classes is None else len(stated.classes), stated.classes)
 
 
@@ -131,7 +131,7 @@ def expand_paths(patterns: Sequence[str | os.PathLike[str]]) -> list[Path]:
     return paths
 
 
-def _read_npz(place: Path, schema: Schema | None) -> Records:
+def _read_npz_records(place: Path, schema: Schema | None) -> Records:
     if schema is not None and schema != Schema():
         raise DataError(f"{place}: expected no schema for .npz, whose arrays are used unchanged. Remove it.")
     return Records(*npz_files.read_npz_records(place))

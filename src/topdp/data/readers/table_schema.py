@@ -1,8 +1,8 @@
-"""What is publicly known of a user's records, stated before they are read. Reads no records.
+"""Schemas: what is publicly known of a user's records, stated before they are read.
 
 A schema states ranges, categories, classes, fills and sizes because they must not come from private records:
 a mean, a list of values or a vocabulary taken from them discloses something about them, and no account would
-count it.
+count it. This module reads no records.
 
 **Guarantees.** Everything that a reader does to a record follows from the schema and that record alone, so
 preparing records costs no privacy. This holds if the schema itself was written without looking at them.

@@ -11,15 +11,15 @@ MAX_TRANSPOSED_OUTPUTS = 16
 """Up to this many outputs a CPU needs half the time for the transposed product."""
 
 
-def linear(a: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def agent_linear(a: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return [n, m, out] from a [n, m, in], with every agent's own weight [n, out, in] and bias [n, out]."""
     if a.requires_grad and a.device.type == "cpu":
-        product: Tensor = _Linear.apply(a, weight, bias)  # type: ignore[no-untyped-call]
+        product: Tensor = _AgentLinear.apply(a, weight, bias)  # type: ignore[no-untyped-call]
         return product
-    return _linear(a, weight, bias)
+    return _agent_linear(a, weight, bias)
 
 
-def _linear(a: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _agent_linear(a: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if weight.shape[1] > MAX_TRANSPOSED_OUTPUTS or a.device.type != "cpu":
         return torch.bmm(a, weight.mT) if bias is None else torch.baddbmm(bias.unsqueeze(1), a, weight.mT)
     transposed = torch.bmm(weight, a.mT) if bias is None else torch.baddbmm(bias.unsqueeze(2), weight, a.mT)
@@ -27,7 +27,7 @@ def _linear(a: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 @final
-class _Linear(torch.autograd.Function):
+class _AgentLinear(torch.autograd.Function):
     """Differentiable in the activations; the weights are constants here.
 
     The gradient has the memory layout of the activations. torch's own gradient would be transposed where the
@@ -37,12 +37,12 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, a: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(weight)
-        return _linear(a, weight, bias)
+        return _agent_linear(a, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *deltas: Tensor) -> Any:
         ((delta,), (weight,)) = deltas, ctx.saved_tensors
-        return _linear(delta, weight.mT, None), None, None
+        return _agent_linear(delta, weight.mT, None), None, None
 
 
 def add_outer(out: Tensor, delta: Tensor, a: Tensor, fresh: bool = False) -> None:

@@ -22,16 +22,15 @@ from topdp.learning.gradients import path_check
 from topdp.learning.gradients.clipping_rules import CLIPPING_KINDS, clip_factors, layer_of
 from topdp.learning.gradients.failure_flags import FailureFlags
 from topdp.learning.gradients.folded_path import FoldedPath
-from topdp.learning.gradients.ghost_norms import Contribution, blocks
+from topdp.learning.gradients.ghost_norms import LossesAndContributions, SlotContributions, example_blocks
 from topdp.learning.gradients.gradient_inputs import expect_finite, expect_inputs, expect_rows
 from topdp.learning.gradients.known_layers import has_no_global_hooks
 from topdp.learning.gradients.per_example_path import PerExamplePath, first_line
 from topdp.learning.gradients.shared_records import by_copy
 from topdp.learning.gradients.tape import NotFoldedError
 from topdp.learning.losses import Loss, PerExampleLoss, named_loss
-from topdp.learning.models import FlatModel, Slot
+from topdp.learning.models import FlatModel
 
-LossesAndContributions = tuple[Tensor, list[tuple[Slot, Contribution]]]
 EVALUATION_RECORDS = 64  # records that the models of several agents evaluate at once on a CPU
 
 ExampleKey = tuple[torch.Size, torch.dtype, torch.dtype, torch.device]
@@ -250,7 +249,7 @@ class ClippedGradients:
                 return out
             inputs, targets = (_repeat(part, copies) for part in (inputs, targets))
         capacity = microbatch or _activation_budget(rows.device) // self._elements[key]
-        for i, j in blocks(n, b, capacity):
+        for i, j in example_blocks(n, b, capacity):
             weight = None if weights is None else weights[i, j]
             losses, contributions = self._contributions(rows[i], inputs[i, j], targets[i, j])
             block_totals = None if totals is None else totals[:, i]
@@ -270,7 +269,7 @@ class ClippedGradients:
     ) -> None:
         """Like the loop of `_run`, for rows whose copies share the same records."""
         assert self._folded is not None
-        for i, j in blocks(inputs.shape[0], inputs.shape[1], capacity):
+        for i, j in example_blocks(inputs.shape[0], inputs.shape[1], capacity):
             block_rows = by_copy(rows, copies)[:, i].flatten(0, 1)
             weight = None if weights is None else by_copy(weights, copies)[:, i, j].flatten(0, 1)
             x, y = inputs[i, j], targets[i, j]
@@ -310,7 +309,7 @@ class ClippedGradients:
         self,
         out: Tensor,
         losses: Tensor,
-        contributions: list[tuple[Slot, Contribution]],
+        contributions: SlotContributions,
         weights: Tensor | None,
         scale: float,
         totals: Tensor | None,

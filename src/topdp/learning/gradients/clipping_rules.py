@@ -8,13 +8,12 @@ rounding.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from topdp.learning.gradients.ghost_norms import Contribution, total_norms, total_squared_norms
+from topdp.learning.gradients.ghost_norms import SlotContributions, total_norms, total_squared_norms
 from topdp.learning.gradients.safe_norms import takes_cuda_kernels
 from topdp.learning.models import Slot
 
@@ -22,8 +21,6 @@ CLIPPING_KINDS = ("flat", "per-layer", "normalised")
 
 NORMALISATION_GAMMA = 0.01
 """γ of normalised gradients; prevents division by zero (Bu et al. 2022, arXiv:2206.07136)."""
-
-SlotContributions = Sequence[tuple[Slot, Contribution]]
 
 
 class ClipFactors(NamedTuple):

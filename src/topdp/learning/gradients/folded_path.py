@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from topdp.learning.gradients.ghost_norms import Contribution
+from topdp.learning.gradients.ghost_norms import LossesAndContributions
 from topdp.learning.gradients.isolation import forbid_batch_access, isolated_vmap
 from topdp.learning.gradients.kept_state import StateSnapshot
 from topdp.learning.gradients.known_layers import consists_of_known_layers, has_no_global_hooks
@@ -21,7 +21,7 @@ from topdp.learning.gradients.layer_rules import FoldedModule
 from topdp.learning.gradients.linear_layers import LinearRule
 from topdp.learning.gradients.tape import LayerRule, NotFoldedError, Tape
 from topdp.learning.losses import Loss, is_named_loss
-from topdp.learning.models import FlatModel, Slot
+from topdp.learning.models import FlatModel
 
 
 @final
@@ -52,7 +52,7 @@ class FoldedPath:
 
     def contributions(
         self, rows: Tensor, inputs: Tensor, targets: Tensor, copies: int = 1
-    ) -> tuple[Tensor, list[tuple[Slot, Contribution]]]:
+    ) -> LossesAndContributions:
         """Return losses [n, b] and one contribution per parameter; rows [n, d], inputs and targets [n, b,
         ...].
 
@@ -75,8 +75,8 @@ class FoldedPath:
             tape.clear()
 
     def _place(self, module: nn.Module, rows: Tensor) -> None:
-        """Move the model's buffers to the device of the rows, unless a note says that they are there
-        already.
+        """Move the model's buffers to the device of the rows. Remembering the last device is faster than
+        checking every buffer.
         """
         where = (rows.device, rows.dtype)
         if self._where.get(id(module)) != where:

@@ -24,16 +24,17 @@ from topdp.learning.gradients.safe_norms import (
     squared_norms,
     takes_cuda_kernels,
 )
+from topdp.learning.models import Slot
 
 WEIGHT_GRADIENTS = {1: conv1d_weight, 2: conv2d_weight, 3: conv3d_weight}
 
 
-def blocks(agents: int, examples: int, capacity: int) -> Iterator[tuple[slice, slice]]:
+def example_blocks(agents: int, examples: int, capacity: int) -> Iterator[tuple[slice, slice]]:
     """Cut [agents, examples] into blocks of at most `capacity` examples, each contiguous in memory.
 
-    >>> [(a.start, a.stop, e.start, e.stop) for a, e in blocks(3, 4, 8)]
+    >>> [(a.start, a.stop, e.start, e.stop) for a, e in example_blocks(3, 4, 8)]
     [(0, 2, 0, 4), (2, 3, 0, 4)]
-    >>> [(a.start, a.stop, e.start, e.stop) for a, e in blocks(1, 4, 3)]
+    >>> [(a.start, a.stop, e.start, e.stop) for a, e in example_blocks(1, 4, 3)]
     [(0, 1, 0, 3), (0, 1, 3, 4)]
     """
     capacity = max(1, capacity)
@@ -72,6 +73,13 @@ class Contribution(ABC):
     @abstractmethod
     def blank(self, where: Tensor) -> None:
         """Set the gradients of the examples `where` [n, b] to exactly zero, whatever they hold."""
+
+
+SlotContributions = list[tuple[Slot, Contribution]]
+"""One contribution for every parameter that was used."""
+
+LossesAndContributions = tuple[Tensor, SlotContributions]
+"""Losses [n, b], and the gradients of their sum over examples."""
 
 
 def total_norms(contributions: Sequence[Contribution]) -> Tensor:
@@ -131,7 +139,7 @@ class Outer(Contribution):
             self._gradients = torch.matmul(self.delta.mT, self.a).flatten(2)
             return squared_norms(self._gradients)
         norms = self.a.new_empty(n, b)
-        for i, j in blocks(n, b, _cached_examples(2 * L * L, self.a.device)):
+        for i, j in example_blocks(n, b, _cached_examples(2 * L * L, self.a.device)):
             a, delta = self.a[i, j].flatten(0, 1), self.delta[i, j].flatten(0, 1)
             gram = torch.bmm(a, a.mT).mul_(torch.bmm(delta, delta.mT))
             norms[i, j] = gram.sum((1, 2)).view_as(norms[i, j])
@@ -170,7 +178,7 @@ class Lookup(Contribution):
     def squared_norms(self) -> Tensor:
         n, b, L, _ = self.delta.shape
         norms = self.delta.new_empty(n, b)
-        for i, j in blocks(n, b, _cached_examples(2 * L * L, self.delta.device)):
+        for i, j in example_blocks(n, b, _cached_examples(2 * L * L, self.delta.device)):
             tokens, delta = self.tokens[i, j].flatten(0, 1), self.delta[i, j].flatten(0, 1)
             same = tokens.unsqueeze(1) == tokens.unsqueeze(2)
             norms[i, j] = torch.bmm(delta, delta.mT).mul_(same).sum((1, 2)).view_as(norms[i, j])
@@ -199,7 +207,7 @@ class TiedEmbedding(Contribution):
         # |X + Y|² = |X|² + |Y|² + 2<X, Y>, and row v of Y is Σ_m δ_m[v] a_m.
         n, b, L, _ = self.lookup.delta.shape
         M = self.outer.a.shape[2]
-        for i, j in blocks(n, b, _cached_examples(2 * L * M, norms.device)):
+        for i, j in example_blocks(n, b, _cached_examples(2 * L * M, norms.device)):
             tokens, delta = self.lookup.tokens[i, j].flatten(0, 1), self.lookup.delta[i, j].flatten(0, 1)
             a, output_delta = self.outer.a[i, j].flatten(0, 1), self.outer.delta[i, j].flatten(0, 1)
             inner_products = torch.bmm(a, delta.mT).mul_(
@@ -281,14 +289,14 @@ class Convolution(Contribution):
         if direct and len(self.uses) == 1 and self.geometry.has_kernels(x):
             from topdp.learning.gradients.convolution_cuda import per_example_gradients
 
-            for i, j in blocks(n, b, n * b if keep else _cached_examples(out * K, x.device)):
+            for i, j in example_blocks(n, b, n * b if keep else _cached_examples(out * K, x.device)):
                 gradients = per_example_gradients(x[i, j], delta[i, j], self.geometry)
                 norms[i, j] = squared_norms(gradients)
                 self._gradients = gradients if keep else None
             return norms if keep else norms.add_(self._rounding())
         if keep:
             self._gradients = x.new_empty(n, b, groups * out * K)
-        for i, j in blocks(n, b, _cached_examples(largest, x.device)):
+        for i, j in example_blocks(n, b, _cached_examples(largest, x.device)):
             columns = concatenate(2, [self._columns(x[i, j]) for x, _ in self.uses])
             deltas = concatenate(
                 2, [delta[i, j].reshape(-1, out, delta[0, 0, 0].numel()) for _, delta in self.uses]

@@ -1,9 +1,9 @@
-"""Run user code on many examples at once so that no example can influence another: `vmap` over batches of
-one.
+"""Isolated execution of user code: many examples at once, none of which can influence another.
 
-Inside, each example is a batch of one, so whatever torch function the code calls acts on one example, for all
-values. `vmap` itself refuses code that reads values, writes into tensors from outside, or accesses storage.
-This module refuses the remaining ways around it. What code keeps between calls is covered by `kept_state`.
+`vmap` maps the code over batches of one. Inside, each example is a batch of one, so whatever torch function
+the code calls acts on one example, for all values. `vmap` itself refuses code that reads values, writes into
+tensors from outside, or accesses storage. This module refuses the remaining ways around it. What code keeps
+between calls is covered by `kept_state`.
 """
 
 from __future__ import annotations

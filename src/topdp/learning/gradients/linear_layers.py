@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from topdp.errors import InputError
 from topdp.learning.gradients import agent_products, ghost_norms
-from topdp.learning.gradients.shared_records import SharedOuter, linear_of_all
+from topdp.learning.gradients.shared_records import SharedOuter, shared_linear
 from topdp.learning.gradients.tape import LayerRule, NotFoldedError, ParameterUse, Tape
 from topdp.learning.models import Slot
 
@@ -42,7 +42,7 @@ class LinearRule(LayerRule):
         """Return [n, ..., out] from a [n, ..., in], with every agent's own weights."""
         weight = self.tape.weights(self._slot)
         bias = None if self._bias is None else self.tape.weights(self._bias)
-        return agent_products.linear(a, weight, bias)
+        return agent_products.agent_linear(a, weight, bias)
 
     def _shared_by_copies(self, x: Tensor) -> Tensor:
         """Multiply x [agents·b, in], the records of all copies, as if it were repeated for each copy."""
@@ -52,7 +52,7 @@ class LinearRule(LayerRule):
             raise NotFoldedError(f"a Linear got an input of shape {tuple(x.shape)} for {copies} copies")
         a = x.view(-1, tape.examples, self.in_features)
         bias = None if self._bias is None else tape.weights(self._bias)
-        output = linear_of_all(a, tape.weights(self._slot), bias, copies).flatten(0, 1)
+        output = shared_linear(a, tape.weights(self._slot), bias, copies).flatten(0, 1)
         uses = [ParameterUse(self._slot, "Linear of copies", a.detach(), _join_shared), *self._bias_use(-1)]
         return tape.record(output, uses)
 

@@ -23,13 +23,13 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from topdp.errors import InputError
 from topdp.learning.gradients.folded_path import FoldedPath
-from topdp.learning.gradients.ghost_norms import Contribution, Dense, total_norms
+from topdp.learning.gradients.ghost_norms import Dense, LossesAndContributions, total_norms
 from topdp.learning.gradients.isolation import operator_without_batch_rule
 from topdp.learning.gradients.kept_state import StateSnapshot, expect_no_leaked_tensors, leaked_tensors
 from topdp.learning.gradients.model_calls import disable_inference_kernels, tensor_output
 from topdp.learning.gradients.per_example_path import PerExamplePath, first_line
 from topdp.learning.losses import Loss, is_cross_entropy
-from topdp.learning.models import FlatModel, Slot
+from topdp.learning.models import FlatModel
 
 PROBE_AGENTS, PROBE_EXAMPLES = 2, 3
 # Scales of made-up records: a model that keeps unusual values must meet them here first.
@@ -54,7 +54,7 @@ class PathComparison:
     """Result of comparing the paths.
 
     `reason`: why the fast path must not be used; `elements`: what one example keeps in memory there;
-    `model_remarks`: what makes the fast path slow.
+    `remarks`: what makes the fast path slow.
     """
 
     reason: str | None
@@ -295,9 +295,6 @@ def check_model_call(flat: FlatModel, loss: Loss, rows: Tensor, inputs: Tensor, 
             with suppress(Exception):  # the model may refuse such records; they then count as zero
                 call(x[0] * size if x.is_floating_point() else x[0], y[0])
     memory.expect_unchanged()
-
-
-LossesAndContributions = tuple[Tensor, list[tuple[Slot, Contribution]]]
 
 
 def _paths_differ(

@@ -15,12 +15,12 @@ from torch import Tensor
 from torch.func import functional_call, grad_and_value
 
 from topdp.errors import InputError
-from topdp.learning.gradients.ghost_norms import Contribution, Dense
+from topdp.learning.gradients.ghost_norms import Dense, LossesAndContributions, SlotContributions
 from topdp.learning.gradients.isolation import forbid_batch_access, isolated_vmap
 from topdp.learning.gradients.kept_state import StateSnapshot
 from topdp.learning.gradients.model_calls import disable_inference_kernels, tensor_output
 from topdp.learning.losses import Loss
-from topdp.learning.models import FlatModel, Slot
+from topdp.learning.models import FlatModel
 
 
 @final
@@ -48,9 +48,7 @@ class PerExamplePath:
             return first_line(error)
         return None
 
-    def contributions(
-        self, rows: Tensor, inputs: Tensor, targets: Tensor
-    ) -> tuple[Tensor, list[tuple[Slot, Contribution]]]:
+    def contributions(self, rows: Tensor, inputs: Tensor, targets: Tensor) -> LossesAndContributions:
         """Return losses [n, b] and contributions of all parameters; rows [n, d], inputs and targets [n, b,
         ...].
         """
@@ -62,9 +60,7 @@ class PerExamplePath:
         memory.expect_unchanged()
         return losses, self._dense(gradients)
 
-    def one_by_one(
-        self, rows: Tensor, inputs: Tensor, targets: Tensor
-    ) -> tuple[Tensor, list[tuple[Slot, Contribution]]]:
+    def one_by_one(self, rows: Tensor, inputs: Tensor, targets: Tensor) -> LossesAndContributions:
         """Like `contributions`, in a Python loop."""
         self._module.to(device=rows.device, dtype=rows.dtype)
         memory = StateSnapshot({"model": self._module, "loss": self._loss}, inputs, targets, contents=True)
@@ -105,7 +101,7 @@ class PerExamplePath:
         module = disable_inference_kernels(self._flat.load(rows[0]).eval())
         return torch.stack([tensor_output(module, self._flat.named(row), inputs) for row in rows])
 
-    def _dense(self, gradients: Tensor) -> list[tuple[Slot, Contribution]]:
+    def _dense(self, gradients: Tensor) -> SlotContributions:
         return [(slot, Dense(gradients[:, :, slot.start : slot.stop])) for slot in self._flat.slots]
 
     def _example_loss(self, parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:

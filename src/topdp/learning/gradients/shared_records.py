@@ -17,11 +17,11 @@ from topdp.learning.gradients.ghost_norms import Contribution
 from topdp.learning.gradients.safe_norms import squared_norms
 
 
-def linear_of_all(a: Tensor, weight: Tensor, bias: Tensor | None, copies: int) -> Tensor:
+def shared_linear(a: Tensor, weight: Tensor, bias: Tensor | None, copies: int) -> Tensor:
     """Apply the weights [copies·agents, out, in] to a [agents, b, in]: [copies·agents, b, out]."""
     agents, b, _ = a.shape
     wide = _side_by_side(weight, copies)  # [agents, copies·out, in]
-    outputs = agent_products.linear(a, wide, None if bias is None else _side_by_side(bias, copies))
+    outputs = agent_products.agent_linear(a, wide, None if bias is None else _side_by_side(bias, copies))
     return outputs.view(agents, b, copies, -1).permute(2, 0, 1, 3).flatten(0, 1)
 
 

@@ -113,7 +113,7 @@ class Tape:
             )
         return copies
 
-    def contributions(self, loss: Tensor) -> list[tuple[Slot, ghost_norms.Contribution]]:
+    def contributions(self, loss: Tensor) -> ghost_norms.SlotContributions:
         """Return the per-example gradients of `loss` (a sum over examples) for every parameter that was
         used.
         """

@@ -17,17 +17,17 @@ from topdp.privacy.answers._worst_case import WORST_CASE
 from topdp.privacy.answers.answer_kind import NOT_ASKED, Answer, AnswerKind, Status
 from topdp.privacy.basics.refusals import PrivacyError
 
+# By JSON key, in the order of JSON and tables.
 ANSWERS: dict[str, AnswerKind] = {kind.key: kind for kind in (CLAIMED, VIEW, ADAPTIVE, OUTSIDER, WORST_CASE)}
-"""By JSON key, in the order of JSON and tables."""
 
+# The names of the answers that a budget can be put on.
 GUARANTEES = tuple(kind.name for kind in ANSWERS.values() if kind.takes_budget)
-"""The names of the answers that a budget can be put on."""
 
+# The names of the answers that are computed only where they are asked for.
 ON_REQUEST = tuple(kind.name for kind in ANSWERS.values() if kind.on_request)
-"""The names of the answers that are computed only where they are asked for."""
 
+# The answers in the order of how far one can rely on them.
 BY_RANK = sorted(ANSWERS.values(), key=lambda kind: kind.rank)
-"""The answers in the order of how far one can rely on them."""
 
 _BY_NAME = {kind.name: kind for kind in ANSWERS.values()}
 

@@ -23,15 +23,11 @@ from topdp.privacy.observers.adaptive import (
 )
 from topdp.privacy.observers.observer_filter import Public
 from topdp.privacy.observers.view import Bound, View
-from topdp.privacy.observers.view_effort import (
-    MAX_UNASKED_WORK,
-    curve_seconds,
-    reader_work,
-)
+from topdp.privacy.observers.view_effort import MAX_UNASKED_WORK, curve_seconds, reader_work
 from topdp.privacy.query import Query
 
 if TYPE_CHECKING:
-    from topdp.privacy.spending import Spending
+    from topdp.privacy.spending_curve import Spending
 
 
 @final

@@ -19,14 +19,13 @@ from topdp.privacy.basics.privacy_loss import GaussianLoss
 from topdp.privacy.basics.refusals import NotCovered, PrivacyError, PrivacyWarning
 from topdp.privacy.observers.observer_filter import Public
 from topdp.privacy.observers.view import View
-from topdp.privacy.published.calibration import Calibration, least_noise
-from topdp.privacy.published.calibrations import CALIBRATIONS
 from topdp.privacy.published.claims import Analysis, claim_reason, noise_multipliers
 from topdp.privacy.query import Query
 
 if TYPE_CHECKING:
     from topdp.privacy.budget_excess import Writer
-    from topdp.privacy.spending import Spending
+    from topdp.privacy.published.calibration import Calibration
+    from topdp.privacy.spending_curve import Spending
 
 
 @final
@@ -59,6 +58,8 @@ class ClaimedAnswer(AnswerKind):
         """By the method's own analysis, which looks at each agent alone."""
         exposure = analysis.exposure()
         shape = noise_multipliers(write(exposure.sensitivity), exposure)  # z per round at unit noise
+        from topdp.privacy.published.calibrations import CALIBRATIONS
+
         rule = CALIBRATIONS[analysis.calibration]
         scales: dict[tuple[float, object, bytes], float] = {}
         deviation = np.empty(exposure.agents)
@@ -92,6 +93,8 @@ def _least_scale(
     claim = partial(_claim_at, rule, z, delta, batches, adjacency)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PrivacyWarning)  # of noise that the search only tries
+        from topdp.privacy.published.calibration import least_noise
+
         scale = least_noise(claim, epsilon, rule.name)
     claim(scale)
     return scale

@@ -23,7 +23,7 @@ from topdp.privacy.observers.view_effort import (
 from topdp.privacy.query import Query
 
 if TYPE_CHECKING:
-    from topdp.privacy.spending import Spending
+    from topdp.privacy.spending_curve import Spending
 
 
 @final

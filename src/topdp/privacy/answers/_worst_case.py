@@ -18,7 +18,7 @@ from topdp.privacy.published.claims import Analysis
 from topdp.privacy.query import Query
 
 if TYPE_CHECKING:
-    from topdp.privacy.spending import Spending
+    from topdp.privacy.spending_curve import Spending
 
 
 @final
@@ -51,7 +51,7 @@ class WorstCaseAnswer(AnswerKind):
         losses = worst_case(plan, exposure).losses
         mu = np.array([[loss.mu] for loss in losses])
         samples = {i: losses[i] for i, batches in enumerate(exposure.batches) if batches.sampled}
-        return View(((),), mu, mu, np.ones(mu.shape, bool), samples)
+        return View(observers=((),), lower=mu, upper=mu, asked=np.ones(mu.shape, bool), samples=samples)
 
     def spending_curve(self, spending: Spending, releases: Sequence[int]) -> list[float]:
         return spending.planned_worst_case(releases)

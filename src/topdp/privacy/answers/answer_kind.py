@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar, final
 
@@ -22,7 +22,7 @@ from topdp.privacy.query import Query
 
 if TYPE_CHECKING:
     from topdp.privacy.budget_excess import Writer
-    from topdp.privacy.spending import Spending
+    from topdp.privacy.spending_curve import Spending
 
 
 class Status(StrEnum):
@@ -34,12 +34,12 @@ class Status(StrEnum):
     """
 
     FINITE = "finite"
+    # Noise does not hide some agent.
     INFINITE = "infinite"
-    """Noise does not hide some agent."""
+    # No analysis covers the plan.
     REFUSED = "refused"
-    """No analysis covers the plan."""
+    # It was not asked for, and not computed.
     NOT_ASKED = "not asked"
-    """It was not asked for, and not computed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +60,7 @@ class Answer:
 
     epsilon: Floats | None
     reason: str | None = None
+    _: KW_ONLY
     losses: tuple[Loss, ...] = ()
     observers: tuple[tuple[int, ...], ...] | None = None
     asked: bool = True
@@ -107,29 +108,33 @@ class AnswerKind(ABC):
 
     Everything else (configuration, accounts, tables, pages, agents) iterates over `ANSWERS` or reads these
     attributes. A new answer is a new subclass in a file of its own, and an entry of `ANSWERS`.
+
+    >>> from topdp.privacy import ANSWERS
+    >>> [kind.name for kind in ANSWERS.values() if kind.takes_budget]
+    ['claimed', 'view', 'adaptive', 'worst-case']
     """
 
+    # In configurations and messages, as `worst-case`.
     name: ClassVar[str]
-    """In configurations and messages, as `worst-case`."""
+    # In JSON, as `worst_case`.
     key: ClassVar[str]
-    """In JSON, as `worst_case`."""
+    # Observer and assumptions in sentences, for an account.
     assumptions: ClassVar[str]
-    """Observer and assumptions in sentences, for an account."""
+    # Its place where answers are listed by how far one can rely on them.
     rank: ClassVar[int]
-    """Its place where answers are listed by how far one can rely on them."""
+    # What its observer reads beside what it receives and makes.
     public: ClassVar[Public]
-    """What its observer reads beside what it receives and makes."""
 
+    # Whether it holds without assumptions on models or data.
     proved: ClassVar[bool] = True
-    """Whether it holds without assumptions on models or data."""
+    # Whether it takes time, and is computed only where somebody asks for it.
     on_request: ClassVar[bool] = False
-    """Whether it takes time, and is computed only where somebody asks for it."""
+    # Whether a budget can be put on it: noise is calibrated to it, and agents charge by it.
     takes_budget: ClassVar[bool] = True
-    """Whether a budget can be put on it: noise is calibrated to it, and agents charge by it."""
+    # Whether noise of other agents counts: then it holds for the plan as written alone.
     relies_on_others: ClassVar[bool] = True
-    """Whether noise of other agents counts: then it holds for the plan as written alone."""
+    # Whether it is against as many colluders as the configuration names.
     counts_colluders: ClassVar[bool] = False
-    """Whether it is against as many colluders as the configuration names."""
 
     @property
     def label(self) -> str:

@@ -1,8 +1,7 @@
-"""How one record takes part: how much it can change, and in which rounds. Shared by all accountants.
+"""How one record takes part in a plan: how much it can change, and in which rounds. All accountants use it.
 
-An `Exposure` says, for every agent, the largest change that one of its records makes to the agent's *mean
-gradient* and by which batches the record is used. Not for drawing batches: whoever draws them must keep what
-is promised here.
+An `Exposure` states for every agent the largest change that one of its records makes to the agent's *mean
+gradient*, and the batches that use the record. The code that draws batches must keep these promises.
 """
 
 from __future__ import annotations
@@ -19,15 +18,10 @@ from topdp.plan import Capability, Plan, unsupported
 from topdp.plan.batches import Adjacency, Batches, Full, expect_adjacency
 from topdp.privacy.basics.refusals import PrivacyError, expect_supported
 
+# What a plan may need where every row counts as seen: a row has fresh noise, whatever it is made of.
 COVERED_NEEDS = frozenset(
-    {
-        Capability.ADAPTIVE_STEPS,
-        Capability.ROBUST_MIXING,
-        Capability.ROUNDED_ROWS,
-        Capability.SHARED_DRAWS,
-    }
+    {Capability.ADAPTIVE_STEPS, Capability.ROBUST_MIXING, Capability.ROUNDED_ROWS, Capability.SHARED_DRAWS}
 )
-"""What a plan may need where every row counts as seen: whatever a row is made of, its noise is fresh."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,12 +29,12 @@ class Exposure:
     """What one record of each agent can change, and when.
 
     `sensitivity` [agents]: the largest change in norm of the agent's mean gradient: clip/b under add-remove,
-    2·clip/b under replace-one, b the records averaged over. `batches`: one for each agent; the accountants
-    ask them when a record is used, and take how much from `sensitivity`.
+    2·clip/b under replace-one, b the records averaged over. `batches`: one for each agent; they state when a
+    record is used, and `sensitivity` by how much.
 
-    **Guarantees.** The accountants answer for two data sets that differ in one record of one agent, under
+    **Guarantees.** The accounts hold for two data sets that differ in one record of one agent, under
     `adjacency`; a row made with step λ changes by at most λ·sensitivity in every round that uses the record.
-    That gradients are clipped to this sensitivity is the caller's promise.
+    The caller promises that gradients are clipped to this sensitivity.
 
     >>> import numpy as np
     >>> from topdp.plan import Full
@@ -69,12 +63,12 @@ class Exposure:
 
     @property
     def sampled(self) -> bool:
-        """Whether some agent draws its records by chance."""
-        return any(one.sampled for one in self.batches)
+        """Whether some agent draws its records at random."""
+        return any(batches.sampled for batches in self.batches)
 
     def periods(self) -> Ints:
-        """[agents]: a record that is used in round r is used in r + period; 1 for every round."""
-        return np.array([one.period for one in self.batches])
+        """[agents] a record that is used in round r is used in r + period; 1 means every round."""
+        return np.array([batches.period for batches in self.batches])
 
 
 def exposure(
@@ -83,7 +77,7 @@ def exposure(
     batches: Batches | Sequence[Batches] | None = None,
     adjacency: Adjacency = "add-remove",
 ) -> Exposure:
-    """An `Exposure` from what is common to all agents or given one by one; default: every record every time.
+    """Build an `Exposure` from values common to all agents or one for each; default: full batches.
 
     >>> from topdp.plan import Cycle
     >>> exposure(3, 0.5, Cycle(records=2000, size=100)).periods().tolist()
@@ -97,8 +91,8 @@ def exposure(
     if len(values) != agents:
         raise PrivacyError(f"Expected one sensitivity or one for each of {agents} agents, got {len(values)}.")
     values.setflags(write=False)
-    how = Full(1) if batches is None else batches
-    each = tuple(how) if isinstance(how, Sequence) else (how,) * agents
+    default = Full(1) if batches is None else batches
+    each = tuple(default) if isinstance(default, Sequence) else (default,) * agents
     return Exposure(values, each, adjacency)
 
 

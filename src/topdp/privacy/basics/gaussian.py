@@ -6,7 +6,7 @@ The curve of (ε, δ) that belongs to μ is (there Corollary 2.13; Balle, Wang 2
 
     δ(ε) = Φ(-ε/μ + μ/2) - e^ε Φ(-ε/μ - μ/2).
 
-Not for subsampled releases (`poisson` asks dp-accounting), nor for what an observer sees (`view`).
+`poisson` covers subsampled releases, `view` what an observer sees.
 
 **Guarantees.** Exact for Gaussian noise, not a bound. Adjacency and sensitivity are the caller's: in z.
 Numbers err on the private side: `delta_of` is never below the true δ, `epsilon_of` never below the true ε,
@@ -31,9 +31,9 @@ from topdp.privacy.basics.refusals import PrivacyError, expect_delta, expect_eps
 
 _ULP = float(np.finfo(np.float64).eps)
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(64)
-# Below e^-45 of its peak the integrand of `_log_delta_small` no longer counts in double precision.
+# Below e^-45 of its peak the integrand of `_log_delta_small` is negligible in double precision.
 _CUTOFF = 45.0
-_PLACES = 32  # at which a border is sought at once
+_PLACES = 32  # evaluated together in a bisection step
 
 
 @overload
@@ -138,7 +138,7 @@ def compose(noise_multipliers: ArrayLike, axis: int | None = None) -> float | Fl
 
 
 def noise_multiplier(epsilon: float, delta: float, releases: SupportsIndex = 1) -> float:
-    """The least z with which so many equal releases are together (ε, δ)-private, rounded up.
+    """The least z with which `releases` equal releases together are (ε, δ)-private, rounded up.
 
     >>> round(noise_multiplier(1.0, 1e-5, 1000) / 2000, 5)
     0.05899
@@ -195,7 +195,7 @@ def _log_delta_large(mu: Floats, centre: Floats, low: Floats) -> Floats:
 def _bisect(is_private: Callable[[Floats], Bools], private: Floats, other: Floats) -> Floats:
     """The last private double before the border between `private` and `other`, elementwise.
 
-    Few borders are sought at several places at once: a call costs the same for one place as for many.
+    For few elements several places are evaluated together: a call costs the same for one place as for many.
     """
     places = max(1, _PLACES // max(1, private.size))
     part = (np.arange(1, places + 1) / (places + 1))[:, None]

@@ -1,10 +1,10 @@
 """Poisson-sampled Gaussian releases, by dp-accounting: loss distributions and Rényi curves.
 
-Not for full or cyclic batches: those have closed forms in `gaussian`.
+Full and cyclic batches have closed forms in `gaussian`.
 
 **Guarantees.** Adjacency `add-remove`, sensitivity one clipped gradient, every release with fresh noise and a
-fresh, secret coin for each record. Both functions are upper bounds. Many different noise multipliers are put
-into groups, each with its least: that errs on the private side, by about a hundredth in noise.
+fresh, secret coin for each record. Both functions are upper bounds. Many different noise multipliers are
+grouped, each group with its least: that errs on the private side, by about a hundredth in noise.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from topdp.base.array_types import Floats
 from topdp.privacy.basics.refusals import NotCovered
 
 # dp-accounting raises a Fourier transform to the T-th power; on full batches, where the truth is known, that
-# lost up to 3.4e-17·T of δ (μ from 0.1 to 3, T up to 1e5). Six times that is taken off δ beforehand.
+# lost up to 3.4e-17·T of δ (μ from 0.1 to 3, T up to 1e5). Six times that is subtracted from δ beforehand.
 _FOURIER_LOSS = 2e-16
-# Orders are whole from 11 on: whole orders have a finite sum. A missing order costs tightness, never privacy.
+# Orders are integers from 11 on: these have a finite sum. A missing order costs tightness, never privacy.
 _ORDERS = np.array(
     [1 + x / 10 for x in range(1, 100)] + list(range(11, 64)) + [int(64 * 1.1**k) for k in range(38)],
     dtype=float,
@@ -62,7 +62,7 @@ def loss_distribution_epsilon(noise_multipliers: Floats, delta: float, rate: flo
     return max(epsilon, 0.0)
 
 
-@lru_cache(maxsize=MAX_UNGROUPED)  # books ask for the same release once a round, composed ever more often
+@lru_cache(maxsize=MAX_UNGROUPED)  # ledgers compose the same release again in every round
 def _one_release(z: float, interval: float, rate: float) -> Any:
     from dp_accounting.pld import privacy_loss_distribution
 
@@ -82,15 +82,15 @@ def renyi_curve(noise_multipliers: Floats, rate: float) -> tuple[Floats, Floats]
             event = dp_event.PoissonSampledDpEvent(rate, dp_event.GaussianDpEvent(float(z)))
             accountant.compose(event, int(count))
     curve = np.asarray(accountant.rdp, dtype=np.float64)
-    # A divergence below 0 is a rounding failure of the series; such an order says nothing.
+    # A divergence below 0 is a rounding failure of the series; such an order is not used.
     return _ORDERS, np.where(curve >= 0, curve, np.inf)
 
 
 def grouped(noise_multipliers: Floats) -> list[tuple[float, int]]:
-    """(noise multiplier, releases) in rising order; where there are too many, near ones count as the least.
+    """(noise multiplier, releases) in rising order; if there are too many, similar ones count as the least.
 
-    Each distinct multiplier takes a loss distribution of its own, so that noise which changes in every round
-    would take hours. A group ends when its Σ 1/z² would exceed the true one by (2%)² of the total, which
+    Each distinct multiplier needs a loss distribution of its own, so noise that changes in every round would
+    take hours. A group ends when its Σ 1/z² would exceed the true one by (2%)² of the total, which
     makes about fifty groups of noise that follows linearly falling steps.
     """
     distinct, counts = np.unique(noise_multipliers, return_counts=True)
@@ -109,7 +109,7 @@ def grouped(noise_multipliers: Floats) -> list[tuple[float, int]]:
 
 
 def _interval(noise_multipliers: Floats, rate: float) -> float:
-    """The grid of the loss: fine against its spread in one release, coarse enough for memory."""
+    """The grid of the loss: fine compared with its spread in one release, coarse enough for memory."""
     z = float(np.min(noise_multipliers))
     span = 10 / z + 1 / (2 * z * z)
     spread = min(rate * math.sqrt(math.expm1(min(1 / (z * z), 700.0))), span)
@@ -120,7 +120,7 @@ def _interval(noise_multipliers: Floats, rate: float) -> float:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without dp-accounting's remarks on orders it leaves out: here a missing order is an infinite one."""
+    """Silence dp-accounting's remarks on orders it leaves out: here a missing order counts as infinite."""
     logger = logging.getLogger("absl")
     before, logger.disabled = logger.disabled, True
     try:

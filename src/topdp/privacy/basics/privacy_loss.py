@@ -1,4 +1,4 @@
-"""What an accountant returns: an object that answers "which epsilon at this delta?".
+"""Privacy losses: the results of accountants, which give ε at any δ.
 
 `GaussianLoss` is one number μ. `SampledLoss` is a product of subsampled Gaussian releases, which has no μ;
 its curve comes from dp-accounting's privacy loss distributions.
@@ -20,12 +20,12 @@ from topdp.privacy.basics.gaussian import epsilon_of
 from topdp.privacy.basics.poisson import loss_distribution_epsilon
 from topdp.privacy.basics.refusals import NotCovered, PrivacyError, expect_delta
 
+# At most this many different noise multipliers are composed one by one; more are rounded down to a grid.
 MAX_NOISE_MULTIPLIERS = 64
-"""At most this many different noise multipliers are composed one by one; more are rounded down together."""
 
 
+# δ at which the curve of sampled releases bounds an attacker's power.
 POWER_DELTAS = (1e-6, 1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1)
-"""δ at which the curve of sampled releases is asked for a bound on an attacker's power."""
 
 
 class Loss(Protocol):
@@ -39,7 +39,7 @@ class Loss(Protocol):
         """The least known ε at this δ; infinite where there is no privacy."""
 
     def power(self, false_alarms: float) -> float:
-        """At most how often an attacker recognises a record, who is wrong so often where there is none."""
+        """The most powerful attacker: how often it recognises a record, at this rate of false alarms."""
 
 
 @dataclass(frozen=True)
@@ -97,14 +97,14 @@ class SampledLoss:
 
 @dataclass(frozen=True)
 class SmallestLoss:
-    """Several losses that all bound one thing: at each δ the smallest counts."""
+    """Several upper bounds of one loss: at each δ the smallest counts."""
 
     losses: tuple[Loss, ...]
 
     @property
     def mu(self) -> float:
-        known = [loss.mu for loss in self.losses if not math.isnan(loss.mu)]
-        return min(known, default=math.nan)
+        mus = [loss.mu for loss in self.losses if not math.isnan(loss.mu)]
+        return min(mus, default=math.nan)
 
     def epsilon(self, delta: float) -> float:
         return self._smallest(lambda loss: loss.epsilon(delta))
@@ -112,21 +112,21 @@ class SmallestLoss:
     def power(self, false_alarms: float) -> float:
         return self._smallest(lambda loss: loss.power(false_alarms))
 
-    def _smallest(self, ask: Callable[[Loss], float]) -> float:
-        """One that refuses leaves the answer to the others."""
-        found, refusal = [], NotCovered("Expected a loss, got none.")
+    def _smallest(self, value: Callable[[Loss], float]) -> float:
+        """The smallest value; losses that raise NotCovered are left out if another one does not."""
+        values, refusal = [], NotCovered("Expected a loss, got none.")
         for loss in self.losses:
             try:
-                found.append(ask(loss))
+                values.append(value(loss))
             except NotCovered as error:
                 refusal = error
-        if not found:
+        if not values:
             raise refusal
-        return min(found)
+        return min(values)
 
 
 def sampled_loss(noise_multipliers: Floats, rate: float) -> SampledLoss:
-    """The loss of one release per noise multiplier; infinite ones (nothing released) are left out.
+    """Return the loss of one release per noise multiplier; infinite ones (nothing released) are left out.
 
     More than `MAX_NOISE_MULTIPLIERS` different ones are rounded down, towards less noise, to a geometric
     grid.
@@ -144,7 +144,7 @@ def sampled_loss(noise_multipliers: Floats, rate: float) -> SampledLoss:
     return SampledLoss(rate, tuple(zip(values.tolist(), counts.tolist(), strict=True)))
 
 
-@lru_cache(maxsize=4096)  # agents ask in every round what the same releases cost
+@lru_cache(maxsize=4096)  # agents compute the cost of the same releases in every round
 def _gaussian_epsilon(mu: float, delta: float) -> float:
     return epsilon_of(mu, delta)
 

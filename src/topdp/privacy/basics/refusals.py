@@ -1,7 +1,7 @@
-"""What the privacy room says when it will not give a number, and the checks of ε and δ that it shares.
+"""The errors of the privacy package, and the checks of ε and δ.
 
-`PrivacyError` is bad input, `NotCovered` a fair question that no analysis here covers, `PrivacyWarning` a
-number that is given although the method's own claim for it is false. Not for errors of other rooms.
+`PrivacyError` is invalid input, `NotCovered` valid input that no analysis here covers, `PrivacyWarning` a
+number that is returned although the method's own claim for it is false.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from topdp.errors import InputError
 
 
 class PrivacyError(InputError):
-    """Input for which no privacy statement has a meaning.
+    """Input for which a privacy statement has no meaning.
 
     >>> from topdp.privacy import epsilon_of
     >>> epsilon_of(0.5, delta=1.0)
@@ -22,8 +22,8 @@ class PrivacyError(InputError):
     """
 
 
-class NotCovered(PrivacyError):  # noqa: N818 - an answer, not a fault
-    """A well-formed question that the asked analysis does not cover. Nothing is estimated instead.
+class NotCovered(PrivacyError):  # noqa: N818 - a result, not a fault
+    """Valid input that the requested analysis does not cover. Nothing is estimated instead.
 
     >>> from topdp.plan import Poisson
     >>> from topdp.privacy import CALIBRATIONS
@@ -36,7 +36,7 @@ agents, not records. Use 'tight', 'optimal' or 'moments'.
 
 
 class PrivacyWarning(UserWarning):
-    """The method's own claim is smaller than the privacy loss it really has.
+    """The method's own claim is smaller than its exact privacy loss.
 
     >>> import warnings
     >>> from topdp.privacy import CALIBRATIONS

@@ -1,6 +1,7 @@
-"""What somebody who reads rows learns about somebody else's records.
+"""What an observer of rows learns about the records of an agent.
 
-Everyone else together (`worst_case`), or one agent or coalition (`view`, `coalitions`), for which the rows of
-all rounds are one Gaussian vector: `filtering` carries what is not known, `gram` and `banded` what a change
-adds to it, `bounds` and `band_bounds` how far the worst record can go.
+The observer is all other agents together (`worst_case`), or one agent or coalition (`view`, `coalitions`).
+For the latter the rows of all rounds are one Gaussian vector: `observer_filter` computes its covariance,
+`gram_matrix` and `band_matrix` the effect of a change, `mu_bounds` and `band_bounds` that of the worst
+record.
 """

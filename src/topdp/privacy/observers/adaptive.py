@@ -1,25 +1,26 @@
-"""What coalitions learn whatever gradients do: the view of those who can also read every agent's estimate.
+"""What coalitions that also read every agent's estimate learn, without assumptions on gradients.
 
-An agent's gradient is taken at its estimate. Who sees all estimates, as they come, knows where all gradients
-are taken; so the others' gradients, which are the same functions in both of two neighbouring worlds, are no
-secret carriers of the owner's record any more. docs/privacy.md has the statement and the proof.
+An agent's gradient is taken at its estimate. An observer that sees all estimates knows where all gradients
+are taken. The others' gradients are the same functions in two neighbouring worlds, so they carry nothing more
+about the owner's record. docs/privacy.md has the statement and the proof.
 
 **Guarantees.** Observers: every coalition of `colluders` agents (which covers all smaller ones), with all
 that `view` gives them and every agent's estimate of every round. **No assumption on gradients, models or
-losses**: they may depend on all that was released before, and colluders may send whatever they like. What is
-needed: a gradient reads its agent's own estimates, its own data, and randomness that no noise depends on; one
-record changes it by at most the sensitivity, in the rounds of its batches, whatever came before; partners,
-order and stops do not depend on data. Adjacency and sensitivity are the exposure's. `upper` is a certified
-bound on the exact μ; where every row is seen it is exact. An estimate that is never sent counts as seen all
-the same: without noise of its own the answer is infinite.
+losses**: they may depend on all that was released before, and colluders may send whatever they like.
+Required: a gradient reads its agent's own estimates, its own data, and randomness that no noise depends on;
+one record changes it by at most the sensitivity, in the rounds of its batches, whatever came before;
+partners, order and stops do not depend on data. Adjacency and sensitivity are the exposure's. `upper` is a
+certified bound on the exact μ; where every row is seen it is exact. An estimate that is never sent counts as
+seen nevertheless: without noise of its own the answer is infinite.
 
-Where plans mix robustly (`Plan.robust`), rows are no sums of rows: there every row counts as seen, sent or
-not. Then what a round adds is all that is new in it, whatever function of earlier rows it was added to.
+Where plans mix robustly (`Plan.robust`), rows are no sums of rows. There every row counts as seen, sent or
+not. Then all that a round reveals is what it adds, whatever function of earlier rows it is added to.
 
 Where rows are rounded (`Plan.rounded`), they are functions of sums. If every row is seen, rounding is
-done to a release after its noise, and the answer stays; where a row is hidden from somebody, it is refused.
+post-processing of a release with noise, and the answer holds; if a row is hidden from some observer, the plan
+is refused.
 
-`outsider` is somebody who reads every link and every estimate, but knows nobody's draws.
+The observer of `outsider` reads every link and every estimate, and knows no agent's draws.
 """
 
 from __future__ import annotations
@@ -54,14 +55,14 @@ from topdp.privacy.observers.view_effort import (
     expect_affordable,
     reader_work,
 )
-from topdp.privacy.observers.worst_case import all_draws_count, every_round, information
+from topdp.privacy.observers.worst_case import all_draws_count, every_round, every_round_mu, information
 from topdp.privacy.query import DEFAULT_QUERY, Query
 
+# The most work where slow answers are allowed, about two hours of one core; beyond it there is a bound.
 MAX_SLOW_WORK = 60 * MAX_UNASKED_WORK
-"""The most work where slow answers are allowed, about two hours of one core; beyond it there is a bound."""
 
+# More coalitions than these are computed one by one only where slow answers are allowed.
 MAX_UNASKED_COALITIONS = 2000
-"""More coalitions than these are computed one by one only where slow answers are allowed."""
 
 
 def adaptive(plan: Plan, exposure: Exposure, query: Query = DEFAULT_QUERY, bound: Bound = "upper") -> View:
@@ -134,7 +135,7 @@ def leading_adaptive(
 
 
 def has_short_form(plan: Plan, public: Public, colluders: int) -> bool:
-    """Whether nothing is hidden from those who read what is public: then the answer is immediate."""
+    """Whether observers that read what is public see all rows: then the answer is immediate."""
     if not plan.std.values.any() or _all_seen(plan, public, [()]):
         return True
     if public is Public.LINKS:
@@ -144,7 +145,7 @@ def has_short_form(plan: Plan, public: Public, colluders: int) -> bool:
 
 
 def adaptive_reason(plan: Plan, public: Public, colluders: int) -> str | None:
-    """Why the plan is not covered: rounded rows are no sums, and some observer does not see all of them."""
+    """Why the plan is not covered, for example: some observer does not see all of its rounded rows."""
     reason = uncovered_reason(plan, COVERED_NEEDS)
     if reason is None and Capability.ROUNDED_ROWS in plan.needs:
         return None if has_short_form(plan, public, colluders) else nonlinear_reason(plan)
@@ -152,22 +153,22 @@ def adaptive_reason(plan: Plan, public: Public, colluders: int) -> str | None:
 
 
 def in_the_open(plan: Plan) -> bool:
-    """Whether draws are shared and every row is an estimate: then no round depends on another's noise."""
+    """Whether draws are shared and every row is an estimate: then no round depends on noise of another."""
     return _shares_noise_in_the_open(plan, Public.ESTIMATES)
 
 
 def most_learned(plan: Plan, query: Query = DEFAULT_QUERY) -> Floats:
     """[releases, agents]: 1/z² of each release to the coalition that learns most of it, at sensitivity 1.
 
-    For plans that are `in_the_open`, where releases compose. A row that is missing, or is mixed of others
-    than the plan says, makes nobody learn more: rows are sums of rows that were seen, and of fresh noise.
+    For plans that are `in_the_open`, where releases compose. A row that is missing, or that mixes other rows
+    than the plan says, reveals no more: rows are sums of rows that were seen and of fresh noise.
 
     >>> import numpy as np
     >>> import topdp
     >>> schedule = topdp.plan.Schedule(rate=np.ones(2), noise=np.ones(2))
     >>> protocol = topdp.protocols.Correlated(secrets="all", pair_noise=3.0, gossip=1)
     >>> plan = protocol.plan(topdp.topology.ring(4), schedule, np.ones(4), seed=0)
-    >>> most_learned(plan)[:, 0].round(3).tolist()  # 1/3 of one's own noise, and a little
+    >>> most_learned(plan)[:, 0].round(3).tolist()  # pair noise hides two thirds
     [0.357, 0.0, 0.357, 0.0]
     """
     expect_colluders(query.colluders, plan.agents)
@@ -213,7 +214,7 @@ def _neighbourhood_bound(plan: Plan, exposure: Exposure, query: Query, bound: Bo
         view = neighbourhood_bound(flow, exposure, query.colluders, progress=query.progress, room=room)
     except UnsuitedError:
         return None
-    # Where noise is sought, the bound itself is what is asked of it.
+    # The search for noise uses the bound itself in place of aligned records.
     if bound != "aligned" or view.upper is None:
         return view
     return replace(view, lower=view.upper, upper=None)
@@ -228,7 +229,7 @@ def _seen_by(
     bound: Bound = "upper",
 ) -> View:
     progress = query.progress
-    noiseless = not plan.std.values.any()  # then estimates tell all, whoever reads what
+    noiseless = not plan.std.values.any()  # then estimates reveal everything
     if not noiseless and not _all_seen(plan, public, coalitions):
         if public is Public.ESTIMATES:
             try:
@@ -241,18 +242,24 @@ def _seen_by(
     if not all_draws_count(plan):
         found = noisy_releases(plan)
         return _composed(plan, exposure, found, coalitions, information_of(plan, found, coalitions))
-    # All noise is its owner's own: everybody learns the same.
-    per_release, periods = information(plan), exposure.periods()
-    each = np.array([every_round(per_release[:, i], periods[i]) for i in range(plan.agents)])
+    # All noise is its owner's own: all observers learn the same.
+    per_release = information(plan)
+    each = every_round_mu(per_release, exposure.periods())
     mu = np.repeat((each * exposure.sensitivity)[:, None], len(coalitions), axis=1)
     for o, J in enumerate(coalitions):
         mu[list(J), o] = np.nan
         progress("accounting", o + 1, len(coalitions), unit="observer")
-    return View(tuple(coalitions), mu, mu, ~np.isnan(mu), amplified(exposure, per_release))
+    return View(
+        observers=tuple(coalitions),
+        lower=mu,
+        upper=mu,
+        asked=~np.isnan(mu),
+        samples=amplified(exposure, per_release),
+    )
 
 
 def _by_coalitions(plan: Plan, exposure: Exposure, query: Query) -> View:
-    """Where draws are shared and every row is seen: the short form, coalition by coalition."""
+    """The short form where draws are shared and every row is seen: coalition by coalition."""
     found, coalitions, units = _units(plan, query)
     if coalitions is not None:
         return _composed(plan, exposure, found, coalitions, units)
@@ -289,13 +296,18 @@ def _composed(
 ) -> View:
     """μ of every owner and coalition, from 1/z² of each kind of release [kinds, coalitions, agents]."""
     mu = np.zeros((plan.agents, len(coalitions)))
-    alone = information(plan)  # nobody learns more than all others together
+    ceiling = every_round_mu(information(plan), exposure.periods())  # of all others together
     for i, period in enumerate(exposure.periods().tolist()):
-        most = every_round(alone[:, i], period)
-        mu[i] = np.minimum(_every_round(found, units[:, :, i], period), most) * exposure.sensitivity[i]
+        mu[i] = np.minimum(_every_round(found, units[:, :, i], period), ceiling[i]) * exposure.sensitivity[i]
     for o, J in enumerate(coalitions):
         mu[list(J), o] = np.nan
-    return View(tuple(coalitions), mu, mu, ~np.isnan(mu), amplified(exposure, _each_release(found, units)))
+    return View(
+        observers=tuple(coalitions),
+        lower=mu,
+        upper=mu,
+        asked=~np.isnan(mu),
+        samples=amplified(exposure, _each_release(found, units)),
+    )
 
 
 def _each_release(found: NoisyReleases, units: Floats) -> Floats:
@@ -331,16 +343,16 @@ def _leading_by_coalitions(
 
 
 def _shares_noise_in_the_open(plan: Plan, public: Public) -> bool:
-    """Every row is seen by everybody, and not all noise is its owner's own."""
+    """Whether every observer sees every row, and not all noise is its owner's own."""
     noisy = bool(plan.std.values.any())
     return noisy and not all_draws_count(plan) and _all_seen(plan, public, [()])
 
 
 def _all_seen(plan: Plan, public: Public, coalitions: Sequence[Coalition]) -> bool:
     """Whether each of them sees every row that is made."""
-    if Capability.ROBUST_MIXING in plan.needs:  # what is mixed by no linear rule has no other account
+    if Capability.ROBUST_MIXING in plan.needs:  # no other account covers rows that are not linear
         return True
-    others = plan.exists & ~plan.memories  # who sees all estimates knows what follows from them
+    others = plan.exists & ~plan.memories  # memories follow from the estimates
     if public is not Public.NOTHING and not others[:, plan.agents :].any():
         return True
     return all((seen_rows(plan, _marked(plan, J), public) == plan.exists).all() for J in coalitions)

@@ -1,7 +1,6 @@
-"""From a band of M to μ²: the brackets of `bounds`, for long plans.
+"""Bounds of μ² from a band of M, for long plans: the same as `mu_bounds`.
 
-**Guarantees.** As in `bounds`, with what the band leaves out on the private side of `upper`, and taken off
-`lower`.
+**Guarantees.** As in `mu_bounds`; what the band leaves out is added to `upper` and subtracted from `lower`.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ MAX_DENSE_BAND = 160  # below this size the whole matrix is as fast
 
 
 def bracket_band(band: Band, period: int = 1, enough: float = 0.0) -> tuple[float, float]:
-    """As `bracket`, for a matrix that is known near its diagonal only."""
+    """Return the bounds of `bracket` for a matrix that is known near its diagonal only."""
     if band.leaks.any() or not (np.isfinite(band.values).all() and np.isfinite(band.rest).all()):
         return np.inf, np.inf
     R = len(band.values)
@@ -40,7 +39,7 @@ def bracket_band(band: Band, period: int = 1, enough: float = 0.0) -> tuple[floa
 
 
 def _upper_of_band(B: Floats) -> float:
-    """The best of the certificates of `_bracket`."""
+    """Return the best certified bound, as `mu_bounds` does."""
     size, width = B.shape
     if size <= MAX_DENSE_BAND:
         return float(bracket(_whole(B).toarray())[1])

@@ -1,9 +1,9 @@
-"""M of long plans: only near its diagonal, with a bound on the rest.
+"""The Gram matrix M of long plans: only near its diagonal, with a bound on the rest.
 
-What a change of round s still has to tell dies out: an observer learns it soon, or never, because fresh noise
-covers it. So the shift of round s is followed until what it can still tell is negligible. All sights from
-some round on depend on the rows that this round makes, and on noise drawn after it. Whoever saw those rows
-themselves would learn SᵀP⁻¹S of a shift S, P their covariance given the past; no sight can tell more.
+The effect of a change dies out: an observer learns it soon, or never, because fresh noise covers it. So the
+shift of round s is followed until what it can still reveal is negligible. All that is seen from some round on
+depends on the rows of this round and on noise drawn later. An observer that saw those rows themselves would
+learn SᵀP⁻¹S of a shift S, P their covariance given the past; what is seen cannot reveal more.
 
 **Guarantees.** The whitened shift of each change is D_s = near part + far part, and |far part| <= `rest`[s].
 `values` is the Gram matrix of the near parts. Hence for every u, |Σ u_s D_s| lies within Σ |u_s| rest[s] of
@@ -21,15 +21,16 @@ from numpy.lib.stride_tricks import as_strided
 from topdp.base.array_types import Bools, Floats, Ints
 from topdp.plan import Plan
 from topdp.privacy.basics.refusals import NotCovered
-from topdp.privacy.observers.gram_matrix import look
+from topdp.privacy.observers.gram_matrix import filter_shifts
 from topdp.privacy.observers.observer_filter import FilteredRound, Public, filtered_rounds, whiten
 
-ROUNDS_PER_BLOCK = 64  # rounds between additions to M, and between attempts to let old changes go
+ROUNDS_PER_BLOCK = 64  # rounds between additions to M, and between attempts to drop old changes
+# The most that the far part of a change may add to a length, per largest change seen; half of it for
+# rounding.
 MAX_FAR_PART = 1e-10
-"""What the far part of a change may add to a length, per largest change seen; half of it is for rounding."""
 
+# A shift of a row without noise of its own counts as 0 below this share of what entered the row.
 NOISELESS_ROUNDING = 1e-13
-"""A shift of a row without noise of its own counts as none below this share of what entered the row."""
 
 
 @dataclass(frozen=True)
@@ -41,22 +42,18 @@ class Band:
     leaks: Bools  # [releases]: seen without noise
 
     def leading(self, releases: int) -> Band:
-        """Of the first releases alone: what the owner's data tell if they do not enter later ones."""
+        """The band of the first releases alone: what the owner's data reveal if they enter no later ones."""
         values = self.values[:releases].copy()
         values[np.arange(releases)[:, None] + np.arange(values.shape[1]) >= releases] = 0.0
         return Band(values, self.rest[:releases], self.leaks[:releases])
 
 
 def bands(
-    plan: Plan,
-    coalition: Bools,
-    owners: Ints,
-    widest: int | None = None,
-    public: Public = Public.NOTHING,
+    plan: Plan, coalition: Bools, owners: Ints, widest: int | None = None, public: Public = Public.NOTHING
 ) -> Iterator[Band]:
-    """The band of each owner, as the agents marked in `coalition` see it together.
+    """Yield the band of each owner, as the agents marked in `coalition` see it together.
 
-    Refused when changes have to be followed for more than `widest` rounds.
+    Raise NotCovered where changes have to be followed for more than `widest` rounds.
     """
     R, o = plan.releases, len(owners)
     place = np.full(plan.agents, -1)
@@ -65,25 +62,25 @@ def bands(
     low = high = 0  # the changes that are followed
     S = np.zeros((0, 0))
     waiting: list[Floats] = []
-    for r, sight in enumerate(filtered_rounds(plan, coalition, public)):
+    for r, this in enumerate(filtered_rounds(plan, coalition, public)):
         if r == high:
             if waiting:
                 values = _with(values, waiting, low, high)
             followed = S.reshape(len(S), o, high - low)
-            gone, charge = _done(sight, followed, float(values[:, :, 0].max()))
+            gone, charge = _done(this, followed, float(values[:, :, 0].max()))
             if widest is not None and high - low - gone > widest:
                 raise NotCovered(
-                    f"The view needs more than {widest} rounds until a change has nothing left to tell: "
-                    "information travels slowly here. Set privacy.allow_slow=true to have it anyway, "
-                    "take fewer rounds, or choose guarantee='worst-case'."
+                    f"The view needs more than {widest} rounds until a change has nothing left to reveal: "
+                    "information travels slowly here. Set privacy.allow_slow=true to compute it "
+                    "anyway, use fewer rounds, or guarantee='worst-case'."
                 )
             rest[:, low : low + gone] = charge
             low, high = low + gone, min(R, r + ROUNDS_PER_BLOCK)
             wider = np.zeros((len(S), o, high - low))
             wider[:, :, : r - low] = followed[:, :, gone:]
             S = wider.reshape(len(S), o * (high - low))
-        column = np.where(place[sight.owner] >= 0, place[sight.owner] * (high - low) + r - low, -1)
-        S, D, told = look(sight, S, column)
+        column = np.where(place[this.owner] >= 0, place[this.owner] * (high - low) + r - low, -1)
+        S, D, told = filter_shifts(this, S, column)
         waiting.append(D)
         leaks[:, low:high] |= told.reshape(o, -1)
     values = _with(values, waiting, low, high)
@@ -92,7 +89,7 @@ def bands(
 
 
 def _with(values: Floats, waiting: list[Floats], low: int, high: int) -> Floats:
-    """Adds what was seen since the last time to M."""
+    """Add to M what was seen since the last call."""
     o, width = len(values), high - low
     D = np.concatenate(waiting).reshape(-1, o, width)
     waiting.clear()
@@ -107,20 +104,20 @@ def _with(values: Floats, waiting: list[Floats], low: int, high: int) -> Floats:
     return values
 
 
-def _done(sight: FilteredRound, S: Floats, largest: float) -> tuple[int, float]:
-    """How many of the oldest changes have nothing left to tell from now on, and the charge for each."""
+def _done(this: FilteredRound, S: Floats, largest: float) -> tuple[int, float]:
+    """Return how many of the oldest changes have nothing left to reveal, and the charge for each."""
     charge = MAX_FAR_PART * float(np.sqrt(largest))
     if not S.size:
         return S.shape[2], charge
-    shifts = np.asarray(sight.mix @ S.reshape(len(S), -1))
-    white = whiten(sight.before, sight.variance)
+    shifts = np.asarray(this.mix @ S.reshape(len(S), -1))
+    white = whiten(this.before, this.variance)
     if not np.isfinite(white.guard):
         return 0, charge
     left = white.inverse @ shifts[white.fresh] * white.guard
     over = np.einsum("kc,kc->c", left, left) > (charge / 2) ** 2
-    # Rows without noise of their own say nothing new, unless a change shows in them alone.
+    # Rows without noise of their own reveal nothing new, unless a change shows in them alone.
     alone = np.abs(shifts[white.null] - white.weights @ shifts[white.fresh])
-    entered = np.where(sight.variance > 0, sight.size, 0.0)[white.null]  # without noise nothing was rounded
+    entered = np.where(this.variance > 0, this.size, 0.0)[white.null]  # without noise nothing was rounded
     over |= (alone > NOISELESS_ROUNDING * entered[:, None]).any(axis=0)
     over = over.reshape(S.shape[1:]).any(axis=0)
     return (int(over.argmax()) if over.any() else len(over)), charge

@@ -1,8 +1,8 @@
-"""Coalitions of up to c agents: which learn most about whom, with a bound on the work.
+"""The views of coalitions of up to c agents, with a limit on the work.
 
-A larger coalition never learns less, so coalitions of exactly c agents cover all smaller ones that leave the
-owner out. When there are more than `limit` of them a sample is taken, and the result says that it is then a
-lower bound on the worst.
+A larger coalition never learns less, so coalitions of exactly c agents cover all smaller ones without the
+owner. If there are more than `limit` of them, a sample is taken, and the result is marked as a lower bound on
+the worst.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Coalitions:
     """The views of coalitions of `size` agents.
 
     **Guarantees.** As `view`, for each coalition. If `complete`, no coalition of up to `size` agents learns
-    more than the worst one here (by the view's upper bound). If not, `worst` is only a lower bound on that:
-    coalitions that were not drawn may learn more.
+    more than the worst one here (by the view's upper bound). If not, `worst` is only a lower bound:
+    coalitions outside the sample may learn more.
 
     >>> from topdp.privacy import coalitions, exposure
     >>> import numpy as np
@@ -51,7 +51,7 @@ class Coalitions:
 
     @property
     def statement(self) -> str:
-        """What the numbers are, in words."""
+        """A sentence that says which coalitions the numbers cover."""
         number = len(self.view.observers)
         if self.complete:
             return f"All {number} coalitions of {self.size} agents, which cover all smaller ones."
@@ -86,9 +86,9 @@ def coalitions(
     bound: Literal["upper", "aligned"] = "aligned",
     progress: Progress = silent,
 ) -> Coalitions:
-    """The views of all coalitions of `size` agents, or of `limit` sampled ones, about everybody else.
+    """Return the views of all coalitions of `size` agents, or of `limit` sampled ones, about all others.
 
-    A sampled coalition is drawn around an owner: first among the agents that read its rows, then among all.
+    A sampled coalition is drawn around an owner: first from the agents that read its rows, then from all.
 
     >>> from topdp.privacy import exposure
     >>> import numpy as np
@@ -116,13 +116,13 @@ def coalitions(
 
 
 def expect_coalition(size: int, agents: int) -> None:
-    """Somebody must be left to learn about."""
+    """Raise PrivacyError unless coalitions of this size leave an agent to learn about."""
     if agents < 2:
-        raise PrivacyError("Expected at least two agents: alone, nobody observes anybody.")
+        raise PrivacyError("Expected at least two agents, got one: no other agent observes it.")
     if not 1 <= expect_count("coalition size", size) < agents:
         raise PrivacyError(
-            f"Expected coalitions of 1 to {agents - 1} of the {agents} agents, got {size}: somebody has to "
-            "be left to learn about."
+            f"Expected coalitions of 1 to {agents - 1} of the {agents} agents, got {size}: at least one "
+            "agent must stay outside."
         )
 
 

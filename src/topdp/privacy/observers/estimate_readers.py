@@ -1,11 +1,11 @@
-"""Every observer who reads all estimates, as closely as it matters: what each learns of each owner.
+"""Losses to observers that read all estimates, precise where it matters.
 
-All pairs are looked at first with changes that are followed for a few rounds, and what is left of them
-charged. The pair of each owner that may learn most is then looked at to the end, until none that was looked
-at less closely may learn more. Not for how rows are followed (`tracking`), nor for other observers (`view`).
+First every pair of owner and observer gets a rough bound: changes are followed for a few rounds, and the rest
+is charged. Then the pair of each owner that may have the largest loss is followed to the end, until no rough
+bound of that owner is larger. `reader_tracking` follows the changes; `view` covers other observers.
 
-**Guarantees.** As `view`: `upper` is sound for every pair; an owner's largest is as tight as it can be made
-here. `lower` is what aligned records reach. The same on any number of cores.
+**Guarantees.** As `view`: `upper` is sound for every pair; an owner's largest is as tight as possible here.
+`lower` is what aligned records reach. The result does not depend on the number of cores.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ from topdp.privacy.observers.parallel_map import parallel_map
 from topdp.privacy.observers.reader_layout import ReaderQuestion, RowFlow, lay_out
 from topdp.privacy.observers.reader_tracking import TrackedChanges, track_changes
 from topdp.privacy.observers.view import Bound, View, amplified
-from topdp.privacy.observers.worst_case import every_round, information
+from topdp.privacy.observers.worst_case import every_round_mu, information
 
 Pair = tuple[int, int]  # owner, position of the observer
 
+# Rounds for which a change is followed at first, and the tolerated rest, per largest change.
 FIRST_FOLLOWED_ROUNDS, FIRST_BEARABLE_REST = 24, 2e-3
-"""Rounds for which a change is followed at first, and what may be left of it, per largest change."""
 
+# The most rounds for which a change is followed; the rest is charged.
 MAX_READER_FOLLOWED_ROUNDS = 2048
-"""Rounds for which it is followed at most: what is left then is charged."""
 
 OBSERVERS_PER_BATCH = (
     5  # observers at a time: less overhead for each, and still a matrix that stays near the processor
 )
-MAX_SUMMED_CLASSES = 8  # sums over more classes of rounds than these cost more than single changes
+MAX_SUMMED_CLASSES = 8  # sums over more classes of rounds cost more than single changes
 
 
 def estimate_readers(
-    ways: RowFlow,
+    flow: RowFlow,
     exposure: Exposure,
     coalitions: Sequence[tuple[int, ...]],
     bound: Bound = "upper",
     progress: Progress = silent,
     workers: int | None = None,
 ) -> View:
-    """What each coalition learns of all others; with bound="quick" as it is after the first look.
+    """Return what each coalition learns of all others; with bound="quick" the rough bounds.
 
     >>> import numpy as np
     >>> from topdp import topology
@@ -57,75 +57,74 @@ def estimate_readers(
     >>> from topdp.protocols import TopSynchronous
     >>> steps = Schedule(rate=np.full(10, 0.1), noise=np.full(10, 0.1))
     >>> plan = TopSynchronous(0.5).plan(topology.ring(6), steps, np.full(6, 5.0), seed=0)
-    >>> seen = closely(RowFlow(plan), exposure(6, sensitivity=1.0), [(j,) for j in range(6)])
+    >>> seen = estimate_readers(RowFlow(plan), exposure(6, sensitivity=1.0), [(j,) for j in range(6)])
     >>> seen.worst().round(2).tolist()
     [0.87, 0.87, 0.86, 0.86, 0.86, 0.86]
     """
-    look = _PairBounds(ways, exposure, list(coalitions), workers)
-    look.first(bound, progress)
+    pairs = _PairBounds(flow, exposure, list(coalitions), workers)
+    pairs.bound_all(bound, progress)
     if bound == "upper":
-        look.closer(progress)
+        pairs.tighten(progress)
     sensitivity = exposure.sensitivity[:, None]
-    per_release = information(ways.plan)
-    # Nobody learns more than all others together, who see all the rows of an owner.
-    most = [every_round(per_release[:, i], period) for i, period in enumerate(look.period.tolist())]
-    ceiling = np.array(most)[:, None]
-    lower = np.where(look.asked, sensitivity * np.minimum(np.sqrt(look.reached), ceiling), np.nan)
+    per_release = information(flow.plan)
+    # No observer learns more than all others together, who see all rows of an owner.
+    ceiling = every_round_mu(per_release, pairs.period)[:, None]
+    lower = np.where(pairs.asked, sensitivity * np.minimum(np.sqrt(pairs.reached), ceiling), np.nan)
     samples = amplified(exposure, per_release)
     if bound == "aligned":
-        return View(tuple(coalitions), lower, None, look.asked, samples)
-    upper = sensitivity * np.minimum(np.sqrt(np.maximum(look.most, look.reached)), ceiling)
-    upper = np.where(look.asked, upper, np.nan)
-    return View(tuple(coalitions), lower, upper, look.asked, samples)
+        return View(observers=tuple(coalitions), lower=lower, upper=None, asked=pairs.asked, samples=samples)
+    upper = sensitivity * np.minimum(np.sqrt(np.maximum(pairs.upper, pairs.reached)), ceiling)
+    upper = np.where(pairs.asked, upper, np.nan)
+    return View(observers=tuple(coalitions), lower=lower, upper=upper, asked=pairs.asked, samples=samples)
 
 
 class _PairBounds:
-    """μ² at unit sensitivity [agents, observers]: what aligned records reach, and at most."""
+    """μ² at unit sensitivity [agents, observers]: what aligned records reach, and an upper bound."""
 
     def __init__(
-        self, ways: RowFlow, exposure: Exposure, coalitions: list[tuple[int, ...]], workers: int | None
+        self, flow: RowFlow, exposure: Exposure, coalitions: list[tuple[int, ...]], workers: int | None
     ) -> None:
-        self.ways, self.coalitions, self.workers = ways, coalitions, workers
+        self.flow, self.coalitions, self.workers = flow, coalitions, workers
         self.period = exposure.periods()
-        shape = ways.plan.agents, len(coalitions)
+        shape = flow.plan.agents, len(coalitions)
         self.asked = np.ones(shape, bool)
         for o, J in enumerate(coalitions):
             self.asked[list(J), o] = False
-        self.reached, self.most = np.zeros(shape), np.zeros(shape)
+        self.reached, self.upper = np.zeros(shape), np.zeros(shape)
         self.tight = np.zeros(shape, bool)
-        self.hidden = np.flatnonzero(ways.secret)
+        self.hidden = np.flatnonzero(flow.secret)
 
-    def first(self, bound: Bound, progress: Progress) -> None:
-        """Every pair, for a few rounds of each change."""
-        everybody = [(o, np.flatnonzero(self.asked[:, o])) for o in range(len(self.coalitions))]
+    def bound_all(self, bound: Bound, progress: Progress) -> None:
+        """Bound every pair, following each change for a few rounds."""
+        all_pairs = [(o, np.flatnonzero(self.asked[:, o])) for o in range(len(self.coalitions))]
         single = bound != "aligned" or self.period.max() > MAX_SUMMED_CLASSES
         rough = self.period.max() <= MAX_SUMMED_CLASSES
         done, total = 0, len(self.coalitions)
-        halves = 2 if bound == "upper" else 1  # the first look is about half of the work
-        look = partial(self._told, rough=rough, single=single, sums=bound != "quick")
-        for told in parallel_map(look, _batched(everybody), self.workers):
-            for o, owners, found in told:
+        halves = 2 if bound == "upper" else 1  # the rough bounds are about half of the work
+        track = partial(self._track, rough=rough, single=single, sums=bound != "quick")
+        for batch in parallel_map(track, _batched(all_pairs), self.workers):
+            for o, owners, changes in batch:
                 for place, i in enumerate(owners.tolist()):
-                    self.reached[i, o] = found.aligned[place].max(initial=0.0)
+                    self.reached[i, o] = changes.aligned[place].max(initial=0.0)
                     if single:
-                        low, high = bracket_band(found.bands[place], int(self.period[i]), np.inf)
+                        low, high = bracket_band(changes.bands[place], int(self.period[i]), np.inf)
                         self.reached[i, o] = max(low, self.reached[i, o])
-                        self.most[i, o] = high
+                        self.upper[i, o] = high
                 done += 1
                 progress("accounting", -(-done // halves), total, unit="observer")
 
-    def closer(self, progress: Progress) -> None:
-        """The pairs that may be an owner's largest, to the end, until all those are tight."""
+    def tighten(self, progress: Progress) -> None:
+        """Follow the pairs that may be an owner's largest to the end, until all of these are tight."""
         observers = len(self.coalitions)
         left = observers // 2
         while wanted := self._wanted():
             by_observer = [
                 (o, np.array([i for i, at in wanted if at == o])) for o in sorted({o for _, o in wanted})
             ]
-            for found in parallel_map(self._bounded, _batched(by_observer), self.workers):
-                for (i, o), (low, high) in found.items():
+            for bounds in parallel_map(self._bounded, _batched(by_observer), self.workers):
+                for (i, o), (low, high) in bounds.items():
                     self.reached[i, o] = max(low, self.reached[i, o])
-                    self.most[i, o] = max(min(high, self.most[i, o]), self.reached[i, o])
+                    self.upper[i, o] = max(min(high, self.upper[i, o]), self.reached[i, o])
                     self.tight[i, o] = True
             left //= 2
             done = max(-(-observers // 2), observers - max(1, left))
@@ -133,35 +132,36 @@ class _PairBounds:
         progress("accounting", observers, observers, unit="observer")
 
     def _wanted(self) -> list[Pair]:
-        """The two largest pairs of every owner, where the largest is not tight."""
-        found = []
-        for i in range(len(self.most)):
-            order = np.argsort(-np.where(self.asked[i], self.most[i], -1.0), kind="stable")[:2]
+        """The two largest pairs of every owner whose largest is not tight."""
+        pairs: list[Pair] = []
+        for i in range(len(self.upper)):
+            order = np.argsort(-np.where(self.asked[i], self.upper[i], -1.0), kind="stable")[:2]
             if self.asked[i, order[0]] and not self.tight[i, order[0]]:
-                found += [(i, int(o)) for o in order if self.asked[i, o] and not self.tight[i, o]]
-        return found
+                pairs += [(i, int(o)) for o in order if self.asked[i, o] and not self.tight[i, o]]
+        return pairs
 
-    def _told(
+    def _track(
         self, batch: list[tuple[int, Ints]], rough: bool, single: bool, sums: bool = True
     ) -> list[tuple[int, Ints, TrackedChanges]]:
         questions = [ReaderQuestion(self.coalitions[o], owners, self.hidden) for o, owners in batch]
-        most = max(len(owners) for _, owners in batch)
-        periods = np.ones((len(batch), most), np.int64)
+        owner_count = max(len(owners) for _, owners in batch)
+        periods = np.ones((len(batch), owner_count), np.int64)
         for b, (_, owners) in enumerate(batch):
             periods[b, : len(owners)] = self.period[owners]
-        longest, rest = (
+        rounds, rest = (
             (FIRST_FOLLOWED_ROUNDS, FIRST_BEARABLE_REST)
             if rough
             else (MAX_READER_FOLLOWED_ROUNDS, MAX_FAR_PART)
         )
         summed = periods if sums and self.period.max() <= MAX_SUMMED_CLASSES else None
-        found = track_changes(lay_out(self.ways, questions), summed, longest, single, rest, most)
-        return [(o, owners, one) for (o, owners), one in zip(batch, found, strict=True)]
+        layout = lay_out(self.flow, questions)
+        tracked = track_changes(layout, summed, rounds, single, rest, owner_count)
+        return [(o, owners, changes) for (o, owners), changes in zip(batch, tracked, strict=True)]
 
     def _bounded(self, batch: list[tuple[int, Ints]]) -> dict[Pair, tuple[float, float]]:
         return {
-            (i, o): bracket_band(found.bands[place], int(self.period[i]))
-            for o, owners, found in self._told(batch, rough=False, single=True)
+            (i, o): bracket_band(changes.bands[place], int(self.period[i]))
+            for o, owners, changes in self._track(batch, rough=False, single=True)
             for place, i in enumerate(owners.tolist())
         }
 

@@ -1,13 +1,13 @@
-"""From M to μ²: how far the best change of a record can go, between a lower and a sound upper value.
+"""Bounds of μ² from the Gram matrix M: what the worst change of a record can reach.
 
 The changes u_r of the gradient in the rounds that use the record are vectors with |u_r| <= 1 (times the
 sensitivity), and μ² = max Σ M_rs <u_r, u_s>. In the Gram matrix of the u_r this is a semidefinite program,
 whose dual gives sound bounds: for every D > 0, μ² <= λ Σ D_r, λ the largest eigenvalue of D^-½ M D^-½.
 
-**Guarantees.** Sound for every choice of u, also for vectors that point different ways. `lower` is reached
-by u_r all alike (the aligned record). Upper and lower are equal when aligned is best and a certificate shows
-it, and for a single round; where it is not best, `upper` is above what some record reaches by a few
-thousandths at most, as far as we have seen. Rounding is on the private side in `upper`.
+**Guarantees.** Sound for every choice of u, also for vectors in different directions. Equal u_r (the aligned
+record) reach `lower`. Upper and lower are equal for a single round, and where aligned is best and a
+certificate shows it. Where aligned is not best, `upper` exceeds what some record reaches by a few thousandths
+at most, as far as we have seen. Rounding is on the private side in `upper`.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from scipy.linalg.lapack import dpotrf
 
 from topdp.base.array_types import Floats
 
-BOUND_PRECISION = 1 + 1e-9  # of the best bound
-WEIGHT_STEPS = 120  # towards the best weights
+BOUND_PRECISION = 1 + 1e-9  # of the bisection for the best bound
+WEIGHT_STEPS = 120  # iterations towards the best weights
 FLOAT64_EPSILON = float(np.finfo(np.float64).eps)
 
 
 def bracket(M: Floats, period: int = 1, enough: float = 0.0) -> tuple[float, float]:
-    """(lower, upper) of μ² at unit sensitivity: the worst residue class of rounds modulo `period`.
+    """Return bounds (lower, upper) of μ² at unit sensitivity for the worst residue class modulo `period`.
 
-    An upper value is not made better than `enough`.
+    The upper bound is not refined below `enough`.
 
     >>> bracket(np.array([[2.0, 1.0], [1.0, 2.0]]))[0]
     6.0
@@ -57,8 +57,8 @@ def _bracket(M: Floats, enough: float) -> tuple[float, float]:
     return largest * lower, largest * max(upper, lower) * (1 + 4 * len(M) * FLOAT64_EPSILON)
 
 
+# Whether a Cholesky factor proves that no eigenvalue of a certain matrix lies above a value.
 Certificate = Callable[[float], bool]
-"""Whether a Cholesky factor shows that no eigenvalue of a certain matrix lies above a value."""
 
 
 def best_bound(
@@ -68,9 +68,9 @@ def best_bound(
     times: Callable[[Floats], Floats],
     scaled: Callable[[Floats], Certificate],
 ) -> float:
-    """The least of `upper` and what some choices of D prove; μ² >= `lower`.
+    """Return the least of `upper` and the bounds that some choices of D prove; μ² >= `lower`.
 
-    `diagonal` is that of M, `times` multiplies by M, `scaled` gives the certificate of D^-½ M D^-½.
+    `diagonal` is that of M, `times` multiplies by M, `scaled` returns the certificate of D^-½ M D^-½.
     """
     size = len(diagonal)
     # A factor that exists in floating point proves its matrix positive but for
@@ -86,7 +86,8 @@ def best_bound(
             upper = lower * close  # aligned is best
     if upper > lower * close:
         d, reached = balanced(times, size)
-        # The guesses are better where M is almost diagonal, or aligned almost best; else one trial shows it.
+        # The guesses are better where M is almost diagonal, or aligned almost best; else a trial rejects
+        # them.
         for weights in (d, *guesses):
             d = _positive(weights)
             total = float(d.sum())
@@ -96,7 +97,7 @@ def best_bound(
 
 
 def bisected(holds: Certificate, low: float, high: float) -> float:
-    """A value that `holds`, just above the least one between `low` and `high`; `high` where none does."""
+    """Return a value that `holds`, just above the least one between `low` and `high`; `high` if none does."""
     if not holds(high / BOUND_PRECISION):
         return high
     while high > low * BOUND_PRECISION:
@@ -109,19 +110,19 @@ def bisected(holds: Certificate, low: float, high: float) -> float:
 
 
 def _positive(d: Floats) -> Floats:
-    """A round that J never learns of has no row in M: any weight will do, and a small one costs nothing."""
+    """Make weights positive: a round that J never learns of has no row in M, and any small weight will do."""
     return np.asarray(np.maximum(d, FLOAT64_EPSILON * d.max()))
 
 
 def balanced(times: Callable[[Floats], Floats], size: int) -> tuple[Floats, float]:
-    """Weights D that come near to the least bound, and a value that some u reaches; `times` multiplies by M.
+    """Return weights D near the least bound, and a value that some u reaches; `times` multiplies by M.
 
-    u ← M u / |M u|, round by round, never lowers Σ M_rs <u_r, u_s>, since M is positive semidefinite; where
-    it ends, D_r = |(M u)_r| solves the dual (vectors as short as Burer and Monteiro's, 2003). Momentum makes
-    it faster. Nothing but tightness depends on how far it comes. It takes no decisions on the way, so that
-    noise scaled by s gives a bound scaled by 1/s, but for rounding: calibration counts on that.
+    u ← M u / |M u|, round by round, never lowers Σ M_rs <u_r, u_s>, since M is positive semidefinite. At the
+    limit D_r = |(M u)_r| solves the dual (vectors as short as Burer and Monteiro's, 2003). Momentum makes it
+    faster. Only tightness depends on how far it converges. It branches nowhere, so that noise scaled by s
+    gives a bound scaled by 1/s up to rounding: calibration relies on that.
     """
-    # Near to aligned, and as good as random: no generator whose numbers might change some day.
+    # Near aligned, and as good as random, without a generator whose numbers might change.
     turns = np.outer(np.arange(1, size + 1), np.sqrt([2.0, 3.0, 5.0, 7.0, 11.0, 13.0]))
     u = before = _unit(1.0 + 0.4 * np.cos(turns))
     for _ in range(WEIGHT_STEPS):
@@ -135,7 +136,7 @@ def _unit(u: Floats) -> Floats:
 
 
 def proves(failed: int, diagonal: Floats) -> bool:
-    """Whether a Cholesky factor proves anything: LAPACK does not call it a failure to divide by nothing."""
+    """Whether a Cholesky factor is a proof: LAPACK does not report a division by 0 as a failure."""
     return failed == 0 and bool(np.isfinite(diagonal).all())
 
 

@@ -1,15 +1,15 @@
-"""Large graphs: what observers learn at most of an owner, by the neighbourhood of the owner alone.
+"""Upper bounds for large graphs, from the neighbourhood of each owner alone.
 
-Every row that is made outside a ball around the owner counts as seen, by everybody. Then nothing depends on
-what is not in the ball, and an observer far from it learns no more than anybody else who reads all that. A
-larger ball hides more and costs more: balls grow around the observers that may learn most, until those have
-been looked at with the largest ball that is allowed. Not for small graphs, where `closely` looks at all.
+Every row made outside a ball around the owner counts as seen by all observers. Then nothing depends on rows
+outside the ball, and a distant observer learns no more than any other that reads all of these. A larger ball
+hides more and costs more. Balls grow around the observers that may learn most, up to the largest ball that is
+allowed. On small graphs `estimate_readers` computes every observer instead.
 
-**Guarantees.** An upper bound for every coalition of so many agents, never a sample of them: who sees more
-rows never learns less, and the proof of `adaptive` (docs/privacy.md) holds for any rows that are seen in the
-order of rounds. A coalition is bounded by its *trace*: its members that read, make or know noise of rows in
-the ball, or of rows that are made of those. The rest of the coalition has nothing that is not seen anyhow.
-`lower` is 0: nothing is said from below. The same on any number of cores.
+**Guarantees.** An upper bound for every coalition of so many agents, never a sample of them: an observer that
+sees more rows never learns less, and the proof of `adaptive` (docs/privacy.md) holds for any rows that are
+seen in the order of rounds. A coalition is bounded by its *trace*: its members that read, make or know noise
+of rows in the ball, or of rows that are made of those. The rest of the coalition has nothing that does not
+count as seen. `lower` is 0: there is no bound from below. The result does not depend on the number of cores.
 """
 
 from __future__ import annotations
@@ -34,52 +34,52 @@ from topdp.privacy.observers.parallel_map import parallel_map
 from topdp.privacy.observers.reader_layout import ReaderQuestion, RowFlow, UnsuitedError, lay_out
 from topdp.privacy.observers.reader_tracking import track_changes
 from topdp.privacy.observers.view import View, amplified
-from topdp.privacy.observers.worst_case import every_round, information
+from topdp.privacy.observers.worst_case import every_round_mu, information
 from topdp.privacy.query import Query
 
 Trace = tuple[int, ...]
 
+# The most rows that may be hidden in a ball; the first affordable limit is used.
 BALL_ROW_LIMITS = (160, 80, 40, 20, 0)
-"""Rows that may be hidden in a ball, at most; the first that is affordable is taken."""
 
+# The limit where slow answers are allowed.
 SLOW_BALL_ROW_LIMIT = 400
-"""The same where slow answers are allowed."""
 
+# Seconds of one core that a bound may take by default.
 MAX_UNASKED_SECONDS = 600.0
-"""Seconds of one core that a bound may take unasked."""
 
+# The most links from the owner to the edge of its ball.
 MAX_BALL_RADIUS = 8
-"""Links from the owner to the edge of its ball, at most."""
 
+# The most traces of the first ball; where there are more, the first ball is the smallest one.
 MAX_FIRST_TRACES = 24
-"""Traces that are looked at one by one in the first ball; where there are more, it is as small as can be."""
 
+# Rounds for which a change is followed, and the tolerated rest, per largest change.
 BALL_FOLLOWED_ROUNDS, BALL_BEARABLE_REST = 64, 2e-5
-"""Rounds for which a change is followed, and what may be left of it then, per largest change."""
 
+# Rows of all questions of a batch.
 ROWS_PER_BATCH = 8192
-"""Rows of all the questions of a batch."""
 
+# With more agents the answer lists only the largest value of each owner, not every pair.
 MAX_LISTED_AGENTS = 2000
-"""Agents up to whom the answer lists every pair; beyond, an owner has its largest alone."""
 
 
 @dataclass(frozen=True)
 class PlanNeighbourhoods:
-    """Who is how near to whom in a plan, by rows."""
+    """The distances between agents of a plan, by the rows that they exchange."""
 
-    ways: RowFlow
+    flow: RowFlow
     balls: dict[tuple[int, int], Ints] = field(default_factory=dict)
 
     @property
     def plan(self) -> Plan:
-        return self.ways.plan
+        return self.flow.plan
 
     @cached_property
     def _links(self) -> Any:
-        """Sparse [n, n]: somebody makes a row of a hidden row of somebody else."""
+        """Sparse [n, n]: one agent makes a row of a hidden row of the other."""
         n, owner = self.plan.agents, self.plan.owner
-        source, user = self.ways.users.nonzero()
+        source, user = self.flow.users.nonzero()
         pairs = np.unique(owner[source].astype(np.int64) * n + owner[user])
         links = sparse.csr_array((np.ones(len(pairs)), (pairs // n, pairs % n)), shape=(n, n))
         return (links + links.T).tocsr()
@@ -96,26 +96,26 @@ class PlanNeighbourhoods:
         return (draws @ _relation(self.plan.known_by[None], self.plan.draws, self.plan.agents)).tocsr()
 
     def hidden(self, owner: int, reach: int) -> Ints:
-        """The rows that may be hidden in the ball of so many links around an owner."""
+        """The rows that may be hidden in the ball of radius `reach` around an owner."""
         key = owner, reach
         if key not in self.balls:
             ball = np.array([owner])
             for _ in range(reach):
                 ball = np.union1d(ball, _columns(self._links, ball))
-            rows = np.concatenate([self.ways.rows_of[k] for k in ball.tolist()])
-            self.balls[key] = np.sort(rows[self.ways.secret[rows]])
+            rows = np.concatenate([self.flow.rows_of[k] for k in ball.tolist()])
+            self.balls[key] = np.sort(rows[self.flow.secret[rows]])
         return self.balls[key]
 
     def near(self, owner: int, reach: int) -> frozenset[int]:
-        """The other agents that have something of the ball that is not seen by everybody."""
+        """The other agents that know something of the ball that does not count as seen."""
         hidden = self.hidden(owner, reach)
-        rows = np.union1d(hidden, self.ways.entered(hidden))
-        rows = np.union1d(rows, self.ways.rows_of[owner])
+        rows = np.union1d(hidden, self.flow.entered(hidden))
+        rows = np.union1d(rows, self.flow.rows_of[owner])
         near = {*self.plan.owner[rows].tolist(), *_columns(self._knowers, rows).tolist()}
         return frozenset(near | set(_columns(self._readers, hidden).tolist())) - {owner}
 
     def farthest(self, owner: int, room: int) -> int:
-        """The reach of the largest ball that has room."""
+        """The radius of the largest ball with at most `room` hidden rows."""
         reach = 0
         while reach < MAX_BALL_RADIUS:
             wider = self.hidden(owner, reach + 1)
@@ -127,18 +127,18 @@ class PlanNeighbourhoods:
 
 @dataclass
 class _OwnerBounds:
-    """μ² at unit sensitivity at most, of the traces that together stand for all coalitions."""
+    """Upper bounds of μ² at unit sensitivity, for traces that together represent all coalitions."""
 
     number: int
     farthest: int
-    found: dict[tuple[int, Trace], float] = field(default_factory=dict)  # (reach, trace)
+    bounds: dict[tuple[int, Trace], float] = field(default_factory=dict)  # (reach, trace)
 
     def largest(self) -> tuple[int, Trace]:
-        return max(self.found, key=lambda key: (self.found[key], key))
+        return max(self.bounds, key=lambda key: (self.bounds[key], key))
 
 
 def neighbourhood_bound(
-    ways: RowFlow,
+    flow: RowFlow,
     exposure: Exposure,
     colluders: int = 1,
     owners: Sequence[int] | None = None,
@@ -146,9 +146,9 @@ def neighbourhood_bound(
     room: int = BALL_ROW_LIMITS[0],
     workers: int | None = None,
 ) -> View:
-    """What any `colluders` agents learn at most of each owner; `owners`: default all.
+    """Return upper bounds on what any `colluders` agents learn of each owner; `owners`: default all.
 
-    `room`: rows that may be hidden in a ball. More of them is tighter, and takes longer.
+    `room`: the most rows that may be hidden in a ball. More rows are tighter and take longer.
 
     >>> import numpy as np
     >>> from topdp import topology
@@ -158,37 +158,36 @@ def neighbourhood_bound(
     >>> steps = Schedule(rate=np.full(10, 0.1), noise=np.full(10, 0.1))
     >>> plan = TopSynchronous(0.5).plan(topology.ring(20), steps, np.full(20, 5.0), seed=0)
     >>> exposed = exposure(20, sensitivity=1.0)
-    >>> seen = bounded_nearby(RowFlow(plan), exposed, room=10)
+    >>> seen = neighbourhood_bound(RowFlow(plan), exposed, room=10)
     >>> bool(1 < seen.worst().max() / adaptive(plan, exposed).worst().max() < 1.05)
     True
     """
-    around = PlanNeighbourhoods(ways)
-    asked = list(range(ways.plan.agents)) if owners is None else list(owners)
-    search = _BallSearch(around, exposure.periods(), colluders, room, workers)
-    found = search.all(asked, progress)
-    return _view(around, exposure, colluders, found)
+    around = PlanNeighbourhoods(flow)
+    asked = list(range(flow.plan.agents)) if owners is None else list(owners)
+    search = _BallSearch(around, exposure.periods(), colluders=colluders, room=room, workers=workers)
+    return _view(around, exposure, colluders, search.all(asked, progress))
 
 
-def affordable_ball_rows(ways: RowFlow, query: Query) -> int:
-    """The room that there is time for; refused where there is none at all."""
+def affordable_ball_rows(flow: RowFlow, query: Query) -> int:
+    """Return the largest affordable limit of hidden rows; raise NotCovered where there is none."""
     if query.allow_slow:
         return SLOW_BALL_ROW_LIMIT
-    around = PlanNeighbourhoods(ways)
-    n = ways.plan.agents
+    around = PlanNeighbourhoods(flow)
+    n = flow.plan.agents
     some = range(0, n, max(1, n // 25))
     for room in BALL_ROW_LIMITS:
         work = sum(_seconds(around, i, query.colluders, room) for i in some) * n / len(some)
         if work <= MAX_UNASKED_SECONDS:
             return room
     raise NotCovered(
-        f"The adaptive answer of {ways.plan.releases} releases among {n} agents takes about {work / 60:.0f} "
-        "minutes on one core, even as a bound by the nearest rows alone. Set privacy.allow_slow=true to have "
-        "it anyway, take fewer colluders or rounds, or choose guarantee='worst-case'."
+        f"The adaptive answer of {flow.plan.releases} releases among {n} agents takes about {work / 60:.0f} "
+        "minutes on one core, even as a bound by the nearest rows alone. Set privacy.allow_slow=true to "
+        "compute it anyway, use fewer colluders or rounds, or guarantee='worst-case'."
     )
 
 
 def _seconds(around: PlanNeighbourhoods, owner: int, colluders: int, room: int) -> float:
-    """Of one core, roughly: for the first balls, and for those of the readers that grow to the end."""
+    """Roughly the seconds of one core for the first balls and for those that grow to the end."""
     farthest, first = around.farthest(owner, room), 0
     inner = len(around.near(owner, 0))
     if farthest and _sets(len(around.near(owner, 1)), colluders) <= MAX_FIRST_TRACES:
@@ -207,10 +206,10 @@ def _sets(agents: int, most: int) -> int:
 
 
 class _BallSearch:
-    """Balls that grow around whoever may learn most."""
+    """The search that grows balls around the observers that may learn most."""
 
     def __init__(
-        self, around: PlanNeighbourhoods, periods: Ints, colluders: int, room: int, workers: int | None
+        self, around: PlanNeighbourhoods, periods: Ints, *, colluders: int, room: int, workers: int | None
     ) -> None:
         self.around, self.periods, self.colluders = around, periods, colluders
         self.room, self.workers = room, workers
@@ -225,7 +224,7 @@ class _BallSearch:
             total += len(batches)
             for batch, values in zip(batches, parallel_map(self._values, batches, self.workers), strict=True):
                 for (state, reach, trace), value in zip(batch, values, strict=True):
-                    state.found[reach, trace] = value
+                    state.bounds[reach, trace] = value
                 done += 1
                 progress("accounting", done, total, unit="observer")
             pending = [(state, nodes) for state in states if (nodes := self._grown(state))]
@@ -240,11 +239,11 @@ class _BallSearch:
         return nodes
 
     def _grown(self, state: _OwnerBounds) -> list[tuple[int, Trace]]:
-        """Takes out the largest, where its ball can grow, and says what stands for it in the larger one."""
+        """Remove the largest entry if its ball can grow, and return its replacements in the larger ball."""
         reach, trace = state.largest()
-        if reach >= state.farthest or state.found[reach, trace] == 0:
+        if reach >= state.farthest or state.bounds[reach, trace] == 0:
             return []
-        del state.found[reach, trace]
+        del state.bounds[reach, trace]
         # Its coalitions have their other members, if any, outside the smaller ball.
         new = self.around.near(state.number, reach + 1) - self.around.near(state.number, reach)
         return [
@@ -253,7 +252,7 @@ class _BallSearch:
         ]
 
     def _batched(self, asked: list[_Node]) -> list[list[_Node]]:
-        """Balls of like size together, as many as have room."""
+        """Batches of balls of similar size."""
 
         def size(node: _Node) -> int:
             return len(self.around.hidden(node[0].number, node[1]))
@@ -261,7 +260,7 @@ class _BallSearch:
         batches: list[list[_Node]] = []
         room = 0
         for node in sorted(asked, key=lambda node: (size(node), node[0].number, node[2])):
-            needs = 4 * size(node) + 8  # rows that are made of hidden ones, too
+            needs = 4 * size(node) + 8  # including rows that are made of hidden ones
             if needs > room:
                 batches.append([])
                 room = ROWS_PER_BATCH
@@ -276,45 +275,52 @@ class _BallSearch:
         ]
         periods = self.periods[[state.number for state, _, _ in batch]][:, None]
         try:
-            told = track_changes(
-                lay_out(self.around.ways, questions), None, BALL_FOLLOWED_ROUNDS, rest=BALL_BEARABLE_REST
+            tracked = track_changes(
+                lay_out(self.around.flow, questions), None, BALL_FOLLOWED_ROUNDS, rest=BALL_BEARABLE_REST
             )
-        except UnsuitedError:  # a row without noise, say: all others together are the bound then
+        except UnsuitedError:  # such as a row without noise: all others together are the bound
             return [np.inf] if len(batch) == 1 else [self._values([node])[0] for node in batch]
         return [
-            bracket_band(one.bands[0], int(period), np.inf)[1]
-            for one, period in zip(told, periods[:, 0], strict=True)
+            bracket_band(changes.bands[0], int(period), np.inf)[1]
+            for changes, period in zip(tracked, periods[:, 0], strict=True)
         ]
 
 
 _Node = tuple[_OwnerBounds, int, Trace]
 
 
-def _view(around: PlanNeighbourhoods, exposure: Exposure, colluders: int, found: list[_OwnerBounds]) -> View:
-    n, periods = around.plan.agents, exposure.periods()
+def _view(around: PlanNeighbourhoods, exposure: Exposure, colluders: int, bounds: list[_OwnerBounds]) -> View:
+    n = around.plan.agents
     per_release = information(around.plan)
-    ceiling = np.array([every_round(per_release[:, i], int(periods[i])) for i in range(n)])
+    ceiling = every_round_mu(per_release, exposure.periods())
     listed = colluders == 1 and n <= MAX_LISTED_AGENTS
     observers: tuple[Trace, ...] = tuple((j,) for j in range(n)) if listed else ((),)
     upper = np.full((n, len(observers)), np.nan)
-    for state in found:
+    for state in bounds:
         i = state.number
         if listed:
-            # Who is in no trace is far from the balls in which nobody is.
-            upper[i] = max((value for (_, trace), value in state.found.items() if not trace), default=0.0)
-            for (_, trace), value in state.found.items():
+            # An agent in no trace is far from all balls.
+            upper[i] = max((value for (_, trace), value in state.bounds.items() if not trace), default=0.0)
+            for (_, trace), value in state.bounds.items():
                 upper[i, list(trace)] = value
             upper[i, i] = np.nan
         else:
-            upper[i] = state.found[state.largest()]
+            upper[i] = state.bounds[state.largest()]
     upper = exposure.sensitivity[:, None] * np.minimum(np.sqrt(upper), ceiling[:, None])
     asked = ~np.isnan(upper)
-    reach = sorted({state.largest()[0] for state in found})
+    reach = sorted({state.largest()[0] for state in bounds})
     note = (
-        f"at most: bounded by what is within {_from_to(reach)} links of each agent, all rows beyond counted "
-        "as seen; privacy.allow_slow=true looks farther, and asks for less noise."
+        f"at most: bounded by the rows within {_from_to(reach)} links of each agent, all rows beyond counted "
+        "as seen; privacy.allow_slow=true uses larger neighbourhoods, and needs less noise."
     )
-    return View(observers, np.where(asked, 0.0, np.nan), upper, asked, amplified(exposure, per_release), note)
+    return View(
+        observers=observers,
+        lower=np.where(asked, 0.0, np.nan),
+        upper=upper,
+        asked=asked,
+        samples=amplified(exposure, per_release),
+        note=note,
+    )
 
 
 def _from_to(numbers: list[int]) -> str:
@@ -322,12 +328,12 @@ def _from_to(numbers: list[int]) -> str:
 
 
 def _up_to(count: int, agents: frozenset[int]) -> list[Trace]:
-    """All sets of at most so many of them."""
+    """All sets of at most `count` of these agents."""
     return [others for size in range(count + 1) for others in itertools.combinations(sorted(agents), size)]
 
 
 def _columns(relation: Any, rows: Ints) -> Ints:
-    """All that some of these rows are related to."""
+    """All columns that some of these rows are related to."""
     parts = [relation.indices[relation.indptr[a] : relation.indptr[a + 1]] for a in rows.tolist()]
     return np.unique(np.concatenate(parts)).astype(np.int64) if parts else np.empty(0, np.int64)
 

@@ -1,13 +1,13 @@
-"""What an observer does not know: the conditional covariance of the rows, carried from round to round.
+"""The conditional covariance of the rows that an observer does not know, carried from round to round.
 
-For a coalition J every row is linear in Gaussian draws. What J reads or makes it knows; what it does not
-know of the other rows is their conditional covariance P given all that J has seen. A round mixes P, adds the
-fresh noise and conditions on what J sees: a Kalman filter without measurement noise (Kalman 1960). This file
-knows nothing of gradients, owners or budgets: `gram.py` sends shifts through the gains that come out here.
+For a coalition J every row is linear in Gaussian draws. J knows what it reads or makes. What it does not know
+of the other rows is their conditional covariance P given all that J has seen. A round mixes P, adds the fresh
+noise and conditions on what J sees: a Kalman filter without measurement noise (Kalman 1960). This file does
+not use gradients, owners or budgets: `gram_matrix` sends shifts through the gains computed here.
 
-Only rows that matter are carried: those J sees now, and those that a later sight of J depends on. Rows that
-J knows have no covariance and are left out, so the state is smaller than the plan. Work per round is
-O(rows²·(sources + rows seen)); nothing is dense in the rounds.
+Only rows that matter are carried: those that J sees now, and those on which something depends that J sees
+later. Rows that J knows have no covariance and are left out, so the state is smaller than the plan. Work per
+round is O(rows²·(sources + rows seen)); nothing is dense in the rounds.
 
 **Numbers.** Rounding errors are about 1e-16 of the variance V that entered a row by ways J does not see. A
 row that J sees counts as noiseless when at most `NOISE_RESOLUTION`·V of its variance is left. What J learns
@@ -31,27 +31,28 @@ from topdp.base.array_types import Bools, Floats, Ints
 from topdp.plan import Capability, Plan, Round, unsupported
 from topdp.privacy.basics.refusals import PrivacyError, expect_supported
 
+# Below this share of the variance that entered it a row has no noise of its own.
 NOISE_RESOLUTION = 1e-13
-"""A row has no noise of its own below this share of the variance that entered it."""
 
+# The share of the variance that entered a row that does not count as noise.
 VARIANCE_ROUNDING = 1e-14
-"""Share of the variance that entered a row that is not counted on."""
 
 
 class Public(Enum):
-    """What everybody can read, beside the rows that were sent to them."""
+    """What every observer can read in addition to the rows sent to it."""
 
     NOTHING = "nothing"
     ESTIMATES = "every agent's estimate, in every round"
     LINKS = "every row that is sent to anybody, and every agent's estimate"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class FilteredRound:
-    """One round in the eyes of J: how shifts of the unknown rows move, and what of them J sees.
+    """One round as J sees it: how shifts of the unknown rows move, and what J sees of them.
 
-    Live rows are ordered: first those that stay unknown (`kept`), then those seen. Of the seen ones the
-    `fresh` have noise of their own given the others; the `null` have none and are, for J, exact equations.
+    Live rows are ordered: first those that stay unknown (`kept`), then those seen. Among the seen ones
+    `fresh` rows have noise of their own given the others; `null` rows have none and are exact equations for
+    J.
     """
 
     rows: Ints  # [live] their numbers in the plan
@@ -65,9 +66,9 @@ class FilteredRound:
     guard: float  # >= 1: by how much whitened shifts are enlarged for rounding
     null: Ints  # [l] positions among the live rows
     null_weights: Floats  # [l, k] of the fresh rows in the null ones
-    null_size: Floats  # [l] most that can have entered a null row, by which rounding is judged; 0: none
+    null_size: Floats  # [l] the most that can have entered a null row, for comparison with rounding; 0: none
     before: Floats  # [live, live] P of the live rows before J sees some of them
-    variance: Floats  # [live] V, what entered them by unseen ways
+    variance: Floats  # [live] V, the variance that entered them unseen
     size: Floats  # [live] the same for shifts, per unit of gradient
 
 
@@ -83,7 +84,7 @@ def nonlinear_reason(plan: Plan) -> str | None:
 
 
 def filtered_rounds(plan: Plan, coalition: Bools, public: Public = Public.NOTHING) -> Iterator[FilteredRound]:
-    """The rounds of `plan` as the agents marked in `coalition` [agents] see them together."""
+    """Yield the rounds of `plan` as the agents marked in `coalition` [agents] see them together."""
     expect_supported(nonlinear_reason(plan))
     unknown = unknown_draws(plan, coalition)
     seen, live = _live(plan, coalition, unknown, public)
@@ -99,11 +100,11 @@ def filtered_rounds(plan: Plan, coalition: Bools, public: Public = Public.NOTHIN
 
 @dataclass(frozen=True)
 class _Unknown:
-    """The state: rows that J has not seen and that matter, with what is not known of them."""
+    """The state: the rows that matter and that J has not seen, with what is not known of them."""
 
     rows: Ints
     P: Floats  # conditional covariance
-    variance: Floats  # V: what entered by unseen ways, never reduced; P_aa <= V_a
+    variance: Floats  # V: what entered unseen, never reduced; P_aa <= V_a
     size: Floats  # the same for shifts, per unit of gradient: bounds |shift| before any conditioning
 
 
@@ -155,7 +156,7 @@ def _advance(
 
 
 def _add_noise(P: Floats, plan: Plan, this: Round, rows: Ints, unknown: Bools, distinct: bool) -> Floats:
-    """Adds the covariance of the draws that J does not know; returns its diagonal."""
+    """Add the covariance of the draws that J does not know, and return its diagonal."""
     draw, std = this.draw[rows], this.std[rows]
     counts = (draw >= 0) & (std != 0)
     counts &= np.where(draw >= 0, unknown[draw], False)
@@ -179,18 +180,18 @@ def _gather(share: Floats, at: Ints, values: Floats) -> Floats:
 
 
 class Whitening(NamedTuple):
-    """What makes the rows seen in a round independent, and what is left out of that."""
+    """The transformation that makes the rows seen in a round independent, and the rows without own noise."""
 
     fresh: Ints  # rows with noise of their own, given those before them
     inverse: Floats  # L⁻¹ [fresh, fresh], L Lᵀ the covariance of the fresh rows
     null: Ints  # the other rows
     weights: Floats  # Q [null, fresh]: what the null rows are made of
+    # The factor by which whitened shifts grow when C loses VARIANCE_ROUNDING·V; infinite if C may vanish.
     guard: float
-    """By how much whitened shifts grow when C loses VARIANCE_ROUNDING·V; infinite if C may vanish."""
 
 
 def whiten(C: Floats, variance: Floats) -> Whitening:
-    """The whitening of rows with covariance C; `variance` is V.
+    """Return the whitening of rows with covariance C; `variance` is V.
 
     A row is null when, given the rows before it, at most NOISE_RESOLUTION·V is left of its variance.
     """
@@ -210,14 +211,14 @@ def whiten(C: Floats, variance: Floats) -> Whitening:
     inverse, Q = np.zeros((k, k)), np.zeros((k, k))
     for a in range(k):
         f = len(fresh)
-        said = inverse[:f, :f] @ C[fresh, a]
-        left = C[a, a] - said @ said
+        explained = inverse[:f, :f] @ C[fresh, a]
+        left = C[a, a] - explained @ explained
         if left > NOISE_RESOLUTION * variance[a]:
-            inverse[f, :f] = -(said @ inverse[:f, :f]) / np.sqrt(left)
+            inverse[f, :f] = -(explained @ inverse[:f, :f]) / np.sqrt(left)
             inverse[f, f] = 1 / np.sqrt(left)
             fresh.append(a)
         else:
-            Q[len(null), :f] = said @ inverse[:f, :f]
+            Q[len(null), :f] = explained @ inverse[:f, :f]
             null.append(a)
     f = len(fresh)
     inverse = inverse[:f, :f]
@@ -237,7 +238,7 @@ def _guard(inverse: Floats, variance: Floats) -> float:
 
 
 def unknown_draws(plan: Plan, coalition: Bools) -> Bools:
-    """[draws]: those that nobody in J knows. Who makes a row knows what enters it, listed or not."""
+    """[draws] those that no agent of J knows. The maker of a row knows what enters it, listed or not."""
     unknown = np.asarray(~(coalition[plan.known_by] & (plan.known_by >= 0)).any(axis=1))
     entering = plan.draw.values[:, coalition[plan.owner]]
     unknown[entering[entering >= 0]] = False
@@ -245,7 +246,7 @@ def unknown_draws(plan: Plan, coalition: Bools) -> Bools:
 
 
 def seen_rows(plan: Plan, coalition: Bools, public: Public) -> Bools:
-    """[releases, m]: the rows that J reads or makes, those it makes them of, and those that are public."""
+    """[releases, m] the rows that J reads or makes, the sources of its own rows, and the public rows."""
     readers = plan.readers.values
     reads = ((coalition[readers] | (public is Public.LINKS)) & (readers >= 0)).any(axis=-1)
     seen = reads[plan.readers.which] | coalition[plan.owner]
@@ -256,27 +257,27 @@ def seen_rows(plan: Plan, coalition: Bools, public: Public) -> Bools:
     seen[round[later] - 1, source[round, row, slot][later]] = True
     if public is not Public.NOTHING:
         seen[:, : plan.agents] = True
-        seen[:, plan.memories] = True  # what follows from estimates that are known
+        seen[:, plan.memories] = True  # they follow from known estimates
     return np.asarray(seen & plan.exists)
 
 
 def _live(plan: Plan, coalition: Bools, unknown: Bools, public: Public) -> tuple[Bools, Bools]:
-    """[releases, m] twice: the rows J sees; those it sees or that a later sight of J depends on.
+    """[releases, m] twice: the rows that J sees; those that it sees or that matter to what it sees later.
 
-    J's own rows that hold nothing but what J knows are not live: they tell it nothing. Nor are memories of
-    estimates that it sees.
+    J's own rows that hold only what J knows are not live: they reveal nothing. Nor are memories of estimates
+    that J sees.
     """
     seen = seen_rows(plan, coalition, public)
     own = np.flatnonzero(coalition[plan.owner])
     live = seen.copy()
     for r in range(plan.releases - 1, -1, -1):
-        told = own[live[r, own]]
-        draw, std = plan.draw[r][told], plan.std[r][told]
+        live_own = own[live[r, own]]
+        draw, std = plan.draw[r][live_own], plan.std[r][live_own]
         surprise = ((draw >= 0) & (std != 0) & unknown[draw]).any(axis=1)
         if r > 0:
-            source, weight = plan.source[r][told], plan.weight[r][told]
+            source, weight = plan.source[r][live_own], plan.weight[r][live_own]
             surprise |= ((source >= 0) & (weight != 0) & ~seen[r - 1, source]).any(axis=1)
-        live[r, told[~surprise]] = False
+        live[r, live_own[~surprise]] = False
         if r > 0:
             source, weight = plan.source[r][live[r]], plan.weight[r][live[r]]
             used = source[(source >= 0) & (weight != 0)]

@@ -1,14 +1,14 @@
-"""Which rows of a plan matter to an observer who reads every estimate: as arrays for many observers at once.
+"""The rows of a plan that matter to observers that read every estimate, as arrays for many observers at once.
 
-A *question* is who looks, at whose data, and which rows may be hidden from it; all other rows count as seen.
-A row is hidden where it may be, and the observer neither reads nor makes it, nor makes anything of it. This
-file sorts rows and rounds; `tracking` follows what is not known of the hidden ones. Not for observers who do
-not read estimates (`filtering`).
+A *question* names an observer, the owners, and which rows may be hidden from the observer; all other rows
+count as seen. A row is hidden if it may be hidden, and the observer neither reads it, nor makes it, nor makes
+a row of it. This file sorts rows and rounds; `reader_tracking` follows what is not known of the hidden ones.
+`observer_filter` is for observers that do not read estimates.
 
-**Guarantees.** Whatever may be hidden is a choice of who asks: counting more rows as seen never makes anybody
-learn less. Left out are rows that say nothing: seen ones in which neither a hidden row nor a gradient of the
-owners in question enters, and hidden ones that nothing later is made of. `UnsuitedError`: a row in which two
-hidden rows meet, a draw that enters two rows, or a row that tells something and has no noise.
+**Guarantees.** The caller chooses which rows may be hidden: counting more rows as seen never lowers a loss.
+Rows that reveal nothing are left out: seen ones in which neither a hidden row nor a gradient of the owners in
+question enters, and hidden ones that enter no later row. `UnsuitedError` is raised for a row in which two
+hidden rows meet, a draw that enters two rows, or a row that reveals something and has no noise.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NO_ROW = -1
 
 
 class UnsuitedError(Exception):
-    """The plan is not of the kind that is followed here; never shown to users."""
+    """The plan is not of the kind that this method follows. Callers catch it; users never see it."""
 
 
 class ReaderQuestion(NamedTuple):
@@ -42,7 +42,7 @@ class ReaderQuestion(NamedTuple):
 
 @dataclass(frozen=True)
 class RowFlow:
-    """A plan whose estimates everybody reads, and which of its other rows ever enter which rows."""
+    """A plan whose estimates are public, and which of its other rows ever enter which rows."""
 
     plan: Plan
 
@@ -55,18 +55,18 @@ class RowFlow:
         for r in range(1, plan.releases):
             used = plan.source[r][(plan.source[r] >= 0) & (plan.weight[r] != 0)]
             if not plan.exists[r - 1, used].all():
-                raise UnsuitedError("A row is made of one that is not there.")
+                raise UnsuitedError("A row is made of one that does not exist.")
         if need := unsupported(plan, {Capability.SHARED_DRAWS}):
             raise UnsuitedError(f"Not covered: {need}.")
 
     @cached_property
     def secret(self) -> Bools:
-        """[m]: rows that are neither estimates nor memories of estimates."""
+        """[m] rows that are neither estimates nor memories of estimates."""
         return np.asarray((np.arange(self.plan.rows) >= self.plan.agents) & ~self.plan.memories)
 
     @cached_property
     def users(self) -> Any:
-        """Sparse [m, m]: row b is ever made of secret row a."""
+        """Sparse [m, m]: whether row b is ever made of secret row a."""
         plan, m = self.plan, self.plan.rows
         codes: Ints = np.empty(0, np.int64)
         kinds = np.unique(np.stack([plan.source.which, plan.weight.which]), axis=1)
@@ -85,19 +85,19 @@ class RowFlow:
         return np.split(order, np.cumsum(np.bincount(self.plan.owner, minlength=self.plan.agents))[:-1])
 
     def entered(self, rows: Ints) -> Ints:
-        """The rows that are ever made of some of these."""
+        """The rows that are ever made of one of these."""
         users = self.users
         parts = [users.indices[users.indptr[a] : users.indptr[a + 1]] for a in rows.tolist()]
         return np.unique(np.concatenate(parts)).astype(np.int64) if parts else np.empty(0, np.int64)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ReaderLayout:
-    """The rows that matter to a batch of questions, [releases, batch, rows]; padded with rows that are not.
+    """The rows that matter to a batch of questions, [releases, batch, rows], padded to one size.
 
-    `at`: the position of the one hidden row of the round before that enters, or NO_ROW; `weight`: with what
-    weight. `live`: hidden, and something later is made of it. `tells`: seen, and a hidden row or the step of
-    an owner in question enters. `variance`: of the fresh noise that the observers do not know.
+    `at`: the position of the one hidden row of the round before that enters, or NO_ROW; `weight`: its weight.
+    `live`: hidden, and it enters a later row. `tells`: seen, and a hidden row or the step of an owner in
+    question enters. `variance`: of the fresh noise that the observers do not know.
     """
 
     at: NDArray[np.int32]
@@ -110,26 +110,26 @@ class ReaderLayout:
 
     @property
     def widest(self) -> int:
-        """The most rows that are live in a round."""
+        """The largest number of live rows in a round."""
         return int(self.live.sum(axis=2).max(initial=0))
 
 
-def lay_out(ways: RowFlow, questions: Sequence[ReaderQuestion]) -> ReaderLayout:
-    """The arrays of some questions; they are padded to the largest, so ask alike ones together."""
-    grounds: dict[tuple[bytes, bytes], _SharedRows] = {}
-    found = []
+def lay_out(flow: RowFlow, questions: Sequence[ReaderQuestion]) -> ReaderLayout:
+    """Return the arrays of some questions, padded to the largest, so batch questions of similar size."""
+    shareds: dict[tuple[bytes, bytes], _SharedRows] = {}
+    parts = []
     for question in questions:
         key = question.owners.tobytes(), question.hidden.tobytes()
-        if key not in grounds:
-            grounds[key] = _shared_rows(ways, question.owners, question.hidden)
-        found.append(_question_rows(ways, grounds[key], question.members))
-    width = max(part.at.shape[1] for part in found)
+        if key not in shareds:
+            shareds[key] = _shared_rows(flow, question.owners, question.hidden)
+        parts.append(_question_rows(flow, shareds[key], question.members))
+    width = max(part.at.shape[1] for part in parts)
 
     def padded(name: str, empty: object) -> NDArray[Any]:
-        parts = [getattr(part, name) for part in found]
-        shape = (parts[0].shape[0], len(parts), width) if parts[0].ndim == 2 else (len(parts), width)
-        whole = np.full(shape, empty, parts[0].dtype)
-        for b, part in enumerate(parts):
+        arrays = [getattr(part, name) for part in parts]
+        shape = (arrays[0].shape[0], len(arrays), width) if arrays[0].ndim == 2 else (len(arrays), width)
+        whole = np.full(shape, empty, arrays[0].dtype)
+        for b, part in enumerate(arrays):
             whole[..., b, : part.shape[-1]] = part
         return whole
 
@@ -138,24 +138,26 @@ def lay_out(ways: RowFlow, questions: Sequence[ReaderQuestion]) -> ReaderLayout:
     if (variance[tells | live] <= 0).any():
         raise UnsuitedError("A row has no noise.")
     step, owner = padded("step", 0.0), padded("owner", NO_ROW)
-    return ReaderLayout(at, padded("weight", 0.0), variance, live, tells, step, owner)
+    return ReaderLayout(
+        at=at, weight=padded("weight", 0.0), variance=variance, live=live, tells=tells, step=step, owner=owner
+    )
 
 
 class _SharedRows(NamedTuple):
-    """What does not depend on who looks: rows that matter, [releases, rows] and [releases, rows, sources]."""
+    """The rows that matter whoever observes, [releases, rows] and [releases, rows, sources]."""
 
     rows: Ints
     exists: Bools
     hideable: Bools  # [rows]
-    at: Ints  # the hideable row of the round before that each source is
+    at: Ints  # for each source, the hideable row of the round before
     weight: Floats
     step: Floats
     owner: NDArray[np.int32]
-    variance: Floats  # of all fresh noise, whoever knows it
+    variance: Floats  # of all fresh noise, known or not
 
 
 class _QuestionRows(NamedTuple):
-    """One question: the parts of `ReaderLayout`, [releases, rows]."""
+    """The parts of `ReaderLayout` for one question, [releases, rows]."""
 
     at: NDArray[np.int32]
     weight: Floats
@@ -165,11 +167,11 @@ class _QuestionRows(NamedTuple):
     owner: NDArray[np.int32]
 
 
-def _shared_rows(ways: RowFlow, owners: Ints, hidden: Ints) -> _SharedRows:
-    plan = ways.plan
-    hidden = hidden[ways.secret[hidden]]
-    mine = [ways.rows_of[i] for i in owners.tolist()]
-    rows = np.unique(np.concatenate([hidden, ways.entered(hidden), *mine]).astype(np.int64))
+def _shared_rows(flow: RowFlow, owners: Ints, hidden: Ints) -> _SharedRows:
+    plan = flow.plan
+    hidden = hidden[flow.secret[hidden]]
+    mine = [flow.rows_of[i] for i in owners.tolist()]
+    rows = np.unique(np.concatenate([hidden, flow.entered(hidden), *mine]).astype(np.int64))
     place = np.full(plan.rows, NO_ROW, np.int32)
     place[hidden] = np.searchsorted(rows, hidden)
     source = plan.source.values[:, rows]
@@ -187,17 +189,17 @@ def _shared_rows(ways: RowFlow, owners: Ints, hidden: Ints) -> _SharedRows:
     return _SharedRows(rows, exists, place[rows] >= 0, at, weight, step, owner, variance)
 
 
-def _question_rows(ways: RowFlow, ground: _SharedRows, members: tuple[int, ...]) -> _QuestionRows:
-    plan, rows, at = ways.plan, ground.rows, ground.at
+def _question_rows(flow: RowFlow, shared: _SharedRows, members: tuple[int, ...]) -> _QuestionRows:
+    plan, rows, at = flow.plan, shared.rows, shared.at
     J = np.zeros(plan.agents, bool)
     J[list(members)] = True
     own = J[plan.owner[rows]]
     readers = plan.readers.values[:, rows]
     reads = ((readers >= 0) & J[readers]).any(axis=-1)
-    unknown = ground.exists & (ground.hideable & ~own)
+    unknown = shared.exists & (shared.hideable & ~own)
     if reads.any():
         unknown &= ~reads[plan.readers.which]
-    # What J makes its own rows of, it has.
+    # J has the rows of which it makes its own.
     made = at[1:, own]
     round, row, slot = np.nonzero(made >= 0)
     unknown[round, made[round, row, slot]] = False
@@ -209,19 +211,19 @@ def _question_rows(ways: RowFlow, ground: _SharedRows, members: tuple[int, ...])
     one, share = np.full((R, count), NO_ROW, np.int32), np.zeros((R, count))
     for s in range(sources):
         one[enters[:, :, s]] = at[:, :, s][enters[:, :, s]]
-        share[enters[:, :, s]] = ground.weight[:, :, s][enters[:, :, s]]
-    tells = ground.exists & ~unknown & ((one >= 0) | (ground.step != 0))
+        share[enters[:, :, s]] = shared.weight[:, :, s][enters[:, :, s]]
+    tells = shared.exists & ~unknown & ((one >= 0) | (shared.step != 0))
     known = np.asarray(((plan.known_by >= 0) & J[plan.known_by]).any(axis=1))
-    for agent in members:  # who makes a row knows what enters it
-        entering = plan.draw.values[:, ways.rows_of[agent]]
+    for agent in members:  # the maker of a row knows what enters it
+        entering = plan.draw.values[:, flow.rows_of[agent]]
         known[entering[entering >= 0]] = True
     mine = known[plan.draw.values[:, rows]] & (plan.draw.values[:, rows] >= 0)
-    variance = _variance(plan, known, rows) if mine.any() else ground.variance
-    return _QuestionRows(one, share, variance, tells, ground.step, ground.owner)
+    variance = _variance(plan, known, rows) if mine.any() else shared.variance
+    return _QuestionRows(one, share, variance, tells, shared.step, shared.owner)
 
 
 def _live(at: NDArray[np.int32], tells: Bools) -> Bools:
-    """Hidden rows of which something is made that tells something, at once or later."""
+    """Hidden rows that enter a row which reveals something, directly or later."""
     live = np.zeros_like(tells)
     for r in range(len(at) - 1, 0, -1):
         batch, row = np.nonzero((tells[r] | live[r]) & (at[r] >= 0))
@@ -230,7 +232,7 @@ def _live(at: NDArray[np.int32], tells: Bools) -> Bools:
 
 
 def _variance(plan: Plan, known: Bools, rows: Ints) -> Floats:
-    """[releases, rows]: of the fresh noise of a row, without the draws that are known."""
+    """[releases, rows] the variance of fresh noise, without the draws that are known."""
     draw = plan.draw.values[:, rows]
     counts = (draw >= 0) & ~known[draw]
     square = np.square(plan.std.values[:, rows])

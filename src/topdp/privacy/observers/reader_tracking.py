@@ -1,22 +1,23 @@
-"""What observers who read every estimate learn of changes, for a batch of questions at once: bands of M.
+"""What observers that read every estimate learn of changes, for a batch of questions at once: bands of M.
 
 Where all estimates are seen, a row that is made of a hidden row a adds fresh noise of variance ν to w·a. So
-all rows seen in a round that are made of a are one look at it, with precision q = Σ w²/ν; and looks at
-different rows have independent noise. Given the looks, P ← P - P_O' (P_OO + 1/q)⁻¹ P_O; the hidden rows that
-are made next have w·P·w' + ν (Kalman 1960). Shifts go the same way, and M gathers δᵀ(P_OO + 1/q)⁻¹δ. That is
-the M of `filtering` and `gram`, by matrices as small as what is hidden (tested against both).
+all rows seen in a round that are made of a are one observation of it, with precision q = Σ w²/ν; and
+observations of different rows have independent noise. Given the observations, P ← P - P_O' (P_OO + 1/q)⁻¹
+P_O; the hidden rows that are made next have w·P·w' + ν (Kalman 1960). Shifts are filtered in the same way,
+and M gathers δᵀ(P_OO + 1/q)⁻¹δ. That is the M of `observer_filter` and `gram_matrix`, by matrices as small as
+what is hidden (tests compare both).
 
-`aligned` are the sums over rounds of one residue class: what a record tells whose changes all point one way.
+`aligned` are the sums over rounds of one residue class: the loss of a record whose changes all point one way.
 
-A change is followed until it has nothing left to tell, or for `longest` rounds. What is left then is bounded
-by whoever would see all the rows it has entered by the next round: Σ (w·shift)²/ν, since their covariance is
-at least that of their fresh noise.
+A change is followed until it has nothing left to reveal, or for `longest` rounds. The rest is bounded by an
+observer that sees all rows which the change enters in the next round: Σ (w·shift)²/ν, since their covariance
+is at least that of their fresh noise.
 
-**Guarantees.** As `banded`: near part in `values`, the length of the far part at most `rest`. Rounding as in
-`filtering`: what is learned is stated for noise whose variance is smaller by `VARIANCE_ROUNDING`·V in every
-row seen, V what entered it by hidden ways; C - E >= (1 - ρ)C with ρ = Σ E/ν, because C is at least the fresh
-noise.
-Where that leaves nothing (deviations that differ by a factor of millions) `UnsuitedError` is raised.
+**Guarantees.** As `band_matrix`: near part in `values`, the length of the far part at most `rest`. Rounding
+as in `observer_filter`: what is learned is stated for noise whose variance is smaller by
+`VARIANCE_ROUNDING`·V in every row seen, V what entered it by hidden ways; C - E >= (1 - ρ)C with ρ = Σ E/ν,
+because C is at least the fresh noise. Where that leaves nothing (deviations that differ by a factor of
+millions) `UnsuitedError` is raised.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ from topdp.privacy.observers.band_matrix import MAX_FAR_PART, Band
 from topdp.privacy.observers.observer_filter import VARIANCE_ROUNDING
 from topdp.privacy.observers.reader_layout import ReaderLayout, UnsuitedError
 
+# Rounds between attempts to drop old changes.
 DROP_EVERY_ROUNDS = 4
-"""Rounds between attempts to let old changes go."""
 
 
 class TrackedChanges(NamedTuple):
-    """Of one question: the band of each owner; [owners, classes] 1ᵀM1 over the rounds of each class."""
+    """For one question: the band of each owner; [owners, classes] 1ᵀM1 over the rounds of each class."""
 
     bands: list[Band]
     aligned: Floats
@@ -49,14 +50,14 @@ def track_changes(
     rest: float = MAX_FAR_PART,
     owners: int = 1,
 ) -> list[TrackedChanges]:
-    """What the observers of each question are told.
+    """Return what the observers of each question learn.
 
-    `periods` [questions, owners]: rounds r and s are of one class where they are alike modulo the period;
-    None: no sums over classes are asked for, of `owners` each.
-    `longest`: rounds for which a change is followed at most. `single`: single changes are followed, too;
-    else there are no bands. `rest`: what may be left of a change that is let go, per largest change seen.
+    `periods` [questions, owners]: rounds r and s are of one class if they are equal modulo the period; None:
+    no sums over classes, for `owners` owners in each question. `longest`: the most rounds for which a change
+    is followed. `single`: also follow single changes; otherwise there are no bands. `rest`: what may be left
+    of a change that is dropped, per largest change seen.
     """
-    return _TrackedBatch(layout, periods, longest, single, rest, owners).all()
+    return _TrackedBatch(layout, periods, longest=longest, single=single, rest=rest, owners=owners).all()
 
 
 class _TrackedBatch:
@@ -69,6 +70,7 @@ class _TrackedBatch:
         self,
         layout: ReaderLayout,
         periods: Ints | None,
+        *,
         longest: int | None,
         single: bool,
         rest: float,
@@ -80,7 +82,7 @@ class _TrackedBatch:
         classes = 0 if periods is None else min(int(periods.max()), self.R)
         self.owners = owners = owners if periods is None else periods.shape[1]
         self.K = layout.widest
-        self.low = 0  # the oldest change that is followed
+        self.low = 0  # the oldest change that is still followed
         k, W = self.K + 1, DROP_EVERY_ROUNDS if single else 0
         self.P = np.zeros((self.B, k, k))
         self.V = np.zeros((self.B, k))
@@ -92,13 +94,13 @@ class _TrackedBatch:
         self.values = np.zeros((self.B, owners, self.R, W))
         self.rest = np.zeros((self.B, owners, self.R))
         self.leaks = np.zeros((self.B, owners, self.R), bool)
-        self.written = np.zeros(self.B)  # the most that a change told whose row of M is final
+        self.written = np.zeros(self.B)  # the most that a change with a final row of M revealed
 
     def all(self) -> list[TrackedChanges]:
         for r in range(self.R):
             if self.single and r and r % DROP_EVERY_ROUNDS == 0:
-                self._let_go(r)
-            self._look(r)
+                self._drop_old(r)
+            self._observe(r)
             self._make(r)
         if self.single:
             self._write(self.R - self.low)
@@ -108,17 +110,17 @@ class _TrackedBatch:
         parts = zip(self.values[b], self.rest[b], self.leaks[b], strict=True)
         return TrackedChanges([Band(*part) for part in parts] if self.single else [], self.aligned[b])
 
-    def _look(self, r: int) -> None:
-        """What is seen in round r of the hidden rows of the round before, and of this round's gradients."""
+    def _observe(self, r: int) -> None:
+        """Process what round r shows of the hidden rows of the round before and of its own gradients."""
         layout, k = self.layout, self.K + 1
         b, a = np.nonzero(layout.tells[r])
         if not len(b):
             return
-        slot = self.place[b, layout.at[r, b, a]]  # NOWHERE is the last row of `place`: no hidden row
+        slot = self.place[b, layout.at[r, b, a]]  # NO_ROW indexes the last row of `place`: no hidden row
         w, nu, d = layout.weight[r, b, a], layout.variance[r, b, a], layout.step[r, b, a]
         share = np.bincount(b, 1 + w * w * self.V[b, slot] / nu, minlength=self.B) * VARIANCE_ROUNDING
         if not (share < 0.5).all():
-            raise UnsuitedError("Nothing but rounding is left of some noise.")
+            raise UnsuitedError("Some noise is as small as rounding.")
         guard = 1 / (1 - share)
 
         q = np.asarray(np.bincount(b * k + slot, w * w / nu, self.B * k), np.float64).reshape(self.B, k)
@@ -133,7 +135,7 @@ class _TrackedBatch:
         enters[:, -1] = 0.0
         with np.errstate(divide="ignore", invalid="ignore"):
             enters = np.where(q[:, :, None] > 0, enters / q[:, :, None], 0.0)
-        # Σ d²/ν over the rows that are made of one hidden row: of their mean, and what they say beside it
+        # Σ d²/ν over the rows made of one hidden row, without the part that their mean reveals
         alone = np.maximum(alone - np.einsum("bk,bko,bko->bo", q, enters, enters), 0.0)
         alone *= guard[:, None]
         if self.single:
@@ -144,7 +146,7 @@ class _TrackedBatch:
         self._condition(r, q, enters, guard)
 
     def _condition(self, r: int, q: Floats, enters: Floats, guard: Floats) -> None:
-        """Looks with precision q at hidden rows, into which this round's change `enters`."""
+        """Condition on observations with precision q of hidden rows, which this round's change `enters`."""
         k, B = self.K + 1, self.B
         batch, seen = np.nonzero(q)
         if not len(batch):
@@ -168,37 +170,38 @@ class _TrackedBatch:
             delta = self.S.reshape(B * k, -1)[flat].reshape(B, most, self.owners, -1)
             delta[..., r - self.low] += entering
             parts.append(delta.reshape(B, most, -1))
-        # Solved column by column, not by an inverse: so P is off by rounding of V alone, however much looks
-        # have in common. Scaled to ones on the diagonal, C is as well conditioned as fresh noise makes it.
+        # Solved column by column, not by an inverse: so the error of P is rounding of V alone, however
+        # correlated observations are. Scaled to ones on the diagonal, C is as well conditioned as fresh noise
+        # makes it.
         root = np.sqrt(np.maximum(np.einsum("boo->bo", C), 0.0))[:, :, None]
         if not (root > 0).all():
-            raise UnsuitedError("Nothing but rounding is left of some noise.")
+            raise UnsuitedError("Some noise is as small as rounding.")
         scaled = C / root / root.transpose(0, 2, 1)
         try:
             solved = np.linalg.solve(scaled, np.concatenate(parts, axis=2) / root) / root
         except np.linalg.LinAlgError:
-            raise UnsuitedError("Looks tell the same, up to rounding.") from None
+            raise UnsuitedError("Observations are equal up to rounding.") from None
         back = np.ascontiguousarray(PO.transpose(0, 2, 1))
         moved = back @ solved
         self.P -= moved[:, :, :k]
         end = k + parts[1].shape[2]
         self.A -= moved[:, :, k:end].reshape(self.A.shape)
         if self.periods is not None:
-            told = (parts[1] * solved[:, :, k:end]).sum(axis=1).reshape(self.aligned.shape)
-            self.aligned += np.maximum(told, 0.0) * guard[:, None, None]
+            revealed = (parts[1] * solved[:, :, k:end]).sum(axis=1).reshape(self.aligned.shape)
+            self.aligned += np.maximum(revealed, 0.0) * guard[:, None, None]
         if self.single:
             self.S -= moved[:, :, end:].reshape(self.S.shape)
             self._gather(parts[2], solved[:, :, end:], guard)
 
     def _gather(self, delta: Floats, solved: Floats, guard: Floats) -> None:
-        """M gathers δᵀ C⁻¹ δ, owner by owner."""
+        """Add δᵀ C⁻¹ δ to M, owner by owner."""
         B, most, W = self.B, delta.shape[1], self.S.shape[3]
         left = delta.reshape(B, most, self.owners, W).transpose(0, 2, 3, 1)
         product = left @ solved.reshape(B, most, self.owners, W).transpose(0, 2, 1, 3)
         self.G += product * guard[:, None, None, None]
 
     def _make(self, r: int) -> None:
-        """The hidden rows of round r, of those of the round before."""
+        """Compute the hidden rows of round r from those of the round before."""
         layout, k, B = self.layout, self.K + 1, self.B
         b, a = np.nonzero(layout.live[r])
         rank, _ = _ranks(b, B)
@@ -230,8 +233,8 @@ class _TrackedBatch:
         self.place = np.full((B, self.rows + 1), self.K)
         self.place[b, a] = rank
 
-    def _let_go(self, r: int) -> None:
-        """Old changes that have nothing left to tell from round r on, or that were followed long enough."""
+    def _drop_old(self, r: int) -> None:
+        """Drop old changes that have nothing left to reveal from round r on, or were followed long enough."""
         layout, k, followed = self.layout, self.K + 1, r - self.low
         b, a = np.nonzero((layout.tells[r] | layout.live[r]) & (layout.at[r] >= 0))
         slot = self.place[b, layout.at[r, b, a]]
@@ -241,36 +244,36 @@ class _TrackedBatch:
         left = np.sqrt(np.einsum("bk,bkow->bow", Q, self.S[..., :followed] ** 2))
         largest = np.sqrt(self._largest())[:, None, None]
         over = (left > self.bearable / 2 * largest).any(axis=(0, 1))
-        gone = int(over.argmax()) if over.any() else followed
+        dropped = int(over.argmax()) if over.any() else followed
         if self.longest is not None:
-            gone = max(gone, followed - self.longest)
-        # Rounding is charged besides, as `banded` does.
-        self.rest[:, :, self.low : self.low + gone] = left[:, :, :gone] + MAX_FAR_PART / 2 * largest
-        self._write(gone)
-        kept = followed - gone
-        W = kept + DROP_EVERY_ROUNDS
+            dropped = max(dropped, followed - self.longest)
+        # Rounding is charged in addition, as in `band_matrix`.
+        self.rest[:, :, self.low : self.low + dropped] = left[:, :, :dropped] + MAX_FAR_PART / 2 * largest
+        self._write(dropped)
+        left_over = followed - dropped
+        W = left_over + DROP_EVERY_ROUNDS
         S, G = np.zeros((self.B, k, self.owners, W)), np.zeros((self.B, self.owners, W, W))
-        S[..., :kept] = self.S[..., gone:followed]
-        G[..., :kept, :kept] = self.G[..., gone:followed, gone:followed]
-        self.S, self.G, self.low = S, G, self.low + gone
+        S[..., :left_over] = self.S[..., dropped:followed]
+        G[..., :left_over, :left_over] = self.G[..., dropped:followed, dropped:followed]
+        self.S, self.G, self.low = S, G, self.low + dropped
 
     def _largest(self) -> Floats:
-        """[batch]: the most that a single change told so far."""
+        """[batch] the most that a single change has revealed so far."""
         now = np.einsum("boww->bow", self.G).max(axis=(1, 2), initial=0.0)
         return np.asarray(np.maximum(self.written, now))
 
-    def _write(self, gone: int) -> None:
-        """The first rows of what M is so far are final."""
+    def _write(self, dropped: int) -> None:
+        """Store the first rows of M, which are final."""
         W = min(self.G.shape[2], self.R - self.low)
         if self.values.shape[3] < W:
             room = ((0, 0), (0, 0), (0, 0), (0, W - self.values.shape[3]))
             self.values = np.pad(self.values, room)
-        for s in range(gone):
+        for s in range(dropped):
             self.values[:, :, self.low + s, : W - s] = self.G[:, :, s, s:W]
             self.written = np.maximum(self.written, self.G[:, :, s, s].max(axis=1))
 
 
 def _ranks(batch: Ints, size: int) -> tuple[Ints, int]:
-    """The number of each entry within its question, entries sorted by question; and the most of one."""
+    """The number of each entry within its question, for sorted entries; and the largest count."""
     count = np.bincount(batch, minlength=size)
     return np.arange(len(batch)) - np.repeat(np.cumsum(count) - count, count), int(count.max(initial=0))

@@ -1,12 +1,12 @@
-"""What coalitions learn from rounds in which every row is seen and some draws are shared.
+"""What coalitions learn from releases in which every row is seen and some draws are shared.
 
 Given the rows of the round before, a round is one Gaussian release of each owner's gradient, under the draws
-that the coalition does not know. Coalitions that know different draws learn different things, so they are
-looked at one by one; many at once, since each is a small matrix. Where there are too many of them, those that
-learn most are known by symmetry, or all are bounded by how well the secrets are connected.
+that the coalition does not know. Coalitions that know different draws learn different things, so each is
+computed by itself, as one small matrix of a batch. Where there are too many, symmetry shows which ones learn
+most, or all are bounded by how well the secrets connect the agents.
 
-**Guarantees.** As `adaptive`: exact for each coalition that is looked at, but for rounding, which is on the
-side of larger loss. `connectivity_bound` is never below the exact value of any coalition of that size.
+**Guarantees.** As `adaptive`: exact for each coalition that is computed, up to rounding on the side of larger
+loss. `connectivity_bound` is never below the exact value of any coalition of that size.
 """
 
 from __future__ import annotations
@@ -28,43 +28,43 @@ from topdp.privacy.query import Query
 
 Coalition = tuple[int, ...]
 
-MAX_BATCH_NUMBERS = 1 << 22  # numbers of matrices that are inverted at once
+MAX_BATCH_NUMBERS = 1 << 22  # in matrices that are inverted at once
 
+# Of ρ, the share of all noise that rounding may take. Above it rows are processed one by one.
 MAX_ROUNDING_SHARE = 1e-6
-"""Of ρ, the share of all noise that rounding may take: above it rows are looked at one after the other."""
 
+# Multiplications that coalitions may take one by one by default: some seconds.
 MAX_UNASKED_PRODUCTS = 4e9
-"""Multiplications that are made unasked to look at coalitions one by one: some seconds."""
 
 
 class ReleasePattern(NamedTuple):
-    """A release at unit step and scale, as it comes again in many rounds."""
+    """A release at unit step and scale, which many rounds repeat."""
 
     noise: Any  # sparse [draws, rows] standard deviations
     products: Any  # sparse [draws, rows·rows]: what each draw adds to the covariance of the rows
-    steps: Floats  # [rows, agents] which row carries whose gradient
+    steps: Floats  # [rows, agents] which row carries the gradient of which agent
     owner: Ints  # [rows]
 
 
 class NoisyReleases(NamedTuple):
-    """The noisy releases of a plan: which kind each is, and the square of step over scale."""
+    """The releases of a plan that carry gradients: the pattern of each, and the square of step over scale."""
 
-    knows: Any  # sparse [agents, draws]: who knows which draws, or makes a row of them
+    knows: Any  # sparse [agents, draws]: whether the agent knows the draw, or makes a row of it
     kinds: list[ReleasePattern]
     which: Ints  # [releases]; -1: carries nothing
     ratio: Floats  # [releases]
 
 
 def noisy_releases(plan: Plan) -> NoisyReleases:
-    """What carries gradients, each kind once."""
-    which, known = np.full(plan.releases, -1), {}
+    """The releases of a plan that carry gradients, with each pattern once."""
+    which, numbers = np.full(plan.releases, -1), {}
     kinds: list[ReleasePattern] = []
     for r in np.flatnonzero(plan.rate > 0).tolist():
         name = (plan.draw.which[r], plan.std.which[r], plan.carries.which[r], plan.exists[r].tobytes())
-        if name not in known:
-            known[name] = len(kinds)
+        if name not in numbers:
+            numbers[name] = len(kinds)
             kinds.append(_kind(plan, r))
-        which[r] = known[name]
+        which[r] = numbers[name]
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         ratio = np.where(plan.rate > 0, np.square(plan.rate / plan.scale), 0.0)
     return NoisyReleases(_known_draws(plan), kinds, which, ratio)
@@ -72,11 +72,11 @@ def noisy_releases(plan: Plan) -> NoisyReleases:
 
 def _kind(plan: Plan, round: int) -> ReleasePattern:
     tells = plan.carries[round] | ((plan.draw[round] >= 0) & (plan.std[round] != 0)).any(axis=1)
-    rows = np.flatnonzero(plan.exists[round] & tells)  # the others follow from rows that were seen
+    rows = np.flatnonzero(plan.exists[round] & tells)  # the other rows follow from rows seen before
     m, draw, std = len(rows), plan.draw[round][rows], plan.std[round][rows]
     enters = (draw >= 0) & (std != 0)
     entries = (std[enters], (draw[enters], np.nonzero(enters)[0]))
-    noise = sparse.coo_array(entries, shape=(plan.draws, m)).tocsr()  # entries in one place are added up
+    noise = sparse.coo_array(entries, shape=(plan.draws, m)).tocsr()  # equal places are added up
     noise.eliminate_zeros()
     steps = np.zeros((m, plan.agents))
     steps[np.arange(m), plan.owner[rows]] = plan.carries[round][rows]
@@ -84,7 +84,7 @@ def _kind(plan: Plan, round: int) -> ReleasePattern:
 
 
 def _products(noise: Any) -> Any:
-    """[draws, rows·rows]: the outer product of the entries of each draw."""
+    """[draws, rows·rows] the outer product of the entries of each draw."""
     count, m = np.diff(noise.indptr), noise.shape[1]
     squares = count.astype(np.int64) ** 2
     # Entry e of draw d meets all entries of d in turn.
@@ -98,7 +98,7 @@ def _products(noise: Any) -> Any:
 
 
 def _known_draws(plan: Plan) -> Any:
-    """[agents, draws]; who makes a row knows what enters it, listed or not (as in `unknown_draws`)."""
+    """[agents, draws]; the maker of a row knows what enters it, listed or not (as in `unknown_draws`)."""
     draw, who = np.nonzero(plan.known_by >= 0)
     entering = plan.draw.values
     made = np.broadcast_to(plan.owner[:, None], entering.shape)[entering >= 0]
@@ -111,8 +111,8 @@ def _known_draws(plan: Plan) -> Any:
 def worst_coalitions(plan: Plan, found: NoisyReleases, query: Query) -> list[Coalition] | None:
     """Coalitions among which is one that learns most of each agent; None: too many to compute each."""
     n, colluders = plan.agents, query.colluders
-    if len(found.kinds) == 1 and (own := _alike(found.kinds[0], found.knows)) is not None:
-        # docs/privacy.md: where all share secrets, those collude who had most noise of their own.
+    if len(found.kinds) == 1 and (own := _equal_pairs(found.kinds[0], found.knows)) is not None:
+        # docs/privacy.md: where all share secrets, the agents with most own noise are the worst colluders.
         order = np.argsort(-own, kind="stable").tolist()
         most, others = order[:colluders], order[colluders:]
         return [tuple(sorted(most))] + [
@@ -125,12 +125,12 @@ def worst_coalitions(plan: Plan, found: NoisyReleases, query: Query) -> list[Coa
 
 
 def enumerable(agents: int, colluders: int) -> bool:
-    """Whether coalitions of so many agents with a row each are looked at one by one, unasked."""
+    """Whether all coalitions are computed one by one by default, for agents with one row each."""
     return math.comb(agents, colluders) * 2 * agents**3 <= MAX_UNASKED_PRODUCTS
 
 
 def information_of(plan: Plan, found: NoisyReleases, coalitions: Sequence[Coalition]) -> Floats:
-    """[kinds, coalitions, agents]: 1/z² at unit step, scale and sensitivity; 0 for members."""
+    """[kinds, coalitions, agents] 1/z² at unit step, scale and sensitivity; 0 for members."""
     result = np.zeros((len(found.kinds), len(coalitions), plan.agents))
     members = np.zeros((len(coalitions), plan.agents), bool)
     for o, J in enumerate(coalitions):
@@ -150,7 +150,7 @@ def _squared(kind: ReleasePattern, unknown: Bools, members: Bools) -> Floats:
         return np.zeros((len(unknown), kind.steps.shape[1]))
     C = np.asarray(unknown.astype(float) @ kind.products).reshape(-1, m, m)
     rows = np.arange(m)
-    C[:, rows, rows] += members[:, kind.owner]  # what members make they know: no release
+    C[:, rows, rows] += members[:, kind.owner]  # members know their own rows: no release
     variance = C[:, rows, rows]
     with np.errstate(all="ignore"):
         scale = np.sqrt(variance)
@@ -169,7 +169,7 @@ def _squared(kind: ReleasePattern, unknown: Bools, members: Bools) -> Floats:
 
 
 def _one_by_groups(C: Floats, kind: ReleasePattern) -> Floats:
-    """The same with rows that may lack noise; those that share no draws are independent releases."""
+    """The same for rows that may lack noise; rows that share no draws are independent releases."""
     result = np.zeros(kind.steps.shape[1])
     labels = connected_components(sparse.csr_array(C), directed=False)[1]
     for label in range(labels.max(initial=-1) + 1):
@@ -182,20 +182,20 @@ def _generalized(C: Floats, S: Floats) -> Floats:
     """sᵀC⁺s for each column s of S; infinite where s leaves the range of C."""
     fresh, inverse, null, weights, guard = whiten(C, C.diagonal())
     left = np.abs(S[null] - weights @ S[fresh])
-    # Rounding in the weights is judged by all that enters the row, whoever's step it is.
+    # Rounding in the weights is compared with all that enters the row, from any step.
     entered = (S[null] + np.abs(weights) @ S[fresh]).sum(axis=1, keepdims=True)
     leaks = (left > STEP_ROUNDING * entered).any(axis=0)
     D = inverse @ S[fresh] if len(fresh) else np.zeros((0, S.shape[1]))
-    if not np.isfinite(guard):  # rounding may hide that there is no noise at all
+    if not np.isfinite(guard):  # there may be no noise but rounding
         return np.where(leaks | D.any(axis=0), np.inf, 0.0)
     return np.where(leaks, np.inf, np.square(D * guard).sum(axis=0))
 
 
 def connectivity_bound(plan: Plan, found: NoisyReleases, colluders: int) -> Floats | None:
-    """[kinds, 1, agents]: no coalition of so many learns more; None where no bound is known.
+    """[kinds, 1, agents] a bound on 1/z² for every coalition of that size; None where no bound is known.
 
-    In pairs with opposite signs NNᵀ is a diagonal of own noise and a Laplacian. An agent that leaves takes at
-    most the heaviest edge from its second eigenvalue (Fiedler 1973).
+    For pairs with opposite signs NNᵀ is a diagonal of own noise plus a Laplacian. Removing an agent lowers
+    its second eigenvalue by at most the heaviest edge (Fiedler 1973).
     """
     result = []
     for kind in found.kinds:
@@ -213,13 +213,13 @@ def connectivity_bound(plan: Plan, found: NoisyReleases, colluders: int) -> Floa
 
 
 def by_connectivity(own: Floats, connected: float, colluders: int) -> Floats:
-    """[agents]: the most that [(diag(own) + L)⁻¹]_ii can be if colluders leave L >= connected·(I - 11ᵀ/m).
+    """[agents] the largest possible [(diag(own) + L)⁻¹]_ii if colluders leave L >= connected·(I - 11ᵀ/m).
 
     >>> by_connectivity(np.array([0.1, 0.1, 0.2]), connected=5.0, colluders=1).round(2).tolist()
-    [5.1, 5.1, 5.1]
+    [5.1, 5.1, 3.38]
     """
     # With D + λ(I - 11ᵀ/m) instead, by Sherman and Morrison: 1/(d_i+λ) + λ/(d_i+λ)² / Σ_j d_j/(d_j+λ);
-    # that is largest if those with most noise of their own collude.
+    # that is largest if the agents with most own noise collude.
     kept = own / (own + connected)
     order = np.argsort(-own, kind="stable")
     most, next_to_most = order[:colluders], order[colluders : colluders + 1]
@@ -231,7 +231,7 @@ def by_connectivity(own: Floats, connected: float, colluders: int) -> Floats:
 def _own_and_pairs(kind: ReleasePattern, knows: Any) -> tuple[Floats, Floats] | None:
     """Own variances [n] and weights [n, n] of pairs; None where noise has another form.
 
-    Also where somebody knows a draw that enters no row of his: that would hide nobody from him.
+    Also None where an agent knows a draw that enters none of its rows: such a draw hides nothing from it.
     """
     n, noise = kind.steps.shape[1], kind.noise
     if len(kind.owner) != n or not np.array_equal(kind.steps, np.eye(n)):
@@ -252,8 +252,8 @@ def _own_and_pairs(kind: ReleasePattern, knows: Any) -> tuple[Floats, Floats] | 
     return own, weights
 
 
-def _alike(kind: ReleasePattern, knows: Any) -> Floats | None:
-    """Own variances, where every two agents share noise and all pairs share the same amount."""
+def _equal_pairs(kind: ReleasePattern, knows: Any) -> Floats | None:
+    """Own variances, if every two agents share noise and all pairs share the same amount; else None."""
     parts = _own_and_pairs(kind, knows)
     if parts is None or len(parts[0]) < 2:
         return None

@@ -1,12 +1,13 @@
-"""What coalitions learn from the rounds of those who are left, once some agents have gone for good.
+"""What coalitions learn from the releases of the remaining agents once some agents have departed.
 
-For plans in which every row is an estimate, everybody sees all of them, and draws are shared.
+For plans in which every row is an estimate, every observer sees all rows, and draws are shared.
 
-**Guarantees.** From the round on in which an agent is gone it counts as one of the coalition: all that it
-knows counts as known. That covers rows of others that still carry draws shared with it, rows that leave them
-out, and rows that take back those of rounds before: whoever knows the draws can add or subtract them, and
-what is left has fresh noise in every round. It also covers that the agent is not gone, and that somebody sees
-its rows. Of each release the coalition that learns most counts: the sum is below that of no coalition.
+**Guarantees.** From the round of its departure on an agent counts as a member of the coalition: all that it
+knows counts as known. That covers rows of others that still carry draws shared with it, rows that omit these
+draws, and rows that take back draws of earlier rounds. An observer that knows the draws can add or subtract
+them, and what remains has fresh noise in every round. It also covers the case that the agent has not departed
+and that an observer sees its rows. In each release the coalition that learns most counts, so the sum is at
+least that of any coalition.
 """
 
 from __future__ import annotations
@@ -21,43 +22,40 @@ from topdp.plan import NOBODY, PerRound, Plan, PlanError
 from topdp.privacy.basics.exposure import Exposure
 from topdp.privacy.basics.refusals import NotCovered
 from topdp.privacy.observers.adaptive import in_the_open, most_learned
-from topdp.privacy.observers.worst_case import every_round, information
+from topdp.privacy.observers.worst_case import every_round_mu, information
 from topdp.privacy.query import DEFAULT_QUERY, Query
 
+# Noisy rounds of which an agent takes back the draws that it shared with a departed agent.
 RECALLED_ROUNDS = 2
-"""Of how many noisy rounds an agent takes back the draws that it shared with somebody who is gone."""
 
+# Releases, each the most revealing of the plan, that a ledger reserves in case its agent departs itself.
+# Somebody may have seen its last rows although nobody says so. That others take back what they shared with it
+# in them then tells more of it: at most so much, by the proof in docs/privacy.md.
 RESERVED_RELEASES = RECALLED_ROUNDS**2
-"""Releases, each the most telling of the plan, that the books of an agent hold in case it is gone itself.
-
-Somebody may have seen its last rows although nobody says so. That others take back what they shared with it
-in them then tells more of it: at most so much, by the proof in docs/privacy.md.
-"""
 
 
 def recalls_draws(exposure: Exposure) -> bool:
-    """Whether draws shared with somebody gone are taken back: not where samples are Poisson's.
+    """Whether agents take back draws that they shared with a departed agent: not for Poisson samples.
 
-    Their rounds compose as they are, and what is charged for a round that is over cannot grow any more.
+    Rounds of Poisson samples compose as they are, and the charge for a completed round cannot grow.
     """
     return not exposure.sampled
 
 
 def with_reserve(plan: Plan, exposure: Exposure, query: Query = DEFAULT_QUERY) -> float:
-    """The factor on all noise with which budgets that just fit the plan hold every agent's reserve too."""
+    """Return the factor on all noise with which budgets that just cover the plan cover the reserve, too."""
     if not in_the_open(plan) or not recalls_draws(exposure):
         return 1.0
-    most = most_learned(plan, query)
-    spent = [every_round(most[:, i], period) ** 2 for i, period in enumerate(exposure.periods().tolist())]
-    return float(
-        np.sqrt(1 + max(RESERVED_RELEASES * most[:, i].max() / one for i, one in enumerate(spent) if one))
-    )
+    learned = most_learned(plan, query)
+    spent = [mu**2 for mu in every_round_mu(learned, exposure.periods()).tolist()]
+    shares = [RESERVED_RELEASES * learned[:, i].max() / total for i, total in enumerate(spent) if total]
+    return float(np.sqrt(1 + max(shares)))
 
 
 def survivors(plan: Plan, gone: Collection[int]) -> Plan:
-    """The releases of the agents that are left, renumbered, without the draws that somebody gone knows.
+    """Return the releases of the remaining agents, renumbered, without draws that a departed agent knows.
 
-    For accounts alone: what rows are mixed of is not kept.
+    For accounts only: the mixing weights are not kept.
 
     >>> import numpy as np
     >>> import topdp
@@ -73,9 +71,9 @@ def survivors(plan: Plan, gone: Collection[int]) -> Plan:
     left = np.array([agent for agent in range(plan.agents) if agent not in gone])
     number = np.full(plan.agents + 1, NOBODY)  # the last stands for NOBODY
     number[left] = np.arange(len(left))
-    keeps = ~np.isin(plan.known_by, list(gone)).any(axis=1)
+    is_kept = ~np.isin(plan.known_by, list(gone)).any(axis=1)
     renamed = np.full(plan.draws + 1, NOBODY)
-    renamed[:-1][keeps] = np.arange(keeps.sum())
+    renamed[:-1][is_kept] = np.arange(is_kept.sum())
     own = np.where(plan.exists[:, left, None], np.arange(len(left))[:, None], NOBODY)
     return replace(
         plan,
@@ -86,7 +84,7 @@ def survivors(plan: Plan, gone: Collection[int]) -> Plan:
         carries=_of(plan.carries, plan.carries.values[:, left]),
         draw=_of(plan.draw, renamed[plan.draw.values[:, left]]),
         std=_of(plan.std, plan.std.values[:, left]),
-        known_by=number[plan.known_by[keeps]],
+        known_by=number[plan.known_by[is_kept]],
         readers=PerRound.same(np.full((len(left), 1), NOBODY), plan.releases),
         reported=None,
         adaptive=None,
@@ -97,9 +95,9 @@ def survivors(plan: Plan, gone: Collection[int]) -> Plan:
 def most_learned_since(
     plan: Plan, owner: int, gone: Mapping[int, int], query: Query = DEFAULT_QUERY
 ) -> Floats:
-    """[releases]: 1/z² of each release of `owner` to the coalition that learns most of it, at sensitivity 1.
+    """[releases] 1/z² of each release of `owner` to the coalition that learns most of it, at sensitivity 1.
 
-    `gone`: agent -> the round from which it counts as one of the coalition, beside `query.colluders` others.
+    `gone`: agent -> the round from which it counts as a colluder, in addition to `query.colluders` others.
 
     >>> import numpy as np
     >>> import topdp
@@ -127,7 +125,7 @@ def _most(plan: Plan, owner: int, out: set[int], query: Query) -> Floats:
         except NotCovered:
             if not out:
                 raise
-    # Nobody is left to hide among, or too few to say: what all others together learn is never less.
+    # Too few agents remain, or no bound is known: what all others together learn is never less.
     return np.asarray(information(plan)[:, owner])
 
 

@@ -1,13 +1,13 @@
-"""Observers who see the same but for names: one of them is looked at, and its answers are given for all.
+"""Symmetries of a plan: observers that see the same up to a relabelling of the agents are computed once.
 
-A relabelling of the agents counts only where the *plan* is the same afterwards: who mixes what with which
-weights, whose gradient, under which noise, who reads and who knows, in every round; and what a record can
-change. A symmetric graph is not enough: partners and covers that are drawn at random break its symmetry. So
-this helps where nothing is drawn (`dsgd`, `muffliato`, secrets between all), and in plans of one's own.
+A relabelling counts only if the *plan* is the same afterwards: sources, weights, gradients, noise, readers
+and known draws of every round, and what a record can change. A symmetric graph is not enough: partners and
+covers that are drawn at random break its symmetry. So this helps where nothing is drawn (`dsgd`, `muffliato`,
+secrets between all), and in user-defined plans.
 
-**Guarantees.** Nothing is assumed: each relabelling is checked entry by entry, numbers to the last bit, and
-where one does not pass every observer is looked at. Not all symmetries are found: rotations, reflections,
-flipped bits and turns among agents that are alike are tried.
+**Guarantees.** Nothing is assumed: each relabelling is checked entry by entry, numbers to the last bit. If
+none passes, every observer is computed. Not all symmetries are found: rotations, reflections, flipped bits
+and cycles among equal agents are tried.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from topdp.base.array_types import Ints
 from topdp.plan import Capability, Plan, unsupported
 from topdp.privacy.basics.exposure import Exposure
 
+# Plans with more kinds of rounds are most likely random, and are not compared.
 MAX_COMPARED_ROUNDS = 64
-"""Rounds of more kinds than these are drawn by chance, most likely, and not compared."""
 
 Coalition = tuple[int, ...]
 
@@ -30,7 +30,7 @@ Coalition = tuple[int, ...]
 def symmetric_coalitions(
     plan: Plan, exposure: Exposure, coalitions: Sequence[Coalition]
 ) -> dict[int, tuple[int, Ints]]:
-    """For coalitions that see what an earlier one sees: its position, and a relabelling from that one.
+    """Map each coalition that sees what an earlier one sees to that one's position and a relabelling.
 
     >>> from topdp import topology
     >>> from topdp.plan import Schedule
@@ -39,23 +39,23 @@ def symmetric_coalitions(
     >>> steps = Schedule(rate=np.full(9, 0.1), noise=np.full(9, 0.1))
     >>> alone, ring = [(j,) for j in range(6)], topology.ring(6)
     >>> same = Dsgd().plan(ring, steps, np.ones(6), seed=0)
-    >>> {at: first for at, (first, _) in alike(same, exposure(6, 1.0), alone).items()}
-    {1: 0, 5: 0, 2: 0, 4: 0, 3: 0}
+    >>> {at: first for at, (first, _) in symmetric_coalitions(same, exposure(6, 1.0), alone).items()}
+    {1: 0, 2: 0, 5: 0, 3: 0, 4: 0}
     >>> drawn = PlainSynchronous(0.5).plan(ring, steps, np.ones(6), seed=0)
-    >>> alike(drawn, exposure(6, 1.0), alone)
+    >>> symmetric_coalitions(drawn, exposure(6, 1.0), alone)
     {}
     """
     if plan.rows != plan.agents or len(coalitions) < 2:
         return {}
     if unsupported(plan, {Capability.SHARED_DRAWS}):
         return {}
-    generators = [one for one in _candidates(plan) if _kept(plan, exposure, one)]
+    generators = [turn for turn in _candidates(plan) if _is_symmetry(plan, exposure, turn)]
     if not generators:
         return {}
     place = {J: at for at, J in enumerate(coalitions)}
-    found: dict[int, tuple[int, Ints]] = {}
+    symmetric: dict[int, tuple[int, Ints]] = {}
     for first, J in enumerate(coalitions):
-        if first in found:
+        if first in symmetric:
             continue
         waiting = [(J, np.arange(plan.agents))]
         while waiting:
@@ -63,11 +63,11 @@ def symmetric_coalitions(
             for turn in generators:
                 moved = tuple(sorted(turn[list(K)].tolist()))
                 at = place.get(moved)
-                if at is None or at == first or at in found:
+                if at is None or at == first or at in symmetric:
                     continue
-                found[at] = first, turn[so_far]
+                symmetric[at] = first, turn[so_far]
                 waiting.append((moved, turn[so_far]))
-    return found
+    return symmetric
 
 
 def _candidates(plan: Plan) -> Iterator[Ints]:
@@ -79,7 +79,7 @@ def _candidates(plan: Plan) -> Iterator[Ints]:
     while n & (n - 1) == 0 and bit < n:
         yield own ^ bit
         bit *= 2
-    # Agents with as many readers and sources, and the same noise, in turn: the leaves of a star, say.
+    # Cycles of agents with equal numbers of readers and sources and the same noise, such as leaves of a star.
     looks: dict[Any, list[int]] = {}
     for agent in range(n):
         key = (
@@ -95,8 +95,8 @@ def _candidates(plan: Plan) -> Iterator[Ints]:
             yield turn
 
 
-def _kept(plan: Plan, exposure: Exposure, turn: Ints) -> bool:
-    """Whether the plan and the exposure are the same after agent i is called turn[i]."""
+def _is_symmetry(plan: Plan, exposure: Exposure, turn: Ints) -> bool:
+    """Whether the plan and the exposure are the same after agent i is renamed to turn[i]."""
     if not np.array_equal(exposure.sensitivity[turn], exposure.sensitivity):
         return False
     if any(exposure.batches[i] != exposure.batches[j] for i, j in enumerate(turn.tolist())):
@@ -109,7 +109,7 @@ def _kept(plan: Plan, exposure: Exposure, turn: Ints) -> bool:
     names = _draws(plan, kinds.tolist(), np.arange(plan.agents))
     moved = _draws(plan, kinds.tolist(), turn)
     if len(set(names)) != len(names) or sorted(names) != sorted(moved):
-        return False  # draws are told apart by where they enter and who knows them
+        return False  # draws are identified by where they enter and which agents know them
     for this, r in zip(rounds, kinds.tolist(), strict=True):
         carries = plan.carries[r]
         for a, b in enumerate(turn.tolist()):
@@ -126,12 +126,12 @@ def _mixed(this: Any, row: int, turn: Ints | None) -> list[tuple[int, float]]:
 
 
 def _named(agents: Ints, turn: Ints | None) -> list[int]:
-    kept = agents[agents >= 0]
-    return sorted((kept if turn is None else turn[kept]).tolist())
+    listed = agents[agents >= 0]
+    return sorted((listed if turn is None else turn[listed]).tolist())
 
 
 def _draws(plan: Plan, rounds: list[int], turn: Ints) -> list[tuple[Any, ...]]:
-    """Of every draw: who knows it, and into which rows it enters how strongly, by the new names."""
+    """For every draw, by new names: the agents that know it, the rows that it enters, and how strongly."""
     enters: list[list[tuple[int, int, float]]] = [[] for _ in range(plan.draws)]
     for r in rounds:
         for row, (draws, stds) in enumerate(zip(plan.draw[r].tolist(), plan.std[r].tolist(), strict=True)):

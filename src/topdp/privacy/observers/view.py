@@ -1,23 +1,23 @@
-"""The exact view: what an observer, or a coalition, learns about each owner from all rows it reads.
+"""The view: what an agent or a coalition learns about each owner from all rows it reads.
 
-Not for everyone-else-colludes (`worst_case`), nor for budgets (`calibrate`). With estimates public the same
-numbers need no assumption on gradients: `adaptive` says why.
+`worst_case` covers all other agents together. If estimates are public, the same numbers need no assumption on
+gradients (`adaptive`).
 
 **Guarantees.** Observer: a coalition J of one or more agents, honest but curious, with all rows it receives
-in all rounds, all rows it makes, all that is `public`, its own draws and all draws it shares in knowing, its
-own data and gradients, and all random choices of the protocol. Unknown to it: all other draws. Assumed,
-unless estimates are public: gradients are fixed inputs, that is, a changed record changes its owner's own
-gradients and nobody's later gradients react to that (exact for a linear loss). Adjacency and sensitivity are
-the exposure's. Then what J sees is Gaussian, O = A u + B z, and μ² = max uᵀMu with M = Aᵀ(BBᵀ)⁺A over the
-changes u that one record can make: `upper` is never below it, nor above what all others together learn;
-`lower` is what an aligned record reaches. Infinite when A leaves the range of B. Rounding, and what is left
-out of long plans (less than a millionth of the largest μ of that observer), is on the side of larger μ; see
-`filtering` for what counts as no noise.
+in all rounds, all rows it makes, all that is `public`, its own draws and all draws that it shares, its own
+data and gradients, and all random choices of the protocol. Unknown to it: all other draws. Assumed, unless
+estimates are public: gradients are fixed inputs, that is, a changed record changes its owner's own gradients,
+and no later gradient of any agent reacts to that (exact for a linear loss). Adjacency and sensitivity are the
+exposure's. Then what J sees is Gaussian, O = A u + B z, and μ² = max uᵀMu with M = Aᵀ(BBᵀ)⁺A over the changes
+u that one record can make. `upper` is never below it, nor above what all others together learn; `lower` is
+what an aligned record reaches. Both are infinite when A leaves the range of B. Rounding, and the part of long
+plans that is left out (less than a millionth of the largest μ of that observer), err on the side of larger μ;
+`observer_filter` defines what counts as no noise.
 
 **Poisson samples.** Given the coins of the record, it changes gradients in some rounds and by no more than
-the sensitivity: so the μ of every round bounds each case, and the mixture of all cases too (joint convexity
-of δ(ε)). That is without amplification. With it, what all others together learn bounds everybody. The
-smaller of both counts.
+the sensitivity. So the μ of a record that is in every round bounds each case, and also the mixture of all
+cases (joint convexity of δ(ε)). This bound has no amplification. With amplification, what all others together
+learn bounds every observer. The smaller of the two counts.
 """
 
 from __future__ import annotations
@@ -43,31 +43,31 @@ from topdp.privacy.observers.mu_bounds import bracket
 from topdp.privacy.observers.observer_filter import Public, nonlinear_reason, seen_rows
 from topdp.privacy.observers.parallel_map import cores, parallel_map
 from topdp.privacy.observers.symmetry import symmetric_coalitions
-from topdp.privacy.observers.worst_case import composed, every_round, information
+from topdp.privacy.observers.worst_case import composed, every_round, every_round_mu, information
 
 Observer = int | Sequence[int]
+# Which bound to compute. `quick` is a looser upper bound in about half the time, where one exists.
 Bound = Literal["upper", "aligned", "quick"]
-"""How closely it is looked: `quick` is an upper bound, too, where one is known that takes half the time."""
 
 
+# Memory for the matrices M of one observer. Owners that do not fit are processed in several batches.
 GRAM_MATRIX_BYTES = 1 << 29
-"""Memory for the matrices M of one observer; more owners than fit are taken in turns."""
 
+# The same for all observers that are computed in parallel.
 ALL_GRAM_MATRICES_BYTES = 1 << 31
-"""The same for all observers that are looked at at once."""
 
+# In plans with more releases, M is computed near its diagonal only, with a bound on the rest (`Band`).
 LONG_PLAN_RELEASES = 512
-"""Of plans with more releases, M is computed near its diagonal only, with a bound on the rest (`banded`)."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class View:
     """μ[owner, observer]: nan for an observer's own data and for owners that were not asked for.
 
-    `upper` is sound; `lower` is the aligned record; they differ where M has negative entries. Upper values
-    that cannot be an owner's largest are not made as tight as they could be. An `upper` of None was not
-    asked for. For owners with Poisson samples μ is what the record would tell if it were in every round; a
-    loss that knows of the samples, and bounds every observer, is in `samples`: the smaller counts.
+    `upper` is a sound bound; `lower` is the aligned record; they differ where M has negative entries. Upper
+    values that cannot be an owner's largest are not as tight as possible. An `upper` of None was not asked
+    for. For owners with Poisson samples μ is that of a record in every round; `samples` has a loss with
+    amplification that bounds every observer. The smaller of the two counts.
 
     >>> from topdp.privacy import exposure, view
     >>> import numpy as np
@@ -89,25 +89,25 @@ class View:
     upper: Floats | None
     asked: Bools  # [agents, observers]
     samples: dict[int, Loss] = field(default_factory=dict)
-    note: str = ""  # how observers were looked at, where not one by one
+    note: str = ""  # how observers were bounded, where not one by one
 
     def loss(self, owner: int, observer: int) -> Loss:
-        """The sound loss of one pair; `observer` is a position in `observers`."""
+        """Return the sound loss of one pair; `observer` is a position in `observers`."""
         if not self.asked[owner, observer]:
             raise PrivacyError(f"Expected a pair that was asked for, got owner {owner}, observer {observer}.")
         gaussian = GaussianLoss(float(self._sound()[owner, observer]))
         return SmallestLoss((gaussian, self.samples[owner])) if owner in self.samples else gaussian
 
     def largest(self, owner: int) -> Loss:
-        """The sound loss of one owner to whoever learns most."""
+        """Return the sound loss of one owner to the observer that learns most."""
         return self.loss(owner, self.sees_most(owner))
 
     def sees_most(self, owner: int) -> int:
-        """The position of the observer that learns most of the owner."""
+        """Return the position of the observer that learns most of the owner."""
         return int(np.where(self.asked[owner], self._sound()[owner], -1.0).argmax())
 
     def epsilon(self, delta: float) -> Floats:
-        """[agents, observers]: the sound ε at this δ; nan where μ is."""
+        """[agents, observers] the sound ε at this δ; nan where μ is."""
         result = np.full(self.asked.shape, np.nan)
         result[self.asked] = epsilon_of(self._sound()[self.asked], delta) if self.asked.any() else 0.0
         for owner, loss in self.samples.items():
@@ -115,21 +115,19 @@ class View:
         return result
 
     def worst_epsilon(self, delta: float) -> Floats:
-        """[agents]: the sound ε to whoever learns most; quicker than all pairs by `epsilon`."""
-        found = np.asarray(epsilon_of(self.worst(), delta))
+        """[agents] the sound ε to the observer that learns most; quicker than all pairs by `epsilon`."""
+        epsilon = np.asarray(epsilon_of(self.worst(), delta))
         for owner, loss in self.samples.items():
-            found[owner] = min(found[owner], loss.epsilon(delta))
-        return found
+            epsilon[owner] = min(epsilon[owner], loss.epsilon(delta))
+        return epsilon
 
     def worst(self) -> Floats:
-        """[agents]: the largest sound μ over the observers; nan for owners nobody was asked about."""
+        """[agents] the largest sound μ over the observers; nan for owners that were not asked for."""
         return np.where(self.asked.any(axis=1), np.where(self.asked, self._sound(), 0.0).max(axis=1), np.nan)
 
     def _sound(self) -> Floats:
         if self.upper is None:
-            raise PrivacyError(
-                "Expected a view with its upper bound, got one asked for with bound='aligned'."
-            )
+            raise PrivacyError("Expected a view with upper bounds, got one computed with bound='aligned'.")
         return self.upper
 
 
@@ -143,14 +141,13 @@ def view(
     widest: int | None = None,
     public: Public = Public.NOTHING,
 ) -> View:
-    """The loss of each owner to each observer.
+    """Return the loss of each owner to each observer.
 
     `observers`: agents, or coalitions as sequences of agents; default every agent alone. `owners`: `linked`
-    are those some row of which the observer sees, `all` everybody else. `bound="aligned"` leaves the upper
-    bound out: a lower value for all owners at once, many times faster; `quick` is `upper` here.
-    `progress` is called after each observer. `widest`: a plan of more than
-    LONG_PLAN_RELEASES releases is refused if changes have to be followed for more rounds than this.
-    `public`: what everybody can read.
+    are those of which the observer sees some row, `all` are all others. `bound="aligned"` computes the lower
+    value alone, for all owners at once and many times faster; `quick` is `upper` here. `progress` is called
+    after each observer. `widest`: a plan of more than LONG_PLAN_RELEASES releases is refused if changes have
+    to be followed for more rounds than this. `public`: what every observer can read.
 
     >>> from topdp.privacy import exposure
     >>> import numpy as np
@@ -180,8 +177,8 @@ def view(
     wanted = [np.flatnonzero(asked[:, o]) for o in range(len(members))]
     reached = np.zeros(asked.shape)  # μ² at unit sensitivity of aligned records
     per_release = information(plan)
-    # Nobody learns more than all others together, who see all the rows of an owner.
-    ceiling = np.array([every_round(per_release[:, i], period[i]) for i in range(plan.agents)]) * sensitivity
+    # No observer learns more than all others together, who see all rows of an owner.
+    ceiling = every_round_mu(per_release, period) * sensitivity
     same = symmetric_coalitions(plan, exposure, members) if isinstance(owners, str) else {}
     first = [o for o in range(len(members)) if o not in same]
 
@@ -189,7 +186,7 @@ def view(
         return aligned(plan, coalitions[o], wanted[o], period, public)
 
     def brackets(o: int) -> list[tuple[float, float]]:
-        return _brackets(plan, coalitions[o], wanted[o], period, most, widest, public)
+        return _brackets(plan, coalitions[o], wanted[o], period, largest, widest, public)
 
     for done, (o, squares) in enumerate(zip(first, parallel_map(sums, first), strict=True), 1):
         reached[wanted[o], o] = [classes.max() for classes in squares]
@@ -197,7 +194,7 @@ def view(
             progress("accounting", done, len(first), unit="observer")
     _relabelled(same, reached)
     lower = np.where(asked, np.minimum(sensitivity[:, None] * np.sqrt(reached), ceiling[:, None]), np.nan)
-    most = reached.max(axis=1)
+    largest = reached.max(axis=1)
     looked = first if bound == "upper" else []
     each = min(
         GRAM_MATRIX_BYTES, 8 * plan.agents * plan.releases * min(plan.releases, LONG_PLAN_RELEASES // 2)
@@ -209,20 +206,26 @@ def view(
         upper[wanted[o], o] = np.minimum(np.maximum(high, low), ceiling[wanted[o]])
         progress("accounting", done, len(first), unit="observer")
     _relabelled(same, lower, upper)
-    return View(members, lower, upper if bound == "upper" else None, asked, amplified(exposure, per_release))
+    return View(
+        observers=members,
+        lower=lower,
+        upper=upper if bound == "upper" else None,
+        asked=asked,
+        samples=amplified(exposure, per_release),
+    )
 
 
 def _relabelled(same: dict[int, tuple[int, Ints]], *pairs: Floats) -> None:
-    """What one coalition learns of i, another that sees the same learns of whoever has i's place there."""
+    """Copy values to coalitions that see the same up to a relabelling of the agents."""
     for at, (first, turn) in same.items():
         for values in pairs:
             values[turn, at] = values[:, first]
 
 
 def view_reason(plan: Plan) -> str | None:
-    """Why no view of the plan is known, if it is pruned, its rows are no sums, or weights are below 0.
+    """Why no view of the plan is known: it is pruned, its rows are no sums, or weights are below 0.
 
-    Through negative weights bounds on rounding grow, and the view would be infinite for that alone.
+    Negative weights make the bounds on rounding grow until the view is infinite for that reason alone.
     """
     reason = uncovered_reason(plan, COVERED_NEEDS) or nonlinear_reason(plan)
     if (
@@ -230,15 +233,15 @@ def view_reason(plan: Plan) -> str | None:
         and (np.where(plan.weight.values < 0, -plan.weight.values, 0.0).sum(axis=-1) > 1e-9).any()
     ):
         return (
-            "The view follows rounding through every mix, and accelerated averaging and momentum make that "
-            "grow without end: adaptive, with privacy.colluders, does not; or take method.chebyshev=false, "
-            "train.optimiser='sgd'."
+            "Not covered: negative weights. The view bounds rounding through every mix, and accelerated "
+            "averaging and momentum make that bound grow without limit. Use guarantee='adaptive', or "
+            "method.chebyshev=false and train.optimiser='sgd'."
         )
     return reason
 
 
 def amplified(exposure: Exposure, per_release: Floats) -> dict[int, Loss]:
-    """The losses of owners with Poisson samples; `per_release` [releases, agents]: 1/z² at most."""
+    """The losses of owners with Poisson samples; `per_release` [releases, agents]: upper bounds on 1/z²."""
     return {
         i: composed(per_release[:, i], batches, exposure.adjacency, float(exposure.sensitivity[i]))
         for i, batches in enumerate(exposure.batches)
@@ -254,9 +257,9 @@ def leading_view(
     observers: Sequence[Observer] | None = None,
     public: Public = Public.NOTHING,
 ) -> Floats:
-    """[len(last)]: the sound μ of `owner` to the worst observer, if its data enter up to round `last`.
+    """[len(last)] the sound μ of `owner` to the worst observer, if its data enter up to round `last`.
 
-    Observers, default every other agent alone, read all rounds of the plan all the same. Poisson samples
+    Observers, by default every other agent alone, read all rounds of the plan nevertheless. Poisson samples
     count as if the record were in every round.
     """
     check(plan, exposure)
@@ -268,7 +271,7 @@ def leading_view(
             members = _members(J, plan.agents, public is not Public.NOTHING)
             coalition = np.isin(np.arange(plan.agents), members)
             for _, M in _matrices(plan, coalition, np.array([owner]), public=public):
-                # u_r = 0 from the first round that the data do not enter: the leading block of M counts.
+                # u_r = 0 from the first round without the data: only the leading block of M counts.
                 upper = [_bracket(_leading(M, r + 1), period)[1] for r in last]
                 worst = np.maximum(worst, np.sqrt(upper) * sensitivity)
     per_release = information(plan)[:, owner]
@@ -285,26 +288,22 @@ def _brackets(
     widest: int | None,
     public: Public,
 ) -> list[tuple[float, float]]:
-    """(lower, upper) of μ² at unit sensitivity, for each owner; `enough` [agents]: see `bracket`."""
+    """(lower, upper) bounds of μ² at unit sensitivity for each owner; `enough` [agents]: see `bracket`."""
     matrices = _matrices(plan, coalition, owners, widest, public)
     return [_bracket(M, int(period[i]), float(enough[i])) for i, M in matrices]
 
 
 def _matrices(
-    plan: Plan,
-    coalition: Bools,
-    owners: Ints,
-    widest: int | None = None,
-    public: Public = Public.NOTHING,
+    plan: Plan, coalition: Bools, owners: Ints, widest: int | None = None, public: Public = Public.NOTHING
 ) -> Iterator[tuple[int, Floats | Band]]:
-    """M of each owner, whole or near its diagonal."""
+    """M of each owner, whole or near its diagonal alone."""
     long = plan.releases > LONG_PLAN_RELEASES
-    for part in _in_turns(owners, plan.releases * LONG_PLAN_RELEASES // 2 if long else plan.releases**2):
+    for part in _owner_batches(owners, plan.releases * LONG_PLAN_RELEASES // 2 if long else plan.releases**2):
         if long:
-            found: Iterator[Floats | Band] = bands(plan, coalition, part, widest, public)
+            matrices: Iterator[Floats | Band] = bands(plan, coalition, part, widest, public)
         else:
-            found = grams(plan, coalition, part, public)
-        yield from zip(part.tolist(), found, strict=True)
+            matrices = grams(plan, coalition, part, public)
+        yield from zip(part.tolist(), matrices, strict=True)
 
 
 def _bracket(M: Floats | Band, period: int, enough: float = 0.0) -> tuple[float, float]:
@@ -316,11 +315,11 @@ def _leading(M: Floats | Band, releases: int) -> Floats | Band:
 
 
 def _members(observer: Observer, agents: int, outsider: bool = False) -> tuple[int, ...]:
-    """Sorted; `outsider`: nobody may be meant too, who reads what is public."""
+    """The agents of an observer, sorted; with `outsider` there may be none."""
     try:
         J = tuple(sorted({int(j) for j in (observer if isinstance(observer, Sequence) else [observer])}))
     except (TypeError, ValueError):
-        raise PrivacyError(f"Expected an agent or several, got {observer!r}.") from None
+        raise PrivacyError(f"Expected one or more agents, got {observer!r}.") from None
     if outsider and not J:
         return J
     if not J or J[0] < 0 or J[-1] >= agents:
@@ -342,7 +341,7 @@ def _owners(plan: Plan, coalition: Bools, owners: str | Sequence[int], public: P
     return chosen & ~coalition
 
 
-def _in_turns(owners: Ints, numbers: int) -> list[Ints]:
-    """As many owners at once as have room for so many numbers each."""
+def _owner_batches(owners: Ints, numbers: int) -> list[Ints]:
+    """Batches of owners whose matrices, of so many numbers each, fit into memory."""
     step = max(1, GRAM_MATRIX_BYTES // (8 * numbers))
     return [owners[start : start + step] for start in range(0, len(owners), step)]

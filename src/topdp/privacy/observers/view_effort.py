@@ -1,4 +1,4 @@
-"""How much work a view is, before it is begun: a long plan is refused by name instead of never answered."""
+"""The work of a view, estimated before it begins, so that views which take too long are refused."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from topdp.privacy.basics.refusals import NotCovered
 from topdp.privacy.observers.observer_filter import Public
 from topdp.privacy.observers.view import LONG_PLAN_RELEASES
 
+# Multiplications and additions in one minute of one core, roughly.
 OPERATIONS_PER_MINUTE = 7.5e11
-"""Multiplications and additions on one core, more or less."""
 
+# The work of an answer unless slow answers are allowed: about 1,800 releases among 30 agents.
 MAX_UNASKED_WORK = 2 * OPERATIONS_PER_MINUTE
-"""What is done unasked: about 1,800 releases among 30 agents."""
 
+# The least work of a round for one observer, in the same unit.
 OPERATIONS_PER_ROUND = 5e6
-"""What a round of one observer takes however small it is, in the same unit."""
 
+# Rounds for which changes are followed in a long plan: on the paper's graphs; at most by default.
 USUAL_FOLLOWED_ROUNDS, MAX_FOLLOWED_ROUNDS = 256, 2048
-"""Rounds for which a change has to be followed in a long plan: on the paper's graphs, and at most unasked."""
 
+# The work of a spending curve, which has about 48 places, over that of one view of the same plan.
 VIEWS_PER_CURVE = 4.0
-"""The work of a spending curve, which has about 48 places, over that of one view of the same plan."""
 
+# Rounds for which `estimate_readers` follows a change, roughly.
 READER_FOLLOWED_ROUNDS = 14
-"""Rounds for which `closely` follows a change, more or less."""
 
 
 def view_work(
     plan: Plan, observers: int | None = None, public: Public = Public.NOTHING, owners: int | None = None
 ) -> float:
-    """Roughly, the operations of `view`; default every agent alone about all others."""
+    """Roughly the operations of `view`; by default of every agent alone about all others."""
     n, R = plan.agents, plan.releases
     last = plan.readers[R // 2]
     seen = max(1.0, float((last >= 0).sum()) / n)  # rows an observer reads in a round
@@ -46,9 +46,9 @@ def view_work(
 
 
 def reader_work(plan: Plan, observers: int | None = None) -> float:
-    """Roughly, the operations of `closely`, in the same unit; default every agent alone."""
+    """Roughly the operations of `estimate_readers`; by default of every agent alone."""
     n = plan.agents
-    hidden = 0.4 * (plan.rows - n)  # of which something is made later
+    hidden = 0.4 * (plan.rows - n)  # rows that enter later ones
     seen = n + 1 + (plan.rows - n) / n
     each = 2 * hidden * seen * (hidden + READER_FOLLOWED_ROUNDS * (n - 1)) + OPERATIONS_PER_ROUND / 25
     return 2.5 * each * plan.releases * (n if observers is None else observers)
@@ -61,7 +61,7 @@ def expect_affordable(
     public: Public = Public.NOTHING,
     owners: int | None = None,
 ) -> None:
-    """Refuses views that would take far too long, unless slow answers are allowed."""
+    """Raise NotCovered for views that would take far too long, unless slow answers are allowed."""
     work = view_work(plan, observers, public, owners)
     if work > MAX_UNASKED_WORK and not allow_slow:
         growth = 1 if plan.releases > LONG_PLAN_RELEASES else 3
@@ -70,11 +70,11 @@ def expect_affordable(
         raise NotCovered(
             f"The {what} of {plan.releases} releases among {plan.agents} agents takes about "
             f"{work / OPERATIONS_PER_MINUTE:.0f} minutes on one core. Set privacy.allow_slow=true to "
-            f"have it anyway, take at most about {fits - 1} rounds, or choose guarantee='worst-case'."
+            f"compute it anyway, use at most about {fits - 1} rounds, or guarantee='worst-case'."
         )
 
 
 def curve_seconds(plan: Plan, observers: int, public: Public) -> float:
-    """Roughly, the seconds that a spending curve by views takes on one core."""
+    """Roughly the seconds that a spending curve by views takes on one core."""
     work = view_work(plan, observers, public, owners=1)
     return 60 * VIEWS_PER_CURVE * work / OPERATIONS_PER_MINUTE

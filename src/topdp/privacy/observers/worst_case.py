@@ -1,15 +1,15 @@
-"""Everyone else colludes: what all rows that an owner makes say about its data, round by round.
+"""The worst case: what all other agents together learn from the rows of an owner, release by release.
 
-Given all rows of the round before, what the owner adds in a round is one Gaussian release of its gradient in
-as many rows as carry it. Not for smaller groups of observers: `view` is, under one more assumption.
+Given all rows of the round before, what the owner adds in a round is one Gaussian release of its gradient, in
+as many rows as carry it. `view` covers smaller coalitions, under one more assumption.
 
 **Guarantees.** Observers: all other agents together, who see every row the owner makes in every round (its
 own estimate included, sent or not), all their own rows, gradients and draws, and all random choices of the
-protocol. Only draws that the owner alone knows, and that enter no row of anybody else, count as noise. No
-assumption on gradients: they may depend on all that was released before (adaptive composition). Adjacency
-and sensitivity are the exposure's. Exact for Gaussian noise: against these observers the number is reached.
-Poisson samples: per-round amplification, composed by privacy loss distributions, from the private side
-(add-remove only; without it under replace-one).
+protocol. Only draws that the owner alone knows, and that enter no row of another agent, count as noise. No
+assumption on gradients: they may depend on all that was released before (adaptive composition). Adjacency and
+sensitivity are the exposure's. Exact for Gaussian noise: these observers reach the number. Poisson samples:
+amplification per round, composed by privacy loss distributions, from the private side (add-remove only; no
+amplification under replace-one).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from topdp.privacy.basics.privacy_loss import GaussianLoss, Loss, SmallestLoss, 
 from topdp.privacy.basics.refusals import PrivacyError
 from topdp.privacy.observers.observer_filter import whiten
 
-ROUNDS_PER_BATCH = 1024  # rounds at a time
+ROUNDS_PER_BATCH = 1024
 STEP_ROUNDING = (
     1e-10  # share of a row's step that is rounding when the step is compared with what noise covers
 )
@@ -57,15 +57,15 @@ class WorstCase:
 
     def epsilon(self, delta: float) -> Floats:
         """[agents]; infinite where a gradient leaves without noise."""
-        # All Gaussian ones at once; amplified ones, whose μ is nan here, one by one.
-        found = np.asarray(epsilon_of(np.nan_to_num(self.mu, posinf=np.inf), delta))
+        # All Gaussian losses at once; amplified ones, whose μ is nan here, one by one.
+        epsilon = np.asarray(epsilon_of(np.nan_to_num(self.mu, posinf=np.inf), delta))
         for owner in np.flatnonzero(np.isnan(self.mu)).tolist():
-            found[owner] = self.losses[owner].epsilon(delta)
-        return found
+            epsilon[owner] = self.losses[owner].epsilon(delta)
+        return epsilon
 
 
 def worst_case(plan: Plan, exposure: Exposure) -> WorstCase:
-    """What all other agents together learn about one record of each owner.
+    """Return what all other agents together learn about one record of each owner.
 
     >>> from topdp.privacy import exposure
     >>> import numpy as np
@@ -89,11 +89,11 @@ def worst_case(plan: Plan, exposure: Exposure) -> WorstCase:
 
 
 def composed(information: Floats, batches: Batches, adjacency: Adjacency, sensitivity: float = 1.0) -> Loss:
-    """The loss of an owner by releases under fresh noise: the one place where rounds are put together.
+    """Compose the releases of an owner under fresh noise; the one place that composes rounds.
 
-    `information` [releases]: 1/z² of each, round by round from round 0, at `sensitivity` 1; 0 where nothing
-    was released. Poisson samples: a subsampled Gaussian release in each round, or what the record tells that
-    is in every round, if that is less (given the coins it is in some of them; δ(ε) is jointly convex). Under
+    `information` [releases]: 1/z² of each from round 0 on, at `sensitivity` 1; 0 where nothing was released.
+    Poisson samples: a subsampled Gaussian release in each round, or the loss of a record that is in every
+    round, if that is less (given the coins, the record is in some of them; δ(ε) is jointly convex). Under
     replace-one adjacency the latter alone: which pair of data sets is worst for samples under composition is
     subtle (Lebeda et al. 2024, arXiv:2405.20769).
     """
@@ -115,8 +115,13 @@ def every_round(information: Floats, period: int) -> float:
     return float(np.sqrt(max(classes)) * (1 + 1e-14))
 
 
+def every_round_mu(information: Floats, periods: Ints) -> Floats:
+    """[agents] μ at unit sensitivity of records that are in every round of their batches (`every_round`)."""
+    return np.array([every_round(information[:, i], period) for i, period in enumerate(periods.tolist())])
+
+
 def information(plan: Plan) -> Floats:
-    """[releases, agents]: 1/z² of every owner's release in every round, at unit sensitivity.
+    """[releases, agents] 1/z² of every owner's release in every round, at unit sensitivity.
 
     1/z² = stepᵀ(BBᵀ)⁺step over the owner's rows of the round, B the standard deviations of the draws that
     count; infinite when `step` leaves the range of B.
@@ -131,7 +136,7 @@ def information(plan: Plan) -> Floats:
         (np.ones(plan.rows), (plan.owner, np.arange(plan.rows))), shape=(plan.agents, plan.rows)
     )
     for rounds in _chunks(plan.releases):
-        # Draws of their own: BBᵀ is diagonal, and 1/z² = Σ_rows (step/std)².
+        # No draw enters two rows: BBᵀ is diagonal, and 1/z² = Σ_rows (step/std)².
         variance = np.square(_own_std(plan, counts, rounds)).sum(axis=-1)
         with np.errstate(divide="ignore"):
             per_row = np.where(_carries(plan, rounds), 1 / variance, 0.0)
@@ -141,24 +146,24 @@ def information(plan: Plan) -> Floats:
 
 
 def all_draws_count(plan: Plan) -> bool:
-    """Whether all noise is its owner's own: then who sees all rows learns what `information` says."""
+    """Whether all noise is its owner's own: then observers of all rows learn what `information` says."""
     counts, _ = _counting(plan)
     enters = (plan.draw.values >= 0)[plan.draw.which] & (plan.std.values != 0)[plan.std.which]
     return not bool((enters & ~counts.values[counts.which]).any())
 
 
 def _carries(plan: Plan, rounds: slice) -> Bools:
-    """[releases, m]: which rows carry a gradient."""
+    """[releases, m] which rows carry a gradient."""
     return np.asarray(plan.carries.values[plan.carries.which[rounds]] & plan.exists[rounds])
 
 
 def _own_std(plan: Plan, counts: PerRound, rounds: slice) -> Floats:
-    """[releases, m, v]: standard deviations per unit of scale, 0 for draws that do not count."""
+    """[releases, m, v] standard deviations per unit of scale, 0 for draws that do not count."""
     return np.where(counts.values[counts.which[rounds]], plan.std.values[plan.std.which[rounds]], 0.0)
 
 
 def _counting(plan: Plan) -> tuple[PerRound, bool]:
-    """[kinds, m, v] which entries are draws that hide the row's owner, and whether no draw enters twice."""
+    """[kinds, m, v] which entries are draws that hide the row's owner; and whether no draw enters twice."""
     first = plan.known_by.max(axis=1, initial=-1)
     alone = ((plan.known_by == first[:, None]) | (plan.known_by < 0)).all(axis=1)
     keeper = np.where(alone, first, -1)
@@ -170,7 +175,7 @@ def _counting(plan: Plan) -> tuple[PerRound, bool]:
         if len(np.unique(entries)) == len(entries):
             continue
         independent = False
-        # A draw that also enters somebody else's row is known to the maker of that row.
+        # A draw that also enters a row of another agent is known to that agent.
         foreign = np.zeros(plan.draws, bool)
         foreign[draw[kind][(draw[kind] >= 0) & ~counts[kind]]] = True
         counts[kind] &= ~foreign[draw[kind]]
@@ -178,7 +183,7 @@ def _counting(plan: Plan) -> tuple[PerRound, bool]:
 
 
 def _shared(plan: Plan, counts: PerRound, carries: Bools, ratio: Floats) -> Floats:
-    """`information` where draws enter several rows; rounds that are alike are computed once."""
+    """`information` where draws enter several rows; equal rounds are computed once."""
     result = np.zeros((plan.releases, plan.agents))
     known: dict[Any, Floats] = {}
     for r in np.flatnonzero(plan.rate > 0).tolist():

@@ -1,7 +1,7 @@
-"""What a published calibration is: noise for a budget, and the budget it claims for a noise.
+"""The abstract class of published calibrations: noise for a budget, and the claimed ε for a noise.
 
-Not for what is really learned from a plan (`view`, `worst_case`), though each answer here is held against the
-exact value for the same releases and warns when the method's own claim is smaller.
+Each result is compared with the exact value for the same releases, and a warning says when the method's own
+claim is smaller. `view` and `worst_case` compute what is learned from a plan.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from topdp.privacy.basics.refusals import (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Calibrated:
-    """The noise one method asks for, in the units it is used in.
+    """The noise that one method requires, in several units.
 
     `noise_multiplier` is noise std / Δ; `sigma` is noise std / clip, the paper's σ; `sensitivity` is Δ /
-    clip. `exact_epsilon` is what the same releases really are at `delta`, None for sampled batches (not
+    clip. `exact_epsilon` is the exact ε of the same releases at `delta`, None for sampled batches (not
     computed).
 
     >>> from topdp.plan import Full
@@ -59,7 +59,7 @@ class Calibrated:
 
 
 class Calibration(ABC):
-    """One method. Subclasses say z for a budget and ε for a noise, for the releases that hold one record.
+    """One method. Subclasses compute z for a budget and ε for a noise, for the releases that use one record.
 
     >>> from topdp.plan import Full
     >>> from topdp.privacy import CALIBRATIONS
@@ -80,10 +80,10 @@ class Calibration(ABC):
         batches: Batches,
         adjacency: Adjacency = "add-remove",
     ) -> Calibrated:
-        """The noise with which the method's own analysis gives (ε, δ) for so many releases of equal noise.
+        """Return the noise with which the method's own analysis gives (ε, δ) for releases of equal noise.
 
-        `releases` counts every message wave, the one before the loop included: T rounds of the paper's
-        algorithms are T + 1 releases. Warns (`PrivacyWarning`) where the claim is false.
+        `releases` includes the one before the loop: T rounds of the paper's algorithms are T + 1 releases.
+        Warns (`PrivacyWarning`) where the claim is false.
         """
         epsilon, delta, count = (
             expect_epsilon(epsilon),
@@ -95,7 +95,7 @@ class Calibration(ABC):
             self._expect_sampling(epsilon, delta, count, batches, adjacency)
             z, exact = self._sampled_noise(epsilon, delta, count, batches.rate), None
         else:
-            # The last digits of z are given away so that `claim` of it never exceeds ε by rounding.
+            # z is rounded up so that `claim` of it never exceeds ε by rounding.
             z = self._noise(epsilon, delta, count, batches) * (1 + 1e-13)
             if not 0 < z < math.inf:
                 raise PrivacyError(
@@ -106,7 +106,16 @@ class Calibration(ABC):
             )
             self._compare(epsilon, exact, delta, batches)
         return Calibrated(
-            self.name, epsilon, delta, count, batches, adjacency, z, sensitivity, z * sensitivity, exact
+            calibration=self.name,
+            epsilon=epsilon,
+            delta=delta,
+            releases=count,
+            batches=batches,
+            adjacency=adjacency,
+            noise_multiplier=z,
+            sensitivity=sensitivity,
+            sigma=z * sensitivity,
+            exact_epsilon=exact,
         )
 
     @final
@@ -117,7 +126,7 @@ class Calibration(ABC):
         batches: Batches | None = None,
         adjacency: Adjacency = "add-remove",
     ) -> float:
-        """The ε that the method's own analysis says for releases of these noise multipliers, in their order.
+        """Return the ε that the method claims for releases of these noise multipliers, in order.
 
         One number per release; `batches` None means full. Infinite if a release has no noise. Warns
         (`PrivacyWarning`) where the exact ε is larger.
@@ -154,7 +163,7 @@ class Calibration(ABC):
     def _sampling_refusal(
         self, epsilon: float | None, delta: float, releases: int, batches: Batches
     ) -> str | None:
-        """Why the method says nothing about Poisson batches; None if its analysis covers them."""
+        """Why the method does not cover Poisson batches; None if its analysis covers them."""
         return None
 
     def _expect_sampling(
@@ -185,10 +194,10 @@ class Calibration(ABC):
 
 
 def exact_epsilon(noise_multipliers: ArrayLike, delta: float, batches: Batches | None = None) -> float:
-    """What releases of these noise multipliers, each with fresh noise, really are at δ.
+    """Return ε at δ of releases of these noise multipliers, each with fresh noise.
 
     Exact for full and cyclic batches (the record with the least noise in its releases); for Poisson batches
-    an upper bound, under add-remove, that is tight but for its grid.
+    an upper bound, under add-remove, that is tight up to its grid.
     """
     z, delta = expect_noise(noise_multipliers), expect_delta(delta)
     if batches is None:
@@ -199,17 +208,17 @@ def exact_epsilon(noise_multipliers: ArrayLike, delta: float, batches: Batches |
 
 
 def worst_mu(z: Floats, batches: Batches) -> float:
-    """μ of the record whose releases have the least noise together."""
+    """μ of the record whose releases together have the least noise."""
     return max(gaussian.compose(part) for part in shares(z, batches))
 
 
 def shares(z: Floats, batches: Batches) -> list[Floats]:
-    """The releases that hold one record, for each place a record can have in the cycle."""
+    """The releases that use one record, for each place that a record can have in the cycle."""
     return [z[start :: batches.period] for start in range(min(batches.period, len(z)))]
 
 
 def expect_noise(noise_multipliers: ArrayLike) -> Floats:
-    """One finite number of at least 0 for each of at least one release."""
+    """Noise multipliers as an array: one finite number >= 0 per release, at least one."""
     gaussian.compose(noise_multipliers)
     z = np.asarray(noise_multipliers, dtype=np.float64)
     if z.ndim != 1 or z.size == 0:
@@ -218,7 +227,7 @@ def expect_noise(noise_multipliers: ArrayLike) -> Floats:
 
 
 def least_noise(claim: Callable[[float], float], epsilon: float, name: str) -> float:
-    """The least z whose claim is at most ε, to 1e-9 and on the private side; `claim` falls as z grows."""
+    """Return the least z whose claim is at most ε, to 1e-9 on the private side; `claim` falls as z grows."""
     high = 1.0
     while claim(high) > epsilon:
         high *= 2

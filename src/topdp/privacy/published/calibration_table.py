@@ -1,4 +1,4 @@
-"""The noise that every published calibration asks for one budget, at equal sensitivity."""
+"""A comparison of the published calibrations: the noise of each for one budget, at equal sensitivity."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def side_by_side(
     poisson: int | None = None,
     progress: Progress = silent,
 ) -> dict[str, Any]:
-    """The JSON object of `topdp calibrate`: σ by calibration, null with a reason where one refuses.
+    """Return the JSON object of `topdp calibrate`: σ by calibration, null with a reason where one refuses.
 
-    `progress` is told which calibration begins.
+    `progress` receives the name of each calibration as it begins.
 
     >>> found = side_by_side(1.0, 1e-5, releases=1000, records=2000)
     >>> round(found["sigma"]["tight"], 5), round(found["sigma"]["theorem1"], 4)
@@ -33,7 +33,7 @@ def side_by_side(
     if not (0 < clip < float("inf")):
         raise PrivacyError(f"Expected clip={clip} to be finite and > 0.")
     if cycle is not None and poisson is not None:
-        raise PrivacyError("Expected batches in a cycle or Poisson batches, got both.")
+        raise PrivacyError("Expected either cycle or poisson, got both. Remove one.")
     batches: Batches = Full(records)
     if cycle is not None:
         batches = Cycle(records, cycle)
@@ -48,8 +48,8 @@ def side_by_side(
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", PrivacyWarning)
             try:
-                found = rule.calibrate(epsilon, delta, releases, batches, kind)
-                sigma[name], exact[name] = found.sigma, found.exact_epsilon
+                noise = rule.calibrate(epsilon, delta, releases, batches, kind)
+                sigma[name], exact[name] = noise.sigma, noise.exact_epsilon
             except NotCovered as refusal:
                 sigma[name], exact[name] = None, None
                 remarks[name] = str(refusal)

@@ -1,7 +1,6 @@
-"""What a method's own published analysis says of a plan: its full-scale noise, under its calibration.
+"""The claim of a method's own published analysis for a plan: its full-scale noise under its calibration.
 
-The noise that Top-DP saves is counted as free here, as the paper counts it; `view` and `worst_case` say what
-it costs.
+The noise that Top-DP saves counts as free here, as in the paper; `view` and `worst_case` compute its cost.
 """
 
 from __future__ import annotations
@@ -17,15 +16,17 @@ from topdp.plan import Capability, Plan, unsupported
 from topdp.plan.batches import Adjacency, Batches
 from topdp.privacy.basics.exposure import Exposure, check, uncovered_reason
 from topdp.privacy.basics.refusals import PrivacyError, PrivacyWarning, expect_supported
-from topdp.privacy.published.calibrations import CALIBRATIONS
 
+# The protocols in which an agent's row of round 0 carries its full-scale noise.
 CLAIMED_PROTOCOLS = ("plain-sync", "plain-async", "top-sync", "top-async", "dsgd", "central")
-"""Those in which an agent's row of round 0 carries its full-scale noise."""
+
+
+DEFAULT_CALIBRATION = "tight"
 
 
 @dataclass(frozen=True)
 class Analysis:
-    """A calibration by name, and how the records of each agent enter its batches.
+    """A calibration by name, and how each agent uses its records.
 
     >>> from topdp.plan import Cycle
     >>> analysis = Analysis("tight", (Cycle(2000, 20),) * 3, clip=4.0)
@@ -39,20 +40,18 @@ class Analysis:
     adjacency: Adjacency = "add-remove"
 
     def __post_init__(self) -> None:
-        if self.calibration not in CALIBRATIONS:
-            raise PrivacyError(
-                f"Expected calibration to be one of {', '.join(CALIBRATIONS)}, got {self.calibration!r}."
-            )
+        if self.calibration != DEFAULT_CALIBRATION:
+            _expect_calibration(self.calibration)
         if not 0 < self.clip < float("inf"):
             raise PrivacyError(f"Expected clip={self.clip} to be finite and > 0.")
 
     def exposure(self) -> Exposure:
-        """The same facts as the other accountants want them."""
+        """The sensitivity and batches, as the other accountants use them."""
         sensitivity = np.array([self.clip * batches.sensitivity(self.adjacency) for batches in self.batches])
         return Exposure(sensitivity, self.batches, self.adjacency)
 
     def facts(self) -> dict[str, Any]:
-        """What the account of a plan rests on beside the plan itself, as JSON holds it."""
+        """The inputs of an account apart from the plan, for JSON."""
         exposure = self.exposure()
         return {
             "adjacency": self.adjacency,
@@ -66,21 +65,23 @@ class Analysis:
         }
 
     def claim(self, plan: Plan, delta: float) -> tuple[Floats, list[str]]:
-        """([agents] the claimed ε, what the calibration itself warns of)."""
+        """Return [agents] the claimed ε, and the warnings of the calibration."""
         z = noise_multipliers(plan, self.exposure())
-        found: dict[tuple[bytes, Batches], float] = {}
+        by_noise: dict[tuple[bytes, Batches], float] = {}
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", PrivacyWarning)
             for agent, batches in enumerate(self.batches):
                 key = (z[:, agent].tobytes(), batches)
-                if key not in found:
-                    found[key] = self.claim_of(agent, z[:, agent], delta)
-        claims = [found[z[:, agent].tobytes(), batches] for agent, batches in enumerate(self.batches)]
-        said = [str(w.message) for w in caught if issubclass(w.category, PrivacyWarning)]
-        return np.array(claims), list(dict.fromkeys(said))
+                if key not in by_noise:
+                    by_noise[key] = self.claim_of(agent, z[:, agent], delta)
+        claims = [by_noise[z[:, agent].tobytes(), batches] for agent, batches in enumerate(self.batches)]
+        messages = [str(w.message) for w in caught if issubclass(w.category, PrivacyWarning)]
+        return np.array(claims), list(dict.fromkeys(messages))
 
     def claim_of(self, agent: int, noise_multipliers: Floats, delta: float) -> float:
         """The claimed ε of one agent for releases of these noise multipliers."""
+        from topdp.privacy.published.calibrations import CALIBRATIONS
+
         rule = CALIBRATIONS[self.calibration]
         return rule.claim(noise_multipliers, delta, self.batches[agent], self.adjacency)
 
@@ -89,8 +90,8 @@ def claim_reason(plan: Plan) -> str | None:
     """Why no published analysis covers the plan; None where one does."""
     if need := unsupported(plan, {Capability.SHARED_DRAWS, Capability.PRUNED_ROWS}):
         return (
-            f"Not covered: {need}. No published analysis of the method has it. Use guarantee='adaptive' or "
-            "'worst-case'."
+            f"Not covered: {need}. No published analysis of the method includes it. Use "
+            "guarantee='adaptive' or 'worst-case'."
         )
     if plan.protocol not in CLAIMED_PROTOCOLS:
         return f"No published analysis covers plans of protocol {plan.protocol!r}."
@@ -100,7 +101,7 @@ def claim_reason(plan: Plan) -> str | None:
 
 
 def noise_multipliers(plan: Plan, exposure: Exposure) -> Floats:
-    """[releases, agents]: z = full-scale standard deviation / (λ · sensitivity)."""
+    """[releases, agents] z = full-scale standard deviation / (λ · sensitivity)."""
     check(plan, exposure)
     expect_supported(claim_reason(plan))
     full_scale = plan.full_scale
@@ -109,7 +110,14 @@ def noise_multipliers(plan: Plan, exposure: Exposure) -> Floats:
 
 
 def _without_last_digits(values: Floats) -> Floats:
-    """Values that differ by rounding only become the least of them: λγ/λ is not always γ, yet equal noise."""
+    """Replace values that differ by rounding only with the least of them: λγ/λ is not always γ."""
     distinct, where = np.unique(values, return_inverse=True)
     first = np.diff(distinct, prepend=-1.0) > 1e-13 * distinct
     return np.asarray(distinct[first][np.cumsum(first) - 1][where])
+
+
+def _expect_calibration(name: str) -> None:
+    from topdp.privacy.published.calibrations import CALIBRATIONS
+
+    if name not in CALIBRATIONS:
+        raise PrivacyError(f"Expected calibration to be one of {', '.join(CALIBRATIONS)}, got {name!r}.")

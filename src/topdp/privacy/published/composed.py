@@ -1,7 +1,8 @@
-"""Calibrations that compose every release with its own noise: tight, optimal, moments.
+"""The calibrations that compose releases one by one: tight, optimal, moments.
 
 With full batches each is a map between ε and μ = √(Σ 1/z_t²), the Rényi divergence of the composition being
-RDP(a) = a μ²/2 (Mironov 2017, Corollary 3). All three are sound everywhere; they differ in what they waste.
+RDP(a) = a μ²/2 (Mironov 2017, Corollary 3). All three are sound everywhere; they differ in how tight they
+are.
 """
 
 from __future__ import annotations
@@ -48,9 +49,9 @@ class Tight(_Composed):
     Source: Balle, Wang 2018 (arXiv:1805.06530), Theorem 8; Dong, Roth, Su 2019 (arXiv:1905.02383).
 
     **Guarantees.** Exact for full and cyclic batches, either adjacency (z is in units of that adjacency's
-    sensitivity Δ), noise equal or not; no calibration can ask for less. Poisson batches: the privacy loss
+    sensitivity Δ), noise equal or not; no calibration can require less. Poisson batches: the privacy loss
     distribution of dp-accounting, add-remove, Δ = clip / expected batch size, an upper bound that is tight
-    but for its grid. Each release must carry fresh noise. Not private: nowhere.
+    up to its grid. Each release must carry fresh noise. Not private: nowhere.
     """
 
     name: ClassVar[str] = "tight"
@@ -103,7 +104,7 @@ class Optimal(_Composed):
 
     **Guarantees.** Sound for full and cyclic batches, either adjacency, noise equal or not; for Poisson
     batches (add-remove, Δ = clip / expected batch size) at the orders of dp-accounting. Errs on the private
-    side, 8% more noise than needed at ε = 1, δ = 1e-5, full batch; whatever order a search ends at gives a
+    side, 8% more noise than needed at ε = 1, δ = 1e-5, full batch; any order at which the search ends gives a
     valid ε. Not private: nowhere.
     """
 

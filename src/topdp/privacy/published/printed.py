@@ -1,4 +1,4 @@
-"""Calibrations printed for equal rounds, which may promise more than they keep: udp, advanced, theorem1.
+"""The calibrations stated for equal rounds, whose claims may be false: udp, advanced, theorem1.
 
 None covers Poisson batches. Where the exact value is larger than the claim, `calibrate` and `claim` warn.
 """
@@ -146,7 +146,7 @@ class Theorem1(Calibration):
             z = self._noise(epsilon, delta, releases, batches)
             try:
                 exact = loss_distribution_epsilon(np.full(releases, z), delta, batches.rate)
-                reason += f" What it calls epsilon={epsilon:g} is epsilon={exact:.4g} under add-remove."
+                reason += f" Its epsilon={epsilon:g} is exactly epsilon={exact:.4g} under add-remove."
             except NotCovered:
                 pass
         return reason + " Use 'tight', 'optimal' or 'moments'."
@@ -170,7 +170,7 @@ def discounted_noise(
         raise PrivacyError(f"Expected 0 < factor={factor} <= 1.")
     planned = expect_count("releases", releases)
     warnings.warn(
-        "udp with rounds discounting chooses its noise by the private loss; no epsilon accounts for that.",
+        "udp with rounds discounting chooses its noise by the private loss; no epsilon covers that.",
         PrivacyWarning,
         stacklevel=2,
     )

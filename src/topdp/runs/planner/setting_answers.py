@@ -21,10 +21,10 @@ import numpy as np
 from topdp.base.progress import Progress, silent
 from topdp.errors import InputError, TopdpError
 from topdp.plan import Plan
-from topdp.privacy.account import Account, with_answer
+from topdp.privacy.accounting import Account, with_answer
 from topdp.privacy.answers import ANSWERS, WORST_CASE, AnswerKind, answer_kind
 from topdp.privacy.basics.exposure import Exposure
-from topdp.privacy.calibrate import calibrate
+from topdp.privacy.noise_calibration import calibrate
 from topdp.privacy.observers.view import Bound, View
 from topdp.privacy.query import Observe, Query, observe
 from topdp.privacy.residual_noise import residual_noise

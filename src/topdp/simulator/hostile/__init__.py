@@ -1,6 +1,6 @@
-"""Hostile agents in simulated runs: an `Attack` says who they are and what they send. Not for real agents."""
+"""Hostile agents in simulated runs: an `Attack` states who they are and what they send."""
 
-from topdp.simulator.hostile.hostile_agents import Attack, chosen
+from topdp.simulator.hostile.hostile_agents import Attack, choose_attack
 from topdp.simulator.hostile.hostile_rows import ATTACKERS
 
-__all__ = ["ATTACKERS", "Attack", "chosen"]
+__all__ = ["ATTACKERS", "Attack", "choose_attack"]

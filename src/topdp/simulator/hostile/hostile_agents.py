@@ -1,7 +1,7 @@
-"""Hostile agents in a simulated run: who they are, what they send, and what their records say.
+"""Hostile agents in a simulated run: which agents they are, what they send, and their records.
 
-By default the seed chooses them. Accounts are of honest agents: they hold whatever others send. What is
-reported of the run is the honest agents', too.
+By default the seed chooses them. Accounts hold for honest agents, whatever others send, and evaluations cover
+honest agents only.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LABEL_FLIP = "label-flip"
 
 
 class AttackSettings(Protocol):
-    """The section `attack` of a configuration."""
+    """The attributes that the section `attack` of a configuration has."""
 
     @property
     def name(self) -> str: ...
@@ -35,26 +35,26 @@ class AttackSettings(Protocol):
     def agents(self) -> list[int] | None: ...
 
 
-def chosen(wanted: AttackSettings, agents: int, seed: int) -> Attack | None:
-    """The attack that is wanted among so many agents; None: nobody is hostile."""
-    if wanted.name == "none":
+def choose_attack(settings: AttackSettings, agents: int, seed: int) -> Attack | None:
+    """Return the attack of `settings` among `agents`; None: no agent is hostile."""
+    if settings.name == "none":
         return None
-    if wanted.agents is not None:
-        hostile = sorted(set(wanted.agents))
+    if settings.agents is not None:
+        hostile = sorted(set(settings.agents))
         if hostile and hostile[-1] >= agents:
             raise InputError(f"Expected attack.agents from 0 to {agents - 1}, got {hostile[-1]}.")
     else:
-        # The same order for every share: whoever is hostile among few is so among many.
+        # The order does not depend on the share: a larger share adds hostile agents.
         order = stream(seed, "hostile").permutation(agents)
-        hostile = sorted(order[: round(wanted.share * agents)].tolist())
+        hostile = sorted(order[: round(settings.share * agents)].tolist())
     if len(hostile) > agents - 1:
         raise InputError(f"Expected an honest agent, got {len(hostile)} hostile ones of {agents}.")
-    return Attack(wanted.name, tuple(hostile), agents, seed, wanted.strength) if hostile else None
+    return Attack(settings.name, tuple(hostile), agents, seed, settings.strength) if hostile else None
 
 
 @dataclass(frozen=True)
 class Attack:
-    """One attack by the agents `hostile`; `strength` None: as is usual for it.
+    """One attack by the agents `hostile`; `strength` None: the usual one.
 
     >>> import numpy as np, torch
     >>> rows = torch.ones(4, 2)
@@ -70,9 +70,9 @@ class Attack:
     strength: float | None = None
 
     def __call__(self, round: int, rows: Tensor, owner: Ints) -> None:
-        """Puts what hostile agents send in the place of their rows."""
+        """Replace the rows of hostile agents by what they send."""
         if self.name == LABEL_FLIP:
-            return  # they do as they should, on wrong records
+            return  # they follow the plan, on wrong records
         attacker, usual, steady = ATTACKERS[self.name]
         theirs = np.isin(owner, self.hostile)
         now = rows[: self.agents][torch.from_numpy(~theirs[: self.agents]).to(rows.device)]
@@ -83,7 +83,7 @@ class Attack:
         rows[torch.from_numpy(theirs).to(rows.device)] = sent
 
     def records(self, shards: Shards) -> Shards:
-        """The records as agents train on them: with other labels of hostile ones, if that is the attack."""
+        """Return the records on which agents train: with the flipped labels of a label-flip attack."""
         if self.name != LABEL_FLIP:
             return shards
         if shards.classes is None or shards.targets.is_floating_point():

@@ -1,7 +1,6 @@
-"""What hostile agents send instead of their rows, given the rows of the honest ones: one function an attack.
+"""The rows that hostile agents send, given the rows of the honest ones: one function per attack.
 
-The attackers know everything and act as one: that is more than a real neighbour has. For simulated runs
-alone; real agents are never made to attack.
+The attackers know all rows and act together, which is more than real neighbours can. For simulated runs only.
 """
 
 from __future__ import annotations
@@ -11,11 +10,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-LONGEST = 1e6
-"""What real agents refuse by the manifest's `largest_norm`, unless it says otherwise."""
+MAX_ACCEPTED_NORM = 1e6  # the default of the manifest's `largest_norm`, above which real agents refuse rows
 
 Attacker = Callable[[Tensor, int, float, torch.Generator], Tensor]
-"""(honest estimates [h, d], how many are hostile, strength, random numbers) -> [d]: what those send."""
+"""(honest estimates [h, d], number of hostile agents, strength, random generator) -> their row [d]."""
 
 
 def sign_flip(now: Tensor, hostile: int, strength: float, random: torch.Generator) -> Tensor:
@@ -24,15 +22,15 @@ def sign_flip(now: Tensor, hostile: int, strength: float, random: torch.Generato
 
 
 def large_norm(now: Tensor, hostile: int, strength: float, random: torch.Generator) -> Tensor:
-    """A random direction, so many times as long as the longest honest row, and no longer than LONGEST."""
+    """A random direction, `strength` times as long as the longest honest row, at most MAX_ACCEPTED_NORM."""
     longest = float(torch.linalg.vector_norm(now, dim=1).max())
-    return min(strength * longest, LONGEST) * _direction(now, random)
+    return min(strength * longest, MAX_ACCEPTED_NORM) * _direction(now, random)
 
 
 def drift(now: Tensor, hostile: int, strength: float, random: torch.Generator) -> Tensor:
-    """The honest average, moved in one direction for the whole run, by so many times the honest spread.
+    """The honest average plus `strength` times the honest spread, in one direction for the whole run.
 
-    At strength 1 it is no further from the average than honest rows are: distance alone does not betray it.
+    At strength 1 it is no further from the average than honest rows are: its distance does not reveal it.
     """
     mean = now.mean(dim=0)
     spread = float(torch.linalg.vector_norm(now - mean, dim=1).mean())
@@ -40,12 +38,12 @@ def drift(now: Tensor, hostile: int, strength: float, random: torch.Generator) -
 
 
 def a_little(now: Tensor, hostile: int, strength: float, random: torch.Generator) -> Tensor:
-    """A little is enough (Baruch, Baruch and Goldberg 2019): off by z deviations in every coordinate.
+    """A little is enough (Baruch, Baruch and Goldberg 2019): off by z·strength deviations in every
+    coordinate.
 
-    z times the strength: z is the most with which, of normal numbers, so many honest ones are further off
-    that the hostile ones are in the majority with them.
-    Towards the other sign of what was learned: moved alike in all coordinates, as there, a linear classifier
-    does not change what it says.
+    z is the largest number for which, among normal numbers, enough honest ones are further off to form a
+    majority with the hostile ones. The shift is against the sign of the average: a shift in the same
+    direction in all coordinates, as in the paper, does not change the output of a linear classifier.
     """
     # Algorithm 3 there: s = ⌊n/2 + 1⌋ - m and z = Φ⁻¹((n - m - s)/(n - m))
     honest, mean = len(now), now.mean(dim=0)
@@ -56,7 +54,7 @@ def a_little(now: Tensor, hostile: int, strength: float, random: torch.Generator
 
 
 def noise(now: Tensor, hostile: int, strength: float, random: torch.Generator) -> Tensor:
-    """Normal numbers, so many times as large as those of honest rows."""
+    """Normal numbers, `strength` times as large as those of honest rows."""
     drawn = torch.randn(now.shape[1], generator=random, dtype=torch.float64)
     return strength * now.square().mean().sqrt() * drawn.to(now)
 
@@ -74,4 +72,4 @@ ATTACKERS: dict[str, tuple[Attacker, float, bool]] = {
     "a-little": (a_little, 1.0, False),
     "random": (noise, 1.0, False),
 }
-"""By name: what is sent, the usual strength, and whether random numbers are the same in every round."""
+"""By name: the attack, its usual strength, and whether its random numbers are the same in every round."""

@@ -1,1 +1,1 @@
-"""One simulation over several processes: each holds some agents, and only rows on the border travel."""
+"""Ranks: one simulation over several processes, each of which holds some agents."""

@@ -1,8 +1,7 @@
-"""Which rank holds which agent: as few links as possible between ranks, as many agents on each.
+"""Assigns agents to ranks: equally many agents on each, and few links between ranks.
 
-METIS (`pymetis`, by `pip install 'topdp[ranks]'`) cuts the graph where it is installed; elsewhere agents are
-dealt out in blocks of neighbouring numbers. What is computed does not depend on the cut, only how much
-travels. Nothing here communicates.
+METIS (`pymetis`, by `pip install 'topdp[ranks]'`) cuts the graph if it is installed; otherwise ranks hold
+blocks of consecutive numbers. Results do not depend on the cut, only the traffic does.
 """
 
 from __future__ import annotations
@@ -16,12 +15,11 @@ from topdp.base.array_types import Ints
 from topdp.errors import InputError
 from topdp.topology import Topology
 
-UNEVEN = 1.05
-"""By which METIS may make a part larger than others; more, and blocks are taken instead."""
+MAX_PART_RATIO = 1.05  # of the largest part of METIS to an even one; above it, blocks are used
 
 
 class AgentPartition(NamedTuple):
-    """`home[agent]` is the rank that holds it; `cut` counts links between ranks, `by` names who cut."""
+    """`home[agent]` is the rank of an agent, `cut` the number of links between ranks, `by` the algorithm."""
 
     home: Ints
     cut: int
@@ -35,7 +33,7 @@ class AgentPartition(NamedTuple):
 
 
 def partition(graph: Topology, ranks: int) -> AgentPartition:
-    """The agents of `graph` on `ranks`; every rank holds at least one.
+    """Assign the agents of `graph` to `ranks`, at least one to each.
 
     >>> from topdp import topology
     >>> partition(topology.ring(6), 1).home.tolist()
@@ -51,12 +49,12 @@ def partition(graph: Topology, ranks: int) -> AgentPartition:
         return blocks
     metis = _described(graph, _by_metis(graph, ranks), "METIS")
     sizes = np.bincount(metis.home, minlength=ranks)
-    fair = sizes.min() >= 1 and sizes.max() <= np.ceil(graph.agents / ranks) * UNEVEN
+    fair = sizes.min() >= 1 and sizes.max() <= np.ceil(graph.agents / ranks) * MAX_PART_RATIO
     return metis if fair and metis.cut < blocks.cut else blocks
 
 
 def blocks_of(agents: int, ranks: int) -> Ints:
-    """Agents in the order of their numbers, as evenly as it goes.
+    """Agents in the order of their numbers, as evenly as possible.
 
     >>> blocks_of(5, 2).tolist()
     [0, 0, 0, 1, 1]
@@ -68,8 +66,8 @@ def _by_metis(graph: Topology, ranks: int) -> Ints:
     import pymetis
 
     neighbours = np.split(graph.directed[:, 1], np.cumsum(graph.degrees)[:-1])
-    found = pymetis.part_graph(ranks, [one.tolist() for one in neighbours], options=pymetis.Options(seed=0))
-    return np.asarray(found.vertex_part, np.int64)
+    cut = pymetis.part_graph(ranks, [part.tolist() for part in neighbours], options=pymetis.Options(seed=0))
+    return np.asarray(cut.vertex_part, np.int64)
 
 
 def _described(graph: Topology, home: Ints, by: str) -> AgentPartition:

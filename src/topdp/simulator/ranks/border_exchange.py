@@ -1,6 +1,6 @@
-"""Rows on the border: each rank sends those that others mix, and fetches those that its own are mixed of.
+"""Exchanges border rows: each rank sends the rows that others mix, and receives those that it mixes.
 
-Which those are follows from the plan, so nobody asks for them. Everything else stays where it was made.
+The plan determines which rows these are, so ranks need not request them. All other rows stay local.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from topdp.simulator.row_layout import RowLayout
 
 @final
 class BorderExchange:
-    """The engine's `fetch`, over the ranks of `group`. Counts what it sent."""
+    """The `fetch` of an engine, over the ranks of `group`. Counts the bytes it sent."""
 
     def __init__(self, layout: RowLayout, group: ProcessGroup) -> None:
         self.layout, self.group = layout, group
         self.bytes_sent = 0
 
     def __call__(self, round: int, rows: Tensor) -> Callable[[], None]:
-        """`rows`: those made here in the round before, then room for the guests of `round`."""
+        """`rows`: those made here in the round before, followed by room for the guests of `round`."""
         layout = self.layout
         made = layout.made(round - 1)
         rows = _padded(rows)
@@ -44,5 +44,5 @@ class BorderExchange:
 
 
 def _padded(rows: Tensor) -> Tensor:
-    """The same rows to where the next ones begin: without gaps, so that they can be received in place."""
+    """The same rows with their padding: contiguous, so that they can be received in place."""
     return rows.as_strided((len(rows), rows.stride(0)), (rows.stride(0), 1))

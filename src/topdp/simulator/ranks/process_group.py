@@ -1,7 +1,7 @@
-"""The processes of one simulation: torch.distributed in the words that a run needs.
+"""The processes of one simulation, on top of torch.distributed.
 
-They trust each other: what one says is unpickled by the others. For one owner's machines behind one
-firewall; organisations that do not trust each other run agents (`agents/`).
+They trust each other: each unpickles what the others send. For the machines of one owner behind one firewall;
+organisations that do not trust each other run agents (`agents/`).
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from topdp.simulator.ranks.torchrun_environment import (
     restarts,
 )
 
-Found = TypeVar("Found")
+Value = TypeVar("Value")
 
 
 @final
 class OtherRankError(RankError):
-    """What went wrong on another rank, with its exit code."""
+    """An error of another rank, with its exit code."""
 
-    def __init__(self, rank: int, said: str, code: int) -> None:
-        super().__init__(f"Rank {rank} ended: {said}")
+    def __init__(self, rank: int, message: str, code: int) -> None:
+        super().__init__(f"Rank {rank} ended: {message}")
         self.code = ExitCode(code)  # type: ignore[misc]  # of this one error, not of the class
 
 
 @final
 @dataclass(frozen=True)
 class ProcessGroup:
-    """This process among those of the run. Whatever is asked of the others must be asked by all."""
+    """This process among those of the run. All of them must call the same methods in the same order."""
 
     rank: int
     size: int
@@ -51,65 +51,65 @@ class ProcessGroup:
 
     @property
     def leads(self) -> bool:
-        """Rank 0 speaks to people and writes the run folder."""
+        """Whether this is rank 0, which prints and writes the run folder."""
         return self.rank == 0
 
     def all(self, value: Any) -> list[Any]:
-        """What each rank says, in their order."""
+        """The `value` of each rank, in their order."""
         said: list[Any] = [None] * self.size
         with self._lost():
             dist.all_gather_object(said, value)
         return said
 
     def gathered(self, value: Any) -> list[Any] | None:
-        """On rank 0 what each rank says; None on the others."""
+        """On rank 0 the `value` of each rank; None on the others."""
         said: list[Any] | None = [None] * self.size if self.leads else None
         with self._lost():
             dist.gather_object(value, said, dst=0)
         return said
 
     def led(self, value: Any) -> Any:
-        """What rank 0 says; what others give is not looked at."""
+        """The `value` of rank 0; those of others are ignored."""
         box = [value if self.leads else None]
         with self._lost():
             dist.broadcast_object_list(box, src=0)
         return box[0]
 
     def any(self, value: bool) -> bool:
-        """Whether it is so on some rank."""
+        """Whether `value` is true on some rank."""
         flag = torch.tensor(int(value))
         with self._lost():
             dist.all_reduce(flag, dist.ReduceOp.MAX)
         return bool(flag)
 
-    def together(self, step: Callable[[], Found]) -> Found:
-        """What `step` gives here, if it fails on no rank; else every rank raises."""
-        found: Found | None = None
+    def together(self, step: Callable[[], Value]) -> Value:
+        """Return the result of `step` if it fails on no rank; else raise on every rank."""
+        result: Value | None = None
         failed: Exception | None = None
         try:
-            found = step()
+            result = step()
         except RankError:
             raise
         except Exception as error:
             failed = error
         self.expect_no_failure(failed)
-        return found  # type: ignore[return-value]  # there is one where nothing failed
+        return result  # type: ignore[return-value]  # set where nothing failed
 
     def expect_no_failure(self, failed: Exception | None) -> None:
-        """Raises what failed here; where it was elsewhere, an error that says where and why."""
+        """Raise what failed here, or an error that names the rank that failed and the reason."""
         if not self.any(failed is not None):
             return
         off = isinstance(failed, DivergedError)
-        said = self.all(None if failed is None else (_words(failed), _code(failed), off))
+        errors = self.all(None if failed is None else (_message(failed), _code(failed), off))
         if failed is not None:
             raise failed
-        rank, (words, code, off) = next((rank, one) for rank, one in enumerate(said) if one is not None)
-        raise DivergedError(words) if off else OtherRankError(rank, words, code)
+        rank, (message, code, off) = next(item for item in enumerate(errors) if item[1] is not None)
+        raise DivergedError(message) if off else OtherRankError(rank, message, code)
 
     def expect_same(self, what: str, value: object, to_do: str) -> None:
-        """Refuses, on all ranks, a value in which some differ from rank 0."""
-        said = self.all(value)
-        others = [rank for rank, one in enumerate(said) if one != said[0]]
+        """Raise RankError on all ranks if the `value` of some rank differs from that of rank 0."""
+        values = self.all(value)
+        others = [rank for rank, other in enumerate(values) if other != values[0]]
         if others:
             named = f"rank {others[0]}" if len(others) == 1 else f"ranks {', '.join(map(str, others))}"
             raise RankError(f"Expected the same {what} on all ranks, got another on {named}: {to_do}")
@@ -117,7 +117,7 @@ class ProcessGroup:
     def exchange(
         self, sent: Sequence[tuple[int, Tensor]], received: Sequence[tuple[int, Tensor]]
     ) -> Callable[[], None]:
-        """Begins to send and to receive, (rank, tensor) each; what it returns waits for both."""
+        """Start to send and receive (rank, tensor) pairs; the function that it returns waits for both."""
         ops = [
             dist.P2POp(dist.irecv if into else dist.isend, tensor, rank)
             for into, pairs in ((True, received), (False, sent))
@@ -131,7 +131,7 @@ class ProcessGroup:
                 for work in works:
                     work.wait(timedelta(seconds=self.patience))
             works.clear()
-            ops.clear()  # what was sent may be overwritten now
+            ops.clear()  # tensors that were sent may be overwritten now
 
         return wait
 
@@ -139,9 +139,9 @@ class ProcessGroup:
     def _lost(self) -> Iterator[None]:
         try:
             yield
-        except (RuntimeError, ValueError) as error:  # of torch: it has no error of its own for a lost peer
+        except (RuntimeError, ValueError) as error:  # torch has no special error for a lost peer
             waited = "timed out" in str(error).lower() or "timeout" in str(error).lower()
-            how = f"it said nothing for {self.patience:g} seconds" if waited else "its connection is closed"
+            how = f"it was silent for {self.patience:g} seconds" if waited else "its connection is closed"
             raise RankError(
                 f"Rank {self.rank} lost another rank: {how}. Checkpoints are intact: start the same command "
                 "again, which goes on from the last of them."
@@ -150,13 +150,13 @@ class ProcessGroup:
 
 @contextmanager
 def join_group(device: torch.device) -> Iterator[ProcessGroup]:
-    """This process with the others that torchrun started; NCCL carries what is on GPUs."""
+    """Join the processes that torchrun started; NCCL transfers tensors on GPUs."""
     patience = patience_of_environment()
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     try:
         wait = timedelta(seconds=patience)
         store, rank, size = next(rendezvous("env://", timeout=wait))
-        # torchrun keeps one store over its restarts: what those before have left there is not ours.
+        # torchrun keeps one store over its restarts: ignore the keys of earlier ones.
         store = PrefixStore(f"topdp/{restarts()}", store)
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=wait)
     except (RuntimeError, ValueError) as error:
@@ -164,19 +164,19 @@ def join_group(device: torch.device) -> Iterator[ProcessGroup]:
     try:
         yield ProcessGroup(dist.get_rank(), dist.get_world_size(), patience)
     finally:
-        with contextlib.suppress(Exception):  # of a lost peer: what mattered has been said
+        with contextlib.suppress(Exception):  # of a lost peer, which was reported before
             dist.destroy_process_group()
 
 
 def local_device(name: str) -> str:
-    """The device of this rank: `cuda` is the GPU with its number among the ranks of this machine."""
+    """Return the device of this rank: `cuda` is the GPU with the number of the rank on this machine."""
     local = local_rank()
     if name == "auto":
         return f"cuda:{local}" if torch.cuda.device_count() > local else "cpu"
     return f"cuda:{local}" if name == "cuda" else name
 
 
-def _words(error: Exception) -> str:
+def _message(error: Exception) -> str:
     return str(error) if isinstance(error, TopdpError) else f"{type(error).__name__}: {error}"
 
 

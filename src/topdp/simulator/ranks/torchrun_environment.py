@@ -1,4 +1,4 @@
-"""What torchrun says to the processes that it starts, and what we refuse there. Needs no torch."""
+"""Reads the environment variables that torchrun sets. Needs no torch."""
 
 from __future__ import annotations
 
@@ -6,30 +6,29 @@ import os
 
 from topdp.errors import InputError
 
-STARTED_BY = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
-PATIENCE = 300.0
-"""Seconds after which a rank that says nothing counts as lost; TOPDP_RANK_TIMEOUT says otherwise."""
+DEFAULT_RANK_TIMEOUT_SECONDS = 300.0  # a rank that is silent for longer counts as lost
 
 
 class RankError(InputError):
-    """Ranks that cannot go on together: one is lost, failed or is not doing the same."""
+    """Ranks that cannot continue together: one is lost, has failed, or does something else."""
 
 
 def started_together() -> bool:
-    """Whether torchrun (or who sets its variables) has started this process."""
-    return all(name in os.environ for name in STARTED_BY)
+    """Whether torchrun, or another launcher that sets its variables, started this process."""
+    return all(name in os.environ for name in TORCHRUN_VARIABLES)
 
 
 def leads() -> bool:
-    """Whether this is rank 0, which speaks to people; so does a process that was started alone."""
+    """Whether this process prints: rank 0, or a process that was started by itself."""
     return not started_together() or os.environ["RANK"] == "0"
 
 
 def others() -> int:
-    """How many processes were started beside this one."""
-    said = os.environ.get("WORLD_SIZE", "1")
-    return max(0, int(said) - 1) if said.isdecimal() else 0
+    """The number of other processes that were started with this one."""
+    size = os.environ.get("WORLD_SIZE", "1")
+    return max(0, int(size) - 1) if size.isdecimal() else 0
 
 
 def local_rank() -> int:
@@ -38,24 +37,26 @@ def local_rank() -> int:
 
 
 def restarts() -> int:
-    """How often torchrun has started all of them again."""
+    """How often torchrun has restarted all processes."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 def expect_one_process(command: str) -> None:
-    """Refuses a command that several processes would each do on their own, into one folder."""
+    """Raise RankError if several processes would each execute `command` into one folder."""
     if started_together() and os.environ["WORLD_SIZE"] != "1":
         size = os.environ["WORLD_SIZE"]
-        raise RankError(f"topdp {command} is for one process, got {size} ranks: torchrun is for topdp run.")
+        raise RankError(
+            f"topdp {command} runs in one process, got {size} ranks: use torchrun for topdp run only."
+        )
 
 
 def patience_of_environment() -> float:
     """Seconds to wait for another rank."""
-    said = os.environ.get("TOPDP_RANK_TIMEOUT", str(PATIENCE))
+    text = os.environ.get("TOPDP_RANK_TIMEOUT", str(DEFAULT_RANK_TIMEOUT_SECONDS))
     try:
-        patience = float(said)
+        patience = float(text)
     except ValueError:
         patience = 0.0
     if not 0 < patience < 1e6:
-        raise InputError(f"TOPDP_RANK_TIMEOUT: expected a number of seconds > 0, got {said!r}.")
+        raise InputError(f"TOPDP_RANK_TIMEOUT: expected a number of seconds > 0, got {text!r}.")
     return patience

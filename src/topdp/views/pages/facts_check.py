@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from topdp.privacy.account import Account
+from topdp.privacy.accounting import Account
 from topdp.runs.metric_labels import metric_names
 from topdp.runs.run_folder import RunFolderError
 

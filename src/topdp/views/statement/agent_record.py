@@ -19,7 +19,6 @@ from topdp.agents.agreement.run_setup import RunSetup
 from topdp.agents.ledger import start_choices
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_check import verify
-from topdp.agents.runtime.run_end import last_round
 from topdp.errors import InputError, TrustError
 from topdp.privacy.answers import WORST_CASE, AnswerKind, answer_kind
 from topdp.privacy.basics.gaussian import mu_of
@@ -157,7 +156,7 @@ def _read(ledger: Ledger, setup: RunSetup, charges: int) -> AgentRecord:
         seeded=start_choices.ever_chosen(ledger, start_choices.SEEDED_KEY),
         rehearsal=start_choices.ever_chosen(ledger, start_choices.REHEARSAL_KEY),
         stopped=ledger.stopped_at,
-        ends=last_round(ledger),
+        ends=ledger.final_round,
         departed=ledger.departed,
         departures=tuple(ledger.covered_departures()),
         gone=tuple(ledger.departed_members()),

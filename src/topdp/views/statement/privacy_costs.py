@@ -17,12 +17,12 @@ import numpy as np
 
 from topdp.base.array_types import Floats
 from topdp.plan import Plan
-from topdp.privacy.account import FALSE_ALARMS, Account
+from topdp.privacy.accounting import FALSE_ALARMS, Account
 from topdp.privacy.answers import ADAPTIVE, ANSWERS, WORST_CASE, AnswerKind, answer_kind
 from topdp.privacy.basics.gaussian import epsilon_of
 from topdp.privacy.basics.refusals import PrivacyError
 from topdp.privacy.query import Query
-from topdp.privacy.spending import Spending, spending
+from topdp.privacy.spending_curve import Spending, spending
 
 PATIENCE = 8.0
 """Seconds, more or less, for what is used along the rounds: longer ones are left out."""

@@ -9,7 +9,7 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
-from topdp.privacy.answers import ANSWERS
+from topdp.privacy.answers import ANSWERS, answer_kind
 from topdp.runs.epsilon_text import answer_words, epsilon_text
 from topdp.views.terminal import tables
 
@@ -72,14 +72,15 @@ def _spread(values: Sequence[float]) -> str:
 
 def _epsilon(one: Mapping[str, Any], name: str) -> str:
     privacy = one["privacy"]
-    met = " (budget)" if name == (privacy.get("guarantee") or "").replace("-", "_") else ""
+    met = " (budget)" if ANSWERS[name].name == privacy.get("guarantee") else ""
     mu = privacy["mu"][name]
     return epsilon_text(privacy, name) + ("" if mu is None else f", μ {mu:.3g}") + met
 
 
 def _power(one: Mapping[str, Any]) -> str:
     privacy = one["privacy"]
-    power = privacy["power"].get((privacy.get("guarantee") or "").replace("-", "_"), {}).get("0.01")
+    guarantee = privacy.get("guarantee")
+    power = privacy["power"].get(answer_kind(guarantee).key, {}).get("0.01") if guarantee else None
     return "" if power is None else f"{power:.1%}"
 
 

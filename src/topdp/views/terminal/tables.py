@@ -10,7 +10,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from topdp.plan import Plan
-from topdp.privacy.account import FALSE_ALARMS, Account
+from topdp.privacy.accounting import FALSE_ALARMS, Account
 from topdp.privacy.answers import ANSWERS
 from topdp.privacy.observers.coalitions import Coalitions
 from topdp.runs.config import RunConfig

@@ -1,8 +1,8 @@
-"""The least noise whose account meets a budget (ε, δ) under the chosen guarantee.
+"""The least noise for which the account meets a budget (ε, δ) under the chosen guarantee.
 
-Scaling all noise of a plan by s divides every μ by s, so one account at unit noise and one division calibrate
-a common budget. Agents with budgets, records or batches of their own get noise of their own (`balance`); that
-ends with the same common division, so it errs on the private side wherever it stops.
+Scaling all noise of a plan by s divides every μ by s. So one account at unit noise and one division calibrate
+a common budget. Agents with different budgets, records or batches get different noise (`balance`). That
+search ends with the same common division, so it errs on the private side wherever it stops.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ROUNDING_MARGIN = (
 
 @dataclass(frozen=True, eq=False)
 class CalibratedNoise:
-    """Full-scale standard deviations [agents], and the view of the plan they make where one was computed.
+    """Full-scale standard deviations [agents], and the view of their plan where one was computed.
 
     >>> import numpy as np
     >>> CalibratedNoise(np.array([0.1, 0.2])).view is None
@@ -47,14 +47,14 @@ def calibrate(
     query: Query = DEFAULT_QUERY,
     shares: Floats | None = None,
 ) -> CalibratedNoise:
-    """The full-scale noise with which `write`'s plan keeps every agent's ε.
+    """Return the full-scale noise with which the plan of `write` meets every agent's ε.
 
-    `shares` [agents]: noise that is scaled for all alike, where it is known how agents should differ.
+    `shares` [agents]: the noise up to a common factor, where it is known how agents should differ.
 
-    **Guarantees.** The account of the plan under `guarantee` is at most ε for every agent, and at least
-    (1 - 1e-6)·ε for the agent that binds. Where agents differ, each that could do with less noise than it has
-    is within 5e-4 of its μ, as far as the search comes (`balance`). A plan that no noise makes private is
-    refused.
+    **Guarantees.** The account of the plan under `guarantee` is at most ε for every agent, and at least (1 -
+    1e-6)·ε for the agent that binds. Where agents differ, each agent that could do with less noise than it
+    has is within 5e-4 of its μ, as far as the search converges (`balance`). A plan that no noise makes
+    private is refused.
 
     >>> from topdp.privacy import Analysis, account
     >>> import numpy as np
@@ -80,16 +80,16 @@ def calibrate(
     noise = kind.closed_form_noise(write, analysis, epsilon, delta)
     if noise is not None:
         return CalibratedNoise(noise)
-    budget_excess = BudgetExcess(write, exposure, kind, epsilon, delta, query)
-    alone = exposure.sensitivity / budget_excess.target
-    # Where nothing distinguishes agents but their place in the graph they keep one noise, as in the paper.
+    budget_excess = BudgetExcess(write, exposure, kind, epsilon=epsilon, delta=delta, query=query)
+    needs = exposure.sensitivity / budget_excess.target
+    # Agents that differ only in their place in the graph get the same noise, as in the paper.
     if shares is not None:
         search = Balance(shares, budget_excess.whole(shares))
-    elif np.ptp(alone) <= 1e-12 * alone.max() and len(set(exposure.batches)) == 1:
-        search = Balance(alone, budget_excess.whole(alone))
+    elif np.ptp(needs) <= 1e-12 * needs.max() and len(set(exposure.batches)) == 1:
+        search = Balance(needs, budget_excess.whole(needs))
     else:
         least = budget_excess.least()
-        search = balance(budget_excess.ever_better(least), least, budget_excess.tell)
+        search = balance(budget_excess.ever_better(least), least, budget_excess.note)
     _expect_finite(search.excess, guarantee)
     factor = float(search.excess.max()) * ROUNDING_MARGIN
     deviation, view = budget_excess.certified(search.noise, factor)
@@ -98,12 +98,12 @@ def calibrate(
 
 def _expect_finite(excess: Floats, guarantee: str) -> None:
     if not np.isfinite(excess).all():
-        who = ", ".join(map(str, np.flatnonzero(~np.isfinite(excess))[:5]))
+        exposed = ", ".join(map(str, np.flatnonzero(~np.isfinite(excess))[:5]))
         raise NotCovered(
-            f"No amount of noise gives an epsilon by {guarantee}: agents {who} send rows without noise. Use "
-            "alpha and own_share > 0, or the plain rule."
+            f"No amount of noise gives a finite {guarantee} epsilon: agents {exposed} send rows without "
+            "noise. Use alpha and own_share > 0, or the plain rule."
         )
     if excess.max() == 0:
         raise NotCovered(
-            f"Nobody reads what others make in this plan: no epsilon by {guarantee} to calibrate to."
+            f"No agent reads rows of another agent in this plan: there is no {guarantee} epsilon."
         )

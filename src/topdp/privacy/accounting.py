@@ -14,14 +14,7 @@ import numpy as np
 
 from topdp.base.array_types import Floats
 from topdp.plan import Plan
-from topdp.privacy.answers import (
-    ANSWERS,
-    NOT_ASKED,
-    Answer,
-    AnswerKind,
-    answer_kind,
-    expect_on_request,
-)
+from topdp.privacy.answers import ANSWERS, NOT_ASKED, Answer, AnswerKind, answer_kind, expect_on_request
 from topdp.privacy.answers.answer_kind import largest_finite
 from topdp.privacy.basics.privacy_loss import GaussianLoss
 from topdp.privacy.basics.refusals import NotCovered, expect_delta, expect_supported
@@ -30,11 +23,11 @@ from topdp.privacy.observers.view import View
 from topdp.privacy.published.claims import Analysis
 from topdp.privacy.query import DEFAULT_QUERY, Query
 
+# The rates of false alarms at which the power of the best attacker is stated.
 FALSE_ALARMS = (0.01, 0.05)
-"""The rates of false alarms at which the power of the best attacker is stated."""
 
+# More observers than these are not listed one by one in JSON.
 MAX_LISTED_OBSERVERS = 100
-"""More observers than these are not listed one by one in JSON."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -135,8 +128,8 @@ class Account:
             answers[key] = Answer(
                 None if values is None else np.array([math.inf if e is None else e for e in values]),
                 reasons.get(key),
-                tuple(GaussianLoss(math.inf if value is None else value) for value in mu or ()),
-                tuple(tuple(J) for J in seen_by[key]) if key in seen_by else None,
+                losses=tuple(GaussianLoss(math.inf if value is None else value) for value in mu or ()),
+                observers=tuple(tuple(J) for J in seen_by[key]) if key in seen_by else None,
                 view=_pairs_from_json(pairs[key]) if key in pairs else None,
             )
         return cls(
@@ -200,11 +193,7 @@ def account(
 
 
 def with_answer(
-    account: Account,
-    kind: AnswerKind,
-    plan: Plan,
-    view: View | None = None,
-    query: Query = DEFAULT_QUERY,
+    account: Account, kind: AnswerKind, plan: Plan, view: View | None = None, query: Query = DEFAULT_QUERY
 ) -> Account:
     """The account of `plan` with one answer more; `view`: what observers learn, where that is known already.
 
@@ -234,9 +223,7 @@ def with_answer(
         )
         answer = replace(answer, reason=reason)
     return replace(
-        account,
-        answers={**account.answers, kind.key: answer},
-        warnings=(*account.warnings, *answer.warnings),
+        account, answers={**account.answers, kind.key: answer}, warnings=(*account.warnings, *answer.warnings)
     )
 
 
@@ -264,4 +251,4 @@ def _pairs_from_json(pairs: dict[str, Any]) -> View:
         np.where(asked, [[math.inf if mu is None else mu for mu in row] for row in pairs[key]], np.nan)
         for key in ("mu_aligned", "mu")
     )
-    return View(observers, lower, upper, asked)
+    return View(observers=observers, lower=lower, upper=upper, asked=asked)

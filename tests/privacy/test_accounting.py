@@ -11,8 +11,8 @@ import pytest
 from builders import AVERAGING, WITH_VIEW
 from topdp import topology
 from topdp.plan import Batches, Cycle, Full, Plan, Poisson, prune, schedules
-from topdp.privacy.account import Account
-from topdp.privacy.account import account as account_of
+from topdp.privacy.accounting import Account
+from topdp.privacy.accounting import account as account_of
 from topdp.privacy.answers import Status
 from topdp.privacy.basics.gaussian import epsilon_of, mu_of
 from topdp.privacy.basics.privacy_loss import sampled_loss

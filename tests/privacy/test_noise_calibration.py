@@ -15,12 +15,12 @@ from builders import AVERAGING, RULES, WITH_VIEW, cyclic_pairs, pairwise
 from topdp import topology
 from topdp.errors import InputError
 from topdp.plan import Cycle, Full, Plan, PlanError, Poisson, schedules
-from topdp.privacy.account import account
+from topdp.privacy.accounting import account
 from topdp.privacy.answers import GUARANTEES, guarantee_kind
 from topdp.privacy.basics.gaussian import mu_of
 from topdp.privacy.basics.refusals import NotCovered, PrivacyError, PrivacyWarning
 from topdp.privacy.budget_excess import BudgetExcess, Writer
-from topdp.privacy.calibrate import calibrate
+from topdp.privacy.noise_calibration import calibrate
 from topdp.privacy.observers.view import view
 from topdp.privacy.observers.worst_case import worst_case
 from topdp.privacy.published import CALIBRATIONS
@@ -73,6 +73,7 @@ def analysis(records: list[int], batch: str = "full", size: int = 5, **options: 
     return Analysis(batches=tuple(make(count) for count in records), **settings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WITH_VIEW)
 @pytest.mark.parametrize("guarantee", GUARANTEES)
 def test_account_after_calibrate_is_the_budget(guarantee, name):
@@ -111,6 +112,7 @@ def test_every_published_calibration_is_inverted_by_its_own_claim(calibration):
         assert not said
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("law", ["power", "curvature"])
 @pytest.mark.parametrize("guarantee", GUARANTEES)
 def test_noise_by_the_steps_is_calibrated_under_every_guarantee(guarantee, law):
@@ -185,6 +187,7 @@ OWN_NOISE = {name: make for name, make in WITH_VIEW.items() if name != "correlat
 """Where partners share noise the sum of all that is own counts, and not each alone (`noise_allocation`)."""
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("guarantee", "name", "shards"), pairwise(["view", "adaptive", "worst-case"], OWN_NOISE, SHARDS)
 )
@@ -193,7 +196,9 @@ def test_where_agents_differ_nobodys_noise_can_be_lowered(guarantee, name, shard
     graph, records, epsilon = SHARDS[shards]
     write = writer(name, 8, alpha=0.25, graph=graph)
     exposed = analysis(records, "cycle" if shards == "cycles" else "full")
-    accounts = BudgetExcess(write, exposed.exposure(), guarantee_kind(guarantee), np.array(epsilon), DELTA)
+    accounts = BudgetExcess(
+        write, exposed.exposure(), guarantee_kind(guarantee), epsilon=np.array(epsilon), delta=DELTA
+    )
     deviation = calibrate(write, exposed, guarantee, np.array(epsilon), DELTA).deviation
     excess = accounts.whole(deviation)
     below = excess < 1 - 6e-4
@@ -329,6 +334,7 @@ def test_decay_is_paid_with_noise_by_the_calibration():
     np.testing.assert_allclose(falling / constant, ratio, rtol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["plain-sync", "plain-async"])
 @pytest.mark.parametrize("guarantee", GUARANTEES)
 def test_poisson_batches_of_the_plain_rule_are_calibrated(guarantee, name):
@@ -360,6 +366,7 @@ def test_the_search_says_nothing_of_noise_it_only_tried():
     assert len(said) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["top-sync", "top-async"])
 @pytest.mark.parametrize("guarantee", ["view", "adaptive", "worst-case"])
 def test_poisson_batches_with_reused_noise(name, guarantee):
@@ -373,7 +380,7 @@ def test_poisson_batches_with_reused_noise(name, guarantee):
 @pytest.mark.parametrize("guarantee", ["view", "adaptive", "worst-case"])
 def test_messages_without_noise_of_their_own_are_refused(guarantee):
     write = writer("top-sync", alpha=0.0, graph=topology.ring(6))
-    with pytest.raises(NotCovered, match=f"No amount of noise gives an epsilon by {guarantee}: agents 0"):
+    with pytest.raises(NotCovered, match=f"No amount of noise gives a finite {guarantee} epsilon: agents 0"):
         calibrate(write, analysis([20] * 6), guarantee, np.full(6, 1.0), DELTA)
 
 
@@ -382,7 +389,7 @@ def test_plans_that_nobody_reads_are_refused():
     schedule = schedules.schedule(np.ones(4), np.ones(4), "gradient")
     pair, exposed = topology.complete(2), analysis([20] * 2)
     for protocol in (PlainAsynchronous(0.5, offline=0.5), TopAsynchronous(0.5, offline=0.5)):
-        with pytest.raises(NotCovered, match="Nobody reads"):
+        with pytest.raises(NotCovered, match="No agent reads"):
             calibrate(
                 lambda d, p=protocol: p.plan(pair, schedule, d, 0), exposed, "view", np.full(2, 1.0), DELTA
             )

@@ -1,18 +1,18 @@
-"""What a plan has cost one owner after each release: ε along the rounds, under each guarantee.
+"""The spending curve of one owner: cumulative ε after each release, under each guarantee.
 
-The account says what a whole plan costs; an owner that may stop early, or whose partners are found on the
-way, asks here, before it sends, what it will have spent. Put together from the account's own parts, so that
-the last value of a curve is what the account says. Not for budgets: who compares, and stops, is an agent.
+An owner that may stop early, or that finds its partners during the run, computes its cost here before it
+sends. The curves use the parts of the account, so the last value of a curve equals the account. Budgets are
+enforced elsewhere, by agents.
 
-- `worst-case`: what all other agents together learn from the releases that the owner has made. Needs nothing
-  of others: it holds whoever is late, dead, malicious or gone.
-- `adaptive`, `view`, `claimed`: what the plan costs in the end if the owner's data enter rounds 0 .. r and no
-  later ones. The first two count all that observers read in *all* rounds, also after r, when others still
-  pass on what the owner sent, and rely on the noise that the owner goes on adding. All hold for the plan as
-  written, and for nothing else.
+- `worst-case`: what all other agents together learn from the releases that the owner has made. It assumes
+  nothing about others: it holds if they are late, dead, malicious or gone.
+- `adaptive`, `view`, `claimed`: the final cost of the plan if the owner's data enter rounds 0 .. r and no
+  later ones. The first two count all that observers read in *all* rounds. That includes rounds after r, in
+  which others still pass on what the owner sent. They rely on the noise that the owner continues to add. All
+  three hold for the plan as written only.
 
 **Guarantees.** Every value is at least the ε so defined; adjacency and sensitivity are the analysis's. Values
-between checkpoints are rounded up to the next one. What has no finite ε is refused, never left out.
+between checkpoints are rounded up to the next one. An infinite ε is refused with an error.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from topdp.privacy.observers.worst_case import composed, information
 from topdp.privacy.published.claims import Analysis
 from topdp.privacy.query import DEFAULT_QUERY, Query
 
-CURVE_CHECKPOINTS = 48  # releases at which a curve is computed; between them the next one counts
+CURVE_CHECKPOINTS = 48  # releases at which a curve is computed; between two of them the later one counts
 
+# The releases made so far, in order: (round, 1/z²).
 ReleaseHistory = Sequence[tuple[int, float]]
-"""The releases that were made, in order: (round, 1/z²)."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Spending:
-    """What the releases of one owner cost; `information` [releases] is 1/z² of those in the plan.
+    """The cost of the releases of one owner; `information` [releases] is 1/z² of each in the plan.
 
     >>> from topdp.privacy import Analysis, spending
     >>> import numpy as np
@@ -67,48 +67,49 @@ class Spending:
     sensitivity: float  # of the owner's mean gradient, to one of its records
     information: Floats
     query: Query = DEFAULT_QUERY
-    _known: dict[int, float] = field(default_factory=dict, repr=False)  # worst case of the plan up to a round
+    _worst_case_at: dict[int, float] = field(
+        default_factory=dict, repr=False
+    )  # worst case of the plan up to a round
 
     @property
     def batches(self) -> Batches:
         return self.analysis.batches[self.owner]
 
     def curve(self, guarantee: str) -> Floats:
-        """[releases]: ε after each release of the plan if the owner's data enter no later one."""
+        """[releases] ε after each release of the plan if the owner's data enter no later one."""
         places = _checkpoints(self.plan.releases)
         values = np.asarray(guarantee_kind(guarantee).spending_curve(self, places))
         if not np.isfinite(values).all():
             raise PrivacyError(
                 f"Expected a finite {guarantee} epsilon of agent {self.owner}, got an infinite one after "
-                f"round {places[int(np.isinf(values).argmax())]}: what it sends is not hidden by noise."
+                f"round {places[int(np.isinf(values).argmax())]}: noise does not hide what it sends."
             )
         # A bound for more releases also bounds fewer.
         least = np.minimum.accumulate(values[::-1])[::-1]
         return np.asarray(least[np.searchsorted(places, np.arange(self.plan.releases))])
 
     def worst_case(self, history: ReleaseHistory) -> float:
-        """ε of the releases made so far if all others collude; of a plan or not, in any of its rounds.
+        """ε of the releases made so far if all others collude; they need not be those of the plan.
 
-        Poisson samples: all planned releases up to the checkpoint after the last, which are at least those
-        that were made.
+        Poisson samples: ε of all planned releases up to the next checkpoint, which include those made.
         """
         if not history:
             return 0.0
         rounds, values = np.array([round for round, _ in history]), [value for _, value in history]
         if self.batches.sampled:
             return self.planned_worst_case([self.checkpoint(int(rounds[-1]))])[0]
-        made = np.zeros(int(rounds.max()) + 1)
-        np.add.at(made, rounds, values)
-        return self.composed(made)
+        per_round = np.zeros(int(rounds.max()) + 1)
+        np.add.at(per_round, rounds, values)
+        return self.composed(per_round)
 
     def release(self, rate: float, scale: float, std: float) -> float:
-        """1/z² of one release that no plan holds: step `rate` under noise of deviation `scale`·`std`.
+        """1/z² of one release outside the plan: step `rate` under noise of deviation `scale`·`std`.
 
         The noise is the owner's own and fresh; other noise that the row may carry does not count.
         """
         if self.batches.sampled:
             raise NotCovered(
-                "What a release of Poisson samples costs is computed for a plan: use full or cyclic batches."
+                "The cost of a release of Poisson samples needs a plan. Use full or cyclic batches."
             )
         if rate == 0:
             return 0.0
@@ -120,19 +121,19 @@ class Spending:
         places = _checkpoints(self.plan.releases)
         return places[int(np.searchsorted(places, round))]
 
-    def composed(self, made: Floats) -> float:
-        """ε of releases under fresh noise: `made` [rounds] is 1/z² of each at the owner's sensitivity."""
-        return composed(made, self.batches, self.analysis.adjacency).epsilon(self.delta)
+    def composed(self, per_round: Floats) -> float:
+        """ε of releases under fresh noise: `per_round` is 1/z² of each at the owner's sensitivity."""
+        return composed(per_round, self.batches, self.analysis.adjacency).epsilon(self.delta)
 
     def planned_worst_case(self, releases: Sequence[int]) -> list[float]:
         """ε of all planned releases up to each of these, if all others collude."""
         for last in releases:
-            if last not in self._known:
-                self._known[last] = self.composed(self.information[: last + 1])
-        return [self._known[last] for last in releases]
+            if last not in self._worst_case_at:
+                self._worst_case_at[last] = self.composed(self.information[: last + 1])
+        return [self._worst_case_at[last] for last in releases]
 
     def amplified(self, mu: Floats, releases: Sequence[int]) -> Floats:
-        """ε of μ; of Poisson samples also what all others together learn, where that is less."""
+        """ε of μ; for Poisson samples at most what all others together learn."""
         epsilon = epsilon_of(mu, self.delta)
         return np.minimum(epsilon, self.planned_worst_case(releases)) if self.batches.sampled else epsilon
 
@@ -140,7 +141,7 @@ class Spending:
 def spending(
     plan: Plan, analysis: Analysis, owner: int, delta: float, query: Query = DEFAULT_QUERY
 ) -> Spending:
-    """What the releases of `owner` cost at δ; refused where one of them has no noise at all.
+    """Return the cost of the releases of `owner` at δ; refused where one of them has no noise.
 
     >>> from topdp.privacy import Analysis
     >>> import numpy as np
@@ -166,8 +167,8 @@ def spending(
     per_release = information(plan)[:, owner] * sensitivity**2
     if not np.isfinite(per_release).all():
         raise PrivacyError(
-            "Expected noise in every row that carries a gradient, got rows without: no finite charge covers "
-            "them. Use a method with noise, and a budget or sigma for every agent."
+            "Expected noise in every row that carries a gradient, got rows without noise: no finite charge "
+            "covers them. Use a method with noise, and a budget or sigma for every agent."
         )
     return Spending(
         plan=plan,
@@ -181,5 +182,5 @@ def spending(
 
 
 def _checkpoints(releases: int) -> list[int]:
-    """Rounds at which a curve is computed: the last one always."""
+    """The rounds at which a curve is computed, the last one included."""
     return sorted({int(place) for place in np.linspace(0, releases - 1, min(releases, CURVE_CHECKPOINTS))})

@@ -12,12 +12,12 @@ import pytest
 from builders import AVERAGING, WITH_VIEW, pairwise
 from topdp import topology
 from topdp.plan import Batches, Cycle, Full, Plan, Poisson, prune, schedules
-from topdp.privacy.account import account
+from topdp.privacy.accounting import account
 from topdp.privacy.basics.refusals import NotCovered, PrivacyError
 from topdp.privacy.observers.worst_case import composed
 from topdp.privacy.published.claims import Analysis
 from topdp.privacy.query import Query
-from topdp.privacy.spending import Spending, spending
+from topdp.privacy.spending_curve import Spending, spending
 
 DELTA = 1e-5
 GUARANTEES = ("claimed", "view", "adaptive", "worst-case")
@@ -39,6 +39,7 @@ def history(spent: Spending, rounds: int | None = None) -> list[tuple[int, float
     return list(enumerate(spent.information[:rounds].tolist()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "kind", "guarantee"), pairwise(WITH_VIEW, BATCHES, GUARANTEES))
 def test_the_curve_ends_where_the_account_does(name, kind, guarantee):
     plan, exposed = make(name), analysis(BATCHES[kind])
@@ -89,7 +90,7 @@ def test_a_point_of_the_curve_is_the_account_of_data_that_enter_no_later_round(k
 def test_between_checkpoints_the_next_one_counts(kind, monkeypatch):
     plan, exposed = make("plain-sync"), analysis(BATCHES[kind])
     fine = {guarantee: spending(plan, exposed, 1, DELTA).curve(guarantee) for guarantee in GUARANTEES}
-    monkeypatch.setattr(import_module("topdp.privacy.spending"), "CHECKPOINTS", 4)
+    monkeypatch.setattr(import_module("topdp.privacy.spending"), "CURVE_CHECKPOINTS", 4)
     for guarantee in GUARANTEES:
         coarse = spending(plan, exposed, 1, DELTA).curve(guarantee)
         assert coarse.tolist() == fine[guarantee][[0, 3, 3, 3, 6, 6, 6, 9, 9, 9]].tolist()
@@ -121,7 +122,7 @@ def test_a_release_outside_a_plan_is_that_of_the_plan():
         assert found == pytest.approx(spent.information[r], rel=1e-12)
     assert spent.release(0.0, 0.0, std) == 0
     assert spent.release(0.1, 0.1, 0.0) == spent.release(0.1, 0.0, 1.0) == math.inf
-    with pytest.raises(NotCovered, match="computed for a plan"):
+    with pytest.raises(NotCovered, match="needs a plan"):
         spending(plan, analysis(Poisson(20, 5)), 0, DELTA).release(0.1, 0.1, 1.0)
 
 
