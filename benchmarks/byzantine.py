@@ -25,7 +25,7 @@ from matplotlib.figure import Figure
 from topdp.runs.assembly import Assembly, choose_device
 from topdp.runs.config import RunConfig, parse
 from topdp.runs.pictures.chart_style import BLUE, GREEN, GREY, RED, house_style, percent_axis, save
-from topdp.runs.pictures.coinciding_lines import coinciding, named
+from topdp.runs.pictures.coinciding_lines import coinciding, joined_label
 from topdp.runs.pictures.learning_curves import heading
 from topdp.runs.planning import plan_and_account
 from topdp.runs.run_stacks import Dealer
@@ -190,7 +190,7 @@ def draw(rows: list[dict[str, Any]], job: Job, budget: float, file: Path) -> Non
                 lines[rule] = list(zip(*points or [((), ())], strict=True))
                 colour, marker = LOOKS[rule]
                 panel.plot(*lines[rule], color=colour, marker=marker, label=rule, clip_on=False, zorder=3)
-            hidden = [named(same) for same in coinciding(lines).values() if len(same) > 1]
+            hidden = [joined_label(same) for same in coinciding(lines).values() if len(same) > 1]
             panel.set_title(f"{attack} ({', '.join(hidden)})" if hidden else attack, fontsize=9)
             panel.set_ylim(0, 1)
             percent_axis(panel)

@@ -103,7 +103,7 @@ def outcome(folder: Path, rank: int, name: str, changes: list[str], what: str) -
             patched.setattr(ranked_run, "load_shards", gone)
         elif what == "no memory":
             patched.setattr(memory_check, "free_on", lambda device: 1000)
-            patched.setattr(memory_check, "SMALL", 0)
+            patched.setattr(memory_check, "UNCHECKED_BYTES", 0)
         elif what == "stopped 2" and rank == 1:
             patched.setattr(Engine, "advance", after(3, lambda: os.kill(os.getpid(), signal.SIGTERM)))
         elif what == "lost 2" and rank == 1:

@@ -20,7 +20,7 @@ import torch
 from topdp.errors import TopdpError
 from topdp.runs import config, ray_cluster, sweep
 from topdp.runs.cluster_tasks import StackResult
-from topdp.runs.sweep_grid import Axis, checked
+from topdp.runs.sweep_grid import Axis, resolved_points
 
 BASE = [
     "topology.agents=4", "topology.kind=ring", "rounds=6", "privacy.sigma=0.05", "privacy.clip=1.0",
@@ -33,7 +33,7 @@ NODE = {"num_cpus": 1, "object_store_memory": 80 << 20}
 
 def points(folder: Path, *over: str, changes: list[str]) -> list[Any]:
     base = config.read(changes=[f'data.name="{folder / "blobs.npz"}"', *BASE, *changes]).to_toml()
-    return checked(sweep.Request(base, tuple(map(Axis.of, over)), 1).points())
+    return resolved_points(sweep.SweepRequest(base, tuple(map(Axis.of, over)), 1).points())
 
 
 def there() -> bool:

@@ -117,7 +117,7 @@ def test_records_are_dealt_out_once_and_the_oldest_make_room(scale, tmp_path, mo
         return real(outline, *options)
 
     monkeypatch.setattr(run_stacks, "load_shards", deal)
-    monkeypatch.setattr("topdp.runs.run_stacks.DEALT", 2)
+    monkeypatch.setattr("topdp.runs.run_stacks.MAX_CACHED_SHARDS", 2)
     runs = FigureRuns(tmp_path, "cpu", lambda config: 50, quiet)
     for seed, method in ((0, "plain"), (0, "no-noise"), (1, "plain"), (2, "plain"), (1, "top"), (0, "top")):
         runs.execute([figure_run(scale, "same", method, seed)])

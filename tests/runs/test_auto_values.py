@@ -237,16 +237,16 @@ def test_prices_are_those_of_the_plans(gossip, chebyshev):
     numbers = np.random.default_rng(3)
     own, alone = numbers.uniform(0.2, 0.5, 9), numbers.uniform(0.8, 1.2, 9)
     averaging, pairs = auto_values._Averaging(graph), secret_pairs("regular", graph, 4, 0)
-    steps = Schedule(rate=np.ones(auto_values.TRIAL), noise=np.ones(auto_values.TRIAL))
+    steps = Schedule(rate=np.ones(auto_values.TRIAL_ROUNDS), noise=np.ones(auto_values.TRIAL_ROUNDS))
     for protocol, shared in (
         (Correlated("regular", 4, 3.0, gossip, chebyshev),
          averaging.shared(pairs, 3.0 * math.sqrt(np.mean(own**2)))),
         (Muffliato(gossip, chebyshev), 0.0),
     ):  # fmt: skip
         left = residual_noise(protocol.plan(graph, steps, own, 0))
-        pooled = auto_values.TRIAL * np.mean(alone**2) / 81
-        noise = left.average[-1] + auto_values.DISAGREEMENT * left.between[-1]
-        expected = noise / pooled + auto_values.MESSAGE * max(1, gossip)
+        pooled = auto_values.TRIAL_ROUNDS * np.mean(alone**2) / 81
+        noise = left.average[-1] + auto_values.DISAGREEMENT_PRICE * left.between[-1]
+        expected = noise / pooled + auto_values.MESSAGE_PRICE * max(1, gossip)
         assert averaging.price(own, alone, shared, gossip, chebyshev) == pytest.approx(expected, rel=1e-9)
 
 

@@ -334,9 +334,9 @@ class TestBest:
         again = train(out=tmp_path / "run", resume=True, **settings)
         assert again.best[:3] == whole.best[:3] and torch.equal(again.best.estimates, whole.best.estimates)
 
-    @pytest.mark.parametrize("large", [best_estimates.LARGE, 1], ids=["in memory", "on disk"])
+    @pytest.mark.parametrize("large", [best_estimates.MAX_COPIED_NUMBERS, 1], ids=["in memory", "on disk"])
     def test_a_kill_between_best_and_checkpoint_changes_nothing(self, tmp_path, monkeypatch, large):
-        monkeypatch.setattr(best_estimates, "LARGE", large)
+        monkeypatch.setattr(best_estimates, "MAX_COPIED_NUMBERS", large)
 
         class Killed(BaseException):
             pass
@@ -355,7 +355,7 @@ class TestBest:
         assert again.best[:3] == whole.best[:3] and torch.equal(again.best.estimates, whole.best.estimates)
         kept = best_estimates.read(RunFolder.open(tmp_path / "run"))
         assert kept[:3] == whole.best[:3] and torch.equal(kept.estimates, whole.best.estimates)
-        assert not (tmp_path / "run" / best_estimates.NEXT).exists()
+        assert not (tmp_path / "run" / best_estimates.PENDING_FILE).exists()
 
     def test_without_a_test_set_there_is_none(self, tmp_path):
         result = train(shards=topdp.Shards.from_arrays(_records(5)), out=tmp_path / "run")

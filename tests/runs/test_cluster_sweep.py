@@ -17,7 +17,7 @@ from topdp.runs.cluster_tasks import StackResult, StackTask, compute
 from topdp.runs.config import ConfigError
 from topdp.runs.ray_cluster import ClusterError, RayCluster
 from topdp.runs.run_folder import RunFolder
-from topdp.runs.sweep_grid import Axis, checked
+from topdp.runs.sweep_grid import Axis, resolved_points
 from topdp.runs.training_loop import InterruptedRun
 from topdp.topology import ring
 
@@ -49,7 +49,7 @@ def grid(data):
             "train.evaluate_every=2",
         ]  # fmt: skip
         base = config.read(changes=[*few, *changes]).to_toml()
-        return checked(sweep.Request(base, tuple(map(Axis.of, over)), seeds).points())
+        return resolved_points(sweep.SweepRequest(base, tuple(map(Axis.of, over)), seeds).points())
 
     return make
 

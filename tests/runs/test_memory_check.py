@@ -25,7 +25,7 @@ def test_rows_are_counted_twice_and_as_they_stand(engine):
 
 
 def test_what_cannot_fit_is_refused_with_both_numbers(engine, monkeypatch):
-    monkeypatch.setattr(memory_check, "SMALL", 0)
+    monkeypatch.setattr(memory_check, "UNCHECKED_BYTES", 0)
     monkeypatch.setattr(memory_check, "free_on", lambda device: 3000)
     with pytest.raises(InputError, match=r"4 agents of 51 parameters: .* GB of rows .* 0\.0 GB are free"):
         memory_check.expect_room(engine)
@@ -33,7 +33,7 @@ def test_what_cannot_fit_is_refused_with_both_numbers(engine, monkeypatch):
 
 @pytest.mark.parametrize("free", [None, 10**6])
 def test_what_fits_or_is_not_known_is_run(engine, monkeypatch, free):
-    monkeypatch.setattr(memory_check, "SMALL", 0)
+    monkeypatch.setattr(memory_check, "UNCHECKED_BYTES", 0)
     monkeypatch.setattr(memory_check, "free_on", lambda device: free)
     memory_check.expect_room(engine)
 
@@ -46,7 +46,7 @@ def test_small_runs_are_not_asked_about(engine, monkeypatch):
 def test_records_that_a_gpu_has_no_room_for_are_refused_before_they_are_sent(monkeypatch):
     shards, gpu = blobs(4), torch.device("cuda")
     held = 4 * 40 * (16 * 4 + 8) + 200 * (16 * 4 + 8)
-    monkeypatch.setattr(memory_check, "SMALL", 0)
+    monkeypatch.setattr(memory_check, "UNCHECKED_BYTES", 0)
     monkeypatch.setattr(memory_check, "free_on", lambda device: held)
     memory_check.expect_room_for_records(shards, gpu)
     monkeypatch.setattr(memory_check, "free_on", lambda device: held - 1)

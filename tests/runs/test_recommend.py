@@ -57,7 +57,7 @@ def test_two_agents_gain_nothing_by_secrets():
 def test_what_does_not_fit_says_why():
     found, _ = ask("topology.agents=6", "topology.kind=star", "method.secrets=links")
     last = found.options[-1]
-    assert last.method == "correlated" and last.noise is None and "can cut" in last.reason
+    assert last.method == "correlated" and last.noise is None and "only its own noise" in last.reason
     with pytest.raises(InputError, match="central"):
         ask("method.name=central")
 

@@ -17,9 +17,9 @@ from topdp.base.progress import silent
 from topdp.runs import config, finished_run, planning, stacked, sweep
 from topdp.runs import run as runs
 from topdp.runs.config import ConfigError
-from topdp.runs.finished_run import Finished
+from topdp.runs.finished_run import FinishedRun
 from topdp.runs.run_folder import RunFolder
-from topdp.runs.sweep_grid import Axis, checked, points
+from topdp.runs.sweep_grid import Axis, points, resolved_points
 from topdp.runs.training_loop import InterruptedRun
 
 
@@ -40,8 +40,8 @@ def small(data):
 def grid(small):
     def make(*over, seeds=2, changes=()):
         base = config.read(changes=[*small, *changes]).to_toml()
-        request = sweep.Request(base, tuple(map(Axis.of, over)), seeds)
-        return checked(request.points())
+        request = sweep.SweepRequest(base, tuple(map(Axis.of, over)), seeds)
+        return resolved_points(request.points())
 
     return make
 
@@ -84,8 +84,8 @@ def test_values_may_hold_commas_in_brackets_and_quotes():
 def test_a_stack_finds_what_each_run_finds_alone(grid, tmp_path, monkeypatch, method):
     wanted = grid(RATES, seeds=2, changes=[f"method.name={method}"])
     run_all(wanted, tmp_path / "stacked")
-    monkeypatch.setattr(sweep, "together", lambda *_: pytest.fail("stacked"))
-    monkeypatch.setattr(sweep, "SMALL", -1)
+    monkeypatch.setattr(sweep, "run_stacked", lambda *_: pytest.fail("stacked"))
+    monkeypatch.setattr(sweep, "MAX_STACKED_RUN_BYTES", -1)
     run_all(wanted, tmp_path / "alone")
     for one_stack, alone in zip(
         ends(tmp_path / "stacked", wanted), ends(tmp_path / "alone", wanted), strict=True
@@ -152,8 +152,8 @@ def kills_at(monkeypatch, where, count):
 PLACES = {
     "before anything": ((sweep, "_run_stack"), 1),
     "in the middle of a stack": ((stacked, "metrics_of"), 5),
-    "before the first folder": ((Finished, "write"), 1),
-    "between two folders": ((Finished, "write"), 3),
+    "before the first folder": ((FinishedRun, "write"), 1),
+    "between two folders": ((FinishedRun, "write"), 3),
     "in a folder without estimates": ((finished_run, "end_folder"), 2),
     "while the plan is written": ((RunFolder, "_write"), 3),
     "while the estimates are written": ((RunFolder, "save_estimates"), 4),
@@ -190,7 +190,7 @@ def test_a_sweep_that_was_killed_anywhere_goes_on(grid, tmp_path, monkeypatch, w
 
 
 def test_runs_one_after_another_go_on_from_their_checkpoints(grid, tmp_path, monkeypatch):
-    monkeypatch.setattr(sweep, "SMALL", -1)
+    monkeypatch.setattr(sweep, "MAX_STACKED_RUN_BYTES", -1)
     wanted = grid(RATES, seeds=1)
     run_all(wanted, tmp_path / "whole")
     titles, rounds = [], []
@@ -272,7 +272,7 @@ def test_the_command_says_spreads_in_table_csv_picture_and_json(topdp, command, 
         (["--over", "privacy.epsilon=1,,2"], "--over key=value,value"),
         (["--over", "privacy.epsilon=1,1"], "one of them twice"),
         (["--over", "rounds=4,8", "--over", "rounds=16"], "got rounds twice"),
-        (["--over", "seed=1,2", "--seeds", "2"], "leave one away"),
+        (["--over", "seed=1,2", "--seeds", "2"], "got both. Remove one."),
         (["--over", "rounds=1,2", "--seeds", "6000"], "at most 10000 runs"),
         ([], "use topdp run"),
         (["--seeds", "0"], "greater than or equal to 1"),
@@ -314,7 +314,7 @@ def test_a_run_in_the_place_of_a_point_is_refused(grid, tmp_path):
 def test_a_sweep_does_not_go_on_with_other_records(small, tmp_path, monkeypatch):
     own = blobs_file(tmp_path / "own.npz", 300)
     base = config.read(changes=[*small, f'data.name="{own}"']).to_toml()
-    wanted = checked(sweep.Request(base, (Axis.of(RATES),), 1).points())
+    wanted = resolved_points(sweep.SweepRequest(base, (Axis.of(RATES),), 1).points())
     run_all(wanted[:1], tmp_path / "s")
     with np.load(own) as held:
         arrays = dict(held)
@@ -344,9 +344,9 @@ def test_a_process_that_is_ended_leaves_a_sweep_that_goes_on(topdp, command, tmp
         assert process.returncode == 130
         assert f"Continue with: topdp sweep --resume {tmp_path / 's'}" in " ".join(err.split())
     assert RunFolder.open(tmp_path / "s" / "1").state in ("running", "interrupted")
-    request = sweep.Request.read(tmp_path / "s")
+    request = sweep.SweepRequest.read(tmp_path / "s")
     assert [axis.values for axis in request.axes] == [("8000", "7999")]
-    point = checked(request.points())[0]
+    point = resolved_points(request.points())[0]
     assert RunFolder.open(tmp_path / "s" / "1").checkpoint is not None
     assert not sweep.is_over(tmp_path / "s", point)
 

@@ -11,7 +11,7 @@ import typer
 from topdp.cli.agent_options import ManifestFile, epsilon_in_words, expect_agents_installed, print_result
 from topdp.cli.shared_options import Changes, Preset
 from topdp.runs import config
-from topdp.runs.metric_labels import NOTHING, in_words, metric_names
+from topdp.runs.metric_labels import NO_TEST_RECORDS, metric_names, metric_text
 from topdp.views.terminal.console import Json, err, print_json, remark, show
 from topdp.views.terminal.progress_display import signs_of_life
 
@@ -189,5 +189,5 @@ def demo(
     times = ", ".join(f"{part} {value:.1f} ms" for part, value in result["milliseconds_per_round"].items())
     show(f"Time per round, mean over agents: {times}")
     scores = result["metrics"] or {}
-    words = [f"{name} {in_words(name, scores[name]['mean'])}" for name in metric_names(scores)]
-    show(f"{', '.join(words) or NOTHING}; everything is in {place}")
+    words = [f"{name} {metric_text(name, scores[name]['mean'])}" for name in metric_names(scores)]
+    show(f"{', '.join(words) or NO_TEST_RECORDS}; everything is in {place}")

@@ -162,8 +162,8 @@ def _compare_seeds(wanted: dict[str, RunConfig], seeds: int, place: Path, device
         from topdp.runs.run_outline import RunOutline
         from topdp.views.pictures import sweep_pictures
 
-        points = sweep_grid.checked([
-            sweep_grid.Point(
+        points = sweep_grid.resolved_points([
+            sweep_grid.SweepPoint(
                 f"{name}/seed-{seed}", {"method": name}, seed, method.model_copy(update={"seed": seed})
             )
             for name, method in wanted.items()
@@ -261,10 +261,10 @@ def sweep(
         from topdp.views.pictures import sweep_pictures
 
         if base is None:
-            request = sweeps.Request.read(place)
+            request = sweeps.SweepRequest.read(place)
         else:
-            request = sweeps.Request(base, tuple(map(sweep_grid.Axis.of, over or [])), seeds)
-        points = sweep_grid.checked(request.points())
+            request = sweeps.SweepRequest(base, tuple(map(sweep_grid.Axis.of, over or [])), seeds)
+        points = sweep_grid.resolved_points(request.points())
         with _machines(executor, address, cpus or 1, gpus or 0.0, progress) as cluster:
             request.keep(place)
             sweeps.run_all(points, place, device, progress, how, cluster)

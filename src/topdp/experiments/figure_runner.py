@@ -25,7 +25,7 @@ from topdp.experiments.shared_plans import shared_plans
 from topdp.runs import run_stacks
 from topdp.runs.config import RunConfig
 from topdp.runs.methods import METHODS
-from topdp.runs.run_stacks import LIMITS, Dealer, Stack
+from topdp.runs.run_stacks import MAX_STACK_BYTES, Dealer, Stack
 
 REPORT_INTERVAL_SECONDS = 20.0  # between two progress lines of a long stack
 
@@ -76,7 +76,7 @@ class FigureRuns:
         distinct = {run_name(c): c for c in configs}.values()
         self.noise.calibrate(distinct)
         missing = [c for c in distinct if not self._read(c)]
-        stacks = run_stacks.stackable(missing, LIMITS[self.device.type], estimated_bytes)
+        stacks = run_stacks.stackable(missing, MAX_STACK_BYTES[self.device.type], estimated_bytes)
         for number, stack in enumerate(stacks, 1):
             first = stack[0]
             if time.monotonic() > self.until:

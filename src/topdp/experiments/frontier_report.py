@@ -23,7 +23,7 @@ from topdp.privacy.answers import ADAPTIVE, VIEW
 from topdp.runs.config import RunConfig
 from topdp.runs.methods import METHODS
 from topdp.runs.pictures.chart_style import data_title, house_style, look, percent_axis, save
-from topdp.runs.pictures.coinciding_lines import coinciding, named
+from topdp.runs.pictures.coinciding_lines import coinciding, joined_label
 from topdp.runs.run_outline import noise_kind
 
 COVERAGE = {
@@ -206,8 +206,8 @@ def lines(axis: Axes, rows: Sequence[FrontierRow]) -> None:
             line = axis.axhline(own[-1][1], **{**style, "marker": None, "linewidth": 1.0})
         else:
             (line,) = axis.plot(*zip(*own, strict=True), **style)
-        line.set_label(named(same))
-        ends[named(same)] = own[-1][1], line
+        line.set_label(joined_label(same))
+        ends[joined_label(same)] = own[-1][1], line
     axis.set(xlabel=f"ε ({rows[0].guarantee}, δ = 1e-5)", ylabel="mean test accuracy", xscale="log")
     axis.xaxis.set_major_locator(FixedLocator(budgets))
     axis.xaxis.set_major_formatter(FixedFormatter([f"{budget:g}" for budget in budgets]))

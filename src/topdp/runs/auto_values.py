@@ -32,24 +32,26 @@ from topdp.runs.resolved_run import ResolvedRun
 from topdp.runs.run_outline import RunOutline
 from topdp.topology import Topology
 
-ENUMERABLE = 64  # agents among whom secrets are shared by all, where coalitions are too many to look at
-CONNECTED = (16, 24, 32, 48)  # partners with which larger graphs are bounded
+MAX_COMPLETE_SECRETS_AGENTS = (
+    64  # agents among whom secrets are shared by all, where coalitions are too many to look at
+)
+LARGE_GRAPH_PARTNERS = (16, 24, 32, 48)  # partners with which larger graphs are bounded
 
-STRENGTHS = (3.0, 10.0, 30.0)  # of pair noise, over what an agent needs alone
-STEPS = (1, 2, 3, 4, 6, 8, 12)  # of averaging between gradients
-PARTNERS = (4, 6, 8, 12, 16)  # of every agent; the least that colluders cannot cut is tried too
+PAIR_NOISE_STRENGTHS = (3.0, 10.0, 30.0)  # of pair noise, over what an agent needs alone
+GOSSIP_STEPS = (1, 2, 3, 4, 6, 8, 12)  # of averaging between gradients
+PARTNER_COUNTS = (4, 6, 8, 12, 16)  # of every agent; the least that colluders cannot cut is tried too
 
-DISAGREEMENT = 0.05
-"""The price of noise between agents, over that in their average after as many rounds as TRIAL."""
+DISAGREEMENT_PRICE = 0.05
+"""The price of noise between agents, over that in their average after as many rounds as TRIAL_ROUNDS."""
 
-MESSAGE = 0.005
+MESSAGE_PRICE = 0.005
 """The price of sending one estimate to all neighbours, over that of the noise of pooled records."""
 
-TRIAL = 40  # rounds after which noise is looked at
+TRIAL_ROUNDS = 40  # rounds after which noise is looked at
 
-SECANTS = 8  # tries to find the allocation for pair noise that was given
-CLOSE = 1e-3  # of the logarithm of that
-LIMITS = (1e-3, 1e6)  # of strengths: beyond them own noise does not change, or drowns
+MAX_SECANT_STEPS = 8  # tries to find the allocation for pair noise that was given
+LOG_RATIO_TOLERANCE = 1e-3  # of the logarithm of that
+STRENGTH_RANGE = (1e-3, 1e6)  # of strengths: beyond them own noise does not change, or drowns
 
 
 def with_auto_values(outline: RunOutline, analysis: Analysis, schedule: Schedule) -> RunConfig:
@@ -96,15 +98,15 @@ def _at_ratio(pairs: Ints, alone: Floats, colluders: int, ratio: float) -> Float
     """
     if ratio == 0:
         return alone
-    tried = {strength: allocated(pairs, alone, colluders, strength) for strength in STRENGTHS}
-    for _ in range(SECANTS):
+    tried = {strength: allocated(pairs, alone, colluders, strength) for strength in PAIR_NOISE_STRENGTHS}
+    for _ in range(MAX_SECANT_STEPS):
         off = {strength: math.log(found.pair_noise / ratio) for strength, found in tried.items()}
         first, second = sorted(off, key=lambda strength: abs(off[strength]))[:2]
-        if abs(off[first]) < CLOSE:
+        if abs(off[first]) < LOG_RATIO_TOLERANCE:
             break
         slope = (off[second] - off[first]) / math.log(second / first)
         step = -off[first] / max(slope, 0.5)  # own noise falls where pairs' grows
-        strength = float(np.clip(first * math.exp(np.clip(step, -3.0, 3.0)), *LIMITS))
+        strength = float(np.clip(first * math.exp(np.clip(step, -3.0, 3.0)), *STRENGTH_RANGE))
         if strength in tried:
             break
         tried[strength] = allocated(pairs, alone, colluders, strength)
@@ -151,7 +153,7 @@ def _correlated(outline: RunOutline, analysis: Analysis, schedule: Schedule) -> 
             raise
         pairs = secret_pairs(c.secrets, graph, degree, config.seed)
         if c.pair_noise == "auto":
-            tried = [allocated(pairs, alone, colluders, strength) for strength in STRENGTHS]
+            tried = [allocated(pairs, alone, colluders, strength) for strength in PAIR_NOISE_STRENGTHS]
             ways = [(found.pair_noise, found.own) for found in tried]
         else:
             ways = [(c.pair_noise, _at_ratio(pairs, alone, colluders, c.pair_noise))]
@@ -170,9 +172,11 @@ def _gossip_candidates(outline: RunOutline, analysis: Analysis) -> tuple[int, ..
     periods = {batches.period for batches in analysis.batches}
     adaptive = outline.optimiser.adaptive
     fits = tuple(
-        steps for steps in STEPS if all(math.gcd(period, 1 + steps + adaptive) == 1 for period in periods)
+        steps
+        for steps in GOSSIP_STEPS
+        if all(math.gcd(period, 1 + steps + adaptive) == 1 for period in periods)
     )
-    return fits or STEPS
+    return fits or GOSSIP_STEPS
 
 
 def _degrees(config: RunConfig, graph: Topology) -> list[int]:
@@ -183,9 +187,9 @@ def _degrees(config: RunConfig, graph: Topology) -> list[int]:
     if c.secrets != "regular":
         return [n - 1]
     if enumerable(n, colluders):
-        wanted: tuple[int, ...] = (colluders + 1, colluders + 2, *PARTNERS)
+        wanted: tuple[int, ...] = (colluders + 1, colluders + 2, *PARTNER_COUNTS)
     else:
-        wanted = (n - 1,) if n <= ENUMERABLE else CONNECTED
+        wanted = (n - 1,) if n <= MAX_COMPLETE_SECRETS_AGENTS else LARGE_GRAPH_PARTNERS
     fits = sorted({k for k in wanted if colluders < k < n and (k * n % 2 == 0 or k == n - 1) and k > 1})
     return fits or [n - 1]
 
@@ -231,11 +235,11 @@ class _Averaging:
         roots = mixing_roots(self.values, gossip, chebyshev) if gossip else [0.0]
         kept = np.prod([np.square((self.values - root) / (1 - root)) for root in roots], axis=0)[others]
         # Σ_t p^2t over the rounds; without averaging steps the last noise is not mixed any more.
-        rounds = np.arange(TRIAL) + (1 if gossip else 0)
+        rounds = np.arange(TRIAL_ROUNDS) + (1 if gossip else 0)
         between = float(variance[others] @ np.power(kept[:, None], rounds).sum(axis=1)) / n
-        average = TRIAL * float(np.square(own).sum()) / n**2
-        pooled = TRIAL * float(np.square(alone).mean()) / n**2
-        return (average + DISAGREEMENT * between) / pooled + MESSAGE * max(1, gossip)
+        average = TRIAL_ROUNDS * float(np.square(own).sum()) / n**2
+        pooled = TRIAL_ROUNDS * float(np.square(alone).mean()) / n**2
+        return (average + DISAGREEMENT_PRICE * between) / pooled + MESSAGE_PRICE * max(1, gossip)
 
     def shared(self, pairs: Ints, pair: float) -> Floats:
         """[agents]: uᵀ(s²L)u of every direction u, L the Laplacian of the secrets."""

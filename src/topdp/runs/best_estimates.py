@@ -28,8 +28,8 @@ from topdp.runs.row_arrays import as_array, as_tensor
 from topdp.runs.run_folder import RunFolder
 from topdp.runs.tensor_files import mapped
 
-LARGE = 1 << 28  # numbers: so many estimates are not kept in memory once more
-NEXT = "best-next.safetensors"
+MAX_COPIED_NUMBERS = 1 << 28  # numbers: so many estimates are not kept in memory once more
+PENDING_FILE = "best-next.safetensors"
 
 
 class Best(NamedTuple):
@@ -43,7 +43,7 @@ class Best(NamedTuple):
 
 @final
 class BestSoFar:
-    """Looks at every evaluation and keeps the best; of a folder, takes up what was kept there."""
+    """Keeps the estimates of the best evaluation; for a resumed run, from those in its folder on."""
 
     def __init__(
         self,
@@ -83,18 +83,18 @@ class BestSoFar:
         if self._folder is None or self.best is None or not self._unsaved:
             return
         if self._waiting:
-            self._folder.rename(NEXT, "best.safetensors")
+            self._folder.rename(PENDING_FILE, "best.safetensors")
         else:
             write(self._folder, self.best, self._notes)
         self._unsaved = self._waiting = False
 
     def _keep(self, round: int, metric: str, value: float, estimates: Tensor) -> Best:
         """With a copy: in memory, or of many numbers in a file that waits for the next checkpoint."""
-        self._waiting = self._folder is not None and estimates.numel() >= LARGE
+        self._waiting = self._folder is not None and estimates.numel() >= MAX_COPIED_NUMBERS
         if self._folder is None or not self._waiting:
             return Best(round, metric, value, estimates.clone())
-        write(self._folder, Best(round, metric, value, estimates), self._notes, NEXT)
-        return Best(round, metric, value, as_tensor(mapped(self._folder.path / NEXT, "estimates")))
+        write(self._folder, Best(round, metric, value, estimates), self._notes, PENDING_FILE)
+        return Best(round, metric, value, as_tensor(mapped(self._folder.path / PENDING_FILE, "estimates")))
 
 
 def write(folder: RunFolder, best: Best, notes: dict[str, str], name: str = "best.safetensors") -> None:

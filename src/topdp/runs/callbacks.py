@@ -1,4 +1,4 @@
-"""What your own code may see and do while a run goes: callbacks.
+"""Callbacks: functions and objects of a user that a run calls as it goes.
 
 A callback is an object with any of the methods below, or a plain function, which is called after every round.
 
@@ -40,7 +40,7 @@ from topdp.runs.best_estimates import first_metric, metric_of
 from topdp.runs.config import ConfigError, RunConfig, did_you_mean
 from topdp.runs.result import Metrics, Stopped
 
-METHODS = ("on_start", "on_round", "on_evaluation", "on_end", "on_break")
+CALLBACK_METHODS = ("on_start", "on_round", "on_evaluation", "on_end", "on_break")
 
 
 @final
@@ -121,7 +121,7 @@ class Running:
         return self.flat.load(self.estimates[agent])
 
     def stop(self, reason: str) -> None:
-        """The run ends after this round; it can be resumed, and goes on to its end then."""
+        """End the run after this round. It can be resumed, and then runs to its end."""
         self._reason = self._reason or str(reason)
 
     @property
@@ -131,7 +131,7 @@ class Running:
         return Stopped(self.round, self._reason)
 
     def advance(self, round: int, evaluated: bool, rows: Callable[[], Tensor]) -> None:
-        """For the loop: a round is done; `rows` gives its estimates when asked."""
+        """Move on to a round that is complete; `rows` returns its estimates."""
         self.round, self.evaluated = round, evaluated
         self._rows, self._kept = rows, None
 
@@ -150,7 +150,7 @@ class Callbacks:
         self._call("on_start", run, "before the first round")
 
     def after_round(self, run: Running) -> None:
-        """Everybody is heard, also when one has asked to stop."""
+        """All callbacks are called, also after one has asked to stop."""
         where = f"after round {run.round}"
         self._call("on_round", run, where)
         if run.evaluated:
@@ -160,7 +160,7 @@ class Callbacks:
         self._call("on_end", result, "at the end")
 
     def broke(self, error: BaseException) -> None:
-        """What goes wrong here does not hide why the run ended."""
+        """Tell all callbacks why the run ended; their own errors become notes on that error."""
         for one in self._given:
             if (method := getattr(one, "on_break", None)) is not None:
                 try:
@@ -184,7 +184,7 @@ class Callbacks:
 
 @final
 class StopEarly:
-    """Stops when `metric` has not become better in the last `patience` evaluations.
+    """Stop when `metric` has not become better in the last `patience` evaluations.
 
     The mean over agents counts, on test records, which are taken as public; without them it is refused. A run
     that is resumed where it was broken off stops where it would have; one that is resumed after a stop gets
@@ -224,7 +224,7 @@ class StopEarly:
 
 
 def expect_list(given: Iterable[object]) -> list[object]:
-    """What a user passes as callbacks: several, also where it is one."""
+    """The callbacks as a list; a single one that is not in a list is refused."""
     if callable(given) or _has_methods(given) or not isinstance(given, Iterable):
         raise ConfigError("callbacks: expected a list of callbacks, got one by itself: write [callback].")
     return list(given)
@@ -235,21 +235,21 @@ def _checked(one: object) -> object:
         raise ConfigError(f"callbacks: expected an object, got the class {one.__name__}: write it with ().")
     named = [name for name in dir(one) if name.startswith("on_") and callable(getattr(one, name, None))]
     for name in named:
-        if name not in METHODS:
+        if name not in CALLBACK_METHODS:
             raise ConfigError(
                 f"callbacks: {_name(one)} has a method {name!r}, which nothing calls."
-                f"{did_you_mean(name, list(METHODS))}"
+                f"{did_you_mean(name, list(CALLBACK_METHODS))}"
             )
     if not named and not callable(one):
         raise ConfigError(
-            f"callbacks: expected functions, or objects with a method {', '.join(METHODS[:-1])} or "
-            f"{METHODS[-1]}, got {one!r:.80}."
+            f"callbacks: expected functions, or objects with a method {', '.join(CALLBACK_METHODS[:-1])} or "
+            f"{CALLBACK_METHODS[-1]}, got {one!r:.80}."
         )
     return one
 
 
 def _has_methods(one: object) -> bool:
-    return any(hasattr(one, name) for name in METHODS)
+    return any(hasattr(one, name) for name in CALLBACK_METHODS)
 
 
 def _name(one: object) -> str:

@@ -27,11 +27,11 @@ from topdp.simulator.ranks.process_group import ProcessGroup
 from topdp.simulator.row_layout import RowLayout
 from topdp.simulator.simulation import State
 
-ONE = "checkpoint.safetensors"
-PART = re.compile(r"checkpoint-(\d+)\.(\d+)-of-(\d+)\.safetensors")
+SINGLE_CHECKPOINT = "checkpoint.safetensors"
+PART_NAME = re.compile(r"checkpoint-(\d+)\.(\d+)-of-(\d+)\.safetensors")
 
 
-class Part(NamedTuple):
+class CheckpointPart(NamedTuple):
     """A file that holds the rows `numbers` of release `releases`."""
 
     releases: int
@@ -73,11 +73,11 @@ class Checkpoints:
     def forget(self, but: int | None = None) -> None:
         """Removes what is not needed any more: all, `but` what was just written."""
         for file in self.path.glob("checkpoint*.safetensors"):
-            part = PART.fullmatch(file.name)
-            newest = file.name == ONE if part is None else int(part[1]) == but
+            part = PART_NAME.fullmatch(file.name)
+            newest = file.name == SINGLE_CHECKPOINT if part is None else int(part[1]) == but
             size = 0 if self.group is None else self.group.size
             kept = but is not None and newest and (int(part[3]) if part else 0) == size
-            if not kept and (part is not None or file.name == ONE):
+            if not kept and (part is not None or file.name == SINGLE_CHECKPOINT):
                 file.unlink(missing_ok=True)  # by several ranks, perhaps
 
     def _write_part(self, releases: int, rows: np.ndarray) -> None:
@@ -92,30 +92,30 @@ class Checkpoints:
         with atomic_path(self.path / name) as beside:
             write_tensors(beside, tensors, None)
 
-    def _parts(self) -> list[Part]:
+    def _parts(self) -> list[CheckpointPart]:
         """All files with rows. A rank's that cannot be read is as if it were not; one process has one."""
         found, plan = [], self.layout.plan
         for file in sorted(self.path.glob("checkpoint*.safetensors")):
-            if file.name == ONE:
+            if file.name == SINGLE_CHECKPOINT:
                 releases, rows = RunFolder(self.path).checkpoint_size()
                 if not 0 < releases <= plan.releases or rows != plan.exists[releases - 1].sum():
                     raise RunFolderError(
                         f"Expected a checkpoint of this plan in {file}, got {rows} rows after {releases} "
                         "releases."
                     )
-                found.append(Part(releases, np.flatnonzero(plan.exists[releases - 1]), file))
-            elif PART.fullmatch(file.name):
+                found.append(CheckpointPart(releases, np.flatnonzero(plan.exists[releases - 1]), file))
+            elif PART_NAME.fullmatch(file.name):
                 with suppress(*UNREADABLE_FILE_ERRORS, SafetensorError), safe_open(file, "numpy") as opened:
                     numbers = opened.get_tensor("numbers")
                     if opened.get_slice("rows").get_shape()[0] == len(numbers):
-                        found.append(Part(int(opened.get_tensor("releases")[0]), numbers, file))
+                        found.append(CheckpointPart(int(opened.get_tensor("releases")[0]), numbers, file))
         return [part for part in found if 0 < part.releases <= plan.releases]
 
-    def _has(self, parts: list[Part], releases: int) -> bool:
+    def _has(self, parts: list[CheckpointPart], releases: int) -> bool:
         found = [part.numbers for part in parts if part.releases == releases]
         return bool(np.isin(self.layout.made(releases - 1), np.concatenate(found)).all())
 
-    def _read(self, parts: list[Part], releases: int) -> np.ndarray:
+    def _read(self, parts: list[CheckpointPart], releases: int) -> np.ndarray:
         wanted = self.layout.made(releases - 1)
         rows: np.ndarray | None = None
         for part in parts:

@@ -22,9 +22,9 @@ from topdp.learning.gradients import DivergedError
 from topdp.learning.models import MODELS
 from topdp.runs.assembly import choose_device
 from topdp.runs.config import RunConfig
-from topdp.runs.finished_run import Finished
+from topdp.runs.finished_run import FinishedRun
 from topdp.runs.run_stacks import Dealer, name_of_graph
-from topdp.runs.stacked import alone, together
+from topdp.runs.stacked import run_single, run_stacked
 from topdp.topology import Topology
 
 
@@ -55,7 +55,7 @@ class StackTask:
 class StackResult(NamedTuple):
     """The runs of a task; or the error that ends them on any machine."""
 
-    runs: list[Finished]
+    runs: list[FinishedRun]
     error: TopdpError | None
     where: str
 
@@ -69,7 +69,7 @@ def compute(pickled: bytes, records: Sequence[bytes], where: str = "") -> StackR
         return StackResult([], error, where)
 
 
-def _runs_of(task: StackTask, records: Sequence[bytes]) -> list[Finished]:
+def _runs_of(task: StackTask, records: Sequence[bytes]) -> list[FinishedRun]:
     torch.set_num_threads(task.threads)
     os.environ["TOPDP_CORES"] = str(task.threads)
     device = choose_device(task.device)
@@ -77,7 +77,7 @@ def _runs_of(task: StackTask, records: Sequence[bytes]) -> list[Finished]:
     dealer = Dealer(device, dealt=shards, graphs=task.graphs)
     if len(task.configs) > 1:
         try:
-            return together(task.configs, dealer, silent)
+            return run_stacked(task.configs, dealer, silent)
         except DivergedError:
             pass  # one of them: computed alone, it says so
-    return [alone(config, dealer) for config in task.configs]
+    return [run_single(config, dealer) for config in task.configs]

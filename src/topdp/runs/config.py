@@ -1,6 +1,6 @@
-"""RunConfig <-> TOML: read, checked and explained. Unknown keys and values get a did-you-mean.
+"""The configuration of a run: its keys, and reading and checking them in TOML and `--set`.
 
-Values only; build.py makes objects of the names.
+Values only: `run_outline.py` and `resolve.py` turn them into objects.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from topdp.protocols.pair_secrets import Secrets
 from topdp.runs.methods import METHODS
 from topdp.topology import FAMILIES
 
-# What is larger overflows when it is multiplied by other numbers of a configuration.
+# Larger numbers overflow when they are multiplied by others of a configuration.
 Positive = Annotated[float, Field(gt=0, le=1e30, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, le=1e30, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
@@ -61,7 +61,7 @@ else:  # the names in the registries: a new entry there needs no change here
 
 
 class ConfigError(InputError):
-    """A configuration that cannot be run: says what was expected, what came and what to do."""
+    """A configuration that cannot be run; the message says what was expected, what came and what to do."""
 
 
 class Section(BaseModel):
@@ -81,7 +81,7 @@ class TopologyConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _a_path_is_a_file(cls, tree: Any) -> Any:
-        """A path alone says that it is a file; so does one in the place of a kind: `kind = "edges.txt"`."""
+        """Take a path, also one in the place of a kind (`kind = "edges.txt"`), for kind = "file"."""
         if not isinstance(tree, dict):
             return tree
         kind, path = tree.get("kind"), tree.get("path")
@@ -205,7 +205,7 @@ with warnings.catch_warnings():
         @model_validator(mode="after")
         def _sites_are_the_partition(self) -> DataConfig:
             if self.sites is not None and self.name != SITES:
-                raise ValueError("expected name or sites, got both: leave one away")
+                raise ValueError("expected either data.name or data.sites, got both: remove one")
             return self
 
 
@@ -247,7 +247,7 @@ class RobustConfig(Section):
     @model_validator(mode="after")
     def _a_radius_clips(self) -> RobustConfig:
         if self.radius != "auto" and self.rule != "clipped":
-            raise ValueError(f'radius is of rule = "clipped" alone, got one with rule = "{self.rule}"')
+            raise ValueError(f'radius is for rule = "clipped" only, got it with rule = "{self.rule}"')
         return self
 
 
@@ -289,9 +289,9 @@ def presets() -> list[str]:
 
 
 def read(path: Path | None = None, preset: str | None = None, changes: list[str] | None = None) -> RunConfig:
-    """The configuration in a file or a preset (`default` when neither is named), with `key=value` changes."""
+    """Read a configuration from a file or a preset (`default` if neither), with `key=value` changes."""
     if path is not None and preset is not None:
-        raise ConfigError("Expected a configuration file or --preset, got both: leave one away.")
+        raise ConfigError("Expected either a configuration file or --preset, got both. Remove one.")
     if path is not None:
         try:
             text = path.read_text(encoding="utf-8-sig")  # some editors write a mark first
@@ -317,7 +317,7 @@ def read(path: Path | None = None, preset: str | None = None, changes: list[str]
 
 
 def changed(text: str, changes: list[str]) -> RunConfig:
-    """A configuration that is TOML already, with `key=value` changes."""
+    """Read a configuration from TOML text, with `key=value` changes."""
     tree = toml_text.parse_toml(text)
     for change in changes:
         _apply(tree, change)
@@ -325,7 +325,7 @@ def changed(text: str, changes: list[str]) -> RunConfig:
 
 
 def parse(tree: dict[str, Any], origin: str = "configuration") -> RunConfig:
-    """A checked RunConfig, or one ConfigError that names every fault."""
+    """Check a configuration; one ConfigError names all faults."""
     try:
         return RunConfig.model_validate(tree)
     except ValidationError as error:
@@ -386,7 +386,7 @@ def _moved_to(key: str) -> str:
 
 
 def _take_in_schema(tree: dict[str, Any]) -> None:
-    """The path of a schema becomes what it says: run folders and manifests state it whole."""
+    """Replace the path of a schema by its content, so that run folders and manifests contain it."""
     data = tree.get("data")
     if isinstance(data, dict) and isinstance(data.get("schema"), str):
         from topdp.data.readers.table_schema import read_schema_keys
@@ -465,7 +465,7 @@ def _explain(fault: Any, tree: dict[str, Any]) -> str:
 
 
 def _came(value: Any) -> str:
-    """What came, as one would type it, and not pages of it."""
+    """A value as one would type it, shortened."""
     try:
         text = repr(value)
     except (ValueError, RecursionError):  # a whole number of thousands of digits, lists in lists in lists
@@ -480,7 +480,7 @@ def _at(tree: Any, key: str) -> Any:
 
 
 def _only_keys(value: Any) -> list[str]:
-    """Of decay.factor=0.9 pydantic names decay alone; the rest is part of the key that was typed, too."""
+    """The rest of a typed key such as decay.factor, of which pydantic reports only the first part."""
     keys = []
     while isinstance(value, dict) and len(value) == 1:
         ((key, value),) = value.items()
@@ -489,7 +489,7 @@ def _only_keys(value: Any) -> list[str]:
 
 
 def _nearest_key(path: list[str]) -> str:
-    """One of a similar name in the same place, in another place, or what there is."""
+    """A hint: a key of a similar name in the same section, in another section, or all keys of the section."""
     key, every = ".".join(path), _all_keys()
     here = _known_keys(path[:-1])
     if difflib.get_close_matches(path[-1], here, n=1, cutoff=0.6):

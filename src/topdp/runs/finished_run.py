@@ -20,10 +20,10 @@ from topdp.runs.model_export import notes_of
 from topdp.runs.planning import sealed
 from topdp.runs.result import Metrics, Result
 from topdp.runs.row_arrays import as_array, as_tensor
-from topdp.runs.run import Job, begun_facts, begun_folder, end_folder, ended_facts
+from topdp.runs.run import PlannedRun, begun_facts, begun_folder, end_folder, ended_facts
 
 
-class Kept(NamedTuple):
+class BestArrays(NamedTuple):
     """The best evaluation, with the estimates of then."""
 
     round: int
@@ -33,7 +33,7 @@ class Kept(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Finished:
+class FinishedRun:
     """What was planned, and what was found; without estimates where the run diverged."""
 
     config: RunConfig
@@ -43,18 +43,18 @@ class Finished:
     metrics: list[Metrics]
     notes: dict[str, str]
     estimates: NDArray[Any] | None = None
-    best: Kept | None = None
+    best: BestArrays | None = None
     ended: dict[str, Any] | None = None  # what run.json says at the end
 
     @classmethod
-    def of(cls, job: Job, result: Result | None) -> Finished:
+    def of(cls, job: PlannedRun, result: Result | None) -> FinishedRun:
         """`result`: None where the run diverged."""
         privacy, notes = sealed(job.plan, job.privacy), notes_of(job.parts.flat)
         config, begun = job.parts.run.config, begun_facts(job)
         if result is None:
             return cls(config, job.plan, privacy, begun, [], notes)
         found = result.best
-        kept = found and Kept(found.round, found.metric, found.value, as_array(found.estimates))
+        kept = found and BestArrays(found.round, found.metric, found.value, as_array(found.estimates))
         ended = ended_facts(result, job.parts.device)
         return cls(
             config, job.plan, privacy, begun, result.metrics, notes, as_array(result.estimates), kept, ended

@@ -1,4 +1,4 @@
-"""Whether a run fits into memory, asked before it begins: what its rows and records will take, by counting.
+"""Check before a run that its rows and gradients fit into memory.
 
 An estimate from below (Python, activations and the account come on top), so that nothing which would run is
 refused. Not a limit of any kind on what is allocated later.
@@ -18,10 +18,10 @@ from topdp.simulator.engine import Engine, agents_per_pass
 from topdp.simulator.ranks.process_group import ProcessGroup
 from topdp.simulator.row_buffers import padded_width
 
-SMALL = 1 << 30  # bytes that are not asked about
+UNCHECKED_BYTES = 1 << 30  # bytes that are not asked about
 
 
-class Need(NamedTuple):
+class MemoryNeed(NamedTuple):
     """Bytes on one device of one machine, and what for."""
 
     place: str
@@ -35,7 +35,7 @@ class Need(NamedTuple):
         return self.rows + self.gradients + self.records
 
 
-def need_of(engine: Engine) -> Need:
+def need_of(engine: Engine) -> MemoryNeed:
     """Rows twice (before and after a round), gradients of as many agents as are taken at once, records."""
     flat, shards = engine.gradients.flat, engine.shards
     rounded = engine.plan.rounded
@@ -50,7 +50,7 @@ def need_of(engine: Engine) -> Need:
     records = sum(part.numel() * part.element_size() for part in held if part is not None)
     place = platform.node() if engine.device.type == "cpu" else f"{platform.node()} {engine.device}"
     rows, gradients = 2 * engine.layout.capacity * width * kept, min(agents, together) * beside
-    return Need(place, rows, gradients, records, free_on(engine.device))
+    return MemoryNeed(place, rows, gradients, records, free_on(engine.device))
 
 
 def expect_room_for_records(shards: Shards, device: torch.device) -> None:
@@ -60,7 +60,7 @@ def expect_room_for_records(shards: Shards, device: torch.device) -> None:
     held = [shards.inputs, shards.targets, shards.test_inputs, shards.test_targets]
     sent = [part for part in held if part is not None and part.device.type != device.type]
     total, free = sum(part.numel() * part.element_size() for part in sent), free_on(device)
-    if total > SMALL and free is not None and total > free:
+    if total > UNCHECKED_BYTES and free is not None and total > free:
         raise InputError(
             f"Expected room for the records of {shards.agents} agents on {device}: they take "
             f"{total / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free there. Use fewer records, smaller "
@@ -77,7 +77,7 @@ def expect_room(engine: Engine, group: ProcessGroup | None = None) -> None:
         # Records are in memory already, and are not free any more.
         total = sum(need.rows + need.gradients for need in there)
         known = [need.free for need in there if need.free is not None]
-        if total > SMALL and known and total > min(known):
+        if total > UNCHECKED_BYTES and known and total > min(known):
             parts = " and ".join(
                 f"{sum(getattr(need, part) for need in there) / 1e9:.1f} GB of {part}"
                 for part in ("rows", "gradients")

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-NOTHING = "no test records: nothing is evaluated"
+NO_TEST_RECORDS = "no test records: nothing is evaluated"
 
 
 def metric_names(line: Mapping[str, Any]) -> list[str]:
@@ -31,18 +31,18 @@ def is_share(name: str) -> bool:
     return name.endswith("accuracy")
 
 
-def in_words(name: str, value: Any) -> str:
+def metric_text(name: str, value: Any) -> str:
     """One value, or those of all classes from the least to the largest.
 
-    >>> in_words("accuracy", 0.88904), in_words("mae", 1.23456), in_words("r2", None)
+    >>> metric_text("accuracy", 0.88904), metric_text("mae", 1.23456), metric_text("r2", None)
     ('88.90%', '1.235', 'undefined')
-    >>> in_words("per-class-accuracy", [0.5, 0.25, None])
+    >>> metric_text("per-class-accuracy", [0.5, 0.25, None])
     '25.00% to 50.00%'
     """
     if isinstance(value, list):
         known = [one for one in value if one is not None]
         ends = [min(known), max(known)] if known else [None]
-        return " to ".join(dict.fromkeys(in_words(name, end) for end in ends))
+        return " to ".join(dict.fromkeys(metric_text(name, end) for end in ends))
     if value is None:
         return "undefined"
     return f"{value:.2%}" if is_share(name) else f"{value:.4g}"
@@ -69,7 +69,7 @@ def last_seen(line: Mapping[str, Any] | None) -> str:
     names = metric_names(line) if line else []
     if line is None or not names:
         return ""
-    return f"{names[0]} {in_words(names[0], line[names[0]]['mean'])} after round {line['round']}"
+    return f"{names[0]} {metric_text(names[0], line[names[0]]['mean'])} after round {line['round']}"
 
 
 def picture_name(name: str) -> str:

@@ -26,11 +26,11 @@ from topdp.runs.result import Metrics, Result
 PROJECT = "topdp"
 
 # Of Weights & Biases: nothing of the machine, no program, host, commit, packages or output.
-NOT_OF_THE_MACHINE = ("disable_git", "x_disable_meta", "x_disable_stats")
-OFF: dict[str, Any] = {"console": "off", "save_code": False, "x_save_requirements": False}
+WANDB_PRIVATE_SETTINGS = ("disable_git", "x_disable_meta", "x_disable_stats")
+WANDB_DISABLED: dict[str, Any] = {"console": "off", "save_code": False, "x_save_requirements": False}
 
 
-def named(sinks: Iterable[str]) -> list[Sink]:
+def named_sinks(sinks: Iterable[str]) -> list[Sink]:
     """The sinks of these names, each once; refused where a package is missing."""
     made = []
     for name in dict.fromkeys(sinks):
@@ -141,7 +141,9 @@ class WeightsAndBiases(Sink):
             config={**settings, **epsilons},
             dir=str(_place(run)),
             mode=os.environ.get("WANDB_MODE", "offline"),
-            settings=self._wandb.Settings(silent=True, **dict.fromkeys(NOT_OF_THE_MACHINE, True), **OFF),
+            settings=self._wandb.Settings(
+                silent=True, **dict.fromkeys(WANDB_PRIVATE_SETTINGS, True), **WANDB_DISABLED
+            ),
         )
 
     def log(self, values: dict[str, float], round: int) -> None:
@@ -161,7 +163,7 @@ def _package(module: str, package: str) -> ModuleType:
     except ImportError as error:
         raise ConfigError(
             f"sinks: expected the package {package!r}, which could not be imported ({error}): "
-            f"pip install -c constraints.txt '.[{package}]', or leave the sink away."
+            f"pip install -c constraints.txt '.[{package}]', or remove the sink."
         ) from error
 
 

@@ -29,9 +29,9 @@ from topdp.runs.config import did_you_mean
 from topdp.runs.named_model import named_model
 from topdp.runs.run_folder import GIVEN, RunFolder
 
-ENDINGS = {".safetensors": "safetensors", ".pt": "state-dict", ".onnx": "onnx"}
-MEAN = "mean"
-PARAMETERS = "parameters"  # the note beside estimates that names what lies where
+FORMATS_BY_SUFFIX = {".safetensors": "safetensors", ".pt": "state-dict", ".onnx": "onnx"}
+MEAN_AGENT = "mean"
+PARAMETERS_NOTE = "parameters"  # the note beside estimates that names what lies where
 
 
 class InputKind(NamedTuple):
@@ -59,12 +59,12 @@ def facts_of(parts: Assembly) -> dict[str, Any]:
 
 def notes_of(flat: FlatModel) -> dict[str, str]:
     """Which parameter lies where in a row, written beside estimates: they can be read without the module."""
-    return {PARAMETERS: json.dumps([[slot.name, list(slot.shape)] for slot in flat.slots])}
+    return {PARAMETERS_NOTE: json.dumps([[slot.name, list(slot.shape)] for slot in flat.slots])}
 
 
 def chosen_row(estimates: Tensor, agent: int | str) -> Tensor:
     """[d]: the estimate of one agent, or the mean of all."""
-    if agent == MEAN:
+    if agent == MEAN_AGENT:
         return estimates.mean(dim=0, dtype=torch.promote_types(estimates.dtype, torch.float32))
     agents = len(estimates)
     try:
@@ -72,16 +72,18 @@ def chosen_row(estimates: Tensor, agent: int | str) -> Tensor:
     except ValueError:
         number = -1
     if not 0 <= number < agents:
-        raise InputError(f"Expected an agent from 0 to {agents - 1}, or {MEAN!r}, got {agent!r}.")
+        raise InputError(f"Expected an agent from 0 to {agents - 1}, or {MEAN_AGENT!r}, got {agent!r}.")
     return estimates[number]
 
 
 def format_of(file: Path, format: str | None) -> str:
     """The format as named, else by the ending of the file."""
-    known = list(ENDINGS.values())
-    if format is None and file.suffix.lower() not in ENDINGS:
-        raise InputError(f"Expected a file ending in {', '.join(ENDINGS)}, or --format, got {file.name!r}.")
-    named = format or ENDINGS[file.suffix.lower()]
+    known = list(FORMATS_BY_SUFFIX.values())
+    if format is None and file.suffix.lower() not in FORMATS_BY_SUFFIX:
+        raise InputError(
+            f"Expected a file ending in {', '.join(FORMATS_BY_SUFFIX)}, or --format, got {file.name!r}."
+        )
+    named = format or FORMATS_BY_SUFFIX[file.suffix.lower()]
     if named not in known:
         raise InputError(f"Expected a format, got {named!r}.{did_you_mean(named, known)}")
     return named
@@ -131,11 +133,11 @@ def export_run(
             f"Expected {name} in {path}, a run in state {folder.state!r}: there is none."
             + ("" if best else f" Finish it first: topdp run --resume {path}")
         )
-    estimates, notes = folder.read_estimates(name, (PARAMETERS,))
+    estimates, notes = folder.read_estimates(name, (PARAMETERS_NOTE,))
     row = chosen_row(torch.from_numpy(estimates), agent)
     config = folder.config
     if GIVEN in (config.model.name, config.data.name):
-        return write_tensors(_by_name(row, notes[PARAMETERS]), file, format)
+        return write_tensors(_by_name(row, notes[PARAMETERS_NOTE]), file, format)
     inputs = InputKind(tuple(folder.fact("inputs")), str(folder.fact("input_type")))
     flat = FlatModel(named_model(config, inputs.shape, int(folder.fact("outputs"))))
     return write(flat.load(row), file, format, inputs)

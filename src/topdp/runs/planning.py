@@ -28,7 +28,7 @@ from topdp.runs.run_folder import RunFolder, RunFolderError
 from topdp.runs.run_outline import RunOutline, budgets, guarantee_of
 from topdp.topology import Topology, read_edge_list
 
-COALITIONS = 500  # more than these are sampled
+MAX_EXACT_COALITIONS = 500  # more than these are sampled
 
 
 def plan_and_account(
@@ -193,7 +193,9 @@ def coalition_account(
     if size == 1:
         return None
     exposure = found.analysis.exposure()
-    return coalitions(plan, exposure, size, limit=COALITIONS, seed=seed, bound="upper", progress=progress)
+    return coalitions(
+        plan, exposure, size, limit=MAX_EXACT_COALITIONS, seed=seed, bound="upper", progress=progress
+    )
 
 
 def powers(found: Account) -> dict[str, dict[str, float | None]]:

@@ -43,7 +43,16 @@ from topdp.runs.named_records import load_shards
 from topdp.runs.planning import seal_of, sealed
 from topdp.runs.result import Result
 from topdp.runs.row_arrays import as_tensor
-from topdp.runs.run import Job, Ranked, begun_job, execute, new_run_folder, planned, room_for, unfinished
+from topdp.runs.run import (
+    PlannedRun,
+    Ranked,
+    execute,
+    new_run_folder,
+    plan_run,
+    prepared_folder,
+    reopen_run,
+    unfinished,
+)
 from topdp.runs.run_folder import STARTING, RunFolder, RunFolderError
 from topdp.runs.run_outline import RunOutline
 from topdp.simulator.ranks.agent_partition import AgentPartition, partition
@@ -53,7 +62,7 @@ from topdp.simulator.ranks.ranked_engine import RankedEngine
 from topdp.simulator.ranks.torchrun_environment import others
 from topdp.simulator.row_layout import RowLayout
 
-RECORDS = 64  # agents whose records are shown to rank 0 at once, for the digest
+AGENTS_PER_DIGEST_MESSAGE = 64  # agents whose records are shown to rank 0 at once, for the digest
 
 
 def run_on_ranks(
@@ -139,7 +148,7 @@ def _joined_run(
     layout = RowLayout(plan, cut.home, group.rank)
     engine = parts.engine(plan, layout, BorderExchange(layout, group))
     expect_room(engine, group)
-    called = Callbacks(metric_sinks.named(config.report.sinks)) if group.leads else Callbacks()
+    called = Callbacks(metric_sinks.named_sinks(config.report.sinks)) if group.leads else Callbacks()
     checkpoints = Checkpoints(out, layout, group)
     result = execute(job, folder, reported, called, Ranked(RankedEngine(engine, group), checkpoints))
     group.any(False)  # rank 0 has written everything
@@ -162,7 +171,7 @@ def _asked(config: RunConfig | None, device: torch.device) -> str:
 def _state_of(out: Path, config: RunConfig | None) -> str:
     """Of the run in the folder; empty where there is none. One that goes on is one that was asked for."""
     if config is not None and not (out / "run.json").exists():
-        with room_for(out):
+        with prepared_folder(out):
             return ""
     folder = RunFolder.open(out)
     if config is None:
@@ -225,8 +234,8 @@ def _digest(group: ProcessGroup, shards: Shards, home: Ints, counts: tuple[int, 
     """As `Shards.digest` of all records: rank 0 is shown those of some agents at a time, and keeps none."""
     place = {agent: at for at, agent in enumerate(np.flatnonzero(home == group.rank).tolist())}
     sha = hashlib.sha256(shards.heading(counts))
-    for first in range(0, len(home), RECORDS):
-        some = range(first, min(first + RECORDS, len(home)))
+    for first in range(0, len(home), AGENTS_PER_DIGEST_MESSAGE):
+        some = range(first, min(first + AGENTS_PER_DIGEST_MESSAGE, len(home)))
         mine = {agent: shards.records(place[agent]) for agent in some if agent in place}
         known: dict[int, Any] = {}
         for part in group.gathered(mine) or []:
@@ -237,13 +246,13 @@ def _digest(group: ProcessGroup, shards: Shards, home: Ints, counts: tuple[int, 
     return str(group.led(sha.hexdigest()))
 
 
-def _job(group: ProcessGroup, parts: Assembly, begun: RunFolder | None, progress: Progress) -> Job:
+def _job(group: ProcessGroup, parts: Assembly, begun: RunFolder | None, progress: Progress) -> PlannedRun:
     """Planned and accounted by rank 0, or read from its folder; the others write the plan, and compare."""
 
-    def found() -> Job | None:
+    def found() -> PlannedRun | None:
         if not group.leads:
             return None
-        return planned(parts, progress) if begun is None else begun_job(parts, begun)
+        return plan_run(parts, progress) if begun is None else reopen_run(parts, begun)
 
     job = group.together(found)
     deviation = group.led(None if job is None else job.plan.full_scale)
@@ -251,7 +260,7 @@ def _job(group: ProcessGroup, parts: Assembly, begun: RunFolder | None, progress
     if job is None:
         plan = parts.run.write_plan(deviation)
         details = {key: value for key, value in account.items() if key != "seal"}
-        job = Job(parts, plan, Account.from_details(details, parts.run.analysis))
+        job = PlannedRun(parts, plan, Account.from_details(details, parts.run.analysis))
         mine = {**details, "plan": plan.digest()}
         account = {**mine, "seal": seal_of(mine)}
     group.expect_same("plan", job.plan.digest(), "use the same versions of topdp and numpy.")
@@ -259,7 +268,7 @@ def _job(group: ProcessGroup, parts: Assembly, begun: RunFolder | None, progress
     return job
 
 
-def _read(job: Job, folder: RunFolder) -> Result:
+def _read(job: PlannedRun, folder: RunFolder) -> Result:
     seconds = float(folder.fact("seconds"))
     estimates = as_tensor(folder.kept_estimates("model.safetensors")[0])
     return job.result(folder.metrics, estimates, seconds, folder.path, read_best(folder))

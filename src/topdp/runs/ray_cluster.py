@@ -26,9 +26,9 @@ from topdp.errors import InputError
 from topdp.runs.cluster_tasks import StackResult, StackTask
 from topdp.runs.code_fingerprint import fingerprint
 from topdp.runs.config import ConfigError
-from topdp.runs.finished_run import Finished
+from topdp.runs.finished_run import FinishedRun
 from topdp.runs.run_stacks import Dealer
-from topdp.runs.sweep_grid import Point
+from topdp.runs.sweep_grid import SweepPoint
 
 JOIN_TIMEOUT_SECONDS = 40.0
 MAX_TASK_RETRIES = 3  # of a task whose process or node died, by Ray
@@ -87,13 +87,13 @@ class RayCluster:
             )
 
     def run(
-        self, stacks: Sequence[list[Point]], dealer: Dealer, place: Path, progress: Progress, done: int
+        self, stacks: Sequence[list[SweepPoint]], dealer: Dealer, place: Path, progress: Progress, done: int
     ) -> None:
         """Compute all stacks and write each run to its folder in `place`; `done` runs are there already."""
         _expect_no_sinks(stacks)
         total = done + sum(map(len, stacks))
         waiting = deque(sorted(stacks, key=lambda stack: dealer.name_of_shards(stack[0].config)))
-        running: dict[Any, list[Point]] = {}
+        running: dict[Any, list[SweepPoint]] = {}
         records: dict[str, Any] = {}
         errors: list[Exception] = []
         last: dict[str, Any] | None = None
@@ -132,7 +132,7 @@ class RayCluster:
             errors[0].args = (f"{errors[0]}{others} The rest is done; the same command tries this again.",)
             raise errors[0]
 
-    def _result(self, handle: Any) -> list[Finished] | Exception:
+    def _result(self, handle: Any) -> list[FinishedRun] | Exception:
         try:
             result: StackResult | str = self._ray.get(handle)
         except self._ray.exceptions.RayTaskError as error:
@@ -192,7 +192,7 @@ def _expect_cluster(address: str) -> None:
         )
 
 
-def _expect_no_sinks(stacks: Sequence[list[Point]]) -> None:
+def _expect_no_sinks(stacks: Sequence[list[SweepPoint]]) -> None:
     if sinks := {sink for stack in stacks for sink in stack[0].config.report.sinks}:
         raise ConfigError(
             f"report.sinks: expected none in a sweep on a cluster, got {', '.join(sorted(sinks))}: metrics "
@@ -200,7 +200,7 @@ def _expect_no_sinks(stacks: Sequence[list[Point]]) -> None:
         )
 
 
-def _name(stack: list[Point]) -> str:
+def _name(stack: list[SweepPoint]) -> str:
     if len(stack) > 1:
         return f"runs {stack[0].folder} to {stack[-1].folder}, together"
     label = f" ({stack[0].label})" if stack[0].label else ""

@@ -28,8 +28,8 @@ from topdp.runs.resolve import resolve
 from topdp.runs.run_outline import budgets
 from topdp.topology import Topology
 
-COMPARED = ("plain", "dsgd", "muffliato", "correlated")
-TRIAL = 20  # rounds after which noise is compared
+COMPARED_METHODS = ("plain", "dsgd", "muffliato", "correlated")
+COMPARED_ROUNDS = 20  # rounds after which noise is compared
 
 PLAIN_STEPS = {
     "learning_rate": 1.0,
@@ -41,11 +41,11 @@ PLAIN_STEPS = {
 }
 """Methods are compared by the noise that equal, plain steps leave: what comes after the noise is the same."""
 
-WAY = 65_000.0
+STEP_TIMES_ROUNDS = 65_000.0
 """λ·T at ε = 1 and 60,000 records of length 1, clip ½: from trials on MNIST and Fashion-MNIST."""
 
-LONGEST_STEP = 450.0  # λ beyond which training swings
-ROUNDS = 300
+MAX_STEP = 450.0  # λ beyond which training swings
+RECOMMENDED_ROUNDS = 300
 
 
 @dataclass(frozen=True)
@@ -96,10 +96,10 @@ def recommend(
 ) -> Recommendation:
     """For the agents, graph, records, budget and colluders of `config`; its method is not looked at."""
     if METHODS[config.method.name].pools:
-        raise ConfigError("method.name: central has no graph to recommend a method for; leave it away.")
+        raise ConfigError("method.name: central has no graph to recommend a method for. Remove it.")
     options = []
-    for number, name in enumerate(COMPARED, 1):
-        progress(f"calibrating {name}, method {number} of {len(COMPARED)}")
+    for number, name in enumerate(COMPARED_METHODS, 1):
+        progress(f"calibrating {name}, method {number} of {len(COMPARED_METHODS)}")
         options.append(_option(config, graph, counts, name))
     options.sort(key=_rank)
     best = options[0]
@@ -117,7 +117,7 @@ def _option(config: RunConfig, graph: Topology, counts: tuple[int, ...], name: s
     asked = config.model_copy(
         update={
             "method": method,
-            "rounds": TRIAL,
+            "rounds": COMPARED_ROUNDS,
             "train": config.train.model_copy(update=PLAIN_STEPS),
             "data": config.data.model_copy(update={"batch": "full"}),
         }
@@ -174,16 +174,17 @@ def _rank(option: Option) -> tuple[bool, float, int]:
 
 def _training(config: RunConfig, records: int, reasons: list[str]) -> dict[str, Any]:
     epsilon = float(np.min(np.asarray(config.privacy.epsilon)))
-    step = min(WAY * epsilon * (records / 60_000) / ROUNDS, LONGEST_STEP)
+    step = min(STEP_TIMES_ROUNDS * epsilon * (records / 60_000) / RECOMMENDED_ROUNDS, MAX_STEP)
     reasons.append(
         "Images: public scattering features and a linear model need the fewest rounds; a step of "
-        f"{step:.3g} over {ROUNDS} rounds with clip 0.5 follows trials of ours on MNIST and Fashion-MNIST, "
-        "in proportion to ε and records: try half and twice of it on held-out records (data.validation)."
+        f"{step:.3g} over {RECOMMENDED_ROUNDS} rounds with clip 0.5 follows our trials on MNIST and "
+        "Fashion-MNIST, in proportion to ε and records. Try half and twice of it with "
+        "data.validation."
     )
     return {
         "data.features": "scattering",
         "model.name": "linear",
         "privacy.clip": 0.5,
-        "rounds": ROUNDS,
+        "rounds": RECOMMENDED_ROUNDS,
         "train.learning_rate": float(f"{step:.3g}"),
     }

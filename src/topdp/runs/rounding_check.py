@@ -14,8 +14,8 @@ from torch import Tensor
 
 from topdp.plan import Plan
 
-DIGITS = {"bfloat16": 8}
-LOOKED_AT = 100  # releases
+SIGNIFICANT_BITS = {"bfloat16": 8}
+MAX_SAMPLED_RELEASES = 100  # releases
 
 
 def distance(value: float, rounded: str) -> float:
@@ -24,7 +24,7 @@ def distance(value: float, rounded: str) -> float:
     >>> distance(1000.0, "bfloat16")
     4.0
     """
-    return float(2.0 ** (math.floor(math.log2(value)) - DIGITS[rounded] + 1)) if value else 0.0
+    return float(2.0 ** (math.floor(math.log2(value)) - SIGNIFICANT_BITS[rounded] + 1)) if value else 0.0
 
 
 def usual_noise(plan: Plan) -> float:
@@ -32,7 +32,7 @@ def usual_noise(plan: Plan) -> float:
     found = []
     kinds = np.asarray(plan.carries.values.any(axis=1))
     steps = np.flatnonzero(kinds[plan.carries.which])
-    for r in steps[:: max(1, len(steps) // LOOKED_AT)].tolist():
+    for r in steps[:: max(1, len(steps) // MAX_SAMPLED_RELEASES)].tolist():
         this = plan[r]
         carries = this.exists & (this.step != 0)
         if carries.any():

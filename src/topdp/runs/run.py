@@ -1,10 +1,11 @@
-"""The front hall: from a configuration to a run folder. Read this file first.
+"""Run a configuration: from its names to a finished run folder. Read this file first.
 
-    assemble   names                       -> graph, shards, model            assembly.py
+    resolve    names and record counts     -> ResolvedRun                    resolve.py
+    assemble   records, model              -> Assembly                       assembly.py
     calibrate  protocol, guarantee, (ε, δ) -> the Plan with its noise, or a refusal, before any training
     account    plan                        -> claimed, view and worst-case ε  planning.py
-    train      plan, model, shards         -> metrics, final estimates        loop.py
-    save       runs/<id>/                                                     folder.py
+    train      plan, model, shards         -> metrics, final estimates        training_loop.py
+    save       runs/<id>/                                                     run_folder.py
 
 `run` takes a configuration; `train` (user_training.py) takes a user's own model, shards and graph. Both take
 the same walk.
@@ -60,10 +61,10 @@ def run(
     progress: Progress = silent,
     callbacks: Iterable[object] = (),
 ) -> Result:
-    """Executes a configuration and leaves a run folder in `out`."""
-    called = Callbacks([*metric_sinks.named(config.report.sinks), *expect_list(callbacks)])
-    with room_for(out):
-        job = planned(Assembly.of(config, choose_device(device), progress), progress)
+    """Run a configuration, and write its folder to `out`."""
+    called = Callbacks([*metric_sinks.named_sinks(config.report.sinks), *expect_list(callbacks)])
+    with prepared_folder(out):
+        job = plan_run(Assembly.of(config, choose_device(device), progress), progress)
     return execute(job, new_run_folder(out, job), progress, called)
 
 
@@ -73,7 +74,7 @@ def resume(
     progress: Progress = silent,
     callbacks: Iterable[object] = (),
 ) -> Result:
-    """Continues an unfinished run where its last checkpoint stands; ends as if it had not been broken off."""
+    """Continue an unfinished run from its last checkpoint; it ends as if it had not been interrupted."""
     folder = unfinished(path)
     config = folder.config
     if config.data.name == GIVEN:
@@ -81,8 +82,8 @@ def resume(
             f"The run in {path} was started from Python with its own data and model: continue it there, with "
             f"topdp.train(..., out={str(path)!r}, resume=True)."
         )
-    called = Callbacks([*metric_sinks.named(config.report.sinks), *expect_list(callbacks)])
-    job = begun_job(Assembly.of(config, choose_device(device), progress), folder)
+    called = Callbacks([*metric_sinks.named_sinks(config.report.sinks), *expect_list(callbacks)])
+    job = reopen_run(Assembly.of(config, choose_device(device), progress), folder)
     return execute(job, folder, progress, called)
 
 
@@ -92,9 +93,9 @@ def run_or_continue(
     device: str = "auto",
     progress: Progress = silent,
 ) -> Result:
-    """The run of a configuration in `out`: read where it is done, continued where it was broken off.
+    """Run a configuration in `out`, continue its unfinished run there, or read its finished one.
 
-    One that is read is checked as one that is continued: its plan and account hold for the data of today.
+    A finished run is checked as one that continues: its plan and account must hold for the present records.
     """
     if not (out / "run.json").exists():
         return run(config, out, device, progress)
@@ -106,22 +107,22 @@ def run_or_continue(
         raise RunFolderError(f"Expected the settings with which the run in {out} was begun, got others.")
     if folder.state != "done":
         return resume(out, device, progress)
-    job = begun_job(Assembly.of(folder.config, choose_device(device), progress), folder)
+    job = reopen_run(Assembly.of(folder.config, choose_device(device), progress), folder)
     seconds = float(folder.fact("seconds"))
     estimates = as_tensor(folder.kept_estimates("model.safetensors")[0])
     return job.result(folder.metrics, estimates, seconds, out, read_best(folder))
 
 
 class Ranked(NamedTuple):
-    """What a run over several ranks has in the place of an engine and one checkpoint file."""
+    """The engine and the checkpoints of a run over several ranks."""
 
     engine: RankedEngine
     checkpoints: Checkpoints
 
 
 @dataclass(frozen=True)
-class Job:
-    """Everything a run needs, checked: what cannot be run fails before this is made."""
+class PlannedRun:
+    """Everything that a run needs, checked before the first round."""
 
     parts: Assembly
     plan: Plan
@@ -151,14 +152,14 @@ class Job:
         )
 
 
-def planned(parts: Assembly, progress: Progress) -> Job:
+def plan_run(parts: Assembly, progress: Progress) -> PlannedRun:
     progress("planning")
     found = plan_and_account(parts.run, progress)
-    return Job(parts, *found)
+    return PlannedRun(parts, *found)
 
 
-def begun_job(parts: Assembly, folder: RunFolder) -> Job:
-    """The plan and account of a run that was begun are taken over after a check."""
+def reopen_run(parts: Assembly, folder: RunFolder) -> PlannedRun:
+    """Check the plan, account and records of a run that was begun, and continue with them."""
     plan = folder.plan
     expect_plan_of(parts.run, plan, folder.path)
     found = expect_account_of(parts.run.config, parts.run.analysis, folder)
@@ -167,17 +168,17 @@ def begun_job(parts: Assembly, folder: RunFolder) -> Job:
             f"Expected the records with which the run in {folder.path} was begun, in their order; got others."
             " A record in another place of its cycle would be used more often than the account says."
         )
-    return Job(parts, plan, found)
+    return PlannedRun(parts, plan, found)
 
 
 def execute(
-    job: Job,
+    job: PlannedRun,
     folder: RunFolder | None,
     progress: Progress,
     callbacks: Callbacks | None = None,
     ranked: Ranked | None = None,
 ) -> Result:
-    """Trains to the end, in `folder` where there is one; `ranked`: with the other ranks (ranked.py)."""
+    """Train to the end; write to `folder`, if any. `ranked`: for one of several ranks (ranked_run.py)."""
     callbacks = callbacks or Callbacks()
     started = time.perf_counter()
     parts, path = job.parts, folder.path if folder else None
@@ -229,7 +230,7 @@ def end_folder(
     notes: dict[str, str],
     facts: dict[str, Any],
 ) -> None:
-    """What a run found, beside what was planned."""
+    """Write the results of a run to its folder."""
     folder.save_metrics(metrics)
     if metrics:
         title = heading([config], plan.agents)
@@ -239,7 +240,7 @@ def end_folder(
 
 
 def ended_facts(result: Result, device: torch.device) -> dict[str, Any]:
-    """What run.json says of a run that has ended, beside its state."""
+    """The facts that run.json contains about a run that has ended, beside its state."""
     return {
         "stopped": None if result.stopped is None else result.stopped._asdict(),
         "seconds": round(result.seconds, 3),
@@ -272,8 +273,8 @@ def unfinished(path: Path) -> RunFolder:
 
 
 @contextmanager
-def room_for(out: Path | None) -> Iterator[None]:
-    """A folder that cannot be made is said now, not after the account, which may take minutes."""
+def prepared_folder(out: Path | None) -> Iterator[None]:
+    """Check that the folder can be created before the accounting, which may take minutes."""
     if out is None:
         yield
         return
@@ -282,8 +283,8 @@ def room_for(out: Path | None) -> Iterator[None]:
         yield
 
 
-def new_run_folder(path: Path, job: Job) -> RunFolder:
-    """A folder for a run that is about to begin: configuration, plan and account, before the first round."""
+def new_run_folder(path: Path, job: PlannedRun) -> RunFolder:
+    """Create the folder of a run: configuration, plan and account, before the first round."""
     folder = RunFolder.create(path, job.parts.run.config.to_toml(), job.plan)
     folder.write_json("privacy.json", sealed(job.plan, job.privacy))
     folder.mark("running", **begun_facts(job))
@@ -293,14 +294,14 @@ def new_run_folder(path: Path, job: Job) -> RunFolder:
 def begun_folder(
     path: Path, config: RunConfig, plan: Plan, privacy: dict[str, Any], facts: dict[str, Any]
 ) -> RunFolder:
-    """The same for a run that was made elsewhere, from what its folder will hold."""
+    """Create the folder of a run that was computed elsewhere."""
     folder = RunFolder.create(path, config.to_toml(), plan)
     folder.write_json("privacy.json", privacy)
     folder.mark("running", **facts)
     return folder
 
 
-def begun_facts(job: Job) -> dict[str, Any]:
-    """What run.json says from the start on, beside the state."""
+def begun_facts(job: PlannedRun) -> dict[str, Any]:
+    """The facts that run.json contains from the start on, beside the state."""
     parts = job.parts
     return {"records": list(parts.run.counts), "data": parts.digest(), **facts_of(parts)}

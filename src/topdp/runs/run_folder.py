@@ -37,7 +37,7 @@ from topdp.runs.config import RunConfig, parse_stored
 from topdp.runs.metric_labels import metric_names
 from topdp.runs.tensor_files import read_tensor, widened, write_tensors
 
-FORMAT = 2
+RUN_FORMAT = 2
 STARTING = "starting"  # nothing is computed yet: what is in the folder can be written again
 GRAPH_FILE = "graph.txt"  # beside a run that was started from Python with its own graph
 
@@ -75,7 +75,7 @@ class RunFolder:
         cls.make_room(path)
         folder = cls(path)
         # First, so that a folder that was left in the middle of this is known for what it is.
-        folder.write_json("run.json", {"format": FORMAT, "topdp": __version__, "state": STARTING})
+        folder.write_json("run.json", {"format": RUN_FORMAT, "topdp": __version__, "state": STARTING})
         folder.write_text("config.toml", config)
         folder._write("plan.npz", lambda file: plan_file.save(plan, file))
         return folder
@@ -85,10 +85,10 @@ class RunFolder:
         """An existing run; anything else is refused by name."""
         folder = cls(path)
         info = folder.read_json("run.json")
-        if not isinstance(info, dict) or info.get("format") != FORMAT:
+        if not isinstance(info, dict) or info.get("format") != RUN_FORMAT:
             raise RunFolderError(
-                f"Expected a run of format {FORMAT} in {path}, got {info!r:.80}: it is of another version of "
-                "topdp. Use that version for it, or run it anew."
+                f"Expected a run of format {RUN_FORMAT} in {path}, got {info!r:.80}: it is of another "
+                "version of topdp. Use that version for it, or run it anew."
             )
         return folder
 

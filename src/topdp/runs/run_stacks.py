@@ -1,4 +1,4 @@
-"""Runs that go together, and how they become one stack: one plan, one model, one engine for all their agents.
+"""Stacked runs: one plan, one model and one engine for the agents of several runs.
 
 Each run keeps the graph, start, batches and noise that it has alone. For figures (`reproduce`) and sweeps
 (`sweep.py`); not for single runs (`run.py`), nor for accounting: each run is accounted by its own plan.
@@ -30,9 +30,9 @@ from topdp.simulator.simulation import State
 from topdp.simulator.stepping import fastest, releases_until_due
 from topdp.topology import Topology
 
-DEALT = 6  # partitions of a data set that stay on the device between stacks
+MAX_CACHED_SHARDS = 6  # partitions of a data set that stay on the device between stacks
 
-LIMITS = {"cuda": 40e9, "cpu": 2e9}  # bytes of rows and records in one stack
+MAX_STACK_BYTES = {"cuda": 40e9, "cpu": 2e9}  # bytes of rows and records in one stack
 
 Size = Callable[[RunConfig], tuple[float, float]]
 """How many bytes the records of a run take, and its rows."""
@@ -49,7 +49,7 @@ MAY_DIFFER = {
 
 @dataclass(frozen=True)
 class Stack:
-    """Runs ready to be executed together; rounds, evaluations and test records are those of the first."""
+    """Runs to execute as one; rounds, evaluations and test records are those of the first."""
 
     engine: Engine
     starts: Tensor  # [agents of all runs, d]
@@ -95,7 +95,7 @@ class Stack:
 
 
 class Dealer:
-    """Assembles runs on a device. Records that many runs share are dealt out, and go there, once.
+    """Assembles runs on a device. Records that several runs share are loaded and moved there once.
 
     `dealt` and `graphs` are what another dealer has made, by its names for them: they are not read again.
     """
@@ -113,7 +113,7 @@ class Dealer:
         self._graphs = dict(graphs or {})
 
     def assemblies(self, configs: Sequence[RunConfig]) -> list[Assembly]:
-        """Runs that differ in method and budget alone have one graph, model and start."""
+        """Runs that differ only in method and budget share one graph, model and start."""
         made: dict[str, Assembly] = {}
         runs = []
         for config in configs:
@@ -145,7 +145,7 @@ class Dealer:
             else:
                 outline = RunOutline.of(config, self.graph(config))
                 found = load_shards(outline, self._progress, self.device).to(self.device)
-            if len(self._dealt) == DEALT:
+            if len(self._dealt) == MAX_CACHED_SHARDS:
                 del self._dealt[next(iter(self._dealt))]
             self._dealt[key] = found
         return self._dealt[key]

@@ -1,7 +1,7 @@
-"""Runs made without folders: a stack of them together, or one alone. What they leave is `finished.py`'s.
+"""Runs without a folder of their own: a stack of runs as one, or a single run.
 
-For sweeps, here (`sweep.py`) and on other machines (`orders.py`). Not for single runs, which have a folder,
-checkpoints and callbacks (`run.py`).
+For sweeps, on this machine (`sweep.py`) and on others (`cluster_tasks.py`). Not for `topdp run`, which has a
+folder, checkpoints and callbacks (`run.py`).
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from topdp.errors import InputError
 from topdp.learning.gradients import DivergedError
 from topdp.runs import best_estimates
 from topdp.runs.config import RunConfig
-from topdp.runs.finished_run import Finished
+from topdp.runs.finished_run import FinishedRun
 from topdp.runs.planning import plan_and_account
 from topdp.runs.result import Metrics, metrics_of
-from topdp.runs.run import Job, execute, planned
+from topdp.runs.run import PlannedRun, execute, plan_run
 from topdp.runs.run_stacks import Dealer, Stack
 
 
-def together(configs: Sequence[RunConfig], dealer: Dealer, progress: Progress) -> list[Finished]:
-    """Runs that can go together (`stacks.stackable`), as one; if one of them diverges, so do all."""
+def run_stacked(configs: Sequence[RunConfig], dealer: Dealer, progress: Progress) -> list[FinishedRun]:
+    """Compute stackable runs (`run_stacks.stackable`) as one. Raises DivergedError if one diverges."""
     started = time.perf_counter()
     runs = dealer.assemblies(configs)
     jobs = []
     for parts in runs:
-        jobs.append(Job(parts, *plan_and_account(parts.run, progress)))
+        jobs.append(PlannedRun(parts, *plan_and_account(parts.run, progress)))
     first = runs[0]
     if first.shards.test_inputs is None:
         raise InputError("Expected runs with test records in a stack, got some without.")
@@ -49,16 +49,16 @@ def together(configs: Sequence[RunConfig], dealer: Dealer, progress: Progress) -
         progress("training", t, one.config.rounds, unit="round")
     share = (time.perf_counter() - started) / len(runs)
     return [
-        Finished.of(job, job.result(own, rows.detach().cpu().clone(), share, None, keeper.best))
+        FinishedRun.of(job, job.result(own, rows.detach().cpu().clone(), share, None, keeper.best))
         for job, own, keeper, rows in zip(jobs, lines, kept, estimates, strict=True)
     ]
 
 
-def alone(config: RunConfig, dealer: Dealer, progress: Progress = silent) -> Finished:
-    """One run to its end, or until it diverges."""
+def run_single(config: RunConfig, dealer: Dealer, progress: Progress = silent) -> FinishedRun:
+    """Compute one run to its end, or until it diverges."""
     (parts,) = dealer.assemblies([config])
-    job = planned(parts, progress)
+    job = plan_run(parts, progress)
     try:
-        return Finished.of(job, execute(job, None, progress))
+        return FinishedRun.of(job, execute(job, None, progress))
     except DivergedError:
-        return Finished.of(job, None)
+        return FinishedRun.of(job, None)

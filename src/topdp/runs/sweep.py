@@ -1,12 +1,12 @@
-"""Many runs from one command: every point of a grid, together where they can be, else one after another.
+"""Run every point of a grid of settings and seeds: stacked where possible, else one after another.
 
-    sweeps/<id>/sweep.json     what was asked for
+    sweeps/<id>/sweep.json     the request
                 001/ 002/ ...  a run folder for each point, as `topdp run` leaves it
 
-What is done is not done again, whenever and wherever the sweep was broken off: a point is done when its own
-folder says so. Runs that are stacked leave their folders at the end of the stack; so do those that other
-machines carry out (`dispatch.py`). A run that diverges is one line of the table, not the end of the sweep.
-How points are chosen is `grid.py`, what is made of them `runs/sweep_summary.py`.
+Finished runs are not repeated, wherever the sweep was interrupted: the state in a run's folder decides. The
+folders of stacked runs appear at the end of the stack, as do those of runs on a cluster (`ray_cluster.py`). A
+run that diverges is one line of the table, not the end of the sweep. `sweep_grid.py` makes the points,
+`sweep_summary.py` the tables.
 
 **Guarantees.** Every run is calibrated and accounted by itself, as if it were the only one; its ε is that of
 one run. What all of them cost together is said by `runs/sweep_summary.py`.
@@ -36,31 +36,31 @@ from topdp.runs.methods import METHODS
 from topdp.runs.ray_cluster import RayCluster
 from topdp.runs.run import run_or_continue
 from topdp.runs.run_folder import RunFolder, RunFolderError
-from topdp.runs.run_stacks import LIMITS, Dealer, stackable
-from topdp.runs.stacked import together
-from topdp.runs.sweep_grid import Axis, Point, points
+from topdp.runs.run_stacks import MAX_STACK_BYTES, Dealer, stackable
+from topdp.runs.stacked import run_stacked
+from topdp.runs.sweep_grid import Axis, SweepPoint, points
 from topdp.runs.sweep_summary import Spread
 from topdp.runs.training_loop import InterruptedRun
 
-FORMAT = 1
-SMALL = 4e6
+SWEEP_FORMAT = 1
+MAX_STACKED_RUN_BYTES = 4e6
 """Bytes of records and estimates below which one run does not fill a processor, and several go together: of
 larger ones a stack was no faster, and has no checkpoints. GPUs take any."""
 
 
 @dataclass(frozen=True)
-class Request:
-    """What a sweep was asked for, kept beside it: the same command goes on, another is refused."""
+class SweepRequest:
+    """The settings of a sweep, kept in its folder: the same command continues it, another is refused."""
 
     base: str  # the configuration as TOML
     axes: tuple[Axis, ...]
     seeds: int
 
     def keep(self, place: Path) -> None:
-        """In a new folder, or one of the same sweep."""
+        """Write the request to a new folder, or check that the folder has the same one."""
         file = place / "sweep.json"
         if file.exists():
-            if self != Request.read(place):
+            if self != SweepRequest.read(place):
                 raise RunFolderError(
                     f"Expected the settings of the sweep in {place}, got others: name another --out, or go "
                     f"on with it as it was: topdp sweep --resume {place}"
@@ -70,14 +70,14 @@ class Request:
             raise RunFolderError(f"Expected a new or empty folder, {place} exists: name another --out.")
         make_folder(place)
         over = {axis.key: list(axis.values) for axis in self.axes}
-        told = {"format": FORMAT, "seeds": self.seeds, "over": over, "base": self.base}
+        told = {"format": SWEEP_FORMAT, "seeds": self.seeds, "over": over, "base": self.base}
         write_atomically(file, json.dumps(told, indent=2) + "\n")
 
     @classmethod
-    def read(cls, place: Path) -> Request:
+    def read(cls, place: Path) -> SweepRequest:
         try:
             told = json.loads((place / "sweep.json").read_text(encoding="utf-8"))
-            if told["format"] != FORMAT:
+            if told["format"] != SWEEP_FORMAT:
                 raise ValueError(f"format {told['format']}, of another version of topdp")
             axes = tuple(Axis(str(key), tuple(map(str, values))) for key, values in told["over"].items())
             base = parse_stored(toml_text.parse_toml(told["base"]), "sweep.json").to_toml()
@@ -85,27 +85,27 @@ class Request:
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise RunFolderError(f"Expected a sweep of topdp in {place}: {error}") from error
 
-    def points(self) -> list[Point]:
-        """One for each run; their configurations are the base's with what was chosen."""
+    def points(self) -> list[SweepPoint]:
+        """One point for each run."""
         return points(lambda changes: changed(self.base, changes), self.axes, self.seeds)
 
 
 def run_all(
-    points: Sequence[Point],
+    points: Sequence[SweepPoint],
     place: Path,
     device: str,
     progress: Progress,
     how_to_continue: str,
     cluster: RayCluster | None = None,
 ) -> None:
-    """Whatever of the points has no result in `place` yet, here or by the machines of a cluster."""
+    """Compute the points that have no result in `place` yet, on this machine or on a cluster."""
     make_folder(place)
     with exclusive_lock(place):
         _run_missing(points, place, device, progress, how_to_continue, cluster)
 
 
 def _run_missing(
-    points: Sequence[Point],
+    points: Sequence[SweepPoint],
     place: Path,
     device: str,
     progress: Progress,
@@ -136,8 +136,8 @@ def _run_missing(
         raise InterruptedRun(place, how_to_continue) from None
 
 
-def is_over(place: Path, point: Point) -> bool:
-    """Whether a point was run to its end, or diverged; refused where its folder holds another run."""
+def is_over(place: Path, point: SweepPoint) -> bool:
+    """Whether a point ran to its end or diverged. Raises RunFolderError where its folder has another run."""
     path = place / point.folder
     if not (path / "run.json").exists():
         return False
@@ -150,11 +150,11 @@ def is_over(place: Path, point: Point) -> bool:
 
 
 def _expect_the_same_records(
-    done: Sequence[Point], missing: Sequence[Point], place: Path, dealer: Dealer
+    done: Sequence[SweepPoint], missing: Sequence[SweepPoint], place: Path, dealer: Dealer
 ) -> None:
-    """A sweep that goes on with other records than it began with would compare what cannot be compared."""
+    """Raise RunFolderError where finished runs used other records: results would not be comparable."""
 
-    def dealt(point: Point) -> str:
+    def dealt(point: SweepPoint) -> str:
         config = point.config
         return str((config.data, config.seed, config.topology.agents, METHODS[config.method.name].pools))
 
@@ -170,8 +170,8 @@ def _expect_the_same_records(
                 )
 
 
-def found(place: Path, points: Sequence[Point]) -> list[Spread]:
-    """What the runs of each combination found, over their seeds."""
+def found(place: Path, points: Sequence[SweepPoint]) -> list[Spread]:
+    """The results of each combination of settings, over its seeds."""
     groups: dict[str, Spread] = {}
     for point in points:
         one = groups.setdefault(str(point.chosen), Spread(point.chosen, []))
@@ -179,8 +179,8 @@ def found(place: Path, points: Sequence[Point]) -> list[Spread]:
     return list(groups.values())
 
 
-def found_in(place: Path, point: Point) -> dict[str, Any]:
-    """What a run left in its folder, as `topdp run --json` says it; `metrics` is its last evaluation."""
+def found_in(place: Path, point: SweepPoint) -> dict[str, Any]:
+    """The results in a run's folder, as `topdp run --json` prints them; `metrics` is the last evaluation."""
     folder = RunFolder.open(place / point.folder)
     lines = folder.metrics
     return {
@@ -199,7 +199,7 @@ def _stacks(configs: Sequence[RunConfig], dealer: Dealer, device: torch.device) 
     known: dict[str, tuple[float, float]] = {}
 
     def size(config: RunConfig) -> tuple[float, float]:
-        """Measured once for runs on the same records with the same model; infinite where one stays alone."""
+        """Bytes of records and rows, once for equal records and models; infinite for runs not stacked."""
         key = str((config.data, config.topology, config.model))
         if key not in known:
             (parts,) = dealer.assemblies([config])
@@ -207,12 +207,12 @@ def _stacks(configs: Sequence[RunConfig], dealer: Dealer, device: torch.device) 
                 parts.shards.inputs.nbytes,
                 4.0 * parts.flat.dimension * parts.run.graph.agents,
             )
-            large = device.type == "cpu" and records + estimates > SMALL
+            large = device.type == "cpu" and records + estimates > MAX_STACKED_RUN_BYTES
             alone = large or parts.shards.test_inputs is None or _random(parts)
             known[key] = (math.inf, 0.0) if alone else (records, 10 * estimates)
         return known[key]
 
-    limit = LIMITS[device.type]
+    limit = MAX_STACK_BYTES[device.type]
     small = [config for config in configs if sum(size(config)) <= limit]
     stacks = [[config] for config in configs if sum(size(config)) > limit]
     for stack in stackable(small, limit, size):
@@ -222,12 +222,12 @@ def _stacks(configs: Sequence[RunConfig], dealer: Dealer, device: torch.device) 
 
 
 def _random(parts: Assembly) -> bool:
-    """Layers that draw do so for the whole stack: a run would not draw what it draws alone."""
+    """Whether layers draw random numbers: in a stack, a run would draw others than on its own."""
     return any(map(draws_dropout, parts.flat.module.modules()))
 
 
 def _run_stack(
-    stack: list[Point],
+    stack: list[SweepPoint],
     place: Path,
     dealer: Dealer,
     device: str,
@@ -235,7 +235,7 @@ def _run_stack(
 ) -> None:
     if len(stack) > 1:
         try:
-            made = together([point.config for point in stack], dealer, progress)
+            made = run_stacked([point.config for point in stack], dealer, progress)
         except DivergedError:
             pass  # one of them: alone it says so in its own folder
         else:

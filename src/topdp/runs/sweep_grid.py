@@ -1,7 +1,7 @@
 """The points of a sweep: every combination of the values that are tried, for each of several seeds.
 
-Everything is checked before anything is run: keys and values, and whether each configuration can be planned.
-No torch but for names of models; what is run, and what is found, is `sweep.py`'s.
+All points are checked before the first one runs: keys, values, and whether each configuration can be planned.
+Needs torch only for the names of models. `sweep.py` runs the points.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from topdp.runs.resolve import resolve, resolve_outline
 from topdp.runs.run_outline import RunOutline
 from topdp.runs.sweep_summary import label_of
 
-MOST = 10_000  # runs of a sweep
+MAX_SWEEP_RUNS = 10_000  # runs of a sweep
 
 Read = Callable[[list[str]], RunConfig]
 """A configuration with further changes, each `key=value`."""
@@ -53,8 +53,8 @@ class Axis(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Point:
-    """One run of a sweep: what it is called, what was chosen for it, and what came of that."""
+class SweepPoint:
+    """One run of a sweep: the name of its folder, its settings and its configuration."""
 
     folder: str
     chosen: dict[str, str]
@@ -67,34 +67,36 @@ class Point:
         return label_of(self.chosen)
 
 
-def points(read: Read, axes: Sequence[Axis], seeds: int) -> list[Point]:
+def points(read: Read, axes: Sequence[Axis], seeds: int) -> list[SweepPoint]:
     """Every combination, seeds innermost: from the configuration's own seed on."""
     keys = [axis.key for axis in axes]
     if twice := {key for key in keys if keys.count(key) > 1}:
         raise ConfigError(f"--over: expected each key once, got {', '.join(sorted(twice))} twice.")
     if seeds > 1 and "seed" in keys:
-        raise ConfigError("Expected --seeds or --over seed=..., got both: leave one away.")
+        raise ConfigError("Expected either --seeds or --over seed=..., got both. Remove one.")
     combinations = list(itertools.product(*(axis.values for axis in axes)))
     count = len(combinations) * seeds
-    if count > MOST:
-        raise ConfigError(f"Expected at most {MOST} runs in a sweep, got {count}: try fewer values at once.")
-    found: list[Point] = []
+    if count > MAX_SWEEP_RUNS:
+        raise ConfigError(
+            f"Expected at most {MAX_SWEEP_RUNS} runs in a sweep, got {count}: try fewer values at once."
+        )
+    found: list[SweepPoint] = []
     for values in combinations:
         chosen = dict(zip(keys, values, strict=True))
         first = read([f"{key}={value}" for key, value in chosen.items()])
         for seed in range(first.seed, first.seed + seeds):
             config = first.model_copy(update={"seed": seed})
-            found.append(Point(f"{len(found) + 1:0{len(str(count))}d}", chosen, seed, config))
+            found.append(SweepPoint(f"{len(found) + 1:0{len(str(count))}d}", chosen, seed, config))
     return found
 
 
-def checked(found: Sequence[Point]) -> list[Point]:
-    """The same points, each with a number wherever it says `auto`; refused if one of them cannot be run."""
+def resolved_points(found: Sequence[SweepPoint]) -> list[SweepPoint]:
+    """The same points, each with numbers in place of `auto`; raises ConfigError if one cannot be run."""
     known: dict[str, tuple[int, ...]] = {}
-    return [Point(one.folder, one.chosen, one.seed, _resolved_config(one, known)) for one in found]
+    return [SweepPoint(one.folder, one.chosen, one.seed, _resolved_config(one, known)) for one in found]
 
 
-def _resolved_config(point: Point, known: dict[str, tuple[int, ...]]) -> RunConfig:
+def _resolved_config(point: SweepPoint, known: dict[str, tuple[int, ...]]) -> RunConfig:
     config = point.config
     try:
         named_factory(config)
@@ -111,13 +113,13 @@ def _resolved_config(point: Point, known: dict[str, tuple[int, ...]]) -> RunConf
 
 
 def _short(config: RunConfig) -> RunConfig:
-    """The same in two rounds: what a protocol and an optimiser refuse, they refuse when a plan is written."""
+    """The same in two rounds, for a quick trial: protocols and optimisers refuse settings as they write."""
     steps = {"learning_rate": 1.0, "warmup": 0}
     return config.model_copy(update={"rounds": 2, "train": config.train.model_copy(update=steps)})
 
 
 def _split(text: str) -> list[str]:
-    """At commas that stand in no bracket, brace or quote."""
+    """Split at commas outside brackets, braces and quotes."""
     parts, depth, quote = [""], 0, ""
     for letter in text:
         if quote:

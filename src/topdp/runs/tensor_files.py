@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import safe_open
 
-PIECE = 1 << 24  # numbers written at once
+NUMBERS_PER_WRITE = 1 << 24  # numbers written at once
 
-NAMES = {"float32": "F32", "float64": "F64", "int64": "I64", "uint16": "BF16"}
+DTYPE_NAMES = {"float32": "F32", "float64": "F64", "int64": "I64", "uint16": "BF16"}
 """numpy has no bfloat16: such numbers are their 16 bits here, and uint16 is nothing else."""
 
 
@@ -42,7 +42,7 @@ def write_tensors(file: Path, tensors: Mapping[str, NDArray[Any]], notes: Mappin
         size = values.size * values.itemsize
         offsets = [first, first + size]
         header[name] = {
-            "dtype": NAMES[values.dtype.name],
+            "dtype": DTYPE_NAMES[values.dtype.name],
             "shape": list(values.shape),
             "data_offsets": offsets,
         }
@@ -52,7 +52,7 @@ def write_tensors(file: Path, tensors: Mapping[str, NDArray[Any]], notes: Mappin
     with file.open("wb") as out:
         out.write(len(text).to_bytes(8, "little") + text)
         for values in tensors.values():
-            some = max(1, PIECE * len(values) // max(1, values.size))
+            some = max(1, NUMBERS_PER_WRITE * len(values) // max(1, values.size))
             for start in range(0, len(values), some):
                 piece = np.ascontiguousarray(values[start : start + some])
                 out.write(piece.astype(piece.dtype.newbyteorder("<"), copy=False).data.cast("B"))
@@ -71,6 +71,6 @@ def mapped(file: Path, name: str) -> NDArray[Any]:
     with file.open("rb") as opened:
         length = int.from_bytes(opened.read(8), "little")
         found = json.loads(opened.read(length))[name]
-    kind = next(kind for kind, known in NAMES.items() if known == found["dtype"])
+    kind = next(kind for kind, known in DTYPE_NAMES.items() if known == found["dtype"])
     offset = 8 + length + found["data_offsets"][0]
     return np.memmap(file, np.dtype(kind), "c", offset, tuple(found["shape"]))

@@ -1,6 +1,6 @@
 """The loop of a run: round after round, with evaluations, checkpoints and signals in between.
 
-What is run was decided before (`run.py`); what a round is, the engine knows.
+`run.py` decides what is run; the engine computes the rounds.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class InterruptedRun(Interrupted):
 
 @dataclass(frozen=True)
 class Trained:
-    """Where the loop ended, and what was found on the way."""
+    """The last state of the loop, and its results."""
 
     state: State
     metrics: list[Metrics]
@@ -132,7 +132,7 @@ def _as_it_is(value: Any) -> Any:
 
 @contextmanager
 def _stop_signals(group: ProcessGroup | None) -> Iterator[Callable[[], bool]]:
-    """Ctrl-C and SIGTERM are heard between rounds, where nothing is half done; a second one at once.
+    """Handle Ctrl-C and SIGTERM between rounds, where no state is half written; a second one stops at once.
 
     One rank that heard is enough for all. There a second is as the first: torchrun passes on what its
     processes have heard already.
@@ -196,7 +196,7 @@ def _leaving_it_loadable(
 
 @contextmanager
 def _kept_if_it_fails(folder: RunFolder | None, save: Callable[[], None]) -> Iterator[None]:
-    """A user's own code may raise: the run can go on from the very round after which it did."""
+    """Save a checkpoint where a user's code raises: the run can continue from that very round."""
     try:
         yield
     except Exception:

@@ -36,7 +36,7 @@ from topdp.runs.config import (
 from topdp.runs.methods import METHODS
 from topdp.runs.named_records import named_features
 from topdp.runs.result import Result
-from topdp.runs.run import begun_job, execute, new_run_folder, planned, room_for, unfinished
+from topdp.runs.run import execute, new_run_folder, plan_run, prepared_folder, reopen_run, unfinished
 from topdp.runs.run_folder import GIVEN, GRAPH_FILE, RunFolderError
 from topdp.runs.run_outline import RunOutline
 from topdp.topology import Topology, as_topology, single
@@ -164,7 +164,7 @@ def train(
         names = [metric.name for metric in task.metrics]
         given["metrics"] = [n if k else f"{GIVEN}: {n}" for n, k in zip(names, known, strict=True)]
     config = _config_of(topology, given)
-    called = Callbacks([*metric_sinks.named(config.report.sinks), *expect_list(callbacks)])
+    called = Callbacks([*metric_sinks.named_sinks(config.report.sinks), *expect_list(callbacks)])
     if resume and out is None:
         raise RunFolderError("Expected out, the folder of the run to resume, got none.")
     begun = unfinished(Path(out)) if resume and out is not None else None
@@ -175,13 +175,13 @@ def train(
     if METHODS[config.method.name].pools:
         topology, shards = single(), shards.pooled()
     new = Path(out) if begun is None and out is not None else None
-    with room_for(new):
+    with prepared_folder(new):
         place = choose_device(device)
         mapped = own or named_features(config)
         if mapped is not None:
             shards = featured_shards.of_shards(shards, mapped, place, progress)
         parts = Assembly.given(RunOutline.of(config, topology), model, shards, place, task)
-        job = planned(parts, progress) if begun is None else begun_job(parts, begun)
+        job = plan_run(parts, progress) if begun is None else reopen_run(parts, begun)
     if new is not None:
         begun = new_run_folder(new, job)
         begun.write_text(GRAPH_FILE, "".join(f"{i} {j}\n" for i, j in topology.edges))

@@ -11,7 +11,7 @@ import pytest
 from starlette.applications import Starlette
 
 from topdp.runs import config
-from topdp.runs.planner.planner_form import FIELDS, KEYS, as_command, as_toml, configuration
+from topdp.runs.planner.planner_form import FORM_FIELDS, FORM_KEYS, as_command, as_toml, configuration
 from topdp.runs.planner.setting_answers import plan_answers
 from topdp.views.live import planner_page
 from topdp.views.terminal.planned_table import lines
@@ -74,7 +74,7 @@ def test_what_it_says_to_copy_is_the_setting(client, tmp_path):
     words = first["command"].split()
     changes = [words[at + 1] for at, word in enumerate(words) if word == "--set"]
     assert config.read(changes=changes) == made
-    assert as_command({field.key: field.value for field in FIELDS}) == []
+    assert as_command({field.key: field.value for field in FORM_FIELDS}) == []
     assert config.parse(tomllib.loads(as_toml(configuration({})))) == config.read()
 
 
@@ -128,9 +128,9 @@ def test_what_is_no_question_is_refused(client, body, status):
 
 
 def test_a_form_has_a_field_for_each_key_and_no_file_can_be_named():
-    assert len(set(KEYS)) == len(KEYS)
-    assert not {"data.schema", "data.sites", "data.test", "topology.path"} & set(KEYS)
-    for field in FIELDS:
+    assert len(set(FORM_KEYS)) == len(FORM_KEYS)
+    assert not {"data.schema", "data.sites", "data.test", "topology.path"} & set(FORM_KEYS)
+    for field in FORM_FIELDS:
         assert field.value in field.choices or not field.choices
 
 

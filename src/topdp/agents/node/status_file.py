@@ -171,9 +171,9 @@ def scores_in_words(scores: Mapping[str, Any]) -> str:
     >>> scores_in_words({"round": 3, "on": "test", "records": 40, "loss": 0.2, "metrics": {"accuracy": 0.9}})
     'accuracy 90.00% on 40 test records of its own (round 3)'
     """
-    from topdp.runs.metric_labels import in_words
+    from topdp.runs.metric_labels import metric_text
 
-    metrics = [f"{name} {in_words(name, value)}" for name, value in scores["metrics"].items()]
+    metrics = [f"{name} {metric_text(name, value)}" for name, value in scores["metrics"].items()]
     metrics = metrics or [f"loss {scores['loss']:.4g}"]
     where = f"{scores['records']} {scores['on']} records of its own (round {scores['round']})"
     return f"{', '.join(metrics)} on {where}"

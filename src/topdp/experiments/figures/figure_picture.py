@@ -15,7 +15,7 @@ from topdp.experiments.lenses import LENS_GUARANTEES, LENSES
 from topdp.runs.methods import METHODS
 from topdp.runs.pictures.chart_style import data_title, house_style, look, percent_axis, save
 from topdp.runs.pictures.chart_text import wrapped
-from topdp.runs.pictures.coinciding_lines import coinciding, named
+from topdp.runs.pictures.coinciding_lines import coinciding, joined_label
 
 PICTURE_SUFFIXES = (".png", ".svg")
 LETTERS_PER_INCH = 13
@@ -41,7 +41,7 @@ def draw(numbers: FigureNumbers, title: str, epochs: int, stem: Path) -> None:
                 x, y = _line(numbers, panel, label, epochs)
                 axis.fill_between(x, y.min(0), y.max(0), color=style["color"], alpha=0.18, lw=0)
                 every = max(1, len(x) // 6)
-                axis.plot(x, y.mean(0), label=named(same), markevery=(every - 1, every), **style)
+                axis.plot(x, y.mean(0), label=joined_label(same), markevery=(every - 1, every), **style)
             axis.set(title=panel.title, xlabel=panel.xlabel)
             percent_axis(axis)
         for axis in axes.flat[count:]:

@@ -22,7 +22,7 @@ from PIL import Image
 
 from topdp.base.files import make_folder, write_atomically
 from topdp.errors import InputError
-from topdp.runs.pictures.chart_text import OURS, make_drawable
+from topdp.runs.pictures.chart_text import DEFAULT_FONT, make_drawable
 
 BLACK = "#000000"
 ORANGE = "#E69F00"
@@ -47,7 +47,7 @@ _RC: dict[str, Any] = {
     "figure.constrained_layout.use": True,
     "savefig.dpi": 200,
     "font.family": "sans-serif",
-    "font.sans-serif": [OURS],  # ships with matplotlib: the same picture on every machine
+    "font.sans-serif": [DEFAULT_FONT],  # ships with matplotlib: the same picture on every machine
     "font.size": 10,
     "axes.titlesize": 11,
     "axes.titleweight": "bold",

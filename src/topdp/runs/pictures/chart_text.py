@@ -19,9 +19,9 @@ from matplotlib.figure import Figure
 from matplotlib.ft2font import FT2Font
 from matplotlib.text import Text
 
-OURS = "DejaVu Sans"
+DEFAULT_FONT = "DejaVu Sans"
 SPACES = {"\n", " "}
-BOXES = "Last Resort"  # a font of boxes, which matplotlib carries
+BOX_FONT = "Last Resort"  # a font of boxes, which matplotlib carries
 
 
 def make_drawable(figure: Figure) -> None:
@@ -74,7 +74,7 @@ def with_codes(text: str, missing: Iterable[str]) -> str:
 @cache
 def fonts_for(letters: frozenset[str]) -> tuple[tuple[str, ...], frozenset[str]]:
     """(families, ours first, that have the letters between them; letters that none has)."""
-    families, left = [OURS], set(letters)
+    families, left = [DEFAULT_FONT], set(letters)
     for name, path, number in _others():
         if not left:
             break
@@ -91,7 +91,9 @@ def _missing(text: str) -> frozenset[str]:
 @cache
 def _of_ours() -> frozenset[str]:
     """Upright and bold: titles are bold."""
-    wanted = (font_manager.FontProperties(family=OURS, weight=weight) for weight in ("normal", "bold"))
+    wanted = (
+        font_manager.FontProperties(family=DEFAULT_FONT, weight=weight) for weight in ("normal", "bold")
+    )
     upright, bold = (_letters(font_manager.findfont(one)) for one in wanted)
     return upright & bold
 
@@ -101,7 +103,7 @@ def _others() -> Iterator[tuple[str, str, int]]:
     entries = {
         (entry.name, entry.fname, getattr(entry, "index", 0))
         for entry in font_manager.fontManager.ttflist
-        if entry.name != OURS and not entry.name.startswith(BOXES) and entry.style == "normal"
+        if entry.name != DEFAULT_FONT and not entry.name.startswith(BOX_FONT) and entry.style == "normal"
     }
     yield from sorted(entries, key=lambda entry: ("Noto Sans" not in entry[0], entry))
 

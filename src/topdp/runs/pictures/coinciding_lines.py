@@ -11,14 +11,15 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-APART = 1e-3
+MIN_LINE_DISTANCE = 1e-3
 """Of the whole range of a picture: a line is several times as wide."""
 
 
 def coinciding(lines: Mapping[str, Sequence[ArrayLike]]) -> dict[str, list[str]]:
     """label -> all labels that are drawn with it. `lines`: places along the axis, then what is drawn there.
 
-    Lines coincide if they have the same places, and are nowhere further apart than `APART` of the range.
+    Lines coincide if they have the same places, and nowhere differ by more than `MIN_LINE_DISTANCE` of the
+    range.
 
     >>> better, worse = ([0, 1], [0.1, 0.9]), ([0, 1], [0.1, 0.5])
     >>> coinciding({"top": better, "plain": worse, "top-dp": better})
@@ -27,7 +28,7 @@ def coinciding(lines: Mapping[str, Sequence[ArrayLike]]) -> dict[str, list[str]]
     arrays = {label: [np.asarray(one, np.float64) for one in given] for label, given in lines.items()}
     known = [one[np.isfinite(one)] for given in arrays.values() for one in given[1:]]
     values = np.concatenate([np.empty(0), *known])
-    apart = APART * float(np.ptp(values)) if values.size else 0.0
+    apart = MIN_LINE_DISTANCE * float(np.ptp(values)) if values.size else 0.0
     groups: dict[str, list[str]] = {}
     for label, given in arrays.items():
         first = next((other for other in groups if _same(given, arrays[other], apart)), label)
@@ -42,10 +43,10 @@ def _same(one: Sequence[np.ndarray], other: Sequence[np.ndarray], apart: float) 
     )
 
 
-def named(labels: Sequence[str]) -> str:
+def joined_label(labels: Sequence[str]) -> str:
     """One label for lines that are drawn as one.
 
-    >>> named(["top"]), named(["top", "top-dp"])
+    >>> joined_label(["top"]), joined_label(["top", "top-dp"])
     ('top', 'top = top-dp')
     """
     return " = ".join(labels)

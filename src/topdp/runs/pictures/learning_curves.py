@@ -14,7 +14,7 @@ from topdp.runs.methods import METHODS
 from topdp.runs.metric_labels import is_share, metric_names
 from topdp.runs.pictures.chart_style import LETTERS, data_title, house_style, look, percent_axis, save
 from topdp.runs.pictures.chart_text import wrapped
-from topdp.runs.pictures.coinciding_lines import coinciding, named
+from topdp.runs.pictures.coinciding_lines import coinciding, joined_label
 
 
 def curves(
@@ -30,7 +30,7 @@ def curves(
             rounds, low, mean, high = lines[label]
             drawn = look(label)
             axes.fill_between(rounds, low, high, color=drawn["color"], alpha=0.15, lw=0)
-            axes.plot(rounds, mean, label=named(same), markevery=max(1, len(rounds) // 8), **drawn)
+            axes.plot(rounds, mean, label=joined_label(same), markevery=max(1, len(rounds) // 8), **drawn)
         band = "worst to best agent" if is_share(metric) else "all agents"
         label = f"test {metric} (mean,\nband: {band})"
         axes.set(xlabel="rounds", ylabel=label, title=wrapped(title, LETTERS))

@@ -7,10 +7,10 @@ from topdp.privacy.answers import AnswerKind
 from topdp.privacy.observers.view_effort import OPERATIONS_PER_MINUTE
 from topdp.privacy.query import Query
 
-SOON = 1.0
+INSTANT_SECONDS = 1.0
 """Seconds that an answer may take to be given at once."""
 
-BEARABLE = 6.0
+QUICK_BOUND_SECONDS = 6.0
 """Seconds of an answer for which there is a quick bound first, in half of them or less."""
 
 
@@ -23,7 +23,7 @@ def seconds(kind: AnswerKind, plan: Plan, query: Query) -> float:
     >>> from topdp.privacy.answers import ADAPTIVE, OUTSIDER
     >>> steps = Schedule(rate=np.ones(150), noise=np.ones(150))
     >>> plan = protocols.TopSynchronous(0.5).plan(topology.ring(30), steps, np.ones(30), seed=0)
-    >>> seconds(ADAPTIVE, plan, Query()) > SOON, seconds(OUTSIDER, plan, Query()) > SOON
+    >>> seconds(ADAPTIVE, plan, Query()) > INSTANT_SECONDS, seconds(OUTSIDER, plan, Query()) > INSTANT_SECONDS
     (True, False)
     """
     return 60 * kind.work(plan, query) / OPERATIONS_PER_MINUTE

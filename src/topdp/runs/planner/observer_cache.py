@@ -29,12 +29,12 @@ from topdp.privacy.query import Observe, Query
 
 Found = TypeVar("Found")
 
-KEPT = 256
-SAME = 1e-12  # by which noise that was scaled may differ, for rounding
+MAX_CACHED_ANSWERS = 256
+SCALING_TOLERANCE = 1e-12  # by which noise that was scaled may differ, for rounding
 
 
 class ObserverCache:
-    """The newest `KEPT` of what was found; several threads may ask."""
+    """The newest `MAX_CACHED_ANSWERS` of what was found; several threads may ask."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[tuple[object, ...], Any] = OrderedDict()
@@ -71,7 +71,7 @@ class ObserverCache:
         found = find()  # not under the lock: it may take long
         with self._lock:
             self._kept[key] = found
-            while len(self._kept) > KEPT:
+            while len(self._kept) > MAX_CACHED_ANSWERS:
                 self._kept.popitem(last=False)
         return found
 
@@ -85,5 +85,5 @@ def _unit(write: Writer, plan: Plan) -> Plan | None:
     if unit.releases != plan.releases or unit.std.values.shape != plan.std.values.shape:
         return None
     scaled = replace(unit, std=plan.std)
-    near = np.allclose(unit.std.values * noise[0], plan.std.values, rtol=SAME, atol=0.0)
+    near = np.allclose(unit.std.values * noise[0], plan.std.values, rtol=SCALING_TOLERANCE, atol=0.0)
     return unit if near and scaled.digest() == plan.digest() else None

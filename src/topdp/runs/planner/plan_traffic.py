@@ -13,7 +13,7 @@ import numpy as np
 from topdp.base.array_types import Floats
 from topdp.plan import Plan
 
-HEADER = 72
+ROW_HEADER_BYTES = 72
 """Bytes before the numbers of a row on the wire (`agents/wire/row_payload.py`), more or less."""
 
 
@@ -40,7 +40,7 @@ def traffic(plan: Plan, rounds: int, numbers: int | None, reason: str) -> dict[s
 
     A round is one step of training with all its steps of averaging; the release before the loop counts, too.
     """
-    sent, each = messages(plan), None if numbers is None else 4 * numbers + HEADER
+    sent, each = messages(plan), None if numbers is None else 4 * numbers + ROW_HEADER_BYTES
     most, everybody = float(sent.max()) / (rounds + 1), float(sent.sum()) / (rounds + 1)
 
     def as_bytes(rows: float) -> int | None:

@@ -20,10 +20,10 @@ from topdp.runs import config
 from topdp.runs.config import MethodConfig, RunConfig, TopologyConfig, did_you_mean
 from topdp.runs.methods import METHODS
 from topdp.runs.planner.planner_limits import PAGE
-from topdp.runs.planner.row_size import SIZES
+from topdp.runs.planner.row_size import ROW_SIZES
 from topdp.runs.planner.setting_answers import PlannerQuestion
 
-LONGEST = 200  # characters of a value
+MAX_VALUE_CHARACTERS = 200  # characters of a value
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def _choices(section: Any, key: str) -> tuple[str, ...]:
 _PAIRWISE = tuple(name for name, method in METHODS.items() if "async" in method.modes)
 _IN_STEPS = tuple(name for name, method in METHODS.items() if method.noise_kind == "steps")
 
-FIELDS = (
+FORM_FIELDS = (
     Field("method.name", "Method", choices=_choices(MethodConfig, "name")),
     Field("method.mode", "Agents act", choices=("sync", "async"), only=("method.name", _PAIRWISE)),
     Field("method.alpha", "α, weight of one's own row", "0 to 1", only=("method.name", _PAIRWISE)),
@@ -76,14 +76,14 @@ FIELDS = (
     Field("privacy.clip", "Clip"),
     Field("data.name", "Data", choices=tuple(CATALOGUE)),
     Field("data.records", "Records of an agent", "empty: an equal share of all"),
-    Field("model.name", "Model", choices=tuple(SIZES)),
+    Field("model.name", "Model", choices=tuple(ROW_SIZES)),
 )
 """What the page asks, in this order."""
 
-TAKEN = ("method.secrets_degree", "method.gossip", "data.features", "train.learning_rate", "train.loss")
+ADVICE_KEYS = ("method.secrets_degree", "method.gossip", "data.features", "train.learning_rate", "train.loss")
 """Keys that a recommendation sets, beside those of the form."""
 
-KEYS = (*(field.key for field in FIELDS), *TAKEN)
+FORM_KEYS = (*(field.key for field in FORM_FIELDS), *ADVICE_KEYS)
 
 
 class FormError(InputError):
@@ -115,11 +115,11 @@ def asked(values: Mapping[str, object]) -> PlannerQuestion:
 def configuration(values: Mapping[str, object]) -> RunConfig:
     """What was filled in, on top of what is usual; an empty value is not filled in."""
     for key, value in values.items():
-        if key not in KEYS:
-            raise FormError(f"{key}: no such key.{did_you_mean(key, list(KEYS))}", {})
-        if not isinstance(value, str) or len(value) > LONGEST:
-            raise FormError("", {key: f"expected at most {LONGEST} characters."})
-    for field in FIELDS:  # the library would take a path for some of these
+        if key not in FORM_KEYS:
+            raise FormError(f"{key}: no such key.{did_you_mean(key, list(FORM_KEYS))}", {})
+        if not isinstance(value, str) or len(value) > MAX_VALUE_CHARACTERS:
+            raise FormError("", {key: f"expected at most {MAX_VALUE_CHARACTERS} characters."})
+    for field in FORM_FIELDS:  # the library would take a path for some of these
         value = str(values.get(field.key, "")).strip()
         if field.choices and value and value not in field.choices:
             raise FormError("", {field.key: f"got {value!r}.{did_you_mean(value, list(field.choices))}"})
@@ -135,10 +135,10 @@ def faults(error: TopdpError) -> FormError:
     fields, rest = dict[str, str](), list[str]()
     for line in str(error).splitlines():
         named = re.match(r"\s*([a-z_.]+): (.+)", line)
-        if named and named[1] in KEYS:
+        if named and named[1] in FORM_KEYS:
             fields[named[1]] = named[2]
         elif not line.startswith("preset "):
-            inside = next((key for key in KEYS if re.search(rf"\b{re.escape(key)}\b", line)), None)
+            inside = next((key for key in FORM_KEYS if re.search(rf"\b{re.escape(key)}\b", line)), None)
             if inside is None:
                 rest.append(line.strip())
             else:
@@ -153,6 +153,6 @@ def as_toml(made: RunConfig) -> str:
 
 def as_command(values: Mapping[str, object]) -> list[str]:
     """The changes that make it, for a command line: what is as usual is left away."""
-    usual = {field.key: field.value for field in FIELDS}
+    usual = {field.key: field.value for field in FORM_FIELDS}
     said = {key: str(value).strip() for key, value in values.items()}
     return [f"{key}={value}" for key, value in said.items() if value and value != usual.get(key)]

@@ -10,7 +10,7 @@ import math
 from topdp.data.catalogue import CATALOGUE
 from topdp.runs.config import ConfigError, RunConfig, did_you_mean
 
-HIDDEN = 100  # of the mlp (`learning/models.py`)
+MLP_HIDDEN_UNITS = 100  # of the mlp (`learning/models.py`)
 SCATTERED, STRIDE = 81, 4  # channels of features for each channel of an image, and pixels between them
 
 
@@ -21,9 +21,11 @@ def numbers_in_a_row(config: RunConfig) -> tuple[int | None, str]:
     (79510, '')
     """
     name = config.model.name
-    if name not in SIZES:
+    if name not in ROW_SIZES:
         if ":" not in name:
-            raise ConfigError(f"model.name: got {name!r}.{did_you_mean(name, [*SIZES, 'module:factory'])}")
+            raise ConfigError(
+                f"model.name: got {name!r}.{did_you_mean(name, [*ROW_SIZES, 'module:factory'])}"
+            )
         return None, f"Only the model itself knows its size: {name} is not built before a run."
     if config.data.name not in CATALOGUE:
         return None, "The shape of records of your own is not known before they are read."
@@ -38,11 +40,11 @@ def numbers_in_a_row(config: RunConfig) -> tuple[int | None, str]:
     loss = config.train.loss
     if loss == "cross-entropy" and entry.classes is None:
         return None, f"{entry.name} has numbers to predict, not classes: choose train.loss = mse or huber."
-    return SIZES[name](shape, entry.classes if loss == "cross-entropy" and entry.classes else 1)
+    return ROW_SIZES[name](shape, entry.classes if loss == "cross-entropy" and entry.classes else 1)
 
 
 def _mlp(shape: tuple[int, ...], outputs: int) -> tuple[int | None, str]:
-    return (math.prod(shape) + 1) * HIDDEN + (HIDDEN + 1) * outputs, ""
+    return (math.prod(shape) + 1) * MLP_HIDDEN_UNITS + (MLP_HIDDEN_UNITS + 1) * outputs, ""
 
 
 def _linear(shape: tuple[int, ...], outputs: int) -> tuple[int | None, str]:
@@ -57,5 +59,5 @@ def _cnn(shape: tuple[int, ...], outputs: int) -> tuple[int | None, str]:
     return convolutions + (16 * side * side + 1) * 120 + 121 * 84 + 85 * outputs, ""
 
 
-SIZES = {"mlp": _mlp, "linear": _linear, "cnn": _cnn}
+ROW_SIZES = {"mlp": _mlp, "linear": _linear, "cnn": _cnn}
 """The models that have a name, as functions of a record's shape and the number of outputs."""

@@ -30,7 +30,7 @@ from topdp.privacy.query import Observe, Query, observe
 from topdp.privacy.residual_noise import residual_noise
 from topdp.runs.config import RunConfig
 from topdp.runs.named_records import record_counts
-from topdp.runs.planner.answer_time import BEARABLE, SOON, seconds
+from topdp.runs.planner.answer_time import INSTANT_SECONDS, QUICK_BOUND_SECONDS, seconds
 from topdp.runs.planner.observer_cache import ObserverCache
 from topdp.runs.planner.plan_traffic import traffic
 from topdp.runs.planner.planner_limits import COMMAND, PlannerLimits
@@ -101,10 +101,10 @@ def stages(
         **_nothing_yet(),
         "seconds_left": sum(waits.values()),
     }
-    if waits.get(guarantee, 0.0) > SOON:
+    if waits.get(guarantee, 0.0) > INSTANT_SECONDS:
         enough = _enough(question)
         yield {**known, "sigma_at_most": enough}
-        if waits[guarantee] <= BEARABLE and (less := _enough(question, observer)) is not None:
+        if waits[guarantee] <= QUICK_BOUND_SECONDS and (less := _enough(question, observer)) is not None:
             enough = less
             yield {**known, "sigma_at_most": enough}
         if quick:
@@ -113,7 +113,7 @@ def stages(
     known |= {"sigma": (plan.full_scale / config.privacy.clip).tolist(), "noise": _noise(question, plan)}
     left = [kind.key for kind in QUICKEST_FIRST if not found.answers[kind.key].asked]
     while True:
-        later = [name for name in left if not quick or waits[name] <= SOON]
+        later = [name for name in left if not quick or waits[name] <= INSTANT_SECONDS]
         yield {
             **known,
             "privacy": _said(found, plan, left),

@@ -11,7 +11,7 @@ from topdp.runs.config import ConfigError, RunConfig
 from topdp.runs.sweep_grid import Axis, Read
 from topdp.runs.sweep_summary import label_of
 
-MOST = 8  # columns that fit beside each other
+MAX_COLUMNS = 8  # columns that fit beside each other
 
 
 class Column(NamedTuple):
@@ -39,10 +39,10 @@ def columns(read: Read, beside: Sequence[str]) -> list[Column]:
     if twice := {key for key in keys if keys.count(key) > 1}:
         raise ConfigError(f"--beside: expected each key once, got {', '.join(sorted(twice))} twice.")
     combinations = list(itertools.product(*(axis.values for axis in axes)))
-    if len(combinations) > MOST:
+    if len(combinations) > MAX_COLUMNS:
         raise ConfigError(
-            f"--beside: expected at most {MOST} settings beside each other, got {len(combinations)}: try "
-            "fewer values at once."
+            f"--beside: expected at most {MAX_COLUMNS} settings beside each other, got "
+            f"{len(combinations)}. Use fewer values at once."
         )
     found = []
     for values in combinations:

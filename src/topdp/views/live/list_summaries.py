@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from topdp.errors import TopdpError
-from topdp.runs.metric_labels import in_words, metric_names
+from topdp.runs.metric_labels import metric_names, metric_text
 from topdp.runs.pictures.chart_style import data_title
 from topdp.runs.run_folder import RunFolder
 from topdp.views.live.live_sources import LiveSource, expect_plain
@@ -42,7 +42,7 @@ def _run(path: Path) -> dict[str, Any]:
     folder = RunFolder.open(path)
     config, line = folder.config, last_line(path / "metrics.jsonl")
     names = metric_names(line) if line else []
-    score = f"{names[0]} {in_words(names[0], line[names[0]]['mean'])}" if line and names else None
+    score = f"{names[0]} {metric_text(names[0], line[names[0]]['mean'])}" if line and names else None
     return {
         "state": folder.state,
         "method": f"{config.method.name}, {config.method.mode}",

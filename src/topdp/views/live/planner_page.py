@@ -25,7 +25,7 @@ from starlette.routing import Route
 
 from topdp.errors import InputError, TopdpError
 from topdp.runs.planner.observer_cache import ObserverCache
-from topdp.runs.planner.planner_form import FIELDS, FormError, as_command, as_toml, asked, faults
+from topdp.runs.planner.planner_form import FORM_FIELDS, FormError, as_command, as_toml, asked, faults
 from topdp.runs.planner.setting_answers import PlannerQuestion, recommendation, stages
 from topdp.views.live.page_templates import page
 from topdp.views.terminal.planned_table import lines, remarks
@@ -148,7 +148,7 @@ def answer(
 
 async def show_page(request: Request) -> Response:
     names = {"styles": PLANNER_STYLES, "scripts": PLANNER_SCRIPTS}
-    return HTMLResponse(page("plan.html", kind="plan", planner=True, fields=FIELDS, **names))
+    return HTMLResponse(page("plan.html", kind="plan", planner=True, fields=FORM_FIELDS, **names))
 
 
 PLANNER = PlannerService()

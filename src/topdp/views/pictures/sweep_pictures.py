@@ -32,7 +32,7 @@ from topdp.runs.pictures.chart_style import (
     save,
 )
 from topdp.runs.pictures.chart_text import wrapped
-from topdp.runs.pictures.coinciding_lines import coinciding, named
+from topdp.runs.pictures.coinciding_lines import coinciding, joined_label
 from topdp.runs.pictures.learning_curves import noise_words
 from topdp.runs.sweep_summary import Spread, as_number, label_of, metric_names, spread_of
 
@@ -105,7 +105,7 @@ def curves(runs: Mapping[str, Spread], path: Path, title: str) -> Path | None:
             drawn = look(label)
             axes.fill_between(rounds, low, high, color=drawn["color"], alpha=0.15, lw=0)
             every = max(1, len(rounds) // 8)
-            axes.plot(rounds, mean, label=named(same) or "all", markevery=every, **drawn)
+            axes.plot(rounds, mean, label=joined_label(same) or "all", markevery=every, **drawn)
         axes.set(
             xlabel="rounds",
             ylabel=f"{metric} (mean,\nband: ± deviation over seeds)",
@@ -156,7 +156,7 @@ def _lines(axes: Any, spreads: Sequence[Spread], metric: str, along: str) -> Non
     for number, (label, same) in enumerate(coinciding(drawn).items()):
         spare = {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
         style = look(label) if label in METHOD_LOOKS else spare
-        axes.errorbar(*drawn[label], label=named(same) or None, capsize=3, **style)
+        axes.errorbar(*drawn[label], label=joined_label(same) or None, capsize=3, **style)
     numbers = [_number(as_number(one.chosen[along])) for one in spreads]
     if min(numbers) > 0 and max(numbers) / min(numbers) >= 8:
         axes.set_xscale("log")

@@ -15,7 +15,7 @@ from topdp.privacy.answers import ANSWERS
 from topdp.privacy.observers.coalitions import Coalitions
 from topdp.runs.config import RunConfig
 from topdp.runs.epsilon_text import answer_words, epsilon_text
-from topdp.runs.metric_labels import NOTHING, between_agents, in_words, is_share, metric_names
+from topdp.runs.metric_labels import NO_TEST_RECORDS, between_agents, is_share, metric_names, metric_text
 
 
 def runs(summaries: Mapping[str, Mapping[str, Any]]) -> list[Table | Text]:
@@ -43,7 +43,7 @@ def runs(summaries: Mapping[str, Mapping[str, Any]]) -> list[Table | Text]:
         found = scores[name]
         table.add_row(
             name,
-            *(in_words(metric, found[metric]["mean"]) if metric in found else "" for metric in metrics),
+            *(metric_text(metric, found[metric]["mean"]) if metric in found else "" for metric in metrics),
             *([] if metrics else ["no test set"]),
             between_agents(metrics[0], found[metrics[0]]) if metrics and metrics[0] in found else "",
             *(epsilon_text(summary["privacy"], key) for key in answers),
@@ -53,7 +53,7 @@ def runs(summaries: Mapping[str, Mapping[str, Any]]) -> list[Table | Text]:
     for name, summary in summaries.items():
         for key, reason in summary["privacy"].get("reasons", {}).items():
             reasons.setdefault((name, reason), []).append(answer_words(key))
-    said = [] if metrics else [Text(NOTHING)]
+    said = [] if metrics else [Text(NO_TEST_RECORDS)]
     return [
         table,
         *said,
