@@ -110,7 +110,7 @@ def test_other_files_stay(topdp, made, tmp_path):
 
 def test_too_many_runs(made, monkeypatch):
     monkeypatch.setattr("topdp.views.pages.page_runs.MAX_REPORT_RUNS", 2)
-    with pytest.raises(RunFolderError, match="name fewer"):
+    with pytest.raises(RunFolderError, match="Name fewer"):
         runs_in([made])
 
 
