@@ -128,7 +128,7 @@ def _answers(facts: dict[str, Any]) -> dict[str, Any]:
     """Return every answer: the observer, its numbers, and what an attacker achieves."""
     privacy, answers = facts["privacy"], {}
     for kind in BY_RANK:
-        status = privacy["status"][kind.key]
+        status = privacy["status"].get(kind.key, "not asked")
         if status == "not asked":
             continue
         power = facts["power"].get(kind.key)
