@@ -355,7 +355,7 @@ def test_a_second_run_of_one_manifest_has_other_keys_and_an_old_one_is_found_out
     codes, _, ended = passed_on(
         made, encode_statements([key_statement(made, "cleo")]), encode_statements([old["cleo"]])
     )
-    assert codes[1] is ReplyCode.OTHER_TERMS and "somebody repeats one of an earlier run" in str(ended)
+    assert codes[1] is ReplyCode.OTHER_TERMS and "a key of an earlier run was replayed" in str(ended)
 
 
 def test_an_old_key_that_all_others_repeat_gives_no_old_seed(tmp_path):

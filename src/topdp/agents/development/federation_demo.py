@@ -30,7 +30,7 @@ from topdp.agents.agreement.run_setup import RunSetup
 from topdp.agents.development import fork_server
 from topdp.agents.development.rehearsal_audit import plant
 from topdp.agents.node import child_processes
-from topdp.agents.runtime.agent import ESTIMATE, RESULT
+from topdp.agents.runtime.agent import ESTIMATE_FILE, RESULT_FILE
 from topdp.agents.runtime.agent_timing import TIMED_PARTS
 from topdp.audit import AuditRequest
 from topdp.audit.rehearsal_record import CANARIES_FILE
@@ -89,7 +89,7 @@ def run(
     results = []
     asked = -signal.SIGTERM  # by the demonstration, because another one had failed: that one is to be told
     for name, code in sorted(zip(names, codes, strict=True), key=lambda one: one[1] == asked):
-        path = folder / name / "state" / RESULT
+        path = folder / name / "state" / RESULT_FILE
         if code not in ENDED_WELL or not path.exists():
             log = (folder / name / "log.jsonl").read_text(encoding="utf-8").splitlines()
             raise DemoError(f"{name} ended with exit code {code}: {log[-1] if log else 'it said nothing'}")
@@ -215,7 +215,7 @@ def _gathered(
     setup = RunSetup.of(manifest)
     config = parts.run.config
     estimates = torch.stack(
-        [load_file(out / "agents" / name / "state" / ESTIMATE)["estimate"] for name in manifest.names]
+        [load_file(out / "agents" / name / "state" / ESTIMATE_FILE)["estimate"] for name in manifest.names]
     ).to(parts.flat.dtype)
     metrics = []
     if parts.shards.test_inputs is not None:

@@ -40,6 +40,12 @@ class ReaderQuestion(NamedTuple):
     hidden: Ints
 
 
+def related_columns(relation: Any, rows: Ints) -> Ints:
+    """All columns of a sparse matrix that some of these rows have entries in."""
+    parts = [relation.indices[relation.indptr[a] : relation.indptr[a + 1]] for a in rows.tolist()]
+    return np.unique(np.concatenate(parts)).astype(np.int64) if parts else np.empty(0, np.int64)
+
+
 @dataclass(frozen=True)
 class RowFlow:
     """A plan whose estimates are public, and which of its other rows ever enter which rows."""
@@ -86,9 +92,7 @@ class RowFlow:
 
     def entered(self, rows: Ints) -> Ints:
         """The rows that are ever made of one of these."""
-        users = self.users
-        parts = [users.indices[users.indptr[a] : users.indptr[a + 1]] for a in rows.tolist()]
-        return np.unique(np.concatenate(parts)).astype(np.int64) if parts else np.empty(0, np.int64)
+        return related_columns(self.users, rows)
 
 
 @dataclass(frozen=True, kw_only=True)
