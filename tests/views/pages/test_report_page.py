@@ -10,7 +10,7 @@ import shutil
 import pytest
 
 from topdp.runs.run_folder import RunFolder, RunFolderError
-from topdp.views.pages.page_assets import SCRIPTS, STATIC, STYLES
+from topdp.views.pages.page_assets import PAGE_SCRIPTS, PAGE_STYLES, STATIC_FOLDER
 from topdp.views.pages.page_runs import runs_in
 from topdp.views.pages.report_page import report_html
 from topdp.views.pages.run_facts import LINES, run_facts
@@ -50,18 +50,18 @@ def test_a_folder_name_with_markup(made, tmp_path):
 
 
 def test_what_ships_is_what_is_said():
-    said = (STATIC / "vendored.txt").read_text()
+    said = (STATIC_FOLDER / "vendored.txt").read_text()
     for name in ("uplot.min.js", "uplot.min.css", "cytoscape.min.js"):
-        assert hashlib.sha256((STATIC / name).read_bytes()).hexdigest() in said
-    for name in (*SCRIPTS, *STYLES, "uplot.LICENSE.txt", "cytoscape.LICENSE.txt"):
-        assert (STATIC / name).exists()
+        assert hashlib.sha256((STATIC_FOLDER / name).read_bytes()).hexdigest() in said
+    for name in (*PAGE_SCRIPTS, *PAGE_STYLES, "uplot.LICENSE.txt", "cytoscape.LICENSE.txt"):
+        assert (STATIC_FOLDER / name).exists()
 
 
 def test_our_scripts_write_text_only():
-    for name in SCRIPTS:
+    for name in PAGE_SCRIPTS:
         if "min" not in name:
             assert not re.search(
-                r"innerHTML|insertAdjacent|document\.write|eval\(", (STATIC / name).read_text()
+                r"innerHTML|insertAdjacent|document\.write|eval\(", (STATIC_FOLDER / name).read_text()
             )
 
 
@@ -109,8 +109,8 @@ def test_other_files_stay(topdp, made, tmp_path):
 
 
 def test_too_many_runs(made, monkeypatch):
-    monkeypatch.setattr("topdp.views.pages.page_runs.MOST", 2)
-    with pytest.raises(RunFolderError, match="name fewer"):
+    monkeypatch.setattr("topdp.views.pages.page_runs.MAX_REPORT_RUNS", 2)
+    with pytest.raises(RunFolderError, match="Name fewer"):
         runs_in([made])
 
 

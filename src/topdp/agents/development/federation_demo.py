@@ -235,7 +235,17 @@ def _gathered(
         federation=manifest.hash,
         agents=results,
     )
-    summary = Result(config, setup.plan, account, metrics, estimates, seconds, parts.flat, out).summary()
+    result = Result(
+        config=config,
+        plan=setup.plan,
+        privacy=account,
+        metrics=metrics,
+        estimates=estimates,
+        seconds=seconds,
+        flat=parts.flat,
+        folder=out,
+    )
+    summary = result.summary()
     per_round = {
         part: float(np.mean([result["milliseconds_per_round"][part] for result in results]))
         for part in TIMED_PARTS

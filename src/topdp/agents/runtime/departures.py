@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from topdp.agents.agreement.signatures import Statement
+from topdp.agents.agreement.signatures import Notice
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_facts import DEPARTED_SUBJECT_PREFIX
 from topdp.agents.runtime.agent_rows import PlanPart, RowChanges
@@ -146,19 +146,19 @@ class Departures:
     def _said(self, author: str, about: str) -> str | None:
         return self.gossip.news.text(author, self.gossip.run, about)
 
-    def _check_silent(self, statement: Statement) -> None:
+    def _check_silent(self, statement: Notice) -> None:
         subject = statement.about.removeprefix(SILENT)
         if subject not in self.manifest.names or statement.author not in self.manifest.neighbours(subject):
             raise ValueError("expected the statement of a neighbour about a neighbour")
         self._check_round(statement, -1)
 
-    def _check_without(self, statement: Statement) -> None:
+    def _check_without(self, statement: Notice) -> None:
         subject = statement.about.removeprefix(DEPARTED_SUBJECT_PREFIX)
         if subject not in self.manifest.names or subject == statement.author:
             raise ValueError("expected a statement about another agent")
         self._check_round(statement, 0)
 
-    def _check_round(self, statement: Statement, least: int) -> None:
+    def _check_round(self, statement: Notice, least: int) -> None:
         text = statement.text
         whole = text.removeprefix("-").isdecimal() and text.isascii() and str(int(text)) == text
         if not statement.run or not whole or not least <= int(text) <= self.part.plan.releases:

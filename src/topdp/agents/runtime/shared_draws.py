@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from topdp.agents.agreement.run_marks import RunSecret
 from topdp.agents.ledger.ledger import Ledger
-from topdp.agents.ledger.statement_store import StatementStore
+from topdp.agents.ledger.notice_store import NoticeStore
 from topdp.agents.runtime.agent_context import AgentContext, PrivateFiles
 from topdp.agents.runtime.departures import Departures
 from topdp.agents.runtime.pair_keys import KEYS_AGREED, RUN_KEY, RunKey, agree
@@ -37,7 +37,7 @@ class SharedDraws:
             )
         self.context, self.ledger, self.hooks = context, ledger, context.hooks
         manifest, self.plan = context.manifest, context.part.plan.digest()
-        self.gossip = StatementGossip(manifest, private.identity, self.plan, StatementStore(ledger))
+        self.gossip = StatementGossip(manifest, private.identity, self.plan, NoticeStore(ledger))
         self.secret = RunSecret(private.folder, manifest.hash)
         exposure = context.meter.spending.analysis.exposure()
         self.departures = Departures(context.part, self.gossip, ledger, recalls_draws(exposure))

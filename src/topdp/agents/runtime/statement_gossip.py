@@ -18,12 +18,12 @@ from topdp.agents.agreement.card_succession import CardDirectory
 from topdp.agents.agreement.identity import Identity
 from topdp.agents.agreement.manifest import Manifest
 from topdp.agents.agreement.signatures import (
-    Statement,
-    StatementError,
-    decode_statements,
-    encode_statements,
+    Notice,
+    NoticeError,
+    decode_notices,
+    encode_notices,
 )
-from topdp.agents.ledger.statement_store import StatementStore
+from topdp.agents.ledger.notice_store import NoticeStore
 from topdp.agents.runtime.pair_keys import KEYS_AGREED, RUN_KEY, RunKey
 from topdp.agents.wire.link_refusals import quoted
 from topdp.agents.wire.wire_codes import ReplyCode
@@ -31,14 +31,14 @@ from topdp.errors import TrustError
 
 MAX_RESENDS = 32  # how often a neighbour is sent all statements once more
 
-Check = Callable[[Statement], None]
+Check = Callable[[Notice], None]
 """Raises ValueError if the text does not fit the subject of the statement."""
 
 
 class StatementGossip:
     """What all agents have stated, and what each neighbour has of it."""
 
-    def __init__(self, manifest: Manifest, identity: Identity, plan: str, news: StatementStore) -> None:
+    def __init__(self, manifest: Manifest, identity: Identity, plan: str, news: NoticeStore) -> None:
         self.manifest, self.identity, self.plan, self.news = manifest, identity, plan, news
         self.run = ""  # the name of the run, once the keys of all are here
         self.begun = news.ledger.round >= 0
@@ -57,7 +57,7 @@ class StatementGossip:
         """State something in this agent's own name; a statement once made stays."""
         run = "" if about == RUN_KEY else self.run
         if self.news.text(self.identity.card.name, run, about) is None:
-            self.news.add(Statement.signed(self.identity, self.manifest, run, about, text))
+            self.news.add(Notice.signed(self.identity, self.manifest, run, about, text))
 
     def keys(self) -> dict[str, RunKey]:
         """The keys of the run that are here, by agent."""
@@ -67,7 +67,7 @@ class StatementGossip:
         """What `peer` has not acknowledged: the number of the last statement, and the bytes of all."""
         waiting = self.news.after(self._told.get(peer, 0))
         self._base[peer] = self._told.get(peer, 0)
-        return (waiting[-1][0], encode_statements(statement for _, statement in waiting)) if waiting else None
+        return (waiting[-1][0], encode_notices(statement for _, statement in waiting)) if waiting else None
 
     def parting(self, peer: str) -> bytes:
         """All statements in the ledger, for a neighbour that was given up and may not have begun because it
@@ -78,7 +78,7 @@ class StatementGossip:
         self._parted[peer] += 1
         if self._parted[peer] > MAX_RESENDS:
             return b""
-        return encode_statements(statement for _, statement in self.news.after(0))
+        return encode_notices(statement for _, statement in self.news.after(0))
 
     def learn(self, peer: str, statements: int) -> None:
         """`peer` reports how many statements it has. If it had or took more before, its ledger is an older
@@ -104,8 +104,8 @@ class StatementGossip:
         Raises TrustError if this agent cannot begin any more.
         """
         try:
-            statements = decode_statements(body, self._most * len(self.manifest.names))
-        except StatementError:
+            statements = decode_notices(body, self._most * len(self.manifest.names))
+        except NoticeError:
             return ReplyCode.NOT_A_STATEMENT, "sent bytes that are no statements"
         for statement in statements:
             if self.news.text(statement.author, statement.run, statement.about) == statement.text:
@@ -126,7 +126,7 @@ class StatementGossip:
                 )
         return ReplyCode.OK, ""
 
-    def _fault(self, statement: Statement) -> str:
+    def _fault(self, statement: Notice) -> str:
         check = self.kinds.get(next((kind for kind in self.kinds if statement.about.startswith(kind)), ""))
         if check is None or statement.run not in ("", self.run):
             return "its subject or its run is unknown here"
@@ -138,11 +138,11 @@ class StatementGossip:
             return str(error)
         return "" if self.news.count(statement.author) < self._most else "too many statements of that agent"
 
-    def _check_agreed(self, statement: Statement) -> None:
+    def _check_agreed(self, statement: Notice) -> None:
         if statement.about != KEYS_AGREED or statement.text or not statement.run:
             raise ValueError("expected the name of a run")
 
-    def _check_key(self, statement: Statement) -> None:
+    def _check_key(self, statement: Notice) -> None:
         if statement.about != RUN_KEY or statement.run:
             raise ValueError("expected the key of a run")
         if RunKey.read(statement.text).plan != self.plan:

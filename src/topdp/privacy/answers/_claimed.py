@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, final
 
 import numpy as np
@@ -90,7 +89,10 @@ def _least_scale(
     """The least factor on the noise multipliers with which the rule claims at most ε."""
     if np.ptp(z) == 0:
         return rule.calibrate(epsilon, delta, len(z), batches, adjacency).noise_multiplier / float(z[0])
-    claim = partial(_claim_at, rule, z, delta, batches, adjacency)
+
+    def claim(scale: float) -> float:
+        return rule.claim(scale * z, delta, batches, adjacency)
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PrivacyWarning)  # of noise that the search only tries
         from topdp.privacy.published.calibration import least_noise
@@ -98,12 +100,6 @@ def _least_scale(
         scale = least_noise(claim, epsilon, rule.name)
     claim(scale)
     return scale
-
-
-def _claim_at(
-    rule: Calibration, z: Floats, delta: float, batches: Batches, adjacency: Adjacency, scale: float
-) -> float:
-    return rule.claim(scale * z, delta, batches, adjacency)
 
 
 CLAIMED = ClaimedAnswer()

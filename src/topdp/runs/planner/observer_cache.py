@@ -68,12 +68,12 @@ class ObserverCache:
                 self._kept.move_to_end(key)
                 known: Found = self._kept[key]
                 return known
-        found = find()  # not under the lock: it may take long
+        answer = find()  # not under the lock: it may take long
         with self._lock:
-            self._kept[key] = found
+            self._kept[key] = answer
             while len(self._kept) > MAX_CACHED_ANSWERS:
                 self._kept.popitem(last=False)
-        return found
+        return answer
 
 
 def _unit(write: Writer, plan: Plan) -> Plan | None:

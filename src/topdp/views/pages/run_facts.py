@@ -35,6 +35,7 @@ from topdp.runs.resolve import resolve
 from topdp.runs.run_folder import GIVEN, STARTING, RunFolder, RunFolderError
 from topdp.runs.run_outline import analysis_of
 from topdp.views.pages import facts_check, page_graph
+from topdp.views.pages.page_runs import file_stamp
 from topdp.views.pages.plain_words import in_utf8, state_in_words
 from topdp.views.statement import privacy_costs
 
@@ -59,7 +60,7 @@ def run_facts(folder: RunFolder, patience: float = privacy_costs.PATIENCE) -> di
     if state == STARTING:
         return _not_begun(folder, info)
     try:
-        known = _fixed(folder.path, tuple(_stamp(folder.path / name) for name in _FIXED), patience)
+        known = _fixed(folder.path, tuple(file_stamp(folder.path / name) for name in _FIXED), patience)
         moving = _moving(folder, state, info, known["rounds"])
     except TopdpError:
         raise
@@ -70,14 +71,6 @@ def run_facts(folder: RunFolder, patience: float = privacy_costs.PATIENCE) -> di
     found = {**known, **moving, "notes": [*moving["notes"], *known["notes"]]}
     facts_check.expect_text(found, folder.path)
     return found
-
-
-def _stamp(file: Path) -> tuple[int, int] | None:
-    try:
-        found = file.stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size
 
 
 def _not_begun(folder: RunFolder, info: dict[str, Any]) -> dict[str, Any]:
