@@ -22,9 +22,9 @@ def report(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Write runs as one HTML file that needs no network: curves, graph, privacy, settings;
+    """Write runs as one HTML file that needs no network: curves, graph, privacy and settings.
 
-    several are compared.
+    Several runs are also compared.
     """
     with signs_of_life(err, "report") as progress:
         progress("reading")

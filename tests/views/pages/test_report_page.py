@@ -13,7 +13,7 @@ from topdp.runs.run_folder import RunFolder, RunFolderError
 from topdp.views.pages.page_assets import PAGE_SCRIPTS, PAGE_STYLES, STATIC_FOLDER
 from topdp.views.pages.page_runs import runs_in
 from topdp.views.pages.report_page import report_html
-from topdp.views.pages.run_facts import LINES, run_facts
+from topdp.views.pages.run_facts import MAX_DRAWN_EVALUATIONS, run_facts
 from views.conftest import NAMES
 
 
@@ -118,14 +118,14 @@ def test_a_long_run_of_thirty_agents_is_a_small_file(made):
     """Every pair of agents linked, as many evaluations as are ever drawn, no number short."""
     facts, n = run_facts(RunFolder(made / "top")), 30
     pairs = [(a, b) for a in range(n) for b in range(n) if a != b]
-    digits = [1 / (3 + k) for k in range(LINES)]
+    digits = [1 / (3 + k) for k in range(MAX_DRAWN_EVALUATIONS)]
     values = {name: dict.fromkeys(("mean", "min", "max"), digits) for name in facts["metrics"]["names"]}
     links = {"from": [a for a, _ in pairs], "to": [b for _, b in pairs]}
     numbers = {name: [1 / (3 + k) for k in range(len(pairs))] for name in ("mu", "epsilon")}
     seen = {"observers": [[k] for k in range(n)], "mu": [[1 / (3 + k) for k in range(n)]] * n}
     long = {
         **facts,
-        "metrics": {**facts["metrics"], "rounds": list(range(LINES)), "values": values},
+        "metrics": {**facts["metrics"], "rounds": list(range(MAX_DRAWN_EVALUATIONS)), "values": values},
         "graph": {
             **facts["graph"],
             "agents": n,

@@ -202,7 +202,7 @@ def not_protected(record: AgentRecord) -> list[str]:
         "are restored too.",
         "Timing, memory and logs; the order in which clipped gradients are added in floating point, and what "
         "rounding leaves after noise: docs/privacy.md has the figures.",
-        "Poisoning: " + statement_text.NOT_PROTECTED["poisoning"],
+        "Poisoning: other members can spoil the model with arbitrary rows.",
     ]
     if rules.tolerates_silence:
         sentences.append(
@@ -273,8 +273,8 @@ def _implementation(record: AgentRecord) -> dict[str, Any]:
         "floating_point": "The manifest is from a version that summed gradients in the type of the model and "
         "not on a grid. What rounding reveals of releases by that version is in no ε."
         if record.of_older_version
-        else "Sums and noise are in float64 on a public grid, rounded once after the noise. The rest is in "
-        "docs/privacy.md, and in no ε.",
+        else "Sums and noise are in float64 on a public grid, rounded once after the noise. What remains is "
+        "in docs/privacy.md and in no ε.",
         "verification": "Open source. This command read and verified the whole ledger. "
         + statement_text.NO_EXTERNAL_CERTIFICATE,
         "pre_processing_eda_hyperparameter_tuning": "Not counted.",

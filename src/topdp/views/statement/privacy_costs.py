@@ -1,4 +1,4 @@
-"""What a page says of privacy beside privacy.json: links, an attacker's power, what is used along the rounds.
+"""Privacy facts of a page beyond privacy.json: ε of links, an attacker's power, spending along the rounds.
 
 Reads the account and the plan of a run; asks the accountants of `privacy/` and has no formula of its own but
 that of `power_of_point`. Not for the answers themselves: those are in privacy.json, and shown as they are.
@@ -24,8 +24,8 @@ from topdp.privacy.basics.refusals import PrivacyError
 from topdp.privacy.query import Query
 from topdp.privacy.spending_curve import Spending, spending
 
-PATIENCE = 8.0
-"""Seconds, more or less, for what is used along the rounds: longer ones are left out."""
+MAX_CURVE_SECONDS = 8.0
+"""The estimated time above which the spending along the rounds is left out."""
 
 
 def shown_answer(privacy: dict[str, Any]) -> AnswerKind:
@@ -89,7 +89,7 @@ def power_of_point(epsilon: float, delta: float, false_alarms: float) -> float:
 
 
 def spent_along(
-    plan: Plan, account: Account, answer: str, patience: float = PATIENCE
+    plan: Plan, account: Account, answer: str, patience: float = MAX_CURVE_SECONDS
 ) -> tuple[dict[str, Any] | None, list[str]]:
     """ε of the agent that loses most, if its data enter no round after the one named; and what is missing.
 

@@ -21,7 +21,7 @@ from topdp.base.files import make_folder, write_atomically
 from topdp.errors import InputError
 from topdp.privacy.answers import ANSWERS, BY_RANK, WORST_CASE, AnswerKind
 from topdp.views.pages.page_assets import static_text, templates
-from topdp.views.pages.page_policy import MARK, expect_ours, policy
+from topdp.views.pages.page_policy import PAGE_MARK, expect_ours, policy
 from topdp.views.pages.plain_words import small
 from topdp.views.statement import statement_text
 
@@ -66,7 +66,7 @@ def write_statement(content: dict[str, Any], folder: Path) -> list[Path]:
     make_folder(folder)
     files = {
         folder / "privacy-statement.yaml": (statement_yaml(content), YAML_MARK),
-        folder / "privacy-statement.html": (statement_html(content), MARK),
+        folder / "privacy-statement.html": (statement_html(content), PAGE_MARK),
     }
     for path, (_, mark) in files.items():
         expect_ours(path, mark)

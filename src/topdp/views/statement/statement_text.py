@@ -24,7 +24,6 @@ NOT_PROTECTED = {
     "model": "What the model teaches about everybody: a correct prediction from general knowledge is not a "
     "privacy breach here.",
     "tuning": "The choice of settings, features or a model by looking at private records.",
-    "poisoning": "The quality of the model: other members can spoil it with arbitrary rows.",
 }
 
 

@@ -1,4 +1,4 @@
-"""What is known before training, on a terminal: a column a setting. Reads what `topdp plan --json` prints."""
+"""The table of `topdp plan`: one column per setting. Reads what `topdp plan --json` prints."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from topdp.views.terminal import tables
 
 
 def planned(answer: Mapping[str, Any]) -> list[Table | Text]:
-    """The settings beside each other, what stands behind words in them, and what we would take."""
+    """Return the settings side by side, the explanations of their answers, and the recommendation."""
     found = answer["settings"]
-    table = tables.uncut("", *(one["label"] or "this setting" for one in found), caption=CAPTION)
+    table = tables.uncut("", *(one["label"] or "this setting" for one in found), caption=PLAN_TABLE_CAPTION)
     for name, cells in lines(found):
         table.add_row(name, *cells)
     parts: list[Table | Text] = [table]
@@ -32,7 +32,7 @@ def planned(answer: Mapping[str, Any]) -> list[Table | Text]:
     return [*parts, tables.options(advice["options"]), *map(Text, advice["reasons"]), Text(advice["command"])]
 
 
-CAPTION = (
+PLAN_TABLE_CAPTION = (
     "ε and μ: largest over agents. Power: how often the best attacker recognises a record with 1% false "
     "alarms, under the budget's answer. Noise: variance over that of pooled records. Sent: rows as they "
     "are, without what links add."
@@ -40,7 +40,7 @@ CAPTION = (
 
 
 def lines(found: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
-    """What stands in the table: the name of each line, and a cell for each setting."""
+    """Return the lines of the table: a name, and a cell for each setting."""
     known = [
         ("method", [one["method"] + (" async" if one["mode"] == "async" else "") for one in found]),
         ("agents, links", [f"{one['agents']}, {one['links']} ({one['topology']})" for one in found]),
@@ -95,7 +95,7 @@ def _number(value: float | None) -> str:
 
 
 def remarks(one: Mapping[str, Any]) -> list[str]:
-    """Why something is no number, warnings, and what was chosen for the user."""
+    """Return warnings, reasons for missing numbers, and automatically chosen values."""
     privacy, chosen = one["privacy"], one["chosen"]
     reasons: dict[str, list[str]] = {}
     for name, why in privacy.get("reasons", {}).items():
@@ -111,4 +111,4 @@ def remarks(one: Mapping[str, Any]) -> list[str]:
 
 def _left(one: Mapping[str, Any]) -> list[str]:
     left = ", ".join(map(answer_words, one["pending"]))
-    return [f"not computed yet: {left}; about {one['seconds_left']:.0f} s, without --quick"] if left else []
+    return [f"not computed yet: {left}; about {one['seconds_left']:.0f} s without --quick"] if left else []
