@@ -1,4 +1,4 @@
-"""The account of a plan: every answer to "how private?", side by side, as numbers or with a reason.
+"""The account of a plan: all privacy answers side by side, each as numbers or with the reason for a refusal.
 
 This file only puts the answers together; `answers/` says what each of them guarantees.
 """
@@ -154,7 +154,7 @@ def account(
     known: View | None = None,
     query: Query = DEFAULT_QUERY,
 ) -> Account:
-    """The answers that cost nothing for every agent of `plan`, and the others that are asked for.
+    """Compute the quick answers for every agent of `plan`, and the others that are asked for.
 
     `guarantee`: the answer to which the noise was calibrated; it is computed, too, from the view `known`
     where the calibration has one already.
@@ -198,7 +198,7 @@ def account(
 def with_answer(
     account: Account, kind: AnswerKind, plan: Plan, view: View | None = None, query: Query = DEFAULT_QUERY
 ) -> Account:
-    """The account of `plan` with one answer more; `view`: what observers learn, where that is known already.
+    """Return the account with one answer more; `view`: what observers learn, if that is known already.
 
     >>> from topdp.privacy import Analysis, account
     >>> import numpy as np

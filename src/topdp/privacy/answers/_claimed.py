@@ -1,4 +1,4 @@
-"""The claimed answer: what the method's own published analysis says of its full-scale noise."""
+"""The claimed answer: ε by the method's own published analysis of its full-scale noise."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class ClaimedAnswer(AnswerKind):
         return Answer(epsilon, losses=losses, warnings=tuple(warned))
 
     def closed_form_noise(self, write: Writer, analysis: Analysis, epsilon: Floats, delta: float) -> Floats:
-        """By the method's own analysis, which looks at each agent alone."""
+        """The noise by the method's own analysis, which treats each agent separately."""
         exposure = analysis.exposure()
         shape = noise_multipliers(write(exposure.sensitivity), exposure)  # z per round at unit noise
         from topdp.privacy.published.calibrations import CALIBRATIONS
