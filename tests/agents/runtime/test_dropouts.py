@@ -279,7 +279,7 @@ def test_one_neighbour_cannot_count_an_agent_out_nor_speak_for_others(tmp_path):
         while agents[0].ledger.round < 2:
             await asyncio.sleep(0.01)
         ada = agents[0]
-        run = ada.sharing.gossip.run
+        run = ada.shared_draws.gossip.run
         said = [
             statement(made, "cleo", "silent dan", "2", run),  # a neighbour's word: believed, and not enough
             statement(made, "fay", "silent dan", "2", run),  # no neighbour of dan's
@@ -296,7 +296,7 @@ def test_one_neighbour_cannot_count_an_agent_out_nor_speak_for_others(tmp_path):
             message = Message.of(MessageKind.NEWS, 1, encode_notices([one]))
             codes.append((await ada.requests.handle("bob", message)).code)
         ada.ledger.database.connection.execute("UPDATE peers SET quarantined = NULL")
-        gone = ada.sharing.departures.gone()
+        gone = ada.shared_draws.departures.gone()
         for agent in agents:
             agent.stop()
         await asyncio.gather(*tasks, return_exceptions=True)
