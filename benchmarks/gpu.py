@@ -345,7 +345,8 @@ def mixing(quick: bool, found: Found, wrong: list[str]) -> None:
     agents = 200 if quick else 2000
     graph, d = topology.regular(agents, 4, 0), 79_510
     plan = prune(plan_of(graph, 6))
-    mixer = row_mixing_cuda.Fused(plan, SimulatedDraws(0, plan.draws, plan.releases), torch.device(DEVICE))
+    draws = SimulatedDraws(0, plan.draws, plan.releases)
+    mixer = row_mixing_cuda.CudaMixer(plan, draws, torch.device(DEVICE))
     made = [int(plan.exists[r].sum()) for r in range(plan.releases)]
     before = torch.randn(max(made), 79_520, device=DEVICE)[:, :d]
     gradient, out = torch.randn(agents, 79_520, device=DEVICE)[:, :d], torch.empty_like(before)

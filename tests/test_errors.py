@@ -112,7 +112,7 @@ def test_every_error_belongs_to_the_family():
         "LinkEnded",
         "GreetingError",
         "NotFoldedError",
-        "StatementError",
+        "NoticeError",
         "BatchAccessError",
         "UnsuitedError",
         "_DamagedError",

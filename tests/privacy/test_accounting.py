@@ -303,3 +303,12 @@ def test_an_account_is_read_as_it_was_written(made, of):
         np.testing.assert_array_equal(seen.lower, found.views[name].lower)
         np.testing.assert_array_equal(seen.epsilon(DELTA), found.views[name].epsilon(DELTA))
     assert set(read.views) == (set() if of().exposure().sampled else {"view", "adaptive", "outsider"})
+
+
+def test_an_account_from_before_an_answer_existed_is_read_as_it_was():
+    details = strict_json(account_of(plan("top-sync"), analysis(), DELTA, answers=["view"]))
+    for part in ("epsilon", "mu", "status"):
+        del details[part]["outsider"]
+    read = Account.from_details(details, analysis())
+    assert all("outsider" not in read.summary()[part] for part in ("epsilon", "mu", "status"))
+    assert read.outsider.status is Status.NOT_ASKED and read.view.largest == details["epsilon"]["view"]

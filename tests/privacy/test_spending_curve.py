@@ -90,7 +90,7 @@ def test_a_point_of_the_curve_is_the_account_of_data_that_enter_no_later_round(k
 def test_between_checkpoints_the_next_one_counts(kind, monkeypatch):
     plan, exposed = make("plain-sync"), analysis(BATCHES[kind])
     fine = {guarantee: spending(plan, exposed, 1, DELTA).curve(guarantee) for guarantee in GUARANTEES}
-    monkeypatch.setattr(import_module("topdp.privacy.spending"), "CURVE_CHECKPOINTS", 4)
+    monkeypatch.setattr(import_module("topdp.privacy.spending_curve"), "CURVE_CHECKPOINTS", 4)
     for guarantee in GUARANTEES:
         coarse = spending(plan, exposed, 1, DELTA).curve(guarantee)
         assert coarse.tolist() == fine[guarantee][[0, 3, 3, 3, 6, 6, 6, 9, 9, 9]].tolist()

@@ -95,7 +95,7 @@ def test_one_file_is_dealt_out_as_other_data_sets_are(place: Path) -> None:
         (["data.name=mnist"], "mnist: expected no schema"),
         (["data.schema=absent.toml"], "Expected a readable schema"),
         (["data.schema.target=age"], "expected the target 'age' in classes only"),
-        (['data.sites=["sites/a.csv"]'], "data: expected name or sites, got both"),
+        (['data.sites=["sites/a.csv"]'], "data: expected either data.name or data.sites, got both"),
     ],
 )
 def test_what_does_not_fit_is_said_before_the_run(place: Path, changes: list[str], message: str) -> None:

@@ -11,9 +11,9 @@ import typer
 from topdp.errors import ExitCode, InputError
 from topdp.views.terminal.console import Json, print_json, remark, show
 
-PARTS = ("starlette", "uvicorn")
-TOKEN = "TOPDP_DASH_TOKEN"
-USUAL = Path("runs")  # where `topdp run` puts what nobody named a place for
+DASH_PACKAGES = ("starlette", "uvicorn")
+TOKEN_VARIABLE = "TOPDP_DASH_TOKEN"
+DEFAULT_RUNS_FOLDER = Path("runs")  # where `topdp run` writes by default
 
 
 def dash(
@@ -21,20 +21,24 @@ def dash(
         list[Path] | None,
         typer.Argument(
             metavar="[PATH]...",
-            help="Folders of runs, or of folders of runs (new ones appear), or agents' state folders; runs/.",
+            help="Folders of one or more runs (new runs appear by themselves), or agents' state folders. "
+            "Default: runs/.",
             show_default=False,
         ),
     ] = None,
     host: Annotated[
-        str, typer.Option("--host", help="Where to listen; beyond loopback a token is needed, and made.")
+        str,
+        typer.Option("--host", help="The address to listen on. Beyond loopback, clients need a token."),
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: a free one.")] = 8765,
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65535, help="The port; 0 chooses a free one.")
+    ] = 8765,
     token_file: Annotated[
         Path | None,
         typer.Option(
             "--token-file",
             metavar="FILE",
-            help=f"The token is in this file, made where it is missing; else in {TOKEN}.",
+            help=f"The file with the token, created if missing. Without it: the variable {TOKEN_VARIABLE}.",
         ),
     ] = None,
     publish_file: Annotated[
@@ -42,7 +46,7 @@ def dash(
         typer.Option(
             "--publish-token-file",
             metavar="FILE",
-            help="Whoever has this other token sees what the agents here publish, and nothing else.",
+            help="A second token, which gives access only to what the agents here publish.",
         ),
     ] = None,
     federation: Annotated[
@@ -50,23 +54,24 @@ def dash(
         typer.Option(
             "--federation",
             metavar="FILE",
-            help="Where other agents publish, with their tokens, as TOML: docs/dash.md.",
+            help="A TOML file with the places where other agents publish, and tokens; see docs/dash.md.",
         ),
     ] = None,
     certificate: Annotated[
-        Path | None, typer.Option("--certificate", metavar="FILE", help="For https, as PEM; with --key.")
+        Path | None,
+        typer.Option("--certificate", metavar="FILE", help="The certificate for https, as PEM; with --key."),
     ] = None,
     key: Annotated[
-        Path | None, typer.Option("--key", metavar="FILE", help="The certificate's key, as PEM.")
+        Path | None, typer.Option("--key", metavar="FILE", help="The key of the certificate, as PEM.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """A live page over runs and agents: follows what is on disk and changes nothing. Ctrl-C ends it.
+    """Serve a live page over runs and agents. It follows the files and changes nothing. Ctrl-C stops it.
 
-    On loopback everybody on this machine can see it, unless a token is named. It shows neither parameters
-    nor data.
+    On loopback everybody on this machine can see the page, unless there is a token. It shows neither
+    parameters nor data.
     """
-    if any(importlib.util.find_spec(part) is None for part in PARTS):
+    if any(importlib.util.find_spec(package) is None for package in DASH_PACKAGES):
         raise InputError(
             "The live page needs starlette and uvicorn, which are not installed: pip install 'topdp[dash]'."
         )
@@ -78,46 +83,49 @@ def dash(
 
     if (certificate is None) != (key is None):
         raise InputError("Expected --certificate and --key together, got one of them.")
-    named = paths or ([USUAL] if USUAL.is_dir() and federation is None else [])
-    if not named and federation is None:
+    default = [DEFAULT_RUNS_FOLDER] if DEFAULT_RUNS_FOLDER.is_dir() and federation is None else []
+    folders = expect_folders(paths or default)
+    if not folders and federation is None:
         raise InputError(
             "Expected a folder of runs or an agent's state folder, got none, and there is no runs/ here."
         )
-    folders = expect_folders(named)
-    given = token_from(token_file, TOKEN)
-    made = new_token() if given is None and (not is_loopback(host) or publish_file is not None) else None
+    token = token_from(token_file, TOKEN_VARIABLE)
+    needs_token = not is_loopback(host) or publish_file is not None
+    created = new_token() if token is None and needs_token else None
 
-    from topdp.views.live.federation_page import Federation, read_places
+    from topdp.views.live.federation_page import FederationFeed, read_places
     from topdp.views.live.live_app import Dash, application
-    from topdp.views.live.live_server import bound, serve
+    from topdp.views.live.live_server import bound_socket, serve
 
-    asked = Federation(read_places(federation)) if federation is not None else None
+    feed = FederationFeed(read_places(federation)) if federation is not None else None
     publish = None if publish_file is None else token_from(publish_file, "")
-    with bound(host, port) as sock:
-        at = sock.getsockname()[1]
-        access = Access(given or made, publish, f"topdp-dash-{at}")
-        live = Dash(folders, asked)
+    with bound_socket(host, port) as sock:
+        port = sock.getsockname()[1]
+        access = Access(token or created, publish, f"topdp-dash-{port}")
+        live = Dash(folders, feed)
         app = application(live, access, secure=certificate is not None)
-        address = f"{'https' if certificate else 'http'}://{_shown(host)}:{at}/"
-        url = f"{address}?token={made}" if made else address
+        address = f"{'https' if certificate else 'http'}://{_url_host(host)}:{port}/"
+        url = f"{address}?token={created}" if created else address
         if as_json:
             print_json({"url": url})
         else:
             show(f"The live page is {url}")
-            if given is not None:
-                remark(f"It asks for a token: open {address}?token= with what is in {token_file or TOKEN}.")
-            remark("Ctrl-C ends it, and nothing else.")
+            if token is not None:
+                remark(
+                    f"It needs a token: open {address}?token= with that in {token_file or TOKEN_VARIABLE}."
+                )
+            remark("Ctrl-C stops only this page.")
         if not is_loopback(host) and certificate is None:
             remark(
-                "What is shown can be read on the way, and so can the token: use --certificate and --key, or "
-                "leave --host away and bring the port over with ssh -L."
+                "Without https others can read the page and the token in transit. Use --certificate and "
+                "--key, or remove --host and forward the port with ssh -L."
             )
         with suppress(KeyboardInterrupt):
-            asyncio.run(serve(app, live, sock, certificate, key, leave=_leave))
+            asyncio.run(serve(app, live, sock, certificate, key, exit_process=_exit))
 
 
-def _leave() -> None:
-    """At once: this program only reads, so there is nothing to bring to an end."""
+def _exit() -> None:
+    """Exit immediately: this program only reads, so there is nothing to finish."""
     import os
     import sys
 
@@ -126,8 +134,8 @@ def _leave() -> None:
     os._exit(ExitCode.DONE)
 
 
-def _shown(host: str) -> str:
-    """A host as it stands in an address; all addresses of a machine are written as its name."""
+def _url_host(host: str) -> str:
+    """Return the host as written in a URL; the machine's name if the page listens on all addresses."""
     import socket
 
     if host in ("0.0.0.0", "::", ""):

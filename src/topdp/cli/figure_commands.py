@@ -28,28 +28,27 @@ def graph(
     ),
     as_json: Json = False,
 ) -> None:
-    """The graph: who is adjacent to whom, whose noise can cover whom, spectral gap; and a picture."""
-    extra = [f"topology.kind={kind}"] * (kind is not None) + [f"topology.agents={agents}"] * (
-        agents is not None
-    )
-    wanted = config.read(file, preset, [*(changes or []), *extra])
+    """Describe the graph and draw it: neighbours, whose noise can cover whom, and the spectral gap."""
+    extra = {"topology.kind": kind, "topology.agents": agents}
+    options = [f"{key}={value}" for key, value in extra.items() if value is not None]
+    run_config = config.read(file, preset, [*(changes or []), *options])
     with signs_of_life(err, "graph") as progress:
         from topdp import topology
         from topdp.runs.run_outline import RunOutline
         from topdp.views.pictures.graph_picture import draw
         from topdp.views.terminal import tables
 
-        made = RunOutline.of(wanted).graph
-        facts = topology.describe(made, wanted.method.alpha)
+        drawn = RunOutline.of(run_config).graph
+        facts = topology.describe(drawn, run_config.method.alpha)
         progress("drawing")
-        draw(made, picture)
+        draw(drawn, picture)
     if as_json:
         print_json({**facts, "picture": str(picture)})
         return
-    show(tables.facts(f"{made.name}, {made.agents} agents", facts))
-    if made.agents <= 12:
-        for i, j in made.directed.tolist():
-            cover = ", ".join(map(str, sorted(made.cover_set(i, j))))
+    show(tables.facts(f"{drawn.name}, {drawn.agents} agents", facts))
+    if drawn.agents <= 12:
+        for i, j in drawn.directed.tolist():
+            cover = ", ".join(map(str, sorted(drawn.cover_set(i, j))))
             show(f"N_{i}^{j} = {f'{{{cover}}}' if cover else 'empty: full noise'}")
     show(f"The picture is {picture}")
 

@@ -18,12 +18,14 @@ def report(
     ],
     file: Annotated[
         Path | None,
-        typer.Option("--out", metavar="FILE", help="By default report.html beside what is in the run."),
+        typer.Option("--out", metavar="FILE", help="The page. Default: report.html in the run's folder."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Runs as one HTML file that needs no network: curves, graph, privacy, settings; several are "
-    "compared."""
+    """Write runs as one HTML file that needs no network: curves, graph, privacy and settings.
+
+    Several runs are also compared.
+    """
     with signs_of_life(err, "report") as progress:
         progress("reading")
         from topdp.views.pages.page_policy import expect_ours
@@ -34,12 +36,12 @@ def report(
         place = file or (runs[0] if len(runs) == 1 else Path()) / "report.html"
         folders = runs_in(runs)
         expect_ours(place)  # before the work
-        found = []
-        for done, folder in enumerate(folders):
-            progress(f"reading run {done + 1} of {len(folders)}")
-            found.append(run_facts(folder))
+        facts = []
+        for number, folder in enumerate(folders, 1):
+            progress(f"reading run {number} of {len(folders)}")
+            facts.append(run_facts(folder))
         progress("writing")
-        write_report(place, found)
+        write_report(place, facts)
     if as_json:
         print_json({"file": str(place), "runs": [str(folder.path) for folder in folders]})
     else:
@@ -49,64 +51,62 @@ def report(
 def statement(
     run: Annotated[
         Path,
-        typer.Argument(
-            metavar="RUN", help="The folder of a run, or the state folder of an agent of one's own."
-        ),
+        typer.Argument(metavar="RUN", help="The folder of a run, or the state folder of your own agent."),
     ],
     manifest: Annotated[
         Path | None,
         typer.Option(
             "--manifest",
             metavar="FILE",
-            help="Of an agent: what was agreed on, by which its books were kept.",
+            help="For an agent: the manifest of its ledger.",
         ),
     ] = None,
     folder: Annotated[
         Path | None,
         typer.Option(
-            "--out", metavar="DIR", help="By default the folder of the run; of an agent the one you are in."
+            "--out", metavar="DIR", help="Default: the run's folder; for an agent the current folder."
         ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """What a run guarantees to whom, and what not, in plain words: YAML, and a page to print.
+    """Write what a run guarantees to whom, and what it does not, in plain words: YAML, and a page to print.
 
-    Of a simulated run for all its agents. Of real agents each organisation states its own part, from its own
-    books, which are read whole and not changed; books that are not whole are refused (code 4).
+    A simulated run has one statement for all its agents. Among real agents each organisation makes a
+    statement of its own part from its own ledger, which is verified and not changed; a damaged ledger is
+    refused (code 4).
     """
     with signs_of_life(err, "statement") as progress:
         progress("reading")
         from topdp.views.statement.run_statement import write_statement
 
         of_agent = (run / "ledger.sqlite").exists()
-        said = _said_of_books(run, manifest) if of_agent else _said_of_run(run, manifest)
-        files = write_statement(said, folder or (Path() if of_agent else run))
+        content = _agent_statement(run, manifest) if of_agent else _run_statement(run, manifest)
+        files = write_statement(content, folder or (Path() if of_agent else run))
     if as_json:
-        print_json({"files": [str(file) for file in files], "statement": said})
+        print_json({"files": [str(file) for file in files], "statement": content})
     else:
-        show(*said["summary"], f"The statement is {files[0]}, to print {files[1]}")
+        show(*content["summary"], f"The statement is {files[0]}, to print {files[1]}")
 
 
-def _said_of_run(run: Path, manifest: Path | None) -> dict[str, Any]:
+def _run_statement(run: Path, manifest: Path | None) -> dict[str, Any]:
     from topdp.runs.run_folder import RunFolder
     from topdp.views.pages.run_facts import run_facts
-    from topdp.views.statement.run_statement import statement as said_of
+    from topdp.views.statement.run_statement import statement as run_statement
 
     if manifest is not None:
         raise InputError(
-            f"--manifest: expected the state folder of an agent with it, got {run}, which has no books."
+            f"Expected an agent's state folder with --manifest, got {run}, which contains no ledger."
         )
-    return said_of(run_facts(RunFolder.open(run), patience=0.0))
+    return run_statement(run_facts(RunFolder.open(run), patience=0.0))
 
 
-def _said_of_books(state: Path, manifest: Path | None) -> dict[str, Any]:
-    from topdp.views.statement.agent_record import own_books
-    from topdp.views.statement.agent_statement import own_statement
+def _agent_statement(state: Path, manifest: Path | None) -> dict[str, Any]:
+    from topdp.views.statement.agent_record import agent_record
+    from topdp.views.statement.agent_statement import agent_statement
 
     if manifest is None:
         raise InputError(
-            f"Expected --manifest FILE: {state} has the books of an agent, and whom they protect "
-            "against is in the "
-            "manifest that they were kept by."
+            f"Expected --manifest FILE: {state} contains the ledger of an agent, whose manifest states whom "
+            "it protects against."
         )
-    return own_statement(own_books(state, manifest))
+    return agent_statement(agent_record(state, manifest))

@@ -22,20 +22,20 @@ def plan(
         typer.Option(
             "--beside",
             metavar="KEY=VALUE,VALUE",
-            help="Several values of one key beside each other, for example method.name=top,correlated. "
-            "Given again: every combination.",
+            help="Compare several values of one key, for example method.name=top,correlated. "
+            "Repeat the option for all combinations.",
         ),
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Leave out what takes longer than about a second.")
+        bool, typer.Option("--quick", help="Skip everything that takes longer than about a second.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Before training: noise, every answer to "how private?", what is sent, and the setting we recommend.
+    """Show noise, every privacy answer, communication, and a recommended setting, before any training.
 
-    Needs no data. Begin here. For more about one thing: account (every agent and observer of one setting, or
-    of a run that was made), recommend (the same advice alone), calibrate (one agent's noise by every
-    published calibration). For example:
+    Needs no data. Start here. For details: account (every agent and observer of a setting or of an existing
+    run), recommend (only the recommendation), calibrate (one agent's noise by every published calibration).
+    For example:
     topdp plan --set privacy.epsilon=2 --beside method.name=plain,correlated
     """
     given = [str(target)] * (target is not None) + ["--preset", str(preset)] * (preset is not None)
@@ -46,18 +46,17 @@ def plan(
         from topdp.runs.planner.setting_columns import columns
         from topdp.views.terminal.planned_table import planned
 
-        asked = columns(lambda more: config.read(target, preset, [*(changes or []), *more]), beside or [])
-        questions = [
-            PlannerQuestion.of(column.config) for column in asked
-        ]  # all are checked before one is answered
-        found: list[dict[str, Any]] = []
-        for column, question in zip(asked, questions, strict=True):
-            told = titled(progress, column.label) if column.label else progress
-            for known in stages(question, quick, told):
-                if known["seconds_left"] > 1 and not quick:
-                    progress.say(f"about {known['seconds_left']:.0f} s left; --quick leaves that out")
-            found.append({"label": column.label, "command": column.command(given), **known})
-        answer = {"settings": found, "recommended": recommendation(questions[0], given, progress)}
+        compared = columns(lambda more: config.read(target, preset, [*(changes or []), *more]), beside or [])
+        # Check all settings before answering the first one.
+        questions = [PlannerQuestion.of(column.config) for column in compared]
+        settings: list[dict[str, Any]] = []
+        for column, question in zip(compared, questions, strict=True):
+            report = titled(progress, column.label) if column.label else progress
+            for answers in stages(question, quick, report):
+                if answers["seconds_left"] > 1 and not quick:
+                    progress.say(f"about {answers['seconds_left']:.0f} s left; --quick skips this")
+            settings.append({"label": column.label, "command": column.command(given), **answers})
+        answer = {"settings": settings, "recommended": recommendation(questions[0], given, progress)}
     if as_json:
         print_json(answer)
     else:

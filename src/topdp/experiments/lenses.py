@@ -19,7 +19,7 @@ from typing import Any
 from topdp.data.catalogue import CATALOGUE
 from topdp.plan import Full
 from topdp.privacy.answers import ADAPTIVE, CLAIMED
-from topdp.privacy.published import CALIBRATIONS
+from topdp.privacy.published.calibrations import CALIBRATIONS
 from topdp.runs.config import RunConfig, parse
 from topdp.runs.methods import METHODS
 

@@ -64,4 +64,5 @@ class AdamSettings(AdaptiveSteps):
     weight_decay: float
 
 
-ADAPTIVE: tuple[type[AdaptiveSteps], ...] = (AdamSettings,)
+ADAPTIVE: dict[str, type[AdaptiveSteps]] = {"adam": AdamSettings}
+"""By the name of the optimiser. `optimised` takes the settings from the fields of the same names."""

@@ -13,19 +13,18 @@ counts as seen cover them; the others refuse.
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 
 from topdp.base.array_types import Floats, Ints
 from topdp.errors import InputError
-from topdp.plan.adaptive_steps import AdamSettings
+from topdp.plan.adaptive_steps import ADAPTIVE
 from topdp.plan.plan import NOBODY, PerRound, Plan
 from topdp.plan.schedules import Schedule
 
-ADAPTIVE_KINDS = ("adam",)
-OPTIMISER_KINDS = ("sgd", "momentum", "nesterov", *ADAPTIVE_KINDS)
+OPTIMISER_KINDS = ("sgd", "momentum", "nesterov", *ADAPTIVE)
 NO_RELEASES: Ints = np.empty(0, np.int64)
 
 
@@ -63,7 +62,7 @@ class Optimiser:
     @property
     def adaptive(self) -> bool:
         """Whether a non-linear step ends each round, in a release of its own."""
-        return self.kind in ADAPTIVE_KINDS
+        return self.kind in ADAPTIVE
 
     @property
     def plain(self) -> bool:
@@ -102,7 +101,7 @@ def optimised(plan: Plan, optimiser: Optimiser, rate: Floats) -> Plan:
             f"to {largest:g}: parameters would change their sign. Use a smaller weight_decay."
         )
     if optimiser.adaptive:
-        plan = _with_adam(plan, optimiser, rate)
+        plan = _with_adaptive_steps(plan, optimiser, rate)
     else:
         plan = _with_momentum(plan, optimiser)
     # Another name, because published analyses of a method cover its plain steps only.
@@ -146,48 +145,48 @@ def _with_momentum(plan: Plan, optimiser: Optimiser) -> Plan:
     return tables.applied(plan)
 
 
-def _with_adam(plan: Plan, optimiser: Optimiser, rate: Floats) -> Plan:
-    """Adam (Kingma and Ba 2015) on the change of a whole round, in one more release at its end.
+def _with_adaptive_steps(plan: Plan, optimiser: Optimiser, rate: Floats) -> Plan:
+    """A non-linear step, such as Adam's, on the change of a whole round, in one more release at its end.
 
-    In this release an agent makes its estimate from P, where the round began, and from its averages of
-    d = P - y and d². `Plan.adaptive` has the step size of these releases and the other settings.
+    In this release an agent makes its estimate from its memory rows: P, where the round began, and for Adam
+    the averages of d = P - y and d². `Plan.adaptive` has the step size of these releases and the other
+    settings.
     """
-    n, own = plan.agents, np.arange(plan.agents)
+    kind = ADAPTIVE[optimiser.kind]
+    n, own, k = plan.agents, np.arange(plan.agents), kind.memories
     for r in range(1, plan.releases):
         if plan.carries[r].any() and not _begins_with_own(plan, r):
             raise InputError(
-                f"Expected a method whose steps begin at averaged estimates for Adam, got {plan.protocol}: "
-                "no account covers Adam on hidden or unmixed rows. Use correlated or muffliato with gossip "
-                ">= 1, or central; or optimiser = 'momentum', which every method supports."
+                f"Expected a method whose steps begin at averaged estimates for {kind.title}, got "
+                f"{plan.protocol}: no account covers {kind.title} on hidden or unmixed rows. Use correlated "
+                "or muffliato with gossip >= 1, or central; or optimiser = 'momentum', which every method "
+                "supports."
             )
     carrying = np.asarray(plan.carries.values.any(axis=1))
     steps = np.flatnonzero(carrying[plan.carries.which])
     before = np.append(steps[1:], plan.releases)  # releases before which an adaptive one is inserted
     if len(before) != len(rate):
         raise InputError(f"Expected {len(rate)} rounds that carry gradients, got {len(before)}.")
-    tables = _MixTables(plan, memories=3)
-    first = n + np.arange(3 * n).reshape(3, n)  # P, and the averages of d and d²
+    tables = _MixTables(plan, memories=k)
+    memories = n + np.arange(k * n).reshape(k, n)  # P, then the others
     for r in range(plan.releases):
         source, weight = tables.table(r)
-        source[n:, 0], weight[n:, 0] = first.reshape(-1), 1.0
+        source[n:, 0], weight[n:, 0] = memories.reshape(-1), 1.0
         if plan.carries[r].any():
-            source[first[0], 0] = own
+            source[memories[0], 0] = own
         if r == 0:
-            weight[n:, 0] = np.repeat([1.0, 0.0], [n, 2 * n])  # averages begin at 0
+            weight[n:, 0] = np.repeat([1.0, 0.0], [n, (k - 1) * n])  # averages begin at 0
         tables.add(source, weight)
         if r + 1 in before:
-            everything = np.concatenate([own[None], first]).T  # [n, 4]
-            source[:, :4], weight[:, :4] = np.tile(everything, (4, 1)), 1.0
-            source[:, 4:], weight[:, 4:] = NOBODY, 0.0  # the release mixes nothing else
+            together = np.concatenate([own[None], memories]).T  # [n, 1 + k]
+            source[:, : 1 + k], weight[:, : 1 + k] = np.tile(together, (1 + k, 1)), 1.0
+            source[:, 1 + k :], weight[:, 1 + k :] = NOBODY, 0.0  # the release mixes nothing else
             tables.add(source, weight)
     return replace(
         tables.applied(plan, before),
-        adaptive=AdamSettings(
+        adaptive=kind(
             rate=np.insert(np.zeros(plan.releases), before, rate),
-            momentum=optimiser.momentum,
-            second_moment=optimiser.second_moment,
-            floor=optimiser.floor,
-            weight_decay=optimiser.weight_decay,
+            **{field.name: getattr(optimiser, field.name) for field in fields(kind) if field.name != "rate"},
         ),
     )
 
@@ -228,9 +227,9 @@ class _MixTables:
         self._which: list[int] = []
 
     def table(self, round: int) -> tuple[Ints, Floats]:
-        """The plan's table of `round` with empty memory rows and room for two more sources, at least four."""
+        """The plan's table of `round` with empty memory rows and room for two more sources."""
         source, weight = self.plan.source[round], self.plan.weight[round]
-        width = max(4, source.shape[1] + 2)
+        width = max(1 + self.more // self.plan.agents, source.shape[1] + 2)
         sources = np.full((len(source) + self.more, width), NOBODY, np.int64)
         weights = np.zeros(sources.shape)
         sources[: len(source), : source.shape[1]] = source

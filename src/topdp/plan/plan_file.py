@@ -82,7 +82,7 @@ def load(path: Path) -> Plan:
             elif f"{field.name}.values" in arrays:
                 parts = arrays.pop(f"{field.name}.values"), arrays.pop(f"{field.name}.which")
                 values[field.name] = PerRound(*parts)
-        for steps in ADAPTIVE:
+        for steps in ADAPTIVE.values():
             if steps.stored_as in arrays:
                 rate, settings = arrays.pop(ADAPTIVE_RATE), arrays.pop(steps.stored_as)
                 names = [field.name for field in fields(steps) if field.name != "rate"]

@@ -1,4 +1,4 @@
-"""The account of a plan: every answer to "how private?", side by side, as numbers or with a reason.
+"""The account of a plan: all privacy answers side by side, each as numbers or with the reason for a refusal.
 
 This file only puts the answers together; `answers/` says what each of them guarantees.
 """
@@ -63,7 +63,7 @@ class Account:
     def __getattr__(self, key: str) -> Answer:
         if key not in ANSWERS:
             raise AttributeError(f"An account has no answer {key!r}; it has {', '.join(ANSWERS)}.")
-        return self.answers[key]
+        return self.answers.get(key, NOT_ASKED)
 
     @property
     def views(self) -> dict[str, View]:
@@ -77,7 +77,7 @@ class Account:
 
     def answer(self, name: str) -> Answer:
         """The answer of a name, as `worst-case` or `worst_case`."""
-        return self.answers[answer_kind(name).key]
+        return self.answers.get(answer_kind(name).key, NOT_ASKED)
 
     def summary(self) -> dict[str, Any]:
         """The `privacy` object of a run: the largest ε and μ over agents, null with a reason."""
@@ -119,10 +119,13 @@ class Account:
 
     @classmethod
     def from_details(cls, details: dict[str, Any], analysis: Analysis) -> Account:
-        """Read what `details` wrote, which has only ε and μ of amplified losses, and no pairs of them."""
+        """Read what `details` wrote, which has only ε and μ of amplified losses, and no pairs of them.
+
+        The details may be older than some answers: these are missing.
+        """
         reasons, seen_by = details.get("reasons", {}), details["sees_most"]
         pairs = {} if analysis.exposure().sampled else details["pairs"]
-        answers = dict.fromkeys(ANSWERS, NOT_ASKED)
+        answers = dict.fromkeys((key for key in ANSWERS if key in details["status"]), NOT_ASKED)
         for key, values in details["epsilon_per_agent"].items():
             mu = details["mu_per_agent"][key]
             answers[key] = Answer(
@@ -151,7 +154,7 @@ def account(
     known: View | None = None,
     query: Query = DEFAULT_QUERY,
 ) -> Account:
-    """The answers that cost nothing for every agent of `plan`, and the others that are asked for.
+    """Compute the quick answers for every agent of `plan`, and the others that are asked for.
 
     `guarantee`: the answer to which the noise was calibrated; it is computed, too, from the view `known`
     where the calibration has one already.
@@ -195,7 +198,7 @@ def account(
 def with_answer(
     account: Account, kind: AnswerKind, plan: Plan, view: View | None = None, query: Query = DEFAULT_QUERY
 ) -> Account:
-    """The account of `plan` with one answer more; `view`: what observers learn, where that is known already.
+    """Return the account with one answer more; `view`: what observers learn, if that is known already.
 
     >>> from topdp.privacy import Analysis, account
     >>> import numpy as np

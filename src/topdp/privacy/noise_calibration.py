@@ -20,9 +20,8 @@ from topdp.privacy.observers.view import View
 from topdp.privacy.published.claims import Analysis
 from topdp.privacy.query import DEFAULT_QUERY, Query
 
-ROUNDING_MARGIN = (
-    1 + 1e-7
-)  # covers the rounding of the last product, and of bounds found again at other noise
+# Covers the rounding of the last product, and of bounds found again at other noise.
+ROUNDING_MARGIN = 1 + 1e-7
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,6 +1,6 @@
-"""What is asked of an account beside the plan: colluders, the time it may take, who is told of its progress.
+"""The options of an account: how many agents collude, whether it may take long, and how it reports progress.
 
-Not for the budget and δ, which are arguments of their own.
+The budget and δ are separate arguments.
 """
 
 from __future__ import annotations

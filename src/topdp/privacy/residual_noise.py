@@ -70,10 +70,9 @@ def _mixing(plan: Plan) -> Callable[[int, int], Any]:
 
     @lru_cache(maxsize=CACHED_MATRICES)
     def mixing(source: int, weight: int) -> Any:
-        found = _matrix(plan.source.values[source], plan.weight.values[weight], plan.rows)
-        return (
-            found.toarray() if plan.rows <= MAX_DENSE_ROWS else found
-        )  # few rows are as fast without a structure
+        W = _matrix(plan.source.values[source], plan.weight.values[weight], plan.rows)
+        # A small dense matrix is as fast as a sparse one.
+        return W.toarray() if plan.rows <= MAX_DENSE_ROWS else W
 
     return mixing
 

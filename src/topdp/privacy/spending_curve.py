@@ -67,9 +67,7 @@ class Spending:
     sensitivity: float  # of the owner's mean gradient, to one of its records
     information: Floats
     query: Query = DEFAULT_QUERY
-    _worst_case_at: dict[int, float] = field(
-        default_factory=dict, repr=False
-    )  # worst case of the plan up to a round
+    _worst_case_at: dict[int, float] = field(default_factory=dict, repr=False)  # by last planned release
 
     @property
     def batches(self) -> Batches:

@@ -100,7 +100,7 @@ def _at_ratio(pairs: Ints, alone: Floats, colluders: int, ratio: float) -> Float
         return alone
     tried = {strength: allocated(pairs, alone, colluders, strength) for strength in PAIR_NOISE_STRENGTHS}
     for _ in range(MAX_SECANT_STEPS):
-        off = {strength: math.log(found.pair_noise / ratio) for strength, found in tried.items()}
+        off = {strength: math.log(allocation.pair_noise / ratio) for strength, allocation in tried.items()}
         first, second = sorted(off, key=lambda strength: abs(off[strength]))[:2]
         if abs(off[first]) < LOG_RATIO_TOLERANCE:
             break
@@ -110,7 +110,7 @@ def _at_ratio(pairs: Ints, alone: Floats, colluders: int, ratio: float) -> Float
         if strength in tried:
             break
         tried[strength] = allocated(pairs, alone, colluders, strength)
-    return min(tried.values(), key=lambda found: abs(math.log(found.pair_noise / ratio))).own
+    return min(tried.values(), key=lambda allocation: abs(math.log(allocation.pair_noise / ratio))).own
 
 
 def allocated(pairs: Ints, alone: Floats, colluders: int, strength: float) -> Allocation:
@@ -154,7 +154,7 @@ def _correlated(outline: RunOutline, analysis: Analysis, schedule: Schedule) -> 
         pairs = secret_pairs(c.secrets, graph, degree, config.seed)
         if c.pair_noise == "auto":
             tried = [allocated(pairs, alone, colluders, strength) for strength in PAIR_NOISE_STRENGTHS]
-            ways = [(found.pair_noise, found.own) for found in tried]
+            ways = [(allocation.pair_noise, allocation.own) for allocation in tried]
         else:
             ways = [(c.pair_noise, _at_ratio(pairs, alone, colluders, c.pair_noise))]
         for ratio, own in ways:

@@ -65,6 +65,7 @@ class Running:
 
     def __init__(
         self,
+        *,
         config: RunConfig,
         plan: Plan,
         privacy: Account,

@@ -94,7 +94,7 @@ class Checkpoints:
 
     def _parts(self) -> list[CheckpointPart]:
         """All files with rows. A rank's that cannot be read is as if it were not; one process has one."""
-        found, plan = [], self.layout.plan
+        parts, plan = [], self.layout.plan
         for file in sorted(self.path.glob("checkpoint*.safetensors")):
             if file.name == SINGLE_CHECKPOINT:
                 releases, rows = RunFolder(self.path).checkpoint_size()
@@ -103,17 +103,17 @@ class Checkpoints:
                         f"Expected a checkpoint of this plan in {file}, got {rows} rows after {releases} "
                         "releases."
                     )
-                found.append(CheckpointPart(releases, np.flatnonzero(plan.exists[releases - 1]), file))
+                parts.append(CheckpointPart(releases, np.flatnonzero(plan.exists[releases - 1]), file))
             elif PART_NAME.fullmatch(file.name):
                 with suppress(*UNREADABLE_FILE_ERRORS, SafetensorError), safe_open(file, "numpy") as opened:
                     numbers = opened.get_tensor("numbers")
                     if opened.get_slice("rows").get_shape()[0] == len(numbers):
-                        found.append(CheckpointPart(int(opened.get_tensor("releases")[0]), numbers, file))
-        return [part for part in found if 0 < part.releases <= plan.releases]
+                        parts.append(CheckpointPart(int(opened.get_tensor("releases")[0]), numbers, file))
+        return [part for part in parts if 0 < part.releases <= plan.releases]
 
     def _has(self, parts: list[CheckpointPart], releases: int) -> bool:
-        found = [part.numbers for part in parts if part.releases == releases]
-        return bool(np.isin(self.layout.made(releases - 1), np.concatenate(found)).all())
+        rows = [part.numbers for part in parts if part.releases == releases]
+        return bool(np.isin(self.layout.made(releases - 1), np.concatenate(rows)).all())
 
     def _read(self, parts: list[CheckpointPart], releases: int) -> np.ndarray:
         wanted = self.layout.made(releases - 1)
@@ -135,13 +135,13 @@ class Checkpoints:
         assert rows is not None
         return rows
 
-    def _expect_what_was_marked(self, found: int, said: list[list[int]]) -> None:
+    def _expect_what_was_marked(self, newest: int, said: list[list[int]]) -> None:
         """run.json is rank 0's; what all had once, all must have still."""
         file, marked = self.path / "run.json", 0
         if file.exists() and (self.group is None or self.group.leads):
             marked = (RunFolder(self.path).read_json("run.json").get("checkpoint") or {}).get("releases", 0)
         marked = marked if self.group is None else self.group.led(marked)
-        if found < marked:
+        if newest < marked:
             without = [rank for rank, mine in enumerate(said) if not any(one >= marked for one in mine)]
             raise RunFolderError(
                 f"Expected the checkpoint after {marked} releases in {self.path}, which all ranks had by "

@@ -507,11 +507,11 @@ def _nearest_key(path: list[str]) -> str:
 
 def _all_keys(section: Any = None, before: str = "") -> list[str]:
     """Every key that holds a value, with its sections."""
-    found: list[str] = []
+    keys: list[str] = []
     for name, field in (section or RunConfig).model_fields.items():
         inner = _section_of(field.annotation) if f"{before}{name}" not in KEYS_WITH_FORMS else None
-        found += _all_keys(inner, f"{before}{name}.") if inner else [before + name]
-    return found
+        keys += _all_keys(inner, f"{before}{name}.") if inner else [before + name]
+    return keys
 
 
 def _known_keys(path: list[str]) -> list[str]:

@@ -1,12 +1,13 @@
-"""A run that was made without a folder of its own: everything that its folder will hold, and how that is
-written. For stacks, which leave their folders at the end, and for runs on other machines: this is what comes
-back from there. Holds no records. Not for runs that continue from checkpoints (`run.py`).
+"""A run that was computed without a folder of its own: all that its folder will hold, and how to write it.
+
+For stacks, which write their folders at the end, and for runs on other machines, which send this back. Holds
+no records. Not for runs that continue from checkpoints (`run.py`).
 """
 
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,9 +33,9 @@ class BestArrays(NamedTuple):
     estimates: NDArray[Any]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class FinishedRun:
-    """What was planned, and what was found; without estimates where the run diverged."""
+    """The plan, account and results of a run; without estimates where it diverged."""
 
     config: RunConfig
     plan: Plan
@@ -49,15 +50,23 @@ class FinishedRun:
     @classmethod
     def of(cls, job: PlannedRun, result: Result | None) -> FinishedRun:
         """`result`: None where the run diverged."""
-        privacy, notes = sealed(job.plan, job.privacy), notes_of(job.parts.flat)
-        config, begun = job.parts.run.config, begun_facts(job)
+        planned = cls(
+            config=job.parts.run.config,
+            plan=job.plan,
+            privacy=sealed(job.plan, job.privacy),
+            begun=begun_facts(job),
+            metrics=[],
+            notes=notes_of(job.parts.flat),
+        )
         if result is None:
-            return cls(config, job.plan, privacy, begun, [], notes)
-        found = result.best
-        kept = found and BestArrays(found.round, found.metric, found.value, as_array(found.estimates))
-        ended = ended_facts(result, job.parts.device)
-        return cls(
-            config, job.plan, privacy, begun, result.metrics, notes, as_array(result.estimates), kept, ended
+            return planned
+        best = result.best
+        return replace(
+            planned,
+            metrics=result.metrics,
+            estimates=as_array(result.estimates),
+            best=best and BestArrays(best.round, best.metric, best.value, as_array(best.estimates)),
+            ended=ended_facts(result, job.parts.device),
         )
 
     def write(self, path: Path) -> None:

@@ -93,13 +93,13 @@ def free_on(device: torch.device) -> int | None:
     """Bytes that can still be had; None where nobody says."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    found = []
+    limits = []
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
-        found += [1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
+        limits += [1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
         limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
         if limit != "max":
-            found.append(int(limit) - int(Path("/sys/fs/cgroup/memory.current").read_text()))
+            limits.append(int(limit) - int(Path("/sys/fs/cgroup/memory.current").read_text()))
     except (OSError, ValueError, IndexError):
         pass
-    return min(found) if found else None
+    return min(limits) if limits else None

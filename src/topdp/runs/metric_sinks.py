@@ -18,9 +18,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, final
 
-from topdp.runs.best_estimates import names
 from topdp.runs.callbacks import Running
 from topdp.runs.config import ConfigError, did_you_mean
+from topdp.runs.metric_labels import evaluated_names
 from topdp.runs.result import Metrics, Result
 
 PROJECT = "topdp"
@@ -178,13 +178,13 @@ def _title(run: Running) -> str:
 
 def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Dotted keys, as --set has them."""
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, dict):
-            found |= _flat(value, f"{prefix}{key}.")
+            settings |= _flat(value, f"{prefix}{key}.")
         else:
-            found[prefix + key] = value
-    return found
+            settings[prefix + key] = value
+    return settings
 
 
 def _epsilons(run: Running) -> dict[str, float]:
@@ -196,9 +196,9 @@ def _epsilons(run: Running) -> dict[str, float]:
 
 def _values(line: Metrics) -> dict[str, float]:
     """Undefined values are left out; of a metric with a value for each class, each has its number."""
-    found: dict[str, float | None] = {}
-    for name in names(line):
+    values: dict[str, float | None] = {}
+    for name in evaluated_names(line):
         for key, value in line[name].items():
             several = enumerate(value) if isinstance(value, list) else [("", value)]
-            found |= {f"{name}/{key}{f'/{k}' if k != '' else ''}": one for k, one in several}
-    return {key: float(value) for key, value in found.items() if value is not None}
+            values |= {f"{name}/{key}{f'/{k}' if k != '' else ''}": one for k, one in several}
+    return {key: float(value) for key, value in values.items() if value is not None}

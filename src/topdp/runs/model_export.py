@@ -144,12 +144,12 @@ def export_run(
 
 
 def _by_name(row: Tensor, parameters: str) -> dict[str, Tensor]:
-    found, start = {}, 0
+    tensors, start = {}, 0
     for name, shape in json.loads(parameters):
         size = torch.Size(shape).numel()
-        found[name] = row[start : start + size].view(shape).clone()
+        tensors[name] = row[start : start + size].view(shape).clone()
         start += size
-    return found
+    return tensors
 
 
 def _write_onnx(module: nn.Module, file: Path, inputs: InputKind | None) -> Path:

@@ -132,19 +132,19 @@ def expect_account_of(config: RunConfig, analysis: Analysis, folder: RunFolder) 
             "its privacy.json does not hold for them."
         )
     try:
-        found = Account.from_details(privacy, analysis)
+        account = Account.from_details(privacy, analysis)
     except UNREADABLE_FILE_ERRORS as error:
         raise RunFolderError(
             f"Expected the account of a run in {folder.path / 'privacy.json'}, could not read it: {error!r}."
         ) from error
-    if found.guarantee is not None:
-        _expect_within(config, found, folder)
-    return found
+    if account.guarantee is not None:
+        _expect_within(config, account, folder)
+    return account
 
 
-def _expect_within(config: RunConfig, found: Account, folder: RunFolder) -> None:
-    spent = found.answer(found.guarantee or "").epsilon
-    budget = budgets(config, len(found.analysis.batches))
+def _expect_within(config: RunConfig, account: Account, folder: RunFolder) -> None:
+    spent = account.answer(account.guarantee or "").epsilon
+    budget = budgets(config, len(account.analysis.batches))
     if spent is None or (spent > budget * (1 + 1e-9)).any():
         raise RunFolderError(
             f"Expected the epsilon with which the run in {folder.path} was begun, got a smaller one than its "
@@ -187,37 +187,37 @@ def _records(folder: RunFolder) -> tuple[int, ...]:
 
 
 def coalition_account(
-    plan: Plan, found: Account, size: int, seed: int, progress: Progress = silent
+    plan: Plan, account: Account, size: int, seed: int, progress: Progress = silent
 ) -> Coalitions | None:
     """What coalitions of `size` agents see; None for single agents, which the account has already."""
     if size == 1:
         return None
-    exposure = found.analysis.exposure()
+    exposure = account.analysis.exposure()
     return coalitions(
         plan, exposure, size, limit=MAX_EXACT_COALITIONS, seed=seed, bound="upper", progress=progress
     )
 
 
-def powers(found: Account) -> dict[str, dict[str, float | None]]:
+def powers(account: Account) -> dict[str, dict[str, float | None]]:
     """The largest power of an attacker over agents, by answer and share of false alarms."""
     return {
         name: {
             f"{share:g}": None if (power := answer.power(share)) is None else float(power.max())
             for share in FALSE_ALARMS
         }
-        for name, answer in found.answers.items()
+        for name, answer in account.answers.items()
         if answer.asked
     }
 
 
 def account_json(
-    config: RunConfig, plan: Plan, found: Account, together: Coalitions | None
+    config: RunConfig, plan: Plan, account: Account, together: Coalitions | None
 ) -> dict[str, Any]:
     """The JSON object of `topdp account`."""
-    details = {"releases": plan.releases, **found.details(), "power": powers(found)}
+    details = {"releases": plan.releases, **account.details(), "power": powers(account)}
     details["sigma"] = (plan.full_scale / config.privacy.clip).tolist()
     if together is not None:
-        epsilon, members = together.worst_epsilon(found.delta)
+        epsilon, members = together.worst_epsilon(account.delta)
         details["coalition"] = {
             "size": together.size,
             "statement": together.statement,

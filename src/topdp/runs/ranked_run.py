@@ -197,8 +197,8 @@ def _assembled(
     kind = (shards.inputs.shape[2:], shards.inputs.dtype, shards.targets.shape[2:], shards.targets.dtype)
     group.expect_same("shape and type of records", str(kind), "look at the files of its agents.")
     counts = _of_all(home, group.all(shards.counts))
-    found = [one for one in group.all(shards.classes) if one is not None]
-    shards = replace(shards.padded(max(counts)), classes=max(found) if found else None)
+    class_counts = [one for one in group.all(shards.classes) if one is not None]
+    shards = replace(shards.padded(max(counts)), classes=max(class_counts) if class_counts else None)
     task = group.together(lambda: named_task(outline.config))
     everyone = Everyone(counts, _digest(group, shards, home, counts))
     parts = group.together(lambda: Assembly.of_records(outline, shards, task, device, everyone))
@@ -224,10 +224,10 @@ def _expect_supported_model(parts: Assembly) -> None:
 
 def _of_all(home: Ints, said: list[tuple[int, ...]]) -> tuple[int, ...]:
     """One number for each agent, of what each rank says of its own."""
-    found = np.empty(len(home), np.int64)
+    all_counts = np.empty(len(home), np.int64)
     for rank, counts in enumerate(said):
-        found[home == rank] = counts
-    return tuple(found.tolist())
+        all_counts[home == rank] = counts
+    return tuple(all_counts.tolist())
 
 
 def _digest(group: ProcessGroup, shards: Shards, home: Ints, counts: tuple[int, ...]) -> str:
@@ -249,12 +249,12 @@ def _digest(group: ProcessGroup, shards: Shards, home: Ints, counts: tuple[int, 
 def _job(group: ProcessGroup, parts: Assembly, begun: RunFolder | None, progress: Progress) -> PlannedRun:
     """Planned and accounted by rank 0, or read from its folder; the others write the plan, and compare."""
 
-    def found() -> PlannedRun | None:
+    def led_job() -> PlannedRun | None:
         if not group.leads:
             return None
         return plan_run(parts, progress) if begun is None else reopen_run(parts, begun)
 
-    job = group.together(found)
+    job = group.together(led_job)
     deviation = group.led(None if job is None else job.plan.full_scale)
     account = group.led(None if job is None else sealed(job.plan, job.privacy))
     if job is None:

@@ -1,4 +1,4 @@
-"""What a run found: the object that `topdp.train` returns, and the lines of metrics.jsonl."""
+"""The results of a run: the object that `topdp.train` returns, and the lines of metrics.jsonl."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class Stopped(NamedTuple):
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Result:
-    """What a run found. With a folder, everything is on disk as well.
+    """The results of a run. With a folder, everything is on disk as well.
 
     >>> import torch, topdp
     >>> x = torch.rand(4, 50, 3)  # three agents and a test set
@@ -119,11 +119,11 @@ class Result:
 
 def metrics_of(round: int, evaluation: Evaluation) -> Metrics:
     """The line of metrics.jsonl after `round`."""
-    found = {**evaluation.metrics, "loss": evaluation.loss}
+    per_agent = {**evaluation.metrics, "loss": evaluation.loss}
     return {
         "round": round,
-        **{name: spread(values) for name, values in found.items()},
-        **{f"{name}_per_agent": _plain(values.round(6)) for name, values in found.items()},
+        **{name: spread(values) for name, values in per_agent.items()},
+        **{f"{name}_per_agent": _plain(values.round(6)) for name, values in per_agent.items()},
     }
 
 

@@ -29,7 +29,7 @@ def distance(value: float, rounded: str) -> float:
 
 def usual_noise(plan: Plan) -> float:
     """The deviation of the least noised row that carries a gradient, in the middle of some releases."""
-    found = []
+    deviations = []
     kinds = np.asarray(plan.carries.values.any(axis=1))
     steps = np.flatnonzero(kinds[plan.carries.which])
     for r in steps[:: max(1, len(steps) // MAX_SAMPLED_RELEASES)].tolist():
@@ -37,8 +37,8 @@ def usual_noise(plan: Plan) -> float:
         carries = this.exists & (this.step != 0)
         if carries.any():
             entering = np.where(this.draw >= 0, this.std, 0.0)[carries]
-            found.append(float(np.sqrt((entering**2).sum(axis=1)).min()))
-    return float(np.median(found)) if found else 0.0
+            deviations.append(float(np.sqrt((entering**2).sum(axis=1)).min()))
+    return float(np.median(deviations)) if deviations else 0.0
 
 
 def warn_of_lost_steps(plan: Plan, start: Tensor) -> None:

@@ -24,5 +24,5 @@ def as_tensor(rows: NDArray[Any]) -> Tensor:
     >>> as_tensor(as_array(torch.tensor([1.0, -3.0], dtype=torch.bfloat16))).tolist()
     [1.0, -3.0]
     """
-    found = torch.from_numpy(rows)
-    return found.view(torch.bfloat16) if found.dtype == torch.uint16 else found
+    tensor = torch.from_numpy(rows)
+    return tensor.view(torch.bfloat16) if tensor.dtype == torch.uint16 else tensor

@@ -138,37 +138,36 @@ class PlannedRun:
         stopped: Stopped | None = None,
     ) -> Result:
         return Result(
-            self.parts.run.config,
-            self.plan,
-            self.privacy,
-            metrics,
-            estimates,
-            seconds,
-            self.parts.flat,
-            folder,
-            best,
-            stopped,
-            InputKind.of(self.parts.shards.inputs),
+            config=self.parts.run.config,
+            plan=self.plan,
+            privacy=self.privacy,
+            metrics=metrics,
+            estimates=estimates,
+            seconds=seconds,
+            flat=self.parts.flat,
+            folder=folder,
+            best=best,
+            stopped=stopped,
+            inputs=InputKind.of(self.parts.shards.inputs),
         )
 
 
 def plan_run(parts: Assembly, progress: Progress) -> PlannedRun:
     progress("planning")
-    found = plan_and_account(parts.run, progress)
-    return PlannedRun(parts, *found)
+    return PlannedRun(parts, *plan_and_account(parts.run, progress))
 
 
 def reopen_run(parts: Assembly, folder: RunFolder) -> PlannedRun:
     """Check the plan, account and records of a run that was begun, and continue with them."""
     plan = folder.plan
     expect_plan_of(parts.run, plan, folder.path)
-    found = expect_account_of(parts.run.config, parts.run.analysis, folder)
+    account = expect_account_of(parts.run.config, parts.run.analysis, folder)
     if folder.fact("data") != parts.digest():
         raise RunFolderError(
             f"Expected the records with which the run in {folder.path} was begun, in their order; got others."
             " A record in another place of its cycle would be used more often than the account says."
         )
-    return PlannedRun(parts, plan, found)
+    return PlannedRun(parts, plan, account)
 
 
 def execute(
@@ -200,16 +199,25 @@ def execute(
 
     def seen_as(history: list[dict[str, Any]]) -> Running:
         larger = {metric.name: metric.larger_is_better for metric in parts.task.metrics}
-        return Running(parts.run.config, job.plan, job.privacy, parts.flat, path, history, stopped_at, larger)
+        return Running(
+            config=parts.run.config,
+            plan=job.plan,
+            privacy=job.privacy,
+            flat=parts.flat,
+            folder=path,
+            history=history,
+            stopped_at=stopped_at,
+            larger=larger,
+        )
 
     try:
-        found = train_to_the_end(
+        trained = train_to_the_end(
             simulation, parts.start, parts.run.config, folder, progress, callbacks, seen_as, checkpoints
         )
         seconds = time.perf_counter() - started
         simulation.release_buffers()
-        estimates = simulation.reported(found.state).detach().cpu().clone()
-        result = job.result(found.metrics, estimates, seconds, path, found.best, found.stopped)
+        estimates = simulation.reported(trained.state).detach().cpu().clone()
+        result = job.result(trained.metrics, estimates, seconds, path, trained.best, trained.stopped)
         if folder is not None:
             facts = ended_facts(result, parts.device)
             numbers, notes = as_array(result.estimates), notes_of(result.flat)

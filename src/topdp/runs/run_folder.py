@@ -1,4 +1,4 @@
-"""What a run leaves behind: one folder, written as the run goes, readable at any moment.
+"""The folder of a run: written as the run goes, readable at any moment.
 
     config.toml        the whole configuration
     plan.npz           the plan that was executed
@@ -48,7 +48,7 @@ class RunFolderError(InputError):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Releases made, and the rows of the last of them; bfloat16 as its bits (`tensor_files.NAMES`)."""
+    """Releases made, and the rows of the last of them; bfloat16 as its bits (`tensor_files.DTYPE_NAMES`)."""
 
     releases: int
     rows: NDArray[Any]
@@ -93,7 +93,7 @@ class RunFolder:
         return folder
 
     def forget_start(self) -> None:
-        """Empties a folder in which a run was about to start, and never did."""
+        """Empty a folder in which a run was about to start, and never did."""
         for name in ("config.toml", "plan.npz", "privacy.json", GRAPH_FILE, "run.json"):
             _forget(self.path, name)
 
@@ -108,7 +108,7 @@ class RunFolder:
         return config
 
     def fact(self, name: str) -> Any:
-        """What run.json says under `name`."""
+        """The fact `name` in run.json."""
         return self._read("run.json", lambda file: json.loads(file.read_text(encoding="utf-8"))[name])
 
     @property
@@ -135,8 +135,8 @@ class RunFolder:
 
     def checkpoint_size(self) -> tuple[int, int]:
         """Releases and rows of the checkpoint, which is not read further."""
-        found: tuple[int, int] = self._read("checkpoint.safetensors", _read_size)
-        return found
+        size: tuple[int, int] = self._read("checkpoint.safetensors", _read_size)
+        return size
 
     def save_checkpoint(self, checkpoint: Checkpoint) -> None:
         tensors = {"releases": np.array([checkpoint.releases]), "rows": checkpoint.rows}
@@ -171,13 +171,13 @@ class RunFolder:
 
     def read_estimates(self, name: str, notes: Sequence[str] = ()) -> tuple[NDArray[Any], dict[str, str]]:
         """Estimates and all notes of such a file, which must have the `notes` named here."""
-        kept, found = self.kept_estimates(name, notes)
-        return widened(kept), found
+        kept, notes_there = self.kept_estimates(name, notes)
+        return widened(kept), notes_there
 
     def kept_estimates(self, name: str, notes: Sequence[str] = ()) -> tuple[NDArray[Any], dict[str, str]]:
-        """The same, but bfloat16 as its bits (`tensor_files.NAMES`), in half the memory."""
-        found: tuple[NDArray[Any], dict[str, str]] = self._read(name, partial(_read_estimates, notes=notes))
-        return found
+        """The same, but bfloat16 as its bits (`tensor_files.DTYPE_NAMES`), in half the memory."""
+        content: tuple[NDArray[Any], dict[str, str]] = self._read(name, partial(_read_estimates, notes=notes))
+        return content
 
     def read_json(self, name: str) -> Any:
         return self._read(name, lambda file: json.loads(file.read_text(encoding="utf-8")))
@@ -205,7 +205,7 @@ class RunFolder:
 
 
 def _in_the_way(path: Path) -> str:
-    """What is there instead of a new or empty folder, and what to do."""
+    """The content of a folder that is not empty, and what to do, for an error message."""
     if not path.is_dir():
         return f"{path} is a file: name another place"
     try:
@@ -231,8 +231,8 @@ def _read_config(file: Path) -> RunConfig:
 
 def _read_estimates(file: Path, notes: Sequence[str]) -> tuple[NDArray[Any], dict[str, str]]:
     with safe_open(file, "numpy") as opened:
-        found = opened.metadata() or {}
-    return read_tensor(file, "estimates"), {**found, **{name: found[name] for name in notes}}
+        metadata = opened.metadata() or {}
+    return read_tensor(file, "estimates"), {**metadata, **{name: metadata[name] for name in notes}}
 
 
 def _read_checkpoint(file: Path) -> Checkpoint:

@@ -76,9 +76,11 @@ class Stack:
 
     def evaluations(self, state: State) -> list[Evaluation]:
         """Of each run, for its own agents."""
-        found = self.engine.evaluate(state)
+        evaluation = self.engine.evaluate(state)
         return [
-            Evaluation(found.loss[own], {name: values[own] for name, values in found.metrics.items()})
+            Evaluation(
+                evaluation.loss[own], {name: values[own] for name, values in evaluation.metrics.items()}
+            )
             for own in self._places()
         ]
 
@@ -141,13 +143,13 @@ class Dealer:
         if key not in self._dealt:
             if pools:  # what others share out is here already, or soon needed
                 alone = config.method.model_copy(update={"name": "plain"})
-                found = self.shards(config.model_copy(update={"method": alone})).pooled()
+                dealt = self.shards(config.model_copy(update={"method": alone})).pooled()
             else:
                 outline = RunOutline.of(config, self.graph(config))
-                found = load_shards(outline, self._progress, self.device).to(self.device)
+                dealt = load_shards(outline, self._progress, self.device).to(self.device)
             if len(self._dealt) == MAX_CACHED_SHARDS:
                 del self._dealt[next(iter(self._dealt))]
-            self._dealt[key] = found
+            self._dealt[key] = dealt
         return self._dealt[key]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -80,20 +80,21 @@ def points(read: Read, axes: Sequence[Axis], seeds: int) -> list[SweepPoint]:
         raise ConfigError(
             f"Expected at most {MAX_SWEEP_RUNS} runs in a sweep, got {count}: try fewer values at once."
         )
-    found: list[SweepPoint] = []
+    grid_points: list[SweepPoint] = []
     for values in combinations:
         chosen = dict(zip(keys, values, strict=True))
         first = read([f"{key}={value}" for key, value in chosen.items()])
         for seed in range(first.seed, first.seed + seeds):
             config = first.model_copy(update={"seed": seed})
-            found.append(SweepPoint(f"{len(found) + 1:0{len(str(count))}d}", chosen, seed, config))
-    return found
+            folder = f"{len(grid_points) + 1:0{len(str(count))}d}"
+            grid_points.append(SweepPoint(folder, chosen, seed, config))
+    return grid_points
 
 
-def resolved_points(found: Sequence[SweepPoint]) -> list[SweepPoint]:
+def resolved_points(sweep_points: Sequence[SweepPoint]) -> list[SweepPoint]:
     """The same points, each with numbers in place of `auto`; raises ConfigError if one cannot be run."""
     known: dict[str, tuple[int, ...]] = {}
-    return [SweepPoint(one.folder, one.chosen, one.seed, _resolved_config(one, known)) for one in found]
+    return [replace(point, config=_resolved_config(point, known)) for point in sweep_points]
 
 
 def _resolved_config(point: SweepPoint, known: dict[str, tuple[int, ...]]) -> RunConfig:

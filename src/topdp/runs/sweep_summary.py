@@ -42,8 +42,8 @@ class Spread:
 
     def values(self, metric: str) -> list[float]:
         """One for each seed that has it."""
-        found = [run["metrics"][metric]["mean"] for run in self.done if run["metrics"]]
-        return [float(value) for value in found if value is not None]
+        means = [run["metrics"][metric]["mean"] for run in self.done if run["metrics"]]
+        return [float(value) for value in means if value is not None]
 
     def of(self, metric: str) -> dict[str, float | int | None]:
         """mean, deviation and n over seeds."""
@@ -95,9 +95,9 @@ def metric_names(spreads: Sequence[Spread]) -> list[str]:
     for one in spreads:
         for run in one.done:
             if run["metrics"]:
-                found = run["metrics"].items()
+                metrics = run["metrics"].items()
                 return [
-                    name for name, value in found
+                    name for name, value in metrics
                     if isinstance(value, dict) and not isinstance(value.get("mean"), list)
                 ]  # fmt: skip
     return []
@@ -141,8 +141,8 @@ def write_csv(spreads: Sequence[Spread], place: Path) -> None:
             epsilons = [run["privacy"]["epsilon"][name] for name in answers]
             line = [Path(run["run"]).name, *one.chosen.values(), run["seed"], run["state"], *values]
             each.append([*line, *epsilons, run["seconds"]])
-        found = [one.of(name) for name in metrics]
-        numbers = [number for spread in found for number in (spread["mean"], spread["deviation"])]
+        metric_spreads = [one.of(name) for name in metrics]
+        numbers = [number for spread in metric_spreads for number in (spread["mean"], spread["deviation"])]
         largest = [_largest([run["privacy"]["epsilon"][name] for run in one.runs]) for name in answers]
         over.append([*one.chosen.values(), len(one.done), *numbers, *largest])
     for name, lines in (("runs.csv", each), ("sweep.csv", over)):

@@ -67,10 +67,10 @@ def read_tensor(file: Path, name: str) -> NDArray[Any]:
 
 
 def mapped(file: Path, name: str) -> NDArray[Any]:
-    """An array of such a file, of which only what is looked at comes into memory; changes stay there."""
+    """An array of such a file, of which only the parts in use are loaded; changes stay in memory."""
     with file.open("rb") as opened:
         length = int.from_bytes(opened.read(8), "little")
-        found = json.loads(opened.read(length))[name]
-    kind = next(kind for kind, known in DTYPE_NAMES.items() if known == found["dtype"])
-    offset = 8 + length + found["data_offsets"][0]
-    return np.memmap(file, np.dtype(kind), "c", offset, tuple(found["shape"]))
+        entry = json.loads(opened.read(length))[name]
+    kind = next(kind for kind, known in DTYPE_NAMES.items() if known == entry["dtype"])
+    offset = 8 + length + entry["data_offsets"][0]
+    return np.memmap(file, np.dtype(kind), "c", offset, tuple(entry["shape"]))

@@ -28,21 +28,21 @@ from topdp.simulator.row_mixing import RowWork
 from topdp.simulator.row_mixing_cuda import CudaMixer
 from topdp.simulator.simulation import SimulationWrapper, State
 
+# (warm-up, function) -> replay: records the function, which calling the result repeats.
 Record = Callable[[Callable[[], None], Callable[[], None]], Callable[[], None]]
-"""(warm-up, function) -> replay: records the function, which calling the result repeats."""
 
+# The environment variable that switches replay off, unless it is empty or 0.
 EAGER_VARIABLE = "TOPDP_EAGER"
-"""The environment variable that switches replay off, unless it is empty or 0."""
 
+# The largest distance of mean gradients, relative to their length, that rounding explains; ten times that
+# where matrix products are rounded to 10 bits.
 GRADIENT_TOLERANCE = 1e-3
-"""The largest distance of mean gradients, relative to their length, that rounding explains; ten times that
-where matrix products are rounded to 10 bits."""
 
+# The same relative to the clip, which bounds terms that may have cancelled.
 CLIP_TOLERANCE = 1e-6
-"""The same relative to the clip, which bounds terms that may have cancelled."""
 
+# Replays that are repeated because norms overflowed, before replay is given up.
 MAX_OVERFLOWS = 3
-"""Replays that are repeated because norms overflowed, before replay is given up."""
 
 
 class _MismatchError(Exception):
@@ -74,8 +74,8 @@ class CudaReplay(SimulationWrapper):
         self._replay_from = 0  # earlier releases are made by the engine
         self._overflows = 0
         self._blanks = False
+        # Why the engine makes every round; None while rounds are replayed.
         self.reason = _unsupported_engine(engine, record is not None)
-        """Why the engine makes every round; None while rounds are replayed."""
 
     def advance(self, state: State, at_most: int = 1) -> State:
         if self.reason is not None or state.releases < self._replay_from:

@@ -38,23 +38,23 @@ from topdp.simulator.simulated_noise import Draws, SimulatedDraws
 from topdp.simulator.simulation import Simulation, State
 
 MAX_NOISE_STD = 1e30
+# Numbers of gradients in memory at a time, where there are many agents.
 MAX_GRADIENT_NUMBERS = 1 << 26
-"""Numbers of gradients in memory at a time, where there are many agents."""
 
 ALL_AGENTS = slice(None)
 
+# (round, device) -> the records of all agents in that round.
 Select = Callable[[int, torch.device], batch_selection.Selection]
-"""(round, device) -> the records of all agents in that round."""
 
+# (round, its records, sums of clipped gradients [agents, d]): may add to the sums, as records would.
 Plant = Callable[[int, batch_selection.Selection, Tensor], None]
-"""(round, its records, sums of clipped gradients [agents, d]): may add to the sums, as records would."""
 
+# (round, rows that were made [rows, d], their owners): may change rows before any agent reads them.
 Tamper = Callable[[int, Tensor, Ints], None]
-"""(round, rows that were made [rows, d], their owners): may change rows before any agent reads them."""
 
+# (round, rows of the round before, with room for guests behind them): starts to send and to receive; the
+# function that it returns waits for the guests.
 Fetch = Callable[[int, Tensor], Callable[[], None]]
-"""(round, rows of the round before, with room for guests behind them): starts to send and to receive; the
-function that it returns waits for the guests."""
 
 
 class WrongReplayError(TopdpError):
@@ -123,8 +123,8 @@ class Engine(Simulation):
         fetch: Fetch | None = None,
     ) -> None:
         self.intervention = intervention or Intervention()
+        # The number of agents whose rows are made here.
         self.held = plan.agents if layout is None else len(layout.agents)
-        """The number of agents whose rows are made here."""
         if shards.agents * copies != self.held:
             raise InputError(f"Expected shards for {self.held} agents, got {shards.agents * copies}.")
         if copies > 1 and not all(isinstance(strategy, Full) for strategy in batches):

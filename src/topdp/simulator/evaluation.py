@@ -30,8 +30,8 @@ class Evaluation:
     """Test loss and metrics of every agent's estimate."""
 
     loss: Floats
+    # By name: [agents], or [agents, k] for a metric with a value per class. NaN: undefined.
     metrics: Mapping[str, Floats]
-    """By name: [agents], or [agents, k] for a metric with a value per class. NaN: undefined."""
 
     @property
     def accuracy(self) -> Floats:

@@ -71,8 +71,8 @@ class RoundTables:
         made = plan.exists.sum(axis=1)
         numbers = max(agents * self.width, int(made.max()) * plan.source.values.shape[2])
         self.length = min(MAX_CHUNK_ROUNDS, plan.releases, max(1, MAX_CHUNK_NUMBERS // numbers))
+        # The largest number of rows that the rounds of one chunk make.
         self.max_rows = int(np.add.reduceat(made, np.arange(0, plan.releases, self.length)).max())
-        """The largest number of rows that the rounds of one chunk make."""
         self._pool = ThreadPoolExecutor(min(MAX_TABLE_THREADS, os.cpu_count() or 1)) if ahead else None
         self._next: tuple[int, _PendingChunk] | None = None
 

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from topdp.simulator.simulation import State
 
+# In numbers. The last digits of matrix products on a CPU depend on where rows begin, and an agent's row must
+# not depend on how many others precede it; the matrix units of a GPU prefer aligned rows.
 ROW_ALIGNMENT = {"cpu": 16, "cuda": 32}
-"""In numbers. The last digits of matrix products on a CPU depend on where rows begin, and an agent's row must
-not depend on how many others precede it; the matrix units of a GPU prefer aligned rows."""
 
+# By `Plan.rounded`. torch rounds to nearest, ties to even.
 ROUNDED_TYPES = {"bfloat16": torch.bfloat16}
-"""By `Plan.rounded`. torch rounds to nearest, ties to even."""
 
 
 def padded_width(dimension: int, device: torch.device) -> int:
@@ -41,8 +41,8 @@ class RowBuffers:
     def release(self) -> None:
         """Free both buffers."""
         self._buffers: list[Tensor] = []
+        # By buffer: the number of releases when all its rows were made; None: it is not complete.
         self._complete: list[int | None] = [None, None]
-        """By buffer: the number of releases when all its rows were made; None: it is not complete."""
 
     def of(self, round: int) -> Tensor:
         """[capacity, d]: the buffer for the rows of `round`."""

@@ -30,8 +30,8 @@ class Simulation(ABC):
     """Executes a plan release by release. The state is passed in and returned."""
 
     plan: Plan
+    # What `evaluate` reports beside the loss.
     metrics: Sequence[Metric]
-    """What `evaluate` reports beside the loss."""
     has_test_records: bool
 
     @abstractmethod

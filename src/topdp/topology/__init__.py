@@ -51,23 +51,10 @@ __all__ = [
     "tree",
 ]
 
-_FAMILIES = (
-    "FAMILIES",
-    "single",
-    "complete",
-    "grid",
-    "mesh",
-    "random",
-    "regular",
-    "ring",
-    "small_world",
-    "star",
-    "tree",
-)
 __getattr__ = lazy_exports(
     __name__,
     {
-        **dict.fromkeys(_FAMILIES, "families"),
+        **dict.fromkeys(__all__, "families"),
         "as_topology": "user_graphs",
         "describe": "graph_statistics",
         "from_networkx": "user_graphs",

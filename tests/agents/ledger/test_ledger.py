@@ -189,7 +189,6 @@ def test_one_process_per_folder(ledger):
         Ledger(ledger.folder, "federation", "ada")
 
 
-@pytest.mark.parametrize(("federation", "agent"), [("other", "ada"), ("federation", "bob")])
 def test_a_file_system_without_locks_is_refused(tmp_path, monkeypatch):
     """Two agents could use one ledger there."""
     monkeypatch.setattr(ledger_database, "exclusive_lock", lambda path: contextlib.nullcontext(False))
@@ -197,6 +196,7 @@ def test_a_file_system_without_locks_is_refused(tmp_path, monkeypatch):
         Ledger(tmp_path / "state", "federation", "ada")
 
 
+@pytest.mark.parametrize(("federation", "agent"), [("other", "ada"), ("federation", "bob")])
 def test_a_ledger_belongs_to_one_agent_of_one_federation(ledger, federation, agent):
     ledger.close()
     with pytest.raises(LedgerError, match="state folder of its own"):

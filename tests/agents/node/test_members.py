@@ -9,7 +9,7 @@ from topdp.agents.agreement import card_succession, manifest
 from topdp.agents.agreement.manifest import Rules
 from topdp.agents.development import federation_demo
 from topdp.agents.ledger.ledger import Ledger
-from topdp.agents.runtime.card_updates import SHOWN
+from topdp.agents.runtime.card_updates import SHOWN_KEY
 from topdp.runs import config
 
 
@@ -28,7 +28,7 @@ def test_an_agent_that_is_started_again_after_a_renewal_shows_its_new_certificat
     assert codes == [0, 0, 0]
     for name in ("agent1", "agent2"):
         ledger = Ledger(folder / name / "state", writable=False)
-        assert ledger.meta[SHOWN + "agent0"] == "1" and ledger.round == 8
+        assert ledger.meta[SHOWN_KEY + "agent0"] == "1" and ledger.round == 8
         ledger.close()
 
 

@@ -21,7 +21,7 @@ from topdp.agents.node.node_monitor import NodeMonitor
 from topdp.agents.node.operator_orders import PAUSE_FILE, STOP_FILE, OperatorOrders
 from topdp.agents.node.owner_evaluation import OwnerEvaluation
 from topdp.agents.node.status_file import ProcessStatus, process_birth
-from topdp.agents.wire.link_refusals import QUIET, RefusalLog
+from topdp.agents.wire.link_refusals import REPEAT_SECONDS, RefusalLog
 from topdp.agents.wire.wire_codes import ReplyCode
 from topdp.cli import operator_commands
 from topdp.data import Dataset
@@ -540,8 +540,8 @@ def test_what_goes_on_for_hours_is_told_once_an_hour_with_its_count(caplog):
             refusals.report("bob", "stranger", "it showed another certificate")
             clock[0] += 1.0
     lines = caplog.messages
-    assert len(lines) == 5 and "times" not in lines[0] and QUIET == 3600
-    assert lines[1].endswith("(3600 times since this was last said)")
+    assert len(lines) == 5 and "times" not in lines[0] and REPEAT_SECONDS == 3600
+    assert lines[1].endswith("(3600 times since this was last logged)")
     assert refusals.counts["bob", "stranger"] == 5 * 3600
 
 

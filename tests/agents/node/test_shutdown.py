@@ -95,11 +95,11 @@ def test_a_life_in_the_middle_of_something_long_is_left_off(tmp_path, quick):
         assert not outcome.finished and outcome.code == 0
         return asyncio.get_running_loop().time()
 
-    assert on_virtual_time(body()) < 1 + 2 * agents.GRACE
+    assert on_virtual_time(body()) < 1 + 2 * agents.GRACE_SECONDS
 
 
 def test_tasks_that_do_not_end_are_named_and_not_waited_for(monkeypatch, caplog):
-    monkeypatch.setattr(transport, "ENDING", 0.05)
+    monkeypatch.setattr(transport, "ENDING_SECONDS", 0.05)
     over = asyncio.Event()
 
     async def stubborn():

@@ -10,7 +10,7 @@ from sites import Federation, run, until_answered
 from topdp.agents.agreement import card_succession, identity
 from topdp.agents.agreement.card_succession import CardDirectory, sign_successor
 from topdp.agents.ledger.ledger import Ledger
-from topdp.agents.runtime.card_updates import KNOWN_TO, CardUpdates, chosen, restored
+from topdp.agents.runtime.card_updates import KNOWN_TO_KEY, CardUpdates, chosen, restored
 from topdp.agents.wire.transport import Message, Reply, Unreachable
 from topdp.agents.wire.wire_codes import MessageKind, ReplyCode
 from topdp.errors import TrustError
@@ -46,10 +46,10 @@ def test_an_agent_shows_its_new_card_once_all_neighbours_know_it(tmp_path):
     manifest, held = made.setup.manifest, card_succession.load_identities(made.private(0).folder)
     neighbours = manifest.neighbours(made.names[0])
     assert chosen(manifest, held, {}) == held[0]
-    assert chosen(manifest, held, {KNOWN_TO + neighbours[0]: "1"}).card == held[0].card
+    assert chosen(manifest, held, {KNOWN_TO_KEY + neighbours[0]: "1"}).card == held[0].card
     on_virtual_time(live(made))
     ledger = Ledger(made.state(0), writable=False)
-    assert {ledger.meta[KNOWN_TO + peer] for peer in neighbours} == {"1"}
+    assert {ledger.meta[KNOWN_TO_KEY + peer] for peer in neighbours} == {"1"}
     assert chosen(manifest, held, ledger.meta).card == held[1].card
     ledger.close()
     with pytest.raises(TrustError, match="the manifest lists"):

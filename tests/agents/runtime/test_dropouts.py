@@ -14,7 +14,7 @@ from test_exhausted import books, truth
 
 from builders import cyclic_pairs
 from topdp import topology
-from topdp.agents.agreement.signatures import Statement, encode_statements
+from topdp.agents.agreement.signatures import Notice, encode_notices
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.runtime import budget_meter
 from topdp.agents.wire.transport import Message
@@ -266,7 +266,7 @@ def test_who_comes_back_after_it_was_given_up_takes_no_further_part(tmp_path):
 
 
 def statement(made, author, about, text, run):
-    return Statement.signed(made.identities[author], made.setup.manifest, run, about, text)
+    return Notice.signed(made.identities[author], made.setup.manifest, run, about, text)
 
 
 def test_one_neighbour_cannot_count_an_agent_out_nor_speak_for_others(tmp_path):
@@ -279,7 +279,7 @@ def test_one_neighbour_cannot_count_an_agent_out_nor_speak_for_others(tmp_path):
         while agents[0].ledger.round < 2:
             await asyncio.sleep(0.01)
         ada = agents[0]
-        run = ada.sharing.gossip.run
+        run = ada.shared_draws.gossip.run
         said = [
             statement(made, "cleo", "silent dan", "2", run),  # a neighbour's word: believed, and not enough
             statement(made, "fay", "silent dan", "2", run),  # no neighbour of dan's
@@ -293,10 +293,10 @@ def test_one_neighbour_cannot_count_an_agent_out_nor_speak_for_others(tmp_path):
         codes = []
         for one in said:
             ada.ledger.database.connection.execute("UPDATE peers SET quarantined = NULL")
-            message = Message.of(MessageKind.NEWS, 1, encode_statements([one]))
+            message = Message.of(MessageKind.NEWS, 1, encode_notices([one]))
             codes.append((await ada.requests.handle("bob", message)).code)
         ada.ledger.database.connection.execute("UPDATE peers SET quarantined = NULL")
-        gone = ada.sharing.departures.gone()
+        gone = ada.shared_draws.departures.gone()
         for agent in agents:
             agent.stop()
         await asyncio.gather(*tasks, return_exceptions=True)

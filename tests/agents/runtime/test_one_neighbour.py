@@ -9,7 +9,7 @@ from history import Wire, federation, live, on_virtual_time, sharing
 from test_planned_loop import alone, ended, message, newcomer, row
 
 from topdp import topology
-from topdp.agents.agreement.signatures import Statement, encode_statements
+from topdp.agents.agreement.signatures import Notice, encode_notices
 from topdp.agents.ledger.pairing_records import PairingRecords
 from topdp.agents.ledger.stored_rows import MAX_RESENT_ROWS
 from topdp.agents.runtime import planned_loop
@@ -85,7 +85,7 @@ def test_an_authors_name_reaches_log_and_books_on_one_line(tmp_path, caplog):
     async def scene():
         agent, task = await alone(made, 0, Wire())
         author = "x\x1b[2K\r\n2026-11-17 INFO ada: cleo: a line that bob made"
-        body = encode_statements([Statement.of_parts((author, "", "key of the run", "x", "00"))])
+        body = encode_notices([Notice.of_parts((author, "", "key of the run", "x", "00"))])
         await agent.requests.handle("bob", Message.of(MessageKind.NEWS, 1, body))
         words = agent.ledger.quarantined("bob").words
         await ended(agent, task)

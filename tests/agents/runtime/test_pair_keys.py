@@ -14,7 +14,7 @@ from history import IDENTITIES, Wire, abandon, faults, live, on_virtual_time, sh
 
 from topdp import topology
 from topdp.agents.agreement.run_marks import RunSecret
-from topdp.agents.agreement.signatures import Statement, encode_statements
+from topdp.agents.agreement.signatures import Notice, encode_notices
 from topdp.agents.development import failpoints
 from topdp.agents.development.failpoints import Failpoints
 from topdp.agents.ledger.ledger import Ledger
@@ -105,7 +105,7 @@ def test_derived_draws_are_the_same_at_both_ends_and_in_the_simulator(tmp_path, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", failpoints.ROUNDS + failpoints.SHARING)
+@pytest.mark.parametrize("place", failpoints.ROUND_POINTS + failpoints.SHARING_POINTS)
 def test_killed_anywhere_the_run_goes_on_with_the_same_draws(tmp_path, place):
     made = sharing(tmp_path, rounds=3, gossip=1)
     each = 1 if place == "after_key" else 2
@@ -225,7 +225,7 @@ def key_statement(made, name, public=None, signer=None, **changes):
     """A signed key of `name`, as its neighbours would pass it on."""
     public = public or X25519PrivateKey.generate().public_key().public_bytes_raw().hex()
     text = RunKey.fresh(made.setup.plan.digest(), public).text()
-    said = Statement.signed(signer or IDENTITIES[name], made.setup.manifest, "", RUN_KEY, text)
+    said = Notice.signed(signer or IDENTITIES[name], made.setup.manifest, "", RUN_KEY, text)
     return replace(said, **changes)
 
 
@@ -266,21 +266,21 @@ def test_a_relay_can_withhold_and_nothing_else(tmp_path):
         "signed by himself": key_statement(made, "cleo", signer=IDENTITIES["bob"], author="cleo"),
         "of somebody who is not there": replace(honest, author="mallory"),
         "for another manifest": key_statement(another_manifest, "cleo"),
-        "for another plan": Statement.signed(
+        "for another plan": Notice.signed(
             IDENTITIES["cleo"],
             made.setup.manifest,
             "",
             RUN_KEY,
             RunKey.fresh("p", json.loads(honest.text)[1]).text(),
         ),
-        "about something that is not known": Statement.signed(
+        "about something that is not known": Notice.signed(
             IDENTITIES["cleo"], made.setup.manifest, "", "weather", "rain"
         ),
         "a point of low order": key_statement(made, "cleo", public="00" * 32),
     }
     for what, statement in forged.items():
         made.folder = tmp_path / what
-        codes, standing, _ = passed_on(made, encode_statements([honest]), encode_statements([statement]))
+        codes, standing, _ = passed_on(made, encode_notices([honest]), encode_notices([statement]))
         assert codes == [ReplyCode.OK, ReplyCode.NOT_A_STATEMENT], what
         assert standing.code is ReplyCode.NOT_A_STATEMENT and "cannot have said" in standing.words, what
     for body in (
@@ -288,7 +288,7 @@ def test_a_relay_can_withhold_and_nothing_else(tmp_path):
         b"garbage",
         b"[" * 5000,
         b"[[1, 2]]",
-        encode_statements([replace(honest, about="x" * 600)]),
+        encode_notices([replace(honest, about="x" * 600)]),
     ):
         made.folder = tmp_path / f"bytes {len(body)}"
         assert passed_on(made, body)[0] == [ReplyCode.NOT_A_STATEMENT]
@@ -298,7 +298,7 @@ def test_two_keys_of_one_agent_end_whoever_has_not_begun(tmp_path):
     made = sharing(tmp_path, rounds=2)
     first, second = key_statement(made, "cleo"), key_statement(made, "cleo")
     codes, standing, ended = passed_on(
-        made, encode_statements([first]), encode_statements([first]), encode_statements([second])
+        made, encode_notices([first]), encode_notices([first]), encode_notices([second])
     )
     assert codes == [ReplyCode.OK, ReplyCode.OK, ReplyCode.OTHER_TERMS] and standing is None
     assert isinstance(ended, TrustError) and "one key of cleo" in str(ended)
@@ -316,7 +316,7 @@ def test_an_agent_that_gives_its_neighbours_different_keys_is_named_and_nothing_
         await asyncio.sleep(0.1)
         for agent in agents:
             if agent.name in stories:
-                news = Message.of(MessageKind.NEWS, 1, encode_statements([stories[agent.name]]))
+                news = Message.of(MessageKind.NEWS, 1, encode_notices([stories[agent.name]]))
                 await agent.requests.handle("eve", news)
         await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
         for agent in agents:
@@ -335,7 +335,7 @@ def keys_on(made, number):
         "SELECT author, run, about, text, signature FROM statements WHERE about = 'run key'"
     )
     ledger.close()
-    return [Statement.of_parts(row) for row in rows]
+    return [Notice.of_parts(row) for row in rows]
 
 
 def test_a_second_run_of_one_manifest_has_other_keys_and_an_old_one_is_found_out(tmp_path):
@@ -353,9 +353,9 @@ def test_a_second_run_of_one_manifest_has_other_keys_and_an_old_one_is_found_out
 
     made.folder = tmp_path / "third"
     codes, _, ended = passed_on(
-        made, encode_statements([key_statement(made, "cleo")]), encode_statements([old["cleo"]])
+        made, encode_notices([key_statement(made, "cleo")]), encode_notices([old["cleo"]])
     )
-    assert codes[1] is ReplyCode.OTHER_TERMS and "somebody repeats one of an earlier run" in str(ended)
+    assert codes[1] is ReplyCode.OTHER_TERMS and "a key of an earlier run was replayed" in str(ended)
 
 
 def test_an_old_key_that_all_others_repeat_gives_no_old_seed(tmp_path):

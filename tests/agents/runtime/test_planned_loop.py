@@ -14,7 +14,7 @@ from topdp.agents.agreement.signatures import RowSignatures
 from topdp.agents.ledger import inbox
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_check import verify
-from topdp.agents.runtime.peer_contacts import MOST_GAPS
+from topdp.agents.runtime.peer_contacts import MAX_GAPS
 from topdp.agents.wire import row_payload
 from topdp.agents.wire.transport import Message, Reply, Unreachable
 from topdp.agents.wire.wire_codes import MessageKind, ReplyCode
@@ -285,7 +285,7 @@ def test_from_the_first_departure_on_an_agent_charges_by_worst_case(tmp_path, ow
 
 @pytest.mark.parametrize(
     ("code", "times"),
-    [(ReplyCode.LATER, 3), (ReplyCode.GAP, MOST_GAPS), (ReplyCode.EQUIVOCATION, 1)],
+    [(ReplyCode.LATER, 3), (ReplyCode.GAP, MAX_GAPS), (ReplyCode.EQUIVOCATION, 1)],
     ids=["too early", "too early again and again", "refused"],
 )
 def test_what_comes_too_early_is_sent_again_and_what_is_refused_is_not(tmp_path, code, times):

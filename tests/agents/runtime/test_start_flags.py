@@ -12,7 +12,7 @@ from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_check import verify
 from topdp.agents.ledger.ledger_database import LEDGER_FILE
 from topdp.agents.ledger.ledger_entries import LedgerError, ReleaseCost, chain_hash, genesis_hash
-from topdp.agents.runtime.agent import RESULT
+from topdp.agents.runtime.agent import RESULT_FILE
 from topdp.runs.config import ConfigError
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -42,7 +42,7 @@ def test_seeded_noise_is_said_for_ever(tmp_path):
     assert faults(run) == [] and run.starts[0] == 2
     result = run.outcomes[0].result
     assert result["seeded"] and "Seeded noise" in result["warning"] and not result["rehearsal"]
-    assert json.loads((made.state(0) / RESULT).read_text())["seeded"]
+    assert json.loads((made.state(0) / RESULT_FILE).read_text())["seeded"]
 
 
 def test_books_of_real_noise_are_not_gone_on_with_seeded(tmp_path):

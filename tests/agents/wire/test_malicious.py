@@ -30,9 +30,16 @@ from topdp.agents.agreement.identity_card import Card
 from topdp.agents.agreement.manifest import Rules
 from topdp.agents.wire import grpc_channels, handshake, row_payload
 from topdp.agents.wire import wire_pb2 as wire
-from topdp.agents.wire.grpc_channels import METHOD, SERVICE, AcceptedStream, DialledStream, aio, grpc
+from topdp.agents.wire.grpc_channels import (
+    METHOD_NAME,
+    SERVICE_NAME,
+    AcceptedStream,
+    DialledStream,
+    aio,
+    grpc,
+)
 from topdp.agents.wire.handshake import FrameStream, HandshakeParty
-from topdp.agents.wire.link_bodies import PIECE
+from topdp.agents.wire.link_bodies import PIECE_BYTES
 from topdp.agents.wire.link_limits import PendingRequests
 from topdp.agents.wire.link_refusals import LinkEnded, RefusalLog
 from topdp.agents.wire.links import Link
@@ -128,7 +135,7 @@ async def call_to(fed, identity, insecure=False, compression=None):
         pem = identity.card.certificate.encode()
         credentials = grpc.ssl_channel_credentials(card.certificate.encode(), identity.key_pem(), pem)
         channel = aio.secure_channel(card.address, credentials, options=options)
-    call = channel.stream_stream(f"/{SERVICE}/{METHOD}")(compression=compression)
+    call = channel.stream_stream(f"/{SERVICE_NAME}/{METHOD_NAME}")(compression=compression)
     try:
         yield call
     finally:
@@ -183,7 +190,7 @@ def request(number, body, size=None, digest=None, kind="ROW", data=None):
             kind=kind,
             digest=hashlib.sha256(body).digest() if digest is None else digest,
             size=len(body) if size is None else size,
-            data=body[:PIECE] if data is None else data,
+            data=body[:PIECE_BYTES] if data is None else data,
         )
     )
 
@@ -204,20 +211,20 @@ def told(caplog, agent="bee", level=logging.WARNING):
 # Who gets in.
 
 
-STRANGERS = {
+MAX_STRANGERS = {
     "a stranger": lambda: generate("eve"),
     "a name of the manifest with another key": lambda: generate("ant"),
     "an honest neighbour's name with another key": lambda: generate("cat"),
 }
 
 
-@pytest.mark.parametrize("case", STRANGERS)
+@pytest.mark.parametrize("case", MAX_STRANGERS)
 def test_who_is_not_in_the_manifest_does_not_get_through_tls(case):
     async def body():
         async with RowMonitor(federation()) as watch:
             for _ in range(3):
                 with pytest.raises(ConnectionError):
-                    await tries(watch.federation, STRANGERS[case]())
+                    await tries(watch.federation, MAX_STRANGERS[case]())
             assert not watch.from_others
 
     run(body())
@@ -528,7 +535,7 @@ def test_what_one_end_signs_is_of_no_use_to_another():
 # What a neighbour who is let in may send.
 
 
-BODY = bytes(2 * PIECE + 100)
+BODY = bytes(2 * PIECE_BYTES + 100)
 SENT = {
     "oversized body": ([request(1, b"", size=LARGEST + 1)], "oversized"),
     "body of 2**63 bytes": ([request(1, b"", size=2**63)], "oversized"),
@@ -536,8 +543,11 @@ SENT = {
     "first piece too long": ([request(1, b"x", data=b"xy")], "chunk"),
     "empty pieces": ([request(1, BODY), chunk(1, b"")], "chunk"),
     "a trickle of bytes": ([request(1, BODY), chunk(1, b"x")], "chunk"),
-    "piece too long": ([request(1, BODY), chunk(1, bytes(PIECE + 1))], "chunk"),
-    "more than announced": ([request(1, BODY), chunk(1, bytes(PIECE)), chunk(1, bytes(PIECE))], "chunk"),
+    "piece too long": ([request(1, BODY), chunk(1, bytes(PIECE_BYTES + 1))], "chunk"),
+    "more than announced": (
+        [request(1, BODY), chunk(1, bytes(PIECE_BYTES)), chunk(1, bytes(PIECE_BYTES))],
+        "chunk",
+    ),
     "piece of nothing": ([chunk(7, b"x")], "protocol"),
     "piece of an answer": ([chunk(1, b"x", answer=True)], "protocol"),
     "piece after the end": ([request(1, b"x", digest=bytes(32)), chunk(1, b"y")], "protocol"),
@@ -638,13 +648,17 @@ TOO_EARLY = {
 def test_a_peer_cannot_have_received_what_was_not_sent(case, caplog):
     """bee sends ten pieces, of which no more than four are on their way."""
     run(
-        cut_after(Message.of(MessageKind.ROW, 1, bytes(10 * PIECE)), TOO_EARLY[case], largest_body=10 * PIECE)
+        cut_after(
+            Message.of(MessageKind.ROW, 1, bytes(10 * PIECE_BYTES)),
+            TOO_EARLY[case],
+            largest_body=10 * PIECE_BYTES,
+        )
     )
     assert told(caplog) == [("ant", "protocol")]
 
 
 def test_an_answer_cannot_begin_twice(caplog):
-    half = wire.Response(id=1, code="OK", digest=bytes(32), size=2 * PIECE, data=bytes(PIECE))
+    half = wire.Response(id=1, code="OK", digest=bytes(32), size=2 * PIECE_BYTES, data=bytes(PIECE_BYTES))
     run(cut_after(ROW, [wire.Frame(response=half)] * 2))
     assert told(caplog) == [("ant", "protocol")]
 
@@ -896,9 +910,9 @@ def test_memory_stays_bounded(caplog):
                     async with ant_in(fed) as call:
                         for number in range(1, in_flight + 1):
                             await call.write(request(number, big).SerializeToString())
-                            last = LARGEST // PIECE - (0 if number <= 2 else 1)
+                            last = LARGEST // PIECE_BYTES - (0 if number <= 2 else 1)
                             for _ in range(1, last):
-                                await call.write(chunk(number, big[:PIECE]).SerializeToString())
+                                await call.write(chunk(number, big[:PIECE_BYTES]).SerializeToString())
                         link = watch.bee._peers["ant"].link
                         await until(lambda link=link: len(link._incoming) == in_flight - 2)
                 peak = tracemalloc.get_traced_memory()[1]
@@ -974,7 +988,7 @@ class Server:
         self.server = aio.server()
         handler = grpc.stream_stream_rpc_method_handler(self.open)
         self.server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),)
+            (grpc.method_handlers_generic_handler(SERVICE_NAME, {METHOD_NAME: handler}),)
         )
         if self.identity is None:
             probe = await asyncio.start_server(self.plain, *address.split(":"))

@@ -19,7 +19,7 @@ from topdp.agents.wire import port_guard as fronts
 from topdp.agents.wire import wire_pb2 as wire
 from topdp.agents.wire.byte_pipes import Connection
 from topdp.agents.wire.link_refusals import LinkEnded, RefusalLog
-from topdp.agents.wire.links import MOST_PINGS
+from topdp.agents.wire.links import MAX_PINGS
 from topdp.agents.wire.port_guard import PortGuard, client_hello
 from topdp.agents.wire.transport import Message
 from topdp.agents.wire.wire_codes import MessageKind
@@ -126,12 +126,14 @@ def test_who_proves_nothing_loses_its_place(caplog):
             writer.close()
 
     run(body())
-    assert "it said nothing in 0.2 s" in caplog.text
+    assert "it sent nothing in 0.2 s" in caplog.text
 
 
 def test_the_last_descriptors_are_not_for_visitors(monkeypatch, tmp_path, caplog):
     caplog.set_level("INFO")
-    monkeypatch.setattr(fronts, "descriptors", lambda: fronts.RESERVE + 3)  # 0, 1 and 2 are always taken
+    monkeypatch.setattr(
+        fronts, "descriptors", lambda: fronts.RESERVED_DESCRIPTORS + 3
+    )  # 0, 1 and 2 are always taken
 
     async def body():
         federation = Federation()
@@ -218,7 +220,7 @@ def test_a_flood_of_pings_ends_the_link(caplog):
     async def body():
         federation = Federation(idle_timeout=30.0)
         async with federation.started("bee"), ant_in(federation) as call:
-            for _ in range(MOST_PINGS + 1):
+            for _ in range(MAX_PINGS + 1):
                 await call.write(wire.Frame(ping=wire.Ping()).SerializeToString())
             assert "pings" in str(await ended(call))
 

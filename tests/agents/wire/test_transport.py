@@ -17,12 +17,12 @@ from sites import Echo, Federation, free_address, run, until_answered
 from topdp.agents.agreement.identity import generate
 from topdp.agents.wire import wire_pb2
 from topdp.agents.wire.grpc_transport import GrpcTransport
-from topdp.agents.wire.link_bodies import PIECE, IncomingBody, pieces
-from topdp.agents.wire.link_limits import CHECKS, Backoff, StallDetector
+from topdp.agents.wire.link_bodies import PIECE_BYTES, IncomingBody, pieces
+from topdp.agents.wire.link_limits import CHECKS_PER_TIMEOUT, Backoff, StallDetector
 from topdp.agents.wire.link_refusals import LinkEnded, RefusalLog
 from topdp.agents.wire.relay_server import RelayServer
 from topdp.agents.wire.transport import MemoryNetwork, Message, Reply, Unreachable
-from topdp.agents.wire.wire_codes import WORDS, MessageKind, ReplyCode
+from topdp.agents.wire.wire_codes import REPLY_WORDS, MessageKind, ReplyCode
 from topdp.errors import InputError, TrustError, UnavailableError
 
 ROOT = Path(__file__).parents[3]
@@ -116,7 +116,7 @@ async def test_a_message_arrives_as_it_was_sent(ground):
     for message in (
         Message.of(MessageKind.ROW, 2**40, b""),
         Message.of(MessageKind.COMMIT, -1, b"\x00"),
-        Message.of(MessageKind.HELLO, 0, b"x" * PIECE),
+        Message.of(MessageKind.HELLO, 0, b"x" * PIECE_BYTES),
     ):
         assert await ant.request("bee", message) == Reply(ReplyCode.BUSY, "no: ünïcode", b"\x00" * 5)
         assert came.pop() == ("ant", message)
@@ -362,7 +362,7 @@ def test_the_generated_code_is_in_step_with_the_proto(tmp_path):
 def test_codes_are_those_of_the_proto_and_each_reply_has_words():
     for codes, proto in ((MessageKind, wire_pb2.Request.Kind), (ReplyCode, wire_pb2.Response.Code)):
         assert {code.name: code.value for code in codes} | {"NONE": 0} == dict(proto.items())
-    assert set(WORDS) == set(ReplyCode) and len(set(WORDS.values())) == len(WORDS)
+    assert set(REPLY_WORDS) == set(ReplyCode) and len(set(REPLY_WORDS.values())) == len(REPLY_WORDS)
     accepted = {code for code in ReplyCode if Reply(code).ok}
     assert accepted == {ReplyCode.OK, ReplyCode.AGAIN, ReplyCode.ABORTED, ReplyCode.COMMITTED}
 
@@ -443,7 +443,7 @@ class FakeClock:
 
 def watched(limit=8.0):
     clock = FakeClock()
-    return clock, StallDetector(limit, clock), limit / CHECKS
+    return clock, StallDetector(limit, clock), limit / CHECKS_PER_TIMEOUT
 
 
 def test_patience_is_lost_with_what_stands_still_and_never_with_what_moves():
@@ -455,7 +455,7 @@ def test_patience_is_lost_with_what_stands_still_and_never_with_what_moves():
         patience.moved("link")
         if k < 150:
             patience.moved("body")
-        assert patience.lost() == (None if k <= 149 + CHECKS else "body")
+        assert patience.lost() == (None if k <= 149 + CHECKS_PER_TIMEOUT else "body")
     patience.done("body")
     assert patience.lost() is None
 
@@ -465,7 +465,7 @@ def test_time_in_which_we_were_stopped_is_not_held_against_the_peer():
     patience.moved("link")
     clock.now += 1000
     assert patience.lost() is None
-    for _ in range(CHECKS - 2):
+    for _ in range(CHECKS_PER_TIMEOUT - 2):
         clock.now += step
         assert patience.lost() is None
     clock.now += 2 * step
@@ -473,7 +473,7 @@ def test_time_in_which_we_were_stopped_is_not_held_against_the_peer():
 
 
 @settings(deadline=None)
-@given(st.integers(0, 3 * PIECE + 5), st.integers(1, 255))
+@given(st.integers(0, 3 * PIECE_BYTES + 5), st.integers(1, 255))
 def test_pieces_make_the_body_again(size, seed):
     body = bytes([seed]) * size
     incoming = IncomingBody(size, hashlib.sha256(body).digest(), size)
@@ -482,10 +482,10 @@ def test_pieces_make_the_body_again(size, seed):
     assert incoming.intact and incoming.body == body
 
 
-@given(st.integers(0, 2 * PIECE), st.integers(0, PIECE + 10))
+@given(st.integers(0, 2 * PIECE_BYTES), st.integers(0, PIECE_BYTES + 10))
 def test_a_piece_of_another_length_is_refused(size, length):
     incoming = IncomingBody(size, bytes(32), size)
-    if length == min(size, PIECE):
+    if length == min(size, PIECE_BYTES):
         incoming.add(bytes(length))
         assert not incoming.intact
     else:

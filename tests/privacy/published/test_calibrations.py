@@ -20,7 +20,8 @@ from topdp.plan import Cycle, Full, Poisson
 from topdp.privacy.basics import gaussian, poisson
 from topdp.privacy.basics.poisson import grouped, loss_distribution_epsilon, renyi_curve
 from topdp.privacy.basics.refusals import NotCovered, PrivacyError, PrivacyWarning
-from topdp.privacy.published import CALIBRATIONS, Calibration, discounted_noise, exact_epsilon
+from topdp.privacy.published.calibration import Calibration, exact_epsilon
+from topdp.privacy.published.calibrations import CALIBRATIONS
 from topdp.privacy.published.printed import Udp
 
 SOUND = ["tight", "optimal", "moments"]
@@ -245,21 +246,6 @@ def test_theorem1_counts_decay_as_free_and_is_told_so() -> None:
         assert theorem1.claim(fast, 1e-5) == pytest.approx(1)
     with pytest.raises(NotCovered, match="grows"):
         theorem1.claim(slow[::-1] + np.arange(1000), 1e-5)
-
-
-def test_udp_discounting_keeps_its_budget_and_says_what_it_is() -> None:
-    stalled = [t % 3 == 2 for t in range(100)]
-    with pytest.warns(PrivacyWarning, match="private loss"):
-        z = discounted_noise(2.0, 1e-5, 100, stalled)
-    with pytest.warns(PrivacyWarning):
-        steady = discounted_noise(2.0, 1e-5, 100, [False] * 100)
-    assert CALIBRATIONS["udp"].claim(steady, 1e-5) == pytest.approx(2.0)
-    assert len(steady) == 100
-    assert np.ptp(steady) < 1e-9 * steady[0]
-    assert len(z) < 100
-    assert CALIBRATIONS["udp"].claim(z, 1e-5) <= 2.0 * (1 + 1e-12)
-    # By hand: after round 2 stalls, 80 rounds are planned and 77 of them left, with 97/100 of the budget.
-    assert z[3] ** 2 == pytest.approx(77 / (0.97 * 4 / (2 * math.log(1e5))))
 
 
 # Poisson batches.

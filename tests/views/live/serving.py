@@ -23,7 +23,7 @@ from topdp.agents.node.status_file import ProcessStatus, process_birth
 from topdp.runs import config
 from topdp.runs.run import run
 from topdp.views.live.live_app import Dash, application
-from topdp.views.live.live_server import bound, serve
+from topdp.views.live.live_server import bound_socket, serve
 from topdp.views.live.page_access import Access
 
 sys.path.append(str(Path(__file__).parents[2] / "agents"))  # small federations are those of their tests
@@ -37,11 +37,12 @@ PATIENCE = 20.0  # seconds for whatever is waited for; nothing waits that long o
 def served(paths, port=0, federation=None, certificate=None, key=None, **access):
     """The address, the `Dash`, and `client`: httpx on it."""
     dash = Dash([path.resolve() for path in paths], federation)
-    sock = bound("127.0.0.1", port)
+    sock = bound_socket("127.0.0.1", port)
     stop = []
     app = application(dash, Access(**access))
     thread = threading.Thread(
-        target=lambda: asyncio.run(serve(app, dash, sock, certificate, key, stop.append)), daemon=True
+        target=lambda: asyncio.run(serve(app, dash, sock, certificate, key, on_start=stop.append)),
+        daemon=True,
     )
     thread.start()
     url = f"http{'s' if certificate else ''}://127.0.0.1:{sock.getsockname()[1]}"

@@ -9,7 +9,7 @@ from serving import Held, books, living_federation, run_in, served, small, stand
 
 from browser import contrast, reachable, shows
 from topdp.runs.run import run
-from topdp.views.live.federation_page import Federation, Place
+from topdp.views.live.federation_page import FederationFeed, PublishingPlace
 
 MARKUP = 'a<img src=x onerror="alert(1)"><b>b'
 LOST = ("Failed to load resource", "net::ERR_")  # what the console says of a server that is gone
@@ -123,7 +123,7 @@ def test_markup_in_names_stays_text(serve, open_page, runs):
 
 def test_places_that_lie_do_not_spoil_the_page(serve, open_page, runs, monkeypatch):
     """One name twice, names of a language's own, many links, and another story at every question."""
-    monkeypatch.setattr("topdp.views.live.federation_page.EVERY", 0.05)
+    monkeypatch.setattr("topdp.views.live.federation_page.POLL_INTERVAL_SECONDS", 0.05)
     asked = []
 
     def lies(place):
@@ -139,8 +139,8 @@ def test_places_that_lie_do_not_spoil_the_page(serve, open_page, runs, monkeypat
         first = {**agent, "name": "__proto__", "links": {**strange, **links}}
         return [first, {**agent, "name": "twice", "links": {}}, {**agent, "name": "twice", "links": {}}]
 
-    monkeypatch.setattr("topdp.views.live.federation_page.ask", lies)
-    server = serve([runs], federation=Federation([Place("http://127.0.0.1:1", None)]))
+    monkeypatch.setattr("topdp.views.live.federation_page.fetch_agents", lies)
+    server = serve([runs], federation=FederationFeed([PublishingPlace("http://127.0.0.1:1", None)]))
     page = open_page(f"{server.url}/federation")
     shows(page, "#notes", "More than one place speaks for twice")
     shows(page, "#links-cut", "2000 of")

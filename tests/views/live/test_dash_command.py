@@ -57,7 +57,7 @@ def test_files_that_are_no_certificate_are_refused(topdp, tmp_path):
 
 
 def test_without_its_parts_it_says_what_to_install(topdp, tmp_path, monkeypatch):
-    monkeypatch.setattr("topdp.cli.dash_command.PARTS", ("no_such_part",))
+    monkeypatch.setattr("topdp.cli.dash_command.DASH_PACKAGES", ("no_such_part",))
     done = topdp("dash", tmp_path)
     assert done.code == ExitCode.INPUT and "pip install 'topdp[dash]'" in done.err
 
@@ -102,6 +102,6 @@ def test_it_serves_until_it_is_asked_to_end_also_with_open_streams(tmp_path):
             took = time.monotonic() - begun
             assert took < 8, took  # a second or two on an idle machine
             said = process.stderr.read()
-            assert "can be read on the way" in said and "Traceback" not in said
+            assert "in transit" in said and "Traceback" not in said
         finally:
             process.kill()

@@ -17,7 +17,13 @@ from serving import books, served, standing, until
 
 from topdp.errors import InputError
 from topdp.views.live import federation_page, remote_fetch
-from topdp.views.live.federation_page import Federation, NoAnswerError, Place, ask, read_places
+from topdp.views.live.federation_page import (
+    FederationFeed,
+    FetchError,
+    PublishingPlace,
+    fetch_agents,
+    read_places,
+)
 
 PAGE = Path(__file__).parents[3] / "docs" / "dash.md"
 TOKEN, PUBLISH = "t" * 32, "p" * 32
@@ -55,14 +61,14 @@ def answering(body, status=200, headers=()):
 
 def test_a_place_is_asked_with_its_token(ada):
     with served([ada], token=TOKEN, published=PUBLISH) as page:
-        (found,) = ask(Place(page.url, PUBLISH, "ada"))
+        (found,) = fetch_agents(PublishingPlace(page.url, PUBLISH, "ada"))
         assert (found["name"], found["epsilon"], found["links"]["bob"]["state"]) == ("ada", 0.375, "heard")
-        with pytest.raises(NoAnswerError, match="its token is refused"):
-            ask(Place(page.url, "x" * 32))
-        with pytest.raises(NoAnswerError, match="expected bob there, got ada"):
-            ask(Place(page.url, PUBLISH, "bob"))
-    with pytest.raises(NoAnswerError, match="cannot be reached"):
-        ask(Place(page.url, PUBLISH))
+        with pytest.raises(FetchError, match="it refuses the token"):
+            fetch_agents(PublishingPlace(page.url, "x" * 32))
+        with pytest.raises(FetchError, match="expected bob there, got ada"):
+            fetch_agents(PublishingPlace(page.url, PUBLISH, "bob"))
+    with pytest.raises(FetchError, match="cannot be reached"):
+        fetch_agents(PublishingPlace(page.url, PUBLISH))
 
 
 def signed(folder):
@@ -83,9 +89,11 @@ def signed(folder):
 def test_over_https_a_certificate_that_was_named_is_believed_and_no_other(ada, tmp_path):
     certificate, key = signed(tmp_path)
     with served([ada], certificate=certificate, key=key, token=TOKEN, published=PUBLISH) as page:
-        assert [one["name"] for one in ask(Place(page.url, PUBLISH, "ada", certificate))] == ["ada"]
-        with pytest.raises(NoAnswerError, match="its certificate is not believed"):
-            ask(Place(page.url, PUBLISH, "ada"))
+        assert [
+            one["name"] for one in fetch_agents(PublishingPlace(page.url, PUBLISH, "ada", certificate))
+        ] == ["ada"]
+        with pytest.raises(FetchError, match="its certificate is not trusted"):
+            fetch_agents(PublishingPlace(page.url, PUBLISH, "ada"))
 
 
 def published(**changes):
@@ -100,44 +108,46 @@ def published(**changes):
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        (b"<html>", "cannot be read"),
-        (b"[]", "cannot be read"),
-        (published(name="x" * 1000), "cannot be read"),
-        (published(round="3"), "cannot be read"),
-        (published(process="<script>"), "cannot be read"),
-        (published(epsilon=-1.0), "cannot be read"),
-        (published().replace(b"0.5", b"NaN"), "cannot be read"),
-        (published(links={"bob": {"state": "anything", "received": 1}}), "cannot be read"),
-        (b" " * (remote_fetch.LARGEST + 1), "too long"),
-        (published(links={"b" * 10_000: {"state": "heard", "received": 1}}), "cannot be read"),
-        (published(round=10**30), "cannot be read"),
-        (b"[" * 100_000, "cannot be read"),
-        (published().replace(b'"ada"', b'"\xff"'), "cannot be read"),
-        (published().replace(b'"ada"', b'"\\ud800"'), "cannot be read"),
+        (b"<html>", "response is invalid"),
+        (b"[]", "response is invalid"),
+        (published(name="x" * 1000), "response is invalid"),
+        (published(round="3"), "response is invalid"),
+        (published(process="<script>"), "response is invalid"),
+        (published(epsilon=-1.0), "response is invalid"),
+        (published().replace(b"0.5", b"NaN"), "response is invalid"),
+        (published(links={"bob": {"state": "anything", "received": 1}}), "response is invalid"),
+        (b" " * (remote_fetch.MAX_RESPONSE_BYTES + 1), "too long"),
+        (published(links={"b" * 10_000: {"state": "heard", "received": 1}}), "response is invalid"),
+        (published(round=10**30), "response is invalid"),
+        (b"[" * 100_000, "response is invalid"),
+        (published().replace(b'"ada"', b'"\xff"'), "response is invalid"),
+        (published().replace(b'"ada"', b'"\\ud800"'), "response is invalid"),
     ],
 )
 def test_what_is_not_as_it_should_be_is_refused(body, words):
-    with answering(body) as url, pytest.raises(NoAnswerError, match=words):
-        ask(Place(url, None))
+    with answering(body) as url, pytest.raises(FetchError, match=words):
+        fetch_agents(PublishingPlace(url, None))
 
 
 def test_a_token_is_not_sent_on_to_another_place(ada):
     with served([ada]) as page:
         elsewhere = [("Location", page.url + "/api/published")]
-        with answering(b"", 302, elsewhere) as url, pytest.raises(NoAnswerError, match="it answered 302"):
-            ask(Place(url, PUBLISH))
+        with answering(b"", 302, elsewhere) as url, pytest.raises(FetchError, match="it answered 302"):
+            fetch_agents(PublishingPlace(url, PUBLISH))
 
 
 def test_nothing_but_what_is_published_is_passed_on():
     with answering(published(scores={"accuracy": 0.9}, extra="secret")) as url:
-        assert "secret" not in str(ask(Place(url, None))) and "0.9" not in str(ask(Place(url, None)))
+        assert "secret" not in str(fetch_agents(PublishingPlace(url, None))) and "0.9" not in str(
+            fetch_agents(PublishingPlace(url, None))
+        )
 
 
 def test_the_page_has_own_agents_and_others_and_says_who_was_lost(ada, tmp_path, monkeypatch):
-    monkeypatch.setattr(federation_page, "EVERY", 0.05)
+    monkeypatch.setattr(federation_page, "POLL_INTERVAL_SECONDS", 0.05)
     standing(books(tmp_path / "here" / "bob", "bob", peers=("ada",)))
     with served([ada / "ada"], published=PUBLISH, token=TOKEN) as there:
-        asked = Federation([Place(there.url, PUBLISH, "ada")])
+        asked = FederationFeed([PublishingPlace(there.url, PUBLISH, "ada")])
         with served([tmp_path / "here"], federation=asked) as page:
 
             def view():
@@ -164,8 +174,8 @@ def test_a_file_of_places(tmp_path):
     (written,) = re.findall(r"^```\n(\[\[agent.*?)^```", PAGE.read_text(encoding="utf-8"), re.M | re.S)
     file.write_text(f'{written}\n[[agent]]\nurl = "http://127.0.0.1:9000/"\n')
     first, second = read_places(file)
-    assert first == Place("https://ada.example.org:8765", PUBLISH, "ada", tmp_path / "ada.pem")
-    assert second == Place("http://127.0.0.1:9000", None)
+    assert first == PublishingPlace("https://ada.example.org:8765", PUBLISH, "ada", tmp_path / "ada.pem")
+    assert second == PublishingPlace("http://127.0.0.1:9000", None)
     assert PUBLISH not in repr(first)
 
 
@@ -182,8 +192,8 @@ def test_a_file_of_places(tmp_path):
         ("[[agent]]\nurl = 'http://ada.example.org'", "expected https"),
         ("[[agent]]\nurl = 'file:///etc/passwd'", "expected url"),
         ("[[agent]]\nurl = 'https://user:pass@a'", "expected url"),
-        ("[[agent]]\nurl = 'https://a'\ntoken-file = 'none'", "no such file"),
-        ("[[agent]]\nurl = 'https://a'\ncertificate = 'none'", "no such file"),
+        ("[[agent]]\nurl = 'https://a'\ntoken-file = 'none'", "does not exist"),
+        ("[[agent]]\nurl = 'https://a'\ncertificate = 'none'", "does not exist"),
         ("agent = " + "[" * 5000, "too deep"),
     ],
 )

@@ -11,8 +11,8 @@ import pytest
 from serving import books, run_in, served, standing, until
 
 from topdp.views.live import connection_limits, disk_watch, live_sources, remote_fetch
-from topdp.views.live.disk_watch import Answers, Watch
-from topdp.views.live.federation_page import Federation, NoAnswerError, Place, ask
+from topdp.views.live.disk_watch import AnswerCache, DiskWatch
+from topdp.views.live.federation_page import FederationFeed, FetchError, PublishingPlace, fetch_agents
 from topdp.views.live.list_summaries import summary
 
 SECRET = "the-words-of-another-file"
@@ -65,7 +65,7 @@ def test_a_pipe_is_not_waited_for(ill, folder, name):
     place, _ = ill
     (place / folder / name).unlink()
     os.mkfifo(place / folder / name)
-    looked = threading.Thread(target=Watch([place]).look, daemon=True)
+    looked = threading.Thread(target=DiskWatch([place]).scan, daemon=True)
     looked.start()
     looked.join(20)
     assert not looked.is_alive(), "looks at a pipe for ever"
@@ -106,7 +106,7 @@ def test_another_programs_status_hides_nobody(ill):
     place, _ = ill
     file = place / "well" / "status.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "begun": 3}))
-    assert {kind for kind, _ in Watch([place]).look()} == {"run", "agent"}
+    assert {kind for kind, _ in DiskWatch([place]).scan()} == {"run", "agent"}
 
 
 def test_names_that_are_no_text_or_markup_are_names(ill):
@@ -119,7 +119,7 @@ def test_names_that_are_no_text_or_markup_are_names(ill):
 
 
 def test_a_folder_may_go_while_it_is_watched(ill, monkeypatch):
-    monkeypatch.setattr(disk_watch, "EVERY", 0.02)
+    monkeypatch.setattr(disk_watch, "SCAN_INTERVAL_SECONDS", 0.02)
     place, path = ill
     with served([place]) as page:
         id = told(page, "run", "ill")["id"]
@@ -135,27 +135,27 @@ def test_of_too_many_the_newest_are_shown(tmp_path):
         file.parent.mkdir()
         file.write_text("{}")
         os.utime(file, (1e9 - age, 1e9 - age))
-    found = live_sources.find([tmp_path], most=2)
+    found = live_sources.find_sources([tmp_path], limit=2)
     assert [one.name for one in found.sources] == ["run-1", "run-3"] and found.cut
 
 
 def test_a_file_that_is_too_large_for_a_page_is_not_read(ill, monkeypatch):
-    monkeypatch.setattr(live_sources, "USUAL", 10)
-    (source,) = (one for one in live_sources.find([ill[0]]).sources if one.name == "ill")
-    assert "use topdp report" in summary(source)["problem"]
+    monkeypatch.setattr(live_sources, "MAX_OTHER_FILE_BYTES", 10)
+    (source,) = (one for one in live_sources.find_sources([ill[0]]).sources if one.name == "ill")
+    assert "Use topdp report" in summary(source)["problem"]
 
 
 def test_a_plan_that_unpacks_to_too_much_is_not_read(ill, monkeypatch):
-    (source,) = (one for one in live_sources.find([ill[0]]).sources if one.name == "ill")
+    (source,) = (one for one in live_sources.find_sources([ill[0]]).sources if one.name == "ill")
     assert summary(source)["problem"] is None
-    monkeypatch.setattr(live_sources, "UNPACKED", 1000)
+    monkeypatch.setattr(live_sources, "MAX_UNPACKED_PLAN_BYTES", 1000)
     assert "too large unpacked" in summary(source)["problem"]
 
 
 def test_one_that_takes_long_keeps_nobody_from_another(tmp_path):
     books(tmp_path / "slow", "slow")
     books(tmp_path / "quick", "quick")
-    slow, quick = sorted(live_sources.find([tmp_path]).sources, key=lambda one: one.name == "quick")
+    slow, quick = sorted(live_sources.find_sources([tmp_path]).sources, key=lambda one: one.name == "quick")
     begun, go = threading.Event(), threading.Event()
 
     def read(source):
@@ -164,12 +164,12 @@ def test_one_that_takes_long_keeps_nobody_from_another(tmp_path):
             go.wait(20)
         return {"name": source.name}
 
-    answers = Answers(read)
-    waiting = threading.Thread(target=answers.of, args=(slow,), daemon=True)
+    answers = AnswerCache(read)
+    waiting = threading.Thread(target=answers.get, args=(slow,), daemon=True)
     waiting.start()
     assert begun.wait(20)
     found = []
-    other = threading.Thread(target=lambda: found.append(answers.of(quick)), daemon=True)
+    other = threading.Thread(target=lambda: found.append(answers.get(quick)), daemon=True)
     other.start()
     other.join(10)
     go.set()
@@ -179,9 +179,9 @@ def test_one_that_takes_long_keeps_nobody_from_another(tmp_path):
 
 def test_a_fault_of_ours_is_told_in_words(tmp_path):
     books(tmp_path / "ada")
-    (source,) = live_sources.find([tmp_path]).sources
+    (source,) = live_sources.find_sources([tmp_path]).sources
     assert (
-        "could not read it: ZeroDivisionError" in json.loads(Answers(lambda one: 1 / 0).of(source))["problem"]
+        "got others: ZeroDivisionError" in json.loads(AnswerCache(lambda one: 1 / 0).get(source))["problem"]
     )
 
 
@@ -227,12 +227,12 @@ def dripping(first, drop):
     ],
 )
 def test_who_answers_in_drops_is_cut_off(first, drop, monkeypatch):
-    monkeypatch.setattr(remote_fetch, "WHOLE", 0.2)
+    monkeypatch.setattr(remote_fetch, "RESPONSE_SECONDS", 0.2)
     with (
         dripping(first, drop) as url,
-        pytest.raises(NoAnswerError, match=r"not answer in time|cannot be reached"),
+        pytest.raises(FetchError, match=r"not answer in time|cannot be reached"),
     ):
-        ask(Place(url, None))
+        fetch_agents(PublishingPlace(url, None))
 
 
 def test_a_place_that_never_answers_keeps_no_other_waiting(ill, monkeypatch):
@@ -244,8 +244,8 @@ def test_a_place_that_never_answers_keeps_no_other_waiting(ill, monkeypatch):
             go.wait(20)
         return []
 
-    monkeypatch.setattr("topdp.views.live.federation_page.ask", answer)
-    federation = Federation([Place("slow", None), Place("quick", None)])
+    monkeypatch.setattr("topdp.views.live.federation_page.fetch_agents", answer)
+    federation = FederationFeed([PublishingPlace("slow", None), PublishingPlace("quick", None)])
     with served([ill[0]], federation=federation) as page:
         assert asked.wait(20)
         until(
@@ -256,7 +256,7 @@ def test_a_place_that_never_answers_keeps_no_other_waiting(ill, monkeypatch):
 
 
 def test_a_fault_is_not_the_last_question(ill, monkeypatch):
-    monkeypatch.setattr("topdp.views.live.federation_page.EVERY", 0.01)
+    monkeypatch.setattr("topdp.views.live.federation_page.POLL_INTERVAL_SECONDS", 0.01)
     answers = [ZeroDivisionError]
 
     def answer(place):
@@ -264,8 +264,8 @@ def test_a_fault_is_not_the_last_question(ill, monkeypatch):
             raise answers.pop()
         return []
 
-    monkeypatch.setattr("topdp.views.live.federation_page.ask", answer)
-    with served([ill[0]], federation=Federation([Place("http://127.0.0.1", None)])) as page:
+    monkeypatch.setattr("topdp.views.live.federation_page.fetch_agents", answer)
+    with served([ill[0]], federation=FederationFeed([PublishingPlace("http://127.0.0.1", None)])) as page:
         until(
             lambda: page.client.get("/api/federation").json()["places"][0]["problem"] is None,
             "the next question",
@@ -285,7 +285,7 @@ def ended(visitor):
 
 @pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.1\r\nHost: localhost\r\nX: "])
 def test_who_opens_a_connection_and_does_not_ask_loses_it(ill, monkeypatch, said):
-    monkeypatch.setattr(connection_limits, "ASKING", 0.2)
+    monkeypatch.setattr(connection_limits, "REQUEST_SECONDS", 0.2)
     with served([ill[0]]) as page, socket.create_connection(("127.0.0.1", page.port), timeout=20) as visitor:
         visitor.sendall(said)
         assert ended(visitor)
@@ -294,7 +294,7 @@ def test_who_opens_a_connection_and_does_not_ask_loses_it(ill, monkeypatch, said
 
 def test_who_answers_nothing_after_a_refusal_loses_it_too(ill, monkeypatch):
     """The rest of a body that nobody waits for is no way to stay."""
-    monkeypatch.setattr(connection_limits, "ASKING", 0.2)
+    monkeypatch.setattr(connection_limits, "REQUEST_SECONDS", 0.2)
     head = b"POST /api/runs HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\nx"
     with served([ill[0]]) as page, socket.create_connection(("127.0.0.1", page.port), timeout=20) as visitor:
         visitor.sendall(head)
@@ -303,7 +303,7 @@ def test_who_answers_nothing_after_a_refusal_loses_it_too(ill, monkeypatch):
 
 
 def test_there_is_an_end_to_connections(ill, monkeypatch):
-    monkeypatch.setattr(connection_limits, "MOST", 3)
+    monkeypatch.setattr(connection_limits, "MAX_CONNECTIONS", 3)
     with served([ill[0]]) as page:
         visitors = [socket.create_connection(("127.0.0.1", page.port), timeout=20) for _ in range(4)]
         assert ended(visitors[-1])  # httpx has one already

@@ -9,12 +9,12 @@ from serving import books, run_in, standing
 from topdp.agents.ledger.ledger import Ledger
 from topdp.errors import InputError
 from topdp.views.live import disk_watch, list_summaries, live_sources
-from topdp.views.live.agent_page import PUBLISHED, agent_view, published
-from topdp.views.live.disk_watch import Answers, Watch
+from topdp.views.live.agent_page import PUBLISHED_FACTS, agent_view, published
+from topdp.views.live.disk_watch import AnswerCache, DiskWatch
 
 
 def kinds(paths):
-    return [(one.kind, one.name) for one in live_sources.find(paths).sources]
+    return [(one.kind, one.name) for one in live_sources.find_sources(paths).sources]
 
 
 def test_runs_and_agents_are_found_below_what_was_named(tmp_path):
@@ -40,9 +40,10 @@ def test_there_is_an_end_to_what_is_shown(tmp_path):
         (tmp_path / str(number)).mkdir()
         (tmp_path / str(number) / "run.json").write_text("{}")
     assert (
-        len(live_sources.find([tmp_path], most=3).sources) == 3 and live_sources.find([tmp_path], most=3).cut
+        len(live_sources.find_sources([tmp_path], limit=3).sources) == 3
+        and live_sources.find_sources([tmp_path], limit=3).cut
     )
-    assert not live_sources.find([tmp_path]).cut
+    assert not live_sources.find_sources([tmp_path]).cut
 
 
 def test_a_wrong_path_is_named(tmp_path):
@@ -54,7 +55,7 @@ def test_a_wrong_path_is_named(tmp_path):
 
 def test_a_run_in_one_line(tmp_path):
     run_in(tmp_path / "one")
-    (source,) = live_sources.find([tmp_path]).sources
+    (source,) = live_sources.find_sources([tmp_path]).sources
     found = list_summaries.summary(source)
     assert (found["state"], found["round"], found["rounds"], found["agents"]) == ("done", 6, 6, 4)
     assert found["score"].startswith("accuracy ") and found["problem"] is None
@@ -64,13 +65,13 @@ def test_a_run_in_one_line(tmp_path):
 @pytest.mark.parametrize("text", ["{}", "[]", "not json", '{"format": 1}', ""])
 def test_a_foreign_or_damaged_run_is_listed_with_what_is_wrong(tmp_path, text):
     (tmp_path / "run.json").write_text(text)
-    found = list_summaries.summary(live_sources.Source("run", tmp_path, "x"))
+    found = list_summaries.summary(live_sources.LiveSource("run", tmp_path, "x"))
     assert found["state"] == "cannot be read" and "Expected a run" in found["problem"]
 
 
 def test_damaged_books_are_listed_with_what_is_wrong(tmp_path):
     (tmp_path / "ledger.sqlite").write_text("nothing of the kind, and long enough to be looked at " * 50)
-    found = list_summaries.summary(live_sources.Source("agent", tmp_path, "x"))
+    found = list_summaries.summary(live_sources.LiveSource("agent", tmp_path, "x"))
     assert found["state"] == "cannot be read" and "damaged" in found["problem"]
 
 
@@ -78,7 +79,7 @@ def test_the_last_line_is_found_without_reading_the_rest(tmp_path, monkeypatch):
     file = tmp_path / "metrics.jsonl"
     file.write_text("".join(json.dumps({"round": n, "x": "y" * 50}) + "\n" for n in range(1000)))
     assert list_summaries.last_line(file)["round"] == 999
-    monkeypatch.setattr(list_summaries, "TAIL", 16)  # shorter than a line
+    monkeypatch.setattr(list_summaries, "TAIL_BYTES", 16)  # shorter than a line
     assert list_summaries.last_line(file)["round"] == 999
     for text in ("", "\n", "{", "[1]\n", '{"round": "x"}\n'):
         file.write_text(text)
@@ -90,17 +91,17 @@ def test_only_what_has_changed_is_read_again(tmp_path, monkeypatch):
     books(tmp_path / "ada")
     books(tmp_path / "bob", "bob")
     read = []
-    monkeypatch.setattr(disk_watch, "SHARE", 0)
+    monkeypatch.setattr(disk_watch, "REST_FACTOR", 0)
     monkeypatch.setattr(disk_watch, "summary", lambda source: read.append(source.name) or {"id": source.id})
-    watch = Watch([tmp_path])
-    assert [kind for kind, _ in watch.look()] == ["agent", "agent"]
-    assert watch.look() == [] and read == ["ada", "bob"]
+    watch = DiskWatch([tmp_path])
+    assert [kind for kind, _ in watch.scan()] == ["agent", "agent"]
+    assert watch.scan() == [] and read == ["ada", "bob"]
     standing(tmp_path / "bob")
-    assert len(watch.look()) == 1 and read == ["ada", "bob", "bob"]
+    assert len(watch.scan()) == 1 and read == ["ada", "bob", "bob"]
     (tmp_path / "ada" / "ledger.sqlite").unlink()
-    assert [kind for kind, _ in watch.look()] == ["gone"]
+    assert [kind for kind, _ in watch.scan()] == ["gone"]
     books(tmp_path / "cat", "cat")
-    assert len(watch.look()) == 1 and read[-1] == "cat"
+    assert len(watch.scan()) == 1 and read[-1] == "cat"
 
 
 def test_what_takes_long_to_read_is_read_less_often(tmp_path, monkeypatch):
@@ -113,39 +114,39 @@ def test_what_takes_long_to_read_is_read_less_often(tmp_path, monkeypatch):
 
     monkeypatch.setattr(disk_watch.time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(disk_watch, "summary", slow)
-    watch = Watch([tmp_path])
-    watch.look()
+    watch = DiskWatch([tmp_path])
+    watch.scan()
     standing(tmp_path / "ada")
-    clock[0] = 100.0 + disk_watch.SHARE - 0.5
-    assert watch.look() == []
-    clock[0] = 100.0 + disk_watch.SHARE + 0.5
-    assert len(watch.look()) == 1
+    clock[0] = 100.0 + disk_watch.REST_FACTOR - 0.5
+    assert watch.scan() == []
+    clock[0] = 100.0 + disk_watch.REST_FACTOR + 0.5
+    assert len(watch.scan()) == 1
 
 
 def test_a_death_that_is_written_nowhere_is_a_change(tmp_path):
     books(tmp_path / "ada")
     standing(tmp_path / "ada")
-    (source,) = live_sources.find([tmp_path]).sources
-    before = disk_watch.mark_of(source)
-    assert disk_watch.mark_of(source) == before
+    (source,) = live_sources.find_sources([tmp_path]).sources
+    before = disk_watch.version_of(source)
+    assert disk_watch.version_of(source) == before
     standing(tmp_path / "ada", begun="a process of another start", written=time.time() - 3600)
-    assert disk_watch.mark_of(source)[1] == "not running" != before[1]
+    assert disk_watch.version_of(source)[1] == "not running" != before[1]
 
 
 def test_answers_are_kept_until_something_changes(tmp_path):
     books(tmp_path / "ada")
-    (source,) = live_sources.find([tmp_path]).sources
+    (source,) = live_sources.find_sources([tmp_path]).sources
     asked = []
-    answers = Answers(lambda one: {"asked": len(asked.append(one) or asked)})
-    assert answers.of(source) == answers.of(source) == b'{"asked": 1}'
+    answers = AnswerCache(lambda one: {"asked": len(asked.append(one) or asked)})
+    assert answers.get(source) == answers.get(source) == b'{"asked": 1}'
     standing(tmp_path / "ada")
-    assert answers.of(source) == b'{"asked": 2}'
+    assert answers.get(source) == b'{"asked": 2}'
 
 
 def test_numbers_that_json_does_not_know_are_told_as_damage(tmp_path):
     books(tmp_path / "ada")
-    (source,) = live_sources.find([tmp_path]).sources
-    assert "got others" in json.loads(Answers(lambda one: {"loss": float("nan")}).of(source))["problem"]
+    (source,) = live_sources.find_sources([tmp_path]).sources
+    assert "got others" in json.loads(AnswerCache(lambda one: {"loss": float("nan")}).get(source))["problem"]
 
 
 # An agent's own view, and what others see of it
@@ -165,7 +166,7 @@ def test_an_agents_view_has_its_links_and_its_ledger(tmp_path):
 
 
 def test_a_long_ledger_is_thinned_and_keeps_its_ends(tmp_path, monkeypatch):
-    monkeypatch.setattr("topdp.views.live.agent_page.POINTS", 10)
+    monkeypatch.setattr("topdp.views.live.agent_page.MAX_SHOWN_CHARGES", 10)
     state = books(tmp_path / "ada", releases=38)
     rounds = [one["round"] for one in agent_view(state)["charges"]]
     assert rounds[0] == 0 and rounds[-1] == 37 and len(rounds) <= 11
@@ -186,7 +187,7 @@ def test_neither_parameters_nor_scores_are_published(tmp_path):
     view = agent_view(state)
     assert view["scores"]["metrics"] == {"accuracy": 0.75}  # for its owner
     told = published(view)
-    assert set(told) == {*PUBLISHED, "links"}
+    assert set(told) == {*PUBLISHED_FACTS, "links"}
     assert "0.75" not in json.dumps(told) and "parameters" not in json.dumps(view)
     ledger = Ledger(state, writable=False)
     digests = [digest for entry in ledger.entries() for digest in entry.digests.values()]

@@ -5,7 +5,7 @@ from serving import books, directly, served, standing
 
 from topdp.errors import InputError
 from topdp.views.live.live_app import Dash, application
-from topdp.views.live.page_access import HEADERS, Access, token_from
+from topdp.views.live.page_access import SECURITY_HEADERS, Access, token_from
 
 TOKEN, PUBLISH = "t" * 32, "p" * 32
 PAGES = ("/", "/federation", "/api/runs", "/api/federation", "/api/published", "/api/events", "/nowhere")
@@ -19,7 +19,7 @@ def agent(tmp_path):
 
 def client(paths, host="127.0.0.1", secure=False, **access):
     dash = Dash(paths)
-    dash.watch.look()
+    dash.watch.scan()
     return directly(application(dash, Access(**access), secure), host)
 
 
@@ -31,12 +31,14 @@ def test_every_answer_has_the_headers_whatever_it_is(agent):
     with client([agent]) as asked:
         for path in ("/", "/nowhere", "/api/runs", "/static/dash.js", "/runs/x", "/compare"):
             found = asked.get(path).headers
-            for name, value in HEADERS.items():
+            for name, value in SECURITY_HEADERS.items():
                 if name != "cache-control":
                     assert found[name] == value, (path, name)
             assert found["cache-control"] == ("no-cache" if "static" in path else "no-store")
     with client([agent], token=TOKEN) as asked:
-        assert asked.get("/").headers["content-security-policy"] == HEADERS["content-security-policy"]
+        assert (
+            asked.get("/").headers["content-security-policy"] == SECURITY_HEADERS["content-security-policy"]
+        )
 
 
 def test_nothing_is_inline_on_a_page(agent):

@@ -8,7 +8,7 @@ import pytest
 from serving import PATIENCE, books, served, standing, until
 
 from topdp.views.live.event_streams import EventStream
-from topdp.views.live.page_events import OF_ONE, Events, TooManyListeners
+from topdp.views.live.page_events import MAX_LISTENERS_PER_VISITOR, Events, TooManyListeners
 
 
 def parsed(text):
@@ -38,7 +38,7 @@ def heard(events, after, count):
 def test_who_comes_again_hears_what_was_missed_and_nothing_twice():
     events = Events()
     for number in range(5):
-        events.tell("run", {"number": number})
+        events.publish("run", {"number": number})
     assert [facts["number"] for _, _, facts in heard(events, f"{events.start}-2", 3)] == [2, 3, 4]
     assert events.missed(events.last) == []
     assert events.missed(None) == []
@@ -49,30 +49,30 @@ def test_who_comes_again_hears_what_was_missed_and_nothing_twice():
 )
 def test_who_names_what_is_not_known_begins_anew(after):
     events = Events()
-    events.tell("run", {})
+    events.publish("run", {})
     (event,) = events.missed(after.replace("START", events.start))
     assert (event.kind, event.name) == ("reset", events.last)
 
 
 def test_who_was_away_too_long_begins_anew():
-    events = Events(kept=3)
+    events = Events(stored=3)
     for number in range(5):
-        events.tell("run", {"number": number})
+        events.publish("run", {"number": number})
     assert [event.kind for event in events.missed(f"{events.start}-1")] == ["reset"]
     assert [event.facts["number"] for event in events.missed(f"{events.start}-2")] == [2, 3, 4]
 
 
 def test_one_visitor_cannot_keep_another_out(tmp_path):
     with served([tmp_path]) as page:
-        greedy = [streamed(page, {"User-Agent": "greedy"}) for _ in range(OF_ONE)]
+        greedy = [streamed(page, {"User-Agent": "greedy"}) for _ in range(MAX_LISTENERS_PER_VISITOR)]
         for one in greedy:
             assert next(one)[1] == "beat"
         refused = page.client.get("/api/events", headers={"User-Agent": "greedy"})
-        assert refused.status_code == 429 and "of one visitor" in refused.json()["problem"]
+        assert refused.status_code == 429 and "per visitor" in refused.json()["problem"]
         other = streamed(page, {"User-Agent": "another"})
         assert next(other)[1] == "beat"
         greedy[0].close()
-        until(lambda: page.dash.events.listeners == OF_ONE, "a place to be free")
+        until(lambda: page.dash.events.listeners == MAX_LISTENERS_PER_VISITOR, "a place to be free")
         again = streamed(page, {"User-Agent": "greedy"})
         assert next(again)[1] == "beat"
         for one in (*greedy, other, again):
@@ -102,7 +102,7 @@ def test_who_does_not_read_is_left_behind():
         slow = events.listen()
         await anext(slow)
         for number in range(9):
-            events.tell("run", {"number": number})
+            events.publish("run", {"number": number})
         async with asyncio.timeout(5):
             rest = [text async for text in slow]
         assert len(rest) <= 9 and events.listeners == 0
@@ -111,11 +111,11 @@ def test_who_does_not_read_is_left_behind():
 
 
 def test_a_connection_that_takes_nothing_is_given_up(monkeypatch):
-    monkeypatch.setattr("topdp.views.live.event_streams.SLOW", 0.05)
+    monkeypatch.setattr("topdp.views.live.event_streams.SEND_SECONDS", 0.05)
 
     async def trying():
         events = Events()
-        stream = await EventStream.begin(events, None)
+        stream = await EventStream.open(events, None)
 
         async def stuck(message):
             if message["type"] == "http.response.body":
@@ -131,7 +131,7 @@ def test_a_connection_that_takes_nothing_is_given_up(monkeypatch):
 def test_the_first_words_come_at_once_and_nothing_happens_is_said_too():
     async def trying():
         events = Events()
-        listening = events.listen(beat=0.01)
+        listening = events.listen(heartbeat=0.01)
         first, second = await anext(listening), await anext(listening)
         assert parsed(first) == [(events.last, "beat", {})] and parsed(second) == [(None, "beat", {})]
 

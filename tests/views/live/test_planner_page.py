@@ -21,7 +21,7 @@ FEW = {"topology.agents": "5", "topology.kind": "ring", "rounds": "3"}
 
 @pytest.fixture
 def client(monkeypatch):
-    monkeypatch.setattr(planner_page, "DESK", planner_page.Desk())
+    monkeypatch.setattr(planner_page, "PLANNER", planner_page.PlannerService())
     transport = httpx.ASGITransport(Starlette(routes=planner_page.planner_routes))
 
     def send(method="POST", **more):
@@ -62,7 +62,7 @@ def test_the_page_is_told_what_the_command_prints(client, method):
         config.read(changes=[f"{k}={v}" for k, v in {**values, "privacy.epsilon": "3"}.items()])
     )
     assert again["lines"] == [[name, *cells] for name, cells in lines([made])]
-    assert planner_page.DESK.memory.found > 0
+    assert planner_page.PLANNER.memory.found > 0
 
 
 def test_what_it_says_to_copy_is_the_setting(client, tmp_path):
@@ -153,7 +153,7 @@ def lively(monkeypatch, seconds):
 
 def test_a_newer_question_of_a_page_ends_the_older(monkeypatch):
     ended = lively(monkeypatch, 30)
-    desk = planner_page.Desk()
+    desk = planner_page.PlannerService()
 
     async def both():
         first = desk.answers("one page", FEW)
@@ -176,14 +176,14 @@ def test_a_newer_question_of_a_page_ends_the_older(monkeypatch):
 
 def test_what_takes_too_long_is_given_up_in_words(client, monkeypatch):
     lively(monkeypatch, 30)
-    monkeypatch.setattr(planner_page, "PATIENCE", 0.2)
-    assert "takes longer than 0 s" in ask(client, FEW)[-1]["problem"]
+    monkeypatch.setattr(planner_page, "MAX_ANSWER_SECONDS", 0.2)
+    assert "takes longer than the 0 s" in ask(client, FEW)[-1]["problem"]
 
 
 def test_questions_do_not_pile_up(monkeypatch):
     lively(monkeypatch, 30)
-    monkeypatch.setattr(planner_page, "WAITING", 1)
-    desk = planner_page.Desk()
+    monkeypatch.setattr(planner_page, "MAX_PLAN_REQUESTS", 1)
+    desk = planner_page.PlannerService()
 
     async def crowd():
         first = desk.answers("one", FEW)
@@ -193,9 +193,9 @@ def test_questions_do_not_pile_up(monkeypatch):
         return told
 
     (told,) = asyncio.run(crowd())
-    assert "Too many" in told["problem"]
+    assert "too many" in told["problem"]
 
 
 def test_a_fault_of_ours_is_said_and_is_no_silence(client, monkeypatch):
     monkeypatch.setattr(planner_page, "stages", lambda *given: 1 / 0)
-    assert ask(client, FEW)[-1]["problem"] == "A fault of ours: ZeroDivisionError."
+    assert ask(client, FEW)[-1]["problem"] == "Internal error: ZeroDivisionError."

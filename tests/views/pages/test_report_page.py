@@ -10,10 +10,10 @@ import shutil
 import pytest
 
 from topdp.runs.run_folder import RunFolder, RunFolderError
-from topdp.views.pages.page_assets import SCRIPTS, STATIC, STYLES
+from topdp.views.pages.page_assets import PAGE_SCRIPTS, PAGE_STYLES, STATIC_FOLDER
 from topdp.views.pages.page_runs import runs_in
 from topdp.views.pages.report_page import report_html
-from topdp.views.pages.run_facts import LINES, run_facts
+from topdp.views.pages.run_facts import MAX_DRAWN_EVALUATIONS, run_facts
 from views.conftest import NAMES
 
 
@@ -50,18 +50,18 @@ def test_a_folder_name_with_markup(made, tmp_path):
 
 
 def test_what_ships_is_what_is_said():
-    said = (STATIC / "vendored.txt").read_text()
+    said = (STATIC_FOLDER / "vendored.txt").read_text()
     for name in ("uplot.min.js", "uplot.min.css", "cytoscape.min.js"):
-        assert hashlib.sha256((STATIC / name).read_bytes()).hexdigest() in said
-    for name in (*SCRIPTS, *STYLES, "uplot.LICENSE.txt", "cytoscape.LICENSE.txt"):
-        assert (STATIC / name).exists()
+        assert hashlib.sha256((STATIC_FOLDER / name).read_bytes()).hexdigest() in said
+    for name in (*PAGE_SCRIPTS, *PAGE_STYLES, "uplot.LICENSE.txt", "cytoscape.LICENSE.txt"):
+        assert (STATIC_FOLDER / name).exists()
 
 
 def test_our_scripts_write_text_only():
-    for name in SCRIPTS:
+    for name in PAGE_SCRIPTS:
         if "min" not in name:
             assert not re.search(
-                r"innerHTML|insertAdjacent|document\.write|eval\(", (STATIC / name).read_text()
+                r"innerHTML|insertAdjacent|document\.write|eval\(", (STATIC_FOLDER / name).read_text()
             )
 
 
@@ -109,8 +109,8 @@ def test_other_files_stay(topdp, made, tmp_path):
 
 
 def test_too_many_runs(made, monkeypatch):
-    monkeypatch.setattr("topdp.views.pages.page_runs.MOST", 2)
-    with pytest.raises(RunFolderError, match="name fewer"):
+    monkeypatch.setattr("topdp.views.pages.page_runs.MAX_REPORT_RUNS", 2)
+    with pytest.raises(RunFolderError, match="Name fewer"):
         runs_in([made])
 
 
@@ -118,14 +118,14 @@ def test_a_long_run_of_thirty_agents_is_a_small_file(made):
     """Every pair of agents linked, as many evaluations as are ever drawn, no number short."""
     facts, n = run_facts(RunFolder(made / "top")), 30
     pairs = [(a, b) for a in range(n) for b in range(n) if a != b]
-    digits = [1 / (3 + k) for k in range(LINES)]
+    digits = [1 / (3 + k) for k in range(MAX_DRAWN_EVALUATIONS)]
     values = {name: dict.fromkeys(("mean", "min", "max"), digits) for name in facts["metrics"]["names"]}
     links = {"from": [a for a, _ in pairs], "to": [b for _, b in pairs]}
     numbers = {name: [1 / (3 + k) for k in range(len(pairs))] for name in ("mu", "epsilon")}
     seen = {"observers": [[k] for k in range(n)], "mu": [[1 / (3 + k) for k in range(n)]] * n}
     long = {
         **facts,
-        "metrics": {**facts["metrics"], "rounds": list(range(LINES)), "values": values},
+        "metrics": {**facts["metrics"], "rounds": list(range(MAX_DRAWN_EVALUATIONS)), "values": values},
         "graph": {
             **facts["graph"],
             "agents": n,

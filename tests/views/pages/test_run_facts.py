@@ -9,7 +9,7 @@ import pytest
 from topdp.privacy.basics.gaussian import epsilon_of
 from topdp.runs import planning
 from topdp.runs.run_folder import RunFolder, RunFolderError
-from topdp.views.pages.run_facts import LINES, run_facts
+from topdp.views.pages.run_facts import MAX_DRAWN_EVALUATIONS, run_facts
 from topdp.views.statement import privacy_costs
 from views.conftest import NAMES
 
@@ -107,7 +107,7 @@ def test_worst_case_has_no_links_of_its_own(made):
     found = facts(made / "plain")
     assert found["graph"]["links"]["epsilon"] is None
     assert len(found["graph"]["links"]["from"]) == 6
-    assert any("no link has" in note for note in found["notes"])
+    assert any("links have no ε" in note for note in found["notes"])
 
 
 @pytest.mark.parametrize("state", ["running", "interrupted", "diverged"])
@@ -146,7 +146,7 @@ def test_many_evaluations_are_thinned_with_both_ends(copied):
     (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     found = facts(folder)["metrics"]
     assert (found["rounds"][0], found["rounds"][-1]) == (0, 1000)
-    assert len(found["rounds"]) == LINES
+    assert len(found["rounds"]) == MAX_DRAWN_EVALUATIONS
     assert np.all(np.diff(found["rounds"]) > 0)
 
 

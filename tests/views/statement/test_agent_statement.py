@@ -19,8 +19,8 @@ from topdp.cli.app import app
 from topdp.errors import InputError
 from topdp.privacy.basics.gaussian import epsilon_of
 from topdp.views.pages.plain_words import no_less
-from topdp.views.statement.agent_record import own_books
-from topdp.views.statement.agent_statement import own_statement
+from topdp.views.statement.agent_record import agent_record
+from topdp.views.statement.agent_statement import agent_statement
 from topdp.views.statement.run_statement import statement_html, statement_yaml
 
 OWN_NOISE = {number: {"seeded": False} for number in range(4)}
@@ -43,7 +43,7 @@ def ran(tmp_path_factory):
 
 
 def said_of(made, agent=0):
-    return own_statement(own_books(made.state(agent), made.folder / "manifest.toml"))
+    return agent_statement(agent_record(made.state(agent), made.folder / "manifest.toml"))
 
 
 def test_numbers_are_those_of_the_books(ran):
@@ -70,7 +70,7 @@ def test_it_says_what_it_does_not_cover(ran):
         "owns or breaks into",
         "old copy",
         "Poisoning",
-        "departure from the plan far away",
+        "distant departure from the plan",
         "floating point",
     ]
     for part in parts:
@@ -102,23 +102,23 @@ def test_it_is_a_page_and_yaml_and_changes_nothing(ran, tmp_path):
 def test_books_under_way_say_that_more_is_to_come(tmp_path, ran):
     manifest = ran.setup.manifest
     ledger = Ledger(tmp_path / "ada", manifest.hash, "ada", guarantee="adaptive", reserve=1)
-    assert "Nothing was released" in " ".join(own_statement(_books(tmp_path, ran))["summary"])
+    assert "Nothing was released yet" in " ".join(agent_statement(_books(tmp_path, ran))["summary"])
     ledger.release(0, ReleaseCost(0.5, 0.7, 0.1), {"bob": b"row"}, b"state")
-    assert "The run goes on: release 0 of 4" in " ".join(own_statement(_books(tmp_path, ran))["summary"])
+    assert "The run continues: release 0 of 4" in " ".join(agent_statement(_books(tmp_path, ran))["summary"])
     ledger.note_departure("bob refuses", "bob")
-    assert "counted as one more who pools what it sees: bob" in " ".join(
-        own_statement(_books(tmp_path, ran))["summary"]
+    assert "each counted as one more colluder: bob" in " ".join(
+        agent_statement(_books(tmp_path, ran))["summary"]
     )
     ledger.note_departure("dan is quarantined", "dan")  # beyond the reserve
-    said = own_statement(_books(tmp_path, ran))
+    said = agent_statement(_books(tmp_path, ran))
     ledger.close()
-    assert "The plan was departed from (dan is quarantined)" in " ".join(said["summary"])
+    assert "The run departed from the plan (dan is quarantined)" in " ".join(said["summary"])
     assert list(said["guarantee"]["answers"]) == ["worst_case"]
     assert said["guarantee"]["answers"]["worst_case"]["epsilon"] == 0.7
 
 
 def _books(place, ran):
-    return own_books(place / "ada", ran.folder / "manifest.toml")
+    return agent_record(place / "ada", ran.folder / "manifest.toml")
 
 
 @pytest.mark.parametrize("guarantee", ["view", "claimed"])
@@ -167,8 +167,8 @@ def test_books_that_are_not_whole_are_refused(tmp_path, ran):
 def test_another_manifest_or_none_is_refused(tmp_path, ran):
     other = federation(tmp_path, agents=4, rounds=2)
     other.setup.manifest.write(tmp_path / "other.toml")
-    with pytest.raises(InputError, match="Expected the manifest by which the books"):
-        own_books(ran.state(0), tmp_path / "other.toml")
+    with pytest.raises(InputError, match="Expected the manifest of the ledger"):
+        agent_record(ran.state(0), tmp_path / "other.toml")
     found = CliRunner().invoke(app, ["statement", str(ran.state(0))])
     assert isinstance(found.exception, InputError) or found.exit_code == 2
     found = CliRunner().invoke(app, ["statement", str(tmp_path), "--manifest", str(tmp_path / "other.toml")])
@@ -178,12 +178,12 @@ def test_another_manifest_or_none_is_refused(tmp_path, ran):
 def test_releases_that_cost_nothing_at_their_delta_have_a_mu_all_the_same(tmp_path, ran):
     """(0, δ)-private noise is noise: a curve of μ = 0 would promise that there is nothing to see."""
     with closing(Ledger(tmp_path / "ada", ran.setup.manifest.hash, "ada", guarantee="adaptive")) as ledger:
-        assert own_statement(_books(tmp_path, ran))["guarantee"]["answers"]["adaptive"]["mu"] == 0
+        assert agent_statement(_books(tmp_path, ran))["guarantee"]["answers"]["adaptive"]["mu"] == 0
         delta = ran.setup.manifest.config.privacy.delta
         mu = 0.9 * 2 * NormalDist().inv_cdf((1 + delta) / 2)
         assert epsilon_of(mu, delta) == 0
         ledger.release(0, ReleaseCost(0.0, 0.0, mu**2), {"bob": b"row"}, b"state")
-    for one in own_statement(_books(tmp_path, ran))["guarantee"]["answers"].values():
+    for one in agent_statement(_books(tmp_path, ran))["guarantee"]["answers"].values():
         assert one["epsilon"] == 0 and mu < one["mu"] < 2 * mu
 
 
@@ -198,9 +198,9 @@ def test_what_a_claim_says_has_no_mu(tmp_path):
 
 def test_books_of_a_version_that_did_not_say_so_may_be_seeded(tmp_path, ran):
     with closing(Ledger(tmp_path / "ada", ran.setup.manifest.hash, "ada", guarantee="adaptive")) as ledger:
-        assert "from a seed" not in " ".join(own_statement(_books(tmp_path, ran))["summary"])
+        assert "from a seed" not in " ".join(agent_statement(_books(tmp_path, ran))["summary"])
         ledger.database.remember("migrated_from", "4")
-    assert "whether noise came from a seed" in " ".join(own_statement(_books(tmp_path, ran))["summary"])
+    assert "whether noise came from a seed" in " ".join(agent_statement(_books(tmp_path, ran))["summary"])
 
 
 def test_hidden_rows_that_an_older_version_rounded_leave_the_worst_case(tmp_path):
@@ -224,10 +224,10 @@ def test_what_the_run_before_an_amendment_has_cost_is_said(tmp_path, ran):
     amended.write(tmp_path / "manifest.toml")
     with closing(Ledger(tmp_path / "ada", amended.hash, "ada", guarantee="adaptive")) as ledger:
         ledger.release(0, ReleaseCost(0.5, 0.7, 0.1), {"bob": b"row"}, b"state")
-    words = " ".join(own_statement(own_books(tmp_path / "ada", tmp_path / "manifest.toml"))["summary"])
+    words = " ".join(agent_statement(agent_record(tmp_path / "ada", tmp_path / "manifest.toml"))["summary"])
     spent = amendment_of(amended).spent["ada"]
     assert spent > 0 and f"by the plan at most ε = {no_less(spent)} at" in words
-    assert "takes the place" not in " ".join(said_of(ran)["summary"])
+    assert "It replaces" not in " ".join(said_of(ran)["summary"])
 
 
 @pytest.mark.parametrize(("table", "column"), [("outbox", "round"), ("inbox", "round"), ("notes", "charges")])

@@ -1,14 +1,14 @@
-"""What agents sign: each row they send, and statements that all agents pass on.
+"""What agents sign: each row they send, and notices that all agents pass on.
 
 A *row signature* covers the row's name and digest, not its bytes: the receiver can prove to anybody that the
 row was sent. Neighbours present the newest one when they greet, so an agent whose ledger is an old copy need
 not trust their claims, and nobody can make it believe that its ledger is old. `runtime/peer_judgement` weighs
-claims. A *statement* is for what must reach agents that are no neighbours: keys of a run, and departures.
+claims. A *notice* is for what must reach agents that are no neighbours: keys of a run, and departures.
 
 **Guarantees.** Only the holder of the card's key can make a signature that verifies. A row signature for
-another manifest, receiver, round or digest does not verify. An agent that passes a statement on can withhold
+another manifest, receiver, round or digest does not verify. An agent that passes a notice on can withhold
 it and do nothing else to it: the signature covers the manifest, the run, the author and the subject. Of two
-statements of one author on one subject in one run only one can be honest.
+notices of one author on one subject in one run only one can be honest.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from topdp.agents.agreement.identity_card import Card
 from topdp.agents.agreement.manifest import Manifest
 
 MAX_SIGNATURE_BYTES = 128  # signatures with P-256 have at most 72
-MAX_STATEMENT_CHARS = 512  # of a subject or a text; ours have below 250
-MAX_STATEMENT_BYTES = 5 * MAX_STATEMENT_CHARS + 32
-STATEMENT_FIELDS = ("author", "run", "about", "text", "signature")
+MAX_NOTICE_CHARS = 512  # of a subject or a text; ours have below 250
+MAX_NOTICE_BYTES = 5 * MAX_NOTICE_CHARS + 32
+NOTICE_FIELDS = ("author", "run", "about", "text", "signature")
 
 
-class StatementError(ValueError):
+class NoticeError(ValueError):
     """Bytes that are not statements. `statement_gossip` catches it."""
 
 
@@ -64,7 +64,7 @@ class RowSignatures:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Statement:
+class Notice:
     """`author` states `text` about the subject `about`. `run` is empty before the run has a name."""
 
     author: str
@@ -74,22 +74,22 @@ class Statement:
     signature: str  # hex
 
     @classmethod
-    def of_parts(cls, parts: Iterable[str]) -> Statement:
+    def of_parts(cls, parts: Iterable[str]) -> Notice:
         """From its fields in order, as they are encoded and stored."""
-        return cls(**dict(zip(STATEMENT_FIELDS, parts, strict=True)))
+        return cls(**dict(zip(NOTICE_FIELDS, parts, strict=True)))
 
     @classmethod
-    def signed(cls, identity: Identity, manifest: Manifest, run: str, about: str, text: str) -> Statement:
-        """A statement of the agent with this identity."""
+    def signed(cls, identity: Identity, manifest: Manifest, run: str, about: str, text: str) -> Notice:
+        """A notice of the agent with this identity."""
         name = identity.card.name
-        signed = _statement_bytes(manifest.hash, name, run, about, text)
+        signed = _notice_bytes(manifest.hash, name, run, about, text)
         return cls.of_parts((name, run, about, text, identity.sign(signed).hex()))
 
     def verify(self, manifest: Manifest, directory: CardDirectory | None = None) -> bool:
         """Whether the author is in the manifest and has signed this for it, with any of its keys."""
         if self.author not in manifest.names:
             return False
-        signed = _statement_bytes(manifest.hash, self.author, self.run, self.about, self.text)
+        signed = _notice_bytes(manifest.hash, self.author, self.run, self.about, self.text)
         cards = _all_cards(manifest, directory, self.author)
         return any(card.verifies(bytes.fromhex(self.signature), signed) for card in cards)
 
@@ -98,32 +98,32 @@ def _all_cards(manifest: Manifest, directory: CardDirectory | None, name: str) -
     return directory.cards(name) if directory else (manifest.card(name),)
 
 
-def encode_statements(statements: Iterable[Statement]) -> bytes:
+def encode_notices(notices: Iterable[Notice]) -> bytes:
     """
-    >>> decode_statements(encode_statements([Statement.of_parts(("ada", "", "weather", "rain", "00"))]))
-    [Statement(author='ada', run='', about='weather', text='rain', signature='00')]
+    >>> decode_notices(encode_notices([Notice.of_parts(("ada", "", "weather", "rain", "00"))]))
+    [Notice(author='ada', run='', about='weather', text='rain', signature='00')]
     """
-    return json.dumps([list(astuple(statement)) for statement in statements]).encode()
+    return json.dumps([list(astuple(notice)) for notice in notices]).encode()
 
 
-def decode_statements(body: bytes, most: int = 1000) -> list[Statement]:
-    """Decode at most `most` statements. Raise StatementError on anything else."""
+def decode_notices(body: bytes, most: int = 1000) -> list[Notice]:
+    """Decode at most `most` notices. Raise NoticeError on anything else."""
     try:
-        if len(body) > most * MAX_STATEMENT_BYTES:
-            raise StatementError
-        statements = [Statement.of_parts(parts) for parts in json.loads(body)]
-        if len(statements) > most:
-            raise StatementError
-        for statement in statements:
-            parts = astuple(statement)
-            if not all(isinstance(part, str) and len(part) <= MAX_STATEMENT_CHARS for part in parts):
-                raise StatementError
+        if len(body) > most * MAX_NOTICE_BYTES:
+            raise NoticeError
+        notices = [Notice.of_parts(parts) for parts in json.loads(body)]
+        if len(notices) > most:
+            raise NoticeError
+        for notice in notices:
+            parts = astuple(notice)
+            if not all(isinstance(part, str) and len(part) <= MAX_NOTICE_CHARS for part in parts):
+                raise NoticeError
             "".join(parts).encode()  # raises on half a surrogate pair
-            bytes.fromhex(statement.signature)
+            bytes.fromhex(notice.signature)
     except (ValueError, TypeError, RecursionError):
-        raise StatementError from None
-    return statements
+        raise NoticeError from None
+    return notices
 
 
-def _statement_bytes(federation: str, author: str, run: str, about: str, text: str) -> bytes:
+def _notice_bytes(federation: str, author: str, run: str, about: str, text: str) -> bytes:
     return b"topdp statement 1\n" + json.dumps([federation, author, run, about, text]).encode()

@@ -1,6 +1,6 @@
 """The SQLite file of an agent's ledger: its tables, format versions, lock and transactions.
 
-What the tables mean is described in `ledger`, `event_journal`, `statement_store` and `pairing_records`. A
+What the tables mean is described in `ledger`, `event_journal`, `notice_store` and `pairing_records`. A
 format that was ever used is not changed here: a new format is a migration step. A file of an older format is
 migrated when it is opened for writing, after a copy was saved beside it.
 

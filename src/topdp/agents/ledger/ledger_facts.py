@@ -19,7 +19,7 @@ from topdp.agents.ledger.ledger_database import LEDGER_FILE, READ_ERRORS, Ledger
 from topdp.agents.ledger.ledger_entries import TamperedError
 from topdp.agents.wire.wire_codes import ReplyCode
 
-DEPARTED_SUBJECT_PREFIX = "without "  # followed by a name: the subject of a statement that an agent is gone
+DEPARTED_SUBJECT_PREFIX = "without "  # followed by a name: the subject of a notice that an agent is gone
 FINAL_ROUND_KEY, LEAVING_KEY = "ends", "leaves"
 
 

@@ -1,6 +1,6 @@
-"""One agent: its books, its neighbours and its life put together, from the first greeting to the result.
+"""One agent: its ledger, neighbours and loop put together, from the first greeting to the result.
 
-What it leaves in its state folder at the end: `result.json` and `estimate.safetensors`, beside the ledger.
+At the end it leaves `result.json` and `estimate.safetensors` in its state folder, beside the ledger.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from topdp.privacy.answers import WORST_CASE, answer_kind
 if TYPE_CHECKING:
     from topdp.agents.runtime.shared_draws import SharedDraws
 
-RESULT, ESTIMATE = "result.json", "estimate.safetensors"
-GRACE = 3.0
-"""Seconds that an agent has, once it is asked to stop, for what it is in the middle of."""
+RESULT_FILE, ESTIMATE_FILE = "result.json", "estimate.safetensors"
+GRACE_SECONDS = 3.0
+"""How long an agent that was asked to stop may take to finish the step it is in."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,9 @@ class AgentOutcome:
 
 
 class Agent:
-    """Opens the ledger, so one object per state folder; `run` lives until the last round, or `stop`."""
+    """One agent on one state folder, whose ledger it locks. `run` ends after the last round, or after
+    `stop`.
+    """
 
     def __init__(
         self,
@@ -69,10 +71,11 @@ class Agent:
         private: PrivateFiles | None = None,
         directory: CardDirectory | None = None,
     ) -> None:
-        """`live_pairing`: partners are found on the way, not taken from the plan; all agents or none.
+        """`live_pairing`: the agent looks for partners while it runs, instead of taking them from the plan;
+        all agents of a federation do, or none.
 
-        `private`: who signs, and where keys of runs are kept; needed where the plan shares draws.
-        `directory`: the cards that the transport reads, where it reads any.
+        `private`: the identity that signs, and the folder that holds keys of runs; needed where agents share
+        draws. `directory`: the cards that the transport reads, if it reads any.
         """
         self.folder, self.name = folder, context.name
         self._loop_class: type[AgentLoop] = PlannedLoop
@@ -96,14 +99,14 @@ class Agent:
             reserve=context.setup.reserve if by_plan else 0,
         )
         try:
-            # What a changed byte hides would be counted from, and bound by the next charge.
+            # A changed byte would be the basis of the next charge, and its hash would cover it.
             verify(self.ledger)
-            self._put_together(context, transport, live_pairing, private, directory)
+            self._assemble(context, transport, live_pairing, private, directory)
         except BaseException:
-            self.ledger.close()  # and its lock: who starts next in this process finds it free
+            self.ledger.close()  # and its lock: a later start in this process finds it free
             raise
 
-    def _put_together(
+    def _assemble(
         self,
         context: AgentContext,
         transport: Transport,
@@ -122,7 +125,7 @@ class Agent:
             granted=granted,
         )
         start_choices.record_delta(self.ledger, manifest.config.privacy.delta)
-        if live_pairing:  # charges by worst case, and rounds are each agent's own count
+        if live_pairing:  # charges by the worst case; each agent counts its own rounds
             every = uniform_norm_limits(part.plan, manifest.rules.largest_norm)
             context = replace(context, limits=every)
         self.context = context = replace(context, epsilon=least)
@@ -164,20 +167,22 @@ class Agent:
         )
         self.requests, self.sender = RequestHandlers(self.peers), OutboxSender(self.peers)
         self.loop = self._loop_class(
-            context, self.peers, finished=self._leave, shared_draws=self.shared_draws, mark=self._note
+            context, self.peers, finished=self._write_results, shared_draws=self.shared_draws, mark=self._note
         )
 
     def _check(self, peer: str, round: int, body: bytes) -> None:
-        """Refuses bytes that are no row of this federation, or longer than one of this round may be."""
+        """Raise PayloadError unless the bytes are a row of this federation, no longer than one of `round` may
+        be.
+        """
         start, part, largest = self.context.start, self.context.part, self.context.limits
         number = self.context.manifest.number(peer)
-        row = part.read(round).get(number, number)  # who meets as it comes hands over its estimate
+        row = part.read(round).get(number, number)  # in live pairing a partner hands over its estimate
         row_payload.decode(
             body, len(start), str(start.dtype).removeprefix("torch."), largest.taken(round, row)
         )
 
     def _resumes(self) -> bool:
-        """Whether rows of this agent may be out that its books do not know; an old copy is refused here."""
+        """Whether rows of this agent may be out that its ledger lacks. Refuses an old copy of the ledger."""
         books = self.ledger
         if start_choices.LEDGER_ID_KEY not in books.meta:
             books.database.remember(start_choices.LEDGER_ID_KEY, secrets.token_hex(16))
@@ -185,7 +190,7 @@ class Agent:
             return books.round >= 0
         others = self.mark.resume(books.meta[start_choices.LEDGER_ID_KEY], books.round, books.has_entry)
         if books.round >= 0:
-            self._note(books.round)  # who was killed between entry and mark has none of what leaves now
+            self._note(books.round)  # after a kill between entry and mark: nothing of this round has left yet
         return others or books.round >= 0
 
     def _note(self, round: int) -> None:
@@ -193,7 +198,7 @@ class Agent:
             self.mark.note(self.ledger.meta[start_choices.LEDGER_ID_KEY], round, self.ledger.head)
 
     def stop(self) -> None:
-        """Asks the agent to end; what was done is on disk, and the same command continues."""
+        """Ask the agent to end. What was done is on disk, and the same command continues."""
         self.loop.stopping.set()
         self.peers.changed.set()
 
@@ -202,23 +207,23 @@ class Agent:
             await self.traffic.start(self.requests.handle)
             for peer in self.peers.neighbours:
                 self.peers.spawn(self.sender.serve(peer))
-            return self._outcome(await self._lived())
+            return self._outcome(await self._run_loop())
         finally:
             await end_all(list(self.peers.tasks), "neighbours")
             await self.traffic.close()
             self.ledger.close()
 
-    async def _lived(self) -> bool:
-        """The agent's life. One that is asked to stop in the middle of something has `GRACE` to end it.
+    async def _run_loop(self) -> bool:
+        """Run the loop; once asked to stop, give it `GRACE_SECONDS` to finish the step it is in.
 
-        What is then left off was not booked, so nobody has seen it: it is done anew after a restart.
+        What is cancelled then was not in the ledger, so nobody has seen it: it is done anew after a restart.
         """
         life = asyncio.create_task(self.loop.run())
         asked = asyncio.create_task(self.loop.stopping.wait())
         try:
             await asyncio.wait([life, asked], return_when=asyncio.FIRST_COMPLETED)
             if not life.done():
-                await asyncio.wait([life], timeout=GRACE)
+                await asyncio.wait([life], timeout=GRACE_SECONDS)
             return life.done() and life.result()
         finally:
             await end_all([life, asked], self.name)
@@ -246,11 +251,11 @@ class Agent:
             "releases_timed": self.loop.timing.rounds,
         }
         if seeded:
-            result["warning"] = "Seeded noise: for tests only. Who knows the seed can subtract the noise."
+            result["warning"] = "Seeded noise: for tests only. Anyone who knows the seed can subtract it."
         return AgentOutcome(ExitCode.BUDGET if self.loop.out_of_budget else ExitCode.DONE, finished, result)
 
     def _counts(self) -> dict[str, int]:
-        """How many of the rounds were made, how many of these without data, and how many were left out."""
+        """How many rounds were made, how many of those without data, and how many were skipped."""
         kinds = Counter(entry.kind for entry in self.ledger.entries())
         made = kinds["release"] + kinds["noise"]
         return {"made": made, "without_data": kinds["noise"], "skipped": self.ledger.round + 1 - made}
@@ -268,13 +273,13 @@ class Agent:
             "adjacency": privacy.adjacency,
         }
 
-    def _leave(self) -> None:
+    def _write_results(self) -> None:
         outcome = self._outcome(True)
         if self.shared_draws is not None:
             self.shared_draws.end()
-        write_atomically(self.folder / ESTIMATE, save({"estimate": self.loop.reported().contiguous()}))
+        write_atomically(self.folder / ESTIMATE_FILE, save({"estimate": self.loop.reported().contiguous()}))
         write_atomically(
-            self.folder / RESULT, json.dumps({**outcome.result, "code": outcome.code}, indent=2) + "\n"
+            self.folder / RESULT_FILE, json.dumps({**outcome.result, "code": outcome.code}, indent=2) + "\n"
         )
 
 

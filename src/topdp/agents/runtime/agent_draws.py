@@ -1,18 +1,25 @@
-"""What one agent leaves to chance in a round: its noise, and its sample where batches are Poisson's.
+"""The random numbers of one agent: its noise, and its sample where batches are Poisson.
 
-An agent draws what nobody can repeat (`SystemDraws`), or in tests what the simulator would (`SeededDraws`).
-Draws that two agents share are derived from the seed that these two have agreed on (`agreement`).
-The order of cyclic batches is not left to chance: it counts as known (`rows.AgentGradients`).
+Draws are numbers that nobody can repeat. Draws that two agents share come from the seed that these two agreed
+on (`pair_keys`). The order of cyclic batches is not random: it counts as known (`agent_gradients`). Not for
+simulations, whose numbers are named by a seed (`plan.random_streams`), and not for keys or names, which
+`secrets` makes.
 
-**Guarantees.** A round that was computed and not booked, because the agent was killed, is computed again with
-a new sample and new noise. That is right, and repeating the old ones would add nothing: what is not on the
-books never left the process, so nobody has seen the first attempt, and a kill that does not depend on what
-was drawn leaves the second as fresh as the first. Shared draws are the same in both attempts. That is right
-too: one row is seen with them, and they are independent of all else in it. Two *different rows* under one
-shared draw, both seen, would cost many times their charges, because the draw is gone from their difference.
-So what is on the books is never computed again: its stored bytes are sent. And an agent whose books do not
-know of a row that left makes no further ones (`terms.run_key`). Nothing that was drawn is ever written down,
-and of keys the run's alone, until the run ends.
+**Guarantees.** Bits are the keystream of ChaCha20 under 256 fresh bits of the operating system for every
+`NUMBERS_PER_KEY` numbers. No key is kept: none is used twice, after a fork, a restart or in another process
+either, and working out some numbers reveals nothing of others. Normal draws are those of Box and Muller in
+float64, up to 9.3 deviations; docs/privacy.md states what floating point does not promise. Under given keys
+the same numbers come again, on another machine up to the last digit of its logarithm and cosine.
+
+A round that was computed and is not in the ledger, because the agent was killed, is computed again with a new
+sample and new noise. That is right, and repeating the old ones would add nothing: what is not in the ledger
+never left the process, so nobody has seen the first attempt, and a kill that does not depend on what was
+drawn leaves the second as fresh as the first. Shared draws are the same in both attempts. That is right too:
+one row is seen with them, and they are independent of all else in it. Two *different rows* under one shared
+draw, both seen, would cost many times their charges, because the draw is gone from their difference. So what
+is in the ledger is never computed again: its stored bytes are sent. And an agent whose ledger lacks a row
+that left makes no further ones (`agreement/run_marks.py`). Nothing that was drawn is ever written down, and
+of keys only the run's, until the run ends.
 """
 
 from __future__ import annotations
@@ -34,7 +41,7 @@ from topdp.base.array_types import Bools
 from topdp.plan.batches import Batches
 
 NUMBERS_PER_KEY = 2**16  # numbers under one key, and in memory at a time
-ZERO_BYTES = bytes(8 * NUMBERS_PER_KEY)  # enciphered, it is the keystream itself
+ZERO_BYTES = bytes(8 * NUMBERS_PER_KEY)  # their encryption is the keystream itself
 
 
 KeyOfPiece = Callable[[int], bytes]
@@ -45,11 +52,11 @@ class AgentDraws(ABC):
     """The draws of one agent."""
 
     def share(self, seeds: Mapping[int, bytes]) -> None:  # noqa: B027 - draws of a seed need no other
-        """`seeds`: for each draw that this agent shares with another, by its number, the seed of the two."""
+        """`seeds`: for each draw that this agent shares, by its number, the seed of the pair."""
 
     @abstractmethod
     def add(self, row: Tensor, std: float, round: int, draw: int) -> None:
-        """`row` gets `std` times the standard normal draw number `draw` of `round`."""
+        """Add `std` times the standard normal draw number `draw` of `round` to `row`."""
 
     @abstractmethod
     def sample(self, batches: tuple[Batches, ...], agent: int, round: int) -> Tensor:
@@ -58,7 +65,7 @@ class AgentDraws(ABC):
 
 @final
 class SystemDraws(AgentDraws):
-    """Draws that nobody can repeat, this agent included; those that are shared, by the other alone."""
+    """Draws that nobody can repeat, this agent included; shared draws only the other agent can."""
 
     def __init__(self, shared: frozenset[int] = frozenset()) -> None:
         """`shared`: the draws that need a seed."""
@@ -69,7 +76,7 @@ class SystemDraws(AgentDraws):
         self._seeds = dict(seeds)
 
     def add(self, row: Tensor, std: float, round: int, draw: int) -> None:
-        # Without the seed of the two it is not made at all: a draw that the other lacks never cancels.
+        # Without the pair's seed it is not made at all: a draw that the other agent lacks never cancels.
         key = None
         if draw in self.shared:
             from topdp.agents.runtime.pair_keys import draw_key
@@ -78,7 +85,7 @@ class SystemDraws(AgentDraws):
         done = 0
         for z in normals(len(row), key):
             part = row[done : done + len(z)]
-            part.copy_(z.mul_(std).add_(part))  # float64 until the sum is made: rounded once
+            part.copy_(z.mul_(std).add_(part))  # in float64 until the sum is made: rounded once
             done += len(z)
 
     def sample(self, batches: tuple[Batches, ...], agent: int, round: int) -> Tensor:
@@ -87,7 +94,7 @@ class SystemDraws(AgentDraws):
 
 
 def random_words(count: int, key: bytes | None = None) -> NDArray[np.uint64]:
-    """Up to `NUMBERS_PER_KEY` random numbers of 64 bits, under a key of their own."""
+    """Up to `NUMBERS_PER_KEY` random 64-bit numbers, under a key of their own."""
     assert count <= NUMBERS_PER_KEY, count
     cipher = Cipher(algorithms.ChaCha20(key or os.urandom(32), bytes(16)), mode=None).encryptor()
     return np.frombuffer(cipher.update(memoryview(ZERO_BYTES)[: 8 * count]), "<u8")

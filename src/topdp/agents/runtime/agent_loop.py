@@ -1,14 +1,14 @@
-"""What every agent does, whoever it meets: round after round, charge before release, and an orderly end.
+"""What every agent does round after round, whatever its partners: charge before release, and an orderly end.
 
-`rounds.py` follows a plan, `meetings.py` finds its partners; both are final, and differ in whom they wait for
-and what they compute.
+`planned_loop` follows a plan, `live_pairing_loop` looks for partners; both are final. They differ in which
+neighbours they wait for and in what they compute.
 
-**Guarantees.** A charge is on disk, with the bytes and the state that it is for, before a byte leaves. Time
-only decides whom to wait for: patience is counted in ticks of this process, so a stopped process or a clock
-that jumps costs one tick. An agent whose budget allows no further release goes on as before, noise and all,
+**Guarantees.** A charge is on disk, with the bytes and the state that it pays for, before a byte leaves. Time
+only decides how long to wait: waiting is counted in ticks of this process, so a stopped process or a clock
+that jumps costs one tick. An agent whose budget allows no further release goes on as before, noise included,
 but its data enter no more: others keep the noise that they count on, and its own spending ends there. After a
-start no data enter a round either while a neighbour that may have newer rows of this agent has not said which
-it has: under the rule to wait it is waited for; under the rule to go on, rows carry noise alone meanwhile.
+start no data enter a round while a neighbour that may have newer rows of this agent has not reported which it
+has: under the rule to wait the agent waits for it; under the rule to go on, rows carry noise alone meanwhile.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from topdp.agents.runtime.agent_context import AgentContext
 from topdp.agents.runtime.agent_rows import within
 from topdp.agents.runtime.agent_timing import PeerWaits, RoundTiming
 from topdp.agents.runtime.budget_meter import allows
-from topdp.agents.runtime.peer_contacts import TICKS, PeerContacts
+from topdp.agents.runtime.peer_contacts import TICKS_PER_TIMEOUT, PeerContacts
 from topdp.agents.wire import row_payload
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("topdp.agents")
 T = TypeVar("T")
 Activity = Literal["waits", "computes", "ends"]
-"""What an agent is at, for people: between two releases, making one, or past the last."""
+"""What an agent does at the moment, for people: wait between releases, compute one, or end."""
 
 
 class AgentLoop(ABC):
@@ -60,7 +60,7 @@ class AgentLoop(ABC):
         rows leave.
         """
         self.mark = mark
-        self._asked_all = False  # waited once, for as long as the rule says, for what neighbours have seen
+        self._heard = False  # has waited, as long as the rule allows, for what neighbours have
         self.drained = 0  # ticks since the last round
         self.shared_draws = shared_draws
         self.context, self.ledger, self.peers, self.hooks = context, peers.ledger, peers, context.hooks
@@ -72,29 +72,29 @@ class AgentLoop(ABC):
         self.paused: Callable[[], bool] = lambda: False  # whether a person wants no further release for now
         self.activity: Activity = "waits"
         self.history = [
-            (e.round, _known(e.information)) for e in self.ledger.entries() if e.kind == "release"
+            (e.round, _information(e.information)) for e in self.ledger.entries() if e.kind == "release"
         ]
 
     @property
     def out_of_budget(self) -> bool:
-        """Whether the agent's data enter no further round; for good, whatever budget a restart is given."""
+        """Whether the agent's data enter no further round; final, whatever budget a restart gets."""
         return self.ledger.stopped_at is not None
 
     @property
     def all_done(self) -> bool:
-        """Whether every round is on the books."""
+        """Whether every round is in the ledger."""
         return self.ledger.is_complete(self.context.part.plan.releases)
 
     def estimate(self) -> Tensor:
         return self._own()[self.context.part.agent]
 
     def reported(self) -> Tensor:
-        """What the owner is given: the estimate, or the average of estimates that the plan has."""
+        """The row that the owner gets: the estimate, or the average of estimates if the plan has one."""
         own = self._own()
         return own.get(self.context.part.reported, own[self.context.part.agent])
 
     async def run(self) -> bool:
-        """All rounds that are left, then what is still owed. False: asked to stop before the end."""
+        """Do all remaining rounds, then send what is still owed. False: asked to stop before the end."""
         while self._has_rounds():
             self._raise_faults()
             if not await self._may_release() or not await self._next_round():
@@ -102,7 +102,7 @@ class AgentLoop(ABC):
         self.finished()
         return await self._drain()
 
-    # What the two ways of living differ in
+    # What the two kinds of loop differ in
 
     @abstractmethod
     def _has_rounds(self) -> bool:
@@ -110,11 +110,11 @@ class AgentLoop(ABC):
 
     @abstractmethod
     async def _next_round(self) -> bool:
-        """One round, or the decision that there is none; False when asked to stop meanwhile."""
+        """Do one round, or find that there is none to do; False if asked to stop meanwhile."""
 
     @abstractmethod
     def _begin_end(self) -> None:
-        """All rounds are over: says so to whom it concerns."""
+        """All rounds are done: tell the neighbours."""
 
     @abstractmethod
     def _stays_with(self) -> list[str]:
@@ -125,14 +125,15 @@ class AgentLoop(ABC):
 
     @abstractmethod
     async def _settle(self) -> None:
-        """What this agent can do by itself for those who need it."""
+        """Do what this agent can do by itself for the neighbours that need it."""
 
     # What they share
 
     async def _may_release(self) -> bool:
-        """Waits while a person has paused this agent; False when asked to stop.
+        """Wait while a person has paused this agent; False if asked to stop.
 
-        Who is paused makes no new release, and goes on answering, receiving and sending what is on the books.
+        A paused agent makes no new release, and goes on answering, receiving and sending what is in its
+        ledger.
         """
         ticks = TickClock(self.context.manifest.rules.idle_timeout)
         while self.paused() and not self.stopping.is_set():
@@ -141,9 +142,9 @@ class AgentLoop(ABC):
         return not self.stopping.is_set()
 
     def _decide(self, round: int, information: float, planned: bool) -> tuple[EntryKind, ReleaseCost]:
-        """Whether the agent's data enter `round`, and what that costs.
+        """Decide whether the agent's data enter `round`, and what that costs.
 
-        Decided by budget, plan and departures, never by the data: so that it tells nothing of them.
+        Decided by budget, plan and departures, never by the data: so the decision reveals nothing of them.
         """
         meter, total = self.meter, self.ledger.total
         if not self.out_of_budget and not self._is_in_doubt():
@@ -163,32 +164,35 @@ class AgentLoop(ABC):
         return "noise", meter.owed(self.history, total, planned)
 
     def _is_in_doubt(self) -> bool:
-        """Whether these books may be an old copy. Where draws are shared, nothing is made till then."""
+        """Whether this ledger may be an old copy. Where draws are shared, nothing is made until that is
+        known.
+        """
         return self.shared_draws is None and bool(self.peers.beliefs.unheard())
 
     async def _heard_all(self, for_ever: bool) -> bool:
-        """Waits, once after a start, for what neighbours have seen of this agent; False: asked to stop.
+        """Wait, once after a start, until the neighbours have reported what they have of this agent; False:
+        asked to stop.
 
-        Not `for_ever`: for the idle timeout. Then it goes on without data, until they are heard.
+        Not `for_ever`: for the idle timeout. Then the agent goes on without data until they have reported.
         """
         ticks, waited = TickClock(self.context.manifest.rules.idle_timeout), 0
-        while not self._asked_all and (unheard := self.peers.beliefs.unheard()):
+        while not self._heard and (unheard := self.peers.beliefs.unheard()):
             self._raise_faults()
             if self.stopping.is_set():
                 return False
             if await ticks.wait(self.peers):
                 waited += 1
-                if waited % (4 * TICKS) == TICKS:
-                    self._say_unheard(unheard, for_ever)
-            if waited >= TICKS and not for_ever:
+                if waited % (4 * TICKS_PER_TIMEOUT) == TICKS_PER_TIMEOUT:
+                    self._log_unheard(unheard, for_ever)
+            if waited >= TICKS_PER_TIMEOUT and not for_ever:
                 break
-        self._asked_all = True
+        self._heard = True
         self._raise_faults()
         return True
 
-    def _say_unheard(self, unheard: list[str], for_ever: bool) -> None:
+    def _log_unheard(self, unheard: list[str], for_ever: bool) -> None:
         logger.warning(
-            "%s: %s: not heard since the start of this agent, whose books might be an old copy: %s",
+            "%s: %s: not heard since the start of this agent, whose ledger might be an old copy: %s",
             self.name,
             ", ".join(unheard),
             "waits for it" if for_ever else "goes on with noise and without data until it is",
@@ -206,7 +210,7 @@ class AgentLoop(ABC):
         pair: str | None = None,
         notes: Mapping[str, str] | None = None,
     ) -> None:
-        """Charge, bytes and state in one transaction; only then does anybody hear of it."""
+        """Write charge, bytes and state in one transaction; nothing is sent before."""
         for peer in filter(self.ledger.finished, self.peers.neighbours):
             self.peers.needs_nothing_before(peer, round)
         self.hooks.reached("before_ledger")
@@ -221,19 +225,20 @@ class AgentLoop(ABC):
         if self.shared_draws is not None:
             self.shared_draws.note(round)
         if kind == "release":
-            self.history.append((round, _known(cost.information)))
+            self.history.append((round, _information(cost.information)))
         self.peers.wake()
 
     def _bounded(self, round: int, number: int, row: Tensor) -> Tensor:
-        """A row that others take: rows of theirs just below the largest norm, and a step, would pass it.
+        """The row, shortened if others would refuse it: rows just below the largest norm plus a step may
+        exceed it.
 
-        Where the guarantee counts on hidden rows, only estimates ever do (`hidden`).
+        Where the guarantee relies on hidden rows, only estimates are ever shortened (`row_guards`).
         """
         largest = self.context.limits.of(round, number)
         bounded = within(row, largest)
         if bounded is not row:
             logger.warning(
-                "%s: the row of round %d was above the largest norm, %g, and is made shorter: somebody sends "
+                "%s: the row of round %d exceeded the largest norm, %g, and was shortened: a neighbour sends "
                 "huge rows, or training diverges",
                 self.name,
                 round,
@@ -243,7 +248,7 @@ class AgentLoop(ABC):
         return bounded
 
     def _own(self) -> Mapping[int, Tensor]:
-        """The agent's rows of the last round on the books."""
+        """The agent's rows of the last round in the ledger."""
         state = self.ledger.state()
         if state is None:
             return {self.context.part.agent: self.context.start}
@@ -268,7 +273,7 @@ class AgentLoop(ABC):
             return await asyncio.to_thread(timed) if self.context.in_thread else timed()
 
     async def _drain(self) -> bool:
-        """Stays while somebody needs this agent. False: asked to stop before."""
+        """Stay while a neighbour needs this agent. False: asked to stop before."""
         self._begin_end()
         self.activity = "ends"
         for peer in self.peers.silent:
@@ -290,20 +295,22 @@ class AgentLoop(ABC):
             raise self.peers.fault
 
 
-def _known(information: float | None) -> float:
-    """1/z² as it is on the books: nothing there is no noise."""
+def _information(information: float | None) -> float:
+    """1/z² as the ledger holds it: None stands for no noise."""
     return math.inf if information is None else information
 
 
 class TickClock:
-    """Counts ticks of silence, at most one each time it is asked: time we slept is not held against peers."""
+    """Counts ticks of silence, at most one per call: time in which this process slept does not count against
+    peers.
+    """
 
     def __init__(self, idle_timeout: float) -> None:
-        self.length = idle_timeout / TICKS
+        self.length = idle_timeout / TICKS_PER_TIMEOUT
         self.next = asyncio.get_running_loop().time() + self.length
 
     async def wait(self, peers: PeerContacts) -> bool:
-        """Until something changes, or a tick is over; whether it is."""
+        """Wait until something changes or a tick is over; return whether it is over."""
         loop = asyncio.get_running_loop()
         with suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, self.next - loop.time())):

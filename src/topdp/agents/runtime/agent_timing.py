@@ -1,4 +1,4 @@
-"""Where the time of an agent goes: compute, ledger, network. For people; nothing is decided by it."""
+"""Where an agent's time goes, and which neighbours it waits for. For people; nothing is decided by it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ TIMED_PARTS = ("compute", "ledger", "network")
 
 
 class RoundTiming:
-    """Seconds by part, over the rounds that this process did.
+    """Seconds by part, over the rounds of this process.
 
-    What waits for a core counts for the part that wants it. So there are processor seconds too: of computing,
+    Waiting for a core counts for the part that wants it. So there are processor seconds too: of computing,
     and of everything else that the process does meanwhile.
     """
 
@@ -32,7 +32,7 @@ class RoundTiming:
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """Around the computing itself, in the thread that does it."""
+        """Measure the computing itself, in the thread that does it."""
         begun = thread_time()
         try:
             yield
@@ -40,18 +40,18 @@ class RoundTiming:
             self._computing += thread_time() - begun
 
     def processor_per_round(self) -> dict[str, float]:
-        """Milliseconds of a processor, a round."""
+        """Processor milliseconds per round."""
         rest = process_time() - self._begun - self._computing
         parts = {"compute": self._computing, "rest": rest}
         return {part: 1e3 * value / max(1, self.rounds) for part, value in parts.items()}
 
     def per_round(self) -> dict[str, float]:
-        """Milliseconds a round."""
+        """Milliseconds per round."""
         return {part: 1e3 * value / max(1, self.rounds) for part, value in self.seconds.items()}
 
 
 class StartTiming:
-    """Seconds of an agent's start, stage by stage, from the birth of its process."""
+    """Seconds of an agent's start, stage by stage, from the start of its process."""
 
     def __init__(self) -> None:
         self.wall: dict[str, float] = {}
@@ -70,7 +70,7 @@ class StartTiming:
 
 
 def _age() -> float:
-    """Seconds since this process was born; 0 where the system does not say."""
+    """Seconds since this process was started; 0 if the system does not tell."""
     try:
         with open("/proc/self/stat", encoding="ascii", errors="replace") as file:
             born = int(file.read().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
@@ -80,7 +80,7 @@ def _age() -> float:
 
 
 class PeerWaits:
-    """Who is waited for, since when, and for how long each was waited for so far."""
+    """The neighbours that the agent waits for, since when, and how long it has waited for each so far."""
 
     def __init__(self) -> None:
         self.since: dict[str, float] = {}  # whom: seconds of the calendar
@@ -88,7 +88,7 @@ class PeerWaits:
         self._begun: dict[str, float] = {}
 
     def now(self, peers: Iterable[str]) -> None:
-        """These are waited for from now on, and nobody else; who was so before stays so since then."""
+        """The agent waits for these peers from now on, and for no others."""
         left, clock = set(peers), perf_counter()
         for peer in [peer for peer in self.since if peer not in left]:
             del self.since[peer]
@@ -97,6 +97,6 @@ class PeerWaits:
             self.since[peer], self._begun[peer] = time(), clock
 
     def seconds(self, peer: str) -> float:
-        """All that this process has waited for `peer`."""
+        """All the time that this process has waited for `peer`."""
         clock = perf_counter()
         return self._seconds.get(peer, 0.0) + clock - self._begun.get(peer, clock)

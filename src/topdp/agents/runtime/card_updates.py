@@ -1,12 +1,13 @@
 """New cards of agents, from neighbour to neighbour, until all have them: certificates and addresses.
 
-An agent tells its neighbours what `topdp agent renew` has made, while it runs; everybody passes on what was
-believed. Which card may follow which is `terms/succession.py`'s; which certificate a link takes, `wire`'s.
+An agent sends its neighbours what `topdp agent renew` has made while it runs; every agent passes on what it
+accepted. `agreement/card_succession.py` states which card may follow which; `wire` states which certificate a
+link accepts.
 
-**Guarantees.** What is taken is on the books before it is answered, so a restart knows it, and a second story
-is found out after years. A neighbour that passes on what nobody has signed is quarantined; so is an agent
+**Guarantees.** An accepted card is in the ledger before it is answered, so a restart knows it, and a
+contradiction is found after years. A neighbour that passes on an unsigned card is quarantined; so is an agent
 whose key has signed two successors, or more than a manifest takes, until a person has looked. An agent shows
-a new certificate only once all its neighbours have said that they know it.
+a new certificate only once all its neighbours have confirmed that they know it.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ from topdp.agents.wire.wire_codes import ReplyCode
 from topdp.errors import TrustError
 
 logger = logging.getLogger("topdp.agents")
-TAKEN, KNOWN_TO, SHOWN = "card of ", "card known to ", "card shown by "
+ACCEPTED_KEY, KNOWN_TO_KEY, SHOWN_KEY = "card of ", "card known to ", "card shown by "
 
 
 class CardUpdates:
-    """The cards of all agents on the books of one."""
+    """The cards of all agents, in the ledger of one."""
 
     def __init__(
         self,
@@ -48,7 +49,7 @@ class CardUpdates:
         folder: Path | None = None,
         directory: CardDirectory | None = None,
     ) -> None:
-        """`folder`: the identity of this agent, where a renewal is found while it runs."""
+        """`folder`: the identity folder of this agent, where a renewal appears while it runs."""
         self.name, self.ledger, self.folder = name, ledger, folder
         self.directory = directory or restored(manifest, ledger.meta)
         self._base = card_succession.card_digest(manifest.card(name))
@@ -59,10 +60,10 @@ class CardUpdates:
 
     def _note_shown(self, name: str) -> None:
         if number := self.directory.number(name):
-            self.ledger.database.remember(SHOWN + name, str(number))
+            self.ledger.database.remember(SHOWN_KEY + name, str(number))
 
     def look(self) -> None:
-        """Takes what was renewed on this site since."""
+        """Take up what was renewed at this site since."""
         own = [one.number for one in self._to_tell if one.card.name == self.name]
         if self.folder is None or not card_succession.has_successor(self.folder, max(own, default=0)):
             return
@@ -83,23 +84,25 @@ class CardUpdates:
                 )
 
     def untold(self, peer: str) -> tuple[int, bytes] | None:
-        """The next card that `peer` has not heard of from here: which one, and its bytes."""
+        """The next card that `peer` has not heard of from here: its number, and its bytes."""
         self.look()
         told = self._told.get(peer, 0)
         return (told, self._to_tell[told].text().encode()) if told < len(self._to_tell) else None
 
     def told(self, peer: str, which: int, reply: Reply) -> None:
-        """`peer` has answered. One that takes no cards is not asked again before a restart."""
+        """`peer` has answered. One that accepts no cards is not asked again before a restart."""
         self._told[peer] = which + 1
         successor = self._to_tell[which]
         if reply.ok and successor.card.name == self.name:
-            self.ledger.database.remember(KNOWN_TO + peer, str(successor.number))
+            self.ledger.database.remember(KNOWN_TO_KEY + peer, str(successor.number))
         elif not reply.ok:
-            words = f"does not take card {successor.number} of {successor.card.name}: {reply.code.words}"
+            words = f"does not accept card {successor.number} of {successor.card.name}: {reply.code.words}"
             self._log.report(peer, "card", words)
 
     def take(self, body: bytes) -> tuple[ReplyCode, str, str | None]:
-        """(what is to be said of a card that a neighbour passes on, words, whose key was misused)."""
+        """(reply code for a card that a neighbour passes on, words, the agent whose key was misused or
+        None).
+        """
         try:
             successor = Successor.read(body.decode("utf-8", errors="replace"))
             self._keep(successor)
@@ -110,19 +113,19 @@ class CardUpdates:
         except SuccessorOrderError as error:
             return ReplyCode.GAP, str(error), None
         except NotASuccessorError as error:
-            return ReplyCode.NOT_A_STATEMENT, f"passed on what is no card: {error}", None
+            return ReplyCode.NOT_A_STATEMENT, f"passed on something that is no card: {error}", None
         return ReplyCode.OK, "", None
 
     def _keep(self, successor: Successor) -> bool:
-        """Whether it is new on the books."""
+        """Whether the card is new in the ledger."""
         self.directory.accept(successor)
-        name, key = successor.card.name, f"{TAKEN}{successor.card.name} {successor.number}"
+        name, key = successor.card.name, f"{ACCEPTED_KEY}{successor.card.name} {successor.number}"
         if key in self.ledger.meta or not self.directory.has(successor):
             return False
         self.ledger.database.remember(key, successor.text())
         self._to_tell.append(successor)
         logger.info(
-            "%s: card %d of %s is taken",
+            "%s: card %d of %s is accepted",
             self.name,
             successor.number,
             name,
@@ -132,8 +135,8 @@ class CardUpdates:
 
 
 def kept(meta: Mapping[str, str]) -> list[Successor]:
-    """The successors on the books, each after the one before it."""
-    successors = [Successor.read(text) for key, text in meta.items() if key.startswith(TAKEN)]
+    """The successors in the ledger, each after the one before it."""
+    successors = [Successor.read(text) for key, text in meta.items() if key.startswith(ACCEPTED_KEY)]
     return sorted(successors, key=lambda successor: successor.number)
 
 
@@ -144,20 +147,20 @@ def since(successors: Sequence[Successor], base: str) -> Sequence[Successor]:
 
 
 def restored(manifest: Manifest, meta: Mapping[str, str], own: Sequence[Successor] = ()) -> CardDirectory:
-    """The cards of all agents as books know them; `own`: what this site has renewed."""
+    """The cards of all agents as the ledger has them; `own`: this site's renewals."""
     directory = CardDirectory(manifest)
     for successor in [*kept(meta), *own]:
         directory.restore(successor)
     for name in manifest.names:
-        if meta.get(SHOWN + name) == str(directory.number(name)):
+        if meta.get(SHOWN_KEY + name) == str(directory.number(name)):
             directory.mark_shown(directory.card(name))
     return directory
 
 
 def chosen(manifest: Manifest, held: Sequence[Identity], meta: Mapping[str, str]) -> Identity:
-    """Of the identities of an agent the newest that all its neighbours know; else the manifest's own.
+    """Of the identities of an agent the newest that all its neighbours know; else the one in the manifest.
 
-    One that has expired is not shown any more: then the newest is, and who knows it will take it.
+    An expired one is not shown any more: then the newest is, and a neighbour that knows it accepts it.
     """
     name = held[0].card.name
     if len(held) == 1:
@@ -170,7 +173,7 @@ def chosen(manifest: Manifest, held: Sequence[Identity], meta: Mapping[str, str]
             "use the identity whose card is in the manifest."
         )
     neighbours = manifest.neighbours(name)
-    known = min((int(meta.get(KNOWN_TO + peer, "0")) for peer in neighbours), default=0)
+    known = min((int(meta.get(KNOWN_TO_KEY + peer, "0")) for peer in neighbours), default=0)
     best = held[max(first, min(known, len(held) - 1))]
     best = held[-1] if best.card.validity_problem() else best
     expect_valid(best, "the identity folder")

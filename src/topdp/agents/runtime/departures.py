@@ -1,20 +1,20 @@
-"""Who is gone for good where draws are shared, how all come to know it, and what each then does.
+"""Agents that are gone for good where draws are shared: how all come to know it, and what each then does.
 
-An agent that is gone leaves draws in the rows of those it shared them with, which nothing cancels any more.
-Who may leave them out, and when, is settled by statements:
+A departed agent leaves draws in the rows of those it shared them with, which nothing cancels any more.
+Statements settle who may leave them out, and when:
 
 1. A neighbour that hears nothing of an agent for the idle timeout (or has quarantined it) states that it is
-   *silent*, and the last round it has of it. From then on it takes no further row of it: that is final.
-2. An agent is *gone* when all its neighbours say so, but those that are gone themselves.
-3. Everybody else then counts it as a colluder, books what that costs, and states from which round on it does.
-4. Once all who are left have stated that, each leaves out the draws it shared with the one who is gone, in
+   *silent*, and the last round it has of it. From then on it accepts no further row of it: that is final.
+2. An agent is *gone* when all its neighbours say so, except those that are gone themselves.
+3. Every other agent then counts it as a colluder, charges what that costs, and states from which round on.
+4. Once all that are left have stated that, each leaves out the draws it shared with the departed agent, in
    the rounds that all have covered, and takes back those of the last rounds in which nobody saw its rows.
 
-**Guarantees.** Nothing is left out or taken back in a round that is not covered by the books of everybody who
-is left, whatever order statements arrive in, and whoever lies: a false statement can take an agent out of the
-training (by all its neighbours together), and never makes anybody's charge too small. What is taken back is
-inside a row with noise of its own, and scaled so that it has no more of it than that row. An agent that finds
-itself gone makes no further row.
+**Guarantees.** Nothing is left out or taken back in a round that is not covered by the ledgers of all that
+are left, whatever the order in which statements arrive, and whoever lies: a false statement can take an agent
+out of the training (by all its neighbours together), and never makes anybody's charge too small. What is
+taken back is inside a row with noise of its own, and scaled so that it has no more of it than that row. An
+agent that finds itself gone makes no further row.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from topdp.agents.agreement.signatures import Statement
+from topdp.agents.agreement.signatures import Notice
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_facts import DEPARTED_SUBJECT_PREFIX
 from topdp.agents.runtime.agent_rows import PlanPart, RowChanges
@@ -43,7 +43,7 @@ class DepartedAgent:
 
 
 class Departures:
-    """What one agent knows of those who are gone."""
+    """What one agent knows of departed agents."""
 
     def __init__(self, part: PlanPart, gossip: StatementGossip, ledger: Ledger, takes_back: bool) -> None:
         self.part, self.gossip, self.ledger, self.takes_back = part, gossip, ledger, takes_back
@@ -54,7 +54,7 @@ class Departures:
     # Statements of this agent
 
     def give_up(self, peer: str) -> bool:
-        """`peer` is silent for good; whether that is new."""
+        """State that `peer` is silent for good; return whether that is new."""
         new = not self.given_up(peer)
         if new:
             self.gossip.state(SILENT + peer, str(self.ledger.last_received(peer)))
@@ -64,13 +64,13 @@ class Departures:
         return bool(self.gossip.run) and self._said(self.name, SILENT + peer) is not None
 
     def count_out(self, name: str, first: int) -> None:
-        """The books of this agent cover that `name` colludes, in all rounds from `first` on."""
+        """State that the ledger of this agent covers `name` as a colluder in all rounds from `first` on."""
         self.gossip.state(DEPARTED_SUBJECT_PREFIX + name, str(first))
 
-    # What follows from those of all
+    # What follows from the statements of all
 
     def gone(self) -> dict[str, DepartedAgent]:
-        """Agents of which all neighbours that are not gone themselves have heard the last."""
+        """The agents that all their neighbours, except departed ones, call silent."""
         seen = {
             (author, about.removeprefix(SILENT)): int(text)
             for author, about, text in self.gossip.news.starting(self.gossip.run, SILENT)
@@ -89,7 +89,7 @@ class Departures:
         return bool(there) and all((peer, name) in seen for peer in there)
 
     def covered_from(self, name: str) -> int | None:
-        """The round from which all who are left count `name` as a colluder; None: not all have said so."""
+        """The round from which all that are left count `name` as a colluder; None: not all have said so."""
         gone = self.gone()
         stated = self.gossip.news.on(self.gossip.run, DEPARTED_SUBJECT_PREFIX + name)
         left = [one for one in self.manifest.names if one not in gone]
@@ -98,13 +98,13 @@ class Departures:
         return max(int(stated[one]) for one in left)
 
     def unsettled(self) -> list[str]:
-        """Agents that somebody says are silent, as long as not all count them out."""
+        """Agents that some neighbour calls silent, as long as not all count them as colluders."""
         silent = {about for _, about, _ in self.gossip.news.starting(self.gossip.run, SILENT)}
         names = sorted(about.removeprefix(SILENT) for about in silent)
         return [name for name in names if self.covered_from(name) is None]
 
     def changes(self, round: int) -> tuple[RowChanges, dict[str, str]]:
-        """What is different from the plan in this agent's rows of `round`, and what the books are to note."""
+        """How this agent's rows of `round` differ from the plan, and what the ledger notes of it."""
         mine = self.part.shared(round)
         if not mine:
             return RowChanges(), {}
@@ -132,7 +132,7 @@ class Departures:
             -RECALLED_ROUNDS:
         ]
         made = {entry.round for entry in self.ledger.entries() if entry.kind != "skip"}
-        # No more of it than this row has noise, or it would tell more of who is gone than is kept in reserve.
+        # No more of it than this row has noise, or it would reveal more of that agent than its reserve.
         return [
             (row, r, draw, std * min(1.0, float(scale[round] / scale[r])))
             for r in noisy
@@ -141,24 +141,24 @@ class Departures:
             if draw in draws
         ]
 
-    # What may be said
+    # Valid statements
 
     def _said(self, author: str, about: str) -> str | None:
         return self.gossip.news.text(author, self.gossip.run, about)
 
-    def _check_silent(self, statement: Statement) -> None:
+    def _check_silent(self, statement: Notice) -> None:
         subject = statement.about.removeprefix(SILENT)
         if subject not in self.manifest.names or statement.author not in self.manifest.neighbours(subject):
-            raise ValueError("expected a neighbour's word on a neighbour")
+            raise ValueError("expected the statement of a neighbour about a neighbour")
         self._check_round(statement, -1)
 
-    def _check_without(self, statement: Statement) -> None:
+    def _check_without(self, statement: Notice) -> None:
         subject = statement.about.removeprefix(DEPARTED_SUBJECT_PREFIX)
         if subject not in self.manifest.names or subject == statement.author:
-            raise ValueError("expected a word on another agent")
+            raise ValueError("expected a statement about another agent")
         self._check_round(statement, 0)
 
-    def _check_round(self, statement: Statement, least: int) -> None:
+    def _check_round(self, statement: Notice, least: int) -> None:
         text = statement.text
         whole = text.removeprefix("-").isdecimal() and text.isascii() and str(int(text)) == text
         if not statement.run or not whole or not least <= int(text) <= self.part.plan.releases:

@@ -1,13 +1,15 @@
-"""Asynchronous rounds of one agent with partners it finds by itself, instead of those a plan drew.
+"""Asynchronous rounds of one agent that looks for partners while it runs, instead of those that a plan drew.
 
-In every round the agent asks its neighbours, in random order but for the last partner, until one says yes;
-the two swap estimates (Algorithm 2). Who finds nobody works alone with full noise. How a meeting ended that
-is in doubt is asked on the side: meanwhile the agent works on and meets others. Rounds are each agent's own
-count; nobody waits for anybody, but once, all at the same time, for those who are not there yet.
+In every round the agent proposes a meeting to its neighbours, in random order and the last partner last,
+until one accepts; the two exchange estimates (Algorithm 2). An agent that finds no partner works alone with
+full noise. How a meeting in doubt ended is asked on the side: meanwhile the agent works on and meets others.
+Each agent counts its own rounds. Nobody waits for anybody, except once, at the beginning, for those who are
+not there yet.
 
-**Guarantees.** As for every `AgentLoop`. Which meetings happen is not known beforehand, so charges are by
+**Guarantees.** As for every `AgentLoop`. Which meetings happen is not known beforehand, so charges are by the
 worst case, which counts an agent's own draws only. Rows that carry no data any more are made of rows that
-count as seen, and of noise: they cost nothing. Poisson batches are refused: only plans say their cost.
+count as seen, and of noise: they cost nothing. Poisson batches are refused: their cost is computed for a
+plan.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from topdp.agents.ledger.stored_rows import ANY_RECEIVER
 from topdp.agents.runtime.agent_context import AgentContext
 from topdp.agents.runtime.agent_loop import AgentLoop, TickClock
 from topdp.agents.runtime.agent_rows import mixed, noised, stepped
-from topdp.agents.runtime.peer_contacts import TICKS, PeerContacts
+from topdp.agents.runtime.peer_contacts import TICKS_PER_TIMEOUT, PeerContacts
 from topdp.agents.runtime.peer_messages import Handover
 from topdp.agents.wire import row_payload
 from topdp.agents.wire.transport import Message, Reply, Unreachable
@@ -38,12 +40,14 @@ from topdp.protocols import PlainAsynchronous, TopAsynchronous
 from topdp.protocols.protocol import reduced
 from topdp.runs.methods import METHODS
 
-CHANCE: Callable[[], random.Random] = random.SystemRandom  # who asks whom first: no secret, but not seeded
-LISTENING = 0.3  # seconds at most that an agent waits to be asked; decides how many meet, nothing else
+CHANCE: Callable[[], random.Random] = (
+    random.SystemRandom
+)  # the order in which neighbours are asked: no secret, but not seeded
+MAX_LISTENING_SECONDS = 0.3  # how long an agent waits for a proposal; decides how many meet, nothing else
 
 
 def supports(plan: Plan) -> str | None:
-    """None, or what in `plan` agents cannot do that find their partners: only the paper's update rule."""
+    """Return None, or why live pairing cannot execute the plan."""
     if plan.protocol not in (PlainAsynchronous.name, TopAsynchronous.name):
         return f"protocol {plan.protocol}"
     return unsupported(plan, ())
@@ -51,7 +55,7 @@ def supports(plan: Plan) -> str | None:
 
 @final
 class LivePairingLoop(AgentLoop):
-    """The life of one agent without a drawn plan."""
+    """The loop of one agent without drawn partners."""
 
     def __init__(self, context: AgentContext, peers: PeerContacts, **wiring: Any) -> None:
         super().__init__(context, peers, **wiring)
@@ -61,9 +65,9 @@ class LivePairingLoop(AgentLoop):
         self.reuses = METHODS[config.method.name].reuses_noise
         self.deviation = context.part.plan.full_scale
         self._chance = CHANCE()
-        self._awaited = False  # whether those who were not there were waited for
-        self._slow: dict[str, tuple[int, int]] = {}  # how often in vain, and the round to ask it again
-        self._asking: dict[str, asyncio.Task[None]] = {}  # partners that are asked, or told, how it ended
+        self._awaited = False  # whether it has waited for neighbours that were not there
+        self._slow: dict[str, tuple[int, int]] = {}  # failed requests in a row, and the round to ask again
+        self._asking: dict[str, asyncio.Task[None]] = {}  # partners with whom a meeting is being settled
         peers.handlers |= {
             MessageKind.PROPOSE: self._propose,
             MessageKind.COMMIT: self._commit,
@@ -105,7 +109,7 @@ class LivePairingLoop(AgentLoop):
     def _job(
         self, round: int, pair: PairRecord | None, std: float, rate: float | None
     ) -> Callable[[], Tensor]:
-        """What makes the row of `round`; does not touch the books. `rate` None: no data enter."""
+        """What computes the row of `round`, without touching the ledger. `rate` None: no data enter."""
         estimate = self.estimate()
         parts, before = [(0, 1.0)], {0: estimate}
         if pair is not None:
@@ -124,7 +128,7 @@ class LivePairingLoop(AgentLoop):
     # Asking
 
     async def _seek(self) -> None:
-        """Listens or asks first, as a coin says: if all asked at once, all would be busy."""
+        """Listen or ask first, by a coin: if all asked at once, all would be busy."""
         if self._chance.random() < 0.5:
             await self._listen()
         if not self.pairing.busy:
@@ -133,17 +137,17 @@ class LivePairingLoop(AgentLoop):
             await self._listen()
 
     async def _listen(self) -> None:
-        """For a while, until a meeting is committed."""
+        """Wait a while for a meeting to be committed."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._chance.uniform(0.5, 1.0) * LISTENING):
+            async with asyncio.timeout(self._chance.uniform(0.5, 1.0) * MAX_LISTENING_SECONDS):
                 while self.pairing.ready() is None and not self.stopping.is_set():
                     self.peers.changed.clear()
                     await self.peers.changed.wait()
 
     async def _await_all(self) -> None:
-        """Once: until all neighbours are there, somebody has met this agent, or the idle timeout is over."""
+        """Wait once, until all neighbours are there, a meeting is ready, or the idle timeout is over."""
         ticks, waited = TickClock(self.context.manifest.rules.idle_timeout), 0
-        while not self._awaited and waited < TICKS and not self.stopping.is_set():
+        while not self._awaited and waited < TICKS_PER_TIMEOUT and not self.stopping.is_set():
             away = [peer for peer in self.peers.neighbours if not self.peers.transport.reaches(peer)]
             if not away or self.pairing.ready() is not None:
                 break
@@ -152,17 +156,17 @@ class LivePairingLoop(AgentLoop):
         self._awaited = True
 
     async def _ask(self) -> None:
-        """Asks neighbours until one says yes, or all who are there have been asked."""
+        """Ask neighbours until one accepts, or all that are reachable were asked."""
         last, open_with = self.pairing.last_partner(), self.pairing.open_with()
         free = [peer for peer in self.peers.neighbours if peer not in open_with]
-        if free != [last]:  # with whom it meets again where nobody else is free
+        if free != [last]:  # meets the last partner again only if nobody else is free
             free = [peer for peer in free if peer != last]
         for peer in self._chance.sample(free, len(free)):
             if self.pairing.busy or self.stopping.is_set():
                 return
             _, again = self._slow.get(peer, (0, -1))
             believed = self.ledger.quarantined(peer) is None and self.ledger.round >= again
-            believed = believed and not self.ledger.finished(peer)  # who gets no new row: see `accept`
+            believed = believed and not self.ledger.finished(peer)  # it gets no new row: see `accept`
             if believed and self.peers.transport.reaches(peer):
                 await self._ask_one(peer)
 
@@ -190,7 +194,7 @@ class LivePairingLoop(AgentLoop):
             self.pairing.give_up()
 
     def _handed_over(self, peer: str, packed: bytes) -> Handover | None:
-        """The row that `peer` hands over; who hands over something else is quarantined."""
+        """The row that `peer` hands over; None, and quarantine, if it hands over anything else."""
         try:
             row = Handover.unpack(packed, self.peers.services.last_round)
             self.peers.services.check_row(peer, row.round, row.body)
@@ -206,9 +210,9 @@ class LivePairingLoop(AgentLoop):
         self.peers.distrust(peer, ReplyCode.EQUIVOCATION, f"sent two different rows for round {round}")
 
     async def _settle(self) -> None:
-        """Tells acceptors what was decided, and asks proposers about meetings in doubt: all at once.
+        """Tell acceptors what was decided, and ask proposers about meetings in doubt, all at once.
 
-        Those who answer soon are waited for; the others are left to it.
+        Waits for those that answer soon; the others go on in the background.
         """
         for partner in self.pairing.open_with():
             there = self.peers.transport.reaches(partner) and self.ledger.quarantined(partner) is None
@@ -216,7 +220,7 @@ class LivePairingLoop(AgentLoop):
                 task = self._asking[partner] = self.peers.spawn(self._settle_with(partner))
                 task.add_done_callback(partial(self._answered, partner))
         if self._asking:
-            await asyncio.wait(list(self._asking.values()), timeout=LISTENING)
+            await asyncio.wait(list(self._asking.values()), timeout=MAX_LISTENING_SECONDS)
 
     def _answered(self, partner: str, _: asyncio.Task[None]) -> None:
         self._asking.pop(partner, None)
@@ -241,7 +245,7 @@ class LivePairingLoop(AgentLoop):
         self.peers.changed.set()
 
     async def _request(self, peer: str, message: Message) -> Reply:
-        """Who lets this agent wait in vain is left alone for one round, then two, four, and so on."""
+        """A neighbour that does not answer is left alone for one round, then two, four, and so on."""
         try:
             reply = await self.peers.transport.request(peer, message)
         except Unreachable:
@@ -251,7 +255,7 @@ class LivePairingLoop(AgentLoop):
         self._slow.pop(peer, None)
         return reply
 
-    # Being asked
+    # Answering
 
     async def _propose(self, peer: str, message: Message) -> Reply:
         if not self.pairing.accept(message.body.decode("ascii", "replace")[:64], peer):
@@ -291,18 +295,18 @@ class LivePairingLoop(AgentLoop):
         self.peers.finish()
 
     def _stays_with(self) -> list[str]:
-        """Whoever is in doubt about a meeting, or does not know that this agent ends.
+        """The neighbours that are in doubt about a meeting, or do not know that this agent ends.
 
-        Not for those who are silent for too long; nor for anybody for ever, whatever it answers.
+        Without those that are silent for too long; and none after two idle timeouts, whatever they answer.
         """
-        if self.drained >= 2 * TICKS:
+        if self.drained >= 2 * TICKS_PER_TIMEOUT:
             return []
         open_with = self.pairing.open_with()
         return [
             peer
             for peer in self.peers.neighbours
             if (peer in open_with or (self.peers.transport.reaches(peer) and not self._knows(peer)))
-            and self.peers.silent[peer] < TICKS
+            and self.peers.silent[peer] < TICKS_PER_TIMEOUT
             and self.ledger.quarantined(peer) is None
         ]
 

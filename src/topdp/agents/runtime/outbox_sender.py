@@ -1,7 +1,8 @@
-"""What an agent says to its neighbours: one task for each sends what the ledger holds for it, oldest first.
+"""What an agent sends to its neighbours: for each, a task sends what the ledger holds for it, oldest first.
 
-The stored bytes and no others, until they are acknowledged. Being out of reach is a normal state: it is
-waited for. Greetings compare what both sides remember, so a restored backup is found (`beliefs`).
+It sends the stored bytes and no others, until they are acknowledged. A neighbour out of reach is a normal
+state: the task waits. Greetings compare what both sides have, so a restored backup is noticed
+(`peer_judgement`).
 
 **Guarantees.** Nothing is sent that is not in the ledger.
 """
@@ -14,14 +15,14 @@ from collections import Counter
 from typing import final
 
 from topdp.agents.ledger.ledger_entries import digest_of
-from topdp.agents.runtime.peer_contacts import MOST_GAPS, PeerContacts
+from topdp.agents.runtime.peer_contacts import MAX_GAPS, PeerContacts
 from topdp.agents.runtime.peer_messages import Greeting, GreetingError
 from topdp.agents.wire.link_refusals import quoted
 from topdp.agents.wire.transport import Message, Unreachable
 from topdp.agents.wire.wire_codes import MessageKind, ReplyCode
 from topdp.errors import TopdpError
 
-FIRST_PAUSE, LONGEST_PAUSE = 0.2, 3.0  # seconds between attempts to reach a neighbour
+FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.2, 3.0  # between attempts to reach a neighbour
 
 
 @final
@@ -38,7 +39,7 @@ class OutboxSender:
         if peer in self.peers.refused_by or self.ledger.finished(peer):
             return []
         waiting = self.ledger.unacknowledged(peer)
-        # Who is so far behind was gone on without, and takes up the round where others are: these show it.
+        # A neighbour this far behind takes up the round of the others, which these rows show.
         return (
             waiting[-2:]
             if self.services.inbox.gaps and len(waiting) > self.services.inbox.window
@@ -46,7 +47,7 @@ class OutboxSender:
         )
 
     async def serve(self, peer: str) -> None:
-        greeted, pause = False, FIRST_PAUSE
+        greeted, pause = False, FIRST_PAUSE_SECONDS
         while not self.peers.ends_with(peer):
             self.peers.to_send[peer].clear()
             try:
@@ -58,17 +59,17 @@ class OutboxSender:
                     await self.peers.to_send[peer].wait()
                     continue
                 if message is not None and await self._deliver(peer, message):
-                    pause = FIRST_PAUSE
+                    pause = FIRST_PAUSE_SECONDS
                     continue
             except Unreachable:
                 greeted = False
             except TopdpError:
-                raise  # the books, or a disk: a fault of our own
+                raise  # the ledger or a disk: a fault of our own
             except Exception as error:
-                self.refusals.report(peer, "failed", "what it answers, by our fault", logging.ERROR, error)
+                self.refusals.report(peer, "failed", "its answer, by our fault", logging.ERROR, error)
                 greeted = False
             await asyncio.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE)
+            pause = min(2 * pause, MAX_PAUSE_SECONDS)
 
     async def _greet(self, peer: str) -> bool:
         known = self.ledger.last_received(peer)
@@ -86,7 +87,7 @@ class OutboxSender:
             try:
                 greeting = Greeting.decode(reply.body, self.services.last_round)
             except GreetingError:
-                self.refusals.report(peer, "not_a_greeting", "what it answers is refused")
+                self.refusals.report(peer, "not_a_greeting", "its answer is refused")
                 return False
             if greeting.terms != self.peers.terms:
                 self.peers.differ(peer)
@@ -133,10 +134,10 @@ class OutboxSender:
         elif reply.ok:
             self.ledger.note_finish_known(peer)
         elif reply.code is ReplyCode.GONE:
-            self.peers.ask(peer)  # what it answers then may hold its last words
-        elif reply.code is ReplyCode.GAP and self._gaps[peer] + 1 < MOST_GAPS:
+            self.peers.ask(peer)  # its answer may hold its last statements
+        elif reply.code is ReplyCode.GAP and self._gaps[peer] + 1 < MAX_GAPS:
             self._gaps[peer] += 1
-            self.peers.ask(peer)  # it says what it lacks, which may be what it had acknowledged
+            self.peers.ask(peer)  # it reports what it lacks, which may be what it had acknowledged
         elif reply.code not in (ReplyCode.LATER, ReplyCode.FAILED):
             words = f"{message.kind.name} of round {message.round}: {quoted(reply.reason)}"
             self.refusals.report(peer, "refused", words)

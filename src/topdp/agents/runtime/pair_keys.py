@@ -1,16 +1,16 @@
 """Seeds that two agents share and nobody else knows: X25519 keys of one run, then HKDF, then ChaCha20.
 
 Each agent states one fresh public key and one fresh nonce for a run. The *run's name* is a hash of what all
-have stated, so two agents with the same name have the same keys of everybody, and no run has the name of
-another: every agent's own part of it is fresh. How draws enter rows is in `draws`, how statements travel in
-`gossip`.
+have stated, so two agents with the same name have the same keys of all, and no run has the name of another:
+every agent's own part of it is fresh. `agent_draws` adds draws to rows; `statement_gossip` carries the
+statements.
 
-**Guarantees.** The seed of a pair follows from the two private keys, and for anybody else looks random
+**Guarantees.** The seed of a pair follows from the two private keys, and looks random to anybody else
 (computational Diffie-Hellman on X25519, HKDF-SHA256: RFC 7748, RFC 5869). Bound into it: label and version,
-the manifest, the plan, the run, both agents' numbers and public keys, lower number first: in the order that
-says who adds and who subtracts. Bound into the key of each piece of a draw: round, draw and piece. So no two
-draws of any pair, run, plan or federation have a key in common, and both ends of a pair have the same. Keys
-that give everybody the same secret (points of low order) are refused.
+the manifest, the plan, the run, both agents' numbers and public keys, lower number first: the order that
+decides who adds and who subtracts. Bound into the key of each piece of a draw: round, draw and piece. So no
+two draws of any pair, run, plan or federation have a key in common, and both ends of a pair have the same.
+Keys that give everybody the same secret (points of low order) are refused.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 
 from topdp.errors import TrustError
 
-LABEL = "topdp pair draws 1"
+SEED_LABEL = "topdp pair draws 1"
 RUN_KEY = "run key"
-"""The subject of the statement that holds one."""
+"""The subject of statements that hold one."""
 
-AGREED = "agreed"
-"""The subject of the statement that the keys of all are there, in the run that they name."""
+KEYS_AGREED = "agreed"
+"""The subject of statements that the keys of all are here, in the run that they name."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class RunKey:
 
     @classmethod
     def read(cls, text: str) -> RunKey:
-        """Raises ValueError on what is no key, or one that gives everybody the same secret."""
+        """Raise ValueError for anything but a key, and for a key that gives everybody the same secret."""
         try:
             plan, public, nonce = json.loads(text)
             whole = len(bytes.fromhex(public)) == len(bytes.fromhex(nonce)) == 32 and isinstance(plan, str)
@@ -81,10 +81,11 @@ def agree(
 ) -> PairSeeds:
     """What follows from the keys of all agents, in the order of their numbers.
 
-    `partners`: with whom this agent shares draws. `private` None: a run that has ended; its name is left.
+    `partners`: the agents with which this one shares draws. `private` None: a run that has ended, of which
+    only the name is left.
     """
     keys = list(keys)
-    run = name_of(federation, keys)
+    run = run_name(federation, keys)
     if private is None:
         return PairSeeds(run, {})
     if private.public_key().public_bytes_raw().hex() != keys[me].public:
@@ -92,7 +93,7 @@ def agree(
     return PairSeeds(run, {other: _seed(federation, keys, run, me, other, private) for other in partners})
 
 
-def name_of(federation: str, keys: list[RunKey]) -> str:
+def run_name(federation: str, keys: list[RunKey]) -> str:
     """The run's name, in hex: a hash of what all agents have stated."""
     stated = [[key.plan, key.public, key.nonce] for key in keys]
     return hashlib.sha256(json.dumps(["topdp run 1", federation, stated]).encode()).hexdigest()
@@ -107,7 +108,7 @@ def _seed(
     federation: str, keys: list[RunKey], run: str, me: int, other: int, private: X25519PrivateKey
 ) -> bytes:
     low, high = sorted((me, other))
-    bound = [LABEL, federation, keys[me].plan, run, low, high, keys[low].public, keys[high].public]
+    bound = [SEED_LABEL, federation, keys[me].plan, run, low, high, keys[low].public, keys[high].public]
     try:
         secret = _exchange(private, keys[other].public)
     except ValueError as error:

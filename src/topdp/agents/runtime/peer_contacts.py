@@ -1,10 +1,11 @@
-"""What is known of each neighbour in this process's life: heard or silent, believed or not, who refuses whom.
+"""What this process knows of each neighbour: heard or silent, believed or not, and which neighbours refuse
+it.
 
-What answers (`answering`), what sends (`sending`) and the agent's life (`base`) share it; it does none of
-these itself. What must survive a restart is on the books.
+`request_handlers`, `outbox_sender` and the loops share it; it does none of their work. What must survive a
+restart is in the ledger.
 
-**Guarantees.** Nothing that a peer says ends the agent, but a proof that its books are an old copy, or that
-all neighbours hold other terms; before a run with shared draws begins, also what makes it unknown with whom
+**Guarantees.** Nothing that a peer sends ends the agent, except proof that its ledger is an old copy, or that
+all neighbours hold other terms; before a run with shared draws begins, also whatever leaves open with whom
 they would be shared.
 """
 
@@ -31,9 +32,9 @@ from topdp.errors import TrustError
 if TYPE_CHECKING:
     from topdp.agents.runtime.statement_gossip import StatementGossip
 
-TICKS = 8  # of silence make an idle timeout
-MOST_AGAIN = 32  # rows that are sent again to one neighbour between two rounds of this agent
-MOST_GAPS = 3  # times that a round is passed over: greetings between them say which one
+TICKS_PER_TIMEOUT = 8  # ticks of silence in one idle timeout
+MAX_RESENDS_PER_ROUND = 32  # to one neighbour, between two rounds of this agent
+MAX_GAPS = 3  # how often a neighbour may leave out a round; greetings between say which one
 
 
 RowCheck = Callable[[str, int, bytes], object]
@@ -72,7 +73,7 @@ class PeerContacts:
         self.refusals, self.transport = services.refusals, services.transport
         self.handlers: dict[MessageKind, RequestHandler] = {}  # what answers each kind of request
         self.finishing = False  # all rounds are done: neighbours are told so
-        self.given_up: Callable[[str], bool] = lambda peer: False  # whom this agent counts as gone
+        self.given_up: Callable[[str], bool] = lambda peer: False  # counted as gone by this agent
         self.beliefs = PeerBeliefs(
             neighbours=services.neighbours,
             ledger=services.ledger,
@@ -80,7 +81,7 @@ class PeerContacts:
             given_up=lambda peer: self.given_up(peer),
             in_doubt=services.in_doubt,
         )
-        self.changed = asyncio.Event()  # something came in, or somebody's standing changed
+        self.changed = asyncio.Event()  # something came in, or what is known of a neighbour changed
         self.silent = dict.fromkeys(self.neighbours, 0)  # ticks since something was heard
         self.heard_at = dict.fromkeys(self.neighbours, time())  # for people: nothing is decided by it
         self.refused_by: set[str] = set()  # neighbours that take nothing more from this agent
@@ -94,7 +95,9 @@ class PeerContacts:
         self.to_send = {peer: asyncio.Event() for peer in self.neighbours}
 
     def ask(self, peer: str) -> None:
-        """Greets once more: who waits for somebody else has nothing to send, and is alive all the same."""
+        """Greet `peer` once more: a neighbour that waits for another has nothing to send, and is alive all
+        the same.
+        """
         self.asked.add(peer)
         self.to_send[peer].set()
 
@@ -109,13 +112,13 @@ class PeerContacts:
             event.set()
 
     def tick(self) -> None:
-        """One more tick of silence from everybody; all are asked whether they are there."""
+        """Count one more tick of silence for all neighbours, and ask them whether they are there."""
         for peer in self.neighbours:
             self.silent[peer] += 1
             self.ask(peer)
         if self.differing and not self.beliefs.met:
             self._differed += 1
-            if self._differed >= TICKS:
+            if self._differed >= TICKS_PER_TIMEOUT:
                 self._end_by_terms()
 
     def greeting(self, peer: str) -> Greeting:
@@ -124,7 +127,7 @@ class PeerContacts:
 
     def learn(self, peer: str, greeting: Greeting, known: int | None) -> None:
         if self.gossip is not None and self.gossip.run and greeting.run not in ("", self.gossip.run):
-            words = "holds other keys of this run than this agent: somebody told two stories"
+            words = "holds other keys of this run than this agent: an agent has stated two"
             if self.gossip.begun:
                 self.distrust(peer, ReplyCode.OTHER_TERMS, words)
             else:
@@ -151,22 +154,25 @@ class PeerContacts:
         self.changed.set()
 
     def _send_again(self, peer: str, greeting: Greeting) -> None:
-        """Who has less than it acknowledged lost it with its books, or its word was overtaken on the way.
+        """Resend rows: a neighbour that has less than it acknowledged lost it with its ledger, or its word
+        was overtaken.
 
-        Limited, until this agent's own next round: nobody can have it send without end.
+        Limited until this agent's own next round: nobody can make it send without end.
         """
         if self.gossip is not None:
             self.gossip.learn(peer, greeting.statements)
         round, times = self._again.get(peer, (-1, 0))
         times = times if round == self.ledger.round else 0
-        times += self.ledger.requeue(peer, greeting.seen, MOST_AGAIN - times)
+        times += self.ledger.requeue(peer, greeting.seen, MAX_RESENDS_PER_ROUND - times)
         self._again[peer] = (self.ledger.round, times)
-        if times >= MOST_AGAIN:
-            self.refusals.report(peer, "again", "asks again and again for rows that it has acknowledged")
+        if times >= MAX_RESENDS_PER_ROUND:
+            self.refusals.report(peer, "again", "asks repeatedly for rows that it has acknowledged")
         self.to_send[peer].set()
 
     def needs_nothing_before(self, peer: str, round: int) -> None:
-        """Rows of earlier rounds are not kept for `peer`; the newest are, as if it had acknowledged them."""
+        """Drop rows of earlier rounds for `peer`; it keeps the newest, as if it had acknowledged the
+        others.
+        """
         for earlier in self.ledger.unacknowledged(peer):
             if earlier < round:
                 self.ledger.acknowledge(peer, earlier)
@@ -176,7 +182,7 @@ class PeerContacts:
         self.heard_at[peer] = time()
 
     def differ(self, peer: str) -> None:
-        """`peer` is not believed. Where all are like it, or nobody else is heard, the mistake is here."""
+        """Do not believe `peer`. If all are like it, or nobody else is heard, the mistake is here."""
         words = "holds another manifest, plan or model than this agent"
         if peer in self.beliefs.met:  # it held the same before, and can end nobody by saying otherwise
             self.distrust(peer, ReplyCode.OTHER_TERMS, words)
@@ -200,13 +206,13 @@ class PeerContacts:
         self.changed.set()
 
     def distrust(self, peer: str, code: ReplyCode, words: str) -> None:
-        """Nothing more is believed of `peer`, and the log says why."""
+        """Believe nothing more of `peer`, and log why."""
         self.refusals.report(peer, code.name.lower(), words)
         self.ledger.quarantine(peer, code, words)
         self.changed.set()
 
     def ends_with(self, peer: str) -> bool:
-        """Whether there is nothing more to say to `peer`."""
+        """Whether there is nothing more to send to `peer`."""
         lost = self.ledger.quarantined(peer) is not None or self.given_up(peer)
         return lost or peer in self.refused_by
 
@@ -218,11 +224,11 @@ class PeerContacts:
         self.changed.set()
 
     def takes_last_words(self, peer: str, body: bytes) -> bool:
-        """Whether more is to be had of `peer`, who has begun, and gone on without this agent, who has not.
+        """Whether to ask `peer` again, which has begun and gone on without this agent, which has not.
 
-        A run begins once all have said that they hold the same keys. Who was cut off then may lack the word
-        of somebody who will say nothing more: it comes with the refusal. Then this agent begins too, or finds
-        that it is gone. Once it has begun it goes by what it hears itself.
+        A run begins once all have said that they hold the same keys. An agent that was cut off then may lack
+        the statement of another that will send nothing more: it comes with the refusal. Then this agent
+        begins too, or finds that it is gone. Once it has begun it relies on what it hears itself.
         """
         if self.gossip is None or self.gossip.begun or not body:
             return False
@@ -238,14 +244,16 @@ class PeerContacts:
         return code is ReplyCode.LATER  # keys are here that name the run: the rest is asked for again
 
     def refused_for_good(self, peer: str, what: str) -> None:
-        """`peer` takes nothing more of this agent; nothing of it is waited for: nobody can stop another."""
+        """`peer` takes nothing more from this agent, and nothing of it is awaited: no agent can stop
+        another.
+        """
         self.refused_by.add(peer)
         if what:
             self.ledger.note_departure(f"round {self.ledger.round}: {peer} refused {what}", peer)
         self.changed.set()
 
     def spawn(self, job: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Something said on the side; a fault of our own in it ends the agent."""
+        """Run a job in the background; a fault of our own in it ends the agent."""
         task = asyncio.create_task(job)
         self.tasks.append(task)
         task.add_done_callback(self._ended)

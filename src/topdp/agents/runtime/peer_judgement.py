@@ -1,17 +1,20 @@
-"""What one agent believes of its neighbours: whether somebody's books are an old copy, and who was heard.
+"""What one agent believes of its neighbours: whether a ledger is an old copy, and which neighbours were
+heard.
 
-Greetings say what each side has of the other. Where that contradicts the books here, somebody has made a
-round twice, or lies. An agent ends for it when its own signature is shown under a row that its books do not
-have (`terms/proofs.py`); who only claims such a row is quarantined, and so is who contradicts itself.
+Greetings report what each side has of the other. Where that contradicts the ledger here, an agent has made a
+round twice, or lies. An agent ends if its own signature is shown under a row that its ledger lacks
+(`agreement/signatures.py`); a neighbour that only claims such a row is quarantined, and so is one that
+contradicts itself.
 
-After a start, an agent whose books are not empty does not know that they are the newest, until everybody who
-may have rows of it has said which, when asked: a greeting that was on its way before may have been made
-before a row of the earlier process arrived. Not asked: who is quarantined, given up or finished on these very
-books; from that entry on nothing new is sent to it, so it has nothing that these books do not know.
+After a start, an agent whose ledger is not empty does not know that it is the newest, until every neighbour
+that may have rows of it has reported which, when asked: a greeting that was on its way before may have been
+made before a row of the earlier process arrived. Not asked: neighbours that are quarantined, given up or
+finished in this very ledger; from that entry on nothing new is sent to them, so they have nothing that this
+ledger lacks.
 
-**Guarantees.** Of an agent whose books are an old copy, no data enter a round before all those neighbours are
-heard (`base`); and one that has a newer row on its books shows it. One neighbour that lies, or several, can
-end nobody.
+**Guarantees.** If the ledger of an agent is an old copy, no data enter a round before all those neighbours
+are heard (`agent_loop`); and one that has a newer row in its ledger shows it. Neighbours that lie, one or
+several, can end no agent.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from topdp.errors import TrustError
 
 @dataclass(frozen=True)
 class GreetingVerdict:
-    """What follows from a greeting: this agent's end, or the neighbour's quarantine, or nothing."""
+    """What follows from a greeting: this agent's end, the neighbour's quarantine, or nothing."""
 
     fault: TrustError | None = None
     code: ReplyCode | None = None
@@ -38,7 +41,7 @@ class GreetingVerdict:
 
 
 class PeerBeliefs:
-    """What an agent has been told and shown, in this process's life."""
+    """What neighbours have reported and shown to this process."""
 
     def __init__(
         self,
@@ -62,13 +65,13 @@ class PeerBeliefs:
         self.given_up = given_up
 
     def unheard(self) -> list[str]:
-        """Neighbours that may have rows of this agent which its books do not know."""
+        """Neighbours that may have rows of this agent which its ledger lacks."""
         if not self.in_doubt:
             return []
         return [peer for peer in self.neighbours if peer not in self.answered and not self._is_closed(peer)]
 
     def round_of(self, peer: str) -> int:
-        """The highest round of which `peer` has shown a row, ever."""
+        """The highest round of which `peer` has ever shown a row."""
         return max(self.shown[peer], self.ledger.last_received(peer))
 
     def skips_rounds(self, peer: str, round: int) -> bool:

@@ -1,16 +1,16 @@
 """Planned rounds of one agent: gather, compute, charge, send; synchronous, or in pairs as the plan drew them.
 
-Round r closes when every live neighbour that sends to this agent in round r-1 has been heard. One that is
-quarantined, or has quarantined this agent, is not waited for. One that answers nothing for the idle timeout
-is waited for or not, as the manifest's rule says (an agent that hears nobody at all waits in any case); what
-it would have sent is replaced by this agent's own estimate, the log says so, and what it sends later is
-acknowledged and not used. An agent that others went on without takes up the round of which all whom it hears
-have shown rows, whatever they say. Where draws are shared nobody comes back: who is missing is given up for
-good (`absences`).
+Round r closes when every live neighbour that sends to this agent in round r-1 has been heard. The agent does
+not wait for a neighbour in quarantine, or for one that has quarantined it. Whether it waits for a neighbour
+that answers nothing for the idle timeout follows from the manifest's rule (an agent that hears nobody at all
+waits in any case). Its own estimate replaces a row that did not come, the log reports it, and a row that
+comes later is acknowledged and not used. An agent that others went on without takes up the round of which all
+neighbours it hears have shown rows, whatever they claim. Where draws are shared nobody comes back: a missing
+neighbour is given up for good (`absences`).
 
 **Guarantees.** As for every `AgentLoop`; and every round of the plan is made as written, except that the
-agent's data enter no round from the one on whose charge would pass the budget, and that draws shared with
-somebody gone are left out and taken back where the books of all cover that (`departures`).
+agent's data enter no round from the one on whose charge would exceed the budget, and that draws shared with a
+departed agent are left out and taken back where the ledgers of all cover that (`departures`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from topdp.agents.ledger.ledger_entries import ReleaseCost
 from topdp.agents.runtime.agent_context import AgentContext
 from topdp.agents.runtime.agent_loop import AgentLoop, TickClock, logger
 from topdp.agents.runtime.agent_rows import AS_PLANNED, kept, make
-from topdp.agents.runtime.peer_contacts import TICKS, PeerContacts
+from topdp.agents.runtime.peer_contacts import TICKS_PER_TIMEOUT, PeerContacts
 from topdp.agents.runtime.row_monitor import RowMonitor
 from topdp.agents.wire import row_payload
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @final
 class PlannedLoop(AgentLoop):
-    """The life of one agent under a plan."""
+    """The loop of one agent under a plan."""
 
     def __init__(self, context: AgentContext, peers: PeerContacts, **wiring: Any) -> None:
         super().__init__(context, peers, **wiring)
@@ -62,7 +62,7 @@ class PlannedLoop(AgentLoop):
         if self.absences is None and self._catch_up():
             return True
         if self.paused():
-            return True  # before anything is made: what was gathered is on the books
+            return True  # before anything is made: what was gathered is in the ledger
         await self._round(self.ledger.round + 1, *gathered)
         return True
 
@@ -81,7 +81,7 @@ class PlannedLoop(AgentLoop):
             self.shared_draws.departures.changes(round) if self.shared_draws else (AS_PLANNED, {})
         )
         rows = await self._compute(lambda: make(part, round, own, received, gradients, draws, changed))
-        memories = part.plan.memories  # what nobody reads may be longer
+        memories = part.plan.memories  # rows that nobody reads may be longer
         rows = {
             row: value if memories[row] else self._bounded(round, row, value) for row, value in rows.items()
         }
@@ -92,7 +92,7 @@ class PlannedLoop(AgentLoop):
         self._release(round, kind, cost, bodies, kept(part, round, rows), applied, notes=notes)
 
     def _leave_out(self, round: int, received: dict[int, Tensor], senders: list[str]) -> None:
-        """Looks at what came in; rows beyond the manifest's limit are taken out of `received`."""
+        """Examine the rows that came in, and remove those beyond the manifest's limit from `received`."""
         number = self.context.manifest.number
         row_of = {peer: self.context.part.read(round - 1)[number(peer)] for peer in senders}
         rows = {peer: received[row] for peer, row in row_of.items()}
@@ -103,15 +103,16 @@ class PlannedLoop(AgentLoop):
     # Shared draws
 
     async def _agreed(self, shared_draws: SharedDraws) -> bool:
-        """Waits for the keys of all, and for what neighbours have seen; False when asked to stop.
+        """Wait for the keys of all agents, and for what neighbours have; False if asked to stop.
 
-        Who has seen more of this agent than its books know says so in its greeting, and that ends the agent
-        (`peers`): before anything is made under shared draws, and so never twice under the same.
+        A neighbour that has seen more of this agent than its ledger holds reports that in its greeting, and
+        that ends the agent (`peer_contacts`): before anything is made under shared draws, and so never twice
+        under the same.
         """
         ticks, peers = TickClock(self.context.manifest.rules.idle_timeout), self.peers.neighbours
         waited = 0
         while not shared_draws.agreed() or not self._all_met(peers):
-            self.peers.wake()  # what was just agreed on is to be told
+            self.peers.wake()  # neighbours get what was just agreed on
             self.waits.now(
                 {
                     *shared_draws.missing(),
@@ -123,9 +124,9 @@ class PlannedLoop(AgentLoop):
                 return False
             await ticks.wait(self.peers)
             waited += 1
-            if waited % (4 * TICKS) == 0 and (missing := shared_draws.missing()):
+            if waited % (4 * TICKS_PER_TIMEOUT) == 0 and (missing := shared_draws.missing()):
                 logger.warning(
-                    "%s: waits for %s: where draws are shared, a run begins once all agents have been there",
+                    "%s: waits for %s: where draws are shared, a run begins once all have stated keys",
                     self.name,
                     ", ".join(missing),
                     extra={"agent": self.name, "event": "keys"},
@@ -134,12 +135,12 @@ class PlannedLoop(AgentLoop):
         return True
 
     def _all_met(self, peers: list[str]) -> bool:
-        """Who has said on these very books that it has finished has got nothing since, and may have left."""
+        """A neighbour that has finished, by this very ledger, has got nothing since and may have left."""
         answered, finished = self.peers.beliefs.answered, self.ledger.finished
         return all(peer in answered or finished(peer) or self._lost(peer) for peer in peers)
 
     async def _settled(self, round: int) -> bool:
-        """Waits, where somebody is gone, until all know it; False when asked to stop."""
+        """Wait, where an agent has departed, until all know it; False if asked to stop."""
         if self.absences is None:
             return True
         ticks = TickClock(self.context.manifest.rules.idle_timeout)
@@ -155,10 +156,10 @@ class PlannedLoop(AgentLoop):
             if await ticks.wait(self.peers):
                 self.absences.tick()
 
-    # Whom to wait for
+    # Waiting
 
     async def _gather(self, round: int) -> tuple[dict[int, Tensor], list[str], list[str]] | None:
-        """(rows, who sent them, who is missing) of `round`; None when asked to stop."""
+        """(rows, their senders, missing neighbours) of `round`; None if asked to stop."""
         if round < 0:
             return None if self.stopping.is_set() else ({}, [], [])
         names = self.context.manifest.names
@@ -200,11 +201,14 @@ class PlannedLoop(AgentLoop):
             return True
         if not self.context.manifest.rules.tolerates_silence:
             return False
-        # It came too late, or is left out: rows come in order, and a later one was shown; or it says so.
+        # Its row came too late, or will not come: a later one was shown, or its greeting reports that.
         beliefs = self.peers.beliefs
         passed = self.ledger.last_received(peer) >= round or beliefs.shown[peer] > round
         passed = passed or beliefs.skips_rounds(peer, round)
-        return passed or (self.peers.silent[peer] >= TICKS and min(self.peers.silent.values()) < TICKS)
+        return passed or (
+            self.peers.silent[peer] >= TICKS_PER_TIMEOUT
+            and min(self.peers.silent.values()) < TICKS_PER_TIMEOUT
+        )
 
     def _depart(self, round: int, peer: str) -> None:
         self.peers.refusals.report(
@@ -213,15 +217,15 @@ class PlannedLoop(AgentLoop):
         self.ledger.note_departure(f"round {round}: nothing from {peer}", peer)
 
     def _catch_up(self) -> bool:
-        """Under the rule to go on: others are rounds ahead, so those rounds are over for this agent too.
+        """Under the rule to go on: if others are rounds ahead, those rounds are over for this agent too.
 
-        Where they are, rows show that were accepted, or will be; never a word. The slowest counts, so one
-        that makes up rows of later rounds moves nobody who hears somebody else.
+        Their rounds show in rows that were or will be accepted, never in mere claims. The slowest counts, so
+        a neighbour that invents rows of later rounds moves no agent that hears another one.
         """
         heard = [
             peer
             for peer in self.peers.neighbours
-            if self.ledger.quarantined(peer) is None and self.peers.silent[peer] < TICKS
+            if self.ledger.quarantined(peer) is None and self.peers.silent[peer] < TICKS_PER_TIMEOUT
         ]
         state = self.ledger.state()
         if not self.context.manifest.rules.tolerates_silence or not heard or state is None:
@@ -248,11 +252,11 @@ class PlannedLoop(AgentLoop):
         self.peers.finish()
 
     def _stays_with(self) -> list[str]:
-        """Until every neighbour has what it needs, and knows that this agent has."""
+        """Neighbours that lack something, or do not know yet that this agent has all it needs."""
         return [peer for peer in self.peers.neighbours if self._stays_for(peer)]
 
     async def _settle(self) -> None:
-        """Nothing: what is owed is sent by `peers`."""
+        """Nothing: `outbox_sender` sends what is owed."""
 
     def _stays_for(self, peer: str) -> bool:
         if self.peers.ends_with(peer):
@@ -261,5 +265,5 @@ class PlannedLoop(AgentLoop):
         if knows and finished:
             return False
         tolerates_silence = self.context.manifest.rules.tolerates_silence or peer in self.ledger.leaving
-        # Who neither knows nor has finished may come back and need what only this agent has.
-        return self.peers.silent[peer] < TICKS or not (knows or finished or tolerates_silence)
+        # A neighbour that neither knows nor has finished may come back and need what only this agent has.
+        return self.peers.silent[peer] < TICKS_PER_TIMEOUT or not (knows or finished or tolerates_silence)

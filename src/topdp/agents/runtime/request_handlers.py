@@ -1,10 +1,11 @@
-"""What an agent answers to its neighbours: greetings, rows, the last word, statements and cards.
+"""How an agent answers its neighbours: greetings, rows, the last message, statements and cards.
 
-Every request comes from an authenticated peer (`wire`); here it is judged, written down and answered.
-Meetings add answers of their own.
+Every request comes from an authenticated peer (`wire`); here it is judged, written down and answered. Live
+pairing adds answers of its own.
 
-**Guarantees.** Nothing is acknowledged that is not on disk. What comes from somebody who is no neighbour, or
-is quarantined, is refused and logged once. Nothing that a peer sends ends the agent, but as `contacts` says.
+**Guarantees.** Nothing is acknowledged that is not on disk. A request of a stranger or of a quarantined
+neighbour is refused and logged once. Nothing that a peer sends ends the agent, except as `peer_contacts`
+states.
 """
 
 from __future__ import annotations
@@ -15,18 +16,18 @@ from typing import final
 
 from topdp.agents.ledger.ledger_entries import LedgerError, TamperedError, digest_of
 from topdp.agents.ledger.stored_rows import receiver_of
-from topdp.agents.runtime.peer_contacts import MOST_GAPS, PeerContacts
+from topdp.agents.runtime.peer_contacts import MAX_GAPS, PeerContacts
 from topdp.agents.runtime.peer_messages import Greeting, GreetingError
 from topdp.agents.wire.transport import Message, Reply, Unreachable
 from topdp.agents.wire.wire_codes import MessageKind, ReplyCode
 from topdp.errors import TrustError
 
-LARGEST_NUMBER = 2**31  # of a neighbour's statements
+MAX_STATEMENT_NUMBER = 2**31
 
 
 @final
 class RequestHandlers:
-    """The door of one agent, as its neighbours find it."""
+    """Answers the requests of the neighbours of one agent."""
 
     def __init__(self, peers: PeerContacts) -> None:
         self.peers, self.services = peers, peers.services
@@ -43,7 +44,7 @@ class RequestHandlers:
             peers.handlers[MessageKind.CARD] = self._card
 
     async def handle(self, peer: str, message: Message) -> Reply:
-        """Answers one request of an authenticated peer."""
+        """Answer one request of an authenticated peer."""
         if peer not in self.peers.silent:
             return self._refused(peer, ReplyCode.STRANGER, message)
         if digest_of(message.body) != message.digest:
@@ -57,7 +58,7 @@ class RequestHandlers:
             return replace(self._refused(peer, ReplyCode.GONE, message), body=last_words)
         if not self._in_range(message):
             return self._refused(peer, ReplyCode.UNKNOWN_ROUND, message)
-        if message.kind is not MessageKind.HELLO:  # whose terms may be others
+        if message.kind is not MessageKind.HELLO:  # its terms may differ
             self.peers.heard(peer)
         try:
             return await answer(peer, message)
@@ -67,16 +68,16 @@ class RequestHandlers:
         except Unreachable:
             raise
         except Exception as error:
-            # A fault of ours that a peer has found: it costs the peer an answer, not us our life.
+            # A fault of ours that a peer has triggered: the peer gets no answer, and the agent goes on.
             self.refusals.report(
                 peer, "unanswered", f"{message.kind.name}, by our fault", logging.ERROR, error
             )
             return Reply(ReplyCode.FAILED)
 
     def _in_range(self, message: Message) -> bool:
-        """News and cards are counted; everything else has a round of the plan."""
+        """News and cards are numbered; everything else has a round of the plan."""
         counted = message.kind in (MessageKind.NEWS, MessageKind.CARD)
-        most = LARGEST_NUMBER if counted else self.services.last_round
+        most = MAX_STATEMENT_NUMBER if counted else self.services.last_round
         return -1 <= message.round <= most
 
     def _refused(self, peer: str, code: ReplyCode, message: Message) -> Reply:
@@ -97,7 +98,7 @@ class RequestHandlers:
         standing, body = self.ledger.quarantined(peer), self.peers.greeting(peer).encode()
         if standing is None:
             return Reply(ReplyCode.OK, body=body)
-        # What this agent has of it is said in any case: its books may be an old copy.
+        # It gets this agent's greeting in any case: its ledger may be an old copy.
         if standing.code is ReplyCode.ROLLED_BACK:
             return Reply(standing.code, standing.words, body)
         return Reply(ReplyCode.QUARANTINED, body=body)
@@ -115,7 +116,7 @@ class RequestHandlers:
         signature = self._signature(peer, message) if verdict is ReplyCode.OK else b""
         self.services.inbox.settle(verdict, peer, message.round, message.digest, message.body, signature)
         if verdict is ReplyCode.OK and not self.services.inbox.gaps:
-            # Who waits for every row has those that its own is made of, whatever it acknowledges.
+            # A neighbour that waits for every row has those that its own is made of.
             self.peers.needs_nothing_before(peer, message.round - 1)
         if verdict is ReplyCode.GAP and self.services.inbox.skips_rounds(peer, message.round):
             self._passed_over(peer, message.round)
@@ -126,22 +127,22 @@ class RequestHandlers:
         return Reply(verdict)
 
     def _passed_over(self, peer: str, round: int) -> None:
-        """These books may have lost what they acknowledged: a greeting says so, and then it comes again.
+        """This ledger may have lost what it acknowledged: a greeting says so, and then the row comes again.
 
-        Who passes over it all the same will never send it, and is not waited for.
+        A neighbour that leaves it out all the same will never send it, and is not waited for.
         """
         owed, times = self.services.inbox.expected(peer), 1
         if self._gaps.get(peer, (None, 0))[0] == owed:
             times += self._gaps[peer][1]
         self._gaps[peer] = (owed, times)
-        # Not before it has said, and shown, what it has of this agent.
-        if times >= MOST_GAPS and peer in self.peers.beliefs.met:
+        # Not before it has reported, and shown, what it has of this agent.
+        if times >= MAX_GAPS and peer in self.peers.beliefs.met:
             self.peers.distrust(peer, ReplyCode.GAP, f"sent round {round} and left out {owed}")
         else:
             self.peers.ask(peer)
 
     def _signature(self, peer: str, message: Message) -> bytes:
-        """The one under the row, where it holds; it is its sender whom it serves."""
+        """The signature under the row if it is valid, else nothing; it serves the sender."""
         receiver = receiver_of(self.ledger.database, self.services.name)
         facts = (peer, receiver, message.round, message.digest, message.signature)
         return message.signature if self.services.signatures.verify(*facts) else b""

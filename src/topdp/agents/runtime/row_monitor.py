@@ -1,11 +1,12 @@
-"""What an agent notices of the rows that come in: how far each is from its own, and how long it is.
+"""What an agent observes of incoming rows: their distance from its own row, and their norm.
 
-A row that is much further away than most others', or than any that the same neighbour sent before, is
-reported once, and counted. Where the manifest limits drifts, rows beyond the limit are left out of the mix as
-if they had not come: the agent's own estimate stands in for them. Robust mixing needs none of this.
+A row much further away than most others', or than any that the same neighbour sent before, is reported once,
+and counted. Where the manifest limits drifts, rows beyond the limit are left out of the mix as if they had
+not come: the agent's own estimate stands in for them. Robust mixing does not need this.
 
-**Guarantees.** All of it is a function of rows that were sent. To leave one out departs from the plan, and is
-booked as such: where others' noise is counted on, the agent charges by worst case from then on (`budget`).
+**Guarantees.** All of it is a function of rows that were sent. Leaving one out departs from the plan, and the
+ledger records it: where others' noise is counted on, the agent charges by the worst case from then on
+(`budget_meter`).
 """
 
 from __future__ import annotations
@@ -18,21 +19,21 @@ from torch import Tensor
 
 from topdp.agents.wire.link_refusals import RefusalLog
 
-FAR = 5.0
-"""Times the median distance of all received rows: told."""
+REPORTED_DRIFT = 5.0
+"""Times the median distance of all received rows."""
 
-JUMP = 10.0
-"""Times the largest distance that rows of the same neighbour had before: told."""
+REPORTED_JUMP = 10.0
+"""Times the largest distance that rows of the same neighbour had before."""
 
-SEEN = 4
-"""Rows of a neighbour before its past is compared with."""
+MIN_PAST_ROWS = 4
+"""Rows of a neighbour before jumps are reported."""
 
 
 class RowMonitor:
-    """Of each neighbour: the last distance over the median of all, the last norm, and what was left out."""
+    """For each neighbour: the last distance over the median of all, the last norm, and what was left out."""
 
     def __init__(self, refusals: RefusalLog, largest_drift: float = 0.0) -> None:
-        """`largest_drift`: rows further than so many median distances are left out; 0: none is."""
+        """`largest_drift`: rows further away than so many median distances are left out; 0: none is."""
         self.refusals, self.largest_drift = refusals, largest_drift
         self.drifts: dict[str, float] = {}
         self.norms: dict[str, float] = {}
@@ -42,18 +43,18 @@ class RowMonitor:
         self._seen: dict[str, int] = {}
 
     def far(self, round: int, own: Tensor, received: Mapping[str, Tensor]) -> list[str]:
-        """Looks at the rows of all senders; returns those whose rows are to be left out."""
+        """Observe the rows of all senders; return the senders whose rows are to be left out."""
         distance = {peer: float(torch.linalg.vector_norm(row - own)) for peer, row in received.items()}
-        usual = median(distance.values()) if distance else 0.0
+        middle = median(distance.values()) if distance else 0.0
         out = []
         for peer, away in distance.items():
             self.norms[peer] = float(torch.linalg.vector_norm(received[peer]))
-            drift = self.drifts[peer] = away / usual if usual else 1.0
+            drift = self.drifts[peer] = away / middle if middle else 1.0
             before = self._largest.get(peer, 0.0)
-            if self._seen.get(peer, 0) >= SEEN and before and away > JUMP * before:
+            if self._seen.get(peer, 0) >= MIN_PAST_ROWS and before and away > REPORTED_JUMP * before:
                 words = f"{away / before:.3g} times further from this agent's than any before"
                 self._warn(peer, "jump", round, words)
-            if drift > FAR:
+            if drift > REPORTED_DRIFT:
                 words = f"{drift:.3g} times as far from this agent's as the median neighbour's"
                 self._warn(peer, "drift", round, words)
             if self.largest_drift and drift > self.largest_drift:

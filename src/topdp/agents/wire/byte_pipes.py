@@ -1,6 +1,7 @@
-"""Byte streams joined end to end, with bounded buffers. Knows nothing of what goes through.
+"""Byte streams joined end to end with bounded buffers, and the private folder of their sockets.
 
-For the front of an agent, its tunnels through a relay, and the relay itself.
+For the port of an agent, its tunnels through a relay, and the relay itself; they do not interpret what passes
+through.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ from pathlib import Path
 from topdp.base.files import FileError, exclusive_lock
 from topdp.errors import InputError, UnavailableError
 
-BUFFER = 64 * 1024
-"""Bytes that a pipe holds in each direction before it stops reading: whoever sends has to wait then."""
+PIPE_BUFFER_BYTES = 64 * 1024
+"""Bytes that a pipe holds in each direction before it stops reading, which makes the sender wait."""
 
 SOCKET_FOLDER_PREFIX, SOCKET_FOLDER_LOCK = "topdp-sockets-", "lock"
 NEW_FOLDER_SECONDS = 60.0
 """A folder as young as this is not removed: its lock may still be missing."""
 
-LAST_WORDS = 1.0  # seconds for what is still in buffers when a connection ends
-KEEPALIVE = {
+FLUSH_SECONDS = 1.0  # for what is still in buffers when a connection ends
+KEEPALIVE_SECONDS = {
     "TCP_KEEPIDLE": 30,
     "TCP_KEEPINTVL": 30,
     "TCP_KEEPCNT": 4,
-}  # seconds; so that routers forget nobody
+}  # so that routers keep the connection
 
 
 Come = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -46,19 +47,19 @@ class Connection:
     writer: asyncio.StreamWriter
 
     def cut(self) -> None:
-        """At once; what is still in buffers is lost."""
+        """Close at once; what is still in buffers is lost."""
         self.writer.transport.abort()
 
 
-def lively(end: Connection) -> Connection:
-    """Small pieces leave at once; an end that is gone without a word is noticed."""
-    end.writer.transport.set_write_buffer_limits(high=BUFFER)
-    found = end.writer.get_extra_info("socket")
-    if found is not None and found.family in (socket.AF_INET, socket.AF_INET6):
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, value in KEEPALIVE.items():
+def keep_alive(end: Connection) -> Connection:
+    """Send small pieces at once, and detect a dead peer."""
+    end.writer.transport.set_write_buffer_limits(high=PIPE_BUFFER_BYTES)
+    sock = end.writer.get_extra_info("socket")
+    if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in KEEPALIVE_SECONDS.items():
             if hasattr(socket, name):
-                found.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
     return end
 
 
@@ -72,7 +73,7 @@ def host_and_port(address: str) -> tuple[str, int]:
 
 
 def checked_address(address: str) -> str:
-    """`host:port`, or a refusal in words."""
+    """Return `host:port`, or raise InputError."""
     host, _, port = address.rpartition(":")
     if not (host and port.isascii() and port.isdigit() and 1 <= int(port) <= 65535):
         raise InputError(f"Expected host:port with a port from 1 to 65535, got {address!r:.80}.")
@@ -81,11 +82,15 @@ def checked_address(address: str) -> str:
 
 async def dialled(address: str) -> Connection:
     """A connection to `host:port`."""
-    return lively(Connection(*await asyncio.open_connection(*host_and_port(address), limit=BUFFER)))
+    return keep_alive(
+        Connection(*await asyncio.open_connection(*host_and_port(address), limit=PIPE_BUFFER_BYTES))
+    )
 
 
 async def join(one: Connection, other: Connection, idle: float | None = None) -> None:
-    """Carries bytes both ways until one end is over, or nothing has moved for `idle` seconds; cuts both."""
+    """Carry bytes both ways until one end is over, or nothing has moved for `idle` seconds; then close
+    both.
+    """
     moved = asyncio.Event()
     pumps = [
         asyncio.create_task(_pump(one.reader, other.writer, moved)),
@@ -101,14 +106,14 @@ async def join(one: Connection, other: Connection, idle: float | None = None) ->
         for pump in pumps:
             pump.cancel()
         for end in (one, other):
-            end.writer.close()  # what was written last, such as why a connection ends, still goes out
-            asyncio.get_running_loop().call_later(LAST_WORDS, end.cut)
+            end.writer.close()  # the last bytes, such as why a connection ends, still go out
+            asyncio.get_running_loop().call_later(FLUSH_SECONDS, end.cut)
         await asyncio.wait(pumps)
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, moved: asyncio.Event) -> None:
     with suppress(OSError):
-        while data := await reader.read(BUFFER):
+        while data := await reader.read(PIPE_BUFFER_BYTES):
             moved.set()
             writer.write(data)
             await writer.drain()
@@ -117,37 +122,40 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, move
 async def listening(address: str, come: Come) -> list[asyncio.Server]:
     """Servers on all addresses of a name; raises UnavailableError if there are none."""
     try:
-        return [await asyncio.start_server(come, sock=one, limit=BUFFER) for one in await _bound(address)]
+        return [
+            await asyncio.start_server(come, sock=bound, limit=PIPE_BUFFER_BYTES)
+            for bound in await _bound(address)
+        ]
     except OSError as error:
         raise UnavailableError(
             f"Could not listen on {address}: {error.strerror or error}. Another process has the port, or "
-            "the address is not of this machine: end that process, or name another one with --listen."
+            "the address is not of this machine. End that process, or name another one with --listen."
         ) from None
 
 
 async def _bound(address: str) -> list[socket.socket]:
-    """Sockets on all addresses that a name has here; at least one."""
+    """Sockets on all addresses that a name has on this machine; at least candidate."""
     host, port = host_and_port(address)
-    loop, found, trouble = asyncio.get_running_loop(), [], None
+    loop, sockets, trouble = asyncio.get_running_loop(), [], None
     listed = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     for family, kind, number, _, place in dict.fromkeys(listed):
-        one = socket.socket(family, kind, number)
+        candidate = socket.socket(family, kind, number)
         try:
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            candidate.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
-                one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(place[0] != "::"))
-            one.bind(place)
-            found.append(one)
+                candidate.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(place[0] != "::"))
+            candidate.bind(place)
+            sockets.append(candidate)
         except OSError as error:
-            one.close()
+            candidate.close()
             trouble = error
             if error.errno == errno.EADDRINUSE:
                 break
-    if trouble is not None and (not found or trouble.errno == errno.EADDRINUSE):
-        for one in found:
-            one.close()
+    if trouble is not None and (not sockets or trouble.errno == errno.EADDRINUSE):
+        for bound in sockets:
+            bound.close()
         raise trouble
-    return found
+    return sockets
 
 
 class SocketFolder:

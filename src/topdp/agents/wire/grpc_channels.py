@@ -1,9 +1,10 @@
 """gRPC at both ends of a link: its settings, the certificates that TLS accepts, and calls as frame streams.
 
-Both ends take their settings from one manifest, so that neither finds the other's pings too frequent.
+Both ends take their settings from one manifest, so neither finds the other's pings too frequent. What gRPC
+raises becomes a ConnectionError, or a LinkEnded if the peer has refused the link in words.
 
-**Guarantees.** TLS takes pinned certificates and no others; who is at the other end is settled by the
-`handshake`, which relies on none of this. Nothing is compressed, and what is not read stays bounded.
+**Guarantees.** TLS accepts pinned certificates and no others; the `handshake`, which relies on none of this,
+proves who is at the other end. Nothing is compressed, and unread data stays bounded.
 """
 
 from __future__ import annotations
@@ -20,19 +21,21 @@ from topdp.agents.agreement.identity import TLS_HOST_NAME, Identity
 from topdp.agents.agreement.identity_card import Card
 from topdp.agents.wire import wire_pb2 as wire
 from topdp.agents.wire.handshake import FrameStream
-from topdp.agents.wire.link_bodies import LARGEST_MESSAGE
+from topdp.agents.wire.link_bodies import MAX_FRAME_BYTES
 from topdp.agents.wire.link_refusals import LinkEnded, quoted
 
-SERVICE, METHOD = "topdp.agents.v1.Link", "Open"
-PATH = f"/{SERVICE}/{METHOD}"
+SERVICE_NAME, METHOD_NAME = "topdp.agents.v1.Link", "Open"
+METHOD_PATH = f"/{SERVICE_NAME}/{METHOD_NAME}"
 
 
 def server(accept: Callable[[Any, Any], Awaitable[None]], idle_timeout: float, streams: int) -> Any:
-    """The listening end, without a port yet. `accept` has one stream at a time, `streams` from one peer."""
+    """The listening end, without a port yet. `accept` serves one stream at a time; a peer may open
+    `streams`.
+    """
     wait = _milliseconds(idle_timeout)
     options = [
         *_options(idle_timeout),
-        ("grpc.so_reuseport", 0),  # a second agent on our port is an error, not a lottery
+        ("grpc.so_reuseport", 0),  # a second agent on our port is an error
         ("grpc.max_concurrent_streams", streams),
         ("grpc.server_handshake_timeout_ms", wait),
         ("grpc.max_connection_idle_ms", 2 * wait),
@@ -41,22 +44,24 @@ def server(accept: Callable[[Any, Any], Awaitable[None]], idle_timeout: float, s
     ]
     made = aio.server(options=options)
     handler = grpc.stream_stream_rpc_method_handler(accept)
-    made.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
+    made.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler(SERVICE_NAME, {METHOD_NAME: handler}),)
+    )
     return made
 
 
 def server_credentials(identity: Identity, cards: Callable[[], Sequence[Card]]) -> Any:
-    """`cards` of those who may dial: asked again for every connection, since neighbours renew theirs."""
+    """`cards` of those who may dial: read again for every connection, since neighbours renew theirs."""
     own = _own(identity)
     pinned = ""
 
     def pins() -> Any:
         nonlocal pinned
-        found = "".join(card.certificate for card in cards())
-        if found == pinned:
+        certificates = "".join(card.certificate for card in cards())
+        if certificates == pinned:
             return None
-        pinned = found
-        return grpc.ssl_server_certificate_configuration([own], found.encode("ascii"))
+        pinned = certificates
+        return grpc.ssl_server_certificate_configuration([own], certificates.encode("ascii"))
 
     return grpc.dynamic_ssl_server_credentials(pins(), pins, require_client_authentication=True)
 
@@ -86,15 +91,15 @@ def _own(identity: Identity) -> tuple[bytes, bytes]:
 
 def _options(idle_timeout: float) -> list[tuple[str, int]]:
     return [
-        ("grpc.max_receive_message_length", LARGEST_MESSAGE),
-        ("grpc.max_send_message_length", LARGEST_MESSAGE),
+        ("grpc.max_receive_message_length", MAX_FRAME_BYTES),
+        ("grpc.max_send_message_length", MAX_FRAME_BYTES),
         ("grpc.keepalive_time_ms", _milliseconds(idle_timeout)),
         ("grpc.keepalive_timeout_ms", _milliseconds(idle_timeout)),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
-        ("grpc.http2.bdp_probe", 0),  # a fixed window: what a peer sends and we do not read stays bounded
-        ("grpc.http2.lookahead_bytes", LARGEST_MESSAGE),
-        ("grpc.compression_enabled_algorithms_bitset", 1),  # none: no bombs
+        ("grpc.http2.bdp_probe", 0),  # a fixed window bounds what a peer sends and we do not read
+        ("grpc.http2.lookahead_bytes", MAX_FRAME_BYTES),
+        ("grpc.compression_enabled_algorithms_bitset", 1),  # none: no decompression bombs
         ("grpc.enable_retries", 0),
         ("grpc.service_config_disable_resolution", 1),
     ]
@@ -118,7 +123,7 @@ class DialledStream(FrameStream):
 
     async def end(self) -> None:
         await self._guard(self._call.done_writing())
-        await self._guard(self._call.code())  # the peer ends the call once it has read that nothing follows
+        await self._guard(self._call.code())  # the peer ends the call once it has read the end
 
     async def _guard(self, step: Awaitable[Any]) -> Any:
         try:
@@ -155,7 +160,7 @@ class AcceptedStream(FrameStream):
             raise ConnectionError(f"the call ended: {quoted(error)}") from None
 
     async def end(self) -> None:
-        """Nothing to do: the call ends with its handler, and all that was written goes before."""
+        """Nothing to do: the call ends with its handler, after all that was written."""
 
 
 def _frame(data: Any) -> wire.Frame | None:

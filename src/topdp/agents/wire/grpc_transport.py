@@ -1,9 +1,10 @@
-"""Links over gRPC with mutual TLS: who dials whom, who is let in, reconnects. What a link does: `links.py`.
+"""Links over gRPC with mutual TLS: which end dials, who is let in, reconnecting. `links` is what one link
+does.
 
-One bidirectional stream per link. Either end may dial; the manifest's rule says which one does, so that
-there is one link and not two. A site that nobody dials opens no port; two that have none meet at a relay
-(`tunnels.py`). There is no plaintext fallback, and no command asks for plaintext: `insecure=True` is for
-tests, on loopback only, and says so.
+One bidirectional stream per link. Either end may dial; the manifest's rule says which one does, so that there
+is one link and not two. A site that nobody dials opens no port; two that have none meet at a relay
+(`relay_tunnels`). There is no plaintext fallback, and no command asks for plaintext: `insecure=True` is for
+tests, on loopback only, and logs a warning.
 
 Never fork once this module is imported: gRPC has threads. Start processes with the spawn method.
 """
@@ -25,8 +26,8 @@ from topdp.agents.agreement.identity import Identity
 from topdp.agents.agreement.identity_card import Card, check_address, is_loopback
 from topdp.agents.agreement.manifest import Manifest
 from topdp.agents.wire import configure_grpc, grpc_channels, handshake
-from topdp.agents.wire.byte_pipes import LAST_WORDS, SocketFolder
-from topdp.agents.wire.grpc_channels import PATH, AcceptedStream, DialledStream
+from topdp.agents.wire.byte_pipes import FLUSH_SECONDS, SocketFolder
+from topdp.agents.wire.grpc_channels import METHOD_PATH, AcceptedStream, DialledStream
 from topdp.agents.wire.handshake import FrameStream, HandshakeParty
 from topdp.agents.wire.link_limits import Backoff, Clock
 from topdp.agents.wire.link_refusals import OUR_FAULT, LinkEnded, RefusalLog, logger
@@ -38,12 +39,12 @@ from topdp.errors import InputError, TrustError
 if TYPE_CHECKING:
     from topdp.agents.wire.relay_tunnels import RelayListener, RelayTunnel
 
-GREETINGS = 2
+MAX_HANDSHAKES = 2
 """Handshakes that one neighbour may have under way."""
 
 
 class GrpcTransport(Transport):
-    """`listen` is the address to bind, where it is not that of our card (behind a router, in a container)."""
+    """`listen` is the address to bind if it is not that of our card (behind a router, in a container)."""
 
     def __init__(
         self,
@@ -59,7 +60,7 @@ class GrpcTransport(Transport):
     ) -> None:
         """`directory`: cards that agents have had since the manifest was made; read at every handshake.
 
-        `listed`: the identity whose card is in the manifest, where `identity` is a later one.
+        `listed`: the identity whose card is in the manifest, if `identity` is a later one.
         """
         configure_grpc()
         self.name = identity.card.name
@@ -98,7 +99,7 @@ class GrpcTransport(Transport):
         if self.dialers:
             await self._bind()
         for name in self.relayed & set(self.dials):
-            await self._dig(name)
+            await self._open_tunnel(name)
         self._dialing = [asyncio.create_task(self._dial(self._peers[name])) for name in self.dials]
 
     async def request(self, peer: str, message: Message) -> Reply:
@@ -121,7 +122,7 @@ class GrpcTransport(Transport):
         await asyncio.gather(*(peer.close() for peer in self._peers.values()))
         await end_all(self._dialing, "dialing")
         if self._server is not None:
-            await ends([asyncio.create_task(self._server.stop(grace=LAST_WORDS))], "gRPC")
+            await ends([asyncio.create_task(self._server.stop(grace=FLUSH_SECONDS))], "gRPC")
         if self._front is not None:
             await self._front.close()
         for relayed in self._relays:
@@ -132,7 +133,7 @@ class GrpcTransport(Transport):
             self._folder.remove()
 
     async def _bind(self) -> None:
-        self._server = grpc_channels.server(self._accept, self.rules.idle_timeout, 2 * GREETINGS)
+        self._server = grpc_channels.server(self._accept, self.rules.idle_timeout, 2 * MAX_HANDSHAKES)
         if self.insecure:
             self._server.add_insecure_port(self.listen)
             await self._server.start()
@@ -159,7 +160,7 @@ class GrpcTransport(Transport):
             waiting.start()
             self._relays.append(waiting)
 
-    async def _dig(self, name: str) -> None:
+    async def _open_tunnel(self, name: str) -> None:
         from topdp.agents.wire.relay_tunnels import RelayTunnel
 
         place = self._place(name, self.name)
@@ -170,7 +171,9 @@ class GrpcTransport(Transport):
         self._relays.append(tunnel)
 
     def _place(self, listener: str, dialer: str) -> str:
-        """Where two meet at the relay. By the manifest's cards: both have those, whatever was renewed."""
+        """The meeting place of two agents at the relay, by the cards in the manifest: both have those after
+        any renewal.
+        """
         other = self.manifest.card(dialer if listener == self.name else listener)
         from topdp.agents.wire.relay_tunnels import meeting_place
 
@@ -181,13 +184,13 @@ class GrpcTransport(Transport):
         return self._own_folder() / f"to-{self.manifest.number(name)}"
 
     def _own_folder(self) -> Path:
-        """For sockets that only this process uses: nobody else may look into it."""
+        """The private folder of sockets that only this process uses."""
         if self._folder is None:
             self._folder = SocketFolder()
         return self._folder.path
 
     def _dialing_cards(self) -> list[Card]:
-        """The cards that those who dial us may show."""
+        """The cards that neighbours who dial us may show."""
         return [card for name in self.dialers for card in self.directory.acceptable(name)]
 
     def _channel(self, card: Card) -> Any:
@@ -196,10 +199,10 @@ class GrpcTransport(Transport):
         return grpc_channels.channel(target, card, own, self.rules.idle_timeout)
 
     async def _accept(self, _: Any, context: Any) -> None:
-        """One stream that somebody opened to us, from its first frame to its end."""
+        """Serve one stream that a peer opened, from its first frame to its end."""
         name = "someone"
         try:
-            seen = None if self.insecure else self._seen(context)
+            seen = None if self.insecure else self._card_of(context)
             name = seen.name if seen else name
             stream = AcceptedStream(context)
             shown = await self._greet(stream, seen)
@@ -213,10 +216,10 @@ class GrpcTransport(Transport):
             ended = refused
         except ConnectionError as error:
             ended = LinkEnded("lost", str(error))
-        except asyncio.CancelledError:  # by gRPC: the stream is gone, or carried too large a message
+        except asyncio.CancelledError:  # by gRPC: the stream is gone, or carried a message that is too large
             self._tell(name, LinkEnded("lost", "the stream broke off"))
             raise
-        except Exception as error:  # nothing that a peer sends should come here; if it does, it is told once
+        except Exception as error:  # nothing that a peer sends should cause this; it is logged once
             self._refusals.report(name, "failed", "the link, by our fault", logging.ERROR, error)
             ended = LinkEnded("failed", OUR_FAULT)
         self._tell(name, ended)
@@ -226,8 +229,8 @@ class GrpcTransport(Transport):
     async def _greet(self, stream: FrameStream, seen: Card | None) -> Card:
         peer = self._peers[seen.name] if seen else None
         if peer is not None:
-            if peer.greetings >= GREETINGS:
-                raise LinkEnded("flood", f"expected at most {GREETINGS} handshakes at a time")
+            if peer.greetings >= MAX_HANDSHAKES:
+                raise LinkEnded("flood", f"expected at most {MAX_HANDSHAKES} handshakes at a time")
             peer.greetings += 1
         try:
             async with asyncio.timeout(self.rules.idle_timeout):
@@ -238,14 +241,16 @@ class GrpcTransport(Transport):
             if peer is not None:
                 peer.greetings -= 1
 
-    def _seen(self, context: Any) -> Card:
-        found = context.auth_context().get("x509_pem_cert") or []
-        if len(found) != 1:
+    def _card_of(self, context: Any) -> Card:
+        certificates = context.auth_context().get("x509_pem_cert") or []
+        if len(certificates) != 1:
             raise LinkEnded("stranger", "it showed no certificate")
-        return handshake.card_of_leaf(found[0], {card.fingerprint: card for card in self._dialing_cards()})
+        return handshake.card_of_leaf(
+            certificates[0], {card.fingerprint: card for card in self._dialing_cards()}
+        )
 
     async def _dial(self, peer: Neighbour) -> None:
-        """Keeps a link to one neighbour, for as long as we run."""
+        """Keep a link to one neighbour, as long as we run."""
         backoff = Backoff(self._chance)
         while True:
             try:
@@ -260,10 +265,10 @@ class GrpcTransport(Transport):
 
     async def _dial_once(self, peer: Neighbour, backoff: Backoff) -> None:
         acceptable = self.directory.acceptable(peer.card.name)
-        card = acceptable[peer.dialled % len(acceptable)]  # in turn, where it may not show its newest yet
+        card = acceptable[peer.dialled % len(acceptable)]  # alternate: it may not show its newest yet
         peer.dialled += 1
         channel = self._channel(card)
-        call = channel.stream_stream(PATH)()
+        call = channel.stream_stream(METHOD_PATH)()
         try:
             stream = DialledStream(call)
             try:

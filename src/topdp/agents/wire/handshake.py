@@ -1,6 +1,6 @@
-"""Who is at the other end: fingerprints compared in code, and a signature over fresh nonces from both ends.
+"""Proof of who is at the other end: fingerprints compared in code, and a signature over fresh nonces of both.
 
-TLS alone does not say it. gRPC accepts any certificate that a pinned one has signed, even one that says
+TLS alone does not prove it. gRPC accepts any certificate that a pinned one has signed, even one that says
 CA:FALSE, so a neighbour could make a certificate in another's name; and a gRPC client cannot see which
 certificate the server showed. Therefore: the listener compares the SHA-256 of the dialer's certificate with
 the manifest; the dialer pins exactly the listener's certificate; and each end signs, with the key of its
@@ -8,10 +8,10 @@ certificate in the manifest,
 
     role, hash of the manifest, both fingerprints, both nonces
 
-**Guarantees.** Whoever passes holds the private key of the certificate that the manifest lists under its
-name, now (the nonces are fresh), for this federation and this pair, in this role. Over TLS an honest
-listener signs only for a dialer whose certificate it has seen, and an honest dialer only for a listener that
-has signed, so signatures cannot be relayed. Not defended: an agent that gives its key away.
+**Guarantees.** A peer that passes holds the private key of the certificate that the manifest lists under its
+name, now (the nonces are fresh), for this federation and this pair, in this role. Over TLS an honest listener
+signs only for a dialer whose certificate it has seen, and an honest dialer only for a listener that has
+signed, so signatures cannot be relayed. Not defended: an agent that gives its key away.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from topdp.agents.agreement.identity_card import Card, fingerprint
 from topdp.agents.wire import wire_pb2 as wire
 from topdp.agents.wire.link_refusals import LinkEnded, quoted
 
-VERSION = 4
-NONCE = 32
+WIRE_VERSION = 4
+NONCE_BYTES = 32
 
 
 class FrameStream(ABC):
-    """Frames to and from one peer, whoever dialled."""
+    """Frames to and from one peer, whichever end dialled."""
 
     @abstractmethod
     async def read(self) -> wire.Frame | None:
-        """The next frame; None when the peer has ended the stream. Refuses bytes that are not a frame."""
+        """The next frame; None if the peer has ended the stream. Refuses bytes that are not a frame."""
 
     @abstractmethod
     async def write(self, frame: wire.Frame) -> None:
-        """Returns when the frame is on its way; waits while the peer does not read. One at a time."""
+        """Return when the frame is on its way; wait while the peer does not read. One at a time."""
 
     @abstractmethod
     async def end(self) -> None:
-        """Nothing more will be written. Returns when the peer has read all, where that can be known."""
+        """Write nothing more. Returns when the peer has read all, if that can be known."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class HandshakeParty:
     def hello(self, receiver: str, nonce: bytes, signature: bytes = b"") -> wire.Frame:
         return wire.Frame(
             hello=wire.Hello(
-                version=VERSION,
+                version=WIRE_VERSION,
                 federation=bytes.fromhex(self.federation),
                 sender=self.identity.card.name,
                 receiver=receiver,
@@ -71,7 +71,7 @@ class HandshakeParty:
 
 
 def fresh_nonce() -> bytes:
-    return secrets.token_bytes(NONCE)
+    return secrets.token_bytes(NONCE_BYTES)
 
 
 def transcript(
@@ -79,11 +79,11 @@ def transcript(
 ) -> bytes:
     """What an end signs; every part has a fixed length."""
     ends = bytes.fromhex(federation) + bytes.fromhex(dialer.fingerprint) + bytes.fromhex(listener.fingerprint)
-    return f"topdp link {VERSION} {role:8}\n".encode("ascii") + ends + b"".join(nonces)
+    return f"topdp link {WIRE_VERSION} {role:8}\n".encode("ascii") + ends + b"".join(nonces)
 
 
 def card_of_leaf(pem: bytes, cards: Mapping[str, Card]) -> Card:
-    """The card whose certificate TLS saw; `cards` by fingerprint. The names in it are not looked at."""
+    """The card whose certificate TLS saw; `cards` by fingerprint. Names inside it are ignored."""
     try:
         leaf = x509.load_pem_x509_certificate(pem)
     except ValueError:
@@ -112,21 +112,21 @@ def check_validity(card: Card) -> None:
 
 
 def check_hello(hello: wire.Hello, party: HandshakeParty, peer: Card) -> None:
-    if hello.version != VERSION:
-        raise LinkEnded("version", f"expected version {VERSION} of the wire, got {hello.version}")
+    if hello.version != WIRE_VERSION:
+        raise LinkEnded("version", f"expected version {WIRE_VERSION} of the wire, got {hello.version}")
     if hello.sender != peer.name:
-        raise LinkEnded("name", f"it says that it is {quoted(hello.sender)}, and is {peer.name}")
+        raise LinkEnded("name", f"it claims to be {quoted(hello.sender)}, and is {peer.name}")
     if hello.receiver != party.identity.card.name:
-        raise LinkEnded("name", f"it wants {quoted(hello.receiver)}, this is {party.identity.card.name}")
+        raise LinkEnded("name", f"it asks for {quoted(hello.receiver)}, this is {party.identity.card.name}")
     if hello.federation != bytes.fromhex(party.federation):
         theirs = quoted(hello.federation.hex())
         raise LinkEnded("manifest", f"expected the manifest {party.federation}, it holds {theirs}")
-    if len(hello.nonce) != NONCE:
-        raise LinkEnded("protocol", f"expected a nonce of {NONCE} bytes, got {len(hello.nonce)}")
+    if len(hello.nonce) != NONCE_BYTES:
+        raise LinkEnded("protocol", f"expected a nonce of {NONCE_BYTES} bytes, got {len(hello.nonce)}")
 
 
 async def dial(stream: FrameStream, party: HandshakeParty, peer: Card) -> None:
-    """Opens a link as the end that dialled `peer`; returns when both ends believe each other."""
+    """Open a link as the end that dialled `peer`; return when both ends believe each other."""
     check_validity(peer)
     mine = fresh_nonce()
     await stream.write(party.hello(peer.name, mine))
@@ -143,7 +143,7 @@ async def dial(stream: FrameStream, party: HandshakeParty, peer: Card) -> None:
 async def listen(
     stream: FrameStream, party: HandshakeParty, peers: Mapping[str, Card], seen: Card | None
 ) -> Card:
-    """Opens a link as the end that was dialled, and says by whom; `peers` by name, `seen` is from TLS."""
+    """Open a link as the end that was dialled, and return the dialer; `peers` by name, `seen` from TLS."""
     hello = (await _read(stream, "hello")).hello
     peer = seen or peers.get(hello.sender)
     if peer is None:

@@ -1,7 +1,7 @@
-"""The writing half of one link: frames one at a time, bodies in pieces, and receipts for those of the peer.
+"""Bodies on a link: in pieces of 256 KiB, written one frame at a time, and put together at the other end.
 
-Of bodies with more than one piece, at most `WINDOW` pieces are on their way; the peer's receipts say how far
-it is. Requests, replies and what is believed of them are in `links.py`.
+Of bodies with more than one piece, at most `PIECES_IN_FLIGHT` pieces are on their way; the peer's receipts
+say how far it is. `links` handles requests and replies.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from topdp.agents.wire.link_limits import StallDetector
 from topdp.agents.wire.link_refusals import LinkEnded
 from topdp.agents.wire.transport import Unreachable
 
-PIECE = 256 * 1024
-LARGEST_MESSAGE = 1024 * 1024
+PIECE_BYTES = 256 * 1024
+MAX_FRAME_BYTES = 1024 * 1024
 """What gRPC may take for one frame: a piece and its heading, with room."""
 
 
 def pieces(body: bytes) -> Iterator[bytes]:
-    """At least one, the first of an empty body being empty.
+    """Yield at least one piece; that of an empty body is empty.
 
     >>> [len(piece) for piece in pieces(bytes(600 * 1024))]
     [262144, 262144, 90112]
     """
-    for start in range(0, max(1, len(body)), PIECE):
-        yield body[start : start + PIECE]
+    for start in range(0, max(1, len(body)), PIECE_BYTES):
+        yield body[start : start + PIECE_BYTES]
 
 
 class IncomingBody:
@@ -45,8 +45,8 @@ class IncomingBody:
         self._hash = hashlib.sha256()
 
     def add(self, piece: bytes) -> bool:
-        """Takes the next piece; whether it was the last."""
-        expected = min(PIECE, self.size - len(self._data))
+        """Append the next piece; return whether it was the last."""
+        expected = min(PIECE_BYTES, self.size - len(self._data))
         if len(piece) != expected:
             raise LinkEnded("chunk", f"expected a piece of {expected} bytes, got {len(piece)}")
         self.pieces += 1
@@ -63,7 +63,7 @@ class IncomingBody:
         return bytes(self._data)
 
 
-WINDOW = 4
+PIECES_IN_FLIGHT = 4
 """Pieces of larger bodies that may be on their way over one link."""
 
 Key = tuple[bool, int]  # whether the body is an answer, and the number of the request
@@ -82,12 +82,12 @@ class LinkWriter:
     def __init__(
         self, stream: FrameStream, patience: StallDetector, lost: Callable[[LinkEnded], Unreachable]
     ) -> None:
-        """`lost` ends the link when the stream is gone, or the peer has refused us; what it returns is
-        raised to whoever writes.
+        """`lost` ends the link when the stream is gone, or the peer has refused us; its result is raised to
+        the writer.
         """
         self._stream, self._patience, self._lost = stream, patience, lost
         self._lock = asyncio.Lock()
-        self._window = asyncio.Semaphore(WINDOW)
+        self._window = asyncio.Semaphore(PIECES_IN_FLIGHT)
         self._outgoing: dict[Key, _OutgoingBody] = {}
         self._to_confirm: dict[Key, int] = {}
         self._confirming = False
@@ -105,10 +105,10 @@ class LinkWriter:
         body: bytes,
         last: Callable[[], None] = lambda: None,
     ) -> None:
-        """The body in pieces. Pieces of other bodies may come between: the lock is per frame."""
+        """Write the body in pieces. Pieces of other bodies may come between: the lock is per frame."""
         head.id, head.size = number, len(body)
         answer, left = isinstance(head, wire.Response), len(body)
-        several = _OutgoingBody(-(-len(body) // PIECE)) if len(body) > PIECE else None
+        several = _OutgoingBody(-(-len(body) // PIECE_BYTES)) if len(body) > PIECE_BYTES else None
         if several is not None:
             self._outgoing[answer, number] = several
         self._patience.moved(what)
@@ -133,12 +133,12 @@ class LinkWriter:
             await self._put(frame)
 
     async def end(self) -> None:
-        """The last of all: what is being written goes before."""
+        """End the stream, after what is being written."""
         async with self._lock:
             await self._stream.end()
 
     def confirm(self, key: Key, count: int) -> bool:
-        """Notes what the peer is to be told; later counts include earlier ones. True: call `confirm_all`."""
+        """Note what to confirm to the peer; later counts include earlier ones. True: call `confirm_all`."""
         self._to_confirm[key] = count
         begins, self._confirming = not self._confirming, True
         return begins
@@ -151,7 +151,7 @@ class LinkWriter:
         self._confirming = False
 
     def take_receipt(self, receipt: wire.Received) -> None:
-        """The peer says how much of a body it has: that much more may be sent."""
+        """The peer reports how much of a body it has: that much more may be sent."""
         key = (receipt.answer, receipt.id)
         body = self._outgoing.get(key)
         if body is None or not body.received < receipt.pieces <= body.sent:

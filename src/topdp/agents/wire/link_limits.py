@@ -1,6 +1,5 @@
-"""How long a link waits, how much it works on at once, and when it is dialled again.
-
-Pure of frames and sockets, so that all can be tested with a clock that is not real.
+"""How long a link waits, how much it works on at once, and when it is dialled again. Knows no frames or
+sockets.
 """
 
 from __future__ import annotations
@@ -12,13 +11,13 @@ from typing import Any
 
 from topdp.agents.wire.transport import end_all
 
-CHECKS = 4  # times per idle timeout: how often a link is looked at, and how often it says that it is there
+CHECKS_PER_TIMEOUT = 4  # how often a link is checked, and sends a ping, per idle timeout
 
 Clock = Callable[[], float]
 
 
 class StallDetector:
-    """When something last moved, for each thing that should move; says what has stood still for too long."""
+    """When each thing last moved; finds what has stood still for too long."""
 
     def __init__(self, limit: float, clock: Clock) -> None:
         self.limit, self.clock = limit, clock
@@ -35,12 +34,12 @@ class StallDetector:
         return list(self._last)
 
     def lost(self) -> Hashable | None:
-        """The first thing that has not moved for `limit`. To be asked `CHECKS` times per limit.
+        """The first thing that has not moved for `limit`. Call it `CHECKS_PER_TIMEOUT` times per limit.
 
-        Time in which we were not asked (a stopped process, a busy loop) is not held against the peer.
+        Time in which it was not called (a stopped process, a busy loop) does not count against the peer.
         """
         now = self.clock()
-        asleep = now - self._looked - 2 * self.limit / CHECKS
+        asleep = now - self._looked - 2 * self.limit / CHECKS_PER_TIMEOUT
         self._looked = now
         if asleep > 0:
             for what in self._last:

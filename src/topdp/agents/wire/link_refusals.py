@@ -1,6 +1,6 @@
-"""What is refused on a link, and how it is told: once per peer and kind, so that nobody can fill the log.
+"""Refusals on a link, and their log: once per peer and kind, so that nobody can fill it.
 
-What goes on is told again after an hour, with how often it happened.
+What goes on is reported again after an hour, with how often it happened.
 """
 
 from __future__ import annotations
@@ -12,15 +12,14 @@ from collections.abc import Callable
 logger = logging.getLogger("topdp.agents")
 
 OUR_FAULT = "a fault at this end; its log says more"
-QUIET = 3600.0  # seconds for which nothing more is said of the same peer and kind
+REPEAT_SECONDS = 3600.0  # before the same peer and kind is logged again
 
 
 class LinkEnded(Exception):  # noqa: N818 - a decision, not a fault
     """This side ends the link; never leaves the transport. `kind` is one short word of ours.
 
-    `words` are for people, and may quote the peer.
-
-    `culprit` names the agent behind it, where that is known and is not the one at the other end.
+    `words` are for people, and may quote the peer. `culprit` names the agent behind it, if that is known and
+    is not the one at the other end.
     """
 
     def __init__(self, kind: str, words: str, culprit: str = "") -> None:
@@ -34,20 +33,20 @@ class RefusalLog:
     def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
         self.name, self._clock = name, clock
         self.counts: dict[tuple[str, str], int] = {}
-        self._said: dict[
+        self._logged: dict[
             tuple[str, str], tuple[float, int]
         ] = {}  # when it was last logged, and the count then
 
     def report(
         self, peer: str, kind: str, words: str, level: int = logging.WARNING, error: Exception | None = None
     ) -> None:
-        """`error`: a fault of our own, shown with where it happened."""
+        """`error`: a fault of our own, shown with its traceback."""
         count = self.counts[peer, kind] = self.counts.get((peer, kind), 0) + 1
-        when, before = self._said.get((peer, kind), (-QUIET, 0))
-        aloud = not before or self._clock() - when >= QUIET
+        when, before = self._logged.get((peer, kind), (-REPEAT_SECONDS, 0))
+        aloud = not before or self._clock() - when >= REPEAT_SECONDS
         if aloud:
-            self._said[peer, kind] = self._clock(), count
-            words += f" ({count - before} times since this was last said)" if before else ""
+            self._logged[peer, kind] = self._clock(), count
+            words += f" ({count - before} times since this was last logged)" if before else ""
         logger.log(
             level if aloud else logging.DEBUG,
             "%s: %s: %s: %s",

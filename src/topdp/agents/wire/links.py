@@ -1,13 +1,15 @@
-"""One open link: requests and replies of both ends over one stream, with bounded memory and patience.
+"""One open link: requests and replies of both ends over one stream, with bounded memory and time limits; and
+a neighbour over all its links.
 
-Whoever dialled, the two ends are equal here. The stream is already authenticated (`handshake.py`); what
-comes over it is still not trusted: whatever breaks the rules of `wire.proto` ends the link.
+Whichever end dialled, the two ends are equal here. The stream is already authenticated (`handshake.py`); its
+content is still not trusted: whatever breaks the rules of `wire.proto` ends the link.
 
 **Guarantees.** Each end has at most `in_flight` requests under way and bodies of at most `largest_body`; a
-peer that goes beyond is cut. Patience is by progress: a link with no whole frame for `idle_timeout`, or an
-exchange in which nothing moved for that long, ends; something that moves is never ended for taking long. What
-has moved is what the other end says it has received, not what has gone into a buffer here. A handler that has
-begun is not cancelled when its link ends; what it has answered by then goes out before `finish` cuts.
+peer that goes beyond is cut off. Time limits count progress: a link with no whole frame for `idle_timeout`,
+or an exchange in which nothing moved for that long, ends; something that moves is never ended for taking
+long. What has moved is what the other end confirms, not what has gone into a buffer here. A handler that has
+begun is not cancelled when its link ends; what it has answered by then goes out before `finish` cuts the
+link.
 """
 
 from __future__ import annotations
@@ -23,17 +25,17 @@ from typing import Any
 from topdp.agents.agreement.identity_card import Card
 from topdp.agents.agreement.manifest import Rules
 from topdp.agents.wire import wire_pb2 as wire
-from topdp.agents.wire.byte_pipes import LAST_WORDS
+from topdp.agents.wire.byte_pipes import FLUSH_SECONDS
 from topdp.agents.wire.handshake import FrameStream
-from topdp.agents.wire.link_bodies import PIECE, IncomingBody, Key, LinkWriter
-from topdp.agents.wire.link_limits import CHECKS, Clock, PendingRequests, StallDetector
+from topdp.agents.wire.link_bodies import PIECE_BYTES, IncomingBody, Key, LinkWriter
+from topdp.agents.wire.link_limits import CHECKS_PER_TIMEOUT, Clock, PendingRequests, StallDetector
 from topdp.agents.wire.link_refusals import OUR_FAULT, LinkEnded, RefusalLog
 from topdp.agents.wire.transport import Handler, Message, Reply, Unreachable, end_all
 from topdp.agents.wire.wire_codes import MessageKind, ReplyCode, known
 from topdp.errors import InputError
 
-MOST_WORDS = 1000
-MOST_PINGS = 64
+MAX_REASON_LETTERS = 1000
+MAX_PINGS = 64
 """In a quarter of the idle timeout, in which an honest peer sends one; more may have waited in a buffer."""
 
 
@@ -83,12 +85,12 @@ class Link:
             self._end.set_result(LinkEnded(kind, words))
 
     async def finish(self) -> None:
-        """Ends the link once the peer has what it was answered; within `LAST_WORDS` in any case.
+        """Ends the link once the peer has what it was answered; within `FLUSH_SECONDS` in any case.
 
         Who leaves for good must not take its last answer along: the peer would wait for it.
         """
         with suppress(TimeoutError, ConnectionError, LinkEnded):
-            async with asyncio.timeout(LAST_WORDS):
+            async with asyncio.timeout(FLUSH_SECONDS):
                 if self._replies:
                     await asyncio.wait(self._replies)
                 await self._writer.end()
@@ -169,7 +171,7 @@ class Link:
 
     async def _respond(self, number: int, reply: Reply) -> None:
         digest = hashlib.sha256(reply.body).digest()
-        head = wire.Response(code=reply.code.name, words=reply.words[:MOST_WORDS], digest=digest)
+        head = wire.Response(code=reply.code.name, words=reply.words[:MAX_REASON_LETTERS], digest=digest)
         what = ("answer", number)
         # The peer may ask again as soon as it has the last piece, before its writing has returned here.
         await self._writer.send(what, number, head, reply.body, last=lambda: self._answering.discard(number))
@@ -198,8 +200,8 @@ class Link:
             self._writer.take_receipt(frame.received)
         elif kind == "ping":
             self._pings += 1
-            if self._pings > MOST_PINGS:
-                raise LinkEnded("flood", f"expected at most {MOST_PINGS} pings at a time")
+            if self._pings > MAX_PINGS:
+                raise LinkEnded("flood", f"expected at most {MAX_PINGS} pings at a time")
         else:
             raise LinkEnded("protocol", f"expected a request, response, chunk, receipt or ping, got {kind}")
 
@@ -220,8 +222,8 @@ class Link:
             raise LinkEnded("protocol", f"got a response to request {head.id}, which does not wait for one")
         if known(ReplyCode, head.code) is None:
             raise LinkEnded("protocol", f"expected a code of a reply that we know, got number {head.code}")
-        if len(head.words) > MOST_WORDS:
-            raise LinkEnded("protocol", f"expected words of at most {MOST_WORDS} letters")
+        if len(head.words) > MAX_REASON_LETTERS:
+            raise LinkEnded("protocol", f"expected words of at most {MAX_REASON_LETTERS} letters")
         asked.head = head
         self._begin(True, head)
 
@@ -241,7 +243,7 @@ class Link:
         what = ("asked", number) if answer else ("body", number)
         self._patience.moved(what)
         complete = body.add(piece)
-        if body.size > PIECE and self._writer.confirm((answer, number), body.pieces):
+        if body.size > PIECE_BYTES and self._writer.confirm((answer, number), body.pieces):
             self._spawn(self._writer.confirm_all())
         if not complete:
             return
@@ -268,7 +270,7 @@ class Link:
 
     async def _watch(self) -> None:
         while True:
-            await asyncio.sleep(self.rules.idle_timeout / CHECKS)
+            await asyncio.sleep(self.rules.idle_timeout / CHECKS_PER_TIMEOUT)
             self._pings = 0
             if (what := self._patience.lost()) is not None:
                 words = f"nothing moved for {self.rules.idle_timeout:g} s"
@@ -308,7 +310,7 @@ class Link:
 
 
 class Neighbour:
-    """Outlives its links; has one at a time."""
+    """One neighbour over all its links, of which it has one at a time."""
 
     def __init__(self, card: Card, in_flight: int) -> None:
         self.card = card
@@ -317,7 +319,7 @@ class Neighbour:
         self.linked = asyncio.Event()
         self.greetings = 0
         self.dialled = 0
-        self.trouble = "it has not been there yet"
+        self.trouble = "it has not been reached yet"
         self._closed = False
 
     async def reached(self, patience: float) -> Link:
@@ -332,7 +334,7 @@ class Neighbour:
         return self.link
 
     async def serve(self, link: Link) -> LinkEnded:
-        """A link that both ends believe in, until it ends. A newer one takes the place of an older one."""
+        """Serve a link that both ends believe in, until it ends. A newer one replaces an older one."""
         if self.link is not None:
             self.link.cut("replaced", "the peer has opened a new link")
         self.link = link
@@ -348,7 +350,7 @@ class Neighbour:
                     self.linked.clear()
 
     async def close(self) -> None:
-        """Ends the link; whoever waits for one is told."""
+        """End the link; requests that wait for one fail."""
         self._closed = True
         link, self.link = self.link, None
         self.linked.set()

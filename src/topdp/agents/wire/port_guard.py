@@ -1,13 +1,14 @@
-"""Who may come to an agent's port: connections are counted, looked at, and only then passed to gRPC.
+"""Guards an agent's port: connections are counted and inspected, and only then passed to gRPC.
 
-gRPC has no limit for connections, and takes TLS 1.2. So the port is this file's: it lets in what begins with
-a ClientHello that offers TLS 1.3, and pipes it to gRPC, which listens on a socket in a folder of this process
-alone. Not for who is at the other end: TLS and `handshake.py` find that out, and tell `PortGuard.knows`.
+gRPC has no limit for connections, and accepts TLS 1.2. So this module owns the port: it lets in what begins
+with a ClientHello that offers TLS 1.3, and pipes it to gRPC, which listens on a socket in a private folder.
+TLS and `handshake` prove who is at the other end, and report it to `PortGuard.knows`.
 
-**Guarantees.** Somebody who has not proved who it is holds a place for two idle timeouts at most. Of such
-there are at most `PER_ADDRESS` from one address and `STRANGERS` in all, beside one for each neighbour; then
-the oldest has to go, from the address that has most. A neighbour has at most `LINKS` connections. Nobody is
-let in who would take one of the last `RESERVE` descriptors: those are for books and results.
+**Guarantees.** A visitor that has not proved who it is holds a place for two idle timeouts at most. Of such
+there are at most `MAX_STRANGERS_PER_ADDRESS` from one address and `MAX_STRANGERS` in all, beside one for each
+neighbour; then the oldest of the address that has most is cut off. A neighbour has at most `MAX_LINKS`
+connections. Nobody is let in who would take one of the last `RESERVED_DESCRIPTORS` descriptors: those are for
+ledgers and results.
 """
 
 from __future__ import annotations
@@ -20,21 +21,28 @@ from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
-from topdp.agents.wire.byte_pipes import BUFFER, LAST_WORDS, Connection, join, listening, lively
+from topdp.agents.wire.byte_pipes import (
+    FLUSH_SECONDS,
+    PIPE_BUFFER_BYTES,
+    Connection,
+    join,
+    keep_alive,
+    listening,
+)
 from topdp.agents.wire.link_refusals import LinkEnded, RefusalLog
 from topdp.agents.wire.transport import end_all
 
-STRANGERS, PER_ADDRESS, LINKS = 64, 8, 2
-RESERVE = 64
-"""Descriptors that visitors never get."""
+MAX_STRANGERS, MAX_STRANGERS_PER_ADDRESS, MAX_LINKS = 64, 8, 2
+RESERVED_DESCRIPTORS = 64
+"""File descriptors that visitors never get."""
 
-MOST_DESCRIPTORS = 65536
-LARGEST_HELLO = 16 * 1024
+MAX_DESCRIPTORS = 65536
+MAX_HELLO_BYTES = 16 * 1024
 TLS_1_3 = b"\x03\x04"
 
 
 class Visitor:
-    """One connection that came in. `name` is whose it is, once that is proved."""
+    """One connection that came in. `name` is its owner, once that is proved."""
 
     def __init__(self, address: str, end: Connection) -> None:
         self.address, self.end, self.name = address, end, ""
@@ -45,33 +53,33 @@ class PortGuard:
     """Serves one port, and what comes through a relay."""
 
     def __init__(self, folder: Path, patience: float, neighbours: int, refusals: RefusalLog) -> None:
-        """`folder` is ours alone; gRPC listens on `socket` in it. `patience`: the idle timeout."""
+        """`folder` is private; gRPC listens on `socket` in it. `patience`: the idle timeout."""
         self.folder, self.patience, self.refusals = folder, patience, refusals
-        self.strangers, self.per_address = STRANGERS + neighbours, PER_ADDRESS + neighbours
+        self.strangers, self.per_address = MAX_STRANGERS + neighbours, MAX_STRANGERS_PER_ADDRESS + neighbours
         self.visitors: list[Visitor] = []  # the oldest first
         self._coming: dict[str, Visitor] = {}  # by what gRPC calls them
         self._numbers = itertools.count()
         self._servers: list[asyncio.Server] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        self._most = descriptors() - RESERVE
+        self._most = descriptors() - RESERVED_DESCRIPTORS
 
     @property
     def socket(self) -> Path:
         return self.folder / "grpc"
 
     async def listen(self, address: str) -> None:
-        """Opens the port; raises UnavailableError if that cannot be."""
+        """Open the port; raises UnavailableError if that is impossible."""
         self._servers = await listening(address, self._come)
 
     async def close(self) -> None:
-        """After gRPC has ended: what it said last goes out to those who have proved who they are."""
+        """Called after gRPC has ended: its last bytes go out to those who have proved who they are."""
         for server in self._servers:
             server.close()
         for visitor in self.visitors:
             if not visitor.name:
                 visitor.end.cut()
         if leaving := [asyncio.create_task(visitor.left.wait()) for visitor in self.visitors if visitor.name]:
-            await asyncio.wait(leaving, timeout=LAST_WORDS)
+            await asyncio.wait(leaving, timeout=FLUSH_SECONDS)
             await end_all(leaving, "visitors")
         for visitor in self.visitors:
             visitor.end.cut()
@@ -81,13 +89,13 @@ class PortGuard:
             await asyncio.wait(self._tasks, timeout=1.0)
 
     def knows(self, peer: str, name: str) -> None:
-        """The connection that gRPC calls `peer` is of the neighbour `name`, who has proved it."""
+        """The connection that gRPC calls `peer` belongs to the neighbour `name`, which has proved it."""
         visitor = self._coming.get(peer)
         if visitor is None:
             return
         visitor.name = name
         visitor.proved.set()
-        for older in [other for other in self.visitors if other.name == name][:-LINKS]:
+        for older in [other for other in self.visitors if other.name == name][:-MAX_LINKS]:
             older.end.cut()
 
     async def _come(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -100,8 +108,8 @@ class PortGuard:
             await self.admit(Connection(reader, writer), str(where[0]) if where else "nowhere")
 
     async def admit(self, end: Connection, address: str) -> bool:
-        """Serves one connection from its first byte to its end; whether it proved who it is."""
-        visitor = Visitor(address, lively(end))
+        """Serve one connection from its first byte to its end; return whether it proved who it is."""
+        visitor = Visitor(address, keep_alive(end))
         if end.writer.get_extra_info("socket").fileno() >= self._most:
             self._tell(visitor, LinkEnded("crowded", "no descriptors are left for visitors"))
             end.cut()
@@ -113,11 +121,11 @@ class PortGuard:
                 hello = await client_hello(end.reader)
             await self._pass_on(visitor, hello)
             if not visitor.name:
-                raise LinkEnded("unproved", "it left, or was cut, before it had proved who it is")
+                raise LinkEnded("unproved", "it left, or was cut off, before it had proved who it is")
         except LinkEnded as refused:
             self._tell(visitor, refused)
         except TimeoutError:
-            self._tell(visitor, LinkEnded("silent", f"it said nothing in {self.patience:g} s"))
+            self._tell(visitor, LinkEnded("silent", f"it sent nothing in {self.patience:g} s"))
         except OSError:
             pass  # it is gone
         finally:
@@ -139,7 +147,9 @@ class PortGuard:
             raise
         finally:
             name.unlink(missing_ok=True)
-        to_grpc = lively(Connection(*await asyncio.open_unix_connection(sock=inner, limit=BUFFER)))
+        to_grpc = keep_alive(
+            Connection(*await asyncio.open_unix_connection(sock=inner, limit=PIPE_BUFFER_BYTES))
+        )
         self._coming[f"unix:{name}"] = visitor
         to_grpc.writer.write(hello)
         waiting = asyncio.create_task(self._expect_proof(visitor))
@@ -173,18 +183,18 @@ class PortGuard:
 
 
 def descriptors() -> int:
-    """How many files and connections this process may have; from now on, as many as it may allow itself."""
+    """How many files and connections this process may have; raises the limit as far as it is allowed to."""
     try:
         import resource
     except ImportError:  # this system has no such limit
-        return MOST_DESCRIPTORS
+        return MAX_DESCRIPTORS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
+    most = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < most:
         with suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
             soft = most
-    return MOST_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
+    return MAX_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
 
 
 async def client_hello(reader: asyncio.StreamReader) -> bytes:
@@ -192,7 +202,7 @@ async def client_hello(reader: asyncio.StreamReader) -> bytes:
     try:
         head = await reader.readexactly(5)
         size = int.from_bytes(head[3:])
-        if head[:2] != b"\x16\x03" or not 4 <= size <= LARGEST_HELLO:
+        if head[:2] != b"\x16\x03" or not 4 <= size <= MAX_HELLO_BYTES:
             raise LinkEnded("not TLS", "it did not begin with a handshake of TLS")
         body = await reader.readexactly(size)
     except asyncio.IncompleteReadError:

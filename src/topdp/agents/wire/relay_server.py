@@ -1,19 +1,20 @@
-"""A relay for agents that can only dial out: joins the connections of two who name the same meeting place.
+r"""A relay for agents that can only dial out: it joins the connections of two that name the same meeting
+place.
 
-Anybody may run one, and nobody has to trust it: what goes through is TLS between two agents who know each
-other's certificates, so a relay can withhold, delay, cut and reorder bytes, and nothing else. It learns the
-addresses of who dials it, sizes and times; a meeting place is a hash, from which it learns no names, and
-which only the two who meet there can compute: nobody else can crowd them out.
+Anybody may run one, and nobody has to trust it: it carries TLS between two agents that know each other's
+certificates, so a relay can withhold, delay, cut and reorder bytes, and nothing else. It learns the addresses
+of those who dial it, sizes and times; a meeting place is a hash that reveals no names, and that only the two
+agents who meet there can compute: nobody else can crowd them out.
 
     agent -> relay   "topdp relay 1 wait <64 hex digits>\n"    to be called
     agent -> relay   "topdp relay 1 call <64 hex digits>\n"    to call
     relay -> agent   "."   you are still waiting               "+"   joined: from here on the other's bytes
                      "-words\n"   refused
 
-Not for an agent's end of it: that is `tunnels.py`. Needs neither torch nor gRPC.
+`relay_tunnels` is an agent's end of it. Needs neither torch nor gRPC.
 
 **Guarantees.** Connections are bounded in all and per address; buffers are bounded, and full ones make the
-sender wait; who says nothing, or waits for too long, is cut.
+sender wait; a connection that sends nothing, or waits for too long, is cut.
 """
 
 from __future__ import annotations
@@ -26,24 +27,24 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from topdp.agents.wire.byte_pipes import Connection, join, listening, lively
-from topdp.agents.wire.port_guard import RESERVE, descriptors
-from topdp.agents.wire.relay_tunnels import BEAT, JOINED, REFUSED, STILL_WAITING, WAIT
+from topdp.agents.wire.byte_pipes import Connection, join, keep_alive, listening
+from topdp.agents.wire.port_guard import RESERVED_DESCRIPTORS, descriptors
+from topdp.agents.wire.relay_tunnels import HEARTBEAT_SECONDS, JOINED, REFUSED, STILL_WAITING, WAIT
 
 logger = logging.getLogger("topdp.agents")
 
-GREETING = re.compile(rb"topdp relay 1 (wait|call) ([0-9a-f]{64})\n")
-LENGTH = len(b"topdp relay 1 wait ") + 64 + 1
+RELAY_GREETING_PATTERN = re.compile(rb"topdp relay 1 (wait|call) ([0-9a-f]{64})\n")
+RELAY_GREETING_BYTES = len(b"topdp relay 1 wait ") + 64 + 1
 
 
 @dataclass(frozen=True)
 class RelayLimits:
-    """What a relay gives to whom."""
+    """What a relay grants."""
 
     connections: int = 1024
     per_address: int = 64
     per_place: int = 4
-    """Who waits at one meeting place; a further one takes the place of the oldest."""
+    """Connections that wait at one meeting place; a further one replaces the oldest."""
 
     greeting: float = 10.0
     """Seconds for the first line."""
@@ -52,9 +53,9 @@ class RelayLimits:
     """Seconds to wait; an agent then comes again."""
 
     idle: float = 3600.0
-    """Seconds in which nothing moves, after which two are parted.
+    """Seconds in which nothing moves, after which a joined pair is cut.
 
-    Agents say something in every quarter of their idle timeout, which is an hour at most.
+    Agents send something in every quarter of their idle timeout, which is an hour at most.
     """
 
 
@@ -68,7 +69,7 @@ class _RelayWaiter:
 
 
 class RelayServer:
-    """`listen`, then it serves until `close`."""
+    """Serves from `listen` until `close`."""
 
     def __init__(self, limits: RelayLimits | None = None) -> None:
         self.limits = limits or RelayLimits()
@@ -77,7 +78,7 @@ class RelayServer:
         self.joined = 0  # pairs, since it was started
         self._servers: list[asyncio.Server] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        self._most = descriptors() - RESERVE
+        self._most = descriptors() - RESERVED_DESCRIPTORS
 
     async def listen(self, address: str) -> None:
         self._servers = await listening(address, self._come)
@@ -95,7 +96,7 @@ class RelayServer:
         assert task is not None
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        end, where = lively(Connection(reader, writer)), writer.get_extra_info("peername")
+        end, where = keep_alive(Connection(reader, writer)), writer.get_extra_info("peername")
         address = str(where[0]) if where else "nowhere"
         self.connections[address] += 1
         try:
@@ -115,7 +116,7 @@ class RelayServer:
         if crowded or total or end.writer.get_extra_info("socket").fileno() >= self._most:
             return _refuse(end, "too many connections")
         async with asyncio.timeout(self.limits.greeting):
-            said = GREETING.fullmatch(await end.reader.readexactly(LENGTH))
+            said = RELAY_GREETING_PATTERN.fullmatch(await end.reader.readexactly(RELAY_GREETING_BYTES))
         if said is None:
             return _refuse(end, "expected a greeting of version 1")
         wish, place = said[1].decode(), said[2].decode()
@@ -176,8 +177,8 @@ class RelayServer:
 
 
 async def _one_of(futures: list[asyncio.Future[Any]]) -> bool:
-    """Waits for a beat; whether one of them is done."""
-    done, _ = await asyncio.wait(futures, timeout=BEAT, return_when=asyncio.FIRST_COMPLETED)
+    """Wait for one heartbeat; return whether one of them is done."""
+    done, _ = await asyncio.wait(futures, timeout=HEARTBEAT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
     return bool(done)
 
 

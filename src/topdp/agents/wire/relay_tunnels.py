@@ -1,11 +1,11 @@
-"""An agent's end of a relay: who is called waits there, who calls dials through it.
+"""An agent's end of a relay: listeners wait there for calls, tunnels call through it.
 
 `RelayListener` keeps connections to the relay open for one neighbour and hands each joined connection to the
-agent's port guard, as if it had come to its port. `RelayTunnel` is a socket in a folder of this process
-alone: gRPC dials it, and its bytes go through the relay.
+agent's port guard, as if it had come to its port. `RelayTunnel` is a socket in a private folder: gRPC dials
+it, and its bytes go through the relay.
 
-**Guarantees.** Nothing that comes through a relay is believed: it goes the way of every stranger, TLS and
-handshake, with the same limits. A relay that joins and cuts costs an agent two attempts per pause.
+**Guarantees.** Nothing that comes through a relay is trusted: it passes TLS and handshake like every
+stranger, with the same limits. A relay that joins and cuts costs an agent two attempts per pause.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ import random
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from topdp.agents.wire.byte_pipes import BUFFER, Connection, dialled, join
+from topdp.agents.wire.byte_pipes import PIPE_BUFFER_BYTES, Connection, dialled, join
 from topdp.agents.wire.link_limits import Backoff
 from topdp.agents.wire.link_refusals import LinkEnded, RefusalLog, quoted
 from topdp.agents.wire.transport import end_all
 
 WAIT, CALL = "wait", "call"
 STILL_WAITING, JOINED, REFUSED = b".", b"+", b"-"
-BEAT = 20.0
-"""Seconds between signs of life to who waits: routers forget connections on which nothing moves."""
+HEARTBEAT_SECONDS = 20.0
+"""Between signs of life to waiting agents: routers forget connections on which nothing moves."""
 
-STREAMS = 2
-"""Connections that one neighbour may have to us through a relay: a new one, and an old one that is dead."""
+MAX_RELAYED_CONNECTIONS = 2
+"""Connections of one neighbour through a relay: a new one, and an old one that is dead."""
 
-MOST_WORDS = 200
+MAX_REFUSAL_BYTES = 200
 
 
 def meeting_place(secret: bytes, federation: str, listener: str, dialer: str) -> str:
-    """The name under which two agents of one manifest meet. `secret`: what these two alone know.
+    """The name under which two agents of one manifest meet. `secret`: known to these two alone.
 
     >>> meeting_place(b"", "00" * 32, "ada", "bob") == meeting_place(b"", "00" * 32, "bob", "ada")
     False
@@ -48,7 +48,7 @@ def greeting(wish: str, place: str) -> bytes:
 
 
 class RelayListener:
-    """Waits at a relay to be called by one neighbour, again and again."""
+    """Waits at a relay for calls of one neighbour, again and again."""
 
     def __init__(
         self,
@@ -60,10 +60,10 @@ class RelayListener:
         chance: random.Random,
         pause: Callable[[float], Awaitable[None]],
     ) -> None:
-        """`admit` serves a connection to its end, and says whether it proved who it is."""
+        """`admit` serves a connection to its end, and returns whether it proved who it is."""
         self.relay, self.place, self.peer, self.admit, self.refusals = relay, place, peer, admit, refusals
         self._backoff, self._pause = Backoff(chance), pause
-        self._free = asyncio.Semaphore(STREAMS)
+        self._free = asyncio.Semaphore(MAX_RELAYED_CONNECTIONS)
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
@@ -85,13 +85,13 @@ class RelayListener:
                 self._keep(self._serve(end))
 
     async def _called(self) -> Connection:
-        """A connection through which somebody has called."""
-        async with asyncio.timeout(3 * BEAT):
+        """A connection through which a neighbour has called."""
+        async with asyncio.timeout(3 * HEARTBEAT_SECONDS):
             end = await dialled(self.relay)
         try:
             end.writer.write(greeting(WAIT, self.place))
             while True:
-                async with asyncio.timeout(3 * BEAT):
+                async with asyncio.timeout(3 * HEARTBEAT_SECONDS):
                     word = await end.reader.readexactly(1)
                 if word == JOINED:
                     return end
@@ -118,7 +118,7 @@ class RelayListener:
 
 
 class RelayTunnel:
-    """A way to one neighbour: what is said to the socket `path` is said to it, through the relay."""
+    """A way to one neighbour: what is sent to the socket `path` reaches it through the relay."""
 
     def __init__(
         self, path: Path, relay: str, place: str, peer: str, refusals: RefusalLog, patience: float
@@ -128,7 +128,7 @@ class RelayTunnel:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
-        self._server = await asyncio.start_unix_server(self._come, self.path, limit=BUFFER)
+        self._server = await asyncio.start_unix_server(self._come, self.path, limit=PIPE_BUFFER_BYTES)
 
     async def close(self) -> None:
         self._server.close()
@@ -158,7 +158,7 @@ class RelayTunnel:
 
 
 async def _refusal(end: Connection) -> str:
-    return f"it says {quoted(await end.reader.read(MOST_WORDS))}"
+    return f"it says {quoted(await end.reader.read(MAX_REFUSAL_BYTES))}"
 
 
 def _tell(refusals: RefusalLog, peer: str, relay: str, error: Exception) -> None:

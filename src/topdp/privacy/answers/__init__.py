@@ -2,7 +2,7 @@
 
     ANSWERS["worst_case"].against(colluders=1)
 
-A name is that of configurations (`worst-case`), a key that of JSON (`worst_case`); `answer_kind` takes both.
+Configurations use names (`worst-case`), JSON uses keys (`worst_case`); `answer_kind` accepts both.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _BY_NAME = {kind.name: kind for kind in ANSWERS.values()}
 
 
 def answer_kind(name: str) -> AnswerKind:
-    """The answer of a name, as `worst-case`, or of a JSON key, as `worst_case`."""
+    """Return the answer with a name, such as `worst-case`, or a JSON key, such as `worst_case`."""
     try:
         return ANSWERS.get(name) or _BY_NAME[name]
     except KeyError:
@@ -41,7 +41,7 @@ def answer_kind(name: str) -> AnswerKind:
 
 
 def guarantee_kind(name: str) -> AnswerKind:
-    """The answer of a name that a budget can be put on."""
+    """Return the answer with this name; raise PrivacyError unless a budget can be put on it."""
     if name not in GUARANTEES:
         raise PrivacyError(f"Expected guarantee to be one of {', '.join(GUARANTEES)}, got {name!r}.")
     return _BY_NAME[name]

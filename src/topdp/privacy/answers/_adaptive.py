@@ -1,4 +1,4 @@
-"""The adaptive answer: agents that also read every estimate, whatever gradients do."""
+"""The adaptive answer: what agents that also read every estimate learn, without assumptions on gradients."""
 
 from __future__ import annotations
 

@@ -1,11 +1,10 @@
-"""The claimed answer: what the method's own published analysis says of its full-scale noise."""
+"""The claimed answer: ε by the method's own published analysis of its full-scale noise."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, final
 
 import numpy as np
@@ -55,7 +54,7 @@ class ClaimedAnswer(AnswerKind):
         return Answer(epsilon, losses=losses, warnings=tuple(warned))
 
     def closed_form_noise(self, write: Writer, analysis: Analysis, epsilon: Floats, delta: float) -> Floats:
-        """By the method's own analysis, which looks at each agent alone."""
+        """The noise by the method's own analysis, which treats each agent separately."""
         exposure = analysis.exposure()
         shape = noise_multipliers(write(exposure.sensitivity), exposure)  # z per round at unit noise
         from topdp.privacy.published.calibrations import CALIBRATIONS
@@ -90,7 +89,10 @@ def _least_scale(
     """The least factor on the noise multipliers with which the rule claims at most ε."""
     if np.ptp(z) == 0:
         return rule.calibrate(epsilon, delta, len(z), batches, adjacency).noise_multiplier / float(z[0])
-    claim = partial(_claim_at, rule, z, delta, batches, adjacency)
+
+    def claim(scale: float) -> float:
+        return rule.claim(scale * z, delta, batches, adjacency)
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PrivacyWarning)  # of noise that the search only tries
         from topdp.privacy.published.calibration import least_noise
@@ -98,12 +100,6 @@ def _least_scale(
         scale = least_noise(claim, epsilon, rule.name)
     claim(scale)
     return scale
-
-
-def _claim_at(
-    rule: Calibration, z: Floats, delta: float, batches: Batches, adjacency: Adjacency, scale: float
-) -> float:
-    return rule.claim(scale * z, delta, batches, adjacency)
 
 
 CLAIMED = ClaimedAnswer()

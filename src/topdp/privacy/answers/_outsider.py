@@ -1,4 +1,4 @@
-"""The outsider answer: somebody who reads every link and every estimate, and belongs to no agent."""
+"""The outsider answer: what an observer of every link and every estimate learns that is no agent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The view answer: each other agent alone, in training whose gradients do not react."""
+"""The view answer: what each other agent alone learns if gradients do not react."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The worst-case answer: all other agents together."""
+"""The worst-case answer: what all other agents together learn."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class WorstCaseAnswer(AnswerKind):
         return Answer(worst.epsilon(delta), losses=worst.losses)
 
     def observe(self, plan: Plan, exposure: Exposure, query: Query, bound: Bound = "upper") -> View:
-        """One observer for every owner: everybody else."""
+        """A view with one observer for every owner: all other agents."""
         losses = worst_case(plan, exposure).losses
         mu = np.array([[loss.mu] for loss in losses])
         samples = {i: losses[i] for i, batches in enumerate(exposure.batches) if batches.sampled}

@@ -30,10 +30,8 @@ _ORDERS = np.array(
     dtype=float,
 )
 
-MAX_UNGROUPED, GROUP_TOLERANCE = (
-    64,
-    0.02,
-)  # distinct noise multipliers that are taken one by one; else see `grouped`
+# More distinct noise multipliers than these are `grouped`, with this tolerance.
+MAX_UNGROUPED, GROUP_TOLERANCE = 64, 0.02
 
 
 def loss_distribution_epsilon(noise_multipliers: Floats, delta: float, rate: float) -> float:

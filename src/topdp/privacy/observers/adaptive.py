@@ -172,8 +172,8 @@ def most_learned(plan: Plan, query: Query = DEFAULT_QUERY) -> Floats:
     [0.357, 0.0, 0.357, 0.0]
     """
     expect_colluders(query.colluders, plan.agents)
-    found, _, units = _units(plan, query)
-    return _each_release(found, units)
+    noisy, _, units = _units(plan, query)
+    return _each_release(noisy, units)
 
 
 def expect_colluders(colluders: int, agents: int) -> None:
@@ -240,8 +240,8 @@ def _seen_by(
         longest = None if query.allow_slow else MAX_FOLLOWED_ROUNDS
         return view(plan, exposure, coalitions, "all", bound, progress, longest, public)
     if not all_draws_count(plan):
-        found = noisy_releases(plan)
-        return _composed(plan, exposure, found, coalitions, information_of(plan, found, coalitions))
+        noisy = noisy_releases(plan)
+        return _composed(plan, exposure, noisy, coalitions, information_of(plan, noisy, coalitions))
     # All noise is its owner's own: all observers learn the same.
     per_release = information(plan)
     each = every_round_mu(per_release, exposure.periods())
@@ -260,15 +260,15 @@ def _seen_by(
 
 def _by_coalitions(plan: Plan, exposure: Exposure, query: Query) -> View:
     """The short form where draws are shared and every row is seen: coalition by coalition."""
-    found, coalitions, units = _units(plan, query)
+    noisy, coalitions, units = _units(plan, query)
     if coalitions is not None:
-        return _composed(plan, exposure, found, coalitions, units)
+        return _composed(plan, exposure, noisy, coalitions, units)
     note = (
         f"The {math.comb(plan.agents, query.colluders)} coalitions of {query.colluders} agents are bounded "
         "together, by how well secrets are connected; privacy.allow_slow=true computes each, and needs less "
         "noise."
     )
-    return replace(_composed(plan, exposure, found, [()], units), note=note)
+    return replace(_composed(plan, exposure, noisy, [()], units), note=note)
 
 
 def _units(plan: Plan, query: Query) -> tuple[NoisyReleases, list[Coalition] | None, Floats]:
@@ -276,11 +276,11 @@ def _units(plan: Plan, query: Query) -> tuple[NoisyReleases, list[Coalition] | N
 
     Coalitions of None: too many to compute each, and one bound [kinds, 1, agents] covers all of them.
     """
-    found = noisy_releases(plan)
-    coalitions = worst_coalitions(plan, found, query)
+    noisy = noisy_releases(plan)
+    coalitions = worst_coalitions(plan, noisy, query)
     if coalitions is not None:
-        return found, coalitions, information_of(plan, found, coalitions)
-    units = connectivity_bound(plan, found, query.colluders)
+        return noisy, coalitions, information_of(plan, noisy, coalitions)
+    units = connectivity_bound(plan, noisy, query.colluders)
     if units is None:
         raise NotCovered(
             f"{query.colluders} of {plan.agents} agents can collude in "
@@ -288,17 +288,17 @@ def _units(plan: Plan, query: Query) -> tuple[NoisyReleases, list[Coalition] | N
             'are connected too weakly for a bound. Take a larger secrets_degree, secrets = "all", fewer '
             "colluders, or privacy.allow_slow=true."
         )
-    return found, None, units
+    return noisy, None, units
 
 
 def _composed(
-    plan: Plan, exposure: Exposure, found: NoisyReleases, coalitions: list[Coalition], units: Floats
+    plan: Plan, exposure: Exposure, noisy: NoisyReleases, coalitions: list[Coalition], units: Floats
 ) -> View:
     """μ of every owner and coalition, from 1/z² of each kind of release [kinds, coalitions, agents]."""
     mu = np.zeros((plan.agents, len(coalitions)))
     ceiling = every_round_mu(information(plan), exposure.periods())  # of all others together
     for i, period in enumerate(exposure.periods().tolist()):
-        mu[i] = np.minimum(_every_round(found, units[:, :, i], period), ceiling[i]) * exposure.sensitivity[i]
+        mu[i] = np.minimum(_every_round(noisy, units[:, :, i], period), ceiling[i]) * exposure.sensitivity[i]
     for o, J in enumerate(coalitions):
         mu[list(J), o] = np.nan
     return View(
@@ -306,25 +306,25 @@ def _composed(
         lower=mu,
         upper=mu,
         asked=~np.isnan(mu),
-        samples=amplified(exposure, _each_release(found, units)),
+        samples=amplified(exposure, _each_release(noisy, units)),
     )
 
 
-def _each_release(found: NoisyReleases, units: Floats) -> Floats:
+def _each_release(noisy: NoisyReleases, units: Floats) -> Floats:
     """[releases, agents]: 1/z² at unit sensitivity, to the coalition that learns most of each release."""
     largest = np.concatenate([units.max(axis=1), np.zeros((1, units.shape[2]))])  # the last: carries nothing
     with np.errstate(invalid="ignore"):
-        return np.where(largest[found.which] > 0, largest[found.which] * found.ratio[:, None], 0.0)
+        return np.where(largest[noisy.which] > 0, largest[noisy.which] * noisy.ratio[:, None], 0.0)
 
 
-def _every_round(found: NoisyReleases, units: Floats, period: int, last: int | None = None) -> Floats:
+def _every_round(noisy: NoisyReleases, units: Floats, period: int, last: int | None = None) -> Floats:
     """[coalitions]: μ at unit sensitivity of a record in all its rounds; units [kinds, coalitions]."""
-    stop = len(found.which) if last is None else last + 1
+    stop = len(noisy.which) if last is None else last + 1
     worst = np.zeros(units.shape[1])
     for s in range(min(period, stop)):
-        which, ratio = found.which[s:stop:period], found.ratio[s:stop:period]
+        which, ratio = noisy.which[s:stop:period], noisy.ratio[s:stop:period]
         total = np.zeros(units.shape[1])
-        for kind in range(len(found.kinds)):
+        for kind in range(len(noisy.kinds)):
             weight = float(ratio[which == kind].sum())
             with np.errstate(invalid="ignore"):
                 total += np.where((units[kind] > 0) & (weight > 0), units[kind] * weight, 0.0)
@@ -336,10 +336,10 @@ def _every_round(found: NoisyReleases, units: Floats, period: int, last: int | N
 def _leading_by_coalitions(
     plan: Plan, exposure: Exposure, owner: int, last: Sequence[int], query: Query
 ) -> tuple[Floats, Floats]:
-    found, _, units = _units(plan, query)
+    noisy, _, units = _units(plan, query)
     period, sensitivity = int(exposure.periods()[owner]), float(exposure.sensitivity[owner])
-    worst = [_every_round(found, units[:, :, owner], period, r).max(initial=0.0) for r in last]
-    return np.array(worst) * sensitivity, _each_release(found, units)[:, owner]
+    worst = [_every_round(noisy, units[:, :, owner], period, r).max(initial=0.0) for r in last]
+    return np.array(worst) * sensitivity, _each_release(noisy, units)[:, owner]
 
 
 def _shares_noise_in_the_open(plan: Plan, public: Public) -> bool:

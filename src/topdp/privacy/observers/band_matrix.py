@@ -67,22 +67,22 @@ def bands(
             if waiting:
                 values = _with(values, waiting, low, high)
             followed = S.reshape(len(S), o, high - low)
-            gone, charge = _done(this, followed, float(values[:, :, 0].max()))
-            if widest is not None and high - low - gone > widest:
+            dropped, charge = _done(this, followed, float(values[:, :, 0].max()))
+            if widest is not None and high - low - dropped > widest:
                 raise NotCovered(
                     f"The view needs more than {widest} rounds until a change has nothing left to reveal: "
                     "information travels slowly here. Set privacy.allow_slow=true to compute it "
                     "anyway, use fewer rounds, or guarantee='worst-case'."
                 )
-            rest[:, low : low + gone] = charge
-            low, high = low + gone, min(R, r + ROUNDS_PER_BLOCK)
+            rest[:, low : low + dropped] = charge
+            low, high = low + dropped, min(R, r + ROUNDS_PER_BLOCK)
             wider = np.zeros((len(S), o, high - low))
-            wider[:, :, : r - low] = followed[:, :, gone:]
+            wider[:, :, : r - low] = followed[:, :, dropped:]
             S = wider.reshape(len(S), o * (high - low))
         column = np.where(place[this.owner] >= 0, place[this.owner] * (high - low) + r - low, -1)
-        S, D, told = filter_shifts(this, S, column)
+        S, D, leaked = filter_shifts(this, S, column)
         waiting.append(D)
-        leaks[:, low:high] |= told.reshape(o, -1)
+        leaks[:, low:high] |= leaked.reshape(o, -1)
     values = _with(values, waiting, low, high)
     for owner in range(o):
         yield Band(values[owner], rest[owner], leaks[owner])
@@ -96,9 +96,9 @@ def _with(values: Floats, waiting: list[Floats], low: int, high: int) -> Floats:
     if width > values.shape[2]:
         values = np.pad(values, ((0, 0), (0, 0), (0, width - values.shape[2])))
     for owner in range(o):
-        seen = np.ascontiguousarray(D[:, owner])
+        shifts_seen = np.ascontiguousarray(D[:, owner])
         padded = np.zeros((width, 2 * width))
-        padded[:, :width] = seen.T @ seen
+        padded[:, :width] = shifts_seen.T @ shifts_seen
         line, item = padded.strides
         values[owner, low:high, :width] += as_strided(padded, (width, width), (line + item, item))
     return values

@@ -61,16 +61,18 @@ class Coalitions:
         )
 
     def worst(self) -> tuple[Floats, tuple[tuple[int, ...], ...]]:
-        """[agents] the largest μ found and the coalition that has it (empty where none was looked at)."""
+        """[agents] the largest computed μ and the coalition that has it (empty where none was computed)."""
         mu = self.view.lower if self.view.upper is None else self.view.upper
         ranked = np.where(np.isnan(mu), -1.0, mu)
         best = ranked.argmax(axis=1)
-        found = ranked.max(axis=1) >= 0
-        members = tuple(self.view.observers[b] if there else () for b, there in zip(best, found, strict=True))
-        return np.where(found, ranked.max(axis=1), np.nan), members
+        observed = ranked.max(axis=1) >= 0
+        members = tuple(
+            self.view.observers[b] if known else () for b, known in zip(best, observed, strict=True)
+        )
+        return np.where(observed, ranked.max(axis=1), np.nan), members
 
     def worst_epsilon(self, delta: float) -> tuple[Floats, tuple[tuple[int, ...], ...]]:
-        """[agents] the largest sound ε found, Poisson samples included, and the coalition that has it."""
+        """[agents] the largest computed sound ε, Poisson samples included, and the coalition that has it."""
         epsilon = self.view.epsilon(delta)
         ranked = np.where(np.isnan(epsilon), -1.0, epsilon)
         return ranked.max(axis=1), tuple(self.view.observers[b] for b in ranked.argmax(axis=1))
@@ -111,8 +113,8 @@ def coalitions(
         chosen = list(itertools.combinations(range(plan.agents), size))
     else:
         chosen = _sample(plan, size, limit, seed)
-    seen = view(plan, exposure, chosen, owners="all", bound=bound, progress=progress)
-    return Coalitions(seen, size, complete, possible)
+    views = view(plan, exposure, chosen, owners="all", bound=bound, progress=progress)
+    return Coalitions(views, size, complete, possible)
 
 
 def expect_coalition(size: int, agents: int) -> None:

@@ -106,5 +106,5 @@ def _add(M: Floats, waiting: list[Floats], width: int) -> None:
     D = np.concatenate(waiting).reshape(-1, len(M), width)
     waiting.clear()
     for owner in range(len(M)):
-        seen = np.ascontiguousarray(D[:, owner])
-        M[owner, :width, :width] += seen.T @ seen
+        shifts_seen = np.ascontiguousarray(D[:, owner])
+        M[owner, :width, :width] += shifts_seen.T @ shifts_seen

@@ -31,7 +31,13 @@ from topdp.privacy.basics.exposure import Exposure
 from topdp.privacy.basics.refusals import NotCovered
 from topdp.privacy.observers.band_bounds import bracket_band
 from topdp.privacy.observers.parallel_map import parallel_map
-from topdp.privacy.observers.reader_layout import ReaderQuestion, RowFlow, UnsuitedError, lay_out
+from topdp.privacy.observers.reader_layout import (
+    ReaderQuestion,
+    RowFlow,
+    UnsuitedError,
+    lay_out,
+    related_columns,
+)
 from topdp.privacy.observers.reader_tracking import track_changes
 from topdp.privacy.observers.view import View, amplified
 from topdp.privacy.observers.worst_case import every_round_mu, information
@@ -101,7 +107,7 @@ class PlanNeighbourhoods:
         if key not in self.balls:
             ball = np.array([owner])
             for _ in range(reach):
-                ball = np.union1d(ball, _columns(self._links, ball))
+                ball = np.union1d(ball, related_columns(self._links, ball))
             rows = np.concatenate([self.flow.rows_of[k] for k in ball.tolist()])
             self.balls[key] = np.sort(rows[self.flow.secret[rows]])
         return self.balls[key]
@@ -111,8 +117,8 @@ class PlanNeighbourhoods:
         hidden = self.hidden(owner, reach)
         rows = np.union1d(hidden, self.flow.entered(hidden))
         rows = np.union1d(rows, self.flow.rows_of[owner])
-        near = {*self.plan.owner[rows].tolist(), *_columns(self._knowers, rows).tolist()}
-        return frozenset(near | set(_columns(self._readers, hidden).tolist())) - {owner}
+        near = {*self.plan.owner[rows].tolist(), *related_columns(self._knowers, rows).tolist()}
+        return frozenset(near | set(related_columns(self._readers, hidden).tolist())) - {owner}
 
     def farthest(self, owner: int, room: int) -> int:
         """The radius of the largest ball with at most `room` hidden rows."""
@@ -330,12 +336,6 @@ def _from_to(numbers: list[int]) -> str:
 def _up_to(count: int, agents: frozenset[int]) -> list[Trace]:
     """All sets of at most `count` of these agents."""
     return [others for size in range(count + 1) for others in itertools.combinations(sorted(agents), size)]
-
-
-def _columns(relation: Any, rows: Ints) -> Ints:
-    """All columns that some of these rows are related to."""
-    parts = [relation.indices[relation.indptr[a] : relation.indptr[a + 1]] for a in rows.tolist()]
-    return np.unique(np.concatenate(parts)).astype(np.int64) if parts else np.empty(0, np.int64)
 
 
 def _relation(values: Any, rows: int, columns: int) -> Any:

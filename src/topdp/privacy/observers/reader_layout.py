@@ -40,6 +40,12 @@ class ReaderQuestion(NamedTuple):
     hidden: Ints
 
 
+def related_columns(relation: Any, rows: Ints) -> Ints:
+    """All columns of a sparse matrix that some of these rows have entries in."""
+    parts = [relation.indices[relation.indptr[a] : relation.indptr[a + 1]] for a in rows.tolist()]
+    return np.unique(np.concatenate(parts)).astype(np.int64) if parts else np.empty(0, np.int64)
+
+
 @dataclass(frozen=True)
 class RowFlow:
     """A plan whose estimates are public, and which of its other rows ever enter which rows."""
@@ -86,9 +92,7 @@ class RowFlow:
 
     def entered(self, rows: Ints) -> Ints:
         """The rows that are ever made of one of these."""
-        users = self.users
-        parts = [users.indices[users.indptr[a] : users.indptr[a + 1]] for a in rows.tolist()]
-        return np.unique(np.concatenate(parts)).astype(np.int64) if parts else np.empty(0, np.int64)
+        return related_columns(self.users, rows)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,18 +212,18 @@ def _question_rows(flow: RowFlow, shared: _SharedRows, members: tuple[int, ...])
     enters[1:] = (at[1:] >= 0) & unknown[np.arange(R - 1)[:, None, None], at[1:]]
     if sources > 1 and (np.count_nonzero(enters, axis=-1) > 1).any():
         raise UnsuitedError("Two hidden rows meet in one.")
-    one, share = np.full((R, count), NO_ROW, np.int32), np.zeros((R, count))
+    hidden_source, share = np.full((R, count), NO_ROW, np.int32), np.zeros((R, count))
     for s in range(sources):
-        one[enters[:, :, s]] = at[:, :, s][enters[:, :, s]]
+        hidden_source[enters[:, :, s]] = at[:, :, s][enters[:, :, s]]
         share[enters[:, :, s]] = shared.weight[:, :, s][enters[:, :, s]]
-    tells = shared.exists & ~unknown & ((one >= 0) | (shared.step != 0))
+    tells = shared.exists & ~unknown & ((hidden_source >= 0) | (shared.step != 0))
     known = np.asarray(((plan.known_by >= 0) & J[plan.known_by]).any(axis=1))
     for agent in members:  # the maker of a row knows what enters it
         entering = plan.draw.values[:, flow.rows_of[agent]]
         known[entering[entering >= 0]] = True
     mine = known[plan.draw.values[:, rows]] & (plan.draw.values[:, rows] >= 0)
     variance = _variance(plan, known, rows) if mine.any() else shared.variance
-    return _QuestionRows(one, share, variance, tells, shared.step, shared.owner)
+    return _QuestionRows(hidden_source, share, variance, tells, shared.step, shared.owner)
 
 
 def _live(at: NDArray[np.int32], tells: Bools) -> Bools:

@@ -151,25 +151,25 @@ class _TrackedBatch:
         batch, seen = np.nonzero(q)
         if not len(batch):
             return
-        rank, most = _ranks(batch, B)
-        at = np.full((B, most), self.K)
+        rank, widest_batch = _ranks(batch, B)
+        at = np.full((B, widest_batch), self.K)
         at[batch, rank] = seen
-        noise = np.ones((B, most))
+        noise = np.ones((B, widest_batch))
         noise[batch, rank] = 1 / q[batch, seen]
         flat = (at + np.arange(B)[:, None] * k).reshape(-1)
-        PO = self.P.reshape(-1, k)[flat].reshape(B, most, k)
-        C = PO[np.arange(B)[:, None, None], np.arange(most)[:, None], at[:, None, :]]
-        C[:, np.arange(most), np.arange(most)] += noise
-        entering = enters.reshape(B * k, -1)[flat].reshape(B, most, self.owners)
-        sums = self.A.reshape(B * k, -1)[flat].reshape(B, most, *self.A.shape[2:])
+        PO = self.P.reshape(-1, k)[flat].reshape(B, widest_batch, k)
+        C = PO[np.arange(B)[:, None, None], np.arange(widest_batch)[:, None], at[:, None, :]]
+        C[:, np.arange(widest_batch), np.arange(widest_batch)] += noise
+        entering = enters.reshape(B * k, -1)[flat].reshape(B, widest_batch, self.owners)
+        sums = self.A.reshape(B * k, -1)[flat].reshape(B, widest_batch, *self.A.shape[2:])
         if self.periods is not None:
             questions, owner = np.indices(self.periods.shape)
             sums[questions, :, owner, r % self.periods] += entering.transpose(0, 2, 1)
-        parts = [PO, sums.reshape(B, most, -1)]
+        parts = [PO, sums.reshape(B, widest_batch, -1)]
         if self.single:
-            delta = self.S.reshape(B * k, -1)[flat].reshape(B, most, self.owners, -1)
+            delta = self.S.reshape(B * k, -1)[flat].reshape(B, widest_batch, self.owners, -1)
             delta[..., r - self.low] += entering
-            parts.append(delta.reshape(B, most, -1))
+            parts.append(delta.reshape(B, widest_batch, -1))
         # Solved column by column, not by an inverse: so the error of P is rounding of V alone, however
         # correlated observations are. Scaled to ones on the diagonal, C is as well conditioned as fresh noise
         # makes it.
@@ -195,9 +195,9 @@ class _TrackedBatch:
 
     def _gather(self, delta: Floats, solved: Floats, guard: Floats) -> None:
         """Add δᵀ C⁻¹ δ to M, owner by owner."""
-        B, most, W = self.B, delta.shape[1], self.S.shape[3]
-        left = delta.reshape(B, most, self.owners, W).transpose(0, 2, 3, 1)
-        product = left @ solved.reshape(B, most, self.owners, W).transpose(0, 2, 1, 3)
+        B, widest_batch, W = self.B, delta.shape[1], self.S.shape[3]
+        left = delta.reshape(B, widest_batch, self.owners, W).transpose(0, 2, 3, 1)
+        product = left @ solved.reshape(B, widest_batch, self.owners, W).transpose(0, 2, 1, 3)
         self.G += product * guard[:, None, None, None]
 
     def _make(self, r: int) -> None:

@@ -108,17 +108,17 @@ def _known_draws(plan: Plan) -> Any:
     return sparse.csr_array((np.ones(pairs.shape[1]), pairs), shape=(plan.agents, plan.draws))
 
 
-def worst_coalitions(plan: Plan, found: NoisyReleases, query: Query) -> list[Coalition] | None:
+def worst_coalitions(plan: Plan, noisy: NoisyReleases, query: Query) -> list[Coalition] | None:
     """Coalitions among which is one that learns most of each agent; None: too many to compute each."""
     n, colluders = plan.agents, query.colluders
-    if len(found.kinds) == 1 and (own := _equal_pairs(found.kinds[0], found.knows)) is not None:
+    if len(noisy.kinds) == 1 and (own := _equal_pairs(noisy.kinds[0], noisy.knows)) is not None:
         # docs/privacy.md: where all share secrets, the agents with most own noise are the worst colluders.
         order = np.argsort(-own, kind="stable").tolist()
-        most, others = order[:colluders], order[colluders:]
-        return [tuple(sorted(most))] + [
-            tuple(sorted([*most[:k], others[0], *most[k + 1 :]])) for k in range(colluders) if others
+        worst, others = order[:colluders], order[colluders:]
+        return [tuple(sorted(worst))] + [
+            tuple(sorted([*worst[:k], others[0], *worst[k + 1 :]])) for k in range(colluders) if others
         ]
-    work = sum(len(kind.owner) ** 3 for kind in found.kinds)
+    work = sum(len(kind.owner) ** 3 for kind in noisy.kinds)
     if query.allow_slow or math.comb(n, colluders) * 2 * max(work, 1) <= MAX_UNASKED_PRODUCTS:
         return list(itertools.combinations(range(n), colluders))
     return None
@@ -129,15 +129,15 @@ def enumerable(agents: int, colluders: int) -> bool:
     return math.comb(agents, colluders) * 2 * agents**3 <= MAX_UNASKED_PRODUCTS
 
 
-def information_of(plan: Plan, found: NoisyReleases, coalitions: Sequence[Coalition]) -> Floats:
+def information_of(plan: Plan, noisy: NoisyReleases, coalitions: Sequence[Coalition]) -> Floats:
     """[kinds, coalitions, agents] 1/z² at unit step, scale and sensitivity; 0 for members."""
-    result = np.zeros((len(found.kinds), len(coalitions), plan.agents))
+    result = np.zeros((len(noisy.kinds), len(coalitions), plan.agents))
     members = np.zeros((len(coalitions), plan.agents), bool)
     for o, J in enumerate(coalitions):
         members[o, list(J)] = True
-    for k, kind in enumerate(found.kinds):
+    for k, kind in enumerate(noisy.kinds):
         for part in _batches(len(coalitions), len(kind.owner), plan.draws):
-            unknown = members[part].astype(float) @ found.knows == 0
+            unknown = members[part].astype(float) @ noisy.knows == 0
             result[k, part] = _squared(kind, unknown, members[part])
     result[:, members] = 0.0
     return result
@@ -191,15 +191,15 @@ def _generalized(C: Floats, S: Floats) -> Floats:
     return np.where(leaks, np.inf, np.square(D * guard).sum(axis=0))
 
 
-def connectivity_bound(plan: Plan, found: NoisyReleases, colluders: int) -> Floats | None:
+def connectivity_bound(plan: Plan, noisy: NoisyReleases, colluders: int) -> Floats | None:
     """[kinds, 1, agents] a bound on 1/z² for every coalition of that size; None where no bound is known.
 
     For pairs with opposite signs NNᵀ is a diagonal of own noise plus a Laplacian. Removing an agent lowers
     its second eigenvalue by at most the heaviest edge (Fiedler 1973).
     """
     result = []
-    for kind in found.kinds:
-        parts = _own_and_pairs(kind, found.knows)
+    for kind in noisy.kinds:
+        parts = _own_and_pairs(kind, noisy.knows)
         if parts is None:
             return None
         own, weights = parts
@@ -222,9 +222,9 @@ def by_connectivity(own: Floats, connected: float, colluders: int) -> Floats:
     # that is largest if the agents with most own noise collude.
     kept = own / (own + connected)
     order = np.argsort(-own, kind="stable")
-    most, next_to_most = order[:colluders], order[colluders : colluders + 1]
-    left = np.full(len(own), kept.sum() - kept[most].sum())
-    left[most] += kept[most] - kept[next_to_most].sum()
+    worst, runner_up = order[:colluders], order[colluders : colluders + 1]
+    left = np.full(len(own), kept.sum() - kept[worst].sum())
+    left[worst] += kept[worst] - kept[runner_up].sum()
     return np.asarray((1 + connected / (own + connected) / left) / (own + connected))
 
 

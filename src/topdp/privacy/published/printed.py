@@ -6,24 +6,18 @@ None covers Poisson batches. Where the exact value is larger than the claim, `ca
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Sequence
-from typing import ClassVar, SupportsIndex, final
+from typing import ClassVar, final
 
 import numpy as np
 from scipy.optimize import brentq
 
 from topdp.base.array_types import Floats, Ints
-from topdp.base.number_checks import expect_count
 from topdp.plan.batches import Batches
 from topdp.privacy.basics import gaussian
 from topdp.privacy.basics.poisson import loss_distribution_epsilon
 from topdp.privacy.basics.refusals import (
     NotCovered,
-    PrivacyError,
-    PrivacyWarning,
     expect_delta,
-    expect_epsilon,
 )
 from topdp.privacy.published.calibration import Calibration, least_noise, shares, worst_mu
 
@@ -34,8 +28,7 @@ class Udp(Calibration):
 
     Source: Wei et al. 2021, "User-Level Privacy-Preserving Federated Learning" (arXiv:2003.00229), Theorem
     1; there Δ = 2λC/|D_i|, here the Δ of the chosen adjacency. q, the share of agents active in a round, is
-    1: who is active is not secret here. Unequal noise: ε = √(2 ln(1/δ) Σ 1/z_t²), the budget its own rounds
-    discounting keeps (`discounted_noise`).
+    1: who is active is not secret here. Unequal noise: ε = √(2 ln(1/δ) Σ 1/z_t²).
 
     **Guarantees.** Full and cyclic batches, either adjacency. The formula leaves out the term μ²/2 of the
     Rényi divergence: **not private** for ε above `limit(delta)`, 7.97 at δ = 1e-5, whatever T; there it
@@ -150,36 +143,3 @@ class Theorem1(Calibration):
             except NotCovered:
                 pass
         return reason + " Use 'tight', 'optimal' or 'moments'."
-
-
-def discounted_noise(
-    epsilon: float, delta: float, releases: SupportsIndex, stalled: Sequence[bool], factor: float = 0.8
-) -> Floats:
-    """Noise multipliers of udp with rounds discounting: those of the rounds in `stalled`, and the next one.
-
-    z_t = √((T' - t) / (ε² / (2 ln(1/δ)) - Σ_{s<t} 1/z_s²)), where T' starts at `releases` and becomes
-    ⌈factor T'⌉ after each round t with stalled[t], that is, when the loss did not fall. Ends early when T'
-    rounds are done. Source: Wei et al. 2021 (arXiv:2003.00229), the algorithm for rounds discounting.
-
-    **Guarantees.** None beyond the noise itself: **unaccounted**. `stalled` is read from the private loss,
-    and neither that reading nor the choice of the noise by it is in any ε here, so this warns always. Were
-    `stalled` public, the noise would spend what `udp` claims, with the same limit.
-    """
-    epsilon, delta = expect_epsilon(epsilon), expect_delta(delta)
-    if not 0 < factor <= 1:
-        raise PrivacyError(f"Expected 0 < factor={factor} <= 1.")
-    planned = expect_count("releases", releases)
-    warnings.warn(
-        "udp with rounds discounting chooses its noise by the private loss; no epsilon covers that.",
-        PrivacyWarning,
-        stacklevel=2,
-    )
-    z: list[float] = []
-    left = epsilon * epsilon / (-2 * math.log(delta))
-    for stall in [*stalled, False]:
-        if len(z) >= planned:
-            break
-        z.append(math.sqrt((planned - len(z)) / left))
-        left -= 1 / z[-1] ** 2
-        planned = math.ceil(factor * planned) if stall else planned
-    return np.array(z)

@@ -43,10 +43,10 @@ class Field:
     @property
     def value(self) -> str:
         """What it is where nobody says otherwise."""
-        found: Any = RunConfig()
+        default: Any = RunConfig()
         for part in self.key.split("."):
-            found = getattr(found, part)
-        return "" if found is None else f"{found:g}" if isinstance(found, float) else str(found)
+            default = getattr(default, part)
+        return "" if default is None else f"{default:g}" if isinstance(default, float) else str(default)
 
 
 def _choices(section: Any, key: str) -> tuple[str, ...]:

@@ -109,20 +109,20 @@ def stages(
             yield {**known, "sigma_at_most": enough}
         if quick:
             return
-    plan, found = plan_and_account(question.run, progress, observer)
+    plan, account = plan_and_account(question.run, progress, observer)
     known |= {"sigma": (plan.full_scale / config.privacy.clip).tolist(), "noise": _noise(question, plan)}
-    left = [kind.key for kind in QUICKEST_FIRST if not found.answers[kind.key].asked]
+    left = [kind.key for kind in QUICKEST_FIRST if not account.answers[kind.key].asked]
     while True:
         later = [name for name in left if not quick or waits[name] <= INSTANT_SECONDS]
         yield {
             **known,
-            "privacy": _said(found, plan, left),
+            "privacy": _said(account, plan, left),
             "pending": left,
             "seconds_left": sum(waits[name] for name in left),
         }
         if not later:
             return
-        found = with_answer(found, ANSWERS[later[0]], plan, query=query)
+        account = with_answer(account, ANSWERS[later[0]], plan, query=query)
         left = [name for name in left if name != later[0]]
 
 
@@ -141,10 +141,10 @@ def recommendation(
         return recommend(question.asked, question.run.graph, question.run.counts, progress)
 
     try:
-        found = find() if memory is None else memory.recalled(_advice_key(question), find)
+        advice = find() if memory is None else memory.recalled(_advice_key(question), find)
     except TopdpError as error:
         return {"refused": str(error)}
-    return found.details(given)
+    return advice.details(given)
 
 
 def _advice_key(question: PlannerQuestion) -> tuple[object, ...]:
@@ -202,7 +202,7 @@ def _enough(question: PlannerQuestion, observer: Observe | None = None) -> list[
         question.run.config, observe=observe if observer is None else partial(_quick_bound, observer)
     )
     try:
-        found = calibrate(
+        calibration = calibrate(
             question.run.write_plan,
             analysis,
             guarantee,
@@ -212,7 +212,7 @@ def _enough(question: PlannerQuestion, observer: Observe | None = None) -> list[
         )
     except TopdpError:
         return None
-    return [float(one) for one in found.deviation / privacy.clip]
+    return [float(one) for one in calibration.deviation / privacy.clip]
 
 
 def _quick_bound(
@@ -239,8 +239,8 @@ def _no_noise(reason: str) -> dict[str, Any]:
     return {"average": None, "between": None, "reason": reason}
 
 
-def _said(found: Account, plan: Plan, pending: list[str]) -> dict[str, Any]:
-    details = {"plan": plan.digest(), **found.details(), "power": powers(found)}
+def _said(account: Account, plan: Plan, pending: list[str]) -> dict[str, Any]:
+    details = {"plan": plan.digest(), **account.details(), "power": powers(account)}
     details["status"] = {
         name: NOT_YET if name in pending else status for name, status in details["status"].items()
     }

@@ -44,9 +44,9 @@ def columns(read: Read, beside: Sequence[str]) -> list[Column]:
             f"--beside: expected at most {MAX_COLUMNS} settings beside each other, got "
             f"{len(combinations)}. Use fewer values at once."
         )
-    found = []
+    setting_columns = []
     for values in combinations:
         chosen = dict(zip(keys, values, strict=True))
         changes = [f"{key}={value}" for key, value in chosen.items()]
-        found.append(Column(label_of(chosen), changes, read(changes)))
-    return found
+        setting_columns.append(Column(label_of(chosen), changes, read(changes)))
+    return setting_columns

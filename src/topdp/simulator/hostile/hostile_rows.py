@@ -12,8 +12,8 @@ from torch import Tensor
 
 MAX_ACCEPTED_NORM = 1e6  # the default of the manifest's `largest_norm`, above which real agents refuse rows
 
+# (honest estimates [h, d], number of hostile agents, strength, random generator) -> their row [d].
 Attacker = Callable[[Tensor, int, float, torch.Generator], Tensor]
-"""(honest estimates [h, d], number of hostile agents, strength, random generator) -> their row [d]."""
 
 
 def sign_flip(now: Tensor, hostile: int, strength: float, random: torch.Generator) -> Tensor:
@@ -65,6 +65,7 @@ def _direction(like: Tensor, random: torch.Generator) -> Tensor:
     return unit.to(like)
 
 
+# By name: the attack, its usual strength, and whether its random numbers are the same in every round.
 ATTACKERS: dict[str, tuple[Attacker, float, bool]] = {
     "sign-flip": (sign_flip, 1.0, False),
     "large-norm": (large_norm, 100.0, False),
@@ -72,4 +73,3 @@ ATTACKERS: dict[str, tuple[Attacker, float, bool]] = {
     "a-little": (a_little, 1.0, False),
     "random": (noise, 1.0, False),
 }
-"""By name: the attack, its usual strength, and whether its random numbers are the same in every round."""

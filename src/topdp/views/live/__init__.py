@@ -1,1 +1,1 @@
-"""A live page over runs and agents. Reads what is on disk, and what agents publish; changes nothing."""
+"""The live page over runs and agents. Reads files and what agents publish; changes nothing."""

@@ -1,11 +1,11 @@
-"""What an agent's page shows, and the part of it that an agent publishes. Reads the state folder only.
+"""The content of an agent's page, and the part of it that is published. Reads the state folder only.
 
-Whoever looks at an agent from here cannot stop it: books are opened for reading, in another process, and
-SQLite lets the agent write meanwhile.
+Reading cannot stop the agent: the ledger is opened read-only, in another process, and SQLite lets the agent
+write meanwhile.
 
-**Guarantees.** Neither parameters nor data: rows, digests and keys are not read. What is *published* holds no
-number that was computed from records: round, epsilon and budget follow from the plan, and what is said of
-links from whether somebody was heard. Scores on an agent's own records are in its own view alone, since
+**Guarantees.** Shows neither parameters nor data: rows, digests and keys are not read. The *published* part
+contains no number computed from records: round, ε and budget follow from the plan, and the states of links
+from whether a neighbour was heard. Scores on an agent's own records are only in its own view, because
 publishing them is outside every account.
 """
 
@@ -15,24 +15,24 @@ import time
 from pathlib import Path
 from typing import Any
 
-POINTS = 400  # charges in a view at most: as many as a curve has room for
-NOT_SHOWN = ("agent", "id", "seen", "heard", "waits_for", "quarantined")  # or shown in another form
-USUAL = 5.0  # seconds for which one waits in every round, and nothing is wrong
-QUIET = 60.0  # seconds after which a neighbour counts as silent
+MAX_SHOWN_CHARGES = 400  # a curve has no room for more
+HIDDEN_FACTS = ("agent", "id", "seen", "heard", "waits_for", "quarantined")  # or shown in another form
+NORMAL_WAIT_SECONDS = 5.0  # a wait of this length is normal in every round
+SILENCE_SECONDS = 60.0  # a neighbour not heard for this long counts as silent
 
-PUBLISHED = (
+PUBLISHED_FACTS = (
     "name", "federation", "process", "doing", "round", "rounds", "epsilon", "budget", "charged_by", "paused",
     "stopped",
 )  # fmt: skip
 
 
 def agent_view(state: Path, now: float | None = None) -> dict[str, Any]:
-    """Everything that an agent's own page shows, ready for JSON. `epsilon` None: infinite."""
+    """Return everything that an agent's own page shows, as JSON. An `epsilon` of None is infinite."""
     from topdp.agents.node.agent_status import read_status
 
     facts = read_status(state)
     charges, sent = _charges(state)
-    view = {key: value for key, value in facts.items() if key not in NOT_SHOWN}
+    view = {key: value for key, value in facts.items() if key not in HIDDEN_FACTS}
     return {
         **view,
         "name": str(facts["agent"]),
@@ -44,15 +44,15 @@ def agent_view(state: Path, now: float | None = None) -> dict[str, Any]:
 
 
 def published(view: dict[str, Any]) -> dict[str, Any]:
-    """What others may see of a view: where the agent is, and whom it hears."""
+    """Return the part of a view that others may see: the agent's progress, and which neighbours it hears."""
     links = {
         peer: {"state": link["state"], "received": link["received"]} for peer, link in view["links"].items()
     }
-    return {**{key: view[key] for key in PUBLISHED}, "links": links}
+    return {**{key: view[key] for key in PUBLISHED_FACTS}, "links": links}
 
 
 def _links(facts: dict[str, Any], sent: dict[str, int], now: float) -> dict[str, dict[str, Any]]:
-    there = facts["process"] == "running"
+    running = facts["process"] == "running"
     names = {*facts["seen"], *facts["heard"], *facts["waits_for"], *facts["gone"], *sent}
     links = {}
     for peer in sorted(names):
@@ -62,12 +62,12 @@ def _links(facts: dict[str, Any], sent: dict[str, int], now: float) -> dict[str,
             state = "refused"
         elif peer in facts["gone"]:
             state = "gone"
-        elif not there:
+        elif not running:
             state = "unknown"
-        elif waits is not None and now - waits > USUAL:
+        elif waits is not None and now - waits > NORMAL_WAIT_SECONDS:
             state = "waited for"
         else:
-            state = "silent" if heard is None or now - heard > QUIET else "heard"
+            state = "silent" if heard is None or now - heard > SILENCE_SECONDS else "heard"
         links[peer] = {
             "state": state,
             "heard": heard,
@@ -80,14 +80,14 @@ def _links(facts: dict[str, Any], sent: dict[str, int], now: float) -> dict[str,
 
 
 def _charges(state: Path) -> tuple[list[dict[str, Any]], dict[str, int]]:
-    """Charges, thinned to `POINTS` with the last of them; and the newest round sent to each neighbour."""
+    """Return the charges, thinned but with the last one, and the last round sent to each neighbour."""
     from topdp.agents.ledger.ledger import Ledger
     from topdp.agents.ledger.ledger_entries import LedgerEntry
 
     ledger = Ledger(state, writable=False)
     try:
         last = ledger.last_entry.number if ledger.last_entry else -1
-        every = max(1, -(-(last + 1) // POINTS))
+        every = max(1, -(-(last + 1) // MAX_SHOWN_CHARGES))
         query = "SELECT entry FROM charges WHERE number % ? = 0 OR number = ? ORDER BY number"
         entries = [LedgerEntry.read(text) for (text,) in ledger.database.rows(query, every, last)]
     finally:
@@ -98,22 +98,22 @@ def _charges(state: Path) -> tuple[list[dict[str, Any]], dict[str, int]]:
 
 
 def _notes(facts: dict[str, Any]) -> list[str]:
-    """What a reader must know before believing a number."""
+    """Return what a reader must know to interpret the numbers."""
     notes = []
     if facts["seeded"]:
-        notes.append("Its noise came from a seed that others know: for tests, not private.")
+        notes.append("Not private: its noise comes from a seed that others know. This is a test.")
     if facts["rehearsal"]:
-        notes.append("A rehearsal with canaries: gradients were written down without noise; not private.")
+        notes.append("Not private: this is a rehearsal with canaries, which records gradients without noise.")
     if facts["stopped"] is not None:
         notes.append(
-            f"Its budget ended before the plan: its data entered no round from {facts['stopped']} on."
+            f"Its budget ended before the plan. Its data enter no round from round {facts['stopped']} on."
         )
     if facts["ends"] is not None:
-        notes.append(f"This run was amended, and ends with round {facts['ends']}.")
+        notes.append(f"This run was amended and ends with round {facts['ends']}.")
     if facts["departed"] is not None:
-        notes.append("It departed from the plan: epsilon is that of the worst case from there on.")
+        notes.append("The run departed from the plan. From there on, ε is that of the worst case.")
     if facts["process"] == "not answering":
-        notes.append("Its process is there and has written nothing for a while.")
+        notes.append("Its process exists but has not written anything for a while.")
     elif facts["process"] == "not running" and facts["code"] is None and facts["written"] is not None:
-        notes.append("Its process was killed, or died: the same `topdp agent start` continues.")
+        notes.append("Its process was killed or crashed. Continue with the same `topdp agent start` command.")
     return notes

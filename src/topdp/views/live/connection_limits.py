@@ -1,8 +1,8 @@
-"""Connections to the live page: how many there may be, and how long one may take to ask. Not who is let in.
+"""Limits on connections to the live page: their number, and the time to send a request.
 
-**Guarantees.** Somebody who opens connections and says nothing, or one byte now and then, loses them after
-`ASKING` seconds, and one address beyond this machine has `OF_ONE` at most: pages stay open to others. By
-itself the server below waits for a question for ever.
+**Guarantees.** A client that opens connections and sends nothing, or a byte now and then, loses them after
+`REQUEST_SECONDS`, and an address other than this machine has at most `MAX_CONNECTIONS_PER_ADDRESS`. So pages
+stay available to others. By itself the server waits for requests without a limit.
 """
 
 from __future__ import annotations
@@ -13,47 +13,49 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from topdp.views.live.page_access import is_loopback
 
-MOST = 256  # at once; pages need one or two each
-OF_ONE = 64  # of them for one address beyond this machine
-ASKING = 10.0  # seconds to finish a question
+MAX_CONNECTIONS = 256  # a page needs one or two
+MAX_CONNECTIONS_PER_ADDRESS = 64  # for addresses other than this machine
+REQUEST_SECONDS = 10.0  # to send a request
 
 
-class Prompt(H11Protocol):
-    """One connection."""
+class LimitedConnection(H11Protocol):
+    """One connection, which is closed when a request takes too long."""
 
-    _since: float | None = None  # when it began to ask
-    _look: asyncio.TimerHandle | None = None
+    _since: float | None = None  # when the current request began
+    _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        mine = self.client[0] if self.client else ""
-        clients = [getattr(one, "client", None) for one in self.connections]
-        same = sum(client is not None and client[0] == mine for client in clients)
-        if len(self.connections) > MOST or (same > OF_ONE and not is_loopback(mine)):
+        address = self.client[0] if self.client else ""
+        clients = [getattr(connection, "client", None) for connection in self.connections]
+        same = sum(client is not None and client[0] == address for client in clients)
+        limited = same > MAX_CONNECTIONS_PER_ADDRESS and not is_loopback(address)
+        if len(self.connections) > MAX_CONNECTIONS or limited:
             transport.abort()
             return
         self._since = self.loop.time()
-        self._watch()
+        self._check()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if not self._asks():
+        if not self._is_receiving():
             self._since = None
         elif self._since is None:
             self._since = self.loop.time()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._look is not None:
-            self._look.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         super().connection_lost(exc)
 
-    def _asks(self) -> bool:
-        """Nothing is being answered, and nobody counts the seconds since the last answer."""
+    def _is_receiving(self) -> bool:
+        """Whether a request is incomplete, and the keep-alive timer does not run."""
         answering = self.cycle is not None and not self.cycle.response_complete
         return not answering and self.timeout_keep_alive_task is None
 
-    def _watch(self) -> None:
-        if self._since is not None and self._asks() and self.loop.time() - self._since >= ASKING:
+    def _check(self) -> None:
+        late = self._since is not None and self.loop.time() - self._since >= REQUEST_SECONDS
+        if late and self._is_receiving():
             self.transport.abort()
         else:
-            self._look = self.loop.call_later(ASKING / 2, self._watch)
+            self._timer = self.loop.call_later(REQUEST_SECONDS / 2, self._check)

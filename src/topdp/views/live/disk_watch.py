@@ -1,7 +1,7 @@
-"""Looks once a second at what is on disk, and tells what has changed. Reads only what did.
+"""Watch run and agent folders once a second, and report what has changed. Reads only changed files.
 
-A look at runs that are still costs a few system calls for each. What takes long to read is read less often,
-so that looking never takes more than a small share of a processor.
+Checking an unchanged run costs a few system calls. Folders that take long to read are read less often, so
+that watching takes only a small share of a processor.
 """
 
 from __future__ import annotations
@@ -18,87 +18,87 @@ from pathlib import Path
 from typing import Any
 
 from topdp.views.live.list_summaries import summary
-from topdp.views.live.live_sources import Source, find
+from topdp.views.live.live_sources import LiveSource, find_sources
 from topdp.views.live.page_events import Events
 
 logger = logging.getLogger("topdp.views.live")
 
-EVERY = 1.0  # seconds between two looks
-SHARE = 20  # of the time: what took a second to read rests for so many
-LONGEST = 60.0  # seconds that anything rests
-AT_ONCE = 2  # sources that are read at the same time
-KEPT = 32  # answers kept, each until its source changes
+SCAN_INTERVAL_SECONDS = 1.0
+REST_FACTOR = 20  # a source that took a second to read is not read again for this many seconds
+MAX_REST_SECONDS = 60.0
+MAX_PARALLEL_READS = 2  # of different sources
+MAX_CACHED_ANSWERS = 32  # each is valid until its source changes
 
-Read = Callable[[Source], dict[str, Any]]
+ReadSource = Callable[[LiveSource], dict[str, Any]]
 
 
 @dataclass(frozen=True)
-class _Seen:
-    source: Source
-    mark: object
+class _WatchedSource:
+    source: LiveSource
+    version: object
     summary: dict[str, Any]
     rests_until: float
 
 
-class Watch:
-    """The sources below some paths, as they were at the last look. One thread looks; any may ask."""
+class DiskWatch:
+    """The sources below some paths as of the last scan. One thread scans; any thread may read."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._paths = list(paths)
-        self._seen: dict[str, _Seen] = {}
+        self._watched: dict[str, _WatchedSource] = {}
         self.cut = False
 
-    def source(self, id: str, kind: str) -> Source | None:
-        seen = self._seen.get(id)
-        return seen.source if seen is not None and seen.source.kind == kind else None
+    def source(self, id: str, kind: str) -> LiveSource | None:
+        watched = self._watched.get(id)
+        return watched.source if watched is not None and watched.source.kind == kind else None
 
-    def sources(self, kind: str) -> list[Source]:
-        return [seen.source for seen in self._seen.values() if seen.source.kind == kind]
+    def sources(self, kind: str) -> list[LiveSource]:
+        return [watched.source for watched in self._watched.values() if watched.source.kind == kind]
 
     def summaries(self) -> list[dict[str, Any]]:
-        return [seen.summary for seen in self._seen.values()]
+        return [watched.summary for watched in self._watched.values()]
 
-    def look(self) -> list[tuple[str, dict[str, Any]]]:
-        """What has changed since the last look: ("run" or "agent", its summary), or ("gone", its id)."""
-        found = find(self._paths)
-        self.cut = found.cut
-        new = dict(self._looked_at(found.sources))
-        told = [
-            (seen.source.kind, seen.summary)
-            for id, seen in new.items()
-            if id not in self._seen or seen is not self._seen[id]
+    def scan(self) -> list[tuple[str, dict[str, Any]]]:
+        """Return the changes since the last scan: ("run" or "agent", summary), or ("gone", id)."""
+        listing = find_sources(self._paths)
+        self.cut = listing.cut
+        new = dict(self._scan_sources(listing.sources))
+        changed = [
+            (watched.source.kind, watched.summary)
+            for id, watched in new.items()
+            if watched is not self._watched.get(id)
         ]
-        gone = [("gone", {"id": id}) for id in self._seen if id not in new]
-        self._seen = new
-        return [*told, *gone]
+        gone = [("gone", {"id": id}) for id in self._watched if id not in new]
+        self._watched = new
+        return [*changed, *gone]
 
-    def _looked_at(self, sources: Iterable[Source]) -> Iterable[tuple[str, _Seen]]:
+    def _scan_sources(self, sources: Iterable[LiveSource]) -> Iterable[tuple[str, _WatchedSource]]:
         for source in sources:
-            before = self._seen.get(source.id)
-            begun = time.monotonic()
-            if before is not None and (before.rests_until > begun or before.mark == mark_of(source)):
+            before = self._watched.get(source.id)
+            started = time.monotonic()
+            if before is not None and (before.rests_until > started or before.version == version_of(source)):
                 yield source.id, before
                 continue
-            mark = mark_of(source)  # before reading: what is written meanwhile is seen at the next look
-            told = summary(source)
-            rest = min(LONGEST, SHARE * (time.monotonic() - begun))
-            yield source.id, _Seen(source, mark, told, begun + rest)
+            version = version_of(source)  # before reading, so that the next scan notices writes meanwhile
+            line = summary(source)
+            rest = min(MAX_REST_SECONDS, REST_FACTOR * (time.monotonic() - started))
+            yield source.id, _WatchedSource(source, version, line, started + rest)
 
     async def run(self, events: Events) -> None:
-        """Until cancelled."""
+        """Scan until cancelled, and publish the changes."""
         while True:
-            begun = time.monotonic()
+            started = time.monotonic()
             try:
-                for kind, facts in await asyncio.to_thread(self.look):
-                    events.tell(kind, facts)
-            except Exception:  # a look that fails is not the last one
-                logger.exception("could not look at %s", ", ".join(map(str, self._paths)))
-            cost = time.monotonic() - begun
-            await asyncio.sleep(min(LONGEST, max(EVERY, SHARE * cost)))
+                for kind, facts in await asyncio.to_thread(self.scan):
+                    events.publish(kind, facts)
+            except Exception:  # continue after a failed scan
+                logger.exception("could not scan %s", ", ".join(map(str, self._paths)))
+            cost = time.monotonic() - started
+            await asyncio.sleep(min(MAX_REST_SECONDS, max(SCAN_INTERVAL_SECONDS, REST_FACTOR * cost)))
 
 
-def mark_of(source: Source) -> object:
-    """Another one once there is something new to say. That an agent died is written nowhere."""
+def version_of(source: LiveSource) -> object:
+    """Return a value that changes when the source changes. The death of an agent changes no file."""
     if source.kind == "run":
         return source.signature()
     from topdp.agents.node.status_file import ProcessStatus, StatusFileError
@@ -112,49 +112,49 @@ def mark_of(source: Source) -> object:
 
 
 def _as_json(facts: dict[str, Any], name: str) -> bytes:
-    """JSON knows no number that is not finite and no half of a character, and topdp writes none."""
+    """Encode as JSON. Infinite numbers and broken characters, which JSON lacks, give a problem instead."""
     try:
         return json.dumps(facts, allow_nan=False, ensure_ascii=False).encode()
     except ValueError:
         problem = (
-            f"Expected finite numbers and whole text in {name}, got others: its files were changed, or are "
+            f"Expected finite numbers and valid text in {name}, got others. Its files were changed or are "
             "damaged."
         )
         return json.dumps({"problem": problem, "name": name}).encode()
 
 
-class Answers:
-    """What takes a while to read, as JSON, kept until its source changes.
+class AnswerCache:
+    """Facts that take long to read, as JSON, cached until their source changes.
 
-    `read` is called once at a time for a source, and for `AT_ONCE` of them: one that takes minutes keeps
-    nobody from looking at another.
+    `read` runs once at a time for each source, and for at most `MAX_PARALLEL_READS` sources in parallel, so
+    that one that takes minutes does not block the others.
     """
 
-    def __init__(self, read: Read) -> None:
+    def __init__(self, read: ReadSource) -> None:
         self._read = read
-        self._kept: OrderedDict[str, tuple[object, bytes]] = OrderedDict()
+        self._cached: OrderedDict[str, tuple[object, bytes]] = OrderedDict()
         self._reading: dict[str, threading.Lock] = {}
-        self._lock, self._few = threading.Lock(), threading.BoundedSemaphore(AT_ONCE)
+        self._lock, self._slots = threading.Lock(), threading.BoundedSemaphore(MAX_PARALLEL_READS)
 
-    def of(self, source: Source) -> bytes:
+    def get(self, source: LiveSource) -> bytes:
         with self._lock:
-            mine = self._reading.setdefault(source.id, threading.Lock())
-        with mine:
-            mark, kept = mark_of(source), self._kept.get(source.id)
-            if kept is None or kept[0] != mark:
-                with self._few:
-                    kept = (mark, self._answer(source))
+            reading = self._reading.setdefault(source.id, threading.Lock())
+        with reading:
+            version, cached = version_of(source), self._cached.get(source.id)
+            if cached is None or cached[0] != version:
+                with self._slots:
+                    cached = (version, self._answer(source))
             with self._lock:
-                self._kept[source.id] = kept
-                self._kept.move_to_end(source.id)
-                while len(self._kept) > KEPT:
-                    self._kept.popitem(last=False)
-            return kept[1]
+                self._cached[source.id] = cached
+                self._cached.move_to_end(source.id)
+                while len(self._cached) > MAX_CACHED_ANSWERS:
+                    self._cached.popitem(last=False)
+            return cached[1]
 
-    def _answer(self, source: Source) -> bytes:
+    def _answer(self, source: LiveSource) -> bytes:
         try:
             return _as_json(self._read(source), source.name)
-        except Exception as error:  # a page in words, also where nobody foresaw what is wrong
+        except Exception as error:  # the page must show a message for unexpected errors, too
             logger.exception("could not read %s", source.path)
-            problem = f"Expected what topdp writes in {source.name}, could not read it: {error!r:.200}."
-            return _as_json({"problem": source.in_words(problem), "name": source.name}, source.name)
+            problem = f"Expected files written by topdp in {source.name}, got others: {error!r:.200}."
+            return _as_json({"problem": source.without_path(problem), "name": source.name}, source.name)

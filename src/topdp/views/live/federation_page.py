@@ -1,16 +1,15 @@
-"""The page of a federation: what its agents publish, put side by side. Not what their owners see.
+"""The page of a federation: what its agents publish, side by side. Not what their owners see.
 
-Each agent's owner runs `topdp dash` at home and gives the token of what is published to whoever may see it.
-A file names where each is:
+Each agent's owner runs `topdp dash` and shares the token for the published facts. A file lists the places:
 
     [[agent]]
-    name = "ada"                        # refused if another name answers; leave away for several at one place
+    name = "ada"                        # optional; another agent at this place is then an error
     url = "https://ada.example.org:8765"
     token-file = "ada.token"            # or token = "..."
-    certificate = "ada.pem"             # whom to believe, where no public authority has signed it
+    certificate = "ada.pem"             # for certificates that no public authority has signed
 
-**Guarantees.** What comes from elsewhere is checked, bounded and shown as text; it is somebody's word, and
-nothing here depends on it. A token is sent to its own address alone, never on to another.
+**Guarantees.** Responses from elsewhere are checked, bounded and shown as text. They are claims of their
+authors, and nothing here depends on them. A token is sent only to its own address.
 """
 
 from __future__ import annotations
@@ -30,16 +29,16 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from topdp.base import toml_text
 from topdp.errors import InputError
-from topdp.views.live.page_access import PUBLISHED, is_loopback, token_from
+from topdp.views.live.page_access import PUBLISHED_PATH, is_loopback, token_from
 from topdp.views.live.page_events import Events
-from topdp.views.live.remote_fetch import NoAnswerError, fetched
+from topdp.views.live.remote_fetch import FetchError, fetch
 
 logger = logging.getLogger("topdp.views.live")
 
-EVERY = 3.0  # seconds between two questions to one place; to one that does not answer three times that
-THREADS = 16  # questions at once
-PLACES = 500
-SHOWN = 5000  # agents on the page: a place may name a thousand
+POLL_INTERVAL_SECONDS = 3.0  # per place; three times that for one that does not answer
+MAX_PARALLEL_FETCHES = 16
+MAX_PLACES = 500
+MAX_SHOWN_AGENTS = 5000  # one place may publish a thousand
 
 Name = Field(min_length=1, max_length=200)
 Number = Field(ge=-1, le=10**9)
@@ -55,7 +54,7 @@ class PublishedLink(_Strict):
 
 
 class PublishedAgent(_Strict):
-    """What one agent says of itself."""
+    """The published facts of one agent."""
 
     name: str = Name
     federation: str | None = Field(max_length=200)
@@ -76,8 +75,8 @@ class PublishedAgents(_Strict):
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where something is published."""
+class PublishingPlace:
+    """An address at which agents are published, and how to access it."""
 
     url: str
     token: str | None = field(repr=False)
@@ -86,118 +85,117 @@ class Place:
 
 
 @dataclass
-class _Heard:
+class _PlaceState:
     agents: list[dict[str, Any]] = field(default_factory=list)
     at: float | None = None
     problem: str | None = "not asked yet"
 
 
-def read_places(file: Path) -> list[Place]:
-    """The places in a file as above; paths in it are beside it."""
+def read_places(file: Path) -> list[PublishingPlace]:
+    """Read the places in a file as above. Paths in it are relative to its folder."""
     try:
         tree = toml_text.parse_toml(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InputError(f"{file}: expected a TOML file of [[agent]] tables: {error}") from error
-    found = tree.get("agent")
-    if not isinstance(found, list) or not found or set(tree) != {"agent"} or len(found) > PLACES:
-        raise InputError(f"{file}: expected 1 to {PLACES} [[agent]] tables and nothing else.")
-    return [_place(one, f"{file}, agent {number}", file.parent) for number, one in enumerate(found, 1)]
+    tables = tree.get("agent")
+    if not isinstance(tables, list) or not tables or set(tree) != {"agent"} or len(tables) > MAX_PLACES:
+        raise InputError(f"{file}: expected 1 to {MAX_PLACES} [[agent]] tables and nothing else.")
+    return [_place(table, f"{file}, agent {number}", file.parent) for number, table in enumerate(tables, 1)]
 
 
-def _place(table: object, where: str, beside: Path) -> Place:
-    known = ("name", "url", "token", "token-file", "certificate")
-    if not isinstance(table, dict) or not all(k in known and isinstance(v, str) for k, v in table.items()):
-        raise InputError(f"{where}: expected {', '.join(known)}, each as text, got {table!r:.200}.")
+def _place(table: object, where: str, folder: Path) -> PublishingPlace:
+    keys = ("name", "url", "token", "token-file", "certificate")
+    if not isinstance(table, dict) or not all(k in keys and isinstance(v, str) for k, v in table.items()):
+        raise InputError(f"{where}: expected {', '.join(keys)}, each as text, got {table!r:.200}.")
     url = table.get("url", "").rstrip("/")
     try:
         parts = urlsplit(url)
-        good = parts.scheme in ("http", "https") and parts.hostname and not parts.username
-        good = good and not (parts.query or parts.fragment) and parts.port != 0
+        valid = parts.scheme in ("http", "https") and parts.hostname and not parts.username
+        valid = valid and not (parts.query or parts.fragment) and parts.port != 0
     except ValueError:
-        good = False
-    if not good:
+        valid = False
+    if not valid:
         raise InputError(f'{where}: expected url = "https://host:port", got {url!r:.200}.')
     if parts.scheme == "http" and not is_loopback(parts.hostname or ""):
         raise InputError(
-            f"{where}: expected https, since a token in {url} could be read on the way: start that topdp "
-            "dash with --certificate and --key, or bring its port here with ssh -L."
+            f"{where}: expected https, got {url}, where others could read the token in transit. Start that "
+            "topdp dash with --certificate and --key, or forward its port with ssh -L."
         )
     token = table.get("token")
     if "token-file" in table:
-        path = beside / table["token-file"]
+        path = folder / table["token-file"]
         if not path.exists():
-            raise InputError(f"{where}: expected a token in {path}, there is no such file.")
+            raise InputError(f"{where}: expected a token in {path}, which does not exist.")
         token = token_from(path, "")
-    certificate = beside / table["certificate"] if "certificate" in table else None
+    certificate = folder / table["certificate"] if "certificate" in table else None
     if certificate is not None and not certificate.is_file():
-        raise InputError(f"{where}: expected a certificate in {certificate}, there is no such file.")
-    return Place(url, token, table.get("name"), certificate)
+        raise InputError(f"{where}: expected a certificate in {certificate}, which does not exist.")
+    return PublishingPlace(url, token, table.get("name"), certificate)
 
 
-class Federation:
-    """What was last heard of every place."""
+class FederationFeed:
+    """The last response of every place."""
 
-    def __init__(self, places: Iterable[Place]) -> None:
+    def __init__(self, places: Iterable[PublishingPlace]) -> None:
         self.places = list(places)
-        self._heard = [_Heard() for _ in self.places]
+        self._states = [_PlaceState() for _ in self.places]
 
     def view(self, own: Iterable[dict[str, Any]], now: float | None = None) -> dict[str, Any]:
-        """All published agents, `own` ones included, and every place with how long ago it was heard."""
+        """Return all published agents including `own`, and every place with the age of its last response."""
         now = time.time() if now is None else now
         agents = [{**agent, "place": None, "age": 0.0} for agent in own]
         places = []
-        for place, heard in zip(self.places, self._heard, strict=True):
-            age = None if heard.at is None else max(0.0, now - heard.at)
-            shown = {"url": place.url, "name": place.name, "age": age, "problem": heard.problem}
-            places.append(shown)
+        for place, state in zip(self.places, self._states, strict=True):
+            age = None if state.at is None else max(0.0, now - state.at)
+            places.append({"url": place.url, "name": place.name, "age": age, "problem": state.problem})
             agents += [
-                {**agent, "place": place.url, "age": age, "lost": heard.problem} for agent in heard.agents
+                {**agent, "place": place.url, "age": age, "lost": state.problem} for agent in state.agents
             ]
-        return {"agents": agents[:SHOWN], "places": places}
+        return {"agents": agents[:MAX_SHOWN_AGENTS], "places": places}
 
     async def run(self, events: Events) -> None:
-        """Asks every place again and again, each at its own pace, until cancelled; tells of what has changed.
+        """Poll every place at its own pace until cancelled, and publish changes.
 
-        In threads of their own: places that do not answer keep nobody waiting but each other.
+        Uses its own threads, so that places that do not answer delay only each other.
         """
         if not self.places:
             return
-        with ThreadPoolExecutor(min(THREADS, len(self.places)), "federation") as threads:
+        with ThreadPoolExecutor(min(MAX_PARALLEL_FETCHES, len(self.places)), "federation") as threads:
             try:
                 async with asyncio.TaskGroup() as group:
                     for number in range(len(self.places)):
-                        group.create_task(self._keep_asking(number, threads, events))
+                        group.create_task(self._poll(number, threads, events))
             finally:
                 threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _keep_asking(self, number: int, threads: ThreadPoolExecutor, events: Events) -> None:
-        heard, place = self._heard[number], self.places[number]
+    async def _poll(self, number: int, threads: ThreadPoolExecutor, events: Events) -> None:
+        state, place = self._states[number], self.places[number]
         loop = asyncio.get_running_loop()
         while True:
-            before = (heard.agents, heard.problem)
+            before = (state.agents, state.problem)
             try:
-                heard.agents = await loop.run_in_executor(threads, ask, place)
-                heard.at, heard.problem = time.time(), None
-            except NoAnswerError as error:
-                heard.problem = str(error)
-            except Exception as error:  # a fault of ours is not the last question
-                logger.exception("could not ask %s", place.url)
-                heard.problem = f"a fault of ours: {type(error).__name__}"
-            if (heard.agents, heard.problem) != before:
-                events.tell("federation", {})
-            await asyncio.sleep(EVERY if heard.problem is None else 3 * EVERY)
+                state.agents = await loop.run_in_executor(threads, fetch_agents, place)
+                state.at, state.problem = time.time(), None
+            except FetchError as error:
+                state.problem = str(error)
+            except Exception as error:  # continue after an internal error
+                logger.exception("could not fetch %s", place.url)
+                state.problem = f"internal error: {type(error).__name__}"
+            if (state.agents, state.problem) != before:
+                events.publish("federation", {})
+            await asyncio.sleep((1 if state.problem is None else 3) * POLL_INTERVAL_SECONDS)
 
 
-def ask(place: Place) -> list[dict[str, Any]]:
-    """What is published at a place, now."""
-    body = fetched(place.url + PUBLISHED, place.token, place.certificate)
+def fetch_agents(place: PublishingPlace) -> list[dict[str, Any]]:
+    """Fetch what is published at a place now."""
+    body = fetch(place.url + PUBLISHED_PATH, place.token, place.certificate)
     try:
-        found = PublishedAgents.model_validate_json(body)
+        published = PublishedAgents.model_validate_json(body)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"]))[:80]
-        raise NoAnswerError(f"what it published cannot be read: {where}: {first['msg']}") from error
-    names = [agent.name for agent in found.agents]
+        raise FetchError(f"its response is invalid: {where}: {first['msg']}") from error
+    names = [agent.name for agent in published.agents]
     if place.name is not None and names != [place.name]:
-        raise NoAnswerError(f"expected {place.name} there, got {', '.join(names)[:80] or 'nobody'}")
-    return [json.loads(agent.model_dump_json()) for agent in found.agents]
+        raise FetchError(f"expected {place.name} there, got {', '.join(names)[:80] or 'no agent'}")
+    return [json.loads(agent.model_dump_json()) for agent in published.agents]

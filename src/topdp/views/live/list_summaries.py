@@ -1,4 +1,4 @@
-"""One line about a run or an agent, for the list of them. Reads little: of metrics the last line alone."""
+"""Summary of one run or agent for the list of all. Reads little: only the last line of the metrics."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from topdp.errors import TopdpError
 from topdp.runs.metric_labels import metric_names, metric_text
 from topdp.runs.pictures.chart_style import data_title
 from topdp.runs.run_folder import RunFolder
-from topdp.views.live.live_sources import Source, expect_plain
+from topdp.views.live.live_sources import LiveSource, expect_plain
 
 logger = logging.getLogger("topdp.views.live")
 
-TAIL = 65_536  # bytes that are read for the last line at first
-LONGEST = 50_000_000  # bytes of a line: one of a thousand agents has less than a tenth of that
+TAIL_BYTES = 65_536  # read first in search of the last line
+MAX_LINE_BYTES = 50_000_000  # a line for a thousand agents has less than a tenth of that
 
 
-def summary(source: Source) -> dict[str, Any]:
-    """Ready for JSON; `problem`: why there is nothing else to say, in words."""
-    told = {"id": source.id, "kind": source.kind, "name": source.name, "changed": source.changed_at()}
+def summary(source: LiveSource) -> dict[str, Any]:
+    """Return the summary as JSON. `problem`: why the source cannot be read, or None."""
+    identity = {"id": source.id, "kind": source.kind, "name": source.name, "changed": source.changed_at()}
     try:
         expect_plain(source)
-        found = _run(source.path) if source.kind == "run" else _agent(source.path)
-        json.dumps(found, allow_nan=False, ensure_ascii=False).encode()
-        return {**told, **found, "problem": None}
+        facts = _run(source.path) if source.kind == "run" else _agent(source.path)
+        json.dumps(facts, allow_nan=False, ensure_ascii=False).encode()
+        return {**identity, **facts, "problem": None}
     except TopdpError as error:
         problem = str(error)
-    except Exception as error:  # one that is damaged in a way nobody foresaw keeps no other from being seen
+    except Exception as error:  # a source with unexpected damage must not hide the others
         logger.debug("could not read %s", source.path, exc_info=True)
         problem = (
-            f"Expected what topdp writes, got something else: {error!r:.200}. It was changed, or is damaged."
+            f"Expected files written by topdp, got others: {error!r:.200}. They were changed or are damaged."
         )
-    return {**told, "state": "cannot be read", "problem": source.in_words(problem)}
+    return {**identity, "state": "cannot be read", "problem": source.without_path(problem)}
 
 
 def _run(path: Path) -> dict[str, Any]:
@@ -69,21 +69,21 @@ def _agent(path: Path) -> dict[str, Any]:
 
 
 def last_line(path: Path) -> dict[str, Any] | None:
-    """The last whole line of a file of JSON lines, without reading what is before it; None: there is none."""
+    """Return the last complete line of a file of JSON lines, or None. Reads only the end of the file."""
     try:
         with path.open("rb") as file:
             end = file.seek(0, os.SEEK_END)
-            size = TAIL
+            size = TAIL_BYTES
             while True:
                 start = max(0, end - size)
                 file.seek(start)
                 text = file.read(end - start).rstrip(b"\n")
                 if b"\n" in text or start == 0:
                     break
-                if size > LONGEST:
+                if size > MAX_LINE_BYTES:
                     return None
                 size *= 4
-        found = json.loads(text.rpartition(b"\n")[2]) if text else None
+        line = json.loads(text.rpartition(b"\n")[2]) if text else None
     except (OSError, ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) and isinstance(found.get("round"), int) else None
+    return line if isinstance(line, dict) and isinstance(line.get("round"), int) else None

@@ -1,14 +1,14 @@
-"""The live page as an application: pages, their numbers, and events. Who may see it is `guard`'s to say.
+"""The application of the live page: pages, their numbers, and events. `page_guard` checks access.
 
     /                     all runs and agents             /api/runs
     /runs/ID              one run                         /api/runs/ID/facts
     /compare?run=ID...    several runs                    the same, of each
     /agents/ID            an agent's links and ledger     /api/agents/ID
     /federation           what agents publish             /api/federation, /api/published
-                          what has changed                /api/events
+                          changes                         /api/events
 
-**Guarantees.** Neither parameters nor data are read. Nothing can be changed from here, and nothing outside
-the named folders can be asked for: a page is named by an id that was found there.
+**Guarantees.** Neither parameters nor data are read. Requests cannot change anything, nor access anything
+outside the named folders: they contain the id of a source found there.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import asyncio
 import hashlib
 import json
 import mimetypes
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from importlib.resources import files
 from pathlib import Path
@@ -33,37 +33,37 @@ from starlette.routing import BaseRoute, Route
 from topdp.errors import TopdpError
 from topdp.runs.run_folder import RunFolder
 from topdp.views.live.agent_page import agent_view, published
-from topdp.views.live.disk_watch import Answers, Watch
+from topdp.views.live.disk_watch import AnswerCache, DiskWatch
 from topdp.views.live.event_streams import EventStream
-from topdp.views.live.federation_page import Federation
-from topdp.views.live.live_sources import Source, expect_plain
-from topdp.views.live.page_access import PUBLISHED, Access, Refusal
+from topdp.views.live.federation_page import FederationFeed
+from topdp.views.live.live_sources import LiveSource, expect_plain
+from topdp.views.live.page_access import PUBLISHED_PATH, Access, Refusal
 from topdp.views.live.page_events import Events, TooManyListeners
-from topdp.views.live.page_guard import Guard, refused
+from topdp.views.live.page_guard import PageGuard, refusal_response
 from topdp.views.live.page_templates import page
 from topdp.views.live.planner_page import planner_routes
 from topdp.views.pages.run_facts import run_facts
 
-COMPARED = 12  # runs on one page
+MAX_COMPARED_RUNS = 12
 PROBLEM = "problem"
 
 
 class Dash:
-    """What the routes share."""
+    """The routes of the live page and their shared state."""
 
-    def __init__(self, paths: Sequence[Path], federation: Federation | None = None) -> None:
-        self.watch = Watch(paths)
+    def __init__(self, paths: Sequence[Path], federation: FederationFeed | None = None) -> None:
+        self.watch = DiskWatch(paths)
         self.events = Events()
-        self.federation = federation or Federation([])
-        self.runs = Answers(_facts)
-        self.agents = Answers(_view)
+        self.federation = federation or FederationFeed([])
+        self.runs = AnswerCache(lambda source: _facts(source, lambda: run_facts(RunFolder.open(source.path))))
+        self.agents = AnswerCache(lambda source: _facts(source, lambda: agent_view(source.path)))
         self.static = _static_files()
 
     @asynccontextmanager
-    async def living(self, app: Starlette) -> AsyncIterator[None]:
-        """Looks and asks beside the server, and ends with it."""
-        await asyncio.to_thread(self.watch.look)
-        tasks = [asyncio.create_task(one.run(self.events)) for one in (self.watch, self.federation)]
+    async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        """Watch the disk and poll the federation while the server runs."""
+        await asyncio.to_thread(self.watch.scan)
+        tasks = [asyncio.create_task(task.run(self.events)) for task in (self.watch, self.federation)]
         try:
             yield
         finally:
@@ -83,13 +83,13 @@ class Dash:
         return self._page("run.html", "run", id=source.id, name=source.name)
 
     async def compare(self, request: Request) -> Response:
-        asked = dict.fromkeys(request.query_params.getlist("run"))
-        found = [source for id in asked if (source := self.watch.source(id, "run")) is not None]
-        if not 2 <= len(found) <= COMPARED or len(found) < len(asked):
+        ids = dict.fromkeys(request.query_params.getlist("run"))
+        runs = [source for id in ids if (source := self.watch.source(id, "run")) is not None]
+        if not 2 <= len(runs) <= MAX_COMPARED_RUNS or len(runs) < len(ids):
             raise HTTPException(
-                404, f"Expected 2 to {COMPARED} runs of the list to compare: choose them there."
+                404, f"Expected 2 to {MAX_COMPARED_RUNS} existing runs to compare. Choose them in the list."
             )
-        return self._page("compare.html", "compare", ids=[one.id for one in found], runs=found)
+        return self._page("compare.html", "compare", ids=[run.id for run in runs], runs=runs)
 
     async def agent(self, request: Request) -> Response:
         source = self._source(request, "agent")
@@ -99,18 +99,19 @@ class Dash:
         return self._page("federation.html", "federation")
 
     def _page(self, template: str, kind: str, **facts: object) -> Response:
-        given: dict[str, object] = {"id": "", "ids": [], "planner": bool(planner_routes), **facts}
-        return HTMLResponse(page(template, kind=kind, **given))
+        return HTMLResponse(page(template, kind=kind, **{"planner": True, **facts}))
 
     # Numbers
 
     async def listed(self, request: Request) -> Response:
-        told = {
-            "sources": self.watch.summaries(),
-            "cut": self.watch.cut,
-            "places": len(self.federation.places),
-        }
-        return JSONResponse({**told, "event": self.events.last})
+        return JSONResponse(
+            {
+                "sources": self.watch.summaries(),
+                "cut": self.watch.cut,
+                "places": len(self.federation.places),
+                "event": self.events.last,
+            }
+        )
 
     async def run_facts(self, request: Request) -> Response:
         return await self._answer(self.runs, self._source(request, "run"))
@@ -118,8 +119,8 @@ class Dash:
     async def agent_facts(self, request: Request) -> Response:
         return await self._answer(self.agents, self._source(request, "agent"))
 
-    async def _answer(self, answers: Answers, source: Source) -> Response:
-        body = await run_in_threadpool(answers.of, source)
+    async def _answer(self, answers: AnswerCache, source: LiveSource) -> Response:
+        body = await run_in_threadpool(answers.get, source)
         return Response(body, media_type="application/json")
 
     async def published(self, request: Request) -> Response:
@@ -130,35 +131,31 @@ class Dash:
         return JSONResponse(self.federation.view(own))
 
     def _own(self) -> list[dict[str, Any]]:
-        found = []
-        for source in self.watch.sources("agent"):
-            view = json.loads(self.agents.of(source))
-            if PROBLEM not in view:  # else its own page says why
-                found.append(published(view))
-        return found
+        views = [json.loads(self.agents.get(source)) for source in self.watch.sources("agent")]
+        return [published(view) for view in views if PROBLEM not in view]  # problems are on the own page
 
     # Events and files
 
     async def changes(self, request: Request) -> Any:
         after = request.headers.get("last-event-id") or request.query_params.get("after") or None
-        # Visitors of one machine have one address: what their programs call themselves tells them apart.
+        # Visitors on one machine share an address; the names of their browsers tell them apart.
         visitor = f"{request.client.host if request.client else ''} {request.headers.get('user-agent', '')}"
         try:
-            return await EventStream.begin(self.events, after, visitor)
+            return await EventStream.open(self.events, after, visitor)
         except TooManyListeners as error:
-            code = 429 if error.of_one else 503
+            code = 429 if error.by_visitor else 503
             return JSONResponse({PROBLEM: str(error)}, code, {"retry-after": "10"})
 
     async def file(self, request: Request) -> Response:
-        found = self.static.get(request.path_params["name"])
-        if found is None:
+        name = request.path_params["name"]
+        if name not in self.static:
             raise HTTPException(404)
-        body, kind, tag = found
+        body, kind, tag = self.static[name]
         if request.headers.get("if-none-match") == tag:
             return Response(status_code=304, headers={"etag": tag})
         return Response(body, media_type=kind, headers={"etag": tag})
 
-    def _source(self, request: Request, kind: str) -> Source:
+    def _source(self, request: Request, kind: str) -> LiveSource:
         source = self.watch.source(request.path_params["id"], kind)
         if source is None:
             raise HTTPException(404)
@@ -175,51 +172,42 @@ class Dash:
             Route("/api/runs/{id}/facts", self.run_facts),
             Route("/api/agents/{id}", self.agent_facts),
             Route("/api/federation", self.federation_view),
-            Route(PUBLISHED, self.published),
+            Route(PUBLISHED_PATH, self.published),
             Route("/api/events", self.changes),
             Route("/static/{name}", self.file),
             *planner_routes,
         ]
 
 
-def application(dash: Dash, access: Access, secure: bool = False) -> Guard:
-    """The application that a server serves."""
-    app = Starlette(routes=dash.routes(), lifespan=dash.living, exception_handlers={HTTPException: _in_words})
-    return Guard(app, access, secure)
+def application(dash: Dash, access: Access, secure: bool = False) -> PageGuard:
+    """Return the application to serve."""
+    handlers: Any = {HTTPException: _error_response}
+    app = Starlette(routes=dash.routes(), lifespan=dash.lifespan, exception_handlers=handlers)
+    return PageGuard(app, access, secure)
 
 
-def _facts(source: Source) -> dict[str, Any]:
+def _facts(source: LiveSource, read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     try:
         expect_plain(source)
-        return run_facts(RunFolder.open(source.path))
+        return read()
     except TopdpError as error:
-        return {PROBLEM: source.in_words(str(error)), "name": source.name}
+        return {PROBLEM: source.without_path(str(error)), "name": source.name}
 
 
-def _view(source: Source) -> dict[str, Any]:
-    try:
-        expect_plain(source)
-        return agent_view(source.path)
-    except TopdpError as error:
-        return {PROBLEM: source.in_words(str(error)), "name": source.name}
-
-
-async def _in_words(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    words = {
-        404: "There is nothing by this name: it may have been removed. All runs and agents are in the list."
-    }
-    said = error.detail if "Expected" in error.detail else words.get(error.status_code, error.detail)
-    return refused(Refusal(error.status_code, "Not found", said), request.url.path)
+async def _error_response(request: Request, error: HTTPException) -> Response:
+    words = error.detail
+    if error.status_code == 404 and "Expected" not in words:
+        words = "There is nothing by this name. It may have been removed; the list has all runs and agents."
+    return refusal_response(Refusal(error.status_code, "Not found", words), request.url.path)
 
 
 def _static_files() -> dict[str, tuple[bytes, str, str]]:
-    """name -> (bytes, type, tag): the shared parts of pages and those of this room; nothing else."""
-    found = {}
+    """Return name -> (bytes, type, tag) for the shared static files and those of the live page."""
+    contents = {}
     for package in ("topdp.views.pages", "topdp.views.live"):
         for file in files(package).joinpath("static").iterdir():
             if file.name.endswith((".js", ".css", ".svg", ".txt")):
                 kind = mimetypes.guess_type(file.name)[0] or "text/plain"
                 body = file.read_bytes()
-                found[file.name] = (body, kind, f'"{hashlib.sha256(body).hexdigest()[:32]}"')
-    return found
+                contents[file.name] = (body, kind, f'"{hashlib.sha256(body).hexdigest()[:32]}"')
+    return contents

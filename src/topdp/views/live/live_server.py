@@ -1,4 +1,4 @@
-"""The live page on a port: bound before anything is promised, and ended within a second of being asked to."""
+"""Serve the live page on a port. Binds before the address is announced, and stops within about a second."""
 
 from __future__ import annotations
 
@@ -16,42 +16,44 @@ from pathlib import Path
 import uvicorn
 
 from topdp.errors import InputError, UnavailableError
-from topdp.views.live.connection_limits import MOST, Prompt
+from topdp.views.live.connection_limits import MAX_CONNECTIONS, LimitedConnection
 from topdp.views.live.live_app import Dash
-from topdp.views.live.page_guard import Guard
+from topdp.views.live.page_guard import PageGuard
 
-END = 1  # seconds for whoever is being answered when the server ends
+SHUTDOWN_SECONDS = 1  # for requests in progress
 
 
-def bound(host: str, port: int) -> socket.socket:
-    """A socket at this address, or why there is none."""
+def bound_socket(host: str, port: int) -> socket.socket:
+    """Return a listening socket, or raise an error that says why there is none."""
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (socket.gaierror, UnicodeError) as error:
         raise InputError(f"--host: expected an address of this machine, got {host!r}.") from error
-    family, kind, protocol, _, address = found[0]
-    made = socket.socket(family, kind, protocol)
+    family, kind, protocol, _, address = addresses[0]
+    listener = socket.socket(family, kind, protocol)
     try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind(address)
-        made.listen(128)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(128)
     except OSError as error:
-        made.close()
+        listener.close()
         if error.errno == errno.EADDRINUSE:
             raise UnavailableError(
-                f"Port {port} of {host} is in use: another program has it, perhaps a topdp dash. End that "
-                "one, or name another with --port; --port 0 takes a free one."
+                f"Port {port} of {host} is in use by another program, perhaps by a topdp dash. Stop that "
+                "program, or choose another port with --port; --port 0 takes a free one."
             ) from None
         if error.errno == errno.EACCES:
-            raise UnavailableError(f"Port {port} is not for this user: name one above 1023.") from None
+            raise UnavailableError(
+                f"Port {port} is not allowed for this user. Choose one above 1023."
+            ) from None
         raise InputError(
             f"--host: expected an address of this machine, got {host!r}: {error.strerror}."
         ) from None
-    return made
+    return listener
 
 
 class _Server(uvicorn.Server):
-    """Signals are heard by whoever serves, so that open streams are ended first."""
+    """Leaves signals to `serve`, which first ends the open streams."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -59,31 +61,33 @@ class _Server(uvicorn.Server):
 
 
 async def serve(
-    app: Guard,
+    app: PageGuard,
     dash: Dash,
     sock: socket.socket,
     certificate: Path | None = None,
     key: Path | None = None,
-    stopping: Callable[[Callable[[], None]], None] | None = None,
-    leave: Callable[[], object] = lambda: None,
+    *,
+    on_start: Callable[[Callable[[], None]], None] | None = None,
+    exit_process: Callable[[], object] = lambda: None,
 ) -> None:
-    """Until Ctrl-C or SIGTERM, or until what `stopping` is given is called.
+    """Serve until Ctrl-C or SIGTERM.
 
-    `leave` is called a moment after that, or at a second signal: threads may be reading or computing still,
-    and Python would wait for them.
+    `on_start` receives a function that stops the server, and replaces the handling of signals. `exit_process`
+    is called shortly after the stop, or at a second signal: threads may still be computing, and Python would
+    wait for them.
     """
     logging.getLogger("uvicorn").setLevel(logging.ERROR)
     config = uvicorn.Config(
         app,
         log_config=None,
-        access_log=False,  # addresses may hold a token
+        access_log=False,  # addresses may contain a token
         lifespan="on",
         ws="none",
         server_header=False,
         proxy_headers=False,
-        http=Prompt,
-        limit_concurrency=MOST,
-        timeout_graceful_shutdown=END,
+        http=LimitedConnection,
+        limit_concurrency=MAX_CONNECTIONS,
+        timeout_graceful_shutdown=SHUTDOWN_SECONDS,
         ssl_certfile=certificate,
         ssl_keyfile=key,
     )
@@ -97,23 +101,22 @@ async def serve(
 
     def stop() -> None:
         if server.should_exit:
-            leave()
+            exit_process()
         dash.events.close()
         server.should_exit = True
-        logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # whose answers are cut off is no news
-        late = threading.Timer(END + 0.5, leave)
-        late.daemon = True
-        late.start()
+        logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # interrupted responses are expected now
+        timer = threading.Timer(SHUTDOWN_SECONDS + 0.5, exit_process)
+        timer.daemon = True
+        timer.start()
 
     loop = asyncio.get_running_loop()
-    if stopping is None:
+    if on_start is None:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stop)
     else:
-        stopping(partial(_soon, loop, stop))
+        on_start(partial(_stop_from_thread, loop, stop))
     await server.serve(sockets=[sock])
 
 
-def _soon(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> None:
-    """From another thread."""
+def _stop_from_thread(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> None:
     loop.call_soon_threadsafe(stop)

@@ -1,7 +1,7 @@
-"""What is looked at: run folders and agents' state folders, found below the paths that a user named.
+"""The sources of the live page: run folders and agents' state folders below the paths that a user names.
 
-Each has an id that says nothing of where it is; whoever asks names an id, never a path. Links inside folders
-are not followed, be it to folders or to files, so nothing outside is ever found or read.
+Each source has an id that does not reveal its path; requests contain ids, never paths. Symbolic links inside
+folders are not followed, neither to folders nor to files, so nothing outside is found or read.
 """
 
 from __future__ import annotations
@@ -17,33 +17,34 @@ from typing import Literal
 
 from topdp.base.files import UNREADABLE_FILE_ERRORS
 from topdp.errors import InputError
+from topdp.views.pages.page_runs import file_stamp
 from topdp.views.pages.plain_words import in_utf8
 
-RUN_FILE, BOOKS_FILE = "run.json", "ledger.sqlite"
-FILES = {
-    "run": (RUN_FILE, "config.toml", "metrics.jsonl", "privacy.json"),
-    "agent": (BOOKS_FILE, f"{BOOKS_FILE}-wal", "status.json", "pause"),
+RUN_INFO_FILE, LEDGER_FILE = "run.json", "ledger.sqlite"
+WATCHED_FILES = {
+    "run": (RUN_INFO_FILE, "config.toml", "metrics.jsonl", "privacy.json"),
+    "agent": (LEDGER_FILE, f"{LEDGER_FILE}-wal", "status.json", "pause"),
 }
-"""What a page shows of each is in these files; it changes when one of them does."""
-READ = {"run": ("plan.npz", "graph.txt"), "agent": (f"{BOOKS_FILE}-shm",)}
-"""Read too, and never changed without one of those above."""
-LARGEST = {"run.json": 10**7, "config.toml": 10**6, "status.json": 10**7, "pause": 10**4}
-USUAL = 5 * 10**8
-"""Bytes of a file, by name and for all others, above which a page does not read it; commands do."""
-UNPACKED = 2 * 10**9  # bytes of a plan: a small file can unpack to more than a machine has
-DEEPEST = 5  # folders below a named one: sweeps and demonstrations have three
-MOST = 1000
-FOLDERS = 20_000  # looked into at most
+"""A page depends on these files; it changes when one of them does."""
+OTHER_READ_FILES = {"run": ("plan.npz", "graph.txt"), "agent": (f"{LEDGER_FILE}-shm",)}
+"""Pages read these too; they never change alone."""
+MAX_BYTES_BY_FILE = {"run.json": 10**7, "config.toml": 10**6, "status.json": 10**7, "pause": 10**4}
+MAX_OTHER_FILE_BYTES = 5 * 10**8
+"""Pages do not read larger files; commands do."""
+MAX_UNPACKED_PLAN_BYTES = 2 * 10**9  # a small archive can unpack to more than the machine's memory
+MAX_DEPTH = 5  # of folders below a named path; sweeps and demonstrations have three
+MAX_SOURCES = 1000
+MAX_SCANNED_FOLDERS = 20_000
 
-Kind = Literal["run", "agent"]
+SourceKind = Literal["run", "agent"]
 Signature = tuple[tuple[int, int] | None, ...]
 
 
 @dataclass(frozen=True)
-class Source:
-    """`name`: the way from the named path to it, for people."""
+class LiveSource:
+    """A run folder or an agent's state folder. `name`: its path relative to the path that the user named."""
 
-    kind: Kind
+    kind: SourceKind
     path: Path
     name: str
 
@@ -51,94 +52,99 @@ class Source:
     def id(self) -> str:
         return hashlib.sha256(os.fsencode(self.path)).hexdigest()[:16]
 
-    def in_words(self, problem: str) -> str:
-        """What is wrong with it, for a page: says nothing of where the folder is, and is text in any case.
+    def without_path(self, problem: str) -> str:
+        """Return a message for a page: without the path of the folder, and always valid text.
 
-        >>> Source("run", Path("/home/ada/runs/a"), "a").in_words("Expected a run in /home/ada/runs/a.")
+        >>> LiveSource("run", Path("/home/ada/a"), "a").without_path("Expected a run in /home/ada/a.")
         'Expected a run in a.'
         """
         return problem.replace(str(self.path), self.name).encode(errors="replace").decode()
 
     def signature(self) -> Signature:
-        """Another one once something on disk has changed."""
-        return tuple(_stamp(self.path / name) for name in FILES[self.kind])
+        """Return a value that changes when a watched file changes."""
+        return tuple(file_stamp(self.path / name) for name in WATCHED_FILES[self.kind])
 
     def changed_at(self) -> float:
-        """When something was last written, in seconds of the calendar; 0: it is gone."""
+        """Return the time of the last change in seconds since 1970; 0 if the folder is gone."""
         return max((stamp[0] for stamp in self.signature() if stamp is not None), default=0) / 1e9
 
 
 @dataclass(frozen=True)
-class Found:
-    sources: tuple[Source, ...]
-    cut: bool  # there may be more
+class SourceListing:
+    """The sources below some paths. `cut`: whether there may be more."""
+
+    sources: tuple[LiveSource, ...]
+    cut: bool
 
 
 def expect_folders(paths: Iterable[Path]) -> list[Path]:
-    """The folders that a user named, or what is wrong with them."""
-    found = []
+    """Return the resolved folders, or raise InputError."""
+    folders = []
     for path in paths:
         if not path.exists():
             raise InputError(
                 f"{path}: expected the folder of a run, of several runs, or of an agent's state, got nothing."
             )
         if not path.is_dir():
-            raise InputError(f"{path}: expected a folder of a run or an agent, got a file: name its folder.")
-        found.append(path.resolve())
-    return found
+            raise InputError(f"{path}: expected a folder of a run or an agent, got a file. Name its folder.")
+        folders.append(path.resolve())
+    return folders
 
 
-def find(paths: Iterable[Path], most: int = MOST) -> Found:
-    """Runs and agents in and below `paths`; each once, in the order of names."""
-    sources: dict[Path, Source] = {}
-    looked = 0
+def find_sources(paths: Iterable[Path], limit: int = MAX_SOURCES) -> SourceListing:
+    """Return the runs and agents in and below `paths`, each once, ordered by name."""
+    sources: dict[Path, LiveSource] = {}
+    scanned = 0
     for top in paths:
-        for path, depth in _below(top):
-            looked += 1
-            if looked > FOLDERS:
-                return replace(_newest(list(sources.values()), most), cut=True)
+        for path, depth in _walk(top):
+            scanned += 1
+            if scanned > MAX_SCANNED_FOLDERS:
+                return replace(_newest(list(sources.values()), limit), cut=True)
             kind = _kind(path)
             if kind is not None and path not in sources:
                 name = path.relative_to(top).as_posix() if depth else path.name
-                sources[path] = Source(kind, path, in_utf8(name))
-    return _newest(list(sources.values()), most)
+                sources[path] = LiveSource(kind, path, in_utf8(name))
+    return _newest(list(sources.values()), limit)
 
 
-def _newest(sources: list[Source], most: int) -> Found:
-    """Of too many the ones that were begun last: those are being looked at."""
-    if len(sources) <= most:
-        return Found(tuple(sources), cut=False)
-    begun = {one.path: (_stamp(one.path / FILES[one.kind][0]) or (0, 0))[0] for one in sources}
-    kept = set(sorted(begun, key=begun.__getitem__)[-most:])
-    return Found(tuple(one for one in sources if one.path in kept), cut=True)
+def _newest(sources: list[LiveSource], limit: int) -> SourceListing:
+    """Return the `limit` sources that started last, which are the interesting ones."""
+    if len(sources) <= limit:
+        return SourceListing(tuple(sources), cut=False)
+    started = {
+        source.path: (file_stamp(source.path / WATCHED_FILES[source.kind][0]) or (0, 0))[0]
+        for source in sources
+    }
+    newest = set(sorted(started, key=started.__getitem__)[-limit:])
+    return SourceListing(tuple(source for source in sources if source.path in newest), cut=True)
 
 
-def expect_plain(source: Source) -> None:
-    """Refuses files that are links, pipes or devices, and those that are too large for a page.
+def expect_plain(source: LiveSource) -> None:
+    """Raise InputError for files that are links, pipes or devices, or too large for a page.
 
-    A link may lead to what nobody meant to show; a pipe is waited for without end.
+    A link may lead to a file that nobody meant to show; reading a pipe may never end.
     """
-    for name in (*FILES[source.kind], *READ[source.kind]):
+    for name in (*WATCHED_FILES[source.kind], *OTHER_READ_FILES[source.kind]):
         try:
-            found = (source.path / name).lstat()
+            status = (source.path / name).lstat()
         except OSError:
             continue
-        if not stat.S_ISREG(found.st_mode):
+        if not stat.S_ISREG(status.st_mode):
             raise InputError(f"Expected plain files in {source.name}, {name} is a link, a pipe or the like.")
-        if found.st_size > LARGEST.get(name, USUAL):
+        if status.st_size > MAX_BYTES_BY_FILE.get(name, MAX_OTHER_FILE_BYTES):
             raise InputError(
                 f"Expected files that a page can show in {source.name}, {name} has "
-                f"{found.st_size / 1e6:.0f} MB: use topdp report."
+                f"{status.st_size / 1e6:.0f} MB. Use topdp report."
             )
     plan = source.path / "plan.npz"
-    if source.kind == "run" and is_plain(plan) and _unpacked(plan) > UNPACKED:
+    if source.kind == "run" and is_plain(plan) and _unpacked_bytes(plan) > MAX_UNPACKED_PLAN_BYTES:
         raise InputError(
             f"Expected a plan that a page can read in {source.name}, plan.npz is too large unpacked."
         )
 
 
-def _unpacked(path: Path) -> int:
-    """Bytes that reading it takes at most; 0 of what is no archive, which its reader refuses."""
+def _unpacked_bytes(path: Path) -> int:
+    """Return the bytes that reading the archive takes; 0 for other files, which its reader refuses."""
     try:
         with zipfile.ZipFile(path) as archive:
             return sum(member.file_size for member in archive.infolist())
@@ -147,37 +153,29 @@ def _unpacked(path: Path) -> int:
 
 
 def is_plain(path: Path) -> bool:
-    """Whether it is a file, and no link, pipe or device."""
+    """Return whether `path` is a file and not a link, pipe or device."""
     try:
         return stat.S_ISREG(path.lstat().st_mode)
     except OSError:
         return False
 
 
-def _kind(path: Path) -> Kind | None:
-    if (path / BOOKS_FILE).is_file():
+def _kind(path: Path) -> SourceKind | None:
+    if (path / LEDGER_FILE).is_file():
         return "agent"
-    return "run" if (path / RUN_FILE).is_file() else None
+    return "run" if (path / RUN_INFO_FILE).is_file() else None
 
 
-def _below(top: Path, depth: int = 0) -> Iterator[tuple[Path, int]]:
-    """Every folder from `top` down, but for hidden ones; what is gone or closed has nothing in it."""
+def _walk(top: Path, depth: int = 0) -> Iterator[tuple[Path, int]]:
+    """Yield every folder from `top` down except hidden ones. Unreadable folders count as empty."""
     yield top, depth
-    if depth >= DEEPEST:
+    if depth >= MAX_DEPTH:
         return
     try:
         with os.scandir(top) as entries:
-            names = [one.name for one in entries if one.is_dir(follow_symlinks=False)]
+            names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
     except OSError:
         return
     for name in sorted(names):
         if not name.startswith("."):
-            yield from _below(top / name, depth + 1)
-
-
-def _stamp(path: Path) -> tuple[int, int] | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size
+            yield from _walk(top / name, depth + 1)

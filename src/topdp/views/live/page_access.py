@@ -1,12 +1,11 @@
-"""Who may see the live page: tokens, the names under which it is asked for, and the headers of every answer.
+"""Access to the live page: tokens, accepted host names, and the headers of every response.
 
-Not what is on the page: whoever is let in sees all of it, but for those who hold the token of what is
-published, who see that alone.
+A client with the token sees everything. A client with the token for publishing sees only what is published.
 
 **Guarantees.** Without a token only requests to a loopback name are answered, so that a web site that points
-a name of its own at this machine learns nothing. With one, every page and number needs it; it is compared in
-constant time, and never kept by the browser: the cookie follows from it, and it does not follow from the
-cookie. Loopback does not keep out other people on the same machine; a token does.
+its own name at this machine learns nothing. With a token, every page and number requires it. It is compared
+in constant time and never stored by the browser: the cookie follows from the token, but not the token from
+the cookie. Loopback does not keep out other people on the same machine; a token does.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ from urllib.parse import urlsplit
 from topdp.base.files import FileError, write_atomically
 from topdp.errors import InputError
 
-SHORTEST = 16  # characters of a token that a person chose
-PUBLISHED = "/api/published"
-STATIC = "/static/"
-POSTS = "/api/plan"  # the planner computes on what it is sent, and keeps nothing
+MIN_TOKEN_CHARACTERS = 16
+PUBLISHED_PATH = "/api/published"
+STATIC_PATH = "/static/"
+PLANNER_PATH = "/api/plan"  # accepts POST: the planner computes on the request and stores nothing
 
-HEADERS = {
+SECURITY_HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
         "base-uri 'none'; frame-ancestors 'none'; form-action 'self'"
@@ -45,7 +44,7 @@ HEADERS = {
 
 @dataclass(frozen=True)
 class Refusal:
-    """An answer that is none: its status, and why in words."""
+    """A refused request: the status, and the reason in words."""
 
     status: int
     title: str
@@ -54,23 +53,23 @@ class Refusal:
 
 UNKNOWN_HOST = Refusal(
     421,
-    "Not asked for by this name",
-    "This page answers to localhost, 127.0.0.1 and ::1 alone, since it was started without a token. To reach "
-    "it by another name start topdp dash with --token-file.",
+    "Unknown host name",
+    "This page was started without a token and answers only to localhost, 127.0.0.1 and ::1. To reach it by "
+    "another name, start topdp dash with --token-file.",
 )
 NO_TOKEN = Refusal(
     401,
     "A token is needed",
-    "Open the address that topdp dash printed when it was started: it ends in ?token=... If the server was "
-    "started again since, its token may be another one.",
+    "Open the address that topdp dash printed at its start; it ends in ?token=... If the server was "
+    "restarted since, its token may have changed.",
 )
-READ_ONLY = Refusal(405, "Read only", "Nothing can be changed from here: only GET is answered.")
-FOREIGN = Refusal(403, "Asked from another site", "This came from a page of another site, and is refused.")
+READ_ONLY = Refusal(405, "Read only", "Only GET is answered: nothing can be changed from here.")
+CROSS_SITE = Refusal(403, "Request from another site", "Requests from pages of other sites are refused.")
 
 
 @dataclass(frozen=True)
 class Access:
-    """`token`: sees everything. `published`: sees what agents publish, and nothing else."""
+    """The tokens. `token` gives access to everything, `published` only to what agents publish."""
 
     token: str | None = None
     published: str | None = None
@@ -78,40 +77,44 @@ class Access:
 
     @property
     def cookie(self) -> str:
-        """What the browser keeps. Cookies go to every port of a host, so it is not the token itself."""
+        """The browser's cookie.
+
+        It is not the token, because browsers send cookies to every port of a host.
+        """
         return hmac.new((self.token or "").encode(), b"topdp dash cookie", hashlib.sha256).hexdigest()
 
     def refusal(
         self, method: str, path: str, headers: Mapping[str, str], cookies: Mapping[str, str]
     ) -> Refusal | None:
-        """Why this request is not answered; None: it is. Names of headers are in small letters."""
+        """Return why the request is refused, or None. Names of headers are in lower case."""
         if self.token is None and not is_loopback(_host(headers.get("host", ""))):
             return UNKNOWN_HOST
-        # Same-site is another port of this machine, which is another program and perhaps another user.
+        # Same-site may be another port of this machine: another program, perhaps of another user.
         if path.startswith("/api/") and headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
-            return FOREIGN
-        if method == "POST" and path.startswith(POSTS):
+            return CROSS_SITE
+        if method == "POST" and path.startswith(PLANNER_PATH):
             if urlsplit(headers.get("origin", "")).netloc != headers.get("host"):
-                return FOREIGN
+                return CROSS_SITE
         elif method not in ("GET", "HEAD"):
             return READ_ONLY
-        if path.startswith(STATIC) or self.token is None:
+        if path.startswith(STATIC_PATH) or self.token is None:
             return None
-        return None if self._knows(path, headers, cookies) else NO_TOKEN
+        return None if self._is_authorised(path, headers, cookies) else NO_TOKEN
 
     def is_token(self, text: str) -> bool:
         return self.token is not None and _same(text, self.token)
 
-    def _knows(self, path: str, headers: Mapping[str, str], cookies: Mapping[str, str]) -> bool:
-        kind, _, said = headers.get("authorization", "").partition(" ")
+    def _is_authorised(self, path: str, headers: Mapping[str, str], cookies: Mapping[str, str]) -> bool:
+        kind, _, token = headers.get("authorization", "").partition(" ")
         if kind.lower() == "bearer":
-            reads_published = self.published is not None and path == PUBLISHED
-            return self.is_token(said) or (reads_published and _same(said, self.published or ""))
+            reads_published = self.published is not None and path == PUBLISHED_PATH
+            return self.is_token(token) or (reads_published and _same(token, self.published or ""))
         return _same(cookies.get(self.cookie_name, ""), self.cookie)
 
 
 def is_loopback(host: str) -> bool:
-    """
+    """Return whether a host name or address is this machine's loopback.
+
     >>> [is_loopback(host) for host in ("localhost", "127.0.0.1", "::1", "127.evil.example", "0.0.0.0", "")]
     [True, True, True, False, False, False]
     """
@@ -124,7 +127,7 @@ def is_loopback(host: str) -> bool:
 
 
 def token_from(file: Path | None, variable: str) -> str | None:
-    """The token in `file`, which is made where it is not there yet; else of the environment's `variable`."""
+    """Return the token in `file`, creating the file if necessary; without `file`, that in `variable`."""
     if file is None:
         text = os.environ.get(variable)
         return None if not text else _checked(text.strip(), variable)
@@ -134,11 +137,11 @@ def token_from(file: Path | None, variable: str) -> str | None:
         if file.stat().st_mode & 0o077:
             raise InputError(
                 f"{file}: expected a token that nobody else can read, got mode "
-                f"{file.stat().st_mode & 0o777:o}: chmod 600 {file}"
+                f"{file.stat().st_mode & 0o777:o}. Run: chmod 600 {file}"
             )
         return _checked(file.read_text(encoding="utf-8").strip(), str(file))
     except (OSError, UnicodeDecodeError) as error:
-        raise FileError(f"{file}: expected a file with a token, or a place for one: {error}") from error
+        raise FileError(f"{file}: expected a file with a token, or a path for a new one: {error}") from error
 
 
 def new_token() -> str:
@@ -146,7 +149,8 @@ def new_token() -> str:
 
 
 def cookies_of(header: str) -> dict[str, str]:
-    """
+    """Parse a Cookie header.
+
     >>> cookies_of("a=1; topdp-dash=abc; b")
     {'a': '1', 'topdp-dash': 'abc', 'b': ''}
     """
@@ -155,26 +159,27 @@ def cookies_of(header: str) -> dict[str, str]:
 
 
 def _checked(token: str, place: str) -> str:
-    if len(token) < SHORTEST or not token.isascii() or not token.isprintable() or " " in token:
+    allowed = token.isascii() and token.isprintable() and " " not in token
+    if len(token) < MIN_TOKEN_CHARACTERS or not allowed:
         raise InputError(
-            f"{place}: expected a token of at least {SHORTEST} letters, digits and signs, got "
-            f"{len(token)} characters. Without the file topdp dash makes a good one."
+            f"{place}: expected a token of at least {MIN_TOKEN_CHARACTERS} letters, digits and signs, got "
+            f"{len(token)} characters. Remove the file, and topdp dash creates a good one."
         )
     return token
 
 
-def _same(one: str, other: str) -> bool:
-    return hmac.compare_digest(one.encode(errors="replace"), other.encode(errors="replace"))
+def _same(a: str, b: str) -> bool:
+    return hmac.compare_digest(a.encode(errors="replace"), b.encode(errors="replace"))
 
 
 def _host(header: str) -> str:
-    """The name in a Host header, without the port.
+    """Return the name in a Host header without the port; empty if the header is invalid.
 
     >>> [_host(text) for text in ("localhost:80", "[::1]:80", "a.example", "[::1", "a@localhost")]
     ['localhost', '::1', 'a.example', '', '']
     """
     try:
-        found = urlsplit(f"//{header}")
-        return "" if "@" in header or found.hostname is None else found.hostname
+        host = urlsplit(f"//{header}").hostname
+        return "" if "@" in header or host is None else host
     except ValueError:
         return ""

@@ -1,9 +1,9 @@
-"""Events for pages: who listens, what they missed, and who is too slow. What is told is not known here.
+"""Publish events to the pages that listen: replay missed ones, and drop listeners that are too slow.
 
-Every event has a name: which start of the server it belongs to, and its number. Whoever comes again names the
-last one that it has seen, and gets those after it; where they are no longer kept, or are of another start, it
-is told to begin anew (`reset`). Nobody waits for a page: one that does not read is left behind, and comes
-again by itself.
+The name of an event consists of an identifier of the server's start and a number. A page that reconnects
+names the last event it received and gets those after it. If they are no longer stored, or belong to another
+start, it gets a `reset` event. Publishing never waits: a page that does not read is dropped, and reconnects
+by itself.
 """
 
 from __future__ import annotations
@@ -18,52 +18,57 @@ from typing import Any
 
 from topdp.errors import UnavailableError
 
-KEPT = 1000  # events, for those who come again
-LISTENERS = 64
-OF_ONE = 16  # of them for one visitor, who cannot keep all others out
-UNREAD = 200  # events that one may be behind
-BEAT = 10.0  # seconds after which a page hears that nothing has happened
-RESET, BEATS = "reset", "beat"
+MAX_STORED_EVENTS = 1000  # for pages that reconnect
+MAX_LISTENERS = 64
+MAX_LISTENERS_PER_VISITOR = 16  # so that one visitor cannot keep out the others
+MAX_UNREAD_EVENTS = 200
+HEARTBEAT_SECONDS = 10.0
+RESET_EVENT, HEARTBEAT_EVENT = "reset", "beat"
 
 
 @dataclass(frozen=True)
-class Event:
+class PageEvent:
     name: str
     kind: str
     facts: dict[str, Any]
 
     def text(self) -> str:
-        """As server-sent events are written; JSON has no line breaks of its own."""
+        """Return the event in the format of server-sent events. JSON contains no line breaks."""
         return f"id: {self.name}\nevent: {self.kind}\ndata: {json.dumps(self.facts, allow_nan=False)}\n\n"
 
 
 class TooManyListeners(UnavailableError):  # noqa: N818 - a state, not a fault
-    """No further page can be told of changes. `of_one`: its visitor has too many."""
+    """No further page can listen. `by_visitor`: whether this visitor has too many, not all together."""
 
-    def __init__(self, words: str, of_one: bool) -> None:
+    def __init__(self, words: str, by_visitor: bool) -> None:
         super().__init__(words)
-        self.of_one = of_one
+        self.by_visitor = by_visitor
 
 
 @dataclass(eq=False)
 class _Listener:
     visitor: str
-    behind: deque[Event] = field(default_factory=deque)
+    unread: deque[PageEvent] = field(default_factory=deque)
     woken: asyncio.Event = field(default_factory=asyncio.Event)
-    lost: bool = False
+    dropped: bool = False
 
 
 class Events:
-    """For one event loop. `tell` never waits."""
+    """The events of one server, for one event loop. `publish` never waits."""
 
     def __init__(
-        self, kept: int = KEPT, listeners: int = LISTENERS, unread: int = UNREAD, of_one: int = OF_ONE
+        self,
+        *,
+        stored: int = MAX_STORED_EVENTS,
+        listeners: int = MAX_LISTENERS,
+        unread: int = MAX_UNREAD_EVENTS,
+        per_visitor: int = MAX_LISTENERS_PER_VISITOR,
     ) -> None:
         self.start = secrets.token_hex(4)
         self._number = 0
-        self._kept: deque[Event] = deque(maxlen=kept)
+        self._stored: deque[PageEvent] = deque(maxlen=stored)
         self._listeners: set[_Listener] = set()
-        self._most, self._unread, self._of_one = listeners, unread, of_one
+        self._max_listeners, self._max_unread, self._per_visitor = listeners, unread, per_visitor
         self._closed = False
 
     @property
@@ -75,63 +80,63 @@ class Events:
     def listeners(self) -> int:
         return len(self._listeners)
 
-    def tell(self, kind: str, facts: dict[str, Any]) -> None:
+    def publish(self, kind: str, facts: dict[str, Any]) -> None:
         self._number += 1
-        event = Event(self.last, kind, facts)
-        self._kept.append(event)
-        for one in list(self._listeners):
-            one.behind.append(event)
-            if len(one.behind) > self._unread:
-                one.lost = True
-            one.woken.set()
+        event = PageEvent(self.last, kind, facts)
+        self._stored.append(event)
+        for listener in list(self._listeners):
+            listener.unread.append(event)
+            if len(listener.unread) > self._max_unread:
+                listener.dropped = True
+            listener.woken.set()
 
-    def missed(self, after: str | None) -> list[Event]:
-        """What somebody has to hear who has seen everything up to `after`; None: who begins now."""
+    def missed(self, after: str | None) -> list[PageEvent]:
+        """Return the events since `after`, or a reset event. None for a page that opens now."""
         if after is None:
             return []
         start, _, number = after.partition("-")
-        known = start == self.start and number.isdecimal() and len(number) < 16
-        seen = int(number) if known else -1
-        oldest = self._number - len(self._kept)
-        if not known or not oldest <= seen <= self._number:
-            return [Event(self.last, RESET, {})]
-        return [event for event in self._kept if int(event.name.partition("-")[2]) > seen]
+        valid = start == self.start and number.isdecimal() and len(number) < 16
+        last_read = int(number) if valid else -1
+        oldest = self._number - len(self._stored)
+        if not valid or not oldest <= last_read <= self._number:
+            return [PageEvent(self.last, RESET_EVENT, {})]
+        return [event for event in self._stored if int(event.name.partition("-")[2]) > last_read]
 
     async def listen(
-        self, after: str | None = None, beat: float = BEAT, visitor: str = ""
+        self, after: str | None = None, heartbeat: float = HEARTBEAT_SECONDS, visitor: str = ""
     ) -> AsyncIterator[str]:
-        """Server-sent events from `after` on, until closed or left behind. Begins with a beat.
+        """Yield server-sent events from `after` on, until closed or dropped, beginning with a heartbeat.
 
-        `visitor`: whose page it is, as far as that can be told.
+        `visitor`: an identifier of the page's user, as far as there is one.
         """
-        if sum(one.visitor == visitor for one in self._listeners) >= self._of_one:
+        if sum(listener.visitor == visitor for listener in self._listeners) >= self._per_visitor:
             raise TooManyListeners(
-                f"Expected at most {self._of_one} open pages of one visitor, you have so many: close some.",
+                f"Expected at most {self._per_visitor} open pages per visitor, got one more. Close some.",
                 True,
             )
-        if len(self._listeners) >= self._most:
+        if len(self._listeners) >= self._max_listeners:
             raise TooManyListeners(
-                f"Expected at most {self._most} open pages, all of them are taken: close some.", False
+                f"Expected at most {self._max_listeners} open pages, got one more. Close some.", False
             )
         listener = _Listener(visitor, deque(self.missed(after)))
         self._listeners.add(listener)
         try:
             name = f"id: {self.last}\n" if after is None else ""
-            yield f"retry: 1000\n{name}event: {BEATS}\ndata: {{}}\n\n"
-            while not (self._closed or listener.lost):
-                while listener.behind:
-                    yield listener.behind.popleft().text()
+            yield f"retry: 1000\n{name}event: {HEARTBEAT_EVENT}\ndata: {{}}\n\n"
+            while not (self._closed or listener.dropped):
+                while listener.unread:
+                    yield listener.unread.popleft().text()
                 listener.woken.clear()
-                if not await _set_within(listener.woken, beat):
-                    yield f"event: {BEATS}\ndata: {{}}\n\n"
+                if not await _set_within(listener.woken, heartbeat):
+                    yield f"event: {HEARTBEAT_EVENT}\ndata: {{}}\n\n"
         finally:
             self._listeners.discard(listener)
 
     def close(self) -> None:
-        """Ends all listening."""
+        """End all streams."""
         self._closed = True
-        for one in self._listeners:
-            one.woken.set()
+        for listener in self._listeners:
+            listener.woken.set()
 
 
 async def _set_within(event: asyncio.Event, seconds: float) -> bool:

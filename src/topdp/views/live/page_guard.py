@@ -1,7 +1,4 @@
-"""Stands before the live page: lets in whom `access` lets in, and puts its headers on every answer.
-
-What is answered to those who are let in is `app`'s. Errors pass here too: no answer is without headers.
-"""
+"""Middleware of the live page: check access, and add security headers to every response, also to errors."""
 
 from __future__ import annotations
 
@@ -11,14 +8,21 @@ from urllib.parse import parse_qs
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from topdp.views.live.page_access import HEADERS, NO_TOKEN, STATIC, Access, Refusal, cookies_of
+from topdp.views.live.page_access import (
+    NO_TOKEN,
+    SECURITY_HEADERS,
+    STATIC_PATH,
+    Access,
+    Refusal,
+    cookies_of,
+)
 from topdp.views.live.page_templates import page
 
-LONGEST_QUERY = 4096  # bytes
+MAX_QUERY_BYTES = 4096
 
 
-class Guard:
-    """An application around another. `secure`: it is asked for by https."""
+class PageGuard:
+    """An application around another one. `secure`: whether it is served over https."""
 
     def __init__(self, app: ASGIApp, access: Access, secure: bool = False) -> None:
         self.app, self.access, self.secure = app, access, secure
@@ -33,37 +37,37 @@ class Guard:
                 message = {**message, "headers": _headers(message["headers"], scope["path"])}
             await send(message)
 
-        answer = self._answer(scope)
-        await (self.app if answer is None else answer)(scope, receive, with_headers)
+        response = self._own_response(scope)
+        await (self.app if response is None else response)(scope, receive, with_headers)
 
-    def _answer(self, scope: Scope) -> Response | None:
-        """What is answered here; None: whatever the application says."""
+    def _own_response(self, scope: Scope) -> Response | None:
+        """Return the guard's own response, or None to pass the request on."""
         headers = {
             name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]
         }
-        said = parse_qs(scope["query_string"][:LONGEST_QUERY].decode("latin-1")).get("token")
-        if said and scope["method"] == "GET" and self.access.is_token(said[0]):
+        token = parse_qs(scope["query_string"][:MAX_QUERY_BYTES].decode("latin-1")).get("token")
+        if token and scope["method"] == "GET" and self.access.is_token(token[0]):
             return self._welcome()
         refusal = self.access.refusal(
             scope["method"], scope["path"], headers, cookies_of(headers.get("cookie", ""))
         )
-        return None if refusal is None else refused(refusal, scope["path"])
+        return None if refusal is None else refusal_response(refusal, scope["path"])
 
     def _welcome(self) -> Response:
-        """The token goes from the address into a cookie.
+        """Move the token from the address into a cookie.
 
-        By a page that goes on by itself and not by a redirect: a browser that came from another site would
-        follow that one without the new cookie, because SameSite=Strict.
+        Respond with a page that forwards by itself, not with a redirect: because of SameSite=Strict, a
+        browser that came from another site would follow a redirect without the new cookie.
         """
-        answer = HTMLResponse(page("welcome.html"))
-        answer.set_cookie(
+        response = HTMLResponse(page("welcome.html"))
+        response.set_cookie(
             self.access.cookie_name, self.access.cookie, httponly=True, samesite="strict", secure=self.secure
         )
-        return answer
+        return response
 
 
-def refused(refusal: Refusal, path: str) -> Response:
-    """For people a page in words, for programs JSON."""
+def refusal_response(refusal: Refusal, path: str) -> Response:
+    """Return a page for people, or JSON for programs."""
     headers = {"www-authenticate": "Bearer"} if refusal is NO_TOKEN else {}
     if path.startswith("/api/"):
         return JSONResponse({"problem": refusal.words}, refusal.status, headers)
@@ -72,9 +76,9 @@ def refused(refusal: Refusal, path: str) -> Response:
 
 
 def _headers(given: Any, path: str) -> list[tuple[bytes, bytes]]:
-    ours = dict(HEADERS)
-    if path.startswith(STATIC):
-        ours["cache-control"] = "no-cache"  # the same for everybody; asked for again, with its tag
-    names = {name.encode() for name in ours}
-    kept = [(name, value) for name, value in given if name.lower() not in names]
-    return [*kept, *((name.encode(), value.encode()) for name, value in ours.items())]
+    security = dict(SECURITY_HEADERS)
+    if path.startswith(STATIC_PATH):
+        security["cache-control"] = "no-cache"  # public files; browsers revalidate them by tag
+    names = {name.encode() for name in security}
+    others = [(name, value) for name, value in given if name.lower() not in names]
+    return [*others, *((name.encode(), value.encode()) for name, value in security.items())]

@@ -1,4 +1,4 @@
-"""Pages from templates: what is put into them is escaped, always."""
+"""Render the live pages from templates, which escape every value."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from functools import cache
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-STYLES = ("uplot.min.css", "topdp.css", "dash.css")
-SCRIPTS = (
-    "uplot.min.js", "cytoscape.min.js", "tables.js", "curves.js", "graph.js", "run.js", "compare.js",
-    "live.js", "dash.js", "dash-runs.js", "dash-agents.js",
-)  # fmt: skip
+from topdp.views.pages.page_assets import PAGE_SCRIPTS, PAGE_STYLES
+
+LIVE_STYLES = (*PAGE_STYLES, "dash.css")
+LIVE_SCRIPTS = (*PAGE_SCRIPTS, "live.js", "dash.js", "dash-runs.js", "dash-agents.js")
 
 
 @cache
@@ -25,6 +24,7 @@ def _environment() -> Environment:
 
 
 def page(template: str, **facts: object) -> str:
-    """A whole page. `id`, `ids`: which run or agent it is of; `kind`: which page, for its script."""
-    given: dict[str, object] = {"id": "", "ids": [], "planner": False, "styles": STYLES, "scripts": SCRIPTS}
-    return _environment().get_template(template).render(**{**given, **facts})
+    """Return a whole page. `id`, `ids`: of its runs or agents; `kind`: the kind of page, for its script."""
+    defaults: dict[str, object] = {"id": "", "ids": [], "planner": False}
+    defaults |= {"styles": LIVE_STYLES, "scripts": LIVE_SCRIPTS}
+    return _environment().get_template(template).render(**{**defaults, **facts})

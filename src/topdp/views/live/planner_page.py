@@ -1,10 +1,10 @@
-"""The page on which a setting is planned: a form, and answers as they are computed. No data, no torch.
+"""The planner page: a form for a setting, and its answers as they are computed. Needs neither data nor torch.
 
-A question is a POST of what was filled in; the answer is one JSON object a line: first what is known at once,
-then what takes longer, the recommendation, and `done`. Nothing is kept but what observers see at unit noise.
+A request is a POST of the form. The response has one JSON object per line: quick answers first, then slower
+ones, the recommendation, and `done`. Only what observers see at unit noise is cached.
 
-One question of a page at a time: the next one ends the one before, and so does leaving the page. Questions
-are computed by a few threads; each looks after every observer whether it is still wanted, and stops.
+A page has one request at a time: the next request cancels the previous one, and so does leaving the page. A
+few threads compute the answers; after every observer they check whether the request is cancelled.
 """
 
 from __future__ import annotations
@@ -30,89 +30,92 @@ from topdp.runs.planner.setting_answers import PlannerQuestion, recommendation, 
 from topdp.views.live.page_templates import page
 from topdp.views.terminal.planned_table import lines, remarks
 
-LONGEST = 20_000  # bytes of a question
-ASKING = 10.0  # seconds to send one
-AT_ONCE = 2  # questions that are computed at the same time
-WAITING = 16  # questions, those included
-PATIENCE = 120.0
-"""Seconds after which an answer is given up: a page is for looking around, a command for waiting."""
+MAX_REQUEST_BYTES = 20_000
+PLAN_REQUEST_SECONDS = 10.0  # to send a request
+PLANNER_THREADS = 2
+MAX_PLAN_REQUESTS = 16  # waiting or computed
+MAX_ANSWER_SECONDS = 120.0
+"""After this time an answer is given up. The command line has no such limit."""
 
-STYLES = ("topdp.css", "dash.css", "planner.css")
-SCRIPTS = ("tables.js", "planner.js")
+PLANNER_STYLES = ("topdp.css", "dash.css", "planner.css")
+PLANNER_SCRIPTS = ("tables.js", "planner.js")
 
-Say = Callable[[dict[str, Any]], None]
-
-
-class Abandoned(Exception):  # noqa: N818 - a state, not a fault
-    """Nobody waits for the answer any more."""
+Send = Callable[[dict[str, Any]], None]
 
 
-class Asked:
-    """One question on its way: whether it is still wanted, and until when."""
+class Cancelled(Exception):  # noqa: N818 - a state, not a fault
+    """The request was cancelled."""
+
+
+class PlanRequest:
+    """A request in progress, with its deadline."""
 
     def __init__(self) -> None:
-        self.abandoned = threading.Event()
-        self.until = time.monotonic() + PATIENCE
+        self.cancelled = threading.Event()
+        self.until = time.monotonic() + MAX_ANSWER_SECONDS
 
     def check(self) -> None:
-        if self.abandoned.is_set():
-            raise Abandoned
+        if self.cancelled.is_set():
+            raise Cancelled
         if time.monotonic() > self.until:
             raise InputError(
-                f"This takes longer than {PATIENCE:.0f} s, which a page does not wait for: the command "
-                "below, with plan in the place of run, does."
+                f"This takes longer than the {MAX_ANSWER_SECONDS:.0f} s that the page allows. Use the "
+                "command below with plan in place of run."
             )
 
 
-class Desk:
-    """Where questions are handed in. One for a server."""
+class PlannerService:
+    """Answers the requests of all pages of a server."""
 
     def __init__(self) -> None:
         self.memory = ObserverCache()
-        self.current: dict[str, Asked] = {}
-        self.threads = ThreadPoolExecutor(AT_ONCE, "planner")
+        self.current: dict[str, PlanRequest] = {}
+        self.threads = ThreadPoolExecutor(PLANNER_THREADS, "planner")
 
     async def answers(self, client: str, values: Mapping[str, object]) -> AsyncIterator[str]:
-        """Lines of JSON; who asks again under the same name ends this one."""
+        """Yield lines of JSON. A new request of the same client cancels this one."""
         if before := self.current.pop(client, None):
-            before.abandoned.set()
-        if len(self.current) >= WAITING:
-            yield _line({"problem": "Too many questions are being answered here: ask again in a moment."})
+            before.cancelled.set()
+        if len(self.current) >= MAX_PLAN_REQUESTS:
+            yield _line({"problem": "The server is computing too many answers. Try again in a moment."})
             return
-        mine = self.current[client] = Asked()
-        loop, said = asyncio.get_running_loop(), asyncio.Queue[dict[str, Any] | None]()
+        request = self.current[client] = PlanRequest()
+        loop, answers = asyncio.get_running_loop(), asyncio.Queue[dict[str, Any] | None]()
 
-        def say(told: dict[str, Any] | None) -> None:
-            with suppress(RuntimeError):  # the server has ended
-                loop.call_soon_threadsafe(said.put_nowait, told)
+        def send(part: dict[str, Any] | None) -> None:
+            with suppress(RuntimeError):  # the server has stopped
+                loop.call_soon_threadsafe(answers.put_nowait, part)
 
-        self.threads.submit(self._work, mine, values, say)
+        self.threads.submit(self._work, request, values, send)
         try:
-            while (told := await said.get()) is not None:
-                yield _line(told)
+            while (part := await answers.get()) is not None:
+                yield _line(part)
         finally:
-            mine.abandoned.set()
-            if self.current.get(client) is mine:
+            request.cancelled.set()
+            if self.current.get(client) is request:
                 del self.current[client]
 
     def _work(
-        self, mine: Asked, values: Mapping[str, object], say: Callable[[dict[str, Any] | None], None]
+        self,
+        request: PlanRequest,
+        values: Mapping[str, object],
+        send: Callable[[dict[str, Any] | None], None],
     ) -> None:
         try:
-            mine.check()
-            answer(asked(values), values, self.memory, mine.check, say)
-        except Abandoned:
+            request.check()
+            answer(asked(values), values, self.memory, request.check, send)
+        except Cancelled:
             pass
         except TopdpError as error:
-            wrong = error if isinstance(error, FormError) else faults(error)
-            say({"problem": str(wrong), "fields": wrong.fields})
+            problem = error if isinstance(error, FormError) else faults(error)
+            send({"problem": str(problem), "fields": problem.fields})
         except MemoryError:
-            say({"problem": "Not enough memory for this question: ask for fewer agents or rounds."})
+            send({"problem": "Not enough memory for this setting. Try fewer agents or rounds."})
         except Exception as error:
-            say({"problem": f"A fault of ours: {type(error).__name__}."})
+            send({"problem": f"Internal error: {type(error).__name__}."})
             raise
         finally:
-            say(None)
+            send(None)
 
 
 def answer(
@@ -120,63 +123,61 @@ def answer(
     values: Mapping[str, object],
     memory: ObserverCache,
     check: Callable[[], None],
-    say: Say,
+    send: Send,
 ) -> None:
-    """Says all that is known of a setting, as it becomes known; `check` ends it by an exception."""
+    """Send the answers about a setting as they become available. `check` cancels by an exception."""
 
     def progress(stage: str, done: int = 0, total: int | None = None, /, **details: Any) -> None:
         check()
         if total is not None:
-            say({"progress": [done, total]})
+            send({"progress": [done, total]})
 
-    changes = as_command(values)
-    given = [part for change in changes for part in ("--set", change)]
-    say({"toml": as_toml(question.asked), "command": shlex.join(["topdp", "run", *given])})
-    advised = False
+    options = [part for change in as_command(values) for part in ("--set", change)]
+    send({"toml": as_toml(question.asked), "command": shlex.join(["topdp", "run", *options])})
+    recommended = False
     for known in stages(question, False, progress, memory):
         check()
         rows = [[name, *cells] for name, cells in lines([known])]
         left = known["seconds_left"]
-        say({"lines": rows, "remarks": remarks(known), "pending": known["pending"], "seconds_left": left})
-        if not advised:  # it takes less time than what may be to come
-            say({"recommended": recommendation(question, given, progress, memory)})
-            advised = True
-    say({"done": True})
+        send({"lines": rows, "remarks": remarks(known), "pending": known["pending"], "seconds_left": left})
+        if not recommended:  # faster than the following stages may be
+            send({"recommended": recommendation(question, options, progress, memory)})
+            recommended = True
+    send({"done": True})
 
 
-async def show(request: Request) -> Response:
-    return HTMLResponse(
-        page("plan.html", kind="plan", planner=True, fields=FORM_FIELDS, styles=STYLES, scripts=SCRIPTS)
-    )
+async def show_page(request: Request) -> Response:
+    names = {"styles": PLANNER_STYLES, "scripts": PLANNER_SCRIPTS}
+    return HTMLResponse(page("plan.html", kind="plan", planner=True, fields=FORM_FIELDS, **names))
 
 
-DESK = Desk()
+PLANNER = PlannerService()
 
 
-async def ask(request: Request) -> Response:
-    """A body of {"client": a name of the page's own, "values": {key: text}}."""
+async def answer_request(request: Request) -> Response:
+    """Answer a body of {"client": a name that the page chose, "values": {key: text}}."""
     body = b""
     try:
-        async with asyncio.timeout(ASKING):
+        async with asyncio.timeout(PLAN_REQUEST_SECONDS):
             async for part in request.stream():
                 body += part
-                if len(body) > LONGEST:
-                    return JSONResponse({"problem": f"Expected at most {LONGEST} bytes."}, 413)
+                if len(body) > MAX_REQUEST_BYTES:
+                    return JSONResponse({"problem": f"Expected at most {MAX_REQUEST_BYTES} bytes."}, 413)
     except TimeoutError:
-        return JSONResponse({"problem": f"Expected a question within {ASKING:.0f} s."}, 408)
+        return JSONResponse({"problem": f"Expected a request within {PLAN_REQUEST_SECONDS:.0f} s."}, 408)
     try:
-        told = json.loads(body)
-        client, values = told["client"], told["values"]
+        content = json.loads(body)
+        client, values = content["client"], content["values"]
         if not (isinstance(client, str) and 0 < len(client) <= 64 and isinstance(values, dict)):
             raise ValueError
     except (ValueError, TypeError, KeyError, RecursionError):
         return JSONResponse({"problem": 'Expected {"client": "a name", "values": {"key": "text"}}.'}, 400)
-    return StreamingResponse(DESK.answers(client, values), media_type="application/x-ndjson")
+    return StreamingResponse(PLANNER.answers(client, values), media_type="application/x-ndjson")
 
 
-def _line(told: dict[str, Any]) -> str:
-    return json.dumps(told, allow_nan=False) + "\n"
+def _line(part: dict[str, Any]) -> str:
+    return json.dumps(part, allow_nan=False) + "\n"
 
 
-planner_routes = [Route("/plan", show), Route("/api/plan", ask, methods=["POST"])]
-"""What the live page takes in."""
+planner_routes = [Route("/plan", show_page), Route("/api/plan", answer_request, methods=["POST"])]
+"""The routes of the planner, for the live page."""

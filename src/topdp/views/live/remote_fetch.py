@@ -1,8 +1,8 @@
-"""One question to another server: bounded in time and size, and sent to nobody else. Not what it means.
+"""One HTTP request to another server, bounded in time and size, and sent to nobody else.
 
-**Guarantees.** No proxy, no redirect, no cookie, nothing unpacked. Whoever answers one byte at a time, in the
-handshake, in headers or in the body, is cut off when the time for the whole is over: a limit on the time
-between two pieces alone would let such an answer take days.
+**Guarantees.** No proxy, redirect, cookie or decompression. A server that answers byte by byte, in the
+handshake, the headers or the body, is cut off when the time for the whole response is over. A limit on the
+time between two pieces alone would let such a response take days.
 """
 
 from __future__ import annotations
@@ -18,80 +18,81 @@ from urllib.parse import urlsplit
 
 from topdp.errors import InputError
 
-CONNECT = 3.0  # seconds for each of the addresses of a name
-WHOLE = 10.0  # seconds for a whole answer
-LARGEST = 2_000_000  # bytes of an answer
+CONNECT_SECONDS = 3.0  # for each address of a name
+RESPONSE_SECONDS = 10.0  # for the whole response
+MAX_RESPONSE_BYTES = 2_000_000
 
-STATUS = {401: "its token is refused", 421: "it asks for another name, or a token"}
-
-
-class NoAnswerError(InputError):
-    """A place that did not answer, or not with what was expected. Caught, and shown on the page."""
+STATUS_PROBLEMS = {401: "it refuses the token", 421: "it expects another host name or a token"}
+TOO_LATE = "it did not answer in time"
 
 
-def fetched(url: str, token: str | None, certificate: Path | None) -> bytes:
-    """The body at an address; the token goes with the question."""
+class FetchError(InputError):
+    """A place gave no response or an unexpected one. Caught, and shown on the page."""
+
+
+def fetch(url: str, token: str | None, certificate: Path | None) -> bytes:
+    """Return the body at an address. The token is sent with the request."""
     parts = urlsplit(url)
-    asked = {"Accept": "application/json", "Connection": "close"}
+    headers = {"Accept": "application/json", "Connection": "close"}
     if token is not None:
-        asked["Authorization"] = f"Bearer {token}"
+        headers["Authorization"] = f"Bearer {token}"
     try:
         connection = _connection(parts.scheme, parts.hostname or "", parts.port, certificate)
-        with _cut_off(connection) as was_cut:
+        with _time_limit(connection) as expired:
             try:
-                connection.request("GET", parts.path or "/", headers=asked)
-                answer = connection.getresponse()
-                if answer.status != 200:
-                    raise NoAnswerError(STATUS.get(answer.status, f"it answered {answer.status}"))
-                body = answer.read(LARGEST + 1)
+                connection.request("GET", parts.path or "/", headers=headers)
+                response = connection.getresponse()
+                if response.status != 200:
+                    problem = STATUS_PROBLEMS.get(response.status, f"it answered {response.status}")
+                    raise FetchError(problem)
+                body = response.read(MAX_RESPONSE_BYTES + 1)
             finally:
-                if was_cut.is_set():
-                    raise NoAnswerError("it did not answer in time")
+                if expired.is_set():
+                    raise FetchError(TOO_LATE)
     except ssl.SSLError as error:
-        raise NoAnswerError("its certificate is not believed") from error
+        raise FetchError("its certificate is not trusted") from error
     except TimeoutError as error:
-        raise NoAnswerError("it did not answer in time") from error
+        raise FetchError(TOO_LATE) from error
     except (OSError, HTTPException, UnicodeError) as error:
-        raise NoAnswerError("it cannot be reached") from error
-    if len(body) > LARGEST:
-        raise NoAnswerError("its answer is too long")
+        raise FetchError("it cannot be reached") from error
+    if len(body) > MAX_RESPONSE_BYTES:
+        raise FetchError("its answer is too long")
     return body
 
 
 def _connection(scheme: str, host: str, port: int | None, certificate: Path | None) -> HTTPConnection:
     if scheme == "http":
-        return HTTPConnection(host, port, timeout=CONNECT)
-    believed = ssl.create_default_context(cafile=None if certificate is None else str(certificate))
-    return HTTPSConnection(host, port, timeout=CONNECT, context=believed)
+        return HTTPConnection(host, port, timeout=CONNECT_SECONDS)
+    trusted = ssl.create_default_context(cafile=None if certificate is None else str(certificate))
+    return HTTPSConnection(host, port, timeout=CONNECT_SECONDS, context=trusted)
 
 
 @contextmanager
-def _cut_off(connection: HTTPConnection) -> Iterator[threading.Event]:
-    """Connects, and ends the connection when the time is over: the event then says so."""
-    was_cut, open = threading.Event(), list[socket.socket]()
+def _time_limit(connection: HTTPConnection) -> Iterator[threading.Event]:
+    """Connect, and close the connection when the time is over, which sets the event."""
+    expired, sockets = threading.Event(), list[socket.socket]()
 
-    def cut() -> None:
-        was_cut.set()
-        for one in [*open, *([connection.sock] if connection.sock else [])]:
+    def shut_down() -> None:
+        expired.set()
+        for open_socket in [*sockets, *([connection.sock] if connection.sock else [])]:
             with suppress(OSError):
-                socket.socket.shutdown(
-                    one, socket.SHUT_RDWR
-                )  # below TLS, which would wait for the other side
+                # Below TLS, whose own shutdown waits for the other side.
+                socket.socket.shutdown(open_socket, socket.SHUT_RDWR)
 
-    timer = threading.Timer(WHOLE, cut)
+    timer = threading.Timer(RESPONSE_SECONDS, shut_down)
     timer.daemon = True
     timer.start()
     try:
         try:
             connection.connect()
         finally:
-            if was_cut.is_set():
-                raise NoAnswerError("it did not answer in time")
-        open.append(connection.sock)  # an answer keeps it open after the connection has let go of it
-        connection.sock.settimeout(WHOLE)
-        yield was_cut
+            if expired.is_set():
+                raise FetchError(TOO_LATE)
+        sockets.append(connection.sock)  # a response keeps the socket after the connection has released it
+        connection.sock.settimeout(RESPONSE_SECONDS)
+        yield expired
     finally:
         timer.cancel()
         connection.close()
-        for one in open:
-            one.close()
+        for open_socket in sockets:
+            open_socket.close()

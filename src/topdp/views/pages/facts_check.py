@@ -1,7 +1,7 @@
-"""Whether what lies in a run folder can be shown: numbers that are numbers, an account that agrees in itself.
+"""Check that the content of a run folder can be shown: valid numbers, and a consistent account.
 
-Not for the settings and the plan, which are checked where they are read. What was damaged is refused in
-words, so that no page is drawn from half of it.
+Settings and plan are checked where they are read. Damaged content is refused with a message, so that no page
+shows half of it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from topdp.privacy.accounting import Account
 from topdp.runs.metric_labels import metric_names
 from topdp.runs.run_folder import RunFolderError
 
-PARTS = ("mean", "min", "max")
-AGREED = ("epsilon", "mu", "status", "epsilon_per_agent", "mu_per_agent")
+SPREAD_KEYS = ("mean", "min", "max")
+REQUIRED_PRIVACY_KEYS = ("epsilon", "mu", "status", "epsilon_per_agent", "mu_per_agent")
 
 
 def expect_info(info: Mapping[str, Any], path: Path) -> None:
@@ -63,7 +63,7 @@ def expect_agreed(privacy: Mapping[str, Any], account: Account, path: Path) -> N
         name for name, value in follows.items() if name in privacy and name not in ("pairs", "assumptions")
     ]
     wrong = [name for name in wrong if privacy[name] != follows[name]]
-    wrong += [name for name in AGREED if name not in privacy]
+    wrong += [name for name in REQUIRED_PRIVACY_KEYS if name not in privacy]
     said = privacy.get("assumptions")
     if not isinstance(said, dict) or not all(isinstance(words, str) for words in said.values()):
         wrong.append("assumptions")
@@ -100,7 +100,7 @@ def _is_spread(value: object) -> bool:
     """Three values of one shape: `between_agents` and curves rely on it."""
     if not isinstance(value, Mapping):
         return False
-    parts = [value.get(part) for part in PARTS]
+    parts = [value.get(part) for part in SPREAD_KEYS]
     return all(map(_is_value, parts)) and len({isinstance(part, list) for part in parts}) == 1
 
 

@@ -1,4 +1,4 @@
-"""The scripts and styles that ship with topdp, in the order in which a page needs them; and the templates."""
+"""The scripts, styles and templates of pages. Scripts are listed in the order in which a page loads them."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from topdp.views.pages.plain_words import at_most, small
 
-STATIC = Path(__file__).parent / "static"
-STYLES = ("uplot.min.css", "topdp.css")
-SCRIPTS = (
+STATIC_FOLDER = Path(__file__).parent / "static"
+PAGE_STYLES = ("uplot.min.css", "topdp.css")
+PAGE_SCRIPTS = (
     "uplot.min.js", "cytoscape.min.js", "tables.js", "curves.js", "graph.js", "run.js", "compare.js"
 )  # fmt: skip
 
 
 @cache
-def text(name: str) -> str:
-    """A file of `static/`."""
-    return (STATIC / name).read_text(encoding="utf-8")
+def static_text(name: str) -> str:
+    """Return the text of a file in `static/`."""
+    return (STATIC_FOLDER / name).read_text(encoding="utf-8")
 
 
 @cache
 def templates() -> Environment:
-    """Every value is escaped; one that is missing is a fault, not an empty place."""
-    made = Environment(
+    """Return the templates. They escape every value; a missing value is an error."""
+    environment = Environment(
         loader=PackageLoader("topdp.views.pages"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
     )
-    made.globals.update(at_most=at_most, small=small)
-    return made
+    environment.globals.update(at_most=at_most, small=small)
+    return environment

@@ -1,4 +1,4 @@
-"""The graph of a run as a page draws it: names, places, links. No pictures: those are `graph_picture`'s."""
+"""The graph of a run as JSON for a page: names, positions and links."""
 
 from __future__ import annotations
 
@@ -15,24 +15,22 @@ from topdp.runs.run_folder import RunFolder, RunFolderError
 from topdp.topology import Topology, TopologyError, from_edges
 from topdp.views.pictures.graph_picture import layout
 
-WHOLE = 500
-"""Above so many agents a page shows one agent and its neighbours, and nobody is given a place."""
+MAX_DRAWN_AGENTS = 500
+"""For more agents a page shows one agent and its neighbours, without positions."""
 
 
-LARGEST = 50_000_000  # bytes of a file of links
+MAX_LINKS_FILE_BYTES = 50_000_000
 
 
 def graph_of(folder: RunFolder, plan: Plan) -> tuple[Topology | None, list[str]]:
-    """The graph of a plan, with names where its configuration has them; None of one agent."""
+    """Return the graph of a plan, with the configuration's names of agents, and notes; None for one agent."""
     if plan.agents == 1:
         return None, []
     links = links_of(plan)
     stated = _stated(folder, plan.agents)
     if stated is not None and stated.agents == plan.agents and stated.adjacency[tuple(links.T)].all():
         return stated, []
-    said = [
-        "The names and links of agents are those of the plan: the graph's own file is gone or was changed."
-    ]
+    said = ["Names and links of agents come from the plan: the file of the graph is gone or was changed."]
     try:
         return from_edges(links, plan.agents), said
     except TopologyError:  # a plan of one's own need not be connected
@@ -40,12 +38,12 @@ def graph_of(folder: RunFolder, plan: Plan) -> tuple[Topology | None, list[str]]
 
 
 def _stated(folder: RunFolder, agents: int) -> Topology | None:
-    """The graph of the configuration; None: its file is not there."""
+    """Return the graph of the configuration, or None if its file is missing."""
     topology = folder.config.topology
     if topology.kind == "file":  # a plain file only: reading a pipe would never end
         places = (folder.path / str(topology.path), Path(str(topology.path)))
-        found = next((place for place in places if place.is_file()), None)
-        if found is None or found.stat().st_size > LARGEST:
+        file = next((place for place in places if place.is_file()), None)
+        if file is None or file.stat().st_size > MAX_LINKS_FILE_BYTES:
             return None
     elif topology.agents != agents:
         raise RunFolderError(
@@ -58,26 +56,28 @@ def _stated(folder: RunFolder, agents: int) -> Topology | None:
 
 
 def links_of(plan: Plan) -> Ints:
-    """[links, 2]: who reads rows of whom in some round, the smaller number first."""
+    """Return the pairs of agents of which one reads rows of the other, [links, 2], ordered."""
     readers = plan.readers.values  # [kinds, m, q]
     owner = np.broadcast_to(np.asarray(plan.owner)[None, :, None], readers.shape)
     seen = (readers >= 0) & (readers != owner)
     pairs = np.stack([owner[seen], readers[seen]], axis=1).astype(np.int64)
-    found: Ints = np.unique(np.sort(pairs, axis=1), axis=0)
-    return found
+    links: Ints = np.unique(np.sort(pairs, axis=1), axis=0)
+    return links
 
 
 def drawn(agents: int, graph: Topology | None, mu: Floats | None, epsilon: Floats | None) -> dict[str, Any]:
-    """Everything of the graph as JSON; of links each direction where they have values, else each once.
+    """Return the graph as JSON. Links with values are listed in both directions, others once.
 
-    A link from i to j is what j learns of i's records; null is infinite.
+    The values of a link from i to j are what j learns about i's records; null is infinite.
     """
     labels = None if graph is None else graph.labels
     edges = np.zeros((0, 2), np.int64) if graph is None else graph.edges
     valued = mu is not None and epsilon is not None
     if valued:
         edges = np.concatenate([edges, edges[:, ::-1]])
-    places = np.zeros((1, 2)) if agents == 1 else layout(graph) if graph and agents <= WHOLE else None
+    places = (
+        np.zeros((1, 2)) if agents == 1 else layout(graph) if graph and agents <= MAX_DRAWN_AGENTS else None
+    )
     return {
         "agents": agents,
         "names": [str(agent) for agent in range(agents)] if labels is None else list(labels),

@@ -1,4 +1,4 @@
-"""Pages as files: what a page may load, facts inside it, and which files are ours to write again."""
+"""Pages as files: their content security policy, embedded facts, and protection of other files."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 
 from topdp.base.files import FileError
 
-MARK = '<meta name="generator" content="topdp'
-"""By this a page of ours is known, and may be written again."""
+PAGE_MARK = '<meta name="generator" content="topdp'
+"""Identifies pages by topdp, which may be overwritten."""
 
 
 def policy(scripts: Sequence[str], styles: Sequence[str]) -> str:
@@ -37,8 +37,8 @@ def as_json(value: Any) -> str:
     return json.dumps(value, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
-def expect_ours(path: Path, mark: str = MARK) -> None:
-    """Refuses to write over what is no file of ours."""
+def expect_ours(path: Path, mark: str = PAGE_MARK) -> None:
+    """Raise FileError instead of overwriting a file that topdp did not write."""
     if path.is_dir():
         raise FileError(f"--out: expected a file, {path} is a folder: name a file in it.")
     try:

@@ -1,4 +1,4 @@
-"""Which runs a page is about: run folders as named, and those inside a comparison or a sweep."""
+"""The run folders that a report covers: those named, and those inside a comparison or a sweep."""
 
 from __future__ import annotations
 
@@ -7,38 +7,49 @@ from pathlib import Path
 
 from topdp.runs.run_folder import RunFolder, RunFolderError
 
-MOST = 100
-"""Runs in one report: more make a page that nobody reads."""
+MAX_REPORT_RUNS = 100
 
 
 def runs_in(paths: Sequence[Path]) -> list[RunFolder]:
-    """Every run once, in the order of names; a folder without any is refused by name."""
-    found: dict[Path, RunFolder] = {}
+    """Return every run once, in the given order. Raise RunFolderError for a folder without runs."""
+    folders: dict[Path, RunFolder] = {}
     for path in paths:
-        inside = [path] if (path / "run.json").exists() else _inside(path)
+        inside = [path] if (path / "run.json").exists() else _runs_below(path)
         if not inside:
             raise RunFolderError(
                 f"Expected the folder of a run, a comparison or a sweep, got {path}, "
-                + ("which has no run in it." if path.is_dir() else "which is no folder.")
+                + ("which contains no run." if path.is_dir() else "which is not a folder.")
             )
-        for one in inside:
-            found.setdefault(one.resolve(), RunFolder.open(one))
-    if len(found) > MOST:
-        raise RunFolderError(f"Expected at most {MOST} runs in one report, got {len(found)}: name fewer.")
-    return list(found.values())
+        for run in inside:
+            folders.setdefault(run.resolve(), RunFolder.open(run))
+    if len(folders) > MAX_REPORT_RUNS:
+        raise RunFolderError(
+            f"Expected at most {MAX_REPORT_RUNS} runs in one report, got {len(folders)}. Name fewer."
+        )
+    return list(folders.values())
 
 
-def _inside(path: Path) -> list[Path]:
-    """Runs of a comparison (method), of one with seeds (method/seed-0) or of a sweep (001)."""
+def file_stamp(path: Path) -> tuple[int, int] | None:
+    """Return time of change and size of a file, or None if there is no such file."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size
+
+
+def _runs_below(path: Path) -> list[Path]:
+    """Return the runs of a comparison (method), of one with seeds (method/seed-0) or of a sweep (001)."""
     if not path.is_dir():
         return []
-    found = {file.parent for depth in ("*", "*/*") for file in path.glob(f"{depth}/run.json")}
-    return sorted(found, key=_in_order)
+    runs = {file.parent for depth in ("*", "*/*") for file in path.glob(f"{depth}/run.json")}
+    return sorted(runs, key=_natural_order)
 
 
-def _in_order(path: Path) -> list[tuple[int, str]]:
-    """
-    >>> sorted([Path("a/10"), Path("a/2")], key=_in_order)
+def _natural_order(path: Path) -> list[tuple[int, str]]:
+    """Return a sort key under which numbers are ordered by value.
+
+    >>> sorted([Path("a/10"), Path("a/2")], key=_natural_order)
     [PosixPath('a/2'), PosixPath('a/10')]
     """
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in path.parts]

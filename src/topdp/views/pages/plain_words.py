@@ -1,23 +1,23 @@
-"""Words for people who are not statisticians: who an answer is about, what a state means. No numbers."""
+"""Words and numbers for people who are not statisticians: states of runs, rounded bounds, file names."""
 
 from __future__ import annotations
 
 import math
 import os
 
-STATES = {
+RUN_STATES = {
     "starting": "The run was about to start: nothing is computed yet.",
-    "running": "The run is not finished: it is going on, or was broken off without a word.",
+    "running": "The run is not finished: it continues, or it ended without a message.",
     "interrupted": "The run was interrupted and can be continued with topdp run --resume.",
     "stopped": "The run was stopped before its last round.",
     "diverged": "The run diverged: its steps were too large, and its models are of no use.",
-    "wrong": "A recorded round of the run was wrong: nothing that it kept may be used.",
+    "wrong": "A recorded round of the run was wrong: none of its results may be used.",
     "done": "The run is done.",
 }
 
 
 def at_most(share: float) -> str:
-    """A bound in percent, never less than it is.
+    """Return a bound in percent, rounded up.
 
     >>> at_most(0.08428), at_most(0.02)
     ('8.43', '2.00')
@@ -26,7 +26,7 @@ def at_most(share: float) -> str:
 
 
 def no_less(epsilon: float) -> str:
-    """Four digits, never less than it is; what is beyond the sixth is rounding.
+    """Return four digits, rounded up; digits beyond the sixth are ignored.
 
     >>> no_less(0.50004), no_less(2.0000000001), no_less(123456.0), no_less(0.0)
     ('0.5001', '2', '1.235e+05', '0')
@@ -46,11 +46,11 @@ def small(delta: float) -> str:
 
 
 def state_in_words(state: str) -> str:
-    return STATES.get(state, f"The run says that it is {state}.")
+    return RUN_STATES.get(state, f"The state of the run is {state}.")
 
 
 def in_utf8(name: str) -> str:
-    """The name of a file for people: bytes in it that are no text are shown as such.
+    """Return the name of a file as valid text; invalid bytes become replacement characters.
 
     >>> in_utf8(os.fsdecode(b"m\\xfcll"))
     'm\ufffdll'

@@ -14,15 +14,15 @@ from markupsafe import Markup
 
 from topdp import __version__
 from topdp.base.files import write_atomically
-from topdp.views.pages.page_assets import SCRIPTS, STYLES, templates, text
+from topdp.views.pages.page_assets import PAGE_SCRIPTS, PAGE_STYLES, static_text, templates
 from topdp.views.pages.page_policy import as_json, expect_ours, policy
 from topdp.views.statement.run_statement import statement
 
 
 def report_html(runs: Sequence[dict[str, Any]]) -> str:
     """One page about these runs, as `run_facts` says them; several are also compared."""
-    style = "\n".join(text(name) for name in STYLES)
-    scripts = [text(name) for name in (*SCRIPTS, "report.js")]
+    style = "\n".join(static_text(name) for name in PAGE_STYLES)
+    scripts = [static_text(name) for name in (*PAGE_SCRIPTS, "report.js")]
     title = runs[0]["name"] if len(runs) == 1 else f"{len(runs)} runs"
     return templates().get_template("report.html").render(
         title=title,

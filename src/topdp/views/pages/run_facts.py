@@ -1,17 +1,17 @@
-"""Everything a page shows of one run, as one JSON object. Never parameters, records or their digests.
+"""Everything that a page shows of one run, as one JSON object. Never parameters, records or their digests.
 
-    name, state, stopped, notes    what it is, and what is not well with it, in words
+    name, state, stopped, notes    its identity and state, and problems in words
     method, data, model, rounds, releases, seed, command, versions, seconds, settings
     guarantee          name, answer, words, epsilon (the budget), delta, colluders, adjacency
     graph              agents, names, positions, links (columns: from, to, mu, epsilon)
     metrics            names, rounds, values (name -> mean, min, max), agents (the last line)
     privacy            privacy.json, its numbers unchanged
-    power, spending    what an attacker achieves; what is used along the rounds
+    power, spending    the power of an attacker; the spending along the rounds
 
-What a run does not have (yet) is null, with a note. What the account of a run says is fixed before its first
-round, so it is read once and kept; how far the run is, is read each time.
+Missing facts are null, with a note. The account of a run is fixed before its first round, so it is read once
+and cached; the progress is read each time.
 
-**Guarantees.** An account that was changed, or is of another plan or other settings, is refused.
+**Guarantees.** An account that was changed, or belongs to another plan or other settings, is refused.
 """
 
 from __future__ import annotations
@@ -35,23 +35,24 @@ from topdp.runs.resolve import resolve
 from topdp.runs.run_folder import GIVEN, STARTING, RunFolder, RunFolderError
 from topdp.runs.run_outline import analysis_of
 from topdp.views.pages import facts_check, page_graph
+from topdp.views.pages.page_runs import file_stamp
 from topdp.views.pages.plain_words import in_utf8, state_in_words
 from topdp.views.statement import privacy_costs
 
-LINES = 400
-"""Evaluations that are drawn at most: of more, some are left out, never the first or the last."""
+MAX_DRAWN_EVALUATIONS = 400
+"""Of more evaluations some are left out, never the first or the last."""
 
-SECTIONS = ("rounds", "topology", "method", "privacy", "data", "model", "train")
+CONFIG_SECTIONS = ("rounds", "topology", "method", "privacy", "data", "model", "train")
 
 _SALT = secrets.token_bytes(16)  # records of two runs can be compared in this process, and nowhere else
 
 _FIXED = ("config.toml", "plan.npz", "privacy.json", "graph.txt")
 
 
-def run_facts(folder: RunFolder, patience: float = privacy_costs.PATIENCE) -> dict[str, Any]:
-    """What a page shows of the run in `folder`; a foreign or damaged folder raises RunFolderError.
+def run_facts(folder: RunFolder, patience: float = privacy_costs.MAX_CURVE_SECONDS) -> dict[str, Any]:
+    """Return the facts of the run in `folder`. Raise RunFolderError for a foreign or damaged folder.
 
-    `patience`: seconds for what is used along the rounds; 0 leaves that out.
+    `patience`: seconds for the spending along the rounds; 0 leaves it out.
     """
     info = RunFolder.open(folder.path).read_json("run.json")
     facts_check.expect_info(info, folder.path)
@@ -59,7 +60,7 @@ def run_facts(folder: RunFolder, patience: float = privacy_costs.PATIENCE) -> di
     if state == STARTING:
         return _not_begun(folder, info)
     try:
-        known = _fixed(folder.path, tuple(_stamp(folder.path / name) for name in _FIXED), patience)
+        known = _fixed(folder.path, tuple(file_stamp(folder.path / name) for name in _FIXED), patience)
         moving = _moving(folder, state, info, known["rounds"])
     except TopdpError:
         raise
@@ -67,17 +68,9 @@ def run_facts(folder: RunFolder, patience: float = privacy_costs.PATIENCE) -> di
         raise RunFolderError(
             f"Expected a run written by topdp in {folder.path}, could not read it: {error!r:.200}."
         ) from error
-    found = {**known, **moving, "notes": [*moving["notes"], *known["notes"]]}
-    facts_check.expect_text(found, folder.path)
-    return found
-
-
-def _stamp(file: Path) -> tuple[int, int] | None:
-    try:
-        found = file.stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size
+    facts = {**known, **moving, "notes": [*moving["notes"], *known["notes"]]}
+    facts_check.expect_text(facts, folder.path)
+    return facts
 
 
 def _not_begun(folder: RunFolder, info: dict[str, Any]) -> dict[str, Any]:
@@ -96,7 +89,7 @@ def _not_begun(folder: RunFolder, info: dict[str, Any]) -> dict[str, Any]:
 
 @lru_cache(maxsize=64)
 def _fixed(path: Path, stamps: tuple[object, ...], patience: float) -> dict[str, Any]:
-    """What is known before the first round. `stamps`: of the files that it is read from."""
+    """Return the facts that are fixed before the first round. `stamps`: of the files they are read from."""
     folder = RunFolder(path)
     config, plan, counts = folder.config, folder.plan, folder.fact("records")
     if not isinstance(counts, list) or not all(type(count) is int and count > 0 for count in counts):
@@ -110,7 +103,11 @@ def _fixed(path: Path, stamps: tuple[object, ...], patience: float) -> dict[str,
     graph, notes = page_graph.graph_of(folder, plan)
     if graph is not None and not notes:
         expect_plan_of(resolve(config, graph, tuple(counts)), plan, path)
-    mu = privacy_costs.link_losses(privacy, answer, plan.agents) if plan.agents <= page_graph.WHOLE else None
+    mu = (
+        privacy_costs.link_losses(privacy, answer, plan.agents)
+        if plan.agents <= page_graph.MAX_DRAWN_AGENTS
+        else None
+    )
     own = privacy["epsilon_per_agent"].get(answer)
     if own is None:
         mu = None
@@ -149,15 +146,15 @@ def _fixed(path: Path, stamps: tuple[object, ...], patience: float) -> dict[str,
 
 
 def _expect_whole(folder: RunFolder) -> None:
-    """A configuration that lost its end would be read with defaults in the place of what was."""
+    """Refuse a truncated configuration, which would otherwise be completed with defaults."""
     stated = toml_text.parse_toml((folder.path / "config.toml").read_text(encoding="utf-8"))
-    missing = [name for name in SECTIONS if name not in stated]
+    missing = [name for name in CONFIG_SECTIONS if name not in stated]
     if missing:
         raise RunFolderError(f"Expected a whole config.toml in {folder.path}, without: {', '.join(missing)}.")
 
 
 def _name(path: Path) -> str:
-    """The folder's name; of a run inside a comparison or a sweep also that folder's.
+    """Return the folder's name; inside a comparison or a sweep with the name of that folder.
 
     >>> _name(Path("runs/compare-1/top")), _name(Path("runs/mine"))
     ('compare-1/top', 'mine')
@@ -173,7 +170,7 @@ def _name(path: Path) -> str:
 
 
 def _data(config: RunConfig, folder: RunFolder, counts: list[int]) -> dict[str, Any]:
-    """What the data are called, and a key that is the same for runs whose curves may share a picture."""
+    """Return the name of the data, and a key that is equal for runs whose curves may share a picture."""
     data = config.data
     tested_on = [data.name, data.sites, data.test, data.validation, config.train.loss]
     if data.name == GIVEN:
@@ -194,15 +191,13 @@ def _command(config: RunConfig, path: Path) -> str:
 
 
 def _no_links(kind: AnswerKind, agents: int) -> str:
-    if agents > page_graph.WHOLE or kind.on_request:
-        return (
-            "What each link tells is not listed for so many observers: every agent's own ε is shown instead."
-        )
-    return f"Under {kind.name} no link has an ε of its own: every agent's own is shown instead."
+    if agents > page_graph.MAX_DRAWN_AGENTS or kind.on_request:
+        return "With so many observers the page does not list ε of each link, but every agent's own ε."
+    return f"Under {kind.name} links have no ε of their own. The page shows every agent's ε instead."
 
 
 def _moving(folder: RunFolder, state: str, info: dict[str, Any], rounds: int) -> dict[str, Any]:
-    """How far the run is."""
+    """Return the facts that change during the run."""
     lines = folder.metrics
     facts_check.expect_lines(lines, folder.path)
     stopped = info.get("stopped")
@@ -229,12 +224,15 @@ def _moving(folder: RunFolder, state: str, info: dict[str, Any], rounds: int) ->
 
 
 def _metrics(lines: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Lines of metrics.jsonl as columns; values of all classes are in the last line only."""
+    """Return metrics.jsonl as columns; values per class only of the last line."""
     if not lines:
         return None
     kept = lines
-    if len(lines) > LINES:
-        kept = [lines[round(place * (len(lines) - 1) / (LINES - 1))] for place in range(LINES)]
+    if len(lines) > MAX_DRAWN_EVALUATIONS:
+        kept = [
+            lines[round(place * (len(lines) - 1) / (MAX_DRAWN_EVALUATIONS - 1))]
+            for place in range(MAX_DRAWN_EVALUATIONS)
+        ]
     last = lines[-1]
     names = [*metric_names(last), *(["loss"] if "loss" in last and metric_names(last) != ["loss"] else [])]
     single = [name for name in names if not isinstance(last[name]["mean"], list)]

@@ -1,4 +1,4 @@
-"""Pictures of a sweep: a metric against a key, or along the rounds, with its spread over seeds.
+"""Draw a sweep: a metric against a key, or along the rounds, with its spread over seeds.
 
 The numbers are `spreads.py`'s; nothing is computed here.
 """
@@ -36,14 +36,14 @@ from topdp.runs.pictures.coinciding_lines import coinciding, joined_label
 from topdp.runs.pictures.learning_curves import noise_words
 from topdp.runs.sweep_summary import Spread, as_number, label_of, metric_names, spread_of
 
-LINES = 8  # of a picture; more are drawn as points in a column
-TICKS = 10  # values of a key that are all written below their axis
-COLOURS = (BLUE, RED, GREEN, PURPLE, ORANGE, SKY, GREY)
-MARKERS = ("o", "s", "D", "^", "v", "P", "X")
+MAX_PICTURE_LINES = 8  # more are drawn as points in a column
+MAX_TICK_LABELS = 10  # up to here every value of a key gets a tick label
+LINE_COLOURS = (BLUE, RED, GREEN, PURPLE, ORANGE, SKY, GREY)
+LINE_MARKERS = ("o", "s", "D", "^", "v", "P", "X")
 
 
 def heading_of(configs: Sequence[RunConfig], agents: Sequence[int]) -> str:
-    """The title of runs that differ in anything: what they have in common of data, agents, mode and noise."""
+    """Return a title from what the runs have in common: data, agents, mode and noise."""
     noisy = [config for config in configs if METHODS[config.method.name].noisy]
     parts = (
         {data_title(config.data.name) for config in configs},
@@ -55,7 +55,7 @@ def heading_of(configs: Sequence[RunConfig], agents: Sequence[int]) -> str:
 
 
 def _noise_of(noisy: Sequence[RunConfig]) -> set[str]:
-    """Budgets that differ are told from the least to the largest, where guarantee and δ are the same."""
+    """Describe the noise. Different budgets with one guarantee and δ become a range."""
     words = {noise_words(config) for config in noisy} or {"no noise"}
     kinds = {(config.privacy.guarantee, config.privacy.delta) for config in noisy}
     if len(words) == 1 or len(kinds) > 1 or any(config.privacy.sigma is not None for config in noisy):
@@ -66,9 +66,10 @@ def _noise_of(noisy: Sequence[RunConfig]) -> set[str]:
 
 
 def picture(spreads: Sequence[Spread], path: Path, title: str) -> Path | None:
-    """The first metric against the first key with numbers; one line for each choice of the others.
+    """Draw the first metric against the first numeric key, with one line for each choice of the others.
 
-    Without such a key, or with too many lines, all combinations in a column. None without a metric.
+    Without such a key, or with too many lines, draw all combinations in a column. Return None without a
+    metric.
     """
     metric = next(iter(metric_names(spreads)), None)
     if metric is None:
@@ -92,7 +93,7 @@ def picture(spreads: Sequence[Spread], path: Path, title: str) -> Path | None:
 
 
 def curves(runs: Mapping[str, Spread], path: Path, title: str) -> Path | None:
-    """The first metric along the rounds: one line a label, a band of ± one deviation over seeds."""
+    """Draw the first metric along the rounds: one line per label, a band of ± one deviation over seeds."""
     metric = next(iter(metric_names(list(runs.values()))), None)
     if metric is None:
         return None
@@ -119,25 +120,25 @@ def curves(runs: Mapping[str, Spread], path: Path, title: str) -> Path | None:
 
 
 def _along_rounds(one: Spread, metric: str) -> tuple[list[float], ...]:
-    """Rounds, and the mean over seeds after each, between its two ends of one deviation."""
+    """Return rounds, and for each the mean over seeds minus one deviation, itself, and plus one deviation."""
     by_round: dict[int, list[float]] = {}
     for run in one.done:
         for line in run["history"]:
             if line[metric]["mean"] is not None:
                 by_round.setdefault(line["round"], []).append(line[metric]["mean"])
-    found = [spread_of(values) for values in by_round.values()]
-    mean = [_number(spread["mean"]) for spread in found]
-    half = [_number(spread["deviation"]) for spread in found]
+    statistics = [spread_of(values) for values in by_round.values()]
+    mean = [_number(spread["mean"]) for spread in statistics]
+    half = [_number(spread["deviation"]) for spread in statistics]
     low, high = ([m + sign * h for m, h in zip(mean, half, strict=True)] for sign in (-1, 1))
     return [float(round) for round in by_round], low, mean, high
 
 
 def _axis(spreads: Sequence[Spread]) -> str | None:
-    """The first key that has several values, all of them numbers, if the other keys make few lines of it."""
+    """Return the first key with several values, all numeric, if the other keys give few lines; else None."""
     for key in spreads[0].chosen:
         values = {one.chosen[key] for one in spreads}
         if len(values) > 1 and all(as_number(value) is not None for value in values):
-            return key if len(spreads) <= LINES * len(values) else None
+            return key if len(spreads) <= MAX_PICTURE_LINES * len(values) else None
     return None
 
 
@@ -151,16 +152,22 @@ def _lines(axes: Any, spreads: Sequence[Spread], metric: str, along: str) -> Non
         line = [one for one in line if one.values(metric)]
         line.sort(key=lambda one: _number(as_number(one.chosen[along])))
         places = [_number(as_number(one.chosen[along])) for one in line]
-        found = [one.of(metric) for one in line]
-        drawn[label] = places, *([_number(one[key]) for one in found] for key in ("mean", "deviation"))
+        statistics = [one.of(metric) for one in line]
+        drawn[label] = places, *([_number(one[key]) for one in statistics] for key in ("mean", "deviation"))
     for number, (label, same) in enumerate(coinciding(drawn).items()):
-        spare = {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
+        spare = {
+            "color": LINE_COLOURS[number % len(LINE_COLOURS)],
+            "marker": LINE_MARKERS[number % len(LINE_MARKERS)],
+        }
         style = look(label) if label in METHOD_LOOKS else spare
         axes.errorbar(*drawn[label], label=joined_label(same) or None, capsize=3, **style)
     numbers = [_number(as_number(one.chosen[along])) for one in spreads]
     if min(numbers) > 0 and max(numbers) / min(numbers) >= 8:
         axes.set_xscale("log")
-    if len(values := dict(zip(numbers, (one.chosen[along] for one in spreads), strict=True))) <= TICKS:
+    if (
+        len(values := dict(zip(numbers, (one.chosen[along] for one in spreads), strict=True)))
+        <= MAX_TICK_LABELS
+    ):
         axes.set_xticks(list(values), list(values.values()))
         axes.minorticks_off()
     if len(lines) > 1:
@@ -169,10 +176,10 @@ def _lines(axes: Any, spreads: Sequence[Spread], metric: str, along: str) -> Non
 
 def _column(axes: Any, spreads: Sequence[Spread], metric: str) -> None:
     known = [one for one in spreads if one.values(metric)]
-    found = [one.of(metric) for one in known]
+    statistics = [one.of(metric) for one in known]
     axes.errorbar(
-        [spread["mean"] for spread in found], range(len(known)),
-        xerr=[_number(spread["deviation"]) for spread in found], fmt="o", color=BLUE, capsize=3,
+        [spread["mean"] for spread in statistics], range(len(known)),
+        xerr=[_number(spread["deviation"]) for spread in statistics], fmt="o", color=BLUE, capsize=3,
     )  # fmt: skip
     axes.set_yticks(range(len(known)), [one.label or "all" for one in known])
     axes.invert_yaxis()

@@ -1,11 +1,11 @@
-"""What an organisation's own books say of its part in a run: read whole, of one moment, and not changed.
+"""What an agent's ledger says about its part in a run: read completely, at one moment, without changes.
 
-For statements (`own_statement.py`). Not for where a running agent stands (`status.py`), nor for what other
-runs on the same records have cost (`books/site_book.py`).
+For statements (`agent_statement.py`). `agents/node/agent_status.py` reports the state of a running agent, and
+`agents/ledger/site_budget.py` the cost of other runs on the same records.
 
-**Guarantees.** Books that are not whole, or are of another manifest, are refused. ε is what was charged, and
-that is at least what the releases on the books cost; μ is at least that of Gaussian noise with this ε, and
-none is named where it would not follow.
+**Guarantees.** A ledger that is incomplete, or belongs to another manifest, is refused. ε is what was
+charged, which is at least the cost of the releases in the ledger. μ is at least that of Gaussian noise with
+this ε; there is none if it would not follow.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from topdp.errors import InputError, TrustError
 from topdp.privacy.answers import WORST_CASE, AnswerKind, answer_kind
 from topdp.privacy.basics.gaussian import mu_of
 
-UPWARDS = 1 + 1e-9  # μ is found by halving: on the private side of the last step
-LEAST = 1e-9  # ε of which μ is found: that of less is smaller
+MU_MARGIN = 1 + 1e-9  # μ comes from a bisection; this keeps it on the private side
+MIN_EPSILON = 1e-9  # smaller ε have a smaller μ
 
 
-@dataclass(frozen=True)
-class OwnBooks:
-    """One agent's run. `epsilon`, `worst_case` None: infinite."""
+@dataclass(frozen=True, kw_only=True)
+class AgentRecord:
+    """One agent's part in a run. None for `epsilon` and `worst_case` means infinite."""
 
     agent: str
     setup: RunSetup
     charges: int
-    round: int  # the last on the books; -1 before the first
+    round: int  # the last in the ledger; -1 before the first
     epsilon: float | None
     worst_case: float | None
     budget: float | None
@@ -45,22 +45,22 @@ class OwnBooks:
     ends: int | None
     departed: str | None
     departures: tuple[str, ...]  # within the reserve
-    gone: tuple[str, ...]  # who counts as a colluder, because it is gone
-    upgraded: bool  # begun by a version that signed no rows
+    gone: tuple[str, ...]  # members that count as colluders because they are gone
+    upgraded: bool  # whether a version that signed no rows began the ledger
 
     @property
     def protects(self) -> bool:
-        """Whether anything may be promised: neither the noise nor the gradients are known to others."""
+        """Whether others know neither the noise nor the gradients, so that something can be promised."""
         return not (self.seeded or self.rehearsal)
 
     @property
     def of_older_version(self) -> bool:
-        """Whether manifest, and so maybe releases, are of a version that summed in the model's type."""
+        """Whether the manifest comes from a version that summed gradients in the model's type."""
         return self.setup.manifest.rules.dtype != "auto"
 
     @property
     def rounded(self) -> bool:
-        """Whether rows that some do not see were rounded on their way: then only the worst case holds."""
+        """Whether hidden rows were rounded before sending; then only the worst case holds."""
         setup, rules = self.setup, self.setup.manifest.rules
         guarantee = setup.manifest.config.privacy.guarantee
         hidden = relies_on_hidden_rows(guarantee, setup.plan, setup.coalition, not rules.tolerates_silence)
@@ -78,7 +78,7 @@ class OwnBooks:
 
     @property
     def promised(self) -> float | None:
-        """What was charged, where that is by a guarantee; else the worst case, which always is one."""
+        """The charged ε if its answer is a guarantee, else the worst case."""
         return self.epsilon if self.charging == self.relied else self.worst_case
 
     @property
@@ -87,7 +87,7 @@ class OwnBooks:
 
     @property
     def colluders(self) -> int:
-        """How many of the others the guarantee lets put together what they see; the reserve is not in it."""
+        """How many other agents may pool what they see, without the reserve."""
         return self.setup.manifest.config.privacy.colluders
 
     @property
@@ -96,7 +96,7 @@ class OwnBooks:
 
     @property
     def over(self) -> bool:
-        """Whether nothing more can be charged by the plan."""
+        """Whether the plan allows no further charges."""
         last = self.setup.plan.releases - 1
         return self.round >= (last if self.ends is None else min(last, self.ends))
 
@@ -106,45 +106,45 @@ class OwnBooks:
         return bool(analysis.exposure().sampled)
 
     def mu(self, epsilon: float | None) -> float | None:
-        """Of Gaussian noise without samples one ε says the whole; 0 where nothing was released.
+        """Return the μ that follows from ε; None with random batches, 0 if nothing was released.
 
-        Releases can cost nothing at this δ, and have a μ all the same.
+        For Gaussian noise without sampling one ε determines μ. Releases may have ε = 0 at this δ and still μ
+        > 0.
         """
         if epsilon is None or self.sampled:
             return None
-        return UPWARDS * float(mu_of(max(epsilon, LEAST), self.delta)) if self.round >= 0 else 0.0
+        return MU_MARGIN * float(mu_of(max(epsilon, MIN_EPSILON), self.delta)) if self.round >= 0 else 0.0
 
 
-def own_books(state: Path, manifest: Path) -> OwnBooks:
-    """The books in a state folder, under the manifest that they were kept by."""
+def agent_record(state: Path, manifest: Path) -> AgentRecord:
+    """Read the ledger in a state folder, with the manifest it was kept by."""
     agreed = manifests.read_manifest(manifest)
     ledger = Ledger(state, writable=False)
     try:
         charges = verify(ledger)
-        found = _read(ledger, RunSetup.of(_expect_agreed(ledger, agreed, manifest)), charges)
+        return _read(ledger, RunSetup.of(_expect_agreed(ledger, agreed, manifest)), charges)
     finally:
         ledger.close()
-    return found
 
 
 def _expect_agreed(ledger: Ledger, agreed: manifests.Manifest, path: Path) -> manifests.Manifest:
-    """What the books do not say (colluders, records, rules) is in the manifest, whose hash they hold."""
+    """Check the manifest against the ledger, which contains its hash."""
     meta, privacy = ledger.meta, agreed.config.privacy
     if meta.get("federation") != agreed.hash:
         raise InputError(
-            f"Expected the manifest by which the books in {ledger.folder} were kept "
+            f"Expected the manifest of the ledger in {ledger.folder} "
             f"({meta.get('federation', '')[:12]}), got {agreed.hash[:12]} in {path}."
         )
     delta = meta.get(start_choices.DELTA_KEY)
     if meta.get("agent") not in agreed.names or (delta is not None and float(delta) != privacy.delta):
         raise TrustError(
-            f"Expected the agent and delta of {path} in the books in {ledger.folder}, got others."
+            f"Expected the agent and delta of {path} in the ledger in {ledger.folder}, got others."
         )
     return agreed
 
 
-def _read(ledger: Ledger, setup: RunSetup, charges: int) -> OwnBooks:
-    return OwnBooks(
+def _read(ledger: Ledger, setup: RunSetup, charges: int) -> AgentRecord:
+    return AgentRecord(
         agent=ledger.meta["agent"],
         setup=setup,
         charges=charges,

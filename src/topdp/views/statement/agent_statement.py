@@ -1,11 +1,10 @@
-"""A privacy statement of one organisation's part in a run of real agents: what it may say by its own books.
+"""The privacy statement of one agent of a federation, according to its own ledger.
 
-The same form as a simulated run's (`run_statement`), so that both are read alike. Not for what other
-members may say: each has books of its own. What is not covered follows docs/agents.md (Not defended) and
-docs/privacy.md (Not in any ε).
+It has the form of a simulated run's statement (`run_statement`). It covers this agent only: every member has
+its own ledger. The uncovered risks follow docs/agents.md (Not defended) and docs/privacy.md (Not in any ε).
 
-**Guarantees.** Numbers are those of the books (`own_books.py`), rounded up in sentences. An attacker's power
-is bounded by ε and δ alone. Where noise or gradients are known to others nothing is promised.
+**Guarantees.** Numbers are those of the ledger (`agent_record.py`), rounded up in sentences. An attacker's
+power is bounded by ε and δ alone. If noise or gradients are known to others, nothing is promised.
 """
 
 from __future__ import annotations
@@ -15,344 +14,282 @@ from typing import Any
 from topdp import __version__
 from topdp.agents.agreement.amendments import amendment_of
 from topdp.privacy.answers import CLAIMED, WORST_CASE, AnswerKind, answer_kind
-from topdp.views.pages.plain_words import at_most, no_less, small
-from topdp.views.statement.agent_record import OwnBooks
-from topdp.views.statement.deployment_registry import TO_FILL_IN, private_unit
+from topdp.views.pages.plain_words import no_less, small
+from topdp.views.statement import statement_text
+from topdp.views.statement.agent_record import AgentRecord
 from topdp.views.statement.privacy_costs import power_of_point
 
-SHARES = (0.01, 0.05)  # of false alarms
+FALSE_ALARM_SHARES = (0.01, 0.05)
 
 
-def own_statement(books: OwnBooks) -> dict[str, Any]:
-    """Everything that it says, in the order of the page."""
-    answers = {kind.key: _answer(books, kind) for kind in dict.fromkeys([books.relied, WORST_CASE])}
-    if books.charging.key not in answers:
-        answers[books.charging.key] = {**_answer(books, books.charging), "is_a_guarantee": False}
+def agent_statement(record: AgentRecord) -> dict[str, Any]:
+    """Return the statement, in the order of the page."""
+    answers = {kind.key: _answer(record, kind) for kind in dict.fromkeys([record.relied, WORST_CASE])}
+    if record.charging.key not in answers:
+        answers[record.charging.key] = {**_answer(record, record.charging), "is_a_guarantee": False}
     return {
-        "summary": _summary(books),
+        "summary": _summary(record),
         "simulated": False,
-        "scope": f"One record of {books.agent}",
-        "made_from": "the books of the agent",
-        "deployment": _deployment(books),
-        "guarantee": {"budget_on": books.charged_by, "delta": books.delta, "answers": answers},
-        "evaluation": _evaluation(books),
-        "not_protected": not_protected(books),
+        "scope": f"One record of {record.agent}",
+        "made_from": "the ledger of the agent",
+        "deployment": _deployment(record),
+        "guarantee": {"budget_on": record.charged_by, "delta": record.delta, "answers": answers},
+        "evaluation": _evaluation(record),
+        "not_protected": not_protected(record),
         "versions": {
             "statement": f"topdp {__version__}",
-            "manifest": books.setup.manifest.hash,
-            "plan": books.setup.plan.digest(),
-            "charges on the books": str(books.charges),
+            "manifest": record.setup.manifest.hash,
+            "plan": record.setup.plan.digest(),
+            "charges in the ledger": str(record.charges),
         },
     }
 
 
-def _epsilon(books: OwnBooks, kind: AnswerKind) -> float | None:
-    if kind == books.relied:
-        return books.promised
-    return books.worst_case if kind is WORST_CASE else books.epsilon
+def _epsilon(record: AgentRecord, kind: AnswerKind) -> float | None:
+    if kind == record.relied:
+        return record.promised
+    return record.worst_case if kind is WORST_CASE else record.epsilon
 
 
-def _answer(books: OwnBooks, kind: AnswerKind) -> dict[str, Any]:
-    epsilon = _epsilon(books, kind)
-    known = epsilon is not None and books.protects
+def _answer(record: AgentRecord, kind: AnswerKind) -> dict[str, Any]:
+    epsilon = _epsilon(record, kind)
+    known = epsilon is not None and record.protects
     power = [
-        power_of_point(epsilon, books.delta, share) if known and epsilon is not None else None
-        for share in SHARES
+        power_of_point(epsilon, record.delta, share) if known and epsilon is not None else None
+        for share in FALSE_ALARM_SHARES
     ]
     return {
-        "against": kind.against(books.colluders),
+        "against": kind.against(record.colluders),
         "is_a_guarantee": known and kind.proved,
-        "status": "not private" if not books.protects else "finite" if known else "infinite",
+        "status": "not private" if not record.protects else "finite" if known else "infinite",
         "epsilon": epsilon if known else None,
-        "mu": books.mu(epsilon) if known and kind is not CLAIMED else None,
+        "mu": record.mu(epsilon) if known and kind is not CLAIMED else None,
         "recognised_at_1_percent_false_alarms": power[0],
         "recognised_at_5_percent_false_alarms": power[1],
     }
 
 
-def _summary(books: OwnBooks) -> list[str]:
+def _summary(record: AgentRecord) -> list[str]:
     return [
-        *_promise(books),
-        *_unknown_noise(books),
-        *_before(books),
-        *_how_far(books),
-        *_departures(books),
-        _whose_word(books),
+        *_promise(record),
+        *_unknown_noise(record),
+        *_replaced_run(record),
+        *_progress(record),
+        *_departures(record),
+        f"This is what the ledger of {record.agent} says, which was read and verified: a chain of "
+        f"{record.charges} charges. It is its owner's word: anybody who can write the file can write another "
+        "ledger, and only the neighbours know whether this one is the newest.",
     ]
 
 
-def _promise(books: OwnBooks) -> list[str]:
-    if not books.protects:
-        why = (
+def _promise(record: AgentRecord) -> list[str]:
+    if not record.protects:
+        reason = (
             "its noise came from a seed that others know"
-            if books.seeded
-            else "gradients were written down without noise"
+            if record.seeded
+            else "it recorded gradients without noise"
         )
-        return [f"This run protects nobody: {why}. It was a test, and its books say so for ever."]
-    if books.promised is None:
-        return ["This run protects nobody: what was sent is not hidden by noise, and ε is infinite."]
-    agents = len(books.setup.manifest.names)
-    said = [
-        f"{books.agent} took part, with {books.records} records, in the training of one model by "
-        f"{agents} agents. "
-        f"For {books.relied.against(books.colluders)}, it is hard to tell whether any one of its "
-        "records was used: "
-        f"ε = {no_less(books.promised)} at δ = {small(books.delta)}, for all that has left it so far "
-        "in this run."
+        return [f"This run protects nobody: {reason}. It was a test, and its ledger says so permanently."]
+    if record.promised is None:
+        return ["This run protects nobody: noise does not hide what was sent, and ε is infinite."]
+    agents = len(record.setup.manifest.names)
+    sentences = [
+        f"{record.agent} took part with {record.records} records in the training of one model by {agents} "
+        f"agents. For {record.relied.against(record.colluders)}, it is hard to tell whether any one of its "
+        f"records was used: ε = {no_less(record.promised)} at δ = {small(record.delta)}, for everything it "
+        "has sent so far in this run."
     ]
-    if books.charging != books.relied:
-        why = "does not hold where rows are rounded to float32" if books.rounded else "guarantees nothing"
-        said.append(
-            f"Its budget was kept by another answer, {books.charged_by}, which {why}: do not rely on it."
+    if record.charging != record.relied:
+        reason = "does not hold if rows are rounded to float32" if record.rounded else "guarantees nothing"
+        sentences.append(
+            f"Its budget was charged by another answer, {record.charged_by}, which {reason}: do not rely on "
+            "it."
         )
-    one, five = (at_most(power_of_point(books.promised, books.delta, share)) for share in SHARES)
-    said.append(
-        "In other words: an attacker who accuses wrongly in 1 of 100 cases recognises a record that was "
-        "used in at most "
-        f"{one} of 100; in at most {five} of 100 if wrong in 5. Guessing would be 1 and 5."
-    )
-    if books.relied is not WORST_CASE:
-        worst = books.worst_case
-        said.append(
-            "If all other agents put everything together, "
-            + ("nothing is guaranteed." if worst is None else f"the same number is ε = {no_less(worst)}.")
-        )
-    return said
+    powers = [power_of_point(record.promised, record.delta, share) for share in FALSE_ALARM_SHARES]
+    sentences.append(statement_text.attacker_sentence(*powers))
+    if record.relied is not WORST_CASE:
+        worst = record.worst_case
+        sentences.append(statement_text.all_others_sentence(None if worst is None else no_less(worst)))
+    return sentences
 
 
-def _unknown_noise(books: OwnBooks) -> list[str]:
-    if not (books.upgraded and books.protects):
+def _unknown_noise(record: AgentRecord) -> list[str]:
+    if not (record.upgraded and record.protects):
         return []
     return [
-        "Its books were begun by a version that did not write down whether noise came from a seed: all of "
-        "this holds if it did not (--seeded was never given)."
+        "An older version began its ledger and did not record whether noise came from a seed. All of this "
+        "holds only if it did not (--seeded was never given)."
     ]
 
 
-def _before(books: OwnBooks) -> list[str]:
-    """What a run that this one takes the place of has cost is on other books."""
-    found = amendment_of(books.setup.manifest)
-    if found is None or books.agent not in found.spent:
+def _replaced_run(record: AgentRecord) -> list[str]:
+    """Return the cost of the run that this one replaces, which is in another ledger."""
+    amendment = amendment_of(record.setup.manifest)
+    if amendment is None or record.agent not in amendment.spent:
         return []
     return [
-        f"It takes the place of the run {found.manifest[:12]}, in which {books.agent} took part: what left "
-        f"it then is on other books, by the plan at most ε = {no_less(found.spent[books.agent])} at δ = "
-        f"{small(found.delta)}, and adds to this."
+        f"It replaces the run {amendment.manifest[:12]}, in which {record.agent} took part. What it sent "
+        f"then is in another ledger, by the plan at most ε = {no_less(amendment.spent[record.agent])} at δ = "
+        f"{small(amendment.delta)}, and adds to this."
     ]
 
 
-def _how_far(books: OwnBooks) -> list[str]:
-    last = books.setup.plan.releases - 1
-    if books.round < 0:
-        return ["Nothing was released yet: nothing is charged."]
-    if books.over:
-        said = [
-            f"The run is over for it, after release {books.round} of "
-            f"{last if books.ends is None else books.ends}."
-        ]
+def _progress(record: AgentRecord) -> list[str]:
+    last = record.setup.plan.releases - 1
+    if record.round < 0:
+        return ["Nothing was released yet, and nothing is charged."]
+    if record.over:
+        end = last if record.ends is None else record.ends
+        sentences = [f"The run is over for it, after release {record.round} of {end}."]
     else:
-        limit = (
-            ""
-            if books.budget is None
-            else f", and by no more than its budget allows: ε = {no_less(books.budget)}"
-        )
-        said = [
-            f"The run goes on: release {books.round} of {last} is the last on the books. ε grows with "
-            f"each{limit}."
+        limit = "" if record.budget is None else f", up to its budget of at most ε = {no_less(record.budget)}"
+        sentences = [
+            f"The run continues: release {record.round} of {last} is the last in the ledger. ε grows with "
+            f"each release{limit}."
         ]
-    if books.stopped is not None:
-        said.append(
-            f"Its budget ended before the plan: its records entered no release from {books.stopped} on."
+    if record.stopped is not None:
+        sentences.append(
+            f"Its budget ended before the plan: its records enter no release from {record.stopped} on."
         )
-    return said
+    return sentences
 
 
-def _departures(books: OwnBooks) -> list[str]:
-    if books.departed is not None:
+def _departures(record: AgentRecord) -> list[str]:
+    if record.departed is not None:
         return [
-            f"The plan was departed from ({books.departed}): from there on {books.charged_by} is charged."
+            f"The run departed from the plan ({record.departed}). From there on {record.charged_by} is "
+            "charged."
         ]
-    gone = sorted({*books.departures, *books.gone})
+    gone = sorted({*record.departures, *record.gone})
     if gone:
-        return [f"Gone, or refusing it, and counted as one more who pools what it sees: {', '.join(gone)}."]
+        return [f"Members that are gone or refuse it, each counted as one more colluder: {', '.join(gone)}."]
     return []
 
 
-def _whose_word(books: OwnBooks) -> str:
-    return (
-        f"This is what the books of {books.agent} say, which were read and found whole: a chain of "
-        f"{books.charges} "
-        "charges. It is its owner's word: who can write the file can write other books, and whether "
-        "these are the "
-        "newest is known to its neighbours."
-    )
-
-
-def not_protected(books: OwnBooks) -> list[str]:
-    """What nobody should believe that this covers."""
-    privacy, rules = books.setup.manifest.config.privacy, books.setup.manifest.rules
-    said = [
-        f"That {books.agent} takes part, with whom it is linked, how many records it has, and when and "
-        "how much it sends.",
-        "What the model teaches about everybody: a correct prediction from general knowledge is no "
-        "breach here.",
-        "Several records of one person, or one person's records at several members: ε is that of one "
-        "record at one member.",
+def not_protected(record: AgentRecord) -> list[str]:
+    """Return what nobody should believe that the guarantee covers."""
+    setup, rules = record.setup, record.setup.manifest.rules
+    guarantee, members = setup.manifest.config.privacy.guarantee, len(setup.manifest.names)
+    sentences = []
+    if not answer_kind(guarantee).proved:
+        sentences.append(statement_text.unproved_sentence(guarantee))
+    if record.relied.counts_colluders:
+        if setup.coalition < members - 1:  # otherwise all others are counted already
+            reserve = (
+                f", {setup.reserve} of them as a reserve for members that drop out"
+                if 0 < setup.reserve < members
+                else ""
+            )
+            sentences.append(
+                f"More than {setup.coalition} other agent{'s' if setup.coalition != 1 else ''} pooling what "
+                f"they see{reserve}: for larger groups, up to all others, the worst case holds."
+            )
+        sentences.append(
+            "A distant departure from the plan that this agent did not notice: the worst case holds "
+            "nevertheless."
+        )
+    sentences += [
+        f"That {record.agent} takes part, with whom it is linked, how many records it has, and when and how "
+        "much it sends.",
+        statement_text.NOT_PROTECTED["model"],
+        "Several records of one person, or one person's records at several members: ε is that of one record "
+        "at one member.",
         "Other runs on the same records: each adds to this one (topdp agent budget shows their sum).",
-        "Choosing settings, features or a model by looking at private records; scores on them that were "
-        "told to others.",
-        "Whoever owns or breaks into the machine of the agent: it has the records, the key and the books.",
-        "An old copy of the books that is put back while all neighbours that know better lie, are gone "
-        "or are put back too.",
-        "Timing, memory and logs; the order in which clipped gradients are added in floating point, and "
-        "what rounding "
-        "leaves after noise: docs/privacy.md has the figures.",
-        "Poisoning: other members can spoil the model with rows of their choice.",
+        statement_text.NOT_PROTECTED["tuning"] + " Scores on private records that were passed on to others.",
+        "Anybody who owns or breaks into the agent's machine: it contains the records, the key and the "
+        "ledger.",
+        "An old copy of the ledger that is restored while all neighbours that know better lie, are gone or "
+        "are restored too.",
+        "Timing, memory and logs; the order in which clipped gradients are added in floating point, and what "
+        "rounding leaves after noise: docs/privacy.md has the figures.",
+        "Poisoning: other members can spoil the model with arbitrary rows.",
     ]
-    if books.relied.counts_colluders:
-        reserve = books.setup.reserve
-        spare = (
-            f", {reserve} of them as a reserve for members that drop out"
-            if 0 < reserve < len(books.setup.manifest.names)
-            else ""
-        )
-        said.insert(
-            0,
-            f"More than {_others(books.setup.coalition)} putting together what they see{spare}: "
-            "then, up to all others, the "
-            "worst case counts.",
-        )
-        said.insert(
-            1,
-            "A departure from the plan far away, which this agent did not see: the worst case holds all "
-            "the same.",
-        )
-        if books.setup.coalition >= len(books.setup.manifest.names) - 1:  # all others are counted already
-            del said[0]
-    if not answer_kind(privacy.guarantee).proved:
-        said.insert(
-            0,
-            f"Anybody, by the answer `{privacy.guarantee}`: it describes, and can be wrong. The worst "
-            "case holds.",
-        )
     if rules.tolerates_silence:
-        said.append(
-            "Members that others went on without: charges are those of what was sent, whoever was missing."
+        sentences.append(
+            "Missing members: the agents may continue without them, and charges are for what was sent."
         )
-    if books.upgraded:
-        said.append(
-            "Releases of a version that signed no rows: nobody could show it if its books were an old copy."
+    if record.upgraded:
+        sentences.append(
+            "Releases of an older version that signed no rows: nobody could prove that its ledger was an old "
+            "copy."
         )
-    return said
+    return sentences
 
 
-def _others(count: int) -> str:
-    return f"{count} other agent{'s' if count != 1 else ''}"
-
-
-def _deployment(books: OwnBooks) -> dict[str, Any]:
-    config, manifest = books.setup.manifest.config, books.setup.manifest
-    removed = config.privacy.adjacency == "add-remove"
-    promised = books.promised if books.protects else None
+def _deployment(record: AgentRecord) -> dict[str, Any]:
+    config, manifest = record.setup.manifest.config, record.setup.manifest
+    promised = record.promised if record.protects else None
+    mu = record.mu(record.promised) if record.protects else None
     return {
-        "product": {
-            "name": f"{books.agent}, federation {manifest.hash[:12]}",
-            "data_curators": books.agent,
-            "intended_use": TO_FILL_IN,
-            "data_product_type": "Machine learning model",
-            "data_product_region": TO_FILL_IN,
-            "publication_date": TO_FILL_IN,
-            "description": f"A model ({config.model.name}) trained by {len(manifest.names)} agents with "
-            "the method "
-            f"{config.method.name} in {config.rounds} rounds, and what {books.agent} sent for it.",
-        },
-        "dp_flavor": {
-            "name": "Approximate DP",
-            "also": "Gaussian DP" if books.protects and books.mu(books.promised) is not None else None,
-            "input_metric": "symmetric distance: records added or removed" if removed else "changed records",
-            "bound_on_input_distance": 1,
-            "bounded_or_unbounded": "unbounded, with a public number of records" if removed else "bounded",
-            "output_measure": "(ε, δ)",
-            "bound_on_output_distance": {"epsilon": promised, "delta": books.delta},
-            "data_domain": f"{books.records} records of {books.agent}",
-            "unprotected_quantities": [
-                "how many records each agent holds",
-                "who takes part, and who is linked to whom",
-                "all settings, and every random choice of the protocol but the noise",
+        "product": statement_text.product(
+            name=f"{record.agent}, federation {manifest.hash[:12]}",
+            data_curators=record.agent,
+            description=f"A model ({config.model.name}) trained by {len(manifest.names)} agents with the "
+            f"method {config.method.name} in {config.rounds} rounds, and what {record.agent} sent for it.",
+        ),
+        "dp_flavor": statement_text.dp_flavor(
+            adjacency=config.privacy.adjacency,
+            epsilon=promised,
+            delta=record.delta,
+            gaussian=mu is not None,
+            data_domain=f"{record.records} records of {record.agent}",
+            unprotected=statement_text.unprotected_quantities(),
+        ),
+        "privacy_loss": statement_text.privacy_loss(
+            epsilon=promised,
+            delta=record.delta,
+            mu=mu,
+            words=f"Of {record.agent} alone, against {record.relied.against(record.colluders)}.",
+        ),
+        "model": statement_text.trust_model(
+            name="Decentralised",
+            words=statement_text.DECENTRALISED,
+            actors=[
+                f"{record.agent}: clips and adds noise itself, and is trusted with its own records.",
+                f"Other agents: may store and study all they see; {record.colluders} may pool it.",
             ],
-        },
-        "privacy_loss": {
-            **private_unit(),
-            "privacy_parameters": {
-                "epsilon": promised,
-                "delta": books.delta,
-                "mu": books.mu(books.promised) if books.protects else None,
-            },
-            "privacy_parameters_description": f"Of {books.agent} alone, against "
-            f"{books.relied.against(books.colluders)}.",
-        },
-        "model": {
-            "model_name": "Decentralised",
-            "model_name_description": "No server: every agent adds noise before anything leaves it, and "
-            "exchanges models with "
-            "its neighbours on a graph.",
-            "actors": [
-                f"{books.agent}: clips and adds noise itself, and is trusted with its own records.",
-                f"Other agents: may keep and study all they see; {books.colluders} may pool it.",
-                "Whoever receives the final models: needs no trust.",
-            ],
-            "release_type": "Many releases",
-            "release_type_description": f"{books.round + 1} releases on the books, all of them counted "
-            "together.",
-            "data_source_type": "Static",
-            "access_type": "Non-interactive",
-        },
+            releases=f"{record.round + 1} releases in the ledger, all of them counted together.",
+        ),
         "accounting": {
-            "composition": "Every release was charged on the books before it left, all of them "
-            "together, under "
-            f"{books.charged_by}. Rounding goes to the private side.",
-            "budget": books.budget,
-            "reserve_for_departures": books.setup.manifest.rules.departures,
-            "post_processing": "Mixing and evaluating the released models costs nothing further.",
-            "several_runs": "This is one run. Further runs on the same records add to it, and are not "
-            "counted here.",
+            "composition": "Every release was charged in the ledger before it was sent, all of them "
+            f"together, under {record.charged_by}. Rounding goes to the private side.",
+            "budget": record.budget,
+            "reserve_for_departures": manifest.rules.departures,
+            "post_processing": statement_text.POST_PROCESSING,
+            "several_runs": statement_text.SEVERAL_RUNS,
         },
-        "implementation": {
-            "mechanisms": f"Gaussian noise on gradients clipped for each record to length "
-            f"{config.privacy.clip:g} "
-            f"({config.privacy.clipping}), method {config.method.name}.",
-            "noise_source": "A cipher keyed by the operating system, for every release anew."
-            if books.protects
-            else "Known to others: not private.",
-            "floating_point": "The manifest is of a version that summed gradients in the type of the model, "
-            "and not on a grid: what rounding shows of releases made by it is in no ε."
-            if books.of_older_version
-            else "Sums and noise in float64, on a public grid, rounded once after noise; what is left is in "
-            "docs/privacy.md, and in no ε.",
-            "verification": "Open source. The books were read whole by this command; no outside party "
-            "has certified it.",
-            "pre_processing_eda_hyperparameter_tuning": "Not counted.",
-            "justification": TO_FILL_IN,
-        },
+        "implementation": _implementation(record),
     }
 
 
-def _evaluation(books: OwnBooks) -> dict[str, str]:
+def _implementation(record: AgentRecord) -> dict[str, Any]:
+    config = record.setup.manifest.config
+    mechanism = statement_text.mechanism(config.privacy.clip, config.privacy.clipping, config.method.name)
     return {
-        "parameters": "ε, δ and μ stand above, for all releases on the books.",
-        "unit_of_privacy": "One record. Whether that is a person is decided by whoever prepared the data.",
-        "neighbouring_data_sets": "One record more or less (unbounded), the number of records being public."
-        if books.setup.manifest.config.privacy.adjacency == "add-remove"
-        else "One record with other contents (bounded).",
-        "trust_model": "Nobody is trusted by all; each agent is trusted with its own records.",
-        "utility": "Not part of this statement: scores on an organisation's own records are in no account.",
-        "algorithm": "Gaussian noise on clipped gradients; the proof is in the documentation of topdp "
-        "(How private is it?).",
-        "random_numbers": "From the operating system, through a cipher."
-        if books.protects
+        "mechanisms": f"{mechanism}.",
+        "noise_source": "A cipher keyed by the operating system, with a new key for every release."
+        if record.protects
         else "Known to others: not private.",
-        "side_channels": "Timing and the machine itself are not covered.",
-        "access_control_and_collection": "How records were collected, stored and who may read them is "
-        "outside of this statement.",
-        "privacy_budget": "Kept by the agent before each release; a start can make it smaller, never larger.",
+        "floating_point": "The manifest is from a version that summed gradients in the type of the model and "
+        "not on a grid. What rounding reveals of releases by that version is in no ε."
+        if record.of_older_version
+        else "Sums and noise are in float64 on a public grid, rounded once after the noise. What remains is "
+        "in docs/privacy.md and in no ε.",
+        "verification": "Open source. This command read and verified the whole ledger. "
+        + statement_text.NO_EXTERNAL_CERTIFICATE,
+        "pre_processing_eda_hyperparameter_tuning": "Not counted.",
+        "justification": statement_text.TO_FILL_IN,
     }
+
+
+def _evaluation(record: AgentRecord) -> dict[str, str]:
+    return statement_text.evaluation(
+        adjacency=record.setup.manifest.config.privacy.adjacency,
+        one_party=False,
+        parameters="ε, δ and μ are above, for all releases in the ledger.",
+        utility="Not part of this statement: scores on an organisation's own records are in no account.",
+        random_numbers="From the operating system, through a cipher."
+        if record.protects
+        else "Known to others: not private.",
+        privacy_budget="Enforced by the agent before each release. A restart can lower it, never raise it.",
+    )

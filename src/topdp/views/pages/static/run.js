@@ -145,7 +145,7 @@
     key: facts.privacy.seal || JSON.stringify(facts.privacy.epsilon),
     nodes: () => {
       const { privacy, power, guarantee } = facts;
-      const asked = facts.answers.filter((one) => privacy.status[one.key] !== "not asked");
+      const asked = facts.answers.filter((one) => (privacy.status[one.key] ?? "not asked") !== "not asked");
       const reasons = privacy.reasons || {};
       const rows = asked.map(({ key: name, label }) => [
         el("span", {}, label, name === guarantee.answer && guarantee.name ? el("em", {}, " (budget)") : ""),

@@ -9,14 +9,14 @@ import time
 
 import pytest
 
-from topdp.agents.agreement.signatures import Statement
+from topdp.agents.agreement.signatures import Notice
 from topdp.agents.ledger import ledger_database, start_choices
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_check import verify
 from topdp.agents.ledger.ledger_database import LEDGER_FILE
 from topdp.agents.ledger.ledger_entries import ReleaseCost, TamperedError, digest_of
+from topdp.agents.ledger.notice_store import NoticeStore
 from topdp.agents.ledger.pairing_records import PairingRecords
-from topdp.agents.ledger.statement_store import StatementStore
 from topdp.agents.ledger.stored_rows import OUTBOX_ROUNDS
 from topdp.agents.wire.wire_codes import ReplyCode
 from topdp.errors import TopdpError
@@ -45,7 +45,7 @@ def folder(tmp_path):
     for round in range(OUTBOX_ROUNDS + 10):
         if round == 7:
             ledger.quarantine("eve", ReplyCode.NOT_A_ROW, "sent what is not a row")
-            StatementStore(ledger).add(Statement.of_parts(("ada", "run", "without eve", "4", "00")))
+            NoticeStore(ledger).add(Notice.of_parts(("ada", "run", "without eve", "4", "00")))
             ledger.note_departure("round 7: nothing from eve")
         one_round(ledger, round)
     pairing = PairingRecords(ledger)
