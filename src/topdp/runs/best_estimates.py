@@ -23,7 +23,7 @@ from torch import Tensor
 from topdp.errors import InputError
 from topdp.learning.metrics import larger_is_better
 from topdp.runs.config import did_you_mean
-from topdp.runs.metric_labels import metric_names
+from topdp.runs.metric_labels import evaluated_names, metric_names
 from topdp.runs.row_arrays import as_array, as_tensor
 from topdp.runs.run_folder import RunFolder
 from topdp.runs.tensor_files import mapped
@@ -115,14 +115,9 @@ def first_metric(line: dict[str, Any], larger: Mapping[str, bool | None]) -> str
     return next(name for name in [*metric_names(line), "loss"] if _direction(name, larger) is not None)
 
 
-def names(line: dict[str, Any]) -> list[str]:
-    """The metrics of a line: those that have a mean over agents."""
-    return [key for key, value in line.items() if isinstance(value, dict) and "mean" in value]
-
-
 def metric_of(line: dict[str, Any], name: str, larger: Mapping[str, bool | None]) -> float:
     """The mean over agents, with the sign that makes larger better; NaN where there is none."""
-    known = names(line)
+    known = evaluated_names(line)
     if name not in known:
         raise InputError(f"Expected a metric of this run, got {name!r}.{did_you_mean(name, known)}")
     value = line[name]["mean"]

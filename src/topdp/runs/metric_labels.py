@@ -18,8 +18,13 @@ def metric_names(line: Mapping[str, Any]) -> list[str]:
     >>> metric_names({"round": 3, "r2": {"mean": 0.5}, "loss": {"mean": 2.0}, "r2_per_agent": [0.5]})
     ['r2']
     """
-    names = [name for name, value in line.items() if isinstance(value, Mapping) and "mean" in value]
+    names = evaluated_names(line)
     return [name for name in names if name != "loss"] or names
+
+
+def evaluated_names(line: Mapping[str, Any]) -> list[str]:
+    """The metrics in a line and the loss: the keys with a mean over agents."""
+    return [name for name, value in line.items() if isinstance(value, Mapping) and "mean" in value]
 
 
 def is_share(name: str) -> bool:

@@ -18,9 +18,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, final
 
-from topdp.runs.best_estimates import names
 from topdp.runs.callbacks import Running
 from topdp.runs.config import ConfigError, did_you_mean
+from topdp.runs.metric_labels import evaluated_names
 from topdp.runs.result import Metrics, Result
 
 PROJECT = "topdp"
@@ -197,7 +197,7 @@ def _epsilons(run: Running) -> dict[str, float]:
 def _values(line: Metrics) -> dict[str, float]:
     """Undefined values are left out; of a metric with a value for each class, each has its number."""
     values: dict[str, float | None] = {}
-    for name in names(line):
+    for name in evaluated_names(line):
         for key, value in line[name].items():
             several = enumerate(value) if isinstance(value, list) else [("", value)]
             values |= {f"{name}/{key}{f'/{k}' if k != '' else ''}": one for k, one in several}

@@ -192,7 +192,7 @@ def test_another_question_is_not_answered_from_memory(changes):
 
 
 def test_memory_does_not_grow_without_end(monkeypatch):
-    monkeypatch.setattr(observer_cache, "MAX_CACHED_ANSWERS", 2)
+    monkeypatch.setattr(observer_cache, "MAX_REMEMBERED_ANSWERS", 2)
     kept = observer_cache.ObserverCache()
     for rounds in (1, 2, 3):
         plan_answers(settings("method.name=top", f"rounds={rounds}"), memory=kept)

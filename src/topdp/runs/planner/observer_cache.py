@@ -29,12 +29,12 @@ from topdp.privacy.query import Observe, Query
 
 Found = TypeVar("Found")
 
-MAX_CACHED_ANSWERS = 256
+MAX_REMEMBERED_ANSWERS = 256
 SCALING_TOLERANCE = 1e-12  # by which noise that was scaled may differ, for rounding
 
 
 class ObserverCache:
-    """The newest `MAX_CACHED_ANSWERS` of what was found; several threads may ask."""
+    """The newest `MAX_REMEMBERED_ANSWERS` of what was found; several threads may ask."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[tuple[object, ...], Any] = OrderedDict()
@@ -71,7 +71,7 @@ class ObserverCache:
         answer = find()  # not under the lock: it may take long
         with self._lock:
             self._kept[key] = answer
-            while len(self._kept) > MAX_CACHED_ANSWERS:
+            while len(self._kept) > MAX_REMEMBERED_ANSWERS:
                 self._kept.popitem(last=False)
         return answer
 
