@@ -264,42 +264,39 @@ class ClippedGradients:
         copies: int,
     ) -> None:
         """Like the loop of `_run`, for rows whose copies share the same records."""
-        assert self._folded is not None
         for i, j in example_blocks(inputs.shape[0], inputs.shape[1], capacity):
             block_rows = by_copy(rows, copies)[:, i].flatten(0, 1)
             weight = None if weights is None else by_copy(weights, copies)[:, i, j].flatten(0, 1)
             x, y = inputs[i, j], targets[i, j]
-            try:
-                losses, contributions = self._folded.contributions(block_rows, x, y, copies)
-            except (InputError, MemoryError, torch.OutOfMemoryError):
-                raise
-            except Exception:  # caused by the model or by a record: the slow path handles both
-                if rows.is_cuda:
-                    raise
-                losses, contributions = self._contributions(
-                    block_rows, torch.cat([x] * copies), torch.cat([y] * copies)
-                )
+            losses, contributions = self._contributions(block_rows, x, y, copies)
             sums = torch.zeros_like(block_rows)
             self._add(sums, losses, contributions, weight, scale, None)
             by_copy(out, copies)[:, i] += by_copy(sums, copies)
 
-    def _contributions(self, rows: Tensor, inputs: Tensor, targets: Tensor) -> LossesAndContributions:
+    def _contributions(
+        self, rows: Tensor, inputs: Tensor, targets: Tensor, copies: int = 1
+    ) -> LossesAndContributions:
         path = self._plain if self._folded is None else self._folded
         try:
-            return path.contributions(rows, inputs, targets)
+            if copies == 1:
+                return path.contributions(rows, inputs, targets)
+            if self._folded is not None:
+                return self._folded.contributions(rows, inputs, targets, copies)
         except (InputError, MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:
             if rows.is_cuda:  # after a failed kernel the device cannot be used
                 raise
-            made_up = path_check.probe_batch(self.flat, rows, inputs, targets, *inputs.shape[:2])
-            try:
-                path.contributions(*made_up)
-            except Exception:  # on made-up records too: the model is the cause
-                self._folded = None
-                self._announce(first_line(error))
-            # Otherwise a record caused it, such as an invalid token id. It counts as zero, without a warning.
-            return self._plain.one_by_one(rows, inputs, targets)
+            if copies == 1:
+                made_up = path_check.probe_batch(self.flat, rows, inputs, targets, *inputs.shape[:2])
+                try:
+                    path.contributions(*made_up)
+                except Exception:  # on made-up records too: the model is the cause
+                    self._folded = None
+                    self._announce(first_line(error))
+                # Otherwise a record caused it, such as an invalid token id. It counts as zero, without warning.
+                return self._plain.one_by_one(rows, inputs, targets)
+        return self._contributions(rows, *(torch.cat([part] * copies) for part in (inputs, targets)))
 
     def _add(
         self,

@@ -51,7 +51,7 @@ class Tape:
         self.recording = False
         self.shared = False
         self.copies = 1
-        self.anchor: Tensor | None = None
+        self.anchor: Tensor | None = None  # an example, if rules are called inside `isolated_vmap` over it
         self.kept = 0  # elements that one example keeps besides what is recorded
         self.records: list[tuple[Tensor, list[ParameterUse]]] = []
 
@@ -66,10 +66,6 @@ class Tape:
         self.rows, self.examples, self.recording = rows, examples, recording
         self.shared, self.copies = shared, copies
         self.records = []
-
-    def set_anchor(self, example: Tensor) -> None:
-        """From now on layer rules are called inside `isolated_vmap`, which maps over `example`."""
-        self.anchor = example
 
     @property
     def agents(self) -> int:
