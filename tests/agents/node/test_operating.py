@@ -190,7 +190,7 @@ def test_status_of_tampered_books_is_4_and_of_none_is_2(topdp, state, tmp_path):
         db.execute("UPDATE charges SET entry = 'nothing'")
     db.close()
     done = topdp("agent", "status", "--state", state)
-    assert done.code == 4 and "does not follow from the one before" in done.err
+    assert done.code == 4 and "does not follow from the previous one" in done.err
     done = topdp("agent", "status", "--state", tmp_path / "nowhere")
     assert done.code == 2 and "there is none" in done.err
 
