@@ -342,8 +342,8 @@ class TestBest:
         class Killed(BaseException):
             pass
 
-        def kill(folder, checkpoint):
-            if checkpoint.releases > 10:
+        def kill(folder, releases, rows):
+            if releases > 10:
                 raise Killed
             real(folder, releases, rows)
 
