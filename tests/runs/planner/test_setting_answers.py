@@ -94,7 +94,7 @@ def test_bytes_are_those_of_rows_on_the_wire():
 
 
 def test_quick_answers_come_first_and_nothing_is_taken_back(monkeypatch):
-    monkeypatch.setattr(setting_answers, "SOON", 0.0)  # everything that looks at observers takes long
+    monkeypatch.setattr(setting_answers, "INSTANT_SECONDS", 0.0)  # everything that looks at observers takes long
     seen = list(stages(PlannerQuestion.of(settings("method.name=top"))))
     assert [one["pending"] for one in seen] == [
         list(ANSWERS), list(ANSWERS), ["outsider", "view"], ["view"], [],
@@ -195,7 +195,7 @@ def test_memory_does_not_grow_without_end(monkeypatch):
     kept = observer_cache.ObserverCache()
     for rounds in (1, 2, 3):
         plan_answers(settings("method.name=top", f"rounds={rounds}"), memory=kept)
-    assert len(kept._kept) == 2
+    assert len(kept._values) == 2
 
 
 @pytest.mark.parametrize(

@@ -171,11 +171,9 @@ def stages(
     }
     if waits.get(guarantee, 0.0) > INSTANT_SECONDS:
         yield {**answers, "sigma_at_most": _sufficient_sigma(question)}
-        if (
-            waits[guarantee] <= QUICK_BOUND_SECONDS
-            and (less := _sufficient_sigma(question, observer)) is not None
-        ):
-            yield {**answers, "sigma_at_most": less}
+        quick_bound = waits[guarantee] <= QUICK_BOUND_SECONDS
+        if quick_bound and (sigma := _sufficient_sigma(question, observer)) is not None:
+            yield {**answers, "sigma_at_most": sigma}
         if quick:
             return
     plan, account = plan_and_account(question.run, progress, observer)
