@@ -56,7 +56,9 @@ def started(folder: Path, name: str) -> BaseProcess:
     command += ["--manifest", str(folder / "manifest.toml"), "--identity", str(folder / name)]
     command += ["--data", str(folder / "records.npz"), "--state", str(folder / f"state-{name}")]
     (folder / f"{name}.log").touch()
-    return fork_server.start(command, {**os.environ, **fork_server.ALONE}, folder / f"{name}.log")
+    return fork_server.start(
+        command, {**os.environ, **fork_server.SINGLE_THREAD_VARIABLES}, folder / f"{name}.log"
+    )
 
 
 def said(folder: Path, name: str) -> int:

@@ -13,12 +13,12 @@ SCRIPT = ROOT / "scripts" / "code_metrics.py"
 
 LIMITS = {
     "packages": 14,
-    "code lines": 39_700,  # wanted: 36,000
+    "code lines": 39_600,  # wanted: 36,000
     "repeated module names": 0,
     "repeated class names": 0,
-    "repeated constant names": 34,  # wanted: 0
+    "repeated constant names": 8,  # wanted: 0
     "vague local names": 500,  # wanted: 300
-    "long positional constructors": 46,  # wanted: 0
+    "long positional constructors": 36,  # wanted: 0
     "arguments of the longest constructor": 19,
 }
 AGENT_LIMITS = {"agent modules": 180, "agent modules excluded": 0}

@@ -111,7 +111,9 @@ def test_what_stays_in_the_average_is_what_the_plan_leaves(case, gossip):
     graph = topology.ring(agents)
     alone = np.exp(np.random.default_rng(1).normal(0, 0.4, agents))
     found = allocate(secret_pairs(secrets, graph, degree, 0), alone, colluders)
-    plan = Correlated(secrets, degree, found.pair_noise, gossip).plan(graph, ONCE, found.own, 0)
+    plan = Correlated(secrets=secrets, degree=degree, pair_noise=found.pair_noise, gossip=gossip).plan(
+        graph, ONCE, found.own, 0
+    )
     left = residual_noise(plan)
     pooled = float((alone**2).mean()) / agents**2
     assert left.average[-1] / pooled == pytest.approx(found.average, rel=1e-9)
@@ -138,7 +140,9 @@ def test_many_agents_are_hidden_by_how_well_they_are_connected(monkeypatch):
         monkeypatch.setattr(module, "MAX_EXACT_AGENTS", 5)
         found = allocate(pairs, alone, colluders, 30.0)
         monkeypatch.undo()
-        plan = Correlated("regular", 10, found.pair_noise, 0).plan(graph, ONCE, found.own, 0)
+        plan = Correlated(secrets="regular", degree=10, pair_noise=found.pair_noise, gossip=0).plan(
+            graph, ONCE, found.own, 0
+        )
         mu = adaptive(plan, exposure(agents, 1.0), Query(colluders=colluders)).worst() * alone
         assert mu.max() <= 1 + 1e-9
         bound = connectivity_bound(plan, noisy_releases(plan), colluders)
@@ -168,7 +172,9 @@ def test_budgets_of_ones_own_are_kept_with_the_least_sum_of_noise(budget, collud
     found = allocate(secret_pairs("all", graph, 5, 0), alone, colluders, 20.0)
 
     def write(deviation: np.ndarray):
-        return Correlated("all", pair_noise=found.pair_noise, gossip=1).plan(graph, along, deviation, 0)
+        return Correlated(secrets="all", pair_noise=found.pair_noise, gossip=1).plan(
+            graph, along, deviation, 0
+        )
 
     def calibrated(shares: np.ndarray | None) -> np.ndarray:
         return calibrate(

@@ -135,7 +135,9 @@ def test_pairs_add_the_same_draw_with_opposite_signs():
     graph, own = topology.random(7, 0.5, 2), np.linspace(0.5, 2.0, 7)
     schedule = constant_schedule(1, rate=1.0)
     for kind, degree in (("regular", 4), ("all", 4), ("links", 4)):
-        plan = Correlated(kind, degree, pair_noise=3.0, gossip=2).plan(graph, schedule, own, seed=5)
+        plan = Correlated(secrets=kind, degree=degree, pair_noise=3.0, gossip=2).plan(
+            graph, schedule, own, seed=5
+        )
         pairs = secret_pairs(kind, graph, degree, 5)
         assert plan.draws == 7 + len(pairs)
         N = np.zeros((7, plan.draws))

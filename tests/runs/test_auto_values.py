@@ -239,7 +239,7 @@ def test_prices_are_those_of_the_plans(gossip, chebyshev):
     averaging, pairs = auto_values._Averaging(graph), secret_pairs("regular", graph, 4, 0)
     steps = Schedule(rate=np.ones(auto_values.TRIAL_ROUNDS), noise=np.ones(auto_values.TRIAL_ROUNDS))
     for protocol, shared in (
-        (Correlated("regular", 4, 3.0, gossip, chebyshev),
+        (Correlated(secrets="regular", degree=4, pair_noise=3.0, gossip=gossip, chebyshev=chebyshev),
          averaging.shared(pairs, 3.0 * math.sqrt(np.mean(own**2)))),
         (Muffliato(gossip, chebyshev), 0.0),
     ):  # fmt: skip

@@ -62,7 +62,7 @@ def test_one_hostile_row_does_little_whatever_it_holds(robust, value):
 PROTOCOLS = {
     "dsgd": Dsgd(),
     "muffliato": Muffliato(2, chebyshev=False),
-    "correlated": Correlated("all", pair_noise=2.0, gossip=1),
+    "correlated": Correlated(secrets="all", pair_noise=2.0, gossip=1),
     "plain": PlainSynchronous(0.3),
     "top": TopSynchronous(0.3),
     "pairs": PlainAsynchronous(0.3),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,16 @@ Array = npt.NDArray[Any]
 MAX_UNSTATED_CLASSES = 1000
 """More classes than this, and than records, must be stated explicitly."""
 _MAX_FLOAT32 = float(np.finfo(np.float32).max)
+
+
+class Records(NamedTuple):
+    """Inputs as read: bytes of images, scaled numbers, token ids, or the arrays of an `.npz`."""
+
+    inputs: Array
+    targets: Array
+    classes: int | None = None
+    """The stated number of classes; None if targets are numbers, or labels whose largest determines it."""
+    class_names: tuple[str, ...] | None = None
 
 
 def check_records(inputs: Array, targets: Array, what: str) -> tuple[Array, Array]:

@@ -26,7 +26,7 @@ from topdp.protocols.protocol import Protocol, check_deviation
 from topdp.topology import Topology
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Correlated(Protocol):
     """A step under pair noise and a little own noise, then `gossip` averaging steps.
 

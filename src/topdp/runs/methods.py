@@ -48,11 +48,11 @@ def _muffliato(c: MethodConfig) -> Protocol:
 
 def _correlated(c: MethodConfig) -> Protocol:
     return protocols.Correlated(
-        c.secrets,
-        chosen_number("secrets_degree", c.secrets_degree),
-        chosen_number("pair_noise", c.pair_noise),
-        chosen_number("gossip", c.gossip),
-        c.chebyshev,
+        secrets=c.secrets,
+        degree=chosen_number("secrets_degree", c.secrets_degree),
+        pair_noise=chosen_number("pair_noise", c.pair_noise),
+        gossip=chosen_number("gossip", c.gossip),
+        chebyshev=c.chebyshev,
     )
 
 

@@ -51,7 +51,7 @@ def fresh_bytes_on_resend():
             return message
         name = (id(self.ledger), peer, message.round)
         if name in sent:
-            body = row_payload.encode(load(message.body)[row_payload.NAME] + np.float32(0.001))
+            body = row_payload.encode(load(message.body)[row_payload.TENSOR_NAME] + np.float32(0.001))
             return Message.of(message.kind, message.round, body)
         sent.add(name)
         return message

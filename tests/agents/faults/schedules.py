@@ -136,11 +136,11 @@ def _cut(found, chance, names, links, begin, span):
 
 
 def _kills(found, chance, job, names, span):
-    places = [*failpoints.ROUNDS]
+    places = [*failpoints.ROUND_POINTS]
     if job.live_pairing:
-        places = [*failpoints.PAIRING, "before_ledger", "in_ledger", "after_ledger"]
+        places = [*failpoints.PAIRING_POINTS, "before_ledger", "in_ledger", "after_ledger"]
     if job.shares_draws:
-        places += failpoints.SHARING
+        places += failpoints.SHARING_POINTS
     for _ in range(chance.choice([0, 1, 1, 2, 3, 5])):
         back = chance.choice([0.1, span()])
         kind = chance.choice(["place", "place", "step", "moment"])

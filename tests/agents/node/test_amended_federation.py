@@ -39,7 +39,7 @@ def start(folder, name, manifest, state, *more, failpoint=None):
         "--site",
     ]
     words += [f"{name}/book", "--data", f"{name}/records.npz", "--state", f"{name}/{state}", *more]
-    environment = {**os.environ, **fork_server.ALONE}
+    environment = {**os.environ, **fork_server.SINGLE_THREAD_VARIABLES}
     if failpoint is not None:
         environment["TOPDP_FAILPOINT"] = failpoint
     return fork_server.start(words, environment, folder / name / "log.txt")

@@ -92,7 +92,7 @@ from pathlib import Path
 from topdp.agents.development import fork_server
 
 if __name__ == "__main__":
-    fork_server.SHARED = ()
+    fork_server.PRELOADED_MODULES = ()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as some who start it do: its children have it from there
     child = fork_server.start(["relay", "--listen", sys.argv[1]], os.environ, Path(sys.argv[2]))
     print(child.pid, flush=True)

@@ -99,7 +99,7 @@ def test_a_life_in_the_middle_of_something_long_is_left_off(tmp_path, quick):
 
 
 def test_tasks_that_do_not_end_are_named_and_not_waited_for(monkeypatch, caplog):
-    monkeypatch.setattr(transport, "ENDING", 0.05)
+    monkeypatch.setattr(transport, "ENDING_SECONDS", 0.05)
     over = asyncio.Event()
 
     async def stubborn():

@@ -72,7 +72,7 @@ def test_the_checker_finds_data_in_a_round_after_the_budget(tmp_path):
     ledger.close()
     assert 0 < stopped < 6 and found == {
         stopped - 1: [
-            "ada: Facts of the run cannot be so: stopped, and data entered later.",
+            "ada: Facts of the run are impossible: stopped, and data entered later.",
             f"ada booked a release in round {stopped - 1}, its budget ended at {stopped - 1}",
         ],
         stopped + 1: [f"ada booked a noise in round {stopped}, its budget ended at {stopped + 1}"],

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("quick")
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("mode", ["sync", "async"])
-@pytest.mark.parametrize("place", failpoints.ROUNDS)
+@pytest.mark.parametrize("place", failpoints.ROUND_POINTS)
 def test_each_of_six_agents_killed_at_each_place_ends_as_if_nothing_had_been(tmp_path, mode, place):
     made = federation(tmp_path, f"method.mode={mode}", rounds=5)
     run = on_virtual_time(live(made, failpoints={i: f"{place}:{1 + i % 2}" for i in range(6)}))

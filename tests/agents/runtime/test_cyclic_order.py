@@ -54,7 +54,9 @@ def booked_and_true(made, used, agent):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("place", "mode"), cyclic_pairs(failpoints.ROUNDS, ["sync", "async", "async"], 1))
+@pytest.mark.parametrize(
+    ("place", "mode"), cyclic_pairs(failpoints.ROUND_POINTS, ["sync", "async", "async"], 1)
+)
 def test_a_record_keeps_its_place_in_the_cycle_whatever_kills_the_agent(tmp_path, used, place, mode):
     made = federation(
         tmp_path, "data.batch={cycle=7}", f"method.mode={mode}", "method.offline=0", agents=4, rounds=13

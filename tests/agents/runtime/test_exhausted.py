@@ -91,7 +91,7 @@ def unbroken(tmp_path_factory):
 
 
 # In the round in which it ends, everywhere; before and after it, around the books.
-AROUND = [(place, 0) for place in failpoints.ROUNDS] + [
+AROUND = [(place, 0) for place in failpoints.ROUND_POINTS] + [
     (place, around) for around in (-1, 1) for place in ("before_ledger", "in_ledger", "after_ledger")
 ]
 

@@ -41,7 +41,7 @@ def test_who_mixes_the_longest_rows_that_are_taken_sends_none_that_are_not(tmp_p
         return norms
 
     assert max(on_virtual_time(scene())) > 0.99 * LARGEST
-    assert "made shorter" in caplog.text
+    assert "was shortened" in caplog.text
 
 
 def test_nor_does_who_meets_them(tmp_path):

@@ -105,7 +105,7 @@ def test_derived_draws_are_the_same_at_both_ends_and_in_the_simulator(tmp_path, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", failpoints.ROUNDS + failpoints.SHARING)
+@pytest.mark.parametrize("place", failpoints.ROUND_POINTS + failpoints.SHARING_POINTS)
 def test_killed_anywhere_the_run_goes_on_with_the_same_draws(tmp_path, place):
     made = sharing(tmp_path, rounds=3, gossip=1)
     each = 1 if place == "after_key" else 2

@@ -10,7 +10,7 @@ from history import federation, live, on_virtual_time
 
 from builders import SETTINGS
 from topdp.agents.development.development_hooks import Rehearse
-from topdp.agents.development.rehearsal_audit import MANIFEST, of_recordings, plant
+from topdp.agents.development.rehearsal_audit import MANIFEST_FILE, of_recordings, plant
 from topdp.audit import Audit, AuditError, AuditRequest
 from topdp.audit.rehearsal_record import CANARIES_FILE, RECORDING_FOLDER, AgentRecording, RehearsalCanaries
 from topdp.base.progress import silent
@@ -31,7 +31,7 @@ def rehearsed(folder, *changes, seeded=True, failpoints=None, options=None, **jo
     """A federation that has rehearsed; its folder is as that of a demonstration."""
     made = federation(folder, *changes, **{"agents": 4, "rounds": 5, "guarantee": None, **job})
     planted = plant(made.setup, (1, 4, 4), made.shards.classes, AuditRequest())
-    made.setup.manifest.write(folder / MANIFEST)
+    made.setup.manifest.write(folder / MANIFEST_FILE)
     planted.save(folder / CANARIES_FILE)
     given = {
         i: {

@@ -9,7 +9,7 @@ from history import Wire, abandon, faults, federation, on_virtual_time
 from test_planned_loop import alone, ended, message, newcomer
 
 from topdp import topology
-from topdp.agents.runtime.peer_contacts import MAX_RESENT_ROWS
+from topdp.agents.runtime.peer_contacts import MAX_RESENDS_PER_ROUND
 from topdp.agents.wire.transport import Reply
 from topdp.agents.wire.wire_codes import MessageKind, ReplyCode
 
@@ -83,7 +83,7 @@ def test_who_asks_for_rows_without_end_gets_them_a_few_times(tmp_path):
         return bodies
 
     bodies = on_virtual_time(scene())
-    assert len(bodies) == 1 + MAX_RESENT_ROWS and len(set(bodies)) == 1
+    assert len(bodies) == 1 + MAX_RESENDS_PER_ROUND and len(set(bodies)) == 1
 
 
 def test_a_greeting_that_nobody_asked_for_settles_no_doubt(tmp_path):

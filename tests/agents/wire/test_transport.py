@@ -22,7 +22,7 @@ from topdp.agents.wire.link_limits import CHECKS_PER_TIMEOUT, Backoff, StallDete
 from topdp.agents.wire.link_refusals import LinkEnded, RefusalLog
 from topdp.agents.wire.relay_server import RelayServer
 from topdp.agents.wire.transport import MemoryNetwork, Message, Reply, Unreachable
-from topdp.agents.wire.wire_codes import WORDS, MessageKind, ReplyCode
+from topdp.agents.wire.wire_codes import REPLY_WORDS, MessageKind, ReplyCode
 from topdp.errors import InputError, TrustError, UnavailableError
 
 ROOT = Path(__file__).parents[3]
@@ -362,7 +362,7 @@ def test_the_generated_code_is_in_step_with_the_proto(tmp_path):
 def test_codes_are_those_of_the_proto_and_each_reply_has_words():
     for codes, proto in ((MessageKind, wire_pb2.Request.Kind), (ReplyCode, wire_pb2.Response.Code)):
         assert {code.name: code.value for code in codes} | {"NONE": 0} == dict(proto.items())
-    assert set(WORDS) == set(ReplyCode) and len(set(WORDS.values())) == len(WORDS)
+    assert set(REPLY_WORDS) == set(ReplyCode) and len(set(REPLY_WORDS.values())) == len(REPLY_WORDS)
     accepted = {code for code in ReplyCode if Reply(code).ok}
     assert accepted == {ReplyCode.OK, ReplyCode.AGAIN, ReplyCode.ABORTED, ReplyCode.COMMITTED}
 

@@ -35,8 +35,8 @@ CHANGE = CLIP / np.sqrt(ATTACKS) / RECORDS  # of one parameter of a mean gradien
 RATES = np.array([0.01, 0.05, 0.2])  # of false alarms
 ERRORS = 4.5  # standard errors that sampling is allowed; seeds are fixed
 PLANS = {
-    "regular, accelerated": Correlated("regular", 4, pair_noise=3.0, gossip=2),
-    "all, no steps": Correlated("all", pair_noise=2.0, gossip=0),
+    "regular, accelerated": Correlated(secrets="regular", degree=4, pair_noise=3.0, gossip=2),
+    "all, no steps": Correlated(secrets="all", pair_noise=2.0, gossip=0),
 }
 
 

@@ -103,11 +103,11 @@ def weights_of(protocol: Correlated, own: np.ndarray, graph: topology.Topology, 
 
 
 PLANS = {
-    "regular, no steps": Correlated("regular", 4, 2.0, gossip=0),
-    "regular, accelerated": Correlated("regular", 4, 2.0, gossip=4),
-    "all, one step": Correlated("all", 4, 3.0, gossip=1),
-    "all, plain": Correlated("all", 4, 0.7, gossip=3, chebyshev=False),
-    "links, accelerated": Correlated("links", 4, 5.0, gossip=2),
+    "regular, no steps": Correlated(secrets="regular", degree=4, pair_noise=2.0, gossip=0),
+    "regular, accelerated": Correlated(secrets="regular", degree=4, pair_noise=2.0, gossip=4),
+    "all, one step": Correlated(secrets="all", degree=4, pair_noise=3.0, gossip=1),
+    "all, plain": Correlated(secrets="all", degree=4, pair_noise=0.7, gossip=3, chebyshev=False),
+    "links, accelerated": Correlated(secrets="links", degree=4, pair_noise=5.0, gossip=2),
 }
 
 
@@ -158,7 +158,7 @@ def test_who_learns_what_is_said_coalition_by_coalition():
 @pytest.mark.parametrize("colluders", [1, 3])
 def test_poisson_samples_are_subsampled_gaussians_round_by_round(colluders):
     """z = 1/(Δ√[Σ⁻¹]_ii) in each round, composed by dp-accounting; and the curve of spending ends there."""
-    protocol, delta, clip = Correlated("regular", 4, 2.0, gossip=2), 1e-5, 0.4
+    protocol, delta, clip = Correlated(secrets="regular", degree=4, pair_noise=2.0, gossip=2), 1e-5, 0.4
     along = schedule(2)
     plan, weights = protocol.plan(GRAPH, along, OWN, 1), weights_of(protocol, OWN, GRAPH, 1)
     batches = Poisson(records=200, size=10)
@@ -195,7 +195,7 @@ def test_where_all_share_secrets_those_with_most_noise_collude(seed):
     numbers = np.random.default_rng(seed)
     own = np.exp(numbers.normal(0, 1.2, 7))
     own[numbers.integers(7, size=2)] = own[0]  # also ties
-    protocol = Correlated("all", pair_noise=float(numbers.uniform(0.2, 4)), gossip=1)
+    protocol = Correlated(secrets="all", pair_noise=float(numbers.uniform(0.2, 4)), gossip=1)
     plan = protocol.plan(GRAPH, schedule(0), own, 1)
     weights = weights_of(protocol, own, GRAPH, 1)
     for colluders in range(7):
@@ -213,7 +213,7 @@ def test_where_all_share_secrets_those_with_most_noise_collude(seed):
 def test_the_closed_form_of_equal_noise(agents, colluders):
     """1/((n-c)a²) + (1 - 1/(n-c))/(a² + (n-c)s²), of all pairs."""
     a, s = 0.6, 2.5
-    protocol = Correlated("all", pair_noise=s / a, gossip=1)
+    protocol = Correlated(secrets="all", pair_noise=s / a, gossip=1)
     plan = protocol.plan(topology.ring(agents), schedule(0), np.full(agents, a), 0)
     found = adaptive(plan, exposure(agents, 1.0), Query(colluders=colluders)).worst()
     left = agents - colluders
@@ -269,7 +269,7 @@ def test_the_bound_by_connectivity_is_never_below_any_coalition(agents, seed, ev
 
 
 def test_a_bound_is_given_where_coalitions_are_too_many(monkeypatch):
-    protocol = Correlated("regular", 6, 4.0, gossip=1)
+    protocol = Correlated(secrets="regular", degree=6, pair_noise=4.0, gossip=1)
     graph = topology.random(14, 0.4, 1)
     plan = protocol.plan(graph, schedule(), np.ones(14), 0)
     exact = adaptive(plan, exposure(14, 1.0), Query(colluders=2))
@@ -295,7 +295,9 @@ def test_a_bound_is_given_where_coalitions_are_too_many(monkeypatch):
 def test_a_draw_that_somebody_else_knows_hides_nobody_from_him(secrets, monkeypatch):
     """Neither symmetry nor connectivity may be believed then: the one who knows is a coalition by himself."""
     own, n = np.linspace(1.0, 1.3, 6), 6
-    plan = Correlated(secrets, 4, 3.0, gossip=0).plan(topology.ring(n), schedule(), own, 0)
+    plan = Correlated(secrets=secrets, degree=4, pair_noise=3.0, gossip=0).plan(
+        topology.ring(n), schedule(), own, 0
+    )
     known_by = np.concatenate([plan.known_by, np.full((plan.draws, 1), NOBODY)], axis=1)
     known_by[n:, 2] = np.where((known_by[n:, :2] == 5).any(axis=1), NOBODY, 5)  # agent 5 knows every pair's
     leaky = replace(plan, known_by=known_by)
@@ -372,7 +374,7 @@ def test_an_agent_without_noise_of_its_own_is_hidden_by_partners_only():
 @pytest.mark.parametrize("colluders", [0, 1, 3])
 def test_pairs_noise_that_drowns_ones_own_is_never_answered_by_less(ratio, colluders):
     own = np.linspace(0.8, 1.2, 6)
-    protocol = Correlated("regular", 4, ratio, gossip=1)
+    protocol = Correlated(secrets="regular", degree=4, pair_noise=ratio, gossip=1)
     plan = protocol.plan(topology.ring(6), schedule(0), own, 0)
     exact = np.sqrt(worst_by_hand(own, weights_of(protocol, own, topology.ring(6), 0), colluders))
     found = adaptive(plan, exposure(6, 1.0), Query(colluders=colluders)).worst()
@@ -385,7 +387,7 @@ def test_pairs_noise_that_drowns_ones_own_is_never_answered_by_less(ratio, collu
 def test_two_or_three_agents(agents):
     graph, own = topology.complete(agents), np.array([0.5, 0.8, 1.1])[:agents]
     for pair_noise in (0.0, 2.0):
-        protocol = Correlated("all", pair_noise=pair_noise, gossip=2)
+        protocol = Correlated(secrets="all", pair_noise=pair_noise, gossip=2)
         plan, weights = protocol.plan(graph, schedule(0), own, 0), weights_of(protocol, own, graph, 0)
         for colluders in range(agents):
             found = adaptive(plan, exposure(agents, 1.0), Query(colluders=colluders)).worst()
@@ -397,7 +399,7 @@ def test_two_or_three_agents(agents):
 def test_a_thousand_agents_are_quick(degree, colluders):
     """By connectivity, in a second; never below what a few coalitions learn that know most of one agent."""
     n, began = 1000, time.perf_counter()
-    protocol = Correlated("regular", degree, 2.0, gossip=2)
+    protocol = Correlated(secrets="regular", degree=degree, pair_noise=2.0, gossip=2)
     plan = protocol.plan(topology.regular(n, 4, 1), schedule(2), np.ones(n), 0)
     found = adaptive(plan, exposure(n, 1.0), Query(colluders=colluders)).worst()
     assert time.perf_counter() - began < 15
@@ -409,13 +411,17 @@ def test_a_thousand_agents_are_quick(degree, colluders):
 
 
 def test_too_many_coalitions_of_weak_secrets_are_refused_by_name():
-    plan = Correlated("regular", 4, 2.0, gossip=1).plan(topology.ring(200), schedule(1), np.ones(200), 0)
+    plan = Correlated(secrets="regular", degree=4, pair_noise=2.0, gossip=1).plan(
+        topology.ring(200), schedule(1), np.ones(200), 0
+    )
     with pytest.raises(NotCovered, match=r"3 of 200 agents.*larger secrets_degree, secrets = \"all\""):
         adaptive(plan, exposure(200, 1.0), Query(colluders=3))
 
 
 def test_somebody_who_releases_nothing_loses_nothing():
-    plan = Correlated("all", pair_noise=1e5, gossip=1).plan(topology.ring(5), schedule(2), np.ones(5), 0)
+    plan = Correlated(secrets="all", pair_noise=1e5, gossip=1).plan(
+        topology.ring(5), schedule(2), np.ones(5), 0
+    )
     carries = plan.carries.values.copy()
     carries[:, 2] = False
     still = replace(plan, carries=replace(plan.carries, values=carries))
@@ -438,7 +444,9 @@ def test_a_random_graph_of_secrets_is_nearly_as_good_as_a_trusted_party(degree, 
 
     def exposed(share: float) -> float:
         a = math.sqrt(share * over_central / n)
-        protocol = Correlated("regular", degree, math.sqrt(10 / degree) / a, gossip=0)
+        protocol = Correlated(
+            secrets="regular", degree=degree, pair_noise=math.sqrt(10 / degree) / a, gossip=0
+        )
         plan = protocol.plan(topology.ring(n), schedule(0), np.full(n, a), seed=0)
         found = adaptive(plan, exposure(n, 1.0), Query(colluders=colluders))
         assert len(found.observers) == math.comb(n, colluders)

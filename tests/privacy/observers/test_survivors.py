@@ -22,7 +22,7 @@ from topdp.protocols import Correlated, PlainSynchronous
 
 def plan_of(own, secrets="all", degree=4, pair_noise=2.0, gossip=1, releases=4):
     steps = Schedule(rate=np.ones(releases), noise=np.linspace(1.0, 1.5, releases))
-    protocol = Correlated(secrets, degree, pair_noise, gossip)
+    protocol = Correlated(secrets=secrets, degree=degree, pair_noise=pair_noise, gossip=gossip)
     return protocol.plan(topology.complete(len(own)), steps, np.asarray(own, float), seed=0)
 
 

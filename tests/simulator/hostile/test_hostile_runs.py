@@ -14,7 +14,9 @@ HONEST = torch.from_numpy(np.random.default_rng(0).normal(1.0, 0.1, (6, 50)))
 
 def sent(name, strength=None, rows=None, owner=None, round=3):
     rows = torch.cat([HONEST, torch.zeros(2, 50)]) if rows is None else rows
-    Attack(name, (6, 7), 8, seed=1, strength=strength)(round, rows, np.arange(8) if owner is None else owner)
+    Attack(name, hostile=(6, 7), agents=8, seed=1, strength=strength)(
+        round, rows, np.arange(8) if owner is None else owner
+    )
     assert torch.equal(rows[:6], HONEST)  # nobody else's rows are touched
     return rows[6:]
 
@@ -50,7 +52,7 @@ def test_a_little_is_as_much_as_the_paper_says():
         [torch.from_numpy(np.random.default_rng(0).normal(1.0, 0.1, (38, 9))), torch.zeros(12, 9)]
     )
     honest = rows[:38].clone()
-    Attack("a-little", tuple(range(38, 50)), 50, seed=0)(0, rows, np.arange(50))
+    Attack("a-little", hostile=tuple(range(38, 50)), agents=50, seed=0)(0, rows, np.arange(50))
     # n = 50, m = 12: s = 14, z = Φ⁻¹(24/38) = 0.336
     expected = honest.mean(dim=0) - 0.33604 * honest.std(dim=0, correction=0)
     torch.testing.assert_close(rows[38:], expected.expand(12, -1), atol=1e-5, rtol=0)
@@ -65,9 +67,9 @@ def test_all_rows_of_a_hostile_agent_are_its_own_to_forge():
 
 def test_labels_are_flipped_for_hostile_agents_alone():
     shards = Shards.from_arrays([(np.zeros((3, 2)), np.array([0, 1, 4]))] * 3, classes=5)
-    flipped = Attack("label-flip", (1,), 3, 0).records(shards)
+    flipped = Attack("label-flip", hostile=(1,), agents=3, seed=0).records(shards)
     assert flipped.targets.tolist() == [[0, 1, 4], [4, 3, 0], [0, 1, 4]]
-    assert Attack("drift", (1,), 3, 0).records(shards) is shards
+    assert Attack("drift", hostile=(1,), agents=3, seed=0).records(shards) is shards
 
 
 def separable(agents, records=60):

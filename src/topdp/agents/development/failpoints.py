@@ -1,7 +1,8 @@
-"""Places where an agent can be made to die, for tests: `TOPDP_FAILPOINT=after_ledger:3` kills at pass three.
+"""Places where an agent can be made to die, for tests: `TOPDP_FAILPOINT=after_ledger:3` kills at the third
+pass.
 
 A process that reads the variable dies by SIGKILL, as in a power cut: nothing is flushed, no handler runs.
-Tests in one process give an action of their own, which abandons the agent instead.
+Tests in one process pass an action of their own instead, which abandons the agent.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from collections.abc import Callable
 
 from topdp.errors import InputError
 
-VARIABLE = "TOPDP_FAILPOINT"
+FAILPOINT_VARIABLE = "TOPDP_FAILPOINT"
 
-ROUNDS = (
+ROUND_POINTS = (
     "before_compute",
     "before_ledger",
     "in_ledger",
@@ -25,15 +26,15 @@ ROUNDS = (
     "before_receive",
     "after_receive",
 )
-"""The places on the way of a planned round, in the order in which an agent passes them."""
+"""The points of a planned round, in the order in which an agent passes them."""
 
-PAIRING = ("after_propose", "after_prepare", "before_commit", "after_commit", "after_told")
-"""The places on the way of a pairing."""
+PAIRING_POINTS = ("after_propose", "after_prepare", "before_commit", "after_commit", "after_told")
+"""The points of a pairing."""
 
-SHARING = ("after_key", "after_mark")
-"""The places on the way of an agent that shares draws."""
+SHARING_POINTS = ("after_key", "after_mark")
+"""The points of an agent that shares draws."""
 
-ALL = ROUNDS + PAIRING + SHARING
+ALL_POINTS = ROUND_POINTS + PAIRING_POINTS + SHARING_POINTS
 
 
 class Failpoints:
@@ -46,7 +47,7 @@ class Failpoints:
 
     @classmethod
     def from_environment(cls) -> Failpoints:
-        return cls(os.environ.get(VARIABLE))
+        return cls(os.environ.get(FAILPOINT_VARIABLE))
 
     def reached(self, name: str) -> None:
         self.passes[name] += 1
@@ -57,8 +58,11 @@ class Failpoints:
 def parse(choice: str) -> tuple[str, int]:
     """`after_ledger:3` -> ("after_ledger", 3)."""
     name, _, count = choice.partition(":")
-    if name not in ALL or not count.isdigit() or int(count) < 1:
-        raise InputError(f"Expected {VARIABLE}=NAME:COUNT with NAME one of {', '.join(ALL)}, got {choice!r}.")
+    if name not in ALL_POINTS or not count.isdigit() or int(count) < 1:
+        raise InputError(
+            f"Expected {FAILPOINT_VARIABLE}=NAME:COUNT with NAME one of {', '.join(ALL_POINTS)}, "
+            f"got {choice!r}."
+        )
     return name, int(count)
 
 

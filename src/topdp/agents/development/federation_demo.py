@@ -1,8 +1,8 @@
 """A whole federation on this machine: one process per agent, gRPC and mutual TLS, one command.
 
-Each process is given its own identity, its own records and the manifest, as on a machine of its own, and ends
-by itself. What is gathered at the end, final estimates and results, is for this demonstration: real
-organisations keep theirs. The run folder is of the same kind as the simulator's.
+Each process has its own identity, its own records and the manifest, as on a machine of its own, and ends by
+itself. The final estimates and results are gathered for this demonstration only: real organisations keep
+theirs. The run folder is of the same kind as the simulator's.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from topdp.runs.run_outline import RunOutline
 from topdp.simulator.simulation import State
 
 Say = Callable[[str], Any]
-ENDED_WELL = (ExitCode.DONE, ExitCode.BUDGET)
+SUCCESS_CODES = (ExitCode.DONE, ExitCode.BUDGET)
 
 
 class DemoError(InputError):
@@ -66,11 +66,11 @@ def run(
     rehearse: bool = False,
     relay: bool = False,
 ) -> dict[str, Any]:
-    """Executes `config` on processes; the JSON object of `topdp federation demo --json`.
+    """Execute `config` on processes; return the JSON object of `topdp federation demo --json`.
 
-    `failpoints`: where an agent is to be killed once; it is then started again. `rehearse`: with canaries in
-    the records of the agent that loses most, and notes of everything, for an audit. `relay`: no agent opens
-    a port.
+    `failpoints`: where an agent is killed once; it is then started again. `rehearse`: with canaries in the
+    records of the agent that loses most, and notes of everything, for an audit. `relay`: no agent opens a
+    port.
     """
     begun = time.perf_counter()
     rules = rules or Rules(idle_timeout=60.0)
@@ -87,21 +87,21 @@ def run(
     with _relaying(rules.relay, folder / "relay.log"):
         codes = processes(folder, names, seeded, budgets or {}, failpoints or {}, say=say)
     results = []
-    asked = -signal.SIGTERM  # by the demonstration, because another one had failed: that one is to be told
-    for name, code in sorted(zip(names, codes, strict=True), key=lambda one: one[1] == asked):
+    ended_by_us = -signal.SIGTERM  # because another one had failed, which is reported first
+    for name, code in sorted(zip(names, codes, strict=True), key=lambda agent: agent[1] == ended_by_us):
         path = folder / name / "state" / RESULT_FILE
-        if code not in ENDED_WELL or not path.exists():
+        if code not in SUCCESS_CODES or not path.exists():
             log = (folder / name / "log.jsonl").read_text(encoding="utf-8").splitlines()
-            raise DemoError(f"{name} ended with exit code {code}: {log[-1] if log else 'it said nothing'}")
+            raise DemoError(f"{name} ended with exit code {code}: {log[-1] if log else 'its log is empty'}")
         results.append({**json.loads(path.read_text(encoding="utf-8")), "code": code})
     return _gathered(parts, manifest, account, out, results, time.perf_counter() - begun)
 
 
 def prepared(config: RunConfig, folder: Path, rules: Rules) -> tuple[Assembly, Manifest, Account]:
-    """Identities, records and the manifest of all agents, as files in `folder`."""
+    """Write identities, records and the manifest of all agents to `folder`."""
     out = folder.parent
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"Expected a new or empty folder, {out} exists: name another one with --out.")
+        raise ConfigError(f"Expected a new or empty folder, {out} exists. Name another one with --out.")
     parts = Assembly.of(config)
     graph, shards = parts.run.graph, parts.shards
     names = [f"agent{i}" for i in range(graph.agents)]
@@ -119,8 +119,8 @@ def prepared(config: RunConfig, folder: Path, rules: Rules) -> tuple[Assembly, M
 
 
 def parse_budgets(given: list[str], agents: int) -> dict[int, float]:
-    """["0=0.25"] -> {0: 0.25}"""
-    found: dict[int, float] = {}
+    """Parse `["0=0.25"]` to `{0: 0.25}`."""
+    budgets: dict[int, float] = {}
     for text in given:
         number, _, value = text.partition("=")
         try:
@@ -132,8 +132,8 @@ def parse_budgets(given: list[str], agents: int) -> dict[int, float]:
                 f"--budget: expected AGENT=EPSILON with AGENT 0 to {agents - 1} and EPSILON > 0, "
                 f"got {text!r}."
             )
-        found[agent] = epsilon
-    return found
+        budgets[agent] = epsilon
+    return budgets
 
 
 def processes(
@@ -145,10 +145,10 @@ def processes(
     for_good: Collection[int] = (),
     say: Say = lambda _: None,
 ) -> list[int]:
-    """Starts one process per agent and waits for all: their exit codes.
+    """Start one process per agent and wait for all; return their exit codes.
 
     One that is killed by its failpoint is started once more, or gone `for_good`. A signal ends all of them,
-    and then this.
+    and then this process.
     """
 
     def started(i: int, failpoint: str | None) -> BaseProcess:
@@ -160,7 +160,7 @@ def processes(
         if (folder / CANARIES_FILE).exists():
             command += ["--canaries", str(folder / CANARIES_FILE)]
         command += ["--seeded"] * seeded + (["--epsilon", str(budgets[i])] if i in budgets else [])
-        environment = {**os.environ, **fork_server.ALONE}
+        environment = {**os.environ, **fork_server.SINGLE_THREAD_VARIABLES}
         environment.pop("TOPDP_FAILPOINT", None)
         if failpoint is not None:
             environment["TOPDP_FAILPOINT"] = failpoint
@@ -184,7 +184,7 @@ def processes(
                         running[i] = started(i, None)
                     else:
                         codes[i] = code
-                if any(code not in ENDED_WELL for i, code in codes.items() if i not in for_good):
+                if any(code not in SUCCESS_CODES for i, code in codes.items() if i not in for_good):
                     break  # the others would wait for it
         finally:
             codes |= child_processes.terminate_all(running, names, say)
@@ -193,11 +193,13 @@ def processes(
 
 @contextmanager
 def _relaying(address: str, log: Path) -> Iterator[None]:
-    """A relay while inside, where there is to be one."""
+    """Run a relay meanwhile, if there is an address for it."""
     if not address:
         yield
         return
-    process = fork_server.start(["relay", "--listen", address], {**os.environ, **fork_server.ALONE}, log)
+    process = fork_server.start(
+        ["relay", "--listen", address], {**os.environ, **fork_server.SINGLE_THREAD_VARIABLES}, log
+    )
     try:
         yield
     finally:
@@ -219,8 +221,8 @@ def _gathered(
     ).to(parts.flat.dtype)
     metrics = []
     if parts.shards.test_inputs is not None:
-        found = parts.engine(setup.plan).evaluate(State(0, estimates))
-        metrics = [metrics_of(config.rounds, found)]
+        scores = parts.engine(setup.plan).evaluate(State(0, estimates))
+        metrics = [metrics_of(config.rounds, scores)]
     folder = _folder(out, config, setup, account)
     folder.save_metrics(metrics)
     folder.finish(
@@ -243,17 +245,17 @@ def _gathered(
         flat=parts.flat,
         folder=out,
     )
-    told = result.summary()
+    summary = result.summary()
     per_round = {
         part: float(np.mean([result["milliseconds_per_round"][part] for result in results]))
         for part in TIMED_PARTS
     }
     seeded = any(result["seeded"] for result in results)
-    return {**told, "agents": results, "milliseconds_per_round": per_round, "seeded": seeded}
+    return {**summary, "agents": results, "milliseconds_per_round": per_round, "seeded": seeded}
 
 
 def _folder(out: Path, config: RunConfig, setup: RunSetup, account: Account) -> RunFolder:
-    """The agents' folders are inside already, so the run folder is made beside and moved in."""
+    """The run folder; made beside the agents' folders, which are inside already, and moved in."""
     beside = RunFolder.create(out / "agents" / "run", config.to_toml(), setup.plan)
     for file in beside.path.iterdir():
         os.replace(file, out / file.name)
@@ -264,7 +266,7 @@ def _folder(out: Path, config: RunConfig, setup: RunSetup, account: Account) -> 
 
 
 def _records(parts: Assembly) -> Shards:
-    """The agents' records as they are: each agent computes its features itself."""
+    """The agents' unchanged records: each agent computes its features itself."""
     config = parts.run.config
     if config.data.features == "none":
         return parts.shards
@@ -273,7 +275,7 @@ def _records(parts: Assembly) -> Shards:
 
 
 def _write_records(path: Path, shards: Shards, agent: int) -> None:
-    """The agent's records as a user would bring them; agents evaluate nothing, so no test records."""
+    """The agent's records as a user would bring them; without test records, since agents evaluate nothing."""
     held = shards.counts[agent]
     called = "targets" if shards.classes is None else "labels"
     arrays: dict[str, Any] = {

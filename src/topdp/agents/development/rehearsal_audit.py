@@ -1,7 +1,7 @@
-"""Audits of real agents: plant canaries before a rehearsal, derive findings from the recordings after it.
+"""Audits of real agents: canaries for a manifest before a rehearsal, findings from the notes after it.
 
-folder/manifest.toml, folder/canaries.npz        inputs of all agents
-folder/NAME/state/recording/                     the recording of each agent
+folder/manifest.toml, folder/canaries.npz        what all agents were given
+folder/NAME/state/recording/                     the notes of each
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from topdp.base.progress import Progress, silent
 from topdp.learning.models import FlatModel
 from topdp.runs.planning import accounted
 
-MANIFEST = "manifest.toml"
+MANIFEST_FILE = "manifest.toml"
 
 
 def plant(
@@ -35,7 +35,7 @@ def plant(
     request: AuditRequest,
     progress: Progress = silent,
 ) -> RehearsalCanaries:
-    """Return canaries for the agents of a manifest."""
+    """Canaries for the agents of a manifest."""
     dimension = FlatModel(setup.model(input_shape, outputs)).dimension
     audit = _audit(setup, dimension, request, progress)
     canaries = audit.plant(request.seed, order=setup.manifest.config.seed)
@@ -44,10 +44,10 @@ def plant(
 
 def of_recordings(folder: Path, request: AuditRequest, progress: Progress = silent) -> PreparedAudit:
     """Prepare an audit of what agents recorded in a rehearsal."""
-    setup = RunSetup.of(manifests.read_manifest(folder / MANIFEST))
+    setup = RunSetup.of(manifests.read_manifest(folder / MANIFEST_FILE))
     planted = RehearsalCanaries.load(folder / CANARIES_FILE)
     if planted.plan != setup.plan.digest():
-        raise AuditError(f"Expected canaries for the plan of {folder / MANIFEST}, got those of another.")
+        raise AuditError(f"Expected canaries for the plan of {folder / MANIFEST_FILE}, got those of another.")
     if request.canaries is not None or request.seed or request.owner not in (None, planted.canaries.owner):
         raise AuditError(
             f"Expected no --owner, --canaries or --seed: this rehearsal has its canaries in "
@@ -71,5 +71,5 @@ def of_recordings(folder: Path, request: AuditRequest, progress: Progress = sile
 def _audit(setup: RunSetup, dimension: int, request: AuditRequest, progress: Progress) -> Audit:
     config = setup.manifest.config
     request.expect_possible(setup.plan.agents)
-    found = accounted(setup.run, setup.plan, None, progress)
-    return Audit.of(setup.plan, found, config.privacy, dimension, request, progress)
+    account = accounted(setup.run, setup.plan, None, progress)
+    return Audit.of(setup.plan, account, config.privacy, dimension, request, progress)

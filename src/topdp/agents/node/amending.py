@@ -60,7 +60,7 @@ def amend(before: Manifest, change: MembershipChange) -> tuple[Manifest, Account
     # A new member is granted at most what the others were granted at the beginning.
     tree["privacy"]["epsilon"] = [remaining.get(name, min(granted.values())) for name in names]
     tree["topology"]["agents"] = len(names)
-    releases_per_round = setup.plan.releases // (before.config.rounds + 1)  # with the averaging steps
+    releases_per_round = setup.plan.releases_per_round
     tree["rounds"] = change.rounds or max(1, before.config.rounds - change.round // releases_per_round)
     tree["data"].pop("sizes", None)
     links = {(before.names[i], before.names[j]) for i, j in before.links}

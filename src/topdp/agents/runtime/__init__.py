@@ -1,1 +1,1 @@
-"""What an agent does, round after round: its rows, its budget, its neighbours, and how it ends."""
+"""What an agent does round after round: its rows, its budget, its neighbours, and how it ends."""

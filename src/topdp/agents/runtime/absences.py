@@ -15,7 +15,7 @@ from typing import final
 
 from topdp.agents.runtime.agent_context import AgentContext
 from topdp.agents.runtime.budget_meter import BudgetMeter, allows
-from topdp.agents.runtime.peer_contacts import TICKS, PeerContacts
+from topdp.agents.runtime.peer_contacts import TICKS_PER_TIMEOUT, PeerContacts
 from topdp.agents.runtime.shared_draws import SharedDraws
 from topdp.privacy.spending_curve import ReleaseHistory
 
@@ -43,7 +43,7 @@ class Absences:
         if self.ledger.quarantined(peer) is not None:
             self._give_up(peer, "quarantined")
             return True
-        silent = self.peers.silent[peer] >= TICKS and self._hears_somebody()
+        silent = self.peers.silent[peer] >= TICKS_PER_TIMEOUT and self._hears_somebody()
         return silent and self._give_up(peer, "silent for the idle timeout")
 
     def _hears_somebody(self) -> bool:
@@ -51,7 +51,7 @@ class Absences:
         count.
         """
         silent = self.peers.silent
-        return any(silent[peer] < TICKS for peer in silent if not self.departures.given_up(peer))
+        return any(silent[peer] < TICKS_PER_TIMEOUT for peer in silent if not self.departures.given_up(peer))
 
     def _give_up(self, peer: str, why: str) -> bool:
         """State that `peer` is silent, where the rule is to go on without it; return whether it is."""
@@ -124,7 +124,7 @@ class Absences:
         """
         if not self.context.part.shared(round):
             return False
-        return any(self._held.get(name, 0) < 2 * TICKS for name in self.departures.unsettled())
+        return any(self._held.get(name, 0) < 2 * TICKS_PER_TIMEOUT for name in self.departures.unsettled())
 
     def tick(self) -> None:
         """Count one tick in which rows were held back."""

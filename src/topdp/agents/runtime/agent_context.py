@@ -38,12 +38,12 @@ from topdp.runs.model_fit import expect_fitting
 from topdp.runs.named_model import named_task
 from topdp.runs.named_records import named_features
 
-LARGEST_HEAD = 1024  # bytes before a row that is handed over
+MAX_ROW_HEAD_BYTES = 1024  # before a row that is handed over
 
 
 @dataclass(frozen=True)
 class PrivateFiles:
-    """An identity, and the folder where it lies and keys of runs are kept."""
+    """An identity, and the folder that holds it and the keys of runs."""
 
     identity: Identity
     folder: Path
@@ -88,9 +88,9 @@ def build_context(
 ) -> AgentContext:
     """What `agent` computes with. `epsilon`: a budget of its own, below the manifest's.
 
-    `records` are its own, as they are; the manifest says what features of them the model sees.
-    `key`: a secret of the agent, the same after every restart, under which `order` is written down.
-    `hooks`: what development replaces; None in production.
+    `records` are its own, unchanged; the manifest says which features of them the model sees. `key`: a secret
+    of the agent, the same after every restart, that keys the digest `order`. `hooks`: what development
+    replaces; None in production.
     """
     config, rules = setup.manifest.config, setup.manifest.rules
     privacy = config.privacy
@@ -100,7 +100,7 @@ def build_context(
     if epsilon is not None and epsilon > granted:
         raise ConfigError(
             f"--epsilon: expected at most {granted:.6g}, the budget that the manifest grants "
-            f"{setup.manifest.names[agent]}, got {epsilon:.6g}: one's own budget can only be smaller."
+            f"{setup.manifest.names[agent]}, got {epsilon:.6g}: an own budget can only be smaller."
         )
     inputs, targets = records
     if (features := named_features(config)) is not None:
@@ -117,8 +117,8 @@ def build_context(
     hidden = relies_on_hidden_rows(
         privacy.guarantee, setup.plan, setup.coalition, not rules.tolerates_silence
     )
-    start = flat.flatten().to(_type_of_rows(rules, flat.dtype, hidden))
-    _expect_rows_that_fit(rules, start)
+    start = flat.flatten().to(_row_type(rules, flat.dtype, hidden))
+    _expect_row_fits_message(rules, start)
     hooks.prepare(part, analysis.batches[agent], privacy.clip, start)
     exact = ExactGradients(flat, privacy.clip, task.loss, privacy.clipping, inputs[:1])
     gradients = AgentGradients(
@@ -130,7 +130,7 @@ def build_context(
         draws=draws,
         hooks=hooks,
     )
-    gauge = build_meter(
+    meter = build_meter(
         setup.plan,
         analysis,
         agent,
@@ -142,7 +142,7 @@ def build_context(
     bounds = uniform_norm_limits(setup.plan, rules.largest_norm)
     norm = float(torch.linalg.vector_norm(start.double()))
     if hidden:
-        longest = max(_longest(one, privacy.clip) for one in analysis.batches)
+        longest = max(_max_gradient_norm(one, privacy.clip) for one in analysis.batches)
         facts = (longest, len(start), rules.largest_norm, norm)
         bounds = hidden_norm_limits(setup.plan, privacy.guarantee, *facts)
         expect_exact(setup.plan, rules.largest_norm)
@@ -151,7 +151,7 @@ def build_context(
             f"rules.largest_norm: expected at least {norm:.3g}, the norm of the public start, got "
             f"{rules.largest_norm:g}: what is rounded next to longer rows is not accounted for."
         )
-    _expect_little_rounding(setup, gauge, exact, analysis.batches[agent], hidden)
+    _expect_fine_rounding(setup, meter, exact, analysis.batches[agent], hidden)
     return AgentContext(
         setup=setup,
         part=part,
@@ -159,7 +159,7 @@ def build_context(
         gradients=gradients,
         draws=draws,
         hooks=hooks,
-        meter=gauge,
+        meter=meter,
         limits=bounds,
         epsilon=granted if epsilon is None else epsilon,
         asked=epsilon,
@@ -168,8 +168,8 @@ def build_context(
     )
 
 
-def _type_of_rows(rules: Rules, model: torch.dtype, hidden: bool) -> torch.dtype:
-    """In which type rows travel: rounding one that some do not see must not happen (`hidden`)."""
+def _row_type(rules: Rules, model: torch.dtype, hidden: bool) -> torch.dtype:
+    """The type in which rows travel; rows that some do not see (`hidden`) must not be rounded."""
     if hidden and rules.dtype == "float32":
         raise ConfigError(
             'rules.dtype: expected "float64" or "auto", got "float32": privacy.guarantee counts on rows that '
@@ -181,10 +181,10 @@ def _type_of_rows(rules: Rules, model: torch.dtype, hidden: bool) -> torch.dtype
     return torch.float64 if rules.dtype == "float64" else torch.float32
 
 
-def _expect_rows_that_fit(rules: Rules, start: Tensor) -> None:
-    """Refuses rows that links would not carry: after the first of them was charged, nobody would get it."""
+def _expect_row_fits_message(rules: Rules, start: Tensor) -> None:
+    """Refuse rows that links would not carry: the first would be charged, and nobody would get it."""
     dtype = str(start.dtype).removeprefix("torch.")
-    needed = row_payload.largest_size(len(start), dtype) + LARGEST_HEAD
+    needed = row_payload.largest_size(len(start), dtype) + MAX_ROW_HEAD_BYTES
     if needed > rules.largest_body:
         raise ConfigError(
             f"rules.largest_body: expected at least {needed}, the bytes of a row of {len(start)} {dtype}, "
@@ -192,31 +192,31 @@ def _expect_rows_that_fit(rules: Rules, start: Tensor) -> None:
         )
 
 
-def _longest(batches: Batches, clip: float) -> float:
-    """How long a mean gradient is at most."""
-    return clip * _at_once(batches) / batches.divisor
+def _max_gradient_norm(batches: Batches, clip: float) -> float:
+    """The largest norm of a mean gradient."""
+    return clip * _records_of(batches) / batches.divisor
 
 
-def _at_once(batches: Batches) -> int:
+def _records_of(batches: Batches) -> int:
     return batches.size if isinstance(batches, Cycle) else batches.records
 
 
-def _expect_little_rounding(
-    setup: RunSetup, gauge: BudgetMeter, exact: ExactGradients, mine: Batches, hidden: bool
+def _expect_fine_rounding(
+    setup: RunSetup, meter: BudgetMeter, exact: ExactGradients, mine: Batches, hidden: bool
 ) -> None:
-    """Refuses a run in which rounding before noise adds to what is charged more than nothing."""
+    """Refuse a run in which rounding before noise adds noticeably to what is charged."""
     privacy, largest = setup.manifest.config.privacy, setup.manifest.rules.largest_norm
     share = rounded_share(
         setup.plan,
-        gauge.spending.owner,
-        gauge.planned if gauge.most is None else gauge.most,
-        gauge.spending.sensitivity,
-        _longest(mine, privacy.clip),
+        meter.spending.owner,
+        meter.planned if meter.most is None else meter.most,
+        meter.spending.sensitivity,
+        _max_gradient_norm(mine, privacy.clip),
         largest,
-        exact.rounding_bound(_at_once(mine), privacy.clip, mine.divisor),
+        exact.rounding_bound(_records_of(mine), privacy.clip, mine.divisor),
         together=not hidden,
-        period=gauge.spending.batches.period,
+        period=meter.spending.batches.period,
     )
-    if hidden and gauge.by_plan is not None:
-        share += mixing_share(setup.plan, largest, mu_of(float(gauge.by_plan[-1]), privacy.delta))
+    if hidden and meter.by_plan is not None:
+        share += mixing_share(setup.plan, largest, mu_of(float(meter.by_plan[-1]), privacy.delta))
     expect_fine(share, largest)

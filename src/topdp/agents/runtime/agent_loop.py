@@ -30,7 +30,7 @@ from topdp.agents.runtime.agent_context import AgentContext
 from topdp.agents.runtime.agent_rows import within
 from topdp.agents.runtime.agent_timing import PeerWaits, RoundTiming
 from topdp.agents.runtime.budget_meter import allows
-from topdp.agents.runtime.peer_contacts import TICKS, PeerContacts
+from topdp.agents.runtime.peer_contacts import TICKS_PER_TIMEOUT, PeerContacts
 from topdp.agents.wire import row_payload
 
 if TYPE_CHECKING:
@@ -182,9 +182,9 @@ class AgentLoop(ABC):
                 return False
             if await ticks.wait(self.peers):
                 waited += 1
-                if waited % (4 * TICKS) == TICKS:
+                if waited % (4 * TICKS_PER_TIMEOUT) == TICKS_PER_TIMEOUT:
                     self._log_unheard(unheard, for_ever)
-            if waited >= TICKS and not for_ever:
+            if waited >= TICKS_PER_TIMEOUT and not for_ever:
                 break
         self._heard = True
         self._raise_faults()
@@ -306,7 +306,7 @@ class TickClock:
     """
 
     def __init__(self, idle_timeout: float) -> None:
-        self.length = idle_timeout / TICKS
+        self.length = idle_timeout / TICKS_PER_TIMEOUT
         self.next = asyncio.get_running_loop().time() + self.length
 
     async def wait(self, peers: PeerContacts) -> bool:

@@ -1,16 +1,16 @@
 """Whether an agent's budget allows its next release, known before it sends; and what the ledger is charged.
 
-What a release costs, `privacy` says. An agent charges by the guarantee of its manifest: all but the worst
-case hold for the plan as written, so they are charged by only where the rule is to wait for neighbours; and
-from the first departure from the plan that the agent sees (a neighbour that it quarantined, or that refuses
-its rows), it charges by worst case.
+`privacy` computes what a release costs. An agent charges by the guarantee of its manifest. All guarantees but
+the worst case hold for the plan as written, so they are charged only where the rule is to wait for
+neighbours; and from the first departure from the plan that the agent sees (a neighbour that it quarantines,
+or that refuses its rows), it charges by the worst case.
 
 Not so where draws are shared and everybody sees every row (`in_the_open`): there a row that is missing, or is
-mixed of others, tells nobody more, so the adaptive answer is charged by whoever is missing. Agents that are
-gone for good count as colluders, from the round that the agent has stated.
+mixed of others, tells nobody more, so the adaptive answer is charged whichever agents are missing. Agents
+that are gone for good count as colluders, from the round that the agent has stated.
 
-**Guarantees.** `Cost.charge` brings the total to at least the ε that `privacy` gives. Whether data enter a
-round follows from budget, plan and departures alone, never from the data.
+**Guarantees.** `ReleaseCost.charge` brings the total to at least the ε that `privacy` gives. Whether data
+enter a round follows from budget, plan and departures alone, never from the data.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class BudgetMeter:
 
     @property
     def in_the_open(self) -> bool:
-        """Whether what is charged holds whoever is missing."""
+        """Whether what is charged holds whichever agents are missing."""
         return self.most is not None
 
     def worst_case(self, history: ReleaseHistory) -> float:
@@ -88,8 +88,8 @@ class BudgetMeter:
     def owed(self, history: ReleaseHistory, total: float, planned: bool) -> ReleaseCost:
         """What a round costs that the agent's data do not enter: nothing.
 
-        Only once the plan is departed from, what was released before has cost what the worst case says; and
-        where rows are in the open, what it has cost if somebody more counts as a colluder.
+        Except that once the plan is departed from, earlier releases have cost what the worst case says; and
+        where rows are in the open, what they have cost if one more agent counts as a colluder.
         """
         worst = self.worst_case(history)
         if self.most is not None:
@@ -99,7 +99,7 @@ class BudgetMeter:
         return ReleaseCost(charge, _finite(worst), 0.0)
 
     def without(self, gone: Mapping[int, int]) -> BudgetMeter:
-        """The meter where agents count as colluders, each from its round on."""
+        """The meter if agents count as colluders, each from its round on."""
         assert self.most is not None
         one = self.spending
         most = most_learned_since(one.plan, one.owner, gone, one.query)
@@ -134,7 +134,7 @@ class BudgetMeter:
 
 
 def allows(epsilon: float, total: float, cost: ReleaseCost) -> bool:
-    """Whether an agent that has spent `total` may make the release: not when it would pass the budget."""
+    """Whether an agent that has spent `total` may make the release: not if that would exceed the budget."""
     return bool(total + cost.charge <= epsilon * (1 + BUDGET_MARGIN))
 
 
@@ -147,7 +147,7 @@ def build_meter(
     follows_plan: bool,
     query: Query = DEFAULT_QUERY,
 ) -> BudgetMeter:
-    """The meter of `agent`; `follows_plan` False where neighbours may be gone on without."""
+    """The meter of `agent`; `follows_plan` False where agents may go on without a neighbour."""
     spent = spending(plan, analysis, agent, delta, query)
     kind = guarantee_kind(guarantee)
     if kind.composes_releases(plan):
@@ -158,7 +158,7 @@ def build_meter(
 
 
 def _charge(total: float, after: float) -> float:
-    """What brings `total` to `after`, or leaves it where it is that much already."""
+    """What brings `total` to `after`; nothing if it is that much already."""
     charge = max(0.0, after - total)
     while total + charge < after < math.inf:
         charge = math.nextafter(charge, math.inf)
@@ -171,9 +171,15 @@ def _finite(value: float) -> float | None:
 
 @final
 class ReleaseTally:
-    """Releases of one owner, each in one of `period` classes of rounds.
+    """What releases add up to, one after the other: the same work for every release, however many were made.
 
-    >>> tally = Tally(period=2)
+    Releases of one owner, each in one of `period` classes of rounds. Adds exactly, so the sum does not depend
+    on order or grouping; rounded once, upwards. Not for Poisson samples, whose composition is no sum.
+
+    **Guarantees.** Never below Σ 1/z² over the releases of the class of rounds that adds up to most: a record
+    is in one of `period` such classes.
+
+    >>> tally = ReleaseTally(period=2)
     >>> for r, information in [(0, 0.5), (1, 2.0), (2, 1.75)]:
     ...     tally.add(r, information)
     >>> [round(tally.mu(*how), 9) for how in [(), ((3, 7.0),), ((3, 7.0), 1)]]  # of 2.25, 9 and 16
@@ -183,7 +189,7 @@ class ReleaseTally:
     def __init__(self, period: int = 1) -> None:
         self.count, self._period = 0, period
         self._sums: dict[int, Fraction] = {}
-        self._most, self._largest, self._bare = Fraction(0), 0.0, False  # bare: without noise
+        self._most, self._largest, self._bare = Fraction(0), 0.0, False  # bare: a release had no noise
 
     def add(self, round: int, information: float) -> None:
         self.count += 1
@@ -195,7 +201,7 @@ class ReleaseTally:
         self._most, self._largest = max(self._most, total), max(self._largest, information)
 
     def mu(self, one_more: tuple[int, float] | None = None, reserved: int = 0) -> float:
-        """μ at the sensitivity that 1/z² is given for; with one more release, or so many of the largest."""
+        """μ at the sensitivity for which 1/z² is given; with one more release, or so many of the largest."""
         round, information = one_more or (0, 0.0)
         if self._bare or math.isinf(information):
             return math.inf
@@ -208,7 +214,7 @@ class ReleaseTally:
 
 
 def _up(value: Fraction) -> float:
-    """The nearest number that is not below; infinite where there is none."""
+    """The nearest number that is not below; infinite if there is none."""
     try:
         nearest = float(value)
     except OverflowError:

@@ -30,7 +30,7 @@ from topdp.agents.ledger.stored_rows import ANY_RECEIVER
 from topdp.agents.runtime.agent_context import AgentContext
 from topdp.agents.runtime.agent_loop import AgentLoop, TickClock
 from topdp.agents.runtime.agent_rows import mixed, noised, stepped
-from topdp.agents.runtime.peer_contacts import TICKS, PeerContacts
+from topdp.agents.runtime.peer_contacts import TICKS_PER_TIMEOUT, PeerContacts
 from topdp.agents.runtime.peer_messages import Handover
 from topdp.agents.wire import row_payload
 from topdp.agents.wire.transport import Message, Reply, Unreachable
@@ -147,7 +147,7 @@ class LivePairingLoop(AgentLoop):
     async def _await_all(self) -> None:
         """Wait once, until all neighbours are there, a meeting is ready, or the idle timeout is over."""
         ticks, waited = TickClock(self.context.manifest.rules.idle_timeout), 0
-        while not self._awaited and waited < TICKS and not self.stopping.is_set():
+        while not self._awaited and waited < TICKS_PER_TIMEOUT and not self.stopping.is_set():
             away = [peer for peer in self.peers.neighbours if not self.peers.transport.reaches(peer)]
             if not away or self.pairing.ready() is not None:
                 break
@@ -299,14 +299,14 @@ class LivePairingLoop(AgentLoop):
 
         Without those that are silent for too long; and none after two idle timeouts, whatever they answer.
         """
-        if self.drained >= 2 * TICKS:
+        if self.drained >= 2 * TICKS_PER_TIMEOUT:
             return []
         open_with = self.pairing.open_with()
         return [
             peer
             for peer in self.peers.neighbours
             if (peer in open_with or (self.peers.transport.reaches(peer) and not self._knows(peer)))
-            and self.peers.silent[peer] < TICKS
+            and self.peers.silent[peer] < TICKS_PER_TIMEOUT
             and self.ledger.quarantined(peer) is None
         ]
 

@@ -32,8 +32,8 @@ from topdp.errors import TrustError
 if TYPE_CHECKING:
     from topdp.agents.runtime.statement_gossip import StatementGossip
 
-TICKS = 8  # of silence make an idle timeout
-MAX_RESENT_ROWS = 32  # to one neighbour, between two rounds of this agent
+TICKS_PER_TIMEOUT = 8  # ticks of silence in one idle timeout
+MAX_RESENDS_PER_ROUND = 32  # to one neighbour, between two rounds of this agent
 MAX_GAPS = 3  # how often a neighbour may leave out a round; greetings between say which one
 
 
@@ -118,7 +118,7 @@ class PeerContacts:
             self.ask(peer)
         if self.differing and not self.beliefs.met:
             self._differed += 1
-            if self._differed >= TICKS:
+            if self._differed >= TICKS_PER_TIMEOUT:
                 self._end_by_terms()
 
     def greeting(self, peer: str) -> Greeting:
@@ -163,9 +163,9 @@ class PeerContacts:
             self.gossip.learn(peer, greeting.statements)
         round, times = self._again.get(peer, (-1, 0))
         times = times if round == self.ledger.round else 0
-        times += self.ledger.requeue(peer, greeting.seen, MAX_RESENT_ROWS - times)
+        times += self.ledger.requeue(peer, greeting.seen, MAX_RESENDS_PER_ROUND - times)
         self._again[peer] = (self.ledger.round, times)
-        if times >= MAX_RESENT_ROWS:
+        if times >= MAX_RESENDS_PER_ROUND:
             self.refusals.report(peer, "again", "asks repeatedly for rows that it has acknowledged")
         self.to_send[peer].set()
 

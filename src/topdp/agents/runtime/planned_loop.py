@@ -23,7 +23,7 @@ from topdp.agents.ledger.ledger_entries import ReleaseCost
 from topdp.agents.runtime.agent_context import AgentContext
 from topdp.agents.runtime.agent_loop import AgentLoop, TickClock, logger
 from topdp.agents.runtime.agent_rows import AS_PLANNED, kept, make
-from topdp.agents.runtime.peer_contacts import TICKS, PeerContacts
+from topdp.agents.runtime.peer_contacts import TICKS_PER_TIMEOUT, PeerContacts
 from topdp.agents.runtime.row_monitor import RowMonitor
 from topdp.agents.wire import row_payload
 
@@ -124,7 +124,7 @@ class PlannedLoop(AgentLoop):
                 return False
             await ticks.wait(self.peers)
             waited += 1
-            if waited % (4 * TICKS) == 0 and (missing := shared_draws.missing()):
+            if waited % (4 * TICKS_PER_TIMEOUT) == 0 and (missing := shared_draws.missing()):
                 logger.warning(
                     "%s: waits for %s: where draws are shared, a run begins once all have stated keys",
                     self.name,
@@ -205,7 +205,10 @@ class PlannedLoop(AgentLoop):
         beliefs = self.peers.beliefs
         passed = self.ledger.last_received(peer) >= round or beliefs.shown[peer] > round
         passed = passed or beliefs.skips_rounds(peer, round)
-        return passed or (self.peers.silent[peer] >= TICKS and min(self.peers.silent.values()) < TICKS)
+        return passed or (
+            self.peers.silent[peer] >= TICKS_PER_TIMEOUT
+            and min(self.peers.silent.values()) < TICKS_PER_TIMEOUT
+        )
 
     def _depart(self, round: int, peer: str) -> None:
         self.peers.refusals.report(
@@ -222,7 +225,7 @@ class PlannedLoop(AgentLoop):
         heard = [
             peer
             for peer in self.peers.neighbours
-            if self.ledger.quarantined(peer) is None and self.peers.silent[peer] < TICKS
+            if self.ledger.quarantined(peer) is None and self.peers.silent[peer] < TICKS_PER_TIMEOUT
         ]
         state = self.ledger.state()
         if not self.context.manifest.rules.tolerates_silence or not heard or state is None:
@@ -263,4 +266,4 @@ class PlannedLoop(AgentLoop):
             return False
         tolerates_silence = self.context.manifest.rules.tolerates_silence or peer in self.ledger.leaving
         # A neighbour that neither knows nor has finished may come back and need what only this agent has.
-        return self.peers.silent[peer] < TICKS or not (knows or finished or tolerates_silence)
+        return self.peers.silent[peer] < TICKS_PER_TIMEOUT or not (knows or finished or tolerates_silence)

@@ -1,7 +1,8 @@
 """Rows on the wire: safetensors bytes with one tensor named `row`, and nothing else. No pickle.
 
 safetensors refuses malformed headers, but accepts NaN, extra tensors, other types and text beside the
-tensors; `decode` believes only a row of the length and type that the manifest says. Who sent it is not known.
+tensors; `decode` accepts only a row of the length and type that the manifest says. It does not know the
+sender.
 """
 
 from __future__ import annotations
@@ -16,21 +17,21 @@ from safetensors.numpy import load, save
 
 from topdp.errors import InputError
 
-NAME = "row"
-DTYPES = {"float32": "F32", "float64": "F64"}
+TENSOR_NAME = "row"
+ROW_TYPES = {"float32": "F32", "float64": "F64"}
 """The types that a row may have, by their names in a manifest and in safetensors."""
 
-LARGEST_HEADER = 512
+MAX_HEADER_BYTES = 512
 """Bytes; the header of one row takes about 70."""
 
 
 class PayloadError(InputError):
-    """Bytes that are not a row of ours: says what was expected and what came."""
+    """Bytes that are not a row of this federation; the message says what was expected and what came."""
 
 
 def largest_size(d: int, dtype: str = "float32") -> int:
-    """The most bytes that `decode` looks at for a row of d numbers."""
-    return 8 + LARGEST_HEADER + d * np.dtype(dtype).itemsize
+    """The most bytes that `decode` reads for a row of d numbers."""
+    return 8 + MAX_HEADER_BYTES + d * np.dtype(dtype).itemsize
 
 
 def encode(row: NDArray[Any]) -> bytes:
@@ -39,13 +40,14 @@ def encode(row: NDArray[Any]) -> bytes:
     >>> decode(encode(np.ones(3, np.float32)), 3).tolist()
     [1.0, 1.0, 1.0]
     """
-    if row.ndim != 1 or row.dtype.name not in DTYPES:
+    if row.ndim != 1 or row.dtype.name not in ROW_TYPES:
         raise PayloadError(
-            f"Expected a row of one dimension of {' or '.join(DTYPES)}, got {row.dtype} of shape {row.shape}."
+            f"Expected a row of one dimension of {' or '.join(ROW_TYPES)}, got {row.dtype} of shape "
+            f"{row.shape}."
         )
     if not np.isfinite(row).all():
         raise PayloadError("Expected finite numbers in a row to send, got NaN or infinity.")
-    return save({NAME: np.ascontiguousarray(row)})
+    return save({TENSOR_NAME: np.ascontiguousarray(row)})
 
 
 def decode(data: bytes, d: int, dtype: str = "float32", largest_norm: float = float("inf")) -> NDArray[Any]:
@@ -55,15 +57,15 @@ def decode(data: bytes, d: int, dtype: str = "float32", largest_norm: float = fl
     header = _header(data)
     if "__metadata__" in header:
         raise PayloadError("Expected no metadata beside the row, got some.")
-    if list(header) != [NAME]:
-        raise PayloadError(f"Expected one tensor named {NAME!r}, got {_shown(sorted(header))}.")
-    entry = header[NAME] if isinstance(header[NAME], dict) else {}
-    if entry.get("dtype") != DTYPES[dtype]:
-        raise PayloadError(f"Expected a row of {DTYPES[dtype]}, got {_shown(entry.get('dtype'))}.")
+    if list(header) != [TENSOR_NAME]:
+        raise PayloadError(f"Expected one tensor named {TENSOR_NAME!r}, got {_shown(sorted(header))}.")
+    entry = header[TENSOR_NAME] if isinstance(header[TENSOR_NAME], dict) else {}
+    if entry.get("dtype") != ROW_TYPES[dtype]:
+        raise PayloadError(f"Expected a row of {ROW_TYPES[dtype]}, got {_shown(entry.get('dtype'))}.")
     if entry.get("shape") != [d]:
         raise PayloadError(f"Expected a row of shape [{d}], got {_shown(entry.get('shape'))}.")
     try:
-        row = load(data)[NAME].copy()  # what was loaded cannot be written to
+        row = load(data)[TENSOR_NAME].copy()  # what was loaded cannot be written to
     except (SafetensorError, ValueError) as error:
         raise PayloadError(f"Expected safetensors bytes: {_shown(str(error))}.") from None
     if row.dtype != dtype or row.shape != (d,):
@@ -78,11 +80,11 @@ def decode(data: bytes, d: int, dtype: str = "float32", largest_norm: float = fl
 
 
 def _header(data: bytes) -> dict[str, Any]:
-    """What the header says, before safetensors reads it: it would hide metadata and repeated names."""
+    """The header, before safetensors reads it: that would hide metadata and repeated names."""
     length = int.from_bytes(data[:8], "little")
-    if len(data) < 8 or not 2 <= length <= min(LARGEST_HEADER, len(data) - 8):
+    if len(data) < 8 or not 2 <= length <= min(MAX_HEADER_BYTES, len(data) - 8):
         raise PayloadError(
-            f"Expected a safetensors header of 2 to {LARGEST_HEADER} bytes, got {len(data)} bytes that "
+            f"Expected a safetensors header of 2 to {MAX_HEADER_BYTES} bytes, got {len(data)} bytes that "
             f"announce one of {length}."
         )
 

@@ -1,7 +1,8 @@
-"""How agents reach each other: one abstract class, and one that stays in memory for tests.
+"""How agents reach each other: one abstract class, one transport in memory for tests, one that counts
+traffic.
 
 A transport delivers requests between authenticated peers and brings the reply back. It knows nothing of
-rounds, budgets or ledgers; whether a message may be sent or believed is for the agent.
+rounds, budgets or ledgers; the agent decides whether a message may be sent or believed.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from topdp.agents.wire.wire_codes import MessageKind, ReplyCode
 logger = logging.getLogger("topdp.agents")
 
 
-ENDING = 2.0
-"""Seconds that tasks are given to end once they are cancelled."""
+ENDING_SECONDS = 2.0
+"""How long cancelled tasks may take to end."""
 
 
 async def end_all(tasks: Iterable[asyncio.Task[Any]], of_what: str) -> None:
-    """Cancels `tasks` and waits until they have ended; never longer than `ENDING`, and says who has not."""
+    """Cancel `tasks` and wait until they have ended, at most `ENDING_SECONDS`; log those that have not."""
     left = set(tasks)
     for task in left:
         task.cancel()
@@ -33,16 +34,16 @@ async def end_all(tasks: Iterable[asyncio.Task[Any]], of_what: str) -> None:
 
 
 async def ends(tasks: Iterable[asyncio.Task[Any]], of_what: str) -> None:
-    """Waits for the end of tasks that are about to end; as `end_all`, without cancelling them."""
+    """As `end_all`, for tasks that are about to end and need not be cancelled."""
     left = set(tasks)
     if not left:
         return
-    done, left = await asyncio.wait(left, timeout=ENDING)
+    done, left = await asyncio.wait(left, timeout=ENDING_SECONDS)
     for task in done:
         if not task.cancelled():
-            task.exception()  # whoever ends them does not ask how they ended
+            task.exception()  # retrieved, or asyncio would log it
     for task in left:
-        logger.error("%s: %s did not end in %g s", of_what, named(task), ENDING)
+        logger.error("%s: %s did not end in %g s", of_what, named(task), ENDING_SECONDS)
 
 
 def named(task: asyncio.Task[Any]) -> str:
@@ -58,9 +59,9 @@ class Unreachable(ConnectionError):  # noqa: N818 - a state of the world, not a 
 
 @dataclass(frozen=True)
 class Message:
-    """One request. `digest` is the SHA-256 of `body`, in hex; (sender, kind, round) names it for ever.
+    """One request. `digest` is the SHA-256 of `body`, in hex; (sender, kind, round) names it for good.
 
-    `signature`: of a row, its sender's word for that name and digest.
+    `signature`: of a row, its sender's signature under that name and digest.
     """
 
     kind: MessageKind
@@ -77,7 +78,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Reply:
-    """What the peer's agent answers: a code to decide by, and words where those of the code are too few."""
+    """The answer of the peer's agent: a code to decide by, and words where those of the code are too few."""
 
     code: ReplyCode
     words: str = ""
@@ -98,7 +99,7 @@ Handler = Callable[[str, Message], Awaitable[Reply]]
 
 It should answer well within the idle timeout: an exchange in which nothing moves for that long is given up.
 It is called again when the peer sends again, perhaps while the first call still runs. If it raises, the
-fault is logged here and the peer gets Unreachable.
+fault is logged and the peer gets Unreachable.
 """
 
 
@@ -107,11 +108,11 @@ class Transport(ABC):
 
     @abstractmethod
     async def start(self, handle: Handler) -> None:
-        """Begins to listen and to dial; `handle` answers every request that comes in."""
+        """Begin to listen and to dial; `handle` answers every request that comes in."""
 
     @abstractmethod
     async def request(self, peer: str, message: Message) -> Reply:
-        """Sends and waits for the reply. Raises Unreachable after an idle timeout, never a total one.
+        """Send and wait for the reply. Raises Unreachable after an idle timeout, never a total one.
 
         A caller may give up waiting (cancel); the request may still arrive.
         """
@@ -122,16 +123,16 @@ class Transport(ABC):
 
     @property
     def refused(self) -> Mapping[tuple[str, str], int]:
-        """How often something was refused or told of a link, by (peer, kind); for people."""
+        """How often something was refused or reported on a link, by (peer, kind); for people."""
         return {}
 
     @abstractmethod
     async def close(self) -> None:
-        """Ends all links; requests under way raise Unreachable."""
+        """End all links; requests under way raise Unreachable."""
 
 
 class MemoryNetwork:
-    """The wire of in-memory transports: who is connected. For tests, and for a federation in one process."""
+    """The connections of in-memory transports. For tests, and for a federation in one process."""
 
     def __init__(self) -> None:
         self.there: dict[str, MemoryTransport] = {}
@@ -141,7 +142,7 @@ class MemoryNetwork:
 
 
 class MemoryTransport(Transport):
-    """Delivers by calling the peer's handler. A peer that is not there is unreachable at once."""
+    """Delivers by calling the peer's handler. A peer that is not connected is unreachable at once."""
 
     def __init__(self, wire: MemoryNetwork, name: str) -> None:
         self.wire, self.name = wire, name
@@ -176,7 +177,7 @@ class MemoryTransport(Transport):
         await end_all(self._tasks, "what was asked in memory")
 
     def _work(self, peer: str, message: Message) -> asyncio.Task[Reply]:
-        """The handler in a task of its own: a sender who leaves does not cancel it."""
+        """The handler in a task of its own: a sender that leaves does not cancel it."""
         task = asyncio.create_task(self._answer(peer, message))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

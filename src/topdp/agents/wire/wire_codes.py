@@ -1,4 +1,4 @@
-"""What goes over a link in codes: the kinds of messages and of replies, and their words for people.
+"""Codes on a link: the kinds of messages and of replies, and their words for people.
 
 The numbers are those of `wire.proto` (a test compares them). Programs decide by codes; words are shown, never
 read. A number that is not here is refused where it comes in (`links.py`).
@@ -11,7 +11,7 @@ from typing import TypeVar
 
 
 class MessageKind(IntEnum):
-    """What an agent asks of a neighbour."""
+    """What an agent requests of a neighbour."""
 
     HELLO = 1
     ROW = 2
@@ -24,7 +24,7 @@ class MessageKind(IntEnum):
 
 
 class ReplyCode(IntEnum):
-    """What a neighbour answers, and what is decided about a row that came in."""
+    """How a neighbour answers, and what is decided about a row that came in."""
 
     OK = 1
     AGAIN = 2
@@ -55,10 +55,10 @@ class ReplyCode(IntEnum):
 
     @property
     def words(self) -> str:
-        return WORDS[self]
+        return REPLY_WORDS[self]
 
 
-WORDS = {
+REPLY_WORDS = {
     ReplyCode.OK: "yes",
     ReplyCode.AGAIN: "yes, as before",
     ReplyCode.ABORTED: "the meeting did not take place",
@@ -78,8 +78,8 @@ WORDS = {
     ReplyCode.BUSY: "busy, or no further meetings",
     ReplyCode.UNDECIDED: "not decided yet",
     ReplyCode.NO_MEETING: "no meeting of which you could be in doubt",
-    ReplyCode.FAILED: "there is no answer: ask again",
-    ReplyCode.NOT_A_STATEMENT: "expected what somebody has signed",
+    ReplyCode.FAILED: "no answer: ask again",
+    ReplyCode.NOT_A_STATEMENT: "expected signed statements",
     ReplyCode.GONE: "you were silent for too long: you count as gone",
 }
 

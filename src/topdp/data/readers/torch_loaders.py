@@ -104,15 +104,9 @@ def _join_items(pairs: list[tuple[Tensor, Tensor]], what: str, each: str) -> tup
     """Stack items, or concatenate batches."""
     if not pairs:
         raise DataError(f"{what}: expected at least one record, got none.")
-    start = 0 if each == "item" else 1
-    for called, parts in zip(("records", "targets"), zip(*pairs, strict=True), strict=True):
-        for index, part in enumerate(parts):
-            shape = tuple(parts[0].shape[start:])
-            if tuple(part.shape[start:]) != shape:
-                raise DataError(
-                    f"{what}: expected {called} of shape {shape} as in {each} 0, got "
-                    f"{tuple(part.shape[start:])} in {each} {index}."
-                )
     join = torch.stack if each == "item" else torch.cat
-    inputs, targets = (join(list(parts)) for parts in zip(*pairs, strict=True))
+    try:
+        inputs, targets = (join(list(parts)) for parts in zip(*pairs, strict=True))
+    except RuntimeError as error:
+        raise DataError(f"{what}: expected every {each} in one shape: {error}.") from error
     return inputs, targets

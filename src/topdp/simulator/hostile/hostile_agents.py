@@ -6,7 +6,7 @@ honest agents only.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -49,7 +49,9 @@ def choose_attack(settings: AttackSettings, agents: int, seed: int) -> Attack | 
         hostile = sorted(order[: round(settings.share * agents)].tolist())
     if len(hostile) > agents - 1:
         raise InputError(f"Expected an honest agent, got {len(hostile)} hostile ones of {agents}.")
-    return Attack(settings.name, tuple(hostile), agents, seed, settings.strength) if hostile else None
+    if not hostile:
+        return None
+    return Attack(settings.name, hostile=tuple(hostile), agents=agents, seed=seed, strength=settings.strength)
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,7 @@ class Attack:
     """
 
     name: str
+    _: KW_ONLY
     hostile: tuple[int, ...]
     agents: int
     seed: int

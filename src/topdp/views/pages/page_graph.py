@@ -42,8 +42,8 @@ def _stated(folder: RunFolder, agents: int) -> Topology | None:
     topology = folder.config.topology
     if topology.kind == "file":  # a plain file only: reading a pipe would never end
         places = (folder.path / str(topology.path), Path(str(topology.path)))
-        found = next((place for place in places if place.is_file()), None)
-        if found is None or found.stat().st_size > MAX_LINKS_FILE_BYTES:
+        file = next((place for place in places if place.is_file()), None)
+        if file is None or file.stat().st_size > MAX_LINKS_FILE_BYTES:
             return None
     elif topology.agents != agents:
         raise RunFolderError(
@@ -61,8 +61,8 @@ def links_of(plan: Plan) -> Ints:
     owner = np.broadcast_to(np.asarray(plan.owner)[None, :, None], readers.shape)
     seen = (readers >= 0) & (readers != owner)
     pairs = np.stack([owner[seen], readers[seen]], axis=1).astype(np.int64)
-    found: Ints = np.unique(np.sort(pairs, axis=1), axis=0)
-    return found
+    links: Ints = np.unique(np.sort(pairs, axis=1), axis=0)
+    return links
 
 
 def drawn(agents: int, graph: Topology | None, mu: Floats | None, epsilon: Floats | None) -> dict[str, Any]:

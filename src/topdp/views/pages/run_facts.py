@@ -68,9 +68,9 @@ def run_facts(folder: RunFolder, patience: float = privacy_costs.MAX_CURVE_SECON
         raise RunFolderError(
             f"Expected a run written by topdp in {folder.path}, could not read it: {error!r:.200}."
         ) from error
-    found = {**known, **moving, "notes": [*moving["notes"], *known["notes"]]}
-    facts_check.expect_text(found, folder.path)
-    return found
+    facts = {**known, **moving, "notes": [*moving["notes"], *known["notes"]]}
+    facts_check.expect_text(facts, folder.path)
+    return facts
 
 
 def _not_begun(folder: RunFolder, info: dict[str, Any]) -> dict[str, Any]:

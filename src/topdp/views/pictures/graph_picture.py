@@ -276,10 +276,10 @@ def _by_distance(topology: Topology) -> Floats:
     graph = nx.from_numpy_array(topology.adjacency)
     start = dict(enumerate(_circle(topology.agents)))
     if topology.agents <= 150:
-        found = nx.kamada_kawai_layout(graph, pos=start)
+        positions = nx.kamada_kawai_layout(graph, pos=start)
     else:
-        found = nx.spring_layout(graph, pos=start, seed=0, iterations=60)
-    return np.array([found[agent] for agent in range(topology.agents)])
+        positions = nx.spring_layout(graph, pos=start, seed=0, iterations=60)
+    return np.array([positions[agent] for agent in range(topology.agents)])
 
 
 _LAYOUTS: dict[str, Callable[[Topology], Floats]] = {

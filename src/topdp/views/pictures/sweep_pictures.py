@@ -126,9 +126,9 @@ def _along_rounds(one: Spread, metric: str) -> tuple[list[float], ...]:
         for line in run["history"]:
             if line[metric]["mean"] is not None:
                 by_round.setdefault(line["round"], []).append(line[metric]["mean"])
-    found = [spread_of(values) for values in by_round.values()]
-    mean = [_number(spread["mean"]) for spread in found]
-    half = [_number(spread["deviation"]) for spread in found]
+    statistics = [spread_of(values) for values in by_round.values()]
+    mean = [_number(spread["mean"]) for spread in statistics]
+    half = [_number(spread["deviation"]) for spread in statistics]
     low, high = ([m + sign * h for m, h in zip(mean, half, strict=True)] for sign in (-1, 1))
     return [float(round) for round in by_round], low, mean, high
 
@@ -152,8 +152,8 @@ def _lines(axes: Any, spreads: Sequence[Spread], metric: str, along: str) -> Non
         line = [one for one in line if one.values(metric)]
         line.sort(key=lambda one: _number(as_number(one.chosen[along])))
         places = [_number(as_number(one.chosen[along])) for one in line]
-        found = [one.of(metric) for one in line]
-        drawn[label] = places, *([_number(one[key]) for one in found] for key in ("mean", "deviation"))
+        statistics = [one.of(metric) for one in line]
+        drawn[label] = places, *([_number(one[key]) for one in statistics] for key in ("mean", "deviation"))
     for number, (label, same) in enumerate(coinciding(drawn).items()):
         spare = {
             "color": LINE_COLOURS[number % len(LINE_COLOURS)],
@@ -176,10 +176,10 @@ def _lines(axes: Any, spreads: Sequence[Spread], metric: str, along: str) -> Non
 
 def _column(axes: Any, spreads: Sequence[Spread], metric: str) -> None:
     known = [one for one in spreads if one.values(metric)]
-    found = [one.of(metric) for one in known]
+    statistics = [one.of(metric) for one in known]
     axes.errorbar(
-        [spread["mean"] for spread in found], range(len(known)),
-        xerr=[_number(spread["deviation"]) for spread in found], fmt="o", color=BLUE, capsize=3,
+        [spread["mean"] for spread in statistics], range(len(known)),
+        xerr=[_number(spread["deviation"]) for spread in statistics], fmt="o", color=BLUE, capsize=3,
     )  # fmt: skip
     axes.set_yticks(range(len(known)), [one.label or "all" for one in known])
     axes.invert_yaxis()

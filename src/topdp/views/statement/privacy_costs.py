@@ -40,13 +40,13 @@ def link_losses(privacy: dict[str, Any], answer: str, agents: int) -> Floats | N
     pairs = privacy["pairs"].get(answer)
     if pairs is None or pairs["mu"] is None or not any(pairs["observers"]):
         return None
-    found = np.full((agents, agents), np.nan)
+    losses = np.full((agents, agents), np.nan)
     mu = np.array([[math.inf if one is None else one for one in row] for row in pairs["mu"]])
     for column, members in enumerate(pairs["observers"]):
         outside = np.setdiff1d(np.arange(agents), members)
         for member in members:
-            found[outside, member] = np.fmax(found[outside, member], mu[outside, column])
-    return found
+            losses[outside, member] = np.fmax(losses[outside, member], mu[outside, column])
+    return losses
 
 
 def link_epsilons(mu: Floats, own: list[float | None], delta: float) -> Floats:
@@ -64,7 +64,7 @@ def powers(account: Account) -> dict[str, dict[str, Any]]:
 
     `exact` says whether it is the test of Neyman and Pearson, or a bound from ε and δ alone (samples).
     """
-    sampled, found = account.analysis.exposure().sampled, {}
+    sampled, powers_by_answer = account.analysis.exposure().sampled, {}
     for name, answer in account.answers.items():
         if answer.epsilon is None or not (answer.losses or ANSWERS[name].proved):
             continue
@@ -75,8 +75,8 @@ def powers(account: Account) -> dict[str, dict[str, Any]]:
             if not values["exact"]:
                 bounds.append(power_of_point(float(answer.epsilon.max()), account.delta, share))
             values[f"{share:g}"] = min(bounds)
-        found[name] = values
-    return found
+        powers_by_answer[name] = values
+    return powers_by_answer
 
 
 def power_of_point(epsilon: float, delta: float, false_alarms: float) -> float:

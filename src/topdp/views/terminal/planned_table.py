@@ -16,15 +16,17 @@ from topdp.views.terminal import tables
 
 def planned(answer: Mapping[str, Any]) -> list[Table | Text]:
     """Return the settings side by side, the explanations of their answers, and the recommendation."""
-    found = answer["settings"]
-    table = tables.uncut("", *(one["label"] or "this setting" for one in found), caption=PLAN_TABLE_CAPTION)
-    for name, cells in lines(found):
+    settings = answer["settings"]
+    table = tables.uncut(
+        "", *(setting["label"] or "this setting" for setting in settings), caption=PLAN_TABLE_CAPTION
+    )
+    for name, cells in lines(settings):
         table.add_row(name, *cells)
     parts: list[Table | Text] = [table]
-    for one in found:
-        before = f"{one['label']}: " if one["label"] else ""
-        parts += [Text(f"{before}{words}") for words in [*remarks(one), *_left(one)]]
-    asked = {name for one in found for name in one["privacy"].get("assumptions", {})}
+    for setting in settings:
+        before = f"{setting['label']}: " if setting["label"] else ""
+        parts += [Text(f"{before}{words}") for words in [*remarks(setting), *_left(setting)]]
+    asked = {name for setting in settings for name in setting["privacy"].get("assumptions", {})}
     parts += [Text(f"{kind.label}: {kind.assumptions}") for key, kind in ANSWERS.items() if key in asked]
     advice = answer["recommended"]
     if "refused" in advice:
@@ -39,30 +41,36 @@ PLAN_TABLE_CAPTION = (
 )
 
 
-def lines(found: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
+def lines(settings: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
     """Return the lines of the table: a name, and a cell for each setting."""
     known = [
-        ("method", [one["method"] + (" async" if one["mode"] == "async" else "") for one in found]),
-        ("agents, links", [f"{one['agents']}, {one['links']} ({one['topology']})" for one in found]),
-        ("rounds, releases", [f"{one['rounds']}, {one['releases']}" for one in found]),
-        ("σ, noise per unit of clip", [_sigma(one) for one in found]),
+        (
+            "method",
+            [setting["method"] + (" async" if setting["mode"] == "async" else "") for setting in settings],
+        ),
+        (
+            "agents, links",
+            [f"{setting['agents']}, {setting['links']} ({setting['topology']})" for setting in settings],
+        ),
+        ("rounds, releases", [f"{setting['rounds']}, {setting['releases']}" for setting in settings]),
+        ("σ, noise per unit of clip", [_sigma(setting) for setting in settings]),
     ]
-    for name in found[0]["privacy"]["status"]:
-        known.append((f"ε {answer_words(name)}", [_epsilon(one, name) for one in found]))
+    for name in settings[0]["privacy"]["status"]:
+        known.append((f"ε {answer_words(name)}", [_epsilon(setting, name) for setting in settings]))
     return [
         *known,
-        ("power at 1%", [_power(one) for one in found]),
-        ("noise in the average", [_number(one["noise"]["average"]) for one in found]),
-        ("noise between agents", [_number(one["noise"]["between"]) for one in found]),
-        ("sent a round, busiest agent", [_sent(one, "agent") for one in found]),
-        ("sent a round, all agents", [_sent(one, "all") for one in found]),
+        ("power at 1%", [_power(setting) for setting in settings]),
+        ("noise in the average", [_number(setting["noise"]["average"]) for setting in settings]),
+        ("noise between agents", [_number(setting["noise"]["between"]) for setting in settings]),
+        ("sent a round, busiest agent", [_sent(setting, "agent") for setting in settings]),
+        ("sent a round, all agents", [_sent(setting, "all") for setting in settings]),
     ]
 
 
-def _sigma(one: Mapping[str, Any]) -> str:
-    if one["sigma"] is not None:
-        return _spread(one["sigma"])
-    enough = one.get("sigma_at_most")
+def _sigma(setting: Mapping[str, Any]) -> str:
+    if setting["sigma"] is not None:
+        return _spread(setting["sigma"])
+    enough = setting.get("sigma_at_most")
     return "not computed yet" + ("" if enough is None else f"; at most {_spread(enough)}")
 
 
@@ -70,22 +78,22 @@ def _spread(values: Sequence[float]) -> str:
     return " to ".join(dict.fromkeys(f"{value:.4g}" for value in (min(values), max(values))))
 
 
-def _epsilon(one: Mapping[str, Any], name: str) -> str:
-    privacy = one["privacy"]
+def _epsilon(setting: Mapping[str, Any], name: str) -> str:
+    privacy = setting["privacy"]
     met = " (budget)" if ANSWERS[name].name == privacy.get("guarantee") else ""
     mu = privacy["mu"][name]
     return epsilon_text(privacy, name) + ("" if mu is None else f", μ {mu:.3g}") + met
 
 
-def _power(one: Mapping[str, Any]) -> str:
-    privacy = one["privacy"]
+def _power(setting: Mapping[str, Any]) -> str:
+    privacy = setting["privacy"]
     guarantee = privacy.get("guarantee")
     power = privacy["power"].get(answer_kind(guarantee).key, {}).get("0.01") if guarantee else None
     return "" if power is None else f"{power:.1%}"
 
 
-def _sent(one: Mapping[str, Any], who: str) -> str:
-    sent = one["traffic"]
+def _sent(setting: Mapping[str, Any], who: str) -> str:
+    sent = setting["traffic"]
     rows, size = sent["rows_a_round"][who], sent["bytes_a_round"][who]
     return f"{rows:.4g} row{'' if rows == 1 else 's'}" + ("" if size is None else f", {decimal(size)}")
 
@@ -94,9 +102,9 @@ def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.3g}"
 
 
-def remarks(one: Mapping[str, Any]) -> list[str]:
+def remarks(setting: Mapping[str, Any]) -> list[str]:
     """Return warnings, reasons for missing numbers, and automatically chosen values."""
-    privacy, chosen = one["privacy"], one["chosen"]
+    privacy, chosen = setting["privacy"], setting["chosen"]
     reasons: dict[str, list[str]] = {}
     for name, why in privacy.get("reasons", {}).items():
         reasons.setdefault(why, []).append(answer_words(name))
@@ -104,11 +112,13 @@ def remarks(one: Mapping[str, Any]) -> list[str]:
     if chosen:
         said.append("chosen: " + ", ".join(f"{key} {value:.4g}" for key, value in chosen.items()))
     for what in ("noise", "traffic"):
-        if "reason" in one[what]:
-            said.append(f"{what}: {one[what]['reason']}")
+        if "reason" in setting[what]:
+            said.append(f"{what}: {setting[what]['reason']}")
     return [*privacy.get("warnings", ()), *said]
 
 
-def _left(one: Mapping[str, Any]) -> list[str]:
-    left = ", ".join(map(answer_words, one["pending"]))
-    return [f"not computed yet: {left}; about {one['seconds_left']:.0f} s without --quick"] if left else []
+def _left(setting: Mapping[str, Any]) -> list[str]:
+    left = ", ".join(map(answer_words, setting["pending"]))
+    return (
+        [f"not computed yet: {left}; about {setting['seconds_left']:.0f} s without --quick"] if left else []
+    )
