@@ -94,7 +94,9 @@ def test_bytes_are_those_of_rows_on_the_wire():
 
 
 def test_quick_answers_come_first_and_nothing_is_taken_back(monkeypatch):
-    monkeypatch.setattr(setting_answers, "INSTANT_SECONDS", 0.0)  # everything that looks at observers takes long
+    monkeypatch.setattr(
+        setting_answers, "INSTANT_SECONDS", 0.0
+    )  # everything that looks at observers takes long
     seen = list(stages(PlannerQuestion.of(settings("method.name=top"))))
     assert [one["pending"] for one in seen] == [
         list(ANSWERS), list(ANSWERS), ["outsider", "view"], ["view"], [],
