@@ -81,7 +81,7 @@ class BestSoFar:
             self._unsaved = True
 
     def save(self) -> None:
-        """Write the best estimates; called with every checkpoint, so that both are of one moment, and at the end."""
+        """Write the best estimates: with every checkpoint, so that both are of one moment, and at the end."""
         if self._folder is None or self.best is None or not self._unsaved:
             return
         if self._waiting:

@@ -2,8 +2,8 @@
 
 DejaVu Sans, which comes with matplotlib, has Latin, Greek, Cyrillic, Arabic, Hebrew and symbols. Other
 letters are drawn with a font of the machine. A letter that no font has is replaced by its code (`[U+6771]`),
-not by an empty box. Names come from users and are never formulas: `$` is a letter. Not for tables and pages, because
-terminals and browsers have their own fonts.
+not by an empty box. Names come from users and are never formulas: `$` is a letter. Not for tables and pages,
+because terminals and browsers have their own fonts.
 """
 
 from __future__ import annotations
