@@ -88,11 +88,7 @@ def fetch(
 
     for folder in map(_installed_folder, entry.installed):
         try:
-            arrays = _read_folder(entry, folder)
-            if arrays is None:
-                tried.append(f"{folder}: does not exist")
-                continue
-            verify_arrays(entry, arrays, str(folder))
+            arrays = _read_verified(entry, folder, str(folder))
         except DataError as error:
             tried.append(f"{folder}: {error}")
             continue
@@ -109,10 +105,7 @@ def fetch(
                 try:
                     source.take(Path(work), progress)
                     progress(f"decoding and verifying {name}")
-                    arrays = _read_folder(entry, Path(work))
-                    if arrays is None:
-                        raise DataError("it contains none of the expected files")
-                    verify_arrays(entry, arrays, source.what)
+                    arrays = _read_verified(entry, Path(work), source.what)
                 except DiskError:
                     raise
                 except DataError as error:
@@ -195,6 +188,14 @@ def _from_cache(entry: CatalogueEntry, path: Path, tried: list[str]) -> image_de
             path.replace(aside)
         tried.append(f"the cache, now set aside as {aside.name}: {error}")
         return None
+
+
+def _read_verified(entry: CatalogueEntry, folder: Path, where: str) -> image_decoding.Arrays:
+    arrays = _read_folder(entry, folder)
+    if arrays is None:
+        raise DataError("it contains none of the expected files")
+    verify_arrays(entry, arrays, where)
+    return arrays
 
 
 def _read_folder(entry: CatalogueEntry, folder: Path) -> image_decoding.Arrays | None:

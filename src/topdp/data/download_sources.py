@@ -161,10 +161,9 @@ def _client_command(package: Package) -> list[str]:
 
 def _run_client(command: list[str], label: str, folder: Path, needed: int, progress: Progress) -> None:
     """Run a registry's client in `folder`; if it fails, its last output becomes the reason."""
-    message = f"running: {label}"
-    deadline = time.monotonic() + CLIENT_SECONDS
+    progress(f"running: {label}")
     try:
-        started = subprocess.Popen(
+        done = subprocess.run(
             command,
             cwd=folder,
             stdin=subprocess.DEVNULL,
@@ -172,25 +171,16 @@ def _run_client(command: list[str], label: str, folder: Path, needed: int, progr
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
+            timeout=CLIENT_SECONDS,
+            check=False,
         )
     except OSError as error:
         raise DataError(f"cannot be started: {error}") from error
-    with started as process:
-        try:
-            while True:
-                size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
-                progress(message, size, unit="byte")
-                try:
-                    output, _ = process.communicate(timeout=0.2)
-                    break
-                except subprocess.TimeoutExpired:
-                    if time.monotonic() > deadline:
-                        raise DataError(f"gave up after {CLIENT_SECONDS:.0f} s") from None
-        except BaseException:
-            process.kill()
-            raise
-    if process.returncode == 0:
+    except subprocess.TimeoutExpired:
+        raise DataError(f"gave up after {CLIENT_SECONDS:.0f} s") from None
+    if done.returncode == 0:
         return
+    output = done.stdout
     if "No space left" in output or "ENOSPC" in output:
         raise disk_error(folder.parent, "the disk is full", needed)
     lines = [line.strip() for line in output.splitlines() if line.strip()]
@@ -200,7 +190,7 @@ def _run_client(command: list[str], label: str, folder: Path, needed: int, progr
     if "connection broken by" in output:  # pip mentions this only in a warning
         reason = f"no connection to the registry; {reason}"
     hint = "; try 'apt-get update' first" if Path(command[0]).name == "apt-get" else ""
-    raise DataError(f"exited with code {process.returncode}: {reason[:300]}{hint}")
+    raise DataError(f"exited with code {done.returncode}: {reason[:300]}{hint}")
 
 
 def _innermost_cause(error: BaseException) -> str:

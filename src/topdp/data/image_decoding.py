@@ -84,12 +84,8 @@ def csv_files(folder: Path) -> Arrays | None:
     paths = _find_files(folder, [("mnist_train.csv",), ("mnist_test.csv",)])
     if paths is None:
         return None
-    arrays: Arrays = {}
-    for part, path in zip(("train", "test"), paths, strict=True):
-        table = _small_integers(path, columns=785)
-        arrays[f"{part}_labels"] = np.ascontiguousarray(table[:, 0])
-        arrays[f"{part}_inputs"] = np.ascontiguousarray(table[:, 1:]).reshape(-1, 1, 28, 28)
-    return arrays
+    train, test = (_small_integers(path, columns=785) for path in paths)
+    return _split_labels(train, test, (1, 28, 28))
 
 
 def cifar_batches(folder: Path) -> Arrays | None:
@@ -104,11 +100,13 @@ def cifar_batches(folder: Path) -> Arrays | None:
         if len(content) == 0 or len(content) % 3073:
             raise damage_error(path, f"expected whole records of 3073 bytes, got {len(content)} bytes")
         records.append(content.reshape(-1, 3073))
-    arrays: Arrays = {}
-    for part, rows in (("train", np.concatenate(records[:5])), ("test", records[5])):
-        arrays[f"{part}_labels"] = np.ascontiguousarray(rows[:, 0])
-        arrays[f"{part}_inputs"] = np.ascontiguousarray(rows[:, 1:]).reshape(-1, 3, 32, 32)
-    return arrays
+    return _split_labels(np.concatenate(records[:5]), records[5], (3, 32, 32))
+
+
+def _split_labels(train: Bytes, test: Bytes, shape: tuple[int, ...]) -> Arrays:
+    """Return the four arrays of rows that begin with a label, followed by the pixels."""
+    parts = (train[:, 1:].reshape(-1, *shape), train[:, 0], test[:, 1:].reshape(-1, *shape), test[:, 0])
+    return {name: np.ascontiguousarray(part) for name, part in zip(ARRAY_NAMES, parts, strict=True)}
 
 
 def cifar_sheets(folder: Path) -> Arrays | None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
@@ -184,22 +185,22 @@ class Shards:
         for (inputs, targets), name in zip(checked, names, strict=True):
             check_same_shape(inputs, checked[0][0].shape[1:], name, "agent 0")
             check_same_shape(targets, checked[0][1].shape[1:], name, "agent 0", "targets")
-        all_parts = [targets for _, targets in checked]
+        all_inputs, all_targets = map(list, zip(*checked, strict=True))
         if classes is None:
-            classes = _classes(all_parts[: len(agents)])
+            classes = _classes(all_targets[: len(agents)])
         if classes is not None:
-            all_parts = [
-                check_labels(part, name, classes) for part, name in zip(all_parts, names, strict=True)
+            all_targets = [
+                check_labels(part, name, classes) for part, name in zip(all_targets, names, strict=True)
             ]
-        common = np.result_type(*all_parts)
-        counts = _counts(all_parts[: len(agents)])
-        all_inputs = torch.zeros(len(counts), max(counts), *checked[0][0].shape[1:], dtype=dtype)
-        all_targets = torch.from_numpy(np.zeros((len(counts), max(counts), *all_parts[0].shape[1:]), common))
-        for agent, count in enumerate(counts):
-            all_inputs[agent, :count] = torch.from_numpy(checked[agent][0])
-            all_targets[agent, :count] = torch.from_numpy(all_parts[agent])
-        held_out = None if test is None else (checked[-1][0], all_parts[-1].astype(common))
-        return _make_shards(all_inputs, all_targets, counts, classes, held_out)
+        common = np.result_type(*all_targets)
+        all_targets = [part.astype(common) for part in all_targets]
+        held_out = None if test is None else (all_inputs.pop(), all_targets.pop())
+        counts = _counts(all_targets)
+        padded_inputs, padded_targets = (
+            pad_sequence([torch.from_numpy(part) for part in parts], batch_first=True)
+            for parts in (all_inputs, all_targets)
+        )
+        return _make_shards(padded_inputs, padded_targets, counts, classes, held_out)
 
     @staticmethod
     def from_torch(

@@ -70,11 +70,6 @@ class FlatModel:
     (8, torch.Size([8]), ['weight', 'bias'])
     """
 
-    module: nn.Module
-    slots: tuple[Slot, ...]
-    dimension: int
-    dtype: torch.dtype
-
     def __init__(self, module: nn.Module) -> None:
         _expect_private_layers(module)
         slots, start, dtypes = [], 0, set()

@@ -12,11 +12,11 @@ import numpy as np
 import pandas
 import pytest
 
-from topdp.data.readers.csv_files import read_csv
 from topdp.data.readers.encoding import encode_table
 from topdp.data.readers.file_preview import ColumnPreview, preview_columns
 from topdp.data.readers.frames import read_frame
 from topdp.data.readers.record_paths import expand_paths, read_records, read_site_files, records_of_frame
+from topdp.data.readers.table_files import read_csv
 from topdp.data.readers.table_schema import Schema
 from topdp.errors import DataError, InputError
 

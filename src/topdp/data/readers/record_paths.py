@@ -92,19 +92,17 @@ def _expect_same_classes(records: Records, name: str, like: Records, like_name: 
 
 def read_table(place: Path, schema: Schema | None = None) -> Table:
     """Return the table in a file, read by the ending of its name."""
+    from topdp.data.readers.table_files import read_csv, read_parquet
+
     if not place.is_file():
         raise DataError(f"Expected a file or folder with records at {place}, which does not exist.")
     if place.suffix in (".parquet", ".pq"):
-        from topdp.data.readers.parquet_files import read_parquet
-
         return read_parquet(place)
     if place.suffix not in TABLE_SUFFIXES:
         raise DataError(
             f"{place}: expected a name that ends with {', '.join(TABLE_SUFFIXES)} or .npz, or a folder of "
             f"images, got {place.suffix!r}."
         )
-    from topdp.data.readers.csv_files import read_csv
-
     return read_csv(place, None if schema is None else schema.delimiter)
 
 

@@ -143,6 +143,7 @@ class ClippedGradients:
         microbatch: int | None = None,
         copies: int = 1,
         fresh: bool = False,
+        totals: Tensor | None = None,
     ) -> Tensor:
         """For each agent, scale · Σ_examples weight · clipped g; added to `out` if it is given.
 
@@ -151,13 +152,42 @@ class ClippedGradients:
         of all agents together, in memory at once; the default keeps activations near 64 MB on a CPU and a
         thirty-second of a GPU's memory. With `copies`, inputs and targets are those of n/copies agents, and
         rows i, i + n/copies, ... all use those of agent i; they are read once if the model allows it
-        (`shared_records`). With `fresh`, `out` is overwritten and its content is not read. Raises
+        (`shared_records`). With `fresh`, `out` is overwritten and its content is not read. The sums of which
+        `clipped_sum_and_statistics` makes statistics are added to `totals` [4, n], without copies. Raises
         DivergedError, with the agents' numbers, if norms of `rows` are not finite.
 
         **Guarantees.** One example moves its agent's row of the result by at most clip·weight·|scale| in l2
         norm, and no other row. No record decides whether it raises.
         """
-        return self._run(rows, inputs, targets, weights, out, scale, microbatch, None, copies, fresh)
+        n, b = expect_inputs(self.flat, rows, inputs, targets, weights, out, scale, microbatch, copies)
+        rows = rows.detach()
+        if out is None:
+            out, fresh = rows.new_empty(n, self.flat.dimension), True
+        if n == 0 or b == 0:
+            return out.zero_() if fresh else out
+        if self._failure_flags is None:
+            expect_finite(rows, weights)
+        else:
+            self._failure_flags.note_rows(rows)
+        key = (inputs.shape[2:], inputs.dtype, rows.dtype, rows.device)
+        if key not in self._elements:
+            self._elements[key] = self._check(rows, inputs, targets)
+        if copies > 1:
+            if self._folded is not None and self._folded.shares:
+                once = math.prod(inputs.shape[2:])
+                elements = once + copies * max(1, self._elements[key] - once)
+                capacity = microbatch // copies if microbatch else _activation_budget(rows.device) // elements
+                out = out.zero_() if fresh else out
+                self._add_shared(out, rows, inputs, targets, weights, scale, capacity, copies)
+                return out
+            inputs, targets = (torch.cat([part] * copies) for part in (inputs, targets))
+        capacity = microbatch or _activation_budget(rows.device) // self._elements[key]
+        for i, j in example_blocks(n, b, capacity):
+            weight = None if weights is None else weights[i, j]
+            losses, contributions = self._contributions(rows[i], inputs[i, j], targets[i, j])
+            block_totals = None if totals is None else totals[:, i]
+            self._add(out[i], losses, contributions, weight, scale, block_totals, fresh and j.start == 0)
+        return out
 
     def clipped_sum_and_statistics(
         self,
@@ -172,7 +202,9 @@ class ClippedGradients:
     ) -> tuple[Tensor, Statistics]:
         """Like `clipped_sum`, with statistics that only the agent itself may see."""
         totals = rows.new_zeros(4, rows.shape[0])
-        result = self._run(rows, inputs, targets, weights, out, scale, microbatch, totals)
+        result = self.clipped_sum(
+            rows, inputs, targets, weights, out=out, scale=scale, microbatch=microbatch, totals=totals
+        )
         loss, clipped, weight, ignored = totals
         return result, Statistics(loss / weight, clipped / weight, ignored.long())
 
@@ -209,49 +241,6 @@ class ClippedGradients:
             slow = self._plain.outputs(probes, sample)
         return fast.shape == slow.shape and torch.allclose(fast, slow, 1e-3, 1e-3 * float(slow.abs().max()))
 
-    def _run(
-        self,
-        rows: Tensor,
-        inputs: Tensor,
-        targets: Tensor,
-        weights: Tensor | None,
-        out: Tensor | None,
-        scale: float,
-        microbatch: int | None,
-        totals: Tensor | None,
-        copies: int = 1,
-        fresh: bool = False,
-    ) -> Tensor:
-        n, b = expect_inputs(self.flat, rows, inputs, targets, weights, out, scale, microbatch, copies)
-        rows = rows.detach()
-        if out is None:
-            out, fresh = rows.new_empty(n, self.flat.dimension), True
-        if n == 0 or b == 0:
-            return out.zero_() if fresh else out
-        if self._failure_flags is None:
-            expect_finite(rows, weights)
-        else:
-            self._failure_flags.note_rows(rows)
-        key = (inputs.shape[2:], inputs.dtype, rows.dtype, rows.device)
-        if key not in self._elements:
-            self._elements[key] = self._check(rows, inputs, targets)
-        if copies > 1:
-            if self._folded is not None and self._folded.shares:
-                once = math.prod(inputs.shape[2:])
-                elements = once + copies * max(1, self._elements[key] - once)
-                capacity = microbatch // copies if microbatch else _activation_budget(rows.device) // elements
-                out = out.zero_() if fresh else out
-                self._add_shared(out, rows, inputs, targets, weights, scale, capacity, copies)
-                return out
-            inputs, targets = (torch.cat([part] * copies) for part in (inputs, targets))
-        capacity = microbatch or _activation_budget(rows.device) // self._elements[key]
-        for i, j in example_blocks(n, b, capacity):
-            weight = None if weights is None else weights[i, j]
-            losses, contributions = self._contributions(rows[i], inputs[i, j], targets[i, j])
-            block_totals = None if totals is None else totals[:, i]
-            self._add(out[i], losses, contributions, weight, scale, block_totals, fresh and j.start == 0)
-        return out
-
     def _add_shared(
         self,
         out: Tensor,
@@ -263,43 +252,40 @@ class ClippedGradients:
         capacity: int,
         copies: int,
     ) -> None:
-        """Like the loop of `_run`, for rows whose copies share the same records."""
-        assert self._folded is not None
+        """Like the loop of `clipped_sum`, for rows whose copies share the same records."""
         for i, j in example_blocks(inputs.shape[0], inputs.shape[1], capacity):
             block_rows = by_copy(rows, copies)[:, i].flatten(0, 1)
             weight = None if weights is None else by_copy(weights, copies)[:, i, j].flatten(0, 1)
             x, y = inputs[i, j], targets[i, j]
-            try:
-                losses, contributions = self._folded.contributions(block_rows, x, y, copies)
-            except (InputError, MemoryError, torch.OutOfMemoryError):
-                raise
-            except Exception:  # caused by the model or by a record: the slow path handles both
-                if rows.is_cuda:
-                    raise
-                losses, contributions = self._contributions(
-                    block_rows, torch.cat([x] * copies), torch.cat([y] * copies)
-                )
+            losses, contributions = self._contributions(block_rows, x, y, copies)
             sums = torch.zeros_like(block_rows)
             self._add(sums, losses, contributions, weight, scale, None)
             by_copy(out, copies)[:, i] += by_copy(sums, copies)
 
-    def _contributions(self, rows: Tensor, inputs: Tensor, targets: Tensor) -> LossesAndContributions:
+    def _contributions(
+        self, rows: Tensor, inputs: Tensor, targets: Tensor, copies: int = 1
+    ) -> LossesAndContributions:
         path = self._plain if self._folded is None else self._folded
         try:
-            return path.contributions(rows, inputs, targets)
+            if copies == 1:
+                return path.contributions(rows, inputs, targets)
+            if self._folded is not None:
+                return self._folded.contributions(rows, inputs, targets, copies)
         except (InputError, MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:
             if rows.is_cuda:  # after a failed kernel the device cannot be used
                 raise
-            made_up = path_check.probe_batch(self.flat, rows, inputs, targets, *inputs.shape[:2])
-            try:
-                path.contributions(*made_up)
-            except Exception:  # on made-up records too: the model is the cause
-                self._folded = None
-                self._announce(first_line(error))
-            # Otherwise a record caused it, such as an invalid token id. It counts as zero, without a warning.
-            return self._plain.one_by_one(rows, inputs, targets)
+            if copies == 1:
+                made_up = path_check.probe_batch(self.flat, rows, inputs, targets, *inputs.shape[:2])
+                try:
+                    path.contributions(*made_up)
+                except Exception:  # on made-up records too: the model is the cause
+                    self._folded = None
+                    self._announce(first_line(error))
+                # Else a record caused it, such as an invalid token id. It counts as zero, without a warning.
+                return self._plain.one_by_one(rows, inputs, targets)
+        return self._contributions(rows, torch.cat([inputs] * copies), torch.cat([targets] * copies))
 
     def _add(
         self,
@@ -353,7 +339,7 @@ class ClippedGradients:
         for remark in remarks:
             if remark not in self._remarks_given:
                 self._remarks_given.add(remark)
-                warnings.warn(remark, stacklevel=5)
+                warnings.warn(remark, stacklevel=4)
 
     def _announce(self, reason: str) -> None:
         if not self._announced:
@@ -361,7 +347,7 @@ class ClippedGradients:
             warnings.warn(
                 f"Per-example gradients of this model take the slow path: {reason}. Results are correct; "
                 "for speed, use layers of torch.nn (docs/sharp-edges.md, Models).",
-                stacklevel=5,
+                stacklevel=4,
             )
 
 

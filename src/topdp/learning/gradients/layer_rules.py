@@ -99,21 +99,20 @@ class FoldedModule:
                     if isinstance(layer, nn.Embedding) and layer.padding_idx is not None:
                         raise  # torch ignores padding_idx if each example has its own table
                     parameters = (p for p in layer.parameters(recurse=False) if p.requires_grad)
-                    self.read += [slot for slot in map(self._slot, parameters) if slot not in self.read]
+                    self.read += [
+                        slot for slot in (self._slot_of[id(p)] for p in parameters) if slot not in self.read
+                    ]
             elif has_disjoint_windows(layer):
                 layer.__class__ = MaxPoolRule  # keeps the attributes that a model may read
                 layer.tape, layer.path = self._tape, path
         return rules
-
-    def _slot(self, parameter: nn.Parameter) -> Slot:
-        return self._slot_of[id(parameter)]
 
     def _make_rule(self, path: str, layer: nn.Module) -> nn.Module:
         name = f"{path or 'the module itself'} ({type(layer).__name__})"
         refusal = _refusal(layer)
         if refusal is not None:
             raise NotFoldedError(f"{name}: {refusal}")
-        slots = {own: self._slot(parameter) for own, parameter in layer.named_parameters()}
+        slots = {own: self._slot_of[id(parameter)] for own, parameter in layer.named_parameters()}
         try:
             rule = (LAYER_RULES | COMPOSED_LAYER_RULES)[type(layer)](layer, self._tape, slots)
         except NotFoldedError as error:

@@ -1,26 +1,29 @@
-"""CSV files to tables: UTF-8 with or without a byte order mark, one header line. Values are not converted."""
+"""Table files to tables: CSV, and Parquet with the optional package pyarrow. Values are not converted.
+
+CSV is UTF-8 with or without a byte order mark, with one header line.
+"""
 
 from __future__ import annotations
 
 import csv
-import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from topdp.data.readers.raw_table import Table, make_table, object_array
+from topdp.data.record_checks import Array
 from topdp.errors import DataError
 
 DELIMITERS = ",;\t|"
 
 
-def read_csv(path: str | os.PathLike[str], delimiter: str | None = None) -> Table:
+def read_csv(place: Path, delimiter: str | None = None) -> Table:
     """Return the table in a CSV file. `delimiter`: a comma, or a tab for `.tsv`, unless given.
 
     Refused, with the line number: rows of another length than the header, a repeated column, a column without
     a name, a header that another delimiter would split, bytes that are not UTF-8.
     """
-    place = Path(path).expanduser()
     cut = delimiter or ("\t" if place.suffix == ".tsv" else ",")
     rows, lines = [], []
     try:
@@ -66,3 +69,35 @@ def _expect_header(header: list[str], place: Path, cut: str) -> None:
         raise DataError(
             f"{place}: expected a name for every column, got none for column {header.index('') + 1}."
         )
+
+
+def read_parquet(place: Path) -> Table:
+    """Return the table in a Parquet file; nested columns are refused."""
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        raise DataError(
+            f"{place}: Parquet needs pyarrow, which is not installed: pip install 'topdp[tables]'."
+        ) from None
+    try:
+        table = parquet.ParquetFile(place).read()
+    except (OSError, pyarrow.ArrowException) as error:
+        reason = str(error).splitlines()[0]
+        raise DataError(f"{place}: cannot be read as Parquet ({reason}).") from error
+    names = table.column_names
+    columns = (_values(column, f"{place}: {name}") for name, column in zip(names, table.columns, strict=True))
+    return make_table(str(place), names, columns)
+
+
+def _values(column: Any, what: str) -> Array:
+    from pyarrow import types
+
+    kind = column.type.value_type if types.is_dictionary(column.type) else column.type
+    if types.is_nested(kind):
+        raise DataError(f"{what}: expected one value per record, got {kind}. Flatten the column first.")
+    if types.is_floating(kind) or (types.is_integer(kind) and column.null_count == 0):
+        return np.asarray(column.to_numpy())
+    if types.is_integer(kind):  # missing values become NaN
+        return np.asarray(column.cast("float64", safe=False).to_numpy())
+    return object_array(column.to_pylist())
