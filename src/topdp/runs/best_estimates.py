@@ -27,6 +27,7 @@ from topdp.runs.metric_labels import evaluated_names, metric_names
 from topdp.runs.row_arrays import as_array, as_tensor
 from topdp.runs.run_folder import RunFolder
 from topdp.runs.tensor_files import mapped
+from topdp.simulator.ranks.process_group import ProcessGroup
 
 MAX_COPIED_NUMBERS = 1 << 28  # numbers: so many estimates are not kept in memory once more
 PENDING_FILE = "best-next.safetensors"
@@ -51,20 +52,21 @@ class BestSoFar:
         resumed: bool,
         notes: dict[str, str],
         larger: Mapping[str, bool | None] | None = None,
-        shared: Callable[[Any], Any] = lambda known: known,
+        group: ProcessGroup | None = None,
     ) -> None:
-        """`larger`: of each metric whether more is better; of those that are not in it, as we know it.
+        """`larger`: whether more is better, for metrics of the user; `learning/metrics.py` knows the others.
 
-        `shared`: of several ranks, what rank 0 says, which alone has a folder. All decide alike.
+        `group`: all ranks of the run. Only rank 0 has a folder; all start from its best evaluation, and so
+        decide alike.
         """
         self._folder = folder
         self._larger = larger or {}
         self._notes = notes
         self._unsaved = self._waiting = False
         self.best = read(folder) if folder is not None and resumed else None
-        known = shared(None if self.best is None else self.best._replace(estimates=torch.empty(0)))
-        if folder is None:
-            self.best = known
+        if group is not None:
+            best = group.led(None if self.best is None else self.best._replace(estimates=torch.empty(0)))
+            self.best = best if folder is None else self.best
 
     def see(self, line: dict[str, Any], estimates: Callable[[], Tensor]) -> None:
         """Of equals the earlier stays; `estimates` is asked where this one is better."""

@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from topdp.base.array_types import Ints
 from topdp.base.files import UNREADABLE_FILE_ERRORS, atomic_path
 from topdp.runs.row_arrays import as_array
-from topdp.runs.run_folder import Checkpoint, RunFolder, RunFolderError
+from topdp.runs.run_folder import RunFolder, RunFolderError
 from topdp.runs.tensor_files import read_tensor, write_tensors
 from topdp.simulator.ranks.process_group import ProcessGroup
 from topdp.simulator.row_layout import RowLayout
@@ -29,6 +29,13 @@ from topdp.simulator.simulation import State
 
 SINGLE_CHECKPOINT = "checkpoint.safetensors"
 PART_NAME = re.compile(r"checkpoint-(\d+)\.(\d+)-of-(\d+)\.safetensors")
+
+
+class Checkpoint(NamedTuple):
+    """The number of releases made, and the rows of the last one; bfloat16 as its bits."""
+
+    releases: int
+    rows: np.ndarray
 
 
 class CheckpointPart(NamedTuple):
@@ -62,7 +69,7 @@ class Checkpoints:
         """By all ranks, of the same release."""
         rows = as_array(state.rows)
         if self.group is None:
-            RunFolder(self.path).save_checkpoint(Checkpoint(state.releases, rows))
+            RunFolder(self.path).save_checkpoint(state.releases, rows)
         else:
             self.group.together(lambda: self._write_part(state.releases, rows))
         # From here on all ranks have this one.

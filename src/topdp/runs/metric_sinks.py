@@ -18,8 +18,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, final
 
-from topdp.runs.callbacks import Running
-from topdp.runs.config import ConfigError, did_you_mean
+from topdp.runs.callbacks import Callbacks, Running, expect_list
+from topdp.runs.config import ConfigError, RunConfig, did_you_mean
 from topdp.runs.metric_labels import evaluated_names
 from topdp.runs.result import Metrics, Result
 
@@ -30,14 +30,17 @@ WANDB_PRIVATE_SETTINGS = ("disable_git", "x_disable_meta", "x_disable_stats")
 WANDB_DISABLED: dict[str, Any] = {"console": "off", "save_code": False, "x_save_requirements": False}
 
 
-def named_sinks(sinks: Iterable[str]) -> list[Sink]:
-    """The sinks of these names, each once; refused where a package is missing."""
-    made = []
-    for name in dict.fromkeys(sinks):
+def callbacks_of(config: RunConfig, given: Iterable[object] = ()) -> Callbacks:
+    """The sinks that a configuration names, then the callbacks of the user."""
+    return Callbacks([*named_sinks(config.report.sinks), *expect_list(given)])
+
+
+def named_sinks(names: Iterable[str]) -> list[Sink]:
+    """The sinks of these names, each once. Raise ConfigError where a package is missing."""
+    for name in names:
         if name not in SINKS:
             raise ConfigError(f"sinks: got {name!r}.{did_you_mean(name, list(SINKS))}")
-        made.append(SINKS[name]())
-    return made
+    return [SINKS[name]() for name in dict.fromkeys(names)]
 
 
 class Sink(ABC):

@@ -31,8 +31,6 @@ from topdp.plan import prune
 from topdp.privacy.accounting import Account
 from topdp.runs import metric_sinks
 from topdp.runs.assembly import Assembly, Everyone, choose_device
-from topdp.runs.auto_values import agrees
-from topdp.runs.best_estimates import read as read_best
 from topdp.runs.callbacks import Callbacks
 from topdp.runs.checkpoints import Checkpoints
 from topdp.runs.config import ConfigError, RunConfig, parse
@@ -42,18 +40,18 @@ from topdp.runs.named_model import named_task
 from topdp.runs.named_records import load_shards
 from topdp.runs.planning import seal_of, sealed
 from topdp.runs.result import Result
-from topdp.runs.row_arrays import as_tensor
 from topdp.runs.run import (
     PlannedRun,
     Ranked,
     execute,
+    expect_settings,
     new_run_folder,
     plan_run,
     prepared_folder,
     reopen_run,
     unfinished,
 )
-from topdp.runs.run_folder import STARTING, RunFolder, RunFolderError
+from topdp.runs.run_folder import STARTING, RunFolder
 from topdp.runs.run_outline import RunOutline
 from topdp.simulator.ranks.agent_partition import AgentPartition, partition
 from topdp.simulator.ranks.border_exchange import BorderExchange
@@ -82,7 +80,7 @@ def run_on_ranks(
         progress(f"waiting for {left} other rank{'s' if left > 1 else ''}")
     with join_group(place) as group:
         progress("reading records")
-        # Before anything else: who does something else would wait for what never comes.
+        # Before anything else: ranks that do different things would wait for each other for ever.
         group.expect_same("folder (--out or --resume)", str(out), "give every rank the same.")
         asked = _asked(config, place)
         group.expect_same(
@@ -126,7 +124,7 @@ def _joined_run(
     if state not in ("", STARTING) or config is None:
         # As it was begun: with the numbers that were settled then.
         text = group.together(lambda: RunFolder.open(out).config.to_toml() if group.leads else "")
-        config = _parsed(group.led(text))
+        config = parse(tomllib.loads(group.led(text)))
         expect_supported(config)
     outline = group.together(lambda: RunOutline.of(config))
     graph = outline.graph
@@ -141,14 +139,14 @@ def _joined_run(
     if group.leads and new:
         folder = new_run_folder(out, job)
     if state == "done":
-        return None if folder is None else _read(job, folder)
+        return None if folder is None else job.read(folder)
     if folder is not None:
         folder.mark("running", ranks=group.size, cut=cut.statement)
     plan = prune(job.plan)
     layout = RowLayout(plan, cut.home, group.rank)
     engine = parts.engine(plan, layout, BorderExchange(layout, group))
     expect_room(engine, group)
-    called = Callbacks(metric_sinks.named_sinks(config.report.sinks)) if group.leads else Callbacks()
+    called = metric_sinks.callbacks_of(config) if group.leads else Callbacks()
     checkpoints = Checkpoints(out, layout, group)
     result = execute(job, folder, reported, called, Ranked(RankedEngine(engine, group), checkpoints))
     group.any(False)  # rank 0 has written everything
@@ -179,13 +177,8 @@ def _state_of(out: Path, config: RunConfig | None) -> str:
     if folder.state == STARTING:
         folder.forget_start()
         return STARTING
-    if not agrees(config, folder.config):
-        raise RunFolderError(f"Expected the settings with which the run in {out} was begun, got others.")
+    expect_settings(folder, config)
     return folder.state if folder.state == "done" else unfinished(out).state
-
-
-def _parsed(text: str) -> RunConfig:
-    return parse(tomllib.loads(text))
 
 
 def _assembled(
@@ -266,9 +259,3 @@ def _job(group: ProcessGroup, parts: Assembly, begun: RunFolder | None, progress
     group.expect_same("plan", job.plan.digest(), "use the same versions of topdp and numpy.")
     group.expect_same("account", account["seal"], "use the same versions of topdp and numpy.")
     return job
-
-
-def _read(job: PlannedRun, folder: RunFolder) -> Result:
-    seconds = float(folder.fact("seconds"))
-    estimates = as_tensor(folder.kept_estimates("model.safetensors")[0])
-    return job.result(folder.metrics, estimates, seconds, folder.path, read_best(folder))

@@ -30,7 +30,7 @@ class Spread:
     """The runs of one combination: what was chosen, and what each seed found."""
 
     chosen: dict[str, str]
-    runs: list[Mapping[str, Any]] = field(repr=False)  # as `runs.sweep.found_in` gives them, with `seed`
+    runs: list[Mapping[str, Any]] = field(repr=False)  # as `runs.sweep.results_of` gives them, with `seed`
 
     @property
     def label(self) -> str:

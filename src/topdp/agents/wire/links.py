@@ -75,6 +75,7 @@ class Link:
         self,
         peer: str,
         stream: FrameStream,
+        *,
         handle: Handler,
         rules: Rules,
         pending: PendingRequests,
