@@ -82,9 +82,15 @@ def run_on_ranks(
         progress("reading records")
         # Before anything else: ranks that do different things would wait for each other for ever.
         group.expect_same("folder (--out or --resume)", str(out), "give every rank the same.")
-        asked = _asked(config, place)
+        facts = {
+            "configuration": None if config is None else config.to_toml(),
+            "device": place.type,
+            "topdp": __version__,
+            "torch": torch.__version__,
+        }
+        digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
         group.expect_same(
-            "configuration", asked, "give every rank the same file, --set and version of topdp."
+            "configuration", digest, "give every rank the same file, --set and version of topdp."
         )
         return _joined_run(group, config, out, place, progress)
 
@@ -106,7 +112,7 @@ def expect_supported(config: RunConfig) -> None:
             "torchrun."
         )
     sites = config.data.sites or ([config.data.name] if "*" in config.data.name else [])
-    if config.data.schema is None and any(not one.endswith(".npz") for one in sites):
+    if config.data.schema is None and any(not path.endswith(".npz") for path in sites):
         raise ConfigError(
             "data.schema: expected one where each agent has a file of its own and several ranks read them: "
             "it says which classes there are, before anybody has seen all files."
@@ -155,17 +161,6 @@ def _joined_run(
     return result if group.leads else None
 
 
-def _asked(config: RunConfig | None, device: torch.device) -> str:
-    """What all ranks have to be asked alike, as a digest."""
-    facts = {
-        "configuration": None if config is None else config.to_toml(),
-        "device": device.type,
-        "topdp": __version__,
-        "torch": torch.__version__,
-    }
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
-
-
 def _state_of(out: Path, config: RunConfig | None) -> str:
     """Of the run in the folder; empty where there is none. One that goes on is one that was asked for."""
     if config is not None and not (out / "run.json").exists():
@@ -190,7 +185,7 @@ def _assembled(
     kind = (shards.inputs.shape[2:], shards.inputs.dtype, shards.targets.shape[2:], shards.targets.dtype)
     group.expect_same("shape and type of records", str(kind), "look at the files of its agents.")
     counts = _of_all(home, group.all(shards.counts))
-    class_counts = [one for one in group.all(shards.classes) if one is not None]
+    class_counts = [count for count in group.all(shards.classes) if count is not None]
     shards = replace(shards.padded(max(counts)), classes=max(class_counts) if class_counts else None)
     task = group.together(lambda: named_task(outline.config))
     everyone = Everyone(counts, _digest(group, shards, home, counts))
