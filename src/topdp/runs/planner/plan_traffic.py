@@ -80,7 +80,11 @@ def numbers_in_a_row(config: RunConfig) -> tuple[int | None, str]:
     if config.data.features == "scattering":
         if len(shape) != 3:
             return None, "Scattering features are of images alone."
-        shape = (shape[0] * PLANNED_SCATTERING_CHANNELS, shape[1] // PLANNED_SCATTERING_STRIDE, shape[2] // PLANNED_SCATTERING_STRIDE)
+        shape = (
+            shape[0] * PLANNED_SCATTERING_CHANNELS,
+            shape[1] // PLANNED_SCATTERING_STRIDE,
+            shape[2] // PLANNED_SCATTERING_STRIDE,
+        )
     elif config.data.features != "none":
         return None, "The shape of features that are given in Python is not known before."
     loss = config.train.loss
