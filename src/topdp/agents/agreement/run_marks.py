@@ -87,8 +87,8 @@ class RunSecret:
         if mark.round > last_round:
             raise TrustError(
                 f"Expected round {mark.round} in the ledger, but it ends at {last_round}: the state folder "
-                "is an old copy. Rows that were sent would be made again with the same shared noise, and later "
-                "charges are missing. Restore the newest copy; without it this agent must leave the "
+                "is an old copy. Rows that were sent would be made again with the same shared noise, and "
+                "later charges are missing. Restore the newest copy; without it this agent must leave the "
                 "federation."
             )
         self._public = public
@@ -197,8 +197,8 @@ class RollbackMark:
             raise TrustError(
                 f"Expected the entry of round {marked.round} in the ledger, but it ends at {round}: the "
                 "state folder is an old copy, or another process uses a second one. Rows were sent since, "
-                "and their charges are missing. Restore the newest copy; without it this agent must leave the "
-                "federation."
+                "and their charges are missing. Restore the newest copy; without it this agent must leave "
+                "the federation."
             )
         return False
 
