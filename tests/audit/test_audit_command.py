@@ -77,7 +77,7 @@ def test_a_run_that_is_not_what_it_says_is_not_audited(topdp, config, tmp_path):
         (["--observer", "0", "--owner", "0"], "other than the audited one, got 0"),
         (["--observer", "9"], "expected an agent between 0 and 3, got 9"),
         (["--owner", "4"], "expected an agent between 0 and 3, got 4"),
-        (["--sees", "everything"], "--sees: got 'everything'"),
+        (["--sees", "everything"], "--sees: expected a known value, got 'everything'"),
         (["--canaries", "121"], "--canaries: expected at most 120, got 121"),
         (["--set", "data.records=30"], "--canaries: expected at least 40, got 30"),
         (["--confidence", "0.2"], "--confidence: expected at least 0.5"),

@@ -29,7 +29,7 @@ from topdp.runs.run_outline import noise_kind
 COVERAGE = {
     VIEW.name: "against every other agent alone, in training whose gradients do not react",
     ADAPTIVE.name: (
-        "against every other agent alone, or as many as are said to collude, whatever gradients do"
+        "against every other agent alone, or the stated number of colluders, whatever gradients do"
     ),
 }
 """What the ε of a frontier covers, by guarantee."""
@@ -53,7 +53,7 @@ class FrontierRow(NamedTuple):
     method: str
     colluders: int  # the size of the coalitions that ε is against
     epsilon: float
-    guarantee: str  # the answer that ε is of
+    guarantee: str  # the answer to which ε belongs
     accuracy: float
     spread: float  # largest minus smallest over the seeds
     by_seed: str
@@ -110,7 +110,7 @@ class FrontierRow(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The method in words, with the coalition size where ε depends on it."""
+        """The name of the method, with the coalition size if ε depends on it."""
         title = METHOD_TITLES.get(self.method, self.method)
         if not METHODS[self.method].shares_noise:
             return title
@@ -157,14 +157,16 @@ def read_rows(path: Path) -> list[FrontierRow]:
                 for row in csv.DictReader(file)
             ]
     except FileNotFoundError:
-        raise InputError(f"Expected a frontier in {path}, which does not exist.{REDRAW_REMEDY}") from None
+        raise InputError(f"Expected a frontier in {path}, but it does not exist.{REDRAW_REMEDY}") from None
     except (OSError, KeyError, ValueError, TypeError) as error:
         raise InputError(f"Expected a frontier in {path}: {error!r}.{REDRAW_REMEDY}") from error
     keys = [(row.model, row.method, row.colluders, row.epsilon) for row in rows]
     if len(set(keys)) != len(keys) or not rows:
         raise InputError(f"Expected each method once at each budget in {path}.{REDRAW_REMEDY}")
     if {row.guarantee for row in rows} not in [{name} for name in COVERAGE]:
-        raise InputError(f"Expected one guarantee in {path}, one of {', '.join(COVERAGE)}.{REDRAW_REMEDY}")
+        raise InputError(
+            f"Expected one guarantee of {', '.join(COVERAGE)} in {path}, got others.{REDRAW_REMEDY}"
+        )
     return rows
 
 
@@ -238,9 +240,9 @@ def table(name: str, rows: list[FrontierRow], scale: Scale) -> str:
 
 
 def accuracies(rows: Sequence[FrontierRow], title: str) -> list[str]:
-    """Return one table line per method and one column per budget.
+    """Return the lines of a table of accuracies, with one line per method and one column per budget.
 
-    Methods without budget repeat one number.
+    Methods without a budget have the same number in every column.
     """
     budgets = sorted({row.epsilon for row in rows if math.isfinite(row.epsilon)})
     heads = [f"{budget:g}" for budget in budgets]
