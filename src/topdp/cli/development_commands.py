@@ -45,6 +45,4 @@ def _as_start_with_options() -> inspect.Signature:
 
 # The command line reads the options of `rehearse` from these.
 rehearse.__signature__ = _as_start_with_options()  # type: ignore[attr-defined]
-rehearse.__annotations__ = {
-    name: option.annotation for name, option in rehearse.__signature__.parameters.items()
-}  # type: ignore[attr-defined]
+rehearse.__annotations__ = {name: item.annotation for name, item in rehearse.__signature__.parameters.items()}  # type: ignore[attr-defined]
