@@ -75,7 +75,7 @@ def supports(plan: Plan) -> str | None:
     return unsupported(plan, {Capability.ADAPTIVE_STEPS, Capability.ROBUST_MIXING, Capability.SHARED_DRAWS})
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Audit:
     """An audit before its run: observer, signs and proved bounds. Contains no records."""
 
