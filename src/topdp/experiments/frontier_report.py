@@ -30,7 +30,7 @@ from topdp.runs.run_outline import noise_kind
 COVERAGE = {
     VIEW.name: "against every other agent alone, in training whose gradients do not react",
     ADAPTIVE.name: (
-        "against every other agent alone, or the stated number of colluders, whatever gradients do"
+        "against every other agent alone, or as many as are said to collude, whatever gradients do"
     ),
 }
 """What the ε of a frontier covers, by guarantee."""

@@ -93,7 +93,7 @@ def test_no_finite_epsilon(made):
     assert found["privacy"]["status"][found["guarantee"]["answer"]] == "infinite"
     assert found["power"]["worst_case"]["0.01"] == 1
     assert found["spending"] is None
-    assert any("no finite" in note for note in found["notes"])
+    assert any("not finite" in note for note in found["notes"])
 
 
 def test_one_agent(made):
