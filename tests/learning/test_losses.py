@@ -88,8 +88,8 @@ def test_several_numbers_of_a_record_are_averaged():
 
 
 def test_a_loss_can_be_given_by_name_old_name_or_function():
-    assert named_loss("cross_entropy") == named_loss("cross-entropy") == named_loss(LOSSES["cross-entropy"])
-    assert is_named_loss(named_loss("cross_entropy"))
+    assert named_loss("cross-entropy") == named_loss(LOSSES["cross-entropy"])
+    assert is_named_loss(named_loss("cross-entropy"))
     own = named_loss(lambda outputs, targets: outputs[:, 0] - targets)
     assert own.name == "own" and not is_named_loss(own) and named_loss(own) is own
     with pytest.raises(

@@ -117,7 +117,7 @@ def test_ctrl_c_leaves_a_loadable_run_at_the_very_round(small, tmp_path):
         run.run(small(), tmp_path / "run", progress=interrupt)
     assert stopped.value.folder == tmp_path / "run"
     folder = RunFolder.open(tmp_path / "run")
-    assert (folder.state, folder.checkpoint.releases) == ("interrupted", 8)
+    assert (folder.state, folder.checkpoint_size()[0]) == ("interrupted", 8)
     assert torch.equal(run.resume(tmp_path / "run").estimates, run.run(small(), tmp_path / "b").estimates)
 
 
@@ -363,7 +363,7 @@ def test_a_damaged_line_of_metrics_is_refused(broken_off):
 
 def test_a_run_killed_before_its_first_round_is_started_again(small, tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
-        patched.setattr(run, "sealed", lambda *_: 1 / 0)
+        patched.setattr(RunFolder, "mark", lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             run.run(small(), tmp_path / "run")
     assert RunFolder.open(tmp_path / "run").state == "starting"
@@ -495,7 +495,7 @@ def test_a_full_disk_is_said_and_leaves_the_last_checkpoint(small, tmp_path, mon
         run.run(small(), tmp_path / "run")
     monkeypatch.undo()
     folder = RunFolder.open(tmp_path / "run")
-    assert folder.checkpoint.releases == 1
+    assert folder.checkpoint_size()[0] == 1
     assert not [name for name in os.listdir(tmp_path / "run") if name.startswith(".")]
     assert torch.equal(run.resume(tmp_path / "run").estimates, run.run(small(), tmp_path / "b").estimates)
 

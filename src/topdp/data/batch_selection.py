@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -59,7 +58,7 @@ def select(batches: Sequence[Batches], seed: int, round: int, device: Device = N
     if kinds == {Cycle}:
         return _cycle_batch(frozen_batches, seed, round, device_name)
     if kinds == {Poisson}:
-        return _draw_poisson(_poisson_batches(frozen_batches), seed, round, device_name)
+        return _draw_poisson(frozen_batches, seed, round, device_name)
     got = ", ".join(sorted(kind.kind for kind in kinds)) or "none"
     raise InputError(f"Expected batches of one kind, one for each agent, got {got}.")
 
@@ -78,9 +77,6 @@ def select_many(batches: Sequence[Batches], seed: int, rounds: range) -> list[Se
         row = torch.arange(len(frozen_batches))
         selections = zip(indices[row, turns], weights[row, turns], strict=True)
         return [Selection(chosen, weight, divisor) for chosen, weight in selections]
-    if kinds == {Poisson}:
-        coins = _poisson_batches(frozen_batches)
-        return [_draw_poisson(coins, seed, round, "cpu") for round in rounds]
     return [select(frozen_batches, seed, round, "cpu") for round in rounds]
 
 
@@ -133,20 +129,14 @@ def _cycles(batches: tuple[Batches, ...], seed: int, device: str) -> tuple[Tenso
     )
 
 
-class _PoissonBatches(NamedTuple):
-    """Poisson batches, one for each agent."""
-
-    records: Ints  # [n, 1]
-    rate: Floats  # [n, 1]
-    largest: int
-    divisor: tuple[float, ...]
-
-
-def _poisson_batches(batches: tuple[Batches, ...]) -> _PoissonBatches:
+@lru_cache(maxsize=8)
+def _poisson_batches(batches: tuple[Batches, ...], device: str) -> tuple[Ints, Floats, int, Tensor]:
+    """Return the numbers of records and the rates [n, 1] of all agents, the largest divisor, and the divisor
+    [n].
+    """
     N = np.array([batch.records for batch in batches])[:, None]
     q = np.array([batch.rate for batch in batches])[:, None]
-    divisor = tuple(float(batch.divisor) for batch in batches)
-    return _PoissonBatches(N, q, max(batch.divisor for batch in batches), divisor)
+    return N, q, max(batch.divisor for batch in batches), _divisor(batches, device)
 
 
 def typical_batch_width(batches: Sequence[Batches]) -> int:
@@ -164,8 +154,8 @@ def _geometric_draws(largest: int) -> int:
     return int(largest + 6 * largest**0.5) + 4
 
 
-def _draw_poisson(coins: _PoissonBatches, seed: int, round: int, device: str) -> Selection:
-    N, q, largest, divisor = coins
+def _draw_poisson(batches: tuple[Batches, ...], seed: int, round: int, device: str) -> Selection:
+    N, q, largest, divisor = _poisson_batches(batches, device)
     generator = stream(seed, "poisson", round)
     # The gaps between the records chosen by independent trials are geometric. So this is exact Poisson
     # sampling, at the cost of the chosen records instead of all records.
@@ -181,7 +171,7 @@ def _draw_poisson(coins: _PoissonBatches, seed: int, round: int, device: str) ->
     return Selection(
         torch.from_numpy(indices).to(device),
         torch.from_numpy(chosen.astype(np.float32)).to(device),
-        torch.tensor(divisor, device=device),
+        divisor,
     )
 
 

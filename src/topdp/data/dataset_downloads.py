@@ -88,11 +88,7 @@ def fetch(
 
     for folder in map(_installed_folder, entry.installed):
         try:
-            arrays = _read_folder(entry, folder)
-            if arrays is None:
-                tried.append(f"{folder}: does not exist")
-                continue
-            verify_arrays(entry, arrays, str(folder))
+            arrays = _read_verified(entry, folder, str(folder))
         except DataError as error:
             tried.append(f"{folder}: {error}")
             continue
@@ -109,10 +105,7 @@ def fetch(
                 try:
                     source.take(Path(work), progress)
                     progress(f"decoding and verifying {name}")
-                    arrays = _read_folder(entry, Path(work))
-                    if arrays is None:
-                        raise DataError("it contains none of the expected files")
-                    verify_arrays(entry, arrays, source.what)
+                    arrays = _read_verified(entry, Path(work), source.what)
                 except DiskError:
                     raise
                 except DataError as error:
@@ -197,30 +190,35 @@ def _from_cache(entry: CatalogueEntry, path: Path, tried: list[str]) -> image_de
         return None
 
 
+def _read_verified(entry: CatalogueEntry, folder: Path, where: str) -> image_decoding.Arrays:
+    arrays = _read_folder(entry, folder)
+    if arrays is None:
+        raise DataError("it contains none of the expected files")
+    verify_arrays(entry, arrays, where)
+    return arrays
+
+
 def _read_folder(entry: CatalogueEntry, folder: Path) -> image_decoding.Arrays | None:
     """Return the arrays in `folder`, from plain files or else from a package archive."""
     if not folder.is_dir():
         return None
-    for reader in entry.readers:
-        arrays = reader(folder)
-        if arrays is not None:
-            return arrays
-    archives = [path for pattern in entry.archives for path in sorted(folder.glob(pattern))]
-    for archive in archives:
-        needed = 4 * entry.bytes
+    arrays = _read_files(entry, folder)
+    archives = (path for pattern in entry.archives for path in sorted(folder.glob(pattern)))
+    while arrays is None and (archive := next(archives, None)) is not None:
         cache = cache_folder()
-        with translate_disk_errors(cache, needed):
+        with translate_disk_errors(cache, 4 * entry.bytes):
             cache.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(prefix=".unpack-", dir=cache) as work:
-                into = Path(work)
                 image_decoding.unpack(
-                    archive, into, lambda name: any(fnmatch(name, p) for p in entry.members)
+                    archive, Path(work), lambda name: any(fnmatch(name, p) for p in entry.members)
                 )
-                for reader in entry.readers:
-                    arrays = reader(into)
-                    if arrays is not None:
-                        return arrays
-    return None
+                arrays = _read_files(entry, Path(work))
+    return arrays
+
+
+def _read_files(entry: CatalogueEntry, folder: Path) -> image_decoding.Arrays | None:
+    results = (reader(folder) for reader in entry.readers)
+    return next((arrays for arrays in results if arrays is not None), None)
 
 
 def _store(entry: CatalogueEntry, arrays: image_decoding.Arrays, path: Path) -> None:

@@ -15,7 +15,7 @@ from topdp.base.progress import Progress, silent
 from topdp.data import npz_files
 from topdp.data.readers.record_paths import TABLE_SUFFIXES, train_and_test
 from topdp.data.readers.table_schema import Schema
-from topdp.data.record_checks import Array, check_records, check_same_shape
+from topdp.data.record_checks import Array
 from topdp.errors import DataError
 
 if TYPE_CHECKING:
@@ -125,19 +125,20 @@ def load(
 
             catalogue_entry(text)
         if test is not None or not _holds_arrays(text):
-            return _load_user_records(text, schema, test)
-        if schema is not None:
+            train, held_out = train_and_test(text, schema, test)
+        elif schema is not None:
             raise DataError(f"{text}: expected no schema for .npz arrays, which are used unchanged.")
-        arrays = npz_files.read_npz_dataset(text)
-        train_inputs, train_targets = arrays.train
-        test_inputs, test_targets = arrays.test or (None, None)
+        else:
+            train, held_out = npz_files.read_npz_dataset(text)
         return Dataset(
             name=text,
-            train_inputs=train_inputs,
-            train_targets=train_targets,
-            test_inputs=test_inputs,
-            test_targets=test_targets,
-            classes=arrays.classes,
+            train_inputs=train.inputs,
+            train_targets=train.targets,
+            test_inputs=None if held_out is None else held_out.inputs,
+            test_targets=None if held_out is None else held_out.targets,
+            classes=train.classes,
+            tokens=schema is not None and schema.text is not None,
+            class_names=train.class_names,
         )
     if schema is not None or test is not None:
         raise DataError(
@@ -186,28 +187,6 @@ def _holds_arrays(text: str) -> bool:
         return place.suffix not in TABLE_SUFFIXES
     others = any(entry.is_dir() or entry.suffix in TABLE_SUFFIXES for entry in place.iterdir())
     return (place / "train.npz").exists() or not others
-
-
-def _load_user_records(text: str, schema: Schema | None, test: str | os.PathLike[str] | None) -> Dataset:
-    """Load a user's own files or folders, checked like arrays."""
-    train, held_out = train_and_test(text, schema, test)
-    inputs, targets = check_records(train.inputs, train.targets, text)
-    test_inputs = test_targets = None
-    if held_out is not None:
-        what = f"the test records of {text}"
-        test_inputs, test_targets = check_records(held_out.inputs, held_out.targets, what)
-        check_same_shape(test_inputs, inputs.shape[1:], what, "the training records")
-    tokens = schema is not None and schema.text is not None
-    return Dataset(
-        name=text,
-        train_inputs=inputs,
-        train_targets=targets,
-        test_inputs=test_inputs,
-        test_targets=test_targets,
-        classes=train.classes,
-        tokens=tokens,
-        class_names=train.class_names,
-    )
 
 
 def available() -> list[DatasetStatus]:

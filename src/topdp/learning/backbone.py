@@ -10,6 +10,8 @@ from __future__ import annotations
 from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
+from topdp.learning.gradients.tape import has_user_hooks
+
 
 def split_backbone(model: nn.Module) -> tuple[nn.Sequential, nn.Sequential] | None:
     """Return (frozen, trained), to be run one after the other; None if the model has no such form or nothing
@@ -39,10 +41,7 @@ def _sequential_layers(model: nn.Module) -> list[nn.Module]:
     """Return the layers that a sequential model runs one after the other. A model with hooks counts as one
     layer.
     """
-    hooks = (
-        model._forward_hooks, model._forward_pre_hooks, model._backward_hooks, model._backward_pre_hooks
-    )  # fmt: skip
-    if type(model) is not nn.Sequential or any(hooks) or "forward" in vars(model):
+    if type(model) is not nn.Sequential or has_user_hooks(model):
         return [model]
     return [layer for part in model for layer in _sequential_layers(part)]
 

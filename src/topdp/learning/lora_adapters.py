@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from topdp.errors import InputError
+from topdp.learning.models import replace_layers
 
 
 @final
@@ -70,21 +71,15 @@ def lora(model: nn.Module, rank: int = 4, scale: float = 1.0, train: Sequence[st
         layers[name].requires_grad_(True)
     excluded = [*train, *(path for path, layer in layers.items() if isinstance(layer, nn.MultiheadAttention))]
     linear_layers = [
-        (path, layer)
+        layer
         for path, layer in layers.items()
         if type(layer) is nn.Linear
         and not any(path == name or path.startswith(f"{name}.") or name == "" for name in excluded)
     ]
     if not linear_layers:
         raise InputError("Expected a model with linear layers for adapters, got none.")
-    adapted: dict[int, LoraLinear] = {id(layer): LoraLinear(layer, rank, scale) for _, layer in linear_layers}
-    if id(model) in adapted:
-        return adapted[id(model)]
-    for path, layer in list(model.named_modules(remove_duplicate=False)):
-        if id(layer) in adapted:
-            parent, _, name = path.rpartition(".")
-            setattr(model.get_submodule(parent), name, adapted[id(layer)])
-    return model
+    adapted = {id(layer): LoraLinear(layer, rank, scale) for layer in linear_layers}
+    return replace_layers(model, adapted)
 
 
 def merged(model: nn.Module) -> nn.Module:
@@ -92,17 +87,10 @@ def merged(model: nn.Module) -> nn.Module:
     `lora`.
     """
     model = copy.deepcopy(model)
-    if isinstance(model, LoraLinear):
-        return _merged_linear(model)
-    for path, layer in list(model.named_modules(remove_duplicate=False)):
+    plain = {}
+    for layer in model.modules():
         if isinstance(layer, LoraLinear):
-            parent, _, name = path.rpartition(".")
-            setattr(model.get_submodule(parent), name, _merged_linear(layer))
-    return model
-
-
-def _merged_linear(layer: LoraLinear) -> nn.Linear:
-    plain = layer.base
-    with torch.no_grad():
-        plain.weight.copy_(layer.weight)
-    return plain
+            with torch.no_grad():
+                layer.base.weight.copy_(layer.weight)
+            plain[id(layer)] = layer.base
+    return replace_layers(model, plain)

@@ -87,8 +87,6 @@ def bce(outputs: Tensor, targets: Tensor) -> Tensor:
 LOSSES: dict[str, Loss] = {"cross-entropy": cross_entropy, "mse": mse, "huber": huber, "bce": bce}
 """Each of them treats examples one by one, for any values: the gradients rely on it."""
 
-LOSS_ALIASES = {"cross_entropy": "cross-entropy"}
-
 
 def match_target_shape(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Return both in the shape of the targets and the type of the outputs. Nothing is ever broadcast.
@@ -100,13 +98,12 @@ def match_target_shape(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor
     [torch.Size([5]), torch.Size([5])]
     """
     if outputs.shape != targets.shape:
-        single_number = (
-            outputs.dim() == 0 and targets.numel() == 1
-        )  # a model that squeezes, on a batch of one
-        if not single_number and (
-            outputs.shape[:1] != targets.shape[:1]
-            or _axes_longer_than_one(outputs) != _axes_longer_than_one(targets)
-        ):
+        axes = [
+            (*values.shape[:1], *(size for size in values.shape[1:] if size != 1))
+            for values in (outputs, targets)
+        ]
+        squeezed = outputs.dim() == 0 and targets.numel() == 1  # by the model, on a batch of one
+        if axes[0] != axes[1] and not squeezed:
             raise InputError(
                 f"Expected outputs of the shape of the targets, got outputs of shape {tuple(outputs.shape)} "
                 f"for targets of shape {tuple(targets.shape)}. Make the model return "
@@ -125,13 +122,12 @@ def named_loss(loss: str | Loss) -> PerExampleLoss:
     if callable(loss):
         name = next((name for name, function in LOSSES.items() if function is loss), CUSTOM_LOSS)
         return PerExampleLoss(loss, name)
-    name = LOSS_ALIASES.get(loss, loss)
-    if name not in LOSSES:
+    if loss not in LOSSES:
         raise InputError(
             f"Expected loss {' or '.join(map(repr, LOSSES))} or a function of (outputs, targets) with one "
             f"loss per example, got {loss!r}."
         )
-    return PerExampleLoss(LOSSES[name], name)
+    return PerExampleLoss(LOSSES[loss], loss)
 
 
 def is_named_loss(loss: Loss) -> bool:
@@ -165,7 +161,3 @@ class PerExampleLoss:
 
 def _mean_per_example(losses: Tensor) -> Tensor:
     return losses if losses.dim() == 1 else losses.flatten(1).mean(1)
-
-
-def _axes_longer_than_one(values: Tensor) -> list[int]:
-    return [length for length in values.shape[1:] if length != 1]

@@ -182,14 +182,10 @@ def _area_under_roc(truth: Tensor, scores: Tensor) -> Tensor:
     return above / (positives * negatives)
 
 
-def _absolute_error(outputs: Tensor, targets: Tensor) -> Tensor:
+def _errors(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return [M, k]: output minus target."""
     outputs, targets = match_target_shape(outputs, targets)
-    return (outputs.double() - targets.double()).abs().reshape(len(targets), -1).mean(1)
-
-
-def _squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
-    outputs, targets = match_target_shape(outputs, targets)
-    return (outputs.double() - targets.double()).square().reshape(len(targets), -1).mean(1)
+    return (outputs.double() - targets.double()).reshape(len(targets), -1)
 
 
 def r2(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -228,8 +224,8 @@ METRICS: dict[str, Metric] = {
         _mean_metric("top-5-accuracy", _correct_in_top_five, CLASS_TARGETS, True),
         Metric("f1-macro", f1_macro, about=CLASS_TARGETS),
         Metric("auroc", auroc, about=CLASS_TARGETS),
-        _mean_metric("mae", _absolute_error, NUMBER_TARGETS, False),
-        _mean_metric("mse", _squared_error, NUMBER_TARGETS, False),
+        _mean_metric("mae", lambda *pair: _errors(*pair).abs().mean(1), NUMBER_TARGETS, False),
+        _mean_metric("mse", lambda *pair: _errors(*pair).square().mean(1), NUMBER_TARGETS, False),
         Metric("r2", r2, about=NUMBER_TARGETS),
     )
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import final
 
@@ -69,11 +69,6 @@ class FlatModel:
     >>> flat.dimension, flat.flatten().shape, [slot.name for slot in flat.slots]
     (8, torch.Size([8]), ['weight', 'bias'])
     """
-
-    module: nn.Module
-    slots: tuple[Slot, ...]
-    dimension: int
-    dtype: torch.dtype
 
     def __init__(self, module: nn.Module) -> None:
         _expect_private_layers(module)
@@ -166,6 +161,17 @@ def _expect_private_layers(module: nn.Module) -> None:
 def has_frozen_statistics(layer: _BatchNorm) -> bool:
     """Whether the layer is a function of one example: in evaluation mode and with stored statistics."""
     return not layer.training and layer.running_mean is not None and layer.running_var is not None
+
+
+def replace_layers(model: nn.Module, new: Mapping[int, nn.Module]) -> nn.Module:
+    """Return `model` with the layer of each id in `new` replaced, wherever it occurs."""
+    if id(model) in new:
+        return new[id(model)]
+    for path, layer in list(model.named_modules(remove_duplicate=False)):
+        if id(layer) in new:
+            parent, _, name = path.rpartition(".")
+            setattr(model.get_submodule(parent), name, new[id(layer)])
+    return model
 
 
 def initial_row(factory: Callable[[], nn.Module], seed: int) -> Tensor:

@@ -150,22 +150,20 @@ _TARGET_CONVERSIONS: dict[str, Callable[[Tensor, str], Tensor]] = {
 }
 
 
-_KEEP_FIRST_AXIS = (
-    "The first axis is that of the records, also for a single record: use squeeze(-1), not squeeze()."
-)
-
-
 def _expect_class_scores(outputs: Tensor, targets: Tensor, classes: int | None) -> None:
     positions = tuple(targets.shape[1:])
-    expected = f"[batch, classes{''.join(f', {length}' for length in positions)}]"
     result = f"got outputs of shape {tuple(outputs.shape)} for one record"
     if outputs.dim() != targets.dim() + 1 or tuple(outputs.shape[2:]) != positions:
-        classes_last = outputs.dim() > 2 and tuple(outputs.shape[1:-1]) == positions
+        expected = "".join(f", {length}" for length in positions)
+        advice = ""
+        if outputs.shape == targets.shape:
+            advice = "For one logit use the loss bce."
+        elif outputs.shape[:1] != targets.shape[:1]:
+            advice = "The first axis is that of the records: use squeeze(-1), not squeeze()."
+        elif tuple(outputs.shape[1:-1]) == positions:
+            advice = "Put the classes first: outputs.movedim(-1, 1)."
         raise InputError(
-            f"Expected a model with an output for each class, {expected}, {result}. "
-            + ("Put the classes first: outputs.movedim(-1, 1)." if classes_last else "")
-            + (_KEEP_FIRST_AXIS if outputs.shape[:1] != targets.shape[:1] else "")
-            + ("For one logit use the loss bce." if outputs.shape == targets.shape else "")
+            f"Expected a model with an output for each class, [batch, classes{expected}], {result}. {advice}"
         )
     if classes is not None and outputs.shape[1] < classes:
         advice = " For one logit use the loss bce." if outputs.shape[1] == 1 and classes == 2 else ""

@@ -19,13 +19,8 @@ def expect_fitting(flat: FlatModel, task: Task, inputs: Tensor, targets: Tensor,
     )
     module = flat.load(flat.flatten().cpu()).eval()
     with torch.no_grad():
-        outputs = call_model(disable_inference_kernels(module), {}, inputs)
-        if not isinstance(outputs, Tensor):
-            raise ConfigError(
-                "Expected a model that returns one tensor, a score for each class or a number for each "
-                f"target; got a {type(outputs).__name__}. Wrap it in a module that returns the tensor."
-            )
         try:
+            outputs = call_model(disable_inference_kernels(module), {}, inputs)
             task.expect_outputs(outputs, targets, classes)
         except InputError as error:
             raise ConfigError(str(error)) from error

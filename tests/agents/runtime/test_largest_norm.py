@@ -41,14 +41,20 @@ def test_who_mixes_the_longest_rows_that_are_taken_sends_none_that_are_not(tmp_p
         return norms
 
     assert max(on_virtual_time(scene())) > 0.99 * LARGEST
-    assert "made shorter" in caplog.text
+    assert "was shortened" in caplog.text
 
 
 def test_nor_does_who_meets_them(tmp_path):
     made = federation(
         tmp_path, "method.name=plain", "method.mode=async", agents=3, rounds=2, largest_norm=LARGEST
     )
-    agent = Agent(made.context(0), made.state(0), MemoryNetwork().transport("ada"), True, made.private(0))
+    agent = Agent(
+        made.context(0),
+        made.state(0),
+        transport=MemoryNetwork().transport("ada"),
+        live_pairing=True,
+        private=made.private(0),
+    )
     agent.loop._job = lambda *facts: lambda: 2 * torch.from_numpy(longest(len(agent.context.start)))
     on_virtual_time(agent.loop._round(0, None))
     assert LARGEST * 0.99 < float(torch.linalg.vector_norm(agent.loop.estimate())) < LARGEST

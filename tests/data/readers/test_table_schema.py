@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from topdp.data.readers import encoding, frames, table_schema, token_ids
-from topdp.data.readers.schema_keys import SchemaError
-from topdp.data.readers.table_schema import Schema, schema_template
+from topdp.data.readers.table_schema import Schema, SchemaError, schema_template
 from topdp.errors import InputError
 
 WHOLE: dict[str, Any] = {
@@ -55,7 +54,7 @@ def test_the_order_in_which_columns_are_stated_does_not_matter() -> None:
     ("change", "message"),
     [
         ({"clases": ["a", "b"]}, "no such key 'clases'. Did you mean 'classes'"),
-        ({"classes": ["yes"]}, "classes: expected at least 2 classes, got 1"),
+        ({"classes": ["yes"]}, r"classes: .*at least 2 items.*got \['yes'\]"),
         ({"classes": ["yes", "yes"]}, "classes: expected every value once"),
         ({"classes": "yes"}, "classes: expected a list, got 'yes'"),
         ({"classes": [0.5, 1.5]}, "classes: expected texts or integers"),
@@ -68,7 +67,7 @@ def test_the_order_in_which_columns_are_stated_does_not_matter() -> None:
         ({"ranges": {"age": [0]}}, r"ranges.age: expected \[least, largest\]"),
         ({"ranges": {"age": [0, float("inf")]}}, r"ranges.age: expected \[least, largest\]"),
         ({"ranges": {"age": []}}, "two numbers of public knowledge"),
-        ({"ranges": ["age"]}, "ranges: expected columns and what is known of each"),
+        ({"ranges": ["age"]}, "ranges: .*dictionary, got"),
         ({"categories": {"job": ["other"]}}, "without 'other', which is added"),
         ({"categories": {"job": []}}, "categories.job: expected the public values"),
         ({"categories": {"age": ["a"]}}, "got 'age' in two"),
@@ -78,9 +77,9 @@ def test_the_order_in_which_columns_are_stated_does_not_matter() -> None:
         ({"missing": {"height": 3}}, "missing: expected columns of ranges or categories, got 'height'"),
         ({"missing": {}}, "indicators: expected columns with a fill in missing, got 'age'"),
         ({"text": {"column": "note"}}, "text: expected no other inputs besides a text column"),
-        ({"delimiter": ";;"}, "delimiter: expected one character"),
-        ({"channels": 4}, "channels: expected 1 .* or 3"),
-        ({"size": [8]}, r"size: expected \[height, width\]"),
+        ({"delimiter": ";;"}, "delimiter: .*at most 1 character"),
+        ({"channels": 4}, "channels: .*1 or 3, got 4"),
+        ({"size": [8]}, r"size.*required, got \[8\]"),
     ],
 )
 def test_a_wrong_key_is_named(change: dict[str, Any], message: str) -> None:
@@ -91,11 +90,11 @@ def test_a_wrong_key_is_named(change: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"column": "note", "size": 3}, "text: no such key 'size'"),
-        ({"length": 3}, "text: expected column"),
-        ({"column": "note", "length": 0}, "expected length >= 1"),
-        ({"column": "note", "vocabulary": 2}, "vocabulary >= 3"),
-        ({"column": "note", "unit": "byte"}, "expected 'word' or 'character'"),
+        ({"column": "note", "size": 3}, "no such key 'text.size'"),
+        ({"length": 3}, "text.column: .*required"),
+        ({"column": "note", "length": 0}, "text.length: .*greater than 0"),
+        ({"column": "note", "vocabulary": 2}, "text.vocabulary: expected at least 3 ids"),
+        ({"column": "note", "unit": "byte"}, "text.unit: .*'word' or 'character'"),
     ],
 )
 def test_a_column_of_text_is_checked(given: dict[str, Any], message: str) -> None:

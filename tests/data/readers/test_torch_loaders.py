@@ -68,7 +68,10 @@ def test_shuffling_and_dropping_give_warnings(caplog: pytest.LogCaptureFixture) 
         (Items(torch.ones(3)), "expected item 0 to be a pair of a tensor and a target"),
         (Items((object(), 1)), "Add a transform that makes tensors"),
         (Items({"image": 1, "label": 2}), "got a dictionary: image, label"),
-        (Items((torch.ones(2), 1), (torch.ones(3), 1)), r"shape \(2,\) as in item 0, got \(3,\) in item 1"),
+        (
+            Items((torch.ones(2), 1), (torch.ones(3), 1)),
+            r"every item in one shape: .*\[2\] at entry 0 and \[3\] at entry 1",
+        ),
         (TensorDataset(torch.ones(2)), "got 1 tensors"),
         (DataLoader(PAIRS, batch_size=None), "expected a DataLoader with batches"),
     ],

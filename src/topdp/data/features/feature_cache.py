@@ -136,14 +136,12 @@ def _compute_chunks(
         progress(message, first * record_bytes, total, unit="byte")
         records = torch.from_numpy(source.scale(source.records[first : first + RECORDS_PER_CHUNK]))
         values = features(records.to(device)).cpu()
-        if not torch.isfinite(values.sum()):
-            finite = torch.isfinite(values.flatten(1)).all(1)
-            if not finite.all():
-                raise DataError(
-                    f"{source.name}: expected finite features, got NaN or infinite ones for "
-                    f"{int((~finite).sum())} records, the first at index "
-                    f"{first + int((~finite).nonzero()[0])}."
-                )
+        bad = (~torch.isfinite(values.flatten(1)).all(1)).nonzero()
+        if len(bad):
+            raise DataError(
+                f"{source.name}: expected finite features, got NaN or infinite ones for {len(bad)} records, "
+                f"the first at index {first + int(bad[0])}."
+            )
         yield first, values
 
 
@@ -189,9 +187,7 @@ def _read_chunks(path: Path, shape: tuple[int, ...]) -> Iterator[FeatureChunk]:
             for first in range(0, shape[0], RECORDS_PER_CHUNK):
                 chunk = buffer[: shape[0] - first]
                 content = memoryview(chunk.numpy().data).cast("B")
-                if file.readinto(content) != len(content):
-                    raise _DamagedError
-                if file.read(DIGEST_BYTES) != _digest(content):
+                if file.readinto(content) != len(content) or file.read(DIGEST_BYTES) != _digest(content):
                     raise _DamagedError
                 yield first, chunk
     except OSError as error:

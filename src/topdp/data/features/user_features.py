@@ -19,6 +19,7 @@ from topdp.data.features.feature_maps import Shape
 from topdp.errors import InputError
 from topdp.learning.gradients.isolation import forbid_batch_access, isolated_vmap
 from topdp.learning.gradients.kept_state import StateSnapshot, expect_no_leaked_tensors, leaked_tensors
+from topdp.learning.gradients.path_check import random_like
 
 RecordFunction = Callable[[Tensor], Any]
 FEATURE_MAPS_TEXT = "feature maps"
@@ -89,7 +90,7 @@ class UserFeatures:
         )
 
     def _checked(self, example: Tensor) -> Shape:
-        probes = _probe_records(example)
+        probes = random_like(example, (PROBE_RECORDS,), 2, torch.Generator().manual_seed(0))
         memory = self._memory(probes, contents=True)
         try:
             one_by_one = self._one_by_one(probes)
@@ -173,14 +174,6 @@ class UserFeatures:
                 raise _shape_error(tuple(results[0].shape), tuple(features.shape))
             results.append(features.to(records.device, torch.float32))
         return torch.stack(results)
-
-
-def _probe_records(example: Tensor) -> Tensor:
-    generator = torch.Generator().manual_seed(0)
-    shape = (PROBE_RECORDS, *example.shape)
-    if example.is_floating_point():
-        return torch.rand(shape, generator=generator).to(example)
-    return torch.randint(2, shape, generator=generator).to(example)
 
 
 def _shape_error(expected: Sequence[int], got: Sequence[int]) -> InputError:

@@ -15,8 +15,7 @@ import numpy as np
 
 from topdp.base.array_types import Bools, Floats, Ints
 from topdp.data.readers.raw_table import Table, is_missing
-from topdp.data.readers.schema_keys import OTHER_CATEGORY, SchemaError
-from topdp.data.readers.table_schema import Schema, schema_template
+from topdp.data.readers.table_schema import OTHER_CATEGORY, Schema, SchemaError, schema_template
 from topdp.data.readers.token_ids import token_ids
 from topdp.data.record_checks import Array
 from topdp.errors import DataError
@@ -75,8 +74,7 @@ def expect_columns(table: Table, schema: Schema) -> None:
 def _inputs(table: Table, schema: Schema, column: str) -> list[Floats]:
     values = table.columns[column]
     listed = schema.categories.get(column, ())
-    numbers = None if listed else _as_numbers(values)
-    gaps = is_missing(values, listed) if numbers is None else np.isnan(numbers)
+    numbers, gaps = (None, is_missing(values, listed)) if listed else _numbers(table, column)
     if gaps.any() and column not in schema.missing:
         example = f"{column} = {'0' if column in schema.ranges else repr(OTHER_CATEGORY)}"
         raise DataError(
@@ -84,23 +82,12 @@ def _inputs(table: Table, schema: Schema, column: str) -> list[Floats]:
             f"in all). State a public fill under [missing], such as {example} (and the column in indicators, "
             "if the model should see that it was missing); or remove the records."
         )
-    if listed:
+    if numbers is None:
         encoded = _one_hot(values, gaps, listed, schema.missing.get(column))
     else:
-        numbers = _numbers(table, column, gaps, numbers)
         numbers[gaps] = float(schema.missing.get(column, 0.0))
         encoded = _scale_to_range(numbers, table, schema, column)[:, None]
     return [encoded, gaps[:, None].astype(float)] if column in schema.indicators else [encoded]
-
-
-def _as_numbers(values: Array) -> Floats | None:
-    """Convert a column in which every value is a number or NaN; None if its values must be examined one by
-    one.
-    """
-    try:
-        return values.astype(float)
-    except (TypeError, ValueError):
-        return None
 
 
 def _one_hot(values: Array, gaps: Bools, listed: tuple[str, ...], fill: float | str | None) -> Floats:
@@ -114,15 +101,13 @@ def _one_hot(values: Array, gaps: Bools, listed: tuple[str, ...], fill: float | 
     return one_hot
 
 
-def _numbers(table: Table, column: str, gaps: Bools, plain: Floats | None) -> Floats:
-    """Return the values of `column` as numbers, with 0 for missing ones. `plain`: the column if already
-    converted.
-    """
+def _numbers(table: Table, column: str) -> tuple[Floats, Bools]:
+    """Return the values of `column` as numbers, with 0 for missing ones, and which are missing."""
     values = table.columns[column]
-    if plain is not None:
-        numbers = np.where(gaps, 0.0, plain)
-    else:
-        numbers = np.zeros(len(values))
+    try:
+        plain = values.astype(float)
+    except (TypeError, ValueError):  # some are texts: examine them one by one
+        gaps, numbers = is_missing(values), np.zeros(len(values))
         for row in np.flatnonzero(~gaps):
             try:
                 numbers[row] = float(values[row])
@@ -131,10 +116,13 @@ def _numbers(table: Table, column: str, gaps: Bools, plain: Floats | None) -> Fl
                     f"{table.where(int(row))}: expected a number in {column!r}, got {values[row]!r:.80}. Is "
                     "it a category? Then list its public values under [categories]."
                 ) from None
+    else:
+        gaps = np.isnan(plain)
+        numbers = np.where(gaps, 0.0, plain)
     if not np.isfinite(numbers).all():
         bad = int(np.flatnonzero(~np.isfinite(numbers))[0])
         raise DataError(f"{table.where(bad)}: expected a finite number in {column!r}, got {values[bad]!r}.")
-    return numbers
+    return numbers, gaps
 
 
 def _scale_to_range(numbers: Floats, table: Table, schema: Schema, column: str) -> Floats:
@@ -154,13 +142,11 @@ def _targets(table: Table, schema: Schema) -> Array:
         return class_numbers(table, schema.targets[0], schema.classes)
     parts = []
     for column in schema.targets:
-        plain = _as_numbers(table.columns[column])
-        gaps = is_missing(table.columns[column]) if plain is None else np.isnan(plain)
-        _expect_targets(table, column, gaps)
         try:
-            numbers = _numbers(table, column, gaps, plain)
+            numbers, gaps = _numbers(table, column)
         except DataError as error:
             raise DataError(f"{error} For a target, list them in classes.") from None
+        _expect_targets(table, column, gaps)
         parts.append(_scale_to_range(numbers, table, schema, column) if column in schema.ranges else numbers)
     targets = np.stack(parts, axis=1).astype(np.float32)
     return targets[:, 0] if len(parts) == 1 else targets

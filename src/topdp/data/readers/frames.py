@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from topdp.data.readers.raw_table import Table, check_table
+from topdp.data.readers.raw_table import Table, make_table, object_array
 from topdp.data.readers.table_schema import Schema
 from topdp.data.record_checks import Array
 from topdp.errors import DataError
@@ -45,9 +45,7 @@ def read_frame(frame: Any, origin: str = "frame") -> Table:
             f"{origin}: expected texts as names of columns, got {names!r:.80}. Rename them, in pandas with "
             "frame.columns = frame.columns.astype(str)."
         )
-    if len(set(names)) != len(names):
-        raise DataError(f"{origin}: expected every column once, got {names!r:.200}.")
-    return check_table(Table(origin, {name: _values(frame[name]) for name in names}))
+    return make_table(origin, names, (_values(frame[name]) for name in names))
 
 
 def declared_classes(frame: Any, schema: Schema) -> tuple[str, ...] | None:
@@ -63,9 +61,7 @@ def declared_classes(frame: Any, schema: Schema) -> tuple[str, ...] | None:
 
 
 def _values(column: Any) -> Array:
-    values = column
-    if hasattr(values, "to_numpy"):
-        values = values.to_numpy()
+    values = column.to_numpy() if hasattr(column, "to_numpy") else column
     if isinstance(values, np.ndarray) and values.dtype.kind in "uifb":
         return values
     if isinstance(values, np.ndarray) and values.dtype.kind in "mM":
@@ -73,6 +69,4 @@ def _values(column: Any) -> Array:
     items = list(values)
     if items and all(type(item) in (int, float, bool) for item in items):
         return np.array(items)
-    array = np.empty(len(items), object)
-    array[:] = items
-    return array
+    return object_array(items)

@@ -14,8 +14,7 @@ from PIL import Image
 
 from topdp.base.array_types import Ints
 from topdp.data.image_decoding import DECODING_ERRORS
-from topdp.data.readers.schema_keys import SchemaError
-from topdp.data.readers.table_schema import Schema
+from topdp.data.readers.table_schema import Schema, SchemaError
 from topdp.data.record_checks import Array
 from topdp.errors import DataError
 

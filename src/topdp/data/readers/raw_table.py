@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -38,18 +40,29 @@ class Table:
         return f"{self.origin}, line {self.lines[row]}"
 
 
-def check_table(table: Table) -> Table:
-    """Return `table` if it has at least one record, one value per record, and columns of equal length."""
-    if not table.columns or not table.rows:
-        raise DataError(f"{table.origin}: expected at least one record, got none.")
+def make_table(
+    origin: str, names: Sequence[str], columns: Iterable[Array], lines: Array | None = None
+) -> Table:
+    """Return a table; refuse repeated names, no records, columns of several axes or of unequal length."""
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise DataError(f"{origin}: expected every column once, got {repeated[0]!r} twice.")
+    table = Table(origin, dict(zip(names, columns, strict=True)), lines)
+    if not table.rows:
+        raise DataError(f"{origin}: expected at least one record, got none.")
     for name, values in table.columns.items():
-        if values.ndim != 1:
+        if values.shape != (table.rows,):
             raise DataError(
-                f"{table.origin}: expected one value per record in {name!r}, got shape {values.shape}."
+                f"{origin}: expected {table.rows} values in {name!r}, got an array of shape {values.shape}."
             )
-        if len(values) != table.rows:
-            raise DataError(f"{table.origin}: expected {table.rows} values in {name!r}, got {len(values)}.")
     return table
+
+
+def object_array(values: Sequence[Any]) -> Array:
+    """Return a one-dimensional array of these objects, also if they are sequences."""
+    array = np.empty(len(values), object)
+    array[:] = values
+    return array
 
 
 def is_missing(values: Array, listed: tuple[str, ...] = ()) -> Array:

@@ -13,18 +13,99 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+import math
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, final
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
 
 from topdp.base import toml_text
-from topdp.data.readers.schema_keys import OTHER_CATEGORY, SCHEMA_KEYS, SchemaError, TextColumn, ValueRange
+from topdp.errors import InputError
+
+OTHER_CATEGORY = "other"
+"""The column of values that are not a listed category, and the fill that stands for it."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Schema:
+class SchemaError(InputError):
+    """An unusable schema: which key, what was expected, and what came."""
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list | tuple):
+        raise ValueError("expected a list")
+    if not all(isinstance(item, str | int) for item in value):
+        raise ValueError("expected texts or integers")
+    texts = tuple(str(int(item) if isinstance(item, bool) else item) for item in value)
+    if len(set(texts)) != len(texts):
+        raise ValueError("expected every value once")
+    return texts
+
+
+def _target(value: Any) -> str | tuple[str, ...]:
+    target = value if isinstance(value, str) else _texts(value)
+    if target == ():
+        raise ValueError("expected the name of the column to predict, or several")
+    return target
+
+
+def _range(value: Any) -> tuple[float, float]:
+    try:
+        low, high = (float(limit) for limit in value)
+    except (TypeError, ValueError):
+        low = high = math.nan
+    if not (math.isfinite(high - low) and low < high):
+        raise ValueError("expected [least, largest], two numbers of public knowledge")
+    return low, high
+
+
+def _expect_no_other(values: tuple[str, ...]) -> tuple[str, ...]:
+    if not values or OTHER_CATEGORY in values:
+        raise ValueError(f"expected the public values without {OTHER_CATEGORY!r}, which is added")
+    return values
+
+
+def _fill(value: Any) -> float | str:
+    if not isinstance(value, str | int | float) or (isinstance(value, float) and not math.isfinite(value)):
+        raise ValueError("expected a number or a category")
+    return value
+
+
+def _vocabulary(value: Any) -> int | tuple[str, ...]:
+    vocabulary = value if isinstance(value, int) else _texts(value)
+    if (vocabulary if isinstance(vocabulary, int) else len(vocabulary) + 2) < 3:
+        raise ValueError("expected at least 3 ids, or a list of words")
+    return vocabulary
+
+
+Texts = Annotated[tuple[str, ...], BeforeValidator(_texts)]
+ValueRange = Annotated[tuple[float, float], BeforeValidator(_range)]
+
+
+@final
+class TextColumn(BaseModel):
+    """A column of text that becomes token ids: hashed into `vocabulary` ids, or numbered by a public list."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    column: str
+    length: PositiveInt = 64
+    vocabulary: Annotated[int | tuple[str, ...], BeforeValidator(_vocabulary)] = 4096
+    unit: Literal["word", "character"] = "word"
+
+
+@final
+class Schema(BaseModel):
     """What is publicly known of records.
 
     For a table: `target`, the column or columns to predict, with `classes` if it is one of a public list, and
@@ -37,25 +118,36 @@ class Schema:
     >>> Schema.of({"target": "ill", "range": {"age": [0, 100]}})
     Traceback (most recent call last):
         ...
-    topdp.data.readers.schema_keys.SchemaError: schema: no such key 'range'. Did you mean 'ranges'?
+    topdp.data.readers.table_schema.SchemaError: schema: no such key 'range'. Did you mean 'ranges'?
     """
 
-    target: str | tuple[str, ...] = ""
-    classes: tuple[str, ...] | None = None
-    ranges: Mapping[str, ValueRange] = field(default_factory=dict)
-    categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    text: TextColumn | None = None
-    missing: Mapping[str, float | str] = field(default_factory=dict)
-    indicators: tuple[str, ...] = ()
-    ignore: tuple[str, ...] = ()
-    delimiter: str | None = None
-    size: tuple[int, int] | None = None
-    channels: int | None = None
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
-    def __post_init__(self) -> None:
-        for key, clean in SCHEMA_KEYS.items():
-            object.__setattr__(self, key, clean(key, getattr(self, key)))
-        self._check()
+    target: Annotated[str | tuple[str, ...], BeforeValidator(_target)] = ""
+    classes: Annotated[Texts, Field(min_length=2)] | None = None
+    ranges: dict[str, ValueRange] = {}
+    categories: dict[str, Annotated[Texts, AfterValidator(_expect_no_other)]] = {}
+    text: TextColumn | None = None
+    missing: dict[str, Annotated[Any, AfterValidator(_fill)]] = {}
+    indicators: Texts = ()
+    ignore: Texts = ()
+    delimiter: Annotated[str, Field(min_length=1, max_length=1)] | None = None
+    size: (
+        Annotated[
+            tuple[PositiveInt, PositiveInt],
+            BeforeValidator(lambda value: (value, value) if isinstance(value, int) else value),
+        ]
+        | None
+    ) = None
+    """[height, width] in pixels; one number for both."""
+    channels: Literal[1, 3] | None = None
+    """1 for grey, 3 for colour."""
+
+    def __init__(self, **keys: Any) -> None:
+        try:
+            super().__init__(**keys)
+        except ValidationError as error:
+            raise SchemaError(_explain(error.errors()[0])) from None
 
     @staticmethod
     def of(given: Schema | Mapping[str, Any] | str | os.PathLike[str], origin: str = "schema") -> Schema:
@@ -64,12 +156,6 @@ class Schema:
             return given
         if not isinstance(given, Mapping):
             return Schema.of(read_schema_keys(given), str(given))
-        key_names = [attribute.name for attribute in fields(Schema)]
-        for key in given:
-            if key not in key_names:
-                near = difflib.get_close_matches(str(key), key_names, n=1)
-                hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(key_names)}."
-                raise SchemaError(f"{origin}: no such key {key!r}. {hint}")
         try:
             return Schema(**given)
         except SchemaError as error:
@@ -108,14 +194,8 @@ class Schema:
 
     def tree(self) -> dict[str, Any]:
         """Return the keys that are set, ready for TOML and JSON."""
-        keys: dict[str, Any] = {}
-        for attribute in fields(Schema):
-            value = getattr(self, attribute.name)
-            if isinstance(value, TextColumn):
-                value = {part.name: getattr(value, part.name) for part in fields(TextColumn)}
-            if value not in (None, (), {}, ""):
-                keys[attribute.name] = _plain_value(value)
-        return keys
+        keys = self.model_dump(mode="json")
+        return {key: value for key, value in keys.items() if value not in (None, [], {}, "")}
 
     def digest(self) -> str:
         """Return the SHA-256 of what is stated; the same on every machine and in whatever order columns are
@@ -124,9 +204,10 @@ class Schema:
         text = json.dumps(self.tree(), ensure_ascii=True, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(b"topdp schema\n" + text.encode("ascii")).hexdigest()
 
-    def _check(self) -> None:
+    @model_validator(mode="after")
+    def _check(self) -> Schema:
         if self.text is not None and (set(self.ranges) | set(self.categories)) - set(self.targets):
-            raise SchemaError(
+            raise ValueError(
                 "text: expected no other inputs besides a text column, got ranges or categories. Move them "
                 "to ignore: a model takes one tensor, of tokens or of numbers."
             )
@@ -134,38 +215,48 @@ class Schema:
         used += [*self.ranges, *self.categories, *self.ignore]
         for name in (*self.targets, *used):
             if not name and (used or self.targets != ("",)):
-                raise SchemaError("target: expected the name of the column to predict, got none.")
+                raise ValueError("target: expected the name of the column to predict, got none.")
         repeated = {name for name in used if used.count(name) > 1}
         repeated |= set(self.targets) & {*self.ignore, *(() if self.text is None else (self.text.column,))}
         if repeated:
-            raise SchemaError(
+            raise ValueError(
                 f"expected every column in one place, got {', '.join(map(repr, sorted(repeated)))} in two."
             )
         if self.classes is not None:
             if len(self.targets) > 1:
-                raise SchemaError("classes: expected a single target column, got several.")
+                raise ValueError("classes: expected a single target column, got several.")
             if set(self.targets) & (set(self.ranges) | set(self.categories)):
-                raise SchemaError(
+                raise ValueError(
                     f"expected the target {self.target!r} in classes only, got it as a column too."
                 )
         elif set(self.targets) & set(self.categories):
-            raise SchemaError(
-                f"expected the values of the target {self.target!r} in classes, not categories."
-            )
+            raise ValueError(f"expected the values of the target {self.target!r} in classes, not categories.")
         for key, names in (("missing", self.missing), ("indicators", self.indicators)):
             unknown = sorted(set(names) - set(self.inputs))
             if unknown:
-                raise SchemaError(f"{key}: expected columns of ranges or categories, got {unknown[0]!r}.")
+                raise ValueError(f"{key}: expected columns of ranges or categories, got {unknown[0]!r}.")
         for column, fill in self.missing.items():
             allowed = (*self.categories.get(column, ()), OTHER_CATEGORY)
             if column in self.categories and fill not in allowed:
-                raise SchemaError(
+                raise ValueError(
                     f"missing.{column}: expected one of its categories or {OTHER_CATEGORY!r}, got {fill!r}."
                 )
             if column in self.ranges and not isinstance(fill, int | float):
-                raise SchemaError(f"missing.{column}: expected a number, got {fill!r}.")
+                raise ValueError(f"missing.{column}: expected a number, got {fill!r}.")
         if without := sorted(set(self.indicators) - set(self.missing)):
-            raise SchemaError(f"indicators: expected columns with a fill in missing, got {without[0]!r}.")
+            raise ValueError(f"indicators: expected columns with a fill in missing, got {without[0]!r}.")
+        return self
+
+
+def _explain(error: Any) -> str:
+    """Return one finding of pydantic as a message: which key, what was expected, and what came."""
+    place = ".".join(map(str, error["loc"]))
+    if error["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(place, Schema.model_fields, n=1)
+        hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(Schema.model_fields)}."
+        return f"no such key {place!r}. {hint}"
+    reason = str(error["ctx"]["error"]) if error["type"] == "value_error" else error["msg"]
+    return f"{place}: {reason}, got {error['input']!r:.80}." if place else reason
 
 
 def read_schema_keys(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -218,9 +309,3 @@ def _toml_value(value: Any) -> str:
     if isinstance(value, tuple):
         return f"[{', '.join(map(_toml_value, value))}]"
     return json.dumps(value, ensure_ascii=False)
-
-
-def _plain_value(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _plain_value(inner) for key, inner in value.items()}
-    return [_plain_value(inner) for inner in value] if isinstance(value, tuple) else value

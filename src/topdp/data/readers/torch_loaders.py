@@ -68,9 +68,8 @@ def _expect_records_once(loader: DataLoader[Any], what: str) -> None:
     if isinstance(loader.dataset, IterableDataset):
         if loader.num_workers > 0:
             raise DataError(
-                f"{what}: expected num_workers=0 for an iterable data set, got "
-                f"{loader.num_workers}: each worker would yield all records, unless the data set divides "
-                "them."
+                f"{what}: expected num_workers=0 for an iterable data set, got {loader.num_workers}: each "
+                "worker may yield all records."
             )
         return
     indices = list(loader.sampler if loader.batch_sampler is None else chain(*loader.batch_sampler))
@@ -104,15 +103,9 @@ def _join_items(pairs: list[tuple[Tensor, Tensor]], what: str, each: str) -> tup
     """Stack items, or concatenate batches."""
     if not pairs:
         raise DataError(f"{what}: expected at least one record, got none.")
-    start = 0 if each == "item" else 1
-    for called, parts in zip(("records", "targets"), zip(*pairs, strict=True), strict=True):
-        for index, part in enumerate(parts):
-            shape = tuple(parts[0].shape[start:])
-            if tuple(part.shape[start:]) != shape:
-                raise DataError(
-                    f"{what}: expected {called} of shape {shape} as in {each} 0, got "
-                    f"{tuple(part.shape[start:])} in {each} {index}."
-                )
     join = torch.stack if each == "item" else torch.cat
-    inputs, targets = (join(list(parts)) for parts in zip(*pairs, strict=True))
+    try:
+        inputs, targets = (join(list(parts)) for parts in zip(*pairs, strict=True))
+    except RuntimeError as error:
+        raise DataError(f"{what}: expected every {each} in one shape: {error}.") from error
     return inputs, targets

@@ -76,7 +76,9 @@ class AttentionRule(nn.Module):
         )
         mask = self._mask(q, k, attn_mask, key_padding_mask, is_causal and not need_weights)
         weights = self._weights(q, k, mask, need_weights)
-        self._count(weights)
+        # The backward pass keeps scores, weights, and the weights after dropout.
+        examples = 1 if self.tape.anchor is not None else self.tape.agents * self.tape.examples
+        self.tape.kept += 4 * weights.numel() // examples
         mixed = (weights @ v).transpose(1, 2).flatten(2)
         output = self.out_proj(mixed)
         if not batched:
@@ -123,11 +125,6 @@ class AttentionRule(nn.Module):
                 fully_masked, 0
             )
         return functional.dropout(weights, self.dropout, self.training)
-
-    def _count(self, weights: Tensor) -> None:
-        """Count what the backward pass keeps: scores, weights, and the weights after dropout."""
-        examples = 1 if self.tape.anchor is not None else self.tape.agents * self.tape.examples
-        self.tape.kept += 4 * weights.numel() // examples
 
 
 def _additive_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:

@@ -28,7 +28,7 @@ from topdp.learning.gradients.known_layers import has_no_global_hooks
 from topdp.learning.gradients.per_example_path import PerExamplePath, first_line
 from topdp.learning.gradients.shared_records import by_copy
 from topdp.learning.gradients.tape import NotFoldedError
-from topdp.learning.losses import Loss, PerExampleLoss, named_loss
+from topdp.learning.losses import Loss, named_loss
 from topdp.learning.models import FlatModel
 
 EVALUATION_RECORDS = 64  # records that the models of several agents evaluate at once on a CPU
@@ -96,8 +96,8 @@ class ClippedGradients:
         self.flat = model if isinstance(model, FlatModel) else FlatModel(model)
         self.clip = float(clip)
         self._layers = len({layer_of(slot) for slot in self.flat.slots})
-        self._loss = named_loss(loss)
-        self._plain = PerExamplePath(self.flat, self._loss)
+        self.loss = named_loss(loss)
+        self._plain = PerExamplePath(self.flat, self.loss)
         self._folded: FoldedPath | None = None
         self._reason = ""  # why this model takes the slow path
         self._elements: dict[ExampleKey, int] = {}  # kept in memory by one example, by shape
@@ -106,13 +106,9 @@ class ClippedGradients:
         self._remarks_given: set[str] = set()  # warnings already given
         self._failure_flags: FailureFlags | None = None
         try:
-            self._folded = FoldedPath(self.flat, self._loss)
+            self._folded = FoldedPath(self.flat, self.loss)
         except NotFoldedError as error:
             self._reason = str(error)
-
-    @property
-    def loss(self) -> PerExampleLoss:
-        return self._loss
 
     @property
     def fast(self) -> bool:
@@ -147,6 +143,7 @@ class ClippedGradients:
         microbatch: int | None = None,
         copies: int = 1,
         fresh: bool = False,
+        totals: Tensor | None = None,
     ) -> Tensor:
         """For each agent, scale · Σ_examples weight · clipped g; added to `out` if it is given.
 
@@ -155,13 +152,42 @@ class ClippedGradients:
         of all agents together, in memory at once; the default keeps activations near 64 MB on a CPU and a
         thirty-second of a GPU's memory. With `copies`, inputs and targets are those of n/copies agents, and
         rows i, i + n/copies, ... all use those of agent i; they are read once if the model allows it
-        (`shared_records`). With `fresh`, `out` is overwritten and its content is not read. Raises
+        (`shared_records`). With `fresh`, `out` is overwritten and its content is not read. The sums of which
+        `clipped_sum_and_statistics` makes statistics are added to `totals` [4, n], without copies. Raises
         DivergedError, with the agents' numbers, if norms of `rows` are not finite.
 
         **Guarantees.** One example moves its agent's row of the result by at most clip·weight·|scale| in l2
         norm, and no other row. No record decides whether it raises.
         """
-        return self._run(rows, inputs, targets, weights, out, scale, microbatch, None, copies, fresh)
+        n, b = expect_inputs(self.flat, rows, inputs, targets, weights, out, scale, microbatch, copies)
+        rows = rows.detach()
+        if out is None:
+            out, fresh = rows.new_empty(n, self.flat.dimension), True
+        if n == 0 or b == 0:
+            return out.zero_() if fresh else out
+        if self._failure_flags is None:
+            expect_finite(rows, weights)
+        else:
+            self._failure_flags.note_rows(rows)
+        key = (inputs.shape[2:], inputs.dtype, rows.dtype, rows.device)
+        if key not in self._elements:
+            self._elements[key] = self._check(rows, inputs, targets)
+        if copies > 1:
+            if self._folded is not None and self._folded.shares:
+                once = math.prod(inputs.shape[2:])
+                elements = once + copies * max(1, self._elements[key] - once)
+                capacity = microbatch // copies if microbatch else _activation_budget(rows.device) // elements
+                out = out.zero_() if fresh else out
+                self._add_shared(out, rows, inputs, targets, weights, scale, capacity, copies)
+                return out
+            inputs, targets = (torch.cat([part] * copies) for part in (inputs, targets))
+        capacity = microbatch or _activation_budget(rows.device) // self._elements[key]
+        for i, j in example_blocks(n, b, capacity):
+            weight = None if weights is None else weights[i, j]
+            losses, contributions = self._contributions(rows[i], inputs[i, j], targets[i, j])
+            block_totals = None if totals is None else totals[:, i]
+            self._add(out[i], losses, contributions, weight, scale, block_totals, fresh and j.start == 0)
+        return out
 
     def clipped_sum_and_statistics(
         self,
@@ -176,7 +202,9 @@ class ClippedGradients:
     ) -> tuple[Tensor, Statistics]:
         """Like `clipped_sum`, with statistics that only the agent itself may see."""
         totals = rows.new_zeros(4, rows.shape[0])
-        result = self._run(rows, inputs, targets, weights, out, scale, microbatch, totals)
+        result = self.clipped_sum(
+            rows, inputs, targets, weights, out=out, scale=scale, microbatch=microbatch, totals=totals
+        )
         loss, clipped, weight, ignored = totals
         return result, Statistics(loss / weight, clipped / weight, ignored.long())
 
@@ -213,49 +241,6 @@ class ClippedGradients:
             slow = self._plain.outputs(probes, sample)
         return fast.shape == slow.shape and torch.allclose(fast, slow, 1e-3, 1e-3 * float(slow.abs().max()))
 
-    def _run(
-        self,
-        rows: Tensor,
-        inputs: Tensor,
-        targets: Tensor,
-        weights: Tensor | None,
-        out: Tensor | None,
-        scale: float,
-        microbatch: int | None,
-        totals: Tensor | None,
-        copies: int = 1,
-        fresh: bool = False,
-    ) -> Tensor:
-        n, b = expect_inputs(self.flat, rows, inputs, targets, weights, out, scale, microbatch, copies)
-        rows = rows.detach()
-        if out is None:
-            out, fresh = rows.new_empty(n, self.flat.dimension), True
-        if n == 0 or b == 0:
-            return out.zero_() if fresh else out
-        if self._failure_flags is None:
-            expect_finite(rows, weights)
-        else:
-            self._failure_flags.note_rows(rows)
-        key = (inputs.shape[2:], inputs.dtype, rows.dtype, rows.device)
-        if key not in self._elements:
-            self._elements[key] = self._check(rows, inputs, targets)
-        if copies > 1:
-            if self._folded is not None and self._folded.shares:
-                once = math.prod(inputs.shape[2:])
-                elements = once + copies * max(1, self._elements[key] - once)
-                capacity = microbatch // copies if microbatch else _activation_budget(rows.device) // elements
-                out = out.zero_() if fresh else out
-                self._add_shared(out, rows, inputs, targets, weights, scale, capacity, copies)
-                return out
-            inputs, targets = (_repeat(part, copies) for part in (inputs, targets))
-        capacity = microbatch or _activation_budget(rows.device) // self._elements[key]
-        for i, j in example_blocks(n, b, capacity):
-            weight = None if weights is None else weights[i, j]
-            losses, contributions = self._contributions(rows[i], inputs[i, j], targets[i, j])
-            block_totals = None if totals is None else totals[:, i]
-            self._add(out[i], losses, contributions, weight, scale, block_totals, fresh and j.start == 0)
-        return out
-
     def _add_shared(
         self,
         out: Tensor,
@@ -267,43 +252,40 @@ class ClippedGradients:
         capacity: int,
         copies: int,
     ) -> None:
-        """Like the loop of `_run`, for rows whose copies share the same records."""
-        assert self._folded is not None
+        """Like the loop of `clipped_sum`, for rows whose copies share the same records."""
         for i, j in example_blocks(inputs.shape[0], inputs.shape[1], capacity):
             block_rows = by_copy(rows, copies)[:, i].flatten(0, 1)
             weight = None if weights is None else by_copy(weights, copies)[:, i, j].flatten(0, 1)
             x, y = inputs[i, j], targets[i, j]
-            try:
-                losses, contributions = self._folded.contributions(block_rows, x, y, copies)
-            except (InputError, MemoryError, torch.OutOfMemoryError):
-                raise
-            except Exception:  # caused by the model or by a record: the slow path handles both
-                if rows.is_cuda:
-                    raise
-                losses, contributions = self._contributions(
-                    block_rows, _repeat(x, copies), _repeat(y, copies)
-                )
+            losses, contributions = self._contributions(block_rows, x, y, copies)
             sums = torch.zeros_like(block_rows)
             self._add(sums, losses, contributions, weight, scale, None)
             by_copy(out, copies)[:, i] += by_copy(sums, copies)
 
-    def _contributions(self, rows: Tensor, inputs: Tensor, targets: Tensor) -> LossesAndContributions:
+    def _contributions(
+        self, rows: Tensor, inputs: Tensor, targets: Tensor, copies: int = 1
+    ) -> LossesAndContributions:
         path = self._plain if self._folded is None else self._folded
         try:
-            return path.contributions(rows, inputs, targets)
+            if copies == 1:
+                return path.contributions(rows, inputs, targets)
+            if self._folded is not None:
+                return self._folded.contributions(rows, inputs, targets, copies)
         except (InputError, MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:
             if rows.is_cuda:  # after a failed kernel the device cannot be used
                 raise
-            made_up = path_check.probe_batch(self.flat, rows, inputs, targets, *inputs.shape[:2])
-            try:
-                path.contributions(*made_up)
-            except Exception:  # on made-up records too: the model is the cause
-                self._folded = None
-                self._announce(first_line(error))
-            # Otherwise a record caused it, such as an invalid token id. It counts as zero, without a warning.
-            return self._plain.one_by_one(rows, inputs, targets)
+            if copies == 1:
+                made_up = path_check.probe_batch(self.flat, rows, inputs, targets, *inputs.shape[:2])
+                try:
+                    path.contributions(*made_up)
+                except Exception:  # on made-up records too: the model is the cause
+                    self._folded = None
+                    self._announce(first_line(error))
+                # Else a record caused it, such as an invalid token id. It counts as zero, without a warning.
+                return self._plain.one_by_one(rows, inputs, targets)
+        return self._contributions(rows, torch.cat([inputs] * copies), torch.cat([targets] * copies))
 
     def _add(
         self,
@@ -337,17 +319,17 @@ class ClippedGradients:
         """Choose the path for examples of this shape; return how many elements one example keeps in
         memory.
         """
-        arguments = self.flat, self._loss, rows, inputs, targets
         with path_check.ignore_harmless_warnings():
-            path_check.check_model_call(*arguments)
-            self._warn(path_check.model_remarks(*arguments))
+            probes = path_check.probe_batch(self.flat, rows, inputs, targets)
+            path_check.check_model_call(self.flat, self.loss, probes, inputs, targets)
+            self._warn(path_check.model_remarks(self.flat, self.loss, probes))
             if self._folded is not None:
-                comparison = path_check.compare_paths(*arguments)
+                comparison = path_check.compare_paths(self.flat, self.loss, probes)
                 if comparison.reason is None:
                     self._warn(comparison.remarks)
                     return comparison.elements
                 self._folded, self._reason = None, comparison.reason
-            refusal = self._plain.try_isolated(*path_check.probe_batch(self.flat, rows, inputs, targets))
+            refusal = self._plain.try_isolated(*probes)
         self._announce(
             f"vmap refuses this model ({refusal}); each example runs by itself" if refusal else self._reason
         )
@@ -357,7 +339,7 @@ class ClippedGradients:
         for remark in remarks:
             if remark not in self._remarks_given:
                 self._remarks_given.add(remark)
-                warnings.warn(remark, stacklevel=5)
+                warnings.warn(remark, stacklevel=4)
 
     def _announce(self, reason: str) -> None:
         if not self._announced:
@@ -365,7 +347,7 @@ class ClippedGradients:
             warnings.warn(
                 f"Per-example gradients of this model take the slow path: {reason}. Results are correct; "
                 "for speed, use layers of torch.nn (docs/sharp-edges.md, Models).",
-                stacklevel=5,
+                stacklevel=4,
             )
 
 
@@ -395,11 +377,6 @@ def _restore_record_axis(outputs: Tensor, records: int) -> Tensor:
     """Return [n, records, ...]: a model that squeezes loses the axis of a single record."""
     lost = records == 1 and (outputs.dim() < 2 or outputs.shape[1] != 1)
     return outputs.unsqueeze(1) if lost else outputs
-
-
-def _repeat(values: Tensor, copies: int) -> Tensor:
-    """Return [n, ...] as [copies·n, ...], one copy after the other."""
-    return values.expand(copies, *values.shape).flatten(0, 1)
 
 
 def _activation_budget(device: torch.device) -> int:

@@ -91,7 +91,7 @@ class FoldedPath:
         loss_is_known = is_named_loss(self._loss)
 
         def example(x: Tensor, y: Tensor, read: dict[str, Tensor]) -> Tensor:
-            self._tape.set_anchor(x)
+            self._tape.anchor = x
             with forbid_batch_access():
                 outputs: Tensor = functional_call(self._folded, read, (x.unsqueeze(0),))
                 return outputs.squeeze(0) if loss_is_known else self._loss(outputs, y.unsqueeze(0)).sum()

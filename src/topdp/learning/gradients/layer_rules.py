@@ -27,7 +27,7 @@ from topdp.learning.gradients.normalisation import (
 )
 from topdp.learning.gradients.recurrent import CellRule, RecurrentRule
 from topdp.learning.gradients.tape import NotFoldedError, Tape, has_user_hooks
-from topdp.learning.models import FlatModel, Slot
+from topdp.learning.models import FlatModel, Slot, replace_layers
 
 RuleFactory = Callable[[Any, Tape, Mapping[str, Slot]], nn.Module]
 """(layer, tape, the slots of its parameters by their names in the layer) -> its rule."""
@@ -77,7 +77,7 @@ class FoldedModule:
         self._slot_of = {id(p): slots[name] for name, p in self.module.named_parameters() if p.requires_grad}
         self._tape = tape
         self._reasons: list[str] = []
-        self._replace(self._make_rules())
+        self.module = replace_layers(self.module, self._make_rules())
         if 2 * sum(slot.stop - slot.start for slot in self.read) > flat.dimension:
             raise NotFoldedError(self._reasons[0])
 
@@ -99,21 +99,20 @@ class FoldedModule:
                     if isinstance(layer, nn.Embedding) and layer.padding_idx is not None:
                         raise  # torch ignores padding_idx if each example has its own table
                     parameters = (p for p in layer.parameters(recurse=False) if p.requires_grad)
-                    self.read += [slot for slot in map(self._slot, parameters) if slot not in self.read]
+                    self.read += [
+                        slot for slot in (self._slot_of[id(p)] for p in parameters) if slot not in self.read
+                    ]
             elif has_disjoint_windows(layer):
                 layer.__class__ = MaxPoolRule  # keeps the attributes that a model may read
                 layer.tape, layer.path = self._tape, path
         return rules
-
-    def _slot(self, parameter: nn.Parameter) -> Slot:
-        return self._slot_of[id(parameter)]
 
     def _make_rule(self, path: str, layer: nn.Module) -> nn.Module:
         name = f"{path or 'the module itself'} ({type(layer).__name__})"
         refusal = _refusal(layer)
         if refusal is not None:
             raise NotFoldedError(f"{name}: {refusal}")
-        slots = {own: self._slot(parameter) for own, parameter in layer.named_parameters()}
+        slots = {own: self._slot_of[id(parameter)] for own, parameter in layer.named_parameters()}
         try:
             rule = (LAYER_RULES | COMPOSED_LAYER_RULES)[type(layer)](layer, self._tape, slots)
         except NotFoldedError as error:
@@ -121,15 +120,6 @@ class FoldedModule:
         for part in rule.modules():
             vars(part)["path"] = name
         return rule.train(layer.training)
-
-    def _replace(self, rules: Mapping[int, nn.Module]) -> None:
-        if id(self.module) in rules:
-            self.module = rules[id(self.module)]
-            return
-        for path, layer in list(self.module.named_modules(remove_duplicate=False)):
-            if id(layer) in rules:
-                parent, _, name = path.rpartition(".")
-                setattr(self.module.get_submodule(parent), name, rules[id(layer)])
 
 
 def _rule_parameters(layer: nn.Module) -> dict[str, nn.Parameter]:

@@ -18,31 +18,32 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from topdp.errors import InputError
 
+INPUT_SIZES: tuple[tuple[tuple[type[nn.Module], ...], str, int], ...] = (
+    ((nn.Linear,), "in_features", -1),
+    ((nn.RNNBase, nn.RNNCellBase), "input_size", -1),
+    ((nn.MultiheadAttention,), "embed_dim", -1),
+    ((nn.LayerNorm, nn.RMSNorm), "normalized_shape", -1),
+    ((_ConvNd,), "in_channels", 1),
+    ((nn.GroupNorm,), "num_channels", 1),
+    ((_BatchNorm, _InstanceNorm), "num_features", 1),
+)
+"""Kinds of layers, the attribute that states the size of their input, and the axis that has this size."""
+AXIS_CONTENTS = {-1: "numbers in the last axis", 1: "channels in the second axis"}
 
-def tensor_output(module: nn.Module, parameters: Mapping[str, Tensor], x: Tensor) -> Tensor:
-    """Return the output of `module` with these parameters for a batch; it must be one tensor."""
-    return expect_tensor(call_model(module, parameters, x))
 
-
-def call_model(module: nn.Module, parameters: Mapping[str, Tensor], x: Tensor) -> Any:
-    """Return the output, of any type.
+def call_model(module: nn.Module, parameters: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    """Return the output of `module` with these parameters for a batch; a loss needs one tensor.
 
     If a layer received an input that it cannot take, raise an `InputError` that names the layer. Any other
-    error is the model's own and is raised unchanged.
+    error is the model's own and is raised unchanged. An output that is not one tensor is refused, too.
     """
     try:
-        return functional_call(module, dict(parameters), (x,))
+        outputs = functional_call(module, dict(parameters), (x,))
     except Exception as error:
         reason = _explain_failure(module, parameters, x)
         if reason is None:
             raise
         raise InputError(reason) from error
-
-
-def expect_tensor(outputs: Any) -> Tensor:
-    """Return `outputs` if it is a tensor; else raise InputError, which describes it. A loss needs one
-    tensor.
-    """
     if isinstance(outputs, Tensor):
         return outputs
     what = f"a {type(outputs).__name__}"
@@ -99,55 +100,23 @@ def _explain_failure(module: nn.Module, parameters: Mapping[str, Tensor], x: Ten
 def _mismatch(layer: nn.Module, x: Tensor) -> tuple[str, str] | None:
     """Return (what the layer takes, what to do) if the input does not fit."""
     if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
-        if x.is_floating_point():
-            expected = f"whole numbers from 0 to {layer.num_embeddings - 1} (int64)"
-            return (
-                expected,
-                "Pass token ids as integers: inputs.long(), Shards.from_arrays(..., dtype=torch.int64).",
-            )
-        return None
+        if not x.is_floating_point():
+            return None
+        expected = f"whole numbers from 0 to {layer.num_embeddings - 1} (int64)"
+        return expected, "Pass token ids: inputs.long(), Shards.from_arrays(..., dtype=torch.int64)."
     parameter = next(layer.parameters(recurse=False), None)
-    if parameter is not None and not x.is_floating_point():
-        return "real numbers", "Convert the inputs, for example with inputs.float()."
     if parameter is not None and x.dtype != parameter.dtype:
-        kind = str(parameter.dtype).removeprefix("torch.")
-        return (
-            f"numbers of type {kind}",
-            f"Convert the inputs to {kind}, or the model to the type of the inputs.",
-        )
-    size = _last_axis_size(layer)
-    if size is not None and (not x.dim() or x.shape[-1] != size):
-        return f"{size} numbers in the last axis", "Change the width of the layer, or the inputs."
-    channels, axes = _channels(layer)
-    if channels is None:
-        return None
-    if axes is not None and x.dim() != axes:
-        return f"an input of {axes} axes (batch, {channels} channels, ...)", "Reshape its input."
-    if x.dim() < 2 or x.shape[1] != channels:
-        return f"{channels} channels in the second axis", "Change the channels of the layer, or the inputs."
+        kind = str(parameter.dtype)
+        return f"numbers of type {kind}", f"Convert the inputs, for example with inputs.to({kind})."
+    for kinds, attribute, axis in INPUT_SIZES:
+        if isinstance(layer, kinds):
+            size = getattr(layer, attribute)
+            size = size[-1] if isinstance(size, tuple) else size
+            if x.dim() <= max(axis, 0) or x.shape[axis] != size:
+                return f"{size} {AXIS_CONTENTS[axis]}", "Change the layer, or its input."
+            if isinstance(layer, _ConvNd) and x.dim() != len(layer.kernel_size) + 2:
+                return (
+                    f"an input [batch, {size}, ...] of {len(layer.kernel_size) + 2} axes",
+                    "Reshape its input.",
+                )
     return None
-
-
-def _last_axis_size(layer: nn.Module) -> int | None:
-    match layer:
-        case nn.Linear():
-            return layer.in_features
-        case nn.RNNBase() | nn.RNNCellBase():
-            return layer.input_size
-        case nn.MultiheadAttention():
-            return int(layer.embed_dim)
-        case nn.LayerNorm() | nn.RMSNorm():
-            return int(layer.normalized_shape[-1])
-    return None
-
-
-def _channels(layer: nn.Module) -> tuple[int | None, int | None]:
-    """Return (channels, number of input axes) if the layer has them."""
-    match layer:
-        case _ConvNd():
-            return layer.in_channels, len(layer.kernel_size) + 2
-        case nn.GroupNorm():
-            return layer.num_channels, None
-        case _BatchNorm() | _InstanceNorm():
-            return layer.num_features, None
-    return None, None

@@ -46,6 +46,9 @@ class _NormRule(LayerRule):
             uses += self._bias_use(self.axis, self.width)
         return tape.record(output.flatten(0, 2), uses)
 
+    def _no_batch_axis(self, x: Tensor) -> NotFoldedError:
+        return NotFoldedError(f"{self.path} got an input of shape {tuple(x.shape)} without a batch axis")
+
     def _join(self, saved_and_deltas: Sequence[tuple[Any, Tensor]]) -> ghost_norms.Contribution:
         return ghost_norms.Dense(
             sum_tensors([sum_positions(delta * a, self.axis, self.width) for a, delta in saved_and_deltas])
@@ -65,7 +68,7 @@ class LastAxesNormRule(_NormRule):
 
     def folded(self, x: Tensor) -> Tensor:
         if x.dim() <= self.width:
-            raise NotFoldedError(f"{self.path} got an input of shape {tuple(x.shape)} without a batch axis")
+            raise self._no_batch_axis(x)
         normal = self._normalise(x, self.normalized_shape, eps=self.eps)
         # x has as many axes after its first as the unfolded x after its first three.
         return self._affine(normal, (1, 1) + (1,) * (x.dim() - 1 - self.width), ())
@@ -101,7 +104,7 @@ class InstanceNormRule(_ChannelNormRule):
 
     def folded(self, x: Tensor) -> Tensor:
         if x.dim() != self._axes:
-            raise NotFoldedError(f"{self.path} got an input of shape {tuple(x.shape)} without a batch axis")
+            raise self._no_batch_axis(x)
         return self._by_channel(functional.instance_norm(x, eps=self.eps))
 
 
@@ -121,5 +124,5 @@ class BatchNormRule(_ChannelNormRule):
 
     def folded(self, x: Tensor) -> Tensor:
         if x.dim() not in self._axes:
-            raise NotFoldedError(f"{self.path} got an input of shape {tuple(x.shape)} without a batch axis")
+            raise self._no_batch_axis(x)
         return self._by_channel(functional.batch_norm(x, self.running_mean, self.running_var, eps=self.eps))

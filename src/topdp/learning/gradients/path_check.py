@@ -9,7 +9,6 @@ anything.
 from __future__ import annotations
 
 import copy
-import math
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -26,7 +25,7 @@ from topdp.learning.gradients.folded_path import FoldedPath
 from topdp.learning.gradients.ghost_norms import Dense, LossesAndContributions, total_norms
 from topdp.learning.gradients.isolation import operator_without_batch_rule
 from topdp.learning.gradients.kept_state import StateSnapshot, expect_no_leaked_tensors, leaked_tensors
-from topdp.learning.gradients.model_calls import disable_inference_kernels, tensor_output
+from topdp.learning.gradients.model_calls import call_model, disable_inference_kernels
 from topdp.learning.gradients.per_example_path import PerExamplePath, first_line
 from topdp.learning.losses import Loss, is_cross_entropy
 from topdp.learning.models import FlatModel
@@ -48,6 +47,10 @@ HARMLESS_WARNINGS = (
 )
 
 
+ProbeBatch = tuple[Tensor, Tensor, Tensor]
+"""Rows near the model's own, made-up records and their targets."""
+
+
 @final
 @dataclass(frozen=True)
 class PathComparison:
@@ -62,10 +65,8 @@ class PathComparison:
     remarks: tuple[str, ...] = ()
 
 
-def compare_paths(
-    flat: FlatModel, loss: Loss, rows: Tensor, inputs: Tensor, targets: Tensor
-) -> PathComparison:
-    """Compare fast and slow gradients of made-up examples shaped like these.
+def compare_paths(flat: FlatModel, loss: Loss, probes: ProbeBatch) -> PathComparison:
+    """Compare fast and slow gradients of made-up examples.
 
     **Guarantees.** Compared are the norms of single gradients and one clipped, weighted sum, with different
     parameters per agent: in float64 if the model allows it (to 1e-8), else in its own type (to 1e-3); both
@@ -73,12 +74,13 @@ def compare_paths(
     in which they will run, except for dropout. A model that draws random numbers itself can be compared only
     in evaluation mode.
     """
-    row_probes, x, y = probe_batch(flat, rows, inputs, targets)
+    rows = probes[0]
     with _forked_generators(rows.device), full_precision_products():
         module = _without_dropout(flat.module)
         reason = "the fast path failed"
         for dtype, tolerance in ((torch.float64, 1e-8), (rows.dtype, 1e-3)):
-            records = row_probes.to(dtype), _to_dtype(x, dtype), _to_dtype(y, dtype)
+            x, y = (part.to(dtype) if part.is_floating_point() else part for part in probes[1:])
+            records = rows.to(dtype), x, y
             before = leaked_tensors()
             try:
                 folded = FoldedPath(FlatModel(module), loss)
@@ -101,29 +103,25 @@ def compare_paths(
             if dtype != rows.dtype and rows.is_cuda:
                 continue
             elements = folded.elements // (PROBE_AGENTS * PROBE_EXAMPLES)
-            missing = None if folded.known else operator_without_batch_rule(folded.contributions, *records)
-            return PathComparison(None, elements, () if missing is None else (_missing_rule_remark(missing),))
+            operator = None if folded.known else operator_without_batch_rule(folded.contributions, *records)
+            if operator is None:
+                return PathComparison(None, elements)
+            remark = (
+                f"torch has no batching rule for the operator {operator}: it takes one example after the "
+                "other. Results are correct; for speed, use another function in its place."
+            )
+            return PathComparison(None, elements, (remark,))
     return PathComparison(reason)
 
 
-def _missing_rule_remark(operator: str) -> str:
-    return (
-        f"torch has no batching rule for the operator {operator}: it takes one example after the other. "
-        "Results are correct; for speed, use another function in its place."
-    )
-
-
-def model_remarks(
-    flat: FlatModel, loss: Loss, rows: Tensor, inputs: Tensor, targets: Tensor
-) -> Iterator[str]:
+def model_remarks(flat: FlatModel, loss: Loss, probes: ProbeBatch) -> Iterator[str]:
     """Yield what the user should know about a model that runs."""
-    arguments = flat, loss, rows, inputs, targets
-    if mixes_examples(*arguments):
+    if _mixes_examples(flat, loss, probes):
         yield (
             "Examples of a batch influence each other in this model. topdp runs each example as its own "
             "batch: otherwise clipping its gradient would not bound its influence."
         )
-    if is_cross_entropy(loss) and _returns_probabilities(*arguments):
+    if is_cross_entropy(loss) and _returns_probabilities(flat, probes):
         yield (
             "The outputs of this model are probabilities, and cross-entropy applies softmax to its inputs. A "
             "model with two softmax functions learns slowly and remains uncertain. Remove the softmax at "
@@ -131,23 +129,27 @@ def model_remarks(
         )
 
 
-def _returns_probabilities(
-    flat: FlatModel, loss: Loss, rows: Tensor, inputs: Tensor, targets: Tensor
-) -> bool:
-    row_probes, x, _ = probe_batch(flat, rows, inputs, targets)
-    module = copy.deepcopy(flat.module).to(device=rows.device, dtype=rows.dtype)
-    with torch.no_grad(), _forked_generators(rows.device), suppress(Exception):
-        outputs = functional_call(module, flat.named(row_probes[0]), (x[0],))
-        if outputs.dim() > 1 and outputs.shape[1] > 1 and bool((outputs >= 0).all()):
-            return bool(((outputs.sum(1) - 1).abs() < 1e-4).all())
-    return False
+def _returns_probabilities(flat: FlatModel, probes: ProbeBatch) -> bool:
+    outputs = _try_model(flat, probes[0][0], probes[1][0])
+    if outputs is None or outputs.dim() < 2 or outputs.shape[1] < 2 or bool((outputs < 0).any()):
+        return False
+    return bool(((outputs.sum(1) - 1).abs() < 1e-4).all())
 
 
-def mixes_examples(flat: FlatModel, loss: Loss, rows: Tensor, inputs: Tensor, targets: Tensor) -> bool:
+def _try_model(flat: FlatModel, row: Tensor, x: Tensor) -> Tensor | None:
+    """Return the model's output for made-up records; None if it does not run on them."""
+    module = copy.deepcopy(flat.module).to(device=row.device, dtype=row.dtype)
+    with torch.no_grad(), _forked_generators(row.device), suppress(Exception):
+        outputs = functional_call(module, flat.named(row), (x.clone(),))
+        return outputs if isinstance(outputs, Tensor) else None
+    return None
+
+
+def _mixes_examples(flat: FlatModel, loss: Loss, probes: ProbeBatch) -> bool:
     """Whether a batch gives other losses than its examples alone; the user should then be told."""
-    row_probes, x, y = probe_batch(flat, rows, inputs, targets)
+    rows, x, y = probes[0], probes[1][0], probes[2][0]
     module = _without_dropout(flat.module).to(device=rows.device, dtype=rows.dtype)
-    parameters, x, y = flat.named(row_probes[0]), x[0], y[0]
+    parameters = flat.named(rows[0])
 
     def losses(*which: slice) -> Tensor:
         return torch.cat([loss(functional_call(module, parameters, (x[i],)), y[i]) for i in which])
@@ -156,10 +158,8 @@ def mixes_examples(flat: FlatModel, loss: Loss, rows: Tensor, inputs: Tensor, ta
         try:
             if not torch.equal(losses(slice(None)), losses(slice(None))):
                 module.eval()  # the model draws random numbers itself
-            batch_losses, single_losses = (
-                losses(slice(None)),
-                losses(*(slice(i, i + 1) for i in range(PROBE_EXAMPLES))),
-            )
+            batch_losses = losses(slice(None))
+            single_losses = losses(*(slice(i, i + 1) for i in range(PROBE_EXAMPLES)))
         except Exception:  # errors are found and reported elsewhere
             return False
     # Losses that are not finite, alone and together, show nothing.
@@ -229,39 +229,30 @@ def probe_batch(
     targets: Tensor,
     agents: int = PROBE_AGENTS,
     examples: int = PROBE_EXAMPLES,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> ProbeBatch:
     """Return rows near the model's own, and made-up records and targets shaped like these."""
     generator = torch.Generator().manual_seed(0)
     row_probes = probe_rows(flat, rows, generator, agents)
     # An integer below all of these is a valid index everywhere.
     tables = [layer.num_embeddings for layer in flat.module.modules() if isinstance(layer, nn.Embedding)]
-    x = _random_like(inputs, (agents, examples), min(tables, default=2), generator)
+    x = random_like(inputs[0, 0], (agents, examples), min(tables, default=2), generator)
     # Class 1 is valid only if there are two classes.
-    below = 2 if targets.is_floating_point() or _output_count(flat, row_probes[0], x[0, :1]) > 1 else 1
-    return row_probes, x, _random_like(targets, (agents, examples), below, generator)
+    outputs = None if targets.is_floating_point() else _try_model(flat, row_probes[0], x[0, :1])
+    below = 1 if outputs is not None and outputs.dim() > 1 and outputs.shape[1] <= 1 else 2
+    return row_probes, x, random_like(targets[0, 0], (agents, examples), below, generator)
 
 
-def _output_count(flat: FlatModel, row: Tensor, x: Tensor) -> float:
-    """Return how many scores the model gives one example; infinite if it does not run on this one."""
-    module = copy.deepcopy(flat.module).to(device=row.device, dtype=row.dtype)
-    with torch.no_grad(), _forked_generators(row.device), suppress(Exception):
-        outputs = functional_call(module, flat.named(row), (x.clone(),))
-        return outputs.shape[1] if outputs.dim() > 1 else math.inf
-    return math.inf
+def random_like(example: Tensor, lead: tuple[int, ...], below: int, generator: torch.Generator) -> Tensor:
+    """Return made-up examples [*lead, ...] of the shape and type of `example`; integers are below `below`."""
+    shape = (*lead, *example.shape)
+    if example.is_floating_point():
+        return torch.rand(shape, generator=generator).to(example)
+    return torch.randint(below, shape, generator=generator).to(example)
 
 
-def _random_like(data: Tensor, lead: tuple[int, int], below: int, generator: torch.Generator) -> Tensor:
-    shape = (*lead, *data.shape[2:])
-    if data.is_floating_point():
-        return torch.rand(shape, generator=generator).to(data)
-    return torch.randint(below, shape, generator=generator).to(data)
-
-
-def _to_dtype(y: Tensor, dtype: torch.dtype) -> Tensor:
-    return y.to(dtype) if y.is_floating_point() else y
-
-
-def check_model_call(flat: FlatModel, loss: Loss, rows: Tensor, inputs: Tensor, targets: Tensor) -> None:
+def check_model_call(
+    flat: FlatModel, loss: Loss, probes: ProbeBatch, inputs: Tensor, targets: Tensor
+) -> None:
     """Run model and loss as torch would, so that their own errors surface here.
 
     Errors come out unchanged, except where a layer gets an input that it cannot take and where the output is
@@ -270,12 +261,12 @@ def check_model_call(flat: FlatModel, loss: Loss, rows: Tensor, inputs: Tensor, 
 
     **Guarantees.** A model or a loss that keeps state between two calls is refused.
     """
-    row_probes, x, y = probe_batch(flat, rows, inputs, targets)
+    rows, x, y = probes
     probe = disable_inference_kernels(copy.deepcopy(flat.module).to(device=rows.device, dtype=rows.dtype))
     memory = StateSnapshot({"model": probe, "loss": loss}, x, y, contents=True)
 
     def call(x: Tensor, y: Tensor) -> None:
-        loss(tensor_output(probe, flat.named(row_probes[0]), x), y)
+        loss(call_model(probe, flat.named(rows[0]), x), y)
 
     with torch.no_grad(), _forked_generators(rows.device):
         try:

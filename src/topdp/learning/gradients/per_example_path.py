@@ -18,7 +18,7 @@ from topdp.errors import InputError
 from topdp.learning.gradients.ghost_norms import Dense, LossesAndContributions, SlotContributions
 from topdp.learning.gradients.isolation import forbid_batch_access, isolated_vmap
 from topdp.learning.gradients.kept_state import StateSnapshot
-from topdp.learning.gradients.model_calls import disable_inference_kernels, tensor_output
+from topdp.learning.gradients.model_calls import call_model, disable_inference_kernels
 from topdp.learning.losses import Loss
 from topdp.learning.models import FlatModel
 
@@ -99,7 +99,7 @@ class PerExamplePath:
         other.
         """
         module = disable_inference_kernels(self._flat.load(rows[0]).eval())
-        return torch.stack([tensor_output(module, self._flat.named(row), inputs) for row in rows])
+        return torch.stack([call_model(module, self._flat.named(row), inputs) for row in rows])
 
     def _dense(self, gradients: Tensor) -> SlotContributions:
         return [(slot, Dense(gradients[:, :, slot.start : slot.stop])) for slot in self._flat.slots]

@@ -46,14 +46,7 @@ class Tape:
         self.clear()
 
     def clear(self) -> None:
-        self.rows = torch.empty(0, 0)
-        self.examples = 0
-        self.recording = False
-        self.shared = False
-        self.copies = 1
-        self.anchor: Tensor | None = None
-        self.kept = 0  # elements that one example keeps besides what is recorded
-        self.records: list[tuple[Tensor, list[ParameterUse]]] = []
+        self.begin(torch.empty(0, 0), 0, recording=False)
 
     def begin(
         self, rows: Tensor, examples: int, *, recording: bool, shared: bool = False, copies: int = 1
@@ -65,11 +58,9 @@ class Tape:
         """
         self.rows, self.examples, self.recording = rows, examples, recording
         self.shared, self.copies = shared, copies
-        self.records = []
-
-    def set_anchor(self, example: Tensor) -> None:
-        """From now on layer rules are called inside `isolated_vmap`, which maps over `example`."""
-        self.anchor = example
+        self.anchor: Tensor | None = None  # an example, if rules run inside `isolated_vmap` over it
+        self.kept = 0  # elements that one example keeps besides what is recorded
+        self.records: list[tuple[Tensor, list[ParameterUse]]] = []
 
     @property
     def agents(self) -> int:

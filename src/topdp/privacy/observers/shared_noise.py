@@ -180,15 +180,15 @@ def _one_by_groups(C: Floats, kind: ReleasePattern) -> Floats:
 
 def _generalized(C: Floats, S: Floats) -> Floats:
     """sᵀC⁺s for each column s of S; infinite where s leaves the range of C."""
-    fresh, inverse, null, weights, guard = whiten(C, C.diagonal())
-    left = np.abs(S[null] - weights @ S[fresh])
+    white = whiten(C, C.diagonal())
+    left = np.abs(S[white.null] - white.weights @ S[white.fresh])
     # Rounding in the weights is compared with all that enters the row, from any step.
-    entered = (S[null] + np.abs(weights) @ S[fresh]).sum(axis=1, keepdims=True)
+    entered = (S[white.null] + np.abs(white.weights) @ S[white.fresh]).sum(axis=1, keepdims=True)
     leaks = (left > STEP_ROUNDING * entered).any(axis=0)
-    D = inverse @ S[fresh] if len(fresh) else np.zeros((0, S.shape[1]))
-    if not np.isfinite(guard):  # there may be no noise but rounding
+    D = white.inverse @ S[white.fresh] if len(white.fresh) else np.zeros((0, S.shape[1]))
+    if not np.isfinite(white.guard):  # there may be no noise but rounding
         return np.where(leaks | D.any(axis=0), np.inf, 0.0)
-    return np.where(leaks, np.inf, np.square(D * guard).sum(axis=0))
+    return np.where(leaks, np.inf, np.square(D * white.guard).sum(axis=0))
 
 
 def connectivity_bound(plan: Plan, noisy: NoisyReleases, colluders: int) -> Floats | None:
