@@ -228,10 +228,10 @@ def test_status_and_orders_need_no_torch(state):
 
 
 def test_pausing_twice_and_resuming_twice(topdp, state):
-    assert "will be paused when it is started" in topdp("agent", "pause", "--state", state).out
+    assert "will be paused when started" in topdp("agent", "pause", "--state", state).out
     assert "was paused already" in topdp("agent", "pause", "--state", state).out
     assert status(topdp, state)["paused"] is not None
-    assert "goes on" in topdp("agent", "resume", "--state", state).out
+    assert "continues" in topdp("agent", "resume", "--state", state).out
     assert "was not paused" in topdp("agent", "resume", "--state", state).out
     assert status(topdp, state)["paused"] is None
 
