@@ -1,11 +1,11 @@
-"""Neighbours that are missing where draws are shared: given up for good, and counted as colluders.
+"""Missing neighbours under shared draws: excluded for good, and counted as colluders.
 
-Applies what `departures` settles by statements to one agent's loop: which neighbours it does not wait for,
-what its meter counts, and when it must stop. Not for plans without shared draws: there a missing neighbour
-may come back.
+Applies the result of `departures` to one agent's loop: for which neighbours it does not wait, which colluders
+its meter counts, and when the agent must stop. Not for plans without shared draws: there, a missing neighbour
+may return.
 
-**Guarantees.** An agent states that it counts another as a colluder once the charge for that is in its
-ledger, and nobody relies on it before.
+**Guarantees.** An agent states that it counts another agent as a colluder only after the charge for that is
+in its ledger, and no agent relies on it before.
 """
 
 from __future__ import annotations
@@ -24,20 +24,23 @@ logger = logging.getLogger("topdp.agents")
 
 @final
 class Absences:
-    """The agents that are missing for good, as one agent sees them."""
+    """The agents that one agent considers missing for good."""
 
     def __init__(self, context: AgentContext, peers: PeerContacts, shared_draws: SharedDraws) -> None:
         self.context, self.ledger, self.peers, self.shared_draws = context, peers.ledger, peers, shared_draws
         self.departures = shared_draws.departures
         peers.given_up = self.departures.given_up
         self._meter = context.meter
-        self._counts: dict[str, int] = {}  # as colluders in this meter, from these rounds on
-        self._held: dict[str, int] = {}  # ticks for which each has held back rows
+        self._counts: dict[str, int] = {}  # agent -> round from which this meter counts it as a colluder
+        self._held: dict[str, int] = {}  # agent -> ticks for which rows were held back because of it
 
     # Neighbours
 
     def lost(self, peer: str) -> bool:
-        """Whether nothing will come of `peer` any more. Under the rule to go on, this decides it."""
+        """Return whether nothing more will come from `peer`.
+
+        With the rule `go-on`, a silent or quarantined peer is excluded for good.
+        """
         if self.departures.given_up(peer) or peer in self.peers.left_by:
             return True
         if self.ledger.quarantined(peer) is not None:
@@ -47,14 +50,15 @@ class Absences:
         return silent and self._give_up(peer, "silent for the idle timeout")
 
     def _hears_somebody(self) -> bool:
-        """An agent that hears nobody is itself cut off. A late word of a neighbour that was given up does not
-        count.
+        """Return whether some neighbour that is not excluded has sent a message within the idle timeout.
+
+        An agent that hears no neighbour is itself disconnected.
         """
         silent = self.peers.silent
         return any(silent[peer] < TICKS_PER_TIMEOUT for peer in silent if not self.departures.given_up(peer))
 
     def _give_up(self, peer: str, why: str) -> bool:
-        """State that `peer` is silent, where the rule is to go on without it; return whether it is."""
+        """State that `peer` is silent if the manifest has the rule `go-on`; return whether it has."""
         if not self.context.manifest.rules.tolerates_silence or not self.shared_draws.gossip.begun:
             return False
         if self.departures.give_up(peer):
@@ -63,7 +67,7 @@ class Absences:
         return True
 
     def expect_to_be_counted_in(self) -> None:
-        """Stop an agent that is gone for the others: they leave out what would cancel in its rows."""
+        """Raise TrustError if the others count this agent as departed: draws in its rows would not cancel."""
         peers = self.peers
         left = bool(peers.left_by) and all(peers.ends_with(peer) for peer in peers.neighbours)
         if left or self.context.name in self.departures.gone():
@@ -72,11 +76,10 @@ class Absences:
     # What counting somebody out costs
 
     def settle(self, history: ReleaseHistory) -> BudgetMeter:
-        """Count departed agents as colluders, charge what that costs and state it; return the meter from now
-        on.
+        """Count departed agents as colluders, charge the cost and state it; return the meter from now on.
 
-        They count from the round after the last that some neighbour has of them, if the budget allows that;
-        otherwise from the next round on.
+        They count from the round after the last one that some neighbour received from them, if the budget
+        allows that; otherwise from the next round onwards.
         """
         gone, counts = self.departures.gone(), self.ledger.departed_members()
         new = {name: one.seen + 1 for name, one in gone.items() if name not in counts}
@@ -99,7 +102,10 @@ class Absences:
         return self._meter
 
     def _pays(self, history: ReleaseHistory) -> bool:
-        """Charge what the releases made so far cost by this meter, if the budget allows it."""
+        """Charge the additional cost of earlier releases under this meter, if the budget allows it.
+
+        Return whether the budget allows it; False, without a charge, if no draws are taken back.
+        """
         if not self.departures.takes_back:
             return False
         cost = self._meter.owed(history, self.ledger.total, planned=True)
@@ -118,15 +124,16 @@ class Absences:
     # Rows that are held back
 
     def holds(self, round: int) -> bool:
-        """Whether the rows of `round` wait until all know who is gone: shared noise in them would not cancel.
+        """Return whether rows of `round` are held back because departures are unsettled.
 
-        For two idle timeouts at most: an agent may be silent for one neighbour alone.
+        Shared noise in these rows would not cancel. Rows are held back for at most two idle timeouts, because
+        an agent may be silent towards one neighbour only.
         """
         if not self.context.part.shared(round):
             return False
         return any(self._held.get(name, 0) < 2 * TICKS_PER_TIMEOUT for name in self.departures.unsettled())
 
     def tick(self) -> None:
-        """Count one tick in which rows were held back."""
+        """Count one tick during which rows were held back."""
         for name in self.departures.unsettled():
             self._held[name] = self._held.get(name, 0) + 1

@@ -1,7 +1,7 @@
-"""The one place where development can replace what an agent does; production leaves the defaults.
+"""Hooks by which development replaces steps of an agent; production uses the defaults.
 
-An agent calls its hooks for its draws, its mean gradient, the rows it made, and at points where tests may
-stop it. What replaces them is in `agents/development`, which no production agent imports.
+An agent calls its hooks for its draws, its mean gradient, the rows that it made, and at points where tests
+may stop it. `agents/development` contains the replacements; a production agent does not import it.
 """
 
 from __future__ import annotations
@@ -20,31 +20,34 @@ if TYPE_CHECKING:
 
 
 class AgentHooks:
-    """What a production agent does: fresh draws, its own records only, no notes, no stops."""
+    """The hooks of a production agent: fresh draws, gradients of its own records, no recording, no stops."""
 
     seeded = False
-    """Whether noise can be repeated by anyone who knows the seed. The ledger records it for good."""
+    """Whether anyone who knows the seed can reproduce the noise. The ledger records it permanently."""
 
     rehearsal = False
-    """Whether gradients are written down without noise. The ledger records it for good."""
+    """Whether gradients are recorded without noise. The ledger records it permanently."""
 
     def draws(self, part: PlanPart, seed: int, dtype: torch.dtype) -> AgentDraws:
-        """The draws of the agent. `dtype` is that of the model."""
+        """Return the draws of the agent. `seed`: the manifest's; `dtype`: the type of the model."""
         return SystemDraws(frozenset(part.partner))
 
     def prepare(self, part: PlanPart, batches: Batches, clip: float, start: Tensor) -> None:
-        """Called once, before the first gradient, with the public start row."""
+        """Prepare for the run. Called once, before the first gradient, with the public start row [d]."""
 
     def mean_gradient(
         self, round: int, chosen: Tensor | None, mean_of: Callable[[Tensor | None], Tensor]
     ) -> Tensor:
-        """The mean clipped gradient of the `chosen` records; None stands for all of them."""
+        """Return the mean clipped gradient [d] of the records with indices `chosen`; None stands for all."""
         return mean_of(chosen)
 
     def rows_made(
         self, round: int, rows: Mapping[int, Tensor], received: Mapping[int, Tensor], draws: AgentDraws
     ) -> None:
-        """Called with the rows of `round`, before they are charged, and with the rows they were made of."""
+        """Observe the rows of `round` before they are charged, and the `received` rows used to make them.
+
+        Both map row numbers of the plan to rows [d].
+        """
 
     def reached(self, point: str) -> None:
-        """Called at each named point of a round."""
+        """Observe that the agent has reached a named point of a round."""

@@ -1,4 +1,4 @@
-"""Where an agent's time goes, and which neighbours it waits for. For people; nothing is decided by it."""
+"""Measure an agent's time by part, and its waits for neighbours. For people; no decision depends on it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ TIMED_PARTS = ("compute", "ledger", "network")
 
 
 class RoundTiming:
-    """Seconds by part, over the rounds of this process.
+    """Wall-clock seconds by part, over the rounds of this process.
 
-    Waiting for a core counts for the part that wants it. So there are processor seconds too: of computing,
-    and of everything else that the process does meanwhile.
+    Waiting for a CPU core counts for the part that waits. So CPU seconds are measured too: of computing, and
+    of everything else that the process does meanwhile.
     """
 
     def __init__(self) -> None:
@@ -40,13 +40,13 @@ class RoundTiming:
             self._computing += thread_time() - begun
 
     def processor_per_round(self) -> dict[str, float]:
-        """Processor milliseconds per round."""
+        """Return CPU milliseconds per round: of computing, and of the rest of the process."""
         rest = process_time() - self._begun - self._computing
         parts = {"compute": self._computing, "rest": rest}
         return {part: 1e3 * value / max(1, self.rounds) for part, value in parts.items()}
 
     def per_round(self) -> dict[str, float]:
-        """Milliseconds per round."""
+        """Return wall-clock milliseconds per round, by part."""
         return {part: 1e3 * value / max(1, self.rounds) for part, value in self.seconds.items()}
 
 
@@ -59,7 +59,7 @@ class StartTiming:
         self._last = perf_counter() - _age(), 0.0
 
     def over(self, stage: str) -> None:
-        """`stage` ends now, and the next begins."""
+        """Record that `stage` ends now and the next one begins."""
         now = perf_counter(), process_time()
         self.wall[stage], self.processor[stage] = now[0] - self._last[0], now[1] - self._last[1]
         self._last = now
@@ -70,7 +70,7 @@ class StartTiming:
 
 
 def _age() -> float:
-    """Seconds since this process was started; 0 if the system does not tell."""
+    """Return the seconds since this process was started; 0 if the system does not report it."""
     try:
         with open("/proc/self/stat", encoding="ascii", errors="replace") as file:
             born = int(file.read().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
@@ -80,7 +80,7 @@ def _age() -> float:
 
 
 class PeerWaits:
-    """The neighbours that the agent waits for, since when, and how long it has waited for each so far."""
+    """The neighbours that the agent waits for, since when, and the total wait for each neighbour."""
 
     def __init__(self) -> None:
         self.since: dict[str, float] = {}  # whom: seconds of the calendar
@@ -88,7 +88,7 @@ class PeerWaits:
         self._begun: dict[str, float] = {}
 
     def now(self, peers: Iterable[str]) -> None:
-        """The agent waits for these peers from now on, and for no others."""
+        """Record that the agent waits for these peers from now on, and for no others."""
         left, clock = set(peers), perf_counter()
         for peer in [peer for peer in self.since if peer not in left]:
             del self.since[peer]
@@ -97,6 +97,6 @@ class PeerWaits:
             self.since[peer], self._begun[peer] = time(), clock
 
     def seconds(self, peer: str) -> float:
-        """All the time that this process has waited for `peer`."""
+        """Return the total seconds that this process has waited for `peer`."""
         clock = perf_counter()
         return self._seconds.get(peer, 0.0) + clock - self._begun.get(peer, clock)

@@ -1,12 +1,11 @@
-"""What this process knows of each neighbour: heard or silent, believed or not, and which neighbours refuse
-it.
+"""The state of each neighbour in this process: silent or not, trusted or not, and whether it refuses rows.
 
-`request_handlers`, `outbox_sender` and the loops share it; it does none of their work. What must survive a
-restart is in the ledger.
+`request_handlers`, `outbox_sender` and the loops share this state. Facts that must survive a restart are in
+the ledger.
 
-**Guarantees.** Nothing that a peer sends ends the agent, except proof that its ledger is an old copy, or that
-all neighbours hold other terms; before a run with shared draws begins, also whatever leaves open with whom
-they would be shared.
+**Guarantees.** No message of a peer ends the agent, except proof that its ledger is an old copy, or greetings
+that show that all neighbours have other terms (manifest, plan, start). Before a run with shared draws begins,
+contradictory keys also end it, because it would be unknown with which agents draws are shared.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ if TYPE_CHECKING:
     from topdp.agents.runtime.statement_gossip import StatementGossip
 
 TICKS_PER_TIMEOUT = 8  # ticks of silence in one idle timeout
-MAX_RESENDS_PER_ROUND = 32  # to one neighbour, between two rounds of this agent
-MAX_GAPS = 3  # how often a neighbour may leave out a round; greetings between say which one
+MAX_RESENDS_PER_ROUND = 32  # rows sent again to one neighbour between two rounds of this agent
+MAX_GAPS = 3  # how often a neighbour may leave out the same round, although greetings report that it lacks
 
 
 RowCheck = Callable[[str, int, bytes], object]
@@ -45,7 +44,7 @@ RequestHandler = Callable[[str, Message], Awaitable[Reply]]
 
 @dataclass(frozen=True, kw_only=True)
 class PeerServices:
-    """What all parts of one agent that talk to its neighbours share."""
+    """The objects shared by all parts of one agent that exchange messages with neighbours."""
 
     name: str
     neighbours: list[str]
@@ -65,15 +64,15 @@ class PeerServices:
 
 @final
 class PeerContacts:
-    """The neighbours of one agent, as it knows them."""
+    """The neighbours of one agent and their state in this process."""
 
     def __init__(self, services: PeerServices) -> None:
         self.services, self.neighbours = services, services.neighbours
         self.ledger, self.terms, self.gossip = services.ledger, services.terms, services.gossip
         self.refusals, self.transport = services.refusals, services.transport
         self.handlers: dict[MessageKind, RequestHandler] = {}  # what answers each kind of request
-        self.finishing = False  # all rounds are done: neighbours are told so
-        self.given_up: Callable[[str], bool] = lambda peer: False  # counted as gone by this agent
+        self.finishing = False  # all rounds are done: neighbours are informed
+        self.given_up: Callable[[str], bool] = lambda peer: False  # whether this agent has excluded a peer
         self.beliefs = PeerBeliefs(
             neighbours=services.neighbours,
             ledger=services.ledger,
@@ -81,38 +80,36 @@ class PeerContacts:
             given_up=lambda peer: self.given_up(peer),
             in_doubt=services.in_doubt,
         )
-        self.changed = asyncio.Event()  # something came in, or what is known of a neighbour changed
-        self.silent = dict.fromkeys(self.neighbours, 0)  # ticks since something was heard
-        self.heard_at = dict.fromkeys(self.neighbours, time())  # for people: nothing is decided by it
-        self.refused_by: set[str] = set()  # neighbours that take nothing more from this agent
-        self.differing: set[str] = set()  # neighbours that hold other terms
-        self._differed = 0  # ticks since the first of them, while nobody holds the same
-        self.left_by: set[str] = set()  # neighbours that count this agent as gone
-        self.fault: BaseException | None = None  # why this agent cannot go on
+        self.changed = asyncio.Event()  # a message arrived, or the state of a neighbour changed
+        self.silent = dict.fromkeys(self.neighbours, 0)  # ticks since the last message
+        self.heard_at = dict.fromkeys(self.neighbours, time())  # shown to people; no decision depends on it
+        self.refused_by: set[str] = set()  # neighbours that accept nothing more from this agent
+        self.differing: set[str] = set()  # neighbours that have other terms
+        self._differed = 0  # ticks since the first of them, while no neighbour has the same terms
+        self.left_by: set[str] = set()  # neighbours that count this agent as departed
+        self.fault: BaseException | None = None  # the error that ends this agent
         self.tasks: list[asyncio.Task[None]] = []
-        self._again: dict[str, tuple[int, int]] = {}  # in which round of ours how many rows were sent again
-        self.asked: set[str] = set()  # neighbours that are to be greeted once more
+        self._again: dict[str, tuple[int, int]] = {}  # peer -> (own round, number of rows sent again in it)
+        self.asked: set[str] = set()  # neighbours to which another greeting is due
         self.to_send = {peer: asyncio.Event() for peer in self.neighbours}
 
     def ask(self, peer: str) -> None:
-        """Greet `peer` once more: a neighbour that waits for another has nothing to send, and is alive all
-        the same.
-        """
+        """Send `peer` another greeting: a neighbour that waits for others is alive but sends nothing."""
         self.asked.add(peer)
         self.to_send[peer].set()
 
     def finish(self) -> None:
-        """All rounds are done: tell the neighbours so."""
+        """Inform the neighbours that all rounds are done."""
         self.finishing = True
         self.wake()
 
     def wake(self) -> None:
-        """There is something new to send."""
+        """Wake the senders of all neighbours: there is something new to send."""
         for event in self.to_send.values():
             event.set()
 
     def tick(self) -> None:
-        """Count one more tick of silence for all neighbours, and ask them whether they are there."""
+        """Count one more tick of silence for all neighbours, and send each of them a greeting."""
         for peer in self.neighbours:
             self.silent[peer] += 1
             self.ask(peer)
@@ -154,10 +151,10 @@ class PeerContacts:
         self.changed.set()
 
     def _send_again(self, peer: str, greeting: Greeting) -> None:
-        """Resend rows: a neighbour that has less than it acknowledged lost it with its ledger, or its word
-        was overtaken.
+        """Resend rows that `peer` acknowledged but reports as missing in its greeting.
 
-        Limited until this agent's own next round: nobody can make it send without end.
+        Its ledger was restored from an older copy, or the greeting is outdated. The number of rows is limited
+        until this agent's own next round, so no neighbour can make it send without end.
         """
         if self.gossip is not None:
             self.gossip.learn(peer, greeting.statements)
@@ -166,13 +163,11 @@ class PeerContacts:
         times += self.ledger.requeue(peer, greeting.seen, MAX_RESENDS_PER_ROUND - times)
         self._again[peer] = (self.ledger.round, times)
         if times >= MAX_RESENDS_PER_ROUND:
-            self.refusals.report(peer, "again", "asks repeatedly for rows that it has acknowledged")
+            self.refusals.report(peer, "again", "repeatedly requests rows that it has acknowledged")
         self.to_send[peer].set()
 
     def needs_nothing_before(self, peer: str, round: int) -> None:
-        """Drop rows of earlier rounds for `peer`; it keeps the newest, as if it had acknowledged the
-        others.
-        """
+        """Count rows for `peer` of rounds before `round` as acknowledged, so that they are not sent."""
         for earlier in self.ledger.unacknowledged(peer):
             if earlier < round:
                 self.ledger.acknowledge(peer, earlier)
@@ -182,9 +177,13 @@ class PeerContacts:
         self.heard_at[peer] = time()
 
     def differ(self, peer: str) -> None:
-        """Do not believe `peer`. If all are like it, or nobody else is heard, the mistake is here."""
-        words = "holds another manifest, plan or model than this agent"
-        if peer in self.beliefs.met:  # it held the same before, and can end nobody by saying otherwise
+        """Handle a greeting of `peer` with other terms.
+
+        A neighbour that had the same terms before is quarantined. If all neighbours have other terms, the
+        fault is this agent's own, and it ends.
+        """
+        words = "has another manifest, plan or model than this agent"
+        if peer in self.beliefs.met:  # it had the same terms before, so its claim must end no agent
             self.distrust(peer, ReplyCode.OTHER_TERMS, words)
             return
         self.refusals.report(peer, "other_terms", words)
@@ -195,9 +194,10 @@ class PeerContacts:
     def _end_by_terms(self) -> None:
         self.fail(
             TrustError(
-                f"{', '.join(sorted(self.differing))}: another manifest, plan or model than this agent has, "
-                "and no neighbour with the same: give all agents the same manifest, the same version of "
-                "topdp and data of the same shape."
+                "Expected neighbours with the manifest, plan and model of this agent, but "
+                f"{', '.join(sorted(self.differing))} has another manifest, plan or model, and no neighbour "
+                "has the same. Give all agents the same manifest, the same version of topdp and data of the "
+                "same shape."
             )
         )
 
@@ -206,29 +206,30 @@ class PeerContacts:
         self.changed.set()
 
     def distrust(self, peer: str, code: ReplyCode, words: str) -> None:
-        """Believe nothing more of `peer`, and log why."""
+        """Stop accepting messages from `peer` (quarantine), and log the reason."""
         self.refusals.report(peer, code.name.lower(), words)
         self.ledger.quarantine(peer, code, words)
         self.changed.set()
 
     def ends_with(self, peer: str) -> bool:
-        """Whether there is nothing more to send to `peer`."""
+        """Return whether there is nothing more to send to `peer`."""
         lost = self.ledger.quarantined(peer) is not None or self.given_up(peer)
         return lost or peer in self.refused_by
 
     def left(self, peer: str) -> None:
-        """`peer` has gone on without this agent, for good."""
+        """Record that `peer` has gone on without this agent, for good."""
         self.refusals.report(peer, "gone", "counts this agent as gone: it was silent for too long")
         self.left_by.add(peer)
         self.refused_by.add(peer)
         self.changed.set()
 
     def takes_last_words(self, peer: str, body: bytes) -> bool:
-        """Whether to ask `peer` again, which has begun and gone on without this agent, which has not.
+        """Accept the notices that `peer` sends with its refusal; return whether to greet `peer` again.
 
-        A run begins once all have said that they hold the same keys. An agent that was cut off then may lack
-        the statement of another that will send nothing more: it comes with the refusal. Then this agent
-        begins too, or finds that it is gone. Once it has begun it relies on what it hears itself.
+        Applies only while this agent has not begun the run and `peer` has gone on without it. A run begins
+        once all agents have stated that they have the same keys. An agent that was disconnected then may lack
+        the notice of an agent that sends nothing more; `peer` sends all notices with its refusal. So this
+        agent begins too, or learns that it counts as departed. After it has begun, it ignores these notices.
         """
         if self.gossip is None or self.gossip.begun or not body:
             return False
@@ -244,8 +245,9 @@ class PeerContacts:
         return code is ReplyCode.LATER  # keys are here that name the run: the rest is asked for again
 
     def refused_for_good(self, peer: str, what: str) -> None:
-        """`peer` takes nothing more from this agent, and nothing of it is awaited: no agent can stop
-        another.
+        """Record that `peer` accepts nothing more from this agent; the agent does not wait for it any more.
+
+        `what`: the refused message, which is recorded as a departure from the plan; empty: none is recorded.
         """
         self.refused_by.add(peer)
         if what:
@@ -253,7 +255,7 @@ class PeerContacts:
         self.changed.set()
 
     def spawn(self, job: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run a job in the background; a fault of our own in it ends the agent."""
+        """Run `job` as a task in the background, and return the task. An exception in it ends the agent."""
         task = asyncio.create_task(job)
         self.tasks.append(task)
         task.add_done_callback(self._ended)

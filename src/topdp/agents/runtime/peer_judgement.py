@@ -1,20 +1,19 @@
-"""What one agent believes of its neighbours: whether a ledger is an old copy, and which neighbours were
-heard.
+"""How an agent judges greetings: whether a ledger is an old copy, and which neighbours have reported.
 
-Greetings report what each side has of the other. Where that contradicts the ledger here, an agent has made a
-round twice, or lies. An agent ends if its own signature is shown under a row that its ledger lacks
-(`agreement/signatures.py`); a neighbour that only claims such a row is quarantined, and so is one that
-contradicts itself.
+Greetings report which rows each side has received from the other. If a greeting contradicts this agent's
+ledger, one of the two agents has made a round twice, or lies. An agent ends if a neighbour presents its own
+signature for a row that its ledger lacks (`agreement/signatures.py`); a neighbour that claims such a row
+without a signature is quarantined, and so is a neighbour that contradicts itself.
 
-After a start, an agent whose ledger is not empty does not know that it is the newest, until every neighbour
-that may have rows of it has reported which, when asked: a greeting that was on its way before may have been
-made before a row of the earlier process arrived. Not asked: neighbours that are quarantined, given up or
-finished in this very ledger; from that entry on nothing new is sent to them, so they have nothing that this
-ledger lacks.
+After a start, an agent whose ledger is not empty does not know whether the ledger is the newest copy. It
+knows once every neighbour that may have its rows has reported them in reply to a request of this process: a
+greeting sent earlier may have been made before a row of the previous process arrived. Not requested:
+neighbours that are quarantined, excluded or finished according to this ledger; nothing new is sent to them
+after that entry, so they have no row that this ledger lacks.
 
-**Guarantees.** If the ledger of an agent is an old copy, no data enter a round before all those neighbours
-are heard (`agent_loop`); and one that has a newer row in its ledger shows it. Neighbours that lie, one or
-several, can end no agent.
+**Guarantees.** If the ledger of an agent is an old copy, the agent's data are used in no round before all
+those neighbours have reported (`agent_loop`); and a neighbour with a newer row in its ledger presents it.
+Neighbours that lie, one or several, can end no agent.
 """
 
 from __future__ import annotations
@@ -32,16 +31,16 @@ from topdp.errors import TrustError
 
 @dataclass(frozen=True)
 class GreetingVerdict:
-    """What follows from a greeting: this agent's end, the neighbour's quarantine, or nothing."""
+    """The consequence of a greeting: an error that ends this agent, a quarantine of the sender, or none."""
 
     fault: TrustError | None = None
     code: ReplyCode | None = None
     words: str = ""
-    is_old: bool = False  # it may have been overtaken on its way: ask again before anything is decided
+    is_old: bool = False  # the greeting may be outdated: request another one before any consequence
 
 
 class PeerBeliefs:
-    """What neighbours have reported and shown to this process."""
+    """What neighbours have reported to this process, and the rows that they have sent."""
 
     def __init__(
         self,
@@ -52,32 +51,33 @@ class PeerBeliefs:
         given_up: Callable[[str], bool],
         in_doubt: bool,
     ) -> None:
-        """`given_up`: whether this agent counts a neighbour as gone.
+        """Begin without reports.
 
-        `in_doubt`: this ledger is not empty, or not the first of this agent: it may be an old copy.
+        `given_up`: returns whether this agent has excluded a neighbour for good. `in_doubt`: whether the
+        ledger may be an old copy, because it is not empty or not the first ledger of this agent.
         """
         self.neighbours, self.ledger, self.signatures = neighbours, ledger, signatures
         self.in_doubt = in_doubt
-        self.met: set[str] = set()  # neighbours that have said what they have seen
-        self.answered: set[str] = set()  # those that said it when asked, so after the start of this process
-        self.shown = dict.fromkeys(self.neighbours, -1)  # the highest round of which each has shown a row
-        self.passed: dict[str, tuple[int, int]] = {}  # the last row each has for this agent, and its round
+        self.met: set[str] = set()  # neighbours that have reported which rows they received
+        self.answered: set[str] = set()  # those that reported it in reply to a request of this process
+        self.shown = dict.fromkeys(self.neighbours, -1)  # the highest round of a row from each neighbour
+        self.passed: dict[str, tuple[int, int]] = {}  # (round of its last row for this agent, its last round)
         self.given_up = given_up
 
     def unheard(self) -> list[str]:
-        """Neighbours that may have rows of this agent which its ledger lacks."""
+        """Return the neighbours that may have rows of this agent which its ledger lacks."""
         if not self.in_doubt:
             return []
         return [peer for peer in self.neighbours if peer not in self.answered and not self._is_closed(peer)]
 
     def round_of(self, peer: str) -> int:
-        """The highest round of which `peer` has ever shown a row."""
+        """Return the highest round of a row that `peer` has ever sent."""
         return max(self.shown[peer], self.ledger.last_received(peer))
 
     def skips_rounds(self, peer: str, round: int) -> bool:
-        """Whether `peer` says that `round` is over for it and that it made no row for this agent in it.
+        """Return whether `peer` reports that its `round` is over without a row for this agent.
 
-        It is believed: of its own rows only, and who lies could as well keep them back.
+        The report is accepted without proof: it concerns only rows of `peer`, which could also withhold them.
         """
         last, done = self.passed.get(peer, (-1, -1))
         return last < round <= done
@@ -101,17 +101,21 @@ class PeerBeliefs:
         )
 
     def judge(self, peer: str, greeting: Greeting, known: int | None) -> GreetingVerdict:
-        """`known`: the highest round of `peer` that was here before it was asked; None: it was not asked."""
+        """Return the consequence of a greeting of `peer`.
+
+        `known`: the highest round received from `peer` before this agent requested the greeting; None if the
+        agent did not request it.
+        """
         receiver = stored_rows.receiver_of(self.ledger.database, peer)
-        mine = self.ledger.digest_sent(receiver, greeting.seen) if greeting.seen >= 0 else None
-        if greeting.seen >= 0 and mine != greeting.seen_digest:
+        own_digest = self.ledger.digest_sent(receiver, greeting.seen) if greeting.seen >= 0 else None
+        if greeting.seen >= 0 and own_digest != greeting.seen_digest:
             signature = bytes.fromhex(greeting.seen_signature)
             if self.signatures.verify_own(receiver, greeting.seen, greeting.seen_digest, signature):
                 return GreetingVerdict(fault=self._old_copy(peer, greeting.seen))
             words = f"claims a row of round {greeting.seen} that this agent did not make, and cannot show it"
             return GreetingVerdict(code=ReplyCode.NOT_A_GREETING, words=words)
-        theirs = self.ledger.digest_received(peer, greeting.sent)
-        if theirs is not None and theirs != greeting.sent_digest:
+        received_digest = self.ledger.digest_received(peer, greeting.sent)
+        if received_digest is not None and received_digest != greeting.sent_digest:
             words = f"rolled back: sent round {greeting.sent} before, and now has another row for it"
             return GreetingVerdict(code=ReplyCode.ROLLED_BACK, words=words)
         seen = self.ledger.last_received(peer) if known is None else known
@@ -122,11 +126,11 @@ class PeerBeliefs:
 
     def _old_copy(self, peer: str, round: int) -> TrustError:
         return TrustError(
-            f"{peer} has a row of round {round} that this agent has signed and its ledger, which ends at "
-            f"round {self.ledger.round}, does not know: it is an old copy, what was spent since is missing. "
+            f"{peer} has a row of round {round} that this agent has signed, but its ledger, which ends at "
+            f"round {self.ledger.round}, lacks it: the ledger is an old copy, and later charges are missing. "
             f"Restore the newest {self.ledger.folder}; without it this agent must leave the federation."
         )
 
     def _is_closed(self, peer: str) -> bool:
-        books = self.ledger
-        return books.quarantined(peer) is not None or books.finished(peer) or self.given_up(peer)
+        ledger = self.ledger
+        return ledger.quarantined(peer) is not None or ledger.finished(peer) or self.given_up(peer)

@@ -1,11 +1,11 @@
-"""What an agent observes of incoming rows: their distance from its own row, and their norm.
+"""Monitor incoming rows: their distance from the agent's own row, and their norm.
 
-A row much further away than most others', or than any that the same neighbour sent before, is reported once,
-and counted. Where the manifest limits drifts, rows beyond the limit are left out of the mix as if they had
-not come: the agent's own estimate stands in for them. Robust mixing does not need this.
+A row whose distance is much larger than the median, or than that of all earlier rows of the same neighbour,
+is reported once and counted. If the manifest limits the drift, rows beyond the limit are omitted from the mix
+like rows that did not arrive: the agent's own estimate replaces them. Robust mixing does not need this.
 
-**Guarantees.** All of it is a function of rows that were sent. Leaving one out departs from the plan, and the
-ledger records it: where others' noise is counted on, the agent charges by the worst case from then on
+**Guarantees.** All values are functions of rows that were sent. Omitting a row departs from the plan, and the
+ledger records it: if charges rely on the noise of others, the agent charges by the worst case from then on
 (`budget_meter`).
 """
 
@@ -30,10 +30,13 @@ MIN_PAST_ROWS = 4
 
 
 class RowMonitor:
-    """For each neighbour: the last distance over the median of all, the last norm, and what was left out."""
+    """For each neighbour: the last distance over the median distance, the last norm, and omitted rows."""
 
     def __init__(self, refusals: RefusalLog, largest_drift: float = 0.0) -> None:
-        """`largest_drift`: rows further away than so many median distances are left out; 0: none is."""
+        """Begin without observations.
+
+        `largest_drift`: rows whose distance exceeds this multiple of the median are omitted; 0: no limit.
+        """
         self.refusals, self.largest_drift = refusals, largest_drift
         self.drifts: dict[str, float] = {}
         self.norms: dict[str, float] = {}
@@ -43,7 +46,10 @@ class RowMonitor:
         self._seen: dict[str, int] = {}
 
     def far(self, round: int, own: Tensor, received: Mapping[str, Tensor]) -> list[str]:
-        """Observe the rows of all senders; return the senders whose rows are to be left out."""
+        """Observe the rows of `round`, and return the senders whose rows must be omitted.
+
+        `own` [d]: the agent's own row. `received`: maps each sender to its row [d].
+        """
         distance = {peer: float(torch.linalg.vector_norm(row - own)) for peer, row in received.items()}
         middle = median(distance.values()) if distance else 0.0
         out = []
@@ -52,10 +58,10 @@ class RowMonitor:
             drift = self.drifts[peer] = away / middle if middle else 1.0
             before = self._largest.get(peer, 0.0)
             if self._seen.get(peer, 0) >= MIN_PAST_ROWS and before and away > REPORTED_JUMP * before:
-                words = f"{away / before:.3g} times further from this agent's than any before"
+                words = f"{away / before:.3g} times as far from this agent's row as any earlier one"
                 self._warn(peer, "jump", round, words)
             if drift > REPORTED_DRIFT:
-                words = f"{drift:.3g} times as far from this agent's as the median neighbour's"
+                words = f"{drift:.3g} times as far from this agent's row as the median neighbour's"
                 self._warn(peer, "drift", round, words)
             if self.largest_drift and drift > self.largest_drift:
                 self.left_out[peer] = self.left_out.get(peer, 0) + 1

@@ -91,7 +91,7 @@ class Link:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._replies: set[asyncio.Task[None]] = set()  # of handlers that have ended, on their way
         self._last_id = 0
-        self._asked: dict[int, _PendingReply] = {}
+        self._pending: dict[int, _PendingReply] = {}
         self._their_last_id = 0
         self._pings = 0
         self._answering: set[int] = set()
@@ -124,9 +124,9 @@ class Link:
         finally:
             self.cut("lost", "the link was closed")
             await end_all(self._tasks, f"the link with {self.peer}")
-            for asked in self._asked.values():
-                self._fail(asked)
-            self._asked.clear()
+            for pending in self._pending.values():
+                self._fail(pending)
+            self._pending.clear()
             self._incoming.clear()
 
     async def request(self, message: Message) -> Reply:
@@ -150,14 +150,14 @@ class Link:
     async def _exchange(self, message: Message) -> Reply:
         async with self._slots:
             self._last_id += 1
-            number, asked = self._last_id, _PendingReply()
-            self._asked[number] = asked
+            number, pending = self._last_id, _PendingReply()
+            self._pending[number] = pending
             try:
                 head = request_head(message)
-                await self._writer.send(("asked", number), number, head, message.body, asked.last_piece)
-                return await asked.reply
+                await self._writer.send(("pending", number), number, head, message.body, pending.last_piece)
+                return await pending.reply
             finally:
-                self._patience.done(("asked", number))
+                self._patience.done(("pending", number))
 
     async def _answer(self, number: int, head: wire.Request, body: IncomingBody) -> None:
         message = announced_message(head, body.body)
@@ -230,14 +230,14 @@ class Link:
         self._begin(False, head)
 
     def _take_response(self, head: wire.Response) -> None:
-        asked = self._asked.get(head.id)
-        if asked is None or not asked.sent or asked.head is not None:
+        pending = self._pending.get(head.id)
+        if pending is None or not pending.sent or pending.head is not None:
             raise LinkEnded("protocol", f"got a response to request {head.id}, which does not wait for one")
         if known(ReplyCode, head.code) is None:
             raise LinkEnded("protocol", f"expected a code of a reply that we know, got number {head.code}")
         if len(head.words) > MAX_REASON_LETTERS:
             raise LinkEnded("protocol", f"expected words of at most {MAX_REASON_LETTERS} letters")
-        asked.head = head
+        pending.head = head
         self._begin(True, head)
 
     def _begin(self, answer: bool, head: wire.Request | wire.Response) -> None:
@@ -253,7 +253,7 @@ class Link:
         if (answer, number) not in self._incoming:
             raise LinkEnded("protocol", f"got a piece of body {number}, which is not under way")
         body, head = self._incoming[answer, number]
-        what = ("asked", number) if answer else ("body", number)
+        what = ("pending", number) if answer else ("body", number)
         self._patience.moved(what)
         complete = body.add(piece)
         if body.size > PIECE_BYTES and self._writer.confirm((answer, number), body.pieces):
@@ -274,12 +274,12 @@ class Link:
     def _complete(self, number: int, head: wire.Response, body: IncomingBody) -> None:
         if not body.intact:
             raise LinkEnded("digest", "a reply does not match its digest")
-        asked = self._asked.pop(number)
+        pending = self._pending.pop(number)
         code = ReplyCode(head.code)
         if code is ReplyCode.FAILED:
-            self._fail(asked, Unreachable(f"{self.peer} could not answer; its log says why."))
-        elif not asked.reply.done():
-            asked.reply.set_result(Reply(code, head.words, body.body))
+            self._fail(pending, Unreachable(f"{self.peer} could not answer; its log says why."))
+        elif not pending.reply.done():
+            pending.reply.set_result(Reply(code, head.words, body.body))
 
     async def _watch(self) -> None:
         while True:
@@ -307,10 +307,10 @@ class Link:
             self.refusals.report(self.peer, "failed", "the link, by our fault", logging.ERROR, error)
             self.cut("failed", OUR_FAULT)
 
-    def _fail(self, asked: _PendingReply, error: Unreachable | None = None) -> None:
-        if not asked.reply.done():
-            asked.reply.set_exception(error or self._unreachable())
-            asked.reply.exception()  # nobody may be waiting any more
+    def _fail(self, pending: _PendingReply, error: Unreachable | None = None) -> None:
+        if not pending.reply.done():
+            pending.reply.set_exception(error or self._unreachable())
+            pending.reply.exception()  # nobody may be waiting any more
 
     def _lost(self, ended: LinkEnded) -> Unreachable:
         """The stream is gone, or the peer has refused us: the link ends, and whoever writes is told."""

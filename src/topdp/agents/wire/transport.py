@@ -137,7 +137,7 @@ class MemoryNetwork:
     """The connections of in-memory transports. For tests, and for a federation in one process."""
 
     def __init__(self) -> None:
-        self.there: dict[str, MemoryTransport] = {}
+        self.transports: dict[str, MemoryTransport] = {}
 
     def transport(self, name: str) -> MemoryTransport:
         return MemoryTransport(self, name)
@@ -154,11 +154,11 @@ class MemoryTransport(Transport):
     async def start(self, handle: Handler) -> None:
         self._handle = handle
         self._gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.wire.there[self.name] = self
+        self.wire.transports[self.name] = self
 
     async def request(self, peer: str, message: Message) -> Reply:
-        other = self.wire.there.get(peer)
-        if self.wire.there.get(self.name) is not self or other is None:
+        other = self.wire.transports.get(peer)
+        if self.wire.transports.get(self.name) is not self or other is None:
             raise Unreachable(f"{peer} is not there.")
         if hashlib.sha256(message.body).hexdigest() != message.digest:
             return Reply(ReplyCode.DAMAGED)
@@ -170,11 +170,11 @@ class MemoryTransport(Transport):
         return task.result()
 
     def reaches(self, peer: str) -> bool:
-        return peer in self.wire.there
+        return peer in self.wire.transports
 
     async def close(self) -> None:
-        if self.wire.there.get(self.name) is self:
-            del self.wire.there[self.name]
+        if self.wire.transports.get(self.name) is self:
+            del self.wire.transports[self.name]
             self._gone.set_result(None)
         await end_all(self._tasks, "what was asked in memory")
 
