@@ -37,7 +37,7 @@ class AdaptiveSteps(ABC):
     rate: Floats  # [releases] the step size; 0 in releases of other kinds
 
     def settings(self) -> Floats:
-        """All fields but `rate`, in their order."""
+        """Return all fields but `rate`, in their order."""
         return np.array([getattr(self, field.name) for field in fields(self) if field.name != "rate"], float)
 
 

@@ -50,7 +50,7 @@ class Capability(Enum):
 
 
 def unsupported(plan: Plan, supported: Collection[Capability]) -> str | None:
-    """The first need of `plan` that is not among `supported`, in words; None where there is none.
+    """Return the first need of `plan` that is not among `supported`, in words; None where there is none.
 
     >>> import numpy as np
     >>> import topdp

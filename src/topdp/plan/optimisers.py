@@ -71,7 +71,7 @@ class Optimiser:
         return not (self.adaptive or moves or self.weight_decay or self.average)
 
     def inner(self, schedule: Schedule) -> Schedule:
-        """The schedule of the inner plan: before an adaptive step rows carry whole gradients."""
+        """Return the schedule of the inner plan: before an adaptive step rows carry whole gradients."""
         if not self.adaptive:
             return schedule
         return Schedule(np.ones(schedule.releases), schedule.noise / schedule.rate)
@@ -146,7 +146,9 @@ def _with_momentum(plan: Plan, optimiser: Optimiser) -> Plan:
 
 
 def _with_adaptive_steps(plan: Plan, optimiser: Optimiser, rate: Floats) -> Plan:
-    """A non-linear step, such as Adam's, on the change of a whole round, in one more release at its end.
+    """Return the plan with a non-linear step, such as Adam's, on the change of a whole round.
+
+    The step is one more release at the end of each round.
 
     In this release an agent makes its estimate from its memory rows: P, where the round began, and for Adam
     the averages of d = P - y and d². `Plan.adaptive` has the step size of these releases and the other
@@ -192,7 +194,7 @@ def _with_adaptive_steps(plan: Plan, optimiser: Optimiser, rate: Floats) -> Plan
 
 
 def _begins_with_own(plan: Plan, round: int) -> bool:
-    """Whether all rows are estimates, and each is its owner's estimate with a step, and nothing else."""
+    """Return whether all rows are estimates, and each is its owner's estimate with a step, and nothing else."""
     if plan.rows > plan.agents or not plan.carries[round].all():
         return False
     used = (plan.source[round] >= 0) & (plan.weight[round] != 0)
@@ -227,7 +229,7 @@ class _MixTables:
         self._which: list[int] = []
 
     def table(self, round: int) -> tuple[Ints, Floats]:
-        """The plan's table of `round` with empty memory rows and room for two more sources."""
+        """Return the plan's table of `round` with empty memory rows and room for two more sources."""
         source, weight = self.plan.source[round], self.plan.weight[round]
         width = max(1 + self.more // self.plan.agents, source.shape[1] + 2)
         sources = np.full((len(source) + self.more, width), NOBODY, np.int64)

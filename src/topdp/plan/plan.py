@@ -66,12 +66,12 @@ class PerRound:
 
     @classmethod
     def same(cls, value: NDArray[Any], releases: int) -> PerRound:
-        """The same array in every round."""
+        """Return the same array in every round."""
         return cls(value[None], np.zeros(releases, np.int32))
 
     @classmethod
     def each(cls, values: NDArray[Any]) -> PerRound:
-        """A separate array for every round: `values` is [releases, ...]."""
+        """Return a separate array for every round: `values` is [releases, ...]."""
         return cls(values, np.arange(len(values), dtype=np.int32))
 
     @classmethod
@@ -245,13 +245,15 @@ class Plan:
         return np.asarray(memory)
 
     def received(self, round: int) -> Bools:
-        """[m, w]: whether a source of `round` is a row of another agent."""
+        """Return [m, w] whether a source of `round` is a row of another agent."""
         source = self.source[round]
         used = (source >= 0) & (self.weight[round] != 0)
         return np.asarray(used & (self.owner[source] != self.owner[:, None]))
 
     def noise_scaled(self, factor: float) -> Plan:
-        """The same plan with every standard deviation multiplied by `factor`, which divides every μ by it."""
+        """Return the same plan with every standard deviation multiplied by `factor`, which divides every μ by
+        it.
+        """
         if not (np.isfinite(factor) and factor >= 0):
             raise PlanError(f"Expected a finite noise factor >= 0, got {factor}.")
         return replace(self, scale=self.scale * factor)
@@ -303,7 +305,7 @@ def _exists(source: Indices) -> Bools:
 
 
 def arrays_of(plan: Plan) -> dict[str, NDArray[Any]]:
-    """All arrays of a plan by name, as they are hashed and stored."""
+    """Return all arrays of a plan by name, as they are hashed and stored."""
     arrays: dict[str, NDArray[Any]] = {}
     for field in fields(plan):
         value = getattr(plan, field.name)

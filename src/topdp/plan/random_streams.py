@@ -12,7 +12,7 @@ import numpy as np
 
 
 def stream(seed: int, purpose: str, *index: int) -> np.random.Generator:
-    """The generator named by `seed`, `purpose` and `index`.
+    """Return the generator named by `seed`, `purpose` and `index`.
 
     >>> bool(stream(0, "cover", 3).random() == stream(0, "cover", 3).random())
     True

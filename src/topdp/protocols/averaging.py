@@ -40,7 +40,7 @@ def expect_gossip(steps: int) -> int:
 
 
 def metropolis(topology: Topology) -> Floats:
-    """[n, n]: W_ij = 1/(1 + max(degree i, degree j)) between neighbours, and the rest on the diagonal.
+    """Return [n, n] W_ij = 1/(1 + max(degree i, degree j)) between neighbours, and the rest on the diagonal.
 
     Symmetric with rows that sum to one, so that mixing keeps the average (Xiao and Boyd 2004).
 
@@ -55,7 +55,7 @@ def metropolis(topology: Topology) -> Floats:
 
 
 def mixing_steps(topology: Topology, steps: int, chebyshev: bool = True) -> list[Floats]:
-    """[n, n] for each of K steps, whose product averages as well as K steps can.
+    """Return [n, n] for each of K steps, whose product averages as well as K steps can.
 
     Plain: W each time. Chebyshev: the polynomial of degree K in W that keeps the average and is smallest on
     the rest of W's spectrum [a, b] (Manteuffel 1977), as K linear factors, so that each step needs only the
@@ -91,7 +91,7 @@ def mixing_roots(spectrum: Floats, steps: int, chebyshev: bool = True) -> list[f
 
 
 def _other_eigenvalues(spectrum: Floats) -> tuple[float, float]:
-    """The interval of all eigenvalues of W except that of the average, rounded outwards."""
+    """Return the interval of all eigenvalues of W except that of the average, rounded outwards."""
     values = spectrum[:-1]
     low = math.floor(float(values[0]) * 10**SPECTRUM_DIGITS - ROUNDING_OFFSET) / 10**SPECTRUM_DIGITS
     high = math.ceil(float(values[-1]) * 10**SPECTRUM_DIGITS + ROUNDING_OFFSET) / 10**SPECTRUM_DIGITS
@@ -124,7 +124,7 @@ def _leja_order(roots: list[float]) -> list[float]:
 
 
 def _rounding_growth(order: list[float], grid: Floats) -> float:
-    """The largest factor by which later steps can enlarge the rounding of all steps together."""
+    """Return the largest factor by which later steps can enlarge the rounding of all steps together."""
     factors = [(grid - root) / (1 - root) for root in order]
     first = np.cumprod(factors, axis=0)
     later = [np.ones_like(grid)]
@@ -168,7 +168,9 @@ def _as_sources(topology: Topology, weights: Floats) -> Sources:
 
 
 def _weights(topology: Topology) -> Floats:
-    """[n, 1 + largest degree]: the weights of `metropolis`, the agent itself first, then its neighbours."""
+    """Return [n, 1 + largest degree] the weights of `metropolis`, the agent itself first, then its
+    neighbours.
+    """
     degrees, near = topology.degrees, topology.neighbours
     weights = np.zeros((topology.agents, 1 + near.shape[1]))
     each = 1.0 / (1.0 + np.maximum(degrees[:, None], degrees[near]))
@@ -184,7 +186,8 @@ def _weights(topology: Topology) -> Floats:
 
 
 def _spectrum(topology: Topology, weights: Floats) -> Floats:
-    """All eigenvalues of W; for a large graph only the least, the largest below that of the average, and 1.
+    """Return all eigenvalues of W; for a large graph only the least, the largest below that of the average,
+    and 1.
 
     `mixing_roots` rounds them to six digits, so that the algorithm does not matter.
     """

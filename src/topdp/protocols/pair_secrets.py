@@ -23,7 +23,7 @@ SECRETS: tuple[str, ...] = get_args(Secrets)
 
 
 def secret_pairs(kind: str, topology: Topology, degree: int, seed: int) -> Ints:
-    """[pairs, 2]: i < j share a secret, in lexicographic order.
+    """Return [pairs, 2]: the agents i < j that share a secret, in lexicographic order.
 
     `regular`: a random graph in which each agent has `degree` partners. `all`: every two agents. `links`: the
     graph of the links.
@@ -87,7 +87,7 @@ def expect_uncut(pairs: Ints, agents: int, colluders: int, kind: str, seed: int)
 
 
 def stays_connected(pairs: Ints, agents: int, colluders: int) -> bool:
-    """Whether the others stay connected whichever `colluders` agents are removed.
+    """Return whether the others stay connected whichever `colluders` agents are removed.
 
     >>> from topdp import topology
     >>> ring = topology.ring(5).edges

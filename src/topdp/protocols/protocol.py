@@ -59,7 +59,7 @@ class UpdateRule(Protocol):
             raise InputError(f"Expected 0 <= alpha <= 1, got {self.alpha}.")
 
     def mixing(self) -> Floats:
-        """[own estimate, received row]: the weights of the update rule."""
+        """Return [own estimate, received row] the weights of the update rule."""
         return np.array([self.alpha, 1.0 - self.alpha])
 
 

@@ -125,14 +125,14 @@ class TopSynchronous(UpdateRule):
 
 
 def _partner_slots(topology: Topology, rounds: range, seed: int) -> Ints:
-    """[rounds, agents]: the neighbour that an agent mixes with, as a position in its list."""
+    """Return [rounds, agents] the neighbour that an agent mixes with, as a position in its list."""
     uniform = stream(seed, "partner", rounds.start).random((len(rounds), topology.agents))
     slots: Ints = (uniform * topology.degrees).astype(np.int64)
     return slots
 
 
 def _inbox(topology: Topology) -> Ints:
-    """[i, slot]: the row that the neighbour at that slot sends to i from round 1 on."""
+    """Return [i, slot] the row that the neighbour at that slot sends to i from round 1 on."""
     n, edges, covered = topology.agents, topology.directed, topology.covered
     sending_row = np.where(covered, n + np.cumsum(covered) - 1, edges[:, 0])
     code = edges[:, 0] * n + edges[:, 1]  # sorted, since directed edges are in lexicographic order

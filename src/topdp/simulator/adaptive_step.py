@@ -17,7 +17,7 @@ from topdp.plan import AdamSettings, AdaptiveSteps, Plan
 
 
 def adaptive_step(plan: Plan, round: int, rows: Sequence[Tensor]) -> Sequence[Tensor]:
-    """The estimate and the memory rows after `round`, in the order of `AdaptiveSteps`.
+    """Return the estimate and the memory rows after `round`, in the order of `AdaptiveSteps`.
 
     `rows`: the same rows before it; one row each, or [agents, d].
     """

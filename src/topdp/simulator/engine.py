@@ -185,7 +185,7 @@ class Engine(Simulation):
         return State(releases, self.buffers.copy_of(rows, self.buffers.stored))
 
     def estimates(self, state: State) -> Tensor:
-        """[agents, d], in the type in which rows are stored."""
+        """Return [agents, d], in the type in which rows are stored."""
         return state.rows[: self.held]
 
     def reported(self, state: State) -> Tensor:
@@ -226,7 +226,9 @@ class Engine(Simulation):
         return [slice(first, first + count) for first in range(0, self.held, count)]
 
     def _with_guests(self, state: State) -> tuple[Tensor, Callable[[], None]]:
-        """The rows of the round before with room for guests behind them, and how to wait for the guests."""
+        """Return the rows of the round before with room for guests behind them, and how to wait for the
+        guests.
+        """
         r = state.releases
         if self.fetch is None:
             return state.rows, lambda: None
@@ -264,7 +266,7 @@ class Engine(Simulation):
         return self._complete(State(r + 1, out))
 
     def _complete(self, state: State) -> State:
-        """The state that others read, after hostile agents have changed their rows."""
+        """Return the state that others read, after hostile agents have changed their rows."""
         if self.intervention.tamper is not None:
             round = state.releases - 1
             owners = self.plan.owner[self.plan.exists[round]].astype(np.int64)
@@ -298,7 +300,9 @@ class Engine(Simulation):
         return evaluation
 
     def _room_in(self, out: Tensor) -> Tensor | None:
-        """The places of the estimates, where gradients may stand until then without memory of their own."""
+        """Return the places of the estimates, where gradients may stand until then without memory of their
+        own.
+        """
         free = self.fetch is None and self.device.type == "cpu" and self.plan.rounded is None
         return out[: self.held] if free else None
 
@@ -349,7 +353,7 @@ class Engine(Simulation):
         return total[:count].div_(divisor)
 
     def _with_agent_numbers(self, state: State, error: DivergedError) -> DivergedError:
-        """The same error with the numbers that agents have in the plan."""
+        """Return the same error with the numbers that agents have in the plan."""
         norms = torch.linalg.vector_norm(self.estimates(state), dim=1, dtype=self.gradients.flat.dtype)
         bad = torch.nonzero(~torch.isfinite(norms)).flatten().cpu().numpy()
         return divergence_error(self.layout.agents[bad].tolist()) if self.copies == 1 else error
@@ -361,7 +365,9 @@ class Engine(Simulation):
         return _seeded(int(stream(self.seed, "layers", round).integers(2**63)), self.device)
 
     def _widened(self, rows: Tensor) -> Tensor:
-        """The same numbers in the model's type; rounded rows go to memory that the next call overwrites."""
+        """Return the same numbers in the model's type; rounded rows go to memory that the next call
+        overwrites.
+        """
         if self.plan.rounded is None:
             return rows
         if self._wide is None or len(self._wide) < len(rows):
@@ -376,7 +382,7 @@ def agents_per_pass(dimension: int, rounded: bool) -> int:
 
 
 def _mixer(plan: Plan, draws: Draws, device: torch.device, layout: RowLayout) -> Callable[[RowWork], None]:
-    """The function that makes the rows of a round on `device`."""
+    """Return the function that makes the rows of a round on `device`."""
     if plan.robust is not None:
         return RobustMixer(plan, _mixer(own_part(plan), draws, device, layout), layout)
     if device.type == "cuda" and find_spec("triton") is not None:

@@ -103,7 +103,7 @@ def _evaluate_part(
 
 
 def _value(metric: Metric, outputs: Tensor, targets: Tensor) -> Floats:
-    """A user's function gets tensors on the processor, which NumPy can convert."""
+    """Return the value of `metric`; a user's function gets tensors on the CPU, which NumPy can convert."""
     if metric.about is None:
         outputs, targets = outputs.cpu(), targets.cpu()
     try:
@@ -124,7 +124,9 @@ def _value(metric: Metric, outputs: Tensor, targets: Tensor) -> Floats:
 
 
 def _by_example(loss: Loss) -> Loss:
-    """A built-in loss as it is; a user's loss gets one example at a time, as in training, if that differs."""
+    """Return a built-in loss as it is; a user's loss gets one example at a time, as in training, if that
+    differs.
+    """
     if is_named_loss(loss):
         return loss
 

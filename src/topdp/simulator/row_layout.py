@@ -32,7 +32,7 @@ class RowLayout:
         self._guests = lru_cache(maxsize=4)(self._guests_of)
 
     def made(self, round: int) -> Ints:
-        """The rows made here in `round`, in the order of their numbers; round -1: the agents' starts."""
+        """Return the rows made here in `round`, in the order of their numbers; round -1: the agents' starts."""
         if round < 0:
             return self.agents
         return np.flatnonzero(self.plan.exists[round] & self._mine)
@@ -49,14 +49,14 @@ class RowLayout:
         return [(origin, rows) for (origin, to), rows in self.guests(round).items() if to == self.here]
 
     def place(self, round: int) -> Ints:
-        """[rows]: the place of each row of the round before; -1: neither made here nor a guest."""
+        """Return [rows] the place of each row of the round before; -1: neither made here nor a guest."""
         guests = [rows for _, rows in self.arriving(round)]
         if round == 0:
             return self._places(self.plan.agents, self.agents, *guests)[self.plan.owner]
         return self._places(self.plan.rows, self.made(round - 1), *guests)
 
     def place_made(self, round: int) -> Ints:
-        """[rows]: the place of each row made here in `round`; -1: not made here."""
+        """Return [rows] the place of each row made here in `round`; -1: not made here."""
         return self._places(self.plan.rows, self.made(round))
 
     @staticmethod
@@ -66,7 +66,7 @@ class RowLayout:
         return place
 
     def needs_guests(self, round: int) -> Bools:
-        """[rows]: whether a row is mixed from rows that were made elsewhere."""
+        """Return [rows] whether a row is mixed from rows that were made elsewhere."""
         if self.whole:
             return np.zeros(self.plan.rows, bool)
         source, used = self._sources(round)

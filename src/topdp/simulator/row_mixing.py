@@ -65,7 +65,7 @@ class CpuMixer:
             run_in_parts(make, len(places))
 
     def _recipes(self, work: RowWork, places: Ints, kind: np.dtype[Any]) -> tuple[Any, ...]:
-        """The arguments of `fused_rows.make` for these rows, with numbers of type `kind`."""
+        """Return the arguments of `fused_rows.make` for these rows, with numbers of type `kind`."""
         this, place = self.plan[work.round], self.layout.place(work.round)
         rows = self.layout.made(work.round)[places]
         source, draw = (column[rows].astype(np.int64) for column in (this.source, this.draw))
@@ -92,7 +92,7 @@ def _expect_inside(recipes: tuple[Any, ...], before: Any, gradient: Any, out: An
 
 
 def _array(rows: Tensor) -> Any:
-    """The rows as a NumPy array; bfloat16, which NumPy lacks, as bits."""
+    """Return the rows as a NumPy array; bfloat16, which NumPy lacks, as bits."""
     if rows.stride(1) != 1:
         raise InputError("Expected rows without gaps, got others.")
     return (rows.view(torch.uint16) if rows.dtype == torch.bfloat16 else rows).detach().numpy()

@@ -116,7 +116,7 @@ class PackedRows(NamedTuple):
     std: Tensor
 
     def rows(self) -> tuple[Tensor, ...]:
-        """All arrays with one entry per row."""
+        """Return all arrays with one entry per row."""
         return self[1:]
 
 
@@ -185,7 +185,9 @@ class CudaMixer:
         return self._packed[1]
 
     def packed(self, rounds: range) -> PackedRows:
-        """The tables of consecutive rounds, on the processor; vectorised where all agents are held here."""
+        """Return the tables of consecutive rounds, on the processor; vectorised where all agents are held
+        here.
+        """
         if not self.layout.whole:
             return self._packed_one_by_one(rounds)
         plan, many = self.plan, slice(rounds.start, rounds.stop)
@@ -238,7 +240,7 @@ class CudaMixer:
         draw: Indices,
         std: Floats,
     ) -> tuple[np.ndarray, ...]:
-        """The columns that the kernel reads, in its types, with 0 for absent entries."""
+        """Return the columns that the kernel reads, in its types, with 0 for absent entries."""
         absent, silent = source < 0, draw < 0
         key, number = self.noise.names(np.where(silent, 0, draw))
         return (

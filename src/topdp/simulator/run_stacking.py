@@ -99,7 +99,7 @@ def stack_plans(plans: Sequence[Plan]) -> Plan:
 
 
 def _reported(plans: Sequence[Plan], agents: Ints, messages: Ints) -> Ints | None:
-    """The places in the stack of the rows that each run reports."""
+    """Return the places in the stack of the rows that each run reports."""
     if all(plan.reported is None for plan in plans):
         return None
     parts = []

@@ -29,7 +29,7 @@ class Draws(ABC):
 
     @abstractmethod
     def seeds(self, round: int, draws: Ints) -> Words:
-        """[draws, 2]: the seeds from which `normal_draws` makes these draws of `round`."""
+        """Return [draws, 2] the seeds from which `normal_draws` makes these draws of `round`."""
 
     def fill(self, out: Tensor, round: int, draw: int) -> Tensor:
         """Set `out` [d] to draw number `draw` of `round`."""

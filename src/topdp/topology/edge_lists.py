@@ -58,7 +58,7 @@ def read_edge_list(path: str | Path, weights: Weights = "refuse") -> Topology:
 
 
 def _link(line: str, where: str) -> tuple[str, str, float]:
-    """The two names on a line of an edge list, and the weight after them, by default 1."""
+    """Return the two names on a line of an edge list, and the weight after them, by default 1."""
     content = line.split("#")[0].strip()
     if any(arrow in content for arrow in ("->", "<-", "=>", "→", "←")):
         raise TopologyError(

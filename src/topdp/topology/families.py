@@ -58,7 +58,7 @@ def ring(agents: int) -> Topology:
 
 
 def complete(agents: int) -> Topology:
-    """All agents are linked to each other. No directed edge is covered.
+    """Return the complete graph: all agents are linked to each other. No directed edge is covered.
 
     >>> len(complete(5).edges)
     10
@@ -97,7 +97,7 @@ def star(agents: int, hubs: int = 2, attach: str = "one") -> Topology:
 
 
 def tree(agents: int) -> Topology:
-    """The complete binary tree, filled level by level: the parent of agent i is (i-1) // 2.
+    """Return the complete binary tree, filled level by level: the parent of agent i is (i-1) // 2.
 
     >>> tree(5).edges.tolist()
     [[0, 1], [0, 2], [1, 3], [1, 4]]
@@ -107,7 +107,7 @@ def tree(agents: int) -> Topology:
 
 
 def mesh(agents: int) -> Topology:
-    """A partial mesh: agent i is linked to i ± 1, i ± 2, i ± 4, ... up to n/2, modulo n.
+    """Return a partial mesh: agent i is linked to i ± 1, i ± 2, i ± 4, ... up to n/2, modulo n.
 
     The paper says "partial mesh" without a definition. This one is regular, has near and far links and degree
     about 2 log2(n), and for six or more agents lies strictly between the ring and the complete graph.
@@ -159,7 +159,7 @@ def small_world(agents: int, degree: int = 4, rewire: float = 0.1, seed: int = 0
 
 
 def regular(agents: int, degree: int = 4, seed: int = 0) -> Topology:
-    """A random graph in which every agent has `degree` neighbours; drawn until connected, at most
+    """Return a random graph in which every agent has `degree` neighbours; drawn until connected, at most
     `MAX_GRAPH_DRAWS` times.
 
     >>> regular(20, degree=3, seed=3).degrees.tolist() == [3] * 20

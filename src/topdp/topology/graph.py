@@ -134,7 +134,7 @@ class Topology:
         return {int(k) for k in np.flatnonzero(inside)}
 
     def diameter(self) -> int:
-        """The largest distance between two agents, in links.
+        """Return the largest distance between two agents, in links.
 
         >>> ring(10).diameter(), complete(10).diameter()
         (5, 1)
@@ -270,7 +270,7 @@ def components(edges: Ints, n: int) -> tuple[int, NDArray[np.int32]]:
 
 
 def _sparse(edges: Ints, n: int) -> Any:
-    """The symmetric 0/1 matrix of undirected edges, each given once or both ways."""
+    """Return the symmetric 0/1 matrix of undirected edges, each given once or both ways."""
     i, j = np.concatenate([edges, edges[:, ::-1]]).T
     matrix = sparse.coo_array((np.ones(len(i)), (i, j)), shape=(n, n)).tocsr()
     matrix.data[:] = 1.0  # an edge given both ways counts once

@@ -44,5 +44,5 @@ class BorderExchange:
 
 
 def _padded(rows: Tensor) -> Tensor:
-    """The same rows with their padding: contiguous, so that they can be received in place."""
+    """Return the same rows with their padding: contiguous, so that they can be received in place."""
     return rows.as_strided((len(rows), rows.stride(0)), (rows.stride(0), 1))

@@ -55,7 +55,7 @@ class ProcessGroup:
         return self.rank == 0
 
     def all(self, value: Any) -> list[Any]:
-        """The `value` of each rank, in their order."""
+        """Return the `value` of each rank, in their order."""
         said: list[Any] = [None] * self.size
         with self._lost():
             dist.all_gather_object(said, value)
@@ -69,14 +69,14 @@ class ProcessGroup:
         return said
 
     def led(self, value: Any) -> Any:
-        """The `value` of rank 0; those of others are ignored."""
+        """Return the `value` of rank 0; those of others are ignored."""
         box = [value if self.leads else None]
         with self._lost():
             dist.broadcast_object_list(box, src=0)
         return box[0]
 
     def any(self, value: bool) -> bool:
-        """Whether `value` is true on some rank."""
+        """Return whether `value` is true on some rank."""
         flag = torch.tensor(int(value))
         with self._lost():
             dist.all_reduce(flag, dist.ReduceOp.MAX)

@@ -16,23 +16,23 @@ class RankError(InputError):
 
 
 def started_together() -> bool:
-    """Whether torchrun, or another launcher that sets its variables, started this process."""
+    """Return whether torchrun, or another launcher that sets its variables, started this process."""
     return all(name in os.environ for name in TORCHRUN_VARIABLES)
 
 
 def leads() -> bool:
-    """Whether this process prints: rank 0, or a process that was started by itself."""
+    """Return whether this process prints: rank 0, or a process that was started by itself."""
     return not started_together() or os.environ["RANK"] == "0"
 
 
 def others() -> int:
-    """The number of other processes that were started with this one."""
+    """Return the number of other processes that were started with this one."""
     size = os.environ.get("WORLD_SIZE", "1")
     return max(0, int(size) - 1) if size.isdecimal() else 0
 
 
 def local_rank() -> int:
-    """The number among the ranks of this machine."""
+    """Return the number among the ranks of this machine."""
     return int(os.environ.get("LOCAL_RANK", os.environ.get("RANK", "0")))
 
 
