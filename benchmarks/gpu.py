@@ -350,7 +350,7 @@ def mixing(quick: bool, found: Found, wrong: list[str]) -> None:
     made = [int(plan.exists[r].sum()) for r in range(plan.releases)]
     before = torch.randn(max(made), 79_520, device=DEVICE)[:, :d]
     gradient, out = torch.randn(agents, 79_520, device=DEVICE)[:, :d], torch.empty_like(before)
-    work = RowWork(4, before[: made[3]], gradient, out[: made[4]])
+    work = RowWork(round=4, before=before[: made[3]], gradient=gradient, out=out[: made[4]])
     if BANDWIDTH not in found:
         floors(quick, found, wrong)
     floor = 4e-12 * d * (made[3] + agents + made[4]) / found[BANDWIDTH]["value"]

@@ -200,6 +200,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("soak"), help="a new folder")
     options = parser.parse_args()
     from kill_matrix import records
+
     from topdp.agents.agreement.manifest import Rules
     from topdp.agents.development import federation_demo
 

@@ -28,7 +28,7 @@ from topdp.agents.agreement import federation_manifest, identity
 from topdp.agents.development import fork_server
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_check import verify
-from topdp.agents.node.shutdown import BLOCKED_LOOP_SECONDS, SHUTDOWN_SECONDS
+from topdp.agents.node.shutdown import AGENT_SHUTDOWN_SECONDS, BLOCKED_LOOP_SECONDS
 from topdp.runs import config
 
 ROUNDS = 20_000  # more than there is time for
@@ -90,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 time.sleep(chance.uniform(0, 2))
                 began = time.monotonic()
                 processes[name].terminate()
-                processes[name].join(10 * SHUTDOWN_SECONDS)
+                processes[name].join(10 * AGENT_SHUTDOWN_SECONDS)
                 seconds.append(time.monotonic() - began)
                 codes.append(processes[name].exitcode)
                 print(f"{k + 1}: {name} ended after {seconds[-1]:.2f} s with {codes[-1]}", flush=True)
@@ -112,7 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{name} has made {books.round + 1} releases; its books are whole")
     median, longest = np.median(seconds), max(seconds)
     print(f"{len(seconds)} stops: median {median:.2f} s, longest {longest:.2f} s, codes {sorted(set(codes))}")
-    return int(max(seconds) > SHUTDOWN_SECONDS + BLOCKED_LOOP_SECONDS)
+    return int(max(seconds) > AGENT_SHUTDOWN_SECONDS + BLOCKED_LOOP_SECONDS)
 
 
 if __name__ == "__main__":

@@ -212,7 +212,9 @@ class Federation:
     def agent(self, number, transport, failpoints=None, **options):
         pairing = options.pop("live_pairing", False)
         mine = self.context(number, failpoints=failpoints, **options)
-        return Agent(mine, self.state(number), transport, pairing, self.private(number))
+        return Agent(
+            mine, self.state(number), transport=transport, live_pairing=pairing, private=self.private(number)
+        )
 
     def private(self, agent):
         name = self.names[agent]

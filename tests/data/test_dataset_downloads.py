@@ -337,7 +337,7 @@ def test_download_from_an_address(
 
 def test_a_host_that_never_responds_is_skipped(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in("mnist", addresses=("http://one.invalid/", "http://two.invalid/"))
-    monkeypatch.setattr(download_sources, "CONNECT_SECONDS", 0.05)
+    monkeypatch.setattr(download_sources, "DOWNLOAD_CONNECT_SECONDS", 0.05)
     release = threading.Event()
 
     def never(*args: Any, **options: Any) -> None:

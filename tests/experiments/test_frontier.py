@@ -2,6 +2,7 @@
 
 import math
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -30,7 +31,7 @@ def quiet(text):
 
 
 def final(scale, name, epsilon=2.0, seed=0, model="mlp", **changes):
-    return frontier_run(scale, "mnist", model, CONTENDERS[name], epsilon, SETTING._replace(**changes), seed)
+    return frontier_run(scale, "mnist", model, CONTENDERS[name], epsilon, replace(SETTING, **changes), seed)
 
 
 def test_who_takes_part():
@@ -106,7 +107,7 @@ def test_every_run_of_the_frontier_is_that_run_alone(model, scale, tmp_path, mon
         for epsilon in (1.0, 50.0)
         for seed in (0, 1)
     ]
-    runs = FigureRuns(tmp_path / "runs", "cpu", lambda config: 100, quiet)
+    runs = FigureRuns(tmp_path / "runs", "cpu", test_records=lambda config: 100, say=quiet)
     runs.execute(configs)
     assert (
         len(stackable(configs, 1e12, estimated_bytes)) == 3
@@ -163,6 +164,8 @@ def test_when_time_is_up_what_there_is_is_written_and_the_rest_is_made_later(sca
 
 
 def test_no_stack_is_begun_after_the_time_that_was_given(scale, tmp_path):
-    runs = FigureRuns(tmp_path, "cpu", lambda config: 100, quiet, until=time.monotonic() - 1.0)
+    runs = FigureRuns(
+        tmp_path, "cpu", test_records=lambda config: 100, say=quiet, until=time.monotonic() - 1.0
+    )
     with pytest.raises(OutOfTime, match="1 stacks of runs left"):
         runs.execute([final(scale, "plain")])

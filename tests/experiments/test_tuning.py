@@ -1,4 +1,5 @@
 import math
+from dataclasses import astuple, replace
 
 import pytest
 
@@ -27,7 +28,7 @@ class Hill:
 
     def height(self, case, candidate):
         rate = self.top.rate * min(case.epsilon, 8.0) ** self.growth
-        others = zip(candidate._replace(rate=0), self.top._replace(rate=0), strict=True)
+        others = zip(astuple(replace(candidate, rate=0)), astuple(replace(self.top, rate=0)), strict=True)
         return -abs(math.log2(candidate.rate / rate)) - sum(a != b for a, b in others)
 
 
@@ -40,7 +41,11 @@ def best_of(hill):
 @pytest.mark.parametrize("growth", [0.0, 1.0, 2.0])
 @pytest.mark.parametrize(
     "top",
-    [Candidate(40, 1 / 16, 0.5, 0.0, 2), Candidate(10, 16.0, 2.0, 0.5, 4), Candidate(10, 1.0, 0.5, 0.0, 4)],
+    [
+        Candidate(rounds=40, rate=1 / 16, clip=0.5, exponent=0.0, gossip=2),
+        Candidate(rounds=10, rate=16.0, clip=2.0, exponent=0.5, gossip=4),
+        Candidate(rounds=10, rate=1.0, clip=0.5, exponent=0.0, gossip=4),
+    ],
 )
 def test_the_top_is_found_at_every_budget(top, growth):
     best = best_of(Hill(top, growth))
@@ -49,14 +54,14 @@ def test_the_top_is_found_at_every_budget(top, growth):
         Case("endless", math.inf),
     }
     for epsilon in SEARCH.budgets:
-        assert best["all", epsilon].candidate == top._replace(rate=top.rate * epsilon**growth)
+        assert best["all", epsilon].candidate == replace(top, rate=top.rate * epsilon**growth)
         rate = best["few", epsilon].candidate.rate
         assert rate == top.rate * epsilon**growth
     assert best["endless", math.inf].candidate.rounds == top.rounds
 
 
 def test_what_cannot_be_set_of_a_contender_is_left_alone():
-    hill = Hill(Candidate(10, 1.0, 0.5, 0.0, 2))
+    hill = Hill(Candidate(rounds=10, rate=1.0, clip=0.5, exponent=0.0, gossip=2))
     best_of(hill)
     few = [candidate for case, candidate in hill.asked if case.contender == "few"]
     assert {(one.rounds, one.exponent, one.gossip) for one in few} == {(40, 0.0, 0)}
@@ -66,26 +71,29 @@ def test_what_cannot_be_set_of_a_contender_is_left_alone():
 
 
 def test_longer_runs_are_tried_with_the_same_steps_and_the_same_way():
-    at = Candidate(10, 1.0, 2.0, 0.5, 4)
+    at = Candidate(rounds=10, rate=1.0, clip=2.0, exponent=0.5, gossip=4)
     others = list(SEARCH.others(at, KNOBS["all"]))
-    assert at._replace(rounds=40) in others and at._replace(rounds=40, rate=0.25) in others
-    assert all(sum(a != b for a, b in zip(at, one, strict=True)) <= 2 for one in others)
+    assert replace(at, rounds=40) in others and replace(at, rounds=40, rate=0.25) in others
+    assert all(sum(a != b for a, b in zip(astuple(at), astuple(one), strict=True)) <= 2 for one in others)
 
 
 def test_equal_settings_do_not_move_it_and_all_that_was_tried_is_counted():
     found = tune(SEARCH, {"few": frozenset()}, frozenset(), lambda settings: [0.5] * len(settings))
     assert [one.candidate for one in found] == [
-        SEARCH.start(Case("few", e), frozenset())._replace(rate=e) for e in SEARCH.budgets
+        replace(SEARCH.start(Case("few", e), frozenset()), rate=e) for e in SEARCH.budgets
     ]
     # At two budgets the start, two rates and a clip; at the other two the setting and two rates.
     assert {one.tried for one in found} == {2 * 4 + 2 * 3}
 
 
 def test_settings_are_carried_over_from_the_nearest_budget():
-    low, high = Candidate(10, 1.0, 2.0, 0.5, 4), Candidate(40, 8.0, 0.5, 0.0, 2)
+    low, high = (
+        Candidate(rounds=10, rate=1.0, clip=2.0, exponent=0.5, gossip=4),
+        Candidate(rounds=40, rate=8.0, clip=0.5, exponent=0.0, gossip=2),
+    )
     best = {Case("x", 0.5): low, Case("x", 4.0): high, Case("y", 2.0): low}
     assert carried_over(best, Case("x", 0.5)) == low
-    assert carried_over(best, Case("x", 1.0)) == low._replace(rate=2.0)
-    assert carried_over(best, Case("x", 2.0)) == high._replace(rate=4.0)
-    assert carried_over(best, Case("x", 0.25)) == low._replace(rate=0.5)
+    assert carried_over(best, Case("x", 1.0)) == replace(low, rate=2.0)
+    assert carried_over(best, Case("x", 2.0)) == replace(high, rate=4.0)
+    assert carried_over(best, Case("x", 0.25)) == replace(low, rate=0.5)
     assert carried_over(best, Case("y", 8.0)) == low

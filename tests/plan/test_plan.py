@@ -39,7 +39,7 @@ def test_saved_and_loaded_plans_are_the_same_plan(tmp_path_factory, plan):
     assert loaded.digest() == plan.digest()
     assert (loaded.protocol, loaded.pruned, loaded.agents) == (plan.protocol, plan.pruned, plan.agents)
     for before, after in zip(plan, loaded, strict=True):
-        for one, other in zip(before, after, strict=True):
+        for one, other in zip(vars(before).values(), vars(after).values(), strict=True):
             np.testing.assert_array_equal(one, other)
 
 

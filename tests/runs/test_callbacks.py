@@ -121,14 +121,15 @@ def test_a_stopped_run_reports_the_epsilon_of_the_whole_plan_and_goes_on(tmp_pat
     assert "whole plan, an upper bound" in stopped.stopped.statement
     assert [line["round"] for line in stopped.metrics] == [0, 3, 6]
     folder = RunFolder.open(tmp_path / "run")
-    assert (folder.state, folder.checkpoint.releases) == ("stopped", 8)
+    assert (folder.state, folder.checkpoint_size()[0]) == ("stopped", 8)
     assert folder.fact("stopped") == {"round": 7, "reason": "enough"}
     assert torch.equal(torch.from_numpy(folder.estimates), stopped.estimates)
     resumed = train(out=tmp_path / "run", resume=True)
     assert torch.equal(resumed.estimates, whole.estimates) and resumed.metrics == whole.metrics
     assert resumed.stopped is None
     folder = RunFolder.open(tmp_path / "run")
-    assert (folder.state, folder.checkpoint, folder.fact("stopped")) == ("done", None, None)
+    assert (folder.state, folder.fact("stopped")) == ("done", None)
+    assert not (folder.path / "checkpoint.safetensors").exists()
 
 
 def test_a_stop_after_the_last_round_is_none():
@@ -148,7 +149,7 @@ def test_an_exception_leaves_the_run_at_the_very_round(tmp_path):
     assert raised.value.__notes__ == ["Raised by the callback Fails.on_round after round 7."]
     assert recorder.calls[-1] == ("break", "ZeroDivisionError")
     folder = RunFolder.open(tmp_path / "run")
-    assert (folder.state, folder.checkpoint.releases) == ("interrupted", 8)
+    assert (folder.state, folder.checkpoint_size()[0]) == ("interrupted", 8)
     resumed = train(out=tmp_path / "run", resume=True)
     assert torch.equal(resumed.estimates, train().estimates)
 
@@ -187,7 +188,7 @@ def test_ctrl_c_in_a_callback_is_ctrl_c(tmp_path):
 
     with pytest.raises(InterruptedRun):
         train([interrupt], out=tmp_path / "run")
-    assert RunFolder.open(tmp_path / "run").checkpoint.releases == 5
+    assert RunFolder.open(tmp_path / "run").checkpoint_size()[0] == 5
     assert torch.equal(train(out=tmp_path / "run", resume=True).estimates, train().estimates)
 
 
@@ -341,10 +342,10 @@ class TestBest:
         class Killed(BaseException):
             pass
 
-        def kill(folder, checkpoint):
-            if checkpoint.releases > 10:
+        def kill(folder, releases, rows):
+            if releases > 10:
                 raise Killed
-            real(folder, checkpoint)
+            real(folder, releases, rows)
 
         settings = {"sigma": 0.5, "rounds": 30}
         real = RunFolder.save_checkpoint

@@ -251,7 +251,7 @@ def test_a_run_that_diverges_is_no_failure(grid, tmp_path):
     wanted = grid("train.learning_rate=0.2,1e25", changes=())
     run_all(wanted, tmp_path, FakeRay())
     assert states(tmp_path, wanted) == ["done", "diverged"]
-    found = sweep.found(tmp_path, wanted)
+    found = sweep.spreads_of(tmp_path, wanted)
     assert [run["state"] for one in found for run in one.runs] == ["done", "diverged"]
 
 

@@ -117,7 +117,7 @@ def test_ctrl_c_leaves_a_loadable_run_at_the_very_round(small, tmp_path):
         run.run(small(), tmp_path / "run", progress=interrupt)
     assert stopped.value.folder == tmp_path / "run"
     folder = RunFolder.open(tmp_path / "run")
-    assert (folder.state, folder.checkpoint.releases) == ("interrupted", 8)
+    assert (folder.state, folder.checkpoint_size()[0]) == ("interrupted", 8)
     assert torch.equal(run.resume(tmp_path / "run").estimates, run.run(small(), tmp_path / "b").estimates)
 
 
@@ -495,7 +495,7 @@ def test_a_full_disk_is_said_and_leaves_the_last_checkpoint(small, tmp_path, mon
         run.run(small(), tmp_path / "run")
     monkeypatch.undo()
     folder = RunFolder.open(tmp_path / "run")
-    assert folder.checkpoint.releases == 1
+    assert folder.checkpoint_size()[0] == 1
     assert not [name for name in os.listdir(tmp_path / "run") if name.startswith(".")]
     assert torch.equal(run.resume(tmp_path / "run").estimates, run.run(small(), tmp_path / "b").estimates)
 

@@ -14,7 +14,7 @@ import pytest
 
 from builders import blobs_file
 from topdp.base.progress import silent
-from topdp.runs import config, finished_run, planning, stacked, sweep
+from topdp.runs import config, finished_run, planning, sweep
 from topdp.runs import run as runs
 from topdp.runs.config import ConfigError
 from topdp.runs.finished_run import FinishedRun
@@ -151,7 +151,7 @@ def kills_at(monkeypatch, where, count):
 
 PLACES = {
     "before anything": ((sweep, "_run_stack"), 1),
-    "in the middle of a stack": ((stacked, "metrics_of"), 5),
+    "in the middle of a stack": ((finished_run, "metrics_of"), 5),
     "before the first folder": ((FinishedRun, "write"), 1),
     "between two folders": ((FinishedRun, "write"), 3),
     "in a folder without estimates": ((finished_run, "end_folder"), 2),
@@ -347,7 +347,7 @@ def test_a_process_that_is_ended_leaves_a_sweep_that_goes_on(topdp, command, tmp
     request = sweep.SweepRequest.read(tmp_path / "s")
     assert [axis.values for axis in request.axes] == [("8000", "7999")]
     point = resolved_points(request.points())[0]
-    assert RunFolder.open(tmp_path / "s" / "1").checkpoint is not None
+    assert RunFolder.open(tmp_path / "s" / "1").checkpoint_size()
     assert not sweep.is_over(tmp_path / "s", point)
 
 

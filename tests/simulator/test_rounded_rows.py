@@ -99,7 +99,7 @@ def test_ties_go_to_even():
     step = 2.0**-7
     before = torch.tensor([[1, 1 + step, -1], [1 + step, 1 + 2 * step, -1 - step]], dtype=torch.bfloat16)
     out = torch.empty_like(before)
-    mix(RowWork(1, before, before, out))
+    mix(RowWork(round=1, before=before, gradient=before, out=out))
     assert out.tolist() == [[1, 1 + 2 * step, -1]] * 2
 
 

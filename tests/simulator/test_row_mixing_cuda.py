@@ -1,7 +1,7 @@
 """The GPU's rows against the processor's: on a GPU where there is one, elsewhere by Triton's interpreter."""
 
 import os
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -71,7 +71,7 @@ def test_the_noise_is_standard_normal_and_independent_between_draws_and_rounds()
     for r in range(plan.releases):
         out = torch.empty(n, d, device="cuda")
         CudaMixer(plan, SimulatedDraws(0, n, plan.releases), torch.device("cuda"))(
-            RowWork(r, zeros, zeros, out)
+            RowWork(round=r, before=zeros, gradient=zeros, out=out)
         )
         draws.append(out.double())
     z = torch.cat(draws)
@@ -100,7 +100,7 @@ def test_rows_without_noise_are_the_processors(name):
         made = int(plan.exists[r].sum())
         outs = [wide[k, :made, :50] for k in range(2)]
         for mixer, out in zip(mixers, outs, strict=True):
-            mixer(RowWork(r, before, gradient, out))
+            mixer(RowWork(round=r, before=before, gradient=gradient, out=out))
         torch.testing.assert_close(*outs)
         before = outs[0].clone()
 
@@ -120,8 +120,8 @@ def test_rounded_rows_are_float32_sums_rounded_once(name):
         gradient = torch.randn(8, 50, generator=generator)
         expected = torch.empty(int(plan.exists[r].sum()), 50)
         out = torch.empty(expected.shape, dtype=torch.bfloat16)
-        wide(RowWork(r, before.float(), gradient, expected))
-        narrow(RowWork(r, before, gradient, out))
+        wide(RowWork(round=r, before=before.float(), gradient=gradient, out=expected))
+        narrow(RowWork(round=r, before=before, gradient=gradient, out=out))
         assert torch.equal(out, expected.bfloat16())
         before = out
 
@@ -134,7 +134,7 @@ def test_what_is_not_a_number_stays_none_when_it_is_rounded():
     odd[0] = 0x7FFFFFFF  # a GPU's
     before, out = odd.view(torch.float32).repeat(3, 1), torch.empty(3, 7, dtype=torch.bfloat16)
     mixer = CudaMixer(replace(plan, rounded="bfloat16"), SimulatedDraws(0, 3, 2), torch.device("cpu"))
-    mixer(RowWork(0, before, before, out))
+    mixer(RowWork(round=0, before=before, gradient=before, out=out))
     torch.testing.assert_close(out, before.bfloat16(), rtol=0, atol=0, equal_nan=True)
 
 
@@ -149,12 +149,21 @@ def test_rows_of_some_agents_are_made_and_no_others():
     before, gradient = (torch.randn(count, 50) for count in (int(plan.exists[0].sum()), 8))
     owner = plan.owner[plan.exists[1]]
     whole, parts = (torch.full((len(owner), 50), torch.nan) for _ in range(2))
-    mixer(RowWork(1, before, gradient, whole))
+    mixer(RowWork(round=1, before=before, gradient=gradient, out=whole))
     for first in (0, 3, 6):
         only = np.flatnonzero((owner >= first) & (owner < first + 3))
-        mixer(RowWork(1, before, gradient[first : first + 3], parts, only, first))
+        mixer(
+            RowWork(
+                round=1,
+                before=before,
+                gradient=gradient[first : first + 3],
+                out=parts,
+                only=only,
+                first=first,
+            )
+        )
         assert torch.isnan(parts[np.flatnonzero(owner >= first + 3)]).all()
-    mixer(RowWork(1, before, gradient, parts, np.empty(0, np.int64)))
+    mixer(RowWork(round=1, before=before, gradient=gradient, out=parts, only=np.empty(0, np.int64)))
     assert torch.equal(parts, whole)
 
 
@@ -169,7 +178,7 @@ def test_noise_is_standard_normal_and_named_by_round_and_draw():
     draws = []
     for r in (0, 1, 1):
         out = torch.empty_like(zeros)
-        mixer(RowWork(r, zeros, zeros, out))
+        mixer(RowWork(round=r, before=zeros, gradient=zeros, out=out))
         draws.append(out)
     assert torch.equal(draws[1], draws[2])
     noise = torch.cat(draws[:2]).double()
@@ -192,7 +201,7 @@ def test_a_run_in_a_stack_draws_what_it_draws_alone():
     def first_round(plan, noise):
         out = torch.empty(int(plan.exists[0].sum()), 40)
         start = torch.zeros(plan.agents, 40)
-        CudaMixer(plan, noise, torch.device("cpu"))(RowWork(0, start, start, out))
+        CudaMixer(plan, noise, torch.device("cpu"))(RowWork(round=0, before=start, gradient=start, out=out))
         return out[: plan.agents]
 
     alone = [
@@ -212,8 +221,9 @@ def test_rounds_packed_at_once_are_those_packed_one_by_one(name):
     mixer = CudaMixer(plan, SimulatedDraws(0, plan.draws, plan.releases), torch.device("cpu"))
     for rounds in (range(plan.releases), range(1), range(2, 5)):
         at_once, one_by_one = mixer.packed(rounds), mixer._packed_one_by_one(rounds)
-        for name, one, other in zip(at_once._fields, at_once, one_by_one, strict=True):
-            assert one.dtype == other.dtype and torch.equal(one, other), name
+        for field in fields(at_once):
+            one, other = getattr(at_once, field.name), getattr(one_by_one, field.name)
+            assert one.dtype == other.dtype and torch.equal(one, other), field.name
 
 
 @pytest.mark.slow
@@ -229,7 +239,7 @@ def test_a_clock_in_memory_says_which_round_is_made(d):
     for r in range(2, 5):
         made = int(plan.exists[r].sum())
         expected, out = torch.empty(made, d), torch.full((room, d), 7.0)
-        mixer(RowWork(r, before, gradient, expected))
+        mixer(RowWork(round=r, before=before, gradient=gradient, out=expected))
         mixer.by_clock(before, gradient, out, packed, clock)
         assert torch.equal(out[:made], expected)
         assert (out[made:] == 7).all()  # nothing beyond the rows of the round

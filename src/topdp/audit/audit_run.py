@@ -75,7 +75,7 @@ def supports(plan: Plan) -> str | None:
     return unsupported(plan, {Capability.ADAPTIVE_STEPS, Capability.ROBUST_MIXING, Capability.SHARED_DRAWS})
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Audit:
     """Everything that is determined before the run. Holds no data."""
 

@@ -50,7 +50,7 @@ def signs(aim: Floats, period: int) -> Floats:
     return np.concatenate([used * aim[:, None], used * turning[:, None]], axis=1)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Canaries:
     """The canaries of one agent, with their coins; arrays have one entry per canary."""
 
@@ -128,7 +128,13 @@ def plant_canaries(
     coordinates = random.permutation(dimension)[:count]
     kind = np.arange(count) % len(CANARY_KINDS)
     push = np.where(random.integers(0, 2, count), 1.0, -1.0 if replace_one else 0.0)
-    return Canaries(owner, records, coordinates, kind * len(worth) + place[records], push)
+    return Canaries(
+        owner=owner,
+        records=records,
+        coordinates=coordinates,
+        column=kind * len(worth) + place[records],
+        push=push,
+    )
 
 
 def canary_count(

@@ -39,7 +39,7 @@ class ObservedRound(NamedTuple):
     draws: Callable[[int], Floats]  # returns a draw of the round [canaries]; used for known draws only
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Shift:
     """A round as the observer sees it, and the whitened contribution of each column of signs."""
 
@@ -67,7 +67,7 @@ def shifts(observer: Observer, owner: int, sensitivity: float, signs: Floats) ->
         rest[np.abs(rest) <= SHIFT_ROUNDING * size] = 0.0
         leaks = np.flatnonzero(rest.any(axis=1))
         unit = NOISELESS_RESOLUTION * np.abs(rest[leaks]).max(axis=1, initial=0.0)
-        yield Shift(sight, D, leaks, rest[leaks] / unit[:, None], unit)
+        yield Shift(sight=sight, fresh=D, leaks=leaks, bare=rest[leaks] / unit[:, None], unit=unit)
         S = S[: sight.kept] - sight.gain.T @ D
 
 

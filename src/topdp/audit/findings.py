@@ -15,7 +15,7 @@ from topdp.audit.epsilon_bounds import Distance
 from topdp.base.array_types import Bools, Floats
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class KindFindings:
     """The scores of the canaries of one kind, and the bounds that follow."""
 

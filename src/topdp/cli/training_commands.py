@@ -171,7 +171,7 @@ def _compare_seeds(wanted: dict[str, RunConfig], seeds: int, place: Path, device
         ])  # fmt: skip
         sweep.run_all(points, place, device, progress, how)
         progress("drawing")
-        spreads = sweep.found(place, points)
+        spreads = sweep.spreads_of(place, points)
         title = heading(list(wanted.values()), RunOutline.of(points[0].config).graph.agents)
         figure = sweep_pictures.curves(
             {spread.chosen["method"]: spread for spread in spreads}, place / "compare.png", title
@@ -269,7 +269,7 @@ def sweep(
             request.keep(place)
             sweeps.run_all(points, place, device, progress, how, cluster)
         progress("drawing")
-        spreads = sweeps.found(place, points)
+        spreads = sweeps.spreads_of(place, points)
         sweep_summary.write_csv(spreads, place)
         configs = [point.config for point in points]
         title = sweep_pictures.heading_of(configs, [RunOutline.of(config).graph.agents for config in configs])

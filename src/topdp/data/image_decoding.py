@@ -16,7 +16,7 @@ import tarfile
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -159,20 +159,16 @@ def unpack(archive: Path, into: Path, wanted: Callable[[str], bool]) -> None:
             with zipfile.ZipFile(archive) as package:
                 for member in package.infolist():
                     if wanted(Path(member.filename).name):
-                        with (
-                            package.open(member) as source,
-                            (into / Path(member.filename).name).open("wb") as out,
-                        ):
-                            shutil.copyfileobj(source, out, 1 << 20)
+                        _save(package.open(member), into / Path(member.filename).name)
         else:
             with tarfile.open(archive) as tar:
                 for entry in tar:
-                    stored = (
-                        tar.extractfile(entry) if entry.isfile() and wanted(Path(entry.name).name) else None
-                    )
-                    if stored is not None:
-                        with stored, (into / Path(entry.name).name).open("wb") as out:
-                            shutil.copyfileobj(stored, out, 1 << 20)
+                    if (
+                        wanted(Path(entry.name).name)
+                        and entry.isfile()
+                        and (source := tar.extractfile(entry))
+                    ):
+                        _save(source, into / Path(entry.name).name)
     except OSError as error:
         # gzip reports a damaged stream as an OSError without errno. A full disk sets errno and is not damage.
         if error.errno is not None:
@@ -180,6 +176,11 @@ def unpack(archive: Path, into: Path, wanted: Callable[[str], bool]) -> None:
         raise damage_error(archive, error) from error
     except DECODING_ERRORS as error:
         raise damage_error(archive, error) from error
+
+
+def _save(source: IO[bytes], path: Path) -> None:
+    with source, path.open("wb") as out:
+        shutil.copyfileobj(source, out, 1 << 20)
 
 
 def _unpack_deb(archive: Path, into: Path) -> None:

@@ -89,11 +89,8 @@ def check_labels(labels: Array, what: str, classes: int | None = None) -> Ints:
 
 def is_numbering(labels: Sequence[Array]) -> bool:
     """Whether the integers of all agents can number classes: 10^9 among a hundred records cannot."""
-    largest, records = (
-        max(int(agent_labels.max()) for agent_labels in labels),
-        sum(len(agent_labels) for agent_labels in labels),
-    )
-    return largest < max(MAX_UNSTATED_CLASSES, records)
+    largest = max(int(agent_labels.max()) for agent_labels in labels)
+    return largest < max(MAX_UNSTATED_CLASSES, sum(map(len, labels)))
 
 
 def count_classes(labels: Sequence[Array], what: str) -> int:
@@ -104,8 +101,7 @@ def count_classes(labels: Sequence[Array], what: str) -> int:
     if not is_numbering(labels):
         raise DataError(
             f"{what}: expected labels that number the classes 0, 1, 2, ..., got {largest} among "
-            f"{sum(len(agent_labels) for agent_labels in labels)} records. Number them, or state the "
-            "number of classes."
+            f"{sum(map(len, labels))} records. Number them, or state the number of classes."
         )
     return expect_two_classes(largest + 1, what)
 

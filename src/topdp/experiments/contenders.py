@@ -62,7 +62,7 @@ def _secrets(agents: int, colluders: int) -> dict[str, Any]:
 
 SECRET_PARTNERS = 16
 
-MODELS: dict[str, dict[str, Any]] = {
+CONTENDER_MODELS: dict[str, dict[str, Any]] = {
     "scattering + linear": {"data": {"features": "scattering"}, "model": {"name": "linear"}},
     "mlp": {"model": {"name": "mlp"}},
     "cnn": {"model": {"name": "cnn"}},
@@ -80,18 +80,18 @@ def frontier_run(
     validation: float | None = None,
 ) -> RunConfig:
     """Return one run, whose σ remains to be calibrated. An infinite ε stands for a method without noise."""
-    rounds, rate, clip, exponent, gossip = candidate
-    tuned: dict[str, Any] = {"gossip": gossip} if "gossip" in contender.knobs else {}
+    tuned: dict[str, Any] = {"gossip": candidate.gossip} if "gossip" in contender.knobs else {}
     if "exponent" in contender.knobs:
+        exponent = candidate.exponent
         law = {"kind": "power", "exponent": exponent} if exponent else {"kind": "constant"}
         tuned["noise_schedule"] = law
-    parts = MODELS[model]
+    parts = CONTENDER_MODELS[model]
     tree: dict[str, Any] = {
         "seed": seed,
-        "rounds": rounds,
+        "rounds": candidate.rounds,
         "topology": {"agents": scale.agents, "connection": scale.connection or 0.2},
         "method": {"name": contender.method, **contender.fixed, **tuned},
-        "privacy": {"clip": clip, "colluders": contender.colluders},
+        "privacy": {"clip": candidate.clip, "colluders": contender.colluders},
         "data": {
             "name": scale.data.get(data, data),
             **({"records": scale.records} if scale.records else {}),
@@ -99,7 +99,7 @@ def frontier_run(
             **parts.get("data", {}),
         },
         "model": parts["model"],
-        "train": {"learning_rate": rate / clip, "evaluate_every": rounds},
+        "train": {"learning_rate": candidate.rate / candidate.clip, "evaluate_every": candidate.rounds},
     }
     if epsilon < float("inf"):
         tree["privacy"]["epsilon"] = epsilon

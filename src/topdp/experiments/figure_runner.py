@@ -44,6 +44,7 @@ class FigureRuns:
         self,
         folder: Path,
         device: str,
+        *,
         test_records: Callable[[RunConfig], int],
         say: Say,
         until: float = math.inf,

@@ -6,8 +6,9 @@ import csv
 import io
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import astuple, dataclass, fields
 from pathlib import Path
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, get_type_hints
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Picture
@@ -45,7 +46,8 @@ METHOD_TITLES = {
 }
 
 
-class FrontierRow(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class FrontierRow:
     """The accuracy of one method at one budget, and the setting that reaches it."""
 
     data: str
@@ -143,8 +145,8 @@ def command(config: RunConfig) -> str:
 def write_rows(rows: list[FrontierRow], path: Path) -> None:
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
-    table.writerow(FrontierRow._fields)
-    table.writerows(rows)
+    table.writerow(field.name for field in fields(FrontierRow))
+    table.writerows(map(astuple, rows))
     write_atomically(path, text.getvalue())
 
 
@@ -153,8 +155,7 @@ def read_rows(path: Path) -> list[FrontierRow]:
     try:
         with path.open(newline="", encoding="utf-8") as file:
             rows = [
-                FrontierRow(**{key: types[key](row[key]) for key in FrontierRow._fields})
-                for row in csv.DictReader(file)
+                FrontierRow(**{key: types[key](row[key]) for key in types}) for row in csv.DictReader(file)
             ]
     except FileNotFoundError:
         raise InputError(f"Expected a frontier in {path}, which does not exist.{REDRAW_REMEDY}") from None

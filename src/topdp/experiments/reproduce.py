@@ -32,7 +32,7 @@ QUICK_OPTION = " --quick"
 QUICK_REMARK = "Small runs: these verdicts are about them, not about the paper."
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ClaimVerdict:
     """The verdict on one claim under one lens."""
 
@@ -87,7 +87,9 @@ def reproduce(
     """Make the figures in `out`. Start no more runs after `seconds_left`."""
     _expect_own_folder(out, scale)
     until = time.monotonic() + seconds_left
-    runs = FigureRuns(out / "runs", device, lambda config: _test_records(scale, config), say, until)
+    runs = FigureRuns(
+        out / "runs", device, test_records=lambda config: _test_records(scale, config), say=say, until=until
+    )
     if runs.device.type == "cuda":
         torch.set_float32_matmul_precision("high")  # tf32 in matrix products triples the speed
     seconds: dict[str, float] = {}
@@ -155,11 +157,19 @@ def _redraw(figure: PaperFigure, lens: str, scale: Scale, out: Path) -> list[Cla
     stem = out / _stem(figure, lens)
     numbers = read_numbers(lens, figure.panels(scale, lens), stem.with_suffix(".csv"))
     draw(numbers, f"Figure {figure.number}: {figure.title}{scale.remark}", scale.epochs, stem)
-    verdicts = [
-        ClaimVerdict(figure.number, lens, claim.sentence, *claim.verdict(numbers))
-        for claim in figure.claims
-        if lens in claim.lenses
-    ]
+    verdicts = []
+    for claim in figure.claims:
+        if lens in claim.lenses:
+            verdict, measured = claim.verdict(numbers)
+            verdicts.append(
+                ClaimVerdict(
+                    figure=figure.number,
+                    lens=lens,
+                    claim=claim.sentence,
+                    verdict=verdict,
+                    measured=measured,
+                )
+            )
     write_atomically(stem.with_suffix(".md"), _table(figure, lens, verdicts, scale))
     return verdicts
 

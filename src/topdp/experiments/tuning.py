@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, TypeVar
 
 Value = TypeVar("Value")
@@ -27,7 +27,8 @@ class Case(NamedTuple):
     epsilon: float
 
 
-class Candidate(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
     """A setting. The rate is λ·C: the step size per clipped gradient of norm one."""
 
     rounds: int
@@ -66,31 +67,31 @@ class SearchSpace:
         """Return where to start: with few rounds, which are cheap, or the most if rounds are not tuned."""
         budget = min(case.epsilon, max(self.budgets))
         return Candidate(
-            self.rounds[0] if "rounds" in knobs else max(self.rounds),
-            self.rate * budget**self.growth,
-            self.clips[0],
-            self.exponents[0] if "exponent" in knobs else 0.0,
-            self.gossip[0] if "gossip" in knobs else 0,
+            rounds=self.rounds[0] if "rounds" in knobs else max(self.rounds),
+            rate=self.rate * budget**self.growth,
+            clip=self.clips[0],
+            exponent=self.exponents[0] if "exponent" in knobs else 0.0,
+            gossip=self.gossip[0] if "gossip" in knobs else 0,
         )
 
     def rates(self, case: Case, candidate: Candidate) -> Iterator[Candidate]:
         for factor in (0.5, 2.0):
-            yield candidate._replace(rate=factor * candidate.rate)
+            yield replace(candidate, rate=factor * candidate.rate)
 
     def others(self, candidate: Candidate, knobs: frozenset[Knob]) -> Iterator[Candidate]:
         """Yield the settings that differ in one respect other than the step size."""
         for clip in _but(self.clips, candidate.clip):
-            yield candidate._replace(clip=clip)
+            yield replace(candidate, clip=clip)
         for rounds in _but(self.rounds, candidate.rounds) if "rounds" in knobs else []:
             # With the same step size, and with the same total of all steps.
-            yield candidate._replace(rounds=rounds)
-            yield candidate._replace(rounds=rounds, rate=candidate.rate * candidate.rounds / rounds)
+            yield replace(candidate, rounds=rounds)
+            yield replace(candidate, rounds=rounds, rate=candidate.rate * candidate.rounds / rounds)
         if "exponent" in knobs:
             for exponent in _but(self.exponents, candidate.exponent):
-                yield candidate._replace(exponent=exponent)
+                yield replace(candidate, exponent=exponent)
         if "gossip" in knobs:
             for gossip in _but(self.gossip, candidate.gossip):
-                yield candidate._replace(gossip=gossip)
+                yield replace(candidate, gossip=gossip)
 
 
 class BestSetting(NamedTuple):
@@ -128,7 +129,7 @@ def carried_over(best: Mapping[Case, Candidate], case: Case) -> Candidate:
         slope = math.log(settings[high].rate / settings[low].rate) / math.log(high / low)
     # Rounded to the factors of two that the climb uses, so that settings coincide and run only once.
     power = round(slope * math.log2(case.epsilon / nearest))
-    return settings[nearest]._replace(rate=settings[nearest].rate * 2.0**power)
+    return replace(settings[nearest], rate=settings[nearest].rate * 2.0**power)
 
 
 class _Climb:

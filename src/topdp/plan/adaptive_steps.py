@@ -64,5 +64,5 @@ class AdamSettings(AdaptiveSteps):
     weight_decay: float
 
 
-ADAPTIVE: dict[str, type[AdaptiveSteps]] = {"adam": AdamSettings}
+ADAPTIVE_OPTIMISERS: dict[str, type[AdaptiveSteps]] = {"adam": AdamSettings}
 """By the name of the optimiser. `optimised` takes the settings from the fields of the same names."""

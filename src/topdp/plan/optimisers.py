@@ -20,11 +20,11 @@ import numpy as np
 
 from topdp.base.array_types import Floats, Ints
 from topdp.errors import InputError
-from topdp.plan.adaptive_steps import ADAPTIVE
+from topdp.plan.adaptive_steps import ADAPTIVE_OPTIMISERS
 from topdp.plan.plan import NOBODY, PerRound, Plan
 from topdp.plan.schedules import Schedule
 
-OPTIMISER_KINDS = ("sgd", "momentum", "nesterov", *ADAPTIVE)
+OPTIMISER_KINDS = ("sgd", "momentum", "nesterov", *ADAPTIVE_OPTIMISERS)
 NO_RELEASES: Ints = np.empty(0, np.int64)
 
 
@@ -62,7 +62,7 @@ class Optimiser:
     @property
     def adaptive(self) -> bool:
         """Whether a non-linear step ends each round, in a release of its own."""
-        return self.kind in ADAPTIVE
+        return self.kind in ADAPTIVE_OPTIMISERS
 
     @property
     def plain(self) -> bool:
@@ -154,7 +154,7 @@ def _with_adaptive_steps(plan: Plan, optimiser: Optimiser, rate: Floats) -> Plan
     the averages of d = P - y and d². `Plan.adaptive` has the step size of these releases and the other
     settings.
     """
-    kind = ADAPTIVE[optimiser.kind]
+    kind = ADAPTIVE_OPTIMISERS[optimiser.kind]
     n, own, k = plan.agents, np.arange(plan.agents), kind.memories
     for r in range(1, plan.releases):
         if plan.carries[r].any() and not _begins_with_own(plan, r):
@@ -194,7 +194,7 @@ def _with_adaptive_steps(plan: Plan, optimiser: Optimiser, rate: Floats) -> Plan
 
 
 def _begins_with_own(plan: Plan, round: int) -> bool:
-    """Return whether all rows are estimates, and each is its owner's estimate with a step, and nothing else."""
+    """Return whether all rows are estimates, each made only from its owner's estimate and a step."""
     if plan.rows > plan.agents or not plan.carries[round].all():
         return False
     used = (plan.source[round] >= 0) & (plan.weight[round] != 0)

@@ -20,7 +20,7 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,7 +89,8 @@ class PerRound:
         return len(self.which)
 
 
-class Round(NamedTuple):
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Round:
     """One round of a plan, as plain arrays over all m rows.
 
     >>> import numpy as np

@@ -11,7 +11,7 @@ import numpy as np
 
 from topdp.base.files import UNREADABLE_FILE_ERRORS
 from topdp.errors import InputError
-from topdp.plan.adaptive_steps import ADAPTIVE
+from topdp.plan.adaptive_steps import ADAPTIVE_OPTIMISERS
 from topdp.plan.plan import ADAPTIVE_RATE, PerRound, Plan, PlanError, arrays_of
 from topdp.plan.robust_rules import Robust
 
@@ -82,7 +82,7 @@ def load(path: Path) -> Plan:
             elif f"{field.name}.values" in arrays:
                 parts = arrays.pop(f"{field.name}.values"), arrays.pop(f"{field.name}.which")
                 values[field.name] = PerRound(*parts)
-        for steps in ADAPTIVE.values():
+        for steps in ADAPTIVE_OPTIMISERS.values():
             if steps.stored_as in arrays:
                 rate, settings = arrays.pop(ADAPTIVE_RATE), arrays.pop(steps.stored_as)
                 names = [field.name for field in fields(steps) if field.name != "rate"]

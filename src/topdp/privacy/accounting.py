@@ -97,7 +97,7 @@ class Account:
         }
 
     def details(self) -> dict[str, Any]:
-        """Return the complete account for JSON, per agent and per observer (privacy.json, `topdp account`)."""
+        """Return the complete account for JSON, with values per agent and per observer (privacy.json)."""
         answers = {key: answer for key, answer in self.answers.items() if answer.asked}
         return {
             **self.summary(),

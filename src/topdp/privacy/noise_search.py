@@ -163,7 +163,7 @@ def _left(noise: Floats, logs: Floats, floor: Floats) -> float:
 
 
 def _logarithm(excess: Floats) -> Floats:
-    """Return ln of `excess`; -inf for agents about which no observer learns anything: they end at the floor."""
+    """Return ln of `excess`; -inf for agents about which no observer learns: they end at the floor."""
     with np.errstate(divide="ignore"):
         return np.asarray(np.log(excess))
 

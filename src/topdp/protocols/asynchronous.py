@@ -36,7 +36,7 @@ class _Asynchronous(UpdateRule):
 
     @abstractmethod
     def _paired(self, full: Floats, pairs: Pairs) -> Floats:
-        """Return [rounds, n] the noise of agents that have a partner; `full` [n]: of agents that have none."""
+        """Return [rounds, n]: the noise of agents with a partner; `full` [n]: of agents without one."""
 
 
 @final

@@ -181,7 +181,7 @@ def stacked_engine(runs: Sequence[Assembly], plans: Sequence[Plan], test_records
     first = runs[0]
     stacked = StackedBatches(tuple((parts.run.batches, parts.run.config.seed) for parts in runs))
     distinct = _in_turn(runs) if stacked.full else len(runs)
-    shards = stack_shards([one.shards for one in runs[:distinct]]) if distinct > 1 else first.shards
+    shards = stack_shards([parts.shards for parts in runs[:distinct]]) if distinct > 1 else first.shards
     if shards.test_inputs is not None and shards.test_targets is not None:
         test = shards.test_inputs[:test_records], shards.test_targets[:test_records]
         shards = replace(shards, test_inputs=test[0], test_targets=test[1])
@@ -202,8 +202,10 @@ def stacked_engine(runs: Sequence[Assembly], plans: Sequence[Plan], test_records
 
 def _in_turn(runs: Sequence[Assembly]) -> int:
     """After how many runs the records of the first come again, and so on to the end: they are read once."""
-    turn = next((at for at, one in enumerate(runs) if at and one.shards is runs[0].shards), len(runs))
-    again = len(runs) % turn == 0 and all(one.shards is runs[at % turn].shards for at, one in enumerate(runs))
+    turn = next((at for at, parts in enumerate(runs) if at and parts.shards is runs[0].shards), len(runs))
+    again = len(runs) % turn == 0 and all(
+        parts.shards is runs[at % turn].shards for at, parts in enumerate(runs)
+    )
     return turn if again else len(runs)
 
 
@@ -229,7 +231,7 @@ def _largest(shards: Shards, task: Task) -> int | None:
     if task.loss.name != "cross-entropy":
         return None
     labels = [shards.targets, *([] if shards.test_targets is None else [shards.test_targets])]
-    return max(shards.classes or 0, *(int(one.max()) + 1 for one in labels))
+    return max(shards.classes or 0, *(int(part.max()) + 1 for part in labels))
 
 
 def choose_device(name: str) -> torch.device:

@@ -1,7 +1,7 @@
-"""What a configuration leaves open is chosen before a run begins: partners, pair noise, steps of averaging.
+"""Choice of a number for every `auto`: partners, pair noise and averaging steps, before a run begins.
 
-From the graph, the number of colluders and what agents need; never from data. The run's own configuration
-then holds the numbers, so that it can be repeated and resumed.
+The choice depends on the graph, the number of colluders and the noise that agents need, never on data. The
+configuration in the run folder has the numbers, so that the run can be repeated and resumed.
 """
 
 from __future__ import annotations
@@ -32,32 +32,34 @@ from topdp.runs.resolved_run import ResolvedRun
 from topdp.runs.run_outline import RunOutline
 from topdp.topology import Topology
 
-MAX_COMPLETE_SECRETS_AGENTS = (
-    64  # agents among whom secrets are shared by all, where coalitions are too many to look at
-)
-LARGE_GRAPH_PARTNERS = (16, 24, 32, 48)  # partners with which larger graphs are bounded
+# Where there are too many coalitions to enumerate: up to this many agents, all of them share secrets.
+MAX_COMPLETE_SECRETS_AGENTS = 64
+LARGE_GRAPH_PARTNERS = (16, 24, 32, 48)  # numbers of partners with which a bound exists on larger graphs
 
-PAIR_NOISE_STRENGTHS = (3.0, 10.0, 30.0)  # of pair noise, over what an agent needs alone
-GOSSIP_STEPS = (1, 2, 3, 4, 6, 8, 12)  # of averaging between gradients
-PARTNER_COUNTS = (4, 6, 8, 12, 16)  # of every agent; the least that colluders cannot cut is tried too
+PAIR_NOISE_STRENGTHS = (3.0, 10.0, 30.0)  # pair noise over the noise that an agent needs alone
+GOSSIP_STEPS = (1, 2, 3, 4, 6, 8, 12)  # averaging steps between gradients
+PARTNER_COUNTS = (4, 6, 8, 12, 16)  # beside the smallest count that colluders cannot cut
 
 DISAGREEMENT_PRICE = 0.05
-"""The price of noise between agents, over that in their average after as many rounds as TRIAL_ROUNDS."""
+"""The price of noise between agents, over that of noise in their average, after `TRIAL_ROUNDS` rounds."""
 
 MESSAGE_PRICE = 0.005
-"""The price of sending one estimate to all neighbours, over that of the noise of pooled records."""
+"""The price of sending one estimate to all neighbours, over that of the noise with pooled records."""
 
-TRIAL_ROUNDS = 40  # rounds after which noise is looked at
+TRIAL_ROUNDS = 40  # rounds after which noise is compared
 
-MAX_SECANT_STEPS = 8  # tries to find the allocation for pair noise that was given
-LOG_RATIO_TOLERANCE = 1e-3  # of the logarithm of that
-STRENGTH_RANGE = (1e-3, 1e6)  # of strengths: beyond them own noise does not change, or drowns
+MAX_SECANT_STEPS = 8  # in the search of the allocation for a configured pair noise
+LOG_RATIO_TOLERANCE = 1e-3  # in the logarithm of that pair noise
+STRENGTH_RANGE = (1e-3, 1e6)  # beyond it own noise does not change, or is negligible
 
 
 def with_auto_values(outline: RunOutline, analysis: Analysis, schedule: Schedule) -> RunConfig:
-    """The configuration with a number for each `auto` that the method uses. Raises what cannot be run."""
+    """The configuration with a number for each `auto` that the method uses.
+
+    Raise InputError for settings that cannot be run.
+    """
     config, graph = outline.config, outline.graph
-    if outline.method.pools:  # nobody else takes part
+    if outline.method.pools:  # a single agent has nobody to collude with
         return _with(config, privacy={"colluders": 0})
     expect_colluders(config.privacy.colluders, graph.agents)
     config = _not_accelerated(config)
@@ -73,7 +75,7 @@ def with_auto_values(outline: RunOutline, analysis: Analysis, schedule: Schedule
 
 
 def _not_accelerated(config: RunConfig) -> RunConfig:
-    """Robust rules hold rows near each other; acceleration goes beyond what it mixes, and is left out."""
+    """Switch acceleration off under a robust rule: it extrapolates beyond the rows that the rule keeps."""
     return config if config.robust.rule == "mean" else _with(config, method={"chebyshev": False})
 
 
@@ -87,14 +89,15 @@ def noise_shares(run: ResolvedRun) -> Floats | None:
         return None
     pairs = secret_pairs(protocol.secrets, run.graph, protocol.degree, config.seed)
     if not guarantee_kind(config.privacy.guarantee).relies_on_others:
-        return alone  # to all others together pairs' noise is known
+        return alone  # all others together know the noise of pairs
     return _at_ratio(pairs, alone, config.privacy.colluders, protocol.pair_noise)
 
 
 def _at_ratio(pairs: Ints, alone: Floats, colluders: int, ratio: float) -> Floats:
-    """Own noise where pairs have about that noise over agents' own: by secants of the logarithms.
+    """Own noise with which pair noise over own noise is about `ratio`, by the secant method on logarithms.
 
-    Among those that were tried for `auto` is the one that was chosen. The account makes good what is off.
+    The search begins with the strengths that `auto` tries, one of which it chose. Calibration corrects the
+    remaining difference.
     """
     if ratio == 0:
         return alone
@@ -105,7 +108,7 @@ def _at_ratio(pairs: Ints, alone: Floats, colluders: int, ratio: float) -> Float
         if abs(off[first]) < LOG_RATIO_TOLERANCE:
             break
         slope = (off[second] - off[first]) / math.log(second / first)
-        step = -off[first] / max(slope, 0.5)  # own noise falls where pairs' grows
+        step = -off[first] / max(slope, 0.5)  # own noise falls as pair noise grows
         strength = float(np.clip(first * math.exp(np.clip(step, -3.0, 3.0)), *STRENGTH_RANGE))
         if strength in tried:
             break
@@ -114,7 +117,7 @@ def _at_ratio(pairs: Ints, alone: Floats, colluders: int, ratio: float) -> Float
 
 
 def allocated(pairs: Ints, alone: Floats, colluders: int, strength: float) -> Allocation:
-    """As `allocate`, once for the same question: noise is settled first, and divided up later."""
+    """`allocate`, cached: the same allocation is computed for `auto` and for the plan."""
     return _allocated(pairs.astype(np.int64).tobytes(), alone.tobytes(), colluders, strength)
 
 
@@ -125,7 +128,7 @@ def _allocated(pairs: bytes, alone: bytes, colluders: int, strength: float) -> A
 
 
 class Choice(NamedTuple):
-    """One way to share noise, and what it leaves."""
+    """One way to share noise, and its price."""
 
     price: float
     degree: int
@@ -136,9 +139,8 @@ class Choice(NamedTuple):
 def _correlated(outline: RunOutline, analysis: Analysis, schedule: Schedule) -> RunConfig:
     config, graph = outline.config, outline.graph
     c, colluders = config.method, config.privacy.colluders
-    open_questions = [c.secrets_degree, c.pair_noise, c.gossip].count("auto")
     degrees = _degrees(config, graph)
-    if open_questions == 0:
+    if "auto" not in (c.secrets_degree, c.pair_noise, c.gossip):
         _expect_uncut(config, graph, degrees[0])
         return config
     alone = _noise_alone(outline, analysis, schedule)
@@ -149,7 +151,7 @@ def _correlated(outline: RunOutline, analysis: Analysis, schedule: Schedule) -> 
             _expect_uncut(config, graph, degree)
         except InputError:
             if choices or degree != degrees[-1]:
-                continue  # of several, those that hold are compared
+                continue  # another number of partners may hold
             raise
         pairs = secret_pairs(c.secrets, graph, degree, config.seed)
         if c.pair_noise == "auto":
@@ -168,7 +170,7 @@ def _correlated(outline: RunOutline, analysis: Analysis, schedule: Schedule) -> 
 
 
 def _gossip_candidates(outline: RunOutline, analysis: Analysis) -> tuple[int, ...]:
-    """Of averaging: those worth a try with which all batches of a cycle are used, if there are some."""
+    """The averaging steps to try: those with which all batches of a cycle are used, if there are any."""
     periods = {batches.period for batches in analysis.batches}
     adaptive = outline.optimiser.adaptive
     fits = tuple(
@@ -180,7 +182,7 @@ def _gossip_candidates(outline: RunOutline, analysis: Analysis) -> tuple[int, ..
 
 
 def _degrees(config: RunConfig, graph: Topology) -> list[int]:
-    """Numbers of partners worth a try: enough for the colluders, and such that an account can be given."""
+    """The numbers of partners to try: more than colluders, and such that an account exists."""
     c, n, colluders = config.method, graph.agents, config.privacy.colluders
     if c.secrets_degree != "auto":
         return [c.secrets_degree]
@@ -200,12 +202,10 @@ def _expect_uncut(config: RunConfig, graph: Topology, degree: int) -> None:
 
 
 def _noise_alone(outline: RunOutline, analysis: Analysis, schedule: Schedule) -> Floats:
-    """[agents] the noise that each would need if nobody else's hid it; up to a common factor."""
+    """[agents] the noise that each agent needs without the noise of others, up to a common factor."""
     agents, epsilon = outline.graph.agents, outline.epsilon
-    if epsilon is None:  # the noise is given: nothing to divide up
-        return np.ones(agents)
-    if np.ptp(epsilon) == 0 and len(set(analysis.batches)) == 1:
-        return np.ones(agents)
+    if epsilon is None or (np.ptp(epsilon) == 0 and len(set(analysis.batches)) == 1):
+        return np.ones(agents)  # the noise is given, or all agents need the same
 
     def write(deviation: Floats) -> Plan:
         return Dsgd().plan(outline.graph, schedule, deviation, outline.config.seed)
@@ -214,9 +214,9 @@ def _noise_alone(outline: RunOutline, analysis: Analysis, schedule: Schedule) ->
 
 
 class _Averaging:
-    """What noise is left after some rounds of one graph, from the eigenvalues of its Metropolis weights.
+    """The noise that is left after some rounds on a graph, from the eigenvalues of its Metropolis weights.
 
-    What `leftover` says of the plans, without writing them: mixing multiplies each direction by a number.
+    Equals `residual_noise` of the plans, without writing them: mixing scales each eigenvector.
     """
 
     def __init__(self, graph: Topology) -> None:
@@ -226,17 +226,17 @@ class _Averaging:
     def price(
         self, own: Floats, alone: Floats, shared: Floats | float, gossip: int, chebyshev: bool
     ) -> float:
-        """Noise in the average and between agents, over that of pooled records, and what it takes to send.
+        """Noise in the average and between agents, over that with pooled records, plus the price of messages.
 
         `shared` [agents]: the variance of pairs' noise in each direction.
         """
         n, others = self.agents, slice(None, -1)  # the last direction is that of the average
         variance = np.square(own) @ np.square(self.vectors) + shared
         roots = mixing_roots(self.values, gossip, chebyshev) if gossip else [0.0]
-        kept = np.prod([np.square((self.values - root) / (1 - root)) for root in roots], axis=0)[others]
-        # Σ_t p^2t over the rounds; without averaging steps the last noise is not mixed any more.
+        retained = np.prod([np.square((self.values - root) / (1 - root)) for root in roots], axis=0)[others]
+        # Σ_t p^2t over the rounds; without averaging steps the noise of the last round is not mixed.
         rounds = np.arange(TRIAL_ROUNDS) + (1 if gossip else 0)
-        between = float(variance[others] @ np.power(kept[:, None], rounds).sum(axis=1)) / n
+        between = float(variance[others] @ np.power(retained[:, None], rounds).sum(axis=1)) / n
         average = TRIAL_ROUNDS * float(np.square(own).sum()) / n**2
         pooled = TRIAL_ROUNDS * float(np.square(alone).mean()) / n**2
         return (average + DISAGREEMENT_PRICE * between) / pooled + MESSAGE_PRICE * max(1, gossip)
@@ -248,7 +248,7 @@ class _Averaging:
 
 
 def _expect_all_batches(outline: RunOutline, config: RunConfig, analysis: Analysis) -> None:
-    """Batches come in turn, release by release: those of releases that only mix would never be used."""
+    """Raise ConfigError where some batches of a cycle always fall on releases that only mix."""
     if not isinstance(config.data.batch, CycleBatch):
         return
     gossip, optimiser = outline.method.gossip_steps(config.method), outline.optimiser
@@ -265,7 +265,7 @@ def _expect_all_batches(outline: RunOutline, config: RunConfig, analysis: Analys
 
 
 def agrees(given: RunConfig, begun: RunConfig) -> bool:
-    """Whether a run was begun with these settings; what they leave open was chosen then."""
+    """Whether a run was begun with the settings `given`, up to the numbers then chosen for `auto`."""
     chosen = {
         key: getattr(begun.method, key)
         for key in ("secrets_degree", "pair_noise", "gossip")
@@ -274,7 +274,7 @@ def agrees(given: RunConfig, begun: RunConfig) -> bool:
     given = _not_accelerated(_with(given, method=chosen))
     if METHODS[given.method.name].pools:
         given = _with(given, privacy={"colluders": 0})
-    # Where metrics are sent does not decide what a run finds.
+    # Sinks do not change the results of a run.
     return given.model_copy(update={"report": begun.report}) == begun
 
 

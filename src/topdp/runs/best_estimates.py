@@ -1,12 +1,12 @@
-"""The estimates at the best evaluation so far, kept beside the last ones.
+"""The estimates at the best evaluation so far, stored beside the last ones.
 
-Best is by the first metric of which it is known whether more is better, else by the loss: its mean over
-agents, on the records that the run is tested on. Choosing among rounds by the test set makes the metric of
-what was chosen look better than it is; with `data.validation` the records held out decide, and the test set
-stays untouched. Not a way to stop (`callbacks.py`).
+The best evaluation is that with the best mean over agents of the first metric for which it is known whether
+more is better, else of the loss, on the test records of the run. Choosing among rounds by the test set makes
+the metric of the chosen round look better than it is; with `data.validation` the records held out decide, and
+the test set stays untouched. Does not stop a run (`callbacks.py`).
 
 **Guarantees.** Which round was best follows from estimates and test records alone: where those are public,
-the choice tells nothing more than the estimates of all rounds, which `adaptive`, `outsider` and `worst_case`
+the choice reveals nothing beyond the estimates of all rounds, which `adaptive`, `outsider` and `worst_case`
 count as seen. Records held out by `data.validation` are not in the account: if they are private, so is the
 choice.
 """
@@ -23,12 +23,13 @@ from torch import Tensor
 from topdp.errors import InputError
 from topdp.learning.metrics import larger_is_better
 from topdp.runs.config import did_you_mean
-from topdp.runs.metric_labels import evaluated_names, metric_names
+from topdp.runs.metric_labels import evaluated_names, mean_over_classes, metric_names
 from topdp.runs.row_arrays import as_array, as_tensor
 from topdp.runs.run_folder import RunFolder
 from topdp.runs.tensor_files import mapped
+from topdp.simulator.ranks.process_group import ProcessGroup
 
-MAX_COPIED_NUMBERS = 1 << 28  # numbers: so many estimates are not kept in memory once more
+MAX_COPIED_NUMBERS = 1 << 28  # larger estimates are copied to a file instead of memory
 PENDING_FILE = "best-next.safetensors"
 
 
@@ -43,7 +44,7 @@ class Best(NamedTuple):
 
 @final
 class BestSoFar:
-    """Keeps the estimates of the best evaluation; for a resumed run, from those in its folder on."""
+    """The estimates of the best evaluation so far; a resumed run begins with those in its folder."""
 
     def __init__(
         self,
@@ -51,23 +52,24 @@ class BestSoFar:
         resumed: bool,
         notes: dict[str, str],
         larger: Mapping[str, bool | None] | None = None,
-        shared: Callable[[Any], Any] = lambda known: known,
+        group: ProcessGroup | None = None,
     ) -> None:
-        """`larger`: of each metric whether more is better; of those that are not in it, as we know it.
+        """`larger`: whether more is better, for metrics of the user; `learning/metrics.py` knows the others.
 
-        `shared`: of several ranks, what rank 0 says, which alone has a folder. All decide alike.
+        `group`: all ranks of the run. Only rank 0 has a folder; all start from its best evaluation, and so
+        decide alike.
         """
         self._folder = folder
         self._larger = larger or {}
         self._notes = notes
         self._unsaved = self._waiting = False
         self.best = read(folder) if folder is not None and resumed else None
-        known = shared(None if self.best is None else self.best._replace(estimates=torch.empty(0)))
-        if folder is None:
-            self.best = known
+        if group is not None:
+            best = group.led(None if self.best is None else self.best._replace(estimates=torch.empty(0)))
+            self.best = best if folder is None else self.best
 
     def see(self, line: dict[str, Any], estimates: Callable[[], Tensor]) -> None:
-        """Of equals the earlier stays; `estimates` is asked where this one is better."""
+        """Keep this evaluation if it is better than all before; only then is `estimates` called."""
         name = first_metric(line, self._larger)
         value = metric_of(line, name, self._larger)
         if math.isnan(value):
@@ -79,7 +81,7 @@ class BestSoFar:
             self._unsaved = True
 
     def save(self) -> None:
-        """With every checkpoint, and at the end: what is on disk is then of one moment."""
+        """Write the best estimates: with every checkpoint, so that both are of one moment, and at the end."""
         if self._folder is None or self.best is None or not self._unsaved:
             return
         if self._waiting:
@@ -89,7 +91,7 @@ class BestSoFar:
         self._unsaved = self._waiting = False
 
     def _keep(self, round: int, metric: str, value: float, estimates: Tensor) -> Best:
-        """With a copy: in memory, or of many numbers in a file that waits for the next checkpoint."""
+        """Copy estimates in memory, or many numbers to a file that becomes valid with the next checkpoint."""
         self._waiting = self._folder is not None and estimates.numel() >= MAX_COPIED_NUMBERS
         if self._folder is None or not self._waiting:
             return Best(round, metric, value, estimates.clone())
@@ -103,7 +105,7 @@ def write(folder: RunFolder, best: Best, notes: dict[str, str], name: str = "bes
 
 
 def read(folder: RunFolder) -> Best | None:
-    """What was kept in a run's folder; None where there is nothing."""
+    """The best evaluation in a run's folder; None where there is none."""
     if not (folder.path / "best.safetensors").exists():
         return None
     estimates, facts = folder.kept_estimates("best.safetensors", ("round", "metric", "value"))
@@ -111,18 +113,16 @@ def read(folder: RunFolder) -> Best | None:
 
 
 def first_metric(line: dict[str, Any], larger: Mapping[str, bool | None]) -> str:
-    """The metric of a line of metrics.jsonl that comes first and has a direction; else the loss."""
+    """The first metric in a line of metrics.jsonl with a known direction, else the loss."""
     return next(name for name in [*metric_names(line), "loss"] if _direction(name, larger) is not None)
 
 
 def metric_of(line: dict[str, Any], name: str, larger: Mapping[str, bool | None]) -> float:
-    """The mean over agents, with the sign that makes larger better; NaN where there is none."""
-    known = evaluated_names(line)
-    if name not in known:
-        raise InputError(f"Expected a metric of this run, got {name!r}.{did_you_mean(name, known)}")
-    value = line[name]["mean"]
-    numbers = [one for one in (value if isinstance(value, list) else [value]) if one is not None]
-    return metric_sign(name, larger) * sum(numbers) / len(numbers) if numbers else math.nan
+    """The mean over agents, negated where less is better; NaN where it is undefined."""
+    names = evaluated_names(line)
+    if name not in names:
+        raise InputError(f"Expected a metric of this run, got {name!r}.{did_you_mean(name, names)}")
+    return metric_sign(name, larger) * mean_over_classes(line[name]["mean"])
 
 
 def metric_sign(name: str, larger: Mapping[str, bool | None]) -> float:

@@ -142,7 +142,7 @@ class Callbacks:
     """The callbacks of one run, checked before it is planned and called in their order."""
 
     def __init__(self, given: Iterable[object] = ()) -> None:
-        self._given = [_checked(one) for one in given]
+        self._given = [_checked(callback) for callback in given]
 
     def __len__(self) -> int:
         return len(self._given)
@@ -162,23 +162,23 @@ class Callbacks:
 
     def broke(self, error: BaseException) -> None:
         """Tell all callbacks why the run ended; their own errors become notes on that error."""
-        for one in self._given:
-            if (method := getattr(one, "on_break", None)) is not None:
+        for callback in self._given:
+            if (method := getattr(callback, "on_break", None)) is not None:
                 try:
                     method(error)
                 except Exception as another:
-                    error.add_note(f"Then {_name(one)}.on_break raised {another!r}.")
+                    error.add_note(f"Then {_name(callback)}.on_break raised {another!r}.")
 
     def _call(self, name: str, argument: Any, where: str) -> None:
-        for one in self._given:
-            plain = name == "on_round" and not _has_methods(one)
-            method = one if plain else getattr(one, name, None)
+        for callback in self._given:
+            plain = name == "on_round" and not _has_methods(callback)
+            method = callback if plain else getattr(callback, name, None)
             if method is None:
                 continue
             try:
                 method(argument)  # type: ignore[operator]
             except Exception as error:
-                called = _name(one) if plain else f"{_name(one)}.{name}"
+                called = _name(callback) if plain else f"{_name(callback)}.{name}"
                 error.add_note(f"Raised by the callback {called} {where}.")
                 raise
 
@@ -231,27 +231,31 @@ def expect_list(given: Iterable[object]) -> list[object]:
     return list(given)
 
 
-def _checked(one: object) -> object:
-    if inspect.isclass(one):
-        raise ConfigError(f"callbacks: expected an object, got the class {one.__name__}: write it with ().")
-    named = [name for name in dir(one) if name.startswith("on_") and callable(getattr(one, name, None))]
+def _checked(callback: object) -> object:
+    if inspect.isclass(callback):
+        raise ConfigError(
+            f"callbacks: expected an object, got the class {callback.__name__}: write it with ()."
+        )
+    named = [
+        name for name in dir(callback) if name.startswith("on_") and callable(getattr(callback, name, None))
+    ]
     for name in named:
         if name not in CALLBACK_METHODS:
             raise ConfigError(
-                f"callbacks: {_name(one)} has a method {name!r}, which nothing calls."
+                f"callbacks: {_name(callback)} has a method {name!r}, which nothing calls."
                 f"{did_you_mean(name, list(CALLBACK_METHODS))}"
             )
-    if not named and not callable(one):
+    if not named and not callable(callback):
         raise ConfigError(
             f"callbacks: expected functions, or objects with a method {', '.join(CALLBACK_METHODS[:-1])} or "
-            f"{CALLBACK_METHODS[-1]}, got {one!r:.80}."
+            f"{CALLBACK_METHODS[-1]}, got {callback!r:.80}."
         )
-    return one
+    return callback
 
 
-def _has_methods(one: object) -> bool:
-    return any(hasattr(one, name) for name in CALLBACK_METHODS)
+def _has_methods(callback: object) -> bool:
+    return any(hasattr(callback, name) for name in CALLBACK_METHODS)
 
 
-def _name(one: object) -> str:
-    return getattr(one, "__name__", type(one).__name__)
+def _name(callback: object) -> str:
+    return getattr(callback, "__name__", type(callback).__name__)

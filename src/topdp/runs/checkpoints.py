@@ -1,11 +1,12 @@
-"""Where an unfinished run stands: in one file, or in one of each rank, which fit each other.
+"""The checkpoints of an unfinished run: one file of a single process, or one part of each rank.
 
-    checkpoint.safetensors   of one process: the rows of a release, in the order of their numbers
-    checkpoint-<release>.<rank>-of-<ranks>.safetensors   of a rank: those of its agents, with their numbers
+    checkpoint.safetensors   single process: the rows of a release, in the order of their numbers
+    checkpoint-<release>.<rank>-of-<ranks>.safetensors   part of a rank: rows of its agents and their numbers
 
-A rank removes its older parts once all have written theirs, and a run goes on from the newest release of
-which every rank finds what it needs. So a kill at any moment leaves one that all have. Parts name their rows:
-a run may go on with another number of ranks, or with none, where all parts are in one folder.
+A rank removes its older parts once all ranks have written theirs, and a run continues from the newest release
+for which every rank finds its rows. So a kill at any moment leaves a complete checkpoint. Parts contain the
+numbers of their rows: a run can continue with another number of ranks, or in one process, if all parts are in
+one folder.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from topdp.base.array_types import Ints
 from topdp.base.files import UNREADABLE_FILE_ERRORS, atomic_path
 from topdp.runs.row_arrays import as_array
-from topdp.runs.run_folder import Checkpoint, RunFolder, RunFolderError
+from topdp.runs.run_folder import RunFolder, RunFolderError
 from topdp.runs.tensor_files import read_tensor, write_tensors
 from topdp.simulator.ranks.process_group import ProcessGroup
 from topdp.simulator.row_layout import RowLayout
@@ -31,8 +32,15 @@ SINGLE_CHECKPOINT = "checkpoint.safetensors"
 PART_NAME = re.compile(r"checkpoint-(\d+)\.(\d+)-of-(\d+)\.safetensors")
 
 
+class Checkpoint(NamedTuple):
+    """The number of releases made, and the rows of the last one; bfloat16 as its bits."""
+
+    releases: int
+    rows: np.ndarray
+
+
 class CheckpointPart(NamedTuple):
-    """A file that holds the rows `numbers` of release `releases`."""
+    """A file with the rows `numbers` after `releases` releases."""
 
     releases: int
     numbers: Ints
@@ -41,44 +49,42 @@ class CheckpointPart(NamedTuple):
 
 @final
 class Checkpoints:
-    """Of the run in `path`, for the agents that `layout` holds here; `group`: the other ranks, if any."""
+    """The checkpoints of the run in `path`, for the agents of `layout`; `group`: all ranks of the run."""
 
     def __init__(self, path: Path, layout: RowLayout, group: ProcessGroup | None = None) -> None:
         self.path, self.layout, self.group = path, layout, group
 
     def newest(self) -> Checkpoint | None:
-        """The rows of the newest release that all ranks can go on from; None: of no release."""
+        """The rows of the newest release from which all ranks can continue; None where there is none."""
         parts = self._parts() if self.group is None else self.group.together(self._parts)
         mine = sorted({part.releases for part in parts if self._has(parts, part.releases)}, reverse=True)
-        said = [mine] if self.group is None else self.group.all(mine)
-        both = set(said[0]).intersection(*said[1:])
-        self._expect_what_was_marked(max(both, default=0), said)
-        if not both:
-            return None
-        releases = max(both)
-        return Checkpoint(releases, self._read(parts, releases))
+        by_rank = [mine] if self.group is None else self.group.all(mine)
+        releases = max(set(by_rank[0]).intersection(*by_rank[1:]), default=0)
+        self._expect_marked(releases, by_rank)
+        return Checkpoint(releases, self._read(parts, releases)) if releases else None
 
     def save(self, folder: RunFolder | None, state: State) -> None:
-        """By all ranks, of the same release."""
+        """Save the rows of a release; called by all ranks for the same one."""
         rows = as_array(state.rows)
         if self.group is None:
-            RunFolder(self.path).save_checkpoint(Checkpoint(state.releases, rows))
+            RunFolder(self.path).save_checkpoint(state.releases, rows)
         else:
             self.group.together(lambda: self._write_part(state.releases, rows))
-        # From here on all ranks have this one.
-        if folder is not None and self.group is not None:
-            folder.mark(folder.state, checkpoint={"releases": state.releases, "ranks": self.group.size})
+            # From here on all ranks have this one.
+            if folder is not None:
+                ranks = self.group.size
+                folder.mark(folder.state, checkpoint={"releases": state.releases, "ranks": ranks})
         self.forget(but=state.releases)
 
     def forget(self, but: int | None = None) -> None:
-        """Removes what is not needed any more: all, `but` what was just written."""
+        """Remove all checkpoints of the run, `but` the one after that many releases by as many ranks."""
         for file in self.path.glob("checkpoint*.safetensors"):
-            part = PART_NAME.fullmatch(file.name)
-            newest = file.name == SINGLE_CHECKPOINT if part is None else int(part[1]) == but
-            size = 0 if self.group is None else self.group.size
-            kept = but is not None and newest and (int(part[3]) if part else 0) == size
-            if not kept and (part is not None or file.name == SINGLE_CHECKPOINT):
-                file.unlink(missing_ok=True)  # by several ranks, perhaps
+            if part := PART_NAME.fullmatch(file.name):
+                current = self.group is not None and (int(part[1]), int(part[3])) == (but, self.group.size)
+            else:
+                current = file.name != SINGLE_CHECKPOINT or (self.group is None and but is not None)
+            if not current:
+                file.unlink(missing_ok=True)  # several ranks may remove the same file
 
     def _write_part(self, releases: int, rows: np.ndarray) -> None:
         assert self.group is not None
@@ -93,7 +99,7 @@ class Checkpoints:
             write_tensors(beside, tensors, None)
 
     def _parts(self) -> list[CheckpointPart]:
-        """All files with rows. A rank's that cannot be read is as if it were not; one process has one."""
+        """All files with rows. Unreadable parts of ranks are ignored; a bad single file is refused."""
         parts, plan = [], self.layout.plan
         for file in sorted(self.path.glob("checkpoint*.safetensors")):
             if file.name == SINGLE_CHECKPOINT:
@@ -135,16 +141,16 @@ class Checkpoints:
         assert rows is not None
         return rows
 
-    def _expect_what_was_marked(self, newest: int, said: list[list[int]]) -> None:
-        """run.json is rank 0's; what all had once, all must have still."""
+    def _expect_marked(self, newest: int, by_rank: list[list[int]]) -> None:
+        """Raise RunFolderError where the checkpoint of run.json, which all ranks had, is incomplete."""
         file, marked = self.path / "run.json", 0
         if file.exists() and (self.group is None or self.group.leads):
             marked = (RunFolder(self.path).read_json("run.json").get("checkpoint") or {}).get("releases", 0)
         marked = marked if self.group is None else self.group.led(marked)
         if newest < marked:
-            without = [rank for rank, mine in enumerate(said) if not any(one >= marked for one in mine)]
+            without = [rank for rank, mine in enumerate(by_rank) if max(mine, default=0) < marked]
             raise RunFolderError(
                 f"Expected the checkpoint after {marked} releases in {self.path}, which all ranks had by "
-                f"run.json; ranks {without} do not find or cannot read the rows of their agents. Bring the "
-                "missing parts back, or start with the ranks and folders of before."
+                f"run.json; ranks {without} do not find or cannot read the rows of their agents. Restore the "
+                "missing parts, or start with the former ranks and folders."
             )

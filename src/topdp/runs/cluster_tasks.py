@@ -18,13 +18,11 @@ import torch
 
 from topdp.base.progress import silent
 from topdp.errors import TopdpError, translate_memory_errors
-from topdp.learning.gradients import DivergedError
 from topdp.learning.models import MODELS
 from topdp.runs.assembly import choose_device
 from topdp.runs.config import RunConfig
-from topdp.runs.finished_run import FinishedRun
+from topdp.runs.finished_run import FinishedRun, run_single, run_stacked
 from topdp.runs.run_stacks import Dealer, name_of_graph
-from topdp.runs.stacked import run_single, run_stacked
 from topdp.topology import Topology
 
 
@@ -73,11 +71,7 @@ def _runs_of(task: StackTask, records: Sequence[bytes]) -> list[FinishedRun]:
     torch.set_num_threads(task.threads)
     os.environ["TOPDP_CORES"] = str(task.threads)
     device = choose_device(task.device)
-    shards = {name: pickle.loads(one).to(device) for name, one in zip(task.records, records, strict=True)}
+    shards = {name: pickle.loads(part).to(device) for name, part in zip(task.records, records, strict=True)}
     dealer = Dealer(device, dealt=shards, graphs=task.graphs)
-    if len(task.configs) > 1:
-        try:
-            return run_stacked(task.configs, dealer, silent)
-        except DivergedError:
-            pass  # one of them: computed alone, it says so
-    return [run_single(config, dealer) for config in task.configs]
+    runs = run_stacked(task.configs, dealer, silent) if len(task.configs) > 1 else None
+    return runs or [run_single(config, dealer) for config in task.configs]

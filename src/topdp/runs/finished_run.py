@@ -1,76 +1,67 @@
-"""A run that was computed without a folder of its own: all that its folder will hold, and how to write it.
+"""Runs computed without a folder: a stack of runs as one, or a single run, and how to write their folders.
 
-For stacks, which write their folders at the end, and for runs on other machines, which send this back. Holds
-no records. Not for runs that continue from checkpoints (`run.py`).
+For sweeps, on this machine (`sweep.py`) and on others (`cluster_tasks.py`), which send a `FinishedRun` back.
+It holds no records. Not for `topdp run`, which has a folder, checkpoints and callbacks (`run.py`).
 """
 
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+import torch
 from numpy.typing import NDArray
 
 from topdp.base.files import FileError
+from topdp.base.progress import Progress, silent
+from topdp.errors import InputError
+from topdp.learning.gradients import DivergedError
 from topdp.plan import Plan
 from topdp.runs import best_estimates
 from topdp.runs.config import RunConfig
 from topdp.runs.model_export import notes_of
-from topdp.runs.planning import sealed
-from topdp.runs.result import Metrics, Result
-from topdp.runs.row_arrays import as_array, as_tensor
-from topdp.runs.run import PlannedRun, begun_facts, begun_folder, end_folder, ended_facts
-
-
-class BestArrays(NamedTuple):
-    """The best evaluation, with the estimates of then."""
-
-    round: int
-    metric: str
-    value: float
-    estimates: NDArray[Any]
+from topdp.runs.planning import plan_and_account, sealed
+from topdp.runs.result import Metrics, Result, metrics_of
+from topdp.runs.row_arrays import as_array
+from topdp.runs.run import PlannedRun, begun_facts, begun_folder, end_folder, ended_facts, execute, plan_run
+from topdp.runs.run_stacks import Dealer, Stack
 
 
 @dataclass(frozen=True, kw_only=True)
 class FinishedRun:
-    """The plan, account and results of a run; without estimates where it diverged."""
+    """The plan, account and results of a run; without results where it diverged."""
 
     config: RunConfig
     plan: Plan
-    privacy: dict[str, Any]  # as privacy.json holds it
-    begun: dict[str, Any]  # what run.json says from the start on
+    privacy: dict[str, Any]  # the content of privacy.json
+    begun: dict[str, Any]  # the facts of run.json from the start on
     metrics: list[Metrics]
     notes: dict[str, str]
-    estimates: NDArray[Any] | None = None
-    best: BestArrays | None = None
-    ended: dict[str, Any] | None = None  # what run.json says at the end
+    estimates: NDArray[Any] | None
+    best: best_estimates.Best | None
+    ended: dict[str, Any] | None  # the facts of run.json at the end
 
     @classmethod
     def of(cls, job: PlannedRun, result: Result | None) -> FinishedRun:
         """`result`: None where the run diverged."""
-        planned = cls(
+        return cls(
             config=job.parts.run.config,
             plan=job.plan,
             privacy=sealed(job.plan, job.privacy),
             begun=begun_facts(job),
-            metrics=[],
             notes=notes_of(job.parts.flat),
-        )
-        if result is None:
-            return planned
-        best = result.best
-        return replace(
-            planned,
-            metrics=result.metrics,
-            estimates=as_array(result.estimates),
-            best=best and BestArrays(best.round, best.metric, best.value, as_array(best.estimates)),
-            ended=ended_facts(result, job.parts.device),
+            metrics=result.metrics if result else [],
+            estimates=as_array(result.estimates) if result else None,
+            best=result.best if result else None,
+            ended=ended_facts(result, job.parts.device) if result else None,
         )
 
     def write(self, path: Path) -> None:
-        """The folder of the run, as `topdp run` leaves it; in the place of one that was only begun."""
+        """Write the run's folder, as `topdp run` leaves it; replace one that was only begun."""
         if (path / "run.json").exists():
             try:
                 shutil.rmtree(path)
@@ -81,7 +72,45 @@ class FinishedRun:
             folder.mark("diverged")
             return
         if self.best is not None:
-            # What came from elsewhere may be memory that must not be written to, which torch warns of.
-            rows = as_tensor(self.best.estimates.copy())
-            best_estimates.write(folder, best_estimates.Best(*self.best[:3], rows), self.notes)
+            best_estimates.write(folder, self.best, self.notes)
         end_folder(folder, self.config, self.plan, self.metrics, self.estimates, self.notes, self.ended)
+
+
+def run_stacked(configs: Sequence[RunConfig], dealer: Dealer, progress: Progress) -> list[FinishedRun] | None:
+    """Compute stackable runs (`run_stacks.stackable`) as one; None where one of them diverges."""
+    started = time.perf_counter()
+    jobs = [PlannedRun(parts, *plan_and_account(parts.run, progress)) for parts in dealer.assemblies(configs)]
+    test_inputs = jobs[0].parts.shards.test_inputs
+    if test_inputs is None:
+        raise InputError("Expected runs with test records in a stack, got some without.")
+    stack = Stack.of([job.parts for job in jobs], [job.plan for job in jobs], len(test_inputs))
+    histories: list[list[Metrics]] = [[] for _ in jobs]
+    larger = {metric.name: metric.larger_is_better for metric in stack.engine.metrics}
+    best = [best_estimates.BestSoFar(None, False, {}, larger) for _ in jobs]
+    estimates: list[torch.Tensor] = []
+    try:
+        for t, state, due in stack.rounds():
+            if due:
+                estimates = stack.reported(state)
+                results = zip(histories, stack.evaluations(state), best, estimates, strict=True)
+                for history, evaluation, best_so_far, rows in results:
+                    history.append(metrics_of(t, evaluation))
+                    best_so_far.see(history[-1], rows.detach)
+            progress("training", t, stack.config.rounds, unit="round")
+    except DivergedError:
+        return None
+    share = (time.perf_counter() - started) / len(jobs)
+    return [
+        FinishedRun.of(job, job.result(history, rows.detach().cpu().clone(), share, None, best_so_far.best))
+        for job, history, best_so_far, rows in zip(jobs, histories, best, estimates, strict=True)
+    ]
+
+
+def run_single(config: RunConfig, dealer: Dealer, progress: Progress = silent) -> FinishedRun:
+    """Compute one run to its end, or until it diverges."""
+    (parts,) = dealer.assemblies([config])
+    job = plan_run(parts, progress)
+    try:
+        return FinishedRun.of(job, execute(job, None, progress))
+    except DivergedError:
+        return FinishedRun.of(job, None)

@@ -18,7 +18,7 @@ from topdp.simulator.engine import Engine, agents_per_pass
 from topdp.simulator.ranks.process_group import ProcessGroup
 from topdp.simulator.row_buffers import padded_width
 
-UNCHECKED_BYTES = 1 << 30  # bytes that are not asked about
+UNCHECKED_BYTES = 1 << 30  # smaller needs are not checked
 
 
 class MemoryNeed(NamedTuple):
@@ -30,13 +30,14 @@ class MemoryNeed(NamedTuple):
     records: int
     free: int | None
 
-    @property
-    def total(self) -> int:
-        return self.rows + self.gradients + self.records
+
+def _tensors_of(shards: Shards) -> list[torch.Tensor]:
+    tensors = (shards.inputs, shards.targets, shards.test_inputs, shards.test_targets)
+    return [tensor for tensor in tensors if tensor is not None]
 
 
 def need_of(engine: Engine) -> MemoryNeed:
-    """Rows twice (before and after a round), gradients of as many agents as are taken at once, records."""
+    """Bytes of rows (before and after a round), of gradients of the agents of one pass, and of records."""
     flat, shards = engine.gradients.flat, engine.shards
     rounded = engine.plan.rounded
     width, wide = padded_width(flat.dimension, engine.device), flat.dtype.itemsize
@@ -46,20 +47,18 @@ def need_of(engine: Engine) -> MemoryNeed:
         together = agents
     # Beside gradients stand the rows that they are taken at, where those have to be widened.
     beside = width * wide * (1 if rounded is None else 2)
-    held = [shards.inputs, shards.targets, shards.test_inputs, shards.test_targets]
-    records = sum(part.numel() * part.element_size() for part in held if part is not None)
+    records = sum(part.nbytes for part in _tensors_of(shards))
     place = platform.node() if engine.device.type == "cpu" else f"{platform.node()} {engine.device}"
     rows, gradients = 2 * engine.layout.capacity * width * kept, min(agents, together) * beside
     return MemoryNeed(place, rows, gradients, records, free_on(engine.device))
 
 
 def expect_room_for_records(shards: Shards, device: torch.device) -> None:
-    """Refuses records that cannot be sent to a GPU, before they are."""
+    """Raise InputError for records that do not fit on a GPU, before they are sent there."""
     if device.type == "cpu":
         return
-    held = [shards.inputs, shards.targets, shards.test_inputs, shards.test_targets]
-    sent = [part for part in held if part is not None and part.device.type != device.type]
-    total, free = sum(part.numel() * part.element_size() for part in sent), free_on(device)
+    sent = [part for part in _tensors_of(shards) if part.device.type != device.type]
+    total, free = sum(part.nbytes for part in sent), free_on(device)
     if total > UNCHECKED_BYTES and free is not None and total > free:
         raise InputError(
             f"Expected room for the records of {shards.agents} agents on {device}: they take "
@@ -69,28 +68,28 @@ def expect_room_for_records(shards: Shards, device: torch.device) -> None:
 
 
 def expect_room(engine: Engine, group: ProcessGroup | None = None) -> None:
-    """Refuses a run that cannot fit; ranks of one machine share its memory."""
+    """Raise InputError for a run that does not fit; ranks of one machine share its memory."""
     mine = need_of(engine)
     needs = [mine] if group is None else group.all(mine)
     for place in dict.fromkeys(need.place for need in needs):
         there = [need for need in needs if need.place == place]
         # Records are in memory already, and are not free any more.
         total = sum(need.rows + need.gradients for need in there)
-        known = [need.free for need in there if need.free is not None]
-        if total > UNCHECKED_BYTES and known and total > min(known):
+        free = [need.free for need in there if need.free is not None]
+        if total > UNCHECKED_BYTES and free and total > min(free):
             parts = " and ".join(
                 f"{sum(getattr(need, part) for need in there) / 1e9:.1f} GB of {part}"
                 for part in ("rows", "gradients")
             )
             raise InputError(
                 f"Expected room for {engine.plan.agents} agents of {engine.gradients.flat.dimension} "
-                f"parameters: {parts} are needed on {place}, where {min(known) / 1e9:.1f} GB are free. Use "
+                f"parameters: {parts} are needed on {place}, where {min(free) / 1e9:.1f} GB are free. Use "
                 "more machines (torchrun), fewer agents, a smaller model, or train.rows = bfloat16."
             )
 
 
 def free_on(device: torch.device) -> int | None:
-    """Bytes that can still be had; None where nobody says."""
+    """Free bytes on a device; None where they are unknown."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     limits = []

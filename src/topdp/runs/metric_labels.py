@@ -1,10 +1,11 @@
-"""Metrics for people: which of them a line of metrics.jsonl holds, and how a number of each is written.
+"""Text of metrics: the names in a line of metrics.jsonl, and how their values are written.
 
 Computes nothing, and needs no torch; the metrics themselves are in `learning/metrics.py`.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -45,12 +46,22 @@ def metric_text(name: str, value: Any) -> str:
     '25.00% to 50.00%'
     """
     if isinstance(value, list):
-        known = [one for one in value if one is not None]
-        ends = [min(known), max(known)] if known else [None]
+        defined = [number for number in value if number is not None]
+        ends = [min(defined), max(defined)] if defined else [None]
         return " to ".join(dict.fromkeys(metric_text(name, end) for end in ends))
     if value is None:
         return "undefined"
     return f"{value:.2%}" if is_share(name) else f"{value:.4g}"
+
+
+def mean_over_classes(value: float | list[float | None] | None) -> float:
+    """A value of a metric, or the mean of its defined values for classes; NaN where there are none.
+
+    >>> mean_over_classes(0.5), mean_over_classes([0.25, None, 0.75]), mean_over_classes(None)
+    (0.5, 0.5, nan)
+    """
+    numbers = [number for number in (value if isinstance(value, list) else [value]) if number is not None]
+    return sum(numbers) / len(numbers) if numbers else math.nan
 
 
 def between_agents(name: str, spread: Mapping[str, Any]) -> str:

@@ -1,11 +1,11 @@
-"""Where metrics can go beside the run folder: TensorBoard, MLflow, Weights & Biases. Only where asked for.
+"""Sinks of metrics beside the run folder: TensorBoard, MLflow and Weights & Biases, where configured.
 
-Each is a callback. Its package is imported when the sink is named, before anything is planned, so that a
-missing one is said at once. What is written: the configuration, the ε of the account, and the metrics of
-every evaluation, mean, worst and best agent. Never estimates, gradients, records or losses on them.
+Each is a callback. Its package is imported when the sink is named, so that a missing one is reported before
+the run is planned. A sink writes the configuration, the ε of the account, and the metrics of every evaluation
+(mean, worst and best agent), never estimates, gradients, records or losses on them.
 
-Nothing leaves the machine unless its user has arranged it: TensorBoard writes into the run folder, MLflow
-where MLFLOW_TRACKING_URI says, else beside the run, and Weights & Biases offline unless WANDB_MODE=online.
+Nothing leaves the machine unless its user has arranged it: TensorBoard writes into the run folder, MLflow to
+MLFLOW_TRACKING_URI or else beside the run, and Weights & Biases offline unless WANDB_MODE=online.
 """
 
 from __future__ import annotations
@@ -18,30 +18,33 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, final
 
-from topdp.runs.callbacks import Running
-from topdp.runs.config import ConfigError, did_you_mean
+from topdp.runs.callbacks import Callbacks, Running, expect_list
+from topdp.runs.config import ConfigError, RunConfig, did_you_mean
 from topdp.runs.metric_labels import evaluated_names
 from topdp.runs.result import Metrics, Result
 
 PROJECT = "topdp"
 
-# Of Weights & Biases: nothing of the machine, no program, host, commit, packages or output.
+# Weights & Biases records nothing about the machine: no program, host, commit, packages or output.
 WANDB_PRIVATE_SETTINGS = ("disable_git", "x_disable_meta", "x_disable_stats")
 WANDB_DISABLED: dict[str, Any] = {"console": "off", "save_code": False, "x_save_requirements": False}
 
 
-def named_sinks(sinks: Iterable[str]) -> list[Sink]:
-    """The sinks of these names, each once; refused where a package is missing."""
-    made = []
-    for name in dict.fromkeys(sinks):
+def callbacks_of(config: RunConfig, given: Iterable[object] = ()) -> Callbacks:
+    """The sinks that a configuration names, then the callbacks of the user."""
+    return Callbacks([*named_sinks(config.report.sinks), *expect_list(given)])
+
+
+def named_sinks(names: Iterable[str]) -> list[Sink]:
+    """The sinks of these names, each once. Raise ConfigError where a package is missing."""
+    for name in names:
         if name not in SINKS:
             raise ConfigError(f"sinks: got {name!r}.{did_you_mean(name, list(SINKS))}")
-        made.append(SINKS[name]())
-    return made
+    return [SINKS[name]() for name in dict.fromkeys(names)]
 
 
 class Sink(ABC):
-    """What all have in common: configuration and ε at the start, metrics at every evaluation."""
+    """A callback that records configuration and ε at the start, and metrics at every evaluation."""
 
     def on_start(self, run: Running) -> None:
         self.open(run, _flat(run.config.model_dump(exclude_none=True)), _epsilons(run))
@@ -58,15 +61,15 @@ class Sink(ABC):
 
     @abstractmethod
     def open(self, run: Running, settings: dict[str, Any], epsilons: dict[str, float]) -> None:
-        """Before the first round."""
+        """Begin a record, before the first round."""
 
     @abstractmethod
     def log(self, values: dict[str, float], round: int) -> None:
-        """One evaluation."""
+        """Record one evaluation."""
 
     @abstractmethod
     def close(self, state: str) -> None:
-        """The run is done, stopped, or broken off; also where it was never opened."""
+        """End the record of a run that is done, stopped or broken off; also where it was never opened."""
 
 
 @final
@@ -79,7 +82,7 @@ class TensorBoard(Sink):
         self._writer: Any = None
 
     def open(self, run: Running, settings: dict[str, Any], epsilons: dict[str, float]) -> None:
-        # A run that goes on drops what was logged beyond the checkpoint it goes on from.
+        # A resumed run drops the log entries after the checkpoint from which it continues.
         purge = {} if run.metrics is None else {"purge_step": run.metrics["round"] + 1}
         self._writer = self._torch.SummaryWriter(log_dir=str(_place(run) / "tensorboard"), **purge)
         lines = "\n".join(f"    {key} = {value}" for key, value in settings.items())
@@ -90,7 +93,7 @@ class TensorBoard(Sink):
     def log(self, values: dict[str, float], round: int) -> None:
         for name, value in values.items():
             self._writer.add_scalar(name, value, round)
-        self._writer.flush()  # somebody may be looking, or the run be killed
+        self._writer.flush()  # for readers during the run, and in case it is killed
 
     def close(self, state: str) -> None:
         if self._writer is not None:
@@ -109,9 +112,9 @@ class MLflow(Sink):
     def open(self, run: Running, settings: dict[str, Any], epsilons: dict[str, float]) -> None:
         uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{_place(run).resolve() / 'mlflow.db'}"
         self._client = self._tracking.MlflowClient(tracking_uri=uri)
-        known = self._client.get_experiment_by_name(PROJECT)
-        experiment = known.experiment_id if known else self._client.create_experiment(PROJECT)
-        self._run = self._client.create_run(experiment, run_name=_title(run)).info.run_id
+        experiment = self._client.get_experiment_by_name(PROJECT)
+        experiment_id = experiment.experiment_id if experiment else self._client.create_experiment(PROJECT)
+        self._run = self._client.create_run(experiment_id, run_name=_title(run)).info.run_id
         for key, value in settings.items():
             self._client.log_param(self._run, key, str(value))
         for name, value in epsilons.items():
@@ -128,7 +131,7 @@ class MLflow(Sink):
 
 @final
 class WeightsAndBiases(Sink):
-    """A run of the project `topdp`, kept in the run folder until `wandb sync`, unless WANDB_MODE=online."""
+    """A run of the project `topdp`, stored in the run folder until `wandb sync`, unless WANDB_MODE=online."""
 
     def __init__(self) -> None:
         self._wandb = _package("wandb", "wandb")
@@ -168,7 +171,7 @@ def _package(module: str, package: str) -> ModuleType:
 
 
 def _place(run: Running) -> Path:
-    """The run folder; where the run has none, the folder it is started in."""
+    """The run folder, or the current folder where the run has none."""
     return run.folder if run.folder is not None else Path(".")
 
 
@@ -177,7 +180,7 @@ def _title(run: Running) -> str:
 
 
 def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Dotted keys, as --set has them."""
+    """The configuration by dotted keys, as --set takes them."""
     settings: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, dict):
@@ -188,17 +191,19 @@ def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _epsilons(run: Running) -> dict[str, float]:
-    """The answers that are numbers: known before the first round, of the whole plan."""
+    """The finite ε of the whole plan, by answer."""
     return {
         f"epsilon/{name}": float(value) for name, value in run.privacy.epsilon.items() if value is not None
     }
 
 
 def _values(line: Metrics) -> dict[str, float]:
-    """Undefined values are left out; of a metric with a value for each class, each has its number."""
+    """The defined values by name; those of a metric with a value for each class are numbered."""
     values: dict[str, float | None] = {}
     for name in evaluated_names(line):
         for key, value in line[name].items():
-            several = enumerate(value) if isinstance(value, list) else [("", value)]
-            values |= {f"{name}/{key}{f'/{k}' if k != '' else ''}": one for k, one in several}
+            if isinstance(value, list):
+                values |= {f"{name}/{key}/{k}": number for k, number in enumerate(value)}
+            else:
+                values[f"{name}/{key}"] = value
     return {key: float(value) for key, value in values.items() if value is not None}

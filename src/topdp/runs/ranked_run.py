@@ -31,8 +31,6 @@ from topdp.plan import prune
 from topdp.privacy.accounting import Account
 from topdp.runs import metric_sinks
 from topdp.runs.assembly import Assembly, Everyone, choose_device
-from topdp.runs.auto_values import agrees
-from topdp.runs.best_estimates import read as read_best
 from topdp.runs.callbacks import Callbacks
 from topdp.runs.checkpoints import Checkpoints
 from topdp.runs.config import ConfigError, RunConfig, parse
@@ -42,18 +40,18 @@ from topdp.runs.named_model import named_task
 from topdp.runs.named_records import load_shards
 from topdp.runs.planning import seal_of, sealed
 from topdp.runs.result import Result
-from topdp.runs.row_arrays import as_tensor
 from topdp.runs.run import (
     PlannedRun,
     Ranked,
     execute,
+    expect_settings,
     new_run_folder,
     plan_run,
     prepared_folder,
     reopen_run,
     unfinished,
 )
-from topdp.runs.run_folder import STARTING, RunFolder, RunFolderError
+from topdp.runs.run_folder import STARTING, RunFolder
 from topdp.runs.run_outline import RunOutline
 from topdp.simulator.ranks.agent_partition import AgentPartition, partition
 from topdp.simulator.ranks.border_exchange import BorderExchange
@@ -82,11 +80,17 @@ def run_on_ranks(
         progress(f"waiting for {left} other rank{'s' if left > 1 else ''}")
     with join_group(place) as group:
         progress("reading records")
-        # Before anything else: who does something else would wait for what never comes.
+        # Before anything else: ranks that do different things would wait for each other for ever.
         group.expect_same("folder (--out or --resume)", str(out), "give every rank the same.")
-        asked = _asked(config, place)
+        facts = {
+            "configuration": None if config is None else config.to_toml(),
+            "device": place.type,
+            "topdp": __version__,
+            "torch": torch.__version__,
+        }
+        digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
         group.expect_same(
-            "configuration", asked, "give every rank the same file, --set and version of topdp."
+            "configuration", digest, "give every rank the same file, --set and version of topdp."
         )
         return _joined_run(group, config, out, place, progress)
 
@@ -108,7 +112,7 @@ def expect_supported(config: RunConfig) -> None:
             "torchrun."
         )
     sites = config.data.sites or ([config.data.name] if "*" in config.data.name else [])
-    if config.data.schema is None and any(not one.endswith(".npz") for one in sites):
+    if config.data.schema is None and any(not path.endswith(".npz") for path in sites):
         raise ConfigError(
             "data.schema: expected one where each agent has a file of its own and several ranks read them: "
             "it says which classes there are, before anybody has seen all files."
@@ -126,7 +130,7 @@ def _joined_run(
     if state not in ("", STARTING) or config is None:
         # As it was begun: with the numbers that were settled then.
         text = group.together(lambda: RunFolder.open(out).config.to_toml() if group.leads else "")
-        config = _parsed(group.led(text))
+        config = parse(tomllib.loads(group.led(text)))
         expect_supported(config)
     outline = group.together(lambda: RunOutline.of(config))
     graph = outline.graph
@@ -141,31 +145,20 @@ def _joined_run(
     if group.leads and new:
         folder = new_run_folder(out, job)
     if state == "done":
-        return None if folder is None else _read(job, folder)
+        return None if folder is None else job.read(folder)
     if folder is not None:
         folder.mark("running", ranks=group.size, cut=cut.statement)
     plan = prune(job.plan)
     layout = RowLayout(plan, cut.home, group.rank)
     engine = parts.engine(plan, layout, BorderExchange(layout, group))
     expect_room(engine, group)
-    called = Callbacks(metric_sinks.named_sinks(config.report.sinks)) if group.leads else Callbacks()
+    called = metric_sinks.callbacks_of(config) if group.leads else Callbacks()
     checkpoints = Checkpoints(out, layout, group)
     result = execute(job, folder, reported, called, Ranked(RankedEngine(engine, group), checkpoints))
     group.any(False)  # rank 0 has written everything
     if result.stopped is None:
         checkpoints.forget()
     return result if group.leads else None
-
-
-def _asked(config: RunConfig | None, device: torch.device) -> str:
-    """What all ranks have to be asked alike, as a digest."""
-    facts = {
-        "configuration": None if config is None else config.to_toml(),
-        "device": device.type,
-        "topdp": __version__,
-        "torch": torch.__version__,
-    }
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
 def _state_of(out: Path, config: RunConfig | None) -> str:
@@ -179,13 +172,8 @@ def _state_of(out: Path, config: RunConfig | None) -> str:
     if folder.state == STARTING:
         folder.forget_start()
         return STARTING
-    if not agrees(config, folder.config):
-        raise RunFolderError(f"Expected the settings with which the run in {out} was begun, got others.")
+    expect_settings(folder, config)
     return folder.state if folder.state == "done" else unfinished(out).state
-
-
-def _parsed(text: str) -> RunConfig:
-    return parse(tomllib.loads(text))
 
 
 def _assembled(
@@ -197,7 +185,7 @@ def _assembled(
     kind = (shards.inputs.shape[2:], shards.inputs.dtype, shards.targets.shape[2:], shards.targets.dtype)
     group.expect_same("shape and type of records", str(kind), "look at the files of its agents.")
     counts = _of_all(home, group.all(shards.counts))
-    class_counts = [one for one in group.all(shards.classes) if one is not None]
+    class_counts = [count for count in group.all(shards.classes) if count is not None]
     shards = replace(shards.padded(max(counts)), classes=max(class_counts) if class_counts else None)
     task = group.together(lambda: named_task(outline.config))
     everyone = Everyone(counts, _digest(group, shards, home, counts))
@@ -266,9 +254,3 @@ def _job(group: ProcessGroup, parts: Assembly, begun: RunFolder | None, progress
     group.expect_same("plan", job.plan.digest(), "use the same versions of topdp and numpy.")
     group.expect_same("account", account["seal"], "use the same versions of topdp and numpy.")
     return job
-
-
-def _read(job: PlannedRun, folder: RunFolder) -> Result:
-    seconds = float(folder.fact("seconds"))
-    estimates = as_tensor(folder.kept_estimates("model.safetensors")[0])
-    return job.result(folder.metrics, estimates, seconds, folder.path, read_best(folder))

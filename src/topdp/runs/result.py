@@ -134,10 +134,10 @@ def spread(values: Floats) -> dict[str, Any]:
     >>> spread(np.array([0.25, 0.75, np.nan]))
     {'mean': 0.5, 'min': 0.25, 'max': 0.75}
     """
-    known = np.ma.masked_invalid(values)
+    finite = np.ma.masked_invalid(values)
     return {
         name: _plain(np.ma.filled(np.ma.asarray(over(axis=0)).astype(float), np.nan))
-        for name, over in (("mean", known.mean), ("min", known.min), ("max", known.max))
+        for name, over in (("mean", finite.mean), ("min", finite.min), ("max", finite.max))
     }
 
 

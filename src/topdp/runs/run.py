@@ -34,11 +34,9 @@ from topdp.runs.assembly import Assembly, choose_device
 from topdp.runs.auto_values import agrees
 from topdp.runs.best_estimates import Best
 from topdp.runs.best_estimates import read as read_best
-from topdp.runs.callbacks import Callbacks, Running, expect_list
+from topdp.runs.callbacks import Callbacks, Running
 from topdp.runs.checkpoints import Checkpoints
-from topdp.runs.config import (
-    RunConfig,
-)
+from topdp.runs.config import RunConfig
 from topdp.runs.memory_check import expect_room, expect_room_for_records
 from topdp.runs.metric_labels import metric_names, picture_name
 from topdp.runs.model_export import InputKind, facts_of, notes_of
@@ -62,7 +60,7 @@ def run(
     callbacks: Iterable[object] = (),
 ) -> Result:
     """Run a configuration, and write its folder to `out`."""
-    called = Callbacks([*metric_sinks.named_sinks(config.report.sinks), *expect_list(callbacks)])
+    called = metric_sinks.callbacks_of(config, callbacks)
     with prepared_folder(out):
         job = plan_run(Assembly.of(config, choose_device(device), progress), progress)
     return execute(job, new_run_folder(out, job), progress, called)
@@ -82,7 +80,7 @@ def resume(
             f"The run in {path} was started from Python with its own data and model: continue it there, with "
             f"topdp.train(..., out={str(path)!r}, resume=True)."
         )
-    called = Callbacks([*metric_sinks.named_sinks(config.report.sinks), *expect_list(callbacks)])
+    called = metric_sinks.callbacks_of(config, callbacks)
     job = reopen_run(Assembly.of(config, choose_device(device), progress), folder)
     return execute(job, folder, progress, called)
 
@@ -103,14 +101,18 @@ def run_or_continue(
     if folder.state == STARTING:
         folder.forget_start()
         return run(config, out, device, progress)
-    if not agrees(config, folder.config):
-        raise RunFolderError(f"Expected the settings with which the run in {out} was begun, got others.")
+    expect_settings(folder, config)
     if folder.state != "done":
         return resume(out, device, progress)
-    job = reopen_run(Assembly.of(folder.config, choose_device(device), progress), folder)
-    seconds = float(folder.fact("seconds"))
-    estimates = as_tensor(folder.kept_estimates("model.safetensors")[0])
-    return job.result(folder.metrics, estimates, seconds, out, read_best(folder))
+    return reopen_run(Assembly.of(folder.config, choose_device(device), progress), folder).read(folder)
+
+
+def expect_settings(folder: RunFolder, config: RunConfig) -> None:
+    """Raise RunFolderError where the run in `folder` was begun with other settings than `config`."""
+    if not agrees(config, folder.config):
+        raise RunFolderError(
+            f"Expected the settings with which the run in {folder.path} was begun, got others."
+        )
 
 
 class Ranked(NamedTuple):
@@ -150,6 +152,12 @@ class PlannedRun:
             stopped=stopped,
             inputs=InputKind.of(self.parts.shards.inputs),
         )
+
+    def read(self, folder: RunFolder) -> Result:
+        """The result of a run that is done, from its folder."""
+        estimates = as_tensor(folder.kept_estimates("model.safetensors")[0])
+        seconds = float(folder.fact("seconds"))
+        return self.result(folder.metrics, estimates, seconds, folder.path, read_best(folder))
 
 
 def plan_run(parts: Assembly, progress: Progress) -> PlannedRun:
@@ -195,29 +203,25 @@ def execute(
     else:
         simulation, checkpoints = ranked
     before = folder.read_json("run.json").get("stopped") if folder is not None else None
-    stopped_at = None if before is None else int(before["round"])
-
-    def seen_as(history: list[dict[str, Any]]) -> Running:
-        larger = {metric.name: metric.larger_is_better for metric in parts.task.metrics}
-        return Running(
-            config=parts.run.config,
-            plan=job.plan,
-            privacy=job.privacy,
-            flat=parts.flat,
-            folder=path,
-            history=history,
-            stopped_at=stopped_at,
-            larger=larger,
-        )
-
+    history: list[dict[str, Any]] = []
+    running = Running(
+        config=parts.run.config,
+        plan=job.plan,
+        privacy=job.privacy,
+        flat=parts.flat,
+        folder=path,
+        history=history,
+        stopped_at=None if before is None else int(before["round"]),
+        larger={metric.name: metric.larger_is_better for metric in parts.task.metrics},
+    )
     try:
         trained = train_to_the_end(
-            simulation, parts.start, parts.run.config, folder, progress, callbacks, seen_as, checkpoints
+            simulation, parts.start, history, running, folder, progress, callbacks, checkpoints
         )
         seconds = time.perf_counter() - started
         simulation.release_buffers()
         estimates = simulation.reported(trained.state).detach().cpu().clone()
-        result = job.result(trained.metrics, estimates, seconds, path, trained.best, trained.stopped)
+        result = job.result(history, estimates, seconds, path, trained.best, trained.stopped)
         if folder is not None:
             facts = ended_facts(result, parts.device)
             numbers, notes = as_array(result.estimates), notes_of(result.flat)
@@ -262,22 +266,17 @@ def ended_facts(result: Result, device: torch.device) -> dict[str, Any]:
 
 def unfinished(path: Path) -> RunFolder:
     folder = RunFolder.open(path)
-    if folder.state == "done":
-        raise RunFolderError(f"Expected an unfinished run in {path}, but it is done: nothing to resume.")
-    if folder.state == STARTING:
-        raise RunFolderError(
-            f"The run in {path} was stopped before its first round: start it again in another folder."
-        )
-    if folder.state == "diverged":
-        raise RunFolderError(
-            f"The run in {path} diverged, and would again: start another with smaller steps."
-        )
-    if folder.state == "wrong":
-        raise RunFolderError(
-            f"The run in {path} was ended because a recorded round was wrong, and what it kept may be: start "
-            "it again in another folder."
-        )
+    if reason := WHY_NOT_RESUMED.get(folder.state):
+        raise RunFolderError(f"Expected an unfinished run in {path}, but it {reason}.")
     return folder
+
+
+WHY_NOT_RESUMED = {
+    "done": "is done: nothing to resume",
+    STARTING: "was stopped before its first round: start it again in another folder",
+    "diverged": "diverged, and would again: start another with smaller steps",
+    "wrong": "ended because a recorded round was wrong: start it again in another folder",
+}
 
 
 @contextmanager
@@ -293,10 +292,8 @@ def prepared_folder(out: Path | None) -> Iterator[None]:
 
 def new_run_folder(path: Path, job: PlannedRun) -> RunFolder:
     """Create the folder of a run: configuration, plan and account, before the first round."""
-    folder = RunFolder.create(path, job.parts.run.config.to_toml(), job.plan)
-    folder.write_json("privacy.json", sealed(job.plan, job.privacy))
-    folder.mark("running", **begun_facts(job))
-    return folder
+    account = sealed(job.plan, job.privacy)
+    return begun_folder(path, job.parts.run.config, job.plan, account, begun_facts(job))
 
 
 def begun_folder(

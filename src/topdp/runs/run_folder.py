@@ -47,14 +47,6 @@ class RunFolderError(InputError):
 
 
 @dataclass(frozen=True)
-class Checkpoint:
-    """Releases made, and the rows of the last of them; bfloat16 as its bits (`tensor_files.DTYPE_NAMES`)."""
-
-    releases: int
-    rows: NDArray[Any]
-
-
-@dataclass(frozen=True)
 class RunFolder:
     """A run on disk. Every file is written whole or not at all."""
 
@@ -126,20 +118,14 @@ class RunFolder:
         """One dictionary per evaluation, in the order of rounds."""
         return self._read("metrics.jsonl", _read_lines) if (self.path / "metrics.jsonl").exists() else []
 
-    @property
-    def checkpoint(self) -> Checkpoint | None:
-        if not (self.path / "checkpoint.safetensors").exists():
-            return None
-        checkpoint: Checkpoint = self._read("checkpoint.safetensors", _read_checkpoint)
-        return checkpoint
-
     def checkpoint_size(self) -> tuple[int, int]:
         """Releases and rows of the checkpoint, which is not read further."""
         size: tuple[int, int] = self._read("checkpoint.safetensors", _read_size)
         return size
 
-    def save_checkpoint(self, checkpoint: Checkpoint) -> None:
-        tensors = {"releases": np.array([checkpoint.releases]), "rows": checkpoint.rows}
+    def save_checkpoint(self, releases: int, rows: NDArray[Any]) -> None:
+        """`rows` of the last release; bfloat16 as its bits (`tensor_files.DTYPE_NAMES`)."""
+        tensors = {"releases": np.array([releases]), "rows": rows}
         self._write("checkpoint.safetensors", lambda file: write_tensors(file, tensors, None))
 
     def rename(self, name: str, other: str) -> None:
@@ -233,10 +219,6 @@ def _read_estimates(file: Path, notes: Sequence[str]) -> tuple[NDArray[Any], dic
     with safe_open(file, "numpy") as opened:
         metadata = opened.metadata() or {}
     return read_tensor(file, "estimates"), {**metadata, **{name: metadata[name] for name in notes}}
-
-
-def _read_checkpoint(file: Path) -> Checkpoint:
-    return Checkpoint(int(read_tensor(file, "releases")[0]), read_tensor(file, "rows"))
 
 
 def _read_size(file: Path) -> tuple[int, int]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,14 +31,13 @@ from topdp.errors import Interrupted
 from topdp.learning.gradients import DivergedError
 from topdp.learning.gradients.path_check import draws_dropout
 from topdp.runs.assembly import Assembly, choose_device
-from topdp.runs.auto_values import agrees
 from topdp.runs.config import RunConfig, changed, parse_stored
+from topdp.runs.finished_run import run_stacked
 from topdp.runs.methods import METHODS
 from topdp.runs.ray_cluster import RayCluster
-from topdp.runs.run import run_or_continue
+from topdp.runs.run import expect_settings, run_or_continue
 from topdp.runs.run_folder import RunFolder, RunFolderError
 from topdp.runs.run_stacks import MAX_STACK_BYTES, Dealer, stackable
-from topdp.runs.stacked import run_stacked
 from topdp.runs.sweep_grid import Axis, SweepPoint, points
 from topdp.runs.sweep_summary import Spread
 from topdp.runs.training_loop import InterruptedRun
@@ -70,18 +70,18 @@ class SweepRequest:
             raise RunFolderError(f"Expected a new or empty folder, {place} exists: name another --out.")
         make_folder(place)
         over = {axis.key: list(axis.values) for axis in self.axes}
-        told = {"format": SWEEP_FORMAT, "seeds": self.seeds, "over": over, "base": self.base}
-        write_atomically(file, json.dumps(told, indent=2) + "\n")
+        content = {"format": SWEEP_FORMAT, "seeds": self.seeds, "over": over, "base": self.base}
+        write_atomically(file, json.dumps(content, indent=2) + "\n")
 
     @classmethod
     def read(cls, place: Path) -> SweepRequest:
         try:
-            told = json.loads((place / "sweep.json").read_text(encoding="utf-8"))
-            if told["format"] != SWEEP_FORMAT:
-                raise ValueError(f"format {told['format']}, of another version of topdp")
-            axes = tuple(Axis(str(key), tuple(map(str, values))) for key, values in told["over"].items())
-            base = parse_stored(toml_text.parse_toml(told["base"]), "sweep.json").to_toml()
-            return cls(base, axes, int(told["seeds"]))
+            content = json.loads((place / "sweep.json").read_text(encoding="utf-8"))
+            if content["format"] != SWEEP_FORMAT:
+                raise ValueError(f"format {content['format']}, of another version of topdp")
+            axes = tuple(Axis(str(key), tuple(map(str, values))) for key, values in content["over"].items())
+            base = parse_stored(toml_text.parse_toml(content["base"]), "sweep.json").to_toml()
+            return cls(base, axes, int(content["seeds"]))
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise RunFolderError(f"Expected a sweep of topdp in {place}: {error}") from error
 
@@ -101,39 +101,28 @@ def run_all(
     """Compute the points that have no result in `place` yet, on this machine or on a cluster."""
     make_folder(place)
     with exclusive_lock(place):
-        _run_missing(points, place, device, progress, how_to_continue, cluster)
-
-
-def _run_missing(
-    points: Sequence[SweepPoint],
-    place: Path,
-    device: str,
-    progress: Progress,
-    how_to_continue: str,
-    cluster: RayCluster | None,
-) -> None:
-    chosen = choose_device(device) if cluster is None else torch.device(cluster.device)
-    missing = [point for point in points if not is_over(place, point)]
-    by_config = {id(point.config): point for point in missing}
-    begun = [point for point in missing if (place / point.folder / "run.json").exists()]
-    if cluster is not None:
-        begun = []  # where their checkpoints cannot be read: from the start, and so to the same end
-    dealer = Dealer(chosen if cluster is None else torch.device("cpu"), progress)
-    _expect_the_same_records([point for point in points if point not in missing], missing, place, dealer)
-    fresh = [point.config for point in missing if point not in begun]
-    stacks = [[by_config[id(one)] for one in stack] for stack in _stacks(fresh, dealer, chosen)]
-    done, total = len(points) - len(missing), len(points)
-    try:
+        chosen = choose_device(device) if cluster is None else torch.device(cluster.device)
+        missing = [point for point in points if not is_over(place, point)]
+        by_config = {id(point.config): point for point in missing}
+        begun = [point for point in missing if (place / point.folder / "run.json").exists()]
         if cluster is not None:
-            cluster.run(stacks, dealer, place, progress, done)
-            return
-        for stack in [*([point] for point in begun), *stacks]:
-            numbers = f"{done + 1}" if len(stack) == 1 else f"{done + 1} to {done + len(stack)}"
-            title = f"run{'s' * (len(stack) > 1)} {numbers} of {total}"
-            _run_stack(stack, place, dealer, device, titled(progress, title))
-            done += len(stack)
-    except (Interrupted, KeyboardInterrupt):
-        raise InterruptedRun(place, how_to_continue) from None
+            begun = []  # where their checkpoints cannot be read: from the start, and so to the same end
+        dealer = Dealer(chosen if cluster is None else torch.device("cpu"), progress)
+        _expect_the_same_records([point for point in points if point not in missing], missing, place, dealer)
+        fresh = [point.config for point in missing if point not in begun]
+        stacks = [[by_config[id(config)] for config in stack] for stack in _stacks(fresh, dealer, chosen)]
+        done, total = len(points) - len(missing), len(points)
+        try:
+            if cluster is not None:
+                cluster.run(stacks, dealer, place, progress, done)
+                return
+            for stack in [*([point] for point in begun), *stacks]:
+                numbers = f"{done + 1}" if len(stack) == 1 else f"{done + 1} to {done + len(stack)}"
+                title = f"run{'s' * (len(stack) > 1)} {numbers} of {total}"
+                _run_stack(stack, place, dealer, device, titled(progress, title))
+                done += len(stack)
+        except (Interrupted, KeyboardInterrupt):
+            raise InterruptedRun(place, how_to_continue) from None
 
 
 def is_over(place: Path, point: SweepPoint) -> bool:
@@ -143,8 +132,7 @@ def is_over(place: Path, point: SweepPoint) -> bool:
         return False
     folder = RunFolder.open(path)
     if (path / "config.toml").exists() and folder.state != "starting":
-        if not agrees(point.config, folder.config):
-            raise RunFolderError(f"Expected the settings with which the run in {path} was begun, got others.")
+        expect_settings(folder, point.config)
         return folder.state in ("done", "diverged")
     return False
 
@@ -170,16 +158,16 @@ def _expect_the_same_records(
                 )
 
 
-def found(place: Path, points: Sequence[SweepPoint]) -> list[Spread]:
+def spreads_of(place: Path, points: Sequence[SweepPoint]) -> list[Spread]:
     """The results of each combination of settings, over its seeds."""
     groups: dict[str, Spread] = {}
     for point in points:
-        one = groups.setdefault(str(point.chosen), Spread(point.chosen, []))
-        one.runs.append({"seed": point.seed, **found_in(place, point)})
+        spread = groups.setdefault(str(point.chosen), Spread(point.chosen, []))
+        spread.runs.append({"seed": point.seed, **results_of(place, point)})
     return list(groups.values())
 
 
-def found_in(place: Path, point: SweepPoint) -> dict[str, Any]:
+def results_of(place: Path, point: SweepPoint) -> dict[str, Any]:
     """The results in a run's folder, as `topdp run --json` prints them; `metrics` is the last evaluation."""
     folder = RunFolder.open(place / point.folder)
     lines = folder.metrics
@@ -196,28 +184,28 @@ def found_in(place: Path, point: SweepPoint) -> dict[str, Any]:
 def _stacks(configs: Sequence[RunConfig], dealer: Dealer, device: torch.device) -> list[list[RunConfig]]:
     if len(configs) < 2:
         return [[config] for config in configs]
-    known: dict[str, tuple[float, float]] = {}
+    sizes: dict[str, tuple[float, float]] = {}
 
     def size(config: RunConfig) -> tuple[float, float]:
         """Bytes of records and rows, once for equal records and models; infinite for runs not stacked."""
         key = str((config.data, config.topology, config.model))
-        if key not in known:
+        if key not in sizes:
             (parts,) = dealer.assemblies([config])
             records, estimates = (
                 parts.shards.inputs.nbytes,
                 4.0 * parts.flat.dimension * parts.run.graph.agents,
             )
             large = device.type == "cpu" and records + estimates > MAX_STACKED_RUN_BYTES
-            alone = large or parts.shards.test_inputs is None or _random(parts)
-            known[key] = (math.inf, 0.0) if alone else (records, 10 * estimates)
-        return known[key]
+            separate = large or parts.shards.test_inputs is None or _random(parts)
+            sizes[key] = (math.inf, 0.0) if separate else (records, 10 * estimates)
+        return sizes[key]
 
     limit = MAX_STACK_BYTES[device.type]
     small = [config for config in configs if sum(size(config)) <= limit]
     stacks = [[config] for config in configs if sum(size(config)) > limit]
     for stack in stackable(small, limit, size):
-        most = int(limit // sum(size(stack[0])))  # seeds come together, and may be too many
-        stacks += [stack[first : first + most] for first in range(0, len(stack), most)]
+        fitting = int(limit // sum(size(stack[0])))  # seeds come together, and may be too many
+        stacks += [stack[first : first + fitting] for first in range(0, len(stack), fitting)]
     return stacks
 
 
@@ -233,17 +221,10 @@ def _run_stack(
     device: str,
     progress: Progress,
 ) -> None:
-    if len(stack) > 1:
-        try:
-            made = run_stacked([point.config for point in stack], dealer, progress)
-        except DivergedError:
-            pass  # one of them: alone it says so in its own folder
-        else:
-            for point, run in zip(stack, made, strict=True):
-                run.write(place / point.folder)
-            return
+    if len(stack) > 1 and (runs := run_stacked([point.config for point in stack], dealer, progress)):
+        for point, run in zip(stack, runs, strict=True):
+            run.write(place / point.folder)
+        return
     for point in stack:
-        try:
+        with suppress(DivergedError):  # its folder says so
             run_or_continue(point.config, place / point.folder, device, progress)
-        except DivergedError:
-            continue

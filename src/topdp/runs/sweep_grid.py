@@ -7,7 +7,7 @@ Needs torch only for the names of models. `sweep.py` runs the points.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -67,23 +67,36 @@ class SweepPoint:
         return label_of(self.chosen)
 
 
+def combinations(axes: Sequence[Axis], option: str) -> list[dict[str, str]]:
+    """Every combination of the values of `axes`, as key -> value. Raise ConfigError for a repeated key."""
+    keys = [axis.key for axis in axes]
+    if repeated := {key for key in keys if keys.count(key) > 1}:
+        raise ConfigError(f"{option}: expected each key once, got {', '.join(sorted(repeated))} twice.")
+    values = itertools.product(*(axis.values for axis in axes))
+    return [dict(zip(keys, chosen, strict=True)) for chosen in values]
+
+
+def changes_to(chosen: Mapping[str, str]) -> list[str]:
+    """
+    >>> changes_to({"rounds": "5", "method.name": "top"})
+    ['rounds=5', 'method.name=top']
+    """
+    return [f"{key}={value}" for key, value in chosen.items()]
+
+
 def points(read: Read, axes: Sequence[Axis], seeds: int) -> list[SweepPoint]:
     """Every combination, seeds innermost: from the configuration's own seed on."""
-    keys = [axis.key for axis in axes]
-    if twice := {key for key in keys if keys.count(key) > 1}:
-        raise ConfigError(f"--over: expected each key once, got {', '.join(sorted(twice))} twice.")
-    if seeds > 1 and "seed" in keys:
+    settings = combinations(axes, "--over")
+    if seeds > 1 and any("seed" in chosen for chosen in settings):
         raise ConfigError("Expected either --seeds or --over seed=..., got both. Remove one.")
-    combinations = list(itertools.product(*(axis.values for axis in axes)))
-    count = len(combinations) * seeds
+    count = len(settings) * seeds
     if count > MAX_SWEEP_RUNS:
         raise ConfigError(
             f"Expected at most {MAX_SWEEP_RUNS} runs in a sweep, got {count}: try fewer values at once."
         )
     grid_points: list[SweepPoint] = []
-    for values in combinations:
-        chosen = dict(zip(keys, values, strict=True))
-        first = read([f"{key}={value}" for key, value in chosen.items()])
+    for chosen in settings:
+        first = read(changes_to(chosen))
         for seed in range(first.seed, first.seed + seeds):
             config = first.model_copy(update={"seed": seed})
             folder = f"{len(grid_points) + 1:0{len(str(count))}d}"

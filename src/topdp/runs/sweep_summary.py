@@ -1,4 +1,4 @@
-"""What a sweep found, over its seeds: numbers and CSV files; and what its runs cost together.
+"""Results of a sweep over its seeds: numbers, CSV files, and the privacy cost of all its runs together.
 
 A spread is the mean over seeds of a metric's mean over agents, ± their standard deviation (of a sample, so
 none for one seed), and how many runs it is of. Runs that diverged are counted out, and named.
@@ -30,7 +30,7 @@ class Spread:
     """The runs of one combination: what was chosen, and what each seed found."""
 
     chosen: dict[str, str]
-    runs: list[Mapping[str, Any]] = field(repr=False)  # as `runs.sweep.found_in` gives them, with `seed`
+    runs: list[Mapping[str, Any]] = field(repr=False)  # as `runs.sweep.results_of` gives them, with `seed`
 
     @property
     def label(self) -> str:
@@ -51,9 +51,9 @@ class Spread:
 
     def epsilon(self, answer: str) -> str:
         """One number where it is the same for all seeds, else from the least to the largest."""
-        told = [epsilon_text(run["privacy"], answer) for run in self.runs]
-        both = (min(told, key=_order), max(told, key=_order))
-        return " to ".join(dict.fromkeys(both))
+        texts = [epsilon_text(run["privacy"], answer) for run in self.runs]
+        ends = (min(texts, key=_order), max(texts, key=_order))
+        return " to ".join(dict.fromkeys(ends))
 
 
 def short_key(key: str) -> str:
@@ -92,8 +92,8 @@ def spread_of(values: Sequence[float]) -> dict[str, float | int | None]:
 
 def metric_names(spreads: Sequence[Spread]) -> list[str]:
     """Metrics that are one number an agent, in the order of the first run that has some."""
-    for one in spreads:
-        for run in one.done:
+    for spread in spreads:
+        for run in spread.done:
             if run["metrics"]:
                 metrics = run["metrics"].items()
                 return [
@@ -153,7 +153,7 @@ def write_csv(spreads: Sequence[Spread], place: Path) -> None:
 
 def cost_together(spreads: Sequence[Spread]) -> str:
     """One line: what a choice among these runs costs where their records are private."""
-    runs = [run["privacy"] for one in spreads for run in one.runs]
+    runs = [run["privacy"] for spread in spreads for run in spread.runs]
     guarantees = {run["guarantee"] for run in runs}
     named = guarantees.pop() if len(guarantees) == 1 else None
     kind = WORST_CASE if named is None or not answer_kind(named).proved else answer_kind(named)
@@ -162,18 +162,18 @@ def cost_together(spreads: Sequence[Spread]) -> str:
     delta = min(run["delta"] for run in runs)
     mu = [run["mu"][kind.key] for run in runs]
     if len({run["adjacency"] for run in runs}) > 1:
-        said = "ε has no one meaning, since their adjacency differs"
+        together = "ε has no one meaning, since their adjacency differs"
     elif None not in mu:
-        total = float(epsilon_of(math.sqrt(sum(one**2 for one in mu)), delta))
-        said = f"ε = {total:.4g} ({kind.label}, δ = {delta:g})"
+        total = float(epsilon_of(math.sqrt(sum(value**2 for value in mu)), delta))
+        together = f"ε = {total:.4g} ({kind.label}, δ = {delta:g})"
     else:
         epsilons = [run["epsilon"][kind.key] for run in runs]
         deltas = sum(run["delta"] for run in runs)
-        known = None not in epsilons and deltas < 1
-        said = f"ε = {sum(epsilons):.4g} ({kind.label}, δ = {deltas:g})" if known else "ε without bound"
+        bounded = None not in epsilons and deltas < 1
+        together = f"ε = {sum(epsilons):.4g} ({kind.label}, δ = {deltas:g})" if bounded else "ε without bound"
     return (
         f"Each ε is of one run alone. If these records are private, whatever is chosen among the {len(runs)} "
-        f"runs depends on all of them, also where only the best is published: together {said}. Choose on "
+        f"runs depends on all of them, also where only the best is published: together {together}. Choose on "
         "public records to pay for one run."
     )
 
@@ -187,10 +187,10 @@ def as_number(value: str) -> float | None:
 
 
 def _largest(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return max(known) if len(known) == len(values) else None
+    finite = [value for value in values if value is not None]
+    return max(finite) if len(finite) == len(values) else None
 
 
-def _order(told: str) -> float:
-    number = as_number(told)
+def _order(text: str) -> float:
+    number = as_number(text)
     return math.inf if number is None else number

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -44,10 +43,9 @@ class InterruptedRun(Interrupted):
 
 @dataclass(frozen=True)
 class Trained:
-    """The last state of the loop, and its results."""
+    """The last state of the loop, its best evaluation, and whether a callback stopped it."""
 
     state: State
-    metrics: list[Metrics]
     best: Best | None
     stopped: Stopped | None
 
@@ -55,25 +53,23 @@ class Trained:
 def train_to_the_end(
     simulation: Simulation,
     start: torch.Tensor,
-    config: RunConfig,
+    metrics: list[Metrics],
+    run: Running,
     folder: RunFolder | None,
     progress: Progress,
     callbacks: Callbacks,
-    seen_as: Callable[[list[Metrics]], Running],
     checkpoints: Checkpoints | None,
 ) -> Trained:
-    """All releases that are left, from the newest of `checkpoints` or `start`, or until a callback stops.
+    """Compute all releases from the newest of `checkpoints` or `start` on, or until a callback stops the run.
 
-    `seen_as` makes of the evaluations so far what callbacks are given. Of several ranks all are here, with a
-    `RankedEngine`, and do the same in the same order; rank 0 alone has a folder.
+    Evaluations are appended to `metrics`, which `run` shows to callbacks. Several ranks all call this, with a
+    `RankedEngine`, and do the same in the same order; only rank 0 has a folder.
     """
+    config = run.config
     group = None if checkpoints is None else checkpoints.group
     each = simulation.plan.releases_per_round
-    state, metrics = _begin(simulation, start, folder, each, checkpoints)
-    larger = {metric.name: metric.larger_is_better for metric in simulation.metrics}
-    run = seen_as(metrics)
-    shared = group.led if group is not None else _as_it_is
-    best = BestSoFar(folder, bool(metrics), notes_of(run.flat), larger, shared)
+    state = _begin(simulation, start, metrics, folder, checkpoints)
+    best = BestSoFar(folder, bool(metrics), notes_of(run.flat), run.larger_is_better, group)
     callbacks.start(run)
     looked_at = (config.train.evaluate_every, config.train.checkpoint_every, *([1] if callbacks else []))
     stopped: Stopped | None = None
@@ -106,28 +102,25 @@ def train_to_the_end(
                 keep(state, True)
                 break
     best.save()
-    return Trained(state, metrics, best.best, stopped)
+    return Trained(state, best.best, stopped)
 
 
 def _begin(
     simulation: Simulation,
     start: torch.Tensor,
+    metrics: list[Metrics],
     folder: RunFolder | None,
-    each: int,
     checkpoints: Checkpoints | None,
-) -> tuple[State, list[Metrics]]:
-    checkpoint = checkpoints.newest() if checkpoints is not None else None
-    if checkpoint is None:
-        return simulation.start(start), []
+) -> State:
+    """The first state, from a checkpoint where there is one; `metrics` gets the evaluations before it."""
+    if checkpoints is None or (checkpoint := checkpoints.newest()) is None:
+        return simulation.start(start)
     lines = folder.metrics if folder is not None else []
-    if checkpoints is not None and checkpoints.group is not None:
+    if checkpoints.group is not None:
         lines = checkpoints.group.led(lines)
-    metrics = [line for line in lines if line["round"] < checkpoint.releases // each]
-    return simulation.resume(checkpoint.releases, as_tensor(checkpoint.rows)), metrics
-
-
-def _as_it_is(value: Any) -> Any:
-    return value
+    rounds = checkpoint.releases // simulation.plan.releases_per_round
+    metrics += [line for line in lines if line["round"] < rounds]
+    return simulation.resume(checkpoint.releases, as_tensor(checkpoint.rows))
 
 
 @contextmanager

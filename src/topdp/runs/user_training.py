@@ -21,8 +21,6 @@ from topdp.learning.metrics import METRICS
 from topdp.learning.tasks import MetricChoice, Task
 from topdp.runs import metric_sinks
 from topdp.runs.assembly import Assembly, choose_device
-from topdp.runs.auto_values import agrees
-from topdp.runs.callbacks import Callbacks, expect_list
 from topdp.runs.config import (
     ConfigError,
     MethodConfig,
@@ -36,7 +34,15 @@ from topdp.runs.config import (
 from topdp.runs.methods import METHODS
 from topdp.runs.named_records import named_features
 from topdp.runs.result import Result
-from topdp.runs.run import execute, new_run_folder, plan_run, prepared_folder, reopen_run, unfinished
+from topdp.runs.run import (
+    execute,
+    expect_settings,
+    new_run_folder,
+    plan_run,
+    prepared_folder,
+    reopen_run,
+    unfinished,
+)
 from topdp.runs.run_folder import GIVEN, GRAPH_FILE, RunFolderError
 from topdp.runs.run_outline import RunOutline
 from topdp.topology import Topology, as_topology, single
@@ -164,13 +170,12 @@ def train(
         names = [metric.name for metric in task.metrics]
         given["metrics"] = [n if k else f"{GIVEN}: {n}" for n, k in zip(names, known, strict=True)]
     config = _config_of(topology, given)
-    called = Callbacks([*metric_sinks.named_sinks(config.report.sinks), *expect_list(callbacks)])
+    called = metric_sinks.callbacks_of(config, callbacks)
     if resume and out is None:
         raise RunFolderError("Expected out, the folder of the run to resume, got none.")
     begun = unfinished(Path(out)) if resume and out is not None else None
-    if begun is not None and not agrees(config, begun.config):
-        raise RunFolderError(f"Expected the arguments with which the run in {out} was started, got others.")
     if begun is not None:
+        expect_settings(begun, config)
         config = begun.config
     if METHODS[config.method.name].pools:
         topology, shards = single(), shards.pooled()

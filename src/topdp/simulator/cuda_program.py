@@ -58,13 +58,19 @@ class RoundProgram:
         starts = torch.zeros(self._tables.length + 1, dtype=torch.int32, device=self._engine.device)
         whole, real = torch.int32, torch.float32
         return PackedRows(
-            starts, room(whole, sources), room(real, sources), room(whole), room(real),
-            room(whole, draws), room(whole, draws), room(real, draws),
-        )  # fmt: skip
+            starts=starts,
+            slot=room(whole, sources),
+            weight=room(real, sources),
+            owner=room(whole),
+            step=room(real),
+            key=room(whole, draws),
+            draw=room(whole, draws),
+            std=room(real, draws),
+        )
 
     def load(self, chunk: RoundChunk) -> None:
         """Copy the tables of `chunk` to the device."""
-        for there, here in zip(self._packed, chunk.packed, strict=True):
+        for there, here in zip(self._packed.tables(), chunk.packed.tables(), strict=True):
             there[: len(here)].copy_(here)
         if chunk.records is not None and chunk.weights is not None:
             self._records[: len(chunk.records)].copy_(chunk.records)

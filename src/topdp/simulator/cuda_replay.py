@@ -191,7 +191,7 @@ class CudaReplay(SimulationWrapper):
                 raise _MismatchError(f"the gradients of round {round} differ from the recorded ones")
         count = self._rows_of(round)
         again = engine.buffers.empty(count)
-        engine.mixer(RowWork(round, before.rows, gradient, again))
+        engine.mixer(RowWork(round=round, before=before.rows, gradient=gradient, out=again))
         if not torch.equal(again, program.buffers[round % 2][:count]):
             raise _MismatchError(f"the rows of round {round} differ from the recorded ones")
 

@@ -204,7 +204,7 @@ class Engine(Simulation):
         before, wait_for_guests = self._with_guests(state)
         # Releases without gradients read no data, and no mixer reads the rows that stand in for gradients.
         if not self.plan.carries[r].any():
-            self._make(RowWork(r, before, before, out), wait_for_guests)
+            self._make(RowWork(round=r, before=before, gradient=before, out=out), wait_for_guests)
             return self._complete(State(r + 1, out))
         chosen = self.select(r, self.device)
         owners = self.layout.place_of[self.plan.owner[made]]
@@ -213,7 +213,12 @@ class Engine(Simulation):
             if agents != ALL_AGENTS:
                 only = np.flatnonzero((owners >= agents.start) & (owners < agents.stop))
             gradient = self.mean_gradients(state, chosen, agents, self._room_in(out))
-            self._make(RowWork(r, before, gradient, out, only, agents.start or 0), wait_for_guests)
+            self._make(
+                RowWork(
+                    round=r, before=before, gradient=gradient, out=out, only=only, first=agents.start or 0
+                ),
+                wait_for_guests,
+            )
         return self._complete(State(r + 1, out))
 
     def _passes(self) -> list[slice]:
@@ -246,9 +251,9 @@ class Engine(Simulation):
             return
         waits = self.layout.needs_guests(work.round)[self.layout.made(work.round)]
         only = np.arange(len(waits)) if work.only is None else work.only
-        self.mixer(work._replace(only=only[~waits[only]]))
+        self.mixer(replace(work, only=only[~waits[only]]))
         wait_for_guests()
-        self.mixer(work._replace(only=only[waits[only]]))
+        self.mixer(replace(work, only=only[waits[only]]))
 
     def _adaptive_release(self, state: State) -> State:
         """New estimates by a non-linear optimiser: no data, no noise, nothing to mix."""

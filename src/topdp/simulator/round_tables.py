@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, final
 
@@ -28,7 +29,8 @@ ROUNDS_PER_TASK = 16  # rounds whose records one thread draws in one task
 MAX_TABLE_THREADS = 4
 
 
-class RoundChunk(NamedTuple):
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RoundChunk:
     """Tables of consecutive rounds, on the processor."""
 
     rounds: range
@@ -38,7 +40,7 @@ class RoundChunk(NamedTuple):
     fits: list[bool]  # by round: whether it has no more records than the tables have room for
 
     def servable(self, round: int, at_most: int) -> int:
-        """Return the number of rounds from `round` on, which is in this chunk, that the tables have room for."""
+        """Return the number of consecutive rounds from `round` that the tables hold, at most `at_most`."""
         count = 0
         for fits in self.fits[round - self.rounds.start :][:at_most]:
             if not fits:
@@ -123,7 +125,9 @@ class RoundTables:
         rounds, packed = pending.rounds, pending.packed()
         drawn = [selection for task in pending.drawn for selection in task()]
         if self.whole:
-            return RoundChunk(rounds, packed, None, None, [True] * len(rounds))
+            return RoundChunk(
+                rounds=rounds, packed=packed, records=None, weights=None, fits=[True] * len(rounds)
+            )
         agents, held = self._engine.shards.inputs.shape[:2]
         records = torch.arange(agents)[:, None].mul(held).repeat(len(rounds), 1, self.width)
         weights = torch.zeros(len(rounds), agents, self.width)
@@ -135,4 +139,6 @@ class RoundTables:
             if fits[-1]:
                 places[:, :count] += chosen.indices
                 weight[:, :count] = chosen.weights
-        return RoundChunk(rounds, packed, records.flatten(1), weights, fits)
+        return RoundChunk(
+            rounds=rounds, packed=packed, records=records.flatten(1), weights=weights, fits=fits
+        )

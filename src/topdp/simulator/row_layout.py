@@ -32,7 +32,7 @@ class RowLayout:
         self._guests = lru_cache(maxsize=4)(self._guests_of)
 
     def made(self, round: int) -> Ints:
-        """Return the rows made here in `round`, in the order of their numbers; round -1: the agents' starts."""
+        """Return the rows made here in `round`, in ascending order; round -1: the starts of the agents."""
         if round < 0:
             return self.agents
         return np.flatnonzero(self.plan.exists[round] & self._mine)

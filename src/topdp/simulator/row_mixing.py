@@ -6,7 +6,8 @@ which other rows are made.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +21,8 @@ from topdp.simulator.row_layout import RowLayout
 from topdp.simulator.simulated_noise import Draws
 
 
-class RowWork(NamedTuple):
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RowWork:
     """The inputs of one round, and the place of its rows."""
 
     round: int
@@ -41,7 +43,7 @@ class CpuMixer:
 
     def __call__(self, work: RowWork) -> None:
         if work.out.device.type != "cpu":  # a GPU without our kernels: compute on the processor
-            here = work._replace(before=work.before.cpu(), gradient=work.gradient.cpu(), out=work.out.cpu())
+            here = replace(work, before=work.before.cpu(), gradient=work.gradient.cpu(), out=work.out.cpu())
             self(here)
             work.out.copy_(here.out)
             return

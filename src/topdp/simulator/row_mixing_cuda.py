@@ -9,7 +9,8 @@ other rows are made. Needs Triton, which comes with PyTorch's CUDA builds; impor
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
@@ -103,7 +104,8 @@ def _round(out, before, gradient, slot, weight, owner, step, key, draw, std, cho
                   d, out_row, before_row, gradient_row, W, V, LANES, True)  # fmt: skip
 
 
-class PackedRows(NamedTuple):
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PackedRows:
     """The rows that some rounds make, one after the other, with the places of their sources."""
 
     starts: Tensor  # [rounds + 1] first row of each round, and the end; on the processor
@@ -115,9 +117,14 @@ class PackedRows(NamedTuple):
     draw: Tensor
     std: Tensor
 
-    def rows(self) -> tuple[Tensor, ...]:
-        """Return all arrays with one entry per row."""
-        return self[1:]
+    @classmethod
+    def of(cls, tables: Iterable[Tensor]) -> PackedRows:
+        """Return a `PackedRows` of `tables`, which are in the order of the fields."""
+        return cls(**dict(zip((field.name for field in fields(cls)), tables, strict=True)))
+
+    def tables(self) -> tuple[Tensor, ...]:
+        """Return all tables, in the order of the fields."""
+        return tuple(getattr(self, field.name) for field in fields(self))
 
 
 class CudaMixer:
@@ -169,7 +176,7 @@ class CudaMixer:
         grid = (len(out if chosen is None else chosen), triton.cdiv(d, 4 * LANES))
         with torch.cuda.device_of(out):  # Triton launches on the current device
             _round[grid](
-                out, before, gradient, *packed.rows(), chosen, clock,
+                out, before, gradient, *packed.tables()[1:], chosen, clock,
                 None if clock is None else packed.starts, first, agents, round, d,
                 out.stride(0), before.stride(0), gradient.stride(0),
                 W=packed.slot.shape[1], V=packed.draw.shape[1], LANES=LANES,
@@ -180,8 +187,8 @@ class CudaMixer:
         if self._packed is None or self._packed[0] != chunk:
             stop = min((chunk + 1) * PACKED_ROUNDS, self.plan.releases)
             on_host = self.packed(range(chunk * PACKED_ROUNDS, stop))
-            there = (part.to(self.device) for part in on_host.rows())
-            self._packed = (chunk, PackedRows(on_host.starts, *there))
+            there = (table.to(self.device) for table in on_host.tables()[1:])
+            self._packed = (chunk, PackedRows.of((on_host.starts, *there)))
         return self._packed[1]
 
     def packed(self, rounds: range) -> PackedRows:
@@ -211,7 +218,7 @@ class CudaMixer:
             plan.std.values[plan.std.which[r], row] * plan.scale[r][:, None],
         )
         starts = np.concatenate([[0], np.cumsum(exists.sum(axis=1))]).astype(np.int32)
-        return PackedRows(*map(torch.from_numpy, (starts, *columns)))
+        return PackedRows.of(map(torch.from_numpy, (starts, *columns)))
 
     def _packed_one_by_one(self, rounds: range) -> PackedRows:
         parts: list[list[np.ndarray]] = [[] for _ in range(7)]
@@ -228,7 +235,7 @@ class CudaMixer:
                 part.append(column)
             starts.append(starts[-1] + len(rows))
         joined = [np.array(starts, np.int32), *map(np.concatenate, parts)]
-        return PackedRows(*map(torch.from_numpy, joined))
+        return PackedRows.of(map(torch.from_numpy, joined))
 
     def _columns(
         self,

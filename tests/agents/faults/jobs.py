@@ -113,7 +113,13 @@ class Prepared:
         hooks = DevelopmentHooks(seeded=seeded, failpoints=failpoints)
         draws = hooks.draws(mine.part, mine.manifest.config.seed, torch.float32)
         mine = replace(mine, hooks=hooks, draws=draws, gradients=_with(mine.gradients, draws, hooks))
-        return Agent(mine, made.state(number), transport, self.job.live_pairing, made.private(number))
+        return Agent(
+            mine,
+            made.state(number),
+            transport=transport,
+            live_pairing=self.job.live_pairing,
+            private=made.private(number),
+        )
 
 
 def _with(gradients, draws, hooks):

@@ -19,7 +19,7 @@ PROGRAM = """
 import asyncio, sys, time
 from topdp.agents.node import agent_log, shutdown
 agent_log.log_to_stderr(False)
-shutdown.SHUTDOWN_SECONDS, shutdown.BLOCKED_LOOP_SECONDS = {limit}, 0.3
+shutdown.AGENT_SHUTDOWN_SECONDS, shutdown.BLOCKED_LOOP_SECONDS = {limit}, 0.3
 
 async def hangs_here():
     while True:

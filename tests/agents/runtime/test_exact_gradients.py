@@ -35,7 +35,7 @@ def test_one_record_changes_how_all_others_are_rounded_in_float32_and_no_more_in
     ones, start = torch.ones(records, 1), torch.zeros(1)
     targets = 0.75 + torch.rand(records, 1, generator=torch.Generator().manual_seed(1)) / 4
     rough = ClippedGradients(flat, CLIP, "mse")
-    exact = ExactGradients(flat, CLIP, "mse", "flat", ones[:1])
+    exact = ExactGradients(flat, CLIP, loss="mse", clipping="flat", record=ones[:1])
     before = excess(lambda y: rough.clipped_sum(start[None], ones[None], y[None])[0, 0], targets)
     after = excess(lambda y: exact.sum(start, ones, y)[0][0], targets)
     assert before > 1e-5 and after <= exact.rounding_bound(records, CLIP, 1) / CLIP < 1e-7
@@ -62,7 +62,7 @@ def test_what_one_record_is_changes_no_digit_of_anothers_gradient(how):
     flat = FlatModel(Tagged(records))
     inputs = torch.stack([torch.arange(records).float(), torch.rand(records)], dim=1)
     row, classes = flat.flatten(), torch.arange(records) % 3
-    exact = ExactGradients(flat, 0.1, "cross-entropy", "flat", inputs[:1])
+    exact = ExactGradients(flat, 0.1, loss="cross-entropy", clipping="flat", record=inputs[:1])
 
     def found():
         own = AgentGradients(
@@ -100,7 +100,7 @@ def test_what_a_record_adds_up_by_itself_is_counted():
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     text = nn.Sequential(nn.Embedding(5, 8), layer, nn.Flatten(), nn.Linear(72, 2))
     assert terms(FlatModel(conv), image) == 16 and terms(FlatModel(text), words) >= 9
-    exact = ExactGradients(FlatModel(conv), 1.0, "cross-entropy", "flat", image)
+    exact = ExactGradients(FlatModel(conv), 1.0, loss="cross-entropy", clipping="flat", record=image)
     assert exact.rounding_bound(2000, 1.0, 2000) * 2000 < MAX_ROUNDED_SHARE / 10
 
 
@@ -111,7 +111,9 @@ class Narrow(nn.Linear):
 
 def test_a_model_that_cannot_run_in_float64_is_refused():
     with pytest.raises(InputError, match=r"also runs in float64.*no \.float\(\)"):
-        ExactGradients(FlatModel(Narrow(3, 2)), 1.0, "cross-entropy", "flat", torch.zeros(1, 3))
+        ExactGradients(
+            FlatModel(Narrow(3, 2)), 1.0, loss="cross-entropy", clipping="flat", record=torch.zeros(1, 3)
+        )
 
 
 class Tied(nn.Module):
@@ -164,4 +166,6 @@ class Picky(nn.Linear):
 
 def test_a_model_that_asks_for_float32_is_refused_in_words_whatever_it_raises():
     with pytest.raises(InputError, match=r"also runs in float64.*AssertionError"):
-        ExactGradients(FlatModel(Picky(3, 2)), 1.0, "cross-entropy", "flat", torch.zeros(1, 3))
+        ExactGradients(
+            FlatModel(Picky(3, 2)), 1.0, loss="cross-entropy", clipping="flat", record=torch.zeros(1, 3)
+        )

@@ -48,7 +48,13 @@ def test_nor_does_who_meets_them(tmp_path):
     made = federation(
         tmp_path, "method.name=plain", "method.mode=async", agents=3, rounds=2, largest_norm=LARGEST
     )
-    agent = Agent(made.context(0), made.state(0), MemoryNetwork().transport("ada"), True, made.private(0))
+    agent = Agent(
+        made.context(0),
+        made.state(0),
+        transport=MemoryNetwork().transport("ada"),
+        live_pairing=True,
+        private=made.private(0),
+    )
     agent.loop._job = lambda *facts: lambda: 2 * torch.from_numpy(longest(len(agent.context.start)))
     on_virtual_time(agent.loop._round(0, None))
     assert LARGEST * 0.99 < float(torch.linalg.vector_norm(agent.loop.estimate())) < LARGEST

@@ -14,7 +14,7 @@ from topdp.plan.batches import Full
 def gradient(inputs, labels):
     torch.manual_seed(0)
     flat = FlatModel(nn.Linear(3, 2))
-    exact = ExactGradients(flat, 1.0, "cross-entropy", "flat", inputs[:1])
+    exact = ExactGradients(flat, 1.0, loss="cross-entropy", clipping="flat", record=inputs[:1])
     own = AgentGradients(
         exact, (inputs, labels), batches=(Full(len(inputs)),), agent=0, seed=0, draws=SystemDraws()
     )

@@ -329,7 +329,9 @@ def test_strangers_and_unknown_words_are_refused(tmp_path, caplog):
             ),
             await agent.requests.handle("cleo", message(0, b"", kind=MessageKind.BYE)),
             await agent.requests.handle("bob", message(0, b"", kind=MessageKind.PROPOSE)),
-            await agent.requests.handle("bob", Message(MessageKind.ROW, 0, "0" * 64, row(made))),
+            await agent.requests.handle(
+                "bob", Message(kind=MessageKind.ROW, round=0, digest="0" * 64, body=row(made))
+            ),
             await agent.requests.handle("bob", message(0, b"[" * 5000, kind=MessageKind.HELLO)),
             await agent.requests.handle("bob", message(0, b'{"terms": 3}', kind=MessageKind.HELLO)),
             await agent.requests.handle("bob", message(1, row(made))),  # round 0 is missing

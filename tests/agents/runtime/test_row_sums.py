@@ -53,7 +53,13 @@ def test_a_step_far_below_a_unit_of_the_row_enters_whole(tmp_path):
 def test_a_step_enters_whole_in_meetings_too(tmp_path):
     made = federation(tmp_path, "method.name=plain", "method.mode=async", agents=3, rounds=2)
     mine = made.context(0)
-    agent = Agent(mine, made.state(0), MemoryNetwork().transport("ada"), True, made.private(0))
+    agent = Agent(
+        mine,
+        made.state(0),
+        transport=MemoryNetwork().transport("ada"),
+        live_pairing=True,
+        private=made.private(0),
+    )
     loop, start = agent.loop, mine.start
     loop.estimate = lambda: far(start)
     object.__setattr__(loop.context, "draws", Cancelling(far(start).double()))

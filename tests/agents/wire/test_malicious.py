@@ -1059,7 +1059,14 @@ def test_a_peer_that_refuses_us_while_we_write_is_out_of_reach_and_no_fault_of_o
     """Who asks knows one way of not being answered: anything else ends an agent."""
 
     async def body():
-        link = Link("ant", Refusing(), Echo("bee"), Rules(), PendingRequests(4), RefusalLog("bee"))
+        link = Link(
+            "ant",
+            Refusing(),
+            handle=Echo("bee"),
+            rules=Rules(),
+            pending=PendingRequests(4),
+            refusals=RefusalLog("bee"),
+        )
         serving = asyncio.create_task(link.run())
         with pytest.raises(Unreachable, match="refused us"):
             await link.request(ROW)

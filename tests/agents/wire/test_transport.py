@@ -178,7 +178,7 @@ async def test_a_handler_may_ask_back(ground):
 async def test_a_body_that_does_not_match_its_digest_never_reaches_the_handler(ground):
     echo = Echo("bee")
     ant, _ = await ground.start(bee=echo)
-    reply = await ant.request("bee", Message(MessageKind.ROW, 0, "00" * 32, b"x"))
+    reply = await ant.request("bee", Message(kind=MessageKind.ROW, round=0, digest="00" * 32, body=b"x"))
     assert reply.code is ReplyCode.DAMAGED and not echo.seen
     assert (await ant.request("bee", ROW)).ok
 

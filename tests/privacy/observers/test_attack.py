@@ -120,7 +120,7 @@ def execute_by_the_engine(
     for r, this in enumerate(plan):
         gradient = torch.from_numpy(mean_gradients(rows[: plan.agents].double().numpy(), records)).float()
         out = torch.empty(int(this.exists.sum()), runs)
-        make(RowWork(r, rows, gradient, out))
+        make(RowWork(round=r, before=rows, gradient=gradient, out=out))
         rows, place = out, np.cumsum(this.exists) - 1
         seen.append(rows[place[reads(plan, r, observer)]].double().numpy())
         own = [noise.fill(torch.empty(runs), r, k) for k in np.flatnonzero(knows(plan, observer)).tolist()]

@@ -17,9 +17,8 @@ from topdp.runs.config import read
 from topdp.runs.methods import METHODS
 from topdp.runs.named_records import named_features
 from topdp.runs.planner import observer_cache, setting_answers
-from topdp.runs.planner.planner_limits import PAGE
-from topdp.runs.planner.row_size import numbers_in_a_row
-from topdp.runs.planner.setting_answers import NOT_YET, PlannerQuestion, plan_answers, stages
+from topdp.runs.planner.plan_traffic import numbers_in_a_row
+from topdp.runs.planner.setting_answers import NOT_YET, PAGE, PlannerQuestion, plan_answers, stages
 from topdp.runs.resolved_run import ResolvedRun
 
 FEW = ["topology.agents=5", "topology.kind=ring", "rounds=3", "privacy.clip=1"]
@@ -95,7 +94,9 @@ def test_bytes_are_those_of_rows_on_the_wire():
 
 
 def test_quick_answers_come_first_and_nothing_is_taken_back(monkeypatch):
-    monkeypatch.setattr(setting_answers, "SOON", 0.0)  # everything that looks at observers takes long
+    monkeypatch.setattr(
+        setting_answers, "INSTANT_SECONDS", 0.0
+    )  # everything that looks at observers takes long
     seen = list(stages(PlannerQuestion.of(settings("method.name=top"))))
     assert [one["pending"] for one in seen] == [
         list(ANSWERS), list(ANSWERS), ["outsider", "view"], ["view"], [],
@@ -152,7 +153,7 @@ def test_what_is_remembered_is_what_would_be_found_anew(method):
     base = [f"method.name={method}", "method.chebyshev=false", "method.gossip=1"]
     kept = observer_cache.ObserverCache()
     plan_answers(settings(*base), memory=kept)
-    before = kept.found
+    before = kept.hits
     for changes in CHANGES:
         config = settings(*base, *changes)
         again, anew = plan_answers(config, memory=kept), plan_answers(config)
@@ -162,7 +163,7 @@ def test_what_is_remembered_is_what_would_be_found_anew(method):
                     assert again["privacy"][key][name] == pytest.approx(values, rel=1e-6), (changes, name)
         assert again["sigma"] == pytest.approx(anew["sigma"], rel=1e-6)
         assert again["noise"]["average"] == pytest.approx(anew["noise"]["average"], rel=1e-6)
-    assert kept.found == before + 3 * len(CHANGES)  # every answer of every question
+    assert kept.hits == before + 3 * len(CHANGES)  # every answer of every question
 
 
 OTHERS = [
@@ -196,7 +197,7 @@ def test_memory_does_not_grow_without_end(monkeypatch):
     kept = observer_cache.ObserverCache()
     for rounds in (1, 2, 3):
         plan_answers(settings("method.name=top", f"rounds={rounds}"), memory=kept)
-    assert len(kept._kept) == 2
+    assert len(kept._values) == 2
 
 
 @pytest.mark.parametrize(
@@ -253,7 +254,7 @@ def test_advice_that_is_remembered_is_what_would_be_advised_anew():
         assert setting_answers.recommendation(question, memory=kept) == setting_answers.recommendation(
             question
         ), changes
-    assert kept.found == 2  # of another method; of another one in another mode, over more rounds
+    assert kept.hits == 2  # of another method; of another one in another mode, over more rounds
 
 
 def test_a_command_says_nothing_twice():

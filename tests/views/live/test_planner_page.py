@@ -62,7 +62,7 @@ def test_the_page_is_told_what_the_command_prints(client, method):
         config.read(changes=[f"{k}={v}" for k, v in {**values, "privacy.epsilon": "3"}.items()])
     )
     assert again["lines"] == [[name, *cells] for name, cells in lines([made])]
-    assert planner_page.PLANNER.memory.found > 0
+    assert planner_page.PLANNER.memory.hits > 0
 
 
 def test_what_it_says_to_copy_is_the_setting(client, tmp_path):

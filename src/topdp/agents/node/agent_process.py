@@ -214,7 +214,14 @@ async def _run_agent(
     listed = next(each for each in identities if each.card.fingerprint == fingerprint)
     transport = GrpcTransport(identity, manifest, listen=options.listen, directory=directory, listed=listed)
     private = PrivateFiles(identity, options.identity)
-    agent = Agent(context, options.state, transport, options.live_pairing, private, directory)
+    agent = Agent(
+        context,
+        options.state,
+        transport=transport,
+        live_pairing=options.live_pairing,
+        private=private,
+        directory=directory,
+    )
     if options.upgrade:
         start_choices.record_upgrade(agent.ledger)
     if amended is not None and last_round is not None:

@@ -64,7 +64,7 @@ def terminate_all(
     running: Mapping[int, BaseProcess],
     names: Sequence[str],
     log: Callable[[str], Any],
-    timeout: float = 2 * shutdown.SHUTDOWN_SECONDS,
+    timeout: float = 2 * shutdown.AGENT_SHUTDOWN_SECONDS,
 ) -> dict[int, int]:
     """Terminate processes; kill those that have not ended after `timeout` seconds. Return exit codes."""
     for process in running.values():

@@ -1,8 +1,9 @@
 """How an agent's process ends on a signal: in order if it can, and within a stated time in any case.
 
 The first SIGTERM or SIGINT asks the agent to end; a second one ends the process at once. If the agent has not
-ended `SHUTDOWN_SECONDS` after the first, the log names the tasks that hang, and the process exits. The ledger
-is closed first if the event loop still runs. If not, the ledger is as after a power cut, which it survives.
+ended `AGENT_SHUTDOWN_SECONDS` after the first, the log names the tasks that hang, and the process exits. The
+ledger is closed first if the event loop still runs. If not, the ledger is as after a power cut, which it
+survives.
 
 What an agent does when it stops is in `runtime/agent.py`.
 """
@@ -27,7 +28,7 @@ from topdp.errors import ExitCode
 
 logger = logging.getLogger("topdp.agents")
 
-SHUTDOWN_SECONDS = 10.0  # from the first signal to the end of the process
+AGENT_SHUTDOWN_SECONDS = 10.0  # from the first signal to the end of the process
 
 BLOCKED_LOOP_SECONDS = 2.0  # later, a thread ends a process whose event loop is blocked
 
@@ -50,9 +51,9 @@ class Shutdown:
         if self.asked:
             self._end(f"{signal.Signals(number).name} once more: ends at once")
         self.asked = True
-        self._loop.call_later(SHUTDOWN_SECONDS, self._hung)
+        self._loop.call_later(AGENT_SHUTDOWN_SECONDS, self._hung)
         watcher = threading.Timer(
-            SHUTDOWN_SECONDS + BLOCKED_LOOP_SECONDS, self._blocked, [threading.get_ident()]
+            AGENT_SHUTDOWN_SECONDS + BLOCKED_LOOP_SECONDS, self._blocked, [threading.get_ident()]
         )
         watcher.daemon = True
         watcher.start()
@@ -61,7 +62,7 @@ class Shutdown:
     def _hung(self) -> NoReturn:
         for task in asyncio.all_tasks(self._loop):
             logger.error("asked to stop, and still at work: %s", named(task), extra={"event": "shutdown"})
-        self._end(f"asked to stop, and had not ended after {SHUTDOWN_SECONDS:g} s: ends the hard way")
+        self._end(f"asked to stop, and had not ended after {AGENT_SHUTDOWN_SECONDS:g} s: ends the hard way")
 
     def _blocked(self, thread: int) -> NoReturn:
         """Exit, in a thread of its own. The ledger is not closed: it belongs to the thread that hangs."""

@@ -24,7 +24,8 @@ STATUS_FILE = "status.json"
 MAX_STATUS_BYTES = 2**20  # a line for each of thousands of neighbours
 MAX_STATUS_INTEGER = 2**31  # rounds, and process ids
 STATUS_INTERVAL_SECONDS = 5.0  # at most, between two writings
-SILENCE_SECONDS = 3 * STATUS_INTERVAL_SECONDS  # after which a process that cannot be looked up counts as gone
+PROCESS_SILENCE_SECONDS = 3 * STATUS_INTERVAL_SECONDS
+"""A process that cannot be looked up counts as gone after this time."""
 
 AgentState = Literal["waits", "computes", "paused", "ends", "ended"]
 Liveness = Literal["running", "not answering", "not running"]
@@ -110,9 +111,15 @@ class ProcessStatus(BaseModel):
             return "not running"
         if self.begun.startswith(_machine_id()):
             runs = process_birth(self.process) == self.begun
-            return "not running" if not runs else "running" if age <= SILENCE_SECONDS else "not answering"
+            return (
+                "not running"
+                if not runs
+                else "running"
+                if age <= PROCESS_SILENCE_SECONDS
+                else "not answering"
+            )
         # In another container, only the file shows whether the process runs.
-        return "running" if age <= SILENCE_SECONDS else "not running"
+        return "running" if age <= PROCESS_SILENCE_SECONDS else "not running"
 
 
 def process_birth(process: int) -> str:

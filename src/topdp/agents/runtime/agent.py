@@ -66,6 +66,7 @@ class Agent:
         self,
         context: AgentContext,
         folder: Path,
+        *,
         transport: Transport,
         live_pairing: bool = False,
         private: PrivateFiles | None = None,
@@ -130,7 +131,9 @@ class Agent:
             context = replace(context, limits=every)
         self.context = context = replace(context, epsilon=least)
         folder_of_identity = private.folder if private else None
-        self.cards = CardUpdates(manifest, self.name, self.ledger, folder_of_identity, directory)
+        self.cards = CardUpdates(
+            manifest, self.name, ledger=self.ledger, folder=folder_of_identity, directory=directory
+        )
         if context.order is not None:
             start_choices.expect_record_order(self.ledger, context.order)
         if Capability.SHARED_DRAWS in part.plan.needs:

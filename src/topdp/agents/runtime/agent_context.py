@@ -49,7 +49,7 @@ class PrivateFiles:
     folder: Path
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class AgentContext:
     """What an agent computes with."""
 
@@ -120,7 +120,7 @@ def build_context(
     start = flat.flatten().to(_row_type(rules, flat.dtype, hidden))
     _expect_row_fits_message(rules, start)
     hooks.prepare(part, analysis.batches[agent], privacy.clip, start)
-    exact = ExactGradients(flat, privacy.clip, task.loss, privacy.clipping, inputs[:1])
+    exact = ExactGradients(flat, privacy.clip, loss=task.loss, clipping=privacy.clipping, record=inputs[:1])
     gradients = AgentGradients(
         exact,
         (inputs, targets),

@@ -50,7 +50,9 @@ UNKNOWN_TERMS = 10_000  # products of a record where they cannot be counted
 class ExactGradients:
     """The sum of an agent's clipped gradients, in float64."""
 
-    def __init__(self, flat: FlatModel, clip: float, loss: str | Loss, clipping: str, record: Tensor) -> None:
+    def __init__(
+        self, flat: FlatModel, clip: float, *, loss: str | Loss, clipping: str, record: Tensor
+    ) -> None:
         """`record` [1, ...]: an example of the shape and type of records; its values do not matter."""
         self.kind = flat.dtype
         self.flat = flat if flat.dtype == torch.float64 else _doubled(flat, record)

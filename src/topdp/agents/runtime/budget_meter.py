@@ -37,7 +37,7 @@ BUDGET_MARGIN = 1e-9  # relative: a calibrated plan meets its budget up to round
 TALLY_MARGIN = 1 + 1e-14  # on the root
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class BudgetMeter:
     """What the releases of one agent are charged."""
 
@@ -152,9 +152,11 @@ def build_meter(
     kind = guarantee_kind(guarantee)
     if kind.composes_releases(plan):
         reserved = 0 if follows_plan or not recalls_draws(analysis.exposure()) else RESERVED_RELEASES
-        return BudgetMeter(spent, None, np.zeros(plan.releases), reserved).without({})
+        return BudgetMeter(
+            spending=spent, by_plan=None, most=np.zeros(plan.releases), reserved=reserved
+        ).without({})
     by_plan = spent.curve(guarantee) if follows_plan and kind.relies_on_others else None
-    return BudgetMeter(spent, by_plan)
+    return BudgetMeter(spending=spent, by_plan=by_plan)
 
 
 def _charge(total: float, after: float) -> float:

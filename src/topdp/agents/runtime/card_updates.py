@@ -45,6 +45,7 @@ class CardUpdates:
         self,
         manifest: Manifest,
         name: str,
+        *,
         ledger: Ledger,
         folder: Path | None = None,
         directory: CardDirectory | None = None,

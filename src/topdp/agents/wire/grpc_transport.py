@@ -50,6 +50,7 @@ class GrpcTransport(Transport):
         self,
         identity: Identity,
         manifest: Manifest,
+        *,
         listen: str | None = None,
         insecure: bool = False,
         chance: random.Random | None = None,
@@ -155,7 +156,13 @@ class GrpcTransport(Transport):
 
             place = self._place(self.name, name)
             waiting = RelayListener(
-                self.rules.relay, place, name, self._front.admit, self._refusals, self._chance, self._pause
+                self.rules.relay,
+                place,
+                peer=name,
+                admit=self._front.admit,
+                refusals=self._refusals,
+                chance=self._chance,
+                pause=self._pause,
             )
             waiting.start()
             self._relays.append(waiting)
@@ -165,7 +172,12 @@ class GrpcTransport(Transport):
 
         place = self._place(name, self.name)
         tunnel = RelayTunnel(
-            self._tunnel(name), self.rules.relay, place, name, self._refusals, self.rules.idle_timeout
+            self._tunnel(name),
+            self.rules.relay,
+            place=place,
+            peer=name,
+            refusals=self._refusals,
+            patience=self.rules.idle_timeout,
         )
         await tunnel.open()
         self._relays.append(tunnel)
@@ -286,7 +298,13 @@ class GrpcTransport(Transport):
 
     async def _serve(self, peer: Neighbour, stream: FrameStream) -> LinkEnded:
         link = Link(
-            peer.card.name, stream, self._handle, self.rules, peer.pending, self._refusals, self._clock
+            peer.card.name,
+            stream,
+            handle=self._handle,
+            rules=self.rules,
+            pending=peer.pending,
+            refusals=self._refusals,
+            clock=self._clock,
         )
         if self._closed:
             return LinkEnded("lost", "this agent closes")

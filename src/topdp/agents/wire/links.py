@@ -58,6 +58,7 @@ class Link:
         self,
         peer: str,
         stream: FrameStream,
+        *,
         handle: Handler,
         rules: Rules,
         pending: PendingRequests,
@@ -147,7 +148,13 @@ class Link:
                 self._patience.done(("asked", number))
 
     async def _answer(self, number: int, head: wire.Request, body: IncomingBody) -> None:
-        message = Message(MessageKind(head.kind), head.round, head.digest.hex(), body.body, head.signature)
+        message = Message(
+            kind=MessageKind(head.kind),
+            round=head.round,
+            digest=head.digest.hex(),
+            body=body.body,
+            signature=head.signature,
+        )
         await self.pending.do(lambda: self._handled(number, message))
 
     async def _handled(self, number: int, message: Message) -> None:

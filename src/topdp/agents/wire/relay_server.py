@@ -29,7 +29,7 @@ from typing import Any
 
 from topdp.agents.wire.byte_pipes import Connection, join, keep_alive, listening
 from topdp.agents.wire.port_guard import RESERVED_DESCRIPTORS, descriptors
-from topdp.agents.wire.relay_tunnels import HEARTBEAT_SECONDS, JOINED, REFUSED, STILL_WAITING, WAIT
+from topdp.agents.wire.relay_tunnels import JOINED, REFUSED, RELAY_HEARTBEAT_SECONDS, STILL_WAITING, WAIT
 
 logger = logging.getLogger("topdp.agents")
 
@@ -37,7 +37,7 @@ RELAY_GREETING_PATTERN = re.compile(rb"topdp relay 1 (wait|call) ([0-9a-f]{64})\
 RELAY_GREETING_BYTES = len(b"topdp relay 1 wait ") + 64 + 1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RelayLimits:
     """What a relay grants."""
 
@@ -178,7 +178,9 @@ class RelayServer:
 
 async def _one_of(futures: list[asyncio.Future[Any]]) -> bool:
     """Wait for one heartbeat; return whether one of them is done."""
-    done, _ = await asyncio.wait(futures, timeout=HEARTBEAT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+    done, _ = await asyncio.wait(
+        futures, timeout=RELAY_HEARTBEAT_SECONDS, return_when=asyncio.FIRST_COMPLETED
+    )
     return bool(done)
 
 

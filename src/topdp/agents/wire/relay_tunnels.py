@@ -24,7 +24,7 @@ from topdp.agents.wire.transport import end_all
 
 WAIT, CALL = "wait", "call"
 STILL_WAITING, JOINED, REFUSED = b".", b"+", b"-"
-HEARTBEAT_SECONDS = 20.0
+RELAY_HEARTBEAT_SECONDS = 20.0
 """Between signs of life to waiting agents: routers forget connections on which nothing moves."""
 
 MAX_RELAYED_CONNECTIONS = 2
@@ -54,6 +54,7 @@ class RelayListener:
         self,
         relay: str,
         place: str,
+        *,
         peer: str,
         admit: Callable[[Connection, str], Awaitable[bool]],
         refusals: RefusalLog,
@@ -86,12 +87,12 @@ class RelayListener:
 
     async def _called(self) -> Connection:
         """A connection through which a neighbour has called."""
-        async with asyncio.timeout(3 * HEARTBEAT_SECONDS):
+        async with asyncio.timeout(3 * RELAY_HEARTBEAT_SECONDS):
             end = await dialled(self.relay)
         try:
             end.writer.write(greeting(WAIT, self.place))
             while True:
-                async with asyncio.timeout(3 * HEARTBEAT_SECONDS):
+                async with asyncio.timeout(3 * RELAY_HEARTBEAT_SECONDS):
                     word = await end.reader.readexactly(1)
                 if word == JOINED:
                     return end
@@ -121,7 +122,7 @@ class RelayTunnel:
     """A way to one neighbour: what is sent to the socket `path` reaches it through the relay."""
 
     def __init__(
-        self, path: Path, relay: str, place: str, peer: str, refusals: RefusalLog, patience: float
+        self, path: Path, relay: str, *, place: str, peer: str, refusals: RefusalLog, patience: float
     ) -> None:
         self.path, self.relay, self.place, self.peer, self.refusals = path, relay, place, peer, refusals
         self.patience = patience

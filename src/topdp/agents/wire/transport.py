@@ -57,7 +57,7 @@ class Unreachable(ConnectionError):  # noqa: N818 - a state of the world, not a 
     """The peer did not answer; the request may have arrived. Sending the same bytes again is safe."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Message:
     """One request. `digest` is the SHA-256 of `body`, in hex; (sender, kind, round) names it for good.
 
@@ -73,7 +73,9 @@ class Message:
     @classmethod
     def of(cls, kind: MessageKind, round: int, body: bytes = b"", signature: bytes = b"") -> Message:
         """A message with the digest of its body."""
-        return cls(kind, round, hashlib.sha256(body).hexdigest(), body, signature)
+        return cls(
+            kind=kind, round=round, digest=hashlib.sha256(body).hexdigest(), body=body, signature=signature
+        )
 
 
 @dataclass(frozen=True)

@@ -48,14 +48,16 @@ def _preview_column(name: str, column: Array) -> ColumnPreview:
     gaps = is_missing(column)
     present = column[~gaps]
     texts = sorted({as_text(value) for value in present})
-    missing, values = int(gaps.sum()), tuple(texts) if len(texts) <= MAX_PREVIEW_VALUES else ()
     try:
         numbers = np.array([float(value) for value in present])
+        kind = "number" if len(numbers) else "empty"
     except (TypeError, ValueError):
-        return ColumnPreview(column=name, kind="text", missing=missing, values=values)
-    if not len(numbers):
-        return ColumnPreview(column=name, kind="empty", missing=missing)
-    least, largest = float(numbers.min()), float(numbers.max())
+        numbers, kind = np.zeros(0), "text"
     return ColumnPreview(
-        column=name, kind="number", missing=missing, least=least, largest=largest, values=values
+        column=name,
+        kind=kind,
+        missing=int(gaps.sum()),
+        least=float(numbers.min()) if len(numbers) else None,
+        largest=float(numbers.max()) if len(numbers) else None,
+        values=tuple(texts) if len(texts) <= MAX_PREVIEW_VALUES else (),
     )

@@ -68,9 +68,8 @@ def _expect_records_once(loader: DataLoader[Any], what: str) -> None:
     if isinstance(loader.dataset, IterableDataset):
         if loader.num_workers > 0:
             raise DataError(
-                f"{what}: expected num_workers=0 for an iterable data set, got "
-                f"{loader.num_workers}: each worker would yield all records, unless the data set divides "
-                "them."
+                f"{what}: expected num_workers=0 for an iterable data set, got {loader.num_workers}: each "
+                "worker may yield all records."
             )
         return
     indices = list(loader.sampler if loader.batch_sampler is None else chain(*loader.batch_sampler))

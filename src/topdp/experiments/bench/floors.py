@@ -94,7 +94,7 @@ def measure_parts(
             "round": whole,
             "gradients": gradients,
             "noise": draws,
-            "mixing": lambda: mixing(RowWork(1, data.rows, sums, out)),
+            "mixing": lambda: mixing(RowWork(round=1, before=data.rows, gradient=sums, out=out)),
             **_floor_tasks(),
         },
         turns,

@@ -28,7 +28,7 @@ MIN_TIMED_SECONDS = 0.5
 """The least time over which each job is measured, if its rounds last that long."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class GrowthPoint:
     """One job of a series: the quantity that grows, and the cost of a round."""
 
@@ -97,7 +97,9 @@ def _measure(name: str, value: int, job: BenchJob) -> GrowthPoint:
         best = min(best, now() - started)
         spent += now() - started
     megabytes = None if before is None else max(0.0, _status_megabytes("VmHWM") - before)
-    return GrowthPoint(name, value, best, megabytes, job.agents / best)
+    return GrowthPoint(
+        series=name, value=value, seconds=best, megabytes=megabytes, agents_per_second=job.agents / best
+    )
 
 
 def _reset_peak_megabytes() -> float | None:

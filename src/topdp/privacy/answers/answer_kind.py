@@ -186,7 +186,7 @@ class AnswerKind(ABC):
         return False
 
     def composes_releases(self, plan: Plan) -> bool:
-        """Return whether the answer composes single releases, whichever agents are missing (`in_the_open`)."""
+        """Return whether the answer composes single releases even if agents are missing (`in_the_open`)."""
         return False
 
 

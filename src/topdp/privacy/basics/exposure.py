@@ -102,7 +102,7 @@ def exposure(
 
 
 def uncovered_reason(plan: Plan, covered: Collection[Capability]) -> str | None:
-    """Return None, or the reason why an accountant that supports the needs `covered` cannot account `plan`."""
+    """Return None, or the reason why an accountant that supports the needs `covered` refuses `plan`."""
     if Capability.PRUNED_ROWS in plan.needs:
         return "A pruned plan lacks rows that are sent; account the plan it was pruned from."
     need = unsupported(plan, covered)

@@ -183,7 +183,7 @@ def _log_delta_small(mu: Floats, low: Floats) -> Floats:
 
 
 def _log_delta_large(mu: Floats, centre: Floats, low: Floats) -> Floats:
-    """Return ln Φ(-a) + ln(1 - r) with r = e^ε Φ(-a - μ) / Φ(-a), a = `low`. For μ >= 1, where r < 1 by far."""
+    """Return ln Φ(-a) + ln(1 - r) with r = e^ε Φ(-a - μ) / Φ(-a), a = `low`. For μ >= 1: r is far below 1."""
     high = centre + mu / 2
     tail = erfcx(high / math.sqrt(2))
     # e^ε Φ(-b) = φ(a) Φ(-b)/φ(b) needs no e^ε. Left of 0, φ(a) is small and Φ(-a) is not.

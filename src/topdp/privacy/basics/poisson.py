@@ -70,7 +70,7 @@ def _one_release(z: float, interval: float, rate: float) -> Any:
 
 
 def renyi_curve(noise_multipliers: Floats, rate: float) -> tuple[Floats, Floats]:
-    """Return the orders a, and the Rényi divergence of the composition at each (Mironov, Talwar, Zhang 2019)."""
+    """Return orders a and the Rényi divergences of the composition at them (Mironov, Talwar, Zhang 2019)."""
     from dp_accounting import dp_event
     from dp_accounting.rdp import RdpAccountant
 

@@ -312,7 +312,7 @@ def _composed(
 
 
 def _each_release(noisy: NoisyReleases, units: Floats) -> Floats:
-    """Return [releases, agents]: 1/z² at unit sensitivity, to the coalition that learns most in each release."""
+    """Return [releases, agents]: 1/z² at unit sensitivity, to the worst coalition of each release."""
     largest = np.concatenate(
         [units.max(axis=1), np.zeros((1, units.shape[2]))]
     )  # last: releases without a gradient
@@ -321,7 +321,7 @@ def _each_release(noisy: NoisyReleases, units: Floats) -> Floats:
 
 
 def _every_round(noisy: NoisyReleases, units: Floats, period: int, last: int | None = None) -> Floats:
-    """Return [coalitions]: μ at unit sensitivity of a record in all its rounds; `units` [kinds, coalitions]."""
+    """Return [coalitions]: μ at unit sensitivity of a record in its rounds; `units` [kinds, coalitions]."""
     stop = len(noisy.which) if last is None else last + 1
     worst = np.zeros(units.shape[1])
     for s in range(min(period, stop)):

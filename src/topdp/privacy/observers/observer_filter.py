@@ -21,7 +21,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from scipy import sparse
@@ -179,10 +179,9 @@ def _gather(share: Floats, at: Ints, values: Floats) -> Floats:
     return np.asarray((share * values[at]).sum(axis=1))
 
 
-class Whitening(NamedTuple):
-    """The transformation that makes the rows seen in a round independent; rows without own noise are
-    separate.
-    """
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Whitening:
+    """The transformation that makes the rows seen in a round independent."""
 
     fresh: Ints  # rows with noise of their own, given the earlier rows
     inverse: Floats  # L⁻¹ [fresh, fresh], L Lᵀ the covariance of the fresh rows
@@ -205,7 +204,13 @@ def whiten(C: Floats, variance: Floats) -> Whitening:
             if (L.diagonal() ** 2 > NOISE_RESOLUTION * variance).all():
                 inverse = _inverse(L)
                 nothing = np.empty(0, np.int64)
-                return Whitening(np.arange(k), inverse, nothing, np.empty((0, k)), _guard(inverse, variance))
+                return Whitening(
+                    fresh=np.arange(k),
+                    inverse=inverse,
+                    null=nothing,
+                    weights=np.empty((0, k)),
+                    guard=_guard(inverse, variance),
+                )
         except np.linalg.LinAlgError:
             pass
     fresh: list[int] = []
@@ -225,7 +230,13 @@ def whiten(C: Floats, variance: Floats) -> Whitening:
     f = len(fresh)
     inverse = inverse[:f, :f]
     guard = _guard(inverse, variance[fresh])
-    return Whitening(np.array(fresh, np.int64), inverse, np.array(null, np.int64), Q[: len(null), :f], guard)
+    return Whitening(
+        fresh=np.array(fresh, np.int64),
+        inverse=inverse,
+        null=np.array(null, np.int64),
+        weights=Q[: len(null), :f],
+        guard=guard,
+    )
 
 
 def _inverse(L: Floats) -> Floats:

@@ -34,7 +34,7 @@ class UnsuitedError(Exception):
 
 
 class ReaderQuestion(NamedTuple):
-    """The question how much `members` learn about `owners` if only the rows `hidden` may be hidden from them."""
+    """How much do `members` learn about `owners` if only the rows `hidden` may be hidden from them?"""
 
     members: tuple[int, ...]
     owners: Ints
@@ -151,7 +151,8 @@ def lay_out(flow: RowFlow, questions: Sequence[ReaderQuestion]) -> ReaderLayout:
     )
 
 
-class _SharedRows(NamedTuple):
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _SharedRows:
     """The part of a layout that does not depend on the observer: [releases, rows(, sources)]."""
 
     rows: Ints
@@ -164,7 +165,8 @@ class _SharedRows(NamedTuple):
     variance: Floats  # of all fresh noise, known or not
 
 
-class _QuestionRows(NamedTuple):
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _QuestionRows:
     """The parts of `ReaderLayout` for one question, [releases, rows]."""
 
     at: NDArray[np.int32]
@@ -194,7 +196,16 @@ def _shared_rows(flow: RowFlow, owners: Ints, hidden: Ints) -> _SharedRows:
     step = -plan.rate[:, None] * plan.carries.values[:, rows][plan.carries.which]
     step = np.where((owner >= 0) & exists, step, 0.0)
     variance = _variance(plan, np.zeros(plan.draws, bool), rows)
-    return _SharedRows(rows, exists, place[rows] >= 0, at, weight, step, owner, variance)
+    return _SharedRows(
+        rows=rows,
+        exists=exists,
+        hideable=place[rows] >= 0,
+        at=at,
+        weight=weight,
+        step=step,
+        owner=owner,
+        variance=variance,
+    )
 
 
 def _question_rows(flow: RowFlow, shared: _SharedRows, members: tuple[int, ...]) -> _QuestionRows:
@@ -227,7 +238,9 @@ def _question_rows(flow: RowFlow, shared: _SharedRows, members: tuple[int, ...])
         known[entering[entering >= 0]] = True
     mine = known[plan.draw.values[:, rows]] & (plan.draw.values[:, rows] >= 0)
     variance = _variance(plan, known, rows) if mine.any() else shared.variance
-    return _QuestionRows(hidden_source, share, variance, tells, shared.step, shared.owner)
+    return _QuestionRows(
+        at=hidden_source, weight=share, variance=variance, tells=tells, step=shared.step, owner=shared.owner
+    )
 
 
 def _live(at: NDArray[np.int32], tells: Bools) -> Bools:

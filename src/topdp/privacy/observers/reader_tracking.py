@@ -36,7 +36,7 @@ DROP_EVERY_ROUNDS = 4
 
 
 class TrackedChanges(NamedTuple):
-    """The results of one question: the band of each owner; 1ᵀM1 [owners, classes] over each class of rounds."""
+    """The results of one question: the band of each owner, and 1ᵀM1 [owners, classes of rounds]."""
 
     bands: list[Band]
     aligned: Floats
@@ -234,7 +234,7 @@ class _TrackedBatch:
         self.place[b, a] = rank
 
     def _drop_old(self, r: int) -> None:
-        """Drop old changes whose rest from round r onwards is negligible, or that were followed long enough."""
+        """Drop old changes whose rest after round r is negligible, or that were followed long enough."""
         layout, k, followed = self.layout, self.K + 1, r - self.low
         b, a = np.nonzero((layout.tells[r] | layout.live[r]) & (layout.at[r] >= 0))
         slot = self.place[b, layout.at[r, b, a]]

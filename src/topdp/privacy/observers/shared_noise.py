@@ -111,7 +111,7 @@ def _known_draws(plan: Plan) -> Any:
 
 
 def worst_coalitions(plan: Plan, noisy: NoisyReleases, query: Query) -> list[Coalition] | None:
-    """Return coalitions that include, for each agent, the one that learns most; None if there are too many."""
+    """Return coalitions that include the worst one for each agent; None if there are too many."""
     n, colluders = plan.agents, query.colluders
     if len(noisy.kinds) == 1 and (own := _equal_pairs(noisy.kinds[0], noisy.knows)) is not None:
         # docs/privacy.md: where all share secrets, the agents with most own noise are the worst colluders.
@@ -171,7 +171,7 @@ def _squared(kind: ReleasePattern, unknown: Bools, members: Bools) -> Floats:
 
 
 def _one_by_groups(C: Floats, kind: ReleasePattern) -> Floats:
-    """Return [agents]: sᵀC⁺s, also for rows without noise; rows that share no draws are treated separately."""
+    """Return [agents]: sᵀC⁺s, also for rows without noise; rows that share no draws are independent."""
     result = np.zeros(kind.steps.shape[1])
     labels = connected_components(sparse.csr_array(C), directed=False)[1]
     for label in range(labels.max(initial=-1) + 1):
@@ -182,15 +182,15 @@ def _one_by_groups(C: Floats, kind: ReleasePattern) -> Floats:
 
 def _generalized(C: Floats, S: Floats) -> Floats:
     """Return sᵀC⁺s for each column s of S; infinite where s leaves the range of C."""
-    fresh, inverse, null, weights, guard = whiten(C, C.diagonal())
-    left = np.abs(S[null] - weights @ S[fresh])
+    white = whiten(C, C.diagonal())
+    left = np.abs(S[white.null] - white.weights @ S[white.fresh])
     # Rounding in the weights is compared with all that enters the row, from any step.
-    entered = (S[null] + np.abs(weights) @ S[fresh]).sum(axis=1, keepdims=True)
+    entered = (S[white.null] + np.abs(white.weights) @ S[white.fresh]).sum(axis=1, keepdims=True)
     leaks = (left > STEP_ROUNDING * entered).any(axis=0)
-    D = inverse @ S[fresh] if len(fresh) else np.zeros((0, S.shape[1]))
-    if not np.isfinite(guard):  # there may be no noise but rounding
+    D = white.inverse @ S[white.fresh] if len(white.fresh) else np.zeros((0, S.shape[1]))
+    if not np.isfinite(white.guard):  # there may be no noise but rounding
         return np.where(leaks | D.any(axis=0), np.inf, 0.0)
-    return np.where(leaks, np.inf, np.square(D * guard).sum(axis=0))
+    return np.where(leaks, np.inf, np.square(D * white.guard).sum(axis=0))
 
 
 def connectivity_bound(plan: Plan, noisy: NoisyReleases, colluders: int) -> Floats | None:

@@ -131,7 +131,7 @@ def _named(agents: Ints, turn: Ints | None) -> list[int]:
 
 
 def _draws(plan: Plan, rounds: list[int], turn: Ints) -> list[tuple[Any, ...]]:
-    """Return for every draw, with relabelled agents: who knows it, the rows that it enters, and deviations."""
+    """Return for every draw the relabelled agents that know it, the rows that it enters, and deviations."""
     enters: list[list[tuple[int, int, float]]] = [[] for _ in range(plan.draws)]
     for r in rounds:
         for row, (draws, stds) in enumerate(zip(plan.draw[r].tolist(), plan.std[r].tolist(), strict=True)):

@@ -49,7 +49,7 @@ def view_work(
 
 
 def reader_work(plan: Plan, observers: int | None = None) -> float:
-    """Return the estimated operations of `estimate_readers`; `observers`: their number, default all agents."""
+    """Return the estimated operations of `estimate_readers`; `observers`: their number, default all."""
     n = plan.agents
     hidden = 0.4 * (plan.rows - n)  # rows that enter later ones
     seen = n + 1 + (plan.rows - n) / n

@@ -214,12 +214,12 @@ def _release(draw: Ints, std: Floats, step: Floats) -> float:
     B = np.zeros((len(draw), len(names)))
     np.add.at(B, (np.arange(len(draw))[:, None], column.reshape(draw.shape)), std)
     C = B @ B.T
-    fresh, inverse, null, weights, guard = whiten(C, C.diagonal())
-    left = np.abs(step[null] - weights @ step[fresh])
-    if (left > STEP_ROUNDING * (step[null] + np.abs(weights) @ step[fresh])).any():
+    white = whiten(C, C.diagonal())
+    left = np.abs(step[white.null] - white.weights @ step[white.fresh])
+    if (left > STEP_ROUNDING * (step[white.null] + np.abs(white.weights) @ step[white.fresh])).any():
         return np.inf
-    D = inverse @ step[fresh]
-    return float(D @ D) * guard**2
+    D = white.inverse @ step[white.fresh]
+    return float(D @ D) * white.guard**2
 
 
 def _chunks(releases: int) -> Iterable[slice]:

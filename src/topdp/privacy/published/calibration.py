@@ -218,7 +218,7 @@ def shares(z: Floats, batches: Batches) -> list[Floats]:
 
 
 def expect_noise(noise_multipliers: ArrayLike) -> Floats:
-    """Return noise multipliers as an array; raise PrivacyError unless all are finite, >= 0, and at least one."""
+    """Return the noise multipliers as an array; raise PrivacyError unless all are finite and >= 0."""
     gaussian.compose(noise_multipliers)
     z = np.asarray(noise_multipliers, dtype=np.float64)
     if z.ndim != 1 or z.size == 0:

@@ -110,7 +110,7 @@ def noise_multipliers(plan: Plan, exposure: Exposure) -> Floats:
 
 
 def _without_last_digits(values: Floats) -> Floats:
-    """Return `values` with those that differ by rounding only replaced by their least: λγ/λ is not always γ."""
+    """Return `values`; those that differ by rounding become their least, because λγ/λ is not always γ."""
     distinct, where = np.unique(values, return_inverse=True)
     first = np.diff(distinct, prepend=-1.0) > 1e-13 * distinct
     return np.asarray(distinct[first][np.cumsum(first) - 1][where])

@@ -1,8 +1,9 @@
-"""One look for every matplotlib figure: colours, sizes, fonts, and how each method is drawn.
+"""The common style of all matplotlib figures: colours, sizes, fonts, and the look of each method.
 
 Colours are Okabe and Ito's (https://jfly.uni-koeln.de/color/), which colour-blind readers can tell apart, and
-every method has its own line style and marker, so that figures read in black and white. Build figures inside
-`house_style()` with `matplotlib.figure.Figure` and write them with `save`: no pyplot, no display, no windows.
+every method has its own line style and marker, so that figures can be read in black and white. Build figures
+inside `house_style()` with `matplotlib.figure.Figure` and write them with `save`: no pyplot, no display, no
+windows.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ INK = "#222222"
 PALE = "#D9D9D9"
 
 FORMATS = (".png", ".svg", ".pdf")
-LETTERS = 52  # of a title in one line of a picture of usual width
-COLOURS = 128  # of a PNG: lines and text need no more, and the file is a third as large
+LETTERS = 52  # of one line of a title in a picture of the default width
+COLOURS = 128  # of a PNG: enough for lines and text, in a third of the file size
 
 _RC: dict[str, Any] = {
     # 5.6 in with 10 pt: still about 6 pt when printed one column (3.3 in) wide.
@@ -91,7 +92,7 @@ METHOD_LOOKS: dict[str, dict[str, Any]] = {
     "correlated-15": {"color": RED, "linestyle": (0, (4, 1)), "marker": "v", "linewidth": 1.4},
     "central": {"color": GREEN, "linestyle": (0, (9, 2)), "marker": "*"},
 }
-"""Keyword arguments of `Axes.plot` for each method of `topdp.runs.methods`; -3, -15: who collude."""
+"""Keyword arguments of `Axes.plot` for each method of `topdp.runs.methods`; -3, -15: numbers of colluders."""
 
 DATA_TITLES = {
     "mnist": "MNIST",
@@ -104,7 +105,7 @@ DATA_TITLES = {
 
 
 def look(method: str) -> dict[str, Any]:
-    """Keyword arguments of `Axes.plot` for a method; an unknown one always gets the same spare look.
+    """Keyword arguments of `Axes.plot` for a method; those of an unknown one follow from its name.
 
     >>> look("top-dp")["color"] == RED, look("mine") == look("mine")
     (True, True)
@@ -125,7 +126,7 @@ def look(method: str) -> dict[str, Any]:
 
 
 def data_title(name: str) -> str:
-    """A data set by the name that people know; a user's file by its own.
+    """The usual name of a data set; for a file its own name.
 
     >>> data_title("cifar10"), data_title("/data/mine.npz")
     ('CIFAR-10', 'mine')
@@ -135,7 +136,7 @@ def data_title(name: str) -> str:
 
 @contextmanager
 def house_style() -> Iterator[None]:
-    """The house look inside the block; the caller's matplotlib settings afterwards.
+    """Apply the common style inside the block, and restore the caller's settings afterwards.
 
     >>> with house_style():
     ...     figure = Figure()
@@ -149,15 +150,15 @@ def house_style() -> Iterator[None]:
 
 
 def percent_axis(axes: Axes) -> None:
-    """Shares along the vertical axis as percentages, none of them rounded to another; none is above 100%."""
+    """Label the vertical axis in percent, up to 100%."""
     axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.3g}%" if value < 1 + 1e-9 else "")
 
 
 def save(figure: Figure, path: str | Path) -> Path:
-    """Write a figure as PNG, SVG or PDF, by the ending of `path`; the folder is made when missing.
+    """Write a figure as PNG, SVG or PDF, by the suffix of `path`; a missing folder is created.
 
-    The picture is drawn in memory first, so that a failure leaves no half-written file. Letters that no font
-    has are written as codes (`lettering.py`).
+    The picture is drawn in memory first, so that a failure leaves no incomplete file. Letters that no font
+    has are replaced by codes (`chart_text.py`).
     """
     path = Path(path)
     ending = path.suffix.lower()
@@ -176,8 +177,8 @@ def save(figure: Figure, path: str | Path) -> Path:
 def _of_few_colours(picture: io.BytesIO) -> bytes:
     small = io.BytesIO()
     with Image.open(picture) as image:
-        # By coverage: the median cut takes the colour from what is thin, such as one line of a legend.
-        kept = Image.Quantize.MAXCOVERAGE
-        palette = image.convert("RGB").quantize(COLOURS, method=kept, dither=Image.Dither.NONE)
+        # The median cut loses the colours of thin parts, such as one line of a legend.
+        method = Image.Quantize.MAXCOVERAGE
+        palette = image.convert("RGB").quantize(COLOURS, method=method, dither=Image.Dither.NONE)
         palette.save(small, "png", optimize=True, dpi=image.info.get("dpi"))
     return small.getvalue()

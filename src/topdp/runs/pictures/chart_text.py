@@ -1,9 +1,9 @@
-"""Text of pictures that can be drawn: letters of any script by a font that has them, or a code instead.
+"""Fonts for the text of pictures: letters of any script are drawn, or replaced by their codes.
 
-DejaVu Sans, which matplotlib carries, has Latin, Greek, Cyrillic, Arabic, Hebrew and symbols. For other
-letters a font of the machine is looked for. Where none has a letter, its code stands there (`[U+6771]`),
-and no empty box. Names are users' words and never formulas: `$` is a letter. Not for tables and pages, whose
-terminals and browsers have fonts of their own.
+DejaVu Sans, which comes with matplotlib, has Latin, Greek, Cyrillic, Arabic, Hebrew and symbols. Other
+letters are drawn with a font of the machine. A letter that no font has is replaced by its code (`[U+6771]`),
+not by an empty box. Names come from users and are never formulas: `$` is a letter. Not for tables and pages,
+because terminals and browsers have their own fonts.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from matplotlib.text import Text
 
 DEFAULT_FONT = "DejaVu Sans"
 SPACES = {"\n", " "}
-BOX_FONT = "Last Resort"  # a font of boxes, which matplotlib carries
+BOX_FONT = "Last Resort"  # comes with matplotlib, and draws every letter as a box
 
 
 def make_drawable(figure: Figure) -> None:
-    """Every text of the figure gets fonts for its letters, and codes for those that no font has."""
+    """Set fonts for all letters in the texts of a figure, and replace letters that no font has by codes."""
     for text in figure.findobj(Text):
         text.set_parse_math(False)
         if missing := _missing(text.get_text()):
-            families, none = fonts_for(missing)
+            families, undrawable = fonts_for(missing)
             if len(families) > 1:
                 text.set_fontfamily([*families])
-                text.set_fontweight("normal")  # few other fonts have a bold one
-            text.set_text(with_codes(text.get_text(), none))
+                text.set_fontweight("normal")  # few other fonts have a bold face
+            text.set_text(with_codes(text.get_text(), undrawable))
 
 
 def drawable(text: str) -> str:
@@ -42,7 +42,7 @@ def drawable(text: str) -> str:
 
 
 def wrapped(text: str, width: int) -> str:
-    """Lines of at most so many letters, of which wide ones count twice: nothing is cut off at the edge.
+    """Break a title into lines of at most `width` letters, where wide letters count twice.
 
     >>> wrapped("MNIST, 30 agents, ε = 1 (adaptive)", 18)
     'MNIST, 30 agents,\\nε = 1 (adaptive)'
@@ -55,14 +55,14 @@ def wrapped(text: str, width: int) -> str:
 
 
 def with_codes(text: str, missing: Iterable[str]) -> str:
-    """The text with the code of the first letter in place of each run of `missing` ones, and how many more.
+    """Replace each run of `missing` letters by the code of its first letter and the number of the others.
 
     >>> with_codes("Spital 東京", "東京"), with_codes("a\\tb", "\\t")
     ('Spital [U+6771 +1]', 'a[U+0009]b')
     """
-    lost, written, run = set(missing), "", ""
+    undrawable, written, run = set(missing), "", ""
     for letter in [*text, ""]:
-        if letter and letter in lost:
+        if letter and letter in undrawable:
             run += letter
             continue
         if run:
@@ -73,14 +73,14 @@ def with_codes(text: str, missing: Iterable[str]) -> str:
 
 @cache
 def fonts_for(letters: frozenset[str]) -> tuple[tuple[str, ...], frozenset[str]]:
-    """(families, ours first, that have the letters between them; letters that none has)."""
+    """(font families that together have the letters, the default first; letters that no font has)."""
     families, left = [DEFAULT_FONT], set(letters)
     for name, path, number in _others():
         if not left:
             break
-        if found := left & _letters(path, number):
+        if available := left & _letters(path, number):
             families.append(name)
-            left -= found
+            left -= available
     return tuple(families), frozenset(left)
 
 
@@ -90,16 +90,15 @@ def _missing(text: str) -> frozenset[str]:
 
 @cache
 def _of_ours() -> frozenset[str]:
-    """Upright and bold: titles are bold."""
-    wanted = (
+    """The letters that the default font has both upright and bold, because titles are bold."""
+    upright, bold = (
         font_manager.FontProperties(family=DEFAULT_FONT, weight=weight) for weight in ("normal", "bold")
     )
-    upright, bold = (_letters(font_manager.findfont(one)) for one in wanted)
-    return upright & bold
+    return _letters(font_manager.findfont(upright)) & _letters(font_manager.findfont(bold))
 
 
 def _others() -> Iterator[tuple[str, str, int]]:
-    """The fonts of this machine as (family, file, face), wide ones first, always in one order."""
+    """The fonts of this machine as (family, file, face), fonts of many letters first, in a fixed order."""
     entries = {
         (entry.name, entry.fname, getattr(entry, "index", 0))
         for entry in font_manager.fontManager.ttflist
@@ -113,6 +112,6 @@ def _letters(path: str, number: int = 0) -> frozenset[str]:
     try:
         font = FT2Font(path, face_index=number) if number else FT2Font(path)
         return frozenset(map(chr, font.get_charmap()))
-    except (OSError, RuntimeError, TypeError) as error:  # a font that cannot be read is no font
+    except (OSError, RuntimeError, TypeError) as error:  # an unreadable font is skipped
         logging.getLogger(__name__).debug("%s: %s", path, error)
         return frozenset()

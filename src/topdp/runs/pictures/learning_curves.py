@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from topdp.runs.config import RunConfig
 from topdp.runs.methods import METHODS
-from topdp.runs.metric_labels import is_share, metric_names
+from topdp.runs.metric_labels import is_share, mean_over_classes, metric_names
 from topdp.runs.pictures.chart_style import LETTERS, data_title, house_style, look, percent_axis, save
 from topdp.runs.pictures.chart_text import wrapped
 from topdp.runs.pictures.coinciding_lines import coinciding, joined_label
@@ -20,7 +20,7 @@ from topdp.runs.pictures.coinciding_lines import coinciding, joined_label
 def curves(
     runs: Mapping[str, Sequence[Mapping[str, Any]]], path: str | Path, title: str, metric: str | None = None
 ) -> Path:
-    """Draws one metric of each run (label -> lines of metrics.jsonl) into one picture; None: the first."""
+    """Draw one metric of each run (label -> lines of metrics.jsonl) in one picture; None: the first."""
     metric = metric or next(metric_names(lines[-1])[0] for lines in runs.values() if lines)
     with house_style():
         figure = Figure()
@@ -42,32 +42,28 @@ def curves(
 
 
 def _line(metrics: Sequence[Mapping[str, Any]], metric: str) -> tuple[list[float], ...]:
-    """Rounds, and the least agent, the mean and the largest agent after each."""
+    """Rounds, and the minimum, mean and maximum over agents after each; NaN where undefined."""
     rounds = [float(line["round"]) for line in metrics]
-    return rounds, *([_number(line, metric, key) for line in metrics] for key in ("min", "mean", "max"))
-
-
-def _number(line: Mapping[str, Any], metric: str, key: str) -> float:
-    """A gap where it is undefined; of a metric with a value for each class, their mean."""
-    value = line.get(metric, {}).get(key)
-    known = [one for one in (value if isinstance(value, list) else [value]) if one is not None]
-    return float(np.mean(known)) if known else float("nan")
+    spreads = [line.get(metric, {}) for line in metrics]
+    return rounds, *(
+        [mean_over_classes(spread.get(key)) for spread in spreads] for key in ("min", "mean", "max")
+    )
 
 
 def heading(configs: Sequence[RunConfig], agents: int) -> str:
-    """The title of runs that differ in their method only: data, agents, mode, and ε with its guarantee.
+    """The title of runs that differ only in their method: data, agents, mode, and ε with its guarantee.
 
     >>> from topdp.runs.config import RunConfig
     >>> heading([RunConfig()], agents=30)
     'MNIST, 30 agents, sync, ε = 1 (adaptive, δ = 1e-5)'
     """
     first, noisy = configs[0], [config for config in configs if METHODS[config.method.name].noisy]
-    known = (data_title(first.data.name), f"{agents} agents", first.method.mode)
-    return ", ".join((*known, noise_words(noisy[0]) if noisy else "no noise"))
+    noise = noise_words(noisy[0]) if noisy else "no noise"
+    return ", ".join((data_title(first.data.name), f"{agents} agents", first.method.mode, noise))
 
 
 def noise_words(config: RunConfig) -> str:
-    """How much noise, or from which budget it follows."""
+    """The noise where it is given, else the budget from which it follows."""
     privacy = config.privacy
     if privacy.sigma is not None:
         return f"σ = {_range(privacy.sigma)}"
@@ -76,5 +72,5 @@ def noise_words(config: RunConfig) -> str:
 
 
 def _range(value: float | Sequence[float]) -> str:
-    """One number for all agents, or the least and the largest."""
+    """One number for all agents, or the smallest and the largest."""
     return " to ".join(dict.fromkeys(f"{end:g}" for end in (np.min(value), np.max(value))))

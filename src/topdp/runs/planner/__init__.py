@@ -1,1 +1,1 @@
-"""Before training: what a setting costs and hides, and which one to take. No data, no torch."""
+"""The planner: privacy, noise and traffic of a setting before training; a recommendation. Needs no torch."""

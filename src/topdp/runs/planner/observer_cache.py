@@ -1,13 +1,12 @@
-"""What observers see, remembered: a question that differs in ε, δ, clip or records alone is not asked twice.
-What we would recommend is remembered, too.
+"""A cache of the views of observers, for questions that differ only in ε, δ, clip or records; and of advice.
 
-Scaling all noise of a plan by s divides every μ by s, and μ is in proportion to the sensitivity of its owner.
-So one look at unit noise and unit sensitivity answers for all budgets of one plan.
+Scaling all noise of a plan by s divides every μ by s, and μ is proportional to the sensitivity of its owner.
+So the views at unit noise and unit sensitivity serve all budgets of one plan.
 
 **Guarantees.** The key is the whole question: the digest of the plan at unit noise, when records are used,
-how many collude, how patiently and how tightly was asked. Whatever is not such a multiple of a plan at unit
-noise (agents with noise of their own, samples by chance) is looked at afresh. A remembered answer differs
-from a fresh one by rounding, and by how closely its bound was found (a billionth).
+the number of colluders, `allow_slow`, and which bound is computed. The views of a plan that is not such a
+multiple of a plan at unit noise (agents with different noise, randomly sampled batches) are always computed
+anew. A cached view differs from a new one by rounding, and by the tolerance of its bound (a billionth).
 """
 
 from __future__ import annotations
@@ -27,22 +26,22 @@ from topdp.privacy.budget_excess import Writer
 from topdp.privacy.observers.view import Bound, View
 from topdp.privacy.query import Observe, Query
 
-Found = TypeVar("Found")
+Value = TypeVar("Value")
 
 MAX_REMEMBERED_ANSWERS = 256
-SCALING_TOLERANCE = 1e-12  # by which noise that was scaled may differ, for rounding
+SCALING_TOLERANCE = 1e-12  # relative, for the rounding of scaled noise
 
 
 class ObserverCache:
-    """The newest `MAX_REMEMBERED_ANSWERS` of what was found; several threads may ask."""
+    """The `MAX_REMEMBERED_ANSWERS` values that were used last. Safe for several threads."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[tuple[object, ...], Any] = OrderedDict()
+        self._values: OrderedDict[tuple[object, ...], Any] = OrderedDict()
         self._lock = Lock()
-        self.found = 0  # questions that were answered from here
+        self.hits = 0  # values that were returned from the cache
 
     def observe(self, write: Writer) -> Observe:
-        """As `query.observe`, for plans of one writer."""
+        """A cached `query.observe`, for the plans of one writer."""
 
         def observed(
             kind: AnswerKind, plan: Plan, exposure: Exposure, query: Query, bound: Bound = "upper"
@@ -53,31 +52,31 @@ class ObserverCache:
             plain = replace(exposure, sensitivity=np.ones(plan.agents))
             periods = tuple(exposure.periods().tolist())
             key = (kind.name, unit.digest(), periods, query.colluders, query.allow_slow, bound)
-            seen = self.recalled(key, lambda: kind.observe(unit, plain, query, bound))
+            view = self.cached(key, lambda: kind.observe(unit, plain, query, bound))
             factor = (exposure.sensitivity / float(plan.full_scale[0]))[:, None]
-            upper = None if seen.upper is None else seen.upper * factor
-            return replace(seen, lower=seen.lower * factor, upper=upper)
+            upper = None if view.upper is None else view.upper * factor
+            return replace(view, lower=view.lower * factor, upper=upper)
 
         return observed
 
-    def recalled(self, key: tuple[object, ...], find: Callable[[], Found]) -> Found:
-        """What was found for this key; `find` is asked where nothing is known."""
+    def cached(self, key: tuple[object, ...], compute: Callable[[], Value]) -> Value:
+        """The value of this key, computed where it is missing."""
         with self._lock:
-            if key in self._kept:
-                self.found += 1
-                self._kept.move_to_end(key)
-                known: Found = self._kept[key]
-                return known
-        answer = find()  # not under the lock: it may take long
+            if key in self._values:
+                self.hits += 1
+                self._values.move_to_end(key)
+                value: Value = self._values[key]
+                return value
+        value = compute()  # not under the lock: it may take long
         with self._lock:
-            self._kept[key] = answer
-            while len(self._kept) > MAX_REMEMBERED_ANSWERS:
-                self._kept.popitem(last=False)
-        return answer
+            self._values[key] = value
+            while len(self._values) > MAX_REMEMBERED_ANSWERS:
+                self._values.popitem(last=False)
+        return value
 
 
 def _unit(write: Writer, plan: Plan) -> Plan | None:
-    """The writer's plan at unit noise, where `plan` is a multiple of that; else None."""
+    """The writer's plan at unit noise if `plan` is a multiple of it, else None."""
     noise = plan.full_scale
     if not (noise[0] > 0 and np.ptp(noise) == 0):
         return None

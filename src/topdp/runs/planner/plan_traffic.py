@@ -1,24 +1,32 @@
-"""What a plan sends: rows and bytes of each agent and of all, in a round. Not what links add to that.
+"""What a plan sends in each round: rows and bytes of each agent and of all; and how many numbers a row has.
 
-A row is sent to each of its readers that did not make it. Its bytes are those of its numbers in float32 with
-the header of one row; what encryption, receipts and repeated messages add is not counted.
+A row is sent to each of its readers except the agent that made it. Its bytes are those of its numbers in
+float32 plus the header of one row; encryption, receipts and repeated messages are not counted. The size of a
+row follows from the settings alone: nothing is built, and torch is not imported.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
 from topdp.base.array_types import Floats
+from topdp.data.catalogue import CATALOGUE
 from topdp.plan import Plan
+from topdp.runs.config import ConfigError, RunConfig, did_you_mean
 
 ROW_HEADER_BYTES = 72
-"""Bytes before the numbers of a row on the wire (`agents/wire/row_payload.py`), more or less."""
+"""Bytes before the numbers of a row on the wire (`agents/wire/row_payload.py`), approximately."""
+
+MLP_HIDDEN_UNITS = 100  # of the mlp (`learning/models.py`)
+SCATTERING_CHANNELS = 81  # channels of features for each channel of an image
+SCATTERING_STRIDE = 4  # pixels between two features
 
 
 def messages(plan: Plan) -> Floats:
-    """[agents] rows that each sends in the whole plan.
+    """[agents] rows that each agent sends in the whole plan.
 
     >>> from topdp import protocols, topology
     >>> from topdp.plan import Schedule
@@ -27,29 +35,75 @@ def messages(plan: Plan) -> Floats:
     [6.0, 6.0, 6.0, 6.0]
     """
     sent = np.zeros(plan.agents)
-    made, kinds = plan.exists, plan.readers
-    for kind, readers in enumerate(kinds.values):
+    for kind, readers in enumerate(plan.readers.values):
         others = ((readers >= 0) & (readers != plan.owner[:, None])).sum(axis=1)
-        times = made[kinds.which == kind].sum(axis=0)
+        times = plan.exists[plan.readers.which == kind].sum(axis=0)
         np.add.at(sent, plan.owner, others * times)
     return sent
 
 
-def traffic(plan: Plan, rounds: int, numbers: int | None, reason: str) -> dict[str, Any]:
-    """Rows and bytes a round: of the agent that sends most, and of all; and in the whole run.
+def traffic(plan: Plan, config: RunConfig) -> dict[str, Any]:
+    """Rows and bytes a round: of the agent that sends most, and of all; and bytes in the whole run.
 
-    A round is one step of training with all its steps of averaging; the release before the loop counts, too.
+    A round is one step of training with all its averaging steps; the release before the loop counts as one.
     """
-    sent, each = messages(plan), None if numbers is None else 4 * numbers + ROW_HEADER_BYTES
-    most, everybody = float(sent.max()) / (rounds + 1), float(sent.sum()) / (rounds + 1)
-
-    def as_bytes(rows: float) -> int | None:
-        return None if each is None else round(rows * each)
-
+    numbers, reason = numbers_in_a_row(config)
+    sent, rounds = messages(plan), config.rounds + 1
+    rows = {"agent": float(sent.max()) / rounds, "all": float(sent.sum()) / rounds}
+    size = None if numbers is None else 4 * numbers + ROW_HEADER_BYTES
     return {
         "numbers_in_a_row": numbers,
-        "rows_a_round": {"agent": most, "all": everybody},
-        "bytes_a_round": {"agent": as_bytes(most), "all": as_bytes(everybody)},
-        "bytes_in_all": as_bytes(float(sent.sum())),
+        "rows_a_round": rows,
+        "bytes_a_round": {key: None if size is None else round(count * size) for key, count in rows.items()},
+        "bytes_in_all": None if size is None else round(float(sent.sum()) * size),
         **({"reason": reason} if reason else {}),
     }
+
+
+def numbers_in_a_row(config: RunConfig) -> tuple[int | None, str]:
+    """The number of parameters of the model, or None and the reason why it is unknown before a run.
+
+    >>> numbers_in_a_row(RunConfig())
+    (79510, '')
+    """
+    name = config.model.name
+    if name not in ROW_SIZES:
+        if ":" not in name:
+            raise ConfigError(
+                f"model.name: got {name!r}.{did_you_mean(name, [*ROW_SIZES, 'module:factory'])}"
+            )
+        return None, f"Only the model itself knows its size: {name} is not built before a run."
+    if config.data.name not in CATALOGUE:
+        return None, "The shape of records of your own is not known before they are read."
+    entry = CATALOGUE[config.data.name]
+    shape = entry.shapes["train_inputs"][1:]
+    if config.data.features == "scattering":
+        if len(shape) != 3:
+            return None, "Scattering features are of images alone."
+        shape = (shape[0] * SCATTERING_CHANNELS, shape[1] // SCATTERING_STRIDE, shape[2] // SCATTERING_STRIDE)
+    elif config.data.features != "none":
+        return None, "The shape of features that are given in Python is not known before."
+    loss = config.train.loss
+    if loss == "cross-entropy" and entry.classes is None:
+        return None, f"{entry.name} has numbers to predict, not classes: choose train.loss = mse or huber."
+    return ROW_SIZES[name](shape, entry.classes if loss == "cross-entropy" and entry.classes else 1)
+
+
+def _mlp(shape: tuple[int, ...], outputs: int) -> tuple[int | None, str]:
+    return (math.prod(shape) + 1) * MLP_HIDDEN_UNITS + (MLP_HIDDEN_UNITS + 1) * outputs, ""
+
+
+def _linear(shape: tuple[int, ...], outputs: int) -> tuple[int | None, str]:
+    return math.prod(shape) * outputs, ""
+
+
+def _cnn(shape: tuple[int, ...], outputs: int) -> tuple[int | None, str]:
+    if len(shape) != 3 or shape[1] != shape[2] or shape[1] < 16:
+        return None, f"The cnn takes square images of at least 16x16, got records of shape {shape}."
+    side = ((shape[1] - 4) // 2 - 4) // 2
+    convolutions = (25 * shape[0] + 1) * 6 + (25 * 6 + 1) * 16
+    return convolutions + (16 * side * side + 1) * 120 + 121 * 84 + 85 * outputs, ""
+
+
+ROW_SIZES = {"mlp": _mlp, "linear": _linear, "cnn": _cnn}
+"""The models that have a name, as functions of a record's shape and the number of outputs."""

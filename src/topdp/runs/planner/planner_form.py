@@ -1,7 +1,7 @@
-"""The questions of a form: which keys it has, in words, and how what was filled in becomes a configuration.
+"""The fields of the planner's form, and how the submitted values become a configuration.
 
-Only the keys that are named here can be set, and no value of them names a file: a form is filled in by
-whoever sees it, and a configuration can read what lies on this machine.
+Only the keys that are named here can be set, and no value of them names a file: anybody who sees the page can
+submit values, and a configuration can read files of this machine.
 """
 
 from __future__ import annotations
@@ -16,19 +16,18 @@ import tomli_w
 from topdp.data.catalogue import CATALOGUE
 from topdp.errors import InputError, TopdpError
 from topdp.privacy.answers import GUARANTEES
-from topdp.runs import config
+from topdp.runs import config as configs
 from topdp.runs.config import MethodConfig, RunConfig, TopologyConfig, did_you_mean
 from topdp.runs.methods import METHODS
-from topdp.runs.planner.planner_limits import PAGE
-from topdp.runs.planner.row_size import ROW_SIZES
-from topdp.runs.planner.setting_answers import PlannerQuestion
+from topdp.runs.planner.plan_traffic import ROW_SIZES
+from topdp.runs.planner.setting_answers import PAGE, PlannerQuestion
 
-MAX_VALUE_CHARACTERS = 200  # characters of a value
+MAX_VALUE_CHARACTERS = 200
 
 
 @dataclass(frozen=True)
 class Field:
-    """One key. `choices`: none where it is a number. `only`: another key, and its values that need this."""
+    """One key. `choices`: empty for a number. `only`: another key, and its values that need this one."""
 
     key: str
     label: str
@@ -42,7 +41,7 @@ class Field:
 
     @property
     def value(self) -> str:
-        """What it is where nobody says otherwise."""
+        """The default, as text."""
         default: Any = RunConfig()
         for part in self.key.split("."):
             default = getattr(default, part)
@@ -78,7 +77,7 @@ FORM_FIELDS = (
     Field("data.records", "Records of an agent", "empty: an equal share of all"),
     Field("model.name", "Model", choices=tuple(ROW_SIZES)),
 )
-"""What the page asks, in this order."""
+"""The fields of the page, in their order."""
 
 ADVICE_KEYS = ("method.secrets_degree", "method.gossip", "data.features", "train.learning_rate", "train.loss")
 """Keys that a recommendation sets, beside those of the form."""
@@ -87,33 +86,33 @@ FORM_KEYS = (*(field.key for field in FORM_FIELDS), *ADVICE_KEYS)
 
 
 class FormError(InputError):
-    """What is wrong with what was filled in: by key in `fields`; what belongs to no key in the message."""
+    """Faults in the submitted values: by key in `fields`; those that belong to no key in the message."""
 
     def __init__(self, message: str, fields: Mapping[str, str]) -> None:
         super().__init__(message)
         self.fields = dict(fields)
 
 
-def asked(values: Mapping[str, object]) -> PlannerQuestion:
-    """The question that was filled in, checked; or a FormError in the words of the library.
+def question_of(values: Mapping[str, object]) -> PlannerQuestion:
+    """Return the question that was submitted. Raise FormError with the messages of the library.
 
-    >>> asked({"topology.agents": "4", "topology.kind": "ring", "rounds": "2"}).graph.agents
+    >>> question_of({"topology.agents": "4", "topology.kind": "ring", "rounds": "2"}).graph.agents
     4
     >>> try:
-    ...     asked({"privacy.epsilon": "-1"})
+    ...     question_of({"privacy.epsilon": "-1"})
     ... except FormError as error:
     ...     error.fields
     {'privacy.epsilon': 'expected a number > 0 and at most 1e30, or a list with one per agent, got -1.'}
     """
-    made = configuration(values)
+    config = configuration(values)
     try:
-        return PlannerQuestion.of(made, PAGE)
+        return PlannerQuestion.of(config, PAGE)
     except TopdpError as error:
-        raise faults(error) from error
+        raise form_error(error) from error
 
 
 def configuration(values: Mapping[str, object]) -> RunConfig:
-    """What was filled in, on top of what is usual; an empty value is not filled in."""
+    """The defaults with the submitted values; empty values are ignored."""
     for key, value in values.items():
         if key not in FORM_KEYS:
             raise FormError(f"{key}: no such key.{did_you_mean(key, list(FORM_KEYS))}", {})
@@ -125,13 +124,13 @@ def configuration(values: Mapping[str, object]) -> RunConfig:
             raise FormError("", {field.key: f"got {value!r}.{did_you_mean(value, list(field.choices))}"})
     changes = [f"{key}={value}" for key, value in values.items() if str(value).strip()]
     try:
-        return config.read(changes=changes)
+        return configs.read(changes=changes)
     except TopdpError as error:
-        raise faults(error) from error
+        raise form_error(error) from error
 
 
-def faults(error: TopdpError) -> FormError:
-    """What the library said, by the keys that it speaks of."""
+def form_error(error: TopdpError) -> FormError:
+    """The messages of an error of the library, by the keys that they name."""
     fields, rest = dict[str, str](), list[str]()
     for line in str(error).splitlines():
         named = re.match(r"\s*([a-z_.]+): (.+)", line)
@@ -146,13 +145,13 @@ def faults(error: TopdpError) -> FormError:
     return FormError("\n".join(rest), fields)
 
 
-def as_toml(made: RunConfig) -> str:
-    """The configuration as a file: what is not as usual, so that it can be read."""
-    return tomli_w.dumps(made.model_dump(exclude_defaults=True, exclude_none=True)) or "# all as usual\n"
+def as_toml(config: RunConfig) -> str:
+    """The configuration as a file with the settings that differ from their defaults."""
+    return tomli_w.dumps(config.model_dump(exclude_defaults=True, exclude_none=True)) or "# all as usual\n"
 
 
 def as_command(values: Mapping[str, object]) -> list[str]:
-    """The changes that make it, for a command line: what is as usual is left away."""
-    usual = {field.key: field.value for field in FORM_FIELDS}
-    said = {key: str(value).strip() for key, value in values.items()}
-    return [f"{key}={value}" for key, value in said.items() if value and value != usual.get(key)]
+    """The changes for a command line, without those that equal the default."""
+    defaults = {field.key: field.value for field in FORM_FIELDS}
+    given = {key: str(value).strip() for key, value in values.items()}
+    return [f"{key}={value}" for key, value in given.items() if value and value != defaults.get(key)]

@@ -1,12 +1,13 @@
-"""What is known of a setting before training: its noise, every answer to "how private?", what it sends.
+"""Answers about a setting before training: its noise, all privacy answers, its traffic, a recommendation.
 
-Puts together what calibrates, accounts and recommends; computes nothing of that itself. What takes long comes
-last: `stages` hands out what is known so far, and what is not is said to be not computed yet.
+Combines calibration, accounting and recommendation. Slow answers come last: `stages` yields the answers so
+far, and marks the others as not computed yet. Questions that are too large are refused before anything is
+computed.
 
 **Guarantees.** The noise and the answers are those that a run of the configuration has, and writes into its
-privacy.json: to the last bit, or, with an `ObserverCache`, but for rounding. Nothing is guessed: a number is
-that of the plan, or there is none. `sigma_at_most` is enough noise: that of the worst case, which covers all;
-then that of a quick bound on the answer that the budget is on.
+privacy.json: to the last bit, or, with an `ObserverCache`, up to rounding. Nothing is guessed: a number is
+that of the plan, or it is missing. `sigma_at_most` is sufficient noise: first that of the worst case, which
+covers all observers; then that of a quick bound on the answer that has to meet the budget.
 """
 
 from __future__ import annotations
@@ -26,43 +27,110 @@ from topdp.privacy.answers import ANSWERS, WORST_CASE, AnswerKind, answer_kind
 from topdp.privacy.basics.exposure import Exposure
 from topdp.privacy.noise_calibration import calibrate
 from topdp.privacy.observers.view import Bound, View
+from topdp.privacy.observers.view_effort import OPERATIONS_PER_MINUTE
 from topdp.privacy.query import Observe, Query, observe
 from topdp.privacy.residual_noise import residual_noise
-from topdp.runs.config import RunConfig
+from topdp.runs.config import ConfigError, RunConfig
 from topdp.runs.named_records import record_counts
-from topdp.runs.planner.answer_time import INSTANT_SECONDS, QUICK_BOUND_SECONDS, seconds
 from topdp.runs.planner.observer_cache import ObserverCache
 from topdp.runs.planner.plan_traffic import traffic
-from topdp.runs.planner.planner_limits import COMMAND, PlannerLimits
-from topdp.runs.planner.row_size import numbers_in_a_row
 from topdp.runs.planning import plan_and_account, powers, query_of
 from topdp.runs.recommend import Recommendation, pooled_noise, recommend
 from topdp.runs.resolve import resolve_outline
 from topdp.runs.resolved_run import ResolvedRun
 from topdp.runs.run_outline import RunOutline
+from topdp.topology import Topology
 
 NOT_YET = "not computed yet"
-"""The status of an answer that takes longer."""
+"""The status of an answer that is still to come."""
 
 QUICKEST_FIRST = [kind for kind in reversed(ANSWERS.values()) if kind.on_request]
-"""The answers that look at observers, what is usually quickest first."""
+"""The answers that are computed from the views of observers; those that are usually quickest first."""
+
+
+INSTANT_SECONDS = 1.0  # up to which an answer is computed without a faster one before it
+
+QUICK_BOUND_SECONDS = 6.0  # up to which a quick bound is computed first, in at most half of the time
+
+
+@dataclass(frozen=True)
+class PlannerLimits:
+    """The largest question that is answered: agents, rounds, and rows along links in all rounds.
+
+    `noise`: the largest rows² · releases of a plan through which the covariance of all rows is followed.
+
+    >>> from topdp.runs.config import RunConfig
+    >>> PAGE.check(RunConfig(rounds=100_000))
+    Traceback (most recent call last):
+        ...
+    topdp.runs.config.ConfigError: rounds: expected at most 5000 to plan here, got 100000.
+    """
+
+    agents: int
+    rounds: int
+    rows: int
+    noise: float
+
+    def check(self, config: RunConfig) -> None:
+        """Raise ConfigError for too many agents or rounds, before a graph is made."""
+        for key, count, limit in (
+            ("topology.agents", config.topology.agents, self.agents),
+            ("rounds", config.rounds, self.rounds),
+        ):
+            if count > limit:
+                raise ConfigError(f"{key}: expected at most {limit} to plan here, got {count}.")
+
+    def check_graph(self, config: RunConfig, graph: Topology) -> None:
+        """The same for a graph, once its links are known; a file may have more agents than configured."""
+        if graph.agents > self.agents:
+            raise ConfigError(
+                f"topology.path: expected at most {self.agents} agents to plan here, got {graph.agents}."
+            )
+        links = max(1, 2 * len(graph.edges))
+        if links * config.rounds > self.rows:
+            raise ConfigError(
+                f"rounds: expected at most {self.rows // links} with {graph.agents} agents and "
+                f"{len(graph.edges)} links to plan here, got {config.rounds}."
+            )
+
+
+COMMAND = PlannerLimits(5_000, 1_000_000, 100_000_000, 2e9)
+"""Limits of a command, which its user can stop."""
+
+PAGE = PlannerLimits(100, 5_000, 2_000_000, 4e7)
+"""Limits of a page, on which others may be waiting: no question that we tried took more than 12 s."""
 
 
 @dataclass(frozen=True)
 class PlannerQuestion:
-    """A configuration as it was `asked`, what it means, and the limits within which it is answered."""
+    """A configuration as it was given, resolved, and the limits within which it is answered."""
 
-    asked: RunConfig
+    given: RunConfig
     run: ResolvedRun
     limits: PlannerLimits
 
     @classmethod
     def of(cls, config: RunConfig, limits: PlannerLimits = COMMAND) -> PlannerQuestion:
-        """Raise what cannot be run, or is too large to be planned."""
+        """Raise ConfigError for a configuration that cannot be run, or is too large to be planned."""
         limits.check(config)
         outline = RunOutline.of(config)
         limits.check_graph(config, outline.graph)
         return cls(config, resolve_outline(outline, record_counts(outline)), limits)
+
+
+def answer_seconds(kind: AnswerKind, plan: Plan, query: Query) -> float:
+    """Estimate how long an answer takes on one core; 0 for a closed form, or a refusal.
+
+    >>> import numpy as np
+    >>> from topdp import protocols, topology
+    >>> from topdp.plan import Schedule
+    >>> from topdp.privacy.answers import ADAPTIVE, OUTSIDER
+    >>> steps = Schedule(rate=np.ones(150), noise=np.ones(150))
+    >>> plan = protocols.TopSynchronous(0.5).plan(topology.ring(30), steps, np.ones(30), seed=0)
+    >>> [answer_seconds(kind, plan, Query()) > INSTANT_SECONDS for kind in (ADAPTIVE, OUTSIDER)]
+    [True, False]
+    """
+    return 60 * kind.work(plan, query) / OPERATIONS_PER_MINUTE
 
 
 def plan_answers(
@@ -72,11 +140,11 @@ def plan_answers(
     memory: ObserverCache | None = None,
     limits: PlannerLimits = COMMAND,
 ) -> dict[str, Any]:
-    """All that is known of a setting; `quick`: without what takes longer than about a second.
+    """All answers about a setting; `quick`: only those that take up to about a second.
 
     >>> config = RunConfig.model_validate({"rounds": 5, "topology": {"agents": 4, "kind": "ring"}})
-    >>> found = plan_answers(config)
-    >>> found["pending"], round(found["privacy"]["epsilon"]["adaptive"], 4)
+    >>> answers = plan_answers(config)
+    >>> answers["pending"], round(answers["privacy"]["epsilon"]["adaptive"], 4)
     ([], 1.0)
     """
     *_, last = stages(PlannerQuestion.of(config, limits), quick, progress, memory)
@@ -89,34 +157,33 @@ def stages(
     progress: Progress = silent,
     memory: ObserverCache | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """The same answers, as they become known: each has all that the one before it had."""
+    """Yield the same answers as they become known: each dictionary has all that the one before it had."""
     config, write = question.run.config, question.run.write_plan
     observer = observe if memory is None else memory.observe(write)
     query = query_of(config, progress, observer)
     guarantee = answer_kind(config.privacy.guarantee).key
     shape = write(np.ones(question.run.graph.agents))
-    waits = {kind.key: seconds(kind, shape, query) for kind in QUICKEST_FIRST}
-    known: dict[str, Any] = {
+    waits = {kind.key: answer_seconds(kind, shape, query) for kind in QUICKEST_FIRST}
+    answers: dict[str, Any] = {
         **_setting(question, shape),
-        **_nothing_yet(),
+        **_no_answers(),
         "seconds_left": sum(waits.values()),
     }
     if waits.get(guarantee, 0.0) > INSTANT_SECONDS:
-        enough = _enough(question)
-        yield {**known, "sigma_at_most": enough}
-        if waits[guarantee] <= QUICK_BOUND_SECONDS and (less := _enough(question, observer)) is not None:
-            enough = less
-            yield {**known, "sigma_at_most": enough}
+        yield {**answers, "sigma_at_most": _sufficient_sigma(question)}
+        quick_bound = waits[guarantee] <= QUICK_BOUND_SECONDS
+        if quick_bound and (sigma := _sufficient_sigma(question, observer)) is not None:
+            yield {**answers, "sigma_at_most": sigma}
         if quick:
             return
     plan, account = plan_and_account(question.run, progress, observer)
-    known |= {"sigma": (plan.full_scale / config.privacy.clip).tolist(), "noise": _noise(question, plan)}
+    answers |= {"sigma": (plan.full_scale / config.privacy.clip).tolist(), "noise": _noise(question, plan)}
     left = [kind.key for kind in QUICKEST_FIRST if not account.answers[kind.key].asked]
     while True:
         later = [name for name in left if not quick or waits[name] <= INSTANT_SECONDS]
         yield {
-            **known,
-            "privacy": _said(account, plan, left),
+            **answers,
+            "privacy": _privacy_details(account, plan, left),
             "pending": left,
             "seconds_left": sum(waits[name] for name in left),
         }
@@ -132,34 +199,33 @@ def recommendation(
     progress: Progress = silent,
     memory: ObserverCache | None = None,
 ) -> dict[str, Any]:
-    """The method and settings that we would take, with reasons; `refused` says why there are none.
+    """The recommended method and settings, with reasons; `refused` says why there are none.
 
-    `given`: arguments that the question was asked with, for the command.
+    `given`: command-line arguments of the question, which the recommended command repeats.
     """
 
     def find() -> Recommendation:
-        return recommend(question.asked, question.run.graph, question.run.counts, progress)
+        return recommend(question.given, question.run.graph, question.run.counts, progress)
 
     try:
-        advice = find() if memory is None else memory.recalled(_advice_key(question), find)
+        advice = find() if memory is None else memory.cached(_advice_key(question), find)
     except TopdpError as error:
         return {"refused": str(error)}
     return advice.details(given)
 
 
 def _advice_key(question: PlannerQuestion) -> tuple[object, ...]:
-    """All that advice depends on: the method, its mode and the rounds of the question are not looked at."""
-    asked = question.asked
-    name = asked.method.name if question.run.method.pools else "plain"
-    method = asked.method.model_copy(update={"name": name, "mode": "sync"})
-    same = asked.model_copy(update={"rounds": 1, "method": method})
+    """Everything that advice depends on: not the method, its mode and the rounds of the question."""
+    given = question.given
+    name = given.method.name if question.run.method.pools else "plain"
+    method = given.method.model_copy(update={"name": name, "mode": "sync"})
+    same = given.model_copy(update={"rounds": 1, "method": method})
     return "advice", same.model_dump_json(), question.run.graph.edges.tobytes(), question.run.counts
 
 
 def _setting(question: PlannerQuestion, shape: Plan) -> dict[str, Any]:
     config, graph, counts = question.run.config, question.run.graph, question.run.counts
-    method, numbers = config.method, numbers_in_a_row(config)
-    chosen = {key: getattr(method, key) for key in question.run.method.tuned}
+    method = config.method
     return {
         "method": method.name,
         "mode": method.mode,
@@ -169,12 +235,12 @@ def _setting(question: PlannerQuestion, shape: Plan) -> dict[str, Any]:
         "records": [min(counts), max(counts)],
         "rounds": config.rounds,
         "releases": shape.releases,
-        "chosen": chosen,
-        "traffic": traffic(shape, config.rounds, *numbers),
+        "chosen": {key: getattr(method, key) for key in question.run.method.tuned},
+        "traffic": traffic(shape, config),
     }
 
 
-def _nothing_yet() -> dict[str, Any]:
+def _no_answers() -> dict[str, Any]:
     nothing = dict.fromkeys(ANSWERS)
     status = dict.fromkeys(ANSWERS, NOT_YET)
     return {
@@ -186,11 +252,11 @@ def _nothing_yet() -> dict[str, Any]:
     }
 
 
-def _enough(question: PlannerQuestion, observer: Observe | None = None) -> list[float] | None:
-    """σ under which the worst case keeps the budget, and so does every other answer; it takes no time.
+def _sufficient_sigma(question: PlannerQuestion, observer: Observe | None = None) -> list[float] | None:
+    """σ with which the worst case meets the budget, and so does every other answer; takes no time.
 
-    With `observer`: σ under which the guarantee's own answer keeps it by a quick bound, which takes about
-    half of the time of the answer itself; only where all agents are alike.
+    With `observer`: σ with which a quick bound on the guarantee's own answer meets it, in about half of the
+    time of the answer itself; None unless all agents are alike.
     """
     privacy, epsilon, analysis = question.run.config.privacy, question.run.epsilon, question.run.analysis
     if epsilon is None:
@@ -201,18 +267,12 @@ def _enough(question: PlannerQuestion, observer: Observe | None = None) -> list[
     query = query_of(
         question.run.config, observe=observe if observer is None else partial(_quick_bound, observer)
     )
+    write = question.run.write_plan
     try:
-        calibration = calibrate(
-            question.run.write_plan,
-            analysis,
-            guarantee,
-            epsilon,
-            privacy.delta,
-            query,
-        )
+        calibration = calibrate(write, analysis, guarantee, epsilon, privacy.delta, query)
     except TopdpError:
         return None
-    return [float(one) for one in calibration.deviation / privacy.clip]
+    return [float(sigma) for sigma in calibration.deviation / privacy.clip]
 
 
 def _quick_bound(
@@ -223,7 +283,7 @@ def _quick_bound(
 
 def _noise(question: PlannerQuestion, plan: Plan) -> dict[str, Any]:
     """Variance in the average of all estimates and around it, over what pooled records would leave."""
-    if not question.limits.follows_noise(plan.rows, plan.releases):
+    if plan.rows**2 * plan.releases > question.limits.noise:
         size = f"{plan.rows} rows in {plan.releases} releases"
         return _no_noise(f"A plan of {size} is too large to follow it here.")
     try:
@@ -239,7 +299,7 @@ def _no_noise(reason: str) -> dict[str, Any]:
     return {"average": None, "between": None, "reason": reason}
 
 
-def _said(account: Account, plan: Plan, pending: list[str]) -> dict[str, Any]:
+def _privacy_details(account: Account, plan: Plan, pending: list[str]) -> dict[str, Any]:
     details = {"plan": plan.digest(), **account.details(), "power": powers(account)}
     details["status"] = {
         name: NOT_YET if name in pending else status for name, status in details["status"].items()

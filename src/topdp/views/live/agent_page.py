@@ -18,7 +18,7 @@ from typing import Any
 MAX_SHOWN_CHARGES = 400  # a curve has no room for more
 HIDDEN_FACTS = ("agent", "id", "seen", "heard", "waits_for", "quarantined")  # or shown in another form
 NORMAL_WAIT_SECONDS = 5.0  # a wait of this length is normal in every round
-SILENCE_SECONDS = 60.0  # a neighbour not heard for this long counts as silent
+NEIGHBOUR_SILENCE_SECONDS = 60.0  # a neighbour not heard for this long counts as silent
 
 PUBLISHED_FACTS = (
     "name", "federation", "process", "doing", "round", "rounds", "epsilon", "budget", "charged_by", "paused",
@@ -67,7 +67,7 @@ def _links(facts: dict[str, Any], sent: dict[str, int], now: float) -> dict[str,
         elif waits is not None and now - waits > NORMAL_WAIT_SECONDS:
             state = "waited for"
         else:
-            state = "silent" if heard is None or now - heard > SILENCE_SECONDS else "heard"
+            state = "silent" if heard is None or now - heard > NEIGHBOUR_SILENCE_SECONDS else "heard"
         links[peer] = {
             "state": state,
             "heard": heard,

@@ -20,7 +20,7 @@ from topdp.views.live.connection_limits import MAX_CONNECTIONS, LimitedConnectio
 from topdp.views.live.live_app import Dash
 from topdp.views.live.page_guard import PageGuard
 
-SHUTDOWN_SECONDS = 1  # for requests in progress
+SERVER_SHUTDOWN_SECONDS = 1  # for requests in progress
 
 
 def bound_socket(host: str, port: int) -> socket.socket:
@@ -87,7 +87,7 @@ async def serve(
         proxy_headers=False,
         http=LimitedConnection,
         limit_concurrency=MAX_CONNECTIONS,
-        timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+        timeout_graceful_shutdown=SERVER_SHUTDOWN_SECONDS,
         ssl_certfile=certificate,
         ssl_keyfile=key,
     )
@@ -105,7 +105,7 @@ async def serve(
         dash.events.close()
         server.should_exit = True
         logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # interrupted responses are expected now
-        timer = threading.Timer(SHUTDOWN_SECONDS + 0.5, exit_process)
+        timer = threading.Timer(SERVER_SHUTDOWN_SECONDS + 0.5, exit_process)
         timer.daemon = True
         timer.start()
 

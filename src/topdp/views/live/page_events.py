@@ -22,7 +22,7 @@ MAX_STORED_EVENTS = 1000  # for pages that reconnect
 MAX_LISTENERS = 64
 MAX_LISTENERS_PER_VISITOR = 16  # so that one visitor cannot keep out the others
 MAX_UNREAD_EVENTS = 200
-HEARTBEAT_SECONDS = 10.0
+PAGE_HEARTBEAT_SECONDS = 10.0
 RESET_EVENT, HEARTBEAT_EVENT = "reset", "beat"
 
 
@@ -103,7 +103,7 @@ class Events:
         return [event for event in self._stored if int(event.name.partition("-")[2]) > last_read]
 
     async def listen(
-        self, after: str | None = None, heartbeat: float = HEARTBEAT_SECONDS, visitor: str = ""
+        self, after: str | None = None, heartbeat: float = PAGE_HEARTBEAT_SECONDS, visitor: str = ""
     ) -> AsyncIterator[str]:
         """Yield server-sent events from `after` on, until closed or dropped, beginning with a heartbeat.
 

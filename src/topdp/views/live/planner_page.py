@@ -25,7 +25,14 @@ from starlette.routing import Route
 
 from topdp.errors import InputError, TopdpError
 from topdp.runs.planner.observer_cache import ObserverCache
-from topdp.runs.planner.planner_form import FORM_FIELDS, FormError, as_command, as_toml, asked, faults
+from topdp.runs.planner.planner_form import (
+    FORM_FIELDS,
+    FormError,
+    as_command,
+    as_toml,
+    form_error,
+    question_of,
+)
 from topdp.runs.planner.setting_answers import PlannerQuestion, recommendation, stages
 from topdp.views.live.page_templates import page
 from topdp.views.terminal.planned_table import lines, remarks
@@ -103,11 +110,11 @@ class PlannerService:
     ) -> None:
         try:
             request.check()
-            answer(asked(values), values, self.memory, request.check, send)
+            answer(question_of(values), values, self.memory, request.check, send)
         except Cancelled:
             pass
         except TopdpError as error:
-            problem = error if isinstance(error, FormError) else faults(error)
+            problem = error if isinstance(error, FormError) else form_error(error)
             send({"problem": str(problem), "fields": problem.fields})
         except MemoryError:
             send({"problem": "Not enough memory for this setting. Try fewer agents or rounds."})
@@ -133,7 +140,7 @@ def answer(
             send({"progress": [done, total]})
 
     options = [part for change in as_command(values) for part in ("--set", change)]
-    send({"toml": as_toml(question.asked), "command": shlex.join(["topdp", "run", *options])})
+    send({"toml": as_toml(question.given), "command": shlex.join(["topdp", "run", *options])})
     recommended = False
     for known in stages(question, False, progress, memory):
         check()

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from topdp.errors import InputError
 
-CONNECT_SECONDS = 3.0  # for each address of a name
+VIEW_CONNECT_SECONDS = 3.0  # for each address of a name
 RESPONSE_SECONDS = 10.0  # for the whole response
 MAX_RESPONSE_BYTES = 2_000_000
 
@@ -62,9 +62,9 @@ def fetch(url: str, token: str | None, certificate: Path | None) -> bytes:
 
 def _connection(scheme: str, host: str, port: int | None, certificate: Path | None) -> HTTPConnection:
     if scheme == "http":
-        return HTTPConnection(host, port, timeout=CONNECT_SECONDS)
+        return HTTPConnection(host, port, timeout=VIEW_CONNECT_SECONDS)
     trusted = ssl.create_default_context(cafile=None if certificate is None else str(certificate))
-    return HTTPSConnection(host, port, timeout=CONNECT_SECONDS, context=trusted)
+    return HTTPSConnection(host, port, timeout=VIEW_CONNECT_SECONDS, context=trusted)
 
 
 @contextmanager
