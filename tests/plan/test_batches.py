@@ -63,7 +63,7 @@ def test_bad_counts_are_refused_by_name(bad: int) -> None:
 
 @pytest.mark.parametrize("kind", [Cycle, Poisson])
 def test_more_than_there_is_cannot_be_averaged(kind: type[Cycle] | type[Poisson]) -> None:
-    with pytest.raises(InputError, match="Expected batch size=20 <= records=10"):
+    with pytest.raises(InputError, match="Expected a batch size <= 10 records, got 20"):
         kind(10, 20)
 
 
