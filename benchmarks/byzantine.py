@@ -142,7 +142,7 @@ def run(parts: Assembly, plan: Any, attack: str, share: float, job: Job) -> tupl
     """Final accuracies, NaN of hostile agents; and the most hostile neighbours that an honest agent has."""
     update = {"name": attack, "share": share, "agents": job.agents if share else None}
     config = parts.run.config.model_copy(update={"attack": parts.run.config.attack.model_copy(update=update)})
-    attacked = replace(parts, config=config)
+    attacked = replace(parts, run=replace(parts.run, config=config))
     engine = attacked.engine(plan)
     state = engine.start(parts.start)
     while state.releases < plan.releases:

@@ -44,8 +44,6 @@ def measured(rounds: int, neighbours: list[str], body: bytes) -> dict[str, dict[
         clock("charged", lambda: ledger.last_sent_round)
         clock("seen", lambda: [ledger.last_received(peer) for peer in neighbours])
         clock("received", lambda: [ledger.unapplied_body(peer, round) for peer in neighbours])
-        clock("counted_out", ledger.counted_out)
-        clock("known_peers", ledger.known_peers)
         clock("open pairs", pairing.prepared)
         for peer in neighbours:
             ledger.acknowledge(peer, round)

@@ -34,6 +34,7 @@ from topdp.runs.pictures.chart_style import (
     save,
 )
 from topdp.runs.planning import plan_and_account
+from topdp.runs.resolve import resolve
 from topdp.runs.run_outline import RunOutline
 
 COLOURS = (BLUE, ORANGE, GREEN)
@@ -171,8 +172,8 @@ def secrets(path: Path) -> Path:
 def noise(method: str) -> tuple[float, float]:
     """Deviations of the noise in a broadcast of the first release, and in the average after it."""
     settings = config.read(changes=[f"method.name={method}", "rounds=1", "privacy.colluders=1"])
-    graph = RunOutline.of(settings).graph
-    plan, _ = plan_and_account(settings, graph, (2000,) * graph.agents)
+    agents = RunOutline.of(settings).graph.agents
+    plan, _ = plan_and_account(resolve(settings, counts=(2000,) * agents))
     return float(np.sqrt((plan[0].std[0] ** 2).sum())), float(np.sqrt(residual_noise(plan).average[0]))
 
 
@@ -211,8 +212,7 @@ def ring_answers() -> dict[str, float]:
         changes=["method.name=top", "method.alpha=0.25", "topology.kind=ring", "topology.agents=6",
                  "rounds=50", "privacy.guarantee=claimed", "privacy.answers=['view', 'adaptive']"]
     )  # fmt: skip
-    graph = RunOutline.of(settings).graph
-    _, account = plan_and_account(settings, graph, (2000,) * 6)
+    _, account = plan_and_account(resolve(settings, counts=(2000,) * 6))
     return {name: float(account.epsilon[name] or np.inf) for name, *_ in PANELS}
 
 

@@ -210,7 +210,7 @@ def test_calibrate_refuses_single_methods_with_the_reason(topdp, monkeypatch):
         topdp("calibrate", "--epsilon", 2, "--releases", 100, "--records", 2000, "--poisson", 1, "--json")
     )
     assert found["sigma"]["theorem1"] is None and found["sigma"]["tight"] > 0
-    assert "What it calls epsilon=2 is epsilon=17.75 under add-remove" in found["remarks"]["theorem1"]
+    assert "Its epsilon=2 is exactly epsilon=17.75 under add-remove" in found["remarks"]["theorem1"]
     monkeypatch.setenv("COLUMNS", "160")
     table = topdp("calibrate", "--epsilon", 10, "--releases", 100, "--records", 2000).out
     assert "the same releases are exactly" in " ".join(table.replace("│", " ").split())

@@ -195,9 +195,13 @@ def test_a_task_that_fails_is_reported_after_the_others(grid, tmp_path, outcome,
 
 def test_an_error_of_ours_is_a_result_and_any_other_is_raised(grid):
     (point,) = grid()
+
+    def task(device):
+        return StackTask(configs=(point.config,), records=(), graphs={}, device=device, threads=1)
+
     with pytest.raises(ValueError, match="argument 2 is longer"):  # one set of records too many
-        compute(pickle.dumps(StackTask((point.config,), (), {}, "cpu", 1)), [b""])
-    result = compute(pickle.dumps(StackTask((point.config,), (), {}, "cuda:99", 1)), [])
+        compute(pickle.dumps(task("cpu")), [b""])
+    result = compute(pickle.dumps(task("cuda:99")), [])
     assert result.error.code == 2 and "cuda:99" in str(result.error)
 
 

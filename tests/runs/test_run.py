@@ -363,7 +363,7 @@ def test_a_damaged_line_of_metrics_is_refused(broken_off):
 
 def test_a_run_killed_before_its_first_round_is_started_again(small, tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
-        patched.setattr(run, "sealed", lambda *_: 1 / 0)
+        patched.setattr(RunFolder, "mark", lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             run.run(small(), tmp_path / "run")
     assert RunFolder.open(tmp_path / "run").state == "starting"

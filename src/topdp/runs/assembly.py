@@ -48,7 +48,7 @@ class Everyone(NamedTuple):
     digest: str
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Assembly:
     """A resolved run with its records and model; makes the engine for any plan of its agents."""
 
@@ -102,7 +102,7 @@ class Assembly:
         shards, run = _fitted(shards, task), resolve_outline(outline, counts)
         flat = FlatModel(model)
         expect_fitting(flat, task, shards.inputs[0, :1], shards.targets[0, :1], _largest(shards, task))
-        return cls(run, shards, flat, device, task, everyone)
+        return cls(run=run, shards=shards, flat=flat, device=device, task=task, everyone=everyone)
 
     def digest(self) -> str:
         """Of all records of all agents."""

@@ -50,6 +50,7 @@ class BestSoFar:
         self,
         folder: RunFolder | None,
         resumed: bool,
+        *,
         notes: dict[str, str],
         larger: Mapping[str, bool | None] | None = None,
         group: ProcessGroup | None = None,

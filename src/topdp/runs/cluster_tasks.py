@@ -26,7 +26,7 @@ from topdp.runs.run_stacks import Dealer, name_of_graph
 from topdp.topology import Topology
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class StackTask:
     """Runs to compute together, or one. Their records follow separately, because several tasks share them."""
 
@@ -41,7 +41,9 @@ class StackTask:
         names = dict.fromkeys(dealer.name_of_shards(config) for config in configs)
         in_files = [config for config in configs if config.topology.kind == "file"]
         graphs = {name_of_graph(config): dealer.graph(config) for config in in_files}
-        return cls(tuple(configs), tuple(names), graphs, device, threads)
+        return cls(
+            configs=tuple(configs), records=tuple(names), graphs=graphs, device=device, threads=threads
+        )
 
     @property
     def user_modules(self) -> tuple[str, ...]:

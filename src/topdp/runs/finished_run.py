@@ -86,7 +86,7 @@ def run_stacked(configs: Sequence[RunConfig], dealer: Dealer, progress: Progress
     stack = Stack.of([job.parts for job in jobs], [job.plan for job in jobs], len(test_inputs))
     histories: list[list[Metrics]] = [[] for _ in jobs]
     larger = {metric.name: metric.larger_is_better for metric in stack.engine.metrics}
-    best = [best_estimates.BestSoFar(None, False, {}, larger) for _ in jobs]
+    best = [best_estimates.BestSoFar(None, False, notes={}, larger=larger) for _ in jobs]
     estimates: list[torch.Tensor] = []
     try:
         for t, state, due in stack.rounds():

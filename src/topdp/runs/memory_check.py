@@ -7,8 +7,8 @@ refused. Not a limit of any kind on what is allocated later.
 from __future__ import annotations
 
 import platform
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
@@ -21,7 +21,8 @@ from topdp.simulator.row_buffers import padded_width
 UNCHECKED_BYTES = 1 << 30  # smaller needs are not checked
 
 
-class MemoryNeed(NamedTuple):
+@dataclass(frozen=True, eq=False, kw_only=True)
+class MemoryNeed:
     """Bytes on one device of one machine, and what for."""
 
     place: str
@@ -50,7 +51,9 @@ def need_of(engine: Engine) -> MemoryNeed:
     records = sum(part.nbytes for part in _tensors_of(shards))
     place = platform.node() if engine.device.type == "cpu" else f"{platform.node()} {engine.device}"
     rows, gradients = 2 * engine.layout.capacity * width * kept, min(agents, together) * beside
-    return MemoryNeed(place, rows, gradients, records, free_on(engine.device))
+    return MemoryNeed(
+        place=place, rows=rows, gradients=gradients, records=records, free=free_on(engine.device)
+    )
 
 
 def expect_room_for_records(shards: Shards, device: torch.device) -> None:

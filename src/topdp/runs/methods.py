@@ -7,7 +7,7 @@ protocols/, budgets are met by privacy/: this file only says which goes with whi
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from topdp import protocols
@@ -65,6 +65,7 @@ class Method:
 
     name: str
     writer: Callable[[MethodConfig], Protocol]
+    _: KW_ONLY
     noisy: bool = True
     noise_kind: str = "constant"
     calibration: str | None = None

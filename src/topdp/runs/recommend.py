@@ -48,7 +48,7 @@ MAX_STEP = 450.0  # λ beyond which training swings
 RECOMMENDED_ROUNDS = 300
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Option:
     """What one method costs here. `noise` None: it cannot be used, and `reason` says why."""
 
@@ -130,7 +130,7 @@ def _option(config: RunConfig, graph: Topology, counts: tuple[int, ...], name: s
             Query(colluders=privacy.colluders), noise_shares(run),
         )  # fmt: skip
     except TopdpError as error:
-        return Option(name, None, None, 0, str(error), {})
+        return Option(method=name, noise=None, between=None, sent=0, reason=str(error), settings={})
     plan = run.write_plan(noise.deviation)
     left, each = residual_noise(plan), plan.releases_per_round
     pooled = pooled_noise(run.config, counts, float(epsilon.min()))
@@ -148,7 +148,14 @@ def _option(config: RunConfig, graph: Topology, counts: tuple[int, ...], name: s
         )
     elif METHODS[name].gossips:
         settings = {"method.gossip": run.config.method.gossip}
-    return Option(name, average, between, max(1, each - 1), reason + ".", settings)
+    return Option(
+        method=name,
+        noise=average,
+        between=between,
+        sent=max(1, each - 1),
+        reason=reason + ".",
+        settings=settings,
+    )
 
 
 def pooled_noise(config: RunConfig, counts: tuple[int, ...], epsilon: float) -> float:

@@ -26,6 +26,7 @@ class ResolvedRun(RunOutline):
 
     In `config` every `auto` that the method uses is a number: it is what a run folder keeps.
 
+    >>> from topdp.runs.config import RunConfig
     >>> outline = RunOutline.of(RunConfig())
     >>> run = ResolvedRun.with_records(outline, *records_of(outline, (2000,) * 30))
     >>> run.schedule.releases, run.analysis.batches[0]

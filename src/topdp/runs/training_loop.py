@@ -69,7 +69,9 @@ def train_to_the_end(
     group = None if checkpoints is None else checkpoints.group
     each = simulation.plan.releases_per_round
     state = _begin(simulation, start, metrics, folder, checkpoints)
-    best = BestSoFar(folder, bool(metrics), notes_of(run.flat), run.larger_is_better, group)
+    best = BestSoFar(
+        folder, bool(metrics), notes=notes_of(run.flat), larger=run.larger_is_better, group=group
+    )
     callbacks.start(run)
     looked_at = (config.train.evaluate_every, config.train.checkpoint_every, *([1] if callbacks else []))
     stopped: Stopped | None = None

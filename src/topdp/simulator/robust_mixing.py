@@ -27,11 +27,11 @@ def robust_mean(robust: Robust, own: Tensor, received: Tensor, weight: Tensor) -
     >>> import torch
     >>> own, others = torch.zeros(1, 2), torch.tensor([[[1.0, 0.0], [0.0, 1.0], [90.0, 90.0]]])
     >>> third = torch.full((1, 3), 1 / 3)
-    >>> entering(Robust("clipped"), own, others, third).sum(dim=1).round().tolist()
+    >>> robust_mean(Robust("clipped"), own, others, third).sum(dim=1).round().tolist()
     [1.0]
-    >>> entering(Robust("trimmed"), own, others, third).tolist()
+    >>> robust_mean(Robust("trimmed"), own, others, third).tolist()
     [[0.5, 0.5]]
-    >>> entering(Robust("nearest"), own, others, third).isclose(torch.tensor(1 / 3)).all().item()
+    >>> robust_mean(Robust("nearest"), own, others, third).isclose(torch.tensor(1 / 3)).all().item()
     True
     """
     k = received.shape[1]

@@ -71,7 +71,7 @@ def test_the_unit_starts_what_the_command_line_knows_and_restarts_on_purpose():
     words = shlex.split(setting("ExecStart")[0])
     assert words[0].endswith("/topdp")
     found = parsed(words[1:])
-    assert found["metrics"] == 9464 and found["json_log"]
+    assert found["metrics_port"] == 9464 and found["json_log"]
     never = {int(code) for code in setting("RestartPreventExitStatus")[0].split()}
     assert never == {ExitCode.INPUT, ExitCode.BUDGET, ExitCode.TRUST, ExitCode.DATA, ExitCode.INTERRUPTED}
     assert setting("Restart") == ["on-failure"]  # what is left: faults, kills, a port taken for the moment
@@ -114,7 +114,7 @@ def test_the_compose_file_starts_three_sites_that_share_nothing_but_the_manifest
     for name, service in found["services"].items():
         start = parsed([*entrypoint()[1:], *service["command"]])
         mounts = dict(reversed(each.split(":")[:2]) for each in service["volumes"])
-        for key in ("manifest", "folder", "data", "state"):
+        for key in ("manifest", "identity", "data", "state"):
             assert str(start[key]) in mounts, (name, key)
         places[name] = {source for target, source in mounts.items() if target != "/manifest.toml"}
         assert mounts["/state"] in found["volumes"] and service["restart"] == "on-failure"

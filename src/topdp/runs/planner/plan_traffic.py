@@ -21,8 +21,8 @@ ROW_HEADER_BYTES = 72
 """Bytes before the numbers of a row on the wire (`agents/wire/row_payload.py`), approximately."""
 
 MLP_HIDDEN_UNITS = 100  # of the mlp (`learning/models.py`)
-SCATTERING_CHANNELS = 81  # channels of features for each channel of an image
-SCATTERING_STRIDE = 4  # pixels between two features
+PLANNED_SCATTERING_CHANNELS = 81  # channels of features for each channel of an image
+PLANNED_SCATTERING_STRIDE = 4  # pixels between two features
 
 
 def messages(plan: Plan) -> Floats:
@@ -80,7 +80,11 @@ def numbers_in_a_row(config: RunConfig) -> tuple[int | None, str]:
     if config.data.features == "scattering":
         if len(shape) != 3:
             return None, "Scattering features are of images alone."
-        shape = (shape[0] * SCATTERING_CHANNELS, shape[1] // SCATTERING_STRIDE, shape[2] // SCATTERING_STRIDE)
+        shape = (
+            shape[0] * PLANNED_SCATTERING_CHANNELS,
+            shape[1] // PLANNED_SCATTERING_STRIDE,
+            shape[2] // PLANNED_SCATTERING_STRIDE,
+        )
     elif config.data.features != "none":
         return None, "The shape of features that are given in Python is not known before."
     loss = config.train.loss

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, get_args
 
 import tomli_w
@@ -32,6 +32,7 @@ class Field:
     key: str
     label: str
     help: str = ""
+    _: KW_ONLY
     choices: tuple[str, ...] = ()
     only: tuple[str, tuple[str, ...]] | None = None
 
@@ -96,7 +97,7 @@ class FormError(InputError):
 def question_of(values: Mapping[str, object]) -> PlannerQuestion:
     """Return the question that was submitted. Raise FormError with the messages of the library.
 
-    >>> question_of({"topology.agents": "4", "topology.kind": "ring", "rounds": "2"}).graph.agents
+    >>> question_of({"topology.agents": "4", "topology.kind": "ring", "rounds": "2"}).run.graph.agents
     4
     >>> try:
     ...     question_of({"privacy.epsilon": "-1"})

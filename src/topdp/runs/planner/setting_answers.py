@@ -124,11 +124,11 @@ def answer_seconds(kind: AnswerKind, plan: Plan, query: Query) -> float:
     >>> import numpy as np
     >>> from topdp import protocols, topology
     >>> from topdp.plan import Schedule
-    >>> from topdp.privacy.answers import ADAPTIVE, OUTSIDER
+    >>> from topdp.privacy.answers import ADAPTIVE, OUTSIDER, VIEW
     >>> steps = Schedule(rate=np.ones(150), noise=np.ones(150))
     >>> plan = protocols.TopSynchronous(0.5).plan(topology.ring(30), steps, np.ones(30), seed=0)
-    >>> [answer_seconds(kind, plan, Query()) > INSTANT_SECONDS for kind in (ADAPTIVE, OUTSIDER)]
-    [True, False]
+    >>> [answer_seconds(kind, plan, Query()) > INSTANT_SECONDS for kind in (VIEW, ADAPTIVE, OUTSIDER)]
+    [True, False, False]
     """
     return 60 * kind.work(plan, query) / OPERATIONS_PER_MINUTE
 
