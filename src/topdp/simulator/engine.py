@@ -1,7 +1,7 @@
-"""Executes a plan on data, on one device: the rows of all agents, or of those that are held here.
+"""The engine: executes a plan on data, on one device, for all agents or for those of one rank.
 
-The engine uses plans, gradients and shards; methods, budgets and files are for its callers, and so is what to
-evaluate, print or save between releases. Rows of agents that are held elsewhere come by `Fetch` (ranks/).
+The engine uses plans, gradients and shards. Its callers handle methods, budgets and files, and decide what to
+evaluate, print or save between releases. `Fetch` brings the rows of agents on other ranks (ranks/).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from topdp.simulator.simulated_noise import Draws, SimulatedDraws
 from topdp.simulator.simulation import Simulation, State
 
 MAX_NOISE_STD = 1e30
-# Numbers of gradients in memory at a time, where there are many agents.
+# The most entries of gradients in memory at a time, if there are many agents.
 MAX_GRADIENT_NUMBERS = 1 << 26
 
 ALL_AGENTS = slice(None)
@@ -46,7 +46,7 @@ ALL_AGENTS = slice(None)
 # (round, device) -> the records of all agents in that round.
 Select = Callable[[int, torch.device], batch_selection.Selection]
 
-# (round, its records, sums of clipped gradients [agents, d]): may add to the sums, as records would.
+# (round, its records, sums of clipped gradients [agents, d]): may add clipped gradients to the sums.
 Plant = Callable[[int, batch_selection.Selection, Tensor], None]
 
 # (round, rows that were made [rows, d], their owners): may change rows before any agent reads them.
@@ -77,7 +77,7 @@ class Intervention:
 
 
 def supports(plan: Plan) -> str | None:
-    """None, or what in `plan` no engine executes."""
+    """Return None, or the reason why no engine can execute `plan`."""
     if np.abs(plan.std.values).max(initial=0) * plan.scale.max() > MAX_NOISE_STD:
         return f"noise above {MAX_NOISE_STD:g}, which float32 cannot hold: use a smaller sigma, clip or rate"
     if not plan.exists[:, : plan.agents].all():

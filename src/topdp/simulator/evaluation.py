@@ -77,7 +77,7 @@ def evaluate(
 def _evaluate_part(
     gradients: ClippedGradients, metrics: Sequence[Metric], rows: Tensor, inputs: Tensor, targets: Tensor
 ) -> tuple[Tensor, dict[str, Floats]]:
-    """Sums over records [loss and metrics, n]; and by name, the metrics that need all records together."""
+    """Return sums over records [loss and metrics, n]; and by name, the metrics that need all records."""
     loss = _by_example(gradients.loss)
     each = {"loss": loss, **{metric.name: metric.each for metric in metrics if metric.each is not None}}
     totals = {name: torch.zeros(len(rows), dtype=torch.float64, device=rows.device) for name in each}

@@ -88,7 +88,7 @@ def _nearest(distance: Tensor, count: int) -> Tensor:
 
 
 def _weighted(weight: Tensor, rows: Tensor) -> Tensor:
-    """Σ_k weight·row; rows of weight 0 may contain anything."""
+    """Return Σ_k weight·row; rows of weight 0 may contain any values, also NaN."""
     if not rows.isfinite().all():
         rows = torch.where((weight != 0)[:, :, None], rows, 0.0)
     return torch.bmm(weight[:, None], rows)[:, 0]
@@ -117,7 +117,10 @@ class RobustMixer:
                 )
 
     def _groups(self, round: int, only: Ints | None) -> Iterator[tuple[Ints, Ints, Floats, Ints]]:
-        """Groups with equally many received rows: places of rows and sources, weights, places of owners."""
+        """Yield groups of rows with equally many received rows.
+
+        Each is (places of the rows, places of the sources, weights, places of the owners).
+        """
         plan, made, place = self.plan, self.layout.made(round), self.layout.place(round)
         position = np.full(plan.rows, -1)
         position[made] = np.arange(len(made))

@@ -1,6 +1,6 @@
-"""Memory for the rows of two releases that take turns, and how far each is filled.
+"""Two alternating buffers for the rows of two consecutive releases, and whether each is complete.
 
-Rows begin at multiples of `ROW_ALIGNMENT`. Says nothing of what rows contain.
+Rows begin at multiples of `ROW_ALIGNMENT`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ROUNDED_TYPES = {"bfloat16": torch.bfloat16}
 
 
 def padded_width(dimension: int, device: torch.device) -> int:
-    """Numbers from one row to the next, for rows of `dimension` numbers."""
+    """Return the distance, in numbers, between the starts of two rows of `dimension` numbers."""
     align = ROW_ALIGNMENT[device.type]
     return -(-dimension // align) * align
 
@@ -51,7 +51,7 @@ class RowBuffers:
         return self._buffers[round % 2]
 
     def begin(self, round: int, count: int) -> Tensor:
-        """Return [count, d] where the rows of `round` will be; the rows that were there are lost."""
+        """Return the buffer [count, d] for the rows of `round`; its former rows are lost."""
         out = self.of(round)[:count]
         self._complete[round % 2] = None
         return out

@@ -1,8 +1,8 @@
 """Which rows of a round this process makes, and their places in memory.
 
-Where other processes hold some agents (`ranks/`), the rows of theirs that local rows are mixed from are
-guests: their places are behind the local rows. How rows are made is in `row_mixing`, how guests arrive in
-`ranks/border_exchange`.
+If other processes hold some agents (`ranks/`), *guests* are the rows of those agents from which local rows
+are mixed; their places are behind the local rows. `row_mixing` makes rows, and `ranks/border_exchange`
+transfers guests.
 """
 
 from __future__ import annotations
@@ -38,14 +38,15 @@ class RowLayout:
         return np.flatnonzero(self.plan.exists[round] & self._mine)
 
     def guests(self, round: int) -> dict[tuple[int, int], Ints]:
-        """By (from, to): the rows of the round before that another rank mixes than the one that made them.
+        """Map (from rank, to rank) to the rows of the previous round that the second mixes and the first
+        made.
 
         Before round 0 they are starts, and have the numbers of their owners.
         """
         return {} if self.whole else self._guests(round)
 
     def arriving(self, round: int) -> list[tuple[int, Ints]]:
-        """(rank, rows) of the guests that arrive here, in the order of their places."""
+        """Return (rank, rows) of the guests that arrive here, in the order of their places."""
         return [(origin, rows) for (origin, to), rows in self.guests(round).items() if to == self.here]
 
     def place(self, round: int) -> Ints:

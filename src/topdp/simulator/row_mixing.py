@@ -1,4 +1,4 @@
-"""Makes the rows of a round on the processor: row = mix·rows + step·gradient + noise.
+"""Makes the rows of a round on the CPU: row = mix·rows + step·gradient + noise.
 
 `row_mixing_cuda` does the same on a GPU. The plan states what rows are made from; a draw does not depend on
 which other rows are made.
@@ -78,7 +78,7 @@ class CpuMixer:
         weight, step = (column[rows].astype(kind) for column in (this.weight, this.step))
         used = (source >= 0) & (weight != 0)
         if (place[source[used]] < 0).any():
-            raise InputError(f"Expected round {work.round} to mix rows that were made, got others.")
+            raise InputError(f"Expected round {work.round} to mix only rows that exist, got others.")
         return places, np.where(used, place[source], -1), weight, owner, step, seeds, std
 
 

@@ -171,7 +171,9 @@ class CudaMixer:
         chosen: Tensor | None = None,
         agents: int = 0,
     ) -> None:
-        """`chosen`: places of the rows to make; `agents`: the place of the agent with the first gradient."""
+        """Launch the kernel. `chosen`: places of the rows to make; `agents`: the place of the first
+        gradient's agent.
+        """
         d = out.shape[1]
         grid = (len(out if chosen is None else chosen), triton.cdiv(d, 4 * LANES))
         with torch.cuda.device_of(out):  # Triton launches on the current device

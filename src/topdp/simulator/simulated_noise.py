@@ -41,7 +41,7 @@ class Draws(ABC):
 
     @abstractmethod
     def names(self, draws: Ints) -> tuple[Ints, Ints]:
-        """For devices with a counter-based generator: the key of each draw, and its number."""
+        """Return the key and the number of each draw, for devices with a counter-based generator."""
 
 
 class SimulatedDraws(Draws):

@@ -1,4 +1,4 @@
-"""The interface by which run loops step a simulation, whatever executes it.
+"""The interface by which run loops step a simulation, independent of how it is executed.
 
 `Engine` implements it in one process, `RankedEngine` over several, `CudaReplay` by recorded rounds on a GPU.
 """

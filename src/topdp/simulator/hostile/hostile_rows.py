@@ -57,7 +57,7 @@ def a_little(now: Tensor, hostile: int, strength: float, random: torch.Generator
 
 
 def noise(now: Tensor, hostile: int, strength: float, random: torch.Generator) -> Tensor:
-    """Normal numbers, `strength` times as large as those of honest rows."""
+    """Return normal noise with `strength` times the root mean square of the honest rows."""
     drawn = torch.randn(now.shape[1], generator=random, dtype=torch.float64)
     return strength * now.square().mean().sqrt() * drawn.to(now)
 
