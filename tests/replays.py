@@ -71,7 +71,8 @@ class Quick(CudaMixer):
             position, round = clock.tolist()
             first, stop = packed.starts[position : position + 2].tolist()
             made = stop - first
-        _, slot, weight, owner, step, key, draw, std = (part[first : first + made] for part in packed)
+        _, *tables = packed.tables()
+        slot, weight, owner, step, key, draw, std = (table[first : first + made] for table in tables)
         total = torch.zeros(made, out.shape[1])
         for row in range(made):
             for source, share in zip(slot[row].tolist(), weight[row].tolist(), strict=True):

@@ -74,7 +74,7 @@ INTERRUPTED = {
     "reproduce": (
         ["reproduce", "1", "--quick", "--out", "figures"],
         "topdp.experiments.reproduce.reproduce",
-        "Interrupted. Continue with: the same command: what is done is kept in figures.",
+        "Interrupted. Continue with: the same command; finished runs are in figures.",
     ),
     "compare": (
         ["compare", "--out", "both"],

@@ -77,7 +77,7 @@ def test_a_run_that_is_not_what_it_says_is_not_audited(topdp, config, tmp_path):
         (["--observer", "0", "--owner", "0"], "other than the audited one, got 0"),
         (["--observer", "9"], "expected an agent between 0 and 3, got 9"),
         (["--owner", "4"], "expected an agent between 0 and 3, got 4"),
-        (["--sees", "everything"], "--sees: got 'everything'"),
+        (["--sees", "everything"], "--sees: expected a known value, got 'everything'"),
         (["--canaries", "121"], "--canaries: expected at most 120, got 121"),
         (["--set", "data.records=30"], "--canaries: expected at least 40, got 30"),
         (["--confidence", "0.2"], "--confidence: expected at least 0.5"),
@@ -98,7 +98,7 @@ def test_a_folder_that_is_no_run_and_one_that_is_not_empty(topdp, config, tmp_pa
     done = topdp("audit", config, "--out", config.parent)
     assert done.code == 2 and "Expected a new or empty folder" in " ".join(done.err.split())
     done = topdp("audit", config.parent, "--set", "rounds=3")
-    assert done.code == 2 and "keeps its own settings" in " ".join(done.err.split())
+    assert done.code == 2 and "Expected no settings beside the folder of a run" in " ".join(done.err.split())
 
 
 def test_a_run_from_python_is_audited_in_python(topdp, tmp_path):

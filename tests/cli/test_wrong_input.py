@@ -97,7 +97,7 @@ WRONG = {
     "recorded": ([*AUDIT, "--recorded"], "got none, which has no canaries.npz"),
     "preset": (["account", "--preset", ""], "Expected a preset, got ''"),
     "no run": (["run", "--resume", "full"], "could not read run.json: No such file or directory."),
-    "minutes": (["reproduce", "1", "--minutes", "nan"], "--minutes: expected a number from 0 on, got nan"),
+    "minutes": (["reproduce", "1", "--minutes", "nan"], "--minutes: expected a number >= 0, got nan"),
     "identity": (["agent", "init", "--name", "a", "--identity", "a file"], "a file is a file."),
     "demo to a file": (
         ["federation", "demo", *sets("data.name=blobs.npz"), "--agents", "3", "--out", "a file"],
@@ -107,7 +107,7 @@ WRONG = {
         ["federation", "demo", "--agents", "3", "--budget", "0=-1"],
         "and EPSILON > 0, got '0=-1'",
     ),
-    "sees": ([*AUDIT, "--sees", "me"], "--sees: got 'me'"),
+    "sees": ([*AUDIT, "--sees", "me"], "--sees: expected a known value, got 'me'"),
 }
 
 

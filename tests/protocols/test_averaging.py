@@ -173,7 +173,7 @@ def test_without_averaging_steps_it_is_dsgd():
 @pytest.mark.parametrize(
     ("steps", "said"),
     [
-        (-1, "Expected gossip=-1 >= 0"),
+        (-1, "Expected gossip >= 0, got -1"),
         (
             MAX_GOSSIP_STEPS + 1,
             f"at most {MAX_GOSSIP_STEPS} steps between two gradients, got {MAX_GOSSIP_STEPS + 1}",

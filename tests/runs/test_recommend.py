@@ -47,6 +47,12 @@ def test_the_noise_is_that_of_the_plans_that_would_run():
     assert found.options[0].noise == pytest.approx(left["correlated"] / left["central"], rel=1e-6)
 
 
+def test_given_noise_for_each_agent_does_not_matter_for_pooled_records():
+    sizes = ("topology.agents=4", "topology.kind=ring")
+    found, _ = ask(*sizes, "privacy.sigma=[0.5, 1.0, 2.0, 0.5]")
+    assert [option.noise for option in found.options] == [option.noise for option in ask(*sizes)[0].options]
+
+
 def test_two_agents_gain_nothing_by_secrets():
     """The one other agent knows all of them: then what sends least is as good."""
     found, _ = ask("topology.agents=2", "topology.kind=complete")

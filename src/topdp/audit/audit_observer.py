@@ -30,7 +30,7 @@ SEES = {"received": Public.NOTHING, "estimates": Public.ESTIMATES, "all": Public
 OBSERVER_NAMES = ("worst", "all", OUTSIDER.name)
 
 SIGN_SWEEPS = 5
-"""Sweeps of the search for the best signs. On all plans we tried, the third changes nothing."""
+"""The number of sweeps of the search for the best signs. A third one changed nothing on the tested plans."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +47,7 @@ class Observer:
 
     @property
     def coalition(self) -> Bools:
-        """[agents]: who belongs to the coalition."""
+        """Membership in the coalition, boolean [agents]."""
         return np.isin(np.arange(self.plan.agents), self.members)
 
     def proved(self, exposure: Exposure, owner: int) -> Loss:
@@ -57,7 +57,9 @@ class Observer:
         return view(self.plan, exposure, [self.members], [owner], public=self.public).loss(owner, 0)
 
     def aim(self, owner: int, period: int) -> Floats:
-        """Return signs of the owner's changes that this observer sees well, [releases]; all 1 in long plans.
+        """Return the sign of the owner's change in each release that this observer sees well, [releases].
+
+        All signs are 1 in long plans, where the search would take too long.
 
         Only the strength of canaries depends on them.
         """
@@ -86,7 +88,10 @@ def observer_named(
     account: Account,
     query: Query = DEFAULT_QUERY,
 ) -> Observer:
-    """Return the observer that `text` names; `worst` learns most about the owner by the account."""
+    """Return the observer that `text` names. `worst`: the one that learns most about `owner` by the account.
+
+    `sees`: received, estimates or all; see `seen_by_guarantee`.
+    """
     expect_observer(text, sees, owner, plan.agents)
     if text == OUTSIDER.name:
         return Observer(plan, (), "all")
@@ -111,7 +116,7 @@ def seen_by_guarantee(guarantee: str) -> str:
 def expect_observer(text: str, sees: str | None, owner: int | None, agents: int) -> None:
     """Raise AuditError unless these name an observer. None for `sees` and `owner` means the default."""
     if sees is not None and sees not in SEES:
-        raise AuditError(f"--sees: got {sees!r}.{did_you_mean(sees, list(SEES))}")
+        raise AuditError(f"--sees: expected a known value, got {sees!r}.{did_you_mean(sees, list(SEES))}")
     if owner is not None:
         expect_agent("--owner", owner, agents)
     if text not in OBSERVER_NAMES:
@@ -136,8 +141,8 @@ def _members(text: str, agents: int, owner: int | None) -> tuple[int, ...]:
         expect_agent("--observer", agent, agents)
     if owner in members:
         raise AuditError(
-            f"--observer: expected agents other than the audited one, got {owner}, which knows its own data. "
-            "Name others, or another --owner."
+            f"--observer: expected agents other than the audited one, got {owner}, which knows its own "
+            "records. Name other agents, or another --owner."
         )
     return members
 

@@ -71,19 +71,19 @@ class AuditRequest:
 
 
 def supports(plan: Plan) -> str | None:
-    """Return None, or what in `plan` the attack cannot separate into a sum."""
+    """Return None, or the reason why the attack cannot separate the rows of `plan` into sums."""
     return unsupported(plan, {Capability.ADAPTIVE_STEPS, Capability.ROBUST_MIXING, Capability.SHARED_DRAWS})
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Audit:
-    """Everything that is determined before the run. Holds no data."""
+    """An audit before its run: observer, signs and proved bounds. Contains no records."""
 
     owner: int
     observer: Observer
-    loss: Loss  # of the owner to this observer, as proved
+    loss: Loss  # of the owner's records to this observer: the proved bound
     exposure: Exposure
-    answers: dict[str, float | str]  # of the account for the owner
+    answers: dict[str, float | str]  # the account's ε for the owner, or the status if there is none
     canaries: int
     dimension: int  # parameters of the model
     confidence: float
@@ -105,7 +105,7 @@ class Audit:
         request.expect_possible(plan.agents)
         if reason := supports(plan):
             raise AuditError(
-                f"Expected rows that are sums for an audit, got {reason}. The attack takes sums apart. Use "
+                f"Expected rows that are sums, which the attack can take apart, but got {reason}. Use "
                 "train.rows=model."
             )
         query = Query(colluders=account.colluders, allow_slow=privacy.allow_slow, progress=progress)
@@ -164,7 +164,7 @@ class Audit:
     def run(
         self, parts: Assembly, seed: int, noise: Draws | None = None, progress: Progress = silent
     ) -> Findings:
-        """Run with canaries. `noise` replaces the seed's, to audit another generator."""
+        """Run with canaries and return the findings. `noise` replaces the seed's, to audit a generator."""
         canaries = self.plant(seed, order=seed)
         rounds = execute(parts, self.observer.plan, canaries, self.signs, seed, noise)
         start = parts.start[canaries.coordinates].double().cpu().numpy()
@@ -178,7 +178,9 @@ class Audit:
         seed: int,
         progress: Progress = silent,
     ) -> Findings:
-        """Compute the findings from the rounds of a run. `start`: the start at the canaries' coordinates."""
+        """Compute the findings from the rounds of a run. `start`: the initial rows at the canaries'
+        coordinates, [canaries].
+        """
         accumulator = CanaryScores(
             self.observer,
             self.owner,
@@ -227,7 +229,7 @@ class Audit:
 
 @dataclass(frozen=True)
 class PreparedAudit:
-    """An audit whose settings are checked and that only remains to be executed."""
+    """An audit with checked settings, ready to be executed."""
 
     config: RunConfig
     agents: int
@@ -240,7 +242,7 @@ def of_config(
     device: str = "auto",
     progress: Progress = silent,
 ) -> PreparedAudit:
-    """Prepare the audit of the plan that a configuration gives."""
+    """Return the prepared audit of the plan that a configuration gives."""
     request.expect_possible(RunOutline.of(config).graph.agents)
     parts = Assembly.of(config, choose_device(device), progress)
     plan, account = plan_and_account(parts.run, progress)
@@ -253,13 +255,13 @@ def of_run(
     device: str = "auto",
     progress: Progress = silent,
 ) -> PreparedAudit:
-    """Prepare the audit of the plan in a run folder."""
+    """Return the prepared audit of the plan in the run folder `path`."""
     folder = RunFolder.open(path)
     config, plan = folder.config, folder.plan
     if config.data.name == GIVEN:
         raise AuditError(
-            f"Expected a run from a configuration, got {path}: it was started from Python, and its data and "
-            "model are not in its folder. Audit it from Python with topdp.audit.Audit."
+            f"Expected a run from a configuration, but {path} was started from Python: its folder does not "
+            "contain its data and model. Audit it from Python with topdp.audit.Audit."
         )
     request.expect_possible(plan.agents)
     parts = Assembly.of(config, choose_device(device), progress)
@@ -278,7 +280,7 @@ def _prepared(
 
 
 def _account_at(delta: float, plan: Plan, account: Account, query: Query) -> Account:
-    """Compute the same answers at another δ."""
+    """Return the account with the same answers at another δ."""
     return compute_account(
         plan,
         account.analysis,

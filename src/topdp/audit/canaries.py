@@ -6,7 +6,7 @@ coin. There are two kinds, because a fault may hide from one of them. *Aimed* ca
 in the direction that this observer sees best. *Turning* canaries change their sign every time, which exposes
 noise that is reused.
 
-`canary_scores` computes what an observer makes of them.
+`canary_scores` computes an observer's scores of them.
 
 **Guarantees.** A canary takes the place of one record, is used when the batches use that record, and is
 divided by what they divide by. So a coin changes the agent's mean gradient by exactly the sensitivity that
@@ -55,10 +55,10 @@ class Canaries:
     """The canaries of one agent, with their coins; arrays have one entry per canary."""
 
     owner: int
-    records: Ints  # the records they replace
-    coordinates: Ints  # the parameter along which each points
-    column: Ints  # of `signs`: kind and residue class
-    push: Floats  # in units of the clip, as the coin decided
+    records: Ints  # the records that they replace
+    coordinates: Ints  # the parameter along which each canary points
+    column: Ints  # each canary's column of `signs`: its kind and residue class
+    push: Floats  # the length of its gradient in units of the clip, according to its coin
 
     def __len__(self) -> int:
         return len(self.records)
@@ -77,7 +77,7 @@ class Canaries:
     def select(
         self, batches: Sequence[Batches], seed: int, round: int, device: torch.device
     ) -> CanarySelection:
-        """Select the records of a round without the replaced ones, and the canaries that are used."""
+        """Return the records that `round` uses, without the replaced ones, and the canaries that it uses."""
         selection = batch_selection.select(batches, seed, round, device)
         weights = selection.weights
         if weights is None:
@@ -115,11 +115,11 @@ def plant_canaries(
     seed: int,
     order: int,
 ) -> Canaries:
-    """Plant `count` canaries in the shard of `owner`, half of them aimed, in the places worth most.
+    """Plant `count` canaries in the shard of `owner`, half of them aimed, in place of the best records.
 
-    `worth` [classes]: by residue class of the rounds that use a record. `replace_one`: the coin flips the
-    sign of a canary; otherwise it decides whether the canary is present. `order`: the seed of the order of
-    cyclic batches.
+    `worth` [classes]: the μ² of a canary by residue class of the rounds that use its record; the largest is
+    best. `replace_one`: the coin flips the sign of a canary; otherwise it decides whether the canary is
+    present. `order`: the seed of the order of cyclic batches.
     """
     place = _residue_classes(owner, batches, order, len(worth))
     usable = _usable(place, worth)

@@ -25,7 +25,7 @@ from topdp.simulator.simulated_noise import Draws, SimulatedDraws
 def execute(
     parts: Assembly, plan: Plan, canaries: Canaries, signs: Floats, seed: int, noise: Draws | None = None
 ) -> Iterator[ObservedRound]:
-    """Yield round after round. `seed`: of noise, samples and random layers; `noise`: replaces the seed's."""
+    """Yield the rounds. `seed` determines noise, samples and random layers; `noise` replaces its draws."""
     noise = noise or SimulatedDraws(seed, plan.draws, plan.releases)
     clip, batches = parts.run.config.privacy.clip, parts.run.batches
     at = torch.from_numpy(canaries.coordinates).to(parts.device)
@@ -38,7 +38,7 @@ def execute(
 
     def draw(number: int, round: int) -> Floats:
         if parts.device.type != "cpu":
-            raise AuditError("Draws that agents share cannot be read back from a GPU: use --device cpu.")
+            raise AuditError("Draws that agents share cannot be read back from a GPU. Use --device cpu.")
         row = torch.empty(parts.flat.dimension, dtype=parts.flat.dtype)
         return _numbers(noise.fill(row, round, number)[at])
 

@@ -21,7 +21,7 @@ class KindFindings:
 
     scores: Floats
     present: Bools
-    mu: float  # their mean distance according to the plan
+    mu: float  # the mean distance of present and absent canaries according to the plan
     gaussian: Distance | None  # None if records are sampled at random
     epsilon_gaussian: float
     epsilon_guessing: float
@@ -61,7 +61,7 @@ class Findings:
     seed: int
     kinds: dict[str, KindFindings]
     proved: float  # ε for this observer
-    mu: float | None  # the same as μ; None if records are sampled at random
+    mu: float | None  # μ for this observer; None if records are sampled at random
     answers: dict[str, float | str]  # the account's answers for the owner: ε, or the status if there is none
 
     @property

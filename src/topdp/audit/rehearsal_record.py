@@ -30,7 +30,7 @@ RECORDING_FOLDER = "recording"
 
 
 def rehearsal_folder(path: Path) -> Path | None:
-    """Return the folder of a rehearsal, if `path` is one or is the run folder of a demonstration."""
+    """Return the folder of a rehearsal: `path` or a folder inside the run folder `path`; else None."""
     return next((folder for folder in (path, path / "agents") if (folder / CANARIES_FILE).is_file()), None)
 
 
@@ -77,7 +77,7 @@ class AgentRecording:
         gradient: Floats | None,
         shared: Mapping[int, Floats] | None = None,
     ) -> None:
-        """Record the rows made in `round`, and the received ones of the round before, by row number.
+        """Record the rows made in `round` and those received of the previous round, by row number.
 
         `shared`: the draws of `round` that another agent knows too, by draw number.
         """
@@ -132,14 +132,14 @@ def recorded_rounds(
             for row, value in received.items():
                 values[row] = value
         if np.isnan(values[this.exists]).any():
-            raise AuditError(f"Expected every row of round {r} in the recordings, got some without values.")
+            raise AuditError(f"Expected every row of round {r} in the recordings, but some have no values.")
         gradients = np.zeros((plan.agents, len(canaries)))
         for i, recording in enumerate(recordings):
             gradient = recording.gradient(r)
             if gradient is None and (this.step[(plan.owner == i) & this.exists] != 0).any():
                 raise AuditError(
-                    f"Expected a rehearsal to the end of the plan, but agent {i}'s data did not enter round "
-                    f"{r}: its budget was used up."
+                    f"Expected a rehearsal to the end of the plan, but agent {i}'s records did not enter "
+                    f"round {r}: its budget was used up."
                 )
             gradients[i] = 0.0 if gradient is None else gradient
         draws = {number: draw for j in observer.members for number, draw in recordings[j].shared(r).items()}
@@ -166,4 +166,4 @@ def _read(path: Path, what: str) -> dict[str, np.ndarray]:
         with np.load(path, allow_pickle=False) as archive:
             return dict(archive)
     except UNREADABLE_FILE_ERRORS as error:
-        raise AuditError(f"Expected {what}, could not read {path}: {error}.") from error
+        raise AuditError(f"Expected {what}, but could not read {path}: {error}.") from error

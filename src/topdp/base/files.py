@@ -24,17 +24,18 @@ UNREADABLE_FILE_ERRORS = (
     TypeError,
     LookupError,
     AttributeError,
-    RuntimeError,  # nested too deeply, unknown compression, or a password
+    RuntimeError,  # too deep nesting, unknown compression, or an encrypted archive
     OverflowError,
     zlib.error,
     zipfile.BadZipFile,
 )
-"""What file readers raise when bytes are missing, changed, or belong to another kind of file."""
+"""The exceptions of file readers when bytes are missing, changed, or belong to another kind of file."""
 
 
 class FileError(InputError):
-    """A path that cannot be written: the disk is full, the file system is read-only, or the path is not what
-    was expected.
+    """A path that cannot be written or read.
+
+    The disk is full, the file system is read-only, or the path has another type than expected.
     """
 
 
@@ -43,8 +44,9 @@ class LockHeldError(FileError):
 
 
 def write_atomically(path: Path, content: str | bytes, mode: int = 0o666) -> None:
-    """Replace the content of `path`. After a full disk or a kill, the file holds the old content or the new
-    one, never a part.
+    """Replace the content of `path` atomically; `mode` is the mode of a new file, before the process's umask.
+
+    After a full disk or a kill, the file contains either the complete old or the complete new content.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -58,8 +60,9 @@ def write_atomically(path: Path, content: str | bytes, mode: int = 0o666) -> Non
 
 @contextmanager
 def atomic_path(path: Path, mode: int = 0o666) -> Iterator[Path]:
-    """Yield a temporary path beside `path` for writers that want one; on success, rename it to `path`. `mode`
-    is the mode of a new file, before the process's umask.
+    """Yield a temporary path beside `path`, for writers that need a path; on success, rename it to `path`.
+
+    `mode` is the mode of a new file, before the process's umask.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
@@ -76,7 +79,7 @@ def atomic_path(path: Path, mode: int = 0o666) -> Iterator[Path]:
 
 
 def make_folder(path: Path) -> None:
-    """Create `path` and its parents; an existing folder is fine."""
+    """Create the folder `path` and its parents, unless they exist."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -85,13 +88,13 @@ def make_folder(path: Path) -> None:
 
 @contextmanager
 def remove_new_folders_on_error(path: Path) -> Iterator[None]:
-    """If the body fails, remove the empty folders on the way to `path` that did not exist before."""
+    """If the body fails, remove `path` and those of its parents that did not exist before and are empty."""
     new_folders = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:
         yield
     except BaseException:
         for folder in new_folders:
-            with suppress(OSError):  # it is no longer empty
+            with suppress(OSError):  # the folder is no longer empty
                 folder.rmdir()
         raise
 
@@ -100,11 +103,11 @@ def remove_new_folders_on_error(path: Path) -> Iterator[None]:
 def exclusive_lock(path: Path) -> Iterator[bool]:
     """Hold the lock on `path`, a folder or a file; raise `LockHeldError` at once if another process holds it.
 
-    Creates the file if there is none. The operating system releases the lock when its holder ends, even if
-    the holder is killed. Yields False on a file system without locks: there, nobody is kept out.
+    Creates the file if it does not exist. The operating system releases the lock when the process ends, even
+    if it is killed. Yields True; on a file system without locks False: other processes are then not excluded.
     """
     if path.is_dir() and os.name == "nt":
-        path = path / ".lock"  # Windows does not open folders
+        path = path / ".lock"  # Windows cannot open folders
     flags = os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT
     try:
         descriptor = os.open(path, flags, 0o600)

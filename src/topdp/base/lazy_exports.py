@@ -8,7 +8,7 @@ from typing import Any
 
 
 def lazy_exports(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
-    """The `__getattr__` of `package`; `modules` says where in the package each exported name is defined."""
+    """Return the `__getattr__` of `package`; `modules` maps exported names to their modules."""
 
     def get(name: str) -> Any:
         if name not in modules:

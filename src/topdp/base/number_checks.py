@@ -14,12 +14,12 @@ def expect_count(name: str, count: SupportsIndex, least: int = 1) -> int:
     >>> expect_count("releases", 0)
     Traceback (most recent call last):
         ...
-    topdp.errors.InputError: Expected releases=0 >= 1.
+    topdp.errors.InputError: Expected releases >= 1, got 0.
     """
     try:
         value = operator.index(count)
     except TypeError:
-        raise InputError(f"Expected {name}={count!r} to be a whole number.") from None
+        raise InputError(f"Expected a whole number as {name}, got {count!r}.") from None
     if isinstance(count, bool) or value < least:
-        raise InputError(f"Expected {name}={count} >= {least}.")
+        raise InputError(f"Expected {name} >= {least}, got {count}.")
     return value

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 
 class Progress(Protocol):
-    """Receives reports of how far a long operation is; called often.
+    """A function that receives progress reports of a long operation. Operations call it often.
 
     `stage`: what the operation does, in a few words. `done` of `total`: how many of its steps are complete; a
     `total` of None is not known. `unit`: what one step is ("round", "observer", "run", "byte"); empty for a
@@ -48,7 +48,7 @@ def silent(
 
 
 def titled(progress: Progress, title: str) -> Progress:
-    """Report to `progress` under a title: for one of several operations."""
+    """Return a `Progress` that prefixes stages with `title`, to tell several operations apart."""
 
     def report(stage: str, done: int = 0, total: int | None = None, /, **details: Any) -> None:
         progress(f"{title}: {stage}", done, total, **details)

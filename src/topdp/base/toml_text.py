@@ -1,4 +1,4 @@
-"""TOML text from outside, refused before it is parsed if that would take minutes.
+"""Parse TOML text from untrusted files, and reject text whose parsing would take minutes.
 
 Python's parser takes time quadratic in the length of a dotted key, and memory linear in the file.
 """
@@ -12,10 +12,10 @@ from typing import Any
 from topdp.errors import InputError
 
 MAX_TOML_CHARACTERS = 64 * 2**20
-"""A manifest of 10,000 agents has a sixth of that."""
+"""The longest text that is parsed; a manifest of 10,000 agents has a sixth of that."""
 
 MAX_KEY_PARTS = 32
-"""Parts of a dotted key. The keys of topdp have at most four."""
+"""The largest number of parts of a dotted key. The keys of topdp have at most four."""
 
 _KEY_PART = r"""(?:[A-Za-z0-9_-]+|"(?:[^"\\\n]|\\.)*"|'[^'\n]*')"""
 # Matches only where a key can begin: the search stays linear in the length of the text.
@@ -29,7 +29,7 @@ class TomlError(InputError):
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """Return what `tomllib.loads` returns, for a text of sensible size and depth.
+    """Parse `text` like `tomllib.loads`. Raise TomlError for invalid, too long or too deeply nested text.
 
     >>> parse_toml("a.b = 1")
     {'a': {'b': 1}}
@@ -42,4 +42,4 @@ def parse_toml(text: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except RecursionError:
-        raise TomlError("its brackets are nested too deep") from None
+        raise TomlError("its brackets are nested too deeply") from None

@@ -32,7 +32,7 @@ def init(
     ] = "",
     as_json: Json = False,
 ) -> None:
-    """Make a key that never leaves this machine, and print the card for the other members."""
+    """Create a key that never leaves this machine, and print the card for the other members."""
     expect_agents_installed()
     from topdp.agents.agreement import identity
 
@@ -43,11 +43,11 @@ def init(
         )
     else:
         print_text(card.to_toml())
-        remark(f"This card is in {folder / identity.CARD_FILE}: send it to the manifest's author.")
+        remark(f"The card is in {folder / identity.CARD_FILE}. Send it to the author of the manifest.")
 
 
 def _expect_usable(manifest_file: Path, identity: Path) -> None:
-    """Refuse a manifest or an identity that cannot be used, before torch is loaded."""
+    """Raise an error for a manifest or an identity that cannot be used, before torch is loaded."""
     from topdp.agents.agreement.amendments import expect_all_signed
     from topdp.agents.agreement.card_succession import load_identities
     from topdp.agents.agreement.manifest import read_manifest
@@ -63,12 +63,12 @@ def start(
     state: State,
     identity: IdentityFolder = Path("identity"),
     epsilon: Annotated[
-        float | None, typer.Option("--epsilon", help="The agent's own budget, below the manifest's.")
+        float | None, typer.Option("--epsilon", help="The agent's own budget; must be below the manifest's.")
     ] = None,
     listen: Annotated[
         str | None,
         typer.Option(
-            "--listen", help="host:port to bind, if it is not the card's; 0.0.0.0:7400: all interfaces."
+            "--listen", help="host:port to bind, by default the card's; 0.0.0.0:7400 binds all interfaces."
         ),
     ] = None,
     metrics_port: Annotated[
@@ -97,7 +97,7 @@ def start(
     ] = None,
     report: Annotated[
         float,
-        typer.Option("--report", metavar="SECONDS", min=0, help="Between two lines of progress; 0: none."),
+        typer.Option("--report", metavar="SECONDS", min=0, help="Interval of progress lines; 0: none."),
     ] = 30.0,
     json_log: Annotated[bool, typer.Option("--json-log", help="Write the log as JSON lines.")] = False,
     amended_by: Annotated[
@@ -109,14 +109,14 @@ def start(
     after: Annotated[
         Path | None,
         typer.Option(
-            "--after", metavar="DIR", help="Under an amendment: the state folder of the run before."
+            "--after", metavar="DIR", help="Under an amendment: the state folder of the previous run."
         ),
     ] = None,
     upgrade: Annotated[
         bool,
         typer.Option(
             "--upgrade",
-            help="Continue an older version's ledger; you confirm it is the newest.",
+            help="Continue an older version's ledger; confirms that it is the newest copy.",
         ),
     ] = False,
     site: Site = None,
@@ -127,7 +127,7 @@ def start(
 
 
 def take_part(arguments: dict[str, Any], make_hooks: Callable[[], AgentHooks] | None = None) -> None:
-    """Run the agent that the `arguments` of `start` describe; `make_hooks` is for development commands."""
+    """Run an agent with the `arguments` of `start`. `make_hooks` creates hooks of development commands."""
     json_log, as_json = arguments.pop("json_log"), arguments.pop("as_json")
     expect_agents_installed()
     _expect_usable(arguments["manifest"], arguments["identity"])
@@ -149,10 +149,10 @@ def take_part(arguments: dict[str, Any], make_hooks: Callable[[], AgentHooks] | 
     ]
     if result["stopped_at"] is not None:
         lines.append(
-            f"Its budget ended before the plan: its data entered no round from {result['stopped_at']} on."
+            f"Its budget ended before the plan: its records entered no round from {result['stopped_at']} on."
         )
     if not outcome.finished:
-        lines.append("Asked to stop before the end: the same command continues.")
+        lines.append("Stopped on request before the end. The same command continues.")
     print_result(as_json, {**result, "code": outcome.code}, *lines)
     shutdown.exit_without_cleanup(outcome.code)
     raise typer.Exit(outcome.code)

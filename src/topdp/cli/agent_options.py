@@ -1,4 +1,4 @@
-"""What the commands of agents and federations share: options, output, and a check of the installation."""
+"""Options, output and a check of the installation, for the commands of agents and federations."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def expect_agents_installed() -> None:
     except ModuleNotFoundError as error:  # the parent package of one of them
         missing = [str(error.name)]
     if missing:
-        raise InputError("Real agents need more packages: pip install -c constraints.txt '.[agents]'")
+        raise InputError("Real agents need more packages. Run: pip install -c constraints.txt '.[agents]'")
 
 
 def print_result(as_json: bool, facts: dict[str, Any], *lines: str) -> None:

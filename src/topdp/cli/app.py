@@ -1,7 +1,7 @@
-"""The command line: the names of all commands, and how a command ends.
+"""The command line: the names of all commands, exit codes and error output.
 
 Exit codes are those of `topdp.errors`. Tables and `--json` go to stdout; progress and errors go to stderr.
-A command's module is imported when the command is called or listed: `topdp agent start` loads no other.
+The module of a command is imported when the command is called or listed: `topdp agent start` loads no other.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ USAGE_ERROR: Any = typer.BadParameter.__mro__[2]
 
 @dataclass(frozen=True)
 class CommandGroup:
-    """Commands under one name: each is `module:function` in this package, or a group."""
+    """A group of commands. Each command is `module:function` in this package, or another group."""
 
     help: str
     commands: Mapping[str, str | CommandGroup]
@@ -74,7 +74,7 @@ COMMANDS: Mapping[str, str | CommandGroup] = {
             "renew": "member_commands:renew",
             "sign": "member_commands:sign",
             "ledger": CommandGroup(
-                "Show and verify what an agent has spent.",
+                "Show and verify the ledger of an agent.",
                 {"show": "ledger_commands:show_charges", "verify": "ledger_commands:verify_ledger"},
             ),
             "budget": CommandGroup(
@@ -176,7 +176,7 @@ def version() -> None:
 
 
 def main() -> None:
-    """Run the command. An error of ours is one line and its exit code; any other has its traceback."""
+    """Run the command. A TopdpError prints one line and sets the exit code; other errors a traceback."""
     try:
         with translate_memory_errors():
             code = app(standalone_mode=False)
@@ -185,7 +185,7 @@ def main() -> None:
     except USAGE_ERROR as error:
         error.show()
         sys.exit(error.exit_code)
-    if code == ExitCode.INTERRUPTED:  # Ctrl-C before there was anything to resume
+    if code == ExitCode.INTERRUPTED:  # Ctrl-C before a command could name a way to continue
         stop("Interrupted.", ExitCode.INTERRUPTED)
     sys.exit(code if isinstance(code, int) else ExitCode.DONE)
 

@@ -15,7 +15,7 @@ from topdp.views.terminal.progress_display import signs_of_life
 
 def bench(
     agents: Annotated[int, typer.Option("--agents", min=2, help="Agents in the round.")] = 30,
-    batch: Annotated[int, typer.Option("--batch", min=1, help="Records of each agent in it.")] = 64,
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Records of each agent in the round.")] = 64,
     hidden: Annotated[int, typer.Option("--hidden", min=1, help="Width of the network, 784-width-10.")] = 100,
     against: Annotated[
         str,
@@ -23,7 +23,7 @@ def bench(
             "--against", help="Other implementations to time: any of ghost, hooks, vmap, loop; or none."
         ),
     ] = "ghost,hooks,vmap,loop",
-    turns: Annotated[int, typer.Option("--turns", min=1, help="How often each one is timed.")] = 20,
+    turns: Annotated[int, typer.Option("--turns", min=1, help="How often each contestant is timed.")] = 20,
     threads: Annotated[int, typer.Option("--threads", min=1, help="Threads of every contestant.")] = 1,
     growth: Annotated[
         bool,
@@ -39,9 +39,9 @@ def bench(
     ] = Path("growth.png"),
     as_json: Json = False,
 ) -> None:
-    """Measure how fast a private round is here: against Opacus, against hardware limits, and as it grows.
+    """Measure the speed of a private round on this machine, against Opacus and against hardware limits.
 
-    Records are random and nothing is kept. Opacus is timed if it is installed: pip install 'topdp[bench]'.
+    Records are random, and nothing is stored. Opacus is timed if it is installed: pip install 'topdp[bench]'.
     """
     if not minutes >= 0:
         raise InputError(f"--minutes: expected a number of at least 0, got {minutes}.")

@@ -1,4 +1,4 @@
-"""`topdp agent budget show`, `set`, `close`: what all runs on the same records have cost together."""
+"""`topdp agent budget show`, `set`, `close`: the site budget, for all runs on the same records."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from topdp.views.terminal.console import Json, print_json, show
 
 
 def show_site(site: Site = None, identity: IdentityFolder = Path("identity"), as_json: Json = False) -> None:
-    """List every run, and what the record that has spent most has spent in all of them."""
+    """List every run, and the largest total that any record has spent in all runs."""
     from topdp.agents.ledger.site_budget import SiteBudget
     from topdp.agents.node.site_reservation import site_folder
 
@@ -48,15 +48,19 @@ def show_site(site: Site = None, identity: IdentityFolder = Path("identity"), as
     show(table)
     for kind, each in spent.items():
         words = epsilon_in_words(_finite(each.epsilon))
-        show(f"The record that has spent most: epsilon {words}, delta {each.delta:.3g} ({kind}).")
+        show(f"Largest total of a record: epsilon {words}, delta {each.delta:.3g} ({kind}).")
     show(f"Limit: {limit_in_words(limit.epsilon, limit.delta)}.")
 
 
 def set_limit(
     epsilon: Annotated[
-        float | None, typer.Option("--epsilon", help="The most that a record may spend in all runs together.")
+        float | None,
+        typer.Option("--epsilon", help="The largest epsilon that a record may spend in all runs together."),
     ] = None,
-    delta: Annotated[float | None, typer.Option("--delta", help="The same for delta.")] = None,
+    delta: Annotated[
+        float | None,
+        typer.Option("--delta", help="The largest delta that a record may spend in all runs together."),
+    ] = None,
     none: Annotated[bool, typer.Option("--none", help="No limit: runs are only recorded.")] = False,
     site: Site = None,
     identity: IdentityFolder = Path("identity"),
@@ -66,15 +70,18 @@ def set_limit(
     from topdp.agents.node.site_reservation import site_folder
 
     if none == (epsilon is not None or delta is not None):
-        raise InputError("Expected --epsilon, --delta or both; or --none.")
+        raise InputError(
+            "Expected --epsilon, --delta or both, or --none, got none of them or --none with others."
+        )
     budget = SiteBudget(site_folder(site, identity)[0])
     budget.set_limit(SiteLimit(epsilon, delta))
     budget.close()
-    show(f"Limit: {limit_in_words(epsilon, delta)}; runs that have begun go on.")
+    show(f"Limit: {limit_in_words(epsilon, delta)}; runs that have begun continue.")
 
 
 def limit_in_words(epsilon: float | None, delta: float | None) -> str:
-    """
+    """Return a limit as text.
+
     >>> limit_in_words(3.0, None), limit_in_words(3.0, 1e-5), limit_in_words(None, None)
     ('epsilon 3', 'epsilon 3, delta 1e-05', 'none')
     """
@@ -85,14 +92,14 @@ def limit_in_words(epsilon: float | None, delta: float | None) -> str:
 def close_run(
     state: State, site: Site = None, identity: IdentityFolder = Path("identity"), as_json: Json = False
 ) -> None:
-    """End a run for good: its data enter no further round, and what it did not spend is free again."""
+    """End a run permanently: its records enter no further round, and its unspent budget is free again."""
     from topdp.agents.node import site_reservation
 
     epsilon = _finite(site_reservation.close_run(site_reservation.site_folder(site, identity)[0], state))
     print_result(
         as_json,
         {"epsilon": epsilon},
-        f"The run is final: epsilon {epsilon_in_words(epsilon)} spent, its data enter no further round.",
+        f"The run is final: epsilon {epsilon_in_words(epsilon)} spent, its records enter no further round.",
     )
 
 

@@ -21,7 +21,7 @@ def dash(
         list[Path] | None,
         typer.Argument(
             metavar="[PATH]...",
-            help="Folders of one or more runs (new runs appear by themselves), or agents' state folders. "
+            help="Folders of one or more runs (new runs appear automatically), or agents' state folders. "
             "Default: runs/.",
             show_default=False,
         ),
@@ -54,7 +54,7 @@ def dash(
         typer.Option(
             "--federation",
             metavar="FILE",
-            help="A TOML file with the places where other agents publish, and tokens; see docs/dash.md.",
+            help="A TOML file with the addresses where other agents publish, and tokens; see docs/dash.md.",
         ),
     ] = None,
     certificate: Annotated[
@@ -82,12 +82,13 @@ def dash(
     from topdp.views.live.page_access import Access, is_loopback, new_token, token_from
 
     if (certificate is None) != (key is None):
-        raise InputError("Expected --certificate and --key together, got one of them.")
+        raise InputError("Expected --certificate and --key together, got one of them. Add the other one.")
     default = [DEFAULT_RUNS_FOLDER] if DEFAULT_RUNS_FOLDER.is_dir() and federation is None else []
     folders = expect_folders(paths or default)
     if not folders and federation is None:
         raise InputError(
-            "Expected a folder of runs or an agent's state folder, got none, and there is no runs/ here."
+            "Expected a folder of runs or an agent's state folder, got none, and there is no runs/ here. "
+            "Name a folder."
         )
     token = token_from(token_file, TOKEN_VARIABLE)
     needs_token = not is_loopback(host) or publish_file is not None
@@ -125,7 +126,7 @@ def dash(
 
 
 def _exit() -> None:
-    """Exit immediately: this program only reads, so there is nothing to finish."""
+    """Exit immediately: this program only reads, so there is no work to finish."""
     import os
     import sys
 

@@ -17,11 +17,11 @@ from topdp.views.terminal.progress_display import signs_of_life
 def data_fetch(
     name: Annotated[str, typer.Argument(help="A name that `topdp data list` shows.")],
     data_dir: Annotated[
-        Path | None, typer.Option("--data-dir", help="A folder that may already hold the files.")
+        Path | None, typer.Option("--data-dir", help="A folder that may already contain the files.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Put a data set into the cache, verified against its checksums."""
+    """Fetch a data set into the cache and verify its checksums."""
     with signs_of_life(err, "data") as progress:
         from topdp.data import fetch
 
@@ -55,7 +55,7 @@ def data_look(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Print what the columns of your own file hold, for you alone, and a schema to fill in."""
+    """Print the columns of your own file, for you alone, and a schema to fill in."""
     with signs_of_life(err, "data"):
         from topdp.data.readers.file_preview import preview_columns
         from topdp.data.readers.table_schema import schema_template
@@ -64,7 +64,7 @@ def data_look(
     if as_json:
         print_json({column.column: asdict(column) for column in columns})
         return
-    table = Table("column", "kind", "missing", "least", "largest", "values, if few")
+    table = Table("column", "kind", "missing", "smallest", "largest", "values, if few")
     for column in columns:
         ends = ["" if end is None else f"{end:g}" for end in (column.least, column.largest)]
         table.add_row(column.column, column.kind, str(column.missing), *ends, ", ".join(column.values))

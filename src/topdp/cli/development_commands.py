@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 Seeded = Annotated[bool, typer.Option("--seeded", help="Noise from the manifest's seed; not private.")]
 Canaries = Annotated[
     Path | None,
-    typer.Option("--canaries", metavar="FILE", help="Records what an audit needs; not private."),
+    typer.Option("--canaries", metavar="FILE", help="Plant these canaries and record; not private."),
 ]
 
 
@@ -32,7 +32,7 @@ def rehearse(*, seeded: bool = False, canaries: Path | None = None, **arguments:
 
 
 def _as_start_with_options() -> inspect.Signature:
-    """The signature of `agent start`, and the options that only rehearsals have."""
+    """Return the signature of `agent start` with the additional options of rehearsals."""
     start = inspect.signature(agent_commands.start, eval_str=True)
     keyword = inspect.Parameter.KEYWORD_ONLY
     own = [
@@ -45,4 +45,4 @@ def _as_start_with_options() -> inspect.Signature:
 
 # The command line reads the options of `rehearse` from these.
 rehearse.__signature__ = _as_start_with_options()  # type: ignore[attr-defined]
-rehearse.__annotations__ = {name: each.annotation for name, each in rehearse.__signature__.parameters.items()}  # type: ignore[attr-defined]
+rehearse.__annotations__ = {name: item.annotation for name, item in rehearse.__signature__.parameters.items()}  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""`topdp federation create`, `canaries`, `demo`: several agents."""
+"""`topdp federation create`, `canaries`, `demo`: commands for several agents."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def create(
         str | None, typer.Option("--links", help="ada-bob,bob-cleo; by default the configuration's topology.")
     ] = None,
     dead_neighbour: Annotated[
-        str, typer.Option("--dead-neighbour", help="wait, or go-on without it after the idle timeout.")
+        str, typer.Option("--dead-neighbour", help="wait for a silent neighbour, or go-on without it.")
     ] = "wait",
     idle_timeout: Annotated[float, typer.Option("--idle-timeout", help="Seconds of silence.")] = 30.0,
     departures: Annotated[
@@ -49,7 +49,7 @@ def create(
     place: Annotated[Path, typer.Option("--out", help="The manifest.")] = Path("manifest.toml"),
     as_json: Json = False,
 ) -> None:
-    """Make one manifest of cards, graph, method, rounds and rules, with a hash; calibrates the noise."""
+    """Create a manifest from cards, graph, method, rounds and rules, and calibrate its noise."""
     expect_agents_installed()
     with signs_of_life(err, "federation") as progress:
         progress("reading cards")
@@ -71,7 +71,7 @@ def create(
             "largest_norm": largest_norm,
         }
         if place.exists():
-            raise config.ConfigError(f"--out: {place} exists, and agents may run it: name another file.")
+            raise config.ConfigError(f"--out: {place} exists, and agents may run it. Name another file.")
         progress("calibrating")
         manifest, account, remarks = federation_manifest.create_manifest(
             cards, records, settings, links, rules
@@ -83,7 +83,7 @@ def create(
         as_json,
         {"manifest": str(place), "hash": manifest.hash, "privacy": account.summary()},
         f"{place}: {len(manifest.names)} agents, hash {manifest.hash}",
-        "Give the same file to every agent, and compare the hash by another way.",
+        "Give the same file to every agent, and compare the hash over another channel.",
     )
 
 
@@ -99,10 +99,10 @@ def canaries(
     place: Annotated[Path, typer.Option("--out", help="The file to write.")] = Path("canaries.npz"),
     as_json: Json = False,
 ) -> None:
-    """Canaries for a rehearsal: every agent gets the file (agent rehearse --canaries), then `topdp audit`."""
+    """Create canaries for a rehearsal: give every agent the file (agent rehearse --canaries), then audit."""
     expect_agents_installed()
     if place.exists():
-        raise config.ConfigError(f"--out: {place} exists, and agents may use it: name another file.")
+        raise config.ConfigError(f"--out: {place} exists, and agents may use it. Name another file.")
     with signs_of_life(err, "federation") as progress:
         progress("loading torch")
         import torch
@@ -143,7 +143,7 @@ def demo(
     agents: Annotated[int, typer.Option("--agents", min=2, help="The number of processes.")] = 6,
     folder: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="The run folder.")] = None,
     seeded: Annotated[
-        bool, typer.Option("--seeded", help="Use the simulator's noise, to compare with it; not private.")
+        bool, typer.Option("--seeded", help="Use the simulator's noise, for comparison; not private.")
     ] = False,
     budgets: Annotated[
         list[str] | None,
@@ -159,7 +159,7 @@ def demo(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Run all agents on this machine, each a process, over gRPC and mutual TLS; leaves a run folder."""
+    """Run all agents on this machine, one process each, over gRPC and mutual TLS, and write a run folder."""
     expect_agents_installed()
     settings = config.read(file, preset, [*(changes or []), f"topology.agents={agents}"])
     place = folder or Path("runs") / f"federation-{datetime.now():%Y%m%d-%H%M%S}"
@@ -167,7 +167,7 @@ def demo(
         progress("loading torch")
         from topdp.agents.development import fork_server
 
-        fork_server.warm_up()  # on another core
+        fork_server.warm_up()  # in parallel, on another core
         from topdp.agents.development import federation_demo as demos
 
         smaller = demos.parse_budgets(budgets or [], agents)

@@ -1,4 +1,4 @@
-"""Pictures: a graph, and the figures of the paper with what we add to them."""
+"""The commands `topdp graph` and `topdp reproduce`, which draw graphs and the figures of the paper."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def graph(
     ),
     as_json: Json = False,
 ) -> None:
-    """Describe the graph and draw it: neighbours, whose noise can cover whom, and the spectral gap."""
+    """Describe and draw a graph: neighbours, which directed edges are covered by whom, the spectral gap."""
     extra = {"topology.kind": kind, "topology.agents": agents}
     options = [f"{key}={value}" for key, value in extra.items() if value is not None]
     run_config = config.read(file, preset, [*(changes or []), *options])
@@ -62,23 +62,23 @@ def reproduce(
         str, typer.Option("--lens", help="printed, same, honest, or several with commas.")
     ] = "printed,same,honest",
     redraw: Annotated[
-        bool, typer.Option("--redraw", help="Pictures and verdicts again, from the CSV files; runs nothing.")
+        bool, typer.Option("--redraw", help="Only redo pictures and verdicts, from the CSV files.")
     ] = False,
     minutes: Annotated[
-        float, typer.Option("--minutes", help="Begin no more runs after so many; what is done is kept.")
+        float, typer.Option("--minutes", help="Start no more runs after this time; results are kept.")
     ] = float("inf"),
     folder: Out = None,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """The paper's figures under three lenses, with a verdict on each claim. Continues where it was left.
+    """Reproduce the paper's figures under three lenses, with a verdict on each claim. Continues earlier work.
 
     Results go to --out, else to reproduction/, or reproduction-quick/ with --quick.
     """
     if not minutes >= 0:
-        raise ConfigError(f"--minutes: expected a number from 0 on, got {minutes}.")
+        raise ConfigError(f"--minutes: expected a number >= 0, got {minutes}.")
     place = folder or Path("reproduction-quick" if quick else "reproduction")
-    how = f"the same command: what is done is kept in {place}."
+    how = f"the same command; finished runs are in {place}."
     with signs_of_life(err, "reproduce") as progress, continue_with(how):
         progress("loading torch")
         from topdp.experiments import reproduce

@@ -1,4 +1,4 @@
-"""`topdp agent ledger show`, `verify`: what an agent has spent."""
+"""`topdp agent ledger show`, `verify`: the charges of an agent."""
 
 from __future__ import annotations
 
@@ -32,11 +32,15 @@ def show_charges(state: State, as_json: Json = False) -> None:
 
 
 def verify_ledger(state: State, as_json: Json = False) -> None:
-    """Verify that a ledger is whole; exit code 4 if it is not."""
+    """Verify that a ledger is complete and consistent; exit code 4 otherwise."""
     from topdp.agents.ledger.ledger import Ledger
     from topdp.agents.ledger.ledger_check import verify
 
     ledger = Ledger(state, writable=False)
     charges = verify(ledger)
     facts = {"charges": charges, "epsilon": ledger.total, "whole": True}
-    print_result(as_json, facts, f"{charges} charges, epsilon {ledger.total:.6g}: the ledger is whole.")
+    print_result(
+        as_json,
+        facts,
+        f"{charges} charges, epsilon {ledger.total:.6g}: the ledger is complete and consistent.",
+    )

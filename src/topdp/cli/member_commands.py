@@ -1,4 +1,4 @@
-"""`topdp agent renew`, `agent sign`, `federation amend`: cards and members change."""
+"""`topdp agent renew`, `agent sign`, `federation amend`: changes of cards and members."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def renew(
         str | None, typer.Option("--address", help="A new host:port; by default it stays the same.")
     ] = None,
     keep_key: Annotated[
-        bool, typer.Option("--keep-key", help="Change the address alone; key and certificate stay.")
+        bool, typer.Option("--keep-key", help="Change only the address; keep key and certificate.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Make the next card of this agent, signed with its current key. A running agent announces it."""
+    """Create the next card of this agent, signed with its current key. A running agent announces the card."""
     expect_agents_installed()
     from topdp.agents.agreement import card_succession
 
@@ -43,28 +43,34 @@ def renew(
     )
     if not as_json:
         remark(
-            "The running agent informs its neighbours, or the next start does. Once all have the new card, "
-            "the start after that shows it. Keep the whole folder: the first key is still needed."
+            "The running agent announces the card to its neighbours; otherwise the next start does. After "
+            "all have it, the agent uses it from the next start on. Keep the whole folder: the first key "
+            "is still needed."
         )
 
 
 def amend(
     manifest: Annotated[Path, typer.Argument(help="The current manifest.")],
-    from_round: Annotated[int, typer.Option("--from-round", help="The first round that is no longer made.")],
+    from_round: Annotated[
+        int, typer.Option("--from-round", help="The first round that the current run does not make.")
+    ],
     add: Annotated[list[Path] | None, typer.Option("--add", metavar="CARD", help="A new member.")] = None,
     remove: Annotated[list[str] | None, typer.Option("--remove", metavar="NAME", help="A member.")] = None,
     links: Annotated[str | None, typer.Option("--links", help="New links: ada-dora,bob-dora.")] = None,
-    records: Annotated[str | None, typer.Option("--records", help="Of the new members: 900.")] = None,
+    records: Annotated[
+        str | None, typer.Option("--records", help="Record counts of the new members: 900.")
+    ] = None,
     rounds: Annotated[
-        int | None, typer.Option("--rounds", min=1, help="Rounds of the new run; by default those left.")
+        int | None,
+        typer.Option("--rounds", min=1, help="Rounds of the new run; by default the remaining ones."),
     ] = None,
     place: Annotated[Path, typer.Option("--out", help="The amendment.")] = Path("manifest-2.toml"),
     as_json: Json = False,
 ) -> None:
-    """Replace a manifest: the run ends for all, and a new one begins with what is left of budgets."""
+    """Create an amendment: the run ends for all, and a new one begins with the remaining budgets."""
     expect_agents_installed()
     if place.exists():
-        raise ConfigError(f"--out: {place} exists, and agents may run it: name another file.")
+        raise ConfigError(f"--out: {place} exists, and agents may run it. Name another file.")
     with signs_of_life(err, "federation") as progress:
         progress("calibrating")
         from topdp.agents.agreement import federation_manifest
@@ -111,10 +117,10 @@ def amend(
             "delta": max(deltas),
             "privacy": account.summary(),
         },
-        f"{place}: {len(amended.names)} agents, hash {amended.hash}; the run before ends with round "
+        f"{place}: {len(amended.names)} agents, hash {amended.hash}; the current run ends with round "
         f"{amendment.round}",
         *lines,
-        "Each member signs it, in turn: topdp agent sign. No agent runs it before all have.",
+        "Each member signs it in turn: topdp agent sign. Agents run it after all have signed.",
     )
 
 
@@ -123,7 +129,7 @@ def sign(
     folder: IdentityFolder = Path("identity"),
     as_json: Json = False,
 ) -> None:
-    """Add this agent's signature to an amendment, in the file itself, and print what it has signed."""
+    """Add this agent's signature to the file of an amendment, and print the content that it signs."""
     expect_agents_installed()
     from topdp.agents.agreement import amendments
     from topdp.agents.agreement.card_succession import load_identities

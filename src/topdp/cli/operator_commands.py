@@ -1,4 +1,4 @@
-"""`topdp agent status`, `pause`, `resume`, `stop`, `model`, `quarantine`: an agent from another shell."""
+"""`topdp agent status`, `pause`, `resume`, `stop`, `model`, `quarantine`: operate a running agent."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from topdp.views.terminal.console import Json, err, out, print_json, show
 if TYPE_CHECKING:
     from topdp.agents.node.operator_orders import OperatorOrders
 
-ORDER_TIMEOUT_SECONDS = 10.0  # within which a running agent takes up an order
+ORDER_TIMEOUT_SECONDS = 10.0  # within which a running agent obeys an order
 WATCH_INTERVAL_SECONDS = 1.0
 
 
@@ -62,7 +62,7 @@ def _watch(state: Path, as_json: bool) -> None:
 
                 out.clear()
                 table = tables.facts(str(facts["agent"]), agent_status.describe_status(facts))
-                show(table, "Ctrl-C ends watching, not the agent.")
+                show(table, "Ctrl-C ends this display, not the agent.")
             elif has_changed and as_json:
                 print_json(facts)
             elif has_changed:
@@ -75,30 +75,30 @@ def _watch(state: Path, as_json: bool) -> None:
 
 
 def pause(state: State, as_json: Json = False) -> None:
-    """Make no new release until `resume`, even after restarts. The agent still answers; the others wait."""
+    """Pause an agent: no new release until `resume`, even after restarts. Its neighbours wait."""
     from topdp.agents.node.operator_orders import PAUSE_FILE
 
     is_new = _orders(state).give(PAUSE_FILE)
     facts = _wait_until(state, lambda facts: facts["doing"] in ("paused", "ends"))
     words = "paused" if is_new else "was paused already"
     if facts["process"] == "not running":
-        words += "; it is not running, and will be paused when it is started"
+        words += "; it is not running, and will be paused when started"
     elif facts["doing"] == "ends":
-        words += ", but all its rounds are done: there is nothing left to hold back"
+        words += ", but all its rounds are already done"
     elif facts["doing"] != "paused":
         words += f" after its current release ({facts['process']})"
     _print_order(facts, words, as_json, paused=True, new=is_new)
 
 
 def resume(state: State, as_json: Json = False) -> None:
-    """Withdraw `pause`."""
+    """Resume a paused agent."""
     from topdp.agents.node.operator_orders import PAUSE_FILE
 
     was_paused = _orders(state).withdraw(PAUSE_FILE)
     facts = _wait_until(state, lambda facts: facts["doing"] != "paused")
-    words = "goes on" if was_paused else "was not paused"
+    words = "continues" if was_paused else "was not paused"
     if facts["process"] == "not running":
-        words += "; it is not running: start it"
+        words += "; it is not running, so start it"
     _print_order(facts, words, as_json, paused=False, new=was_paused)
 
 
@@ -109,7 +109,7 @@ def stop(
     ] = 60.0,
     as_json: Json = False,
 ) -> None:
-    """End the process in order, paused or not; `topdp agent start` continues the run."""
+    """Stop the agent's process cleanly, paused or not; `topdp agent start` continues the run."""
     from topdp.agents.node.agent_status import read_status
     from topdp.agents.node.operator_orders import STOP_FILE
 
@@ -123,8 +123,8 @@ def stop(
     facts = _wait_until(state, lambda facts: facts["process"] == "not running", timeout)
     if facts["process"] != "not running":
         raise Interrupted(
-            f"Process {process} has not ended within {timeout:g} s ({facts['process']}). To end it at once: "
-            f"kill -9 {process}. Its ledger keeps what it has charged."
+            f"Process {process} has not ended within {timeout:g} s ({facts['process']}). To kill it: "
+            f"kill -9 {process}. The ledger keeps all charges."
         )
     _print_order(facts, "has ended", as_json, was_running=True)
 
@@ -133,7 +133,8 @@ def export_model(
     state: State,
     file: Annotated[Path, typer.Option("--out", metavar="FILE", help="Ends in .safetensors, .pt or .onnx.")],
     format: Annotated[
-        str | None, typer.Option("--format", help="safetensors, state-dict or onnx: by default the ending's.")
+        str | None,
+        typer.Option("--format", help="safetensors, state-dict or onnx; by default as the name ends."),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -149,7 +150,7 @@ def export_model(
 
 
 def list_quarantined(state: State, as_json: Json = False) -> None:
-    """List the neighbours that this agent no longer believes, with reasons, and lifted quarantines."""
+    """List the neighbours whose rows this agent no longer accepts, with reasons, and lifted quarantines."""
     from topdp.agents.node.quarantine import read_quarantine
 
     facts = read_quarantine(state)
@@ -163,16 +164,20 @@ def list_quarantined(state: State, as_json: Json = False) -> None:
 
 
 def lift_quarantine(
-    peer: Annotated[str, typer.Argument(metavar="PEER", help="The neighbour to believe again.")],
+    peer: Annotated[str, typer.Argument(metavar="PEER", help="The neighbour to accept again.")],
     state: State,
-    reason: Annotated[str, typer.Option("--reason", help="What a person has found; kept in the ledger.")],
+    reason: Annotated[
+        str, typer.Option("--reason", help="Why the neighbour is trusted again; kept in the ledger.")
+    ],
     as_json: Json = False,
 ) -> None:
-    """Believe a neighbour again, from the next start on. What the quarantine has cost stays."""
+    """Accept a neighbour's rows again from the next start onwards. Privacy costs of the quarantine remain."""
     from topdp.agents.node.quarantine import lift_quarantine as lift
 
     facts = lift(state, peer, reason)
-    print_result(as_json, facts, f"{peer} is believed again once this agent is started.", *facts["remarks"])
+    print_result(
+        as_json, facts, f"{peer} is accepted again after the next start of this agent.", *facts["remarks"]
+    )
 
 
 def _orders(state: Path) -> OperatorOrders:
@@ -180,14 +185,19 @@ def _orders(state: Path) -> OperatorOrders:
     from topdp.agents.node.operator_orders import OperatorOrders
 
     if not (state / LEDGER_FILE).exists():
-        raise InputError(f"Expected an agent's state folder with {LEDGER_FILE}, got {state}.")
+        raise InputError(
+            f"Expected an agent's state folder with {LEDGER_FILE}, got {state}. Name the folder of --state."
+        )
     return OperatorOrders(state)
 
 
 def _wait_until(
     state: Path, done: Callable[[dict[str, Any]], bool], timeout: float = ORDER_TIMEOUT_SECONDS
 ) -> dict[str, Any]:
-    """Poll the status until it is `done`, the process is gone, or time is up. Return the last status."""
+    """Poll the status until `done(status)`, the end of the process, or the timeout in seconds.
+
+    Return the last status.
+    """
     from topdp.agents.node.agent_status import read_status
 
     deadline = time.monotonic() + timeout

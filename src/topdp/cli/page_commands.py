@@ -1,4 +1,4 @@
-"""Pages about runs: the report, and the privacy statement."""
+"""The commands `topdp report` and `topdp statement`, which write pages about runs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def report(
 
         place = file or (runs[0] if len(runs) == 1 else Path()) / "report.html"
         folders = runs_in(runs)
-        expect_ours(place)  # before the work
+        expect_ours(place)  # fail before the work
         facts = []
         for number, folder in enumerate(folders, 1):
             progress(f"reading run {number} of {len(folders)}")

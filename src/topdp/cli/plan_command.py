@@ -1,4 +1,4 @@
-"""What is known before training: plan."""
+"""The command `topdp plan`: privacy and cost of settings before training."""
 
 from __future__ import annotations
 

@@ -27,11 +27,13 @@ from topdp.views.terminal.progress_display import signs_of_life
 def _run_or_config(
     target: Path | None, preset: str | None, changes: list[str] | None
 ) -> tuple[Path | None, RunConfig | None]:
-    """The folder of a run, or the configuration that the options describe."""
+    """Return (run folder, None) or (None, configuration), as the options describe."""
     if target is None or not target.is_dir():
         return None, config.read(target, preset, changes)
     if preset or changes:
-        raise ConfigError("A run keeps its own settings. Remove --preset and --set.")
+        raise ConfigError(
+            "Expected no settings beside the folder of a run, which has its own. Remove --preset and --set."
+        )
     return target, None
 
 

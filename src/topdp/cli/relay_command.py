@@ -1,4 +1,4 @@
-"""`topdp relay`: joins agents that can only dial out."""
+"""`topdp relay`: a server that joins agents that can only dial out."""
 
 from __future__ import annotations
 
@@ -12,12 +12,16 @@ from topdp.views.terminal.console import remark
 def relay(
     listen: Annotated[
         str,
-        typer.Option("--listen", metavar="HOST:PORT", help="The address to bind; 0.0.0.0:7500: all."),
+        typer.Option("--listen", metavar="HOST:PORT", help="The address to bind; 0.0.0.0:7500 binds all."),
     ],
-    connections: Annotated[int, typer.Option("--connections", min=2, help="The most in all.")] = 1024,
-    per_address: Annotated[int, typer.Option("--per-address", min=2, help="The most from one address.")] = 64,
+    connections: Annotated[
+        int, typer.Option("--connections", min=2, help="Most connections in total.")
+    ] = 1024,
+    per_address: Annotated[
+        int, typer.Option("--per-address", min=2, help="Most connections per address.")
+    ] = 64,
 ) -> None:
-    """Join agents that open no port. Sees encrypted bytes only, and need not be trusted. Ends on SIGTERM."""
+    """Join agents that open no port. The relay sees only encrypted bytes and need not be trusted."""
     import asyncio
     import signal
 

@@ -36,13 +36,13 @@ Out = Annotated[
 Seeds = Annotated[
     int, typer.Option("--seeds", min=1, help="Number of seeds, starting with the configuration's.")
 ]
-START_AGAIN = "the same command, which starts from the beginning: nothing was kept."
+START_AGAIN = "the same command, which starts from the beginning, because nothing was stored."
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
 
 
 @contextmanager
 def continue_with(command: str) -> Iterator[None]:
-    """After Ctrl-C inside, name the command that continues."""
+    """If the body is interrupted, raise Interrupted with the `command` that continues."""
     try:
         yield
     except (Interrupted, KeyboardInterrupt) as interruption:
@@ -51,7 +51,7 @@ def continue_with(command: str) -> Iterator[None]:
 
 
 def new_folder(parent: str, config: RunConfig) -> Path:
-    """A folder that does not exist, named by data, method and time, with a number if the name is taken."""
+    """Return a path in `parent` that does not exist, named by data, method, time and a number if needed."""
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     name = f"{config.data.name.replace('/', '_')}-{config.method.name}-{config.method.mode}-{stamp}"
     folders = (Path(parent) / f"{name}{f'-{k}' if k > 1 else ''}" for k in count(1))
@@ -59,6 +59,6 @@ def new_folder(parent: str, config: RunConfig) -> Path:
 
 
 def expect_nothing_else(option: str, source: str, *others: object) -> None:
-    """Refuse other options beside `option`, which takes all settings from `source`."""
+    """Raise ConfigError if any of `others` is set beside `option`, which takes all settings from `source`."""
     if any(others):
         raise ConfigError(f"{option} takes its settings from the {source}. Remove the other options.")

@@ -63,7 +63,9 @@ def run(
         wanted = config.read(file, preset, [*(changes or []), *sink_keys])
     title = str(resume) if wanted is None else wanted.method.name
     if (on_ranks := started_together()) and resume is None and folder is None:
-        raise ConfigError("Expected --out with torchrun, so that a restarted run finds its folder.")
+        raise ConfigError(
+            "Expected --out with torchrun, got none. Add it, so that a restarted run finds its folder."
+        )
     with signs_of_life(err if leads() else Console(quiet=True), title) as progress:
         progress("loading torch")
         from topdp.runs import run as runs
@@ -127,7 +129,7 @@ def compare(
         from topdp.views.terminal import tables
 
         for method in wanted.values():
-            RunOutline.of(method)  # a fault in the last method is reported before the first runs
+            RunOutline.of(method)  # report an error in the last method before the first one runs
         for name, method in wanted.items():
             results[name] = runs.run_or_continue(method, place / name, device, titled(progress, name))
         progress("drawing")
@@ -279,7 +281,9 @@ def sweep(
 
 def _expect_executor(executor: str, options: Mapping[str, object], device: str) -> None:
     if executor not in (executors := ["local", "ray"]):
-        raise ConfigError(f"--executor: got {executor!r}.{config.did_you_mean(executor, executors)}")
+        raise ConfigError(
+            f"--executor: expected a known name, got {executor!r}.{config.did_you_mean(executor, executors)}"
+        )
     of_ray = [name for name, value in options.items() if value is not None]
     if executor == "local" and of_ray:
         raise ConfigError(f"{of_ray[0]} needs --executor ray. Add that, or remove {of_ray[0]}.")
@@ -293,7 +297,7 @@ def _expect_executor(executor: str, options: Mapping[str, object], device: str) 
 def _machines(
     executor: str, address: str | None, cpus: int, gpus: float, progress: Progress
 ) -> Iterator[RayCluster | None]:
-    """The Ray cluster, or None to compute on this machine."""
+    """Yield the Ray cluster, or None to compute on this machine."""
     if executor == "local":
         yield None
         return
@@ -316,7 +320,7 @@ def export(
         typer.Option("--format", help="safetensors, state-dict or onnx; by default as the name ends."),
     ] = None,
     best: Annotated[
-        bool, typer.Option("--best", help="The estimates of the best evaluation, not the last.")
+        bool, typer.Option("--best", help="Export the estimates of the best evaluation, not the last.")
     ] = False,
     as_json: Json = False,
 ) -> None:

@@ -51,7 +51,7 @@ def coalitions(agents: int) -> list[int]:
 
 
 def _secrets(agents: int, colluders: int) -> dict[str, Any]:
-    """Return what `auto` chooses for 30 agents.
+    """Return the settings of pair secrets that `auto` chooses for 30 agents.
 
     Few agents or large coalitions share secrets with all others.
     """
@@ -79,7 +79,10 @@ def frontier_run(
     seed: int,
     validation: float | None = None,
 ) -> RunConfig:
-    """Return one run, whose σ remains to be calibrated. An infinite ε stands for a method without noise."""
+    """Return the configuration of one run, with σ still to be calibrated. An infinite ε means no noise.
+
+    `validation`: the share of training records to test on; None tests on the test set.
+    """
     tuned: dict[str, Any] = {"gossip": candidate.gossip} if "gossip" in contender.knobs else {}
     if "exponent" in contender.knobs:
         exponent = candidate.exponent

@@ -27,7 +27,7 @@ from topdp.runs.config import RunConfig
 from topdp.runs.methods import METHODS
 from topdp.runs.run_stacks import MAX_STACK_BYTES, Dealer, Stack
 
-REPORT_INTERVAL_SECONDS = 20.0  # between two progress lines of a long stack
+REPORT_INTERVAL_SECONDS = 20.0  # interval of progress lines of a long stack
 
 
 class OutOfTime(Interrupted):
@@ -35,7 +35,7 @@ class OutOfTime(Interrupted):
 
 
 class FigureRuns:
-    """The results of runs, one JSON file each in a folder, and their noise.
+    """The stored results of runs, one JSON file per run in a folder, and their noise.
 
     No stack starts after `until`, on the clock of `time.monotonic`.
     """
@@ -129,14 +129,14 @@ class FigureRuns:
 
 
 def stacked(dealer: Dealer, configs: list[RunConfig], sigmas: list[float], test_records: int) -> Stack:
-    """Combine runs into one stack, each with its σ, tested on the first records of the test set."""
+    """Return a stack of the runs, each with its σ, tested on the first `test_records` of the test set."""
     runs = dealer.assemblies(configs)
     plans = shared_plans([parts.run for parts in runs], sigmas)
     return Stack.of(runs, plans, test_records)
 
 
 def estimated_bytes(config: RunConfig) -> tuple[float, float]:
-    """Estimate the bytes of all agents' records, and of two buffers of rows with gradients."""
+    """Return estimates of the bytes of all agents' records, and of two buffers of rows with gradients."""
     agents = config.topology.agents
     image = 3072 if "cifar10" in config.data.name else 784
     if config.data.features == "scattering":

@@ -46,7 +46,7 @@ FRONTIERS = [f"frontier-{data}" for data in FULL_SPACES]
 
 
 def make(name: str, scale: Scale, runs: FigureRuns, out: Path, say: Say) -> list[RunConfig]:
-    """Tune, run, draw and write the frontier of one data set; return all runs that it used.
+    """Tune, run, draw and write the frontier `name`, of one data set; return all runs that it used.
 
     Works model by model. When the time limit passes, write the results obtained so far.
     """

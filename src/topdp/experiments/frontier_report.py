@@ -55,7 +55,7 @@ class FrontierRow:
     method: str
     colluders: int  # the size of the coalitions that ε is against
     epsilon: float
-    guarantee: str  # the answer that ε is of
+    guarantee: str  # the answer to which ε belongs
     accuracy: float
     spread: float  # largest minus smallest over the seeds
     by_seed: str
@@ -112,7 +112,7 @@ class FrontierRow:
 
     @property
     def name(self) -> str:
-        """The method in words, with the coalition size where ε depends on it."""
+        """The name of the method, with the coalition size if ε depends on it."""
         title = METHOD_TITLES.get(self.method, self.method)
         if not METHODS[self.method].shares_noise:
             return title
@@ -158,14 +158,16 @@ def read_rows(path: Path) -> list[FrontierRow]:
                 FrontierRow(**{key: types[key](row[key]) for key in types}) for row in csv.DictReader(file)
             ]
     except FileNotFoundError:
-        raise InputError(f"Expected a frontier in {path}, which does not exist.{REDRAW_REMEDY}") from None
+        raise InputError(f"Expected a frontier in {path}, but it does not exist.{REDRAW_REMEDY}") from None
     except (OSError, KeyError, ValueError, TypeError) as error:
         raise InputError(f"Expected a frontier in {path}: {error!r}.{REDRAW_REMEDY}") from error
     keys = [(row.model, row.method, row.colluders, row.epsilon) for row in rows]
     if len(set(keys)) != len(keys) or not rows:
         raise InputError(f"Expected each method once at each budget in {path}.{REDRAW_REMEDY}")
     if {row.guarantee for row in rows} not in [{name} for name in COVERAGE]:
-        raise InputError(f"Expected one guarantee in {path}, one of {', '.join(COVERAGE)}.{REDRAW_REMEDY}")
+        raise InputError(
+            f"Expected one guarantee of {', '.join(COVERAGE)} in {path}, got others.{REDRAW_REMEDY}"
+        )
     return rows
 
 
@@ -239,9 +241,9 @@ def table(name: str, rows: list[FrontierRow], scale: Scale) -> str:
 
 
 def accuracies(rows: Sequence[FrontierRow], title: str) -> list[str]:
-    """Return one table line per method and one column per budget.
+    """Return the lines of a table of accuracies, with one line per method and one column per budget.
 
-    Methods without budget repeat one number.
+    Methods without a budget have the same number in every column.
     """
     budgets = sorted({row.epsilon for row in rows if math.isfinite(row.epsilon)})
     heads = [f"{budget:g}" for budget in budgets]

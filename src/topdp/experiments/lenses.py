@@ -98,7 +98,10 @@ def figure_run(
     topology: dict[str, Any] | None = None,
     decay: tuple[float, float] = (0.9, 10.0),
 ) -> RunConfig:
-    """Return one run of a figure. Under the honest lens σ remains to be calibrated. `decay`: (γ, epochs)."""
+    """Return the configuration of one run of a figure; under the honest lens σ is still to be calibrated.
+
+    `decay`: (factor γ, period in epochs) of the noise. `topology`: settings that replace the random graph.
+    """
     scale = scale.of(data)
     agents = scale.agents if agents is None else round(agents * scale.agents / 30)
     graph = {"connection": scale.connection or 0.2, **(topology or {})}
@@ -152,7 +155,7 @@ def _published_sigma(rule: str, epsilon: float, releases: int, records: int) -> 
 
 
 def methods_by_label(lens: str) -> dict[str, str]:
-    """Return the lines of a figure. Under `same` and `honest` all baselines equal the plain rule."""
+    """Map labels of lines to methods. Under `same` and `honest` all baselines equal the plain rule."""
     if lens == "printed":
         return {name: name for name in ("no-noise", *BASELINES, PROPOSED)}
     return {"no-noise": "no-noise", "every baseline": "plain", PROPOSED: PROPOSED}
@@ -161,10 +164,10 @@ def methods_by_label(lens: str) -> dict[str, str]:
 def method_lines(
     scale: Scale, lens: str, *points: dict[str, Any], methods: Mapping[str, str] | None = None
 ) -> dict[str, list[list[RunConfig]]]:
-    """Return the lines of a panel: label -> for each point, the runs of all seeds.
+    """Return the lines of a panel: a map from each label to the runs of all seeds for each point.
 
-    `points`: arguments of `figure_run`, one dictionary per x. `methods`: label -> method; by default those of
-    the lens.
+    `points`: arguments of `figure_run`, one dictionary per x. `methods` maps labels to methods; by default it
+    is that of the lens.
     """
     return {
         label: [

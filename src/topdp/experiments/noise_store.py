@@ -40,7 +40,7 @@ MIN_PARALLEL_ACCOUNT_WORK = 2e4  # in units of `_work`; below it, starting proce
 
 
 class NoiseStore:
-    """σ of configurations, in one JSON file: name of the configuration at ε = 1 -> σ."""
+    """The σ of configurations, in one JSON file that maps the names of configurations at ε = 1 to σ."""
 
     def __init__(self, file: Path, say: Say) -> None:
         self.file = file
@@ -62,7 +62,7 @@ class NoiseStore:
                 self.say(f"calibrated {done} of {len(missing)} plans")
 
     def sigma(self, config: RunConfig) -> float:
-        """Return the full-scale σ: the given one, zero, or the calibrated one."""
+        """Return the full-scale σ of a run: the given one, zero for no noise, or the calibrated one."""
         unit = _at_unit_budget(config)
         if unit is None:
             sigma = config.privacy.sigma if METHODS[config.method.name].noisy else 0.0
@@ -88,7 +88,9 @@ class NoiseStore:
         for config, unit in zip(configs, units, strict=True):
             epsilon, delta = config.privacy.epsilon, config.privacy.delta
             if unit is None:
-                raise InputError("Expected a run with privacy.epsilon, got one with privacy.sigma.")
+                raise InputError(
+                    "Expected a run with privacy.epsilon, got one with privacy.sigma. Set privacy.epsilon."
+                )
             assert isinstance(epsilon, float)
             # The ratio between this μ and the budget's is the same at every budget.
             mu = mu_by_unit[run_name(unit)] * _mu(epsilon, delta) / _mu(1.0, delta)

@@ -1,4 +1,4 @@
-"""Apply a function to many items on all cores. For plans and accounts, which are computed on processors."""
+"""Apply a function to many items on all cores. For plans and accounts, which run on CPUs."""
 
 from __future__ import annotations
 

@@ -58,12 +58,12 @@ class Reproduction:
 
 
 def named_figures(which: str) -> list[str]:
-    """Parse `all`, or names separated by commas."""
+    """Return the figures that `which` names: `all`, or names separated by commas."""
     return FIGURE_NAMES if which == "all" else _parse_names("a figure", which, [*FIGURE_NAMES, "all"])
 
 
 def named_lenses(which: str) -> list[str]:
-    """Parse names separated by commas."""
+    """Return the lenses that `which` names, separated by commas."""
     return _parse_names("a lens", which, list(LENSES))
 
 

@@ -43,7 +43,11 @@ def read_json(file: Path) -> dict[str, Any]:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise InputError(f"Expected JSON in {file}: {error}. Remove it, or choose another --out.") from error
+        raise InputError(
+            f"Expected JSON in {file}: {error}. Remove the file, or choose another --out."
+        ) from error
     if not isinstance(content, dict):
-        raise InputError(f"Expected a JSON object in {file}. Remove it, or choose another --out.")
+        raise InputError(
+            f"Expected a JSON object in {file}, got another value. Remove the file, or choose another --out."
+        )
     return content

@@ -64,7 +64,7 @@ class SearchSpace:
     seeds: tuple[int, ...] = (1000,)
 
     def start(self, case: Case, knobs: frozenset[Knob]) -> Candidate:
-        """Return where to start: with few rounds, which are cheap, or the most if rounds are not tuned."""
+        """Return the first setting: with few rounds, which are cheap, or the most if rounds are not tuned."""
         budget = min(case.epsilon, max(self.budgets))
         return Candidate(
             rounds=self.rounds[0] if "rounds" in knobs else max(self.rounds),

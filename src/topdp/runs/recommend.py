@@ -163,7 +163,7 @@ def pooled_noise(config: RunConfig, counts: tuple[int, ...], epsilon: float) -> 
     central = config.model_copy(
         update={
             "method": config.method.model_copy(update={"name": "central", "mode": "sync"}),
-            "privacy": config.privacy.model_copy(update={"colluders": 0, "epsilon": epsilon}),
+            "privacy": config.privacy.model_copy(update={"colluders": 0, "epsilon": epsilon, "sigma": None}),
         }
     )
     run = resolve(central, counts=(sum(counts),))

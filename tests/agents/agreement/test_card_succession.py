@@ -67,7 +67,7 @@ def test_old_successors_that_are_repeated_do_nothing(directory):
 
 def test_two_successors_of_one_card_are_a_fork_and_the_first_stays(directory):
     directory.accept(sign_successor(1, ADA, NEW))
-    with pytest.raises(CardForkError, match="two hands"):
+    with pytest.raises(CardForkError, match="two parties"):
         directory.accept(sign_successor(1, ADA, THIEF))
     directory.accept(sign_successor(2, NEW, NEWER))
     with pytest.raises(CardForkError):
@@ -169,9 +169,9 @@ def test_what_cannot_be_renewed_is_refused(tmp_path):
     identity.create_identity(tmp_path, "ada", "a.org:1")
     with pytest.raises(InputError, match="nothing would change"):
         card_succession.renew(tmp_path, keep_key=True)
-    with pytest.raises(InputError, match="before and after"):
+    with pytest.raises(InputError, match="in both"):
         card_succession.renew(tmp_path, "")
     old = identity.generate("eve", "e.org:1", datetime.now(UTC) - timedelta(days=9), timedelta(days=1))
     identity.save(tmp_path / "old", old)
-    with pytest.raises(TrustError, match="while it is valid"):
+    with pytest.raises(TrustError, match="valid card to renew"):
         card_succession.renew(tmp_path / "old")

@@ -70,7 +70,7 @@ def test_nothing_of_a_release_is_there_when_it_dies_inside(ledger):
 
 @pytest.mark.parametrize("charge", [-1e-9, math.nan, math.inf, -math.inf, None])
 def test_charges_that_cannot_be_are_refused(ledger, charge):
-    with pytest.raises(LedgerError, match="not booked"):
+    with pytest.raises(LedgerError, match="not charged"):
         ledger.release(0, ReleaseCost(charge), {"bob": b"row"}, b"state")
     assert ledger.total == 0 and ledger.unacknowledged("bob") == []
 
@@ -110,7 +110,7 @@ def test_a_late_charge_stands_between_two_rounds_and_sends_nothing(ledger):
     again = reopened(ledger)
     assert verify(again) == 5 and again.total == 1.5
     for cost in (ReleaseCost(-0.1), ReleaseCost(math.nan), ReleaseCost(math.inf)):
-        with pytest.raises(LedgerError, match="not booked"):
+        with pytest.raises(LedgerError, match="not charged"):
             again.charge_late(cost)
     with pytest.raises(LedgerError, match="no data entered"):
         again.charge_late(ReleaseCost(0.1, 1.0, 0.3))
@@ -129,7 +129,7 @@ def test_the_order_of_records_is_kept_from_the_first_release_on(ledger):
     with sqlite3.connect(ledger.folder / LEDGER_FILE) as db:
         db.execute("DELETE FROM meta WHERE key = 'order'")
     db.close()
-    with pytest.raises(TamperedError, match="written down: order"):
+    with pytest.raises(TamperedError, match="journal: order"):
         Ledger(ledger.folder, "federation", "ada")
     with sqlite3.connect(ledger.folder / LEDGER_FILE) as db:
         db.execute("DELETE FROM notes WHERE key = 'order'")
@@ -144,7 +144,7 @@ def test_a_received_row_is_applied_once(ledger):
     ledger.store_row("bob", 0, digest_of(b"row"), b"row")
     ledger.release(0, ReleaseCost(), {}, b"state", kind="skip")
     ledger.release(1, ReleaseCost(0.1), {}, b"state", applied=[("bob", 0)])
-    with pytest.raises(LedgerError, match="not applied"):
+    with pytest.raises(LedgerError, match="not yet used"):
         ledger.release(2, ReleaseCost(0.1), {}, b"state", applied=[("bob", 0)])
     assert ledger.round == 1 and ledger.unapplied_body("bob", 0) is None
 
@@ -254,7 +254,7 @@ def test_a_folder_that_cannot_be_one_is_said(tmp_path):
     (tmp_path / LEDGER_FILE).write_text(
         "no database at all, but long enough to be read as the head of one" * 20
     )
-    with pytest.raises(TamperedError, match="Do not delete it"):
+    with pytest.raises(TamperedError, match="Do not delete the file"):
         Ledger(tmp_path, "federation", "ada")
 
 

@@ -346,7 +346,7 @@ def test_records_in_another_order_after_a_restart_are_5(site, tmp_path):
         db.execute("DELETE FROM meta WHERE key = 'order'")
     db.close()
     done = site.start()
-    assert done.code == 4 and "written down: order" in one_line(done)
+    assert done.code == 4 and "journal: order" in one_line(done)
 
 
 def test_status_says_what_is_spent_by_which_guarantee(site, tmp_path):

@@ -190,7 +190,7 @@ def test_status_of_tampered_books_is_4_and_of_none_is_2(topdp, state, tmp_path):
         db.execute("UPDATE charges SET entry = 'nothing'")
     db.close()
     done = topdp("agent", "status", "--state", state)
-    assert done.code == 4 and "does not follow from the one before" in done.err
+    assert done.code == 4 and "does not follow from the previous one" in done.err
     done = topdp("agent", "status", "--state", tmp_path / "nowhere")
     assert done.code == 2 and "there is none" in done.err
 
@@ -228,10 +228,10 @@ def test_status_and_orders_need_no_torch(state):
 
 
 def test_pausing_twice_and_resuming_twice(topdp, state):
-    assert "will be paused when it is started" in topdp("agent", "pause", "--state", state).out
+    assert "will be paused when started" in topdp("agent", "pause", "--state", state).out
     assert "was paused already" in topdp("agent", "pause", "--state", state).out
     assert status(topdp, state)["paused"] is not None
-    assert "goes on" in topdp("agent", "resume", "--state", state).out
+    assert "continues" in topdp("agent", "resume", "--state", state).out
     assert "was not paused" in topdp("agent", "resume", "--state", state).out
     assert status(topdp, state)["paused"] is None
 

@@ -81,7 +81,7 @@ def test_a_card_that_was_taken_is_known_after_a_restart_and_a_second_one_is_a_fo
     again = CardUpdates(federation(tmp_path).setup.manifest, CARDS[0].name, ledger=ledger)
     assert again.directory.card(name) == new.card
     code, words, culprit = again.take(sign_successor(1, IDENTITIES[name], thief).text().encode())
-    assert (code, culprit) == (ReplyCode.EQUIVOCATION, name) and "two hands" in words
+    assert (code, culprit) == (ReplyCode.EQUIVOCATION, name) and "two parties" in words
     assert again.directory.card(name) == new.card
     ledger.close()
 

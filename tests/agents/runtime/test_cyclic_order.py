@@ -125,7 +125,7 @@ def test_an_order_that_was_lost_is_not_drawn_anew(tmp_path):
     agent.ledger.database.connection.execute("DELETE FROM meta WHERE key = 'order'")
     agent.ledger.close()
     for _ in range(2):  # a refusal changes nothing, and leaves the folder free
-        with pytest.raises(TamperedError, match="written down: order"):
+        with pytest.raises(TamperedError, match="journal: order"):
             made.agent(0, Wire().transport("ada"))
 
 

@@ -37,9 +37,7 @@ def with_line(path, **changes):
 def test_a_metric_that_is_no_number_is_refused_by_its_line(copied, value):
     path = copied("plain")
     with_line(path, accuracy={"mean": value, "min": value, "max": value})
-    with pytest.raises(
-        RunFolderError, match=r"line 5 of .*metrics\.jsonl, got something else under accuracy"
-    ):
+    with pytest.raises(RunFolderError, match=r"line 5 of .*metrics\.jsonl, got invalid values of accuracy"):
         all_pages(path)
 
 
@@ -55,7 +53,7 @@ def test_a_metric_that_is_no_number_is_refused_by_its_line(copied, value):
 def test_a_line_that_does_not_fit_is_refused(copied, changes):
     path = copied("plain")
     with_line(path, **changes)
-    with pytest.raises(RunFolderError, match="got something else under"):
+    with pytest.raises(RunFolderError, match="got invalid values of"):
         all_pages(path)
 
 
@@ -82,7 +80,7 @@ def test_numbers_of_all_agents_follow_from_those_of_each(copied):
     said.pop("seal")
     said["epsilon"]["worst_case"] /= 2
     file.write_text(json.dumps({**said, "seal": seal_of(said)}))
-    with pytest.raises(RunFolderError, match=r"privacy\.json, got something else under epsilon"):
+    with pytest.raises(RunFolderError, match=r"privacy\.json, got invalid values of epsilon"):
         all_pages(path)
 
 
@@ -140,7 +138,7 @@ def test_a_graph_of_many_more_agents_is_not_even_tried(copied):
         line for line in text.replace("agents = 6", f"agents = {10**12}").splitlines() if "path =" not in line
     ]
     (path / "config.toml").write_text("\n".join(changed))
-    with pytest.raises(RunFolderError, match=r"Expected config\.toml of 6 agents"):
+    with pytest.raises(RunFolderError, match=r"Expected 6 agents in config\.toml"):
         all_pages(path)
 
 

@@ -103,7 +103,7 @@ def test_other_files_stay(topdp, made, tmp_path):
         (tmp_path / "privacy-statement.html").write_text("<p>mine</p>")
         done = topdp(name, made / "top", "--out", out)
         assert done.code == 2
-        assert "not made by topdp" in done.err
+        assert "not written by topdp" in done.err
     assert (tmp_path / "mine.html").read_text() == "<p>mine</p>"
     assert not (tmp_path / "privacy-statement.yaml").exists()
 

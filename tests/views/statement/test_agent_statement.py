@@ -102,7 +102,7 @@ def test_it_is_a_page_and_yaml_and_changes_nothing(ran, tmp_path):
 def test_books_under_way_say_that_more_is_to_come(tmp_path, ran):
     manifest = ran.setup.manifest
     ledger = Ledger(tmp_path / "ada", manifest.hash, "ada", guarantee="adaptive", reserve=1)
-    assert "Nothing was released yet" in " ".join(agent_statement(_books(tmp_path, ran))["summary"])
+    assert "Nothing has been released" in " ".join(agent_statement(_books(tmp_path, ran))["summary"])
     ledger.release(0, ReleaseCost(0.5, 0.7, 0.1), {"bob": b"row"}, b"state")
     assert "The run continues: release 0 of 4" in " ".join(agent_statement(_books(tmp_path, ran))["summary"])
     ledger.note_departure("bob refuses", "bob")

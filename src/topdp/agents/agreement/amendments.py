@@ -1,13 +1,13 @@
-"""A manifest that replaces another one from a named round on: content, signatures, remaining budget.
+"""A manifest that replaces another one from a given round onwards: content, signatures, remaining budget.
 
-An amendment is a manifest with `amends`: the hash of the manifest before, the last round of that run, and for
-each of its members the granted ε and what that run has cost by its plan. All members of the new manifest sign
-it, with the cards that it lists. No agent begins the new run, or ends the run before, until all have signed.
-Members that are left out need not sign. `node/amending.py` makes amendments.
+An amendment is a manifest with `amends`: the hash of the previous manifest, the last round of that run, and
+for each of its members the granted ε and the privacy cost of that run according to its plan. All members of
+the new manifest sign it, with the cards that it lists. No agent begins the new run, or ends the previous one,
+until all have signed. Members that are removed need not sign. `node/amending.py` makes amendments.
 
-**Guarantees.** Accounts add up: a run that ends early has sent some of the rows that its account covers, and
-the new run begins at the public start. So both together are (ε₁ + ε₂, δ₁ + δ₂)-private (sequential
-composition). For ε₁ the larger value counts: that of the amendment or that of the agent's own ledger.
+**Guarantees.** Privacy costs compose: a run that ends early has sent a part of the rows that its account
+covers, and the new run begins at the public start. So both together are (ε₁ + ε₂, δ₁ + δ₂)-private
+(sequential composition). As ε₁ counts the larger of the amendment's value and that of the agent's own ledger.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ FiniteNumber = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class Amendment(Section):
-    """What a manifest states about the one that it replaces."""
+    """The section `amends` of a manifest: facts about the manifest that it replaces."""
 
     manifest: Annotated[str, Field(pattern="^[0-9a-fA-F]{64}$")]  # hash
-    round: Annotated[int, Field(ge=0)]  # the last one of that run
+    round: Annotated[int, Field(ge=0)]  # last round of that run
     delta: FiniteNumber  # of that run; the δ of the new run is added
-    granted: dict[str, FiniteNumber]  # ε for that run and all that follow from it, by name
-    spent: dict[str, FiniteNumber]  # ε of that run by its plan, by name
+    granted: dict[str, FiniteNumber]  # ε for that run and all runs that amend it, by name
+    spent: dict[str, FiniteNumber]  # ε of that run according to its plan, by name
 
 
 def amendment_of(manifest: Manifest) -> Amendment | None:
-    """None for a manifest that amends nothing."""
+    """Return the section `amends` of a manifest, or None if the manifest amends no other."""
     tree = manifest.tree.get("amends")
     if tree is None:
         return None
@@ -48,25 +48,34 @@ def amendment_of(manifest: Manifest) -> Amendment | None:
             raise ValueError
     except ValueError:
         keys = ", ".join(Amendment.model_fields)
-        raise ManifestError(f"amends: expected {keys} of the manifest before.") from None
+        raise ManifestError(
+            f"amends: expected {keys} of the previous manifest, got other keys or values. Make the amendment "
+            "with `topdp federation amend`."
+        ) from None
     return amendment
 
 
 def sign_amendment(path: Path, manifest: Manifest, identities: Sequence[Identity]) -> Manifest:
-    """Add the signature of the agent with these identities to the manifest in `path`."""
+    """Add an agent's signature to the amendment in `path`, and return the signed manifest.
+
+    `identities`: all identities of the agent; the one whose card the manifest lists signs.
+    """
     if amendment_of(manifest) is None:
-        raise InputError(f"Expected an amendment in {path}, got a manifest that amends none.")
+        raise InputError(f"Expected an amendment in {path}, got a manifest that amends none: do not sign it.")
     card = manifest.card(identities[0].card.name)
     listed = next((held for held in identities if held.card.fingerprint == card.fingerprint), None)
     if listed is None:
-        raise TrustError(f"Expected the identity of {card.name}'s card in {path}, got another one.")
+        raise TrustError(
+            f"Expected the identity of {card.name}'s card in {path}, got another one. Name the folder of "
+            "that identity with --identity."
+        )
     signed = manifest.with_signature(card.name, listed.sign(_signed_bytes(manifest)).hex())
     signed.write(path)
     return signed
 
 
 def missing_signatures(manifest: Manifest) -> list[str]:
-    """The members that have not signed. Raise TrustError on a signature that is wrong."""
+    """Return the names of members that have not signed. Raise TrustError if a signature is invalid."""
     for name, signature in manifest.signatures.items():
         try:
             is_valid = manifest.card(name).verifies(bytes.fromhex(signature), _signed_bytes(manifest))
@@ -74,27 +83,30 @@ def missing_signatures(manifest: Manifest) -> list[str]:
             is_valid = False
         if not is_valid:
             raise TrustError(
-                f"Expected a signature of {name} under the amendment {manifest.hash[:16]}, got something "
-                "else: it was changed after it was signed, or never was."
+                f"Expected a signature of {name} for the amendment {manifest.hash[:16]}, got an invalid one: "
+                f"the file was changed after {name} signed it, or {name} never did. Have it signed again."
             )
     return [name for name in manifest.names if name not in manifest.signatures]
 
 
 def expect_all_signed(manifest: Manifest) -> None:
-    """Raise TrustError on an amendment that not all its members have signed."""
+    """Raise TrustError if the manifest is an amendment that not all its members have signed."""
     if amendment_of(manifest) is not None and (missing := missing_signatures(manifest)):
         raise TrustError(
             f"Expected the amendment {manifest.hash[:16]} to be signed by all its members, and "
-            f"{', '.join(missing)} did not. Each signs with `topdp agent sign`, and passes the file on."
+            f"{', '.join(missing)} did not. Each member signs with `topdp agent sign` and passes the file on."
         )
 
 
 def final_round(manifest: Manifest, amended: Manifest) -> int:
-    """The last round of a run whose manifest is replaced by `amended`."""
+    """Return the last round of the run of `manifest`, which the amendment `amended` replaces.
+
+    Raise TrustError if `amended` is not an amendment of `manifest` or not signed by all its members.
+    """
     amendment = amendment_of(amended)
     if amendment is None or amendment.manifest != manifest.hash:
         raise TrustError(
-            f"Expected an amendment of the manifest {manifest.hash[:16]}, got one of "
+            f"--amended-by: expected an amendment of the manifest {manifest.hash[:16]}, got one of "
             f"{amendment.manifest[:16] if amendment else 'none'}."
         )
     expect_all_signed(amended)
@@ -103,24 +115,27 @@ def final_round(manifest: Manifest, amended: Manifest) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class PreviousRun:
-    """What an agent's own ledger of the run before states."""
+    """Facts in an agent's own ledger of the previous run."""
 
     federation: str
     agent: str
-    ended: bool  # for good, with the round that the amendment names or a later one
+    ended: bool  # permanently, at the round that the amendment names or a later one
     spent: float | None  # ε; None: infinite
-    budget: float | None = None  # the agent's own, below the manifest's; None: it had none
+    budget: float | None = None  # ε of the agent's own budget, below the manifest's; None: it had none
 
 
 def remaining_budget(manifest: Manifest, name: str, previous: PreviousRun) -> float:
-    """ε that `name` may spend under an amendment. Its own budget still applies, as after a restart."""
+    """Return ε that `name` may spend under an amendment, given its ledger of the previous run.
+
+    The agent's own budget still applies, as after a restart. Raise BudgetError if nothing remains.
+    """
     amendment = amendment_of(manifest)
     assert amendment is not None and name in amendment.granted
     if (previous.federation, previous.agent) != (amendment.manifest, name) or not previous.ended:
         raise TrustError(
             f"--after: expected the ledger of {name} for the run {amendment.manifest[:16]}, ended with round "
             f"{amendment.round}, got that of {previous.agent} for {previous.federation[:16]}"
-            f"{'' if previous.ended else ', which has not ended'}: first end that run with `topdp agent "
+            f"{'' if previous.ended else ', which has not ended'}. First end that run with `topdp agent "
             "start --amended-by`, so that it spends nothing more."
         )
     granted = min(amendment.granted[name], previous.budget or float("inf"))
@@ -128,7 +143,8 @@ def remaining_budget(manifest: Manifest, name: str, previous: PreviousRun) -> fl
     remaining = granted - max(amendment.spent[name], spent)
     if remaining <= 0:
         raise BudgetError(
-            f"Expected something left of the budget of {name}, {granted:.6g}: the run before has used it up."
+            f"Expected a remaining budget > 0 for {name}, got {remaining:.6g} of {granted:.6g}: the previous "
+            "run has spent it. Remove the agent from the amendment."
         )
     return remaining
 

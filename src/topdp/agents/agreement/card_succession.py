@@ -1,15 +1,15 @@
-"""Successors of cards: a new certificate or address of the same agent, signed with the key before it.
+"""Successors of cards: a new certificate or address of the same agent, signed with the previous key.
 
-A manifest is not changed by a successor: its cards stay the root of trust. Each successor is signed with the
-key of the card before it and with its own, so anybody may pass successors on. How they travel is in
-`runtime/card_updates.py`.
+A successor does not change the manifest: its cards stay the root of trust. Each successor is signed with the
+key of the previous card and with its own key, so any agent may pass successors on. `runtime/card_updates.py`
+distributes them.
 
-**Guarantees.** Only the holder of the key of an agent's card can name its successor, while that card is
-valid. The first successor of a number counts; a different one of the same number, though well signed, is a
+**Guarantees.** Only the holder of the key of an agent's card can create its successor, while that card is
+valid. The first successor of a number counts; a different one with the same number and a valid signature is a
 `CardForkError`: two parties hold the key. Numbers only grow, so repeated old successors have no effect. A
-successor keeps the name, and whether there is an address: who dials whom follows from the manifest. A
-successor that was accepted once is accepted at every start, whatever the dates of its certificate, so no card
-can lock a ledger. At most `MAX_SUCCESSORS` of one agent are accepted.
+successor keeps the agent's name and does not add or remove an address, because the manifest determines which
+end of a link dials. A successor that was accepted once is accepted at every start, whatever the validity of
+its certificate, so no card can make a ledger unusable. At most `MAX_SUCCESSORS` of one agent are accepted.
 """
 
 from __future__ import annotations
@@ -32,17 +32,20 @@ from topdp.errors import InputError, TrustError
 
 SUCCESSOR_FILE = "successor.json"
 RENEWAL_FOLDER_PREFIX = "renewed-"
-MAX_SUCCESSOR_BYTES = 8192  # ours have below 2,500
+MAX_SUCCESSOR_BYTES = 8192  # those of `renew` have below 2,500
 MAX_SUCCESSORS = 64
-"""Of one card of a manifest: more than anybody needs, and little to keep and pass on."""
+"""Successors of one card of a manifest: more than an agent needs, and few to store and pass on."""
 
 
 class NotASuccessorError(TrustError):
-    """Something that is not a successor of a known card."""
+    """A text that is not a successor of a known card."""
 
 
 class SuccessorOrderError(TrustError):
-    """A successor of a card that is not the newest here, or has expired. Passing it on is no offence."""
+    """A successor of a card that is not the newest one known here, or has expired.
+
+    An agent that passes it on is not quarantined.
+    """
 
 
 class CardForkError(TrustError):
@@ -55,12 +58,12 @@ class SuccessorLimitError(TrustError):
 
 @dataclass(frozen=True, kw_only=True)
 class Successor:
-    """Card `number` of an agent, after the one whose digest is `before`."""
+    """Card `number` of an agent, the successor of the card whose digest is `before`."""
 
     number: int
     before: str
     card: Card
-    signature: str  # hex, by the key of the card before
+    signature: str  # hex, by the key of the previous card
     proof: str  # hex, by the key of this card
 
     def text(self) -> str:
@@ -84,39 +87,41 @@ class Successor:
             return successor
         except (ValueError, TypeError, RecursionError):
             raise NotASuccessorError(
-                "Expected a card with number, signature and proof, got something else: request it again."
+                "Expected a card with number, signature and proof, got another text. Request it again."
             ) from None
 
     def expect_follows(self, card: Card, now: datetime | None = None) -> None:
-        """Raise unless the holder of `card` has named this as its next card, while both are valid."""
+        """Raise TrustError unless this is the signed successor of `card` and both certificates are valid."""
         self.expect_signed_by(card)
         if self.card.x509.not_valid_before_utc < card.x509.not_valid_before_utc:
             raise SuccessorOrderError(
-                f"Expected a certificate of {card.name} that begins with the one before it or later, got one "
-                "that begins earlier: make the next card with `topdp agent renew`."
+                f"Expected a certificate of {card.name} that is valid from the beginning of the previous one "
+                "or later, got one that begins earlier. Make the next card with `topdp agent renew`."
             )
-        for each in (card, self.card):
-            if problem := each.validity_problem(now):
+        for certified in (card, self.card):
+            if problem := certified.validity_problem(now):
                 raise SuccessorOrderError(f"Expected valid certificates, but {problem}.")
 
     def expect_signed_by(self, card: Card) -> None:
-        """Raise unless the holder of `card` has named this as its next card, at any time."""
+        """Raise TrustError unless this is the signed successor of `card`, whatever their validity."""
         signed = _signed_bytes(self.number, self.before, self.card)
         if self.before != card_digest(card):
             raise SuccessorOrderError(
-                f"Expected a successor of {card.name}'s card {card.fingerprint[:16]}, got another's."
+                f"Expected a successor of {card.name}'s card {card.fingerprint[:16]}, got one of another."
             )
         if self.card.name != card.name or not card.verifies(bytes.fromhex(self.signature), signed):
             raise NotASuccessorError(
                 f"Expected a successor signed with the key of {card.name}'s card {card.fingerprint[:16]}, "
-                "got one that is not."
+                "got one with another name or signature."
             )
         if not self.card.verifies(bytes.fromhex(self.proof), signed):
-            raise NotASuccessorError(f"Expected a proof that {card.name} holds its new key, got none.")
+            raise NotASuccessorError(
+                f"Expected a proof that {card.name} holds its new key, got no valid signature with it."
+            )
         if bool(self.card.address) != bool(card.address):
             raise NotASuccessorError(
-                f"Expected an address of {card.name} before and after, or neither: who dials whom follows "
-                "from the manifest."
+                f"Expected an address in both {card.name}'s card and its successor or in neither, but only "
+                "one has an address: the manifest determines which end of a link dials."
             )
 
 
@@ -126,7 +131,7 @@ def card_digest(card: Card) -> str:
 
 
 def sign_successor(number: int, before: Identity, after: Identity) -> Successor:
-    """`after` as the successor of `before`."""
+    """Return `after` as successor `number`, signed with the keys of `before` and `after`."""
     digest = card_digest(before.card)
     signed = _signed_bytes(number, digest, after.card)
     return Successor(
@@ -144,46 +149,49 @@ class CardDirectory:
     def __init__(self, manifest: Manifest) -> None:
         self._cards = {card.name: [card] for card in manifest.cards}
         self._successors: dict[str, dict[int, Successor]] = {name: {} for name in manifest.names}
-        self._shown: set[str] = set()  # agents that have shown their newest card on a link
-        self.on_shown: Callable[[str], None] = lambda name: None
+        self._shown: set[str] = set()  # agents that have presented their newest card on a link
+        self.on_shown: Callable[[str], None] = lambda name: None  # called when an agent presents it
 
     def card(self, name: str) -> Card:
         return self._cards[name][-1]
 
     def cards(self, name: str) -> tuple[Card, ...]:
-        """All cards of an agent, from the manifest's on."""
+        """Return all cards of an agent, starting with the one in the manifest."""
         return tuple(self._cards[name])
 
     def acceptable(self, name: str) -> tuple[Card, ...]:
-        """The cards that an agent may show on a link, newest first; only the newest once it was shown."""
+        """Return the cards that an agent may present on a link, newest first.
+
+        These are the newest card and its predecessor; only the newest after the agent has presented it once.
+        """
         cards = self._cards[name]
         return (cards[-1],) if name in self._shown else tuple(reversed(cards[-2:]))
 
     def mark_shown(self, card: Card) -> None:
-        """Record that a link to this card is open."""
+        """Record that an agent has opened a link with this card."""
         if card == self.card(card.name) and card.name not in self._shown:
             self._shown.add(card.name)
             self.on_shown(card.name)
 
     def number(self, name: str) -> int:
-        """The number of an agent's newest card; 0 for that of the manifest."""
+        """Return the number of an agent's newest card; 0 for that of the manifest."""
         return max(self._successors[name], default=0)
 
     def accept(self, successor: Successor, now: datetime | None = None) -> bool:
-        """Add a successor. Return whether it is new. Raise CardForkError on a second one of its number."""
+        """Add a successor, and return whether it is new. Raise CardForkError on a second one of a number."""
 
         def check(card: Card) -> None:
             successor.expect_follows(card, now)
             if len(self._successors[card.name]) >= MAX_SUCCESSORS:
                 raise SuccessorLimitError(
                     f"Expected at most {MAX_SUCCESSORS} successors of {card.name}'s card in the manifest, "
-                    "got one more."
+                    f"got {MAX_SUCCESSORS + 1}. Make a new manifest with its newest card."
                 )
 
         return self._add(successor, check)
 
     def restore(self, successor: Successor) -> None:
-        """Add a successor from this agent's ledger, which was accepted at another time."""
+        """Add a successor from this agent's ledger, which was accepted earlier. Ignores its validity."""
         self._add(successor, successor.expect_signed_by)
 
     def _add(self, successor: Successor, check: Callable[[Card], None]) -> bool:
@@ -207,67 +215,76 @@ class CardDirectory:
         return self._successors[successor.card.name].get(successor.number) is not None
 
     def _raise_fork(self, successor: Successor) -> None:
-        """Refuse another successor of a number. It proves a fork only if a key of the agent has signed it."""
+        """Raise CardForkError for a second successor of a number if a key of the agent has signed it.
+
+        Otherwise raise NotASuccessorError: an unsigned successor proves no fork.
+        """
         name = successor.card.name
         signature = bytes.fromhex(successor.signature)
         signed = _signed_bytes(successor.number, successor.before, successor.card)
         if any(card.verifies(signature, signed) for card in self._cards[name]):
             raise CardForkError(
                 f"Expected one successor {successor.number} of {name}'s card, got two signed with its key: "
-                f"that key is in two hands. Ask {name} by another way; the first one stays."
+                f"two parties hold that key. Contact {name} through another channel; the first one stays."
             )
-        raise NotASuccessorError(f"Expected a successor that a key of {name} has signed, got another.")
+        raise NotASuccessorError(
+            f"Expected a successor signed with a key of {name}, got one with another signature."
+        )
 
 
 def renew(folder: Path, address: str | None = None, keep_key: bool = False) -> Successor:
-    """Make the next card of the identity in `folder`, and its successor, in a subfolder.
+    """Make the next identity of the agent in a subfolder of `folder`, and return its signed successor.
 
-    `keep_key`: change the address alone.
+    `address`: `host:port` of the new card; None keeps the address. `keep_key`: keep the key and certificate,
+    and change only the address.
     """
     identities = load_identities(folder)
     before, number = identities[-1], len(identities)
     if problem := before.card.validity_problem():
         raise TrustError(
-            f"Expected to renew a card while it is valid, but {problem}: its key no longer counts. Make a "
-            "new identity, and a new manifest with its card."
+            f"Expected a valid card to renew, but {problem}: signatures of its key are no longer accepted. "
+            "Make a new identity, and a new manifest with its card."
         )
     address = before.card.address if address is None else check_address(address)
     if bool(address) != bool(before.card.address):
         raise InputError(
-            "Expected an address before and after, or neither: who dials whom follows from the manifest."
+            "--address: expected an address in both the current card and the next one or in neither, but "
+            "only one has an address: the manifest determines which end of a link dials."
         )
     if keep_key:
         if address == before.card.address:
-            raise InputError(f"Expected another address than {address}: nothing would change.")
+            raise InputError(
+                f"--address: expected another address than {address}, got the same: nothing would change."
+            )
         after = Identity(Card(before.card.name, address, before.card.certificate), before.key)
     else:
         after = identity.generate(before.card.name, address)
-    place = folder / f"{RENEWAL_FOLDER_PREFIX}{number}"
-    shutil.rmtree(place, ignore_errors=True)  # left by an interrupted renewal that no neighbour has seen
-    identity.save(place, after)
+    subfolder = folder / f"{RENEWAL_FOLDER_PREFIX}{number}"
+    shutil.rmtree(subfolder, ignore_errors=True)  # of an interrupted renewal that no neighbour has seen
+    identity.save(subfolder, after)
     successor = sign_successor(number, before, after)
-    write_atomically(place / SUCCESSOR_FILE, successor.text() + "\n")
+    write_atomically(subfolder / SUCCESSOR_FILE, successor.text() + "\n")
     return successor
 
 
 def load_identities(folder: Path) -> list[Identity]:
-    """All identities of the agent in `folder`, oldest first, including expired ones."""
+    """Return all identities of the agent in `folder`, oldest first, including expired ones."""
     identities = [identity.load_identity(folder, allow_expired=True)]
-    while (place := _successor_file(folder, len(identities))).exists():
-        identities.append(identity.load_identity(place.parent, allow_expired=True))
+    while (path := _successor_file(folder, len(identities))).exists():
+        identities.append(identity.load_identity(path.parent, allow_expired=True))
     return identities
 
 
 def load_successors(folder: Path) -> list[Successor]:
-    """The successors that `renew` has made in `folder`."""
+    """Return the successors that `renew` has made in `folder`, oldest first."""
     successors: list[Successor] = []
-    while (place := _successor_file(folder, len(successors) + 1)).exists():
-        successors.append(read_successor(place))
+    while (path := _successor_file(folder, len(successors) + 1)).exists():
+        successors.append(read_successor(path))
     return successors
 
 
 def has_successor(folder: Path, number: int) -> bool:
-    """Whether there is a card after `number`."""
+    """Return whether `renew` has made a successor of card `number` in `folder`."""
     return _successor_file(folder, number + 1).exists()
 
 
@@ -290,5 +307,5 @@ def _signed_bytes(number: int, before: str, card: Card) -> bytes:
 
 
 def _unsigned_content(successor: Successor) -> tuple[int, str, str]:
-    """The content without signatures: the same content may be signed twice."""
+    """Return the content without signatures: the same content may be signed twice."""
     return successor.number, successor.before, card_digest(successor.card)

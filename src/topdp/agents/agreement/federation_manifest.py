@@ -1,4 +1,4 @@
-"""Make a manifest that agents can run: cards and a configuration, calibrated and complete."""
+"""Make a manifest that agents can run: with cards, and a calibrated and complete configuration."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ EPSILON_MARGIN = 1 + 1e-9
 def create_manifest(
     card_files: list[Path], records: str, config: RunConfig, links: str | None, options: dict[str, Any]
 ) -> tuple[Manifest, Account, list[str]]:
-    """Make a manifest from what a user entered. Return (manifest, account, remarks for the user).
+    """Make a manifest from a user's input. Return (manifest, account, remarks for the user).
 
-    `options`: keys of `Rules`. `departures` may be None: the default.
+    `records`: record counts, as for `parse_record_counts`. `links`: pairs of names, as for `parse_links`;
+    None: the graph of `config`. `options`: values of `Rules`; `departures` may be None for the default.
     """
     cards = [read_card(file) for file in card_files]
     names = tuple(card.name for card in cards)
@@ -43,9 +44,9 @@ def create_manifest(
     rules = parse_rules({**options, "departures": departures or 0})
     if departures and not keeps_reserve(config, rules):
         raise ConfigError(
-            f"--departures: expected none, got {departures}: a reserve is for privacy.guarantee=adaptive, "
-            "agents that wait, and methods without shared noise. Elsewhere charges do not depend on who may "
-            "be gone, or no reserve is possible."
+            f"--departures: expected none, got {departures}: a reserve requires privacy.guarantee=adaptive, "
+            "agents that wait, and a method without shared noise. Otherwise charges do not depend on "
+            "departures, or no reserve is possible. Omit --departures."
         )
     if departures is None:
         rules = rules.model_copy(update={"departures": default_departures(config, len(cards), rules)})
@@ -53,7 +54,7 @@ def create_manifest(
 
 
 def expect_cards(card_files: list[Path]) -> None:
-    """Refuse files that are not cards, and fewer than two."""
+    """Raise an error unless `card_files` are at least two cards."""
     for file in card_files:
         read_card(file)
     if len(card_files) < 2:
@@ -63,11 +64,14 @@ def expect_cards(card_files: list[Path]) -> None:
 def build_manifest(
     cards: list[Card], graph: Topology, counts: tuple[int, ...], config: RunConfig, rules: Rules
 ) -> tuple[Manifest, Account, list[str]]:
-    """Calibrate and complete a manifest. Return (manifest, account, remarks for the user)."""
+    """Make a manifest with calibrated noise. Return (manifest, account, remarks for the user).
+
+    `counts`: number of records of each agent, in the order of `cards`.
+    """
     if config.report.sinks:
         raise ConfigError(
-            f"report.sinks: expected none for agents, got {', '.join(config.report.sinks)}: sinks and "
-            "callbacks are the simulator's. Agents export metrics to Prometheus: topdp agent start --metrics."
+            f"report.sinks: expected none for agents, got {', '.join(config.report.sinks)}: only the "
+            "simulator has sinks. Agents export metrics to Prometheus: use topdp agent start --metrics."
         )
     complete, account = complete_config(
         config, graph, counts, tolerates_silence=rules.tolerates_silence, departures=rules.departures
@@ -79,8 +83,8 @@ def build_manifest(
         remarks.append(_reserve_remark(config, complete, account, graph, counts, rules.departures))
     elif rules.tolerates_silence and kind.counts_colluders and METHODS[config.method.name].shares_noise:
         remarks.append(
-            "Where agents share noise, an agent that is silent for the idle timeout is given up for good: "
-            "make it longer than a restart takes (--idle-timeout)."
+            "Where agents share noise, an agent that is silent for the idle timeout is excluded for good: "
+            "make the timeout longer than a restart takes (--idle-timeout)."
         )
     elif rules.tolerates_silence and kind.relies_on_others:
         remarks.append(
@@ -92,7 +96,7 @@ def build_manifest(
         remarks.append(
             f"{guarantee} holds while all agents follow the plan: from the first neighbour that drops out or "
             f"is refused, an agent charges by worst case (up to epsilon {_largest_worst_case(account):.4g}), "
-            "and its data may enter no more. privacy.guarantee=adaptive keeps a reserve for that."
+            "and may have to stop using its data. privacy.guarantee=adaptive keeps a reserve for that."
         )
     pairs = [(cards[i].name, cards[j].name) for i, j in graph.edges.tolist()]
     complete_manifest = manifest.new_manifest(cards, pairs, complete, rules)
@@ -102,8 +106,8 @@ def build_manifest(
         exact = max_exact_norm(setup.plan)
         if rules.largest_norm > exact:
             remarks.append(
-                f"rules.largest_norm is {exact:.3g}: longer rows would be rounded on their way next to so "
-                f"little noise, and {guarantee} relies on rows that some do not see."
+                f"rules.largest_norm is {exact:.3g}: with so little noise, rows with a larger norm would be "
+                f"rounded, and {guarantee} relies on rows that some agents do not see."
             )
             rules = rules.model_copy(update={"largest_norm": exact})
             complete_manifest = manifest.new_manifest(cards, pairs, complete, rules)
@@ -111,20 +115,20 @@ def build_manifest(
 
 
 def keeps_reserve(config: RunConfig, rules: Rules) -> bool:
-    """Whether charges rely on noise of other agents, so that a reserve for departures makes a difference."""
+    """Return whether charges rely on other agents' noise, so that a reserve for departures has an effect."""
     return _counts_departures(config) and not rules.tolerates_silence
 
 
 def _counts_departures(config: RunConfig) -> bool:
-    """Whether the noise can be chosen as if agents that depart later had colluded from the beginning."""
+    """Return whether noise can be calibrated as if departing agents had colluded from the beginning."""
     kind = guarantee_kind(config.privacy.guarantee)
     return kind.counts_colluders and not METHODS[config.method.name].shares_noise
 
 
 def default_departures(config: RunConfig, agents: int, rules: Rules) -> int:
-    """One: a single member that fails or lies must not end the training of all. Users may choose more.
+    """Return the default reserve: 1, so that one member that fails or lies does not end all training.
 
-    None where that makes no difference, or where there are too many coalitions to examine by default.
+    Return 0 if a reserve has no effect, or if there are too many coalitions to examine by default.
     """
     colluders = config.privacy.colluders + 1
     coalitions = math.comb(agents, min(colluders, agents - 1))
@@ -140,10 +144,10 @@ def _reserve_remark(
     counts: tuple[int, ...],
     departures: int,
 ) -> str:
-    """What the reserve costs, and what happens beyond it."""
+    """Return a remark on the noise that the reserve costs, and on what happens when it is used up."""
     beyond = (
-        "those who see more charge by worst case from then on (up to epsilon "
-        f"{_largest_worst_case(account):.4g}), and their data may enter no more."
+        "agents that observe more departures charge by worst case from then on (up to epsilon "
+        f"{_largest_worst_case(account):.4g}), and may have to stop using their data."
     )
     if not departures:
         return f"There is no reserve for an agent that drops out or is refused: {beyond}"
@@ -153,20 +157,20 @@ def _reserve_remark(
         without, _ = complete_config(config, graph, counts)
         sigma, least = (np.asarray(each.privacy.sigma, dtype=float) for each in (complete, without))
         ratio = float(np.max(sigma / least))
-        cost = f"for that noise is {ratio:.3g} times as large as without (--departures 0)"
+        cost = f"noise is {ratio:.3g} times as large as without a reserve (--departures 0)"
         if ratio < 1.0005:
-            cost = "that costs no noise here"
-    return f"{agents} may drop out or be refused, and nobody's budget ends: {cost}; {beyond}"
+            cost = "this needs no additional noise here"
+    return f"{agents} may drop out or be refused, and no budget is exhausted early: {cost}; {beyond}"
 
 
 def _largest_worst_case(account: Account) -> float:
-    """The largest worst-case ε of an agent."""
+    """Return the largest worst-case ε of an agent."""
     epsilon = account.worst_case.epsilon
     return math.inf if epsilon is None else float(np.max(epsilon))
 
 
 def parse_record_counts(records: str, agents: int) -> tuple[int, ...]:
-    """`1200,800,950` -> (1200, 800, 950); one number applies to all agents."""
+    """Parse record counts: `1200,800,950` gives (1200, 800, 950); one number applies to all agents."""
     try:
         counts = tuple(int(part) for part in records.split(","))
     except ValueError:
@@ -175,7 +179,7 @@ def parse_record_counts(records: str, agents: int) -> tuple[int, ...]:
         counts *= agents
     if len(counts) != agents or min(counts) < 1:
         raise ConfigError(
-            f"--records: expected one whole number >= 1, or {agents} with commas, got {records!r}."
+            f"--records: expected one whole number >= 1, or {agents} separated by commas, got {records!r}."
         )
     return counts
 
@@ -186,21 +190,28 @@ def _parse_graph(links: str, names: tuple[str, ...]) -> Topology:
 
 
 def parse_links(links: str, names: tuple[str, ...]) -> list[tuple[str, str]]:
-    """`ada-bob,bob-cleo`; names may contain dashes as long as the link is unambiguous."""
+    """Parse links such as `ada-bob,bob-cleo` into pairs of names.
+
+    Names may contain dashes as long as the link is unambiguous.
+    """
     pairs = []
     for link in links.split(","):
-        cuts = [(link[:k], link[k + 1 :]) for k, letter in enumerate(link) if letter == "-"]
-        fits = [(a.strip(), b.strip()) for a, b in cuts if a.strip() in names and b.strip() in names]
-        if len(fits) != 1:
-            raise ConfigError(f"--links: expected two names of cards with a dash between, got {link!r}.")
-        pairs.append(fits[0])
+        splits = [(link[:k], link[k + 1 :]) for k, letter in enumerate(link) if letter == "-"]
+        matches = [(a.strip(), b.strip()) for a, b in splits if a.strip() in names and b.strip() in names]
+        if len(matches) != 1:
+            raise ConfigError(
+                f"--links: expected the names of two agents with a dash between, such as "
+                f"{names[0]}-{names[-1]}, got {link!r}."
+            )
+        pairs.append(matches[0])
     return pairs
 
 
 def _with_more_colluders(config: RunConfig, agents: int, departures: int) -> RunConfig:
-    """The configuration with `departures` more colluders: what it costs once they are gone.
+    """Return the configuration with `departures` more colluders, as if the reserve were used up.
 
-    Unchanged where noise is shared: there an agent counts as a colluder from the round in which it goes.
+    The configuration is unchanged where noise is shared: there, an agent counts as a colluder only from the
+    round of its departure.
     """
     colluders = min(config.privacy.colluders + departures, agents - 1)
     if not _counts_departures(config) or colluders <= config.privacy.colluders:
@@ -219,9 +230,10 @@ def complete_config(
 ) -> tuple[RunConfig, Account]:
     """Return the configuration with noise, budgets and record counts of every agent, and its account.
 
-    `tolerates_silence`: agents go on without a silent neighbour. Where draws are shared, a little more noise
-    is added, so that budgets hold what each agent keeps in reserve for the case that it is gone itself.
-    `departures`: how many agents may drop out while the noise still suffices (`Rules.departures`).
+    `counts`: number of records of each agent. `tolerates_silence`: whether agents go on without a silent
+    neighbour. If they do and draws are shared, a little more noise is added: budgets must include what each
+    agent reserves for its own departure. `departures`: how many agents may drop out while the noise still
+    suffices (`Rules.departures`).
     """
     expect_named_task(config)
     expect_supported(config, counts)
@@ -234,7 +246,7 @@ def complete_config(
     if tolerates_silence and guarantee_kind(guarantee).composes_releases(plan):
         factor = with_reserve(plan, run.analysis.exposure(), query_of(config))
     if factor > 1:
-        # Given noise stays as it is: with the reserve it is worth what less noise is without.
+        # Given noise is not changed: with the reserve it has the ε of less noise without a reserve.
         account = accounted(reserved, plan.noise_scaled(1 / factor if is_given else factor), None, silent)
     spent = account.answer(guarantee)
     if spent.epsilon is None or not np.isfinite(spent.epsilon).all():
@@ -251,6 +263,6 @@ def complete_config(
     tree["topology"]["agents"] = graph.agents
     tree["privacy"] |= {"sigma": sigma, "epsilon": epsilon}
     tree["data"] |= {"partition": "sizes", "sizes": [float(count) for count in counts]}
-    for key in ("sites", "test"):  # where each agent's records are is known to that agent alone
+    for key in ("sites", "test"):  # only the agent itself knows the location of its records
         tree["data"].pop(key, None)
     return parse(tree, "federation"), account

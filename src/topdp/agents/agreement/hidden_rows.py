@@ -1,10 +1,10 @@
-"""Whether a guarantee relies on rows that some agents do not see, and how long those rows may be to be exact.
+"""Whether a guarantee relies on hidden rows, and up to which norm such rows are exact in float64.
 
-This follows from the plan alone, so it is checked when a manifest is made. What agents do about such rows is
-in `runtime/hidden_row_limits`.
+The plan alone determines this, so it is checked when a manifest is made. `runtime/row_guards` contains the
+checks and limits of agents for such rows.
 
 **Guarantees.** Numbers up to `max_exact_norm` that are multiples of the grid step of their row are exact in
-float64: such a row is not rounded on its way.
+float64: sending such a row does not round it.
 """
 
 from __future__ import annotations
@@ -19,16 +19,20 @@ from topdp.privacy.answers import guarantee_kind
 
 GRID_STEP_PER_STD = 2.0**-20  # the largest grid step; all numbers of a row are multiples of its step
 EXACT_FLOAT64_INTEGERS = 2.0**53  # integers below it are exact in float64
-MIN_STEPS_PER_STD = 8.0  # steps of every row in every standard deviation: sums over steps are then integrals
+MIN_STEPS_PER_STD = 8.0  # grid steps per standard deviation: sums over grid points then equal integrals
 
 
 def relies_on_hidden_rows(guarantee: str, plan: Plan, coalition: int, follows_plan: bool) -> bool:
-    """Whether charges rely on rows that some agent does not see."""
+    """Return whether charges rely on rows that some agent does not see.
+
+    `coalition`: number of agents that charges count as colluders. `follows_plan`: whether agents wait for
+    silent neighbours; if not, charges do not rely on hidden rows.
+    """
     return follows_plan and guarantee_kind(guarantee).hides_rows(plan, coalition)
 
 
 def grid_step(std: float) -> float:
-    """The power of two at or below `GRID_STEP_PER_STD` · `std`: dividing by it is exact.
+    """Return the largest power of two <= `GRID_STEP_PER_STD` · `std`. Dividing by it is exact.
 
     >>> grid_step(1.0) == 2.0**-20 == grid_step(1.9)
     True
@@ -37,19 +41,19 @@ def grid_step(std: float) -> float:
 
 
 def smallest_noise_std(plan: Plan) -> float:
-    """The smallest standard deviation of a draw in a row; infinite if there is no noise."""
+    """Return the smallest standard deviation of a draw in a row; infinite if there is no noise."""
     stds = (np.abs(plan[r].std[plan.exists[r]]) for r in range(plan.releases))
     return min((float(std[std > 0].min()) for std in stds if (std > 0).any()), default=math.inf)
 
 
 def max_exact_norm(plan: Plan) -> float:
-    """The longest rows that float64 represents as multiples of their grid steps."""
+    """Return the largest norm up to which float64 represents rows as multiples of their grid steps."""
     smallest = smallest_noise_std(plan)
     return EXACT_FLOAT64_INTEGERS * grid_step(smallest) if math.isfinite(smallest) else math.inf
 
 
 def _coarsest_step(plan: Plan) -> float:
-    """The largest grid step of a row, times the largest weight where that is above 1."""
+    """Return the largest grid step of a row, times the largest weight if that is above 1."""
     largest = 0.0
     for r in range(plan.releases):
         std = np.abs(plan[r].std[plan.exists[r]])
@@ -60,12 +64,15 @@ def _coarsest_step(plan: Plan) -> float:
 
 
 def expect_steps_below_noise(plan: Plan) -> None:
-    """Refuse noise as small as the grid steps of other rows: they would reveal what the noise hides."""
+    """Raise InputError if noise is as small as the grid steps of other rows.
+
+    Otherwise the grid steps would reveal what the noise hides.
+    """
     smallest, least = smallest_noise_std(plan), MIN_STEPS_PER_STD * _coarsest_step(plan)
     if not least <= smallest:
         raise InputError(
             f"Expected noise of at least {least:.3g} in every row, {MIN_STEPS_PER_STD:g} grid steps of the "
-            f"noisiest row, got {smallest:.3g}: privacy.guarantee relies on rows that some do not see, and "
-            "next to so little noise their steps would show. Choose budgets, and a decay of the noise, that "
-            'differ by less than a factor of 100,000, or "worst-case".'
+            f"noisiest row, got {smallest:.3g}: privacy.guarantee relies on rows that some agents do not "
+            "see, and so little noise would not hide their grid steps. Choose budgets, and a decay of the "
+            'noise, that differ by less than a factor of 100,000, or privacy.guarantee="worst-case".'
         )

@@ -1,9 +1,10 @@
-"""The identity of an agent: a key made at its own site, and a self-signed certificate.
+"""The identity of an agent: a key made on its own machine, and a self-signed certificate.
 
 Other agents see its card (`identity_card`). gRPC's TLS does not support Ed25519, so keys are ECDSA on P-256.
 
-**Guarantees.** The private key is written once, readable by its owner alone, and never leaves the folder. The
-certificate may not sign others (key usage), but nothing relies on that: see `wire/handshake.py`.
+**Guarantees.** The private key is written once, with read permission for its owner only, and never leaves the
+folder. The certificate may not sign other certificates (key usage), but no check relies on that: see
+`wire/handshake.py`.
 """
 
 from __future__ import annotations
@@ -45,29 +46,29 @@ class Identity:
     key: ec.EllipticCurvePrivateKey = field(repr=False)
 
     def __post_init__(self) -> None:
-        ours, theirs = (
+        own_key, certified_key = (
             key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
             for key in (self.key.public_key(), self.card.x509.public_key())
         )
-        if ours != theirs:
+        if own_key != certified_key:
             raise TrustError(
                 f"Expected the key of {self.card.name}'s certificate, got another key: the files belong to "
-                "different agents; restore them together, or make a new identity and send out its card."
+                "different agents. Restore them together, or make a new identity and send out its card."
             )
 
     def sign(self, data: bytes) -> bytes:
         return self.key.sign(data, ec.ECDSA(hashes.SHA256()))
 
     def secret(self, purpose: str) -> bytes:
-        """32 bytes for `purpose` that only this key yields, the same after a restart."""
+        """Return 32 secret bytes for `purpose`, derived from the private key; the same after a restart."""
         private = self.key.private_numbers().private_value.to_bytes(32, "big")
         return hmac.digest(private, b"topdp " + purpose.encode(), "sha256")
 
     def shared_secret(self, card: Card, purpose: str) -> bytes:
-        """32 bytes for `purpose` that this agent and the holder of `card` can compute, and nobody else."""
-        theirs = card.x509.public_key()
-        assert isinstance(theirs, ec.EllipticCurvePublicKey)
-        return hmac.digest(self.key.exchange(ec.ECDH(), theirs), b"topdp " + purpose.encode(), "sha256")
+        """Return 32 bytes for `purpose` that only this agent and the holder of `card` can compute."""
+        public_key = card.x509.public_key()
+        assert isinstance(public_key, ec.EllipticCurvePublicKey)
+        return hmac.digest(self.key.exchange(ec.ECDH(), public_key), b"topdp " + purpose.encode(), "sha256")
 
     def key_pem(self) -> bytes:
         return self.key.private_bytes(
@@ -80,7 +81,10 @@ class Identity:
 def generate(
     name: str, address: str = "", start: datetime | None = None, validity: timedelta = CERTIFICATE_VALIDITY
 ) -> Identity:
-    """Make a new identity in memory; `create_identity` makes one on disk."""
+    """Make a new identity in memory; `create_identity` makes one on disk.
+
+    `start`: begin of the certificate's validity (UTC); None: one day ago.
+    """
     start = start or datetime.now(UTC) - timedelta(days=1)  # neighbours' clocks may be slow
     check_name(name)
     key = ec.generate_private_key(KEY_CURVE())
@@ -116,7 +120,7 @@ def save(folder: Path, identity: Identity) -> Identity:
     """Write an identity to `folder`, which must not contain one."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # The file is created with its mode: at no moment could others read the key.
+        # The file is created with its mode, so other users can never read the key.
         handle = os.open(folder / KEY_FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(handle, "wb") as file:
             file.write(identity.key_pem())
@@ -124,10 +128,10 @@ def save(folder: Path, identity: Identity) -> Identity:
             os.fsync(handle)
     except FileExistsError:
         if not folder.is_dir():
-            raise IdentityError(f"Expected a folder for the identity, {folder} is a file.") from None
+            raise IdentityError(f"Expected a folder for the identity, but {folder} is a file.") from None
         raise IdentityError(
-            f"Expected no identity in {folder}, found {folder / KEY_FILE}: name another folder, or move "
-            "that one away (neighbours that have its card will not recognise the new one)."
+            f"Expected no identity in {folder}, but found {folder / KEY_FILE}. Name another folder, or move "
+            "that file away (neighbours that have its card will not accept the new one)."
         ) from None
     except OSError as error:
         raise IdentityError(f"Could not write an identity to {folder}: {error.strerror}.") from error
@@ -137,34 +141,36 @@ def save(folder: Path, identity: Identity) -> Identity:
 
 
 def load_identity(folder: Path, now: datetime | None = None, allow_expired: bool = False) -> Identity:
-    """The identity in `folder`; raise an error with the reason why it cannot be used."""
+    """Load the identity in `folder`. Raise an error with the reason if it cannot be used."""
     path = folder / KEY_FILE
     try:
         mode = path.stat().st_mode & 0o777
         pem = path.read_bytes()
     except FileNotFoundError:
         raise IdentityError(
-            f"Expected a key in {path}, found none: make one with `topdp agent init`."
+            f"Expected a key in {path}, but found none. Make one with `topdp agent init`."
         ) from None
     except OSError as error:
         raise IdentityError(f"Could not read {path}: {error.strerror}.") from error
     if mode & 0o077:
         raise TrustError(
-            f"Expected {path} readable by its owner alone (mode 600), got mode {mode:o}: others may have "
-            f"read it. Use `chmod 600 {path}` if you know that they have not, else make a new identity."
+            f"Expected {path} to be readable by its owner only (mode 600), got mode {mode:o}: others may "
+            f"have read it. Use `chmod 600 {path}` if you know that they have not, else make a new identity."
         )
     try:
         key = serialization.load_pem_private_key(pem, password=None)
     except (ValueError, TypeError) as error:
-        raise IdentityError(f"Expected a private key in {path}: {error}") from None
+        raise IdentityError(f"Expected a private key in {path}, but: {error}") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise IdentityError(f"Expected a P-256 key in {path}, got another kind.")
+        raise IdentityError(
+            f"Expected a P-256 key in {path}, got another kind of key. Make one with `topdp agent init`."
+        )
     card = read_card(folder / CARD_FILE)
     certificate = read_text_file(folder / CERTIFICATE_FILE)
     if Card(card.name, card.address, certificate).fingerprint != card.fingerprint:
         raise TrustError(
             f"Expected the certificate of {folder / CARD_FILE} in {folder / CERTIFICATE_FILE}, got "
-            "another one."
+            "another one. Restore the files together."
         )
     held = Identity(card, key)
     if not allow_expired:
@@ -174,4 +180,4 @@ def load_identity(folder: Path, now: datetime | None = None, allow_expired: bool
 
 def expect_valid(identity: Identity, origin: str, now: datetime | None = None) -> None:
     if reason := identity.card.validity_problem(now):
-        raise TrustError(f"Expected a valid certificate in {origin}: {reason}; make a new identity.")
+        raise TrustError(f"Expected a valid certificate in {origin}, but {reason}. Make a new identity.")

@@ -1,7 +1,7 @@
 """The card of an agent, which is public: its name, its address and its certificate.
 
-There is no authority. An agent is identified by the SHA-256 of its certificate (its *fingerprint*), which a
-manifest lists; names inside certificates are ignored. Private keys are in `identity`.
+There is no certificate authority. An agent is identified by the SHA-256 of its certificate (its
+*fingerprint*), which a manifest lists; names inside certificates are ignored. Private keys are in `identity`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ADDRESS_PATTERN = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9][A-Za-z0-9.-]{0,25
 
 
 class IdentityError(InputError):
-    """A name, address, key or card that cannot be used. One that must not be trusted is a TrustError."""
+    """A name, address, key or card that cannot be used. A TrustError is one that must not be trusted."""
 
 
 @dataclass(frozen=True)
@@ -47,14 +47,17 @@ class Card:
         if not isinstance(self.x509.public_key(), ec.EllipticCurvePublicKey) or not isinstance(
             self._public.curve, KEY_CURVE
         ):
-            raise IdentityError(f"Expected a P-256 key in the certificate of {self.name}, got another kind.")
+            raise IdentityError(
+                f"Expected a P-256 key in the certificate of {self.name}, got another kind of key. Make the "
+                "identity with `topdp agent init`."
+            )
 
     @cached_property
     def x509(self) -> x509.Certificate:
         try:
             certificates = x509.load_pem_x509_certificates(self.certificate.encode("ascii"))
         except (ValueError, UnicodeEncodeError) as error:
-            raise IdentityError(f"Expected a PEM certificate of {self.name}: {error}") from None
+            raise IdentityError(f"Expected a PEM certificate of {self.name}, but: {error}") from None
         if len(certificates) != 1:
             raise IdentityError(f"Expected one certificate of {self.name}, got {len(certificates)}.")
         return certificates[0]
@@ -71,7 +74,7 @@ class Card:
         return key
 
     def verifies(self, signature: bytes, data: bytes) -> bool:
-        """Whether the holder of this card's key signed `data`."""
+        """Return whether `signature` is a signature of `data` with this card's key."""
         try:
             self._public.verify(signature, data, ec.ECDSA(hashes.SHA256()))
         except InvalidSignature:
@@ -79,7 +82,7 @@ class Card:
         return True
 
     def validity_problem(self, now: datetime | None = None) -> str:
-        """Why the certificate is not valid at `now`, or an empty string."""
+        """Return the reason why the certificate is not valid at `now`, or an empty string."""
         now = now or datetime.now(UTC)
         first, last = self.x509.not_valid_before_utc, self.x509.not_valid_after_utc
         if first <= now <= last:
@@ -103,7 +106,7 @@ def fingerprint(certificate: x509.Certificate) -> str:
 
 
 def read_card(path: Path) -> Card:
-    """The card in a file."""
+    """Read a card from a TOML file."""
     return parse_card(read_text_file(path), str(path))
 
 
@@ -111,17 +114,20 @@ def parse_card(text: str, origin: str = "card") -> Card:
     try:
         tree = toml_text.parse_toml(text)
     except ValueError as error:
-        raise IdentityError(f"Expected a card (TOML) in {origin}: {error}") from None
+        raise IdentityError(f"Expected a card (TOML) in {origin}, but: {error}") from None
     return card_from_tree(tree, origin)
 
 
 def card_from_tree(tree: Any, origin: str) -> Card:
-    """A card from its four keys. Raise TrustError unless the fingerprint is that of the certificate."""
+    """Return the card with these four keys. Raise TrustError if the fingerprint is not the certificate's.
+
+    `origin` names the file or key of the card in errors.
+    """
     keys = {"name", "address", "fingerprint", "certificate"}
     if not isinstance(tree, dict) or set(tree) != keys or not all(isinstance(tree[k], str) for k in keys):
         got = ", ".join(sorted(tree)) if isinstance(tree, dict) else type(tree).__name__
         raise IdentityError(
-            f"{origin}: expected a card with the texts {', '.join(sorted(keys))}, got {got:.200}."
+            f"{origin}: expected a card with the strings {', '.join(sorted(keys))}, got {got:.200}."
         )
     try:
         card = Card(tree["name"], tree["address"], tree["certificate"])
@@ -155,7 +161,7 @@ def check_address(address: str) -> str:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether `host:port` is a loopback address."""
+    """Return whether `host:port` is a loopback address."""
     host = address.rpartition(":")[0].strip("[]")
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
@@ -167,6 +173,6 @@ def read_text_file(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8-sig")  # some editors write a byte order mark
     except FileNotFoundError:
-        raise IdentityError(f"Expected a file {path}, found none.") from None
+        raise IdentityError(f"Expected a file {path}, but found none. Check the path.") from None
     except (OSError, UnicodeDecodeError) as error:
         raise IdentityError(f"Could not read {path}: {getattr(error, 'strerror', error)}.") from None

@@ -1,7 +1,7 @@
 """The manifest: members, links, the configuration of the run, and rules, in one document for all members.
 
-It is identified by its hash. Agents refuse neighbours that have another one. It contains no secret. Its links
-define the graph; `topology` in the run's configuration is ignored.
+A manifest is identified by its hash. Agents refuse neighbours that have another manifest. A manifest contains
+no secret. Its links define the graph; `topology` in the run's configuration is ignored.
 """
 
 from __future__ import annotations
@@ -33,51 +33,55 @@ SIGNATURES_KEY = "signatures"  # beside the document, whose hash is signed
 
 
 class ManifestError(InputError):
-    """A manifest that cannot be used. One that was changed after it was made is a TrustError."""
+    """A manifest that cannot be used. A TrustError is raised for one that was changed after it was made."""
 
 
 class Rules(Section):
     """What all members agree on besides the configuration of the run."""
 
     dead_neighbour: Literal["wait", "go-on"] = "wait"
-    """What to do about a neighbour that is silent for `idle_timeout`: wait, or mix what has arrived.
+    """What to do if a neighbour is silent for `idle_timeout`: wait, or go on and mix the rows that arrived.
 
-    Where agents share noise, going on is final: nothing more is accepted from that neighbour.
+    If agents share noise, going on is final: nothing more is accepted from that neighbour.
     """
 
     departures: Annotated[int, Field(ge=0)] = 0
     """The reserve: how many agents may drop out, or be refused by others, while all charges still hold.
 
-    Under `adaptive`, where some rows are hidden from some agents, an agent that is gone counts as one more
-    colluder. So noise is calibrated and charged for `privacy.colluders` plus this many.
+    Under `adaptive`, if some rows are hidden from some agents, a departed agent counts as one more colluder.
+    So noise is calibrated and charged for `privacy.colluders` plus this number of colluders.
     """
 
     idle_timeout: Annotated[float, Field(ge=0.05, le=3600, allow_inf_nan=False)] = 30.0
-    """Seconds without progress after which a link or an exchange is given up.
+    """Seconds without progress after which an agent closes a link or aborts an exchange.
 
-    A link must carry a few pieces of 256 KiB in this time: at 30 s, 100 kB/s suffice for busy links.
+    A link must transfer a few pieces of 256 KiB in this time: at 30 s, 100 kB/s suffice for busy links.
     """
 
     largest_body: Annotated[int, Field(ge=1024, le=2**31)] = 64 * 2**20
     """The largest message in bytes."""
 
     in_flight: Annotated[int, Field(ge=1, le=256)] = 4
-    """The most requests under way in one direction of a link; its memory is below 4 · this · largest_body."""
+    """The largest number of simultaneous requests in one direction of a link.
+
+    The memory of a link is below 4 · in_flight · largest_body.
+    """
 
     dtype: Literal["auto", "float32", "float64"] = "auto"
-    """The type in which rows travel. Gradients are always summed in float64.
+    """The type in which rows are sent. Gradients are always summed in float64.
 
-    `auto`: float64 where the guarantee relies on rows that some agents do not see, which must not be rounded;
-    elsewhere the model's type.
+    `auto`: float64 if the guarantee relies on rows that some agents do not see, because these must not be
+    rounded; otherwise the model's type.
     """
 
     largest_norm: Annotated[float, Field(gt=0, le=1e15, allow_inf_nan=False)] = 1e4
     """The largest norm of an accepted row. Rows must stay finite when they are squared and added."""
 
     largest_drift: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-    """Ignore rows this many times as far from an agent's own row as the median neighbour's; 0: no limit.
+    """Ignore rows whose distance from an agent's own row is more than this factor times the median; 0: never.
 
-    From 3 on, honest rows are hardly ever ignored. The rule needs at least three neighbours.
+    The median is over the rows of all neighbours. With 3 or more, honest rows are hardly ever ignored. The
+    rule needs at least three neighbours.
     """
 
     relay: Annotated[str, AfterValidator(check_address)] = ""
@@ -91,14 +95,14 @@ class Rules(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """Cards in the order of agent numbers 0 .. n-1, links as pairs of numbers i < j."""
+    """A manifest: cards in the order of agent numbers 0 .. n-1, links as pairs of agent numbers i < j."""
 
     cards: tuple[Card, ...]
     links: tuple[tuple[int, int], ...]
     config: RunConfig
     rules: Rules
     tree: dict[str, Any]  # the document without its hash, as written: later versions hash the same
-    signatures: dict[str, str] = field(default_factory=dict)  # of an amendment, by name
+    signatures: dict[str, str] = field(default_factory=dict)  # of an amendment: member -> signature in hex
 
     def __post_init__(self) -> None:
         if len(set(self.links)) != len(self.links):
@@ -108,7 +112,7 @@ class Manifest:
             if not any(self.cards[end].address for end in link) and not self.rules.relay:
                 raise ManifestError(
                     f"Expected an address at one end of the link {self._link_in_words(link)}, got none: "
-                    "neither can dial the other. Open a port at one of them, or name a relay (--relay)."
+                    "neither end can dial the other. Open a port at one of them, or name a relay (--relay)."
                 )
         _ = self.topology
 
@@ -129,7 +133,7 @@ class Manifest:
             raise ManifestError(f"links: {error}") from None
 
     def number(self, name: str) -> int:
-        """The agent's number in plans."""
+        """Return the agent's number in plans. Raise ManifestError if it is not a member."""
         if name not in self.names:
             raise ManifestError(
                 f"Expected an agent of the manifest, got {name!r}.{did_you_mean(name, [*self.names])}"
@@ -144,12 +148,12 @@ class Manifest:
         return tuple(other for k, other in enumerate(self.names) if self.topology.adjacency[me, k])
 
     def dialer(self, first: str, second: str) -> str:
-        """The end of a link that dials: the lower number, unless only one end can be dialled."""
+        """Return the end of a link that dials: the lower number, unless only that end can be dialled."""
         low, high = sorted((first, second), key=self.number)
         return low if self.card(high).address else high
 
     def relayed(self, first: str, second: str) -> bool:
-        """Whether two neighbours connect through the relay, because neither can be dialled."""
+        """Return whether two neighbours connect through the relay, because neither can be dialled."""
         return not (self.card(first).address or self.card(second).address)
 
     def to_toml(self) -> str:
@@ -191,33 +195,40 @@ def read_manifest(path: Path) -> Manifest:
         text = path.read_text(encoding="utf-8-sig")  # some editors write a byte order mark
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", error)
-        raise ManifestError(f"Expected a readable manifest, could not read {path}: {reason}.") from None
+        raise ManifestError(f"Expected a readable manifest, but could not read {path}: {reason}.") from None
     return parse_manifest(text, str(path))
 
 
 def parse_manifest(text: str, origin: str = "manifest") -> Manifest:
-    """The manifest in a text. Raise TrustError unless its hash is the one that it states."""
+    """Parse a manifest (TOML). Raise TrustError if the hash of its content differs from the stated one.
+
+    `origin` names the file in errors.
+    """
     try:
         tree = toml_text.parse_toml(text)
     except ValueError as error:
-        raise ManifestError(f"Expected a manifest (TOML) in {origin}: {error}") from None
+        raise ManifestError(f"Expected a manifest (TOML) in {origin}, but: {error}") from None
     stated, signatures = tree.pop("hash", None), tree.pop(SIGNATURES_KEY, {})
     if not isinstance(signatures, dict) or not all(isinstance(text, str) for text in signatures.values()):
-        raise ManifestError(f"{origin}: {SIGNATURES_KEY}: expected names and signatures.")
+        raise ManifestError(
+            f"{origin}: {SIGNATURES_KEY}: expected names with signatures as strings, got another kind."
+        )
     try:
         actual = _hash(tree)
     except (TypeError, ValueError):
-        raise ManifestError(f"{origin}: expected texts, numbers and lists only, got another kind.") from None
+        raise ManifestError(
+            f"{origin}: expected strings, numbers, lists and tables only, got another kind of value."
+        ) from None
     if stated != actual:
         raise TrustError(
-            f"{origin}: expected the hash {actual}, the file states {stated!r:.80}: it is damaged or was "
-            f"changed; get it again, or make a new one with `topdp federation create`."
+            f"{origin}: expected the hash {actual}, but the file states {stated!r:.80}: it is damaged or was "
+            f"changed. Get it again, or make a new one with `topdp federation create`."
         )
     return replace(_from_tree(tree, origin), signatures=signatures)
 
 
 def as_amendment(manifest: Manifest, amends: dict[str, Any]) -> Manifest:
-    """The same manifest as one that amends another."""
+    """Return `manifest` with the section `amends` (the fields of `Amendment`), which changes its hash."""
     return _from_tree({**manifest.tree, "amends": amends}, "amendment")
 
 
@@ -248,7 +259,7 @@ def _from_tree(tree: dict[str, Any], origin: str) -> Manifest:
 
 
 def _names(cards: tuple[Card, ...]) -> list[str]:
-    """The agents' names. Raise ManifestError if two cards share a name, fingerprint or address."""
+    """Return the agents' names. Raise ManifestError if two cards share a name, fingerprint or address."""
     for attribute, values in (
         ("name", [card.name for card in cards]),
         ("fingerprint", [card.fingerprint for card in cards]),
@@ -261,7 +272,7 @@ def _names(cards: tuple[Card, ...]) -> list[str]:
 
 
 def parse_rules(tree: Any) -> Rules:
-    """Rules from their keys. An error names the key."""
+    """Return rules with these keys and values. Raise ManifestError that names the first invalid key."""
     try:
         return Rules.model_validate(tree)
     except ValidationError as error:
@@ -296,6 +307,6 @@ def _expect_list(value: Any) -> list[Any]:
 
 
 def _hash(tree: dict[str, Any]) -> str:
-    """The hash of the sorted JSON: order, comments and blanks of the file do not matter."""
+    """Return the hash of the document as sorted JSON: order and comments have no effect."""
     text = json.dumps(tree, sort_keys=True, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(b"topdp manifest\n" + text.encode("ascii")).hexdigest()

@@ -1,21 +1,21 @@
-"""What an agent keeps of a run beside its own key, in `runs/<manifest>/`: secret key, marks, continuation.
+"""The files of a run beside an agent's own key, in `runs/<manifest>/`: run key, marks, continuation.
 
     key             the X25519 key of the run, hex; written once, erased at the end of the run
-    mark            its public half, and the last round whose row may have left
-    books           the rollback mark: which ledger, its last round, and the hash of that entry
-    continued_by    the amendment that has what this ledger left of the budget
+    mark            the public half of the key, and the last round whose row may have been sent
+    books           the rollback mark: id of the ledger, its last round, and the hash of that entry
+    continued_by    the amendment that continues with the rest of this run's budget
 
 These files are in the identity folder, not in the state folder. A state folder that is restored from a backup
-does not bring its marks, so the agent sees that rows have left which its ledger lacks. Where both folders are
-restored together, neighbours detect it (`runtime/peer_judgement`).
+does not contain the marks, so the agent detects rows that were sent but are missing in its ledger. If both
+folders are restored together, neighbours detect it (`runtime/peer_judgement`).
 
-**Guarantees.** The key of a run is fresh, readable by its owner alone, and used by no other run. A mark is on
-disk before the rows of its round leave; the rollback mark after the ledger entry, and after a kill between
-the two, at the next start, before anything leaves. Under a key no row is made for a round up to the mark: an
-agent with a lost or old ledger is refused. A ledger without the marked entry is refused. A rollback mark that
-a power cut loses is an older one, which proves less and nothing wrong. At the end the bytes of the key are
-overwritten and the file is removed; what a disk keeps of old blocks is out of scope. What is left of a budget
-goes to one amendment, the first that is started.
+**Guarantees.** The key of a run is fresh, readable by its owner only, and used by no other run. A mark is on
+disk before the rows of its round are sent. The rollback mark is written after the ledger entry; after a kill
+between the two, it is written at the next start, before anything is sent. Under one key, no row is made for a
+round up to the mark: an agent with a lost or old ledger is rejected. A ledger without the marked entry is
+rejected. If a power cut loses a rollback mark, the previous one remains, which detects fewer old copies and
+rejects no valid ledger. At the end, the bytes of the key are overwritten and the file is removed; copies in
+old blocks of the disk are out of scope. The rest of a budget goes to one amendment: the first that starts.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class _RunMark:
 
 
 class RunSecret:
-    """The key of the run that an agent takes part in. `folder` is that of its identity."""
+    """The key of the run that an agent takes part in. `folder` is its identity folder."""
 
     def __init__(self, folder: Path, federation: str) -> None:
         self.place = folder / RUNS_FOLDER / federation[:32]
-        self._public = ""  # of the run that this process takes part in
+        self._public = ""  # public half of the key, in hex, once this process takes part in the run
 
     def begin(self) -> str:
         """Make a fresh key and return its public half in hex. An earlier key is erased."""
@@ -72,36 +72,41 @@ class RunSecret:
         return public
 
     def resume(self, public: str, last_round: int) -> X25519PrivateKey:
-        """The private half of `public`, for an agent whose ledger ends with `last_round`."""
+        """Return the private half of the key `public` (hex), for an agent whose ledger ends at `last_round`.
+
+        Raise TrustError if the key is missing or belongs to another run, or if the ledger is an old copy.
+        """
         mark = self._read()
         if mark is None or mark.public != public:
             raise TrustError(
-                f"Expected in {self.place} the run that this state folder belongs to, found "
-                f"{'none' if mark is None else 'another one'}: its shared noise cannot be made again. Use "
-                "the folders that belong together; without them this agent must leave the federation."
+                f"Expected the mark of this state folder's run in {self.place}, but found "
+                f"{'none' if mark is None else 'that of another run'}: the shared noise of the run cannot be "
+                "reproduced. Use the identity and state folders that belong together; without them this "
+                "agent must leave the federation."
             )
         if mark.round > last_round:
             raise TrustError(
-                f"Expected round {mark.round} in the ledger, which ends at {last_round}: the state folder is "
-                "an old copy. Rows that have left would be made again under the same shared noise, and what "
-                "was spent is missing. Restore the newest; without it this agent must leave the federation."
+                f"Expected round {mark.round} in the ledger, but it ends at {last_round}: the state folder "
+                "is an old copy. Rows that were sent would be made again with the same shared noise, and "
+                "later charges are missing. Restore the newest copy; without it this agent must leave the "
+                "federation."
             )
         self._public = public
         try:
             return X25519PrivateKey.from_private_bytes(bytes.fromhex((self.place / RUN_KEY_FILE).read_text()))
         except (OSError, ValueError) as error:
             raise TrustError(
-                f"Expected the key of this run in {self.place / RUN_KEY_FILE}, found none: it is erased when "
-                "a run ends. This run cannot be continued; a new state folder begins a new one."
+                f"Expected the key of this run in {self.place / RUN_KEY_FILE}, but found none: it is erased "
+                "when a run ends. This run cannot be continued; a new state folder begins a new one."
             ) from error
 
     def note(self, round: int) -> None:
-        """Mark that a row of `round` may leave from now on."""
+        """Record on disk that the row of `round` may be sent from now on."""
         mark = self._read()
         if mark is None or mark.public != self._public:
             raise TrustError(
-                f"Expected in {self.place} the run of this agent, found another one: two runs of one "
-                "manifest and identity at the same time. End one of them."
+                f"Expected the mark of this agent's run in {self.place}, but found that of another run: two "
+                "runs use one manifest and identity at the same time. End one of them."
             )
         if round > mark.round:
             self._write(_RunMark(self._public, round))
@@ -131,7 +136,9 @@ class RunSecret:
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise TrustError(f"Expected the mark of a run in {path}: {error}") from None
+            raise TrustError(
+                f"Expected the mark of a run in {path}, but it cannot be read: {error}"
+            ) from None
 
     def _write(self, mark: _RunMark) -> None:
         write_atomically(self.place / RUN_MARK_FILE, json.dumps(asdict(mark)) + "\n", mode=0o600)
@@ -147,7 +154,7 @@ class _MarkedEntry:
 
 
 class RollbackMark:
-    """The rollback mark of one agent's ledger for one federation. `folder` is that of its identity."""
+    """The rollback mark of one agent's ledger for one federation. `folder` is its identity folder."""
 
     def __init__(self, folder: Path, federation: str) -> None:
         self.path = folder / RUNS_FOLDER / federation[:32] / ROLLBACK_MARK_FILE
@@ -155,27 +162,31 @@ class RollbackMark:
 
     @property
     def exists(self) -> bool:
-        """Whether rows of this agent have left under that manifest."""
+        """Whether this agent may have sent rows under this manifest."""
         return self.path.exists()
 
     def continue_with(self, amendment: str) -> None:
-        """Give the rest of the budget to this amendment, and to no other."""
+        """Assign the rest of the budget to the amendment with this hash, and to no other.
+
+        Raise TrustError if it was assigned to another amendment before.
+        """
         path = self.path.with_name(CONTINUATION_FILE)
         first = path.read_text(encoding="utf-8").strip() if path.exists() else ""
         if first not in ("", amendment):
             raise TrustError(
-                f"--after: expected the amendment {first[:16]}, which was started first and has what is left "
-                f"of the budget, got {amendment[:16]}: the same rest cannot be spent twice. Go on with the "
-                "first, or make a new manifest whose budgets count all runs before."
+                f"--after: expected the amendment {first[:16]}, which was started first and has the rest of "
+                f"the budget, got {amendment[:16]}: the same rest cannot be spent twice. Continue with the "
+                "first, or make a new manifest whose budgets count all earlier runs."
             )
         if not first:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_atomically(path, amendment + "\n")
 
     def resume(self, ledger_id: str, round: int, has_entry: Callable[[str], bool]) -> bool:
-        """Whether an earlier ledger of this agent has sent rows. `has_entry`: whether this ledger has a hash.
+        """Return whether another ledger of this agent has sent rows under this manifest.
 
-        Raise TrustError if this ledger is an older copy of itself.
+        `ledger_id`, `round`: id and last round of the current ledger. `has_entry`: returns whether the ledger
+        contains an entry with this hash. Raise TrustError if the ledger is an old copy.
         """
         self._last = marked = self._read()
         if marked is None:
@@ -184,18 +195,19 @@ class RollbackMark:
             return True
         if not has_entry(marked.head):
             raise TrustError(
-                f"Expected the entry of round {marked.round} in the ledger, which ends at {round}: the state "
-                "folder is an old copy, or another process uses a second one. Rows have left since, and what "
-                "was spent is missing. Restore the newest; without it this agent must leave the federation."
+                f"Expected the entry of round {marked.round} in the ledger, but it ends at {round}: the "
+                "state folder is an old copy, or another process uses a second one. Rows were sent since, "
+                "and their charges are missing. Restore the newest copy; without it this agent must leave "
+                "the federation."
             )
         return False
 
     def note(self, ledger_id: str, round: int, head: str) -> None:
-        """Mark that rows of `round` may leave from now on."""
+        """Record that rows of `round` may be sent from now on. `head`: hash of the ledger's last entry."""
         if self._read() != self._last:
             raise TrustError(
-                f"Expected in {self.path} what this agent wrote last, found something else: two agents run "
-                "under this manifest with one identity. End one of them; both have spent."
+                f"Expected in {self.path} the mark that this agent wrote last, but found another one: two "
+                "agents run under this manifest with one identity. End one of them; both have spent."
             )
         entry = _MarkedEntry(ledger_id, round, head)
         beside = self.path.with_name(f".{ROLLBACK_MARK_FILE}")
@@ -205,8 +217,8 @@ class RollbackMark:
             os.replace(beside, self.path)
         except OSError as error:
             raise InputError(
-                f"Could not write {self.path}: {error.strerror}. It reveals old copies of the state folder: "
-                "make the identity folder writable, or make room on the disk. Nothing was sent."
+                f"Could not write {self.path}: {error.strerror}. The file reveals old copies of the state "
+                "folder. Make the identity folder writable, or make room on the disk. Nothing was sent."
             ) from error
         self._last = entry
 
@@ -215,7 +227,7 @@ class RollbackMark:
             tree = json.loads(self.path.read_text(encoding="utf-8"))
             return _MarkedEntry(str(tree["books"]), int(tree["round"]), str(tree["head"]))
         except (OSError, ValueError, KeyError, TypeError):
-            return None  # lost, or never written: neighbours are asked in any case
+            return None  # lost, or never written: neighbours report what they have in any case
 
 
 def _sync_folder(folder: Path) -> None:

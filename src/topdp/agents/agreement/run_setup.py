@@ -1,8 +1,8 @@
-"""What follows from a manifest: the plan, its budgets and record counts, and what charges count as colluders.
+"""What a manifest determines: the plan, budgets and record counts, and the number of colluders for charges.
 
-A manifest that agents run states everything the plan depends on: `privacy.sigma` (one per agent),
+A manifest that agents run states everything that the plan depends on: `privacy.sigma` (one per agent),
 `privacy.epsilon` (the agents' budgets) and `data.sizes` (their record counts). `federation_manifest` writes
-them: calibrating again at each site could differ in a last digit, and so in the plan.
+them: if each agent calibrated again, noise could differ in the last digit, and so could the plan.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunSetup:
-    """The same for every agent of a federation: the manifest, and the plan that follows from it."""
+    """The manifest and the plan that it determines; the same for every agent of a federation."""
 
     manifest: Manifest
     run: ResolvedRun
@@ -33,14 +33,15 @@ class RunSetup:
 
     @classmethod
     def of(cls, manifest: Manifest) -> RunSetup:
-        """From a manifest whose configuration is complete."""
+        """Return the setup of a manifest. Raise ConfigError unless its configuration is complete."""
         config, graph = manifest.config, manifest.topology
         counts = _record_counts(config)
         outline = RunOutline.of(config, graph)
         if outline.sigma is None or len(counts) != graph.agents:
             raise ConfigError(
-                f"Expected privacy.sigma, and in data.sizes the records of each of {graph.agents} agents: "
-                "make the manifest with `topdp federation create --records N1,N2,...`."
+                f"Expected privacy.sigma, and in data.sizes the number of records of each of {graph.agents} "
+                f"agents, got {len(counts)} numbers and {'no ' if outline.sigma is None else ''}sigma. Make "
+                "the manifest with `topdp federation create --records N1,N2,...`."
             )
         expect_supported(config, counts)
         run = ResolvedRun.with_records(outline, *records_of(outline, counts))
@@ -53,22 +54,22 @@ class RunSetup:
 
     @property
     def coalition(self) -> int:
-        """How many agents charges count as colluders: those of the configuration, and the reserve."""
+        """Number of agents that charges count as colluders: `privacy.colluders` plus the reserve."""
         privacy, agents = self.manifest.config.privacy, len(self.manifest.names)
-        if in_the_open(self.plan):  # there, an agent that is gone is counted from that round on
+        if in_the_open(self.plan):  # there, a departed agent counts from the round of its departure onwards
             return privacy.colluders
         return min(privacy.colluders + self.manifest.rules.departures, agents - 1)
 
     @property
     def reserve(self) -> int:
-        """How many other agents may be gone while charges hold: all, where all count as colluders."""
+        """Number of other agents that may depart while charges hold; all, if all count as colluders."""
         privacy, agents = self.manifest.config.privacy, len(self.manifest.names)
         if not guarantee_kind(privacy.guarantee).counts_colluders or in_the_open(self.plan):
             return 0
         return agents if self.coalition == agents - 1 else self.coalition - privacy.colluders
 
     def budget(self, agent: int) -> float:
-        """ε that the manifest grants to `agent`."""
+        """Return ε that the manifest grants to agent number `agent`."""
         return granted_budgets(self.manifest)[self.manifest.names[agent]]
 
     def model(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
@@ -76,15 +77,16 @@ class RunSetup:
 
 
 def granted_budgets(manifest: Manifest) -> dict[str, float]:
-    """{member: ε that the manifest grants to it}"""
+    """Map each member to ε that the manifest grants to it."""
     granted = budgets(manifest.config, len(manifest.names))
     return dict(zip(manifest.names, granted.tolist(), strict=True))
 
 
 def expect_supported(config: RunConfig, counts: tuple[int, ...]) -> None:
-    """Refuse what real agents do not run: attacks, rounded rows, and a δ that permits showing a record.
+    """Raise ConfigError for what real agents do not support: attacks, rounded rows, and a large δ.
 
-    With δ of one over the fewest records or more, an agent may publish a whole record and satisfy (ε, δ).
+    `counts`: number of records of each agent. If δ is at least one over the smallest number, an agent that
+    publishes a whole record can satisfy (ε, δ).
     """
     if config.attack.name != "none":
         raise ConfigError(
@@ -94,13 +96,13 @@ def expect_supported(config: RunConfig, counts: tuple[int, ...]) -> None:
     if config.train.rows != "model":
         raise ConfigError(
             f'train.rows: expected "model" for real agents, got "{config.train.rows}": their rows lie on a '
-            "grid that is part of the guarantee. `topdp run` simulates with fewer digits."
+            "grid that is part of the guarantee. `topdp run` simulates rows with fewer digits."
         )
     delta, fewest = config.privacy.delta, min(counts)
     if delta * fewest >= 1:
         raise ConfigError(
             f"privacy.delta: expected less than 1/{fewest}, one over the fewest records of an agent, got "
-            f"{delta:g}: under such a delta a record may be shown as it is. Use 1e-5, or less."
+            f"{delta:g}: such a delta permits publishing a whole record. Use 1e-5, or less."
         )
 
 

@@ -1,14 +1,15 @@
 """What agents sign: each row they send, and notices that all agents pass on.
 
-A *row signature* covers the row's name and digest, not its bytes: the receiver can prove to anybody that the
-row was sent. Neighbours present the newest one when they greet, so an agent whose ledger is an old copy need
-not trust their claims, and nobody can make it believe that its ledger is old. `runtime/peer_judgement` weighs
-claims. A *notice* is for what must reach agents that are no neighbours: keys of a run, and departures.
+A *row signature* covers the identification and digest of a row, not its bytes: with it, the receiver can
+prove to any third party that the row was sent. Neighbours present the newest one in their greetings. So an
+agent whose ledger is an old copy gets proof instead of claims, and a neighbour cannot falsely claim that a
+ledger is old. `runtime/peer_judgement` evaluates claims. A *notice* carries what must reach agents that are
+not neighbours: keys of a run, and departures.
 
 **Guarantees.** Only the holder of the card's key can make a signature that verifies. A row signature for
-another manifest, receiver, round or digest does not verify. An agent that passes a notice on can withhold
-it and do nothing else to it: the signature covers the manifest, the run, the author and the subject. Of two
-notices of one author on one subject in one run only one can be honest.
+another manifest, receiver, round or digest does not verify. An agent that passes a notice on can withhold it,
+but cannot change it: the signature covers the manifest, the run, the author, the subject and the text. Of two
+different notices of one author on one subject in one run, at most one can be honest.
 """
 
 from __future__ import annotations
@@ -23,18 +24,18 @@ from topdp.agents.agreement.identity_card import Card
 from topdp.agents.agreement.manifest import Manifest
 
 MAX_SIGNATURE_BYTES = 128  # signatures with P-256 have at most 72
-MAX_NOTICE_CHARS = 512  # of a subject or a text; ours have below 250
+MAX_NOTICE_CHARS = 512  # of a subject or a text; those that agents make have below 250
 MAX_NOTICE_BYTES = 5 * MAX_NOTICE_CHARS + 32
 NOTICE_FIELDS = ("author", "run", "about", "text", "signature")
 
 
 class NoticeError(ValueError):
-    """Bytes that are not statements. `statement_gossip` catches it."""
+    """Bytes that are not encoded notices. `statement_gossip` catches it."""
 
 
 @dataclass(frozen=True)
 class RowSignatures:
-    """Makes and verifies the signatures of rows for one agent; without an identity it makes none."""
+    """Makes and verifies the signatures of rows for one agent. Without an identity, signatures are empty."""
 
     name: str
     manifest: Manifest
@@ -42,17 +43,17 @@ class RowSignatures:
     directory: CardDirectory | None = None  # the successors of the manifest's cards
 
     def sign(self, receiver: str, round: int, digest: str) -> bytes:
-        """Sign a row of this agent."""
+        """Return this agent's signature of a row for `receiver` with this digest."""
         if self.identity is None:
             return b""
         return self.identity.sign(self._signed_bytes(self.name, receiver, round, digest))
 
     def verify_own(self, receiver: str, round: int, digest: str, signature: bytes) -> bool:
-        """Whether this agent signed that row. Without an identity it cannot tell, and returns True."""
+        """Return whether this agent signed that row; True without an identity, which permits no check."""
         return self.identity is None or self.verify(self.name, receiver, round, digest, signature)
 
     def verify(self, sender: str, receiver: str, round: int, digest: str, signature: bytes) -> bool:
-        """Whether `sender` signed that row."""
+        """Return whether `sender` signed that row with the key of any of its cards."""
         signed = self._signed_bytes(sender, receiver, round, digest)
         cards = _all_cards(self.manifest, self.directory, sender)
         return 0 < len(signature) <= MAX_SIGNATURE_BYTES and any(
@@ -75,18 +76,18 @@ class Notice:
 
     @classmethod
     def of_parts(cls, parts: Iterable[str]) -> Notice:
-        """From its fields in order, as they are encoded and stored."""
+        """Return the notice with these fields, in the order of NOTICE_FIELDS."""
         return cls(**dict(zip(NOTICE_FIELDS, parts, strict=True)))
 
     @classmethod
     def signed(cls, identity: Identity, manifest: Manifest, run: str, about: str, text: str) -> Notice:
-        """A notice of the agent with this identity."""
+        """Return a notice of the agent with this identity, signed for `manifest`."""
         name = identity.card.name
         signed = _notice_bytes(manifest.hash, name, run, about, text)
         return cls.of_parts((name, run, about, text, identity.sign(signed).hex()))
 
     def verify(self, manifest: Manifest, directory: CardDirectory | None = None) -> bool:
-        """Whether the author is in the manifest and has signed this for it, with any of its keys."""
+        """Return whether the author is a member of the manifest and signed this with any of its keys."""
         if self.author not in manifest.names:
             return False
         signed = _notice_bytes(manifest.hash, self.author, self.run, self.about, self.text)
@@ -99,7 +100,8 @@ def _all_cards(manifest: Manifest, directory: CardDirectory | None, name: str) -
 
 
 def encode_notices(notices: Iterable[Notice]) -> bytes:
-    """
+    """Encode notices as JSON.
+
     >>> decode_notices(encode_notices([Notice.of_parts(("ada", "", "weather", "rain", "00"))]))
     [Notice(author='ada', run='', about='weather', text='rain', signature='00')]
     """
@@ -107,7 +109,7 @@ def encode_notices(notices: Iterable[Notice]) -> bytes:
 
 
 def decode_notices(body: bytes, most: int = 1000) -> list[Notice]:
-    """Decode at most `most` notices. Raise NoticeError on anything else."""
+    """Decode at most `most` notices. Raise NoticeError on more notices or malformed bytes."""
     try:
         if len(body) > most * MAX_NOTICE_BYTES:
             raise NoticeError

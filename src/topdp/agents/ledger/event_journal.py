@@ -1,11 +1,12 @@
 """Facts in a ledger besides charges, in the order of recording, and the digest that binds them.
 
 The tables `meta` (facts of the run) and `peers` (facts about neighbours) hold the current value of each fact.
-The table `notes` holds every value that was ever recorded, one line each. Notes, received rows and statements
-only grow, so each charge carries one digest of all of them at that time. Charges are in `ledger_entries`.
+The table `notes` (the journal) holds every value that was ever recorded, one line each. The three logs
+(`notes`, received rows, and `statements` with the notices) only grow, so each charge carries one digest of
+all of them at that time. Charges are in `ledger_entries`.
 
-**Guarantees.** What is recorded here is part of the caller's transaction. A line, a row or a statement that
-was changed, removed or inserted before the last charge gives another digest.
+**Guarantees.** Everything recorded here is part of the caller's transaction. If a line of a log is changed,
+removed or inserted before the last charge, the digest differs.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from dataclasses import dataclass
 from topdp.agents.ledger.ledger_entries import chain_hash, digest_of
 
 UNLOGGED_PREFIXES = ("row of ",)
-"""Keys of `meta` that change with every row and have no lines: their content is signed by the sender."""
+"""Prefixes of keys of `meta` that change with every row. Not in the journal: senders sign their content."""
 
 PEER_COLUMNS = ("quarantined", "quarantined_for", "finished", "told")
 
-# For each log: the number of a line and the columns that are bound, for lines after number `?`.
+# For each log: the number of a line and the columns that the digest covers, for lines after number `?`.
 LOG_QUERIES = {
     "notes": "SELECT number, charges, place, key, value FROM notes WHERE number > ? ORDER BY number",
     "inbox": "SELECT rowid, sender, round, digest FROM inbox WHERE rowid > ? ORDER BY rowid",
@@ -34,14 +35,14 @@ LOG_QUERIES = {
 
 @dataclass(frozen=True)
 class LogHead:
-    """How far one of the growing tables was read. `head` binds all lines so far."""
+    """The position up to which a log was read: number of lines, last line, and a chained hash of them all."""
 
     count: int = 0
     last: int = -(2**63)  # number of the last line
     head: str = ""
 
     def lines(self, db: sqlite3.Connection, name: str) -> Iterator[LogHead]:
-        """The head after each further line."""
+        """Yield the head after each further line of the log `name`."""
         log = self
         for number, *line in db.execute(LOG_QUERIES[name], (self.last,)):
             log = LogHead(log.count + 1, number, chain_hash(log.head, json.dumps(line, default=repr)))
@@ -53,24 +54,27 @@ EMPTY_LOGS: LogHeads = {name: LogHead() for name in LOG_QUERIES}
 
 
 def read_logs(db: sqlite3.Connection, logs: LogHeads) -> LogHeads:
-    """Read all logs to their ends."""
+    """Read all logs to their ends, and return their heads."""
     return {name: [log, *log.lines(db, name)][-1] for name, log in logs.items()}
 
 
 def logs_digest(db: sqlite3.Connection, heads: Mapping[str, str]) -> str:
-    """The digest that a charge carries: of the logs, and of rows that are no longer kept one by one."""
+    """Return the digest that a charge carries: of the logs, and of the last delivered row of each receiver.
+
+    `heads` maps each log to the hash of its lines (`LogHead.head`).
+    """
     delivered = db.execute("SELECT receiver, round FROM delivered ORDER BY receiver").fetchall()
     return digest_of(json.dumps([*(heads[name] for name in LOG_QUERIES), delivered]).encode())
 
 
 def set_fact(db: sqlite3.Connection, key: str, value: str) -> None:
-    """Record a fact of the run; it replaces the earlier value of the same key."""
+    """Record a fact of the run. It replaces the earlier value of the same key."""
     db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
     _append(db, "meta", key, value)
 
 
 def set_peer_fact(db: sqlite3.Connection, peer: str, column: str, value: object) -> None:
-    """Record a fact about a neighbour."""
+    """Record a fact about a neighbour. It replaces the earlier value of the same column."""
     assert column in PEER_COLUMNS
     db.execute("INSERT OR IGNORE INTO peers (name) VALUES (?)", (peer,))
     db.execute(f"UPDATE peers SET {column} = ? WHERE name = ?", (value, peer))
@@ -78,7 +82,7 @@ def set_peer_fact(db: sqlite3.Connection, peer: str, column: str, value: object)
 
 
 def backfill(db: sqlite3.Connection) -> None:
-    """Write lines for the facts of a ledger of an older format, which has no lines."""
+    """Write the current facts of a ledger of an older format, which has no journal, to the journal."""
     for key, value in db.execute("SELECT key, value FROM meta ORDER BY key").fetchall():
         _append(db, "meta", key, value)
     for (name, column), value in _peer_facts(db).items():
@@ -86,7 +90,7 @@ def backfill(db: sqlite3.Connection) -> None:
 
 
 def journal_facts(db: sqlite3.Connection) -> tuple[dict[str, object], dict[tuple[str, str], object]]:
-    """({key: value}, {(peer, column): value}) according to the lines; `table_facts` must be equal."""
+    """Return ({key: value}, {(peer, column): value}) according to the journal; see `table_facts`."""
     facts: dict[str, object] = {}
     peers: dict[tuple[str, str], object] = {}
     for place, key, value in db.execute("SELECT place, key, value FROM notes ORDER BY number"):
@@ -98,7 +102,10 @@ def journal_facts(db: sqlite3.Connection) -> tuple[dict[str, object], dict[tuple
 
 
 def table_facts(db: sqlite3.Connection) -> tuple[dict[str, object], dict[tuple[str, str], object]]:
-    """The same according to the tables `meta` and `peers`."""
+    """Return ({key: value}, {(peer, column): value}) according to the tables `meta` and `peers`.
+
+    In a ledger that was not changed, this equals `journal_facts`.
+    """
     rows = db.execute("SELECT key, value FROM meta").fetchall()
     return {key: value for key, value in rows if not str(key).startswith(UNLOGGED_PREFIXES)}, _peer_facts(db)
 
@@ -114,7 +121,7 @@ def _peer_facts(db: sqlite3.Connection) -> dict[tuple[str, str], object]:
 
 
 def _append(db: sqlite3.Connection, place: str, key: str, value: object) -> None:
-    """Write a line with the number of charges so far: if charges are removed, later lines reveal it."""
+    """Append a line to the journal, with the number of charges so far, which reveals missing charges."""
     (charges,) = db.execute("SELECT coalesce(max(number) + 1, 0) FROM charges").fetchone()
     db.execute(
         "INSERT INTO notes (charges, place, key, value) VALUES (?, ?, ?, ?)", (charges, place, key, value)

@@ -1,14 +1,14 @@
 """The ledger: what an agent has spent, sent and received, and its current state, in one SQLite file.
 
-One transaction holds the charge, the digests, the noised bytes and the state behind them. Only then may a
-byte leave. What was sent once is resent from here, byte for byte, so a crash at any moment costs nothing
-twice and hides nothing. Work per round does not grow with the number of rounds: what nobody needs any more
-is deleted (`stored_rows`). What a release costs is computed in `budget_meter`, which rows to accept is
-decided in `inbox`, and `ledger_check` verifies that a ledger is whole.
+One transaction contains the charge, the digests, the noised bytes and the state of a release. Bytes are sent
+only after it is committed. A row is resent from the ledger, byte for byte, so after a crash at any moment no
+release is charged twice, and none is missing. The work per round does not grow with the number of rounds:
+bytes that are not needed any more are deleted (`stored_rows`). The cost of a release is computed in
+`budget_meter`; `inbox` decides which rows to accept, and `ledger_check` verifies that a ledger is intact.
 
-**Guarantees.** Every body ever handed out for sending has a charge that was on disk before. A charge is
-finite, not negative and never revoked. Charges form a hash chain: `ledger_check.verify` finds changed,
-swapped or missing entries; neighbours find a removed tail, because they remember the highest round they saw.
+**Guarantees.** Every body ever returned for sending has a charge that was on disk before. A charge is finite,
+not negative and never revoked. Charges form a hash chain: `ledger_check.verify` detects changed, swapped or
+missing entries; neighbours detect a removed tail, because they store the highest round that they received.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ PartnerMode = Literal["planned", "found"]
 
 
 class Ledger(LedgerFacts):
-    """The ledger of one agent. Not for two threads at once."""
+    """The ledger of one agent. Not thread-safe."""
 
     def __init__(
         self,
@@ -55,21 +55,21 @@ class Ledger(LedgerFacts):
         holds_after_departures: bool = False,
         reserve: int = 0,
     ) -> None:
-        """Open a ledger. For writing, one of another federation or agent is refused.
+        """Open the ledger in `folder`. For writing, reject one of another federation or agent.
 
         `partners`: "planned", or "found" with live pairing. The two charge differently, so a ledger is for
-        one of them. `guarantee`: the answer by which releases are charged as long as the plan is followed, or
-        always where it `holds_after_departures`. `reserve`: how many neighbours may be gone before the
-        guarantee fails; it counts them as colluders.
+        one of them. `guarantee`: the answer by which releases are charged while the plan is followed, or
+        always if it `holds_after_departures`. `reserve`: how many neighbours may depart before the guarantee
+        fails; the guarantee counts them as colluders.
         """
-        mine = {"federation": federation, "agent": agent, "partners": partners, "guarantee": guarantee}
-        mine["whoever_is_missing"] = str(holds_after_departures)  # the key of format 4
-        super().__init__(LedgerDatabase(folder, mine if writable else {}, writable), reserve)
+        identity = {"federation": federation, "agent": agent, "partners": partners, "guarantee": guarantee}
+        identity["whoever_is_missing"] = str(holds_after_departures)  # the key of format 4
+        super().__init__(LedgerDatabase(folder, identity if writable else {}, writable), reserve)
         self.folder = folder
         self.before_commit: Callable[[], None] = lambda: None  # inside the transaction of a release
-        self.before_charge: Callable[[float], None] = lambda epsilon: None  # with ε spent after the charge
+        self.before_charge: Callable[[float], None] = lambda epsilon: None  # takes ε spent after the charge
         self._acknowledged: dict[tuple[str, int], None] = {}
-        self._kept: dict[str, list[int]] = {}  # acknowledged rounds, rising, with bytes
+        self._kept: dict[str, list[int]] = {}  # receiver -> acknowledged rounds with bytes, increasing
         self._logs = event_journal.EMPTY_LOGS  # as bound by the last charge
         self._last_sent: int | None = None
         self.last_entry: LedgerEntry | None = None
@@ -78,11 +78,11 @@ class Ledger(LedgerFacts):
             self.expect_consistent()
             newest = self.database.rows("SELECT entry, hash FROM charges ORDER BY number DESC LIMIT 2")
             if newest:
-                before = str(newest[1][1]) if len(newest) > 1 else self.head
-                if chain_hash(before, str(newest[0][0])) != newest[0][1]:
+                previous_hash = str(newest[1][1]) if len(newest) > 1 else self.head
+                if chain_hash(previous_hash, str(newest[0][0])) != newest[0][1]:
                     raise TamperedError(
-                        f"The last charge in {folder / LEDGER_FILE} does not follow from the one before: one "
-                        "of the two was changed. Do not delete it: its charges were spent."
+                        f"The last charge in {folder / LEDGER_FILE} does not follow from the previous one: "
+                        "one of the two was changed. Do not delete the file: its charges were spent."
                     )
                 self.last_entry, self.head = LedgerEntry.read(newest[0][0]), str(newest[0][1])
         except BaseException:
@@ -91,7 +91,7 @@ class Ledger(LedgerFacts):
 
     @classmethod
     def reopen(cls, folder: Path) -> Ledger:
-        """Open an existing ledger for writing, as the agent that it belongs to opens it."""
+        """Open an existing ledger for writing, with the federation, agent and guarantee that it records."""
         reader = cls(folder, writable=False)
         meta = reader.meta
         reader.close()
@@ -120,7 +120,7 @@ class Ledger(LedgerFacts):
 
     @property
     def spent(self) -> float | None:
-        """ε spent; None: infinite. After a departure, includes what the next round charges for the past."""
+        """ε spent; None: infinite. After a departure, includes what will be charged for earlier releases."""
         if self.last_entry is None or self._by_guarantee:
             return self.total
         return None if self.last_entry.worst_case is None else max(self.total, self.last_entry.worst_case)
@@ -131,7 +131,7 @@ class Ledger(LedgerFacts):
         return self.last_entry.round if self.last_entry else -1
 
     def is_complete(self, releases: int) -> bool:
-        """Whether every round of a plan of so many releases is in the ledger."""
+        """Return whether the ledger contains every round of a plan with this number of releases."""
         final = self.final_round
         return self.round + 1 >= (releases if final is None else min(releases, final + 1))
 
@@ -150,7 +150,10 @@ class Ledger(LedgerFacts):
     def _charge(self, number: int) -> LedgerEntry:
         row = self.database.one("SELECT entry FROM charges WHERE number = ?", number)
         if row is None:
-            raise TamperedError(f"Expected charge {number} in {self.folder / LEDGER_FILE}, it is missing.")
+            raise TamperedError(
+                f"Expected charge {number} in {self.folder / LEDGER_FILE}, but it is missing. Do not delete "
+                "the file: its charges were spent."
+            )
         return LedgerEntry.read(row[0])
 
     def release(
@@ -164,10 +167,11 @@ class Ledger(LedgerFacts):
         kind: EntryKind = "release",
         notes: Mapping[str, str] | None = None,
     ) -> LedgerEntry:
-        """Charge a release, and store the rows to send and the state after it: all or nothing.
+        """Charge a release, store its rows and the state after it in one transaction, and return the charge.
 
-        `bodies`: receiver -> bytes. `applied`: the (sender, round) whose rows entered the new state.
-        `pair`: the committed pair that the round used. `notes`: further facts to record with the release.
+        `bodies`: maps receiver to the bytes of its row. `applied`: (sender, round) of the received rows that
+        the new state uses. `pair`: id of the committed exchange that the round used. `notes`: further facts
+        to record with the release. Raise LedgerError if `round` is already in the ledger.
         """
         if round <= self.round:
             raise LedgerError(f"Expected a round after {self.round}, got {round}: a round is charged once.")
@@ -190,7 +194,7 @@ class Ledger(LedgerFacts):
         return self.last_entry
 
     def charge_late(self, cost: ReleaseCost) -> None:
-        """Charge for earlier releases that turn out to have cost more. Sends nothing."""
+        """Charge for earlier releases whose cost is now known to be higher. Sends nothing."""
         assert self.last_entry is not None, "nothing was released"
         with self.database.transaction() as db:
             charged = self._book(db, self.round, "late", cost, {}, self.last_entry.state)
@@ -205,7 +209,7 @@ class Ledger(LedgerFacts):
         digests: dict[str, str],
         state: str,
     ) -> tuple[LedgerEntry, str, event_journal.LogHeads]:
-        """Write a charge that binds the rest of the ledger. Return the new last entry, head and logs."""
+        """Write a charge with a digest of the logs. Return the new last entry, hash of the chain and logs."""
         expect_bookable(cost)
         worst = 0.0 if self._by_guarantee else cost.worst_case
         self.before_charge(math.inf if worst is None else max(self.total + cost.charge, worst))
@@ -230,7 +234,7 @@ class Ledger(LedgerFacts):
         return entry, head, logs
 
     def unacknowledged(self, receiver: str) -> list[int]:
-        """The rounds whose rows `receiver` has not acknowledged, oldest first."""
+        """Return the rounds whose rows `receiver` has not acknowledged, oldest first."""
         query = "SELECT round FROM outbox WHERE receiver = ? AND body IS NOT NULL ORDER BY round"
         rounds = [parse_round(row[0]) for row in self.database.rows(query, receiver)]
         kept = self._kept.get(receiver, ())
@@ -239,7 +243,7 @@ class Ledger(LedgerFacts):
         ]
 
     def body(self, receiver: str, round: int) -> bytes:
-        """The stored bytes: the only ones that may ever be sent to `receiver` for `round`."""
+        """Return the stored bytes: the only ones that may ever be sent to `receiver` for `round`."""
         query = "SELECT body, digest FROM outbox WHERE receiver = ? AND round = ?"
         row = self.database.one(query, receiver, round)
         if row is None or not isinstance(row[0], bytes):
@@ -249,11 +253,11 @@ class Ledger(LedgerFacts):
         return row[0]
 
     def digest_sent(self, receiver: str, round: int) -> str | None:
-        """The digest of the row sent to `receiver` in `round`, acknowledged or not; None if none was."""
+        """Return the digest of the row sent to `receiver` in `round`, acknowledged or not, or None."""
         row = self.database.one("SELECT digest FROM outbox WHERE receiver = ? AND round = ?", receiver, round)
         if row is not None:
             return str(row[0])
-        # Bisect: rounds rise with the numbers of charges.
+        # Bisect: rounds increase with the numbers of charges.
         low, high = 0, self.last_entry.number if self.last_entry else -1
         while low <= high:
             number = (low + high) // 2
@@ -264,11 +268,12 @@ class Ledger(LedgerFacts):
         return None
 
     def acknowledge(self, receiver: str, round: int) -> None:
-        """Record that `receiver` has the row. The next release deletes bytes that it can no longer lose.
+        """Record that `receiver` has the row. The next release deletes bytes that it cannot request again.
 
-        The newest `MAX_RESENT_ROWS` are kept, of rounds for which `receiver` has not shown its own row. A
-        receiver whose ledger was restored from an older copy lacks no others, or its own rows reveal the old
-        copy. In memory only: after a restart, the next greeting repeats it.
+        Kept are the bytes of the newest `MAX_RESENT_ROWS` acknowledged rows, from the round of the last row
+        that arrived from `receiver` onwards. A receiver whose ledger was restored from an older copy lacks no
+        other rows, or its own rows reveal the old copy. The record is in memory only: after a restart, the
+        next greeting repeats the acknowledgement.
         """
         kept = self._kept.setdefault(receiver, [])
         if receiver == ANY_RECEIVER:
@@ -280,9 +285,10 @@ class Ledger(LedgerFacts):
             self._acknowledged[receiver, kept.pop(0)] = None
 
     def requeue(self, receiver: str, seen: int, most: int) -> int:
-        """Owe rows again that `receiver` acknowledged but reports as missing: the same bytes.
+        """Schedule rows for resending that `receiver` acknowledged but now reports as missing.
 
-        At most the first `most` after round `seen`. Return how many.
+        Of the rows after round `seen` whose bytes are kept, the first `most` are sent again, with the same
+        bytes. Return their number.
         """
         kept = self._kept.get(receiver, [])
         again = [round for round in kept if round > seen][:most]
@@ -290,7 +296,7 @@ class Ledger(LedgerFacts):
         return len(again)
 
     def last_received(self, sender: str) -> int:
-        """The last accepted round of `sender`; -1 before the first."""
+        """Return the last accepted round of `sender`; -1 before the first."""
         row = self.database.one("SELECT max(round) FROM inbox WHERE sender = ?", sender)
         return -1 if row is None or row[0] is None else parse_round(row[0])
 
@@ -301,23 +307,23 @@ class Ledger(LedgerFacts):
     def store_row(
         self, sender: str, round: int, digest: str, body: bytes | None, signature: bytes = b""
     ) -> None:
-        """Store a row that `inbox` has accepted; without a body, only its digest."""
+        """Store a row that `inbox` has accepted; if `body` is None, only its digest."""
         with self.database.transaction() as db:
             stored_rows.keep_signature(db, sender, round, digest, signature)
             db.execute("INSERT INTO inbox VALUES (?, ?, ?, ?, NULL)", (sender, round, digest, body))
 
     def unapplied_body(self, sender: str, round: int) -> bytes | None:
-        """The row that `sender` sent in `round`, if it was not applied yet."""
+        """Return the bytes of the row of `sender` in `round` if it was not used yet, else None."""
         row = self.database.one("SELECT body FROM inbox WHERE sender = ? AND round = ?", sender, round)
         return row[0] if row and isinstance(row[0], bytes) else None
 
     def state(self) -> tuple[int, bytes] | None:
-        """The last round, and the state after it."""
+        """Return (last round, bytes of the state after it), or None before the first release."""
         row = self.database.one("SELECT round, body FROM state")
         return (parse_round(row[0]), row[1]) if row and isinstance(row[1], bytes) else None
 
     def has_entry(self, hash: str) -> bool:
-        """Whether an entry with this hash is in the ledger."""
+        """Return whether an entry with this hash is in the ledger."""
         return self.database.one("SELECT 1 FROM charges WHERE hash = ?", hash) is not None
 
     def close(self) -> None:

@@ -1,13 +1,14 @@
-"""Verify that a ledger is whole: `topdp agent ledger verify`, and at each start. Changes nothing.
+"""Verify that a ledger is intact: `topdp agent ledger verify`, and at each start. Changes nothing.
 
-**Guarantees.** On a ledger that is opened for reading only, everything is of one moment, even while the agent
-runs. Detected: an entry that was changed, removed, added or swapped in the chain; outgoing bytes and a state
-that are not the charged ones; facts of the run and of neighbours that differ from the journal; received rows,
-statements and lines of the journal that were changed, removed or inserted before the last charge; a budget
-that grew; missing charges. Not detected: a tail that was removed with everything that belongs to it;
-plausible additions after the last charge; missing bytes of older rows that were perhaps not acknowledged
-(they are then not sent, which costs no privacy); a chain that was recomputed by somebody who can write the
-file. Neighbours detect the first, when they greet. Entries of format 4 bind no logs.
+**Guarantees.** On a ledger that is opened for reading only, the check sees a consistent snapshot, even while
+the agent runs. Detected: an entry that was changed, removed, added or swapped in the chain; outgoing bytes
+and a state that differ from the charged ones; facts of the run and of neighbours that differ from the
+journal; received rows, notices and lines of the journal that were changed, removed or inserted before the
+last charge; a budget that grew; missing charges. Not detected: a tail of the chain that was removed together
+with everything that belongs to it; plausible additions after the last charge; missing bytes of older rows
+that were perhaps not acknowledged (they are then not sent, which costs no privacy); a chain that was
+recomputed by somebody who can write the file. Neighbours detect a removed tail when they exchange greetings.
+Entries of format 4 carry no digest of the logs.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ PAIR_STATES = ("prepared", "committed", "aborted")
 
 
 def verify(ledger: Ledger) -> int:
-    """Return the number of charges. Raise TamperedError with the first fault."""
+    """Verify `ledger` and return its number of charges. Raise TamperedError with the first fault."""
     try:
         _check_pages(ledger)
         entries = _check_charges(ledger)
@@ -50,7 +51,7 @@ def verify(ledger: Ledger) -> int:
         ) from error
     booked = (last.round, last.state) if last else None
     if booked != ((state[0], digest_of(state[1])) if state else None):
-        raise TamperedError("The state is not the one that the last charge led to.")
+        raise TamperedError(f"The state in {ledger.folder / LEDGER_FILE} is not that of the last charge.")
     return len(entries)
 
 
@@ -58,9 +59,10 @@ def _check_pages(ledger: Ledger) -> None:
     """Check SQLite's pages: if an index lost a line, a charged row would never be sent."""
     result = ledger.database.one("PRAGMA integrity_check(1)")
     if result != ("ok",):
-        words = str(result[0] if result else "nothing")[:200]
+        reason = str(result[0] if result else "nothing")[:200]
         raise TamperedError(
-            f"{ledger.folder / LEDGER_FILE} is damaged ({words}). Do not delete it: its charges were spent."
+            f"{ledger.folder / LEDGER_FILE} is damaged ({reason}). Do not delete the file: its charges were "
+            "spent."
         )
 
 
@@ -72,16 +74,16 @@ def _check_charges(ledger: Ledger) -> list[LedgerEntry]:
         head = chain_hash(head, str(text))
         if head != stored:
             _charge_fault(
-                ledger, position, "does not follow from the one before: it or an earlier one was changed"
+                ledger, position, "does not follow from the previous one: it or an earlier one was changed"
             )
         entry = LedgerEntry.read(text)
         total += entry.charge
         faults = {
-            "is out of place": not number == entry.number == position,
+            "has a wrong number": not number == entry.number == position,
             "has an impossible charge": not (math.isfinite(entry.charge) and entry.charge >= 0),
             "has a wrong total": entry.total != total,
             "repeats a round": entry.round < round + (entry.kind != "late"),
-            "does not bind the rest of the ledger": binds and not entry.books,
+            "carries no digest of the logs": binds and not entry.books,
         }
         for fault, is_so in faults.items():
             if is_so:
@@ -94,7 +96,7 @@ def _check_charges(ledger: Ledger) -> list[LedgerEntry]:
 
 
 def _check_outbox(ledger: Ledger, entries: list[LedgerEntry]) -> None:
-    """Check that every charged row is in the outbox or recorded as delivered, and nothing else is."""
+    """Check that every charged row is in the outbox or recorded as delivered, and that no other row is."""
     delivered = {
         str(to): int(str(r)) for to, r in ledger.database.rows("SELECT receiver, round FROM delivered")
     }
@@ -113,13 +115,13 @@ def _check_outbox(ledger: Ledger, entries: list[LedgerEntry]) -> None:
         # Bytes are deleted by a later release than their own, once they are acknowledged.
         early = body is None and round == entries[-1].round and not ledger.finished(str(receiver))
         if booked != digest or not whole or early:
-            raise TamperedError(f"The row for {receiver} in round {round} is not what was charged.")
+            raise TamperedError(f"The row for {receiver} in round {round} differs from the charged row.")
     for to, missing in kept:
         raise TamperedError(f"The row charged for {to} in round {missing} is not in the outbox.")
 
 
 def _check_logs(ledger: Ledger, entries: list[LedgerEntry]) -> None:
-    """Check what the charges bind of notes, received rows and statements before them."""
+    """Check the journal, received rows and notices against the digests that the charges carry."""
     db = ledger.database.connection
     heads = {
         name: ["", *(log.head for log in event_journal.LogHead().lines(db, name))]
@@ -131,7 +133,9 @@ def _check_logs(ledger: Ledger, entries: list[LedgerEntry]) -> None:
             continue
         for name, lines in heads.items():
             if not before[name] <= entry.counts.get(name, -1) < len(lines):
-                _charge_fault(ledger, position, f"counts more {name} than there are: some are missing")
+                _charge_fault(
+                    ledger, position, f"counts another number of {name} than the file has: some are missing"
+                )
         before = {name: entry.counts[name] for name in event_journal.LOG_QUERIES}
     bound = event_journal.logs_digest(db, {name: heads[name][before[name]] for name in heads})
     if entries and entries[-1].books not in ("", bound):
@@ -148,7 +152,7 @@ def _check_logs(ledger: Ledger, entries: list[LedgerEntry]) -> None:
 
 
 def _check_facts(ledger: Ledger, entries: list[LedgerEntry]) -> None:
-    """Check facts of the run and of neighbours: consistent with the journal, and possible."""
+    """Check that facts of the run and of neighbours agree with the journal and are possible."""
     ledger.expect_consistent()
     recorded_budget(ledger)
     _check_budgets(ledger)
@@ -169,7 +173,9 @@ def _check_facts(ledger: Ledger, entries: list[LedgerEntry]) -> None:
         ledger.quarantined(peer)
     for name, code in ledger.database.rows("SELECT name, quarantined_for FROM peers"):
         if code is not None and str(code) not in ReplyCode.__members__:
-            raise TamperedError(f"Expected a reason for the quarantine of {name}, got {code!r:.80}.")
+            raise TamperedError(
+                f"Expected a reply code as the reason for the quarantine of {name}, got {code!r:.80}."
+            )
 
 
 def _check_budgets(ledger: Ledger) -> None:
@@ -178,14 +184,14 @@ def _check_budgets(ledger: Ledger) -> None:
     try:
         budgets = [float(str(value)) for (value,) in ledger.database.rows(lines, BUDGET_KEY)]
     except ValueError as error:
-        raise TamperedError(f"Expected budgets in the journal: {error}.") from None
+        raise TamperedError(f"Expected numbers as budgets in the journal, but {error}.") from None
     for before, after in itertools.pairwise(budgets):
         if not after <= before:
-            raise TamperedError(f"Expected a budget of at most {before:.6g}, as before, got {after:.6g}.")
+            raise TamperedError(f"Expected a budget of at most {before:.6g}, as earlier, got {after:.6g}.")
 
 
 def _check_inbox(ledger: Ledger, entries: list[LedgerEntry]) -> None:
-    """Check received rows: in the order of each sender, with their own bytes, used by recorded rounds."""
+    """Check that received rows have increasing rounds per sender, correct digests and a possible use."""
     rounds = {entry.round for entry in entries if entry.kind not in ("late", "skip")}
     newest: dict[str, int] = {}
     for sender, round, digest, body, applied in ledger.database.rows(
@@ -193,7 +199,7 @@ def _check_inbox(ledger: Ledger, entries: list[LedgerEntry]) -> None:
     ):
         row = f"The row of {sender} in round {round}"
         if body is not None and not (isinstance(body, bytes) and digest_of(body) == digest):
-            raise TamperedError(f"{row} is not what was accepted.")
+            raise TamperedError(f"{row} differs from the accepted row.")
         if int(str(round)) <= newest.get(str(sender), -1):
             raise TamperedError(f"{row} is out of order.")
         newest[str(sender)] = int(str(round))

@@ -4,9 +4,10 @@ What the tables mean is described in `ledger`, `event_journal`, `notice_store` a
 format that was ever used is not changed here: a new format is a migration step. A file of an older format is
 migrated when it is opened for writing, after a copy was saved beside it.
 
-**Guarantees.** Committed data survive a power cut. A reader sees one moment of the file, from opening to
-closing, whatever the agent writes meanwhile, and changes nothing, not even the format. Nothing is written
-after charges whose hash chain is broken. A migration is complete or has no effect; it changes no charge.
+**Guarantees.** Committed data survive a power cut. A process that opens the file for reading sees a
+consistent snapshot from opening to closing, whatever the agent writes meanwhile, and changes nothing, not
+even the format. Nothing is written after charges whose hash chain is broken. A migration is complete or has
+no effect; it changes no charge.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from topdp.errors import TopdpError
 
 LEDGER_FILE = "ledger.sqlite"
 LOCK_FILE = "lock"
-SYNCHRONOUS_MODE = "FULL"  # tests that only pretend to crash turn it off
+SYNCHRONOUS_MODE = "FULL"  # tests that only simulate a crash turn it off
 
 LEDGER_FORMAT = 5
-OLDEST_LEDGER_FORMAT = 4  # the oldest that can be migrated
+OLDEST_LEDGER_FORMAT = 4  # the oldest format that can be migrated
 
 TABLES_FORMAT_4 = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -62,18 +63,24 @@ CREATE INDEX pairs_ready ON pairs (id) WHERE status = 'committed' AND applied IS
 CREATE INDEX pairs_untold ON pairs (id) WHERE status = 'committed' AND told = 0;
 """
 
-# SQLite has one code for a wrong statement and for a missing table; our statements are tested.
+# SQLite uses one code for a wrong statement and for a missing table; the statements here are tested.
 DAMAGE_MESSAGES = ("malformed", "not a database", "no such table", "no such column", "decode", "unsupported")
 
 READ_ERRORS = (sqlite3.Error, UnicodeDecodeError)
-"""Errors raised by SQLite. The second occurs when its message quotes bytes that are not text."""
+"""Errors raised by SQLite: UnicodeDecodeError occurs when its message quotes bytes that are not text."""
 
 
 class LedgerDatabase:
-    """One file, used by one process. WAL and `synchronous=FULL`: committed data survive a power cut."""
+    """The SQLite file of a ledger, written by one process at a time.
+
+    WAL and `synchronous=FULL` make committed data survive a power cut.
+    """
 
     def __init__(self, folder: Path, identity: Mapping[str, str], writable: bool = True) -> None:
-        """`identity`: what the file belongs to, such as federation and agent. Another one is refused."""
+        """Open the file in `folder`; raise LedgerError if it belongs to another `identity`.
+
+        `identity`: the facts in `meta` that identify the ledger, such as federation and agent.
+        """
         self.folder = folder
         self._resources = ExitStack()
         self._db: sqlite3.Connection | None = None
@@ -83,7 +90,7 @@ class LedgerDatabase:
                 self._lock()
             elif not (folder / LEDGER_FILE).exists():
                 raise LedgerError(
-                    f"Expected a ledger in {folder}, there is none: `topdp agent start` creates it."
+                    f"Expected a ledger in {folder}, but there is none: `topdp agent start` creates it."
                 )
             self._db = self._open_for_writing(identity) if writable else self._open_for_reading()
             self.meta = self._read_meta()
@@ -112,7 +119,7 @@ class LedgerDatabase:
             )
 
     def _open_for_writing(self, identity: Mapping[str, str]) -> sqlite3.Connection:
-        """Open the file. Create or migrate it where needed."""
+        """Open the file for writing and return its connection. Create or migrate the file where needed."""
         db = self._db = _connect(self.folder / LEDGER_FILE, writable=True)
         if not self.rows("SELECT 1 FROM sqlite_master"):
             with self.transaction():
@@ -134,24 +141,27 @@ class LedgerDatabase:
         return db
 
     def _expect_whole_chain(self) -> None:
-        """Raise TamperedError if the chain is broken: the next charge would hide it, or count from it."""
+        """Raise TamperedError if the hash chain is broken.
+
+        The next charge would hide the fault, or continue from a wrong total.
+        """
         rows = self.rows("SELECT entry, hash FROM charges ORDER BY number")
         position = first_broken_link(
             genesis_hash(self._read_meta()), ((str(text), str(stored)) for text, stored in rows)
         )
         if position is not None:
             raise TamperedError(
-                f"Charge {position} in {self.folder / LEDGER_FILE} does not follow from the one before: it "
-                "or an earlier one was changed. Do not delete it: its charges were spent."
+                f"Charge {position} in {self.folder / LEDGER_FILE} does not follow from the previous one: it "
+                "or an earlier one was changed. Do not delete the file: its charges were spent."
             )
 
     def _open_for_reading(self) -> sqlite3.Connection:
-        """One moment of the file. A file of an older format is copied to memory and migrated there."""
+        """Return a connection to a snapshot of the file; an older format is migrated in a copy in memory."""
         db = self._db = _connect(self.folder / LEDGER_FILE, writable=False)
         db.execute("BEGIN")
         if not self.rows("SELECT 1 FROM sqlite_master"):
             raise LedgerError(
-                f"Expected a ledger in {self.folder}, it is being created: try again in a moment."
+                f"Expected a ledger in {self.folder}, but it is being created. Try again in a moment."
             )
         if (format := self._format()) < LEDGER_FORMAT:
             copy = sqlite3.connect(":memory:", isolation_level=None)
@@ -162,7 +172,7 @@ class LedgerDatabase:
         return db
 
     def _format(self) -> int:
-        """The format of the file; raises LedgerError where this version cannot read it."""
+        """Return the format of the file. Raise LedgerError if this version cannot read it."""
         row = self.one("SELECT value FROM meta WHERE key = 'format'")
         text = str(row[0]) if row else "none"
         if not (text.isdecimal() and OLDEST_LEDGER_FORMAT <= int(text) <= LEDGER_FORMAT):
@@ -197,18 +207,18 @@ class LedgerDatabase:
             raise database_error(self.folder, error) from error
 
     def one(self, query: str, *values: object) -> tuple[object, ...] | None:
-        """The first row, or None."""
+        """Return the first row of the result, or None if the result is empty."""
         return next(iter(self.rows(query, *values)), None)
 
     def remember(self, key: str, value: str) -> None:
-        """Record a fact of the run; it replaces the earlier value of the same key."""
+        """Record a fact of the run. It replaces the earlier value of the same key."""
         with self.transaction() as db:
             event_journal.set_fact(db, key, value)
         self.meta[key] = value
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """All or nothing, and on disk when the block ends."""
+        """Execute the block as a transaction: all changes or none, and on disk when the block ends."""
         db = self.connection
         try:
             with transaction(db):
@@ -217,7 +227,7 @@ class LedgerDatabase:
             raise database_error(self.folder, error) from error
 
     def close(self) -> None:
-        """Close the file and release the lock. What is not committed is lost."""
+        """Close the file and release the lock. Uncommitted changes are discarded."""
         if self._db is not None:
             self._db.close()
             self._db = None
@@ -226,7 +236,7 @@ class LedgerDatabase:
 
 @contextmanager
 def transaction(db: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
-    """Commit what the block did, or undo all of it. Waits for other writers of the file."""
+    """Commit the changes of the block, or undo all of them. Wait for other writers of the file."""
     db.execute("BEGIN IMMEDIATE")
     try:
         yield db
@@ -248,7 +258,7 @@ def _connect(path: Path, writable: bool) -> sqlite3.Connection:
 
 
 def _migrate(db: sqlite3.Connection, format: int) -> None:
-    """Bring the tables from `format` to LEDGER_FORMAT."""
+    """Migrate the tables from `format` to LEDGER_FORMAT."""
     assert OLDEST_LEDGER_FORMAT <= format < LEDGER_FORMAT
     _execute_all(db, MIGRATION_4_TO_5)
     event_journal.backfill(db)
@@ -262,11 +272,11 @@ def _execute_all(db: sqlite3.Connection, statements: str) -> None:
 
 
 def database_error(folder: Path, error: BaseException) -> TopdpError:
-    """An error with what the file system or SQLite reported, and what to do."""
+    """Return an error that says what the file system or SQLite reported, and what to do."""
     text = str(error)
     if any(message in text for message in DAMAGE_MESSAGES):
         return TamperedError(
-            f"{folder / LEDGER_FILE} is damaged ({text}). Do not delete it: its charges were spent."
+            f"{folder / LEDGER_FILE} is damaged ({text}). Do not delete the file: its charges were spent."
         )
     hint = "Make room on the disk" if "full" in text or "space" in text else "Make the folder writable"
     return LedgerError(

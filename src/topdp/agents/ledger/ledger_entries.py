@@ -1,6 +1,6 @@
 """The entries of a ledger: what a charge contains, which charges are valid, and the hash chain over them.
 
-**Guarantees.** The hash of an entry covers its text and the hash of the entry before it. Changing, removing,
+**Guarantees.** The hash of an entry covers its text and the hash of the previous entry. Changing, removing,
 inserting or swapping an entry breaks the chain.
 """
 
@@ -30,9 +30,9 @@ class TamperedError(TrustError):
 class LedgerEntry:
     """One charge. The JSON form is part of the file format: fields keep their names.
 
-    `release`: rows with data; costs. `noise`: rows without data; has a charge only where earlier releases
-    turn out to cost more. `skip`: sends nothing and costs nothing. `late`: a charge for earlier releases,
-    booked after the round that it names.
+    `release`: sends rows that depend on data, and has a charge. `noise`: sends rows without data; has a
+    charge only if the cost of earlier releases is now known to be higher. `skip`: sends nothing and costs
+    nothing. `late`: a charge for earlier releases, recorded after the round that it names.
     """
 
     number: int
@@ -49,7 +49,7 @@ class LedgerEntry:
 
     @property
     def contradiction(self) -> str:
-        """Why an entry of this kind is impossible, or an empty string."""
+        """The reason why an entry of this kind is impossible, or an empty string."""
         if self.kind == "skip" and (self.digests or self.charge):
             return "sends or charges something in a round that was skipped"
         if self.kind == "late" and self.digests:
@@ -70,13 +70,16 @@ class LedgerEntry:
         except (ValueError, TypeError, RecursionError):
             is_valid = False
         if not is_valid:
-            raise TamperedError(f"Expected a charge in the ledger, got {text!r:.80}.")
+            raise TamperedError(f"Expected a charge (JSON) in the ledger, got {text!r:.80}.")
         return entry
 
 
 @dataclass(frozen=True)
 class ReleaseCost:
-    """What a release costs: computed by `runtime/budget_meter`, checked by `expect_bookable`."""
+    """The cost of a release: computed by `runtime/budget_meter`, checked by `expect_bookable`.
+
+    The fields have the units of the fields of `LedgerEntry` with the same names. None: infinite.
+    """
 
     charge: float = 0.0
     worst_case: float | None = 0.0
@@ -84,12 +87,15 @@ class ReleaseCost:
 
 
 def expect_bookable(cost: ReleaseCost) -> None:
-    """Raise LedgerError unless every number is finite and not negative; only a charge must be finite."""
+    """Raise LedgerError unless the cost can be charged.
+
+    `charge` must be a finite number >= 0; the other fields may also be None (infinite).
+    """
     for name, value in asdict(cost).items():
         if value is None and name != "charge":
             continue  # an infinite worst case is recorded; an infinite charge cannot be paid
         if not (isinstance(value, float | int) and math.isfinite(value) and value >= 0):
-            raise LedgerError(f"Expected {name}={value} to be finite and >= 0: such a charge is not booked.")
+            raise LedgerError(f"Expected a finite {name} >= 0, got {value}: it is not charged.")
 
 
 def digest_of(body: bytes) -> str:
@@ -97,17 +103,19 @@ def digest_of(body: bytes) -> str:
 
 
 def genesis_hash(meta: Mapping[str, str]) -> str:
-    """The hash to which the first charge is chained."""
+    """Return the hash to which the first charge is chained."""
     return digest_of(json.dumps([meta.get("federation"), meta.get("agent")]).encode())
 
 
 def chain_hash(previous: str, text: str) -> str:
-    """The hash of an entry: over its text and the hash of the entry before it."""
+    """Return the hash of an entry: over its text and the hash of the previous entry."""
     return digest_of(f"{previous}\n{text}".encode())
 
 
 def first_broken_link(head: str, rows: Iterable[tuple[str, str]]) -> int | None:
-    """The position of the first (text, hash) that does not follow from the one before; None if all do.
+    """Return the position of the first (text, hash) that does not follow from its predecessor, or None.
+
+    `head` is the hash to which the first entry is chained.
 
     >>> first = chain_hash("head", "one")
     >>> first_broken_link("head", [("one", first), ("two", chain_hash(first, "two"))])

@@ -1,10 +1,11 @@
 """Facts in a ledger besides charges and rows: about the run and about every neighbour.
 
-Whether data still enter, whether the plan is still followed, who is quarantined, gone or finished. Each is
-the current value; `event_journal` keeps all values. Charged, sent and received rows are in `ledger`, whose
-`Ledger` is a `LedgerFacts`.
+The facts are whether the agent still uses its data, whether the plan is still followed, and which neighbours
+are quarantined, departed or finished. These are current values; `event_journal` keeps all values. Charged,
+sent and received rows are in `ledger`, whose `Ledger` is a subclass of `LedgerFacts`.
 
-**Guarantees.** A departure from the plan is never revoked. Within the reserve it counts for one neighbour.
+**Guarantees.** A departure from the plan is never revoked. Within the reserve, a departure counts for the one
+neighbour that caused it.
 """
 
 from __future__ import annotations
@@ -25,14 +26,17 @@ FINAL_ROUND_KEY, LEAVING_KEY = "ends", "leaves"
 
 @dataclass(frozen=True)
 class Quarantine:
-    """Why an agent believes a neighbour no longer: a code, and particulars for people."""
+    """Why an agent no longer accepts messages of a neighbour: a code, and an explanation for people."""
 
     code: ReplyCode
     words: str
 
 
 class LedgerFacts:
-    """Facts of one agent's run. `reserve`: how many neighbours may go while its guarantee holds."""
+    """Facts of one agent's run.
+
+    `reserve`: how many neighbours may depart while the agent's guarantee still holds.
+    """
 
     def __init__(self, database: LedgerDatabase, reserve: int) -> None:
         self.database = database
@@ -43,7 +47,7 @@ class LedgerFacts:
         return self.database.meta
 
     def expect_consistent(self) -> None:
-        """Raise TamperedError unless the current facts are those of the journal."""
+        """Raise TamperedError unless the current facts are equal to those of the journal."""
         try:
             journal = event_journal.journal_facts(self.database.connection)
             tables = event_journal.table_facts(self.database.connection)
@@ -56,14 +60,15 @@ class LedgerFacts:
             if recorded != current:
                 changed = sorted(str(key) for key, _ in {*recorded.items()} ^ {*current.items()})
                 raise TamperedError(
-                    f"Facts of the {subject} in {self.database.folder / LEDGER_FILE} are not what was "
-                    f"written down: {', '.join(changed)[:200]}. Do not delete it: its charges were spent."
+                    f"Facts of the {subject} in {self.database.folder / LEDGER_FILE} differ from the "
+                    f"journal: {', '.join(changed)[:200]}. Do not delete the file: its charges were spent."
                 )
 
     def end_with(self, round: int, leaving: Iterable[str] = ()) -> None:
-        """Make nothing after `round`, whatever a later start asks for; an earlier round named before stays.
+        """Record that the run ends after `round`, whatever a later start requests.
 
-        `leaving`: agents that are no longer members then. They may be gone for good: nobody waits for them.
+        If an earlier round was recorded before, that one stays. `leaving`: agents that are not members any
+        more after `round`. They may have departed for good, so no agent waits for them.
         """
         self.database.remember(FINAL_ROUND_KEY, str(min(round, int(self.meta.get(FINAL_ROUND_KEY, round)))))
         self.database.remember(LEAVING_KEY, json.dumps(sorted({*leaving, *self.leaving})))
@@ -79,9 +84,9 @@ class LedgerFacts:
         return None if (round := self.meta.get(FINAL_ROUND_KEY)) is None else int(round)
 
     def quarantine(self, peer: str, code: ReplyCode, words: str) -> None:
-        """Believe nothing more from `peer` and send it nothing until a person lifts the quarantine.
+        """Accept nothing from `peer` and send nothing to it until a person lifts the quarantine.
 
-        The first reason counts. Later offences write nothing, so a neighbour cannot fill the journal.
+        The first reason counts. Later ones are not recorded, so a neighbour cannot fill the journal.
         """
         if self.quarantined(peer) is None:
             self._note(peer, quarantined=words, quarantined_for=code.name)
@@ -92,26 +97,29 @@ class LedgerFacts:
         if words is None:
             return None
         if str(code) not in ReplyCode.__members__:
-            raise TamperedError(f"Expected a reason for the quarantine of {peer}, got {code!r:.80}.")
+            raise TamperedError(
+                f"Expected a reply code as the reason for the quarantine of {peer}, got {code!r:.80}."
+            )
         return Quarantine(ReplyCode[str(code)], str(words))
 
     def lift_quarantine(self, peer: str) -> None:
-        """Believe `peer` again, after a person has looked."""
+        """Accept messages of `peer` again, after a person has examined the reason."""
         self._note(peer, quarantined=None, quarantined_for=None)
 
     def stop_data(self, round: int) -> None:
-        """This agent's data enter no round from `round` on: its budget is spent."""
+        """Record that this agent uses its data in no round from `round` onwards: its budget is spent."""
         self.database.remember("stopped", str(round))
 
     @property
     def stopped_at(self) -> int | None:
-        """The round from which this agent's data enter no more; None while they do."""
+        """The first round in which this agent no longer uses its data; None while it uses them."""
         return None if (round := self.meta.get("stopped")) is None else parse_round(round)
 
     def note_departure(self, words: str, peer: str | None = None) -> None:
         """Record that the plan is no longer followed, as far as this agent can see. The first reason counts.
 
-        `peer`: the neighbour that caused it. The reserve covers it as long as some of it is left.
+        `peer`: the neighbour that caused the departure. The departure counts against the reserve if the
+        reserve is not used up; otherwise it is recorded in `departed`.
         """
         covered = self.covered_departures()
         if self.departed is not None or peer in covered:
@@ -122,25 +130,25 @@ class LedgerFacts:
             self.database.remember("departed", words)
 
     def covered_departures(self) -> dict[str, str]:
-        """{neighbour: reason} of those that are gone, or refuse this agent, within the reserve."""
+        """Map neighbours that departed, or refuse this agent, within the reserve to the reason."""
         return {
             str(peer): str(words) for peer, words in json.loads(self.meta.get("departures", "{}")).items()
         }
 
     @property
     def departed(self) -> str | None:
-        """Why the plan is no longer followed, beyond what the reserve covers; None while it is."""
+        """Why the plan is no longer followed, beyond the reserve; None while the reserve suffices."""
         return self.meta.get("departed")
 
     def departed_members(self) -> dict[str, int]:
-        """{agent: the round from which this ledger counts it as a colluder, because it is gone}"""
+        """Map each departed agent to the round from which this ledger counts it as a colluder."""
         query = "SELECT about, text FROM statements WHERE author = ? AND substr(about, 1, ?) = ?"
         prefix = DEPARTED_SUBJECT_PREFIX
         rows = self.database.rows(query, self.meta.get("agent"), len(prefix), prefix)
         return {str(about).removeprefix(prefix): parse_round(text) for about, text in rows}
 
     def note_finished(self, peer: str) -> None:
-        """Record that `peer` has done all its rounds and needs nothing more."""
+        """Record that `peer` has completed all its rounds and needs nothing more."""
         if not self.finished(peer):
             self._note(peer, finished=1)
 
@@ -148,19 +156,19 @@ class LedgerFacts:
         return self._peer(peer, "finished") is not None
 
     def note_finish_known(self, peer: str) -> None:
-        """Record that `peer` has heard that this agent has done all its rounds."""
+        """Record that `peer` has been informed that this agent has completed all its rounds."""
         self._note(peer, told=1)
 
     def finish_known(self, peer: str) -> bool:
         return self._peer(peer, "told") is not None
 
     def recorded_peers(self) -> list[str]:
-        """All neighbours about which the ledger contains something."""
+        """Return the sorted names of all neighbours with a fact or a received row in the ledger."""
         names = {str(name) for (name,) in self.database.rows("SELECT name FROM peers")}
-        after = self.database.one("SELECT min(sender) FROM inbox")
-        while after is not None and after[0] is not None:  # from name to name, not row by row
-            names.add(str(after[0]))
-            after = self.database.one("SELECT min(sender) FROM inbox WHERE sender > ?", after[0])
+        sender = self.database.one("SELECT min(sender) FROM inbox")
+        while sender is not None and sender[0] is not None:  # one index lookup per name, not a scan of rows
+            names.add(str(sender[0]))
+            sender = self.database.one("SELECT min(sender) FROM inbox WHERE sender > ?", sender[0])
         return sorted(names)
 
     def _peer(self, peer: str, column: str) -> Any:
@@ -177,4 +185,4 @@ def parse_round(value: object) -> int:
     try:
         return int(str(value))
     except ValueError:
-        raise TamperedError(f"Expected a round in the ledger, got {value!r:.80}.") from None
+        raise TamperedError(f"Expected a whole number as round in the ledger, got {value!r:.80}.") from None

@@ -1,12 +1,13 @@
 """Records of exchanges that two agents agree on themselves: propose, accept, commit. Sends nothing.
 
-The proposer decides. Proposing promises nothing: what is not in its ledger was aborted. An acceptor that has
-agreed is *prepared*: it neither commits nor aborts by itself, but asks the proposer until it gets an answer.
-Meanwhile it goes on and exchanges with others, but not with that partner. An exchange that turns out
-committed is used in its next free round. So both commit or neither, whichever process dies or is cut off at
-any moment, and an unreachable or undecided partner delays nobody.
+The proposer decides (two-phase commit). A proposal binds the proposer to nothing: an exchange that is not in
+its ledger was aborted. An acceptor that has agreed is *prepared*: it neither commits nor aborts by itself,
+but requests the outcome from the proposer until it gets a reply. Meanwhile it continues and exchanges with
+other agents, but not with that partner. An exchange that was committed is used in its next free round. So
+both agents commit or neither does, whichever process dies or is disconnected at any moment, and an
+unreachable or undecided partner delays no agent.
 
-Each side hands over the row in its ledger, the same bytes to every partner (`stored_rows.ANY_RECEIVER`).
+Each side sends the row in its ledger, the same bytes to every partner (`stored_rows.ANY_RECEIVER`).
 """
 
 from __future__ import annotations
@@ -33,25 +34,25 @@ class PairRecord:
     partner: str
     role: str  # proposer, acceptor
     status: PairStatus
-    own_round: int  # of the row that this agent hands over
-    partner_round: int | None
-    told: int
-    applied: int | None
+    own_round: int  # round of the row that this agent sends
+    partner_round: int | None  # round of the partner's row; None before the commit
+    told: int  # 1 if the acceptor knows the outcome
+    applied: int | None  # round that used the exchange; None while it is unused
 
 
 class PairingRecords:
-    """The exchanges of one agent: at most one proposed, and with each partner at most one open."""
+    """The exchanges of one agent: at most one under way as proposer, and at most one open per partner."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
         with ledger.database.transaction() as db:
             for index in PAIR_INDEXES:
                 db.execute(f"CREATE INDEX IF NOT EXISTS {index}")
-        self.closed = False  # no further exchanges: the rounds are over
-        self.proposing: str | None = None  # the id under way; a crash forgets it, so it is aborted
+        self.closed = False  # True: no further exchanges, because the rounds are over
+        self.proposing: str | None = None  # id of the open proposal; in memory only, so a crash aborts it
 
     def pairs(self, which: str = "1", *values: object) -> list[PairRecord]:
-        """All exchanges, or those under an SQL condition, oldest first."""
+        """Return the exchanges that meet an SQL condition with these values, oldest first; by default all."""
         rows: list[Any] = self.ledger.database.rows(
             f"SELECT {PAIR_COLUMNS} FROM pairs WHERE {which} ORDER BY rowid", *values
         )
@@ -61,25 +62,25 @@ class PairingRecords:
         return next(iter(self.pairs("id = ?", id)), None)
 
     def prepared(self) -> list[PairRecord]:
-        """The exchanges whose outcome this agent does not know."""
+        """Return the exchanges whose outcome this agent does not know."""
         return self.pairs("status = 'prepared'")
 
     def ready(self) -> PairRecord | None:
-        """The committed exchange that the next round uses, if any."""
+        """Return the committed exchange that the next round uses, or None."""
         return next(iter(self.pairs("status = 'committed' AND applied IS NULL")), None)
 
     def unconfirmed(self) -> list[PairRecord]:
-        """Committed exchanges that the acceptor has not confirmed."""
+        """Return the committed exchanges that this agent proposed and the acceptor has not confirmed."""
         return self.pairs("status = 'committed' AND told = 0 AND role = 'proposer'")
 
     def last_partner(self) -> str | None:
-        """The partner of the exchange that was used last."""
+        """Return the partner of the exchange that was used last, or None."""
         used = "SELECT partner FROM pairs WHERE status = 'committed' AND applied IS NOT NULL"
         row = self.ledger.database.one(f"{used} ORDER BY applied DESC LIMIT 1")
         return str(row[0]) if row else None
 
     def open_with(self) -> set[str]:
-        """Partners of exchanges decided on one side only: no new one is begun with them."""
+        """Return the partners of prepared and unconfirmed exchanges: no new one is begun with them."""
         return {pair.partner for pair in [*self.prepared(), *self.unconfirmed()]}
 
     @property
@@ -96,15 +97,19 @@ class PairingRecords:
         return self.proposing
 
     def give_up(self) -> None:
-        """Abort after no answer or a refusal: nothing was written."""
+        """Abort the open proposal after a refusal or without a reply. Nothing was written."""
         self.proposing = None
 
     def commit(
         self, id: str, partner: str, own_round: int, round: int, body: bytes, signature: bytes = b""
     ) -> ReplyCode:
-        """Decide, in one transaction: the partner has agreed and handed over its row."""
+        """Commit the open proposal in one transaction, after the partner has agreed and sent its row.
+
+        `own_round`: round of this agent's row. `round`, `body`, `signature`: the partner's row. Return OK, or
+        the code of the reason why the row is rejected.
+        """
         if id != self.proposing:
-            raise LedgerError(f"Expected the exchange under way, got {id}.")
+            raise LedgerError(f"Expected the open exchange {self.proposing}, got {id}.")
         verdict = self._judge(partner, round, body)
         if verdict is ReplyCode.OK:
             self._write(id, partner, "proposer", own_round, round, body, signature)
@@ -117,7 +122,10 @@ class PairingRecords:
             db.execute("UPDATE pairs SET told = 1 WHERE id = ?", (id,))
 
     def outcome(self, id: str, partner: str) -> tuple[ReplyCode, PairRecord | None]:
-        """The proposer's reply to an acceptor that asks, with the pair if the partner is owed a row."""
+        """Return the proposer's reply to a request for the outcome, with the exchange if it is committed.
+
+        A committed exchange that the acceptor has already confirmed yields NO_MEETING.
+        """
         if id == self.proposing:
             return ReplyCode.UNDECIDED, None
         pair = self.find(id)
@@ -130,13 +138,16 @@ class PairingRecords:
     # The acceptor
 
     def accept(self, id: str, partner: str) -> bool:
-        """Whether this agent agrees; if so, it is in its ledger before the partner hears of it."""
+        """Decide on a proposal of `partner`, and return whether this agent agrees.
+
+        The agreement is in the ledger before the reply is sent.
+        """
         if self.closed or self.busy or self.ledger.round < 0 or partner in self.open_with():
             return False
         if self.ledger.quarantined(partner) is not None or self.find(id) is not None:
             return False
         if self.ledger.finished(partner):
-            return False  # after a restart it is not asked which rows it has, so it gets no new ones
+            return False  # after a restart, a finished partner is not asked for its state, so it gets no rows
         with self.ledger.database.transaction() as db:
             db.execute(
                 "INSERT INTO pairs VALUES (?, ?, 'acceptor', 'prepared', ?, NULL, 0, NULL)",
@@ -145,7 +156,7 @@ class PairingRecords:
         return True
 
     def committed(self, id: str, partner: str, round: int, body: bytes, signature: bytes = b"") -> ReplyCode:
-        """Record a decision of the proposer, with its row. A repetition is acknowledged."""
+        """Record that the proposer `partner` has committed, with its row. A repetition is acknowledged."""
         pair = self.find(id)
         if pair is None or pair.partner != partner or pair.role != "acceptor" or pair.status == "aborted":
             return ReplyCode.UNKNOWN_ROUND
@@ -168,10 +179,10 @@ class PairingRecords:
         return self.ledger.body(ANY_RECEIVER, round)
 
     def forget_rows(self) -> None:
-        """Let the next release delete rows that nobody can request any more."""
-        owed = {pair.own_round for pair in self.unconfirmed()}
+        """Allow the next release to delete rows that no partner can request any more."""
+        unconfirmed = {pair.own_round for pair in self.unconfirmed()}
         for round in self.ledger.unacknowledged(ANY_RECEIVER):
-            if round < self.ledger.round and round not in owed:
+            if round < self.ledger.round and round not in unconfirmed:
                 self.ledger.acknowledge(ANY_RECEIVER, round)
 
     def _judge(self, partner: str, round: int, body: bytes) -> ReplyCode:

@@ -1,11 +1,11 @@
-"""Keyed digests by which a site recognises records: of single records, and of the file they came from.
+"""Keyed digests by which a site recognises records: of single records, and of the file that contains them.
 
-The same numbers give the same digest in any order of records and from any file. They are compared as float32,
-the way models read them. Digests and their key stay in the site budget.
+The same numbers give the same digest in any order of records and from any file. Values are compared as
+float32, because models read them as float32. Digests and their key stay in the site budget.
 
 **Guarantees.** Records with the same numbers in the same columns are recognised, and so is every record of a
 file whose bytes were used before, under any schema. Not recognised: another file in which the same records
-are scaled or cut, or whose columns are in another order.
+are scaled or truncated, or whose columns are in another order.
 """
 
 from __future__ import annotations
@@ -25,19 +25,22 @@ RECORD_DIGEST_BYTES = 16  # two of 10**9 records collide by chance once in 10**2
 
 @dataclass(frozen=True)
 class DataFingerprint:
-    """What the site budget records of a data set."""
+    """The digests of a data set that the site budget records: one per record, and one of the source."""
 
     records: frozenset[bytes]
     source: bytes
 
     @cached_property
     def name(self) -> bytes:
-        """A digest of the whole set, in any order."""
+        """The digest of the whole data set; it does not depend on the order of the records."""
         return hashlib.sha256(b"".join(sorted(self.records)) + self.source).digest()
 
 
 def fingerprint_records(key: bytes, inputs: AnyArray, targets: AnyArray, source: str) -> DataFingerprint:
-    """The fingerprint of the records of one site. `source`: a file, a folder, or the name of a data set.
+    """Return the fingerprint of the records of one agent.
+
+    `inputs` [records, ...] and `targets` [records, ...] are the numbers of the records; `source` is a file, a
+    folder, or the name of a data set.
 
     >>> x, y = np.arange(6.0).reshape(3, 2), np.array([0, 1, 0])
     >>> first = fingerprint_records(b"key", x, y, "numbers")
@@ -54,7 +57,7 @@ def fingerprint_records(key: bytes, inputs: AnyArray, targets: AnyArray, source:
 
 
 def _canonical_rows(values: AnyArray, count: int) -> AnyArray:
-    """[records, columns] float32, little-endian, with one form of zero and of nan."""
+    """Return [records, columns] little-endian float32 with one representation of zero and of NaN."""
     with np.errstate(over="ignore"):
         rows = np.ascontiguousarray(np.asarray(values).reshape(count, -1).astype("<f4"))
     rows[rows == 0] = 0.0
@@ -63,7 +66,7 @@ def _canonical_rows(values: AnyArray, count: int) -> AnyArray:
 
 
 def _content_digest(source: str) -> bytes:
-    """A digest of the content of a file or folder; of the name where it is neither."""
+    """Return a digest of the content of a file or folder, or of the name if `source` is neither."""
     path = Path(source)
     if not path.exists():
         return b"name\n" + source.encode()

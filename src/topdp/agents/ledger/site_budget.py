@@ -1,15 +1,15 @@
-"""The site budget: what all runs on the same records have cost together, over all federations.
+"""The site budget: the total privacy cost of all runs on the same records, over all federations.
 
-Each agent has its own ledger for each run; the site budget adds them up. Before its first release a run
-reserves its whole budget here. When its ledger is final, it counts by what it spent. The unit is a record: a
-run counts for the records that were in it, and a limit applies to the record that has spent most. Without a
-limit, runs are only recorded. Nothing here ever leaves the site.
+Each agent has its own ledger for each run; the site budget sums their costs. Before its first release a run
+reserves its whole budget here. When the ledger of a run is final, the run counts with what it spent. The unit
+is a record: a run counts for the records that were in it, and a limit applies to the record that has spent
+most. Without a limit, runs are only recorded. The site budget never leaves the site.
 
-**Guarantees.** For every record, ε and δ of the runs that it was in are added (`spent_sums`). Each ε is under
-the guarantee of its run, so the sum holds against observers that see in every run no more than that
-guarantee covers. A run whose noise can be repeated, or that records gradients without noise (seeded noise,
+**Guarantees.** For every record, ε and δ of the runs that the record was in are added (`spent_sums`). Each ε
+is under the guarantee of its run, so the sum holds against observers that see in every run no more than that
+guarantee covers. A run whose noise can be reproduced, or that records gradients without noise (seeded noise,
 canaries), has no finite ε. A reservation is on disk before the first release, and is raised before a charge
-exceeds it. Only a final ledger gives it back.
+exceeds it. Only a final ledger releases the unspent part of a reservation.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ UNUSABLE_MESSAGES = ("locked", "readonly", "full", "unable to open", "Permission
 
 @dataclass(frozen=True, kw_only=True)
 class BudgetRequest:
-    """A run that asks for its budget. `ledger_id` identifies its ledger after a restart."""
+    """A run's request to reserve its budget. `ledger_id` identifies the run's ledger after a restart."""
 
     ledger_id: str
     federation: str
@@ -68,20 +68,23 @@ class BudgetRequest:
     guarantee: str
     adjacency: str
     delta: float
-    epsilon: float  # its whole budget, or what it has spent if that is more; may be infinite
+    epsilon: float  # the run's whole budget, or what it has spent if that is more; may be infinite
     spent: float = 0.0
 
 
 @dataclass(frozen=True)
 class SiteLimit:
-    """None: no limit."""
+    """The largest ε and δ that all runs on one record may spend together; None: no limit."""
 
     epsilon: float | None = None
     delta: float | None = None
 
 
 class SiteBudget:
-    """One file for all agents of a site. Several processes may use it at once."""
+    """The site budget in one file for all agents of a site. Several processes may use it at once.
+
+    With `writable=False`, the file must exist and is only read.
+    """
 
     def __init__(self, folder: Path, writable: bool = True) -> None:
         self.folder = folder
@@ -90,7 +93,7 @@ class SiteBudget:
             if writable:
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             elif not path.exists():
-                raise LedgerError(f"Expected a site budget in {folder}, there is none: agents create it.")
+                raise LedgerError(f"Expected a site budget in {folder}, but there is none: agents create it.")
             mode = "rwc" if writable else "ro"
             self._db = sqlite3.connect(
                 f"{path.absolute().as_uri()}?mode={mode}",
@@ -121,7 +124,7 @@ class SiteBudget:
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
-        """Turn errors of the file system, SQLite and impossible values into ours."""
+        """Translate errors of the file system and SQLite, and impossible values, into topdp's errors."""
         try:
             yield
         except TopdpError:
@@ -146,9 +149,11 @@ class SiteBudget:
     # Runs
 
     def reserve(self, request: BudgetRequest, data: DataFingerprint, charges: int) -> float:
-        """Reserve the budget of a run, once, and return it. Refuse a run that would exceed the limit.
+        """Reserve the budget of a run and return the reserved ε. A repeated request reserves nothing more.
 
-        `charges`: how many the ledger has. Fewer than were recorded here reveal an old copy of the ledger.
+        Raise BudgetError if the run would exceed the site's limit. `charges` is the number of charges in the
+        run's ledger; raise TrustError if it is smaller than at an earlier request, because the ledger is then
+        an old copy.
         """
         with self._writing() as db:
             run = db.execute(
@@ -161,15 +166,15 @@ class SiteBudget:
                 row = {**asdict(request), "name": data.name, "begun": _now(), "charges": charges}
                 row |= {"books": row.pop("ledger_id"), "epsilon": _to_column(request.epsilon)}
                 del row["spent"]
-                places = ", ".join("?" * len(row))
-                db.execute(f"INSERT INTO runs ({', '.join(row)}) VALUES ({places})", [*row.values()])
+                placeholders = ", ".join("?" * len(row))
+                db.execute(f"INSERT INTO runs ({', '.join(row)}) VALUES ({placeholders})", [*row.values()])
                 return request.epsilon
             number, recorded_charges, epsilon, final = run
             if charges < recorded_charges:
                 raise TrustError(
                     f"Expected at least {recorded_charges} charges in the ledger in {request.folder}, as the "
                     f"site budget records, got {charges}: the ledger is an old copy, which lacks what was "
-                    "spent since."
+                    "spent since. Restore the newest copy."
                 )
             reserved = max(_from_column(epsilon), request.spent) if final else request.epsilon
             db.execute(
@@ -194,7 +199,10 @@ class SiteBudget:
                 )
 
     def raise_reservation(self, ledger_id: str, epsilon: float) -> None:
-        """Raise what a run has reserved, before a charge exceeds it. Never refused: the ledger decides."""
+        """Raise the reservation of a run before a charge exceeds it.
+
+        Ignores the site's limit: the ledger decides whether the charge is allowed.
+        """
         with self._writing() as db:
             runs = db.execute("SELECT number, epsilon FROM runs WHERE books = ?", (ledger_id,)).fetchall()
             for number, reserved in runs:
@@ -202,9 +210,10 @@ class SiteBudget:
                 db.execute("UPDATE runs SET epsilon = ? WHERE number = ?", (raised, number))
 
     def finalize(self, ledger_id: str, epsilon: float, charges: int) -> int:
-        """Record that a ledger is final, and free what it did not spend. Return how many runs it had.
+        """Record that a ledger is final, and release what it did not spend. Return its number of runs.
 
-        A ledger has several runs if it was restarted with other records: each counts in full.
+        `epsilon` is the ε that the ledger spent. A ledger has several runs if it was restarted with other
+        records; `epsilon` counts in full for each of them.
         """
         with self._writing() as db:
             values = (_to_column(epsilon), charges, ledger_id)
@@ -215,9 +224,10 @@ class SiteBudget:
     # Sums
 
     def spent(self, data: DataFingerprint | None = None) -> dict[str, SpentBudget]:
-        """{adjacency: what the record that spent most has spent under it}; of all records, or of `data`.
+        """Map each adjacency to the largest sums that a record has spent under that adjacency.
 
-        `mixed`: in terms of replace-one, for records that were in runs of both adjacencies.
+        Considers the records of `data`, or all records if `data` is None. The key `mixed` stands for records
+        that were in runs of both adjacencies; its sums are under replace-one.
         """
         with self._errors():
             source: dict[bytes, bytes] = dict(self._db.execute("SELECT name, source FROM sets").fetchall())
@@ -239,7 +249,7 @@ class SiteBudget:
             )
 
     def _memberships(self, data: DataFingerprint | None) -> Iterator[tuple[set[bytes], set[bytes]]]:
-        """For every record (of `data`), the sets that contain it, and further sources of it."""
+        """Yield for every record (of `data`) the data sets that contain it, and its further sources."""
         if data is None:
             rows = self._db.execute("SELECT record, name FROM members ORDER BY record")
             for _, members in groupby(rows, key=itemgetter(0)):
@@ -250,7 +260,7 @@ class SiteBudget:
             yield {name for (name,) in rows}, {data.source}
 
     def runs(self) -> list[dict[str, object]]:
-        """All runs, oldest first."""
+        """Return the recorded columns of all runs, oldest first."""
         columns = (
             "number, federation, agent, folder, begun, guarantee, adjacency, delta, epsilon, final, records"
         )
@@ -273,7 +283,7 @@ class SiteBudget:
             return SiteLimit(*row) if row else SiteLimit()
 
     def set_limit(self, limit: SiteLimit) -> None:
-        """Set the limit from now on. Earlier limits stay in the file."""
+        """Set the limit for all reservations from now on. Earlier limits stay recorded in the file."""
         for name, value in (("--epsilon", limit.epsilon), ("--delta", limit.delta)):
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise LedgerError(f"{name}: expected a finite number > 0, got {value}.")
@@ -292,7 +302,7 @@ class SiteBudget:
             db.executemany("INSERT INTO members VALUES (?, ?)", rows)
 
     def _costs(self) -> dict[bytes, list[RunCost]]:
-        """{set: (adjacency, ε, δ) of each of its runs}"""
+        """Map the name of each data set to (adjacency, ε, δ) of each of its runs."""
         costs: dict[bytes, list[RunCost]] = {}
         rows = self._db.execute("SELECT name, adjacency, epsilon, delta FROM runs")
         for name, adjacency, epsilon, delta in rows:
@@ -309,5 +319,5 @@ def _from_column(epsilon: float | None) -> float:
 
 
 def _now() -> str:
-    """The time, for people: no decision depends on it."""
+    """Return the current time (ISO 8601, UTC). It is shown to people; no decision depends on it."""
     return datetime.now(UTC).isoformat(timespec="seconds")

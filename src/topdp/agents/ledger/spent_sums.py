@@ -1,6 +1,6 @@
 """Sums of (ε, δ) over the runs that a record was in, under either adjacency.
 
-Numbers only. Which runs a record was in, and what each has cost, is in `site_budget`.
+This module computes with numbers only; `site_budget` records the runs of each record and their costs.
 
 **Guarantees.** ε and δ of runs are added (basic composition, which also holds where each run and its budget
 are chosen after seeing the earlier ones; Rogers et al. 2016, arXiv:1605.08294). Where a record was in runs
@@ -17,7 +17,7 @@ RunCost = tuple[str, float, float]  # adjacency, ε, δ
 
 @dataclass(frozen=True)
 class SpentBudget:
-    """What the record that has spent most has spent: sums over runs."""
+    """Sums of ε and δ over runs, and the number of runs."""
 
     epsilon: float = 0.0
     delta: float = 0.0
@@ -25,7 +25,7 @@ class SpentBudget:
 
 
 def as_replace_one(adjacency: str, epsilon: float, delta: float) -> tuple[float, float]:
-    """(ε, δ) of a run for a record that is replaced by another.
+    """Return (ε, δ) of a run under replace-one, given its (ε, δ) under `adjacency`.
 
     >>> as_replace_one("replace-one", 1.0, 1e-5), as_replace_one("add-remove", 0.5, 0.0)
     ((1.0, 1e-05), (1.0, 0.0))
@@ -38,7 +38,7 @@ def as_replace_one(adjacency: str, epsilon: float, delta: float) -> tuple[float,
 
 
 def sum_by_adjacency(costs: list[RunCost]) -> dict[str, SpentBudget]:
-    """What a record in these runs has spent, by adjacency; `mixed` where there are both."""
+    """Map adjacency to what a record in these runs has spent; `mixed` if the runs have both adjacencies."""
     kinds = {adjacency for adjacency, _, _ in costs}
     if len(kinds) > 1:
         costs = [("mixed", *as_replace_one(*cost)) for cost in costs]
@@ -55,7 +55,7 @@ def sum_by_adjacency(costs: list[RunCost]) -> dict[str, SpentBudget]:
 
 
 def largest_sums(records: list[dict[str, SpentBudget]]) -> dict[str, SpentBudget]:
-    """The largest sums over records, of each kind."""
+    """Return for each adjacency (or `mixed`) the largest ε, δ and number of runs over all records."""
     largest: dict[str, SpentBudget] = {}
     for sum_by_adjacency in records:
         for kind, spent in sum_by_adjacency.items():
@@ -67,13 +67,16 @@ def largest_sums(records: list[dict[str, SpentBudget]]) -> dict[str, SpentBudget
 
 
 def largest_sum_with(before: dict[str, SpentBudget], run: RunCost) -> SpentBudget:
-    """The largest sums once `run` is added to every kind of record."""
+    """Return the largest ε, δ and number of runs after `run` is added.
+
+    `before` maps each adjacency to its largest sums (`largest_sums`).
+    """
     adjacency, epsilon, delta = run
     after = [SpentBudget(epsilon, delta, 1)]
     for kind, spent in before.items():
         earlier, own = (spent.epsilon, spent.delta), (epsilon, delta)
         if kind != adjacency:
-            # Sums converted as one run are at least what their parts are one by one, as ε is.
+            # Converting the sums as if they were one run gives at least the sum of the converted runs.
             earlier = earlier if kind == "mixed" else as_replace_one(kind, *earlier)
             own = as_replace_one(adjacency, *own)
         after.append(SpentBudget(earlier[0] + own[0], earlier[1] + own[1], spent.runs + 1))

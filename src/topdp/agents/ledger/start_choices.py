@@ -1,12 +1,12 @@
 """Choices made at the starts of an agent, recorded in its ledger: a restart can only be stricter.
 
-Seeded noise and canaries stay recorded for ever, whatever later starts choose. An agent's own budget can only
-become smaller. Cyclic batches keep the order of the records. A ledger that an older version began is
-continued only with a person's consent. `Ledger` checks the manifest and whether partners are planned or
-found.
+Seeded noise and canaries stay recorded permanently, whatever later starts choose. An agent's own budget can
+only become smaller. Cyclic batches keep the order of the records. A ledger that an older version began is
+continued only with a person's consent. `Ledger` checks the manifest, and whether partners are planned or
+found by live pairing.
 
-**Guarantees.** Once a release was made under noise that can be repeated, or beside notes without noise, every
-result says so. What is charged never exceeds the smallest budget that was ever requested.
+**Guarantees.** Once a release was made under noise that can be reproduced, or while gradients without noise
+were recorded, every result says so. The charges never exceed the smallest budget that was ever requested.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ TEST_OPTIONS = {SEEDED_KEY: "--seeded", REHEARSAL_KEY: "--canaries"}
 def record_choices(
     ledger: Ledger, *, seeded: bool, rehearsal: bool, requested: float | None, granted: float
 ) -> float:
-    """Record the choices of this start, or refuse them. Return the budget from now on.
+    """Record the choices of this start, or raise LedgerError. Return ε of the budget from now on.
 
-    `requested`: the agent's own budget; None: that of an earlier start, or all that is `granted`.
+    `seeded`: whether noise is seeded. `rehearsal`: whether canaries take the place of records. `requested`:
+    ε of the agent's own budget; None: that of an earlier start, or else `granted`, the ε of the manifest.
     """
     recorded = recorded_budget(ledger)
     if requested is not None and recorded is not None and requested > recorded:
@@ -53,21 +54,24 @@ def record_choices(
 
 
 def ever_chosen(ledger: Ledger, key: str) -> bool:
-    """Whether some start had seeded noise, or canaries."""
+    """Return whether some start chose `key`: SEEDED_KEY, REHEARSAL_KEY or UPGRADE_KEY."""
     return ledger.meta.get(key) == str(True)
 
 
 def protects_data(ledger: Ledger) -> bool:
-    """Whether noise is secret and gradients are not recorded: no start had seeded noise or canaries."""
+    """Return whether noise is secret and no gradients are recorded: no start had seeded noise or canaries."""
     return not any(ever_chosen(ledger, key) for key in TEST_OPTIONS)
 
 
 def _expect_first_start(ledger: Ledger, key: str) -> None:
-    """Raise LedgerError if releases were made without this option; ledgers of format 4 may not record it."""
+    """Raise LedgerError if releases were made without this option.
+
+    A ledger migrated from format 4 may not have recorded the option, so it is accepted.
+    """
     unknown = "migrated_from" in ledger.meta and BUDGET_KEY not in ledger.meta
     if ledger.last_entry is not None and not unknown:
         raise LedgerError(
-            f"{TEST_OPTIONS[key]}: expected no such option, since releases in the ledger in "
+            f"{TEST_OPTIONS[key]}: expected no such option, because releases in the ledger in "
             f"{ledger.folder} were made without it. Start again without it, or with another state folder."
         )
 
@@ -84,7 +88,7 @@ def expect_record_order(ledger: Ledger, order: str) -> None:
     elif recorded is None:
         raise TamperedError(
             f"Expected the order of the records in {ledger.folder / LEDGER_FILE}, which its releases "
-            "followed: it is missing. Restore the newest copy; without it this agent must leave the "
+            "followed, but it is missing. Restore the newest copy; without it this agent must leave the "
             "federation."
         )
     elif recorded != order:
@@ -95,10 +99,11 @@ def expect_record_order(ledger: Ledger, order: str) -> None:
 
 
 def expect_upgrade_agreed(ledger: Ledger, agreed: bool) -> None:
-    """Refuse releases by a version without signatures, unless a person confirms that none is missing.
+    """Raise TrustError if a version that did not sign rows made releases, unless a person has `agreed`.
 
-    Neighbours cannot prove that such a row was this agent's. If this ledger is an old copy, their correct
-    claims look like lies, and rounds would be made twice that are charged once.
+    The person confirms that this ledger is the newest. Neighbours cannot prove that an unsigned row was sent
+    by this agent. If the ledger is an old copy, their correct claims are taken for lies, and rounds would be
+    made twice that are charged once.
     """
     migrated = ledger.database.one("SELECT charges FROM notes WHERE place = 'meta' AND key = 'migrated_from'")
     if migrated is None or not migrated[0] or ever_chosen(ledger, UPGRADE_KEY) or agreed:
@@ -112,19 +117,19 @@ def expect_upgrade_agreed(ledger: Ledger, agreed: bool) -> None:
 
 
 def record_upgrade(ledger: Ledger) -> None:
-    """Record for good that a person confirms this ledger to be the newest."""
+    """Record permanently that a person confirms this ledger to be the newest."""
     if "migrated_from" in ledger.meta and not ever_chosen(ledger, UPGRADE_KEY):
         ledger.database.remember(UPGRADE_KEY, str(True))
 
 
 def record_delta(ledger: Ledger, delta: float) -> None:
-    """Record the δ of all charges, the manifest's, for readers that have no manifest."""
+    """Record the manifest's δ, to which all charges refer, for programs that read the ledger alone."""
     if DELTA_KEY not in ledger.meta:
         ledger.database.remember(DELTA_KEY, repr(delta))
 
 
 def recorded_budget(ledger: Ledger) -> float | None:
-    """The budget that the ledger holds; None before the first start that recorded one."""
+    """Return ε of the budget in the ledger; None before the first start that recorded one."""
     text = ledger.meta.get(BUDGET_KEY)
     if text is None:
         return None
@@ -133,5 +138,8 @@ def recorded_budget(ledger: Ledger) -> float | None:
     except ValueError:
         value = math.nan
     if not (math.isfinite(value) and value > 0):
-        raise TamperedError(f"Expected a budget in the ledger in {ledger.folder}, got {text!r:.80}.")
+        raise TamperedError(
+            f"Expected a finite budget > 0 in the ledger in {ledger.folder}, got {text!r:.80}. Do not delete "
+            "the file: its charges were spent."
+        )
     return value

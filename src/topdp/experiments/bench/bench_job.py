@@ -122,7 +122,7 @@ def bench_engine(job: BenchJob, data: BenchData, noise: float) -> Engine:
 
 
 def topdp_round(job: BenchJob, data: BenchData, noise: float) -> Round:
-    """Return topdp's round. Each call executes the next round, from the start again after the last."""
+    """Return a function that executes topdp's next round; after the last it starts again with the first."""
     engine = bench_engine(job, data, noise)
     state = engine.resume(0, data.rows.clone())
 

@@ -140,9 +140,9 @@ def has_opacus() -> bool:
 
 
 def largest_difference(job: BenchJob, data: BenchData, contestants: dict[str, Contestant]) -> float:
-    """Return the largest relative difference from topdp's step, in one round without noise.
+    """Return the contestants' largest relative difference from topdp's step, in one round without noise.
 
-    Raise InputError if rounds differ: then their times cannot be compared.
+    Raise InputError if steps differ by more than rounding, because times are then not comparable.
     """
     mixed = mix(data.rows, data.source, job.alpha)
     steps = {name: contestant(job, data, 0.0)() - mixed for name, contestant in contestants.items()}
@@ -150,5 +150,8 @@ def largest_difference(job: BenchJob, data: BenchData, contestants: dict[str, Co
     # Opacus clips by C / (|g| + 1e-6), and a step is the difference of rounded rows.
     worst = max((float((step - own).norm() / own.norm()) for step in steps.values()), default=0.0)
     if not worst < 1e-3:
-        raise InputError(f"Expected equal rounds without noise, got a relative difference of {worst:.1e}.")
+        raise InputError(
+            "Expected the same rows from all contestants without noise, got a relative difference of "
+            f"{worst:.1e}. Change --against."
+        )
     return worst

@@ -25,7 +25,7 @@ from topdp.simulator.row_mixing import CpuMixer, RowWork
 from topdp.simulator.simulated_noise import SimulatedDraws
 
 CACHED_DRAW_NUMBERS = 1 << 17
-"""The length of a draw that fits into the cache."""
+"""The number of values of a draw that fits into the cache."""
 
 MATRIX_SIDES = (256, 512, 1024)
 COPY_NUMBERS = 1 << 25
@@ -34,7 +34,7 @@ COPY_NUMBERS = 1 << 25
 
 @dataclass(frozen=True)
 class RoundPart:
-    """The seconds of one part of a round, and the least possible."""
+    """The seconds of one part of a round, and its floor in seconds."""
 
     name: str
     seconds: float
@@ -55,7 +55,7 @@ class Rates:
 
 
 def multiplications(job: BenchJob) -> int:
-    """Count those of one round: forward, the gradients of both matrices, and back through the second one."""
+    """Return the multiplications of a round: forward, gradients of both matrices, back through the second."""
     first, second = job.inputs * job.hidden, job.hidden * job.classes
     return job.agents * job.batch * (2 * first + 3 * second)
 

@@ -35,14 +35,14 @@ class GrowthPoint:
     series: str
     value: int
     seconds: float  # of a round
-    megabytes: float | None  # None: this system does not report it
+    megabytes: float | None  # None if the system does not report it
     agents_per_second: float
 
 
 def series(largest: float = 1.0) -> dict[str, list[tuple[int, BenchJob]]]:
-    """Return the jobs of each series, from small to large.
+    """Return the jobs of each series with the value that grows, from small to large.
 
-    `largest` < 1 leaves out those above that share.
+    `largest` < 1 omits jobs whose value is above that share of the largest one.
     """
     few = BenchJob(agents=4, batch=16)
     widths = [w for w in (12, 126, 1258, 12578) if w <= 12578 * largest]

@@ -9,13 +9,16 @@ from topdp.experiments.lenses import PROPOSED
 
 
 def gap(numbers: FigureNumbers, panel: Panel, at: int = 0) -> float:
-    """The proposed method's accuracy minus that of the best baseline; means over seeds."""
+    """Return the proposed method's accuracy minus the best baseline's, as a fraction; means over seeds.
+
+    `at`: the index of x in a panel with x.
+    """
     best = max(numbers.final(panel, label, at).mean() for label in numbers.baselines(panel))
     return float(numbers.final(panel, PROPOSED, at).mean() - best)
 
 
 def above_every_baseline(numbers: FigureNumbers) -> Cases:
-    """The proposed method beats every baseline: one case for each panel and x."""
+    """Check that the proposed method beats every baseline: one case per panel and x."""
     cases = []
     for panel in numbers.panels:
         for at in range(len(panel.x or (0,))):
@@ -27,7 +30,7 @@ def above_every_baseline(numbers: FigureNumbers) -> Cases:
 
 
 def gap_grows(groups: dict[str, list[str]]) -> Check:
-    """The gap is positive and grows along the panels of each group, in the given order of titles."""
+    """Return a check that the gap is positive and grows along the panels of each group, in order."""
 
     def check(numbers: FigureNumbers) -> Cases:
         cases = []
@@ -42,7 +45,7 @@ def gap_grows(groups: dict[str, list[str]]) -> Check:
 
 
 def ordered(better: str, worse: str) -> Check:
-    """One line lies above another: one case for each panel and x."""
+    """Return a check that the line `better` lies above `worse`: one case per panel and x."""
 
     def check(numbers: FigureNumbers) -> Cases:
         cases = []
@@ -56,7 +59,7 @@ def ordered(better: str, worse: str) -> Check:
 
 
 def changes_little(points: float) -> Check:
-    """The proposed method's accuracy varies by at most `points` percentage points over panels and x."""
+    """Return a check that the proposed method's accuracy varies by at most `points` percentage points."""
 
     def check(numbers: FigureNumbers) -> Cases:
         finals = [

@@ -25,7 +25,7 @@ REDRAW_REMEDY = " Create it with topdp reproduce without --redraw."
 
 
 def write_numbers(panels: Sequence[Panel], runs: FigureRuns, path: Path) -> None:
-    """Write every number of a figure under one lens, with the σ of its run."""
+    """Write all numbers of a figure under one lens to `path`, with the σ of each run."""
     lines = []
     for place, config in _places(panels):
         curve = runs[config]
@@ -61,14 +61,14 @@ def read_numbers(lens: str, panels: Sequence[Panel], path: Path) -> FigureNumber
                     point[row["over_agents"]] = value
     except FileNotFoundError:
         raise InputError(
-            f"Expected the numbers of a figure in {path}, which does not exist.{REDRAW_REMEDY}"
+            f"Expected the numbers of a figure in {path}, but the file does not exist.{REDRAW_REMEDY}"
         ) from None
     except (OSError, ValueError, TypeError) as error:
         raise InputError(f"Expected the numbers of a figure in {path}: {error}.{REDRAW_REMEDY}") from error
     for place, _ in _places(panels):
         if not all("mean" in point for point in curves.get(place, [{}])):
             raise InputError(
-                f"Expected {path} to contain the line {place}. It comes from other settings.{REDRAW_REMEDY}"
+                f"Expected the line {place} in {path}, but the file comes from other settings.{REDRAW_REMEDY}"
             )
     return FigureNumbers(lens, panels, curves)
 

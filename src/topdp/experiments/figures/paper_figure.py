@@ -18,7 +18,7 @@ from topdp.runs.config import RunConfig
 
 @dataclass(frozen=True)
 class Panel:
-    """Lines of runs: label -> for each x, the runs of all seeds. Without `x`, the x axis is the epoch."""
+    """Lines of runs. `lines`: label -> for each x, the runs of all seeds. Without `x`, x is the epoch."""
 
     title: str
     lines: Mapping[str, Sequence[Sequence[RunConfig]]]
@@ -65,7 +65,7 @@ class FigureNumbers:
 
 
 Cases = list[tuple[bool, str]]
-"""The cases of a claim: whether it held, and what was measured."""
+"""The cases of a claim: (whether it held, the measured values as text)."""
 
 Check = Callable[[FigureNumbers], Cases]
 
@@ -79,7 +79,7 @@ class Claim:
     lenses: tuple[str, ...] = tuple(LENSES)
 
     def verdict(self, numbers: FigureNumbers) -> tuple[str, str]:
-        """Return (holds / partly / does not hold, what was measured)."""
+        """Return ("holds", "partly" or "does not hold"; the measured values as text)."""
         cases = self.check(numbers)
         passed = sum(case for case, _ in cases)
         word = "holds" if passed == len(cases) else "partly" if passed else "does not hold"

@@ -21,7 +21,7 @@ REQUIRED_PRIVACY_KEYS = ("epsilon", "mu", "status", "epsilon_per_agent", "mu_per
 
 
 def expect_info(info: Mapping[str, Any], path: Path) -> None:
-    """run.json: words where words are shown, numbers where numbers are."""
+    """Raise RunFolderError unless the fields of run.json that a page shows have the right types."""
     stopped, seconds = info.get("stopped"), info.get("seconds")
     faults = {
         "state": not isinstance(info.get("state"), str),
@@ -41,7 +41,7 @@ def expect_info(info: Mapping[str, Any], path: Path) -> None:
 
 
 def expect_lines(lines: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """metrics.jsonl: rounds that grow, every metric a finite number or undefined (null)."""
+    """Raise RunFolderError unless metrics.jsonl has increasing rounds and metrics that are finite or null."""
     before = -1
     for number, line in enumerate(lines, 1):
         wrong = [] if type(line["round"]) is int and line["round"] > before else ["round"]
@@ -57,32 +57,33 @@ def expect_lines(lines: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 
 def expect_agreed(privacy: Mapping[str, Any], account: Account, path: Path) -> None:
-    """privacy.json: what it says of all agents is what follows from what it says of each."""
-    follows = json.loads(json.dumps(account.details()))
+    """Raise RunFolderError unless the totals in privacy.json are those that `account` gives."""
+    expected = json.loads(json.dumps(account.details()))
     wrong = [
-        name for name, value in follows.items() if name in privacy and name not in ("pairs", "assumptions")
+        name
+        for name, value in expected.items()
+        if name in privacy and name not in ("pairs", "assumptions") and privacy[name] != value
     ]
-    wrong = [name for name in wrong if privacy[name] != follows[name]]
     wrong += [name for name in REQUIRED_PRIVACY_KEYS if name not in privacy]
-    said = privacy.get("assumptions")
-    if not isinstance(said, dict) or not all(isinstance(words, str) for words in said.values()):
+    assumptions = privacy.get("assumptions")
+    if not isinstance(assumptions, dict) or not all(isinstance(text, str) for text in assumptions.values()):
         wrong.append("assumptions")
     _refuse(wrong, path / "privacy.json")
 
 
 def expect_text(facts: Mapping[str, Any], path: Path) -> None:
-    """All of it as a page holds it: JSON knows no number that is not finite, and no half of a character."""
+    """Raise RunFolderError if `facts` contain numbers that are not finite, or text that is not Unicode."""
     try:
         json.dumps(facts, allow_nan=False, ensure_ascii=False).encode()
     except ValueError as error:
         raise RunFolderError(
-            f"Expected numbers and text in the run in {path}, got what is neither: {error}. It was changed, "
-            "or is damaged."
+            f"Expected finite numbers and valid text in the run in {path}, got others: {error}. Its files "
+            "were changed or are damaged."
         ) from error
 
 
 def _is_number(value: object) -> bool:
-    """A number that fits: a whole one of 400 digits does not."""
+    """Return whether `value` is a finite number that fits into a float."""
     try:
         return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     except OverflowError:
@@ -90,14 +91,14 @@ def _is_number(value: object) -> bool:
 
 
 def _is_value(value: object) -> bool:
-    """One number, or those of all classes; null is undefined."""
+    """Return whether `value` is a number or null (undefined), or a list of these, one per class."""
     if isinstance(value, list):
-        return all(one is None or _is_number(one) for one in value)
+        return all(number is None or _is_number(number) for number in value)
     return value is None or _is_number(value)
 
 
 def _is_spread(value: object) -> bool:
-    """Three values of one shape: `between_agents` and curves rely on it."""
+    """Return whether `value` has mean, min and max of one shape, as `between_agents` and curves require."""
     if not isinstance(value, Mapping):
         return False
     parts = [value.get(part) for part in SPREAD_KEYS]
@@ -107,6 +108,6 @@ def _is_spread(value: object) -> bool:
 def _refuse(wrong: Sequence[str], place: object) -> None:
     if wrong:
         raise RunFolderError(
-            f"Expected what topdp writes in {place}, got something else under {', '.join(wrong)[:200]}: it "
-            "was changed, or is damaged."
+            f"Expected the content that topdp writes in {place}, got invalid values of "
+            f"{', '.join(wrong)[:200]}. The file was changed or is damaged."
         )

@@ -16,28 +16,35 @@ from topdp.topology import Topology, TopologyError, from_edges
 from topdp.views.pictures.graph_picture import layout
 
 MAX_DRAWN_AGENTS = 500
-"""For more agents a page shows one agent and its neighbours, without positions."""
+"""With more agents, a page shows only one agent and its neighbours, and needs no positions."""
 
 
 MAX_LINKS_FILE_BYTES = 50_000_000
 
 
 def graph_of(folder: RunFolder, plan: Plan) -> tuple[Topology | None, list[str]]:
-    """Return the graph of a plan, with the configuration's names of agents, and notes; None for one agent."""
+    """Return (graph of the plan, notes for the page). The graph is None for one agent or if not connected.
+
+    The names of agents are those of the configuration, if its graph contains all links of the plan.
+    """
     if plan.agents == 1:
         return None, []
     links = links_of(plan)
-    stated = _stated(folder, plan.agents)
-    if stated is not None and stated.agents == plan.agents and stated.adjacency[tuple(links.T)].all():
-        return stated, []
-    said = ["Names and links of agents come from the plan: the file of the graph is gone or was changed."]
+    configured = _configured_graph(folder, plan.agents)
+    if (
+        configured is not None
+        and configured.agents == plan.agents
+        and configured.adjacency[tuple(links.T)].all()
+    ):
+        return configured, []
+    notes = ["Names and links of agents come from the plan: the file of the graph is gone or was changed."]
     try:
-        return from_edges(links, plan.agents), said
-    except TopologyError:  # a plan of one's own need not be connected
-        return None, said
+        return from_edges(links, plan.agents), notes
+    except TopologyError:  # a user's own plan need not be connected
+        return None, notes
 
 
-def _stated(folder: RunFolder, agents: int) -> Topology | None:
+def _configured_graph(folder: RunFolder, agents: int) -> Topology | None:
     """Return the graph of the configuration, or None if its file is missing."""
     topology = folder.config.topology
     if topology.kind == "file":  # a plain file only: reading a pipe would never end
@@ -47,7 +54,8 @@ def _stated(folder: RunFolder, agents: int) -> Topology | None:
             return None
     elif topology.agents != agents:
         raise RunFolderError(
-            f"Expected config.toml of {agents} agents in {folder.path}, like plan.npz, got {topology.agents}."
+            f"Expected {agents} agents in config.toml of {folder.path}, as in plan.npz, but got "
+            f"{topology.agents}. The files were changed or are damaged."
         )
     try:
         return graph_of_run(folder.config, folder.path)
@@ -56,7 +64,7 @@ def _stated(folder: RunFolder, agents: int) -> Topology | None:
 
 
 def links_of(plan: Plan) -> Ints:
-    """Return the pairs of agents of which one reads rows of the other, [links, 2], ordered."""
+    """Return the pairs of agents of which one reads rows of the other: [links, 2], sorted, each pair once."""
     readers = plan.readers.values  # [kinds, m, q]
     owner = np.broadcast_to(np.asarray(plan.owner)[None, :, None], readers.shape)
     seen = (readers >= 0) & (readers != owner)
@@ -66,9 +74,9 @@ def links_of(plan: Plan) -> Ints:
 
 
 def drawn(agents: int, graph: Topology | None, mu: Floats | None, epsilon: Floats | None) -> dict[str, Any]:
-    """Return the graph as JSON. Links with values are listed in both directions, others once.
+    """Return the graph as JSON. With `mu` and `epsilon` [owner, observer], each link has both directions.
 
-    The values of a link from i to j are what j learns about i's records; null is infinite.
+    The values of the link from i to j bound what j learns about i's records; null means infinite.
     """
     labels = None if graph is None else graph.labels
     edges = np.zeros((0, 2), np.int64) if graph is None else graph.edges
@@ -93,4 +101,4 @@ def drawn(agents: int, graph: Topology | None, mu: Floats | None, epsilon: Float
 
 def _numbers(values: Floats | None, edges: Ints) -> list[float | None]:
     assert values is not None
-    return [float(one) if np.isfinite(one) else None for one in values[edges[:, 0], edges[:, 1]]]
+    return [float(value) if np.isfinite(value) else None for value in values[edges[:, 0], edges[:, 1]]]

@@ -30,7 +30,7 @@ def runs_in(paths: Sequence[Path]) -> list[RunFolder]:
 
 
 def file_stamp(path: Path) -> tuple[int, int] | None:
-    """Return time of change and size of a file, or None if there is no such file."""
+    """Return (time of change in ns, size in bytes) of a file, or None if the file does not exist."""
     try:
         status = path.stat()
     except OSError:

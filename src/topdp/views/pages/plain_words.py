@@ -6,18 +6,18 @@ import math
 import os
 
 RUN_STATES = {
-    "starting": "The run was about to start: nothing is computed yet.",
-    "running": "The run is not finished: it continues, or it ended without a message.",
+    "starting": "The run was about to start. Nothing is computed yet.",
+    "running": "The run is not finished. It still runs, or it ended without a message.",
     "interrupted": "The run was interrupted and can be continued with topdp run --resume.",
     "stopped": "The run was stopped before its last round.",
-    "diverged": "The run diverged: its steps were too large, and its models are of no use.",
+    "diverged": "The run diverged: its steps were too large, and its models are useless.",
     "wrong": "A recorded round of the run was wrong: none of its results may be used.",
     "done": "The run is done.",
 }
 
 
 def at_most(share: float) -> str:
-    """Return a bound in percent, rounded up.
+    """Return an upper bound in percent, rounded up.
 
     >>> at_most(0.08428), at_most(0.02)
     ('8.43', '2.00')
@@ -26,7 +26,7 @@ def at_most(share: float) -> str:
 
 
 def no_less(epsilon: float) -> str:
-    """Return four digits, rounded up; digits beyond the sixth are ignored.
+    """Return ε as text with four digits, rounded up; digits beyond the sixth are ignored.
 
     >>> no_less(0.50004), no_less(2.0000000001), no_less(123456.0), no_less(0.0)
     ('0.5001', '2', '1.235e+05', '0')
@@ -38,7 +38,8 @@ def no_less(epsilon: float) -> str:
 
 
 def small(delta: float) -> str:
-    """
+    """Return a small number as short text.
+
     >>> small(1e-5), small(0.001)
     ('1e-5', '0.001')
     """

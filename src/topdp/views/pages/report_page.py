@@ -1,7 +1,8 @@
-"""Runs as one self-contained HTML file: everything inside, nothing fetched. Not for reading run folders.
+"""Write runs as one self-contained HTML file, which fetches nothing. Does not read run folders.
 
-**Guarantees.** Facts lie in the page as JSON in which no markup can begin or end, and enter it as text. The
-page forbids itself every script, style and address but those that it holds, by their digests.
+**Guarantees.** The page contains the facts as JSON in which no markup can begin or end, and displays them as
+text. Its content security policy forbids all addresses, and all scripts and styles except those that it
+contains, which the policy names by their digests.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from topdp.views.statement.run_statement import statement
 
 
 def report_html(runs: Sequence[dict[str, Any]]) -> str:
-    """One page about these runs, as `run_facts` says them; several are also compared."""
+    """Return the page about runs, given their `run_facts`; it also compares several runs."""
     style = "\n".join(static_text(name) for name in PAGE_STYLES)
     scripts = [static_text(name) for name in (*PAGE_SCRIPTS, "report.js")]
     title = runs[0]["name"] if len(runs) == 1 else f"{len(runs)} runs"
@@ -36,6 +37,6 @@ def report_html(runs: Sequence[dict[str, Any]]) -> str:
 
 
 def write_report(path: Path, runs: Sequence[dict[str, Any]]) -> None:
-    """Writes the page; what is there and is no page of ours stays, and is said."""
+    """Write the page to `path`. Raise FileError if a file that topdp did not write exists there."""
     expect_ours(path)
     write_atomically(path, report_html(runs))

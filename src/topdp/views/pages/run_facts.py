@@ -6,7 +6,7 @@
     graph              agents, names, positions, links (columns: from, to, mu, epsilon)
     metrics            names, rounds, values (name -> mean, min, max), agents (the last line)
     privacy            privacy.json, its numbers unchanged
-    power, spending    the power of an attacker; the spending along the rounds
+    power, spending    the power of an attacker; the spending curve
 
 Missing facts are null, with a note. The account of a run is fixed before its first round, so it is read once
 and cached; the progress is read each time.
@@ -40,7 +40,7 @@ from topdp.views.pages.plain_words import in_utf8, state_in_words
 from topdp.views.statement import privacy_costs
 
 MAX_DRAWN_EVALUATIONS = 400
-"""Of more evaluations some are left out, never the first or the last."""
+"""The most evaluations that a page shows. More are thinned; the first and the last are always shown."""
 
 CONFIG_SECTIONS = ("rounds", "topology", "method", "privacy", "data", "model", "train")
 
@@ -52,7 +52,7 @@ _FIXED = ("config.toml", "plan.npz", "privacy.json", "graph.txt")
 def run_facts(folder: RunFolder, patience: float = privacy_costs.MAX_CURVE_SECONDS) -> dict[str, Any]:
     """Return the facts of the run in `folder`. Raise RunFolderError for a foreign or damaged folder.
 
-    `patience`: seconds for the spending along the rounds; 0 leaves it out.
+    `patience`: the longest time, in seconds, that the spending curve may take; 0 leaves the curve out.
     """
     info = RunFolder.open(folder.path).read_json("run.json")
     facts_check.expect_info(info, folder.path)
@@ -66,7 +66,7 @@ def run_facts(folder: RunFolder, patience: float = privacy_costs.MAX_CURVE_SECON
         raise
     except (*UNREADABLE_FILE_ERRORS, ArithmeticError, MemoryError) as error:
         raise RunFolderError(
-            f"Expected a run written by topdp in {folder.path}, could not read it: {error!r:.200}."
+            f"Expected a run written by topdp in {folder.path}, but could not read it: {error!r:.200}."
         ) from error
     facts = {**known, **moving, "notes": [*moving["notes"], *known["notes"]]}
     facts_check.expect_text(facts, folder.path)
@@ -89,11 +89,16 @@ def _not_begun(folder: RunFolder, info: dict[str, Any]) -> dict[str, Any]:
 
 @lru_cache(maxsize=64)
 def _fixed(path: Path, stamps: tuple[object, ...], patience: float) -> dict[str, Any]:
-    """Return the facts that are fixed before the first round. `stamps`: of the files they are read from."""
+    """Return the facts that are fixed before the first round.
+
+    `stamps`: the `file_stamp` of each file from which they are read, as the key of the cache.
+    """
     folder = RunFolder(path)
     config, plan, counts = folder.config, folder.plan, folder.fact("records")
     if not isinstance(counts, list) or not all(type(count) is int and count > 0 for count in counts):
-        raise RunFolderError(f"Expected whole numbers of records in run.json of {path}, got others.")
+        raise RunFolderError(
+            f"Expected whole numbers of records in run.json of {path}, got others. The file is damaged."
+        )
     _expect_whole(folder)
     account = expect_account_of(config, analysis_of(config, counts), folder)
     privacy = folder.read_json("privacy.json")
@@ -150,11 +155,13 @@ def _expect_whole(folder: RunFolder) -> None:
     stated = toml_text.parse_toml((folder.path / "config.toml").read_text(encoding="utf-8"))
     missing = [name for name in CONFIG_SECTIONS if name not in stated]
     if missing:
-        raise RunFolderError(f"Expected a whole config.toml in {folder.path}, without: {', '.join(missing)}.")
+        raise RunFolderError(
+            f"Expected a complete config.toml in {folder.path}, but it lacks {', '.join(missing)}."
+        )
 
 
 def _name(path: Path) -> str:
-    """Return the folder's name; inside a comparison or a sweep with the name of that folder.
+    """Return the folder's name; for a run of a comparison or a sweep, with that folder's name before it.
 
     >>> _name(Path("runs/compare-1/top")), _name(Path("runs/mine"))
     ('compare-1/top', 'mine')
@@ -192,8 +199,8 @@ def _command(config: RunConfig, path: Path) -> str:
 
 def _no_links(kind: AnswerKind, agents: int) -> str:
     if agents > page_graph.MAX_DRAWN_AGENTS or kind.on_request:
-        return "With so many observers the page does not list ε of each link, but every agent's own ε."
-    return f"Under {kind.name} links have no ε of their own. The page shows every agent's ε instead."
+        return "With this many observers the page lists every agent's own ε, not the ε of each link."
+    return f"The answer {kind.name} has no ε for single links. The page shows every agent's ε instead."
 
 
 def _moving(folder: RunFolder, state: str, info: dict[str, Any], rounds: int) -> dict[str, Any]:
@@ -207,7 +214,7 @@ def _moving(folder: RunFolder, state: str, info: dict[str, Any], rounds: int) ->
     if not lines:
         over = state in ("done", "stopped", "diverged")
         notes.append(
-            "There are no test records: nothing was evaluated." if over else "Nothing is evaluated yet."
+            "There are no test records, so nothing was evaluated." if over else "Nothing is evaluated yet."
         )
     done = lines[-1]["round"] if lines else 0
     if state != "done" and state != "stopped":

@@ -1,4 +1,4 @@
-"""The picture of a graph: who is linked to whom, and which links let noise be reduced. Not for results."""
+"""Draw a graph: its links, and which of their directions are covered. Not for results."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from topdp.topology import Topology, as_topology
 from topdp.topology.families import grid_columns
 
 LABEL_LIMIT = 60
-"""Above this many agents numbers, names and arrows are left out, and lines are not broken."""
+"""With more agents, numbers, names and arrows are left out, and all lines are solid."""
 
-_CROWD = 24  # leaves of one hub that stand on a circle round it; more fill the disc
+_CROWD = 24  # up to this many leaves of one hub are placed on a circle around it; more fill a disc
 
 _WIDTH = 6.4  # inches
 _NODE = "#1F2F46"
@@ -35,16 +35,16 @@ _CLASSES: tuple[tuple[int, str, str, Any], ...] = (
 
 
 def draw(graph: Topology | nx.Graph | str | Path, path: str | Path, title: str | None = None) -> Path:
-    """Draw the graph into a PNG, SVG or PDF file.
+    """Draw the graph into a PNG, SVG or PDF file; return its path.
 
-    A larger disc is an agent with more neighbours; the line of a link says in how many of its two directions
-    it is covered (see `topdp.topology`), with an arrow in the covered direction where there is only one.
+    The size of a disc grows with the agent's number of neighbours. The colour of a line shows in how many of
+    its two directions the link is covered (see `topdp.topology`); if only one is, an arrow shows which.
     """
     topology = as_topology(graph)
     place = layout(topology)
     with chart_style.house_style():
         half = np.abs(place).max(axis=0) + (0.08 if topology.labels is None else 0.16)
-        half = np.maximum(half, half[::-1] / (1.25, 2.5))  # neither a tower nor a ribbon
+        half = np.maximum(half, half[::-1] / (1.25, 2.5))  # not much taller than wide, nor the reverse
         figure = Figure(figsize=(_WIDTH, _WIDTH * float(half[1] / half[0]) + 1.1))
         axes = figure.add_subplot()
         axes.set(xlim=(-half[0], half[0]), ylim=(-half[1], half[1]), aspect="equal")
@@ -75,7 +75,7 @@ def draw(graph: Topology | nx.Graph | str | Path, path: str | Path, title: str |
 
 
 def layout(topology: Topology) -> Floats:
-    """[n, 2]: where each agent stands, centred, the wider side spanning [-1, 1]; the same on every call.
+    """Return the position of each agent, [n, 2], centred; the wider side spans [-1, 1]. Deterministic.
 
     >>> from topdp.topology import ring
     >>> layout(ring(4)).round(6).tolist()
@@ -103,7 +103,7 @@ def _numbers(topology: Topology) -> str:
 
 
 def _links(axes: Any, topology: Topology, place: Floats) -> list[Line2D]:
-    """Draw the links; returns what the legend shows."""
+    """Draw the links; return the entries of the legend."""
     i, j = topology.edges.T
     ahead = topology.covered[topology.directed[:, 0] < topology.directed[:, 1]]
     behind = np.zeros((topology.agents, topology.agents), dtype=np.bool_)
@@ -120,7 +120,7 @@ def _links(axes: Any, topology: Topology, place: Floats) -> list[Line2D]:
         if not chosen.any():
             continue
         arrows = directions == 1 and small
-        line = line if small else "solid"  # dashes of many lines from one place make rings
+        line = line if small else "solid"  # dashes of many lines from one point would look like rings
         axes.add_collection(
             LineCollection(
                 place[topology.edges[chosen]],
@@ -128,7 +128,7 @@ def _links(axes: Any, topology: Topology, place: Floats) -> list[Line2D]:
                 linestyles=[line],
                 linewidths=width,
                 alpha=opacity,
-                zorder=1 + 0.4 * (1 - float(chosen.mean())),  # what is rare is not hidden
+                zorder=1 + 0.4 * (1 - float(chosen.mean())),  # rare classes are drawn on top
             )
         )
         if arrows:
@@ -143,7 +143,7 @@ def _links(axes: Any, topology: Topology, place: Floats) -> list[Line2D]:
 
 
 def _arrowheads(start: Floats, end: Floats) -> Floats:
-    """[m, 3, 2]: a triangle half way along each arrow."""
+    """Return the corners of a triangle half way along each arrow, [m, 3, 2]."""
     along = end - start
     along = 0.02 * along / np.linalg.norm(along, axis=1, keepdims=True)
     across = along[:, ::-1] * [-0.7, 0.7]
@@ -186,7 +186,7 @@ def _agents(axes: Any, topology: Topology, place: Floats, points_per_unit: float
 
 
 def _circle(count: int, turn: float = 0.0) -> Floats:
-    """[count, 2]: points clockwise on the unit circle, the first at the top."""
+    """Return points on the unit circle, [count, 2], clockwise from the top; `turn` rotates them."""
     angle = 2 * np.pi * np.arange(count) / count + turn
     points: Floats = np.column_stack([np.sin(angle), np.cos(angle)])
     return points
@@ -197,7 +197,7 @@ def _round(topology: Topology) -> Floats:
 
 
 def _zigzag(topology: Topology) -> Floats:
-    """A circle with every other agent further in, so that links to the second next are not hidden."""
+    """Place agents alternately on two circles, so that links between second neighbours are visible."""
     inward = np.where(np.arange(topology.agents) % 2, 1 - 4 / max(topology.agents, 20), 1.0)
     return _circle(topology.agents) * inward[:, None]
 
@@ -208,7 +208,10 @@ def _rows(topology: Topology) -> Floats:
 
 
 def _levels(topology: Topology) -> Floats:
-    """Agent 0 on top and each level below its parents, leaves spread evenly; a large tree in circles."""
+    """Place agent 0 on top and each level below its parents, with evenly spread leaves.
+
+    The levels of a large tree are concentric circles.
+    """
     graph = nx.from_numpy_array(topology.adjacency)
     place = np.zeros((topology.agents, 2))
     children = dict(nx.bfs_successors(graph, 0))
@@ -232,7 +235,7 @@ def _levels(topology: Topology) -> Floats:
 
 
 def _hubs(topology: Topology) -> Floats:
-    """Hubs in the middle, the leaves of each round it; leaves of several hubs on one outer circle."""
+    """Place hubs in the middle, each amid its leaves, and leaves of several hubs on an outer circle."""
     n, degrees = topology.agents, topology.degrees
     shared = degrees.min() > 1
     hubs = np.flatnonzero(degrees == degrees.max() if shared else degrees > 1)
@@ -263,7 +266,7 @@ def _hubs(topology: Topology) -> Floats:
 
 
 def _disc(count: int) -> Floats:
-    """[count, 2]: points that fill a disc evenly but for its middle, like a sunflower (Vogel 1979)."""
+    """Return points that fill a disc evenly except its centre, [count, 2], like a sunflower (Vogel 1979)."""
     number = np.arange(count)
     angle = np.pi * (3 - np.sqrt(5)) * number
     distance = np.sqrt(0.06 + 0.94 * (number + 0.5) / count)
@@ -272,7 +275,7 @@ def _disc(count: int) -> Floats:
 
 
 def _by_distance(topology: Topology) -> Floats:
-    """Agents many links apart stand far apart."""
+    """Place agents such that distances approximate the number of links between them."""
     graph = nx.from_numpy_array(topology.adjacency)
     start = dict(enumerate(_circle(topology.agents)))
     if topology.agents <= 150:

@@ -1,6 +1,6 @@
 """Draw a sweep: a metric against a key, or along the rounds, with its spread over seeds.
 
-The numbers are `spreads.py`'s; nothing is computed here.
+`runs/sweep_summary.py` computes the numbers.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ LINE_MARKERS = ("o", "s", "D", "^", "v", "P", "X")
 
 
 def heading_of(configs: Sequence[RunConfig], agents: Sequence[int]) -> str:
-    """Return a title from what the runs have in common: data, agents, mode and noise."""
+    """Return a title of what the runs have in common: data, agents, mode and noise."""
     noisy = [config for config in configs if METHODS[config.method.name].noisy]
     parts = (
         {data_title(config.data.name) for config in configs},
@@ -55,7 +55,7 @@ def heading_of(configs: Sequence[RunConfig], agents: Sequence[int]) -> str:
 
 
 def _noise_of(noisy: Sequence[RunConfig]) -> set[str]:
-    """Describe the noise. Different budgets with one guarantee and δ become a range."""
+    """Return descriptions of the noise. Different budgets with one guarantee and δ become one range."""
     words = {noise_words(config) for config in noisy} or {"no noise"}
     kinds = {(config.privacy.guarantee, config.privacy.delta) for config in noisy}
     if len(words) == 1 or len(kinds) > 1 or any(config.privacy.sigma is not None for config in noisy):
@@ -78,7 +78,7 @@ def picture(spreads: Sequence[Spread], path: Path, title: str) -> Path | None:
     with house_style():
         figure = Figure(figsize=(5.6, 3.8) if along else (5.6, 1.2 + 0.3 * len(spreads)))
         axes = figure.subplots()
-        label = f"{metric} (mean ± deviation over seeds)"
+        label = f"{metric} (mean ± standard deviation over seeds)"
         if along is None:
             _column(axes, spreads, metric)
             axes.set(xlabel=label, title=wrapped(title, LETTERS))
@@ -93,7 +93,9 @@ def picture(spreads: Sequence[Spread], path: Path, title: str) -> Path | None:
 
 
 def curves(runs: Mapping[str, Spread], path: Path, title: str) -> Path | None:
-    """Draw the first metric along the rounds: one line per label, a band of ± one deviation over seeds."""
+    """Draw the first metric along the rounds: one line per label, with a band of ± one standard
+    deviation over seeds. Return None without a metric.
+    """
     metric = next(iter(metric_names(list(runs.values()))), None)
     if metric is None:
         return None
@@ -109,7 +111,7 @@ def curves(runs: Mapping[str, Spread], path: Path, title: str) -> Path | None:
             axes.plot(rounds, mean, label=joined_label(same) or "all", markevery=every, **drawn)
         axes.set(
             xlabel="rounds",
-            ylabel=f"{metric} (mean,\nband: ± deviation over seeds)",
+            ylabel=f"{metric} (mean,\nband: ± standard deviation over seeds)",
             title=wrapped(title, LETTERS),
         )
         if is_share(metric):
@@ -119,10 +121,10 @@ def curves(runs: Mapping[str, Spread], path: Path, title: str) -> Path | None:
         return save(figure, path)
 
 
-def _along_rounds(one: Spread, metric: str) -> tuple[list[float], ...]:
-    """Return rounds, and for each the mean over seeds minus one deviation, itself, and plus one deviation."""
+def _along_rounds(seeds: Spread, metric: str) -> tuple[list[float], ...]:
+    """Return (rounds, lower edge, mean over seeds, upper edge), with edges one standard deviation away."""
     by_round: dict[int, list[float]] = {}
-    for run in one.done:
+    for run in seeds.done:
         for line in run["history"]:
             if line[metric]["mean"] is not None:
                 by_round.setdefault(line["round"], []).append(line[metric]["mean"])

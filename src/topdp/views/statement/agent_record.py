@@ -1,11 +1,12 @@
-"""What an agent's ledger says about its part in a run: read completely, at one moment, without changes.
+"""The content of an agent's ledger about its part in a run: a complete, consistent, read-only snapshot.
 
 For statements (`agent_statement.py`). `agents/node/agent_status.py` reports the state of a running agent, and
 `agents/ledger/site_budget.py` the cost of other runs on the same records.
 
 **Guarantees.** A ledger that is incomplete, or belongs to another manifest, is refused. ε is what was
-charged, which is at least the cost of the releases in the ledger. μ is at least that of Gaussian noise with
-this ε; there is none if it would not follow.
+charged, which is at least the cost of the releases in the ledger. The μ of a
+record is at least the μ of the Gaussian mechanism with this ε and δ; it is None for random batches, where ε
+does not determine μ.
 """
 
 from __future__ import annotations
@@ -23,18 +24,18 @@ from topdp.errors import InputError, TrustError
 from topdp.privacy.answers import WORST_CASE, AnswerKind, answer_kind
 from topdp.privacy.basics.gaussian import mu_of
 
-MU_MARGIN = 1 + 1e-9  # μ comes from a bisection; this keeps it on the private side
-MIN_EPSILON = 1e-9  # smaller ε have a smaller μ
+MU_MARGIN = 1 + 1e-9  # μ comes from a bisection; this factor makes it an upper bound
+MIN_EPSILON = 1e-9  # stands for all smaller ε, whose μ is smaller
 
 
 @dataclass(frozen=True, kw_only=True)
 class AgentRecord:
-    """One agent's part in a run. None for `epsilon` and `worst_case` means infinite."""
+    """One agent's part in a run, from its ledger. `epsilon` and `worst_case` are None if infinite."""
 
     agent: str
     setup: RunSetup
     charges: int
-    round: int  # the last in the ledger; -1 before the first
+    round: int  # the last charged release; -1 before the first
     epsilon: float | None
     worst_case: float | None
     budget: float | None
@@ -44,13 +45,13 @@ class AgentRecord:
     stopped: int | None
     ends: int | None
     departed: str | None
-    departures: tuple[str, ...]  # within the reserve
+    departures: tuple[str, ...]  # members that dropped out within the reserve
     gone: tuple[str, ...]  # members that count as colluders because they are gone
     upgraded: bool  # whether a version that signed no rows began the ledger
 
     @property
     def protects(self) -> bool:
-        """Whether others know neither the noise nor the gradients, so that something can be promised."""
+        """Whether the run can guarantee anything: others know neither the noise nor unnoised gradients."""
         return not (self.seeded or self.rehearsal)
 
     @property
@@ -60,7 +61,7 @@ class AgentRecord:
 
     @property
     def rounded(self) -> bool:
-        """Whether hidden rows were rounded before sending; then only the worst case holds."""
+        """Whether hidden rows were rounded to float32 before sending; then only the worst case holds."""
         setup, rules = self.setup, self.setup.manifest.rules
         guarantee = setup.manifest.config.privacy.guarantee
         hidden = relies_on_hidden_rows(guarantee, setup.plan, setup.coalition, not rules.tolerates_silence)
@@ -68,7 +69,10 @@ class AgentRecord:
 
     @property
     def relied(self) -> AnswerKind:
-        """The answer that may be promised."""
+        """The answer on which the statement relies: the charged one if it is proved, else the worst case.
+
+        Also the worst case if hidden rows were rounded.
+        """
         return self.charging if self.charging.proved and not self.rounded else WORST_CASE
 
     @property
@@ -78,7 +82,7 @@ class AgentRecord:
 
     @property
     def promised(self) -> float | None:
-        """The charged ε if its answer is a guarantee, else the worst case."""
+        """The ε of the answer on which the statement relies; None if infinite."""
         return self.epsilon if self.charging == self.relied else self.worst_case
 
     @property
@@ -87,7 +91,7 @@ class AgentRecord:
 
     @property
     def colluders(self) -> int:
-        """How many other agents may pool what they see, without the reserve."""
+        """The number of other agents that may pool what they see, without the reserve for departures."""
         return self.setup.manifest.config.privacy.colluders
 
     @property
@@ -106,10 +110,10 @@ class AgentRecord:
         return bool(analysis.exposure().sampled)
 
     def mu(self, epsilon: float | None) -> float | None:
-        """Return the μ that follows from ε; None with random batches, 0 if nothing was released.
+        """Return an upper bound on μ from ε: None for random batches or infinite ε, 0 before any release.
 
-        For Gaussian noise without sampling one ε determines μ. Releases may have ε = 0 at this δ and still μ
-        > 0.
+        For Gaussian noise without sampling, ε at this δ determines μ. Releases may have ε = 0 at this δ and
+        still μ > 0.
         """
         if epsilon is None or self.sampled:
             return None
@@ -117,7 +121,7 @@ class AgentRecord:
 
 
 def agent_record(state: Path, manifest: Path) -> AgentRecord:
-    """Read the ledger in a state folder, with the manifest it was kept by."""
+    """Return the record in the ledger of a state folder. `manifest`: the file with the ledger's manifest."""
     agreed = manifests.read_manifest(manifest)
     ledger = Ledger(state, writable=False)
     try:
@@ -128,17 +132,19 @@ def agent_record(state: Path, manifest: Path) -> AgentRecord:
 
 
 def _expect_agreed(ledger: Ledger, agreed: manifests.Manifest, path: Path) -> manifests.Manifest:
-    """Check the manifest against the ledger, which contains its hash."""
+    """Return the manifest, or raise an error if the ledger belongs to another manifest, agent or δ."""
     meta, privacy = ledger.meta, agreed.config.privacy
     if meta.get("federation") != agreed.hash:
         raise InputError(
             f"Expected the manifest of the ledger in {ledger.folder} "
-            f"({meta.get('federation', '')[:12]}), got {agreed.hash[:12]} in {path}."
+            f"({meta.get('federation', '')[:12]}), got {agreed.hash[:12]} in {path}. Name the manifest with "
+            "which the agent was started."
         )
     delta = meta.get(start_choices.DELTA_KEY)
     if meta.get("agent") not in agreed.names or (delta is not None and float(delta) != privacy.delta):
         raise TrustError(
-            f"Expected the agent and delta of {path} in the ledger in {ledger.folder}, got others."
+            f"Expected the agent and delta of {path} in the ledger in {ledger.folder}, got others. One of "
+            "the files was changed or is damaged."
         )
     return agreed
 

@@ -1,10 +1,12 @@
 """The privacy statement of one agent of a federation, according to its own ledger.
 
-It has the form of a simulated run's statement (`run_statement`). It covers this agent only: every member has
-its own ledger. The uncovered risks follow docs/agents.md (Not defended) and docs/privacy.md (Not in any ε).
+It has the form of a simulated run's statement (`run_statement`). It covers this agent only, because every
+member has its own ledger. The uncovered risks follow docs/agents.md (Not defended) and docs/privacy.md (Not
+in any ε).
 
-**Guarantees.** Numbers are those of the ledger (`agent_record.py`), rounded up in sentences. An attacker's
-power is bounded by ε and δ alone. If noise or gradients are known to others, nothing is promised.
+**Guarantees.** Numbers are those of the ledger (`agent_record.py`), rounded up in sentences. The bound
+on an attacker's power follows from ε and δ alone. If others know the noise or the gradients, the statement
+promises nothing.
 """
 
 from __future__ import annotations
@@ -76,9 +78,9 @@ def _summary(record: AgentRecord) -> list[str]:
         *_replaced_run(record),
         *_progress(record),
         *_departures(record),
-        f"This is what the ledger of {record.agent} says, which was read and verified: a chain of "
-        f"{record.charges} charges. It is its owner's word: anybody who can write the file can write another "
-        "ledger, and only the neighbours know whether this one is the newest.",
+        f"These numbers come from the ledger of {record.agent}, which was read and verified: a chain of "
+        f"{record.charges} charges. It is its owner's claim: anybody who can write the file can write "
+        "another ledger, and only the neighbours know whether this one is the newest.",
     ]
 
 
@@ -117,27 +119,27 @@ def _unknown_noise(record: AgentRecord) -> list[str]:
     if not (record.upgraded and record.protects):
         return []
     return [
-        "An older version began its ledger and did not record whether noise came from a seed. All of this "
-        "holds only if it did not (--seeded was never given)."
+        "Its ledger began under an older version, which did not record whether noise came from a seed. All "
+        "of this holds only if noise never came from a seed (--seeded was never given)."
     ]
 
 
 def _replaced_run(record: AgentRecord) -> list[str]:
-    """Return the cost of the run that this one replaces, which is in another ledger."""
+    """Return a sentence on the cost of the run that this one replaces, which is in another ledger."""
     amendment = amendment_of(record.setup.manifest)
     if amendment is None or record.agent not in amendment.spent:
         return []
     return [
-        f"It replaces the run {amendment.manifest[:12]}, in which {record.agent} took part. What it sent "
-        f"then is in another ledger, by the plan at most ε = {no_less(amendment.spent[record.agent])} at δ = "
-        f"{small(amendment.delta)}, and adds to this."
+        f"It replaces the run {amendment.manifest[:12]}, in which {record.agent} took part. The cost of "
+        f"that run is in another ledger, by the plan at most ε = {no_less(amendment.spent[record.agent])} at "
+        f"δ = {small(amendment.delta)}. It adds to the cost of this run."
     ]
 
 
 def _progress(record: AgentRecord) -> list[str]:
     last = record.setup.plan.releases - 1
     if record.round < 0:
-        return ["Nothing was released yet, and nothing is charged."]
+        return ["Nothing has been released or charged yet."]
     if record.over:
         end = last if record.ends is None else record.ends
         sentences = [f"The run is over for it, after release {record.round} of {end}."]
@@ -149,7 +151,7 @@ def _progress(record: AgentRecord) -> list[str]:
         ]
     if record.stopped is not None:
         sentences.append(
-            f"Its budget ended before the plan: its records enter no release from {record.stopped} on."
+            f"Its budget ended before the plan: its records enter no release from {record.stopped} onwards."
         )
     return sentences
 
@@ -157,8 +159,8 @@ def _progress(record: AgentRecord) -> list[str]:
 def _departures(record: AgentRecord) -> list[str]:
     if record.departed is not None:
         return [
-            f"The run departed from the plan ({record.departed}). From there on {record.charged_by} is "
-            "charged."
+            f"The run departed from the plan ({record.departed}). From then on, releases are charged by the "
+            f"answer {record.charged_by}."
         ]
     gone = sorted({*record.departures, *record.gone})
     if gone:
@@ -167,7 +169,7 @@ def _departures(record: AgentRecord) -> list[str]:
 
 
 def not_protected(record: AgentRecord) -> list[str]:
-    """Return what nobody should believe that the guarantee covers."""
+    """Return a sentence for each risk that the guarantee does not cover."""
     setup, rules = record.setup, record.setup.manifest.rules
     guarantee, members = setup.manifest.config.privacy.guarantee, len(setup.manifest.names)
     sentences = []

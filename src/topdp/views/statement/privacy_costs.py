@@ -1,11 +1,11 @@
 """Privacy facts of a page beyond privacy.json: ε of links, an attacker's power, spending along the rounds.
 
-Reads the account and the plan of a run; asks the accountants of `privacy/` and has no formula of its own but
-that of `power_of_point`. Not for the answers themselves: those are in privacy.json, and shown as they are.
+Uses the account and the plan of a run and the accountants of `privacy/`; its only own formula is that of
+`power_of_point`. Not for the answers themselves, which pages show as privacy.json contains them.
 
-**Guarantees.** Adjacency, sensitivity and δ are the account's. A link's ε is at least what its observer
-learns: that of a sound μ, or the owner's own where that is less. Power is at least that of the best attacker.
-What would take long is left out and said, never estimated.
+**Guarantees.** Adjacency, sensitivity and δ are the account's. The ε of a link is at least what its observer
+learns: the ε of a sound bound on μ, or the owner's own ε where that is smaller. Power is at least that of the
+best attacker. Curves that would take long are omitted with a note, never estimated.
 """
 
 from __future__ import annotations
@@ -25,23 +25,29 @@ from topdp.privacy.query import Query
 from topdp.privacy.spending_curve import Spending, spending
 
 MAX_CURVE_SECONDS = 8.0
-"""The estimated time above which the spending along the rounds is left out."""
+"""The spending curve is omitted if its estimated time exceeds this."""
 
 
 def shown_answer(privacy: dict[str, Any]) -> AnswerKind:
-    """The answer that a page shows first: the budget's; where noise was given, the strongest one."""
+    """Return the answer that a page shows first: the guarantee, or without a budget the strongest answer.
+
+    The strongest is the adaptive answer if it has an ε, else the worst case.
+    """
     if privacy["guarantee"] is not None:
         return answer_kind(privacy["guarantee"])
     return ADAPTIVE if privacy["status"][ADAPTIVE.key] in ("finite", "infinite") else WORST_CASE
 
 
 def link_losses(privacy: dict[str, Any], answer: str, agents: int) -> Floats | None:
-    """[owner, observer] the largest μ of a coalition with that observer; None where no pairs are kept."""
+    """Return the largest μ over coalitions that contain the observer, [owner, observer].
+
+    None if privacy.json has no μ per pair for `answer`; nan where no coalition contains the observer.
+    """
     pairs = privacy["pairs"].get(answer)
     if pairs is None or pairs["mu"] is None or not any(pairs["observers"]):
         return None
     losses = np.full((agents, agents), np.nan)
-    mu = np.array([[math.inf if one is None else one for one in row] for row in pairs["mu"]])
+    mu = np.array([[math.inf if value is None else value for value in row] for row in pairs["mu"]])
     for column, members in enumerate(pairs["observers"]):
         outside = np.setdiff1d(np.arange(agents), members)
         for member in members:
@@ -50,19 +56,23 @@ def link_losses(privacy: dict[str, Any], answer: str, agents: int) -> Floats | N
 
 
 def link_epsilons(mu: Floats, own: list[float | None], delta: float) -> Floats:
-    """[owner, observer] ε of these μ; nobody learns more than the owner's own ε says."""
-    most = np.array([math.inf if one is None else one for one in own])[:, None]
-    known = ~np.isnan(mu)
+    """Return the ε of each μ, [owner, observer], at most the owner's own ε; nan where `mu` is nan.
+
+    `own` [agents]: the ε of each owner, None if infinite.
+    """
+    own_epsilon = np.array([math.inf if value is None else value for value in own])[:, None]
+    defined = ~np.isnan(mu)
     epsilon = np.full(mu.shape, np.nan)
-    epsilon[known] = epsilon_of(mu[known], delta)
-    least: Floats = np.fmin(epsilon, np.where(known, most, np.nan))
-    return least
+    epsilon[defined] = epsilon_of(mu[defined], delta)
+    bounded: Floats = np.fmin(epsilon, np.where(defined, own_epsilon, np.nan))
+    return bounded
 
 
 def powers(account: Account) -> dict[str, dict[str, Any]]:
-    """By answer: at most how often an attacker recognises a record, at each share of false alarms.
+    """Return for each answer an upper bound on an attacker's power, at each share of false alarms.
 
-    `exact` says whether it is the test of Neyman and Pearson, or a bound from ε and δ alone (samples).
+    `exact`: whether the bound is the power of the Neyman-Pearson test; for sampled batches it may follow from
+    ε and δ alone.
     """
     sampled, powers_by_answer = account.analysis.exposure().sampled, {}
     for name, answer in account.answers.items():
@@ -70,8 +80,8 @@ def powers(account: Account) -> dict[str, dict[str, Any]]:
             continue
         values: dict[str, Any] = {"exact": bool(answer.losses) and not sampled}
         for share in FALSE_ALARMS:
-            known = answer.power(share)  # samples without a known μ count as not hidden at all
-            bounds = [] if known is None else [float(known.max())]
+            power = answer.power(share)  # sampled batches without a known μ count as not hidden at all
+            bounds = [] if power is None else [float(power.max())]
             if not values["exact"]:
                 bounds.append(power_of_point(float(answer.epsilon.max()), account.delta, share))
             values[f"{share:g}"] = min(bounds)
@@ -80,7 +90,10 @@ def powers(account: Account) -> dict[str, dict[str, Any]]:
 
 
 def power_of_point(epsilon: float, delta: float, false_alarms: float) -> float:
-    """At most how often an attacker recognises a record under (ε, δ), whatever the noise."""
+    """Return an upper bound on any attacker's power under (ε, δ), for any noise distribution.
+
+    `false_alarms`: the attacker's false positive rate α.
+    """
     # power <= e^ε·α + δ and <= 1 - e^-ε(1 - δ - α): both sides of (ε, δ)-privacy (arXiv:1311.0776)
     if math.isinf(epsilon):
         return 1.0
@@ -91,22 +104,23 @@ def power_of_point(epsilon: float, delta: float, false_alarms: float) -> float:
 def spent_along(
     plan: Plan, account: Account, answer: str, patience: float = MAX_CURVE_SECONDS
 ) -> tuple[dict[str, Any] | None, list[str]]:
-    """ε of the agent that loses most, if its data enter no round after the one named; and what is missing.
+    """Return (spending curves of the agent with the largest ε, notes on missing curves).
 
-    `epsilon` has the answer a page speaks of, and the worst case beside it. `rounds` are 0 .. T; where rounds
-    differ in how many releases they have, these are counted instead (`unit` says which).
+    The value at a round is the ε of that agent if its records enter no later round. `epsilon` has a curve for
+    `answer` and for the worst case. `rounds` are 0 .. T; if rounds differ in their number of releases, they
+    are release numbers instead, and `unit` is "release". `patience`: the longest estimated time in seconds.
     """
     values = account.answers[answer].epsilon
     if patience <= 0:
         return None, []
     if values is None or not np.isfinite(values).all():
-        return None, ["What was used along the rounds is not shown: there is no finite ε."]
+        return None, ["The spending curve is not shown, because ε is not finite."]
     owner = int(values.argmax())
     notes: list[str] = []
     try:
         spent = spending(plan, account.analysis, owner, account.delta, Query(colluders=account.colluders))
     except PrivacyError as error:
-        return None, [f"What was used along the rounds is not shown: {error}"]
+        return None, [f"The spending curve is not shown: {error}"]
     curves: dict[str, list[float]] = {}
     each, left = plan.releases_per_round, plan.releases % (plan.rounds + 1)
     places = _places(spent, plan.releases)
@@ -115,16 +129,16 @@ def spent_along(
     for kind in dict.fromkeys([ANSWERS[answer], WORST_CASE]):
         if not kind.takes_budget:
             continue
-        # Poisson samples need a loss distribution for each of 48 places.
+        # Sampled batches need a privacy loss distribution for each of 48 releases.
         if spent.batches.sampled or kind.curve_seconds(plan, spent.query) > patience:
             notes.append(
-                f"What was used along the rounds under {kind.name} is not shown: it would take too long."
+                f"The spending curve of the answer {kind.name} is not shown, because it would take too long."
             )
             continue
         try:
             curve = spent.curve(kind.name)
         except PrivacyError as error:
-            notes.append(f"What was used along the rounds under {kind.name} is not shown: {error}")
+            notes.append(f"The spending curve of the answer {kind.name} is not shown: {error}")
             continue
         curves[kind.key] = [float(curve[place]) for place in after]
     if not curves:
@@ -134,7 +148,7 @@ def spent_along(
 
 
 def _places(spent: Spending, releases: int) -> list[int]:
-    """Where curves are computed; between two of these the later one counts."""
+    """Return the releases at which curves are computed; one between two of them counts as the later one."""
     places: list[int] = []
     while not places or places[-1] < releases - 1:
         places.append(spent.checkpoint(places[-1] + 1 if places else 0))

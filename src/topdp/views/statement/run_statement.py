@@ -1,11 +1,11 @@
 """The privacy statement of a simulated run, for people who are not statisticians: a dictionary, YAML, a page.
 
-`agent_statement` makes the same for an agent of a federation. Whether an ε is small enough is not judged
-here.
+`agent_statement` does the same for an agent of a federation. A statement does not assess whether an ε is
+small enough.
 
 **Guarantees.** Numbers are those of privacy.json. An answer without a proof (`view`, `claimed`) is never
-called protection: the statement promises the worst case instead, and names the other answer. Nor is an
-infinite ε.
+called protection: the statement promises the worst case instead, and names the other answer. An infinite ε
+is never called protection either.
 """
 
 from __future__ import annotations
@@ -29,10 +29,13 @@ YAML_MARK = "# A privacy statement made by topdp"
 
 
 def statement(facts: dict[str, Any]) -> dict[str, Any]:
-    """Return the statement of a run whose account is known."""
+    """Return the statement of a run, in the order of the page, given its `run_facts`.
+
+    Raise InputError if the run has no account yet.
+    """
     if facts["privacy"] is None:
         raise InputError(
-            f"Expected a run whose privacy is accounted, got {facts['name']}: {facts['notes'][0]}"
+            f"Expected a run with a privacy account, but {facts['name']} has none: {facts['notes'][0]}"
         )
     made_by = {"statement": f"topdp {__version__}", "plan": facts["privacy"]["plan"]}
     return {
@@ -62,7 +65,10 @@ def statement_html(content: dict[str, Any]) -> str:
 
 
 def write_statement(content: dict[str, Any], folder: Path) -> list[Path]:
-    """Write `privacy-statement.yaml` and `.html`. Never overwrite files that are no statements by topdp."""
+    """Write `privacy-statement.yaml` and `.html`; return their paths.
+
+    Raise FileError instead of overwriting files that are not statements by topdp.
+    """
     make_folder(folder)
     files = {
         folder / "privacy-statement.yaml": (statement_yaml(content), YAML_MARK),
@@ -76,7 +82,7 @@ def write_statement(content: dict[str, Any], folder: Path) -> list[Path]:
 
 
 def _relied_on(facts: dict[str, Any]) -> AnswerKind:
-    """The answer whose numbers are promised: the run's own if it is proved, else the worst case."""
+    """Return the answer on which the statement relies: the run's own if it is proved, else the worst case."""
     kind = ANSWERS[facts["guarantee"]["answer"]]
     return kind if kind.proved else WORST_CASE
 
@@ -145,7 +151,7 @@ def _answers(facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def _not_protected(facts: dict[str, Any]) -> list[str]:
-    """Return what nobody should believe that the guarantee covers."""
+    """Return a sentence for each risk that the guarantee does not cover."""
     agents, colluders = facts["graph"]["agents"], facts["guarantee"]["colluders"]
     kind = ANSWERS[facts["guarantee"]["answer"]]
     sentences = []

@@ -1,10 +1,11 @@
-"""All sentences and fields that privacy statements share: of simulated runs, and of agents in a federation.
+"""The sentences and fields that the statements of simulated runs and of agents in a federation share.
 
 Names of fields in `deployment` are those of the registry of deployments of differential privacy
 (https://registry.opendp.org; opendp/deployments-registry-data, deployments/*.yaml). Topics of `evaluation`
 are those of NIST SP 800-226 (March 2025). Fields that only the people behind the data can fill in stay open.
 
-**Guarantees.** No seed is named: anybody who knows it can subtract the noise of a simulated run.
+**Guarantees.** Statements contain no seed: anybody who knows the seed of a simulated run can subtract its
+noise.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def unproved_sentence(answer: str) -> str:
 
 
 def unprotected_quantities(*more: str) -> list[str]:
-    """Return what counts as public."""
+    """Return the quantities that count as public, followed by `more`."""
     return [
         "how many records each agent holds",
         "who takes part, and who is linked to whom",
@@ -127,7 +128,7 @@ def mechanism(clip: float, clipping: str, method: str) -> str:
 
 
 def evaluation(*, adjacency: str, one_party: bool, parameters: str, **topics: str) -> dict[str, str]:
-    """Return the topics of NIST SP 800-226; `topics` are those that differ between kinds of statements."""
+    """Return the topics of NIST SP 800-226; `topics`: those that differ between the kinds of statements."""
     return {
         "parameters": parameters,
         "unit_of_privacy": "One record. Whether a record is a person depends on how the data were prepared.",

@@ -1,4 +1,4 @@
-"""Where commands write: tables and JSON to stdout, everything else to stderr."""
+"""Output of commands: tables and JSON to stdout, everything else to stderr."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ out = Console()
 err = Console(stderr=True)
 
 Json = Annotated[
-    bool, typer.Option("--json", help="One JSON object as the last line on stdout, nothing else.")
+    bool, typer.Option("--json", help="Print one JSON object as the last line on stdout, and nothing else.")
 ]
 """The option of every command that prints."""
 
 
 def show(*parts: Any) -> None:
-    """Tables and sentences for people, on stdout."""
+    """Print tables and sentences for people on stdout."""
     with _whole_output():
         for part in parts:
-            # Sentences are not cut into lines: paths and commands in them are there to be copied.
+            # Sentences are not wrapped, so that paths and commands in them can be copied.
             out.print(part, highlight=False, soft_wrap=isinstance(part, str))
         out.file.flush()
 
 
 def print_json(value: dict[str, Any]) -> None:
-    """One JSON object as the last line on stdout."""
+    """Print one JSON object as the last line on stdout."""
     print_text(json.dumps(value) + "\n")
 
 
@@ -44,7 +44,7 @@ def print_text(text: str) -> None:
 
 
 def remark(text: str) -> None:
-    """A sentence beside the output, on stderr."""
+    """Print a sentence that is not part of the output on stderr."""
     err.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -53,6 +53,6 @@ def _whole_output() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        # Where the output goes is full or closed: Python is not to try again when it ends.
+        # The target of stdout is full or closed. Python would flush again at exit, so redirect stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise FileError(f"Could not write the output: {error.strerror}.") from error

@@ -15,7 +15,7 @@ from topdp.views.terminal import tables
 
 
 def planned(answer: Mapping[str, Any]) -> list[Table | Text]:
-    """Return the settings side by side, the explanations of their answers, and the recommendation."""
+    """Return the table of settings, the explanations of their answers, and the recommendation."""
     settings = answer["settings"]
     table = tables.uncut(
         "", *(setting["label"] or "this setting" for setting in settings), caption=PLAN_TABLE_CAPTION
@@ -36,8 +36,8 @@ def planned(answer: Mapping[str, Any]) -> list[Table | Text]:
 
 PLAN_TABLE_CAPTION = (
     "ε and μ: largest over agents. Power: how often the best attacker recognises a record with 1% false "
-    "alarms, under the budget's answer. Noise: variance over that of pooled records. Sent: rows as they "
-    "are, without what links add."
+    "alarms, under the budget's answer. Noise: variance over that of pooled records. Sent: rows "
+    "without the overhead of links."
 )
 
 

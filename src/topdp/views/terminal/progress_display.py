@@ -1,8 +1,8 @@
-"""Signs of life on stderr: what a command is doing, how far it is, and that it is still at it.
+"""Display the progress of a command on stderr. Never writes to stdout.
 
-One object for a whole command: the `Progress` that runs, accountants and readers of data report to.
-On a terminal it is a few lines that change in place and are gone at the end. Elsewhere it is plain lines:
-when a stage begins, at every tenth of it, and when nothing was said for a while. Never writes to stdout.
+One object serves a whole command: the `Progress` to which runs, accountants and data readers report. On a
+terminal it shows bars that change in place and disappear at the end. Elsewhere it prints a line when a stage
+begins, at every tenth of a stage, and after a while without any line.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from rich.progress import (
 from topdp.runs.metric_labels import last_seen
 
 FIRST, SILENCE = 0.3, 4.0
-"""Seconds until a command that said nothing says its first word, and between two words of a long stage."""
+"""Seconds without output until the first line of a command, and until further lines of a long stage."""
 
 SLOWER = 1 / 15
-"""Of what takes long less is said: after an hour a line every four minutes."""
+"""Long commands print less often: after an hour, one line every four minutes."""
 
 TRANSIENT_UNITS = ("", "byte")
-"""A bar of these ends when another begins; other units keep theirs."""
+"""A bar with one of these units is removed when another bar begins; bars with other units stay."""
 
 
 class Signs(ABC):
-    """Where a command is. `title` stands before all that is said, and may change on the way."""
+    """Base class of progress displays. `title` precedes every line and may be changed at any time."""
 
     def __init__(self, console: Console, title: str) -> None:
         self.console, self.title = console, title
@@ -54,7 +54,7 @@ class Signs(ABC):
         unit: str = "",
         metrics: Mapping[str, Any] | None = None,
     ) -> None:
-        """Show how far an operation is (`base/progress.py`)."""
+        """Display a progress report (see `base/progress.py`)."""
         counted = ""
         if unit == "byte":
             counted = decimal(done) + (f" of {decimal(total)}" if total else "") if done else ""
@@ -63,7 +63,7 @@ class Signs(ABC):
         self._show(stage, done, total, unit, counted, last_seen(metrics))
 
     def say(self, stage: str, done: int = 0, total: int | None = None, /, **details: Any) -> None:
-        """The same, for what should stay on a terminal."""
+        """Display a progress report that stays on a terminal as a line."""
         self(stage, done, total, **details)
 
     @abstractmethod
@@ -71,7 +71,7 @@ class Signs(ABC):
 
 
 class Lines(Signs):
-    """For logs and pipes. `beat` is called often, by another thread, and speaks where nobody else does."""
+    """Lines for logs and pipes. Another thread calls `beat` often, which prints a line after a silence."""
 
     def __init__(self, console: Console, title: str) -> None:
         super().__init__(console, title)
@@ -98,7 +98,7 @@ class Lines(Signs):
 
 
 class Bars(Signs):
-    """For terminals: a line for the stage that is on, and a bar for each kind of work that is counted."""
+    """Bars for terminals: one for the current stage, and one for each unit of work that is counted."""
 
     def __init__(self, console: Console, title: str, bars: Progress) -> None:
         super().__init__(console, title)
@@ -114,7 +114,7 @@ class Bars(Signs):
         if kind not in self._tasks:
             self._tasks[kind] = self.bars.add_task(text, total=total, counted="", note="", speed="")
         task = self._tasks[kind]
-        speed = next(one.speed for one in self.bars.tasks if one.id == task) if lasting else None
+        speed = next(shown.speed for shown in self.bars.tasks if shown.id == task) if lasting else None
         self.bars.update(
             task,
             description=f"{self.title}: {text}",
@@ -133,7 +133,7 @@ class Bars(Signs):
 
 @contextmanager
 def signs_of_life(console: Console, title: str) -> Iterator[Signs]:
-    """Around the work of a command, from before its slow imports on."""
+    """Display progress during the work of a command; enter before its slow imports. Yields the display."""
     if console.is_terminal:
         columns = (
             SpinnerColumn(),

@@ -15,32 +15,34 @@ from topdp.views.terminal.tables import uncut
 
 
 def table(spreads: Sequence[Spread]) -> Table:
-    """One line a combination."""
+    """Return a table with one line per combination of settings."""
     metric = next(iter(metric_names(spreads)), None)
-    met = {run["privacy"]["guarantee"] for one in spreads for run in one.runs} - {None}
+    met = {run["privacy"]["guarantee"] for spread in spreads for run in spread.runs} - {None}
     answers = [*sorted({answer_kind(name).key for name in met} - {WORST_CASE.key}), WORST_CASE.key]
     short = [short_key(key) for key in spreads[0].chosen]
     keys = short if len(set(short)) == len(short) else list(spreads[0].chosen)
-    made = uncut(
+    result = uncut(
         *keys, metric or "metric", "n", *(f"ε\n{answer_words(name)}" for name in answers), "time",
-        caption="mean ± deviation over n seeds, of the mean over agents; ε of one run, largest over agents",
+        caption="mean ± standard deviation over n seeds, of the mean over agents; ε of one run, largest over "
+        "agents",
     )  # fmt: skip
-    for one in spreads:
-        broken = len(one.runs) - len(one.done)
-        seconds = sum(run["seconds"] for run in one.done)
-        said = f"{len(one.done)}" + (f" ({broken} diverged)" if broken else "")
-        made.add_row(
-            *one.chosen.values(),
-            in_words(metric, one.of(metric)) if metric else "no test set",
-            said,
-            *(one.epsilon(name) for name in answers),
+    for spread in spreads:
+        diverged = len(spread.runs) - len(spread.done)
+        seconds = sum(run["seconds"] for run in spread.done)
+        count = f"{len(spread.done)}" + (f" ({diverged} diverged)" if diverged else "")
+        result.add_row(
+            *spread.chosen.values(),
+            in_words(metric, spread.of(metric)) if metric else "no test set",
+            count,
+            *(spread.epsilon(name) for name in answers),
             f"{seconds:.0f} s",
         )
-    return made
+    return result
 
 
 def in_words(metric: str, spread: Mapping[str, Any]) -> str:
-    """
+    """Return the mean of a metric, with its standard deviation if it has one, as text.
+
     >>> in_words("accuracy", {"mean": 0.9714, "deviation": 0.0021, "n": 3})
     '97.14% ± 0.21'
     >>> in_words("mae", {"mean": 1.23456, "deviation": None, "n": 1})

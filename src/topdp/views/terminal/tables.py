@@ -1,4 +1,4 @@
-"""Tables for people, on a terminal. Reads what the commands print as JSON; computes nothing of its own."""
+"""Tables for people, on a terminal. Displays the numbers that commands print as JSON; computes none."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from topdp.runs.metric_labels import NO_TEST_RECORDS, between_agents, is_share, 
 
 
 def runs(summaries: Mapping[str, Mapping[str, Any]]) -> list[Table | Text]:
-    """One line a run: its metrics, and the epsilons beside them; then why one of these is no number."""
+    """Return a table of metrics and ε with one line per run, and the reasons for missing ε."""
     first = next(iter(summaries.values()))
     privacy = first["privacy"]
-    met = next(filter(None, (one["privacy"]["guarantee"] for one in summaries.values())), None)
+    met = next(filter(None, (summary["privacy"]["guarantee"] for summary in summaries.values())), None)
     answers = [
         name
         for name in privacy["epsilon"]
         if not ANSWERS[name].on_request
-        or any(one["privacy"]["status"][name] != "not asked" for one in summaries.values())
+        or any(summary["privacy"]["status"][name] != "not asked" for summary in summaries.values())
     ]
     scores = {name: summary.get("metrics") or {} for name, summary in summaries.items()}
-    metrics = list(dict.fromkeys(name for found in scores.values() for name in metric_names(found)))
+    metrics = list(dict.fromkeys(name for values in scores.values() for name in metric_names(values)))
     ends = "worst to best" if all(map(is_share, metrics[:1])) else "least to largest"
     meaning = f"ε at δ = {privacy['delta']:g}, largest over agents; worst case: all others together"
     table = uncut(
@@ -40,12 +40,12 @@ def runs(summaries: Mapping[str, Mapping[str, Any]]) -> list[Table | Text]:
         + (f"budget on: {met}" if met else "noise as given"),
     )  # fmt: skip
     for name, summary in summaries.items():
-        found = scores[name]
+        values = scores[name]
         table.add_row(
             name,
-            *(metric_text(metric, found[metric]["mean"]) if metric in found else "" for metric in metrics),
+            *(metric_text(metric, values[metric]["mean"]) if metric in values else "" for metric in metrics),
             *([] if metrics else ["no test set"]),
-            between_agents(metrics[0], found[metrics[0]]) if metrics and metrics[0] in found else "",
+            between_agents(metrics[0], values[metrics[0]]) if metrics and metrics[0] in values else "",
             *(epsilon_text(summary["privacy"], key) for key in answers),
             f"{summary['seconds']:.0f} s",
         )
@@ -53,39 +53,39 @@ def runs(summaries: Mapping[str, Mapping[str, Any]]) -> list[Table | Text]:
     for name, summary in summaries.items():
         for key, reason in summary["privacy"].get("reasons", {}).items():
             reasons.setdefault((name, reason), []).append(answer_words(key))
-    said = [] if metrics else [Text(NO_TEST_RECORDS)]
+    remarks = [] if metrics else [Text(NO_TEST_RECORDS)]
     return [
         table,
-        *said,
+        *remarks,
         *(Text(f"{name}, ε {', '.join(keys)}: {why}") for (name, why), keys in reasons.items()),
     ]
 
 
-def options(found: Sequence[Mapping[str, Any]]) -> Table:
-    """What each method would leave of noise, best first."""
+def options(methods: Sequence[Mapping[str, Any]]) -> Table:
+    """Return a table of the noise that each method would leave in the models, in the given order."""
     table = uncut(
         "method", "noise in the average", "between agents", "sent a round", "why not",
         caption="noise: variance over that of pooled records; sent: estimates to each neighbour",
     )  # fmt: skip
-    for one in found:
-        fits = one["noise"] is not None
+    for method in methods:
+        fits = method["noise"] is not None
         table.add_row(
-            one["method"],
-            f"{one['noise']:.3g}" if fits else "",
-            f"{one['between']:.3g}" if fits else "",
-            str(one["sent"]) if fits else "",
-            "" if fits else one["reason"],
+            method["method"],
+            f"{method['noise']:.3g}" if fits else "",
+            f"{method['between']:.3g}" if fits else "",
+            str(method["sent"]) if fits else "",
+            "" if fits else method["reason"],
         )
     return table
 
 
 def uncut(*headers: str, **options: Any) -> Table:
-    """A table which, on a narrow terminal, goes on in the next line: of a number nothing is left out."""
+    """Return an empty table that wraps cells on a narrow terminal instead of truncating numbers."""
     return Table(*(Column(header, overflow="fold") for header in headers), **options)
 
 
 def account(config: RunConfig, plan: Plan, found: Account, together: Coalitions | None) -> list[Table | Text]:
-    """The answers, who sees most of whom, and the assumptions in words."""
+    """Return tables of the answers, of every agent and of `together`, and the assumptions in words."""
     exposure, privacy = found.analysis.exposure(), found.summary()
     rows = uncut("", "", show_header=False, title="How private", title_justify="left")
     rows.add_row("δ, adjacency", f"{found.delta:g}, {found.analysis.adjacency}")
@@ -110,11 +110,11 @@ def _asked(found: Account) -> list[str]:
 
 
 def _answers(found: Account) -> Table:
-    """Each answer: the largest ε and μ over agents, and how well the best attacker would do."""
+    """Return a table with the largest ε and μ over agents, and the best attacker's power, per answer."""
     table = uncut(
         "", "ε", "μ", *(f"power at {share:.0%}" for share in FALSE_ALARMS),
-        caption="Largest over agents. Power: how often the best attacker recognises a record, who is wrong "
-        "in that share of the cases without it.",
+        caption="Largest over agents. Power: how often the best attacker recognises a record, with false "
+        "alarms in that share of the cases without it.",
     )  # fmt: skip
     privacy = found.summary()
     for name in _asked(found):
@@ -170,7 +170,7 @@ def _number(values: np.ndarray | None, agent: int) -> str:
 
 
 def facts(title: str, found: Mapping[str, Any]) -> Table:
-    """What `--json` prints, in words: one line a key."""
+    """Return a table of the content that `--json` prints, with one line per key."""
     table = uncut("", "", show_header=False, title=title, title_justify="left")
     for key, value in found.items():
         table.add_row(key.replace("_", " "), _words(value))
@@ -181,14 +181,14 @@ def _words(value: object) -> str:
     if value is None:
         return "no"
     if isinstance(value, dict):
-        return ", ".join(f"{key} {_words(one)}" for key, one in value.items()) or "none"
+        return ", ".join(f"{key} {_words(item)}" for key, item in value.items()) or "none"
     if isinstance(value, list):
         return " ".join(map(str, value)) or "none"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def audit(found: Mapping[str, Any]) -> list[Table | Text]:
-    """What an audit found: lower bounds by kind of canary, what was proved, and what that means."""
+    """Return the findings of an audit: lower bounds per kind of canary, proved upper bounds, the verdict."""
     table = uncut(
         "canaries", "μ expected", "μ found", "μ at least", "ε at least", "ε at least, distribution-free",
         title=f"Agent {found['owner']} audited, {found['observer']} looking", title_justify="left",
@@ -201,9 +201,9 @@ def audit(found: Mapping[str, Any]) -> list[Table | Text]:
             *(_or_none(kind[key]) for key in ("mu_expected", "mu_estimate", "mu_lower")),
             *(_or_none(kind[key]) for key in ("epsilon_gaussian", "epsilon_distribution_free")),
         )
-    known = {"proved": found["epsilon_proved"], **found["epsilon_of_owner"]}
+    proved_bounds = {"proved": found["epsilon_proved"], **found["epsilon_of_owner"]}
     proved = uncut("", "ε")
-    for name, value in known.items():
+    for name, value in proved_bounds.items():
         if found["status"][name] != "not asked":
             label = (
                 "proved for this observer"
@@ -219,7 +219,7 @@ def _or_none(value: float | None, instead: str = "") -> str:
 
 
 def calibrations(found: Mapping[str, Any]) -> Table:
-    """σ by every calibration, relative to the least, with what the same noise exactly is."""
+    """Return a table of σ by every calibration, its ratio to the tight σ, and the exact ε of its noise."""
     table = uncut(
         "calibration", "σ", "noise std", "over tight", "exactly ε", "remark",
         title=f"ε = {found['epsilon']:g}, δ = {found['delta']:g}, {found['releases']} releases, "
@@ -242,12 +242,12 @@ def calibrations(found: Mapping[str, Any]) -> Table:
 
 
 def verdicts(found: list[dict[str, str]]) -> Table:
-    """One line a claim, with what became of it under each lens."""
-    lenses = list(dict.fromkeys(one["lens"] for one in found))
+    """Return a table with one line per claim and its verdict under each lens."""
+    lenses = list(dict.fromkeys(verdict["lens"] for verdict in found))
     table = uncut("figure", "claim", *lenses)
     by_claim: dict[tuple[str, str], dict[str, str]] = {}
-    for one in found:
-        by_claim.setdefault((one["figure"], one["claim"]), {})[one["lens"]] = one["verdict"]
+    for verdict in found:
+        by_claim.setdefault((verdict["figure"], verdict["claim"]), {})[verdict["lens"]] = verdict["verdict"]
     for (figure, claim), words in by_claim.items():
         table.add_row(figure, claim, *(words.get(lens, "") for lens in lenses))
     return table

@@ -1,11 +1,11 @@
-// Live pages of agents: one agent for its owner, and a federation by what its agents publish.
+// Live pages of agents: one agent for its owner, and a federation as its agents publish it.
 "use strict";
 (() => {
   const topdp = window.topdp;
   const { el, dash } = topdp;
   const { find } = dash;
-  const WHOLE = 500, LABELLED = 40; // agents in one picture, and with their names
-  const MOST = 2000; // links that are drawn and listed: who lies may name many
+  const MAX_DRAWN = 500, MAX_LABELLED = 40; // agents in one picture, without and with their names
+  const MAX_LINKS = 2000; // drawn and listed; a malicious place may name many
 
   const process = (one) => (one.doing ? `${one.process}, ${one.doing}` : one.process);
   const spent = (one) => `${dash.epsilon(one.epsilon)}${one.budget === null ? "" : ` of ${topdp.number(one.budget)}`}`;
@@ -80,19 +80,19 @@
   };
   const worst = (states) => ["refused", "gone", "waited for", "silent", "unknown", "heard"].find((one) => states.includes(one));
 
-  // Agents on a circle; what is wrong with a link is seen in its dashes, not in its colour alone.
+  // Draw agents on a circle. Dashes show the state of a link, so that it is not visible by colour alone.
   const picture = (names, links) => {
     const place = new Map(names.map((name, k) => [name, [200 + 150 * Math.sin((2 * Math.PI * k) / names.length), 200 - 150 * Math.cos((2 * Math.PI * k) / names.length)]]));
     const lines = links.filter((one) => place.has(one.first) && place.has(one.second)).map((one) => {
       const [x1, y1] = place.get(one.first), [x2, y2] = place.get(one.second);
       return el("line", { x1, y1, x2, y2, class: "dash-link", "data-state": worst(one.states) }, el("title", {}, `${one.first} – ${one.second}: ${worst(one.states)}`));
     });
-    const size = names.length > LABELLED ? 4 : 9;
+    const size = names.length > MAX_LABELLED ? 4 : 9;
     const nodes = names.map((name) => {
       const [x, y] = place.get(name);
       return el("rect", { x: x - size, y: y - size, width: 2 * size, height: 2 * size, rx: size, class: "dash-node" }, el("title", {}, name));
     });
-    const labels = names.length > LABELLED ? [] : names.map((name) => {
+    const labels = names.length > MAX_LABELLED ? [] : names.map((name) => {
       const [x, y] = place.get(name), anchor = x > 210 ? "start" : x < 190 ? "end" : "middle";
       return el("text", { x: x + (x - 200) * 0.1, y: y + (y - 200) * 0.12 + 4, class: "tick", "text-anchor": anchor }, name.length > 14 ? `${name.slice(0, 13)}…` : name);
     });
@@ -103,11 +103,11 @@
 
   let drawn = "", histograms = null;
   const draw = (agents) => {
-    const all = merged(agents), many = agents.length > WHOLE, choice = find("#ego select");
+    const all = merged(agents), many = agents.length > MAX_DRAWN, choice = find("#ego select");
     find("#links").hidden = !all.length;
     find("#ego").hidden = !many;
     if (many && choice.length !== agents.length) choice.replaceChildren(...agents.map((one) => el("option", {}, one.name)));
-    const wanted = many ? all.filter((one) => [one.first, one.second].includes(choice.value)) : all, shown = wanted.slice(0, MOST);
+    const wanted = many ? all.filter((one) => [one.first, one.second].includes(choice.value)) : all, shown = wanted.slice(0, MAX_LINKS);
     find("#links-cut").textContent = shown.length < wanted.length ? `${shown.length} of ${wanted.length} links are shown.` : "";
     const names = [...new Set(many ? shown.flatMap((one) => [one.first, one.second]) : agents.map((one) => one.name))];
     const text = JSON.stringify([names, shown]);
@@ -123,7 +123,7 @@
     if (!find("#histograms").childElementCount) find("#histograms").append(...histograms.map((one) => one.element));
   };
   const agentCells = (one) => [
-    topdp.name(one.name), dash.state(one.lost ? `not heard: ${one.lost}; it last said: ${process(one)}` : process(one)),
+    topdp.name(one.name), dash.state(one.lost ? `not heard: ${one.lost}; its last report: ${process(one)}` : process(one)),
     dash.rounds(one.round, one.rounds), dash.epsilon(one.epsilon), one.budget === null ? "" : topdp.number(one.budget), one.charged_by,
     `${Object.values(one.links).filter((link) => link.state === "heard").length} of ${Object.keys(one.links).length}`,
     one.age === null || one.place === null ? "now" : `${dash.span(one.age)} ago`,
@@ -132,8 +132,8 @@
     const kinds = new Set(agents.map((one) => one.federation)), names = agents.map((one) => `${one.federation} ${one.name}`);
     const twice = agents.filter((one, k) => names.indexOf(names[k]) !== k).map((one) => one.name);
     return [
-      ...(kinds.size > 1 ? [`These agents are of ${kinds.size} federations, by their manifests: they share no link.`] : []),
-      ...(twice.length ? [`More than one place speaks for ${[...new Set(twice)].join(", ")}: ask who it is.`] : []),
+      ...(kinds.size > 1 ? [`These agents belong to ${kinds.size} federations, according to their manifests, and share no link.`] : []),
+      ...(twice.length ? [`More than one place speaks for ${[...new Set(twice)].join(", ")}: ask their owners which one is right.`] : []),
     ];
   };
 

@@ -1,12 +1,12 @@
-// Live pages of runs: the list, one run, several side by side. How a run is drawn is run.js's and compare.js's.
+// Live pages of runs: the list, one run, several side by side. run.js and compare.js draw the runs.
 "use strict";
 (() => {
   const topdp = window.topdp;
   const { el, dash } = topdp;
   const { find } = dash;
-  const MOST = 12; // runs side by side
+  const MAX_COMPARED = 12; // runs side by side
 
-  const key = (one) => `${one.id} ${one.problem ? "problem" : ""}`; // with a problem a row has fewer cells
+  const key = (source) => `${source.id} ${source.problem ? "problem" : ""}`; // a row with a problem has fewer cells
   const runCells = (run) => {
     const box = el("input", { type: "checkbox", name: "run", value: run.id, "aria-label": `compare ${run.name}` });
     const facts = run.problem
@@ -24,17 +24,17 @@
   };
   const choose = () => {
     const count = document.querySelectorAll("#runs input:checked").length;
-    find("#runs button").disabled = count < 2 || count > MOST;
+    find("#runs button").disabled = count < 2 || count > MAX_COMPARED;
   };
 
   topdp.dashPages.home = {
     concerns: () => true,
     async show() {
-      const told = await dash.get("/api/runs");
-      const runs = told.sources.filter((one) => one.kind === "run").sort((a, b) => b.changed - a.changed);
-      const agents = told.sources.filter((one) => one.kind === "agent").sort((a, b) => a.name.localeCompare(b.name, undefined, { numeric: true }));
-      dash.problem(told.cut ? "There are more runs and agents than this page shows: name fewer folders." : "");
-      find("#empty").hidden = told.sources.length > 0;
+      const listed = await dash.get("/api/runs");
+      const runs = listed.sources.filter((one) => one.kind === "run").sort((a, b) => b.changed - a.changed);
+      const agents = listed.sources.filter((one) => one.kind === "agent").sort((a, b) => a.name.localeCompare(b.name, undefined, { numeric: true }));
+      dash.problem(listed.cut ? "There are more runs and agents than this page shows. Name fewer folders." : "");
+      find("#empty").hidden = listed.sources.length > 0;
       find("#runs").hidden = !runs.length;
       find("#agents").hidden = !agents.length;
       dash.fill(find("#runs tbody"), runs.map((run) => [key(run), runCells(run)]));

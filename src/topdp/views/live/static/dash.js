@@ -1,14 +1,14 @@
-// The life of a live page: shows what the server says, and again whenever an event says that it has changed.
-// Each page is an entry of topdp.dashPages: {concerns(kind, facts), show()}. Everything enters as text.
+// Common code of the live pages: shows a page, and refreshes it when an event reports a change.
+// Each page is an entry of topdp.dashPages: {concerns(kind, facts), show()}. All values are inserted as text.
 "use strict";
 (() => {
   const topdp = window.topdp;
   const el = topdp.el;
   const find = (selector) => document.querySelector(selector);
-  const dash = (topdp.views.live = { find, id: document.body.dataset.id, ids: document.body.dataset.ids.split(" ").filter(Boolean) });
+  const dash = (topdp.dash = { find, id: document.body.dataset.id, ids: document.body.dataset.ids.split(" ").filter(Boolean) });
   topdp.dashPages = {};
 
-  // Words
+  // Texts
 
   dash.epsilon = (value) => (value === null || value === undefined ? "infinite" : topdp.number(value));
   dash.span = (seconds) => {
@@ -25,18 +25,18 @@
     return el("span", { class: "state", "data-state": good && !bad ? "done" : bad ? "bad" : "other" }, words);
   };
 
-  // Words in the place of several cells.
+  // A text that spans several cells.
   dash.instead = (words, cells) => el("span", { "data-span": cells }, words);
 
-  // Rows are kept by key, and cells by what they say, so that focus, choices and scrolling stay where they are.
+  // Reuse rows with the same key and cells with the same content, so that focus, choices and scrolling are preserved.
   dash.fill = (body, rows) => {
-    const kept = new Map([...body.rows].map((row) => [row.dataset.key, row])), times = new Map();
+    const existing = new Map([...body.rows].map((row) => [row.dataset.key, row])), times = new Map();
     rows.forEach(([said, cells], place) => {
-      // Two may come under one name, from a place that lies: each is a row of its own.
+      // A place may send two agents with one name; each gets its own row.
       const count = times.get(said) || 0, key = count ? JSON.stringify([said, count]) : said;
       times.set(said, count + 1);
-      const row = kept.get(key) || el("tr", { "data-key": key });
-      kept.delete(key);
+      const row = existing.get(key) || el("tr", { "data-key": key });
+      existing.delete(key);
       cells.forEach((cell, column) => {
         const inside = cell instanceof Node ? cell : document.createTextNode(cell ?? "");
         const old = row.cells[column] || row.appendChild(el("td", { colspan: inside.dataset?.span }));
@@ -46,7 +46,7 @@
       });
       if (body.rows[place] !== row) body.insertBefore(row, body.rows[place] || null);
     });
-    kept.forEach((row) => row.remove());
+    existing.forEach((row) => row.remove());
   };
   dash.list = (element, lines) => {
     const text = lines.join("\n");
@@ -66,16 +66,16 @@
     try {
       answer = await fetch(path);
     } catch {
-      throw new Refused(""); // a lost connection is told at the top
+      throw new Refused(""); // the top of the page reports a lost connection
     }
-    const found = await answer.json().catch(() => ({}));
-    if (!answer.ok) throw new Refused(found.problem || `The server answered ${answer.status}.`);
-    return found;
+    const reply = await answer.json().catch(() => ({}));
+    if (!answer.ok) throw new Refused(reply.problem || `The server answered ${answer.status}.`);
+    return reply;
   };
 
   const begin = () => {
     themes();
-    const page = topdp.dashPages[document.body.dataset.page], told = find("#live");
+    const page = topdp.dashPages[document.body.dataset.page], banner = find("#live");
     if (!page) return;
     let busy = false, again = false;
     const refresh = async () => {
@@ -96,27 +96,27 @@
     };
     dash.refresh = refresh;
     topdp.live((words, lost) => {
-      if (told.textContent !== words) told.textContent = words;
-      told.classList.toggle("dash-lost", lost);
+      if (banner.textContent !== words) banner.textContent = words;
+      banner.classList.toggle("dash-lost", lost);
     }, (kind, facts) => {
       if (kind === "reset" || page.concerns(kind, facts)) refresh();
     });
-    setInterval(() => document.querySelectorAll("time[data-since]").forEach((one) => {
-      const words = ago(Number(one.dataset.since));
-      if (one.textContent !== words) one.textContent = words;
+    setInterval(() => document.querySelectorAll("time[data-since]").forEach((time) => {
+      const words = ago(Number(time.dataset.since));
+      if (time.textContent !== words) time.textContent = words;
     }), 1000);
     refresh();
   };
 
-  // What was chosen on one page holds on the next; a browser that keeps nothing shows what the system says.
+  // The chosen theme holds on all pages; a browser without storage uses the system's theme.
   const themes = () => {
     const holder = find(".dash-theme"), choice = topdp.themeSwitch();
     if (!holder) return;
     holder.append(choice);
     const select = choice.querySelector("select");
     try {
-      const kept = localStorage.getItem("topdp-theme");
-      if (["light", "dark"].includes(kept)) topdp.setTheme((select.value = kept));
+      const saved = localStorage.getItem("topdp-theme");
+      if (["light", "dark"].includes(saved)) topdp.setTheme((select.value = saved));
       select.addEventListener("change", () => localStorage.setItem("topdp-theme", select.value));
     } catch { /* storage is forbidden */ }
   };

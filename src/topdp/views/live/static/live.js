@@ -1,14 +1,15 @@
-// Events from the server: comes again by itself after a lost connection, with what was seen last.
-// What is done with them is dash.js's; nothing here knows what is on a page.
+// Events from the server. After a lost connection, reconnects and continues after the last event.
+// dash.js handles the events; this file is independent of the content of pages.
 "use strict";
 (() => {
   const topdp = window.topdp;
   const FIRST = 500, LONGEST = 5000; // milliseconds between two attempts
-  const SILENT = 30000; // the server says something every ten seconds
+  const SILENT = 30000; // longer than the server's heartbeat of ten seconds
   const LOST = "connection lost, trying again";
   const KINDS = ["run", "agent", "gone", "federation", "reset"];
 
-  // say(words, lost): how the connection is. heard(kind, facts): an event; "reset": everything has to be read anew.
+  // say(words, lost): reports the state of the connection. heard(kind, facts): receives an event; after "reset" the
+  // page must be read again completely.
   topdp.live = (say, heard) => {
     let source = null, last = null, wait = FIRST, timer = null, watchdog = null, lost = false;
 
@@ -52,7 +53,7 @@
       }));
       alive();
     };
-    // An event stream does not say why it was refused; another request does.
+    // An event stream does not report why it was refused; another request does.
     const refusal = async () => {
       try {
         const answer = await fetch("/api/runs");
@@ -61,7 +62,7 @@
         return LOST;
       }
     };
-    // A browser has six connections to a server for all its tabs: those that nobody looks at let go of theirs.
+    // A browser has six connections to a server for all its tabs, so hidden tabs close theirs.
     document.addEventListener("visibilitychange", () => (document.hidden ? close() : open()));
     open();
   };

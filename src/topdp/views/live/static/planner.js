@@ -1,21 +1,21 @@
-// The planner's page: asks when something has changed, shows answers as they come, keeps pinned settings beside.
-// Numbers and words are the server's; nothing is computed here. Everything enters as text.
+// The planner page: requests answers when a setting changes, shows them as they arrive, and compares pinned settings.
+// All numbers and texts come from the server. They are inserted as text, never as markup.
 "use strict";
 (() => {
   const find = (selector) => document.querySelector(selector);
   const el = (name, attributes = {}, ...inside) => {
-    const made = document.createElement(name);
-    for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-    made.append(...inside);
-    return made;
+    const element = document.createElement(name);
+    for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
+    element.append(...inside);
+    return element;
   };
-  const PAUSE = 300; // milliseconds after the last key before a question is asked
-  const MOST = 5; // pinned settings
+  const PAUSE = 300; // milliseconds between the last key and a request
+  const MAX_PINNED = 5; // settings
   const client = crypto.randomUUID ? crypto.randomUUID() : String(Math.random());
   const form = find("#setting");
   const fields = [...form.querySelectorAll(".plan-field")];
   const controls = new Map(fields.map((field) => [field.dataset.key, field.querySelector("select, input")]));
-  let also = {}; // settings that a recommendation made, and that have no field
+  let also = {}; // recommended settings without a field in the form
   let pinned = []; // {label, values, lines}
   let current = null; // {values, lines}
   let advice = null;
@@ -25,12 +25,12 @@
     !field.dataset.only || field.dataset.values.split(" ").includes(controls.get(field.dataset.only).value);
 
   const values = () => {
-    const found = {};
+    const chosen = {};
     for (const field of fields) {
       const control = controls.get(field.dataset.key), value = control.value.trim();
-      if (applies(field) && value !== control.dataset.usual) found[field.dataset.key] = value;
+      if (applies(field) && value !== control.dataset.usual) chosen[field.dataset.key] = value;
     }
-    return { ...found, ...also };
+    return { ...chosen, ...also };
   };
 
   const fill = (wanted) => {
@@ -49,7 +49,7 @@
     return `${control ? control.labels[0].textContent.split(",")[0] : key} ${value}`;
   };
 
-  // Asking
+  // Requests
 
   const changed = (pause) => {
     for (const field of fields) field.hidden = !applies(field);
@@ -57,12 +57,12 @@
     find("#also").hidden = !more.length;
     find("#also").replaceChildren(more.length ? `Also: ${more.join(", ")}. ` : "");
     if (more.length) {
-      const away = el("button", { type: "button" }, "Leave these away");
+      const away = el("button", { type: "button" }, "Remove these");
       away.addEventListener("click", () => { also = {}; changed(0); find("#pin").focus(); });
       find("#also").append(away);
     }
-    find("#answers").classList.add("plan-stale"); // of the setting before, until the new one is answered
-    number += 1; // whatever is still on its way is of an older setting
+    find("#answers").classList.add("plan-stale"); // they belong to the previous setting until the new answers arrive
+    number += 1; // responses with an older number belong to an older setting
     clearTimeout(timer);
     timer = setTimeout(ask, pause);
   };
@@ -80,7 +80,7 @@
         body: JSON.stringify({ client, values: question }),
         signal: asking.signal,
       });
-      if (!answer.ok) throw new Error(((await answer.json().catch(() => ({}))).problem) || `the server said ${answer.status}`);
+      if (!answer.ok) throw new Error(((await answer.json().catch(() => ({}))).problem) || `the server responded with status ${answer.status}`);
       const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
       let rest = "";
       for (;;) {
@@ -93,38 +93,38 @@
       }
     } catch (error) {
       if (mine !== number || error.name === "AbortError") return;
-      problem(`No answer: ${error.message}. It is asked again when something changes.`, {});
+      problem(`No answer: ${error.message}. Change a setting to try again.`, {});
       status("");
     } finally {
       if (mine === number) form.removeAttribute("aria-busy");
     }
   };
 
-  const take = (told, question) => {
-    if ("problem" in told) {
-      problem(told.problem, told.fields || {});
-      status("This setting cannot be run; below is what was known before.");
+  const take = (reply, question) => {
+    if ("problem" in reply) {
+      problem(reply.problem, reply.fields || {});
+      status("This setting cannot be run. The answers below belong to the previous setting.");
       return;
     }
-    if ("toml" in told) {
+    if ("toml" in reply) {
       problem("", {});
-      find("#toml").textContent = told.toml;
-      find("#command").textContent = told.command;
+      find("#toml").textContent = reply.toml;
+      find("#command").textContent = reply.command;
     }
-    if ("lines" in told) {
-      current = { values: question, lines: told.lines };
+    if ("lines" in reply) {
+      current = { values: question, lines: reply.lines };
       find("#answers").classList.remove("plan-stale");
-      find("#remarks").replaceChildren(...told.remarks.map((text) => el("li", {}, text)));
+      find("#remarks").replaceChildren(...reply.remarks.map((text) => el("li", {}, text)));
       table();
-      const left = told.pending.map((name) => name.replaceAll("_", " ")).join(", ");
-      status(left ? `not computed yet: ${left}; about ${Math.max(1, Math.round(told.seconds_left))} s` : "");
+      const left = reply.pending.map((name) => name.replaceAll("_", " ")).join(", ");
+      status(left ? `not computed yet: ${left}; about ${Math.max(1, Math.round(reply.seconds_left))} s` : "");
     }
-    if ("progress" in told) status(`not computed yet: looking as observer ${told.progress[0]} of ${told.progress[1]}`);
-    if ("recommended" in told) recommend(told.recommended);
-    if (told.done) status("all computed");
+    if ("progress" in reply) status(`not computed yet: observer ${reply.progress[0]} of ${reply.progress[1]}`);
+    if ("recommended" in reply) recommend(reply.recommended);
+    if (reply.done) status("all computed");
   };
 
-  // Showing
+  // Display
 
   const status = (text) => { find("#status").textContent = text; };
 
@@ -157,38 +157,38 @@
       ...columns.map((one) => el("td", {}, (one.lines[line] || [])[1] || ""))));
     find("#answers thead").replaceChildren(head);
     find("#answers tbody").replaceChildren(...rows);
-    find("#pin").disabled = pinned.length >= MOST;
+    find("#pin").disabled = pinned.length >= MAX_PINNED;
   };
 
-  const recommend = (told) => {
-    advice = told;
-    find("#take").hidden = "refused" in told;
-    if ("refused" in told) {
-      find("#advice").replaceChildren(el("p", {}, told.refused));
+  const recommend = (reply) => {
+    advice = reply;
+    find("#take").hidden = "refused" in reply;
+    if ("refused" in reply) {
+      find("#advice").replaceChildren(el("p", {}, reply.refused));
       return;
     }
     const short = (value) => (value === null ? "" : Number(value.toPrecision(3)).toString());
     const head = el("tr", {}, ...["method", "noise in the average", "between agents", "sent a round", "why not"].map(
       (text) => el("th", { scope: "col" }, text)));
-    const rows = told.options.map((one) => el("tr", {}, el("th", { scope: "row" }, one.method), el("td", {}, short(one.noise)),
+    const rows = reply.options.map((one) => el("tr", {}, el("th", { scope: "row" }, one.method), el("td", {}, short(one.noise)),
       el("td", {}, short(one.between)), el("td", {}, one.noise === null ? "" : String(one.sent)), el("td", {}, one.noise === null ? one.reason : "")));
     find("#advice").replaceChildren(
-      ...told.reasons.map((text) => el("p", {}, text)),
+      ...reply.reasons.map((text) => el("p", {}, text)),
       el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Methods compared" }, el("table", {},
         el("caption", {}, "Noise: variance over that of pooled records, after equal, plain steps. Sent: estimates to each neighbour."),
         el("thead", {}, head), el("tbody", {}, ...rows))),
-      el("pre", { class: "plan-copy", tabindex: "0", role: "region", "aria-label": "Recommended command" }, el("code", {}, told.command)));
+      el("pre", { class: "plan-copy", tabindex: "0", role: "region", "aria-label": "Recommended command" }, el("code", {}, reply.command)));
   };
 
-  // Doing
+  // Actions
 
   form.addEventListener("input", () => changed(PAUSE));
   form.addEventListener("submit", (event) => { event.preventDefault(); changed(0); });
   find("#reset").addEventListener("click", () => fill({}));
   find("#pin").addEventListener("click", () => {
-    if (!current || pinned.length >= MOST) return;
+    if (!current || pinned.length >= MAX_PINNED) return;
     const said = Object.entries(current.values).map(([key, value]) => words(key, value)).join(", ");
-    pinned.push({ label: said || "as usual", values: current.values, lines: current.lines });
+    pinned.push({ label: said || "defaults", values: current.values, lines: current.lines });
     table();
   });
   find("#take").addEventListener("click", () => {
@@ -202,13 +202,13 @@
       const text = find(`#${button.dataset.copies}`).textContent;
       try {
         await navigator.clipboard.writeText(text);
-        find("#copied").textContent = "copied";
+        find("#copied").textContent = "Copied.";
       } catch {
         const range = document.createRange();
         range.selectNodeContents(find(`#${button.dataset.copies}`));
         getSelection().removeAllRanges();
         getSelection().addRange(range);
-        find("#copied").textContent = "selected: copy it with your keyboard";
+        find("#copied").textContent = "Selected. Copy it with your keyboard.";
       }
     });
   }

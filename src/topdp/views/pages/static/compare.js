@@ -8,7 +8,7 @@
 
   const shown = new WeakMap();
 
-  // Called again with newer facts of the same runs it keeps its pictures, their zoom and the order of tables.
+  // A later call with newer facts of the same runs preserves pictures, their zoom and the order of tables.
   topdp.compareRuns = (root, all) => {
     const known = all.filter((facts) => facts.privacy);
     const groups = new Map();
@@ -17,7 +17,7 @@
     const before = shown.get(root);
     const parts = before && before.kind === kind ? before.parts : [...groups.values()].map(group);
     const warnings = all.filter((facts) => !facts.privacy).map((facts) => el("p", { class: "warning" }, topdp.name(facts.name), ": ", facts.notes.join(" ")));
-    if (groups.size > 1) warnings.unshift(el("p", { class: "warning" }, "These runs are of different data: they are compared only with runs of the same data, and no curves of different data share a picture."));
+    if (groups.size > 1) warnings.unshift(el("p", { class: "warning" }, "These runs use different data. They are compared only with runs on the same data, and curves of different data do not share a picture."));
     if (!before || before.parts !== parts) {
       const place = el("div", {});
       root.classList.add("comparison");
@@ -72,9 +72,9 @@
     topdp.fillTable(holder, { caption: `${runs.length} runs on ${runs[0].data.name}; ε at each run's δ, largest over agents.`, head, rows });
     const deltas = new Set(runs.map((run) => run.privacy.delta)), against = new Set(runs.map((run) => run.guarantee.answer));
     notes.replaceChildren(
-      ...(runs.length > 1 ? [el("p", { class: "words" }, "Each ε is that of one run alone: on the same private records several runs cost more than any of them.")] : []),
+      ...(runs.length > 1 ? [el("p", { class: "words" }, "Each ε is that of one run alone. Several runs on the same private records cost more than any one of them.")] : []),
       ...(keys.length > SETTINGS ? [el("p", { class: "words" }, `They also differ in ${keys.slice(SETTINGS).join(", ")}.`)] : []),
-      ...(deltas.size > 1 || against.size > 1 ? [el("p", { class: "warning" }, "Their ε are at different δ or against different observers: they are not to be compared as they stand. The worst case at one δ is the same question for all.")] : []));
+      ...(deltas.size > 1 || against.size > 1 ? [el("p", { class: "warning" }, "Their ε are at different δ or against different observers and are not comparable. Compare the worst case at one δ instead.")] : []));
   };
 
   const overlaid = (name, runs) => {
@@ -90,7 +90,7 @@
     return {
       title: `${name} on ${runs[0].data.name}`, percent,
       series: series.map((one) => (bands ? one : { ...one, min: null, max: null })),
-      note: bands ? "Lines: mean over agents. Bands: from the least agent to the largest." : "Lines: mean over agents; the spread of each run is in its own picture.",
+      note: bands ? "Lines: mean over agents. Bands: from the smallest to the largest agent." : "Lines: mean over agents; the spread of each run is in its own picture.",
       sentence: series.map((one) => `${one.label} ends at ${topdp.metric(name, shares, one.mean.at(-1))}`).join(". ") + ".",
     };
   };

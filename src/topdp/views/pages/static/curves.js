@@ -1,4 +1,4 @@
-// Curves along the rounds and histograms. Each has a sentence for who does not see it, and a table.
+// Curves along the rounds, and histograms. Each has a sentence for screen readers, and a table.
 "use strict";
 (() => {
   const topdp = window.topdp;
@@ -15,7 +15,7 @@
     const whole = el("button", { type: "button", class: "small", hidden: true }, "Whole curve");
     const keys = el("ul", { class: "keys" });
     const words = el("p", { class: "words" });
-    const table = topdp.fold("The same as a table", (inside, now) => curveTable(inside, now));
+    const table = topdp.fold("Show as a table", (inside, now) => curveTable(inside, now));
     const figure = el("figure", { class: "curves" }, el("figcaption", {}), plot, reading, whole, keys, words, table.element);
     let chart = null, now = null, zoomed = false, shape = "";
 
@@ -121,7 +121,7 @@
   const span = (low, high, least, most) => {
     if (low === null || high === null) return [0, 1];
     const room = high > low ? 0.06 * (high - low) : Math.abs(high) * 0.1 || 0.5;
-    // Shares end at 100%; a line on that edge keeps its width.
+    // Shares end at 100%; leave room so that a line on that edge is drawn in full width.
     return [least === undefined ? low - room : Math.max(least, low - room), Math.min(high + room, Math.max(high, most) + room / 8)];
   };
 
@@ -151,7 +151,7 @@
     topdp.fillTable(inside, { caption: now.title, head, rows });
   };
 
-  // How many agents have a value of what size. spec: {title, values, percent, sentence}
+  // A histogram of one value per agent. spec: {title, values, percent, sentence}
   topdp.histogram = (spec) => {
     const figure = el("figure", { class: "histogram" });
     let drawn = "";
@@ -175,7 +175,7 @@
         el("text", { x: 0, y: 125, class: "tick" }, known.length ? say(low) : ""),
         el("text", { x: 400, y: 125, class: "tick", "text-anchor": "end" }, known.length ? say(high) : ""));
       const holder = el("div", {});
-      const fold = topdp.fold("The same as a table", (inside) => topdp.fillTable(inside, {
+      const fold = topdp.fold("Show as a table", (inside) => topdp.fillTable(inside, {
         caption: now.title, head: [{ text: "from", numeric: true }, { text: "to", numeric: true }, { text: "agents", numeric: true }],
         rows: counts.map((count, place) => [low + (place * (high - low)) / bins, low + ((place + 1) * (high - low)) / bins, count]
           .map((value, column) => ({ show: column < 2 ? say(value) : String(value), sort: value }))),

@@ -1,13 +1,14 @@
-// The graph: agents by accuracy, links by what they tell. Up to 500 agents the whole of it, above that one agent
-// and its neighbours. A list to choose an agent from, and sentences about it, say the same without the picture.
+// The graph: agents coloured by accuracy, links by their ε. With more than 500 agents, it shows only one agent and its
+// neighbours. A list of agents and sentences about the chosen one give the same information without the picture.
 "use strict";
 (() => {
   const topdp = window.topdp;
   const el = topdp.el;
   const WHOLE = 500, LABELLED = 60;
-  const STOPS = [[86, 180, 233], [230, 159, 0], [213, 94, 0]]; // sky, orange, red: told apart by everybody
+  const STOPS = [[86, 180, 233], [230, 159, 0], [213, 94, 0]]; // sky, orange, red: distinguishable with colour blindness
 
-  // Cytoscape writes a style element unless it finds one; strict pages allow none. topdp.css has its rule.
+  // Cytoscape creates a style element unless one exists, which the content security policy forbids; topdp.css has
+  // its rule.
   const SHEET = "__________cytoscape_stylesheet";
   if (!document.getElementById(SHEET)) document.head.append(el("meta", { id: SHEET, name: "cytoscape", content: "" }));
 
@@ -37,7 +38,7 @@
     const list = el("datalist", { id: `agents-${Math.random().toString(36).slice(2)}` });
     const input = el("input", { type: "search", list: list.id, autocomplete: "off", size: 14 });
     const button = (text, label, click) => el("button", { type: "button", class: "small", "aria-label": label, on: { click } }, text);
-    const clear = button("All", "Show no agent in particular", () => choose(null));
+    const clear = button("All", "Clear the choice of an agent", () => choose(null));
     const controls = el("div", { class: "controls" },
       el("label", {}, "Agent ", input), list, clear,
       button("+", "Larger", () => zoom(1.3)), button("−", "Smaller", () => zoom(1 / 1.3)), button("Fit", "Fit the graph into its frame", () => fit()));
@@ -91,7 +92,7 @@
       return [...nodes, ...edges];
     };
     const same = (a, b) => a === b || (a !== null && b !== null && Math.abs(a - b) <= 1e-6 * Math.abs(a));
-    // Places fill the frame, without turning a circle into a ribbon.
+    // Positions fill the frame without distorting a circle too much.
     const stretch = (positions) => {
       const room = [canvas.clientWidth / 2 - 40, canvas.clientHeight / 2 - 40].map((half, axis) =>
         half / Math.max(1e-3, ...positions.map((place) => Math.abs(place[axis]))));
@@ -149,7 +150,7 @@
     };
     const tell = () => {
       if (chosen === null) {
-        told.replaceChildren(agents.length > 1 ? "Choose an agent, in the picture or by its name, to read what is known of it." : "There is one agent, and nobody beside it who could look.");
+        told.replaceChildren(agents.length > 1 ? "Choose an agent, in the picture or by its name, to see its values." : "There is only one agent, so there are no observers among the agents.");
         return;
       }
       const one = agents[chosen], { links } = now.graph, near = [];
@@ -179,7 +180,7 @@
       const alike = (pair, say) => say(pair[0]) === say(pair[1]);
       if (size.valued && alike(size.links, topdp.number)) rows.push(el("p", {}, `Links: every agent's neighbours learn as much of it, ε ${topdp.number(size.links[0])}.`));
       else if (size.valued) rows.push(el("p", {}, `Links: ε of what the arrow's end learns of its start, ${topdp.number(size.links[0])} `, bar(warm), ` ${topdp.number(size.links[1])}; wider is more. No arrow: the same both ways.`));
-      if (now.graph.links.epsilon && now.graph.links.from.length && !size.valued) rows.push(el("p", {}, "Links: ε is infinite, nothing hides what is sent."));
+      if (now.graph.links.epsilon && now.graph.links.from.length && !size.valued) rows.push(el("p", {}, "Links: ε is infinite, because no noise hides what is sent."));
       const without = agents.filter((one) => one.score === null || one.score === undefined).length;
       if (size.scored && without) rows.push(el("p", {}, `Grey: ${without} without a value${now.settings.attack && now.settings.attack.name !== "none" ? "; hostile agents are not evaluated" : ""}.`));
       if (size.scored && alike(size.scores, say)) rows.push(el("p", {}, `Agents: ${now.metrics.names[0]} ${say(size.scores[0])}, all alike.`));
@@ -192,10 +193,10 @@
       if (agents.length > WHOLE && around === null) around = worst(agents);
       const { graph } = now, count = graph.links.epsilon ? graph.links.from.length / 2 : graph.links.from.length;
       const sentence = `${graph.agents} agent${graph.agents === 1 ? "" : "s"}, ${count} link${count === 1 ? "" : "s"}.`;
-      canvas.setAttribute("aria-label", `Graph of ${sentence} The table of agents below says the same.`);
+      canvas.setAttribute("aria-label", `Graph of ${sentence} The table of agents below contains the same values.`);
       figure.querySelector("figcaption").textContent = around === null ? `Graph: ${sentence}` : `Graph: ${sentence} Shown are one agent and its neighbours.`;
       const pooled = now.guarantee.colluders > 1 && now.guarantee.pooled ? `ε of a link is the largest over all groups of ${now.guarantee.colluders} agents that pool what they see and that its end is in. ` : "";
-      words.textContent = now.graph.links.epsilon ? pooled + "An agent that is no neighbour may learn as much: the sentence on a chosen agent says who learns most." : "";
+      words.textContent = now.graph.links.epsilon ? pooled + "An agent that is not a neighbour may learn as much; choose an agent to see which observer learns most about it." : "";
       const fresh = JSON.stringify([graph.names, graph.links.from, graph.links.to]);
       if (list.children.length !== agents.length) list.replaceChildren(...agents.map((one) => el("option", { value: one.name })));
       legends();

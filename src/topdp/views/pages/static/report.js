@@ -1,4 +1,4 @@
-// The report: facts lie in the page itself, and every run gets its place.
+// The report: reads the facts that the page contains, and shows every run in its element.
 "use strict";
 (() => {
   const topdp = window.topdp;
@@ -8,7 +8,7 @@
   all.forEach((facts, place) => {
     const root = document.getElementById(`run-${place}`), fold = root.closest("details");
     if (!fold) return topdp.showRun(root, facts);
-    // Of many runs each is drawn when somebody looks at it.
+    // With several runs, each is drawn when it is first opened.
     fold.addEventListener("toggle", () => fold.open && !root.childElementCount && topdp.showRun(root, facts));
   });
   document.documentElement.setAttribute("data-ready", "");

@@ -1,5 +1,5 @@
 // One run on a page: topdp.showRun(root, facts), and topdp.updateRun(root, facts) with newer facts of the same
-// run, which keeps zoom, focus and what was chosen. facts: what topdp.views.pages.run_facts.run_facts says.
+// run, which preserves zoom, focus and choices. facts: the JSON object of topdp.views.pages.run_facts.run_facts.
 "use strict";
 (() => {
   const topdp = window.topdp;
@@ -22,7 +22,7 @@
     known.parts.forEach((part) => part.update(facts));
   };
 
-  // What decides which sections there are: then they are made anew.
+  // The facts that determine the sections of the page; if they change, all sections are created again.
   const kindOf = (facts) => JSON.stringify([facts.name, Boolean(facts.privacy), facts.metrics && facts.metrics.names, Boolean(facts.spending)]);
 
   const section = (title, make) => {
@@ -86,7 +86,7 @@
     },
   }));
 
-  // A heading with pictures that stay the same elements.
+  // A heading with pictures, whose elements are reused.
   const pictures = (title, make, facts) => {
     const made = make(facts);
     if (!made.length) return null;
@@ -103,15 +103,15 @@
       return {
         title: `${name} on ${now.data.name}, ${privacyWords(now)}`, percent,
         series: [{ label: "mean over agents", rounds: metrics.rounds, ...values, look: topdp.look(0) }],
-        note: [now.graph.agents > 1 ? "Line: mean over agents. Band: from the least agent to the largest." : "", metrics.evaluations > metrics.rounds.length
-          ? `Of ${metrics.evaluations} evaluations ${metrics.rounds.length} are drawn, evenly chosen, the first and the last among them.` : ""].join(" "),
+        note: [now.graph.agents > 1 ? "Line: mean over agents. Band: from the smallest to the largest agent." : "", metrics.evaluations > metrics.rounds.length
+          ? `Of ${metrics.evaluations} evaluations ${metrics.rounds.length} are drawn, evenly chosen, including the first and the last.` : ""].join(" "),
         sentence: `${name} from ${say(values.mean[0])} after round ${metrics.rounds[0]} to ${say(values.mean.at(-1))} after round ${metrics.rounds.at(-1)}; agents end between ${say(values.min.at(-1))} and ${say(values.max.at(-1))}.`,
       };
     };
     return { picture: topdp.curves(spec(first)), spec };
   }), facts);
 
-  // Metrics with one value a class are tables, not curves.
+  // Metrics with one value per class are shown as tables, not as curves.
   const classes = (facts) => facts.metrics && Object.keys(facts.metrics.several).length ? section("By class", (now) => ({
     key: JSON.stringify(now.metrics.several),
     nodes: () => Object.entries(now.metrics.several).map(([name, values]) => topdp.fillTable(el("div", {}), {
@@ -160,7 +160,7 @@
         rows, sortable: false,
       });
       const bounded = asked.some(({ key }) => power[key] && !power[key].exact);
-      const notes = [el("p", { class: "words" }, "Recognised: at most so often does the best attacker recognise that a record was there, who raises a false alarm in 1% or 5% of the cases without it." + (bounded ? " Of samples this follows from ε and δ alone, and is an upper bound." : ""))];
+      const notes = [el("p", { class: "words" }, "Recognised: an upper bound on how often the best attacker recognises that a record was present, with false alarms in 1% or 5% of the cases without it." + (bounded ? " For sampled batches the bound follows from ε and δ alone." : ""))];
       notes.push(el("dl", { class: "facts" }, asked.flatMap(({ key, label }) => [el("dt", {}, label),
         el("dd", {}, [privacy.assumptions[key], reasons[key]].filter(Boolean).join(" "))])));
       (privacy.warnings || []).forEach((warning) => notes.push(el("p", { class: "warning" }, `Warning: ${warning}`)));
@@ -196,20 +196,20 @@
         { show: links.epsilon[k] === null ? "infinite" : topdp.value(links.epsilon[k]), sort: links.epsilon[k] ?? Infinity },
         { show: links.mu[k] === null ? "infinite" : topdp.value(links.mu[k]), sort: links.mu[k] ?? Infinity },
       ]);
-      topdp.fillTable(inside, { caption: `What the second learns of the first (${facts.guarantee.label}): at most this.`,
+      topdp.fillTable(inside, { caption: `Upper bounds on what the second agent learns about the first (${facts.guarantee.label}).`,
         head: [{ text: "records of" }, { text: "seen by" }, { text: "ε", numeric: true }, { text: "μ", numeric: true }], rows });
     });
     const element = el("section", { class: "fold" }, fold.element);
     return { element, update: (facts) => { element.hidden = !facts.graph.links.epsilon; fold.update(facts); } };
   };
 
-  const along = (facts) => pictures("Budget along the rounds", (first) => {
+  const along = (facts) => pictures("Spending curve", (first) => {
     if (!first.spending) return [];
     const spec = (now) => {
       const { spending, guarantee, graph } = now, names = Object.keys(spending.epsilon);
       const budget = typeof guarantee.epsilon === "number" ? guarantee.epsilon : null;
       const last = (name) => topdp.number(spending.epsilon[name].at(-1));
-      // What coincides is drawn as one.
+      // Curves that coincide are drawn as one.
       const close = (a, b) => a.every((value, k) => Math.abs(value - b[k]) <= 1e-6 * Math.abs(value));
       const merged = [];
       names.forEach((name) => {
@@ -218,11 +218,11 @@
         else merged.push([name]);
       });
       return {
-        title: `ε used by the agent that loses most (${graph.names[spending.agent]}), if its data enter no later round`, least: 0, yTitle: "ε", xTitle: spending.unit,
+        title: `ε spent by the agent with the largest ε (${graph.names[spending.agent]}), if its records enter no later round`, least: 0, yTitle: "ε", xTitle: spending.unit,
         mark: now.round < now.rounds && spending.unit === "round" ? now.round : null,
         series: [...merged.map((alike, place) => ({ label: alike.map((key) => labelOf(now, key)).join(" = "), rounds: spending.rounds, mean: spending.epsilon[alike[0]], look: topdp.look(place) })),
           ...(budget === null ? [] : [{ label: "budget", rounds: [spending.rounds[0], spending.rounds.at(-1)], mean: [budget, budget], look: { colour: "ink", dash: [4, 4] } }])],
-        note: "Between two points the later one counts." + (now.round < now.rounds && spending.unit === "round" ? " The upright line is where the run stands." : ""),
+        note: "A release between two points counts as the later point." + (now.round < now.rounds && spending.unit === "round" ? " The vertical line is the current round." : ""),
         sentence: `At the end: ${names.map((name) => `${labelOf(now, name)} ${last(name)}`).join(", ")}${budget === null ? "" : `; the budget is ${topdp.number(budget)}`}.`,
       };
     };
@@ -244,8 +244,8 @@
       const item = (title, ...value) => [el("dt", {}, title), el("dd", {}, value)];
       const versions = Object.entries(facts.versions).filter(([, value]) => value).map(([key, value]) => `${key} ${value}`).join(", ");
       return [el("dl", { class: "facts" },
-        item("To run it again", el("code", {}, topdp.name(facts.command))),
-        item("Seed", `${facts.seed}`, el("span", { class: "words" }, " Who knows it can draw a simulated run's noise again: for a run on private records, keep this page as safe as the run folder.")),
+        item("Command that repeats the run", el("code", {}, topdp.name(facts.command))),
+        item("Seed", `${facts.seed}`, el("span", { class: "words" }, " Anybody who knows the seed can reproduce the noise of a simulated run: for a run on private records, keep this page as safe as the run folder.")),
         item("Versions", versions), item("Model", topdp.name(facts.model)),
         item("Releases", `${facts.releases}`), item("Plan", el("code", { class: "digest" }, facts.privacy.plan))), fold.element];
     },

@@ -1,5 +1,5 @@
-// What every page needs: elements, numbers in words, tables, the switch between light and dark.
-// Text only ever enters as text, so that a name with markup in it stays a name. Nothing here knows runs.
+// Code of all pages: elements, formatted numbers, tables, the choice of the theme. Independent of runs.
+// Values are always inserted as text, never as markup.
 "use strict";
 (() => {
   const topdp = (window.topdp = window.topdp || {});
@@ -7,21 +7,21 @@
   // An element with attributes and children; strings become text. on: {event: function}.
   topdp.el = (tag, attributes = {}, ...children) => {
     const svg = tag === "svg" || tag === "rect" || tag === "line" || tag === "text" || tag === "title";
-    const made = svg ? document.createElementNS("http://www.w3.org/2000/svg", tag) : document.createElement(tag);
+    const node = svg ? document.createElementNS("http://www.w3.org/2000/svg", tag) : document.createElement(tag);
     for (const [key, value] of Object.entries(attributes)) {
       if (value === null || value === undefined || value === false) continue;
-      if (key === "on") for (const [event, call] of Object.entries(value)) made.addEventListener(event, call);
-      else made.setAttribute(key, value === true ? "" : String(value));
+      if (key === "on") for (const [event, call] of Object.entries(value)) node.addEventListener(event, call);
+      else node.setAttribute(key, value === true ? "" : String(value));
     }
-    made.append(...children.flat().filter((child) => child !== null && child !== undefined));
-    return made;
+    node.append(...children.flat().filter((child) => child !== null && child !== undefined));
+    return node;
   };
   const el = topdp.el;
 
-  // Names come from users: isolated, so that one written from right to left turns nothing else around.
+  // Names come from users. Isolate them, so that a right-to-left name does not reorder the text around it.
   topdp.name = (text) => el("bdi", {}, String(text));
 
-  // Four digits, as tables on the terminal have; the whole number is in data-value and the title.
+  // Four digits, as in tables on the terminal; the full number is in data-value and the title.
   topdp.number = (value) => {
     if (value === null || value === undefined) return "–";
     if (typeof value !== "number") return String(value);
@@ -31,7 +31,7 @@
   };
   topdp.percent = (value, digits = 2) =>
     value === null || value === undefined ? "undefined" : `${(100 * value).toFixed(digits)}%`;
-  // For what is said to be a bound: never less than it is.
+  // For upper bounds: rounded up.
   topdp.atMost = (value) => `${(Math.ceil(1e4 * value - 1e-7) / 100).toFixed(2)}%`;
   topdp.metric = (name, shares, value) =>
     value === null || value === undefined
@@ -44,7 +44,7 @@
       : el("span", { "data-value": value, title: String(value) }, text === undefined ? topdp.number(value) : text);
 
   // A table that can be sorted by its columns. head: [{text, numeric}], rows: cells as text, nodes or
-  // {show, sort}. The order that was chosen is kept where the same holder is filled again.
+  // {show, sort}. The chosen order is preserved when the same holder is filled again.
   topdp.fillTable = (holder, { caption, head, rows, sortable = rows.length > 2, region = caption }) => {
     const chosen = holder.topdpSort || null;
     const cells = rows.map((row) => row.map((cell) => (isPlain(cell) ? { show: cell, sort: cell } : cell)));
@@ -85,7 +85,7 @@
     return String(a).localeCompare(String(b), undefined, { numeric: true });
   };
 
-  // Something long behind a line: filled when it is first opened, and again when its facts change.
+  // A fold for long content: filled when it is first opened, and again when its facts change.
   topdp.fold = (title, fill, { print = false } = {}) => {
     const inside = el("div", {});
     const fold = el("details", { class: print ? "print-open" : null }, el("summary", {}, title), inside);
@@ -98,7 +98,7 @@
     return { element: fold, update: (now) => { facts = now; if (fold.open) show(); } };
   };
 
-  // Light, dark, or as the system says. Pictures ask to be drawn again through topdp.onTheme.
+  // The theme: light, dark, or that of the system. Pictures register with topdp.onTheme to be drawn again.
   const listeners = new Set();
   topdp.onTheme = (call) => (listeners.add(call), () => listeners.delete(call));
   const redraw = () => listeners.forEach((call) => call());
@@ -116,7 +116,7 @@
   };
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
 
-  // Paper is light, and what is folded away on the screen is opened where it is worth its paper.
+  // Printed pages use the light theme, and important folds are open.
   let before = null;
   addEventListener("beforeprint", () => {
     if (before) return;
