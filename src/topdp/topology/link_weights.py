@@ -25,7 +25,7 @@ def expect_no_weights(placed: Iterable[tuple[str, Any]], weights: str) -> None:
     if others and weights == "refuse":
         where, weight = others[0]
         raise TopologyError(
-            f"{where}: expected a link without a weight, got {weight!r:.40} ({len(others)} such links). No "
+            f"{where}: expected a link without a weight, got {weight!r:.40} ({len(others)} such in all). No "
             "protocol mixes by given weights. Use weights='ignore' to drop them; in a configuration "
             'topology.weights = "ignore".'
         )
