@@ -81,7 +81,7 @@ def test_a_run_that_is_not_what_it_says_is_not_audited(topdp, config, tmp_path):
         (["--canaries", "121"], "--canaries: expected at most 120, got 121"),
         (["--set", "data.records=30"], "--canaries: expected at least 40, got 30"),
         (["--confidence", "0.2"], "--confidence: expected at least 0.5"),
-        (["--delta", "0"], "Expected 0 < delta=0.0 < 1"),
+        (["--delta", "0"], "Expected 0 < delta < 1, got 0.0"),
         (["--set", "method.name=topp"], "Did you mean 'top'?"),
         (["--set", "privacy.colluders=4"], "Expected privacy.colluders from 0 to 3"),
     ],

@@ -126,7 +126,7 @@ def test_more_who_look_and_more_that_is_seen_never_learn_less():
         ({"canaries": 161}, "at most 160, got 161"),
         ({"canaries": 10}, "at least 40, got 10"),
         ({"confidence": 1.0}, "--confidence: expected at least 0.5 and below 1, got 1.0"),
-        ({"delta": 1.0}, "Expected 0 < delta=1.0 < 1"),
+        ({"delta": 1.0}, "Expected 0 < delta < 1, got 1.0"),
     ],
 )
 def test_what_cannot_be_audited_is_said(asked, said):

@@ -218,16 +218,19 @@ def test_calibrate_refuses_single_methods_with_the_reason(topdp, monkeypatch):
 
 CALIBRATE = ["calibrate", "--epsilon", 1, "--releases", 10, "--records", 20]
 WRONG = {
-    "epsilon": ([*CALIBRATE, "--epsilon", 0], "Expected epsilon=0.0 to be finite and > 0"),
-    "nan": ([*CALIBRATE, "--epsilon", "nan"], "Expected epsilon=nan"),
-    "delta": ([*CALIBRATE, "--delta", 1], "Expected 0 < delta=1.0 < 1"),
+    "epsilon": ([*CALIBRATE, "--epsilon", 0], "Expected a finite epsilon > 0, got 0.0"),
+    "nan": ([*CALIBRATE, "--epsilon", "nan"], "Expected a finite epsilon > 0, got nan"),
+    "delta": ([*CALIBRATE, "--delta", 1], "Expected 0 < delta < 1, got 1.0"),
     "releases": ([*CALIBRATE, "--releases", 0], "'--releases': Input should be greater than or equal to 1"),
     "rounds": ([*CALIBRATE, "--rounds", 9], "No such option: --rounds"),
     "records": ([*CALIBRATE, "--records", 0], "'--records': Input should be greater than or equal to 1"),
-    "clip": ([*CALIBRATE, "--clip", 0], "Expected clip=0.0 to be finite and > 0"),
-    "adjacency": ([*CALIBRATE, "--adjacency", "near"], "Expected adjacency='near'"),
+    "clip": ([*CALIBRATE, "--clip", 0], "Expected a finite clip > 0, got 0.0"),
+    "adjacency": (
+        [*CALIBRATE, "--adjacency", "near"],
+        "Expected adjacency out of add-remove, replace-one, got 'near'",
+    ),
     "batches": ([*CALIBRATE, "--cycle", 5, "--poisson", 5], "got both"),
-    "batch": ([*CALIBRATE, "--cycle", 50], "Expected batch size=50 <= records=20"),
+    "batch": ([*CALIBRATE, "--cycle", 50], "Expected a batch size <= 20 records, got 50"),
     "missing": (["calibrate", "--epsilon", 1], "--releases"),
     "config delta": (["account", *SMALL, "--set", "privacy.delta=2"], "privacy.delta"),
     "config epsilon": (["account", *SMALL, "--set", "privacy.epsilon=-1"], "privacy.epsilon"),

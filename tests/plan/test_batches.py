@@ -51,24 +51,24 @@ def test_words_for_when_a_record_is_used() -> None:
 @pytest.mark.parametrize("bad", [0, -3, 2.5, True, "7"])
 def test_bad_counts_are_refused_by_name(bad: int) -> None:
     for kind in (Cycle, Poisson):
-        with pytest.raises(InputError, match="Expected records="):
+        with pytest.raises(InputError, match=r"^Expected (a whole number as )?records( >= 1)?, got "):
             kind(bad, 1)
-        with pytest.raises(InputError, match="Expected batch size="):
+        with pytest.raises(InputError, match=r"^Expected (a whole number as )?batch size( >= 1)?, got "):
             kind(10, bad)
-    with pytest.raises(InputError, match="Expected records="):
+    with pytest.raises(InputError, match=r"^Expected (a whole number as )?records( >= 1)?, got "):
         Full(bad)
-    with pytest.raises(InputError, match="Expected releases="):
+    with pytest.raises(InputError, match=r"^Expected (a whole number as )?releases( >= 1)?, got "):
         Full(10).participations(bad)
 
 
 @pytest.mark.parametrize("kind", [Cycle, Poisson])
 def test_more_than_there_is_cannot_be_averaged(kind: type[Cycle] | type[Poisson]) -> None:
-    with pytest.raises(InputError, match="Expected batch size=20 <= records=10"):
+    with pytest.raises(InputError, match="Expected a batch size <= 10 records, got 20"):
         kind(10, 20)
 
 
 def test_unknown_adjacencies_are_refused() -> None:
-    with pytest.raises(InputError, match="adjacency='swap'"):
+    with pytest.raises(InputError, match="got 'swap'"):
         expect_adjacency("swap")
-    with pytest.raises(InputError, match="adjacency='swap'"):
+    with pytest.raises(InputError, match="got 'swap'"):
         Full(3).sensitivity("swap")  # type: ignore[arg-type]

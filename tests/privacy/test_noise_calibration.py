@@ -143,10 +143,10 @@ def test_sigma_means_the_same_privacy_under_laws_that_follow_the_steps(calibrati
 
 def test_theorem1_has_no_claim_where_noise_grows():
     write, exposed = writer("top-sync", law="power"), analysis([20] * 6, calibration="theorem1")
-    with pytest.raises(NotCovered, match="covers noise that stays or decays; here it grows"):
+    with pytest.raises(NotCovered, match="covers constant or decaying noise, but this noise grows"):
         calibrate(write, exposed, "claimed", np.ones(6), DELTA)
     found = account(write(np.full(6, 2.0)), exposed, DELTA)
-    assert found.claimed.status == "refused" and "here it grows" in found.claimed.reason
+    assert found.claimed.status == "refused" and "this noise grows" in found.claimed.reason
 
 
 @settings(max_examples=25, deadline=None)
@@ -410,7 +410,7 @@ bad = st.one_of(st.floats(max_value=0.0), st.just(math.nan), st.just(math.inf))
 
 @given(epsilon=bad, guarantee=st.sampled_from(GUARANTEES))
 def test_budgets_that_are_none_are_refused(epsilon, guarantee):
-    with pytest.raises(PrivacyError, match="Expected epsilon="):
+    with pytest.raises(PrivacyError, match="Expected a finite epsilon"):
         calibrate(writer("plain-sync"), analysis([20] * 6), guarantee, np.full(6, epsilon), DELTA)
 
 
@@ -419,9 +419,9 @@ def test_budgets_that_are_none_are_refused(epsilon, guarantee):
     guarantee=st.sampled_from(GUARANTEES),
 )
 def test_deltas_that_are_none_are_refused(delta, guarantee):
-    with pytest.raises(PrivacyError, match="Expected 0 < delta="):
+    with pytest.raises(PrivacyError, match="Expected 0 < delta < 1"):
         calibrate(writer("plain-sync"), analysis([20] * 6), guarantee, np.full(6, 1.0), delta)
-    with pytest.raises(PrivacyError, match="Expected 0 < delta="):
+    with pytest.raises(PrivacyError, match="Expected 0 < delta < 1"):
         account(writer("plain-sync")(np.ones(6)), analysis([20] * 6), delta)
 
 
@@ -435,16 +435,16 @@ def test_noise_that_is_none_never_becomes_a_plan(noise):
 
 @given(clip=st.one_of(st.floats(max_value=0.0), st.just(math.nan), st.just(math.inf)))
 def test_clips_that_are_none_are_refused(clip):
-    with pytest.raises(PrivacyError, match="Expected clip="):
+    with pytest.raises(PrivacyError, match="Expected a finite clip"):
         analysis([20] * 6, clip=clip)
-    with pytest.raises(PrivacyError, match="Expected clip="):
+    with pytest.raises(PrivacyError, match="Expected a finite clip"):
         side_by_side(1.0, DELTA, 10, 20, clip=clip)
 
 
 def test_names_nobody_knows_are_refused():
     with pytest.raises(PrivacyError, match="Expected calibration to be one of tight, "):
         analysis([20] * 6, calibration="loose")
-    with pytest.raises(InputError, match="Expected adjacency='neighbours'"):
+    with pytest.raises(InputError, match=r"Expected adjacency out of .*, got .neighbours."):
         analysis([20] * 6, adjacency="neighbours").exposure()
     with pytest.raises(PrivacyError, match="guarantee to be one of claimed, view, adaptive, worst-case"):
         calibrate(writer("plain-sync"), analysis([20] * 6), "none", np.full(6, 1.0), DELTA)

@@ -122,7 +122,7 @@ def test_a_release_outside_a_plan_is_that_of_the_plan():
         assert found == pytest.approx(spent.information[r], rel=1e-12)
     assert spent.release(0.0, 0.0, std) == 0
     assert spent.release(0.1, 0.1, 0.0) == spent.release(0.1, 0.0, 1.0) == math.inf
-    with pytest.raises(NotCovered, match="needs a plan"):
+    with pytest.raises(NotCovered, match="outside the plan"):
         spending(plan, analysis(Poisson(20, 5)), 0, DELTA).release(0.1, 0.1, 1.0)
 
 
@@ -158,7 +158,7 @@ def test_refusals():
     with pytest.raises(PrivacyError, match="one of claimed, view, adaptive, worst-case, got 'all'"):
         spending(plan, exposed, 0, DELTA).curve("all")
     growing = replace(plan, scale=plan.scale * np.linspace(1, 2, 10))
-    with pytest.raises(NotCovered, match=r"theorem1 has no cost by rounds: .* here it grows"):
+    with pytest.raises(NotCovered, match=r"theorem1 has no cost per round: .* this noise grows"):
         spending(growing, analysis(Full(20), calibration="theorem1"), 0, DELTA).curve("claimed")
 
 

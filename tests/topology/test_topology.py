@@ -410,7 +410,7 @@ def test_bad_edge_lists_are_refused_with_the_line(tmp_path: Path, text: str, mes
 
 
 def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(TopologyError, match=r"absent.txt, could not read it: No such file"):
+    with pytest.raises(TopologyError, match=r"absent.txt, but it cannot be read: No such file"):
         read_edge_list(tmp_path / "absent.txt")
     with pytest.raises(TopologyError, match="Is a directory"):
         read_edge_list(tmp_path)

@@ -1,8 +1,8 @@
 """Plans and their inputs: everything that is fixed before the first record is read.
 
-A `Plan` states which rows are made from what, under which noise, and who reads them. A `Schedule` holds what
-changes along the rounds. `Full`, `Cycle` and `Poisson` state which records a release averages. `stream` gives
-every random choice its own generator.
+A `Plan` states which rows are made from which rows, with which noise, and which agents read them. A
+`Schedule` contains the step sizes and noise scales of all releases. `Full`, `Cycle` and `Poisson` state which
+records a release averages. `stream` returns a separate generator for every random choice.
 """
 
 from typing import TYPE_CHECKING

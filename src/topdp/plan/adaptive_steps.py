@@ -1,4 +1,4 @@
-"""Settings of non-linear optimisers: what a plan states of their steps, one class for each optimiser.
+"""Settings of the steps of non-linear optimisers in a plan: one class for each optimiser.
 
 `optimised` (optimisers.py) writes their releases into a plan; the arithmetic is in
 `simulator/adaptive_step.py`, for runs and for agents.
@@ -20,9 +20,10 @@ from topdp.base.array_types import Floats
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class AdaptiveSteps(ABC):
-    """In releases with `rate` > 0 each agent makes its estimate and its memory rows anew, from those rows.
+    """Base class: the settings of adaptive releases, those with `rate` > 0.
 
-    The sources of an estimate in such a release are, in this order, the estimate and the `memories` rows.
+    In such a release each agent replaces its estimate and its memory rows by functions of these rows. The
+    sources of an estimate are, in this order, the estimate and the `memories` memory rows.
 
     >>> AdamSettings.title, AdamSettings.memories
     ('Adam', 3)
@@ -32,12 +33,12 @@ class AdaptiveSteps(ABC):
     stored_as: ClassVar[str]
     """The name of the array of settings in plan files and digests."""
     memories: ClassVar[int]
-    """Rows that an agent keeps beside its estimate; the first is where the round began."""
+    """The number of memory rows per agent; the first is the estimate at which the round began."""
 
     rate: Floats  # [releases] the step size; 0 in releases of other kinds
 
     def settings(self) -> Floats:
-        """All fields but `rate`, in their order."""
+        """Return the values of all fields except `rate`, in the order of the fields."""
         return np.array([getattr(self, field.name) for field in fields(self) if field.name != "rate"], float)
 
 
@@ -56,7 +57,7 @@ class AdamSettings(AdaptiveSteps):
 
     title: ClassVar[str] = "Adam"
     stored_as: ClassVar[str] = "adam"
-    memories: ClassVar[int] = 3  # where the round began, and the averages of changes and of their squares
+    memories: ClassVar[int] = 3  # the start of the round, and the averages of changes and of their squares
 
     momentum: float
     second_moment: float

@@ -1,7 +1,7 @@
-"""Batches: which of an agent's records a release averages, and what one record can change in it.
+"""Batches: which of an agent's records a release averages, and how much one record can change it.
 
-There is one frozen object per strategy and agent. Accountants read period, rate and sensitivity from it; the
-engine and the agents read the divisor. Records are drawn by `data.batch_selection`, with torch.
+Each agent has one frozen object. Accountants read its period, rate and sensitivity; the engine and the agents
+read its divisor. Records are drawn by `data.batch_selection`, with torch.
 
 **Guarantees.** A release is a sum of clipped gradients over `divisor`, which is public, does not depend on
 what was drawn, and does not change when a record is added or removed (a short last batch of a cycle is also
@@ -24,7 +24,7 @@ Adjacency = Literal["add-remove", "replace-one"]
 
 @dataclass(frozen=True)
 class _Strategy(ABC):
-    """Base of the three strategies. `records`: the number that the agent holds."""
+    """Base class of the three ways to choose batches. `records`: the number of records of the agent."""
 
     kind: ClassVar[str]
 
@@ -36,11 +36,11 @@ class _Strategy(ABC):
     @property
     @abstractmethod
     def divisor(self) -> int:
-        """The divisor of the sum of clipped gradients."""
+        """The public number by which the sum of clipped gradients is divided."""
 
     @property
     def period(self) -> int:
-        """Releases from one use of a record to the next, where this is fixed (1: each release uses it)."""
+        """The number of releases from one use of a record to the next; 1 where each release may use it."""
         return 1
 
     @property
@@ -50,17 +50,17 @@ class _Strategy(ABC):
 
     @property
     def rate(self) -> float:
-        """The share of the records that one release uses."""
+        """The (expected) share of the records that one release uses."""
         return self.divisor / self.records
 
     @final
     def participations(self, releases: SupportsIndex) -> int:
-        """⌈releases / period⌉: the number of `releases` that can use one record."""
+        """Return ⌈releases / period⌉, the largest number of the `releases` that can use one record."""
         return -(-expect_count("releases", releases) // self.period)
 
     @final
     def sensitivity(self, adjacency: Adjacency = "add-remove") -> float:
-        """Δ / C: the distance by which one record moves one release, per unit of clip."""
+        """Return Δ / C: the largest distance by which one record moves one release, per unit of clip."""
         return expect_adjacency(adjacency) / self.divisor
 
     @final
@@ -98,7 +98,7 @@ class _MiniBatch(_Strategy):
         object.__setattr__(self, "size", expect_count("batch size", self.size))
         if self.size > self.records:
             raise InputError(
-                f"Expected batch size={self.size} <= records={self.records}: use smaller or full batches."
+                f"Expected a batch size <= {self.records} records, got {self.size}. Use a smaller size."
             )
 
     @property
@@ -111,8 +111,8 @@ class _MiniBatch(_Strategy):
 class Cycle(_MiniBatch):
     """Fixed batches of `size` records in turn: release r averages batch r modulo `period` = ⌈records / size⌉.
 
-    So a record is used once in every `period` releases. Its place in the cycle is not secret, and it is the
-    same in two neighbouring data sets: accountants use the worst place and claim no amplification.
+    So a record is used once in every `period` releases. Its position in the cycle is not secret, and is
+    the same in two neighbouring data sets: accountants use the worst position and claim no amplification.
 
     >>> batches = Cycle(records=2000, size=20)
     >>> print(batches, batches.participations(1001))
@@ -149,7 +149,7 @@ Batches: TypeAlias = Full | Cycle | Poisson
 
 
 def expect_adjacency(adjacency: str) -> int:
-    """Return how many clipped gradients may differ: 1 under add-remove, 2 under replace-one."""
+    """Return the number of clipped gradients that may differ: 1 under add-remove, 2 under replace-one."""
     if adjacency not in get_args(Adjacency):
-        raise InputError(f"Expected adjacency={adjacency!r} to be one of {', '.join(get_args(Adjacency))}.")
+        raise InputError(f"Expected adjacency out of {', '.join(get_args(Adjacency))}, got {adjacency!r}.")
     return 1 if adjacency == "add-remove" else 2

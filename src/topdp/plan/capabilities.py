@@ -1,8 +1,8 @@
-"""Kinds of releases, and what a plan needs of those that execute or account for it.
+"""Kinds of releases, and the capabilities that a plan needs from executors, accountants and transports.
 
-A plan states its needs (`Plan.needs`). An executor, an accountant or a transport lists what it supports and
-has one function `supports(plan)`, which returns None or the reason why the plan is not supported. What is not
-listed is refused by name.
+A plan states its needs (`Plan.needs`). An executor, an accountant or a transport lists the needs that it
+supports, and has one function `supports(plan)`, which returns None or the reason why the plan is not
+supported. A plan with any other need is refused with an error that names the need.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class ReleaseKind(Enum):
     ['gradient', 'gossip', 'gradient', 'gossip']
     """
 
-    GRADIENT = "gradient"  # rows carry gradients and noise; also a release in which no agent acts
+    GRADIENT = "gradient"  # rows carry gradients and noise; also a release in which all agents are offline
     GOSSIP = "gossip"  # rows are mixed, and nothing else
     ADAPTIVE = "adaptive"  # every agent makes a new estimate from its own rows, as Adam does
 
 
 class Capability(Enum):
-    """What a plan may need beyond linear mixing, gradients and noise that only one agent knows.
+    """A feature that a plan may need beyond linear mixing, gradients and own noise.
 
     >>> import numpy as np
     >>> import topdp
@@ -50,7 +50,7 @@ class Capability(Enum):
 
 
 def unsupported(plan: Plan, supported: Collection[Capability]) -> str | None:
-    """The first need of `plan` that is not among `supported`, in words; None where there is none.
+    """Return in words the first need of `plan` that is not in `supported`; None if all are supported.
 
     >>> import numpy as np
     >>> import topdp

@@ -1,4 +1,4 @@
-"""Describes plans in words, for small graphs and for debugging."""
+"""Descriptions of plans in words, for small graphs and for debugging."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from topdp.plan.plan import Plan
 
 
 def describe(plan: Plan, rounds: range | None = None) -> str:
-    """Return the plan in words, one line per row.
+    """Return a description of `rounds` (default all) of `plan`, one line per row.
 
     `2→5 = 0.25·2 + 0.75·7→2 - 0.5·g2 + N(0.13) ⇒ 5` reads: the message from agent 2 to agent 5 mixes the
     estimate of 2 and the last message from 7 to 2, carries the gradient of 2, gets noise of standard

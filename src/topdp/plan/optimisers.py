@@ -1,14 +1,14 @@
-"""Optimisers after the noise: momentum, Adam, weight decay and averages of estimates.
+"""Optimisers that act after the noise: momentum, Adam, weight decay and averages of estimates.
 
-A protocol writes a plan of plain steps; `optimised` adds the memory of the optimiser as rows that no agent
-reads. So the engine and agents execute what the accountants read, and a memory is saved, resumed and checked
-like any row. Gradients are never changed before their noise, where a memory would increase what one record
-can do (heavy ball: by 1/(1 - β)).
+A protocol writes a plan of plain steps; `optimised` adds the optimiser's state as memory rows, which no agent
+reads. So the engine and agents execute the same plan that the accountants read, and memory rows are saved,
+resumed and checked like any row. No optimiser acts on gradients before the noise is added: there, its memory
+would increase the sensitivity to one record (heavy ball: by 1/(1 - β)).
 
 **Guarantees.** Memory rows carry no gradient and take no draw: they are functions of their owner's estimates.
 Momentum, decay and averages are linear, so every account of the plan covers them, including hidden rows and
-reused noise. Adam is not linear: its plans state it (`Plan.needs`), and only accounts in which every row
-counts as seen cover them; the others refuse.
+reused noise. Adam is not linear: its plans state this need (`Plan.needs`), and only accounts in which every
+row counts as seen cover them; the other accounts refuse the plan.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ NO_RELEASES: Ints = np.empty(0, np.int64)
 
 @dataclass(frozen=True)
 class Optimiser:
-    """How an agent continues from the rows that it released.
+    """The optimiser: how an agent's next step depends on the rows that it released.
 
-    `momentum`: β, or Adam's first moment; `second_moment`, `floor`: Adam's second moment, and the number
-    added to its root. `weight_decay` times the step size is the share by which every step shrinks parameters.
-    `average`: the share of the past in an average of estimates, which is then reported; 0: no average.
+    `momentum`: β, or Adam's decay rate of the first moment. `second_moment`, `floor`: Adam's decay rate of
+    the second moment, and the number added to its root. `weight_decay`: times the step size, the share by
+    which every step shrinks parameters. `average`: the weight of the past in an average of estimates, which
+    is reported instead of the estimates; 0: no average.
 
     >>> Optimiser().plain, Optimiser("momentum", momentum=0.9).plain
     (True, False)
@@ -61,17 +62,17 @@ class Optimiser:
 
     @property
     def adaptive(self) -> bool:
-        """Whether a non-linear step ends each round, in a release of its own."""
+        """Whether a non-linear step ends each round, in a separate release."""
         return self.kind in ADAPTIVE_OPTIMISERS
 
     @property
     def plain(self) -> bool:
-        """Whether plans stay as protocols write them."""
+        """Whether the optimiser leaves plans unchanged."""
         moves = self.kind != "sgd" and self.momentum > 0
         return not (self.adaptive or moves or self.weight_decay or self.average)
 
     def inner(self, schedule: Schedule) -> Schedule:
-        """The schedule of the inner plan: before an adaptive step rows carry whole gradients."""
+        """Return the schedule of the inner plan; before an adaptive step, rows carry gradients at rate 1."""
         if not self.adaptive:
             return schedule
         return Schedule(np.ones(schedule.releases), schedule.noise / schedule.rate)
@@ -80,8 +81,8 @@ class Optimiser:
 def optimised(plan: Plan, optimiser: Optimiser, rate: Floats) -> Plan:
     """Return `plan` with the memory rows of `optimiser`. `rate` [T+1]: the step sizes that users set.
 
-    **Guarantees.** Each row that carries a gradient has the same draws as before, and as much of them per
-    unit of the gradient.
+    **Guarantees.** Each row that carries a gradient has the same draws as in `plan`, with the same standard
+    deviations per unit of the gradient.
 
     >>> import numpy as np
     >>> import topdp
@@ -98,13 +99,13 @@ def optimised(plan: Plan, optimiser: Optimiser, rate: Floats) -> Plan:
     if optimiser.weight_decay * largest >= 1:
         raise InputError(
             f"Expected weight_decay times the step size below 1, got {optimiser.weight_decay:g} and steps up "
-            f"to {largest:g}: parameters would change their sign. Use a smaller weight_decay."
+            f"to {largest:g}. Parameters would change their sign. Use a smaller weight_decay."
         )
     if optimiser.adaptive:
         plan = _with_adaptive_steps(plan, optimiser, rate)
     else:
         plan = _with_momentum(plan, optimiser)
-    # Another name, because published analyses of a method cover its plain steps only.
+    # A different protocol name, because published analyses of a method cover its plain steps only.
     plan = replace(plan, protocol=f"{plan.protocol} {optimiser.kind}")
     return _with_average(plan, optimiser.average) if optimiser.average else plan
 
@@ -146,7 +147,9 @@ def _with_momentum(plan: Plan, optimiser: Optimiser) -> Plan:
 
 
 def _with_adaptive_steps(plan: Plan, optimiser: Optimiser, rate: Floats) -> Plan:
-    """A non-linear step, such as Adam's, on the change of a whole round, in one more release at its end.
+    """Return the plan with a non-linear step, such as Adam's, on the change of a whole round.
+
+    The step is one more release at the end of each round.
 
     In this release an agent makes its estimate from its memory rows: P, where the round began, and for Adam
     the averages of d = P - y and d². `Plan.adaptive` has the step size of these releases and the other
@@ -158,7 +161,7 @@ def _with_adaptive_steps(plan: Plan, optimiser: Optimiser, rate: Floats) -> Plan
         if plan.carries[r].any() and not _begins_with_own(plan, r):
             raise InputError(
                 f"Expected a method whose steps begin at averaged estimates for {kind.title}, got "
-                f"{plan.protocol}: no account covers {kind.title} on hidden or unmixed rows. Use correlated "
+                f"{plan.protocol}. No account covers {kind.title} on hidden or unmixed rows. Use correlated "
                 "or muffliato with gossip >= 1, or central; or optimiser = 'momentum', which every method "
                 "supports."
             )
@@ -192,7 +195,7 @@ def _with_adaptive_steps(plan: Plan, optimiser: Optimiser, rate: Floats) -> Plan
 
 
 def _begins_with_own(plan: Plan, round: int) -> bool:
-    """Whether all rows are estimates, and each is its owner's estimate with a step, and nothing else."""
+    """Return whether all rows are estimates, each made only from its owner's estimate and a step."""
     if plan.rows > plan.agents or not plan.carries[round].all():
         return False
     used = (plan.source[round] >= 0) & (plan.weight[round] != 0)
@@ -202,7 +205,10 @@ def _begins_with_own(plan: Plan, round: int) -> bool:
 
 
 def _with_average(plan: Plan, share: float) -> Plan:
-    """Add an average of the estimates at which steps begin: plain at first, then with `share` of the past."""
+    """Return the plan with an average of the estimates at which steps begin.
+
+    The average is a plain mean at first; later, the past has weight `share`.
+    """
     n, m = plan.agents, plan.rows
     own = np.arange(n)
     tables, count = _MixTables(plan, memories=1), np.zeros(n)
@@ -218,7 +224,7 @@ def _with_average(plan: Plan, share: float) -> Plan:
 
 
 class _MixTables:
-    """Sources and weights of a plan that gets more rows; equal tables are stored once."""
+    """The source and weight tables of a plan to which memory rows are added; equal tables are stored once."""
 
     def __init__(self, plan: Plan, memories: int) -> None:
         self.plan, self.more = plan, memories * plan.agents
@@ -227,7 +233,7 @@ class _MixTables:
         self._which: list[int] = []
 
     def table(self, round: int) -> tuple[Ints, Floats]:
-        """The plan's table of `round` with empty memory rows and room for two more sources."""
+        """Return sources and weights of `round`, with empty memory rows and space for two more sources."""
         source, weight = self.plan.source[round], self.plan.weight[round]
         width = max(1 + self.more // self.plan.agents, source.shape[1] + 2)
         sources = np.full((len(source) + self.more, width), NOBODY, np.int64)
@@ -272,7 +278,7 @@ class _MixTables:
 
 
 def _add_source(source: Ints, weight: Floats, rows: Ints, added: Ints, share: float) -> None:
-    """Add `share` of the rows `added` to `rows`: to their weight of it, or in the first empty place."""
+    """Add `share` times the rows `added` to `rows`, as a larger weight or in the first empty column."""
     present = source[rows] == added[:, None]
     place = np.where(present.any(axis=1), present.argmax(axis=1), (source[rows] == NOBODY).argmax(axis=1))
     source[rows, place] = added

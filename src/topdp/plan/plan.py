@@ -1,17 +1,18 @@
-"""Plan: which rows are made, from which rows, with whose gradient, under which noise, and who reads them.
+"""Plan: all rows of all releases, their sources, gradients, noise and readers.
 
-A protocol writes a plan, the engine executes it, the accountant reads it. A plan contains no data: it is
-known before the first record is read.
+A protocol writes a plan, the engine executes it, and the accountant reads it. A plan contains no data: it is
+fixed before the first record is read.
 
 A *row* is one flat parameter vector. Rows 0 .. n-1 are the estimates of agents 0 .. n-1; the others are
 messages. Before round 0 every row is the public start x_0. In round r = 0 .. T each existing row becomes
 
     row = Σ_w weight·(source row of round r-1)  -  rate_r·carries·(owner's gradient)  +  scale_r·Σ_v std·draw
 
-where draws are standard normal, fresh in every round, and the gradient of agent i is taken at its estimate
-of round r-1. With `robust`, the rows received from others enter by that rule instead. Round 0 is the release
-before the loop of the paper's algorithms: T rounds make T+1 releases. With `rounded`, each number of a row is
-rounded once, after all of the above has been added; later rows are made from the rounded ones.
+where draws are standard normal, fresh in every round, and the gradient of agent i is taken at its estimate of
+round r-1. With `robust`, the rows received from others enter by that rule instead of by their weights. Round
+0 is the release before the loop of the paper's algorithms: T rounds make T+1 releases. With `rounded`, each
+number of a row is rounded once, after all of the above has been added; later rows are made from the rounded
+ones.
 """
 
 from __future__ import annotations
@@ -66,17 +67,17 @@ class PerRound:
 
     @classmethod
     def same(cls, value: NDArray[Any], releases: int) -> PerRound:
-        """The same array in every round."""
+        """Return a `PerRound` with the same array `value` in every round."""
         return cls(value[None], np.zeros(releases, np.int32))
 
     @classmethod
     def each(cls, values: NDArray[Any]) -> PerRound:
-        """A separate array for every round: `values` is [releases, ...]."""
+        """Return a `PerRound` with a separate array for every round; `values` is [releases, ...]."""
         return cls(values, np.arange(len(values), dtype=np.int32))
 
     @classmethod
     def first_then(cls, first: NDArray[Any], then: NDArray[Any], releases: int) -> PerRound:
-        """`first` in round 0 and `then` in all later rounds."""
+        """Return a `PerRound` with `first` in round 0 and `then` in all later rounds."""
         which = np.ones(releases, np.int32)
         which[0] = 0
         return cls(np.stack([first, then]), which)
@@ -102,10 +103,10 @@ class Round:
     ([0.25, 0.75], [0.5], [1, 3])
     """
 
-    source: Indices  # [m, w] rows of the round before; NOBODY where there is none
+    source: Indices  # [m, w] rows of the previous round; NOBODY pads
     weight: Floats  # [m, w]
     step: Floats  # [m] -rate where the row carries its owner's gradient, else 0
-    draw: Indices  # [m, v] which draws of this round enter; NOBODY where there is none
+    draw: Indices  # [m, v] the draws of this round that enter; NOBODY pads
     std: Floats  # [m, v]
     readers: Indices  # [m, q] agents that receive the row; NOBODY pads
     exists: Bools  # [m]
@@ -115,9 +116,9 @@ class Round:
 class Plan:
     """Which agents make, mix, perturb and read which row in every round.
 
-    **Guarantees.** A plan contains everything that leaves an agent: `readers` states which agents see a row,
-    and `known_by` which can subtract a draw; the accountant uses both. A pruned plan lacks rows that are
-    sent, so the accountant refuses it.
+    **Guarantees.** A plan contains every row that leaves an agent. `readers` states which agents see a row,
+    and `known_by` which agents can subtract a draw; the accountant uses both. A pruned plan lacks rows that
+    are sent, so the accountant refuses it.
 
     >>> import numpy as np
     >>> import topdp
@@ -211,12 +212,14 @@ class Plan:
 
     @property
     def releases_per_round(self) -> int:
-        """A gradient release, and the gossip and adaptive releases that follow it."""
+        """The number of releases in a round: a gradient release, and gossip and adaptive
+        releases after it.
+        """
         return self.releases // (self.rounds + 1)
 
     @cached_property
     def needs(self) -> frozenset[Capability]:
-        """What those that execute or account for the plan must support."""
+        """The capabilities that executors and accountants of the plan must support."""
         needs = {
             Capability.ADAPTIVE_STEPS: self.adaptive is not None,
             Capability.ROBUST_MIXING: self.robust is not None,
@@ -232,7 +235,9 @@ class Plan:
 
     @cached_property
     def memories(self) -> Bools:
-        """[m]: memory rows: no reader, gradient or draw, and made only from their owner's estimates."""
+        """[m]: whether the row is a memory row: no reader, gradient or draw, and made only from its owner's
+        estimates.
+        """
         n, sources = self.agents, self.source.values
         noisy = ((self.draw.values >= 0).any(axis=(0, 2))) | (self.std.values != 0).any(axis=(0, 2))
         memory = ~noisy & ~self.carries.values.any(axis=0) & (self.readers.values == NOBODY).all(axis=(0, 2))
@@ -246,19 +251,21 @@ class Plan:
         return np.asarray(memory)
 
     def received(self, round: int) -> Bools:
-        """[m, w]: whether a source of `round` is a row of another agent."""
+        """Return [m, w]: whether the source in `round` is a row of another agent."""
         source = self.source[round]
         used = (source >= 0) & (self.weight[round] != 0)
         return np.asarray(used & (self.owner[source] != self.owner[:, None]))
 
     def noise_scaled(self, factor: float) -> Plan:
-        """The same plan with every standard deviation multiplied by `factor`, which divides every μ by it."""
+        """Return the same plan with every standard deviation multiplied by `factor`, which divides every μ by
+        it.
+        """
         if not (np.isfinite(factor) and factor >= 0):
             raise PlanError(f"Expected a finite noise factor >= 0, got {factor}.")
         return replace(self, scale=self.scale * factor)
 
     def digest(self) -> str:
-        """SHA-256 over all contents: two plans with the same digest are the same plan."""
+        """Return the SHA-256 hex digest of all contents; plans with equal digests are equal."""
         sha = hashlib.sha256(f"{self.agents} {self.protocol} {self.pruned}".encode())
         if self.robust is not None:
             sha.update(repr(self.robust).encode())
@@ -304,7 +311,7 @@ def _exists(source: Indices) -> Bools:
 
 
 def arrays_of(plan: Plan) -> dict[str, NDArray[Any]]:
-    """All arrays of a plan by name, as they are hashed and stored."""
+    """Return all arrays of `plan` by name, as `digest` hashes and `save` stores them."""
     arrays: dict[str, NDArray[Any]] = {}
     for field in fields(plan):
         value = getattr(plan, field.name)
@@ -321,7 +328,9 @@ def arrays_of(plan: Plan) -> dict[str, NDArray[Any]]:
 def _validate(plan: Plan) -> None:
     n, m, R = plan.agents, plan.rows, plan.releases
     if n < 1 or m < n or not np.array_equal(plan.owner[:n], np.arange(n)):
-        raise PlanError(f"Expected rows 0..{n - 1} to be the estimates of agents 0..{n - 1}.")
+        raise PlanError(
+            f"Expected rows 0..{n - 1} to be the estimates of agents 0..{n - 1}, got other owners."
+        )
     indices = [
         ("owner", plan.owner, n, 0),
         ("known_by", plan.known_by, n, NOBODY),
@@ -350,7 +359,7 @@ def _validate(plan: Plan) -> None:
         if not np.isfinite(array).all() or (array < least).any():
             raise PlanError(f"Expected {name} to be finite" + (f" and >= {least:g}." if least == 0 else "."))
     if plan.reported is not None and not np.array_equal(plan.owner[plan.reported], np.arange(n)):
-        raise PlanError(f"Expected a reported row of each of the agents 0..{n - 1}, in their order.")
+        raise PlanError(f"Expected one reported row for each of the agents 0..{n - 1}, in this order.")
     _validate_adaptive(plan)
     _validate_robust(plan)
     _validate_rounded(plan)
@@ -363,13 +372,13 @@ def _validate_adaptive(plan: Plan) -> None:
     if steps is None:
         return
     if steps.rate.shape != plan.rate.shape or not (np.isfinite(steps.rate) & (steps.rate >= 0)).all():
-        raise PlanError(f"Expected {plan.releases} finite steps >= 0 of {steps.title}, got others.")
+        raise PlanError(f"Expected {plan.releases} finite step sizes >= 0 for {steps.title}, got others.")
     r, sources = np.flatnonzero(steps.rate), 1 + steps.memories
     if plan.carries.values[plan.carries.which[r]].any() or (plan.draw.values[plan.draw.which[r]] >= 0).any():
-        raise PlanError(f"Expected no gradients and draws where {steps.title} steps, got some.")
+        raise PlanError(f"Expected no gradients or draws in releases with a {steps.title} step, got some.")
     values, which = plan.source.values, plan.source.which[r]
     if values.shape[2] < sources or (values[which, : plan.agents, :sources] < 0).any():
-        raise PlanError(f"Expected estimates that {steps.title} makes of {sources} rows each, got others.")
+        raise PlanError(f"Expected estimates that {steps.title} makes from {sources} rows each, got others.")
 
 
 def _validate_rounded(plan: Plan) -> None:
@@ -379,7 +388,9 @@ def _validate_rounded(plan: Plan) -> None:
         raise PlanError(f"Expected rows rounded to {', '.join(ROUNDED_ROW_TYPES)}, got {plan.rounded!r}.")
     linear = {Capability.ROUNDED_ROWS, Capability.SHARED_DRAWS, Capability.PRUNED_ROWS}
     if reason := unsupported(plan, linear):
-        raise PlanError(f"Expected sums of rows where they are rounded to {plan.rounded}, got {reason}.")
+        raise PlanError(
+            f"Expected a plan of linear rows if they are rounded to {plan.rounded}, got {reason}."
+        )
 
 
 def _validate_robust(plan: Plan) -> None:
@@ -401,7 +412,7 @@ def _validate_robust(plan: Plan) -> None:
         raise PlanError(f"Expected received rows in a mix for a robust rule, got none in {plan.protocol}.")
     if plan.robust.compares and max_received == 1:
         raise PlanError(
-            f"Expected several received rows in a mix for the robust rule {plan.robust.rule}, and "
+            f"Expected several received rows in a mix for the robust rule {plan.robust.rule}, but "
             f"{plan.protocol} mixes one at a time, which cannot be compared with others. Use dsgd, "
             "muffliato or correlated; or rule = 'clipped' with a given radius."
         )

@@ -1,4 +1,4 @@
-"""Writes plans to .npz files and reads them."""
+"""Files of plans: .npz archives with all arrays of a plan."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from topdp.plan.plan import ADAPTIVE_RATE, PerRound, Plan, PlanError, arrays_of
 from topdp.plan.robust_rules import Robust
 
 PLAN_FORMAT = 1
-# Versions that do not know robust rules or rounding must not read such plans as linear ones.
+# Versions of topdp without robust rules or rounding must not read such plans as linear ones.
 ROBUST_PLAN_FORMAT = 2
 ROUNDED_PLAN_FORMAT = 3
 
@@ -52,7 +52,7 @@ def load(path: Path) -> Plan:
     >>> load(Path("nowhere.npz"))
     Traceback (most recent call last):
         ...
-    topdp.plan.plan.PlanError: Expected a plan written by topdp in nowhere.npz, could not read one: ...
+    topdp.plan.plan.PlanError: Expected a plan written by topdp in nowhere.npz, but it cannot be read: ...
     """
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
@@ -65,7 +65,9 @@ def load(path: Path) -> Plan:
             "pruned": bool(meta["pruned"]),
         }
     except UNREADABLE_FILE_ERRORS as error:
-        raise PlanError(f"Expected a plan written by topdp in {path}, could not read one: {error}") from error
+        raise PlanError(
+            f"Expected a plan written by topdp in {path}, but it cannot be read: {error}"
+        ) from error
     expected = PLAN_FORMAT
     if "robust" in meta or "rounded" in meta:
         expected = ROBUST_PLAN_FORMAT if "robust" in meta else ROUNDED_PLAN_FORMAT
@@ -88,7 +90,9 @@ def load(path: Path) -> Plan:
                 names = [field.name for field in fields(steps) if field.name != "rate"]
                 values["adaptive"] = steps(rate=rate, **dict(zip(names, settings.tolist(), strict=True)))
         if arrays:
-            raise PlanError(f"Expected arrays that this version knows in {path}, got {', '.join(arrays)}.")
+            raise PlanError(
+                f"Expected only arrays that this version supports in {path}, got {', '.join(arrays)}."
+            )
         return Plan(**values)
     except InputError:
         raise

@@ -1,6 +1,6 @@
-"""Robust rules: how received rows enter a mix so that a few hostile ones cannot spoil it.
+"""Robust rules: mixing rules that limit the influence of a few hostile received rows.
 
-A plan states which rows are mixed by which weights. Where it also states `robust`, the owner's own rows enter
+A plan states which rows are mixed by which weights. If it also states `robust`, the owner's own rows enter
 by their weights, and the rows received from others enter together, as one term:
 
     clipped   Σ_j w_j (x + clip(x_j - x, τ))   self-centred clipping (He, Karimireddy and Jaggi 2022, Eq. 4)
@@ -10,9 +10,9 @@ by their weights, and the rows received from others enter together, as one term:
 Here x is the owner's estimate of the round before, and j runs over the received rows. The arithmetic is in
 simulator/robust_mixing.py, for runs and for agents. Noise and gradients enter as in any plan.
 
-**Guarantees.** Which rows enter, and how strongly, depends on all rows that are mixed: this is not linear,
-and accounts of hidden rows do not hold for it. The term is a function of rows and reads no data. So where
-every row counts as seen, the account is the same as without the rule (docs/privacy.md).
+**Guarantees.** The weight of each row depends on all rows that are mixed: the rule is not linear, and
+accounts of hidden rows do not cover it. The term is a function of rows only and reads no data. So where every
+row counts as seen, the account is the same as without the rule (docs/privacy.md).
 """
 
 from __future__ import annotations
@@ -52,17 +52,20 @@ class Robust:
         if self.radius is not None and not 0 < self.radius < math.inf:
             raise InputError(f"Expected a finite radius > 0, got {self.radius}.")
         if self.radius is not None and self.rule != "clipped":
-            raise InputError(f"Expected a radius only with the rule clipped, got one with {self.rule}.")
+            raise InputError(
+                f"Expected a radius only with the rule clipped, got one with {self.rule}. Remove it."
+            )
 
     @property
     def compares(self) -> bool:
-        """Whether the rule compares received rows with each other: then it needs several."""
+        """Whether the rule compares received rows with each other, and so needs several."""
         return self.radius is None
 
     def spared(self, received: int) -> int:
-        """Return how many hostile rows among `received` ones the rule guards against.
+        """Return the number of hostile rows among `received` ones against which the rule protects.
 
-        There are fewer among few rows: of its own row and two others the trimmed mean drops one at each end.
+        The number is smaller if few rows are received: of the own row and two others, the trimmed mean drops
+        one at each end.
         """
         if self.rule == "trimmed":
             return min(self.hostile, received // 2)

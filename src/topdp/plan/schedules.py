@@ -3,7 +3,7 @@
 T rounds make T + 1 releases: round 0 is the release before the loop, and uses the values of t = 0.
 
 **Guarantees.** None by itself: a schedule is part of the plan, and every account includes it. It depends on
-settings only; a curvature must be known without looking at private data.
+settings only; a curvature must be chosen without access to private data.
 """
 
 from __future__ import annotations
@@ -42,11 +42,12 @@ def learning_rates(
     factor: float = 0.5,
     period: int | None = None,
 ) -> Floats:
-    """λ_t of the T+1 releases of T `rounds`.
+    """Return [T+1]: the step sizes λ_t of the releases of T `rounds`.
 
-    `none`: constant. `linear`: falls to 1/T of its initial value. `cosine`: half a wave, to sin²(π/2T) of it.
-    `step`: multiplied by `factor` after each `period` of rounds, or each third of them. `sqrt-epoch`:
-    λ/√(1 + epoch), our reading of the paper's "fading learning rate", whose formula it does not give.
+    `fading` is one of `none`: constant. `linear`: falls to 1/T of its initial value. `cosine`: half a wave,
+    to sin²(π/2T) of it. `step`: multiplied by `factor` after each `period` of rounds, or each third of them.
+    `sqrt-epoch`: λ/√(1 + epoch), our reading of the paper's "fading learning rate", whose formula it does not
+    give.
 
     >>> learning_rates(1.0, rounds=4, fading="linear").tolist()
     [1.0, 1.0, 0.75, 0.5, 0.25]
@@ -65,8 +66,8 @@ def learning_rates(
         rates = initial * step_decay(factor, max(1, rounds // 3) if period is None else period, rounds)
         if not (rates > 0).all():
             raise InputError(
-                f"Expected steps > 0 in all {rounds} rounds, got 0 after {np.flatnonzero(rates)[-1]}: "
-                "use a longer fading_period or a larger fading_factor."
+                f"Expected steps > 0 in all {rounds} rounds, got 0 after {np.flatnonzero(rates)[-1]}. "
+                "Use a longer fading_period or a larger fading_factor."
             )
         return np.asarray(rates)
     raise InputError(f"Expected fading to be one of {', '.join(FADING_KINDS)}, got {fading!r}.")
@@ -87,9 +88,10 @@ def warmed_up(rate: Floats, warmup: int) -> Floats:
 
 
 def step_decay(factor: float, period: int, rounds: int) -> Floats:
-    """γ^⌊t/period⌋ of the T+1 releases of T `rounds`.
+    """Return [T+1]: γ^⌊t/period⌋, the decay of the noise, for the releases of T `rounds`.
 
-    The paper calls this free; at a fixed clip it is not (docs/privacy.md), and the accountant includes it.
+    The paper does not charge for this decay. At a fixed clip it costs privacy (docs/privacy.md), and the
+    accountant includes it.
 
     >>> step_decay(0.5, period=2, rounds=4).tolist()
     [1.0, 1.0, 1.0, 0.5, 0.5]
@@ -103,13 +105,12 @@ def step_decay(factor: float, period: int, rounds: int) -> Floats:
 
 
 def power_of_rate(rate: Floats, exponent: float) -> Floats:
-    """σ_t ∝ λ_t^-exponent: the noise on the gradient of each release, relative to equal noise of the same
-    loss.
+    """Return [T+1]: σ_t ∝ λ_t^-exponent, the noise on gradients relative to equal noise of the same loss.
 
-    The noise of all rounds leaves Σ q_t σ_t² at the end, with q_t = λ_t² where a loss is so flat that nothing
-    is forgotten. At a given privacy loss, Σ 1/σ_t², this is least for σ_t² ∝ q_t^-½: exponent ½, which leaves
-    ¾ of the variance of equal noise if λ falls linearly. Exponent 0 is equal noise, exponent 1 equal noise on
-    the estimate.
+    The noise of all rounds leaves Σ q_t σ_t² at the end, with q_t = λ_t² for a flat loss, where no earlier
+    noise is contracted. At a given privacy loss, Σ 1/σ_t², this is least for σ_t² ∝ q_t^-½: exponent ½, which
+    leaves ¾ of the variance of equal noise if λ falls linearly. Exponent 0 is equal noise, exponent 1 equal
+    noise on the estimate.
 
     The mean of 1/σ_t² is 1: with full batches and fresh noise, a σ means the same privacy at every exponent.
 
@@ -124,7 +125,7 @@ def power_of_rate(rate: Floats, exponent: float) -> Floats:
 
 
 def for_curvature(rate: Floats, curvature: float | Sequence[float]) -> Floats:
-    """σ_t that leaves the least noise at the end of descent on a quadratic loss with these curvatures.
+    """Return [T+1]: the σ_t that leave the least noise after descent on a quadratic loss of this curvature.
 
     A step along a direction of curvature h multiplies earlier noise by 1 - λh: early noise is forgotten, and
     early rounds may have more of it. Scaled as `power_of_rate`, which is its limit for h → 0.
@@ -153,13 +154,14 @@ def for_curvature(rate: Floats, curvature: float | Sequence[float]) -> Floats:
 
 
 MAX_RATE_EXPONENT = 2.0
-MIN_REMEMBERED_SHARE = 1e-8  # of the release that is remembered best
+MIN_REMEMBERED_SHARE = 1e-8  # of the maximum of q_t, for noise that is forgotten
 
 
 def schedule(rate: Floats, along: Floats, noise_on: str) -> Schedule:
-    """Put the noise inside the step (`gradient`: -λ(ḡ + noise)) or beside it (`estimate`: as printed).
+    """Return the schedule with noise inside the step (`gradient`: -λ(ḡ + noise)) or added to the estimate.
 
-    `along` is the noise of each release at that place, per unit of an agent's full-scale deviation.
+    `rate` [T+1]: the step sizes. `along` [T+1]: the noise of each release, on the gradient or on the estimate
+    as `noise_on` states, per unit of an agent's full-scale standard deviation. The paper prints `estimate`.
 
     >>> rates, equal = learning_rates(0.5, 2, "none"), step_decay(1.0, 1, 2)
     >>> schedule(rates, equal, "gradient").noise.tolist(), schedule(rates, equal, "estimate").noise.tolist()
@@ -173,19 +175,19 @@ def schedule(rate: Floats, along: Floats, noise_on: str) -> Schedule:
 
 
 def _relative(rate: Floats) -> Floats:
-    """λ_t over its maximum: only ratios matter, and their products cannot overflow."""
+    """Return λ_t over its maximum: only ratios matter, and their products cannot overflow."""
     rate = np.asarray(rate, float)
     if not (np.isfinite(rate) & (rate > 0)).all():
-        raise InputError("Expected finite steps > 0 in every round, which determine the noise.")
+        raise InputError("Expected finite steps > 0 in every round, because they determine the noise.")
     return np.asarray(rate / rate.max())
 
 
 def _as_costly_as_equal(log_noise: Floats) -> Floats:
-    """exp(log_noise), scaled so that the mean of 1/σ_t² is 1."""
+    """Return exp(log_noise), scaled so that the mean of 1/σ_t² is 1."""
     relative = np.exp(log_noise - log_noise.min())
     return np.asarray(relative * np.sqrt(np.mean(relative**-2)))
 
 
 def _time(rounds: int) -> Floats:
-    """t of each release; the one before the loop has the t of the first round."""
+    """Return [T+1]: the t of each release; the release before the loop has the t of the first round."""
     return np.maximum(np.arange(rounds + 1, dtype=np.float64) - 1.0, 0.0)

@@ -23,20 +23,20 @@ from topdp.privacy.observers.view import View
 from topdp.privacy.published.claims import Analysis
 from topdp.privacy.query import DEFAULT_QUERY, Query
 
-# The rates of false alarms at which the power of the best attacker is stated.
+# The false-alarm rates at which an account states the power of the best attacker.
 FALSE_ALARMS = (0.01, 0.05)
 
-# More observers than these are not listed one by one in JSON.
+# JSON lists observers one by one up to this number.
 MAX_LISTED_OBSERVERS = 100
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Account:
-    """What is known of a plan's privacy at one δ.
+    """The account of a plan: all privacy answers at one δ.
 
     `answers`: by JSON key, in the order of `ANSWERS`; `account.adaptive` is `account.answers["adaptive"]`.
-    `guarantee` names the answer that meets the budget; None where the noise was given. `colluders`: how many
-    agents pool what they see, in the answers that count them.
+    `guarantee`: the name of the answer that meets the budget; None if the noise was given instead of a
+    budget. `colluders`: the size of the coalitions, in the answers that depend on it.
 
     >>> from topdp.privacy import Analysis, account
     >>> import numpy as np
@@ -67,20 +67,20 @@ class Account:
 
     @property
     def views(self) -> dict[str, View]:
-        """Every observer against every owner, by answer."""
+        """The loss of every owner to every observer, by answer."""
         return {key: answer.view for key, answer in self.answers.items() if answer.view is not None}
 
     @property
     def epsilon(self) -> dict[str, float | None]:
-        """The largest ε over agents, by answer; None where it is infinite, refused or not asked for."""
+        """The largest ε over agents, by answer; None where it is infinite, refused or not requested."""
         return {key: answer.largest for key, answer in self.answers.items()}
 
     def answer(self, name: str) -> Answer:
-        """The answer of a name, as `worst-case` or `worst_case`."""
+        """Return the answer with this name (`worst-case`) or JSON key (`worst_case`)."""
         return self.answers.get(answer_kind(name).key, NOT_ASKED)
 
     def summary(self) -> dict[str, Any]:
-        """The `privacy` object of a run: the largest ε and μ over agents, null with a reason."""
+        """Return the `privacy` object of a run: the largest ε and μ over agents, null with a reason."""
         reasons = {
             key: answer.reason for key, answer in self.answers.items() if answer.reason and answer.asked
         }
@@ -97,7 +97,7 @@ class Account:
         }
 
     def details(self) -> dict[str, Any]:
-        """Everything, per agent and per observer: privacy.json and `topdp account --json`."""
+        """Return the complete account for JSON, with values per agent and per observer (privacy.json)."""
         answers = {key: answer for key, answer in self.answers.items() if answer.asked}
         return {
             **self.summary(),
@@ -119,9 +119,9 @@ class Account:
 
     @classmethod
     def from_details(cls, details: dict[str, Any], analysis: Analysis) -> Account:
-        """Read what `details` wrote, which has only ε and μ of amplified losses, and no pairs of them.
+        """Return the account that `details` wrote. Of amplified losses it has only ε and μ, not each pair.
 
-        The details may be older than some answers: these are missing.
+        Details that an older version wrote may lack some answers; the account then lacks them, too.
         """
         reasons, seen_by = details.get("reasons", {}), details["sees_most"]
         pairs = {} if analysis.exposure().sampled else details["pairs"]
@@ -154,10 +154,10 @@ def account(
     known: View | None = None,
     query: Query = DEFAULT_QUERY,
 ) -> Account:
-    """Compute the quick answers for every agent of `plan`, and the others that are asked for.
+    """Return the account of `plan`: the quick answers for every agent, and the other answers on request.
 
-    `guarantee`: the answer to which the noise was calibrated; it is computed, too, from the view `known`
-    where the calibration has one already.
+    `answers`: the names of the answers to compute in addition. `guarantee`: the answer to which the noise
+    was calibrated; it is always computed. `known`: its view, if the calibration has computed it already.
 
     >>> from topdp.privacy import Analysis
     >>> import numpy as np
@@ -178,8 +178,8 @@ def account(
     largest = max(batches.records for batches in analysis.batches)
     if delta * largest >= 1:
         warnings = (
-            f"delta {delta:g} is not less than 1/{largest}, one over the records of an agent: a "
-            "record may be shown as it is under such a delta. Use a smaller one.",
+            f"delta {delta:g} is not less than 1/{largest}, one over the records of an agent. Such a delta "
+            "permits a method that publishes a record unprotected. Use a smaller delta.",
         )
     result = Account(
         delta=delta,
@@ -198,7 +198,8 @@ def account(
 def with_answer(
     account: Account, kind: AnswerKind, plan: Plan, view: View | None = None, query: Query = DEFAULT_QUERY
 ) -> Account:
-    """Return the account with one answer more; `view`: what observers learn, if that is known already.
+    """Return `account` with the answer `kind` added; `view`: the losses to its observers, if already
+    computed.
 
     >>> from topdp.privacy import Analysis, account
     >>> import numpy as np
@@ -231,14 +232,14 @@ def with_answer(
 
 
 def _json(values: Floats | None) -> list[float | None] | None:
-    """JSON has neither infinity nor nan: null stands for them, and the status is beside it."""
+    """Return `values` for JSON, which has neither infinity nor nan: null replaces them."""
     if values is None:
         return None
     return [float(value) if math.isfinite(value) else None for value in values]
 
 
 def _pairs_to_json(view: View) -> dict[str, Any]:
-    """μ [owner][observer] as bounded, and as a record reaches it whose gradients all point one way."""
+    """Return μ [owner][observer] for JSON: the upper bound, and the value of the aligned record."""
     return {
         "observers": [list(J) for J in view.observers],
         "mu": None if view.upper is None else [_json(row) for row in view.upper],
@@ -247,7 +248,7 @@ def _pairs_to_json(view: View) -> dict[str, Any]:
 
 
 def _pairs_from_json(pairs: dict[str, Any]) -> View:
-    """Read what `_pairs_to_json` wrote of a view of all owners: nobody observes itself."""
+    """Return the view of all owners that `_pairs_to_json` wrote; no agent observes itself."""
     observers = tuple(tuple(J) for J in pairs["observers"])
     asked = np.array([[i not in J for J in observers] for i in range(len(pairs["mu"]))])
     lower, upper = (

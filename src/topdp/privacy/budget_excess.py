@@ -1,4 +1,4 @@
-"""By which factor each agent's loss exceeds its budget, exactly or by quicker approximations.
+"""The factor by which each agent's loss exceeds its budget, exactly or by quicker approximations.
 
 `balance` and `calibrate` choose the noise by it.
 """
@@ -69,19 +69,25 @@ class BudgetExcess:
         return np.asarray(amplified * self.exposure.sensitivity / self.target * min(steps, default=1.0))
 
     def ever_better(self, least: Floats) -> list[Excess]:
-        """Accounts in order of precision, for noise of at least `least`. The first one is cheap."""
+        """Return functions that compute the excess, in order of precision, for noise of at least `least`.
+
+        The first function is cheap.
+        """
         self._note = "balancing noise, step 1"
         if not self.kind.on_request:
             return [self.quick, self.whole]
         releases, first = self.write(least).releases, FIRST_RELEASES
         while 2 * first < releases and (self.quick(least, first) == 0).any():
-            first *= 2  # so far some agent is not read by any other
+            first *= 2  # in fewer releases no other agent reads some agent's rows
         if 2 * first >= releases:
             return [self.quick, self.whole]
         return [partial(self.quick, releases=first), partial(self.quick, report=True), self.whole]
 
     def quick(self, deviation: Floats, releases: int | None = None, report: bool = False) -> Floats:
-        """The excess for aligned records without amplification, by default of all releases."""
+        """Return the excess [agents] for aligned records, without amplification.
+
+        `deviation`: full-scale noise [agents]. `releases`: count only the first ones; default all.
+        """
         plan = self.write(deviation)
         if releases is not None:
             plan = _beginning(plan, releases)
@@ -89,7 +95,7 @@ class BudgetExcess:
         return np.asarray(np.where(view.asked, view.lower, 0.0).max(axis=1) / self.target)
 
     def whole(self, deviation: Floats) -> Floats:
-        """The excess by the account itself."""
+        """Return the excess [agents] by the account itself, at full-scale noise `deviation` [agents]."""
         view = self._observe(self.write(deviation))
         self._views[deviation.tobytes()] = view
         excess = view.worst() / self.target
@@ -98,7 +104,10 @@ class BudgetExcess:
         return excess
 
     def certified(self, deviation: Floats, factor: float) -> tuple[Floats, View | None]:
-        """The noise times `factor`, at which the account meets every budget, and the view of its plan."""
+        """Return full-scale noise [agents] at which the account meets every budget, and the view of its plan.
+
+        The result is `deviation` times `factor`, slightly enlarged where necessary.
+        """
         view = self._views.get(deviation.tobytes())
         if not self.exposure.sampled:
             if view is not None and view.upper is not None:
@@ -129,7 +138,7 @@ class BudgetExcess:
 
 
 def _beginning(plan: Plan, releases: int) -> Plan:
-    """The plan that ends after these releases."""
+    """Return the plan that consists of the first `releases` releases."""
 
     def first(of: PerRound) -> PerRound:
         return PerRound(of.values, of.which[:releases])
@@ -143,7 +152,7 @@ def _beginning(plan: Plan, releases: int) -> Plan:
 
 
 def _least_scale(loss: Loss, epsilon: float, delta: float) -> float:
-    """The factor by which all noise has to grow for a loss to meet (ε, δ)."""
+    """Return the factor by which all noise has to grow for a loss to meet (ε, δ)."""
     if isinstance(loss, SmallestLoss):
         return min(_least_scale(part, epsilon, delta) for part in loss.losses)
     if isinstance(loss, SampledLoss):
@@ -160,7 +169,7 @@ def _least_scale(loss: Loss, epsilon: float, delta: float) -> float:
 def _least_multiplier(
     rate: float, shape: tuple[tuple[float, int], ...], epsilon: float, delta: float
 ) -> float:
-    """The least z at which sampled releases with noise multipliers z·shape meet (ε, δ)."""
+    """Return the least z at which sampled releases with noise multipliers z·shape meet (ε, δ)."""
 
     def claim(z: float) -> float:
         try:

@@ -1,8 +1,8 @@
 """The least own noise of each agent where pairs share noise.
 
-Given the pairs that share secrets, and the noise that each agent would need alone, pair noise hides most and
-own noise the rest. Own noise stays in the average, so the sum of its variances is minimised. `calibrate`
-scales the result until the account of the plan meets the budgets in ε.
+Inputs are the pairs that share secrets, and the noise that each agent would need without pair noise. Pair
+noise provides most of the protection, own noise the rest. Own noise remains in the average, so the sum of its
+variances is minimised. `calibrate` scales the result until the account of the plan meets the budgets in ε.
 
 **Guarantees.** None of its own: the caller divides the result by its account.
 """
@@ -22,7 +22,8 @@ from topdp.privacy.observers.shared_noise import by_connectivity
 
 Coalition = tuple[int, ...]
 
-# Up to this many coalitions are computed one by one; otherwise one for each agent, of its partners first.
+# Up to this many coalitions are computed one by one. Above, only one coalition for each agent is computed,
+# which prefers the agent's partners.
 MAX_ENUMERATED_COALITIONS = 40_000
 
 MAX_INVERTED_NUMBERS = 1 << 22  # in matrices that are inverted at once
@@ -37,8 +38,8 @@ MAX_EXACT_AGENTS = (
 class Allocation:
     """Standard deviations: `own` [agents], and `pair` of every pair's draw.
 
-    `average`: the variance that stays in the average, over that of pooled records under the agents' mean
-    need. `weakest`: the agent that is hidden least, and the colluders that know most of what hides it.
+    `average`: the variance that remains in the average, over that of pooled records under the agents' mean
+    need. `weakest`: the agent with the least protection, and the coalition that knows most of its noise.
     """
 
     own: Floats
@@ -84,7 +85,7 @@ def allocate(pairs: Ints, alone: Floats, colluders: int, strength: float = 10.0)
 
 
 def _by_connectivity(hiding: _HiddenNoise, alone: Floats, pair: float) -> Allocation:
-    """The allocation for many agents, by the least connected direction (`shared_noise.by_connectivity`)."""
+    """Return the allocation for many agents, by the bound of `shared_noise.by_connectivity`."""
     weights, c, needs = hiding.weights, hiding.colluders, np.square(alone)
     second = float(np.linalg.eigvalsh(np.diag(weights.sum(axis=1)) - weights)[1])
     connected = max(0.0, second - c * pair**2)
@@ -106,7 +107,9 @@ def _by_connectivity(hiding: _HiddenNoise, alone: Floats, pair: float) -> Alloca
 
 
 def _filled(needs: Floats, connected: float, colluders: int, kept: float) -> Floats:
-    """The least own noise that hides all agents if Σ d_j/(d_j + λ) is `kept`, and that keeps this sum."""
+    """Return the least own variances d [n] that meet all needs, given Σ d_j/(d_j + λ) = `kept`, and that
+    attain this sum.
+    """
     n = len(needs)
     # 1/x + (λ/kept)/x² = 1/needs_i with x = d_i + λ
     x = (needs + np.sqrt(np.square(needs) + 4 * needs * connected / kept)) / 2
@@ -122,7 +125,7 @@ def _filled(needs: Floats, connected: float, colluders: int, kept: float) -> Flo
 
 
 class _HiddenNoise:
-    """What pair noise leaves to be hidden by own noise, for every coalition that counts."""
+    """The information that remains about each agent under own and pair noise, for the relevant coalitions."""
 
     def __init__(self, pairs: Ints, agents: int, colluders: int, pair_variance: float) -> None:
         self.agents, self.colluders = agents, colluders
@@ -131,10 +134,13 @@ class _HiddenNoise:
         self.all = len(pairs) == math.comb(agents, 2)
 
     def coalitions(self, variance: Floats) -> list[Coalition]:
-        """Coalitions among which is, for every agent, one that learns most of it, as far as that is known."""
+        """Return coalitions that include, for every agent, the one that learns most about it.
+
+        Where there are too many to compute each, this is a heuristic; the account checks the result.
+        """
         n, c = self.agents, self.colluders
         if np.ptp(variance) <= 1e-12 * variance.max() and not self.all:
-            # Among equal agents the partners of each know most of what hides it, as far as we have seen.
+            # Among equal agents, an agent's partners know most of its noise (observed, not proved).
             partners = [np.flatnonzero(row).tolist() for row in self.weights]
             if (
                 sum(math.comb(len(of), c) for of in partners) <= MAX_ENUMERATED_COALITIONS
@@ -152,7 +158,7 @@ class _HiddenNoise:
         return sorted(coalitions)
 
     def inverses(self, variance: Floats, coalitions: list[Coalition]) -> Floats:
-        """[coalitions, n, n] (diag(a²) + s²L)⁻¹ without the members, whose diagonal entries are 1."""
+        """Return [coalitions, n, n]: (diag(a²) + s²L)⁻¹ without the members, whose diagonal entries are 1."""
         left = np.ones((len(coalitions), self.agents))
         for o, J in enumerate(coalitions):
             left[o, list(J)] = 0.0
@@ -163,7 +169,7 @@ class _HiddenNoise:
         return np.asarray(np.linalg.inv(matrices), np.float64)
 
     def exposed(self, variance: Floats, coalitions: list[Coalition]) -> Floats:
-        """[coalitions, n] 1/z² at unit sensitivity; 0 for members."""
+        """Return [coalitions, n]: 1/z² at unit sensitivity; 0 for members."""
         step = max(1, MAX_INVERTED_NUMBERS // self.agents**2)
         parts = [coalitions[at : at + step] for at in range(0, len(coalitions), step)]
         exposed = np.concatenate(
@@ -174,14 +180,14 @@ class _HiddenNoise:
         return exposed
 
     def worst(self, variance: Floats) -> tuple[Floats, list[Coalition]]:
-        """[n] 1/z² to the coalition that learns most of each agent, and that coalition."""
+        """Return [n]: 1/z² to the coalition that learns most about each agent; and these coalitions."""
         coalitions = self.coalitions(variance)
         exposed = self.exposed(variance, coalitions)
         return exposed.max(axis=0), [coalitions[o] for o in exposed.argmax(axis=0)]
 
 
 def _in_proportion(hiding: _HiddenNoise, needs: Floats) -> Floats:
-    """The least own variances, in proportion to what each agent needs alone, that hide all agents."""
+    """Return the least own variances, in proportion to what each agent needs alone, that hide all agents."""
     coalitions: list[Coalition] = []
 
     def excess(share: float) -> float:

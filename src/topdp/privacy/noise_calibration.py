@@ -1,4 +1,4 @@
-"""The least noise for which the account meets a budget (ε, δ) under the chosen guarantee.
+"""Calibration: the least noise for which the account meets a budget (ε, δ) under the chosen guarantee.
 
 Scaling all noise of a plan by s divides every μ by s. So one account at unit noise and one division calibrate
 a common budget. Agents with different budgets, records or batches get different noise (`balance`). That
@@ -20,7 +20,7 @@ from topdp.privacy.observers.view import View
 from topdp.privacy.published.claims import Analysis
 from topdp.privacy.query import DEFAULT_QUERY, Query
 
-# Covers the rounding of the last product, and of bounds found again at other noise.
+# Covers the rounding of the last product, and of bounds that are computed again at other noise.
 ROUNDING_MARGIN = 1 + 1e-7
 
 
@@ -48,11 +48,12 @@ def calibrate(
 ) -> CalibratedNoise:
     """Return the full-scale noise with which the plan of `write` meets every agent's ε.
 
-    `shares` [agents]: the noise up to a common factor, where it is known how agents should differ.
+    `write` returns the plan for full-scale standard deviations [agents]. `epsilon` [agents]: the budgets.
+    `shares` [agents]: the noise of each agent up to a common factor, if the caller chooses the proportions.
 
     **Guarantees.** The account of the plan under `guarantee` is at most ε for every agent, and at least (1 -
-    1e-6)·ε for the agent that binds. Where agents differ, each agent that could do with less noise than it
-    has is within 5e-4 of its μ, as far as the search converges (`balance`). A plan that no noise makes
+    1e-6)·ε for the agent that binds. Where agents differ, each agent whose noise could be lower is within
+    5e-4 of the μ of its budget, if the search converges (`balance`). A plan that no noise makes
     private is refused.
 
     >>> from topdp.privacy import Analysis, account
@@ -81,7 +82,7 @@ def calibrate(
         return CalibratedNoise(noise)
     budget_excess = BudgetExcess(write, exposure, kind, epsilon=epsilon, delta=delta, query=query)
     needs = exposure.sensitivity / budget_excess.target
-    # Agents that differ only in their place in the graph get the same noise, as in the paper.
+    # Agents that differ only in their position in the graph get the same noise, as in the paper.
     if shares is not None:
         search = Balance(shares, budget_excess.whole(shares))
     elif np.ptp(needs) <= 1e-12 * needs.max() and len(set(exposure.batches)) == 1:

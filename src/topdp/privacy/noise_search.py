@@ -1,4 +1,4 @@
-"""The search for noise where agents differ: each agent meets its own budget and none exceeds it.
+"""The search for noise with which every agent just meets its own budget, where agents differ.
 
 An agent's noise also hides its neighbours, so the search treats all agents together. Accounts are slow. A
 quick model shows how agents depend on each other, and accounts only correct the model.
@@ -15,7 +15,8 @@ import numpy as np
 
 from topdp.base.array_types import Floats
 
-# Each agent's loss over its budget [agents], given noise [agents]. Noise times s must divide it by s.
+# A function from noise [agents] to each agent's loss over its budget [agents]. Multiplying the noise by s
+# must divide the result by s.
 Excess = Callable[[Floats], Floats]
 
 # Called with the result of each account.
@@ -79,7 +80,14 @@ def _corrected(
     walk: _AndersonMixing,
     report: Report | None,
 ) -> tuple[Balance, Floats, float]:
-    """Return the nearest result by this account, the model's correction there, and the distance left."""
+    """Correct the model by `account` until every agent is within `close` of its budget.
+
+    `start`: the first noise [agents]. `off`: the current correction [agents], ln(account / model). `left`:
+    the current distance (`_left`); the model is solved to a fiftieth of it. `floor`: ln of the least noise
+    [agents]. `walk`: the mixing of earlier steps.
+
+    Return the balance with the smallest distance, the correction at that noise, and the distance.
+    """
     best, nearest, off_there = None, np.inf, off
     noise = np.log(start)
     for number in range(MAX_ACCOUNTS):
@@ -104,28 +112,32 @@ class _AndersonMixing:
 
     def __init__(self) -> None:
         self._last: tuple[Floats, Floats] | None = None
-        self._steps: list[tuple[Floats, Floats]] = []  # between two places, and the change of the move
+        self._steps: list[tuple[Floats, Floats]] = []  # (change of the point, change of the move)
 
     def onward(self, place: Floats, proposal: Floats) -> Floats:
-        """Return the next place after `place`, for which the fixed-point map gives `proposal`."""
+        """Return the next point after `place`, for which the fixed-point map gives `proposal`."""
         move = proposal - place
         if self._last is not None:
             self._steps = [*self._steps, (place - self._last[0], move - self._last[1])][-MIXED_STEPS:]
         self._last = place, move
         if not self._steps:
             return proposal
-        # The least-squares mixture of the moves of the last places.
+        # The least-squares mixture of the moves at the last points.
         steps, changes = (np.stack(these, axis=1) for these in zip(*self._steps, strict=True))
         back = (steps + changes) @ np.linalg.lstsq(changes, move, rcond=1e-8)[0]
         return np.asarray(proposal - np.clip(back, -MAX_MIXING_STEP, MAX_MIXING_STEP))
 
     def rest(self) -> None:
-        """Forget the last place: another account follows. How moves change with places stays similar."""
+        """Forget the last point, because another account follows. Keep the steps, which remain similar."""
         self._last = None
 
 
 def _model_optimum(model: Excess, off: Floats, noise: Floats, floor: Floats, close: float) -> Floats:
-    """The logarithm of noise at which model times exp(off) is 1 for every agent that is not at the floor."""
+    """Return ln of the noise [agents] at which model times exp(`off`) is 1 for every agent above its `floor`.
+
+    `noise`: ln of the noise at which the search starts. `close`: the distance at which it ends, in
+    logarithms.
+    """
     walk, best, nearest = _AndersonMixing(), noise, np.inf
     for _ in range(MAX_MODEL_CALLS):
         # If only its own noise counted, an agent's noise would have to grow by its excess.
@@ -143,7 +155,7 @@ def _model_optimum(model: Excess, off: Floats, noise: Floats, floor: Floats, clo
 
 
 def _left(noise: Floats, logs: Floats, floor: Floats) -> float:
-    """The most, in logarithms, by which the noise of some agent could be lowered to its budget or floor."""
+    """Return the largest distance of an agent from its budget or floor, in logarithms of noise."""
     largest = logs.max()
     return (
         float(np.minimum(largest - logs, noise + largest - floor).max()) if np.isfinite(largest) else np.inf
@@ -151,13 +163,13 @@ def _left(noise: Floats, logs: Floats, floor: Floats) -> float:
 
 
 def _logarithm(excess: Floats) -> Floats:
-    """-inf for agents about whom no observer learns anything: they end at the floor."""
+    """Return ln of `excess`; -inf for agents about which no observer learns: they end at the floor."""
     with np.errstate(divide="ignore"):
         return np.asarray(np.log(excess))
 
 
 def _difference(account: Floats, model: Floats) -> Floats:
-    """Account minus model; 0 where one of them is infinite."""
+    """Return account minus model; 0 where either is infinite."""
     with np.errstate(invalid="ignore"):
         difference = account - model
     return np.where(np.isfinite(difference), difference, 0.0)

@@ -1,4 +1,4 @@
-"""The options of an account: how many agents collude, whether it may take long, and how it reports progress.
+"""The options of an account: the number of colluders, whether slow answers are allowed, progress reports.
 
 The budget and δ are separate arguments.
 """
@@ -34,8 +34,8 @@ def observe(kind: AnswerKind, plan: Plan, exposure: Exposure, query: Query, boun
 class Query:
     """How an account is computed.
 
-    `colluders`: how many agents pool what they see, in answers that count them. `allow_slow`: compute answers
-    that take very long, too; without it they are refused, or replaced by an upper bound. `progress` is called
+    `colluders`: the size of the coalitions, in answers that depend on it. `allow_slow`: also compute answers
+    that take very long; otherwise they are refused, or replaced by an upper bound. `progress` is called
     after each step. `observe` computes what observers learn; a cache can take its place.
 
     >>> Query(colluders=2).allow_slow
@@ -48,5 +48,5 @@ class Query:
     observe: Observe = observe
 
 
-# One colluder; what takes very long is refused.
+# One colluder; answers that take very long are refused.
 DEFAULT_QUERY = Query()

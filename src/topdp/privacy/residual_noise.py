@@ -32,7 +32,7 @@ class ResidualNoise(NamedTuple):
 
 
 def supports(plan: Plan) -> str | None:
-    """None, or what in `plan` is not linear. Rounding is supported, and not included in the result."""
+    """Return None, or the need of `plan` that is not linear. Rounding is supported, but not in the result."""
     return unsupported(plan, {Capability.ROUNDED_ROWS, Capability.SHARED_DRAWS, Capability.PRUNED_ROWS})
 
 
@@ -49,7 +49,7 @@ def residual_noise(plan: Plan) -> ResidualNoise:
     ([0.25, 0.25, 0.5, 0.5], [0.75, 0.0, 0.75, 0.0])
     """
     if reason := supports(plan):
-        raise InputError(f"Expected a plan of linear rows, got {reason}: its noise has no formula.")
+        raise InputError(f"Expected a plan of linear rows, got {reason}. Its residual noise is not known.")
     n, m = plan.agents, plan.rows
     mixing, fresh = _mixing(plan), _fresh(plan)
     C, average, between = np.zeros((m, m)), np.zeros(plan.releases), np.zeros(plan.releases)
@@ -66,7 +66,7 @@ def residual_noise(plan: Plan) -> ResidualNoise:
 
 
 def _mixing(plan: Plan) -> Callable[[int, int], Any]:
-    """W [rows, rows] for each kind of sources and weights."""
+    """Return a function that computes W [rows, rows] from the indices of the source and weight tables."""
 
     @lru_cache(maxsize=CACHED_MATRICES)
     def mixing(source: int, weight: int) -> Any:
@@ -78,7 +78,10 @@ def _mixing(plan: Plan) -> Callable[[int, int], Any]:
 
 
 def _fresh(plan: Plan) -> Callable[[int, int, int], Floats]:
-    """N Nᵀ [rows, rows] at unit scale, for each kind of sources (which rows exist), draws and deviations."""
+    """Return a function that computes N Nᵀ [rows, rows] at unit scale.
+
+    Its arguments are the indices of the tables of sources (which rows exist), draws and deviations.
+    """
 
     @lru_cache(maxsize=CACHED_MATRICES)
     def fresh(source: int, draw: int, std: int) -> Floats:
@@ -91,7 +94,7 @@ def _fresh(plan: Plan) -> Callable[[int, int, int], Floats]:
 
 
 def _matrix(columns: AnyArray, values: Floats, width: int) -> sparse.csr_array:
-    """[rows, width] of entries by row and column; -1 is none."""
+    """Return the sparse matrix [rows, width] with these entries; column -1 is padding."""
     used = columns >= 0
     starts = np.concatenate([[0], np.cumsum(used.sum(axis=1))])
     return sparse.csr_array((values[used], columns[used], starts), shape=(len(columns), width))

@@ -1,18 +1,18 @@
 """The spending curve of one owner: cumulative ε after each release, under each guarantee.
 
-An owner that may stop early, or that finds its partners during the run, computes its cost here before it
-sends. The curves use the parts of the account, so the last value of a curve equals the account. Budgets are
-enforced elsewhere, by agents.
+An owner that may stop early, or that chooses its partners during the run, computes its cost here before it
+sends. The curves use the functions of the account, so the last value of a curve equals the account. Agents
+enforce the budgets.
 
-- `worst-case`: what all other agents together learn from the releases that the owner has made. It assumes
-  nothing about others: it holds if they are late, dead, malicious or gone.
+- `worst-case`: the cost, against all other agents together, of the releases that the owner has made. It
+  assumes nothing about others: it holds if they are late, malicious or departed.
 - `adaptive`, `view`, `claimed`: the final cost of the plan if the owner's data enter rounds 0 .. r and no
   later ones. The first two count all that observers read in *all* rounds. That includes rounds after r, in
   which others still pass on what the owner sent. They rely on the noise that the owner continues to add. All
   three hold for the plan as written only.
 
 **Guarantees.** Every value is at least the ε so defined; adjacency and sensitivity are the analysis's. Values
-between checkpoints are rounded up to the next one. An infinite ε is refused with an error.
+between checkpoints are rounded up to the next one. An infinite ε raises an error.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from topdp.privacy.observers.worst_case import composed, information
 from topdp.privacy.published.claims import Analysis
 from topdp.privacy.query import DEFAULT_QUERY, Query
 
-CURVE_CHECKPOINTS = 48  # releases at which a curve is computed; between two of them the later one counts
+# The number of releases at which a curve is computed; a release between two gets the value of the later one.
+CURVE_CHECKPOINTS = 48
 
 # The releases made so far, in order: (round, 1/z²).
 ReleaseHistory = Sequence[tuple[int, float]]
@@ -74,7 +75,7 @@ class Spending:
         return self.analysis.batches[self.owner]
 
     def curve(self, guarantee: str) -> Floats:
-        """[releases] ε after each release of the plan if the owner's data enter no later one."""
+        """Return [releases] ε after each release of the plan if the owner's data enter no later one."""
         places = _checkpoints(self.plan.releases)
         values = np.asarray(guarantee_kind(guarantee).spending_curve(self, places))
         if not np.isfinite(values).all():
@@ -87,9 +88,9 @@ class Spending:
         return np.asarray(least[np.searchsorted(places, np.arange(self.plan.releases))])
 
     def worst_case(self, history: ReleaseHistory) -> float:
-        """ε of the releases made so far if all others collude; they need not be those of the plan.
+        """Return ε of the releases in `history` if all others collude; they need not be those of the plan.
 
-        Poisson samples: ε of all planned releases up to the next checkpoint, which include those made.
+        Poisson samples: ε of all planned releases up to the next checkpoint, which include `history`.
         """
         if not history:
             return 0.0
@@ -107,7 +108,7 @@ class Spending:
         """
         if self.batches.sampled:
             raise NotCovered(
-                "The cost of a release of Poisson samples needs a plan. Use full or cyclic batches."
+                "Expected full or cyclic batches for a release outside the plan, got Poisson samples."
             )
         if rate == 0:
             return 0.0
@@ -115,23 +116,23 @@ class Spending:
         return (rate * self.sensitivity / (scale * std)) ** 2 if scale * std else float("inf")
 
     def checkpoint(self, round: int) -> int:
-        """The first release from `round` on at which curves are computed."""
+        """Return the first release from `round` onwards at which curves are computed."""
         places = _checkpoints(self.plan.releases)
         return places[int(np.searchsorted(places, round))]
 
     def composed(self, per_round: Floats) -> float:
-        """ε of releases under fresh noise: `per_round` is 1/z² of each at the owner's sensitivity."""
+        """Return ε of releases under fresh noise; `per_round` [releases]: 1/z² at the owner's sensitivity."""
         return composed(per_round, self.batches, self.analysis.adjacency).epsilon(self.delta)
 
     def planned_worst_case(self, releases: Sequence[int]) -> list[float]:
-        """ε of all planned releases up to each of these, if all others collude."""
+        """Return one ε for each of `releases`: of all planned releases up to it, if all others collude."""
         for last in releases:
             if last not in self._worst_case_at:
                 self._worst_case_at[last] = self.composed(self.information[: last + 1])
         return [self._worst_case_at[last] for last in releases]
 
     def amplified(self, mu: Floats, releases: Sequence[int]) -> Floats:
-        """ε of μ; for Poisson samples at most what all others together learn."""
+        """Return ε [releases] of `mu` [releases]; for Poisson samples at most the worst-case ε."""
         epsilon = epsilon_of(mu, self.delta)
         return np.minimum(epsilon, self.planned_worst_case(releases)) if self.batches.sampled else epsilon
 
@@ -139,7 +140,7 @@ class Spending:
 def spending(
     plan: Plan, analysis: Analysis, owner: int, delta: float, query: Query = DEFAULT_QUERY
 ) -> Spending:
-    """Return the cost of the releases of `owner` at δ; refused where one of them has no noise.
+    """Return the cost of the releases of `owner` at δ; raise an error if a release has no noise.
 
     >>> from topdp.privacy import Analysis
     >>> import numpy as np
@@ -165,7 +166,7 @@ def spending(
     per_release = information(plan)[:, owner] * sensitivity**2
     if not np.isfinite(per_release).all():
         raise PrivacyError(
-            "Expected noise in every row that carries a gradient, got rows without noise: no finite charge "
+            "Expected noise in every row that carries a gradient, got rows without noise. No finite charge "
             "covers them. Use a method with noise, and a budget or sigma for every agent."
         )
     return Spending(
@@ -180,5 +181,5 @@ def spending(
 
 
 def _checkpoints(releases: int) -> list[int]:
-    """The rounds at which a curve is computed, the last one included."""
+    """Return the rounds at which a curve is computed, the last one included."""
     return sorted({int(place) for place in np.linspace(0, releases - 1, min(releases, CURVE_CHECKPOINTS))})

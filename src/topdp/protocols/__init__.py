@@ -1,4 +1,4 @@
-"""Protocols: write plans from a graph and a schedule, without data; one file per protocol."""
+"""Protocols: each writes a plan from a graph and a schedule, without data; one file per protocol."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""The asynchronous protocols: in each round an agent exchanges with one neighbour, or works alone.
+"""The asynchronous protocols: in each round an agent exchanges rows with one neighbour, or steps alone.
 
 `TopAsynchronous` is Algorithm 2 of the paper; `PlainAsynchronous` makes the same exchanges with full noise,
 as the paper runs its baselines.
@@ -22,7 +22,7 @@ from topdp.topology import Topology
 
 @dataclass(frozen=True)
 class _Asynchronous(UpdateRule):
-    """Base of both. `offline`: the share of agents that do not take part in a round."""
+    """Base class of both protocols. `offline`: the share of agents that do not take part in a round."""
 
     name: ClassVar[str]
 
@@ -36,13 +36,13 @@ class _Asynchronous(UpdateRule):
 
     @abstractmethod
     def _paired(self, full: Floats, pairs: Pairs) -> Floats:
-        """[rounds, n]: the noise of agents that have a partner; `full` [n]: of agents that have none."""
+        """Return [rounds, n]: the noise of agents with a partner; `full` [n]: of agents without one."""
 
 
 @final
 @dataclass(frozen=True)
 class PlainAsynchronous(_Asynchronous):
-    """Exchange of estimates that carry full noise.
+    """Exchanges of estimates that carry full noise.
 
     >>> import numpy as np
     >>> import topdp
@@ -61,8 +61,9 @@ class PlainAsynchronous(_Asynchronous):
 @final
 @dataclass(frozen=True)
 class TopAsynchronous(_Asynchronous):
-    """Algorithm 2: the noise in the partner's estimate counts towards an agent's own. `own_share`: see
-    `reduced`.
+    """Algorithm 2: an agent adds less noise, because its partner's estimate contains noise already.
+
+    `own_share`: see `reduced`.
 
     >>> import numpy as np
     >>> import topdp
@@ -87,12 +88,12 @@ class TopAsynchronous(_Asynchronous):
 def _plan(
     name: str, mixing: Floats, pairs: Pairs, schedule: Schedule, unpaired: Floats, paired: Floats
 ) -> Plan:
-    """`unpaired` [n], `paired` [rounds, n]: the noise of agents without and with a partner."""
+    """Return the plan `name`; `unpaired` [n], `paired` [rounds, n]: noise without and with a partner."""
     R, n = schedule.releases, len(unpaired)
     has_partner = pairs.partner >= 0
     own = np.arange(n)
 
-    # An offline agent keeps its estimate; an agent without a partner works alone (weight 1 on itself).
+    # An offline agent keeps its estimate; an agent without a partner steps alone (weight 1 on its own row).
     source = np.full((R, n, 2), NOBODY, np.int32)
     source[:, :, 0] = own
     source[1:, :, 1] = pairs.partner

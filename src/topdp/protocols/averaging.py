@@ -1,6 +1,7 @@
 """Averaging with neighbours by Metropolis weights, in K plain or accelerated steps.
 
-These releases only mix rows: they are functions of rows that were seen before, so they cost no privacy.
+These releases only mix rows. If all rows are seen, they are functions of rows seen before and cost no
+privacy.
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ from topdp.topology import Topology
 MAX_DENSE_AGENTS = 2000  # more agents: only the ends of the spectrum of W are computed
 WEIGHT_CHUNK_ROWS = 256  # rows of W in memory at a time
 
-SPECTRUM_DIGITS = 6  # the ends are rounded outwards, so that every machine writes the same plan
+SPECTRUM_DIGITS = (
+    6  # the ends of the spectrum are rounded outwards, so that every machine writes the same plan
+)
 ROUNDING_OFFSET = 0.618  # keeps eigenvalues such as 1/128 away from the points where rounding jumps
 
 MAX_GOSSIP_STEPS = 32  # more would lose digits in the factors of a Chebyshev polynomial
 
-MAX_ROUNDING_GROWTH = 1e4  # leaves three digits of float32 for the differences between agents
+MAX_ROUNDING_GROWTH = 1e4  # keeps three digits of float32 for the differences between agents
 
 
 def expect_gossip(steps: int) -> int:
@@ -40,7 +43,7 @@ def expect_gossip(steps: int) -> int:
 
 
 def metropolis(topology: Topology) -> Floats:
-    """[n, n]: W_ij = 1/(1 + max(degree i, degree j)) between neighbours, and the rest on the diagonal.
+    """Return W [n, n]: 1/(1 + max(degree i, degree j)) between neighbours, the rest on the diagonal.
 
     Symmetric with rows that sum to one, so that mixing keeps the average (Xiao and Boyd 2004).
 
@@ -55,11 +58,11 @@ def metropolis(topology: Topology) -> Floats:
 
 
 def mixing_steps(topology: Topology, steps: int, chebyshev: bool = True) -> list[Floats]:
-    """[n, n] for each of K steps, whose product averages as well as K steps can.
+    """Return K matrices [n, n], one for each of K = `steps` averaging steps.
 
-    Plain: W each time. Chebyshev: the polynomial of degree K in W that keeps the average and is smallest on
-    the rest of W's spectrum [a, b] (Manteuffel 1977), as K linear factors, so that each step needs only the
-    rows of the step before.
+    Plain (`chebyshev` false): W each time. Chebyshev: the polynomial of degree K in W that keeps the average
+    and is smallest on the rest of W's spectrum [a, b] (Manteuffel 1977), as K linear factors, so that each
+    step needs only the rows of the previous step.
 
     >>> from topdp import topology
     >>> ring = topology.ring(8)
@@ -91,7 +94,7 @@ def mixing_roots(spectrum: Floats, steps: int, chebyshev: bool = True) -> list[f
 
 
 def _other_eigenvalues(spectrum: Floats) -> tuple[float, float]:
-    """The interval of all eigenvalues of W except that of the average, rounded outwards."""
+    """Return the interval [a, b] of all eigenvalues of W except that of the average, rounded outwards."""
     values = spectrum[:-1]
     low = math.floor(float(values[0]) * 10**SPECTRUM_DIGITS - ROUNDING_OFFSET) / 10**SPECTRUM_DIGITS
     high = math.ceil(float(values[-1]) * 10**SPECTRUM_DIGITS + ROUNDING_OFFSET) / 10**SPECTRUM_DIGITS
@@ -115,7 +118,7 @@ def _stable_order(roots: list[float], low: float, high: float) -> list[float]:
 
 
 def _leja_order(roots: list[float]) -> list[float]:
-    """Next is the root farthest from all before it, by the product of distances."""
+    """Return the roots so that each is the farthest from all earlier ones, by the product of distances."""
     order, remaining = [min(roots)], sorted(roots)[1:]
     while remaining:
         distances = [sum(math.log(abs(root - before)) for before in order) for root in remaining]
@@ -124,7 +127,7 @@ def _leja_order(roots: list[float]) -> list[float]:
 
 
 def _rounding_growth(order: list[float], grid: Floats) -> float:
-    """The largest factor by which later steps can enlarge the rounding of all steps together."""
+    """Return the largest factor by which later steps can amplify the rounding errors of all steps."""
     factors = [(grid - root) / (1 - root) for root in order]
     first = np.cumprod(factors, axis=0)
     later = [np.ones_like(grid)]
@@ -134,11 +137,11 @@ def _rounding_growth(order: list[float], grid: Floats) -> float:
 
 
 Sources = tuple[Ints, Floats]
-"""(source, weight) [n, 1 + largest degree]: the agent itself first, then its neighbours."""
+"""Sources and weights of a mix, each [n, 1 + largest degree]: the agent itself, then its neighbours."""
 
 
 def mixing_sources(topology: Topology, steps: int, chebyshev: bool = True) -> list[Sources]:
-    """`mixing_steps` as the rows that each agent mixes, bit by bit, without matrices [n, n]."""
+    """Return `mixing_steps` as sources and weights, with the same bits, without matrices [n, n]."""
     weights = _weights(topology)
     if not chebyshev or steps < 2:
         return [_as_sources(topology, weights)] * steps
@@ -151,12 +154,12 @@ def mixing_sources(topology: Topology, steps: int, chebyshev: bool = True) -> li
 
 
 def metropolis_sources(topology: Topology) -> Sources:
-    """`metropolis` as the rows that each agent mixes."""
+    """Return `metropolis` as sources and weights."""
     return _as_sources(topology, _weights(topology))
 
 
 def own_sources(topology: Topology) -> Sources:
-    """Each agent continues from its own row."""
+    """Return sources and weights with which each agent continues from its own row."""
     weights = np.zeros((topology.agents, 1 + topology.neighbours.shape[1]))
     weights[:, 0] = 1.0
     return _as_sources(topology, weights)
@@ -168,7 +171,9 @@ def _as_sources(topology: Topology, weights: Floats) -> Sources:
 
 
 def _weights(topology: Topology) -> Floats:
-    """[n, 1 + largest degree]: the weights of `metropolis`, the agent itself first, then its neighbours."""
+    """Return [n, 1 + largest degree] the weights of `metropolis`, the agent itself first, then its
+    neighbours.
+    """
     degrees, near = topology.degrees, topology.neighbours
     weights = np.zeros((topology.agents, 1 + near.shape[1]))
     each = 1.0 / (1.0 + np.maximum(degrees[:, None], degrees[near]))
@@ -184,7 +189,8 @@ def _weights(topology: Topology) -> Floats:
 
 
 def _spectrum(topology: Topology, weights: Floats) -> Floats:
-    """All eigenvalues of W; for a large graph only the least, the largest below that of the average, and 1.
+    """Return all eigenvalues of W; for a large graph only the least, the largest below that of the average,
+    and 1.
 
     `mixing_roots` rounds them to six digits, so that the algorithm does not matter.
     """

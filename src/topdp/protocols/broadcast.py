@@ -1,11 +1,11 @@
 """Plans in which agents broadcast one row to all neighbours: a noised step, then averaging steps.
 
 Shared by `dsgd`, `muffliato` and `correlated`. A round has K + 1 releases: one in which every row carries its
-owner's gradient under noise, and K that only mix. The last of these is not sent: the next step begins there.
-With K = 0 the noised step itself mixes.
+owner's gradient with noise, and K that only mix. The rows of the last one are not sent, because the next step
+begins with them. With K = 0 the noised step itself mixes.
 
-Agents mix what they broadcast, never a copy of their own row without its noise: so all estimates are
-functions of what was broadcast, and an observer of every link sees every row.
+Agents mix the rows that they broadcast, never a copy of their own row without its noise. So all estimates are
+functions of broadcast rows, and an observer of every link sees every row.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ def broadcast_plan(
     gossip: int = 0,
     chebyshev: bool = False,
 ) -> Plan:
-    """`noise`: draw and std of every row [n, v] in a noised step, and `known_by` [draws, u]."""
+    """Return the plan. `noise`: draws and deviations of each row [n, v] in a noised step; `known_by` [draws,
+    u].
+    """
     draw, std, known_by = noise
     n, each = topology.agents, 1 + expect_gossip(gossip)
     own = np.arange(n)
@@ -67,6 +69,6 @@ def broadcast_plan(
 
 
 def own_noise(deviation: Floats) -> tuple[Indices, Floats, Indices]:
-    """One draw for every agent, which no other agent knows."""
+    """Return the noise of `broadcast_plan` with one draw for every agent, which no other agent knows."""
     own = np.arange(len(deviation))[:, None]
     return own, deviation[:, None], own

@@ -35,7 +35,7 @@ class Central(Protocol):
     def plan(self, topology: Topology, schedule: Schedule, deviation: Floats, seed: int) -> Plan:
         if topology.agents != 1:
             raise InputError(
-                f"Expected one party that holds all records, got a graph of {topology.agents} agents: use "
+                f"Expected one party that holds all records, got a graph of {topology.agents} agents. Use "
                 "topology.single()."
             )
         releases = schedule.releases

@@ -1,11 +1,12 @@
 """`correlated`: pairs of agents draw the same noise and add it with opposite signs.
 
-The sum over all agents contains only the small noise that each adds by itself; each single row is hidden by
-all of its noise. Averaging steps between the gradients remove what is left of the pair noise.
+Pair noise cancels in the sum over all agents, which contains only the small own noise of each agent. A single
+row is protected by its own noise and its pair noise. Averaging steps between the gradients remove the pair
+noise that remains.
 
 **Guarantees.** None by itself: accounts read the plan. An observer without the secret of two partners does
 not know their common draw; each of the partners does. So the draw hides a row from every observer, unless a
-coalition of partners cuts its owner off (`pair_secrets`).
+coalition of partners separates its owner from all other agents in the graph of secrets (`pair_secrets`).
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ from topdp.topology import Topology
 
 @dataclass(frozen=True, kw_only=True)
 class Correlated(Protocol):
-    """A step under pair noise and a little own noise, then `gossip` averaging steps.
+    """A step with pair noise and a little own noise, then `gossip` averaging steps.
 
-    `pair_noise`: the deviation of a pair's draw, over the root mean square of agents' own noise. `secrets`,
-    `degree`: which agents share secrets (`secret_pairs`).
+    `pair_noise`: the standard deviation of a pair's draw, over the root mean square of agents' own noise.
+    `secrets`, `degree`: which agents share secrets (`secret_pairs`).
 
     >>> import numpy as np
     >>> import topdp
@@ -65,7 +66,9 @@ class Correlated(Protocol):
         )
 
     def _noise(self, own: Floats, pairs: Ints) -> tuple[Indices, Floats, Indices]:
-        """Draws 0 .. n-1 are the agents' own, the others those of the pairs, in their order."""
+        """Return the noise of `broadcast_plan`; draws 0 .. n-1 are own noise, the others
+        belong to the pairs.
+        """
         n = len(own)
         pair = self.pair_noise * math.sqrt(math.fsum(own * own) / n)
         partners = np.bincount(pairs.reshape(-1), minlength=n)

@@ -1,7 +1,7 @@
 """Pairs agents in the asynchronous protocols: one matching per round, by random search.
 
-In random order each online agent goes through its neighbours, in random order, and pairs with the first that
-is still free, but not with its partner of the round before.
+Each online agent, in random order, examines its neighbours in random order and pairs with the first neighbour
+that has no partner yet, but not with its own partner of the previous round.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_WALK_AGENTS = 100  # up to this many agents, a walk over single edges is fas
 
 
 class Pairs(NamedTuple):
-    partner: Ints  # [rounds, n]; NOBODY where there is none
+    partner: Ints  # [rounds, n]; NOBODY for an agent without a partner
     online: Bools  # [rounds, n]
 
 
@@ -65,7 +65,10 @@ def draw_pairs(topology: Topology, rounds: int, offline: float, seed: int) -> Pa
 
 
 def _greedy_matching(first: list[int], second: list[int], before: Sequence[int]) -> list[int]:
-    """Match edges greedily in the given order, without the pairs of `before`."""
+    """Return the partner of each agent: edges are matched greedily in the given order.
+
+    `before`: the partners of the previous round, which are not matched again.
+    """
     partner = [NOBODY] * len(before)
     for i, j in zip(first, second, strict=True):
         if partner[i] < 0 and partner[j] < 0 and before[i] != j:
@@ -74,9 +77,10 @@ def _greedy_matching(first: list[int], second: list[int], before: Sequence[int])
 
 
 def _match(first: Ints, second: Ints, key: Floats, partner: Ints) -> None:
-    """Match edges greedily in the order of `key` (inf: not usable), many at a time.
+    """Match edges greedily in the order of `key` (inf: not usable), many at a time; write to `partner`.
 
-    An edge with the least key at both of its ends is taken by the edge-by-edge walk as well.
+    The result is that of a walk over single edges, which also takes every edge with the least key at both of
+    its ends.
     """
     least = np.empty(len(partner))
     while True:

@@ -1,7 +1,7 @@
 """`muffliato`: noise, then several steps of averaging before the next gradient (Cyffers et al. 2022).
 
-Each agent adds full noise of its own. The paper accounts it for pairs of agents, where averaging hides rows;
-here all broadcasts count as seen, so averaging improves accuracy at no privacy cost.
+Each agent adds full own noise. The authors account for pairs of agents, from which averaging hides rows. Here
+all broadcasts count as seen, so averaging improves accuracy at no privacy cost.
 """
 
 from __future__ import annotations

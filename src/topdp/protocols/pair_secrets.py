@@ -1,8 +1,9 @@
-"""Pair secrets: which agents can draw the same noise. A secret needs no link between the two.
+"""Pair secrets: which agents share a secret, and so draw the same noise. A secret requires no link.
 
-**Guarantees.** Where the graph of secrets stays connected without any `colluders` agents, each other agent is
-hidden by the noise of all remaining ones. Where it does not, some agent is hidden by its own noise only, or
-by that of a few: `expect_uncut` refuses such graphs, and names a degree that is large enough.
+**Guarantees.** If the graph of secrets stays connected after the removal of any `colluders` agents, each
+other agent is hidden by the noise of all remaining ones. Otherwise some agent is hidden only by its own
+noise, or by the noise of a few agents. `expect_uncut` refuses such graphs, and names a degree that is large
+enough.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ SECRETS: tuple[str, ...] = get_args(Secrets)
 
 
 def secret_pairs(kind: str, topology: Topology, degree: int, seed: int) -> Ints:
-    """[pairs, 2]: i < j share a secret, in lexicographic order.
+    """Return [pairs, 2]: the agents i < j that share a secret, in lexicographic order.
 
-    `regular`: a random graph in which each agent has `degree` partners. `all`: every two agents. `links`: the
-    graph of the links.
+    `kind` is one of `regular`: a random graph in which each agent has `degree` partners; `all`: every two
+    agents; `links`: the neighbours in `topology`.
 
     >>> from topdp import topology
     >>> secret_pairs("links", topology.ring(4), degree=8, seed=0).tolist()
@@ -54,10 +55,10 @@ def expect_degree(degree: int, agents: int) -> int:
         return agents - 1  # all others
     if agents * degree % 2:
         raise InputError(
-            f"Expected secrets_degree * agents to be even, got {degree} * {agents}: use {degree + 1}."
+            f"Expected an even secrets_degree * agents, got {degree} * {agents}. Use {degree + 1}."
         )
     if degree == 1 and agents > 2:
-        raise InputError(f"Expected secrets_degree >= 2, got 1: {agents} agents in pairs are not connected.")
+        raise InputError(f"Expected secrets_degree >= 2, got 1. {agents} agents in pairs are not connected.")
     return degree
 
 
@@ -87,7 +88,7 @@ def expect_uncut(pairs: Ints, agents: int, colluders: int, kind: str, seed: int)
 
 
 def stays_connected(pairs: Ints, agents: int, colluders: int) -> bool:
-    """Whether the others stay connected whichever `colluders` agents are removed.
+    """Return whether the graph stays connected after the removal of any `colluders` agents.
 
     >>> from topdp import topology
     >>> ring = topology.ring(5).edges
@@ -95,7 +96,7 @@ def stays_connected(pairs: Ints, agents: int, colluders: int) -> bool:
     [True, True, False, False, True]
     """
     if agents - colluders <= 1:
-        return True  # against all others an agent has its own noise only
+        return True  # against all others, only own noise protects an agent
     if np.bincount(pairs.reshape(-1), minlength=agents).min() <= colluders:
         return False
     weights = np.zeros((agents, agents))

@@ -18,8 +18,8 @@ from topdp.topology import Topology
 class Protocol(ABC):
     """A rule by which agents mix, perturb and send their estimates.
 
-    Two protocols with the same seed make the same random choices where both make them, so that methods are
-    compared with the same partners.
+    With the same seed, protocols make the same random choices (such as partners), so that methods are
+    compared under equal conditions.
 
     A user's own protocol writes a plan from a graph and a schedule:
 
@@ -59,23 +59,25 @@ class UpdateRule(Protocol):
             raise InputError(f"Expected 0 <= alpha <= 1, got {self.alpha}.")
 
     def mixing(self) -> Floats:
-        """[own estimate, received row]: the weights of the update rule."""
+        """Return [own estimate, received row] the weights of the update rule."""
         return np.array([self.alpha, 1.0 - self.alpha])
 
 
 DEFAULT_OWN_SHARE = 1.0
-# Received noise counts at most as much as the agent's own. Smaller shares left more noise in the average at
-# equal ε (view, adaptive or worst case; Dirichlet shards, mixed budgets), and never noticeably less.
+# By default, received noise counts at most as much as the agent's own. Smaller shares gave more noise in the
+# average at equal ε (view, adaptive or worst case; Dirichlet shards, mixed budgets), never clearly less.
 
 
 def reduced(own: Floats, received: Floats, alpha: float, own_share: float = DEFAULT_OWN_SHARE) -> Floats:
-    """Return the noise to add when (1-α) of a received row's noise already counts.
+    """Return the standard deviation to add when a received row, mixed with weight 1-α, contains noise.
 
-    The paper states this for one σ. Where agents differ, the received row may be so noisy that nothing is
-    left to add; an observer that knows that noise could then read the gradient. So at least `own_share` of
-    what equal noise leaves, √(1 - (1-α)²)·σ_i, is added. Where noise is equal this changes nothing.
+    `own`: the agent's full standard deviation σ_i; `received`: that of the received row. The paper states the
+    formula for one common σ. Where agents differ, the received row may be so noisy that the formula gives 0;
+    an observer that knows the received noise could then read the gradient. So the result is at least
+    `own_share` times √(1 - (1-α)²)·σ_i, the result for equal noise. Where noise is equal this changes
+    nothing.
 
-    **Guarantees.** More than 0 whenever own, alpha and own_share are: no row leaves without noise of its own.
+    **Guarantees.** The result is above 0 if own, alpha and own_share are: no row is sent without fresh noise.
 
     >>> import numpy as np
     >>> own, received = np.ones(3), np.array([0.5, 1.0, 2.0])

@@ -63,8 +63,8 @@ class TopSynchronous(UpdateRule):
     """Algorithm 1: a separate message for each neighbour, with noise that partly comes from another
     neighbour.
 
-    The message i→j mixes in what some k ∈ N_i^j sent to i, which j never saw, and adds only the rest of the
-    noise. Uncovered neighbours (N_i^j empty) read the estimate itself. `own_share`: see `reduced`.
+    The message i→j mixes in the row that some k ∈ N_i^j sent to i, which j never saw, and adds only the
+    remaining noise. Neighbours j with an empty N_i^j read the estimate itself. `own_share`: see `reduced`.
 
     >>> import numpy as np
     >>> import topdp
@@ -125,14 +125,14 @@ class TopSynchronous(UpdateRule):
 
 
 def _partner_slots(topology: Topology, rounds: range, seed: int) -> Ints:
-    """[rounds, agents]: the neighbour that an agent mixes with, as a position in its list."""
+    """Return [rounds, agents]: the neighbour with which an agent mixes, as an index into its neighbours."""
     uniform = stream(seed, "partner", rounds.start).random((len(rounds), topology.agents))
     slots: Ints = (uniform * topology.degrees).astype(np.int64)
     return slots
 
 
 def _inbox(topology: Topology) -> Ints:
-    """[i, slot]: the row that the neighbour at that slot sends to i from round 1 on."""
+    """Return [i, slot]: the row that the neighbour at this slot sends to i from round 1 onwards."""
     n, edges, covered = topology.agents, topology.directed, topology.covered
     sending_row = np.where(covered, n + np.cumsum(covered) - 1, edges[:, 0])
     code = edges[:, 0] * n + edges[:, 1]  # sorted, since directed edges are in lexicographic order
@@ -142,7 +142,11 @@ def _inbox(topology: Topology) -> Ints:
 
 
 def _readers(topology: Topology, receiver: Ints, releases: int) -> PerRound:
-    """Round 0: estimates to all neighbours. Later: estimates to uncovered ones, messages to receivers."""
+    """Return the readers [n + messages, q] by round.
+
+    In round 0 all neighbours read the estimates. Later, neighbours on edges that are not covered read the
+    estimates, and receivers read messages.
+    """
     n, width = topology.neighbours.shape
     first = np.full((n + len(receiver), width), NOBODY, np.int64)
     then = first.copy()
@@ -155,7 +159,7 @@ def _readers(topology: Topology, receiver: Ints, releases: int) -> PerRound:
 
 
 def _weights(mixing: Floats, starts: Bools, releases: int) -> PerRound:
-    """Round 0 starts from x_0 only (rows that exist then); later rounds mix."""
+    """Return the weights by round: round 0 starts from x_0 only, later rounds mix."""
     first = np.stack([starts.astype(float), np.zeros(len(starts))], axis=1)
     return PerRound.first_then(first, np.broadcast_to(mixing, first.shape), releases)
 

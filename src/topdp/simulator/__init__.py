@@ -1,1 +1,1 @@
-"""Simulation: executes plans on data in one process, over ranks or by CUDA replay. Needs torch."""
+"""Simulation: execution of plans on data in one process, over ranks or by CUDA replay. Requires torch."""

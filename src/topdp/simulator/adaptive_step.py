@@ -1,7 +1,7 @@
 """The step of a non-linear optimiser at the end of a round, for the simulator and for agents.
 
-It reads rows that were released, or that follow from those; so it costs no privacy where every row counts as
-seen. All other rows of a plan are sums, which `row_mixing` makes.
+The step reads released rows, and rows that are functions of those. So it costs no privacy where every row
+counts as seen. All other rows of a plan are sums, which `row_mixing` makes.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from topdp.plan import AdamSettings, AdaptiveSteps, Plan
 
 
 def adaptive_step(plan: Plan, round: int, rows: Sequence[Tensor]) -> Sequence[Tensor]:
-    """The estimate and the memory rows after `round`, in the order of `AdaptiveSteps`.
+    """Return the estimate and the memory rows after `round`, in the order of `AdaptiveSteps`.
 
-    `rows`: the same rows before it; one row each, or [agents, d].
+    `rows`: the same rows before `round`, in the same order; each is one row [d], or [agents, d].
     """
     assert plan.adaptive is not None
     t = int(np.count_nonzero(plan.adaptive.rate[: round + 1]))
@@ -27,7 +27,7 @@ def adaptive_step(plan: Plan, round: int, rows: Sequence[Tensor]) -> Sequence[Te
 
 
 def _adam(settings: AdamSettings, rate: float, t: int, rows: Sequence[Tensor]) -> Sequence[Tensor]:
-    """`t`: the number of this step, from 1 on."""
+    """Return the rows after Adam's step number `t`, counted from 1."""
     estimate, begin, first, second = rows
     beta, gamma = settings.momentum, settings.second_moment
     change = begin - estimate

@@ -1,4 +1,4 @@
-"""Records the operations of a function on an NVIDIA GPU as a CUDA graph: a replay is one launch."""
+"""Recordings of a function's operations on an NVIDIA GPU as a CUDA graph; a replay is one launch."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class CudaGraphs:
                 self._pool = torch.cuda.graph_pool_handle()
             graph = torch.cuda.CUDAGraph()
             try:
-                # torch's own recording stream belongs to the device that recorded first.
+                # torch's built-in recording stream belongs to the device that recorded first.
                 with torch.cuda.graph(graph, pool=self._pool, stream=aside):
                     function()
             except BaseException:
@@ -56,7 +56,7 @@ class CudaGraphs:
 
 @cache
 def _recording_stream(index: int) -> Any:
-    """One stream per device: libraries keep memory for every stream that they were used on."""
+    """Return the recording stream of device `index`, always the same: libraries keep memory per stream."""
     return torch.cuda.Stream(index)  # type: ignore[no-untyped-call]
 
 

@@ -1,7 +1,7 @@
-"""A round as operations on a device that never wait for the processor, so that they can be recorded.
+"""One round as device operations that never wait for the CPU, so that they can be recorded.
 
-A clock on the device holds the number of the round: one recording serves all rounds of its kind. When
-recordings are replayed, and how they are checked, is in `cuda_replay.py`.
+A clock on the device holds the number of the round, so one recording serves all rounds of its kind.
+`cuda_replay.py` decides when recordings are replayed, and checks them.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class RoundProgram:
     """One round of `engine`, which has a `CudaMixer`, on tensors that stay where they are.
 
     **Guarantees.** Records, divisors, clipping and draws are those of `Engine.advance` in the same round;
-    sums may be rounded differently, where a round has room for more records than it uses. Gradients that are
-    not finite are left out, or `watch` reports that there were some, and no row made since may be used.
+    sums may be rounded differently if the tensors of a round hold more records than the round uses. Gradients
+    that are not finite are left out; otherwise `watch` reports them, and no row made since may be used.
     """
 
     def __init__(self, engine: Engine, tables: RoundTables, watch: FailureFlags) -> None:
@@ -77,7 +77,9 @@ class RoundProgram:
             self._weights[: len(chunk.weights)].copy_(chunk.weights).div_(self._divisor)
 
     def begin(self, state: State, chunk: RoundChunk) -> None:
-        """Set the clock to the round after `state`, and save its rows, which later rounds overwrite."""
+        """Set the clock to the round after `state`, and copy the state's rows, which
+        later rounds overwrite.
+        """
         before = self.buffers[(state.releases - 1) % 2][: len(state.rows)]
         self._saved[: len(state.rows)].copy_(state.rows)
         if before.data_ptr() != state.rows.data_ptr():  # a start, or of a checkpoint
@@ -90,7 +92,7 @@ class RoundProgram:
         self._clock.copy_(torch.tensor([round - chunk.rounds.start, round], dtype=torch.int32))
 
     def put_back(self, state: State) -> None:
-        """Restore the rows that `state` had in `begin`."""
+        """Restore the rows of `state` from the copy that `begin` made."""
         state.rows.copy_(self._saved[: len(state.rows)])
         self._engine.buffers.complete(state.releases)
 
@@ -104,9 +106,10 @@ class RoundProgram:
         return State(releases, self.buffers[(releases - 1) % 2][:made])
 
     def make_round(self, odd: int, carries: bool) -> None:
-        """Make the round that the clock shows. Its number is `odd` or even; it `carries` gradients or not.
+        """Make the round that the clock shows; `odd`: its number modulo 2; `carries`: whether rows carry
+        gradients.
 
-        All of this is recorded: numbers from the processor would keep their values of the recording.
+        All operations here are recorded: a number from the CPU would keep its value of the recording.
         """
         before, out = self.buffers[1 - odd], self.buffers[odd]
         self._mixer.by_clock(before, self._mean_gradients(before) if carries else before, out,
@@ -114,7 +117,7 @@ class RoundProgram:
         self._clock += 1
 
     def _mean_gradients(self, before: Tensor) -> Tensor:
-        """As `Engine.mean_gradients`, with divisors as weights of records."""
+        """Return [agents, d] as `Engine.mean_gradients` does, with divisors applied as weights of records."""
         engine = self._engine
         inputs, targets, weights = self._batch()
         with engine.gradients.noting_failures(self.watch):

@@ -1,8 +1,8 @@
-"""Makes several rounds of an engine at once by replaying recordings, and checks the recordings.
+"""CUDA replay: executes several rounds of an engine by replaying recordings, and checks the recordings.
 
-Replays number 1, 2, 8, 64, 512, ... of each recording are compared with the engine's round. What a recording
-cannot handle (an agent that diverged, a record that overflows) the engine makes again from the state before.
-What is recorded is in `cuda_program.py`; what a round is, in `engine.py`.
+Replays number 1, 2, 8, 64, 512, ... of each recording are compared with the engine's round. Rounds that a
+recording cannot handle (an agent diverged, a record overflows) are made again by the engine, from the state
+before them. `cuda_program.py` defines the recorded operations, `engine.py` the rounds.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ Record = Callable[[Callable[[], None], Callable[[], None]], Callable[[], None]]
 # The environment variable that switches replay off, unless it is empty or 0.
 EAGER_VARIABLE = "TOPDP_EAGER"
 
-# The largest distance of mean gradients, relative to their length, that rounding explains; ten times that
-# where matrix products are rounded to 10 bits.
+# The largest distance of mean gradients, relative to their length, that rounding explains; ten times as much
+# if matrix products are rounded to 10 bits.
 GRADIENT_TOLERANCE = 1e-3
 
 # The same relative to the clip, which bounds terms that may have cancelled.
 CLIP_TOLERANCE = 1e-6
 
-# Replays that are repeated because norms overflowed, before replay is given up.
+# The number of replays that may be repeated because norms overflowed, before CUDA replay is switched off.
 MAX_OVERFLOWS = 3
 
 
@@ -50,7 +50,7 @@ class _MismatchError(Exception):
 
 
 def supports(plan: Plan) -> str | None:
-    """None, or what in `plan` cannot be recorded."""
+    """Return None, or the need of `plan` that CUDA replay does not support."""
     return unsupported(plan, {Capability.SHARED_DRAWS, Capability.PRUNED_ROWS})
 
 
@@ -58,9 +58,9 @@ def supports(plan: Plan) -> str | None:
 class CudaReplay(SimulationWrapper):
     """Steps `engine` by replays where they are possible and verified, and by `Engine.advance` elsewhere.
 
-    **Guarantees.** Rows are those that `Engine.advance` makes, up to rounding of sums of gradients; each draw
-    is that of its round, bit by bit wherever compared. A state that is passed in is intact if a call fails;
-    one that an interrupt leaves damaged, the engine does not hold.
+    **Guarantees.** Rows are those that `Engine.advance` makes, up to rounding of sums of gradients; draws are
+    those of the round, identical to the last bit wherever they are compared. If a call fails, the state that
+    was passed in is intact; after an interrupt, `holds` returns False for a state whose rows were damaged.
     """
 
     def __init__(self, engine: Engine, record: Record | None = None) -> None:
@@ -74,7 +74,7 @@ class CudaReplay(SimulationWrapper):
         self._replay_from = 0  # earlier releases are made by the engine
         self._overflows = 0
         self._blanks = False
-        # Why the engine makes every round; None while rounds are replayed.
+        # The reason why the engine makes every round; None while rounds are replayed.
         self.reason = _unsupported_engine(engine, record is not None)
 
     def advance(self, state: State, at_most: int = 1) -> State:
@@ -95,7 +95,7 @@ class CudaReplay(SimulationWrapper):
         return self._engine.advance(state)
 
     def _replay(self, state: State, at_most: int) -> State | None:
-        """None: no release was made, and the rows of `state` are intact."""
+        """Return the state after the replayed releases; None if none was made and `state` is intact."""
         program, tables = self._ready()
         r = state.releases
         if self._chunk is None or r not in self._chunk.rounds:
@@ -132,7 +132,7 @@ class CudaReplay(SimulationWrapper):
         return None
 
     def _make_round(self, program: RoundProgram, round: int) -> bool:
-        """Make one round. False: this model cannot be recorded, and no row was made."""
+        """Make one round; return False, without making a row, if the model cannot be recorded."""
         engine = self._engine
         kind = (round % 2, self._carries[round])
         if kind not in self._replays and not self._recorded(program, kind, round):
@@ -151,8 +151,8 @@ class CudaReplay(SimulationWrapper):
                 return True
             if number > 2:
                 raise WrongReplayError(
-                    f"Expected round {round} as the engine makes it, got another from its recording, which "
-                    f"was right before: {error}. Earlier results of this run may be wrong: do not use them "
+                    f"Expected round {round} as the engine makes it, but its recording, which was correct "
+                    f"before, differs: {error}. Earlier results of this run may be wrong: do not use them "
                     f"or resume the run. Please report this, and start again with {EAGER_VARIABLE}=1."
                 ) from error
             raise
@@ -177,7 +177,7 @@ class CudaReplay(SimulationWrapper):
         return True
 
     def _compare(self, program: RoundProgram, carries: bool, before: State) -> None:
-        """Have the engine make the round after `before` as well, from the same rows, and compare."""
+        """Raise _MismatchError unless the engine, from the same rows, makes the same round after `before`."""
         engine, round = self._engine, before.releases
         gradient = before.rows
         if carries:
@@ -221,7 +221,7 @@ class CudaReplay(SimulationWrapper):
             with suppress(RuntimeError):  # of a device on which something failed; rounds do not need this
                 torch.cuda.empty_cache()
         warnings.warn(
-            f"Rounds are made one by one on this device: {reason}. Results are correct, and take longer.",
+            f"Rounds are made one by one on this device: {reason}. Results are correct, but take longer.",
             stacklevel=4,
         )
 
@@ -230,7 +230,10 @@ class CudaReplay(SimulationWrapper):
 
 
 def _unsupported_engine(engine: Engine, off_device: bool) -> str | None:
-    """None, or why rounds of `engine` cannot be recorded; `off_device`: the recorder needs no GPU."""
+    """Return None, or the reason why rounds of `engine` cannot be recorded.
+
+    `off_device`: the recorder works without a GPU (in tests).
+    """
     if os.environ.get(EAGER_VARIABLE, "0") not in ("", "0"):
         return f"{EAGER_VARIABLE} is set"
     if reason := supports(engine.plan):
@@ -247,7 +250,9 @@ def _unsupported_engine(engine: Engine, off_device: bool) -> str | None:
 
 
 def _is_compared(replay: int) -> bool:
-    """Two rounds first, in case the clock stands still, then ever fewer: comparing costs as much as twenty.
+    """Return whether replay number `replay` is compared with the engine: the first two, then ever fewer.
+
+    The second shows whether the clock advances. A comparison costs as much as twenty replays.
 
     >>> [number for number in range(1000) if _is_compared(number)]
     [1, 2, 8, 64, 512]
@@ -256,7 +261,7 @@ def _is_compared(replay: int) -> bool:
 
 
 def _close(gradients: Tensor, expected: Tensor, clip: float) -> bool:
-    """Compare agent by agent; NaN is close to nothing."""
+    """Return whether all agents' gradients are within the tolerance; NaN never is."""
     coarse = gradients.is_cuda and torch.backends.cuda.matmul.allow_tf32
     distance = torch.linalg.vector_norm(gradients - expected, dim=1)
     lengths = torch.linalg.vector_norm(expected, dim=1)

@@ -1,7 +1,7 @@
-"""Executes a plan on data, on one device: the rows of all agents, or of those that are held here.
+"""The engine: executes a plan on data, on one device, for all agents or for those of one rank.
 
-The engine uses plans, gradients and shards; methods, budgets and files are for its callers, and so is what to
-evaluate, print or save between releases. Rows of agents that are held elsewhere come by `Fetch` (ranks/).
+The engine uses plans, gradients and shards. Its callers handle methods, budgets and files, and decide what to
+evaluate, print or save between releases. `Fetch` brings the rows of agents on other ranks (ranks/).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from topdp.simulator.simulated_noise import Draws, SimulatedDraws
 from topdp.simulator.simulation import Simulation, State
 
 MAX_NOISE_STD = 1e30
-# Numbers of gradients in memory at a time, where there are many agents.
+# The most entries of gradients in memory at a time, if there are many agents.
 MAX_GRADIENT_NUMBERS = 1 << 26
 
 ALL_AGENTS = slice(None)
@@ -46,7 +46,7 @@ ALL_AGENTS = slice(None)
 # (round, device) -> the records of all agents in that round.
 Select = Callable[[int, torch.device], batch_selection.Selection]
 
-# (round, its records, sums of clipped gradients [agents, d]): may add to the sums, as records would.
+# (round, its records, sums of clipped gradients [agents, d]): may add clipped gradients to the sums.
 Plant = Callable[[int, batch_selection.Selection, Tensor], None]
 
 # (round, rows that were made [rows, d], their owners): may change rows before any agent reads them.
@@ -77,7 +77,7 @@ class Intervention:
 
 
 def supports(plan: Plan) -> str | None:
-    """None, or what in `plan` no engine executes."""
+    """Return None, or the reason why no engine can execute `plan`."""
     if np.abs(plan.std.values).max(initial=0) * plan.scale.max() > MAX_NOISE_STD:
         return f"noise above {MAX_NOISE_STD:g}, which float32 cannot hold: use a smaller sigma, clip or rate"
     if not plan.exists[:, : plan.agents].all():
@@ -185,7 +185,7 @@ class Engine(Simulation):
         return State(releases, self.buffers.copy_of(rows, self.buffers.stored))
 
     def estimates(self, state: State) -> Tensor:
-        """[agents, d], in the type in which rows are stored."""
+        """Return [agents, d], in the type in which rows are stored."""
         return state.rows[: self.held]
 
     def reported(self, state: State) -> Tensor:
@@ -231,7 +231,9 @@ class Engine(Simulation):
         return [slice(first, first + count) for first in range(0, self.held, count)]
 
     def _with_guests(self, state: State) -> tuple[Tensor, Callable[[], None]]:
-        """The rows of the round before with room for guests behind them, and how to wait for the guests."""
+        """Return the rows of the round before with room for guests behind them, and how to wait for the
+        guests.
+        """
         r = state.releases
         if self.fetch is None:
             return state.rows, lambda: None
@@ -269,7 +271,7 @@ class Engine(Simulation):
         return self._complete(State(r + 1, out))
 
     def _complete(self, state: State) -> State:
-        """The state that others read, after hostile agents have changed their rows."""
+        """Return the state that others read, after hostile agents have changed their rows."""
         if self.intervention.tamper is not None:
             round = state.releases - 1
             owners = self.plan.owner[self.plan.exists[round]].astype(np.int64)
@@ -303,7 +305,9 @@ class Engine(Simulation):
         return evaluation
 
     def _room_in(self, out: Tensor) -> Tensor | None:
-        """The places of the estimates, where gradients may stand until then without memory of their own."""
+        """Return the places of the estimates, where gradients may stand until then without memory of their
+        own.
+        """
         free = self.fetch is None and self.device.type == "cpu" and self.plan.rounded is None
         return out[: self.held] if free else None
 
@@ -354,7 +358,7 @@ class Engine(Simulation):
         return total[:count].div_(divisor)
 
     def _with_agent_numbers(self, state: State, error: DivergedError) -> DivergedError:
-        """The same error with the numbers that agents have in the plan."""
+        """Return the same error with the numbers that agents have in the plan."""
         norms = torch.linalg.vector_norm(self.estimates(state), dim=1, dtype=self.gradients.flat.dtype)
         bad = torch.nonzero(~torch.isfinite(norms)).flatten().cpu().numpy()
         return divergence_error(self.layout.agents[bad].tolist()) if self.copies == 1 else error
@@ -366,7 +370,9 @@ class Engine(Simulation):
         return _seeded(int(stream(self.seed, "layers", round).integers(2**63)), self.device)
 
     def _widened(self, rows: Tensor) -> Tensor:
-        """The same numbers in the model's type; rounded rows go to memory that the next call overwrites."""
+        """Return the same numbers in the model's type; rounded rows go to memory that the next call
+        overwrites.
+        """
         if self.plan.rounded is None:
             return rows
         if self._wide is None or len(self._wide) < len(rows):
@@ -381,7 +387,7 @@ def agents_per_pass(dimension: int, rounded: bool) -> int:
 
 
 def _mixer(plan: Plan, draws: Draws, device: torch.device, layout: RowLayout) -> Callable[[RowWork], None]:
-    """The function that makes the rows of a round on `device`."""
+    """Return the function that makes the rows of a round on `device`."""
     if plan.robust is not None:
         return RobustMixer(plan, _mixer(own_part(plan), draws, device, layout), layout)
     if device.type == "cuda" and find_spec("triton") is not None:

@@ -77,7 +77,7 @@ def evaluate(
 def _evaluate_part(
     gradients: ClippedGradients, metrics: Sequence[Metric], rows: Tensor, inputs: Tensor, targets: Tensor
 ) -> tuple[Tensor, dict[str, Floats]]:
-    """Sums over records [loss and metrics, n]; and by name, the metrics that need all records together."""
+    """Return sums over records [loss and metrics, n]; and by name, the metrics that need all records."""
     loss = _by_example(gradients.loss)
     each = {"loss": loss, **{metric.name: metric.each for metric in metrics if metric.each is not None}}
     totals = {name: torch.zeros(len(rows), dtype=torch.float64, device=rows.device) for name in each}
@@ -103,7 +103,7 @@ def _evaluate_part(
 
 
 def _value(metric: Metric, outputs: Tensor, targets: Tensor) -> Floats:
-    """A user's function gets tensors on the processor, which NumPy can convert."""
+    """Return the value of `metric`; a user's function gets tensors on the CPU, which NumPy can convert."""
     if metric.about is None:
         outputs, targets = outputs.cpu(), targets.cpu()
     try:
@@ -124,7 +124,9 @@ def _value(metric: Metric, outputs: Tensor, targets: Tensor) -> Floats:
 
 
 def _by_example(loss: Loss) -> Loss:
-    """A built-in loss as it is; a user's loss gets one example at a time, as in training, if that differs."""
+    """Return a built-in loss as it is; a user's loss gets one example at a time, as in training, if that
+    differs.
+    """
     if is_named_loss(loss):
         return loss
 

@@ -22,7 +22,7 @@ MAX_RECEIVED_NUMBERS = {"cpu": 1 << 22, "cuda": 1 << 27}  # of received rows in 
 
 
 def robust_mean(robust: Robust, own: Tensor, received: Tensor, weight: Tensor) -> Tensor:
-    """[g, d]: the term for the rows `received` [g, k, d] with weights [g, k], beside `own` [g, d].
+    """Return [g, d] the term for the rows `received` [g, k, d] with weights [g, k], beside `own` [g, d].
 
     >>> import torch
     >>> own, others = torch.zeros(1, 2), torch.tensor([[[1.0, 0.0], [0.0, 1.0], [90.0, 90.0]]])
@@ -56,7 +56,9 @@ def robust_mean(robust: Robust, own: Tensor, received: Tensor, weight: Tensor) -
 
 
 def _trimmed_mean(rows: Tensor, spared: int) -> Tensor:
-    """[g, d]: the mean of [g, k, d] without the `spared` largest and smallest numbers of each coordinate."""
+    """Return [g, d] the mean of [g, k, d] without the `spared` largest and smallest numbers of each
+    coordinate.
+    """
     if not spared:
         return rows.mean(dim=1)
     # Bubble sort of whole rows: the largest numbers move to the end, the smallest to the start.
@@ -78,7 +80,7 @@ def _trimmed_mean(rows: Tensor, spared: int) -> Tensor:
 
 
 def _nearest(distance: Tensor, count: int) -> Tensor:
-    """[g, k]: 1 where a row is among the `count` nearest, else 0."""
+    """Return [g, k] 1 where a row is among the `count` nearest, else 0."""
     nearest = torch.zeros_like(distance)
     if count:
         nearest.scatter_(1, distance.topk(count, dim=1, largest=False).indices, 1.0)
@@ -86,7 +88,7 @@ def _nearest(distance: Tensor, count: int) -> Tensor:
 
 
 def _weighted(weight: Tensor, rows: Tensor) -> Tensor:
-    """Σ_k weight·row; rows of weight 0 may contain anything."""
+    """Return Σ_k weight·row; rows of weight 0 may contain any values, also NaN."""
     if not rows.isfinite().all():
         rows = torch.where((weight != 0)[:, :, None], rows, 0.0)
     return torch.bmm(weight[:, None], rows)[:, 0]
@@ -115,7 +117,10 @@ class RobustMixer:
                 )
 
     def _groups(self, round: int, only: Ints | None) -> Iterator[tuple[Ints, Ints, Floats, Ints]]:
-        """Groups with equally many received rows: places of rows and sources, weights, places of owners."""
+        """Yield groups of rows with equally many received rows.
+
+        Each is (places of the rows, places of the sources, weights, places of the owners).
+        """
         plan, made, place = self.plan, self.layout.made(round), self.layout.place(round)
         position = np.full(plan.rows, -1)
         position[made] = np.arange(len(made))
@@ -131,7 +136,7 @@ class RobustMixer:
 
 
 def own_part(plan: Plan) -> Plan:
-    """The linear part of a robust plan: the plan in which received rows have no weight."""
+    """Return the linear part of a robust plan: the plan in which received rows have no weight."""
     kinds = np.stack([plan.source.which, plan.weight.which])
     _, first, which = np.unique(kinds, axis=1, return_index=True, return_inverse=True)
     weights = np.stack([np.where(plan.received(r), 0.0, plan.weight[r]) for r in first.tolist()])

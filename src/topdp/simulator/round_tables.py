@@ -40,7 +40,7 @@ class RoundChunk:
     fits: list[bool]  # by round: whether it has no more records than the tables have room for
 
     def servable(self, round: int, at_most: int) -> int:
-        """The number of rounds from `round` on, which is in this chunk, that the tables have room for."""
+        """Return the number of consecutive rounds from `round` that the tables hold, at most `at_most`."""
         count = 0
         for fits in self.fits[round - self.rounds.start :][:at_most]:
             if not fits:
@@ -99,7 +99,7 @@ class RoundTables:
         return _PendingChunk(rounds, packed, drawn)
 
     def padded(self, chosen: Selection) -> Selection:
-        """The records of a round with as much room as the tables have.
+        """Return the records of a round with as much room as the tables have.
 
         Matrix products of other shapes are rounded differently, which may switch a unit of a model on or off
         and so change a record's gradient.

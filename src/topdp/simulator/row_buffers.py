@@ -1,6 +1,6 @@
-"""Memory for the rows of two releases that take turns, and how far each is filled.
+"""Two alternating buffers for the rows of two consecutive releases, and whether each is complete.
 
-Rows begin at multiples of `ROW_ALIGNMENT`. Says nothing of what rows contain.
+Rows begin at multiples of `ROW_ALIGNMENT`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ROUNDED_TYPES = {"bfloat16": torch.bfloat16}
 
 
 def padded_width(dimension: int, device: torch.device) -> int:
-    """Numbers from one row to the next, for rows of `dimension` numbers."""
+    """Return the distance, in numbers, between the starts of two rows of `dimension` numbers."""
     align = ROW_ALIGNMENT[device.type]
     return -(-dimension // align) * align
 
@@ -45,13 +45,13 @@ class RowBuffers:
         self._complete: list[int | None] = [None, None]
 
     def of(self, round: int) -> Tensor:
-        """[capacity, d]: the buffer for the rows of `round`."""
+        """Return [capacity, d] the buffer for the rows of `round`."""
         if not self._buffers:
             self._buffers = [self.empty(self.capacity, self.stored) for _ in range(2)]
         return self._buffers[round % 2]
 
     def begin(self, round: int, count: int) -> Tensor:
-        """[count, d]: where the rows of `round` will be; the rows that were there are lost."""
+        """Return the buffer [count, d] for the rows of `round`; its former rows are lost."""
         out = self.of(round)[:count]
         self._complete[round % 2] = None
         return out
@@ -65,18 +65,18 @@ class RowBuffers:
         self._complete[(releases - 1) % 2] = releases
 
     def holds(self, state: State) -> bool:
-        """Whether the rows of `state` are intact; rows outside the buffers always are."""
+        """Return whether the rows of `state` are intact; rows outside the buffers always are."""
         for buffer, releases in zip(self._buffers, self._complete, strict=False):
             if buffer.data_ptr() == state.rows.data_ptr():
                 return releases == state.releases
         return True
 
     def empty(self, count: int, dtype: torch.dtype | None = None) -> Tensor:
-        """[count, d]: uninitialised aligned rows outside the buffers."""
+        """Return [count, d] uninitialised aligned rows outside the buffers."""
         width = padded_width(self.dimension, self.device)
         rows = torch.empty(count, width, dtype=dtype or self.dtype, device=self.device)
         return rows[:, : self.dimension]
 
     def copy_of(self, rows: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """An aligned copy outside the buffers."""
+        """Return an aligned copy outside the buffers."""
         return self.empty(len(rows), dtype).copy_(rows)

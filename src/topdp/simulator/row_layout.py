@@ -1,8 +1,8 @@
 """Which rows of a round this process makes, and their places in memory.
 
-Where other processes hold some agents (`ranks/`), the rows of theirs that local rows are mixed from are
-guests: their places are behind the local rows. How rows are made is in `row_mixing`, how guests arrive in
-`ranks/border_exchange`.
+If other processes hold some agents (`ranks/`), *guests* are the rows of those agents from which local rows
+are mixed; their places are behind the local rows. `row_mixing` makes rows, and `ranks/border_exchange`
+transfers guests.
 """
 
 from __future__ import annotations
@@ -32,31 +32,32 @@ class RowLayout:
         self._guests = lru_cache(maxsize=4)(self._guests_of)
 
     def made(self, round: int) -> Ints:
-        """The rows made here in `round`, in the order of their numbers; round -1: the agents' starts."""
+        """Return the rows made here in `round`, in ascending order; round -1: the starts of the agents."""
         if round < 0:
             return self.agents
         return np.flatnonzero(self.plan.exists[round] & self._mine)
 
     def guests(self, round: int) -> dict[tuple[int, int], Ints]:
-        """By (from, to): the rows of the round before that another rank mixes than the one that made them.
+        """Map (from rank, to rank) to the rows of the previous round that the second mixes and the first
+        made.
 
         Before round 0 they are starts, and have the numbers of their owners.
         """
         return {} if self.whole else self._guests(round)
 
     def arriving(self, round: int) -> list[tuple[int, Ints]]:
-        """(rank, rows) of the guests that arrive here, in the order of their places."""
+        """Return (rank, rows) of the guests that arrive here, in the order of their places."""
         return [(origin, rows) for (origin, to), rows in self.guests(round).items() if to == self.here]
 
     def place(self, round: int) -> Ints:
-        """[rows]: the place of each row of the round before; -1: neither made here nor a guest."""
+        """Return [rows] the place of each row of the round before; -1: neither made here nor a guest."""
         guests = [rows for _, rows in self.arriving(round)]
         if round == 0:
             return self._places(self.plan.agents, self.agents, *guests)[self.plan.owner]
         return self._places(self.plan.rows, self.made(round - 1), *guests)
 
     def place_made(self, round: int) -> Ints:
-        """[rows]: the place of each row made here in `round`; -1: not made here."""
+        """Return [rows] the place of each row made here in `round`; -1: not made here."""
         return self._places(self.plan.rows, self.made(round))
 
     @staticmethod
@@ -66,7 +67,7 @@ class RowLayout:
         return place
 
     def needs_guests(self, round: int) -> Bools:
-        """[rows]: whether a row is mixed from rows that were made elsewhere."""
+        """Return [rows] whether a row is mixed from rows that were made elsewhere."""
         if self.whole:
             return np.zeros(self.plan.rows, bool)
         source, used = self._sources(round)

@@ -1,4 +1,4 @@
-"""Makes the rows of a round on the processor: row = mix·rows + step·gradient + noise.
+"""Makes the rows of a round on the CPU: row = mix·rows + step·gradient + noise.
 
 `row_mixing_cuda` does the same on a GPU. The plan states what rows are made from; a draw does not depend on
 which other rows are made.
@@ -67,7 +67,7 @@ class CpuMixer:
             run_in_parts(make, len(places))
 
     def _recipes(self, work: RowWork, places: Ints, kind: np.dtype[Any]) -> tuple[Any, ...]:
-        """The arguments of `fused_rows.make` for these rows, with numbers of type `kind`."""
+        """Return the arguments of `fused_rows.make` for these rows, with numbers of type `kind`."""
         this, place = self.plan[work.round], self.layout.place(work.round)
         rows = self.layout.made(work.round)[places]
         source, draw = (column[rows].astype(np.int64) for column in (this.source, this.draw))
@@ -78,7 +78,7 @@ class CpuMixer:
         weight, step = (column[rows].astype(kind) for column in (this.weight, this.step))
         used = (source >= 0) & (weight != 0)
         if (place[source[used]] < 0).any():
-            raise InputError(f"Expected round {work.round} to mix rows that were made, got others.")
+            raise InputError(f"Expected round {work.round} to mix only rows that exist, got others.")
         return places, np.where(used, place[source], -1), weight, owner, step, seeds, std
 
 
@@ -94,7 +94,7 @@ def _expect_inside(recipes: tuple[Any, ...], before: Any, gradient: Any, out: An
 
 
 def _array(rows: Tensor) -> Any:
-    """The rows as a NumPy array; bfloat16, which NumPy lacks, as bits."""
+    """Return the rows as a NumPy array; bfloat16, which NumPy lacks, as bits."""
     if rows.stride(1) != 1:
         raise InputError("Expected rows without gaps, got others.")
     return (rows.view(torch.uint16) if rows.dtype == torch.bfloat16 else rows).detach().numpy()

@@ -119,11 +119,11 @@ class PackedRows:
 
     @classmethod
     def of(cls, tables: Iterable[Tensor]) -> PackedRows:
-        """Collect the tables, which are in the order of the fields."""
+        """Return a `PackedRows` of `tables`, which are in the order of the fields."""
         return cls(**dict(zip((field.name for field in fields(cls)), tables, strict=True)))
 
     def tables(self) -> tuple[Tensor, ...]:
-        """All tables, in the order of the fields."""
+        """Return all tables, in the order of the fields."""
         return tuple(getattr(self, field.name) for field in fields(self))
 
 
@@ -171,7 +171,9 @@ class CudaMixer:
         chosen: Tensor | None = None,
         agents: int = 0,
     ) -> None:
-        """`chosen`: places of the rows to make; `agents`: the place of the agent with the first gradient."""
+        """Launch the kernel. `chosen`: places of the rows to make; `agents`: the place of the first
+        gradient's agent.
+        """
         d = out.shape[1]
         grid = (len(out if chosen is None else chosen), triton.cdiv(d, 4 * LANES))
         with torch.cuda.device_of(out):  # Triton launches on the current device
@@ -192,7 +194,9 @@ class CudaMixer:
         return self._packed[1]
 
     def packed(self, rounds: range) -> PackedRows:
-        """The tables of consecutive rounds, on the processor; vectorised where all agents are held here."""
+        """Return the tables of consecutive rounds, on the processor; vectorised where all agents are held
+        here.
+        """
         if not self.layout.whole:
             return self._packed_one_by_one(rounds)
         plan, many = self.plan, slice(rounds.start, rounds.stop)
@@ -245,7 +249,7 @@ class CudaMixer:
         draw: Indices,
         std: Floats,
     ) -> tuple[np.ndarray, ...]:
-        """The columns that the kernel reads, in its types, with 0 for absent entries."""
+        """Return the columns that the kernel reads, in its types, with 0 for absent entries."""
         absent, silent = source < 0, draw < 0
         key, number = self.noise.names(np.where(silent, 0, draw))
         return (

@@ -31,7 +31,7 @@ MAX_CACHED_SELECTIONS = 2000
 
 
 def supports(plan: Plan) -> str | None:
-    """None, or what keeps a run with this plan out of a stack."""
+    """Return None, or the need of `plan` because of which its run cannot be stacked."""
     return unsupported(plan, {Capability.SHARED_DRAWS, Capability.PRUNED_ROWS})
 
 
@@ -40,7 +40,7 @@ def stack_plans(plans: Sequence[Plan]) -> Plan:
     if not plans or any(plan.releases != plans[0].releases for plan in plans):
         raise InputError("Expected at least one plan, all of the same number of rounds.")
     if reason := next(filter(None, map(supports, plans)), None):
-        raise InputError(f"Expected runs without {reason} in a stack of runs: run those one by one.")
+        raise InputError(f"Expected runs without {reason} in a stack of runs. Run those one by one.")
     pruned = [plan if plan.pruned else prune(plan) for plan in plans]
     R = plans[0].releases
     agents = _offsets([plan.agents for plan in pruned])
@@ -99,7 +99,7 @@ def stack_plans(plans: Sequence[Plan]) -> Plan:
 
 
 def _reported(plans: Sequence[Plan], agents: Ints, messages: Ints) -> Ints | None:
-    """The places in the stack of the rows that each run reports."""
+    """Return the places in the stack of the rows that each run reports."""
     if all(plan.reported is None for plan in plans):
         return None
     parts = []

@@ -29,7 +29,7 @@ class Draws(ABC):
 
     @abstractmethod
     def seeds(self, round: int, draws: Ints) -> Words:
-        """[draws, 2]: the seeds from which `normal_draws` makes these draws of `round`."""
+        """Return [draws, 2] the seeds from which `normal_draws` makes these draws of `round`."""
 
     def fill(self, out: Tensor, round: int, draw: int) -> Tensor:
         """Set `out` [d] to draw number `draw` of `round`."""
@@ -41,7 +41,7 @@ class Draws(ABC):
 
     @abstractmethod
     def names(self, draws: Ints) -> tuple[Ints, Ints]:
-        """For devices with a counter-based generator: the key of each draw, and its number."""
+        """Return the key and the number of each draw, for devices with a counter-based generator."""
 
 
 class SimulatedDraws(Draws):

@@ -1,4 +1,4 @@
-"""The interface by which run loops step a simulation, whatever executes it.
+"""The interface by which run loops step a simulation, independent of how it is executed.
 
 `Engine` implements it in one process, `RankedEngine` over several, `CudaReplay` by recorded rounds on a GPU.
 """
@@ -48,7 +48,7 @@ class Simulation(ABC):
 
     @abstractmethod
     def holds(self, state: State) -> bool:
-        """Whether the rows of `state` are intact: not overwritten, even in part, by later ones."""
+        """Return whether the rows of `state` are intact: not overwritten, even in part, by later ones."""
 
     @abstractmethod
     def evaluate(self, state: State) -> Evaluation:
@@ -56,7 +56,9 @@ class Simulation(ABC):
 
     @abstractmethod
     def reported(self, state: State) -> Tensor:
-        """[agents, d]: the rows that users get: the estimates, or their averages where the plan has some."""
+        """Return [agents, d] the rows that users get: the estimates, or their averages where the plan has
+        some.
+        """
 
     @abstractmethod
     def release_buffers(self) -> None:

@@ -1,4 +1,4 @@
-"""The fastest way to step an engine, and how far a run loop may step before it must look at the state."""
+"""The choice of the fastest simulation, and of the number of releases until a run loop must act."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ def fastest(simulation: Simulation) -> Simulation:
 
 
 def releases_until_due(releases: int, per_round: int, rounds: int, *every: int) -> int:
-    """Releases until the next round that is a multiple of one of `every`, or the last of all `rounds`.
+    """Return the number of releases until the next round that is a multiple of one of `every`, or the last.
 
-    `per_round` releases make a round. Round 0 is the first, and a multiple of all.
+    `releases`: the number made so far. `per_round` releases make a round; `rounds` is the number of rounds.
+    Round 0 is the first, and a multiple of all.
 
     >>> [releases_until_due(releases, 1, 25, 10) for releases in (0, 1, 10, 11, 21, 25)]
     [1, 10, 1, 10, 5, 1]

@@ -1,4 +1,4 @@
-"""Graphs: families, user graphs, the sets N_i^j, covered edges, spectral gap.
+"""Graphs of agents: families, user graphs, the sets N_i^j, covered edges, spectral gap.
 
     N_i    the neighbours of agent i
     N_i^j  = N_i \\ ({j} ∪ N_j), the neighbours of i that are neither j nor adjacent to j

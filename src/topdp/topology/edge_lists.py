@@ -32,14 +32,14 @@ def read_edge_list(path: str | Path, weights: Weights = "refuse") -> Topology:
         text = Path(path).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = "not UTF-8 text" if isinstance(error, UnicodeDecodeError) else error.strerror
-        raise TopologyError(f"Expected an edge list at {path}, could not read it: {reason}.") from error
+        raise TopologyError(f"Expected an edge list at {path}, but it cannot be read: {reason}.") from error
     read = {
         number: _link(line, f"{path}, line {number}")
         for number, line in enumerate(text.splitlines(), start=1)
         if line.split("#")[0].strip()
     }
     if not read:
-        raise TopologyError(f"Expected at least one link in {path}, got none; write two names per line.")
+        raise TopologyError(f"Expected at least one link in {path}, got none. Write two names per line.")
     expect_no_weights(((f"{path}, line {n}", weight) for n, (_, _, weight) in read.items()), weights)
     links = [(a, b) for a, b, _ in read.values()]
     names = list(dict.fromkeys(name for link in links for name in link))
@@ -58,7 +58,7 @@ def read_edge_list(path: str | Path, weights: Weights = "refuse") -> Topology:
 
 
 def _link(line: str, where: str) -> tuple[str, str, float]:
-    """The two names on a line of an edge list, and the weight after them, by default 1."""
+    """Return the two names on a line of an edge list, and the weight after them, by default 1."""
     content = line.split("#")[0].strip()
     if any(arrow in content for arrow in ("->", "<-", "=>", "→", "←")):
         raise TopologyError(
@@ -90,7 +90,7 @@ def _link(line: str, where: str) -> tuple[str, str, float]:
 
 
 def _number(text: str) -> float | None:
-    """`text` as a finite number, or None."""
+    """Return `text` as a finite number; None if it is not one."""
     try:
         number = float(text)
     except ValueError:

@@ -16,9 +16,9 @@ MAX_GRAPH_DRAWS = 1000
 
 
 def random(agents: int, connection: float = 0.2, seed: int = 0) -> Topology:
-    """Erdős–Rényi: each of the n(n-1)/2 links exists with probability `connection`; drawn until connected.
+    """Return an Erdős–Rényi graph: each of the n(n-1)/2 links exists with probability `connection`.
 
-    Gives up after `MAX_GRAPH_DRAWS` draws.
+    Graphs are drawn until one is connected. Raise TopologyError after `MAX_GRAPH_DRAWS` draws.
 
     >>> graph = random(30, 0.2, seed=1)
     >>> graph.agents, bool((graph.adjacency == random(30, 0.2, seed=1).adjacency).all())
@@ -48,7 +48,7 @@ def random(agents: int, connection: float = 0.2, seed: int = 0) -> Topology:
 
 
 def ring(agents: int) -> Topology:
-    """Agent i is linked to i-1 and i+1, modulo n.
+    """Return the ring: agent i is linked to i-1 and i+1, modulo n.
 
     >>> ring(4).edges.tolist()
     [[0, 1], [0, 3], [1, 2], [2, 3]]
@@ -58,7 +58,7 @@ def ring(agents: int) -> Topology:
 
 
 def complete(agents: int) -> Topology:
-    """All agents are linked to each other. No directed edge is covered.
+    """Return the complete graph: all agents are linked to each other. No directed edge is covered.
 
     >>> len(complete(5).edges)
     10
@@ -68,7 +68,7 @@ def complete(agents: int) -> Topology:
 
 
 def single() -> Topology:
-    """One party without links, for pooled records.
+    """Return the graph of one party without links, for pooled records.
 
     >>> single().agents, len(single().edges)
     (1, 0)
@@ -77,7 +77,7 @@ def single() -> Topology:
 
 
 def star(agents: int, hubs: int = 2, attach: str = "one") -> Topology:
-    """Agents 0 .. hubs-1 are hubs, all linked to each other; the others are leaves.
+    """Return a star: agents 0 .. hubs-1 are hubs, all linked to each other; the others are leaves.
 
     With `attach="one"` leaf i is linked to hub i mod hubs, so that leaves are split evenly: our reading of
     the paper's "star topology with two star agents". With `attach="all"` every leaf is linked to every hub.
@@ -97,7 +97,7 @@ def star(agents: int, hubs: int = 2, attach: str = "one") -> Topology:
 
 
 def tree(agents: int) -> Topology:
-    """The complete binary tree, filled level by level: the parent of agent i is (i-1) // 2.
+    """Return the complete binary tree, filled level by level: the parent of agent i is (i-1) // 2.
 
     >>> tree(5).edges.tolist()
     [[0, 1], [0, 2], [1, 3], [1, 4]]
@@ -107,7 +107,7 @@ def tree(agents: int) -> Topology:
 
 
 def mesh(agents: int) -> Topology:
-    """A partial mesh: agent i is linked to i ± 1, i ± 2, i ± 4, ... up to n/2, modulo n.
+    """Return a partial mesh: agent i is linked to i ± 1, i ± 2, i ± 4, ... up to n/2, modulo n.
 
     The paper says "partial mesh" without a definition. This one is regular, has near and far links and degree
     about 2 log2(n), and for six or more agents lies strictly between the ring and the complete graph.
@@ -121,7 +121,7 @@ def mesh(agents: int) -> Topology:
 
 
 def grid(agents: int) -> Topology:
-    """Rows of ⌈√n⌉ agents, each linked to the one beside and the one below; the last row may be shorter.
+    """Return a grid with rows of ⌈√n⌉ agents; adjacent agents are linked. The last row may be shorter.
 
     >>> grid(5).edges.tolist()
     [[0, 1], [0, 3], [1, 2], [1, 4], [3, 4]]
@@ -134,14 +134,16 @@ def grid(agents: int) -> Topology:
 
 
 def grid_columns(agents: int) -> int:
-    """⌈√n⌉, the length of a full row of `grid(agents)`."""
+    """Return ⌈√n⌉, the length of a full row of `grid(agents)`."""
     return math.isqrt(agents - 1) + 1
 
 
 def small_world(agents: int, degree: int = 4, rewire: float = 0.1, seed: int = 0) -> Topology:
-    """Watts–Strogatz: a circle where each agent is linked to its `degree` nearest, then each link's far end
-    is moved to a random agent with probability `rewire`; drawn until connected, at most `MAX_GRAPH_DRAWS`
-    times.
+    """Return a Watts–Strogatz graph.
+
+    On a circle each agent is linked to its `degree` nearest agents; then one end of each link moves to a
+    random agent with probability `rewire`. Graphs are drawn until one is connected, at most
+    `MAX_GRAPH_DRAWS` times.
 
     >>> len(small_world(20, degree=4, rewire=0.2, seed=3).edges)
     40
@@ -159,7 +161,7 @@ def small_world(agents: int, degree: int = 4, rewire: float = 0.1, seed: int = 0
 
 
 def regular(agents: int, degree: int = 4, seed: int = 0) -> Topology:
-    """A random graph in which every agent has `degree` neighbours; drawn until connected, at most
+    """Return a random graph in which every agent has `degree` neighbours; drawn until connected, at most
     `MAX_GRAPH_DRAWS` times.
 
     >>> regular(20, degree=3, seed=3).degrees.tolist() == [3] * 20
@@ -172,7 +174,7 @@ def regular(agents: int, degree: int = 4, seed: int = 0) -> Topology:
             f"every link has two ends."
         )
     if degree == 1 and n > 2:
-        raise TopologyError(f"Expected degree >= 2, got 1: {n} agents in pairs are not connected.")
+        raise TopologyError(f"Expected degree >= 2, got 1. {n} agents in pairs are not connected.")
     import networkx as nx
 
     return _draw_until_connected(

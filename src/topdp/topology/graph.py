@@ -1,6 +1,6 @@
-"""A connected undirected graph on the agents 0 .. n-1, and its derived quantities.
+"""The class `Topology`: a connected undirected graph on the agents 0 .. n-1, and derived quantities.
 
-The package's docstring defines the sets N_i^j and coverage.
+The docstring of the package defines the sets N_i^j and covered edges.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class Topology:
         return _frozen(size > 0)
 
     def cover_set(self, i: int, j: int) -> set[int]:
-        """N_i^j = N_i \\ ({j} ∪ N_j) for a neighbour j of i.
+        """Return N_i^j = N_i \\ ({j} ∪ N_j) for a neighbour j of i.
 
         >>> grid(4).cover_set(0, 1)
         {2}
@@ -134,7 +134,7 @@ class Topology:
         return {int(k) for k in np.flatnonzero(inside)}
 
     def diameter(self) -> int:
-        """The largest distance between two agents, in links.
+        """Return the largest distance between two agents, in links.
 
         >>> ring(10).diameter(), complete(10).diameter()
         (5, 1)
@@ -148,7 +148,7 @@ class Topology:
         return int(max(farthest))
 
     def spectral_gap(self, alpha: float = 0.5) -> float:
-        """1 - |λ_2| of E[W] = αI + (1-α)D⁻¹A, with λ_2 the second largest eigenvalue in modulus.
+        """Return 1 - |λ_2| of E[W] = αI + (1-α)D⁻¹A, with λ_2 the second largest eigenvalue in modulus.
 
         E[W] is the mean of one round's mixing when each agent keeps weight α on its own estimate and gives
         1-α to that of a uniformly random neighbour (the paper's update rule). After t rounds of mixing alone
@@ -270,7 +270,7 @@ def components(edges: Ints, n: int) -> tuple[int, NDArray[np.int32]]:
 
 
 def _sparse(edges: Ints, n: int) -> Any:
-    """The symmetric 0/1 matrix of undirected edges, each given once or both ways."""
+    """Return the symmetric 0/1 matrix of undirected edges, each given once or both ways."""
     i, j = np.concatenate([edges, edges[:, ::-1]]).T
     matrix = sparse.coo_array((np.ones(len(i)), (i, j)), shape=(n, n)).tocsr()
     matrix.data[:] = 1.0  # an edge given both ways counts once
@@ -278,7 +278,7 @@ def _sparse(edges: Ints, n: int) -> Any:
 
 
 def _chunks(rows: int, width: int) -> list[slice]:
-    """Slices of `rows` whose rows of `width` have at most `MAX_TEMPORARY_ENTRIES` entries."""
+    """Return slices of range(rows), each with at most `MAX_TEMPORARY_ENTRIES` entries in rows of `width`."""
     step = max(1, MAX_TEMPORARY_ENTRIES // width)
     return [slice(start, start + step) for start in range(0, rows, step)]
 

@@ -1,7 +1,7 @@
-"""Weights on a user's links: no protocol uses them, so they are refused, or ignored on request.
+"""The check of weights on a user's links: no protocol uses them, so they are refused or ignored.
 
-Agents mix by α (the paper) or by Metropolis weights, which follow from degrees; proofs and noise hold for
-these. Dropping a weight silently would execute another run than the user described.
+Agents mix by α (the paper) or by Metropolis weights, which follow from degrees; proofs and noise assume these
+weights. Dropping a weight silently would execute another run than the user described.
 """
 
 from __future__ import annotations
@@ -15,14 +15,17 @@ Weights = Literal["refuse", "ignore"]
 
 
 def expect_no_weights(placed: Iterable[tuple[str, Any]], weights: str) -> None:
-    """Raise TopologyError for weights other than 1, unless ignored. `placed`: (place, weight) of links."""
+    """Raise TopologyError for weights other than 1 unless `weights` is "ignore".
+
+    `placed`: for each link, its position for the message, and its weight.
+    """
     if weights not in get_args(Weights):
         raise TopologyError(f"weights: expected 'refuse' or 'ignore', got {weights!r}.")
     others = [(where, weight) for where, weight in placed if weight != 1]
     if others and weights == "refuse":
         where, weight = others[0]
         raise TopologyError(
-            f"{where}: expected a link without a weight, got {weight!r:.40} ({len(others)} such in all): no "
+            f"{where}: expected a link without a weight, got {weight!r:.40} ({len(others)} such in all). No "
             "protocol mixes by given weights. Use weights='ignore' to drop them; in a configuration "
             'topology.weights = "ignore".'
         )

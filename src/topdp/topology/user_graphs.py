@@ -1,4 +1,4 @@
-"""Converts a user's graph: a `Topology`, a networkx graph, or the path of an edge list."""
+"""Conversion of a user's graph: a `Topology`, a networkx graph, or the path of an edge list."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def as_topology(graph: Any, *, weights: Weights = "refuse") -> Topology:
     named = isinstance(graph, str) and callable(getattr(families, graph.replace("-", "_"), None))
     if named and not os.path.exists(graph):
         raise TopologyError(
-            f"Expected a graph, got the name of a family, {graph!r}: make one, for example "
+            f"Expected a graph, got the name of a family, {graph!r}. Make one, for example "
             f"topdp.topology.{graph.replace('-', '_')}(agents)."
         )
     if isinstance(graph, str | os.PathLike):

@@ -20,13 +20,13 @@ from topdp.privacy.basics.refusals import PrivacyError
 # By JSON key, in the order of JSON and tables.
 ANSWERS: dict[str, AnswerKind] = {kind.key: kind for kind in (CLAIMED, VIEW, ADAPTIVE, OUTSIDER, WORST_CASE)}
 
-# The names of the answers that a budget can be put on.
+# The names of the answers that can be a guarantee.
 GUARANTEES = tuple(kind.name for kind in ANSWERS.values() if kind.takes_budget)
 
-# The names of the answers that are computed only where they are asked for.
+# The names of the answers that are computed only on request.
 ON_REQUEST = tuple(kind.name for kind in ANSWERS.values() if kind.on_request)
 
-# The answers in the order of how far one can rely on them.
+# The answers by `AnswerKind.rank`, the most reliable one first.
 BY_RANK = sorted(ANSWERS.values(), key=lambda kind: kind.rank)
 
 _BY_NAME = {kind.name: kind for kind in ANSWERS.values()}
@@ -41,20 +41,20 @@ def answer_kind(name: str) -> AnswerKind:
 
 
 def guarantee_kind(name: str) -> AnswerKind:
-    """Return the answer with this name; raise PrivacyError unless a budget can be put on it."""
+    """Return the answer with this name; raise PrivacyError unless it can be a guarantee."""
     if name not in GUARANTEES:
         raise PrivacyError(f"Expected guarantee to be one of {', '.join(GUARANTEES)}, got {name!r}.")
     return _BY_NAME[name]
 
 
 def expect_on_request(names: Collection[str]) -> None:
-    """Raise PrivacyError unless all names are those of answers that can be asked for."""
+    """Raise PrivacyError unless all `names` are answers that are computed on request."""
     always = [kind.key for kind in ANSWERS.values() if not kind.on_request]
     for name in names:
         if name not in ON_REQUEST:
             raise PrivacyError(
-                f"Expected answers among {', '.join(ON_REQUEST)}, got {name!r}; {' and '.join(always)} are "
-                "always there."
+                f"Expected answers among {', '.join(ON_REQUEST)}, got {name!r}. {' and '.join(always)} are "
+                "always computed; remove them."
             )
 
 

@@ -1,4 +1,4 @@
-"""The adaptive answer: what agents that also read every estimate learn, without assumptions on gradients."""
+"""The adaptive answer: the loss to agents that also read every estimate; no assumptions on gradients."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class AdaptiveAnswer(ObservedAnswer):
             return 0.0
         if has_short_form(plan, self.public, query.colluders):
             return 0.0
-        # Where every coalition would take too long there is a bound by neighbourhoods, which takes a while.
+        # Where computing every coalition takes too long, `adaptive` uses a bound by neighbourhoods.
         return min(reader_work(plan, math.comb(plan.agents, query.colluders)), MAX_UNASKED_WORK)
 
     def curve_seconds(self, plan: Plan, query: Query) -> float:

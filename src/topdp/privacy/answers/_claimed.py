@@ -54,7 +54,7 @@ class ClaimedAnswer(AnswerKind):
         return Answer(epsilon, losses=losses, warnings=tuple(warned))
 
     def closed_form_noise(self, write: Writer, analysis: Analysis, epsilon: Floats, delta: float) -> Floats:
-        """The noise by the method's own analysis, which treats each agent separately."""
+        """Return the noise by the method's own analysis, which treats each agent separately."""
         exposure = analysis.exposure()
         shape = noise_multipliers(write(exposure.sensitivity), exposure)  # z per round at unit noise
         from topdp.privacy.published.calibrations import CALIBRATIONS
@@ -79,14 +79,14 @@ class ClaimedAnswer(AnswerKind):
                 return [analysis.claim_of(owner, z[: last + 1], spending.delta) for last in releases]
             except PrivacyError as error:
                 raise NotCovered(
-                    f"The claimed guarantee of {analysis.calibration} has no cost by rounds: {error}"
+                    f"The claimed guarantee of {analysis.calibration} has no cost per round: {error}"
                 ) from error
 
 
 def _least_scale(
     rule: Calibration, z: Floats, epsilon: float, delta: float, batches: Batches, adjacency: Adjacency
 ) -> float:
-    """The least factor on the noise multipliers with which the rule claims at most ε."""
+    """Return the smallest factor on the noise multipliers `z` for which the rule claims at most ε."""
     if np.ptp(z) == 0:
         return rule.calibrate(epsilon, delta, len(z), batches, adjacency).noise_multiplier / float(z[0])
 

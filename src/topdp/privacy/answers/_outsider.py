@@ -1,4 +1,4 @@
-"""The outsider answer: what an observer of every link and every estimate learns that is no agent."""
+"""The outsider answer: the loss to an observer of every link and every estimate that is no agent."""
 
 from __future__ import annotations
 

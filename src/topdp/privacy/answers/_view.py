@@ -1,4 +1,4 @@
-"""The view answer: what each other agent alone learns if gradients do not react."""
+"""The view answer: the loss to each other agent alone, if gradients do not react to a changed record."""
 
 from __future__ import annotations
 

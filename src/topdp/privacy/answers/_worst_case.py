@@ -1,4 +1,4 @@
-"""The worst-case answer: what all other agents together learn."""
+"""The worst-case answer: the loss to all other agents together."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class WorstCaseAnswer(AnswerKind):
         return Answer(worst.epsilon(delta), losses=worst.losses)
 
     def observe(self, plan: Plan, exposure: Exposure, query: Query, bound: Bound = "upper") -> View:
-        """A view with one observer for every owner: all other agents."""
+        """Return a view with one observer for every owner: all other agents."""
         losses = worst_case(plan, exposure).losses
         mu = np.array([[loss.mu] for loss in losses])
         samples = {i: losses[i] for i, batches in enumerate(exposure.batches) if batches.sampled}

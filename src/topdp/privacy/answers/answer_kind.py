@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Status(StrEnum):
-    """What kind of number an answer is: for programs, as `reason` is for people.
+    """The kind of number that an answer is, for programs; `reason` explains it to people.
 
     >>> from topdp.privacy import Answer
     >>> Answer(None, "No analysis covers it.").status is Status.REFUSED
@@ -44,10 +44,10 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """[agents] ε; None where the accountant refused or was not asked, and `reason` says why.
+    """ε [agents] under one answer; None if it was refused or not requested, and `reason` states why.
 
-    `losses`: one per agent, where more is known than ε at one δ. `observers`: the observer that learns most
-    of each agent. `view`: what every observer learns of every agent.
+    `losses`: one loss per agent, where more is known than ε at one δ. `observers`: for each agent the
+    observer that learns most about it. `view`: the loss of every agent to every observer.
 
     >>> import numpy as np
     >>> Answer(np.array([0.5, 1.0])).largest
@@ -82,11 +82,11 @@ class Answer:
 
     @property
     def mu(self) -> Floats | None:
-        """[agents] the μ of Gaussian differential privacy; nan where none is known (amplified samples)."""
+        """[agents] the μ of Gaussian differential privacy; nan where no μ is known (amplified samples)."""
         return np.array([loss.mu for loss in self.losses]) if self.losses else None
 
     def power(self, false_alarms: float) -> Floats | None:
-        """[agents] the power at which a record can be told from none at this rate of false alarms."""
+        """Return [agents]: the power of the best test for one record at this false-alarm rate; or None."""
         if not self.losses:
             return None
         return np.array([loss.power(false_alarms) for loss in self.losses])
@@ -96,7 +96,7 @@ NOT_ASKED = Answer(None, "Not asked for: name it in privacy.answers.", asked=Fal
 
 
 def largest_finite(values: Floats | None) -> float | None:
-    """The largest of some numbers; None where there are none or it is infinite."""
+    """Return the largest of `values`; None if `values` is None or empty, or the largest is not finite."""
     if values is None:
         return None
     largest = float(values.max())
@@ -114,80 +114,84 @@ class AnswerKind(ABC):
     ['claimed', 'view', 'adaptive', 'worst-case']
     """
 
-    # In configurations and messages, as `worst-case`.
+    # The name in configurations and messages, such as `worst-case`.
     name: ClassVar[str]
-    # In JSON, as `worst_case`.
+    # The key in JSON, such as `worst_case`.
     key: ClassVar[str]
-    # Observer and assumptions in sentences, for an account.
+    # The observer and the assumptions, in sentences, for an account.
     assumptions: ClassVar[str]
-    # Its place where answers are listed by how far one can rely on them.
+    # The position of the answer in a list by reliability; 0 is the most reliable.
     rank: ClassVar[int]
-    # What its observer reads beside what it receives and makes.
+    # What the observer reads in addition to the rows that it receives and makes.
     public: ClassVar[Public]
 
-    # Whether it holds without assumptions on models or data.
+    # Whether the answer holds without assumptions on models or data.
     proved: ClassVar[bool] = True
-    # Whether it takes time, and is computed only where somebody asks for it.
+    # Whether the answer is expensive, and is computed only on request.
     on_request: ClassVar[bool] = False
-    # Whether a budget can be put on it: noise is calibrated to it, and agents charge by it.
+    # Whether the answer can be a guarantee: noise is calibrated to it, and agents charge by it.
     takes_budget: ClassVar[bool] = True
-    # Whether noise of other agents counts: then it holds for the plan as written alone.
+    # Whether noise of other agents counts. Then the answer holds only for the plan as written.
     relies_on_others: ClassVar[bool] = True
-    # Whether it is against as many colluders as the configuration names.
+    # Whether the observers are coalitions of the configured number of colluders.
     counts_colluders: ClassVar[bool] = False
 
     @property
     def label(self) -> str:
-        """In tables and on pages, as `worst case`."""
+        """The name in tables and on pages, such as `worst case`."""
         return self.name.replace("-", " ")
 
     @abstractmethod
     def against(self, colluders: int) -> str:
-        """The observer in words, as the object of a sentence."""
+        """Return the observer in words, as the object of a sentence ("the guarantee against ...")."""
 
     @abstractmethod
     def supports(self, plan: Plan, query: Query) -> str | None:
-        """Why the answer does not cover the plan; None where it does."""
+        """Return None, or the reason why the answer does not cover the plan."""
 
     @abstractmethod
     def account(
         self, plan: Plan, analysis: Analysis, delta: float, query: Query, view: View | None = None
     ) -> Answer:
-        """ε of every agent; `view`: what observers learn, where that is known already."""
+        """Return the answer with ε [agents]. `view`: the losses to the observers, if already computed."""
 
     def observe(self, plan: Plan, exposure: Exposure, query: Query, bound: Bound = "upper") -> View:
-        """What the observers learn of every owner; `bound` as in `view`."""
+        """Return the loss of every owner to every observer; `bound` as in `view`."""
         raise NotCovered(f"The {self.name} answer has no observers.")
 
     def closed_form_noise(
         self, write: Writer, analysis: Analysis, epsilon: Floats, delta: float
     ) -> Floats | None:
-        """Full-scale noise [agents] that meets the budgets, where it needs no search over plans."""
+        """Return the full-scale standard deviations [agents] that meet the budgets; None if only a search
+        over plans finds them.
+        """
         return None
 
     def spending_curve(self, spending: Spending, releases: Sequence[int]) -> Floats | list[float]:
-        """ε of an owner whose data enter no release after each of `releases`."""
+        """Return one ε for each release r of `releases`: the cost if the owner's data enter none after r."""
         raise NotCovered(f"The {self.name} answer has no cost by releases.")
 
     def work(self, plan: Plan, query: Query) -> float:
-        """Roughly the operations that `observe` takes, as `view_work`; 0 if it is immediate or refused."""
+        """Return the estimated operations of `observe`, in the unit of `view_work`; 0 if immediate or
+        refused.
+        """
         return 0.0
 
     def curve_seconds(self, plan: Plan, query: Query) -> float:
-        """Roughly how long `spending_curve` takes on one core."""
+        """Return the estimated seconds that `spending_curve` takes on one core."""
         return 0.5
 
     def hides_rows(self, plan: Plan, colluders: int) -> bool:
-        """Whether the answer counts on rows that some observer does not see."""
+        """Return whether the answer relies on noise in rows that some observer does not see."""
         return False
 
     def composes_releases(self, plan: Plan) -> bool:
-        """Whether it is the sum of the releases that were made, whoever is missing (`in_the_open`)."""
+        """Return whether the answer composes single releases even if agents are missing (`in_the_open`)."""
         return False
 
 
 class ObservedAnswer(AnswerKind):
-    """An answer that looks at observers one by one."""
+    """Base class of the answers that compute the loss to each observer separately."""
 
     on_request = True
 

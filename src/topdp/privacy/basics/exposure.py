@@ -1,4 +1,4 @@
-"""How one record takes part in a plan: how much it can change, and in which rounds. All accountants use it.
+"""The influence of one record on a plan: how much it changes, and in which rounds. All accountants use it.
 
 An `Exposure` states for every agent the largest change that one of its records makes to the agent's *mean
 gradient*, and the batches that use the record. The code that draws batches must keep these promises.
@@ -18,7 +18,8 @@ from topdp.plan import Capability, Plan, unsupported
 from topdp.plan.batches import Adjacency, Batches, Full, expect_adjacency
 from topdp.privacy.basics.refusals import PrivacyError, expect_supported
 
-# What a plan may need where every row counts as seen: a row has fresh noise, whatever it is made of.
+# Needs that an accountant supports if it counts every row as seen: fresh noise hides a row's gradient,
+# whatever function of earlier rows it is added to.
 COVERED_NEEDS = frozenset(
     {Capability.ADAPTIVE_STEPS, Capability.ROBUST_MIXING, Capability.ROUNDED_ROWS, Capability.SHARED_DRAWS}
 )
@@ -49,12 +50,12 @@ class Exposure:
     def __post_init__(self) -> None:
         if self.sensitivity.ndim != 1 or len(self.sensitivity) != len(self.batches):
             raise PrivacyError(
-                f"Expected one sensitivity and one of batches per agent, got sensitivity of shape "
+                f"Expected one sensitivity and one element of batches per agent, got sensitivity of shape "
                 f"{self.sensitivity.shape} and {len(self.batches)} batches."
             )
         for value in self.sensitivity:
             if not (math.isfinite(value) and value > 0):
-                raise PrivacyError(f"Expected sensitivity={value} to be finite and > 0.")
+                raise PrivacyError(f"Expected a finite sensitivity > 0, got {value}.")
         expect_adjacency(self.adjacency)
 
     @property
@@ -67,7 +68,9 @@ class Exposure:
         return any(batches.sampled for batches in self.batches)
 
     def periods(self) -> Ints:
-        """[agents] a record that is used in round r is used in r + period; 1 means every round."""
+        """Return [agents]: a record that is used in round r is used again in round r + period; 1: every
+        round.
+        """
         return np.array([batches.period for batches in self.batches])
 
 
@@ -77,7 +80,9 @@ def exposure(
     batches: Batches | Sequence[Batches] | None = None,
     adjacency: Adjacency = "add-remove",
 ) -> Exposure:
-    """Build an `Exposure` from values common to all agents or one for each; default: full batches.
+    """Build an `Exposure`; `sensitivity` and `batches` are common to all agents, or have one value for each.
+
+    The default is full batches.
 
     >>> from topdp.plan import Cycle
     >>> exposure(3, 0.5, Cycle(records=2000, size=100)).periods().tolist()
@@ -86,7 +91,7 @@ def exposure(
     try:
         values = np.asarray(sensitivity, dtype=np.float64)
     except (TypeError, ValueError):
-        raise PrivacyError(f"Expected sensitivity={sensitivity!r} to be numbers.") from None
+        raise PrivacyError(f"Expected sensitivity as numbers, got {sensitivity!r}.") from None
     values = np.full(agents, values) if values.ndim == 0 else values.copy()
     if len(values) != agents:
         raise PrivacyError(f"Expected one sensitivity or one for each of {agents} agents, got {len(values)}.")
@@ -97,7 +102,7 @@ def exposure(
 
 
 def uncovered_reason(plan: Plan, covered: Collection[Capability]) -> str | None:
-    """Why an accountant that covers these needs of plans does not cover `plan`; None where it does."""
+    """Return None, or the reason why an accountant that supports the needs `covered` refuses `plan`."""
     if Capability.PRUNED_ROWS in plan.needs:
         return "A pruned plan lacks rows that are sent; account the plan it was pruned from."
     need = unsupported(plan, covered)
@@ -105,7 +110,7 @@ def uncovered_reason(plan: Plan, covered: Collection[Capability]) -> str | None:
 
 
 def check(plan: Plan, exposure: Exposure) -> None:
-    """Raise where no accountant covers the plan: a pruned one, or one of other agents."""
+    """Raise PrivacyError if no accountant covers the plan: it is pruned, or has another number of agents."""
     expect_supported(uncovered_reason(plan, COVERED_NEEDS))
     if plan.agents != exposure.agents:
         raise PrivacyError(

@@ -1,4 +1,4 @@
-"""Gaussian releases, exactly: noise multipliers, μ and (ε, δ), each from the others.
+"""Exact accounting of Gaussian releases: conversions between noise multipliers, μ and (ε, δ).
 
 A release of noise multiplier z (noise std / sensitivity) is μ-Gaussian differentially private with μ = 1/z;
 any number of them, chosen adaptively, with μ² = Σ 1/z_t² (Dong, Roth, Su, arXiv:1905.02383, Corollary 3.3).
@@ -8,11 +8,11 @@ The curve of (ε, δ) that belongs to μ is (there Corollary 2.13; Balle, Wang 2
 
 `poisson` covers subsampled releases, `view` what an observer sees.
 
-**Guarantees.** Exact for Gaussian noise, not a bound. Adjacency and sensitivity are the caller's: in z.
-Numbers err on the private side: `delta_of` is never below the true δ, `epsilon_of` never below the true ε,
-`mu_of` never above the largest μ the budget allows, `noise_multiplier` never below the least z, each by less
-than 1e-10 of its value for ε from 1e-6 to 1e4 and δ from 1e-15 to 0.5. (An ε that is all but 0 because δ is
-all but δ(0) errs by up to 1e-12 of δ instead, whatever its own size.)
+**Guarantees.** Exact for Gaussian noise, not a bound. Adjacency and sensitivity are chosen by the caller, who
+divides by the sensitivity to get z. Rounding errs on the private side: `delta_of` is never below the true δ,
+`epsilon_of` never below the true ε, `mu_of` never above the largest μ the budget allows, `noise_multiplier`
+never below the least z, each by less than 1e-10 of its value for ε from 1e-6 to 1e4 and δ from 1e-15 to 0.5.
+(An ε that is all but 0 because δ is all but δ(0) errs by up to 1e-12 of δ instead, whatever its own size.)
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def delta_of(mu: Floats, epsilon: ArrayLike) -> Floats: ...
 @overload
 def delta_of(mu: ArrayLike, epsilon: Floats) -> Floats: ...
 def delta_of(mu: ArrayLike, epsilon: ArrayLike) -> float | Floats:
-    """δ(ε) of μ, rounded up; arrays broadcast. μ = 0 gives 0, μ = infinity gives 1.
+    """Return δ(ε) of μ, rounded up; arrays broadcast. μ = 0 gives 0, μ = infinity gives 1.
 
     >>> round(delta_of(0.26805, 1.0), 8)
     1e-05
@@ -51,7 +51,7 @@ def delta_of(mu: ArrayLike, epsilon: ArrayLike) -> float | Floats:
     m, e = np.broadcast_arrays(_mus(mu), _floats("epsilon", epsilon))
     good = (e >= 0) & np.isfinite(e)
     if not np.all(good):
-        raise PrivacyError(f"Expected epsilon={_first(e, ~good)} to be finite and >= 0.")
+        raise PrivacyError(f"Expected a finite epsilon >= 0, got {_first(e, ~good)}.")
     return _unwrap(np.exp(_log_delta(m, e)))
 
 
@@ -62,7 +62,7 @@ def epsilon_of(mu: Floats, delta: ArrayLike) -> Floats: ...
 @overload
 def epsilon_of(mu: ArrayLike, delta: Floats) -> Floats: ...
 def epsilon_of(mu: ArrayLike, delta: ArrayLike) -> float | Floats:
-    """The least ε at which μ is (ε, δ)-private, rounded up; arrays broadcast.
+    """Return the least ε at which μ is (ε, δ)-private, rounded up; arrays broadcast.
 
     0 where δ is at least δ(0) (so for μ = 0), infinity for μ = infinity.
 
@@ -90,7 +90,7 @@ def mu_of(epsilon: Floats, delta: ArrayLike) -> Floats: ...
 @overload
 def mu_of(epsilon: ArrayLike, delta: Floats) -> Floats: ...
 def mu_of(epsilon: ArrayLike, delta: ArrayLike) -> float | Floats:
-    """The largest μ that is (ε, δ)-private, rounded down; arrays broadcast.
+    """Return the largest μ that is (ε, δ)-private, rounded down; arrays broadcast.
 
     >>> round(mu_of(1.0, 1e-5), 5)
     0.26805
@@ -114,7 +114,7 @@ def compose(noise_multipliers: ArrayLike) -> float: ...
 @overload
 def compose(noise_multipliers: ArrayLike, axis: int) -> Floats: ...
 def compose(noise_multipliers: ArrayLike, axis: int | None = None) -> float | Floats:
-    """μ = √(Σ 1/z²) of releases that each carry fresh noise, rounded up; over one `axis` or over all.
+    """Return μ = √(Σ 1/z²) of releases that each carry fresh noise, rounded up; over one `axis` or over all.
 
     A release without noise (z = 0) makes μ infinite; no release at all leaves μ = 0.
 
@@ -126,7 +126,7 @@ def compose(noise_multipliers: ArrayLike, axis: int | None = None) -> float | Fl
     z = _floats("noise multiplier", noise_multipliers)
     good = (z >= 0) & np.isfinite(z)
     if not np.all(good):
-        raise PrivacyError(f"Expected noise multiplier {_first(z, ~good)} to be finite and >= 0.")
+        raise PrivacyError(f"Expected a finite noise multiplier >= 0, got {_first(z, ~good)}.")
     # NumPy sums pairwise, so to about log2(n) ulp, only along a contiguous last axis.
     z = z.ravel() if axis is None else np.ascontiguousarray(np.moveaxis(z, axis, -1))
     if z.shape[-1] == 0:
@@ -138,7 +138,7 @@ def compose(noise_multipliers: ArrayLike, axis: int | None = None) -> float | Fl
 
 
 def noise_multiplier(epsilon: float, delta: float, releases: SupportsIndex = 1) -> float:
-    """The least z with which `releases` equal releases together are (ε, δ)-private, rounded up.
+    """Return the least z with which `releases` equal releases together are (ε, δ)-private, rounded up.
 
     >>> round(noise_multiplier(1.0, 1e-5, 1000) / 2000, 5)
     0.05899
@@ -146,12 +146,12 @@ def noise_multiplier(epsilon: float, delta: float, releases: SupportsIndex = 1) 
     mu = mu_of(expect_epsilon(epsilon), expect_delta(delta))
     z = math.sqrt(expect_count("releases", releases)) / mu * (1 + 128 * _ULP)
     if not math.isfinite(z):
-        raise PrivacyError(f"Expected epsilon={epsilon} to be large enough for finite noise.")
+        raise PrivacyError(f"Expected an epsilon that finite noise meets, got {epsilon}. Use a larger one.")
     return z
 
 
 def _log_delta(mu: Floats, epsilon: Floats) -> Floats:
-    """ln δ(ε) plus a bound on its rounding error, at most 0. Shapes broadcast; μ may be 0 or infinite."""
+    """Return ln δ(ε) plus a bound on its rounding error, at most 0. Shapes broadcast; 0 <= μ <= infinity."""
     mu, epsilon = np.broadcast_arrays(mu, epsilon)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore", under="ignore"):
         centre = np.where(epsilon == 0, 0.0, epsilon / mu)
@@ -169,7 +169,7 @@ def _log_delta(mu: Floats, epsilon: Floats) -> Floats:
 
 
 def _log_delta_small(mu: Floats, low: Floats) -> Floats:
-    """ln of φ(a) ∫ e^{-at - t²/2} (1 - e^{-μt}) dt over t > 0, with a = ε/μ - μ/2 = `low` > -1/2.
+    """Return ln of φ(a) ∫ e^{-at - t²/2} (1 - e^{-μt}) dt over t > 0, with a = ε/μ - μ/2 = `low` > -1/2.
 
     The two terms of δ(ε) agree in most digits when μ is small; written as this integral (Φ(-x)/φ(x) is
     ∫ e^{-xt - t²/2} dt, and e^ε φ(a + μ) = φ(a)) nothing cancels: every factor is positive.
@@ -183,7 +183,7 @@ def _log_delta_small(mu: Floats, low: Floats) -> Floats:
 
 
 def _log_delta_large(mu: Floats, centre: Floats, low: Floats) -> Floats:
-    """ln Φ(-a) + ln(1 - r) with r = e^ε Φ(-a - μ) / Φ(-a), a = `low`. For μ >= 1: r keeps clear of 1."""
+    """Return ln Φ(-a) + ln(1 - r) with r = e^ε Φ(-a - μ) / Φ(-a), a = `low`. For μ >= 1: r is far below 1."""
     high = centre + mu / 2
     tail = erfcx(high / math.sqrt(2))
     # e^ε Φ(-b) = φ(a) Φ(-b)/φ(b) needs no e^ε. Left of 0, φ(a) is small and Φ(-a) is not.
@@ -193,9 +193,9 @@ def _log_delta_large(mu: Floats, centre: Floats, low: Floats) -> Floats:
 
 
 def _bisect(is_private: Callable[[Floats], Bools], private: Floats, other: Floats) -> Floats:
-    """The last private double before the border between `private` and `other`, elementwise.
+    """Return the last private double before the border between `private` and `other`, elementwise.
 
-    For few elements several places are evaluated together: a call costs the same for one place as for many.
+    For few elements several points are evaluated together: a call costs the same for one point as for many.
     """
     places = max(1, _PLACES // max(1, private.size))
     part = (np.arange(1, places + 1) / (places + 1))[:, None]
@@ -215,13 +215,13 @@ def _floats(name: str, values: ArrayLike) -> Floats:
     try:
         return np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError, OverflowError):
-        raise PrivacyError(f"Expected {name}={values!r} to be a number or an array of numbers.") from None
+        raise PrivacyError(f"Expected {name} as a number or an array of numbers, got {values!r}.") from None
 
 
 def _mus(mu: ArrayLike) -> Floats:
     m = _floats("mu", mu)
     if not np.all(m >= 0):
-        raise PrivacyError(f"Expected mu={_first(m, ~(m >= 0))} >= 0.")
+        raise PrivacyError(f"Expected mu >= 0, got {_first(m, ~(m >= 0))}.")
     return m
 
 

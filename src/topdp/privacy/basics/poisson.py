@@ -35,7 +35,7 @@ MAX_UNGROUPED, GROUP_TOLERANCE = 64, 0.02
 
 
 def loss_distribution_epsilon(noise_multipliers: Floats, delta: float, rate: float) -> float:
-    """ε at δ by the composed privacy loss distribution (Doroshenko et al. 2022, arXiv:2207.04380)."""
+    """Return ε at δ by the composed privacy loss distribution (Doroshenko et al. 2022, arXiv:2207.04380)."""
     from dp_accounting.pld import privacy_loss_distribution
 
     releases = len(noise_multipliers)
@@ -70,7 +70,7 @@ def _one_release(z: float, interval: float, rate: float) -> Any:
 
 
 def renyi_curve(noise_multipliers: Floats, rate: float) -> tuple[Floats, Floats]:
-    """Orders a and the Rényi divergences of the composition at them (Mironov, Talwar, Zhang 2019)."""
+    """Return orders a and the Rényi divergences of the composition at them (Mironov, Talwar, Zhang 2019)."""
     from dp_accounting import dp_event
     from dp_accounting.rdp import RdpAccountant
 
@@ -85,9 +85,9 @@ def renyi_curve(noise_multipliers: Floats, rate: float) -> tuple[Floats, Floats]
 
 
 def grouped(noise_multipliers: Floats) -> list[tuple[float, int]]:
-    """(noise multiplier, releases) in rising order; if there are too many, similar ones count as the least.
+    """Return pairs (noise multiplier, number of releases), ascending; many similar ones become their least.
 
-    Each distinct multiplier needs a loss distribution of its own, so noise that changes in every round would
+    Each distinct multiplier needs a separate loss distribution, so noise that changes in every round would
     take hours. A group ends when its Σ 1/z² would exceed the true one by (2%)² of the total, which
     makes about fifty groups of noise that follows linearly falling steps.
     """
@@ -107,7 +107,7 @@ def grouped(noise_multipliers: Floats) -> list[tuple[float, int]]:
 
 
 def _interval(noise_multipliers: Floats, rate: float) -> float:
-    """The grid of the loss: fine compared with its spread in one release, coarse enough for memory."""
+    """Return the grid spacing of the loss: fine compared with its spread in one release, and affordable."""
     z = float(np.min(noise_multipliers))
     span = 10 / z + 1 / (2 * z * z)
     spread = min(rate * math.sqrt(math.expm1(min(1 / (z * z), 700.0))), span)
@@ -118,7 +118,7 @@ def _interval(noise_multipliers: Floats, rate: float) -> float:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence dp-accounting's remarks on orders it leaves out: here a missing order counts as infinite."""
+    """Silence dp-accounting's log about orders that it skips: `renyi_curve` treats these as infinite."""
     logger = logging.getLogger("absl")
     before, logger.disabled = logger.disabled, True
     try:

@@ -29,17 +29,17 @@ POWER_DELTAS = (1e-6, 1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1)
 
 
 class Loss(Protocol):
-    """A privacy loss."""
+    """The privacy loss of one owner to one observer: ε at any δ."""
 
     @property
     def mu(self) -> float:
         """The μ of Gaussian differential privacy; nan where none is known."""
 
     def epsilon(self, delta: float) -> float:
-        """The least known ε at this δ; infinite where there is no privacy."""
+        """Return the least proven ε at this δ; infinite if no finite ε holds."""
 
     def power(self, false_alarms: float) -> float:
-        """The most powerful attacker: how often it recognises a record, at this rate of false alarms."""
+        """Return the power of the best attacker: its true-positive rate at this false-alarm rate."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class GaussianLoss:
 
     def __post_init__(self) -> None:
         if not self.mu >= 0:
-            raise PrivacyError(f"Expected mu={self.mu} >= 0.")
+            raise PrivacyError(f"Expected mu >= 0, got {self.mu}.")
 
     def epsilon(self, delta: float) -> float:
         return _gaussian_epsilon(float(self.mu), float(delta))
@@ -64,7 +64,7 @@ class GaussianLoss:
 class SampledLoss:
     """Independent Gaussian releases, each of a fresh Poisson sample of the records.
 
-    `releases`: (noise multiplier, how many), in rising order.
+    `releases`: pairs (noise multiplier, number of releases), by ascending noise multiplier.
 
     **Guarantees.** Adjacency add-remove; the sample is secret. Pessimistic discretisation: ε is never below
     the true one (Doroshenko et al. 2022, arXiv:2207.04380, through dp-accounting).
@@ -97,7 +97,7 @@ class SampledLoss:
 
 @dataclass(frozen=True)
 class SmallestLoss:
-    """Several upper bounds of one loss: at each δ the smallest counts."""
+    """The smallest of several upper bounds of one loss, taken separately at each δ."""
 
     losses: tuple[Loss, ...]
 
@@ -113,7 +113,7 @@ class SmallestLoss:
         return self._smallest(lambda loss: loss.power(false_alarms))
 
     def _smallest(self, value: Callable[[Loss], float]) -> float:
-        """The smallest value; losses that raise NotCovered are left out if another one does not."""
+        """Return the smallest value; losses that raise NotCovered are left out if another one does not."""
         values, refusal = [], NotCovered("Expected a loss, got none.")
         for loss in self.losses:
             try:

@@ -18,7 +18,7 @@ class PrivacyError(InputError):
     >>> epsilon_of(0.5, delta=1.0)
     Traceback (most recent call last):
         ...
-    topdp.privacy.basics.refusals.PrivacyError: Expected 0 < delta=1.0 < 1.
+    topdp.privacy.basics.refusals.PrivacyError: Expected 0 < delta < 1, got 1.0.
     """
 
 
@@ -49,24 +49,24 @@ class PrivacyWarning(UserWarning):
 
 
 def expect_supported(reason: str | None) -> None:
-    """Raise NotCovered where an accountant gives a reason why it does not cover a plan."""
+    """Raise NotCovered with `reason`, which an accountant's `supports` returned; do nothing if it is None."""
     if reason is not None:
         raise NotCovered(reason)
 
 
 def expect_epsilon(epsilon: float) -> float:
-    """`epsilon` as a float if it is a budget: finite and above 0."""
+    """Return `epsilon` as a float; raise PrivacyError unless it is finite and above 0."""
     value = _number("epsilon", epsilon)
     if not 0 < value < math.inf:
-        raise PrivacyError(f"Expected epsilon={epsilon} to be finite and > 0.")
+        raise PrivacyError(f"Expected a finite epsilon > 0, got {epsilon}.")
     return value
 
 
 def expect_delta(delta: float) -> float:
-    """`delta` as a float if it lies strictly between 0 and 1."""
+    """Return `delta` as a float; raise PrivacyError unless it lies strictly between 0 and 1."""
     value = _number("delta", delta)
     if not 0 < value < 1:
-        raise PrivacyError(f"Expected 0 < delta={delta} < 1.")
+        raise PrivacyError(f"Expected 0 < delta < 1, got {delta}.")
     return value
 
 
@@ -74,4 +74,4 @@ def _number(name: str, value: float) -> float:
     try:
         return float(value)
     except (TypeError, ValueError, OverflowError):
-        raise PrivacyError(f"Expected {name}={value!r} to be a number.") from None
+        raise PrivacyError(f"Expected {name} as a number, got {value!r}.") from None

@@ -1,7 +1,7 @@
-"""What an observer of rows learns about the records of an agent.
+"""Privacy losses: how much an observer of rows learns about the records of an agent.
 
 The observer is all other agents together (`worst_case`), or one agent or coalition (`view`, `coalitions`).
-For the latter the rows of all rounds are one Gaussian vector: `observer_filter` computes its covariance,
-`gram_matrix` and `band_matrix` the effect of a change, `mu_bounds` and `band_bounds` that of the worst
-record.
+In the second case the rows of all rounds are one Gaussian vector: `observer_filter` computes its covariance,
+`gram_matrix` and `band_matrix` the effect of a change, and `mu_bounds` and `band_bounds` the effect of the
+worst record.
 """

@@ -1,4 +1,4 @@
-"""What coalitions that also read every agent's estimate learn, without assumptions on gradients.
+"""The loss to coalitions that also read every agent's estimate, without assumptions on gradients.
 
 An agent's gradient is taken at its estimate. An observer that sees all estimates knows where all gradients
 are taken. The others' gradients are the same functions in two neighbouring worlds, so they carry nothing more
@@ -10,15 +10,15 @@ losses**: they may depend on all that was released before, and colluders may sen
 Required: a gradient reads its agent's own estimates, its own data, and randomness that no noise depends on;
 one record changes it by at most the sensitivity, in the rounds of its batches, whatever came before;
 partners, order and stops do not depend on data. Adjacency and sensitivity are the exposure's. `upper` is a
-certified bound on the exact μ; where every row is seen it is exact. An estimate that is never sent counts as
-seen nevertheless: without noise of its own the answer is infinite.
+certified bound on the exact μ; where every row is seen it is exact. An estimate that is never sent also
+counts as seen: if it has no noise of its own, the answer is infinite.
 
-Where plans mix robustly (`Plan.robust`), rows are no sums of rows. There every row counts as seen, sent or
-not. Then all that a round reveals is what it adds, whatever function of earlier rows it is added to.
+With a robust rule (`Plan.robust`), rows are not sums of rows. Then every row counts as seen, whether or not
+it is sent, and a round reveals only the gradient and the noise that it adds, whatever function of earlier
+rows they are added to.
 
-Where rows are rounded (`Plan.rounded`), they are functions of sums. If every row is seen, rounding is
-post-processing of a release with noise, and the answer holds; if a row is hidden from some observer, the plan
-is refused.
+With rounding (`Plan.rounded`), rows are functions of sums. If every row is seen, rounding is post-processing
+of a release with noise, and the answer holds. If a row is hidden from some observer, the plan is refused.
 
 The observer of `outsider` reads every link and every estimate, and knows no agent's draws.
 """
@@ -58,17 +58,17 @@ from topdp.privacy.observers.view_effort import (
 from topdp.privacy.observers.worst_case import all_draws_count, every_round, every_round_mu, information
 from topdp.privacy.query import DEFAULT_QUERY, Query
 
-# The most work where slow answers are allowed, about two hours of one core; beyond it there is a bound.
+# The most work if slow answers are allowed, about two hours of one core; above it a bound is computed.
 MAX_SLOW_WORK = 60 * MAX_UNASKED_WORK
 
-# More coalitions than these are computed one by one only where slow answers are allowed.
+# More coalitions than these are computed one by one only if slow answers are allowed.
 MAX_UNASKED_COALITIONS = 2000
 
 
 def adaptive(plan: Plan, exposure: Exposure, query: Query = DEFAULT_QUERY, bound: Bound = "upper") -> View:
-    """The loss of each owner to every coalition of `query.colluders` agents that can read all estimates.
+    """Return the loss of each owner to every coalition of `query.colluders` agents that reads all estimates.
 
-    0 colluders: an observer that reads estimates alone. `bound`: as in `view`.
+    With 0 colluders, the observer reads only estimates. `bound`: as in `view`.
 
     >>> from topdp.privacy import exposure
     >>> import numpy as np
@@ -93,7 +93,7 @@ def adaptive(plan: Plan, exposure: Exposure, query: Query = DEFAULT_QUERY, bound
 
 
 def outsider(plan: Plan, exposure: Exposure, query: Query = DEFAULT_QUERY) -> View:
-    """The loss of each owner to an observer that reads every link and every estimate and knows no draw.
+    """Return the loss of each owner to an observer of every link and every estimate that knows no draw.
 
     >>> from topdp.privacy import exposure
     >>> import numpy as np
@@ -113,10 +113,11 @@ def outsider(plan: Plan, exposure: Exposure, query: Query = DEFAULT_QUERY) -> Vi
 def leading_adaptive(
     plan: Plan, exposure: Exposure, owner: int, last: Sequence[int], query: Query = DEFAULT_QUERY
 ) -> tuple[Floats, Floats]:
-    """[len(last)]: the sound μ of `owner` to the worst coalition, if its data enter up to round `last`.
+    """Return the sound μ of `owner` to the worst coalition if its data enter no round after each of `last`.
 
-    Here Poisson samples count as if the record were in every round. For them, [releases]: 1/z² of each
-    release at unit sensitivity, to an observer that sees all of its rows and learns most of it.
+    The first result [len(last)] treats Poisson samples as if the record were in every round. The second
+    [releases] is for their amplification: 1/z² of each release at unit sensitivity, to the observer that
+    sees all rows of the release and learns most.
     """
     check(plan, exposure)
     expect_colluders(query.colluders, plan.agents)
@@ -135,7 +136,7 @@ def leading_adaptive(
 
 
 def has_short_form(plan: Plan, public: Public, colluders: int) -> bool:
-    """Whether observers that read what is public see all rows: then the answer is immediate."""
+    """Return whether observers that read the `public` rows see all rows: then the answer is immediate."""
     if not plan.std.values.any() or _all_seen(plan, public, [()]):
         return True
     if public is Public.LINKS:
@@ -145,7 +146,7 @@ def has_short_form(plan: Plan, public: Public, colluders: int) -> bool:
 
 
 def adaptive_reason(plan: Plan, public: Public, colluders: int) -> str | None:
-    """Why the plan is not covered, for example: some observer does not see all of its rounded rows."""
+    """Return None, or the reason why the plan is not covered, such as rounded rows that are hidden."""
     reason = uncovered_reason(plan, COVERED_NEEDS)
     if reason is None and Capability.ROUNDED_ROWS in plan.needs:
         return None if has_short_form(plan, public, colluders) else nonlinear_reason(plan)
@@ -153,15 +154,15 @@ def adaptive_reason(plan: Plan, public: Public, colluders: int) -> str | None:
 
 
 def in_the_open(plan: Plan) -> bool:
-    """Whether draws are shared and every row is an estimate: then no round depends on noise of another."""
+    """Return whether draws are shared and every row is an estimate. Then releases compose one by one."""
     return _shares_noise_in_the_open(plan, Public.ESTIMATES)
 
 
 def most_learned(plan: Plan, query: Query = DEFAULT_QUERY) -> Floats:
-    """[releases, agents]: 1/z² of each release to the coalition that learns most of it, at sensitivity 1.
+    """Return [releases, agents]: 1/z² of each release, at sensitivity 1, to the coalition that learns most.
 
     For plans that are `in_the_open`, where releases compose. A row that is missing, or that mixes other rows
-    than the plan says, reveals no more: rows are sums of rows that were seen and of fresh noise.
+    than the plan states, reveals no more: rows are sums of rows that were seen and of fresh noise.
 
     >>> import numpy as np
     >>> import topdp
@@ -177,16 +178,15 @@ def most_learned(plan: Plan, query: Query = DEFAULT_QUERY) -> Floats:
 
 
 def expect_colluders(colluders: int, agents: int) -> None:
-    """Raise PrivacyError where so many colluders leave nobody to protect."""
+    """Raise PrivacyError unless at least one agent is no colluder."""
     if isinstance(colluders, bool) or not isinstance(colluders, int) or not 0 <= colluders < agents:
         raise PrivacyError(
-            f"Expected privacy.colluders from 0 to {agents - 1}, since there are {agents} agents, got "
-            f"{colluders!r}."
+            f"Expected privacy.colluders from 0 to {agents - 1} for {agents} agents, got {colluders!r}."
         )
 
 
 def _coalitions(plan: Plan, public: Public, query: Query) -> list[Coalition]:
-    """All coalitions of that size; or one around each agent where all coalitions learn the same."""
+    """Return all coalitions of `query.colluders` agents; one per agent if all coalitions learn the same."""
     n, colluders = plan.agents, query.colluders
     possible = math.comb(n, colluders)
     if possible > n and all_draws_count(plan) and _all_seen(plan, public, [()]):
@@ -201,7 +201,7 @@ def _coalitions(plan: Plan, public: Public, query: Query) -> list[Coalition]:
 
 
 def _neighbourhood_bound(plan: Plan, exposure: Exposure, query: Query, bound: Bound) -> View | None:
-    """A bound by neighbourhoods, where every coalition one by one would take far too long; else None."""
+    """Return the bound by neighbourhoods if computing every coalition takes too long; otherwise None."""
     possible = math.comb(plan.agents, query.colluders)
     few = possible <= MAX_UNASKED_COALITIONS and reader_work(plan, possible) <= MAX_UNASKED_WORK
     if few or not plan.std.values.any() or _all_seen(plan, Public.ESTIMATES, [()]):
@@ -259,7 +259,7 @@ def _seen_by(
 
 
 def _by_coalitions(plan: Plan, exposure: Exposure, query: Query) -> View:
-    """The short form where draws are shared and every row is seen: coalition by coalition."""
+    """Return the view for plans with shared draws whose rows are all seen, coalition by coalition."""
     noisy, coalitions, units = _units(plan, query)
     if coalitions is not None:
         return _composed(plan, exposure, noisy, coalitions, units)
@@ -272,9 +272,10 @@ def _by_coalitions(plan: Plan, exposure: Exposure, query: Query) -> View:
 
 
 def _units(plan: Plan, query: Query) -> tuple[NoisyReleases, list[Coalition] | None, Floats]:
-    """The releases, and 1/z² of each kind [kinds, coalitions, agents]; 0 of a coalition's own members.
+    """Return the releases, the coalitions, and 1/z² [kinds, coalitions, agents] at unit sensitivity.
 
-    Coalitions of None: too many to compute each, and one bound [kinds, 1, agents] covers all of them.
+    The values of a coalition's own members are 0. If there are too many coalitions to compute each, they are
+    None, and one bound [kinds, 1, agents] covers all of them.
     """
     noisy = noisy_releases(plan)
     coalitions = worst_coalitions(plan, noisy, query)
@@ -294,9 +295,9 @@ def _units(plan: Plan, query: Query) -> tuple[NoisyReleases, list[Coalition] | N
 def _composed(
     plan: Plan, exposure: Exposure, noisy: NoisyReleases, coalitions: list[Coalition], units: Floats
 ) -> View:
-    """μ of every owner and coalition, from 1/z² of each kind of release [kinds, coalitions, agents]."""
+    """Return μ of every owner and coalition; `units` [kinds, coalitions, agents]: 1/z² of each kind."""
     mu = np.zeros((plan.agents, len(coalitions)))
-    ceiling = every_round_mu(information(plan), exposure.periods())  # of all others together
+    ceiling = every_round_mu(information(plan), exposure.periods())  # the loss to all others together
     for i, period in enumerate(exposure.periods().tolist()):
         mu[i] = np.minimum(_every_round(noisy, units[:, :, i], period), ceiling[i]) * exposure.sensitivity[i]
     for o, J in enumerate(coalitions):
@@ -311,14 +312,16 @@ def _composed(
 
 
 def _each_release(noisy: NoisyReleases, units: Floats) -> Floats:
-    """[releases, agents]: 1/z² at unit sensitivity, to the coalition that learns most of each release."""
-    largest = np.concatenate([units.max(axis=1), np.zeros((1, units.shape[2]))])  # the last: carries nothing
+    """Return [releases, agents]: 1/z² at unit sensitivity, to the worst coalition of each release."""
+    largest = np.concatenate(
+        [units.max(axis=1), np.zeros((1, units.shape[2]))]
+    )  # last: releases without a gradient
     with np.errstate(invalid="ignore"):
         return np.where(largest[noisy.which] > 0, largest[noisy.which] * noisy.ratio[:, None], 0.0)
 
 
 def _every_round(noisy: NoisyReleases, units: Floats, period: int, last: int | None = None) -> Floats:
-    """[coalitions]: μ at unit sensitivity of a record in all its rounds; units [kinds, coalitions]."""
+    """Return [coalitions]: μ at unit sensitivity of a record in its rounds; `units` [kinds, coalitions]."""
     stop = len(noisy.which) if last is None else last + 1
     worst = np.zeros(units.shape[1])
     for s in range(min(period, stop)):
@@ -343,13 +346,13 @@ def _leading_by_coalitions(
 
 
 def _shares_noise_in_the_open(plan: Plan, public: Public) -> bool:
-    """Whether every observer sees every row, and not all noise is its owner's own."""
+    """Return whether every observer sees every row, and not all noise is its owner's own."""
     noisy = bool(plan.std.values.any())
     return noisy and not all_draws_count(plan) and _all_seen(plan, public, [()])
 
 
 def _all_seen(plan: Plan, public: Public, coalitions: Sequence[Coalition]) -> bool:
-    """Whether each of them sees every row that is made."""
+    """Return whether each of `coalitions` sees every row that is made."""
     if Capability.ROBUST_MIXING in plan.needs:  # no other account covers rows that are not linear
         return True
     others = plan.exists & ~plan.memories  # memories follow from the estimates

@@ -1,6 +1,7 @@
-"""Bounds of μ² from a band of M, for long plans: the same as `mu_bounds`.
+"""Bounds of μ² from a band of the Gram matrix M, for long plans; `mu_bounds` uses the whole matrix.
 
-**Guarantees.** As in `mu_bounds`; what the band leaves out is added to `upper` and subtracted from `lower`.
+**Guarantees.** As in `mu_bounds`; the part of M outside the band is added to `upper` and subtracted from
+`lower`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """The Gram matrix M of long plans: only near its diagonal, with a bound on the rest.
 
-The effect of a change dies out: an observer learns it soon, or never, because fresh noise covers it. So the
-shift of round s is followed until what it can still reveal is negligible. All that is seen from some round on
-depends on the rows of this round and on noise drawn later. An observer that saw those rows themselves would
-learn SᵀP⁻¹S of a shift S, P their covariance given the past; what is seen cannot reveal more.
+The effect of a change dies out: an observer learns about it within a few rounds, or never, because fresh
+noise hides it. So the shift of round s is followed until the information that it can still reveal is
+negligible. Everything that is seen from a given round onwards depends on the rows of this round and on noise
+drawn later. An observer of those rows themselves would learn SᵀP⁻¹S of a shift S, with P their covariance
+given the past. The rows that are seen cannot reveal more.
 
 **Guarantees.** The whitened shift of each change is D_s = near part + far part, and |far part| <= `rest`[s].
 `values` is the Gram matrix of the near parts. Hence for every u, |Σ u_s D_s| lies within Σ |u_s| rest[s] of
@@ -25,24 +26,24 @@ from topdp.privacy.observers.gram_matrix import filter_shifts
 from topdp.privacy.observers.observer_filter import FilteredRound, Public, filtered_rounds, whiten
 
 ROUNDS_PER_BLOCK = 64  # rounds between additions to M, and between attempts to drop old changes
-# The most that the far part of a change may add to a length, per largest change seen; half of it for
-# rounding.
+# The most that the far part of a change may add to a length, relative to the largest change seen. Half of it
+# is for rounding.
 MAX_FAR_PART = 1e-10
 
-# A shift of a row without noise of its own counts as 0 below this share of what entered the row.
+# A shift of a row without noise of its own counts as 0 below this share of the shifts that entered the row.
 NOISELESS_ROUNDING = 1e-13
 
 
 @dataclass(frozen=True)
 class Band:
-    """M[r, r + k] = values[r, k] of one owner, per unit of gradient change."""
+    """The band of M of one owner, per unit of gradient change: M[r, r + k] = values[r, k]."""
 
     values: Floats  # [releases, width]
     rest: Floats  # [releases]
-    leaks: Bools  # [releases]: seen without noise
+    leaks: Bools  # [releases]: whether the change is seen without noise
 
     def leading(self, releases: int) -> Band:
-        """The band of the first releases alone: what the owner's data reveal if they enter no later ones."""
+        """Return the band of the first `releases`: the information if the owner's data enter no later one."""
         values = self.values[:releases].copy()
         values[np.arange(releases)[:, None] + np.arange(values.shape[1]) >= releases] = 0.0
         return Band(values, self.rest[:releases], self.leaks[:releases])
@@ -53,7 +54,7 @@ def bands(
 ) -> Iterator[Band]:
     """Yield the band of each owner, as the agents marked in `coalition` see it together.
 
-    Raise NotCovered where changes have to be followed for more than `widest` rounds.
+    Raise NotCovered if changes have to be followed for more than `widest` rounds.
     """
     R, o = plan.releases, len(owners)
     place = np.full(plan.agents, -1)
@@ -70,8 +71,8 @@ def bands(
             dropped, charge = _done(this, followed, float(values[:, :, 0].max()))
             if widest is not None and high - low - dropped > widest:
                 raise NotCovered(
-                    f"The view needs more than {widest} rounds until a change has nothing left to reveal: "
-                    "information travels slowly here. Set privacy.allow_slow=true to compute it "
+                    f"The view has to follow each change for more than {widest} rounds, because "
+                    "information travels slowly in this plan. Set privacy.allow_slow=true to compute it "
                     "anyway, use fewer rounds, or guarantee='worst-case'."
                 )
             rest[:, low : low + dropped] = charge
@@ -89,7 +90,7 @@ def bands(
 
 
 def _with(values: Floats, waiting: list[Floats], low: int, high: int) -> Floats:
-    """Add to M what was seen since the last call."""
+    """Return M with the products of the shifts that were seen since the last call."""
     o, width = len(values), high - low
     D = np.concatenate(waiting).reshape(-1, o, width)
     waiting.clear()
@@ -105,7 +106,7 @@ def _with(values: Floats, waiting: list[Floats], low: int, high: int) -> Floats:
 
 
 def _done(this: FilteredRound, S: Floats, largest: float) -> tuple[int, float]:
-    """Return how many of the oldest changes have nothing left to reveal, and the charge for each."""
+    """Return the number of the oldest changes whose rest is negligible, and the bound on each rest."""
     charge = MAX_FAR_PART * float(np.sqrt(largest))
     if not S.size:
         return S.shape[2], charge
@@ -115,7 +116,7 @@ def _done(this: FilteredRound, S: Floats, largest: float) -> tuple[int, float]:
         return 0, charge
     left = white.inverse @ shifts[white.fresh] * white.guard
     over = np.einsum("kc,kc->c", left, left) > (charge / 2) ** 2
-    # Rows without noise of their own reveal nothing new, unless a change shows in them alone.
+    # Rows without noise of their own reveal nothing new, unless a change shifts only them.
     alone = np.abs(shifts[white.null] - white.weights @ shifts[white.fresh])
     entered = np.where(this.variance > 0, this.size, 0.0)[white.null]  # without noise nothing was rounded
     over |= (alone > NOISELESS_ROUNDING * entered[:, None]).any(axis=0)

@@ -51,7 +51,7 @@ class Coalitions:
 
     @property
     def statement(self) -> str:
-        """A sentence that says which coalitions the numbers cover."""
+        """A sentence that states which coalitions the numbers cover."""
         number = len(self.view.observers)
         if self.complete:
             return f"All {number} coalitions of {self.size} agents, which cover all smaller ones."
@@ -61,7 +61,7 @@ class Coalitions:
         )
 
     def worst(self) -> tuple[Floats, tuple[tuple[int, ...], ...]]:
-        """[agents] the largest computed μ and the coalition that has it (empty where none was computed)."""
+        """Return [agents]: the largest computed μ, and its coalition (empty if no loss was computed)."""
         mu = self.view.lower if self.view.upper is None else self.view.upper
         ranked = np.where(np.isnan(mu), -1.0, mu)
         best = ranked.argmax(axis=1)
@@ -72,7 +72,7 @@ class Coalitions:
         return np.where(observed, ranked.max(axis=1), np.nan), members
 
     def worst_epsilon(self, delta: float) -> tuple[Floats, tuple[tuple[int, ...], ...]]:
-        """[agents] the largest computed sound ε, Poisson samples included, and the coalition that has it."""
+        """Return [agents]: the largest computed sound ε, Poisson samples included, and its coalition."""
         epsilon = self.view.epsilon(delta)
         ranked = np.where(np.isnan(epsilon), -1.0, epsilon)
         return ranked.max(axis=1), tuple(self.view.observers[b] for b in ranked.argmax(axis=1))
@@ -88,7 +88,7 @@ def coalitions(
     bound: Literal["upper", "aligned"] = "aligned",
     progress: Progress = silent,
 ) -> Coalitions:
-    """Return the views of all coalitions of `size` agents, or of `limit` sampled ones, about all others.
+    """Return the losses of all other agents to all coalitions of `size` agents, or to `limit` sampled ones.
 
     A sampled coalition is drawn around an owner: first from the agents that read its rows, then from all.
 
@@ -118,9 +118,9 @@ def coalitions(
 
 
 def expect_coalition(size: int, agents: int) -> None:
-    """Raise PrivacyError unless coalitions of this size leave an agent to learn about."""
+    """Raise PrivacyError unless at least one agent is outside coalitions of this size."""
     if agents < 2:
-        raise PrivacyError("Expected at least two agents, got one: no other agent observes it.")
+        raise PrivacyError("Expected at least two agents, got one. No other agent observes it.")
     if not 1 <= expect_count("coalition size", size) < agents:
         raise PrivacyError(
             f"Expected coalitions of 1 to {agents - 1} of the {agents} agents, got {size}: at least one "

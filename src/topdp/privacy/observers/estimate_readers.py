@@ -1,11 +1,13 @@
-"""Losses to observers that read all estimates, precise where it matters.
+"""Losses to observers that read all estimates, computed precisely for each owner's worst observer.
 
-First every pair of owner and observer gets a rough bound: changes are followed for a few rounds, and the rest
-is charged. Then the pair of each owner that may have the largest loss is followed to the end, until no rough
-bound of that owner is larger. `reader_tracking` follows the changes; `view` covers other observers.
+First every pair of owner and observer gets a rough bound: each change is followed for a few rounds, and a
+bound on the rest is added. Then, for each owner, the pair that may have the largest loss is computed
+precisely, until no rough bound of that owner is larger. `reader_tracking` follows the changes; `view` covers
+other observers.
 
-**Guarantees.** As `view`: `upper` is sound for every pair; an owner's largest is as tight as possible here.
-`lower` is what aligned records reach. The result does not depend on the number of cores.
+**Guarantees.** As `view`: `upper` is sound for every pair, and as tight as this method allows for each
+owner's largest. `lower` is the value of the aligned record. The result does not depend on the number of
+cores.
 """
 
 from __future__ import annotations
@@ -28,10 +30,10 @@ from topdp.privacy.observers.worst_case import every_round_mu, information
 
 Pair = tuple[int, int]  # owner, position of the observer
 
-# Rounds for which a change is followed at first, and the tolerated rest, per largest change.
+# Rounds for which the rough bound follows a change, and the tolerated rest, relative to the largest change.
 FIRST_FOLLOWED_ROUNDS, FIRST_BEARABLE_REST = 24, 2e-3
 
-# The most rounds for which a change is followed; the rest is charged.
+# The most rounds for which a change is followed; a bound on the rest is added.
 MAX_READER_FOLLOWED_ROUNDS = 2048
 
 OBSERVERS_PER_BATCH = (
@@ -48,7 +50,7 @@ def estimate_readers(
     progress: Progress = silent,
     workers: int | None = None,
 ) -> View:
-    """Return what each coalition learns of all others; with bound="quick" the rough bounds.
+    """Return the loss of every other agent to each of `coalitions`; with bound="quick" the rough bounds.
 
     >>> import numpy as np
     >>> from topdp import topology
@@ -79,7 +81,7 @@ def estimate_readers(
 
 
 class _PairBounds:
-    """μ² at unit sensitivity [agents, observers]: what aligned records reach, and an upper bound."""
+    """μ² at unit sensitivity [agents, observers]: the values of aligned records, and upper bounds."""
 
     def __init__(
         self, flow: RowFlow, exposure: Exposure, coalitions: list[tuple[int, ...]], workers: int | None
@@ -114,7 +116,7 @@ class _PairBounds:
                 progress("accounting", -(-done // halves), total, unit="observer")
 
     def tighten(self, progress: Progress) -> None:
-        """Follow the pairs that may be an owner's largest to the end, until all of these are tight."""
+        """Compute precisely the pairs that may be an owner's largest, until each owner's largest is tight."""
         observers = len(self.coalitions)
         left = observers // 2
         while wanted := self._wanted():
@@ -132,7 +134,7 @@ class _PairBounds:
         progress("accounting", observers, observers, unit="observer")
 
     def _wanted(self) -> list[Pair]:
-        """The two largest pairs of every owner whose largest is not tight."""
+        """Return the two pairs with the largest bounds of every owner whose largest bound is not tight."""
         pairs: list[Pair] = []
         for i in range(len(self.upper)):
             order = np.argsort(-np.where(self.asked[i], self.upper[i], -1.0), kind="stable")[:2]

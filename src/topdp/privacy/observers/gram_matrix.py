@@ -1,10 +1,10 @@
-"""The Gram matrix M = Aᵀ(BBᵀ)⁺A of the changes of an owner's gradients as an observer sees them.
+"""The Gram matrix M = Aᵀ(BBᵀ)⁺A: how well an observer detects changes of an owner's gradients.
 
-A change u_r of owner i's gradient in round r shifts the mean of what coalition J sees. Whitened by what J
-does not know (`observer_filter`), the shifts of all rounds are the rows of a matrix D with M = DᵀD.
-Distinguishing u from no change is as hard as distinguishing N(μ, 1) from N(0, 1), μ² = uᵀMu.
+A change u_r of owner i's gradient in round r shifts the mean of the rows that coalition J sees. Whitened by
+the covariance of the noise unknown to J (`observer_filter`), the shifts of all rounds form a matrix D with M
+= DᵀD. Distinguishing u from no change is as hard as distinguishing N(μ, 1) from N(0, 1), μ² = uᵀMu.
 
-`aligned` computes sums over rounds only, for all owners at once; `grams` computes M itself.
+`aligned` computes only sums over rounds, for all owners at once; `grams` computes M itself.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from topdp.plan import Plan
 from topdp.privacy.observers.observer_filter import FilteredRound, Public, filtered_rounds
 
 ROUNDS_PER_PRODUCT = 64  # rounds between additions to M
-# A shift of a noiseless row counts as 0 below this share of what entered the row.
+# A shift of a noiseless row counts as 0 below this share of the shifts that entered the row.
 SHIFT_ROUNDING = 1e-10
 
 
 def aligned(
     plan: Plan, coalition: Bools, owners: Ints, period: Ints, public: Public = Public.NOTHING
 ) -> list[Floats]:
-    """Return for each owner [period] 1ᵀM1 over the rounds of each residue class modulo `period` [agents].
+    """Return for each of `owners` an array [period]: 1ᵀM1 over the rounds of each residue class.
 
-    Infinite where J sees the shift without noise.
+    `period` [agents]: the modulus of the classes. Values are infinite where J sees the shift without noise.
     """
     if not len(owners):
         return []
@@ -45,7 +45,7 @@ def aligned(
 
 
 def grams(plan: Plan, coalition: Bools, owners: Ints, public: Public = Public.NOTHING) -> Iterator[Floats]:
-    """Yield M [releases, releases] of each owner, per unit of gradient change.
+    """Yield M [releases, releases] of each of `owners`, per unit of gradient change.
 
     Row and column r are infinite where J sees the change of round r without noise.
     """
@@ -80,8 +80,9 @@ def grams(plan: Plan, coalition: Bools, owners: Ints, public: Public = Public.NO
 def filter_shifts(this: FilteredRound, S: Floats, column: Ints) -> tuple[Floats, Floats, Bools]:
     """Filter shifts S [unknown rows, columns] through one round.
 
-    Return the next S, the whitened shift that is seen, and which columns leak. `column` [live]: the column
-    that the gradient of this round enters in each row; -1 for none.
+    Return the next S, the whitened shifts that are seen, and a mask of the columns that leak (are seen
+    without noise). `column` [live]: the column that the gradient of this round enters in each row; -1 for
+    none.
     """
     # S ← W S + step; D is the part of it that J sees; S ← S - K D (Kalman 1960)
     S = np.asarray(this.mix @ S)

@@ -1,13 +1,13 @@
-"""Bounds of μ² from the Gram matrix M: what the worst change of a record can reach.
+"""Bounds of μ² from the Gram matrix M, over all changes that one record can make.
 
 The changes u_r of the gradient in the rounds that use the record are vectors with |u_r| <= 1 (times the
 sensitivity), and μ² = max Σ M_rs <u_r, u_s>. In the Gram matrix of the u_r this is a semidefinite program,
 whose dual gives sound bounds: for every D > 0, μ² <= λ Σ D_r, λ the largest eigenvalue of D^-½ M D^-½.
 
 **Guarantees.** Sound for every choice of u, also for vectors in different directions. Equal u_r (the aligned
-record) reach `lower`. Upper and lower are equal for a single round, and where aligned is best and a
-certificate shows it. Where aligned is not best, `upper` exceeds what some record reaches by a few thousandths
-at most, as far as we have seen. Rounding is on the private side in `upper`.
+record) reach `lower`. Upper and lower are equal for a single round, and where the aligned record is
+the worst and a certificate proves it. Elsewhere `upper` exceeds the value of some record by a few thousandths
+at most in all cases that we have tried. Rounding in `upper` errs on the private side.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _bracket(M: Floats, enough: float) -> tuple[float, float]:
     return largest * lower, largest * max(upper, lower) * (1 + 4 * len(M) * FLOAT64_EPSILON)
 
 
-# Whether a Cholesky factor proves that no eigenvalue of a certain matrix lies above a value.
+# A function of a value: whether a Cholesky factor proves that no eigenvalue of a matrix lies above it.
 Certificate = Callable[[float], bool]
 
 
@@ -68,7 +68,7 @@ def best_bound(
     times: Callable[[Floats], Floats],
     scaled: Callable[[Floats], Certificate],
 ) -> float:
-    """Return the least of `upper` and the bounds that some choices of D prove; μ² >= `lower`.
+    """Return the least of `upper` and the bounds on μ² that some choices of D prove, given μ² >= `lower`.
 
     `diagonal` is that of M, `times` multiplies by M, `scaled` returns the certificate of D^-½ M D^-½.
     """
@@ -83,10 +83,10 @@ def best_bound(
         guesses.insert(0, row_sums)
         d = _positive(row_sums)
         if upper > lower * close and scaled(d)(rounding**3 * lower / float(d.sum())):
-            upper = lower * close  # aligned is best
+            upper = lower * close  # the aligned record is the worst
     if upper > lower * close:
         d, reached = balanced(times, size)
-        # The guesses are better where M is almost diagonal, or aligned almost best; else a trial rejects
+        # The guesses help where M is almost diagonal, or aligned almost the worst; else a trial rejects
         # them.
         for weights in (d, *guesses):
             d = _positive(weights)
@@ -97,7 +97,7 @@ def best_bound(
 
 
 def bisected(holds: Certificate, low: float, high: float) -> float:
-    """Return a value that `holds`, just above the least one between `low` and `high`; `high` if none does."""
+    """Return a value for which `holds` is true, just above the least in [low, high]; `high` if none is."""
     if not holds(high / BOUND_PRECISION):
         return high
     while high > low * BOUND_PRECISION:
@@ -110,19 +110,19 @@ def bisected(holds: Certificate, low: float, high: float) -> float:
 
 
 def _positive(d: Floats) -> Floats:
-    """Make weights positive: a round that J never learns of has no row in M, and any small weight will do."""
+    """Return `d` with positive weights: a round about which J learns nothing may have any small weight."""
     return np.asarray(np.maximum(d, FLOAT64_EPSILON * d.max()))
 
 
 def balanced(times: Callable[[Floats], Floats], size: int) -> tuple[Floats, float]:
-    """Return weights D near the least bound, and a value that some u reaches; `times` multiplies by M.
+    """Return weights D near the least bound, and the value of μ² for some u; `times` multiplies by M.
 
     u ← M u / |M u|, round by round, never lowers Σ M_rs <u_r, u_s>, since M is positive semidefinite. At the
     limit D_r = |(M u)_r| solves the dual (vectors as short as Burer and Monteiro's, 2003). Momentum makes it
     faster. Only tightness depends on how far it converges. It branches nowhere, so that noise scaled by s
     gives a bound scaled by 1/s up to rounding: calibration relies on that.
     """
-    # Near aligned, and as good as random, without a generator whose numbers might change.
+    # A start near the aligned record, irregular without a random generator whose numbers might change.
     turns = np.outer(np.arange(1, size + 1), np.sqrt([2.0, 3.0, 5.0, 7.0, 11.0, 13.0]))
     u = before = _unit(1.0 + 0.4 * np.cos(turns))
     for _ in range(WEIGHT_STEPS):
@@ -136,7 +136,7 @@ def _unit(u: Floats) -> Floats:
 
 
 def proves(failed: int, diagonal: Floats) -> bool:
-    """Whether a Cholesky factor is a proof: LAPACK does not report a division by 0 as a failure."""
+    """Return whether a Cholesky factor is a proof: LAPACK does not report a division by 0 as a failure."""
     return failed == 0 and bool(np.isfinite(diagonal).all())
 
 

@@ -1,15 +1,16 @@
-"""Upper bounds for large graphs, from the neighbourhood of each owner alone.
+"""Upper bounds for large graphs, each computed from the neighbourhood of one owner.
 
 Every row made outside a ball around the owner counts as seen by all observers. Then nothing depends on rows
 outside the ball, and a distant observer learns no more than any other that reads all of these. A larger ball
-hides more and costs more. Balls grow around the observers that may learn most, up to the largest ball that is
-allowed. On small graphs `estimate_readers` computes every observer instead.
+hides more rows: its bound is tighter, and takes longer. Balls grow around the observers that may learn most,
+up to the largest ball that is allowed. On small graphs `estimate_readers` computes every observer instead.
 
-**Guarantees.** An upper bound for every coalition of so many agents, never a sample of them: an observer that
-sees more rows never learns less, and the proof of `adaptive` (docs/privacy.md) holds for any rows that are
-seen in the order of rounds. A coalition is bounded by its *trace*: its members that read, make or know noise
-of rows in the ball, or of rows that are made of those. The rest of the coalition has nothing that does not
-count as seen. `lower` is 0: there is no bound from below. The result does not depend on the number of cores.
+**Guarantees.** An upper bound for every coalition of `colluders` agents, never a sample of them: an observer
+that sees more rows never learns less, and the proof of `adaptive` (docs/privacy.md) holds for any rows that
+are seen in the order of rounds. A coalition is bounded by its *trace*: its members that read, make or know
+noise of rows in the ball, or of rows that are made of those. The other members know nothing that does not
+already count as seen. `lower` is 0: no lower bound is computed. The result does not depend on the number of
+cores.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ Trace = tuple[int, ...]
 # The most rows that may be hidden in a ball; the first affordable limit is used.
 BALL_ROW_LIMITS = (160, 80, 40, 20, 0)
 
-# The limit where slow answers are allowed.
+# The limit if slow answers are allowed.
 SLOW_BALL_ROW_LIMIT = 400
 
 # Seconds of one core that a bound may take by default.
@@ -57,13 +58,13 @@ MAX_UNASKED_SECONDS = 600.0
 # The most links from the owner to the edge of its ball.
 MAX_BALL_RADIUS = 8
 
-# The most traces of the first ball; where there are more, the first ball is the smallest one.
+# The most traces of the first ball. If there are more, the search begins with the smallest ball.
 MAX_FIRST_TRACES = 24
 
-# Rounds for which a change is followed, and the tolerated rest, per largest change.
+# Rounds for which a change is followed, and the tolerated rest, relative to the largest change.
 BALL_FOLLOWED_ROUNDS, BALL_BEARABLE_REST = 64, 2e-5
 
-# Rows of all questions of a batch.
+# The most rows of all questions in a batch.
 ROWS_PER_BATCH = 8192
 
 # With more agents the answer lists only the largest value of each owner, not every pair.
@@ -83,7 +84,7 @@ class PlanNeighbourhoods:
 
     @cached_property
     def _links(self) -> Any:
-        """Sparse [n, n]: one agent makes a row of a hidden row of the other."""
+        """Sparse [n, n]: whether one agent makes a row from a hidden row of the other."""
         n, owner = self.plan.agents, self.plan.owner
         source, user = self.flow.users.nonzero()
         pairs = np.unique(owner[source].astype(np.int64) * n + owner[user])
@@ -92,17 +93,17 @@ class PlanNeighbourhoods:
 
     @cached_property
     def _readers(self) -> Any:
-        """Sparse [m, n]: the agent ever reads the row."""
+        """Sparse [m, n]: whether the agent reads the row in some release."""
         return _relation(self.plan.readers.values, self.plan.rows, self.plan.agents)
 
     @cached_property
     def _knowers(self) -> Any:
-        """Sparse [m, n]: the agent knows noise that enters the row."""
+        """Sparse [m, n]: whether the agent knows noise that enters the row."""
         draws = _relation(self.plan.draw.values, self.plan.rows, self.plan.draws)
         return (draws @ _relation(self.plan.known_by[None], self.plan.draws, self.plan.agents)).tocsr()
 
     def hidden(self, owner: int, reach: int) -> Ints:
-        """The rows that may be hidden in the ball of radius `reach` around an owner."""
+        """Return the rows that may be hidden in the ball of radius `reach` around an owner."""
         key = owner, reach
         if key not in self.balls:
             ball = np.array([owner])
@@ -113,7 +114,7 @@ class PlanNeighbourhoods:
         return self.balls[key]
 
     def near(self, owner: int, reach: int) -> frozenset[int]:
-        """The other agents that know something of the ball that does not count as seen."""
+        """Return the other agents that read, make or know noise of rows which do not count as seen."""
         hidden = self.hidden(owner, reach)
         rows = np.union1d(hidden, self.flow.entered(hidden))
         rows = np.union1d(rows, self.flow.rows_of[owner])
@@ -121,7 +122,7 @@ class PlanNeighbourhoods:
         return frozenset(near | set(related_columns(self._readers, hidden).tolist())) - {owner}
 
     def farthest(self, owner: int, room: int) -> int:
-        """The radius of the largest ball with at most `room` hidden rows."""
+        """Return the radius, in links, of the largest ball around `owner` with at most `room` hidden rows."""
         reach = 0
         while reach < MAX_BALL_RADIUS:
             wider = self.hidden(owner, reach + 1)
@@ -152,9 +153,10 @@ def neighbourhood_bound(
     room: int = BALL_ROW_LIMITS[0],
     workers: int | None = None,
 ) -> View:
-    """Return upper bounds on what any `colluders` agents learn of each owner; `owners`: default all.
+    """Return upper bounds on the loss of each owner to any coalition of `colluders` agents.
 
-    `room`: the most rows that may be hidden in a ball. More rows are tighter and take longer.
+    `owners`: default all agents. `room`: the most rows that may be hidden in a ball; a larger limit gives
+    tighter bounds and takes longer.
 
     >>> import numpy as np
     >>> from topdp import topology
@@ -175,7 +177,7 @@ def neighbourhood_bound(
 
 
 def affordable_ball_rows(flow: RowFlow, query: Query) -> int:
-    """Return the largest affordable limit of hidden rows; raise NotCovered where there is none."""
+    """Return the largest affordable limit on hidden rows per ball; raise NotCovered if there is none."""
     if query.allow_slow:
         return SLOW_BALL_ROW_LIMIT
     around = PlanNeighbourhoods(flow)
@@ -187,13 +189,13 @@ def affordable_ball_rows(flow: RowFlow, query: Query) -> int:
             return room
     raise NotCovered(
         f"The adaptive answer of {flow.plan.releases} releases among {n} agents takes about {work / 60:.0f} "
-        "minutes on one core, even as a bound by the nearest rows alone. Set privacy.allow_slow=true to "
+        "minutes on one core, even as a bound by the nearest rows only. Set privacy.allow_slow=true to "
         "compute it anyway, use fewer colluders or rounds, or guarantee='worst-case'."
     )
 
 
 def _seconds(around: PlanNeighbourhoods, owner: int, colluders: int, room: int) -> float:
-    """Roughly the seconds of one core for the first balls and for those that grow to the end."""
+    """Return the estimated seconds on one core for the first balls and for those that grow."""
     farthest, first = around.farthest(owner, room), 0
     inner = len(around.near(owner, 0))
     if farthest and _sets(len(around.near(owner, 1)), colluders) <= MAX_FIRST_TRACES:
@@ -250,7 +252,7 @@ class _BallSearch:
         if reach >= state.farthest or state.bounds[reach, trace] == 0:
             return []
         del state.bounds[reach, trace]
-        # Its coalitions have their other members, if any, outside the smaller ball.
+        # The coalitions of the entry have their other members, if any, outside the smaller ball.
         new = self.around.near(state.number, reach + 1) - self.around.near(state.number, reach)
         return [
             (reach + 1, tuple(sorted((*trace, *others))))
@@ -334,12 +336,12 @@ def _from_to(numbers: list[int]) -> str:
 
 
 def _up_to(count: int, agents: frozenset[int]) -> list[Trace]:
-    """All sets of at most `count` of these agents."""
+    """Return all sets of at most `count` of these agents."""
     return [others for size in range(count + 1) for others in itertools.combinations(sorted(agents), size)]
 
 
 def _relation(values: Any, rows: int, columns: int) -> Any:
-    """Sparse [rows, columns] of lists [kinds, rows, ...] padded with negative numbers."""
+    """Return the sparse relation [rows, columns] of `values` [kinds, rows, ...], padded with negatives."""
     codes = np.empty(0, np.int64)
     for kind in values:
         row, slot = np.nonzero(kind >= 0)

@@ -1,18 +1,18 @@
-"""The conditional covariance of the rows that an observer does not know, carried from round to round.
+"""A Kalman filter: the covariance of the rows unknown to an observer, updated from round to round.
 
-For a coalition J every row is linear in Gaussian draws. J knows what it reads or makes. What it does not know
-of the other rows is their conditional covariance P given all that J has seen. A round mixes P, adds the fresh
+For a coalition J every row is linear in Gaussian draws. J knows the rows that it reads or makes. P is the
+conditional covariance of the other rows given all that J has seen. A round mixes P, adds the fresh
 noise and conditions on what J sees: a Kalman filter without measurement noise (Kalman 1960). This file does
 not use gradients, owners or budgets: `gram_matrix` sends shifts through the gains computed here.
 
-Only rows that matter are carried: those that J sees now, and those on which something depends that J sees
-later. Rows that J knows have no covariance and are left out, so the state is smaller than the plan. Work per
+The state contains only *live* rows: those that J sees now, and those that enter a row that J sees later. Rows
+that J knows have no covariance and are left out, so the state is smaller than the plan. Work per
 round is O(rows²·(sources + rows seen)); nothing is dense in the rounds.
 
-**Numbers.** Rounding errors are about 1e-16 of the variance V that entered a row by ways J does not see. A
-row that J sees counts as noiseless when at most `NOISE_RESOLUTION`·V of its variance is left. What J learns
-is stated for noise whose variance is smaller by `VARIANCE_ROUNDING`·V in every row it sees: less noise never
-loses less.
+**Rounding.** Rounding errors are about 1e-16 of V, the variance that entered a row from draws and rows
+unknown to J. A row that J sees counts as noiseless when at most `NOISE_RESOLUTION`·V of its variance is left.
+The loss is stated for noise whose variance is smaller by `VARIANCE_ROUNDING`·V in every row that J sees; less
+noise never gives a smaller loss.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from topdp.base.array_types import Bools, Floats, Ints
 from topdp.plan import Capability, Plan, Round, unsupported
 from topdp.privacy.basics.refusals import PrivacyError, expect_supported
 
-# Below this share of the variance that entered it a row has no noise of its own.
+# Below this share of the variance that entered a row, the row counts as having no noise of its own.
 NOISE_RESOLUTION = 1e-13
 
-# The share of the variance that entered a row that does not count as noise.
+# The share of the variance that entered a row which, because of rounding, does not count as noise.
 VARIANCE_ROUNDING = 1e-14
 
 
@@ -48,7 +48,7 @@ class Public(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class FilteredRound:
-    """One round as J sees it: how shifts of the unknown rows move, and what J sees of them.
+    """One round from the position of J: how shifts of the unknown rows propagate, and which of them J sees.
 
     Live rows are ordered: first those that stay unknown (`kept`), then those seen. Among the seen ones
     `fresh` rows have noise of their own given the others; `null` rows have none and are exact equations for
@@ -56,7 +56,7 @@ class FilteredRound:
     """
 
     rows: Ints  # [live] their numbers in the plan
-    mix: Any  # sparse [live, kept rows of the round before]
+    mix: Any  # sparse [live, kept rows of the previous round]
     owner: Ints  # [live]
     step: Floats  # [live]
     kept: int
@@ -66,17 +66,17 @@ class FilteredRound:
     guard: float  # >= 1: by how much whitened shifts are enlarged for rounding
     null: Ints  # [l] positions among the live rows
     null_weights: Floats  # [l, k] of the fresh rows in the null ones
-    null_size: Floats  # [l] the most that can have entered a null row, for comparison with rounding; 0: none
+    null_size: Floats  # [l] a bound on the shifts that entered a null row, for comparison with rounding
     before: Floats  # [live, live] P of the live rows before J sees some of them
     variance: Floats  # [live] V, the variance that entered them unseen
     size: Floats  # [live] the same for shifts, per unit of gradient
 
 
 def nonlinear_reason(plan: Plan) -> str | None:
-    """Why nothing is known of hidden rows, where rows are no sums of rows, gradients and noise."""
+    """Return None, or the reason why no analysis covers hidden rows: rows are not sums of rows and noise."""
     need = unsupported(plan, {Capability.SHARED_DRAWS, Capability.PRUNED_ROWS})
     return need and (
-        f"Not covered: {need}. What rows that are hidden from an observer tell after it is not known. Use "
+        f"Not covered: {need}. No analysis covers rows that are hidden from an observer in such plans. Use "
         "guarantee='worst-case', in which every row counts as seen; 'adaptive', where mixing is robust or "
         "all rows are estimates (dsgd, muffliato, correlated, plain, or any in pairs); or "
         "train.optimiser='sgd', robust.rule='mean' and train.rows='model'."
@@ -100,11 +100,11 @@ def filtered_rounds(plan: Plan, coalition: Bools, public: Public = Public.NOTHIN
 
 @dataclass(frozen=True)
 class _Unknown:
-    """The state: the rows that matter and that J has not seen, with what is not known of them."""
+    """The state of the filter: the live rows that J has not seen, and their conditional covariance."""
 
     rows: Ints
     P: Floats  # conditional covariance
-    variance: Floats  # V: what entered unseen, never reduced; P_aa <= V_a
+    variance: Floats  # V: the variance that entered unseen, never reduced; P_aa <= V_a
     size: Floats  # the same for shifts, per unit of gradient: bounds |shift| before any conditioning
 
 
@@ -130,7 +130,7 @@ def _advance(
     size = _gather(share, at, before.size) + np.abs(step)
 
     if not (np.isfinite(variance).all() and np.isfinite(size).all()):
-        raise PrivacyError("Expected noise and weights whose sums are numbers, got an overflow.")
+        raise PrivacyError("Expected noise and weights with finite sums, got an overflow. Use smaller noise.")
     white = whiten(P[kept:, kept:], variance[kept:])
     gain = white.inverse @ P[kept:, :kept][white.fresh]
     whole, P = P, P[:kept, :kept] - gain.T @ gain
@@ -156,7 +156,7 @@ def _advance(
 
 
 def _add_noise(P: Floats, plan: Plan, this: Round, rows: Ints, unknown: Bools, distinct: bool) -> Floats:
-    """Add the covariance of the draws that J does not know, and return its diagonal."""
+    """Add to P the covariance of the draws that J does not know; return the variances that were added."""
     draw, std = this.draw[rows], this.std[rows]
     counts = (draw >= 0) & (std != 0)
     counts &= np.where(draw >= 0, unknown[draw], False)
@@ -173,7 +173,7 @@ def _add_noise(P: Floats, plan: Plan, this: Round, rows: Ints, unknown: Bools, d
 
 
 def _gather(share: Floats, at: Ints, values: Floats) -> Floats:
-    """Σ share·value of the sources, row by row."""
+    """Return for each row Σ share·value over its sources."""
     if not len(values):
         return np.zeros(len(share))
     return np.asarray((share * values[at]).sum(axis=1))
@@ -181,12 +181,12 @@ def _gather(share: Floats, at: Ints, values: Floats) -> Floats:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Whitening:
-    """The transformation that makes the rows seen in a round independent, and the rows without own noise."""
+    """The transformation that makes the rows seen in a round independent."""
 
-    fresh: Ints  # rows with noise of their own, given those before them
+    fresh: Ints  # rows with noise of their own, given the earlier rows
     inverse: Floats  # L⁻¹ [fresh, fresh], L Lᵀ the covariance of the fresh rows
     null: Ints  # the other rows
-    weights: Floats  # Q [null, fresh]: what the null rows are made of
+    weights: Floats  # Q [null, fresh]: the null rows as combinations of the fresh ones
     # The factor by which whitened shifts grow when C loses VARIANCE_ROUNDING·V; infinite if C may vanish.
     guard: float
 
@@ -194,7 +194,7 @@ class Whitening:
 def whiten(C: Floats, variance: Floats) -> Whitening:
     """Return the whitening of rows with covariance C; `variance` is V.
 
-    A row is null when, given the rows before it, at most NOISE_RESOLUTION·V is left of its variance.
+    A row is null when, given the earlier rows, at most NOISE_RESOLUTION·V is left of its variance.
     """
     k = len(C)
     scale = np.sqrt(np.maximum(C.diagonal(), 0.0))
@@ -240,7 +240,7 @@ def whiten(C: Floats, variance: Floats) -> Whitening:
 
 
 def _inverse(L: Floats) -> Floats:
-    """The inverse of a lower triangular matrix, without the checks that cost more than the work."""
+    """Return the inverse of a lower triangular matrix; skips input checks, which would dominate the time."""
     return np.asarray(dtrtri(L, lower=1)[0], np.float64) if len(L) else np.zeros((0, 0))
 
 
@@ -251,7 +251,10 @@ def _guard(inverse: Floats, variance: Floats) -> float:
 
 
 def unknown_draws(plan: Plan, coalition: Bools) -> Bools:
-    """[draws] those that no agent of J knows. The maker of a row knows what enters it, listed or not."""
+    """Return [draws]: whether no member of J knows the draw.
+
+    The owner of a row knows the draws that enter it, even where `known_by` does not list it.
+    """
     unknown = np.asarray(~(coalition[plan.known_by] & (plan.known_by >= 0)).any(axis=1))
     entering = plan.draw.values[:, coalition[plan.owner]]
     unknown[entering[entering >= 0]] = False
@@ -259,7 +262,7 @@ def unknown_draws(plan: Plan, coalition: Bools) -> Bools:
 
 
 def seen_rows(plan: Plan, coalition: Bools, public: Public) -> Bools:
-    """[releases, m] the rows that J reads or makes, the sources of its own rows, and the public rows."""
+    """Return [releases, m]: whether J reads or makes the row or one made of it, or the row is public."""
     readers = plan.readers.values
     reads = ((coalition[readers] | (public is Public.LINKS)) & (readers >= 0)).any(axis=-1)
     seen = reads[plan.readers.which] | coalition[plan.owner]
@@ -275,10 +278,10 @@ def seen_rows(plan: Plan, coalition: Bools, public: Public) -> Bools:
 
 
 def _live(plan: Plan, coalition: Bools, unknown: Bools, public: Public) -> tuple[Bools, Bools]:
-    """[releases, m] twice: the rows that J sees; those that it sees or that matter to what it sees later.
+    """Return two masks [releases, m]: the rows that J sees, and the live rows.
 
-    J's own rows that hold only what J knows are not live: they reveal nothing. Nor are memories of estimates
-    that J sees.
+    Live rows are those that J sees, and those that enter a row that J sees later. Not live, because they
+    reveal nothing, are J's own rows of which J knows every term, and memory rows of estimates that J sees.
     """
     seen = seen_rows(plan, coalition, public)
     own = np.flatnonzero(coalition[plan.owner])
@@ -298,8 +301,8 @@ def _live(plan: Plan, coalition: Bools, unknown: Bools, public: Public) -> tuple
             if (live[r - 1] & ~plan.exists[r - 1]).any():
                 missing = int(np.flatnonzero(live[r - 1] & ~plan.exists[r - 1])[0])
                 raise PrivacyError(
-                    f"Expected round {r} to use rows that were made, got row {missing}, "
-                    f"which round {r - 1} lacks."
+                    f"Expected round {r} to use only rows that exist, got row {missing}, "
+                    f"which round {r - 1} does not make."
                 )
     if public is not Public.NOTHING:
         live[:, plan.memories] = False

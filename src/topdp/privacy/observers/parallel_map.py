@@ -20,7 +20,7 @@ Result = TypeVar("Result")
 
 
 def cores() -> int:
-    """The number of cores that this process may use: at most TOPDP_CORES, if that is set."""
+    """Return the number of cores that this process may use; the variable TOPDP_CORES limits it."""
     available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(available, int(os.environ.get("TOPDP_CORES", available)))
 
@@ -28,13 +28,13 @@ def cores() -> int:
 def parallel_map(
     function: Callable[[Item], Result], items: Sequence[Item], workers: int | None = None
 ) -> Iterator[Result]:
-    """Yield the results in the order of the items; `workers`: default all cores.
+    """Yield `function(item)` in the order of the items; `workers`: the number of threads, default all cores.
 
     >>> list(parallel_map(abs, [-1, 2, -3]))
     [1, 2, 3]
     """
     workers = min(len(items), cores() if workers is None else workers)
-    # One thread each: the matrices are small, and waiting threads would spin on cores that others use.
+    # One BLAS thread per worker: the matrices are small, and waiting threads would block other workers.
     with threadpool_limits(1, "blas"):
         if workers < 2:
             yield from map(function, items)

@@ -1,13 +1,14 @@
-"""The rows of a plan that matter to observers that read every estimate, as arrays for many observers at once.
+"""Arrays of the rows that affect losses to observers of every estimate, for many observers at once.
 
 A *question* names an observer, the owners, and which rows may be hidden from the observer; all other rows
 count as seen. A row is hidden if it may be hidden, and the observer neither reads it, nor makes it, nor makes
-a row of it. This file sorts rows and rounds; `reader_tracking` follows what is not known of the hidden ones.
+another row from it. This file arranges rows and rounds; `reader_tracking` computes the covariance of the
+hidden rows.
 `observer_filter` is for observers that do not read estimates.
 
 **Guarantees.** The caller chooses which rows may be hidden: counting more rows as seen never lowers a loss.
-Rows that reveal nothing are left out: seen ones in which neither a hidden row nor a gradient of the owners in
-question enters, and hidden ones that enter no later row. `UnsuitedError` is raised for a row in which two
+Rows that reveal nothing are left out: seen rows that contain neither a hidden row nor a gradient of the
+owners in question, and hidden rows that enter no later row. `UnsuitedError` is raised for a row in which two
 hidden rows meet, a draw that enters two rows, or a row that reveals something and has no noise.
 """
 
@@ -29,11 +30,11 @@ NO_ROW = -1
 
 
 class UnsuitedError(Exception):
-    """The plan is not of the kind that this method follows. Callers catch it; users never see it."""
+    """The plan has a form that this method does not support. Callers catch this error; users never see it."""
 
 
 class ReaderQuestion(NamedTuple):
-    """What `members` learn of `owners`, if no rows but `hidden` are hidden from them."""
+    """How much do `members` learn about `owners` if only the rows `hidden` may be hidden from them?"""
 
     members: tuple[int, ...]
     owners: Ints
@@ -41,14 +42,14 @@ class ReaderQuestion(NamedTuple):
 
 
 def related_columns(relation: Any, rows: Ints) -> Ints:
-    """All columns of a sparse matrix that some of these rows have entries in."""
+    """Return the columns of the sparse matrix `relation` that have an entry in one of `rows`."""
     parts = [relation.indices[relation.indptr[a] : relation.indptr[a + 1]] for a in rows.tolist()]
     return np.unique(np.concatenate(parts)).astype(np.int64) if parts else np.empty(0, np.int64)
 
 
 @dataclass(frozen=True)
 class RowFlow:
-    """A plan whose estimates are public, and which of its other rows ever enter which rows."""
+    """A plan whose estimates are public, and the relation between its other rows: which enters which."""
 
     plan: Plan
 
@@ -72,7 +73,7 @@ class RowFlow:
 
     @cached_property
     def users(self) -> Any:
-        """Sparse [m, m]: whether row b is ever made of secret row a."""
+        """Sparse [m, m]: entry (a, b) states whether row b is made from secret row a in some release."""
         plan, m = self.plan, self.plan.rows
         codes: Ints = np.empty(0, np.int64)
         kinds = np.unique(np.stack([plan.source.which, plan.weight.which]), axis=1)
@@ -91,17 +92,18 @@ class RowFlow:
         return np.split(order, np.cumsum(np.bincount(self.plan.owner, minlength=self.plan.agents))[:-1])
 
     def entered(self, rows: Ints) -> Ints:
-        """The rows that are ever made of one of these."""
+        """Return the rows that are made from one of `rows` in some release."""
         return related_columns(self.users, rows)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReaderLayout:
-    """The rows that matter to a batch of questions, [releases, batch, rows], padded to one size.
+    """The relevant rows of a batch of questions, as arrays [releases, batch, rows] padded to one size.
 
-    `at`: the position of the one hidden row of the round before that enters, or NO_ROW; `weight`: its weight.
-    `live`: hidden, and it enters a later row. `tells`: seen, and a hidden row or the step of an owner in
-    question enters. `variance`: of the fresh noise that the observers do not know.
+    `at`: the position of the hidden row of the previous round that enters the row (at most one), or NO_ROW;
+    `weight`: its weight. `live`: the row is hidden and enters a later row. `tells`: the row is seen and
+    contains a hidden row or the step of an owner in question. `variance`: of the fresh noise in the row that
+    the observer does not know.
     """
 
     at: NDArray[np.int32]
@@ -119,7 +121,9 @@ class ReaderLayout:
 
 
 def lay_out(flow: RowFlow, questions: Sequence[ReaderQuestion]) -> ReaderLayout:
-    """Return the arrays of some questions, padded to the largest, so batch questions of similar size."""
+    """Return the layout of `questions`, padded to the largest; callers should batch questions of similar
+    size.
+    """
     shareds: dict[tuple[bytes, bytes], _SharedRows] = {}
     parts = []
     for question in questions:
@@ -149,12 +153,12 @@ def lay_out(flow: RowFlow, questions: Sequence[ReaderQuestion]) -> ReaderLayout:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class _SharedRows:
-    """The rows that matter whoever observes, [releases, rows] and [releases, rows, sources]."""
+    """The part of a layout that does not depend on the observer: [releases, rows(, sources)]."""
 
     rows: Ints
     exists: Bools
     hideable: Bools  # [rows]
-    at: Ints  # for each source, the hideable row of the round before
+    at: Ints  # for each source, the hideable row of the previous round
     weight: Floats
     step: Floats
     owner: NDArray[np.int32]
@@ -214,7 +218,7 @@ def _question_rows(flow: RowFlow, shared: _SharedRows, members: tuple[int, ...])
     unknown = shared.exists & (shared.hideable & ~own)
     if reads.any():
         unknown &= ~reads[plan.readers.which]
-    # J has the rows of which it makes its own.
+    # J has the rows from which it makes its own.
     made = at[1:, own]
     round, row, slot = np.nonzero(made >= 0)
     unknown[round, made[round, row, slot]] = False
@@ -229,7 +233,7 @@ def _question_rows(flow: RowFlow, shared: _SharedRows, members: tuple[int, ...])
         share[enters[:, :, s]] = shared.weight[:, :, s][enters[:, :, s]]
     tells = shared.exists & ~unknown & ((hidden_source >= 0) | (shared.step != 0))
     known = np.asarray(((plan.known_by >= 0) & J[plan.known_by]).any(axis=1))
-    for agent in members:  # the maker of a row knows what enters it
+    for agent in members:  # the owner of a row knows the draws that enter it
         entering = plan.draw.values[:, flow.rows_of[agent]]
         known[entering[entering >= 0]] = True
     mine = known[plan.draw.values[:, rows]] & (plan.draw.values[:, rows] >= 0)
@@ -240,7 +244,7 @@ def _question_rows(flow: RowFlow, shared: _SharedRows, members: tuple[int, ...])
 
 
 def _live(at: NDArray[np.int32], tells: Bools) -> Bools:
-    """Hidden rows that enter a row which reveals something, directly or later."""
+    """Return the hidden rows that enter, directly or through other rows, a row which reveals something."""
     live = np.zeros_like(tells)
     for r in range(len(at) - 1, 0, -1):
         batch, row = np.nonzero((tells[r] | live[r]) & (at[r] >= 0))
@@ -249,7 +253,7 @@ def _live(at: NDArray[np.int32], tells: Bools) -> Bools:
 
 
 def _variance(plan: Plan, known: Bools, rows: Ints) -> Floats:
-    """[releases, rows] the variance of fresh noise, without the draws that are known."""
+    """Return [releases, rows]: the variance of fresh noise, without the draws marked in `known`."""
     draw = plan.draw.values[:, rows]
     counts = (draw >= 0) & ~known[draw]
     square = np.square(plan.std.values[:, rows])

@@ -1,23 +1,23 @@
-"""What observers that read every estimate learn of changes, for a batch of questions at once: bands of M.
+"""Bands of the Gram matrix M for observers that read every estimate, for a batch of questions at once.
 
-Where all estimates are seen, a row that is made of a hidden row a adds fresh noise of variance ν to w·a. So
-all rows seen in a round that are made of a are one observation of it, with precision q = Σ w²/ν; and
+Where all estimates are seen, a row that is made from a hidden row a adds fresh noise of variance ν to w·a. So
+all rows seen in a round that are made from a are one observation of it, with precision q = Σ w²/ν; and
 observations of different rows have independent noise. Given the observations, P ← P - P_O' (P_OO + 1/q)⁻¹
 P_O; the hidden rows that are made next have w·P·w' + ν (Kalman 1960). Shifts are filtered in the same way,
-and M gathers δᵀ(P_OO + 1/q)⁻¹δ. That is the M of `observer_filter` and `gram_matrix`, by matrices as small as
-what is hidden (tests compare both).
+and M gathers δᵀ(P_OO + 1/q)⁻¹δ. This is the M of `observer_filter` and `gram_matrix`, computed with matrices
+whose size is the number of hidden rows (tests compare both).
 
 `aligned` are the sums over rounds of one residue class: the loss of a record whose changes all point one way.
 
-A change is followed until it has nothing left to reveal, or for `longest` rounds. The rest is bounded by an
-observer that sees all rows which the change enters in the next round: Σ (w·shift)²/ν, since their covariance
-is at least that of their fresh noise.
+A change is followed until the information that it can still reveal is negligible, or for `longest` rounds.
+The rest is bounded by an observer that sees all rows which the change enters in the next round: Σ
+(w·shift)²/ν, since their covariance is at least that of their fresh noise.
 
 **Guarantees.** As `band_matrix`: near part in `values`, the length of the far part at most `rest`. Rounding
-as in `observer_filter`: what is learned is stated for noise whose variance is smaller by
-`VARIANCE_ROUNDING`·V in every row seen, V what entered it by hidden ways; C - E >= (1 - ρ)C with ρ = Σ E/ν,
-because C is at least the fresh noise. Where that leaves nothing (deviations that differ by a factor of
-millions) `UnsuitedError` is raised.
+as in `observer_filter`: the loss is stated for noise whose variance is smaller by `VARIANCE_ROUNDING`·V in
+every row seen, V the variance that entered the row unseen. C - E >= (1 - ρ)C with ρ = Σ E/ν, because C is at
+least the fresh noise. If 1 - ρ is not above 0 (deviations that differ by a factor of millions),
+`UnsuitedError` is raised.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ DROP_EVERY_ROUNDS = 4
 
 
 class TrackedChanges(NamedTuple):
-    """For one question: the band of each owner; [owners, classes] 1ᵀM1 over the rounds of each class."""
+    """The results of one question: the band of each owner, and 1ᵀM1 [owners, classes of rounds]."""
 
     bands: list[Band]
     aligned: Floats
@@ -50,12 +50,12 @@ def track_changes(
     rest: float = MAX_FAR_PART,
     owners: int = 1,
 ) -> list[TrackedChanges]:
-    """Return what the observers of each question learn.
+    """Return the bands and the sums over classes for each question of `layout`.
 
     `periods` [questions, owners]: rounds r and s are of one class if they are equal modulo the period; None:
     no sums over classes, for `owners` owners in each question. `longest`: the most rounds for which a change
     is followed. `single`: also follow single changes; otherwise there are no bands. `rest`: what may be left
-    of a change that is dropped, per largest change seen.
+    of a change that is dropped, relative to the largest change seen.
     """
     return _TrackedBatch(layout, periods, longest=longest, single=single, rest=rest, owners=owners).all()
 
@@ -111,7 +111,7 @@ class _TrackedBatch:
         return TrackedChanges([Band(*part) for part in parts] if self.single else [], self.aligned[b])
 
     def _observe(self, r: int) -> None:
-        """Process what round r shows of the hidden rows of the round before and of its own gradients."""
+        """Process the rows of round r as observations of hidden rows of round r - 1 and of its gradients."""
         layout, k = self.layout, self.K + 1
         b, a = np.nonzero(layout.tells[r])
         if not len(b):
@@ -201,7 +201,7 @@ class _TrackedBatch:
         self.G += product * guard[:, None, None, None]
 
     def _make(self, r: int) -> None:
-        """Compute the hidden rows of round r from those of the round before."""
+        """Compute the hidden rows of round r from those of round r - 1."""
         layout, k, B = self.layout, self.K + 1, self.B
         b, a = np.nonzero(layout.live[r])
         rank, _ = _ranks(b, B)
@@ -234,7 +234,7 @@ class _TrackedBatch:
         self.place[b, a] = rank
 
     def _drop_old(self, r: int) -> None:
-        """Drop old changes that have nothing left to reveal from round r on, or were followed long enough."""
+        """Drop old changes whose rest after round r is negligible, or that were followed long enough."""
         layout, k, followed = self.layout, self.K + 1, r - self.low
         b, a = np.nonzero((layout.tells[r] | layout.live[r]) & (layout.at[r] >= 0))
         slot = self.place[b, layout.at[r, b, a]]
@@ -247,7 +247,7 @@ class _TrackedBatch:
         dropped = int(over.argmax()) if over.any() else followed
         if self.longest is not None:
             dropped = max(dropped, followed - self.longest)
-        # Rounding is charged in addition, as in `band_matrix`.
+        # A bound on rounding is added, as in `band_matrix`.
         self.rest[:, :, self.low : self.low + dropped] = left[:, :, :dropped] + MAX_FAR_PART / 2 * largest
         self._write(dropped)
         left_over = followed - dropped
@@ -258,7 +258,7 @@ class _TrackedBatch:
         self.S, self.G, self.low = S, G, self.low + dropped
 
     def _largest(self) -> Floats:
-        """[batch] the most that a single change has revealed so far."""
+        """Return [batch]: the largest information that a single change has revealed so far."""
         now = np.einsum("boww->bow", self.G).max(axis=(1, 2), initial=0.0)
         return np.asarray(np.maximum(self.written, now))
 
@@ -274,6 +274,6 @@ class _TrackedBatch:
 
 
 def _ranks(batch: Ints, size: int) -> tuple[Ints, int]:
-    """The number of each entry within its question, for sorted entries; and the largest count."""
+    """Return the index of each entry within its question, for sorted entries; and the largest count."""
     count = np.bincount(batch, minlength=size)
     return np.arange(len(batch)) - np.repeat(np.cumsum(count) - count, count), int(count.max(initial=0))

@@ -1,9 +1,9 @@
-"""What coalitions learn from releases in which every row is seen and some draws are shared.
+"""The loss to coalitions from releases in which every row is seen and some draws are shared.
 
-Given the rows of the round before, a round is one Gaussian release of each owner's gradient, under the draws
-that the coalition does not know. Coalitions that know different draws learn different things, so each is
-computed by itself, as one small matrix of a batch. Where there are too many, symmetry shows which ones learn
-most, or all are bounded by how well the secrets connect the agents.
+Given the rows of the previous release, a release is one Gaussian mechanism on each owner's gradient, with the
+draws that the coalition does not know as noise. The loss depends on which draws the coalition knows, so each
+coalition is computed separately, as one small matrix of a batch. If there are too many coalitions, symmetry
+shows which ones learn most, or one bound covers all, by the connectivity of the graph of secrets.
 
 **Guarantees.** As `adaptive`: exact for each coalition that is computed, up to rounding on the side of larger
 loss. `connectivity_bound` is never below the exact value of any coalition of that size.
@@ -30,10 +30,10 @@ Coalition = tuple[int, ...]
 
 MAX_BATCH_NUMBERS = 1 << 22  # in matrices that are inverted at once
 
-# Of ρ, the share of all noise that rounding may take. Above it rows are processed one by one.
+# The largest ρ, the share of the noise that rounding may take. Above it, rows are processed one by one.
 MAX_ROUNDING_SHARE = 1e-6
 
-# Multiplications that coalitions may take one by one by default: some seconds.
+# The most multiplications for computing coalitions one by one by default: some seconds.
 MAX_UNASKED_PRODUCTS = 4e9
 
 
@@ -56,7 +56,7 @@ class NoisyReleases(NamedTuple):
 
 
 def noisy_releases(plan: Plan) -> NoisyReleases:
-    """The releases of a plan that carry gradients, with each pattern once."""
+    """Return the releases of `plan` that carry gradients; equal patterns are stored once."""
     which, numbers = np.full(plan.releases, -1), {}
     kinds: list[ReleasePattern] = []
     for r in np.flatnonzero(plan.rate > 0).tolist():
@@ -76,7 +76,9 @@ def _kind(plan: Plan, round: int) -> ReleasePattern:
     m, draw, std = len(rows), plan.draw[round][rows], plan.std[round][rows]
     enters = (draw >= 0) & (std != 0)
     entries = (std[enters], (draw[enters], np.nonzero(enters)[0]))
-    noise = sparse.coo_array(entries, shape=(plan.draws, m)).tocsr()  # equal places are added up
+    noise = sparse.coo_array(
+        entries, shape=(plan.draws, m)
+    ).tocsr()  # entries at the same position are added up
     noise.eliminate_zeros()
     steps = np.zeros((m, plan.agents))
     steps[np.arange(m), plan.owner[rows]] = plan.carries[round][rows]
@@ -84,10 +86,10 @@ def _kind(plan: Plan, round: int) -> ReleasePattern:
 
 
 def _products(noise: Any) -> Any:
-    """[draws, rows·rows] the outer product of the entries of each draw."""
+    """Return [draws, rows·rows]: the outer product of the entries of each draw."""
     count, m = np.diff(noise.indptr), noise.shape[1]
     squares = count.astype(np.int64) ** 2
-    # Entry e of draw d meets all entries of d in turn.
+    # Entry e of draw d is multiplied with all entries of d in turn.
     first = np.repeat(np.arange(noise.nnz), np.repeat(count, count))
     draw = np.repeat(np.arange(len(count)), squares)
     place = np.arange(squares.sum()) - np.repeat(np.cumsum(squares) - squares, squares)
@@ -98,7 +100,7 @@ def _products(noise: Any) -> Any:
 
 
 def _known_draws(plan: Plan) -> Any:
-    """[agents, draws]; the maker of a row knows what enters it, listed or not (as in `unknown_draws`)."""
+    """Return [agents, draws]: whether the agent knows the draw, or owns a row that it enters."""
     draw, who = np.nonzero(plan.known_by >= 0)
     entering = plan.draw.values
     made = np.broadcast_to(plan.owner[:, None], entering.shape)[entering >= 0]
@@ -109,7 +111,7 @@ def _known_draws(plan: Plan) -> Any:
 
 
 def worst_coalitions(plan: Plan, noisy: NoisyReleases, query: Query) -> list[Coalition] | None:
-    """Coalitions among which is one that learns most of each agent; None: too many to compute each."""
+    """Return coalitions that include the worst one for each agent; None if there are too many."""
     n, colluders = plan.agents, query.colluders
     if len(noisy.kinds) == 1 and (own := _equal_pairs(noisy.kinds[0], noisy.knows)) is not None:
         # docs/privacy.md: where all share secrets, the agents with most own noise are the worst colluders.
@@ -125,12 +127,12 @@ def worst_coalitions(plan: Plan, noisy: NoisyReleases, query: Query) -> list[Coa
 
 
 def enumerable(agents: int, colluders: int) -> bool:
-    """Whether all coalitions are computed one by one by default, for agents with one row each."""
+    """Return whether all coalitions are computed one by one by default, for agents with one row each."""
     return math.comb(agents, colluders) * 2 * agents**3 <= MAX_UNASKED_PRODUCTS
 
 
 def information_of(plan: Plan, noisy: NoisyReleases, coalitions: Sequence[Coalition]) -> Floats:
-    """[kinds, coalitions, agents] 1/z² at unit step, scale and sensitivity; 0 for members."""
+    """Return [kinds, coalitions, agents]: 1/z² at unit step, scale and sensitivity; 0 for members."""
     result = np.zeros((len(noisy.kinds), len(coalitions), plan.agents))
     members = np.zeros((len(coalitions), plan.agents), bool)
     for o, J in enumerate(coalitions):
@@ -144,7 +146,7 @@ def information_of(plan: Plan, noisy: NoisyReleases, coalitions: Sequence[Coalit
 
 
 def _squared(kind: ReleasePattern, unknown: Bools, members: Bools) -> Floats:
-    """sᵀC⁻¹s [coalitions, agents], C the covariance by the draws unknown to each."""
+    """Return [coalitions, agents]: sᵀC⁻¹s, C the covariance of the draws unknown to each coalition."""
     m = len(kind.owner)
     if not m:  # a round without rows releases nothing
         return np.zeros((len(unknown), kind.steps.shape[1]))
@@ -169,7 +171,7 @@ def _squared(kind: ReleasePattern, unknown: Bools, members: Bools) -> Floats:
 
 
 def _one_by_groups(C: Floats, kind: ReleasePattern) -> Floats:
-    """The same for rows that may lack noise; rows that share no draws are independent releases."""
+    """Return [agents]: sᵀC⁺s, also for rows without noise; rows that share no draws are independent."""
     result = np.zeros(kind.steps.shape[1])
     labels = connected_components(sparse.csr_array(C), directed=False)[1]
     for label in range(labels.max(initial=-1) + 1):
@@ -179,7 +181,7 @@ def _one_by_groups(C: Floats, kind: ReleasePattern) -> Floats:
 
 
 def _generalized(C: Floats, S: Floats) -> Floats:
-    """sᵀC⁺s for each column s of S; infinite where s leaves the range of C."""
+    """Return sᵀC⁺s for each column s of S; infinite where s leaves the range of C."""
     white = whiten(C, C.diagonal())
     left = np.abs(S[white.null] - white.weights @ S[white.fresh])
     # Rounding in the weights is compared with all that enters the row, from any step.
@@ -192,7 +194,7 @@ def _generalized(C: Floats, S: Floats) -> Floats:
 
 
 def connectivity_bound(plan: Plan, noisy: NoisyReleases, colluders: int) -> Floats | None:
-    """[kinds, 1, agents] a bound on 1/z² for every coalition of that size; None where no bound is known.
+    """Return [kinds, 1, agents]: an upper bound on 1/z² for every coalition of `colluders`; None if unknown.
 
     For pairs with opposite signs NNᵀ is a diagonal of own noise plus a Laplacian. Removing an agent lowers
     its second eigenvalue by at most the heaviest edge (Fiedler 1973).
@@ -213,7 +215,10 @@ def connectivity_bound(plan: Plan, noisy: NoisyReleases, colluders: int) -> Floa
 
 
 def by_connectivity(own: Floats, connected: float, colluders: int) -> Floats:
-    """[agents] the largest possible [(diag(own) + L)⁻¹]_ii if colluders leave L >= connected·(I - 11ᵀ/m).
+    """Return [agents]: the largest possible [(diag(own) + L)⁻¹]_ii.
+
+    `own` [agents]: the variances of own noise. `connected`: λ such that after the removal of any `colluders`
+    agents the Laplacian L of the remaining m satisfies L >= λ·(I - 11ᵀ/m).
 
     >>> by_connectivity(np.array([0.1, 0.1, 0.2]), connected=5.0, colluders=1).round(2).tolist()
     [5.1, 5.1, 3.38]
@@ -229,9 +234,9 @@ def by_connectivity(own: Floats, connected: float, colluders: int) -> Floats:
 
 
 def _own_and_pairs(kind: ReleasePattern, knows: Any) -> tuple[Floats, Floats] | None:
-    """Own variances [n] and weights [n, n] of pairs; None where noise has another form.
+    """Return own variances [n] and weights [n, n] of pairs; None if the noise has another form.
 
-    Also None where an agent knows a draw that enters none of its rows: such a draw hides nothing from it.
+    Also None if an agent knows a draw that enters none of its rows: such a draw hides nothing from it.
     """
     n, noise = kind.steps.shape[1], kind.noise
     if len(kind.owner) != n or not np.array_equal(kind.steps, np.eye(n)):
@@ -253,7 +258,7 @@ def _own_and_pairs(kind: ReleasePattern, knows: Any) -> tuple[Floats, Floats] | 
 
 
 def _equal_pairs(kind: ReleasePattern, knows: Any) -> Floats | None:
-    """Own variances, if every two agents share noise and all pairs share the same amount; else None."""
+    """Return own variances [n] if every two agents share noise of the same variance; otherwise None."""
     parts = _own_and_pairs(kind, knows)
     if parts is None or len(parts[0]) < 2:
         return None

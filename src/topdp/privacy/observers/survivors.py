@@ -1,13 +1,13 @@
-"""What coalitions learn from the releases of the remaining agents once some agents have departed.
+"""The loss to coalitions from the releases of the remaining agents, after some agents have departed.
 
 For plans in which every row is an estimate, every observer sees all rows, and draws are shared.
 
-**Guarantees.** From the round of its departure on an agent counts as a member of the coalition: all that it
-knows counts as known. That covers rows of others that still carry draws shared with it, rows that omit these
-draws, and rows that take back draws of earlier rounds. An observer that knows the draws can add or subtract
-them, and what remains has fresh noise in every round. It also covers the case that the agent has not departed
-and that an observer sees its rows. In each release the coalition that learns most counts, so the sum is at
-least that of any coalition.
+**Guarantees.** From the round of its departure onwards an agent counts as a member of the coalition: the
+coalition knows all that the agent knows. This covers rows of others that still carry draws shared with the
+agent, rows that omit these draws, and rows that take back draws of earlier rounds. An observer that knows the
+draws can add or subtract them, and the remaining row has fresh noise in every round. It also covers the case
+that the agent has not departed and that an observer sees its rows. In each release the coalition that learns
+most counts, so the sum over releases is at least that of any coalition.
 """
 
 from __future__ import annotations
@@ -25,25 +25,26 @@ from topdp.privacy.observers.adaptive import in_the_open, most_learned
 from topdp.privacy.observers.worst_case import every_round_mu, information
 from topdp.privacy.query import DEFAULT_QUERY, Query
 
-# Noisy rounds of which an agent takes back the draws that it shared with a departed agent.
+# The number of noisy rounds for which an agent takes back the draws that it shared with a departed agent.
 RECALLED_ROUNDS = 2
 
-# Releases, each the most revealing of the plan, that a ledger reserves in case its agent departs itself.
-# Somebody may have seen its last rows although nobody says so. That others take back what they shared with it
-# in them then tells more of it: at most so much, by the proof in docs/privacy.md.
+# The number of releases, each as costly as the most revealing of the plan, that a ledger reserves for the
+# departure of its own agent. Others may have seen the agent's last rows without confirming it. When they then
+# take back the draws that these rows shared with theirs, they reveal more about the agent: at most this much,
+# by the proof in docs/privacy.md.
 RESERVED_RELEASES = RECALLED_ROUNDS**2
 
 
 def recalls_draws(exposure: Exposure) -> bool:
-    """Whether agents take back draws that they shared with a departed agent: not for Poisson samples.
+    """Return whether agents take back draws that they shared with a departed agent: not for Poisson samples.
 
-    Rounds of Poisson samples compose as they are, and the charge for a completed round cannot grow.
+    With Poisson samples the charge for a completed round cannot grow afterwards.
     """
     return not exposure.sampled
 
 
 def with_reserve(plan: Plan, exposure: Exposure, query: Query = DEFAULT_QUERY) -> float:
-    """Return the factor on all noise with which budgets that just cover the plan cover the reserve, too."""
+    """Return the factor on all noise with which budgets that just cover the plan also cover the reserve."""
     if not in_the_open(plan) or not recalls_draws(exposure):
         return 1.0
     learned = most_learned(plan, query)
@@ -95,9 +96,11 @@ def survivors(plan: Plan, gone: Collection[int]) -> Plan:
 def most_learned_since(
     plan: Plan, owner: int, gone: Mapping[int, int], query: Query = DEFAULT_QUERY
 ) -> Floats:
-    """[releases] 1/z² of each release of `owner` to the coalition that learns most of it, at sensitivity 1.
+    """Return [releases]: 1/z² of each release of `owner`, at sensitivity 1, to the coalition that learns
+    most.
 
-    `gone`: agent -> the round from which it counts as a colluder, in addition to `query.colluders` others.
+    `gone` maps departed agents to the round from which each counts as a colluder, in addition to
+    `query.colluders` others.
 
     >>> import numpy as np
     >>> import topdp
@@ -125,7 +128,7 @@ def _most(plan: Plan, owner: int, out: set[int], query: Query) -> Floats:
         except NotCovered:
             if not out:
                 raise
-    # Too few agents remain, or no bound is known: what all others together learn is never less.
+    # Too few agents remain, or no bound is known: the loss to all others together is never smaller.
     return np.asarray(information(plan)[:, owner])
 
 

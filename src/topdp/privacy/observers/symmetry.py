@@ -2,8 +2,8 @@
 
 A relabelling counts only if the *plan* is the same afterwards: sources, weights, gradients, noise, readers
 and known draws of every round, and what a record can change. A symmetric graph is not enough: partners and
-covers that are drawn at random break its symmetry. So this helps where nothing is drawn (`dsgd`, `muffliato`,
-secrets between all), and in user-defined plans.
+covers that are drawn at random break its symmetry. So this helps where plans contain no random choice
+(`dsgd`, `muffliato`, secrets between all), and in user-defined plans.
 
 **Guarantees.** Nothing is assumed: each relabelling is checked entry by entry, numbers to the last bit. If
 none passes, every observer is computed. Not all symmetries are found: rotations, reflections, flipped bits
@@ -21,7 +21,7 @@ from topdp.base.array_types import Ints
 from topdp.plan import Capability, Plan, unsupported
 from topdp.privacy.basics.exposure import Exposure
 
-# Plans with more kinds of rounds are most likely random, and are not compared.
+# Plans with more kinds of rounds are most likely random and are not compared.
 MAX_COMPARED_ROUNDS = 64
 
 Coalition = tuple[int, ...]
@@ -30,7 +30,7 @@ Coalition = tuple[int, ...]
 def symmetric_coalitions(
     plan: Plan, exposure: Exposure, coalitions: Sequence[Coalition]
 ) -> dict[int, tuple[int, Ints]]:
-    """Map each coalition that sees what an earlier one sees to that one's position and a relabelling.
+    """Map each coalition that sees the same as an earlier one to (position of the earlier one, relabelling).
 
     >>> from topdp import topology
     >>> from topdp.plan import Schedule
@@ -96,7 +96,7 @@ def _candidates(plan: Plan) -> Iterator[Ints]:
 
 
 def _is_symmetry(plan: Plan, exposure: Exposure, turn: Ints) -> bool:
-    """Whether the plan and the exposure are the same after agent i is renamed to turn[i]."""
+    """Return whether the plan and the exposure are the same after agent i is renamed to turn[i]."""
     if not np.array_equal(exposure.sensitivity[turn], exposure.sensitivity):
         return False
     if any(exposure.batches[i] != exposure.batches[j] for i, j in enumerate(turn.tolist())):
@@ -131,7 +131,7 @@ def _named(agents: Ints, turn: Ints | None) -> list[int]:
 
 
 def _draws(plan: Plan, rounds: list[int], turn: Ints) -> list[tuple[Any, ...]]:
-    """For every draw, by new names: the agents that know it, the rows that it enters, and how strongly."""
+    """Return for every draw the relabelled agents that know it, the rows that it enters, and deviations."""
     enters: list[list[tuple[int, int, float]]] = [[] for _ in range(plan.draws)]
     for r in rounds:
         for row, (draws, stds) in enumerate(zip(plan.draw[r].tolist(), plan.std[r].tolist(), strict=True)):

@@ -1,4 +1,4 @@
-"""The view: what an agent or a coalition learns about each owner from all rows it reads.
+"""The view: the loss of each owner to an agent or a coalition, from all rows that it reads.
 
 `worst_case` covers all other agents together. If estimates are public, the same numbers need no assumption on
 gradients (`adaptive`).
@@ -62,12 +62,13 @@ LONG_PLAN_RELEASES = 512
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class View:
-    """μ[owner, observer]: nan for an observer's own data and for owners that were not asked for.
+    """μ [agents, observers] of every owner to every observer.
 
-    `upper` is a sound bound; `lower` is the aligned record; they differ where M has negative entries. Upper
-    values that cannot be an owner's largest are not as tight as possible. An `upper` of None was not asked
-    for. For owners with Poisson samples μ is that of a record in every round; `samples` has a loss with
-    amplification that bounds every observer. The smaller of the two counts.
+    Values are nan for an observer's own data and for owners that were not requested. `upper` is a sound
+    bound, None if not requested; `lower` is the value of the aligned record. They differ where M has negative
+    entries. Upper values that cannot be an owner's largest are not as tight as possible. For owners with
+    Poisson samples μ is that of a record in every round; `samples` has a loss with amplification that bounds
+    every observer. The smaller of the two counts.
 
     >>> from topdp.privacy import exposure, view
     >>> import numpy as np
@@ -89,12 +90,12 @@ class View:
     upper: Floats | None
     asked: Bools  # [agents, observers]
     samples: dict[int, Loss] = field(default_factory=dict)
-    note: str = ""  # how observers were bounded, where not one by one
+    note: str = ""  # how observers were bounded, if not one by one
 
     def loss(self, owner: int, observer: int) -> Loss:
-        """Return the sound loss of one pair; `observer` is a position in `observers`."""
+        """Return the sound loss of one pair; `observer` is an index into `observers`."""
         if not self.asked[owner, observer]:
-            raise PrivacyError(f"Expected a pair that was asked for, got owner {owner}, observer {observer}.")
+            raise PrivacyError(f"Expected a pair that was computed, got owner {owner}, observer {observer}.")
         gaussian = GaussianLoss(float(self._sound()[owner, observer]))
         return SmallestLoss((gaussian, self.samples[owner])) if owner in self.samples else gaussian
 
@@ -103,11 +104,11 @@ class View:
         return self.loss(owner, self.sees_most(owner))
 
     def sees_most(self, owner: int) -> int:
-        """Return the position of the observer that learns most of the owner."""
+        """Return the index of the observer that learns most about the owner."""
         return int(np.where(self.asked[owner], self._sound()[owner], -1.0).argmax())
 
     def epsilon(self, delta: float) -> Floats:
-        """[agents, observers] the sound ε at this δ; nan where μ is."""
+        """Return [agents, observers]: the sound ε at this δ; nan where μ is nan."""
         result = np.full(self.asked.shape, np.nan)
         result[self.asked] = epsilon_of(self._sound()[self.asked], delta) if self.asked.any() else 0.0
         for owner, loss in self.samples.items():
@@ -115,14 +116,14 @@ class View:
         return result
 
     def worst_epsilon(self, delta: float) -> Floats:
-        """[agents] the sound ε to the observer that learns most; quicker than all pairs by `epsilon`."""
+        """Return [agents]: the sound ε to the observer that learns most. Faster than `epsilon`."""
         epsilon = np.asarray(epsilon_of(self.worst(), delta))
         for owner, loss in self.samples.items():
             epsilon[owner] = min(epsilon[owner], loss.epsilon(delta))
         return epsilon
 
     def worst(self) -> Floats:
-        """[agents] the largest sound μ over the observers; nan for owners that were not asked for."""
+        """Return [agents]: the largest sound μ over the observers; nan for owners that were not requested."""
         return np.where(self.asked.any(axis=1), np.where(self.asked, self._sound(), 0.0).max(axis=1), np.nan)
 
     def _sound(self) -> Floats:
@@ -144,10 +145,10 @@ def view(
     """Return the loss of each owner to each observer.
 
     `observers`: agents, or coalitions as sequences of agents; default every agent alone. `owners`: `linked`
-    are those of which the observer sees some row, `all` are all others. `bound="aligned"` computes the lower
-    value alone, for all owners at once and many times faster; `quick` is `upper` here. `progress` is called
-    after each observer. `widest`: a plan of more than LONG_PLAN_RELEASES releases is refused if changes have
-    to be followed for more rounds than this. `public`: what every observer can read.
+    are those of which the observer sees some row, `all` are all others. `bound="aligned"` computes only the
+    lower value, for all owners at once and many times faster; `quick` is the same as `upper` here. `progress`
+    is called after each observer. `widest`: a plan of more than LONG_PLAN_RELEASES releases is refused if
+    changes have to be followed for more rounds than this. `public`: what every observer can read.
 
     >>> from topdp.privacy import exposure
     >>> import numpy as np
@@ -223,9 +224,9 @@ def _relabelled(same: dict[int, tuple[int, Ints]], *pairs: Floats) -> None:
 
 
 def view_reason(plan: Plan) -> str | None:
-    """Why no view of the plan is known: it is pruned, its rows are no sums, or weights are below 0.
+    """Return None, or the reason why no view covers the plan: pruned, not linear, or negative weights.
 
-    Negative weights make the bounds on rounding grow until the view is infinite for that reason alone.
+    With negative weights the bounds on rounding grow until the view is infinite because of rounding only.
     """
     reason = uncovered_reason(plan, COVERED_NEEDS) or nonlinear_reason(plan)
     if (
@@ -233,7 +234,7 @@ def view_reason(plan: Plan) -> str | None:
         and (np.where(plan.weight.values < 0, -plan.weight.values, 0.0).sum(axis=-1) > 1e-9).any()
     ):
         return (
-            "Not covered: negative weights. The view bounds rounding through every mix, and accelerated "
+            "Not covered: negative weights. The view bounds rounding in every mix, and accelerated "
             "averaging and momentum make that bound grow without limit. Use guarantee='adaptive', or "
             "method.chebyshev=false and train.optimiser='sgd'."
         )
@@ -241,7 +242,7 @@ def view_reason(plan: Plan) -> str | None:
 
 
 def amplified(exposure: Exposure, per_release: Floats) -> dict[int, Loss]:
-    """The losses of owners with Poisson samples; `per_release` [releases, agents]: upper bounds on 1/z²."""
+    """Return owner -> loss for owners with Poisson samples; `per_release` [releases, agents] >= 1/z²."""
     return {
         i: composed(per_release[:, i], batches, exposure.adjacency, float(exposure.sensitivity[i]))
         for i, batches in enumerate(exposure.batches)
@@ -257,10 +258,11 @@ def leading_view(
     observers: Sequence[Observer] | None = None,
     public: Public = Public.NOTHING,
 ) -> Floats:
-    """[len(last)] the sound μ of `owner` to the worst observer, if its data enter up to round `last`.
+    """Return [len(last)]: the sound μ of `owner` to the worst observer, if its data enter no round after
+    `last`.
 
-    Observers, by default every other agent alone, read all rounds of the plan nevertheless. Poisson samples
-    count as if the record were in every round.
+    The observers (default: every other agent alone) read all rounds of the plan nevertheless. Poisson
+    samples count as if the record were in every round.
     """
     check(plan, exposure)
     period = int(exposure.periods()[owner])
@@ -288,7 +290,9 @@ def _brackets(
     widest: int | None,
     public: Public,
 ) -> list[tuple[float, float]]:
-    """(lower, upper) bounds of μ² at unit sensitivity for each owner; `enough` [agents]: see `bracket`."""
+    """Return for each owner (lower, upper) bounds of μ² at unit sensitivity; `enough` [agents]: see
+    `bracket`.
+    """
     matrices = _matrices(plan, coalition, owners, widest, public)
     return [_bracket(M, int(period[i]), float(enough[i])) for i, M in matrices]
 
@@ -296,7 +300,7 @@ def _brackets(
 def _matrices(
     plan: Plan, coalition: Bools, owners: Ints, widest: int | None = None, public: Public = Public.NOTHING
 ) -> Iterator[tuple[int, Floats | Band]]:
-    """M of each owner, whole or near its diagonal alone."""
+    """Yield (owner, M): the whole matrix, or for long plans only its band."""
     long = plan.releases > LONG_PLAN_RELEASES
     for part in _owner_batches(owners, plan.releases * LONG_PLAN_RELEASES // 2 if long else plan.releases**2):
         if long:
@@ -315,7 +319,7 @@ def _leading(M: Floats | Band, releases: int) -> Floats | Band:
 
 
 def _members(observer: Observer, agents: int, outsider: bool = False) -> tuple[int, ...]:
-    """The agents of an observer, sorted; with `outsider` there may be none."""
+    """Return the agents of `observer`, sorted; with `outsider` the result may be empty."""
     try:
         J = tuple(sorted({int(j) for j in (observer if isinstance(observer, Sequence) else [observer])}))
     except (TypeError, ValueError):
@@ -342,6 +346,6 @@ def _owners(plan: Plan, coalition: Bools, owners: str | Sequence[int], public: P
 
 
 def _owner_batches(owners: Ints, numbers: int) -> list[Ints]:
-    """Batches of owners whose matrices, of so many numbers each, fit into memory."""
+    """Return batches of owners whose matrices, each of `numbers` entries, fit into memory."""
     step = max(1, GRAM_MATRIX_BYTES // (8 * numbers))
     return [owners[start : start + step] for start in range(0, len(owners), step)]

@@ -1,4 +1,4 @@
-"""The work of a view, estimated before it begins, so that views which take too long are refused."""
+"""Estimates of the work of a view, so that views which take too long are refused before they begin."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from topdp.privacy.basics.refusals import NotCovered
 from topdp.privacy.observers.observer_filter import Public
 from topdp.privacy.observers.view import LONG_PLAN_RELEASES
 
-# Multiplications and additions in one minute of one core, roughly.
+# Estimated multiplications and additions per minute on one core.
 OPERATIONS_PER_MINUTE = 7.5e11
 
-# The work of an answer unless slow answers are allowed: about 1,800 releases among 30 agents.
+# The most work of an answer unless slow answers are allowed: about 1,800 releases among 30 agents.
 MAX_UNASKED_WORK = 2 * OPERATIONS_PER_MINUTE
 
 # The least work of a round for one observer, in the same unit.
@@ -21,17 +21,20 @@ OPERATIONS_PER_ROUND = 5e6
 # Rounds for which changes are followed in a long plan: on the paper's graphs; at most by default.
 USUAL_FOLLOWED_ROUNDS, MAX_FOLLOWED_ROUNDS = 256, 2048
 
-# The work of a spending curve, which has about 48 places, over that of one view of the same plan.
+# The work of a spending curve, which has about 48 checkpoints, over that of one view of the same plan.
 VIEWS_PER_CURVE = 4.0
 
-# Rounds for which `estimate_readers` follows a change, roughly.
+# The estimated number of rounds for which `estimate_readers` follows a change.
 READER_FOLLOWED_ROUNDS = 14
 
 
 def view_work(
     plan: Plan, observers: int | None = None, public: Public = Public.NOTHING, owners: int | None = None
 ) -> float:
-    """Roughly the operations of `view`; by default of every agent alone about all others."""
+    """Return the estimated operations of `view`.
+
+    `observers`, `owners`: their numbers; the default is every agent as an observer of all others.
+    """
     n, R = plan.agents, plan.releases
     last = plan.readers[R // 2]
     seen = max(1.0, float((last >= 0).sum()) / n)  # rows an observer reads in a round
@@ -46,7 +49,7 @@ def view_work(
 
 
 def reader_work(plan: Plan, observers: int | None = None) -> float:
-    """Roughly the operations of `estimate_readers`; by default of every agent alone."""
+    """Return the estimated operations of `estimate_readers`; `observers`: their number, default all."""
     n = plan.agents
     hidden = 0.4 * (plan.rows - n)  # rows that enter later ones
     seen = n + 1 + (plan.rows - n) / n
@@ -61,7 +64,7 @@ def expect_affordable(
     public: Public = Public.NOTHING,
     owners: int | None = None,
 ) -> None:
-    """Raise NotCovered for views that would take far too long, unless slow answers are allowed."""
+    """Raise NotCovered if the view would take far too long, unless `allow_slow`."""
     work = view_work(plan, observers, public, owners)
     if work > MAX_UNASKED_WORK and not allow_slow:
         growth = 1 if plan.releases > LONG_PLAN_RELEASES else 3
@@ -75,6 +78,6 @@ def expect_affordable(
 
 
 def curve_seconds(plan: Plan, observers: int, public: Public) -> float:
-    """Roughly the seconds that a spending curve by views takes on one core."""
+    """Return the estimated seconds that a spending curve by views takes on one core."""
     work = view_work(plan, observers, public, owners=1)
     return 60 * VIEWS_PER_CURVE * work / OPERATIONS_PER_MINUTE

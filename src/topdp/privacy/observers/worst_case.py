@@ -1,7 +1,7 @@
-"""The worst case: what all other agents together learn from the rows of an owner, release by release.
+"""The worst case: the loss of an owner to all other agents together, release by release.
 
-Given all rows of the round before, what the owner adds in a round is one Gaussian release of its gradient, in
-as many rows as carry it. `view` covers smaller coalitions, under one more assumption.
+Given all rows of the previous release, the owner's terms in a release are one Gaussian mechanism on its
+gradient, spread over all rows that carry it. `view` covers smaller coalitions, under one more assumption.
 
 **Guarantees.** Observers: all other agents together, who see every row the owner makes in every round (its
 own estimate included, sent or not), all their own rows, gradients and draws, and all random choices of the
@@ -31,9 +31,8 @@ from topdp.privacy.basics.refusals import PrivacyError
 from topdp.privacy.observers.observer_filter import whiten
 
 ROUNDS_PER_BATCH = 1024
-STEP_ROUNDING = (
-    1e-10  # share of a row's step that is rounding when the step is compared with what noise covers
-)
+# The share of a row's step that counts as rounding when the step is compared with the range of the noise.
+STEP_ROUNDING = 1e-10
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ class WorstCase:
     losses: tuple[Loss, ...]
 
     def epsilon(self, delta: float) -> Floats:
-        """[agents]; infinite where a gradient leaves without noise."""
+        """Return [agents]: ε at `delta`; infinite for an agent that sends a gradient without noise."""
         # All Gaussian losses at once; amplified ones, whose μ is nan here, one by one.
         epsilon = np.asarray(epsilon_of(np.nan_to_num(self.mu, posinf=np.inf), delta))
         for owner in np.flatnonzero(np.isnan(self.mu)).tolist():
@@ -89,16 +88,17 @@ def worst_case(plan: Plan, exposure: Exposure) -> WorstCase:
 
 
 def composed(information: Floats, batches: Batches, adjacency: Adjacency, sensitivity: float = 1.0) -> Loss:
-    """Compose the releases of an owner under fresh noise; the one place that composes rounds.
+    """Return the loss of an owner's releases under fresh noise; all accountants compose rounds by this
+    function.
 
-    `information` [releases]: 1/z² of each from round 0 on, at `sensitivity` 1; 0 where nothing was released.
+    `information` [releases]: 1/z² of each from round 0 onwards, at sensitivity 1; 0 if nothing was released.
     Poisson samples: a subsampled Gaussian release in each round, or the loss of a record that is in every
-    round, if that is less (given the coins, the record is in some of them; δ(ε) is jointly convex). Under
-    replace-one adjacency the latter alone: which pair of data sets is worst for samples under composition is
-    subtle (Lebeda et al. 2024, arXiv:2405.20769).
+    round, if that is smaller (given the coins, the record is in some of the rounds; δ(ε) is jointly convex).
+    Under replace-one adjacency only the latter: which pair of data sets is worst for samples under
+    composition is subtle (Lebeda et al. 2024, arXiv:2405.20769).
     """
     if not (information >= 0).all():
-        raise PrivacyError("Expected the information of every release to be a number >= 0, got others.")
+        raise PrivacyError("Expected information >= 0 for every release, got negative or nan values.")
     unamplified = GaussianLoss(sensitivity * every_round(information, batches.period))
     if not batches.sampled or adjacency != "add-remove":
         return unamplified
@@ -109,19 +109,19 @@ def composed(information: Floats, batches: Batches, adjacency: Adjacency, sensit
 
 
 def every_round(information: Floats, period: int) -> float:
-    """μ at unit sensitivity of a record that is used in every round of one residue class modulo `period`."""
+    """Return μ at unit sensitivity of the worst record that is used once in `period` rounds."""
     # μ² = Σ_r 1/z_r² over the rounds that use the record; arXiv:1905.02383, Corollary 3.3
     classes = [information[s::period].sum() for s in range(min(period, len(information)))]
     return float(np.sqrt(max(classes)) * (1 + 1e-14))
 
 
 def every_round_mu(information: Floats, periods: Ints) -> Floats:
-    """[agents] μ at unit sensitivity of records that are in every round of their batches (`every_round`)."""
+    """Return [agents]: μ at unit sensitivity of each agent's worst record, by `every_round`."""
     return np.array([every_round(information[:, i], period) for i, period in enumerate(periods.tolist())])
 
 
 def information(plan: Plan) -> Floats:
-    """[releases, agents] 1/z² of every owner's release in every round, at unit sensitivity.
+    """Return [releases, agents]: 1/z² of every owner's release in every round, at unit sensitivity.
 
     1/z² = stepᵀ(BBᵀ)⁺step over the owner's rows of the round, B the standard deviations of the draws that
     count; infinite when `step` leaves the range of B.
@@ -146,24 +146,24 @@ def information(plan: Plan) -> Floats:
 
 
 def all_draws_count(plan: Plan) -> bool:
-    """Whether all noise is its owner's own: then observers of all rows learn what `information` says."""
+    """Return whether all noise is own noise: then `information` is exact for every observer of all rows."""
     counts, _ = _counting(plan)
     enters = (plan.draw.values >= 0)[plan.draw.which] & (plan.std.values != 0)[plan.std.which]
     return not bool((enters & ~counts.values[counts.which]).any())
 
 
 def _carries(plan: Plan, rounds: slice) -> Bools:
-    """[releases, m] which rows carry a gradient."""
+    """Return [releases, m]: whether the row carries a gradient."""
     return np.asarray(plan.carries.values[plan.carries.which[rounds]] & plan.exists[rounds])
 
 
 def _own_std(plan: Plan, counts: PerRound, rounds: slice) -> Floats:
-    """[releases, m, v] standard deviations per unit of scale, 0 for draws that do not count."""
+    """Return [releases, m, v]: standard deviations per unit of scale, 0 for draws that do not count."""
     return np.where(counts.values[counts.which[rounds]], plan.std.values[plan.std.which[rounds]], 0.0)
 
 
 def _counting(plan: Plan) -> tuple[PerRound, bool]:
-    """[kinds, m, v] which entries are draws that hide the row's owner; and whether no draw enters twice."""
+    """Return [kinds, m, v]: whether the draw hides the row's owner; and whether no draw enters two rows."""
     first = plan.known_by.max(axis=1, initial=-1)
     alone = ((plan.known_by == first[:, None]) | (plan.known_by < 0)).all(axis=1)
     keeper = np.where(alone, first, -1)
@@ -183,7 +183,7 @@ def _counting(plan: Plan) -> tuple[PerRound, bool]:
 
 
 def _shared(plan: Plan, counts: PerRound, carries: Bools, ratio: Floats) -> Floats:
-    """`information` where draws enter several rows; equal rounds are computed once."""
+    """Return `information` for plans whose draws enter several rows; equal rounds are computed once."""
     result = np.zeros((plan.releases, plan.agents))
     known: dict[Any, Floats] = {}
     for r in np.flatnonzero(plan.rate > 0).tolist():
@@ -207,7 +207,7 @@ def _shared(plan: Plan, counts: PerRound, carries: Bools, ratio: Floats) -> Floa
 
 
 def _release(draw: Ints, std: Floats, step: Floats) -> float:
-    """stepᵀ(BBᵀ)⁺step for the rows of one owner in one round."""
+    """Return stepᵀ(BBᵀ)⁺step for the rows of one owner in one round."""
     if not step.any():
         return 0.0
     names, column = np.unique(draw, return_inverse=True)

@@ -99,7 +99,7 @@ class Calibration(ABC):
             z = self._noise(epsilon, delta, count, batches) * (1 + 1e-13)
             if not 0 < z < math.inf:
                 raise PrivacyError(
-                    f"Expected epsilon={epsilon} and releases={count} to allow finite noise above 0."
+                    f"Expected a budget for finite noise above 0, got {epsilon=} for {count} releases."
                 )
             exact = gaussian.epsilon_of(
                 math.sqrt(batches.participations(count)) * gaussian.compose([z]), delta
@@ -146,11 +146,11 @@ class Calibration(ABC):
 
     @abstractmethod
     def _noise(self, epsilon: float, delta: float, releases: int, batches: Batches) -> float:
-        """z for full or cyclic batches."""
+        """Return z for full or cyclic batches."""
 
     @abstractmethod
     def _claim(self, z: Floats, delta: float, batches: Batches) -> float:
-        """ε for full or cyclic batches, all noise above 0."""
+        """Return ε for full or cyclic batches, all noise above 0."""
 
     def _sampled_claim(self, z: Floats, delta: float, rate: float) -> float:
         raise NotCovered(f"Calibration '{self.name}' has no analysis of Poisson batches.")
@@ -163,7 +163,7 @@ class Calibration(ABC):
     def _sampling_refusal(
         self, epsilon: float | None, delta: float, releases: int, batches: Batches
     ) -> str | None:
-        """Why the method does not cover Poisson batches; None if its analysis covers them."""
+        """Return None, or the reason why the method's analysis does not cover Poisson batches."""
         return None
 
     def _expect_sampling(
@@ -208,21 +208,21 @@ def exact_epsilon(noise_multipliers: ArrayLike, delta: float, batches: Batches |
 
 
 def worst_mu(z: Floats, batches: Batches) -> float:
-    """μ of the record whose releases together have the least noise."""
+    """Return μ of the record whose releases together have the least noise."""
     return max(gaussian.compose(part) for part in shares(z, batches))
 
 
 def shares(z: Floats, batches: Batches) -> list[Floats]:
-    """The releases that use one record, for each place that a record can have in the cycle."""
+    """Return the noise multipliers of the releases that use one record, for each position in the cycle."""
     return [z[start :: batches.period] for start in range(min(batches.period, len(z)))]
 
 
 def expect_noise(noise_multipliers: ArrayLike) -> Floats:
-    """Noise multipliers as an array: one finite number >= 0 per release, at least one."""
+    """Return the noise multipliers as an array; raise PrivacyError unless all are finite and >= 0."""
     gaussian.compose(noise_multipliers)
     z = np.asarray(noise_multipliers, dtype=np.float64)
     if z.ndim != 1 or z.size == 0:
-        raise PrivacyError(f"Expected one noise multiplier per release, at least one; got shape {z.shape}.")
+        raise PrivacyError(f"Expected at least one noise multiplier, one per release, got shape {z.shape}.")
     return z
 
 

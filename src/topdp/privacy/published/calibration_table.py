@@ -22,7 +22,8 @@ def side_by_side(
     poisson: int | None = None,
     progress: Progress = silent,
 ) -> dict[str, Any]:
-    """Return the JSON object of `topdp calibrate`: σ by calibration, null with a reason where one refuses.
+    """Return the JSON object of `topdp calibrate`: σ of each calibration, or null with the reason of a
+    refusal.
 
     `progress` receives the name of each calibration as it begins.
 
@@ -31,7 +32,7 @@ def side_by_side(
     (0.05899, 1.4703)
     """
     if not (0 < clip < float("inf")):
-        raise PrivacyError(f"Expected clip={clip} to be finite and > 0.")
+        raise PrivacyError(f"Expected a finite clip > 0, got {clip}.")
     if cycle is not None and poisson is not None:
         raise PrivacyError("Expected either cycle or poisson, got both. Remove one.")
     batches: Batches = Full(records)

@@ -1,6 +1,6 @@
 """The claim of a method's own published analysis for a plan: its full-scale noise under its calibration.
 
-The noise that Top-DP saves counts as free here, as in the paper; `view` and `worst_case` compute its cost.
+As in the paper, the claim does not charge for the noise that Top-DP saves; `view` and `worst_case` do.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ class Analysis:
         if self.calibration != DEFAULT_CALIBRATION:
             _expect_calibration(self.calibration)
         if not 0 < self.clip < float("inf"):
-            raise PrivacyError(f"Expected clip={self.clip} to be finite and > 0.")
+            raise PrivacyError(f"Expected a finite clip > 0, got {self.clip}.")
 
     def exposure(self) -> Exposure:
-        """The sensitivity and batches, as the other accountants use them."""
+        """Return the sensitivity and batches, as the other accountants use them."""
         sensitivity = np.array([self.clip * batches.sensitivity(self.adjacency) for batches in self.batches])
         return Exposure(sensitivity, self.batches, self.adjacency)
 
     def facts(self) -> dict[str, Any]:
-        """The inputs of an account apart from the plan, for JSON."""
+        """Return the inputs of an account apart from the plan, for JSON."""
         exposure = self.exposure()
         return {
             "adjacency": self.adjacency,
@@ -79,7 +79,7 @@ class Analysis:
         return np.array(claims), list(dict.fromkeys(messages))
 
     def claim_of(self, agent: int, noise_multipliers: Floats, delta: float) -> float:
-        """The claimed ε of one agent for releases of these noise multipliers."""
+        """Return the claimed ε of one agent for releases of these noise multipliers."""
         from topdp.privacy.published.calibrations import CALIBRATIONS
 
         rule = CALIBRATIONS[self.calibration]
@@ -87,7 +87,7 @@ class Analysis:
 
 
 def claim_reason(plan: Plan) -> str | None:
-    """Why no published analysis covers the plan; None where one does."""
+    """Return None, or the reason why no published analysis covers the plan."""
     if need := unsupported(plan, {Capability.SHARED_DRAWS, Capability.PRUNED_ROWS}):
         return (
             f"Not covered: {need}. No published analysis of the method includes it. Use "
@@ -101,7 +101,7 @@ def claim_reason(plan: Plan) -> str | None:
 
 
 def noise_multipliers(plan: Plan, exposure: Exposure) -> Floats:
-    """[releases, agents] z = full-scale standard deviation / (λ · sensitivity)."""
+    """Return [releases, agents] z = full-scale standard deviation / (λ · sensitivity)."""
     check(plan, exposure)
     expect_supported(claim_reason(plan))
     full_scale = plan.full_scale
@@ -110,7 +110,7 @@ def noise_multipliers(plan: Plan, exposure: Exposure) -> Floats:
 
 
 def _without_last_digits(values: Floats) -> Floats:
-    """Replace values that differ by rounding only with the least of them: λγ/λ is not always γ."""
+    """Return `values`; those that differ by rounding become their least, because λγ/λ is not always γ."""
     distinct, where = np.unique(values, return_inverse=True)
     first = np.diff(distinct, prepend=-1.0) > 1e-13 * distinct
     return np.asarray(distinct[first][np.cumsum(first) - 1][where])

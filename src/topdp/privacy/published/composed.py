@@ -125,7 +125,7 @@ class Optimal(_Composed):
 
 
 def _excess(x: Floats, delta: float) -> Floats:
-    """ln(1 - 1/a) - ln(aδ)/(a - 1) at a = 1 + x."""
+    """Return ln(1 - 1/a) - ln(aδ)/(a - 1) at a = 1 + x."""
     return np.asarray(-np.log1p(1 / x) - (np.log1p(x) + math.log(delta)) / x)
 
 
@@ -133,7 +133,7 @@ _ORDERS_LESS_ONE = np.logspace(-8, 14, 1001)
 
 
 def _largest(function: Callable[[Floats], Floats]) -> float:
-    """The maximum over x = a - 1 > 0: the best point of a wide grid, refined between its neighbours."""
+    """Return the maximum over x = a - 1 > 0: the best of a wide grid, refined between its neighbours."""
     values = function(_ORDERS_LESS_ONE)
     best = int(np.argmax(values))
     low, high = _ORDERS_LESS_ONE[max(best - 1, 0)], _ORDERS_LESS_ONE[min(best + 1, len(values) - 1)]

@@ -1,4 +1,4 @@
-"""The calibrations stated for equal rounds, whose claims may be false: udp, advanced, theorem1.
+"""The calibrations stated for equal noise in all releases, with claims that may be false.
 
 None covers Poisson batches. Where the exact value is larger than the claim, `calibrate` and `claim` warn.
 """
@@ -51,7 +51,7 @@ class Udp(Calibration):
         return f"Its formula holds up to epsilon={self.limit(delta):.4g} at this delta. Use 'tight'."
 
     def limit(self, delta: float) -> float:
-        """The ε up to which the formula is private at δ: where the exact value crosses it (0: nowhere)."""
+        """Return the largest ε for which the formula is private at δ; 0 if there is none."""
         root = math.sqrt(-2 * math.log(expect_delta(delta)))
 
         def short(log_epsilon: float) -> float:
@@ -106,9 +106,9 @@ class Theorem1(Calibration):
     """Theorem 1 of the paper: σ = 8 √(T ln(1/δ) ln(1.25/δ)) / (ε |D_i|), std = σ C.
 
     Its sensitivity is C/|D_i| whatever the batch, so z = 8 √(T ln(1/δ) ln(1.25/δ)) / ε with full batches and
-    size/|D_i| of that with smaller ones; under replace-one σ doubles. Unequal noise: the paper counts its
-    decay as free, so the claim is that of the first release; noise that ever grows is refused, the paper has
-    none.
+    size/|D_i| of that with smaller ones; under replace-one σ doubles. Unequal noise: the paper does not
+    charge for decay, so the claim is that of the first release. Noise that grows is refused: the paper does
+    not treat it.
 
     **Guarantees.** Its proof composes a pure-DP bound over (ε', δ) steps, which is invalid. With full
     batches and equal noise the σ is private all the same: at δ = 1e-5 it is 26 to 21 times the noise needed
@@ -125,7 +125,9 @@ class Theorem1(Calibration):
 
     def _claim(self, z: Floats, delta: float, batches: Batches) -> float:
         if np.any(np.diff(z) > 0):
-            raise NotCovered("Calibration 'theorem1' covers noise that stays or decays; here it grows.")
+            raise NotCovered(
+                "Calibration 'theorem1' covers constant or decaying noise, but this noise grows."
+            )
         return self._scale(delta, len(z), batches) / float(z[0])
 
     def _scale(self, delta: float, releases: int, batches: Batches) -> float:

@@ -36,7 +36,7 @@ class AttackSettings(Protocol):
 
 
 def choose_attack(settings: AttackSettings, agents: int, seed: int) -> Attack | None:
-    """Return the attack of `settings` among `agents`; None: no agent is hostile."""
+    """Return the attack that `settings` describe among `agents` agents; None if no agent is hostile."""
     if settings.name == "none":
         return None
     if settings.agents is not None:
@@ -48,7 +48,9 @@ def choose_attack(settings: AttackSettings, agents: int, seed: int) -> Attack | 
         order = stream(seed, "hostile").permutation(agents)
         hostile = sorted(order[: round(settings.share * agents)].tolist())
     if len(hostile) > agents - 1:
-        raise InputError(f"Expected an honest agent, got {len(hostile)} hostile ones of {agents}.")
+        raise InputError(
+            f"Expected at least one honest agent, got {len(hostile)} hostile agents of {agents}."
+        )
     if not hostile:
         return None
     return Attack(settings.name, hostile=tuple(hostile), agents=agents, seed=seed, strength=settings.strength)
@@ -56,7 +58,7 @@ def choose_attack(settings: AttackSettings, agents: int, seed: int) -> Attack | 
 
 @dataclass(frozen=True)
 class Attack:
-    """One attack by the agents `hostile`; `strength` None: the usual one.
+    """One attack by the agents `hostile`; `strength` None: the default of the attack.
 
     >>> import numpy as np, torch
     >>> rows = torch.ones(4, 2)
@@ -73,7 +75,7 @@ class Attack:
     strength: float | None = None
 
     def __call__(self, round: int, rows: Tensor, owner: Ints) -> None:
-        """Replace the rows of hostile agents by what they send."""
+        """Replace, in `rows` [rows, d], the rows of hostile agents by the rows that they send instead."""
         if self.name == LABEL_FLIP:
             return  # they follow the plan, on wrong records
         attacker, usual, steady = ATTACKERS[self.name]

@@ -17,18 +17,20 @@ Attacker = Callable[[Tensor, int, float, torch.Generator], Tensor]
 
 
 def sign_flip(now: Tensor, hostile: int, strength: float, random: torch.Generator) -> Tensor:
-    """The honest average with the other sign."""
+    """Return the honest average with the other sign."""
     return -strength * now.mean(dim=0)
 
 
 def large_norm(now: Tensor, hostile: int, strength: float, random: torch.Generator) -> Tensor:
-    """A random direction, `strength` times as long as the longest honest row, at most MAX_ACCEPTED_NORM."""
+    """Return a random direction, `strength` times as long as the longest honest row, at most
+    MAX_ACCEPTED_NORM.
+    """
     longest = float(torch.linalg.vector_norm(now, dim=1).max())
     return min(strength * longest, MAX_ACCEPTED_NORM) * _direction(now, random)
 
 
 def drift(now: Tensor, hostile: int, strength: float, random: torch.Generator) -> Tensor:
-    """The honest average plus `strength` times the honest spread, in one direction for the whole run.
+    """Return the honest average plus `strength` times the honest spread, in one direction for the whole run.
 
     At strength 1 it is no further from the average than honest rows are: its distance does not reveal it.
     """
@@ -38,8 +40,9 @@ def drift(now: Tensor, hostile: int, strength: float, random: torch.Generator) -
 
 
 def a_little(now: Tensor, hostile: int, strength: float, random: torch.Generator) -> Tensor:
-    """A little is enough (Baruch, Baruch and Goldberg 2019): off by z·strength deviations in every
-    coordinate.
+    """Return the row of the attack "a little is enough" (Baruch, Baruch and Goldberg 2019).
+
+    It differs from the honest average by z·strength standard deviations in every coordinate.
 
     z is the largest number for which, among normal numbers, enough honest ones are further off to form a
     majority with the hostile ones. The shift is against the sign of the average: a shift in the same
@@ -54,7 +57,7 @@ def a_little(now: Tensor, hostile: int, strength: float, random: torch.Generator
 
 
 def noise(now: Tensor, hostile: int, strength: float, random: torch.Generator) -> Tensor:
-    """Normal numbers, `strength` times as large as those of honest rows."""
+    """Return normal noise with `strength` times the root mean square of the honest rows."""
     drawn = torch.randn(now.shape[1], generator=random, dtype=torch.float64)
     return strength * now.square().mean().sqrt() * drawn.to(now)
 

@@ -15,7 +15,9 @@ from topdp.base.array_types import Ints
 from topdp.errors import InputError
 from topdp.topology import Topology
 
-MAX_PART_RATIO = 1.05  # of the largest part of METIS to an even one; above it, blocks are used
+MAX_PART_RATIO = (
+    1.05  # the size of the largest part of METIS over the mean; above this ratio, blocks are used
+)
 
 
 class AgentPartition(NamedTuple):
@@ -54,7 +56,7 @@ def partition(graph: Topology, ranks: int) -> AgentPartition:
 
 
 def blocks_of(agents: int, ranks: int) -> Ints:
-    """Agents in the order of their numbers, as evenly as possible.
+    """Return [agents]: the rank of each agent, in blocks of consecutive agents of (almost) equal size.
 
     >>> blocks_of(5, 2).tolist()
     [0, 0, 0, 1, 1]

@@ -25,7 +25,10 @@ class BorderExchange:
         self.bytes_sent = 0
 
     def __call__(self, round: int, rows: Tensor) -> Callable[[], None]:
-        """`rows`: those made here in the round before, followed by room for the guests of `round`."""
+        """Start the exchange for `round`, and return a function that waits until all guests have arrived.
+
+        `rows`: the rows made here in the previous round, followed by space for the guests of `round`.
+        """
         layout = self.layout
         made = layout.made(round - 1)
         rows = _padded(rows)
@@ -44,5 +47,5 @@ class BorderExchange:
 
 
 def _padded(rows: Tensor) -> Tensor:
-    """The same rows with their padding: contiguous, so that they can be received in place."""
+    """Return the same rows with their padding: contiguous, so that they can be received in place."""
     return rows.as_strided((len(rows), rows.stride(0)), (rows.stride(0), 1))

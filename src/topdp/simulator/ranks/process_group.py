@@ -55,35 +55,35 @@ class ProcessGroup:
         return self.rank == 0
 
     def all(self, value: Any) -> list[Any]:
-        """The `value` of each rank, in their order."""
+        """Return the `value` of each rank, in their order."""
         said: list[Any] = [None] * self.size
         with self._lost():
             dist.all_gather_object(said, value)
         return said
 
     def gathered(self, value: Any) -> list[Any] | None:
-        """On rank 0 the `value` of each rank; None on the others."""
+        """Return on rank 0 the `value` of each rank, in their order; None on other ranks."""
         said: list[Any] | None = [None] * self.size if self.leads else None
         with self._lost():
             dist.gather_object(value, said, dst=0)
         return said
 
     def led(self, value: Any) -> Any:
-        """The `value` of rank 0; those of others are ignored."""
+        """Return the `value` of rank 0; those of others are ignored."""
         box = [value if self.leads else None]
         with self._lost():
             dist.broadcast_object_list(box, src=0)
         return box[0]
 
     def any(self, value: bool) -> bool:
-        """Whether `value` is true on some rank."""
+        """Return whether `value` is true on some rank."""
         flag = torch.tensor(int(value))
         with self._lost():
             dist.all_reduce(flag, dist.ReduceOp.MAX)
         return bool(flag)
 
     def together(self, step: Callable[[], Value]) -> Value:
-        """Return the result of `step` if it fails on no rank; else raise on every rank."""
+        """Return the result of `step` on this rank; raise an error on every rank if `step` fails on any."""
         result: Value | None = None
         failed: Exception | None = None
         try:
@@ -96,7 +96,7 @@ class ProcessGroup:
         return result  # type: ignore[return-value]  # set where nothing failed
 
     def expect_no_failure(self, failed: Exception | None) -> None:
-        """Raise what failed here, or an error that names the rank that failed and the reason."""
+        """Raise `failed`, or an OtherRankError if another rank failed; do nothing if no rank failed."""
         if not self.any(failed is not None):
             return
         off = isinstance(failed, DivergedError)
@@ -143,8 +143,8 @@ class ProcessGroup:
             waited = "timed out" in str(error).lower() or "timeout" in str(error).lower()
             how = f"it was silent for {self.patience:g} seconds" if waited else "its connection is closed"
             raise RankError(
-                f"Rank {self.rank} lost another rank: {how}. Checkpoints are intact: start the same command "
-                "again, which goes on from the last of them."
+                f"Rank {self.rank} lost another rank: {how}. Checkpoints are intact. Start the same command "
+                "again to continue from the last one."
             ) from error
 
 

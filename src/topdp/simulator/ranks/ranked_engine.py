@@ -1,6 +1,6 @@
 """A simulation over several ranks: each steps the engine of the agents that it holds.
 
-All ranks must call the same methods in the same order; where one fails, all end.
+All ranks must call the same methods in the same order; if one fails, all end.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class RankedEngine(SimulationWrapper):
         return Evaluation(values.pop(""), values)
 
     def reported(self, state: State) -> Tensor:
-        """On rank 0 the reported rows of all agents [agents, d]; on the others none [0, d]."""
+        """Return on rank 0 the reported rows of all agents [agents, d]; on other ranks an empty [0, d]."""
         rows = self._inner.reported(state).detach().cpu()
         d = rows.shape[1]
         count = max(1, MAX_GATHERED_NUMBERS // d)

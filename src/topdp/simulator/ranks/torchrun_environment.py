@@ -12,32 +12,32 @@ DEFAULT_RANK_TIMEOUT_SECONDS = 300.0  # a rank that is silent for longer counts 
 
 
 class RankError(InputError):
-    """Ranks that cannot continue together: one is lost, has failed, or does something else."""
+    """The ranks cannot continue together: one is lost, has failed, or executes another run."""
 
 
 def started_together() -> bool:
-    """Whether torchrun, or another launcher that sets its variables, started this process."""
+    """Return whether torchrun, or another launcher that sets its variables, started this process."""
     return all(name in os.environ for name in TORCHRUN_VARIABLES)
 
 
 def leads() -> bool:
-    """Whether this process prints: rank 0, or a process that was started by itself."""
+    """Return whether this process prints: rank 0, or a process that was started by itself."""
     return not started_together() or os.environ["RANK"] == "0"
 
 
 def others() -> int:
-    """The number of other processes that were started with this one."""
+    """Return the number of other processes that torchrun started together with this one."""
     size = os.environ.get("WORLD_SIZE", "1")
     return max(0, int(size) - 1) if size.isdecimal() else 0
 
 
 def local_rank() -> int:
-    """The number among the ranks of this machine."""
+    """Return the number of this process among the ranks of this machine."""
     return int(os.environ.get("LOCAL_RANK", os.environ.get("RANK", "0")))
 
 
 def restarts() -> int:
-    """How often torchrun has restarted all processes."""
+    """Return the number of times that torchrun has restarted all processes."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
@@ -51,7 +51,7 @@ def expect_one_process(command: str) -> None:
 
 
 def patience_of_environment() -> float:
-    """Seconds to wait for another rank."""
+    """Return the seconds to wait for another rank, from TOPDP_RANK_TIMEOUT or the default."""
     text = os.environ.get("TOPDP_RANK_TIMEOUT", str(DEFAULT_RANK_TIMEOUT_SECONDS))
     try:
         patience = float(text)
