@@ -107,7 +107,7 @@ def test_every_error_belongs_to_the_family():
     outside = {kind.__name__ for kind in ours if not issubclass(kind, TopdpError | Warning)}
     # These never leave their package: another module catches each of them.
     assert outside == {
-        "Abandoned",
+        "Cancelled",
         "Unreachable",
         "LinkEnded",
         "GreetingError",

@@ -62,7 +62,7 @@ def test_every_reader_refuses_keys_that_are_too_deep(tmp_path, topdp):
     file = tmp_path / "deep.toml"
     file.write_text(f"{DEEP} = 1\n")
     for read in (identity_card.read_card, manifest.read_manifest, read_schema_keys):
-        with pytest.raises(TopdpError, match=f"deep.toml: expected keys of at most {MAX_KEY_PARTS} parts"):
+        with pytest.raises(TopdpError, match=f"deep.toml.*[Ee]xpected keys of at most {MAX_KEY_PARTS} parts"):
             read(file)
     done = topdp("run", file)
     assert done.code == 2 and done.err.count("\n") == 1 and f"at most {MAX_KEY_PARTS} parts" in done.err

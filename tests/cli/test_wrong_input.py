@@ -59,7 +59,7 @@ WRONG = {
     "out is full": ([*RUN, "--out", "full"], "full has other things in it: name another one."),
     "no cards": (
         ["federation", "create", "one.toml", "--records", "9"],
-        "Expected a file one.toml, found none",
+        "Expected a file one.toml, but found none",
     ),
     "no card": (["federation", "create", "a file", "--records", "9"], "Expected a card (TOML) in a file"),
     "a card is a folder": (["federation", "create", "full", "full", "--records", "9"], "Could not read full"),

@@ -195,7 +195,7 @@ def test_decay_that_turns_signs_is_refused():
     plan = Correlated(degree=4).plan(topology.ring(6), constant_schedule(3, rate=2.0), np.ones(6), 0)
     with pytest.raises(InputError, match="change their sign"):
         optimised(plan, Optimiser(weight_decay=0.5), plan.rate)
-    with pytest.raises(InputError, match=r"up to 3.8: .*change their sign"):  # (1 + β) steps
+    with pytest.raises(InputError, match=r"up to 3.8\. .*change their sign"):  # (1 + β) steps
         optimised(plan, Optimiser("nesterov", weight_decay=0.4), plan.rate)
 
 

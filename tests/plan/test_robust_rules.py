@@ -62,5 +62,5 @@ def test_what_cannot_be_robust_is_refused_by_name():
         replace(plan_of(Central(), graph=topology.single()), robust=Robust("trimmed"))
     with pytest.raises(ValueError, match="radius"):
         Robust("trimmed", radius=2.0)
-    with pytest.raises(ValueError, match="hostile=0"):
+    with pytest.raises(ValueError, match="hostile >= 1, got 0"):
         Robust("trimmed", hostile=0)

@@ -174,11 +174,11 @@ def test_draws_that_everybody_knows_hide_nothing():
 def test_information_that_cannot_be_is_refused_and_never_left_out(kind, wrong):
     spent = spending(make(), analysis(BATCHES[kind]), 0, DELTA)
     for made in ([(0, 0.1), (1, wrong)], [(0, wrong), (1, 0.1)]):
-        with pytest.raises(PrivacyError, match="a number >= 0"):
+        with pytest.raises(PrivacyError, match="information >= 0"):
             spent.worst_case(made)
 
 
 @pytest.mark.parametrize("kind", BATCHES)
 def test_no_loss_is_composed_of_what_is_no_number(kind):
-    with pytest.raises(PrivacyError, match="a number >= 0"):
+    with pytest.raises(PrivacyError, match="information >= 0"):
         composed(np.array([0.1, math.nan]), BATCHES[kind], "add-remove")

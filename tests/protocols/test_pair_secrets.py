@@ -54,8 +54,8 @@ def test_more_partners_than_others_are_all_others():
 @pytest.mark.parametrize(
     ("degree", "agents", "said"),
     [
-        (3, 9, r"secrets_degree \* agents to be even, got 3 \* 9: use 4"),
-        (1, 6, "secrets_degree >= 2, got 1: 6 agents in pairs are not connected"),
+        (3, 9, r"an even secrets_degree \* agents, got 3 \* 9. Use 4"),
+        (1, 6, "secrets_degree >= 2, got 1. 6 agents in pairs are not connected"),
         (0, 6, "secrets_degree"),
         (-2, 6, "secrets_degree"),
         (2.0, 6, "secrets_degree"),

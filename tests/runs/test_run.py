@@ -446,7 +446,7 @@ def test_a_validation_share_that_leaves_nobody_is_refused(small):
         (0, lambda x: x, "to be a .*, got a function"),
         (1, [1, 2], "to be a Shards, got a list of int: .*from_arrays"),
         (2, [(0, 1)], "Expected a graph: .* got a list"),
-        (2, "ring", r"got the name of a family, 'ring': .* topdp.topology.ring\(agents\)"),
+        (2, "ring", r"got the name of a family, 'ring'.* topdp.topology.ring\(agents\)"),
     ],
 )
 def test_what_is_no_model_no_shards_or_no_graph_is_said(place, wrong, message):

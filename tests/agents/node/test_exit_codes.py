@@ -94,7 +94,7 @@ def test_plain_mistakes_are_2(case, topdp, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        (["--links", "ada-eve"], "--links: expected two names"),
+        (["--links", "ada-eve"], "--links: expected the names of two agents"),
         (["--records", "many"], "--records: expected one whole number"),
         (["--records", "1,2,3"], "--records: expected one whole number"),
         (["--dead-neighbour", "ignore"], "rules.dead_neighbour"),

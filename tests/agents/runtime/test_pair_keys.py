@@ -461,7 +461,7 @@ def test_an_old_copy_makes_no_second_row_under_shared_draws(tmp_path, what):
     folders = [made.state(0)] + ([made.private(0).folder] if "keys" in what else [])
     wire, ended = on_virtual_time(rolled_back(made, tmp_path, folders))
     assert isinstance(ended, TrustError) and "old copy" in str(ended)
-    assert ("left would be made again" in str(ended)) == (what == "state")
+    assert ("sent would be made again" in str(ended)) == (what == "state")
     assert set(rows_of_ada(wire).values()) == {1}
     ledger = Ledger(made.state(0), writable=False)
     assert ledger.round == 1, "nothing was computed again, let alone booked"
@@ -490,7 +490,7 @@ def test_a_lost_state_folder_begins_a_run_of_its_own_that_others_refuse(tmp_path
     secret.note(1)
     second = RunSecret(made.private(0).folder, made.setup.manifest.hash).begin()
     assert first != second
-    with pytest.raises(TrustError, match="another one"):
+    with pytest.raises(TrustError, match="that of another run"):
         RunSecret(made.private(0).folder, made.setup.manifest.hash).resume(first, 1)
     with pytest.raises(TrustError, match="End one of them"):
         secret.note(2)

@@ -470,7 +470,7 @@ def test_other_terms_are_refused_and_end_the_agent_that_stands_alone_with_its_ow
     reply, fault, _ = told(made, terms=terms)
     assert reply.code is ReplyCode.OTHER_TERMS and fault is None, "one neighbour ends nobody"
     reply, fault, _ = told(made, peers=("bob", "cleo"), terms=terms)
-    assert not reply.ok and isinstance(fault, TrustError) and "bob, cleo: another manifest" in str(fault)
+    assert not reply.ok and isinstance(fault, TrustError) and "bob, cleo has another manifest" in str(fault)
 
 
 @pytest.mark.parametrize("others", [(), ("cleo",)], ids=["nobody else", "somebody else"])
@@ -488,7 +488,7 @@ def test_one_neighbour_with_other_terms_counts_when_nobody_else_is_heard(tmp_pat
         if others:
             await ended(agent, task)
             return None
-        with pytest.raises(TrustError, match="no neighbour with the same"):
+        with pytest.raises(TrustError, match="no neighbour has the same"):
             await task
 
     on_virtual_time(scene())

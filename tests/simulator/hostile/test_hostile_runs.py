@@ -29,7 +29,7 @@ def test_hostile_agents_are_chosen_by_the_seed_and_stay_so_with_more():
     assert choose_attack(AttackConfig(name="drift", agents=[3]), 6, 0).hostile == (3,)
     with pytest.raises(ValueError, match="from 0 to 5"):
         choose_attack(AttackConfig(name="drift", agents=[6]), 6, 0)
-    with pytest.raises(ValueError, match="an honest agent"):
+    with pytest.raises(ValueError, match="at least one honest agent"):
         choose_attack(AttackConfig(name="drift", agents=[0, 1]), 2, 0)
 
 
