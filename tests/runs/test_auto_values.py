@@ -175,7 +175,10 @@ BAD = {
     "too few partners": (["method.secrets_degree=2", "privacy.colluders=3"], "secrets_degree = 4, or fewer"),
     "only all would do": (["method.secrets=links", "privacy.colluders=6"], 'Use secrets = "all"'),
     "a leaf": (["topology.kind=tree", "method.secrets=links"], "if they collude, only its own noise"),
-    "odd partners": (["topology.agents=7", "method.secrets_degree=3"], "an even secrets_degree * agents, got 3 * 7. Use 4"),
+    "odd partners": (
+        ["topology.agents=7", "method.secrets_degree=3"],
+        "an even secrets_degree * agents, got 3 * 7. Use 4",
+    ),
     "partners in pairs": (["method.secrets_degree=1", "privacy.colluders=0"], "secrets_degree >= 2"),
     "no partners": (["method.secrets_degree=0"], "method.secrets_degree: expected a whole number >= 1"),
     "steps below none": (["method.gossip=-1"], 'method.gossip: expected a whole number >= 0, or "auto"'),
