@@ -28,8 +28,9 @@ from topdp.agents.ledger.inbox import Inbox
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_entries import ReleaseCost
 from topdp.agents.runtime.agent_hooks import AgentHooks
+from topdp.agents.runtime.card_updates import CardUpdates
 from topdp.agents.runtime.outbox_sender import OutboxSender
-from topdp.agents.runtime.peer_contacts import PeerContacts, PeerServices
+from topdp.agents.runtime.peer_contacts import PeerContacts
 from topdp.agents.runtime.peer_messages import LinkTerms
 from topdp.agents.runtime.request_handlers import RequestHandlers
 from topdp.agents.wire import row_payload
@@ -49,19 +50,18 @@ async def measured(folder: Path, name: str, rows: int, numbers: int) -> dict[str
     me = identity.load_identity(folder / name / "identity")
     transport = GrpcTransport(me, terms)
     peers = PeerContacts(
-        PeerServices(
-            name=name,
-            neighbours=[other],
-            terms=LinkTerms(terms.hash, "benchmark", "benchmark"),
-            ledger=ledger,
-            inbox=Inbox(ledger, {other: range(rows)}),
-            transport=transport,
-            check_row=lambda peer, round, body: row_payload.decode(body, numbers),
-            refusals=RefusalLog(name),
-            signatures=RowSignatures(name, terms, me),
-            last_round=rows - 1,
-            hooks=AgentHooks(),
-        )
+        name=name,
+        neighbours=[other],
+        terms=LinkTerms(terms.hash, "benchmark", "benchmark"),
+        ledger=ledger,
+        inbox=Inbox(ledger, {other: range(rows)}),
+        transport=transport,
+        check_row=lambda peer, round, body: row_payload.decode(body, numbers),
+        refusals=RefusalLog(name),
+        signatures=RowSignatures(name, terms, me),
+        last_round=rows - 1,
+        hooks=AgentHooks(),
+        card_updates=CardUpdates(terms, name, ledger=ledger),
     )
     await transport.start(RequestHandlers(peers).handle)
     peers.spawn(OutboxSender(peers).serve(other))

@@ -72,10 +72,9 @@ def metric_families(agent: Agent) -> Iterator[MetricFamily]:
     yield gauge("topdp_waits_seconds", "Seconds of the current wait for a neighbour.", waits, "peer")
     waited = {peer: agent.loop.waits.seconds(peer) for peer in peers.neighbours}
     yield counter("topdp_waited_seconds", "Seconds waited for a neighbour.", waited, "peer")
-    traffic = agent.traffic
     for name, about, counts in (
-        ("topdp_sent_bytes", "Bytes of messages to a neighbour.", traffic.sent),
-        ("topdp_received_bytes", "Bytes of messages from a neighbour.", traffic.received),
+        ("topdp_sent_bytes", "Bytes of messages to a neighbour.", peers.sent),
+        ("topdp_received_bytes", "Bytes of messages from a neighbour.", peers.received),
     ):
         yield counter(name, about, {peer: counts[peer] for peer in peers.neighbours}, "peer")
     yield _refusals(agent)
@@ -86,7 +85,7 @@ def _refusals(agent: Agent) -> CounterMetricFamily:
     family = CounterMetricFamily(
         "topdp_refused", "Handshakes and messages that were refused.", labels=["agent", "peer", "reason"]
     )
-    counts = Counter(agent.peers.refusals.counts) + Counter(agent.traffic.refused)
+    counts = Counter(agent.peers.refusals.counts) + Counter(agent.peers.transport.refused)
     for (peer, reason), count in sorted(counts.items()):
         if reason not in LINK_EVENTS:
             family.add_metric([agent.name, peer, reason], count)

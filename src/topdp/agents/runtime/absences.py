@@ -10,7 +10,6 @@ in its ledger, and no agent relies on it before.
 
 from __future__ import annotations
 
-import logging
 from typing import final
 
 from topdp.agents.runtime.agent_context import AgentContext
@@ -18,8 +17,6 @@ from topdp.agents.runtime.budget_meter import BudgetMeter, allows
 from topdp.agents.runtime.peer_contacts import TICKS_PER_TIMEOUT, PeerContacts
 from topdp.agents.runtime.shared_draws import SharedDraws
 from topdp.privacy.spending_curve import ReleaseHistory
-
-logger = logging.getLogger("topdp.agents")
 
 
 @final
@@ -92,13 +89,8 @@ class Absences:
         for name in new:
             self.departures.count_out(name, self._counts[name])
             self.peers.wake()
-            logger.warning(
-                "%s: %s is gone for good, and counts as a colluder from round %d on",
-                self.context.name,
-                name,
-                self._counts[name],
-                extra={"agent": self.context.name, "peer": name, "event": "gone"},
-            )
+            words = f"{name} is gone for good, and counts as a colluder from round {self._counts[name]} on"
+            self.peers.refusals.note("gone", words, peer=name)
         return self._meter
 
     def _pays(self, history: ReleaseHistory) -> bool:

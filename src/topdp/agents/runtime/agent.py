@@ -20,21 +20,21 @@ from topdp.agents.agreement.run_marks import RollbackMark
 from topdp.agents.agreement.signatures import RowSignatures
 from topdp.agents.ledger import start_choices
 from topdp.agents.ledger.inbox import Inbox
-from topdp.agents.ledger.ledger import Ledger, PartnerMode
+from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_check import verify
 from topdp.agents.ledger.ledger_entries import digest_of
 from topdp.agents.runtime.agent_context import AgentContext, PrivateFiles
 from topdp.agents.runtime.agent_loop import AgentLoop
 from topdp.agents.runtime.card_updates import CardUpdates
 from topdp.agents.runtime.outbox_sender import OutboxSender
-from topdp.agents.runtime.peer_contacts import PeerContacts, PeerServices
+from topdp.agents.runtime.peer_contacts import PeerContacts
 from topdp.agents.runtime.peer_messages import LinkTerms
 from topdp.agents.runtime.planned_loop import PlannedLoop
 from topdp.agents.runtime.request_handlers import RequestHandlers
 from topdp.agents.runtime.row_guards import uniform_norm_limits
 from topdp.agents.wire import row_payload
 from topdp.agents.wire.link_refusals import RefusalLog
-from topdp.agents.wire.transport import TrafficCounter, Transport, end_all
+from topdp.agents.wire.transport import Transport, end_all
 from topdp.base.files import write_atomically
 from topdp.errors import ExitCode, InputError
 from topdp.plan import Capability
@@ -78,95 +78,76 @@ class Agent:
         `private`: the identity that signs, and the folder that holds keys of runs; needed where agents share
         draws. `directory`: the cards that the transport reads, if it reads any.
         """
-        self.folder, self.name = folder, context.name
+        self.folder, self.name, self.private, self.live_pairing = folder, context.name, private, live_pairing
         self._loop_class: type[AgentLoop] = PlannedLoop
         if live_pairing:
             from topdp.agents.runtime import live_pairing_loop
 
             self._loop_class = live_pairing_loop.LivePairingLoop
             _expect_live_pairing(live_pairing_loop.supports(context.part.plan), context)
-        manifest = context.manifest
-        partners: PartnerMode = "found" if live_pairing else "planned"
-        gauge = context.meter
-        by_plan = (gauge.by_plan is not None or gauge.in_the_open) and not live_pairing
-        guarantee = manifest.config.privacy.guarantee if by_plan else WORST_CASE.name
+        manifest, meter = context.manifest, context.meter
+        by_plan = (meter.by_plan is not None or meter.in_the_open) and not live_pairing
         self.ledger = Ledger(
             folder,
             manifest.hash,
             self.name,
-            partners=partners,
-            guarantee=guarantee,
-            holds_after_departures=gauge.in_the_open,
+            partners="found" if live_pairing else "planned",
+            guarantee=manifest.config.privacy.guarantee if by_plan else WORST_CASE.name,
+            holds_after_departures=meter.in_the_open,
             reserve=context.setup.reserve if by_plan else 0,
         )
         try:
             # A changed byte would be the basis of the next charge, and its hash would cover it.
             verify(self.ledger)
-            self._assemble(context, transport, live_pairing, private, directory)
+            self._assemble(context, transport, directory)
         except BaseException:
             self.ledger.close()  # and its lock: a later start in this process finds it free
             raise
 
-    def _assemble(
-        self,
-        context: AgentContext,
-        transport: Transport,
-        live_pairing: bool,
-        private: PrivateFiles | None,
-        directory: CardDirectory | None,
-    ) -> None:
-        manifest, part = context.manifest, context.part
-        self.shared_draws: SharedDraws | None = None
-        hooks, granted = context.hooks, context.setup.budget(part.agent)
-        least = start_choices.record_choices(
+    def _assemble(self, context: AgentContext, transport: Transport, directory: CardDirectory | None) -> None:
+        manifest, part, hooks, private = context.manifest, context.part, context.hooks, self.private
+        epsilon = start_choices.record_choices(
             self.ledger,
             seeded=hooks.seeded,
             rehearsal=hooks.rehearsal,
             requested=context.asked,
-            granted=granted,
+            granted=context.setup.budget(part.agent),
         )
         start_choices.record_delta(self.ledger, manifest.config.privacy.delta)
-        if live_pairing:  # charges by the worst case; each agent counts its own rounds
+        if self.live_pairing:  # charges by the worst case; each agent counts its own rounds
             every = uniform_norm_limits(part.plan, manifest.rules.largest_norm)
             context = replace(context, limits=every)
-        self.context = context = replace(context, epsilon=least)
-        folder_of_identity = private.folder if private else None
-        self.cards = CardUpdates(
-            manifest, self.name, ledger=self.ledger, folder=folder_of_identity, directory=directory
-        )
+        self.context = context = replace(context, epsilon=epsilon)
+        identity, folder = (private.identity, private.folder) if private else (None, None)
+        self.cards = CardUpdates(manifest, self.name, ledger=self.ledger, folder=folder, directory=directory)
         if context.order is not None:
             start_choices.expect_record_order(self.ledger, context.order)
+        self.shared_draws: SharedDraws | None = None
         if Capability.SHARED_DRAWS in part.plan.needs:
             from topdp.agents.runtime.shared_draws import SharedDraws
 
             self.shared_draws = SharedDraws(context, self.ledger, private)
             self.shared_draws.gossip.directory = self.cards.directory
-        self.mark = RollbackMark(private.folder, manifest.hash) if private else None
+        self.mark = RollbackMark(folder, manifest.hash) if folder else None
         in_doubt = self._resumes()
         neighbours = list(manifest.neighbours(self.name))
         sent = {name: part.rounds_from(manifest.number(name)) for name in neighbours}
-        start = context.start.numpy()
-        plan = "live pairing" if live_pairing else part.plan.digest()
-        self.traffic = TrafficCounter(transport)
+        plan = "live pairing" if self.live_pairing else part.plan.digest()
         self.peers = PeerContacts(
-            PeerServices(
-                name=self.name,
-                neighbours=neighbours,
-                terms=LinkTerms(manifest.hash, plan, digest_of(start.tobytes())),
-                ledger=self.ledger,
-                inbox=Inbox(self.ledger, sent, gaps=manifest.rules.tolerates_silence),
-                transport=self.traffic,
-                check_row=self._check,
-                refusals=RefusalLog(self.name),
-                signatures=RowSignatures(
-                    self.name, manifest, private.identity if private else None, self.cards.directory
-                ),
-                last_round=part.plan.releases - 1,
-                hooks=hooks,
-                gossip=self.shared_draws.gossip if self.shared_draws else None,
-                card_updates=self.cards,
-                in_doubt=in_doubt,
-            )
+            name=self.name,
+            neighbours=neighbours,
+            terms=LinkTerms(manifest.hash, plan, digest_of(context.start.numpy().tobytes())),
+            ledger=self.ledger,
+            inbox=Inbox(self.ledger, sent, gaps=manifest.rules.tolerates_silence),
+            transport=transport,
+            check_row=self._check,
+            refusals=RefusalLog(self.name),
+            signatures=RowSignatures(self.name, manifest, identity, self.cards.directory),
+            last_round=part.plan.releases - 1,
+            hooks=hooks,
+            gossip=self.shared_draws.gossip if self.shared_draws else None,
+            card_updates=self.cards,
+            in_doubt=in_doubt,
         )
         self.requests, self.sender = RequestHandlers(self.peers), OutboxSender(self.peers)
         self.loop = self._loop_class(
@@ -207,13 +188,13 @@ class Agent:
 
     async def run(self) -> AgentOutcome:
         try:
-            await self.traffic.start(self.requests.handle)
+            await self.peers.transport.start(self.requests.handle)
             for peer in self.peers.neighbours:
                 self.peers.spawn(self.sender.serve(peer))
             return self._outcome(await self._run_loop())
         finally:
             await end_all(list(self.peers.tasks), "neighbours")
-            await self.traffic.close()
+            await self.peers.transport.close()
             self.ledger.close()
 
     async def _run_loop(self) -> bool:
@@ -221,15 +202,15 @@ class Agent:
 
         What is cancelled then was not in the ledger, so nobody has seen it: it is done anew after a restart.
         """
-        life = asyncio.create_task(self.loop.run())
-        asked = asyncio.create_task(self.loop.stopping.wait())
+        rounds = asyncio.create_task(self.loop.run())
+        stopping = asyncio.create_task(self.loop.stopping.wait())
         try:
-            await asyncio.wait([life, asked], return_when=asyncio.FIRST_COMPLETED)
-            if not life.done():
-                await asyncio.wait([life], timeout=GRACE_SECONDS)
-            return life.done() and life.result()
+            await asyncio.wait([rounds, stopping], return_when=asyncio.FIRST_COMPLETED)
+            if not rounds.done():
+                await asyncio.wait([rounds], timeout=GRACE_SECONDS)
+            return rounds.done() and rounds.result()
         finally:
-            await end_all([life, asked], self.name)
+            await end_all([rounds, stopping], self.name)
 
     def _outcome(self, finished: bool) -> AgentOutcome:
         seeded, rehearsal = (

@@ -187,11 +187,8 @@ class AgentGradients:
         where = failing.reshape(-1, *(1 for _ in self.targets.shape[1:]))
         self.targets = torch.where(where, self.targets[stand_in], self.targets)
         self._weights = (~failing).double()
-        logger.warning(
-            "%d records count as zero: the model or the loss fails on them.",
-            int(failing.sum()),
-            extra={"agent": self.agent, "event": "ignored"},
-        )
+        words = "%d records count as zero: the model or the loss fails on them."
+        logger.warning(words, int(failing.sum()), extra={"agent": self.agent, "event": "ignored"})
 
     def order(self, key: bytes) -> str | None:
         """A digest of the records in the order of cyclic batches, to compare after a restart; None for other
@@ -229,12 +226,9 @@ class AgentGradients:
         on it.
         """
         if ignored:
-            logger.warning(
-                "%d records counted as zero in round %d: the model gives no finite gradient for them.",
-                ignored,
-                round,
-                extra={"agent": self.agent, "event": "ignored", "round": round},
-            )
+            words = "%d records counted as zero in round %d: the model gives no finite gradient for them."
+            facts = {"agent": self.agent, "event": "ignored", "round": round}
+            logger.warning(words, ignored, round, extra=facts)
 
 
 def terms(flat: FlatModel, record: Tensor) -> int:

@@ -14,7 +14,6 @@ has: under the rule to wait the agent waits for it; under the rule to go on, row
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
@@ -36,7 +35,6 @@ from topdp.agents.wire import row_payload
 if TYPE_CHECKING:
     from topdp.agents.runtime.shared_draws import SharedDraws
 
-logger = logging.getLogger("topdp.agents")
 T = TypeVar("T")
 Activity = Literal["waits", "computes", "ends"]
 """What an agent does at the moment, for people: wait between releases, compute one, or end."""
@@ -95,7 +93,7 @@ class AgentLoop(ABC):
 
     async def run(self) -> bool:
         """Do all remaining rounds, then send what is still owed. False: asked to stop before the end."""
-        while self._has_rounds():
+        while not self.all_done:
             self._raise_faults()
             if not await self._may_release() or not await self._next_round():
                 return False
@@ -105,26 +103,14 @@ class AgentLoop(ABC):
     # What the two kinds of loop differ in
 
     @abstractmethod
-    def _has_rounds(self) -> bool:
-        """Whether there is a round to do."""
-
-    @abstractmethod
     async def _next_round(self) -> bool:
         """Do one round, or find that there is none to do; False if asked to stop meanwhile."""
-
-    @abstractmethod
-    def _begin_end(self) -> None:
-        """All rounds are done: tell the neighbours."""
 
     @abstractmethod
     def _stays_with(self) -> list[str]:
         """The neighbours that may still need this agent."""
 
-    def _is_needed(self) -> bool:
-        return bool(self._stays_with())
-
-    @abstractmethod
-    async def _settle(self) -> None:
+    async def _settle(self) -> None:  # noqa: B027 - under a plan, `outbox_sender` sends what is owed
         """Do what this agent can do by itself for the neighbours that need it."""
 
     # What they share
@@ -152,15 +138,11 @@ class AgentLoop(ABC):
             if allows(self.context.epsilon, total, cost):
                 return "release", cost
             self.ledger.stop_data(round)
-            logger.warning(
-                "%s: round %d would bring the spent epsilon to %.6g, the budget is %.6g: from here on its "
-                "rows carry noise and no data",
-                self.name,
-                round,
-                total + cost.charge,
-                self.context.epsilon,
-                extra={"agent": self.name, "event": "budget", "round": round},
+            words = (
+                f"round {round} would bring the spent epsilon to {total + cost.charge:.6g}, the budget is "
+                f"{self.context.epsilon:.6g}: from here on its rows carry noise and no data"
             )
+            self.peers.refusals.note("budget", words, round=round)
         return "noise", meter.owed(self.history, total, planned)
 
     def _is_in_doubt(self) -> bool:
@@ -183,21 +165,17 @@ class AgentLoop(ABC):
             if await ticks.wait(self.peers):
                 waited += 1
                 if waited % (4 * TICKS_PER_TIMEOUT) == TICKS_PER_TIMEOUT:
-                    self._log_unheard(unheard, for_ever)
+                    goes_on = "goes on with noise and without data until it is"
+                    words = (
+                        f"{', '.join(unheard)}: not heard since the start of this agent, whose ledger might "
+                        f"be an old copy: {'waits for it' if for_ever else goes_on}"
+                    )
+                    self.peers.refusals.note("unheard", words)
             if waited >= TICKS_PER_TIMEOUT and not for_ever:
                 break
         self._heard = True
         self._raise_faults()
         return True
-
-    def _log_unheard(self, unheard: list[str], for_ever: bool) -> None:
-        logger.warning(
-            "%s: %s: not heard since the start of this agent, whose ledger might be an old copy: %s",
-            self.name,
-            ", ".join(unheard),
-            "waits for it" if for_ever else "goes on with noise and without data until it is",
-            extra={"agent": self.name, "event": "unheard"},
-        )
 
     def _release(
         self,
@@ -212,7 +190,7 @@ class AgentLoop(ABC):
     ) -> None:
         """Write charge, bytes and state in one transaction; nothing is sent before."""
         for peer in filter(self.ledger.finished, self.peers.neighbours):
-            self.peers.needs_nothing_before(peer, round)
+            self.peers.acknowledge(peer, round - 1)
         self.hooks.reached("before_ledger")
         state = save({str(row): value.contiguous() for row, value in rows.items()})
         with self.timing.measure("ledger"):
@@ -237,14 +215,11 @@ class AgentLoop(ABC):
         largest = self.context.limits.of(round, number)
         bounded = within(row, largest)
         if bounded is not row:
-            logger.warning(
-                "%s: the row of round %d exceeded the largest norm, %g, and was shortened: a neighbour sends "
-                "huge rows, or training diverges",
-                self.name,
-                round,
-                largest,
-                extra={"agent": self.name, "event": "largest_norm", "round": round},
+            words = (
+                f"the row of round {round} exceeded the largest norm, {largest:g}, and was shortened: a "
+                "neighbour sends huge rows, or training diverges"
             )
+            self.peers.refusals.note("largest_norm", words, round=round)
         return bounded
 
     def _own(self) -> Mapping[int, Tensor]:
@@ -274,18 +249,18 @@ class AgentLoop(ABC):
 
     async def _drain(self) -> bool:
         """Stay while a neighbour needs this agent. False: asked to stop before."""
-        self._begin_end()
+        self.peers.finish()
         self.activity = "ends"
         for peer in self.peers.silent:
             self.peers.silent[peer] = 0
         ticks = TickClock(self.context.manifest.rules.idle_timeout)
-        while self._is_needed():
+        while self._stays_with():
             self._raise_faults()
             if self.stopping.is_set():
                 return False
             await self._settle()
-            if self._is_needed():
-                self.waits.now(self._stays_with())
+            if stays_with := self._stays_with():
+                self.waits.now(stays_with)
                 self.drained += await ticks.wait(self.peers)
         self.waits.now(())
         return True

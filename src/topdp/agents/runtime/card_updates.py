@@ -34,7 +34,6 @@ from topdp.agents.wire.transport import Reply
 from topdp.agents.wire.wire_codes import ReplyCode
 from topdp.errors import TrustError
 
-logger = logging.getLogger("topdp.agents")
 ACCEPTED_KEY, KNOWN_TO_KEY, SHOWN_KEY = "card of ", "card known to ", "card shown by "
 
 
@@ -77,12 +76,8 @@ class CardUpdates:
             self._log.report(self.name, "card", words)
         for successor in renewed[:MAX_SUCCESSORS]:
             if self._keep(successor):
-                logger.info(
-                    "%s: card %d: neighbours are told; shown once all know it, after a restart",
-                    self.name,
-                    successor.number,
-                    extra={"agent": self.name, "event": "card"},
-                )
+                words = "neighbours are told; shown once all know it, after a restart"
+                self._log.note("card", f"card {successor.number}: {words}", logging.INFO)
 
     def untold(self, peer: str) -> tuple[int, bytes] | None:
         """The next card that `peer` has not heard of from here: its number, and its bytes."""
@@ -125,13 +120,7 @@ class CardUpdates:
             return False
         self.ledger.database.remember(key, successor.text())
         self._to_tell.append(successor)
-        logger.info(
-            "%s: card %d of %s is accepted",
-            self.name,
-            successor.number,
-            name,
-            extra={"agent": self.name, "peer": name, "event": "card"},
-        )
+        self._log.note("card", f"card {successor.number} of {name} is accepted", logging.INFO, peer=name)
         return True
 
 

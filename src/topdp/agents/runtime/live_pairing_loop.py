@@ -40,9 +40,8 @@ from topdp.protocols import PlainAsynchronous, TopAsynchronous
 from topdp.protocols.protocol import reduced
 from topdp.runs.methods import METHODS
 
-CHANCE: Callable[[], random.Random] = (
-    random.SystemRandom
-)  # the order in which neighbours are asked: no secret, but not seeded
+# The order in which neighbours are asked: no secret, but not seeded.
+CHANCE: Callable[[], random.Random] = random.SystemRandom
 MAX_LISTENING_SECONDS = 0.3  # how long an agent waits for a proposal; decides how many meet, nothing else
 
 
@@ -73,9 +72,6 @@ class LivePairingLoop(AgentLoop):
             MessageKind.COMMIT: self._commit,
             MessageKind.RESOLVE: self._resolve,
         }
-
-    def _has_rounds(self) -> bool:
-        return not self.all_done
 
     async def _next_round(self) -> bool:
         if not await self._heard_all(for_ever=False):
@@ -196,10 +192,10 @@ class LivePairingLoop(AgentLoop):
     def _handed_over(self, peer: str, packed: bytes) -> Handover | None:
         """The row that `peer` hands over; None, and quarantine, if it hands over anything else."""
         try:
-            row = Handover.unpack(packed, self.peers.services.last_round)
-            self.peers.services.check_row(peer, row.round, row.body)
+            row = Handover.unpack(packed, self.peers.last_round)
+            self.peers.check_row(peer, row.round, row.body)
             signed = (peer, ANY_RECEIVER, row.round, digest_of(row.body), bytes.fromhex(row.signature))
-            if not self.peers.services.signatures.verify(*signed):
+            if not self.peers.signatures.verify(*signed):
                 row = replace(row, signature="")
         except ValueError as error:
             self.peers.distrust(peer, ReplyCode.NOT_A_ROW, f"sent what is not a row: {error}")
@@ -231,13 +227,13 @@ class LivePairingLoop(AgentLoop):
                 if pair.partner == partner:
                     packed = self._packed(pair.own_round, pair.id)
                     message = Message.of(MessageKind.COMMIT, pair.own_round, packed)
-                    if (await self.peers.transport.request(partner, message)).ok:
+                    if (await self.peers.request(partner, message)).ok:
                         self.pairing.confirm(pair.id)
                         self.hooks.reached("after_told")
             for pair in self.pairing.prepared():
                 if pair.partner == partner:
                     message = Message.of(MessageKind.RESOLVE, 0, pair.id.encode())
-                    reply = await self.peers.transport.request(partner, message)
+                    reply = await self.peers.request(partner, message)
                     if reply.code is ReplyCode.ABORTED:
                         self.pairing.aborted(pair.id)
                     elif reply.code is ReplyCode.COMMITTED:
@@ -247,7 +243,7 @@ class LivePairingLoop(AgentLoop):
     async def _request(self, peer: str, message: Message) -> Reply:
         """A neighbour that does not answer is left alone for one round, then two, four, and so on."""
         try:
-            reply = await self.peers.transport.request(peer, message)
+            reply = await self.peers.request(peer, message)
         except Unreachable:
             often, _ = self._slow.get(peer, (0, 0))
             self._slow[peer] = (often + 1, self.ledger.round + 2 ** min(often + 1, 20))
@@ -273,7 +269,7 @@ class LivePairingLoop(AgentLoop):
 
     def _packed(self, round: int, id: str = "") -> bytes:
         body = self.pairing.own_row(round)
-        signature = self.peers.services.signatures.sign(ANY_RECEIVER, round, digest_of(body))
+        signature = self.peers.signatures.sign(ANY_RECEIVER, round, digest_of(body))
         return Handover(round, id, body, signature.hex()).pack()
 
     def _take(self, peer: str, id: str | None, packed: bytes) -> ReplyCode:
@@ -290,9 +286,9 @@ class LivePairingLoop(AgentLoop):
 
     # The end
 
-    def _begin_end(self) -> None:
+    async def _drain(self) -> bool:
         self.pairing.closed = True
-        self.peers.finish()
+        return await super()._drain()
 
     def _stays_with(self) -> list[str]:
         """The neighbours that are in doubt about a meeting, or do not know that this agent ends.

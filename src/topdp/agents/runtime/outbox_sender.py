@@ -30,7 +30,7 @@ class OutboxSender:
     """What one agent owes its neighbours, and how it gets there."""
 
     def __init__(self, peers: PeerContacts) -> None:
-        self.peers, self.services, self.transport = peers, peers.services, peers.transport
+        self.peers = peers
         self.ledger, self.refusals, self.gossip = peers.ledger, peers.refusals, peers.gossip
         self._gaps: Counter[str] = Counter()  # how often each lacked an earlier row, one time after another
 
@@ -40,11 +40,7 @@ class OutboxSender:
             return []
         waiting = self.ledger.unacknowledged(peer)
         # A neighbour this far behind takes up the round of the others, which these rows show.
-        return (
-            waiting[-2:]
-            if self.services.inbox.gaps and len(waiting) > self.services.inbox.window
-            else waiting
-        )
+        return waiting[-2:] if self.peers.inbox.gaps and len(waiting) > self.peers.inbox.window else waiting
 
     async def serve(self, peer: str) -> None:
         greeted, pause = False, FIRST_PAUSE_SECONDS
@@ -74,7 +70,7 @@ class OutboxSender:
     async def _greet(self, peer: str) -> bool:
         known = self.ledger.last_received(peer)
         body = self.peers.greeting(peer).encode()
-        reply = await self.transport.request(peer, Message.of(MessageKind.HELLO, 0, body))
+        reply = await self.peers.request(peer, Message.of(MessageKind.HELLO, 0, body))
         if reply.code is ReplyCode.OTHER_TERMS:
             self.peers.differ(peer)
             return False
@@ -85,7 +81,7 @@ class OutboxSender:
             return False
         if reply.body or reply.ok:
             try:
-                greeting = Greeting.decode(reply.body, self.services.last_round)
+                greeting = Greeting.decode(reply.body, self.peers.last_round)
             except GreetingError:
                 self.refusals.report(peer, "not_a_greeting", "its answer is refused")
                 return False
@@ -100,7 +96,7 @@ class OutboxSender:
         return reply.ok
 
     def _next(self, peer: str) -> Message | None:
-        card = self.services.card_updates.untold(peer) if self.services.card_updates else None
+        card = self.peers.card_updates.untold(peer)
         if card is not None:
             return Message.of(MessageKind.CARD, *card)
         news = self.gossip.untold(peer) if self.gossip else None
@@ -109,25 +105,22 @@ class OutboxSender:
         waiting = self.owes(peer)
         if waiting:
             round, body = waiting[0], self.ledger.body(peer, waiting[0])
-            signature = self.services.signatures.sign(peer, round, digest_of(body))
+            signature = self.peers.signatures.sign(peer, round, digest_of(body))
             return Message.of(MessageKind.ROW, round, body, signature)
         if self.peers.finishing and not self.ledger.finish_known(peer):
             return Message.of(MessageKind.BYE, self.ledger.round)
         return None
 
     async def _deliver(self, peer: str, message: Message) -> bool:
-        self.services.hooks.reached("before_send")
-        reply = await self.transport.request(peer, message)
-        self.services.hooks.reached("after_send")
+        self.peers.hooks.reached("before_send")
+        reply = await self.peers.request(peer, message)
+        self.peers.hooks.reached("after_send")
         self.peers.heard(peer)
         if reply.ok and message.kind is MessageKind.ROW:
             self._gaps.pop(peer, None)
-            for round in self.ledger.unacknowledged(peer):
-                if round <= message.round:
-                    self.ledger.acknowledge(peer, round)
+            self.peers.acknowledge(peer, message.round)
         elif message.kind is MessageKind.CARD:
-            assert self.services.card_updates is not None
-            self.services.card_updates.told(peer, message.round, reply)
+            self.peers.card_updates.told(peer, message.round, reply)
         elif reply.ok and message.kind is MessageKind.NEWS:
             assert self.gossip is not None
             self.gossip.acknowledged(peer, message.round)

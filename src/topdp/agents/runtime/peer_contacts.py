@@ -11,6 +11,7 @@ contradictory keys also end it, because it would be unknown with which agents dr
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from time import time
@@ -42,9 +43,10 @@ RowCheck = Callable[[str, int, bytes], object]
 RequestHandler = Callable[[str, Message], Awaitable[Reply]]
 
 
-@dataclass(frozen=True, kw_only=True)
-class PeerServices:
-    """The objects shared by all parts of one agent that exchange messages with neighbours."""
+@final
+@dataclass(kw_only=True, eq=False)
+class PeerContacts:
+    """The neighbours of one agent: what it exchanges messages with, and their state in this process."""
 
     name: str
     neighbours: list[str]
@@ -57,29 +59,17 @@ class PeerServices:
     signatures: RowSignatures
     last_round: int  # of the plan
     hooks: AgentHooks
+    card_updates: CardUpdates
     gossip: StatementGossip | None = None  # where draws are shared
-    card_updates: CardUpdates | None = None  # where agents may renew their cards
     in_doubt: bool = False  # the ledger may be an old copy: see `peer_judgement`
 
-
-@final
-class PeerContacts:
-    """The neighbours of one agent and their state in this process."""
-
-    def __init__(self, services: PeerServices) -> None:
-        self.services, self.neighbours = services, services.neighbours
-        self.ledger, self.terms, self.gossip = services.ledger, services.terms, services.gossip
-        self.refusals, self.transport = services.refusals, services.transport
+    def __post_init__(self) -> None:
         self.handlers: dict[MessageKind, RequestHandler] = {}  # what answers each kind of request
         self.finishing = False  # all rounds are done: neighbours are informed
         self.given_up: Callable[[str], bool] = lambda peer: False  # whether this agent has excluded a peer
-        self.beliefs = PeerBeliefs(
-            neighbours=services.neighbours,
-            ledger=services.ledger,
-            signatures=services.signatures,
-            given_up=lambda peer: self.given_up(peer),
-            in_doubt=services.in_doubt,
-        )
+        self.beliefs = PeerBeliefs(self)
+        self.sent: Counter[str] = Counter()  # bytes of the bodies of messages to each neighbour
+        self.received: Counter[str] = Counter()
         self.changed = asyncio.Event()  # a message arrived, or the state of a neighbour changed
         self.silent = dict.fromkeys(self.neighbours, 0)  # ticks since the last message
         self.heard_at = dict.fromkeys(self.neighbours, time())  # shown to people; no decision depends on it
@@ -92,6 +82,13 @@ class PeerContacts:
         self._again: dict[str, tuple[int, int]] = {}  # peer -> (own round, number of rows sent again in it)
         self.asked: set[str] = set()  # neighbours to which another greeting is due
         self.to_send = {peer: asyncio.Event() for peer in self.neighbours}
+
+    async def request(self, peer: str, message: Message) -> Reply:
+        """Send a message to `peer` and wait for the reply. Raises Unreachable."""
+        self.sent[peer] += len(message.body)
+        reply = await self.transport.request(peer, message)
+        self.received[peer] += len(reply.body)
+        return reply
 
     def ask(self, peer: str) -> None:
         """Send `peer` another greeting: a neighbour that waits for others is alive but sends nothing."""
@@ -130,18 +127,16 @@ class PeerContacts:
             else:
                 self.fail(TrustError(f"{peer} {words}."))
             return
-        judgement = self.beliefs.judge(peer, greeting, known)
-        if judgement.fault is not None:
-            self.fail(judgement.fault)
+        verdict = self.beliefs.judge(peer, greeting, known)
+        if verdict.fault is not None:
+            self.fail(verdict.fault)
             return
-        if judgement.is_old:
+        if verdict.is_old:
             self.ask(peer)
             return
-        if judgement.code is not None and self.ledger.quarantined(peer) is None:
-            self.distrust(peer, judgement.code, judgement.words)
-        for round in self.ledger.unacknowledged(peer):
-            if round <= greeting.seen:
-                self.ledger.acknowledge(peer, round)
+        if verdict.code is not None and self.ledger.quarantined(peer) is None:
+            self.distrust(peer, verdict.code, verdict.words)
+        self.acknowledge(peer, greeting.seen)
         self._send_again(peer, greeting)
         self.beliefs.met.add(peer)
         if known is not None:
@@ -166,11 +161,11 @@ class PeerContacts:
             self.refusals.report(peer, "again", "repeatedly requests rows that it has acknowledged")
         self.to_send[peer].set()
 
-    def needs_nothing_before(self, peer: str, round: int) -> None:
-        """Count rows for `peer` of rounds before `round` as acknowledged, so that they are not sent."""
-        for earlier in self.ledger.unacknowledged(peer):
-            if earlier < round:
-                self.ledger.acknowledge(peer, earlier)
+    def acknowledge(self, peer: str, last: int) -> None:
+        """Count the rows for `peer` of the rounds up to `last` as acknowledged: they are not sent again."""
+        for round in self.ledger.unacknowledged(peer):
+            if round <= last:
+                self.ledger.acknowledge(peer, round)
 
     def heard(self, peer: str) -> None:
         self.silent[peer] = 0

@@ -18,15 +18,16 @@ Neighbours that lie, one or several, can end no agent.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from topdp.agents.agreement.signatures import RowSignatures
 from topdp.agents.ledger import stored_rows
-from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.runtime.peer_messages import Greeting, LinkTerms
 from topdp.agents.wire.wire_codes import ReplyCode
 from topdp.errors import TrustError
+
+if TYPE_CHECKING:
+    from topdp.agents.runtime.peer_contacts import PeerContacts
 
 
 @dataclass(frozen=True)
@@ -42,31 +43,17 @@ class GreetingVerdict:
 class PeerBeliefs:
     """What neighbours have reported to this process, and the rows that they have sent."""
 
-    def __init__(
-        self,
-        *,
-        neighbours: list[str],
-        ledger: Ledger,
-        signatures: RowSignatures,
-        given_up: Callable[[str], bool],
-        in_doubt: bool,
-    ) -> None:
-        """Begin without reports.
-
-        `given_up`: returns whether this agent has excluded a neighbour for good. `in_doubt`: whether the
-        ledger may be an old copy, because it is not empty or not the first ledger of this agent.
-        """
-        self.neighbours, self.ledger, self.signatures = neighbours, ledger, signatures
-        self.in_doubt = in_doubt
+    def __init__(self, peers: PeerContacts) -> None:
+        """Begin without reports."""
+        self.peers, self.neighbours, self.ledger = peers, peers.neighbours, peers.ledger
         self.met: set[str] = set()  # neighbours that have reported which rows they received
         self.answered: set[str] = set()  # those that reported it in reply to a request of this process
         self.shown = dict.fromkeys(self.neighbours, -1)  # the highest round of a row from each neighbour
         self.passed: dict[str, tuple[int, int]] = {}  # (round of its last row for this agent, its last round)
-        self.given_up = given_up
 
     def unheard(self) -> list[str]:
         """Return the neighbours that may have rows of this agent which its ledger lacks."""
-        if not self.in_doubt:
+        if not self.peers.in_doubt:
             return []
         return [peer for peer in self.neighbours if peer not in self.answered and not self._is_closed(peer)]
 
@@ -110,7 +97,7 @@ class PeerBeliefs:
         own_digest = self.ledger.digest_sent(receiver, greeting.seen) if greeting.seen >= 0 else None
         if greeting.seen >= 0 and own_digest != greeting.seen_digest:
             signature = bytes.fromhex(greeting.seen_signature)
-            if self.signatures.verify_own(receiver, greeting.seen, greeting.seen_digest, signature):
+            if self.peers.signatures.verify_own(receiver, greeting.seen, greeting.seen_digest, signature):
                 return GreetingVerdict(fault=self._old_copy(peer, greeting.seen))
             words = f"claims a row of round {greeting.seen} that this agent did not make, and cannot show it"
             return GreetingVerdict(code=ReplyCode.NOT_A_GREETING, words=words)
@@ -133,4 +120,4 @@ class PeerBeliefs:
 
     def _is_closed(self, peer: str) -> bool:
         ledger = self.ledger
-        return ledger.quarantined(peer) is not None or ledger.finished(peer) or self.given_up(peer)
+        return ledger.quarantined(peer) is not None or ledger.finished(peer) or self.peers.given_up(peer)

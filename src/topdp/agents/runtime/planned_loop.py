@@ -21,7 +21,7 @@ from torch import Tensor
 
 from topdp.agents.ledger.ledger_entries import ReleaseCost
 from topdp.agents.runtime.agent_context import AgentContext
-from topdp.agents.runtime.agent_loop import AgentLoop, TickClock, logger
+from topdp.agents.runtime.agent_loop import AgentLoop, TickClock
 from topdp.agents.runtime.agent_rows import AS_PLANNED, kept, make
 from topdp.agents.runtime.peer_contacts import TICKS_PER_TIMEOUT, PeerContacts
 from topdp.agents.runtime.row_monitor import RowMonitor
@@ -44,9 +44,6 @@ class PlannedLoop(AgentLoop):
             from topdp.agents.runtime.absences import Absences
 
             self.absences = Absences(context, peers, self.shared_draws)
-
-    def _has_rounds(self) -> bool:
-        return not self.all_done
 
     async def _next_round(self) -> bool:
         if self.shared_draws is not None and not await self._agreed(self.shared_draws):
@@ -113,24 +110,15 @@ class PlannedLoop(AgentLoop):
         waited = 0
         while not shared_draws.agreed() or not self._all_met(peers):
             self.peers.wake()  # neighbours get what was just agreed on
-            self.waits.now(
-                {
-                    *shared_draws.missing(),
-                    *(peer for peer in peers if peer not in self.peers.beliefs.answered),
-                }
-            )
+            self.waits.now({*shared_draws.missing(), *(set(peers) - self.peers.beliefs.answered)})
             self._raise_faults()
             if self.stopping.is_set():
                 return False
             await ticks.wait(self.peers)
             waited += 1
             if waited % (4 * TICKS_PER_TIMEOUT) == 0 and (missing := shared_draws.missing()):
-                logger.warning(
-                    "%s: waits for %s: where draws are shared, a run begins once all have stated keys",
-                    self.name,
-                    ", ".join(missing),
-                    extra={"agent": self.name, "event": "keys"},
-                )
+                words = "where draws are shared, a run begins once all have stated keys"
+                self.peers.refusals.note("keys", f"waits for {', '.join(missing)}: {words}")
         self._raise_faults()
         return True
 
@@ -233,13 +221,8 @@ class PlannedLoop(AgentLoop):
         target = min(self.peers.beliefs.round_of(peer) for peer in heard)
         if target <= self.ledger.round + 2:
             return False
-        logger.warning(
-            "%s: the neighbours are at round %d, takes it up from round %d",
-            self.name,
-            target,
-            self.ledger.round,
-            extra={"agent": self.name, "event": "rejoin", "round": target},
-        )
+        words = f"the neighbours are at round {target}, takes it up from round {self.ledger.round}"
+        self.peers.refusals.note("rejoin", words, round=target)
         worst = self.context.meter.worst_case(self.history)
         self.ledger.release(target, ReleaseCost(0.0, worst, 0.0), {}, state[1], kind="skip")
         self.mark(target)
@@ -248,15 +231,9 @@ class PlannedLoop(AgentLoop):
 
     # The end
 
-    def _begin_end(self) -> None:
-        self.peers.finish()
-
     def _stays_with(self) -> list[str]:
         """Neighbours that lack something, or do not know yet that this agent has all it needs."""
         return [peer for peer in self.peers.neighbours if self._stays_for(peer)]
-
-    async def _settle(self) -> None:
-        """Nothing: `outbox_sender` sends what is owed."""
 
     def _stays_for(self, peer: str) -> bool:
         if self.peers.ends_with(peer):

@@ -30,21 +30,26 @@ class RequestHandlers:
     """Answers the requests of the neighbours of one agent."""
 
     def __init__(self, peers: PeerContacts) -> None:
-        self.peers, self.services = peers, peers.services
+        self.peers = peers
         self.ledger, self.refusals, self.gossip = peers.ledger, peers.refusals, peers.gossip
         self._gaps: dict[str, tuple[int | None, int]] = {}  # the round that each passed over, and how often
         peers.handlers |= {
             MessageKind.HELLO: self._hello,
             MessageKind.ROW: self._row,
             MessageKind.BYE: self._bye,
+            MessageKind.CARD: self._card,
         }
         if self.gossip is not None:
             peers.handlers[MessageKind.NEWS] = self._news
-        if self.services.card_updates is not None:
-            peers.handlers[MessageKind.CARD] = self._card
 
     async def handle(self, peer: str, message: Message) -> Reply:
         """Answer one request of an authenticated peer."""
+        self.peers.received[peer] += len(message.body)
+        reply = await self._answer(peer, message)
+        self.peers.sent[peer] += len(reply.body)
+        return reply
+
+    async def _answer(self, peer: str, message: Message) -> Reply:
         if peer not in self.peers.silent:
             return self._refused(peer, ReplyCode.STRANGER, message)
         if digest_of(message.body) != message.digest:
@@ -77,7 +82,7 @@ class RequestHandlers:
     def _in_range(self, message: Message) -> bool:
         """News and cards are numbered; everything else has a round of the plan."""
         counted = message.kind in (MessageKind.NEWS, MessageKind.CARD)
-        most = MAX_STATEMENT_NUMBER if counted else self.services.last_round
+        most = MAX_STATEMENT_NUMBER if counted else self.peers.last_round
         return -1 <= message.round <= most
 
     def _refused(self, peer: str, code: ReplyCode, message: Message) -> Reply:
@@ -87,7 +92,7 @@ class RequestHandlers:
 
     async def _hello(self, peer: str, message: Message) -> Reply:
         try:
-            greeting = Greeting.decode(message.body, self.services.last_round)
+            greeting = Greeting.decode(message.body, self.peers.last_round)
         except GreetingError:
             return self._refused(peer, ReplyCode.NOT_A_GREETING, message)
         if greeting.terms != self.peers.terms:
@@ -104,25 +109,25 @@ class RequestHandlers:
         return Reply(ReplyCode.QUARANTINED, body=body)
 
     async def _row(self, peer: str, message: Message) -> Reply:
-        self.services.hooks.reached("before_receive")
-        verdict = self.services.inbox.judge(peer, message.round, message.digest)
+        self.peers.hooks.reached("before_receive")
+        verdict = self.peers.inbox.judge(peer, message.round, message.digest)
         if verdict in (ReplyCode.OK, ReplyCode.LATER):
             try:
-                self.services.check_row(peer, message.round, message.body)
+                self.peers.check_row(peer, message.round, message.body)
             except ValueError as error:
                 self.peers.distrust(peer, ReplyCode.NOT_A_ROW, f"sent what is not a row: {error}")
                 return Reply(ReplyCode.NOT_A_ROW, str(error))
             self.peers.beliefs.shown[peer] = max(self.peers.beliefs.shown[peer], message.round)
         signature = self._signature(peer, message) if verdict is ReplyCode.OK else b""
-        self.services.inbox.settle(verdict, peer, message.round, message.digest, message.body, signature)
-        if verdict is ReplyCode.OK and not self.services.inbox.gaps:
+        self.peers.inbox.settle(verdict, peer, message.round, message.digest, message.body, signature)
+        if verdict is ReplyCode.OK and not self.peers.inbox.gaps:
             # A neighbour that waits for every row has those that its own is made of.
-            self.peers.needs_nothing_before(peer, message.round - 1)
-        if verdict is ReplyCode.GAP and self.services.inbox.skips_rounds(peer, message.round):
+            self.peers.acknowledge(peer, message.round - 2)
+        if verdict is ReplyCode.GAP and self.peers.inbox.skips_rounds(peer, message.round):
             self._passed_over(peer, message.round)
         elif not verdict.accepted and verdict is not ReplyCode.LATER:
             self._refused(peer, verdict, message)
-        self.services.hooks.reached("after_receive")
+        self.peers.hooks.reached("after_receive")
         self.peers.changed.set()
         return Reply(verdict)
 
@@ -131,7 +136,7 @@ class RequestHandlers:
 
         A neighbour that leaves it out all the same will never send it, and is not waited for.
         """
-        owed, times = self.services.inbox.expected(peer), 1
+        owed, times = self.peers.inbox.expected(peer), 1
         if self._gaps.get(peer, (None, 0))[0] == owed:
             times += self._gaps[peer][1]
         self._gaps[peer] = (owed, times)
@@ -143,9 +148,9 @@ class RequestHandlers:
 
     def _signature(self, peer: str, message: Message) -> bytes:
         """The signature under the row if it is valid, else nothing; it serves the sender."""
-        receiver = receiver_of(self.ledger.database, self.services.name)
+        receiver = receiver_of(self.ledger.database, self.peers.name)
         facts = (peer, receiver, message.round, message.digest, message.signature)
-        return message.signature if self.services.signatures.verify(*facts) else b""
+        return message.signature if self.peers.signatures.verify(*facts) else b""
 
     async def _bye(self, peer: str, message: Message) -> Reply:
         self.ledger.note_finished(peer)
@@ -168,10 +173,9 @@ class RequestHandlers:
         return Reply(code, words)
 
     async def _card(self, peer: str, message: Message) -> Reply:
-        assert self.services.card_updates is not None
         if self.ledger.quarantined(peer) is not None:
             return self._refused(peer, ReplyCode.QUARANTINED, message)
-        code, words, culprit = self.services.card_updates.take(message.body)
+        code, words, culprit = self.peers.card_updates.take(message.body)
         if code is ReplyCode.NOT_A_STATEMENT:
             self.peers.distrust(peer, code, words)
         elif culprit is not None and culprit in self.peers.silent:

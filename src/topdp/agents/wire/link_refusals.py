@@ -33,30 +33,31 @@ class RefusalLog:
     def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
         self.name, self._clock = name, clock
         self.counts: dict[tuple[str, str], int] = {}
-        self._logged: dict[
-            tuple[str, str], tuple[float, int]
-        ] = {}  # when it was last logged, and the count then
+        self._logged: dict[tuple[str, str], tuple[float, int]] = {}  # when, and the count then
 
     def report(
         self, peer: str, kind: str, words: str, level: int = logging.WARNING, error: Exception | None = None
     ) -> None:
         """`error`: a fault of our own, shown with its traceback."""
         count = self.counts[peer, kind] = self.counts.get((peer, kind), 0) + 1
-        when, before = self._logged.get((peer, kind), (-REPEAT_SECONDS, 0))
-        aloud = not before or self._clock() - when >= REPEAT_SECONDS
+        last, before = self._logged.get((peer, kind), (-REPEAT_SECONDS, 0))
+        aloud = not before or self._clock() - last >= REPEAT_SECONDS
         if aloud:
             self._logged[peer, kind] = self._clock(), count
             words += f" ({count - before} times since this was last logged)" if before else ""
-        logger.log(
-            level if aloud else logging.DEBUG,
-            "%s: %s: %s: %s",
-            self.name,
-            peer,
-            kind,
-            words,
-            exc_info=error,
-            extra={"agent": self.name, "peer": peer, "event": kind},
-        )
+        self.note(kind, f"{peer}: {kind}: {words}", level if aloud else logging.DEBUG, error, peer=peer)
+
+    def note(
+        self,
+        event: str,
+        words: str,
+        level: int = logging.WARNING,
+        error: Exception | None = None,
+        **facts: object,
+    ) -> None:
+        """Log an event of this agent, every time; `facts` are further fields of its line."""
+        extra = {"agent": self.name, "event": event, **facts}
+        logger.log(level, "%s: %s", self.name, words, exc_info=error, extra=extra)
 
 
 def quoted(words: object, limit: int = 200) -> str:

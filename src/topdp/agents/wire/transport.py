@@ -1,4 +1,4 @@
-"""How agents reach each other: the interface of transports, and one that counts the traffic of another.
+"""How agents reach each other: the interface of transports, and the messages that they carry.
 
 A transport delivers requests between authenticated peers and brings the reply back. It knows nothing of
 rounds, budgets or ledgers; the agent decides whether a message may be sent or believed.
@@ -10,7 +10,6 @@ import asyncio
 import hashlib
 import logging
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -130,40 +129,3 @@ class Transport(ABC):
     @abstractmethod
     async def close(self) -> None:
         """End all links; requests under way raise Unreachable."""
-
-
-class TrafficCounter(Transport):
-    """Counts the bytes of bodies `sent` to and `received` from each peer; passes everything on to `inner`.
-
-    What frames, encryption and the network add is not counted.
-    """
-
-    def __init__(self, inner: Transport) -> None:
-        self.inner = inner
-        self.sent: Counter[str] = Counter()
-        self.received: Counter[str] = Counter()
-
-    async def start(self, handle: Handler) -> None:
-        async def counted(peer: str, message: Message) -> Reply:
-            self.received[peer] += len(message.body)
-            reply = await handle(peer, message)
-            self.sent[peer] += len(reply.body)
-            return reply
-
-        await self.inner.start(counted)
-
-    async def request(self, peer: str, message: Message) -> Reply:
-        self.sent[peer] += len(message.body)
-        reply = await self.inner.request(peer, message)
-        self.received[peer] += len(reply.body)
-        return reply
-
-    def reaches(self, peer: str) -> bool:
-        return self.inner.reaches(peer)
-
-    @property
-    def refused(self) -> Mapping[tuple[str, str], int]:
-        return self.inner.refused
-
-    async def close(self) -> None:
-        await self.inner.close()
