@@ -156,7 +156,7 @@ def keys_of(count, plan="plan"):
 
 
 def seed(private, stated, me, other, federation="federation"):
-    return agree(federation, stated, me, [other], private[me]).seeds[other]
+    return agree(federation, stated, me, [other], private[me])[1][other]
 
 
 def test_two_agents_derive_one_seed_that_follows_from_all_that_is_bound_into_it():
@@ -167,7 +167,7 @@ def test_two_agents_derive_one_seed_that_follows_from_all_that_is_bound_into_it(
     shared = seed(private, stated, 0, 2)
     assert shared == seed(private, stated, 2, 0) and len(shared) == 32
     # An independent HKDF-SHA256 (RFC 5869) over what the guarantee lists.
-    run = agree("federation", stated, 0, [], private[0]).run
+    run, _ = agree("federation", stated, 0, [], private[0])
     secret = private[0].exchange(private[2].public_key())
     bound = ["topdp pair draws 1", "federation", "plan", run, 0, 2, stated[0].public, stated[2].public]
     extracted = hmac.digest(bytes.fromhex(run), secret, hashlib.sha256)
@@ -361,11 +361,11 @@ def test_a_second_run_of_one_manifest_has_other_keys_and_an_old_one_is_found_out
 def test_an_old_key_that_all_others_repeat_gives_no_old_seed(tmp_path):
     """Even if everybody else replays what it said before: this agent's own part of the run is fresh."""
     private, stated = keys_of(4)
-    before = agree("federation", stated, 0, [1, 2, 3], private[0])
+    run_before, seeds_before = agree("federation", stated, 0, [1, 2, 3], private[0])
     mine = X25519PrivateKey.generate()
     again = [RunKey.fresh("plan", mine.public_key().public_bytes_raw().hex()), *stated[1:]]
-    after = agree("federation", again, 0, [1, 2, 3], mine)
-    assert after.run != before.run and not set(after.seeds.values()) & set(before.seeds.values())
+    run_after, seeds_after = agree("federation", again, 0, [1, 2, 3], mine)
+    assert run_after != run_before and not set(seeds_after.values()) & set(seeds_before.values())
 
 
 # Rollbacks

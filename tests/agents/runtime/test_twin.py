@@ -10,7 +10,7 @@ from history import IDENTITIES, faults, federation, live, on_virtual_time, shari
 
 from builders import PROTOCOLS, SETTINGS
 from topdp import topology
-from topdp.agents.development.seeded_draws import SeededDraws
+from topdp.agents.development.development_hooks import SeededDraws
 from topdp.agents.runtime.agent_rows import PlanPart, kept, make
 
 pytestmark = pytest.mark.usefixtures("quick")

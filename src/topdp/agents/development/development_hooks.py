@@ -19,17 +19,38 @@ from torch import Tensor
 
 from topdp.agents.agreement.card_succession import load_identities
 from topdp.agents.development.failpoints import Failpoints
-from topdp.agents.development.seeded_draws import SeededDraws
 from topdp.agents.runtime.agent_draws import AgentDraws
 from topdp.agents.runtime.agent_hooks import AgentHooks
 from topdp.agents.runtime.agent_rows import PlanPart
 from topdp.audit.canaries import AuditError
 from topdp.audit.rehearsal_record import RECORDING_FOLDER, AgentRecording, RehearsalCanaries
 from topdp.base.array_types import Floats
+from topdp.data.batch_selection import select
 from topdp.errors import InputError
+from topdp.plan import Plan
 from topdp.plan.batches import Batches
+from topdp.simulator.simulated_noise import SimulatedDraws
 
 logger = logging.getLogger("topdp.agents")
+
+
+@final
+class SeededDraws(AgentDraws):
+    """Draws named by a seed. Anyone who knows the seed can subtract the noise."""
+
+    def __init__(self, seed: int, plan: Plan, dtype: torch.dtype = torch.float32) -> None:
+        """`dtype`: that of the model, in which the simulator draws."""
+        self.seed, self.dtype = seed, dtype
+        self._noise = SimulatedDraws(seed, plan.draws, plan.releases)
+
+    def add(self, row: Tensor, std: float, round: int, draw: int) -> None:
+        z = self._noise.fill(torch.empty_like(row, dtype=self.dtype), round, draw)
+        row.add_(z.to(row.dtype), alpha=std)
+
+    def sample(self, batches: tuple[Batches, ...], agent: int, round: int) -> Tensor:
+        selection = select(batches, self.seed, round)
+        assert selection.indices is not None and selection.weights is not None
+        return selection.indices[agent][selection.weights[agent] > 0]
 
 
 @dataclass(frozen=True)
@@ -52,10 +73,8 @@ class DevelopmentHooks(AgentHooks):
         failpoints: Failpoints | None = None,
     ) -> None:
         self.seeded, self.rehearsal = seeded, rehearse is not None
-        self._rehearse, self._notes = (
-            rehearse,
-            AgentRecording(rehearse.state / RECORDING_FOLDER) if rehearse else None,
-        )
+        self._rehearse = rehearse
+        self._notes = AgentRecording(rehearse.state / RECORDING_FOLDER) if rehearse else None
         self._failpoints = failpoints or Failpoints()
         self._gradient: Floats | None = None
 
@@ -126,17 +145,12 @@ def rehearsal_hooks(start: Mapping[str, Any], *, seeded: bool, canaries: Path | 
         if start["live_pairing"]:
             raise InputError("--canaries: expected an agent that follows a plan. Remove --live-pairing.")
         rehearse = Rehearse(RehearsalCanaries.load(canaries), start["state"])
-        logger.warning(
+        words = (
             "%s: REHEARSAL: canaries stand in the place of records, and gradients are written down without "
-            "noise in %s; not for data that others must not see",
-            name,
-            start["state"] / RECORDING_FOLDER,
-            extra={"event": "rehearsal"},
+            "noise in %s; not for data that others must not see"
         )
+        logger.warning(words, name, start["state"] / RECORDING_FOLDER, extra={"event": "rehearsal"})
     if seeded:
-        logger.warning(
-            "%s: SEEDED: anyone who knows the seed can repeat the noise; for tests",
-            name,
-            extra={"event": "seeded"},
-        )
+        words = "%s: SEEDED: anyone who knows the seed can repeat the noise; for tests"
+        logger.warning(words, name, extra={"event": "seeded"})
     return DevelopmentHooks(seeded=seeded, rehearse=rehearse, failpoints=Failpoints.from_environment())

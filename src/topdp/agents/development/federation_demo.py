@@ -42,7 +42,8 @@ from topdp.runs.config import ConfigError, RunConfig
 from topdp.runs.model_export import facts_of, notes_of
 from topdp.runs.named_records import load_shards
 from topdp.runs.planning import sealed
-from topdp.runs.result import Result, metrics_of
+from topdp.runs.result import metrics_of
+from topdp.runs.run import PlannedRun
 from topdp.runs.run_folder import RunFolder
 from topdp.runs.run_outline import RunOutline
 from topdp.simulator.simulation import State
@@ -94,7 +95,8 @@ def run(
             log = (folder / name / "log.jsonl").read_text(encoding="utf-8").splitlines()
             raise DemoError(f"{name} ended with exit code {code}: {log[-1] if log else 'its log is empty'}")
         results.append({**json.loads(path.read_text(encoding="utf-8")), "code": code})
-    return _gathered(parts, manifest, account, out, results, time.perf_counter() - begun)
+    job = PlannedRun(parts, RunSetup.of(manifest).plan, account)
+    return _gathered(job, manifest, out, results, time.perf_counter() - begun)
 
 
 def prepared(config: RunConfig, folder: Path, rules: Rules) -> tuple[Assembly, Manifest, Account]:
@@ -207,23 +209,17 @@ def _relaying(address: str, log: Path) -> Iterator[None]:
 
 
 def _gathered(
-    parts: Assembly,
-    manifest: Manifest,
-    account: Account,
-    out: Path,
-    results: list[dict[str, Any]],
-    seconds: float,
+    job: PlannedRun, manifest: Manifest, out: Path, results: list[dict[str, Any]], seconds: float
 ) -> dict[str, Any]:
-    setup = RunSetup.of(manifest)
-    config = parts.run.config
+    parts = job.parts
     estimates = torch.stack(
         [load_file(out / "agents" / name / "state" / ESTIMATE_FILE)["estimate"] for name in manifest.names]
     ).to(parts.flat.dtype)
     metrics = []
     if parts.shards.test_inputs is not None:
-        scores = parts.engine(setup.plan).evaluate(State(0, estimates))
-        metrics = [metrics_of(config.rounds, scores)]
-    folder = _folder(out, config, setup, account)
+        scores = parts.engine(job.plan).evaluate(State(0, estimates))
+        metrics = [metrics_of(parts.run.config.rounds, scores)]
+    folder = _folder(out, job)
     folder.save_metrics(metrics)
     folder.finish(
         estimates.numpy(),
@@ -231,21 +227,11 @@ def _gathered(
         **facts_of(parts),
         seconds=round(seconds, 3),
         records=list(parts.shards.counts),
-        plan=setup.plan.digest(),
+        plan=job.plan.digest(),
         federation=manifest.hash,
         agents=results,
     )
-    result = Result(
-        config=config,
-        plan=setup.plan,
-        privacy=account,
-        metrics=metrics,
-        estimates=estimates,
-        seconds=seconds,
-        flat=parts.flat,
-        folder=out,
-    )
-    summary = result.summary()
+    summary = job.result(metrics, estimates, seconds, out, best=None).summary()
     per_round = {
         part: float(np.mean([result["milliseconds_per_round"][part] for result in results]))
         for part in TIMED_PARTS
@@ -254,14 +240,14 @@ def _gathered(
     return {**summary, "agents": results, "milliseconds_per_round": per_round, "seeded": seeded}
 
 
-def _folder(out: Path, config: RunConfig, setup: RunSetup, account: Account) -> RunFolder:
+def _folder(out: Path, job: PlannedRun) -> RunFolder:
     """The run folder; made beside the agents' folders, which are inside already, and moved in."""
-    beside = RunFolder.create(out / "agents" / "run", config.to_toml(), setup.plan)
+    beside = RunFolder.create(out / "agents" / "run", job.parts.run.config.to_toml(), job.plan)
     for file in beside.path.iterdir():
         os.replace(file, out / file.name)
     beside.path.rmdir()
     folder = RunFolder.open(out)
-    folder.write_json("privacy.json", sealed(setup.plan, account))
+    folder.write_json("privacy.json", sealed(job.plan, job.privacy))
     return folder
 
 

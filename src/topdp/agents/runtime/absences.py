@@ -79,7 +79,7 @@ class Absences:
         allows that; otherwise from the next round onwards.
         """
         gone, counts = self.departures.gone(), self.ledger.departed_members()
-        new = {name: one.seen + 1 for name, one in gone.items() if name not in counts}
+        new = {name: last_seen + 1 for name, last_seen in gone.items() if name not in counts}
         if not new and counts == self._counts:
             return self._meter
         self._meter, self._counts = self._without({**counts, **new}), {**counts, **new}

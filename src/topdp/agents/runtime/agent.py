@@ -68,15 +68,15 @@ class Agent:
         folder: Path,
         *,
         transport: Transport,
+        private: PrivateFiles,
         live_pairing: bool = False,
-        private: PrivateFiles | None = None,
         directory: CardDirectory | None = None,
     ) -> None:
         """`live_pairing`: the agent looks for partners while it runs, instead of taking them from the plan;
         all agents of a federation do, or none.
 
-        `private`: the identity that signs, and the folder that holds keys of runs; needed where agents share
-        draws. `directory`: the cards that the transport reads, if it reads any.
+        `private`: the identity that signs, and the folder that holds keys of runs. `directory`: the cards
+        that the transport reads, if it reads any.
         """
         self.folder, self.name, self.private, self.live_pairing = folder, context.name, private, live_pairing
         self._loop_class: type[AgentLoop] = PlannedLoop
@@ -118,8 +118,9 @@ class Agent:
             every = uniform_norm_limits(part.plan, manifest.rules.largest_norm)
             context = replace(context, limits=every)
         self.context = context = replace(context, epsilon=epsilon)
-        identity, folder = (private.identity, private.folder) if private else (None, None)
-        self.cards = CardUpdates(manifest, self.name, ledger=self.ledger, folder=folder, directory=directory)
+        self.cards = CardUpdates(
+            manifest, self.name, ledger=self.ledger, folder=private.folder, directory=directory
+        )
         if context.order is not None:
             start_choices.expect_record_order(self.ledger, context.order)
         self.shared_draws: SharedDraws | None = None
@@ -128,7 +129,7 @@ class Agent:
 
             self.shared_draws = SharedDraws(context, self.ledger, private)
             self.shared_draws.gossip.directory = self.cards.directory
-        self.mark = RollbackMark(folder, manifest.hash) if folder else None
+        self.mark = RollbackMark(private.folder, manifest.hash)
         in_doubt = self._resumes()
         neighbours = list(manifest.neighbours(self.name))
         sent = {name: part.rounds_from(manifest.number(name)) for name in neighbours}
@@ -142,7 +143,7 @@ class Agent:
             transport=transport,
             check_row=self._check,
             refusals=RefusalLog(self.name),
-            signatures=RowSignatures(self.name, manifest, identity, self.cards.directory),
+            signatures=RowSignatures(self.name, manifest, private.identity, self.cards.directory),
             last_round=part.plan.releases - 1,
             hooks=hooks,
             gossip=self.shared_draws.gossip if self.shared_draws else None,
@@ -167,19 +168,16 @@ class Agent:
 
     def _resumes(self) -> bool:
         """Whether rows of this agent may be out that its ledger lacks. Refuses an old copy of the ledger."""
-        books = self.ledger
-        if start_choices.LEDGER_ID_KEY not in books.meta:
-            books.database.remember(start_choices.LEDGER_ID_KEY, secrets.token_hex(16))
-        if self.mark is None:
-            return books.round >= 0
-        others = self.mark.resume(books.meta[start_choices.LEDGER_ID_KEY], books.round, books.has_entry)
-        if books.round >= 0:
-            self._note(books.round)  # after a kill between entry and mark: nothing of this round has left yet
-        return others or books.round >= 0
+        ledger = self.ledger
+        if start_choices.LEDGER_ID_KEY not in ledger.meta:
+            ledger.database.remember(start_choices.LEDGER_ID_KEY, secrets.token_hex(16))
+        others = self.mark.resume(ledger.meta[start_choices.LEDGER_ID_KEY], ledger.round, ledger.has_entry)
+        if ledger.round >= 0:
+            self._note(ledger.round)  # after a kill between entry and mark: no row of it has left yet
+        return others or ledger.round >= 0
 
     def _note(self, round: int) -> None:
-        if self.mark is not None:
-            self.mark.note(self.ledger.meta[start_choices.LEDGER_ID_KEY], round, self.ledger.head)
+        self.mark.note(self.ledger.meta[start_choices.LEDGER_ID_KEY], round, self.ledger.head)
 
     def stop(self) -> None:
         """Ask the agent to end. What was done is on disk, and the same command continues."""

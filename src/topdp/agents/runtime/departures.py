@@ -20,7 +20,6 @@ agent that finds itself gone makes no further row.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -32,14 +31,6 @@ from topdp.agents.runtime.statement_gossip import StatementGossip
 from topdp.privacy.observers.survivors import RECALLED_ROUNDS
 
 SILENT, LEFT_OUT = "silent ", "left out "
-
-
-@dataclass(frozen=True)
-class DepartedAgent:
-    """An agent that is gone, and the last round that some neighbour has of it."""
-
-    name: str
-    seen: int
 
 
 class Departures:
@@ -69,8 +60,10 @@ class Departures:
 
     # What follows from the statements of all
 
-    def gone(self) -> dict[str, DepartedAgent]:
-        """The agents that all their neighbours, except departed ones, call silent."""
+    def gone(self) -> dict[str, int]:
+        """The agents that all their neighbours, except departed ones, call silent, each with the last round
+        that some neighbour has of it.
+        """
         seen = {
             (author, about.removeprefix(SILENT)): int(text)
             for author, about, text in self.gossip.news.starting(self.gossip.run, SILENT)
@@ -81,8 +74,7 @@ class Departures:
             if out == left:
                 break
             left = out
-        last = {name: max(round for (_, subject), round in seen.items() if subject == name) for name in left}
-        return {name: DepartedAgent(name, round) for name, round in last.items()}
+        return {name: max(round for (_, subject), round in seen.items() if subject == name) for name in left}
 
     def _is_out(self, name: str, candidates: set[str], seen: Mapping[tuple[str, str], int]) -> bool:
         there = [peer for peer in self.manifest.neighbours(name) if peer not in candidates]
@@ -92,10 +84,10 @@ class Departures:
         """The round from which all that are left count `name` as a colluder; None: not all have said so."""
         gone = self.gone()
         stated = self.gossip.news.on(self.gossip.run, DEPARTED_SUBJECT_PREFIX + name)
-        left = [one for one in self.manifest.names if one not in gone]
-        if name not in gone or any(one not in stated for one in left):
+        left = [other for other in self.manifest.names if other not in gone]
+        if name not in gone or any(other not in stated for other in left):
             return None
-        return max(int(stated[one]) for one in left)
+        return max(int(stated[other]) for other in left)
 
     def unsettled(self) -> list[str]:
         """Agents that some neighbour calls silent, as long as not all count them as colluders."""
@@ -111,7 +103,7 @@ class Departures:
         out: set[int] = set()
         back: list[tuple[int, int, int, float]] = []
         notes: dict[str, str] = {}
-        for name, gone in self.gone().items():
+        for name, last_seen in self.gone().items():
             other = self.manifest.number(name)
             draws = {draw for _, draw, _ in mine if self.part.partner[draw] == other}
             covered = self.covered_from(name) if draws else None
@@ -120,7 +112,7 @@ class Departures:
             out |= draws
             if LEFT_OUT + name not in self.ledger.meta:
                 notes[LEFT_OUT + name] = str(round)
-                back += self._missed(round, draws, max(covered, gone.seen + 1))
+                back += self._missed(round, draws, max(covered, last_seen + 1))
         return RowChanges(frozenset(out), tuple(back)), notes
 
     def _missed(self, round: int, draws: set[int], first: int) -> list[tuple[int, int, int, float]]:

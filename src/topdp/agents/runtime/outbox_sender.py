@@ -16,7 +16,6 @@ from typing import final
 
 from topdp.agents.ledger.ledger_entries import digest_of
 from topdp.agents.runtime.peer_contacts import MAX_GAPS, PeerContacts
-from topdp.agents.runtime.peer_messages import Greeting, GreetingError
 from topdp.agents.wire.link_refusals import quoted
 from topdp.agents.wire.transport import Message, Unreachable
 from topdp.agents.wire.wire_codes import MessageKind, ReplyCode
@@ -80,15 +79,11 @@ class OutboxSender:
                 self.peers.left(peer)
             return False
         if reply.body or reply.ok:
-            try:
-                greeting = Greeting.decode(reply.body, self.peers.last_round)
-            except GreetingError:
+            code = self.peers.take_greeting(peer, reply.body, known)
+            if code is ReplyCode.NOT_A_GREETING:
                 self.refusals.report(peer, "not_a_greeting", "its answer is refused")
+            if code is not ReplyCode.OK:
                 return False
-            if greeting.terms != self.peers.terms:
-                self.peers.differ(peer)
-                return False
-            self.peers.learn(peer, greeting, known)
         if not reply.ok and reply.code is not ReplyCode.FAILED:
             self.refusals.report(peer, "refused", f"the greeting: {quoted(reply.reason)}")
             if reply.code in (ReplyCode.QUARANTINED, ReplyCode.ROLLED_BACK):

@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
@@ -64,22 +64,15 @@ class RunKey:
         return cls(plan, public.lower(), nonce.lower())
 
 
-@dataclass(frozen=True)
-class PairSeeds:
-    """One run as one agent knows it: its name, and the seeds that this agent shares."""
-
-    run: str
-    seeds: Mapping[int, bytes]  # number of the other agent -> seed
-
-
 def agree(
     federation: str,
     keys: Iterable[RunKey],
     me: int,
     partners: Iterable[int],
     private: X25519PrivateKey | None,
-) -> PairSeeds:
-    """What follows from the keys of all agents, in the order of their numbers.
+) -> tuple[str, dict[int, bytes]]:
+    """The name of the run that has the keys of all agents, in the order of their numbers; and the seeds that
+    this agent shares, by the number of the other.
 
     `partners`: the agents with which this one shares draws. `private` None: a run that has ended, of which
     only the name is left.
@@ -87,10 +80,10 @@ def agree(
     keys = list(keys)
     run = run_name(federation, keys)
     if private is None:
-        return PairSeeds(run, {})
+        return run, {}
     if private.public_key().public_bytes_raw().hex() != keys[me].public:
         raise TrustError("Expected the private half of the key that this agent has stated, got another one.")
-    return PairSeeds(run, {other: _seed(federation, keys, run, me, other, private) for other in partners})
+    return run, {other: _seed(federation, keys, run, me, other, private) for other in partners}
 
 
 def run_name(federation: str, keys: list[RunKey]) -> str:

@@ -23,7 +23,7 @@ from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.runtime.agent_hooks import AgentHooks
 from topdp.agents.runtime.card_updates import CardUpdates
 from topdp.agents.runtime.peer_judgement import PeerBeliefs
-from topdp.agents.runtime.peer_messages import Greeting, LinkTerms
+from topdp.agents.runtime.peer_messages import Greeting, GreetingError, LinkTerms
 from topdp.agents.wire.link_refusals import RefusalLog
 from topdp.agents.wire.transport import Message, Reply, Transport
 from topdp.agents.wire.wire_codes import MessageKind, ReplyCode
@@ -118,6 +118,23 @@ class PeerContacts:
     def greeting(self, peer: str) -> Greeting:
         run, statements = (self.gossip.run, self.gossip.news.total()) if self.gossip else ("", 0)
         return self.beliefs.greeting(peer, self.terms, run, statements)
+
+    def take_greeting(self, peer: str, body: bytes, known: int | None) -> ReplyCode:
+        """Learn what `peer` reports in a greeting; return how to answer it.
+
+        `known`: the highest round received from `peer` before this agent requested the greeting; None if the
+        agent did not request it.
+        """
+        try:
+            greeting = Greeting.decode(body, self.last_round)
+        except GreetingError:
+            return ReplyCode.NOT_A_GREETING
+        if greeting.terms != self.terms:
+            self.differ(peer)
+            return ReplyCode.OTHER_TERMS
+        self.heard(peer)
+        self.learn(peer, greeting, known)
+        return ReplyCode.OK
 
     def learn(self, peer: str, greeting: Greeting, known: int | None) -> None:
         if self.gossip is not None and self.gossip.run and greeting.run not in ("", self.gossip.run):
@@ -228,16 +245,22 @@ class PeerContacts:
         """
         if self.gossip is None or self.gossip.begun or not body:
             return False
+        # Later: keys are here that name the run, and the rest is asked for again.
+        return self.take_statements(peer, body).code is ReplyCode.LATER
+
+    def take_statements(self, peer: str, body: bytes) -> Reply:
+        """Keep what agents have signed and `peer` passes on; return the answer."""
+        assert self.gossip is not None
         try:
             code, words = self.gossip.take(body)
         except TrustError as error:
             self.fail(error)
-            return False
+            return Reply(ReplyCode.OTHER_TERMS)
         if code is ReplyCode.NOT_A_STATEMENT:
             self.distrust(peer, code, words)
         self.changed.set()
         self.wake()
-        return code is ReplyCode.LATER  # keys are here that name the run: the rest is asked for again
+        return Reply(code, words)
 
     def refused_for_good(self, peer: str, what: str) -> None:
         """Record that `peer` accepts nothing more from this agent; the agent does not wait for it any more.

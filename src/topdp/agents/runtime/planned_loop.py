@@ -46,11 +46,9 @@ class PlannedLoop(AgentLoop):
             self.absences = Absences(context, peers, self.shared_draws)
 
     async def _next_round(self) -> bool:
-        if self.shared_draws is not None and not await self._agreed(self.shared_draws):
-            return False
-        if self.shared_draws is None and not await self._heard_all(
-            not self.context.manifest.rules.tolerates_silence
-        ):
+        waits_for_ever = not self.context.manifest.rules.tolerates_silence
+        shared_draws = self.shared_draws
+        if not await (self._agreed(shared_draws) if shared_draws else self._heard_all(waits_for_ever)):
             return False
         with self.timing.measure("network"):
             gathered = await self._gather(self.ledger.round)

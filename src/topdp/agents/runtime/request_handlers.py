@@ -17,10 +17,8 @@ from typing import final
 from topdp.agents.ledger.ledger_entries import LedgerError, TamperedError, digest_of
 from topdp.agents.ledger.stored_rows import receiver_of
 from topdp.agents.runtime.peer_contacts import MAX_GAPS, PeerContacts
-from topdp.agents.runtime.peer_messages import Greeting, GreetingError
 from topdp.agents.wire.transport import Message, Reply, Unreachable
 from topdp.agents.wire.wire_codes import MessageKind, ReplyCode
-from topdp.errors import TrustError
 
 MAX_STATEMENT_NUMBER = 2**31
 
@@ -61,10 +59,13 @@ class RequestHandlers:
             asks = message.kind is MessageKind.HELLO and self.gossip is not None
             last_words = self.gossip.parting(peer) if asks and self.gossip else b""
             return replace(self._refused(peer, ReplyCode.GONE, message), body=last_words)
-        if not self._in_range(message):
+        is_notice = message.kind in (MessageKind.NEWS, MessageKind.CARD)  # numbered: all else has a round
+        if not -1 <= message.round <= (MAX_STATEMENT_NUMBER if is_notice else self.peers.last_round):
             return self._refused(peer, ReplyCode.UNKNOWN_ROUND, message)
         if message.kind is not MessageKind.HELLO:  # its terms may differ
             self.peers.heard(peer)
+        if is_notice and self.ledger.quarantined(peer) is not None:
+            return self._refused(peer, ReplyCode.QUARANTINED, message)
         try:
             return await answer(peer, message)
         except (LedgerError, TamperedError) as error:
@@ -79,27 +80,17 @@ class RequestHandlers:
             )
             return Reply(ReplyCode.FAILED)
 
-    def _in_range(self, message: Message) -> bool:
-        """News and cards are numbered; everything else has a round of the plan."""
-        counted = message.kind in (MessageKind.NEWS, MessageKind.CARD)
-        most = MAX_STATEMENT_NUMBER if counted else self.peers.last_round
-        return -1 <= message.round <= most
-
     def _refused(self, peer: str, code: ReplyCode, message: Message) -> Reply:
         words = f"{message.kind.name} of round {message.round} refused: {code.words}"
         self.refusals.report(peer, code.name.lower(), words)
         return Reply(code)
 
     async def _hello(self, peer: str, message: Message) -> Reply:
-        try:
-            greeting = Greeting.decode(message.body, self.peers.last_round)
-        except GreetingError:
-            return self._refused(peer, ReplyCode.NOT_A_GREETING, message)
-        if greeting.terms != self.peers.terms:
-            self.peers.differ(peer)
-            return Reply(ReplyCode.OTHER_TERMS)
-        self.peers.heard(peer)
-        self.peers.learn(peer, greeting, None)
+        code = self.peers.take_greeting(peer, message.body, None)
+        if code is ReplyCode.NOT_A_GREETING:
+            return self._refused(peer, code, message)
+        if code is ReplyCode.OTHER_TERMS:
+            return Reply(code)
         standing, body = self.ledger.quarantined(peer), self.peers.greeting(peer).encode()
         if standing is None:
             return Reply(ReplyCode.OK, body=body)
@@ -158,23 +149,9 @@ class RequestHandlers:
         return Reply(ReplyCode.OK)
 
     async def _news(self, peer: str, message: Message) -> Reply:
-        assert self.gossip is not None
-        if self.ledger.quarantined(peer) is not None:
-            return self._refused(peer, ReplyCode.QUARANTINED, message)
-        try:
-            code, words = self.gossip.take(message.body)
-        except TrustError as error:
-            self.peers.fail(error)
-            return Reply(ReplyCode.OTHER_TERMS)
-        if code is ReplyCode.NOT_A_STATEMENT:
-            self.peers.distrust(peer, code, words)
-        self.peers.changed.set()
-        self.peers.wake()
-        return Reply(code, words)
+        return self.peers.take_statements(peer, message.body)
 
     async def _card(self, peer: str, message: Message) -> Reply:
-        if self.ledger.quarantined(peer) is not None:
-            return self._refused(peer, ReplyCode.QUARANTINED, message)
         code, words, culprit = self.peers.card_updates.take(message.body)
         if code is ReplyCode.NOT_A_STATEMENT:
             self.peers.distrust(peer, code, words)

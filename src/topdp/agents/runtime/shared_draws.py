@@ -20,7 +20,7 @@ from topdp.agents.runtime.agent_context import AgentContext, PrivateFiles
 from topdp.agents.runtime.departures import Departures
 from topdp.agents.runtime.pair_keys import KEYS_AGREED, RUN_KEY, RunKey, agree
 from topdp.agents.runtime.statement_gossip import StatementGossip
-from topdp.errors import InputError, TrustError
+from topdp.errors import TrustError
 from topdp.privacy.observers.survivors import recalls_draws
 
 LEFT_BEHIND_KEY = "left behind"
@@ -30,11 +30,7 @@ LEFT_BEHIND_KEY = "left behind"
 class SharedDraws:
     """The part of one agent in a run with shared draws."""
 
-    def __init__(self, context: AgentContext, ledger: Ledger, private: PrivateFiles | None) -> None:
-        if private is None:
-            raise InputError(
-                "Expected the identity of an agent that shares draws: it signs a key for the run."
-            )
+    def __init__(self, context: AgentContext, ledger: Ledger, private: PrivateFiles) -> None:
         self.context, self.ledger, self.hooks = context, ledger, context.hooks
         manifest, self.plan = context.manifest, context.part.plan.digest()
         self.gossip = StatementGossip(manifest, private.identity, self.plan, NoticeStore(ledger))
@@ -70,16 +66,10 @@ class SharedDraws:
         if not gossip.run and not self.missing():
             keys, part = gossip.keys(), self.context.part
             names, partner = self.context.manifest.names, part.partner
-            pair_seeds = agree(
-                self.context.manifest.hash,
-                (keys[name] for name in names),
-                part.agent,
-                sorted(set(partner.values())),
-                self._private,
-            )
+            stated, others = [keys[name] for name in names], sorted(set(partner.values()))
+            gossip.run, seeds = agree(self.context.manifest.hash, stated, part.agent, others, self._private)
             if self._private is not None:
-                self.context.draws.share({draw: pair_seeds.seeds[other] for draw, other in partner.items()})
-            gossip.run = pair_seeds.run
+                self.context.draws.share({draw: seeds[other] for draw, other in partner.items()})
             gossip.state(KEYS_AGREED, "")
         gossip.begun = gossip.begun or bool(gossip.run and not self.missing())
         return gossip.begun

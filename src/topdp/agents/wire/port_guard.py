@@ -46,7 +46,7 @@ class Visitor:
 
     def __init__(self, address: str, end: Connection) -> None:
         self.address, self.end, self.name = address, end, ""
-        self.proved, self.left = asyncio.Event(), asyncio.Event()
+        self.left = asyncio.Event()
 
 
 class PortGuard:
@@ -85,7 +85,6 @@ class PortGuard:
         if visitor is None:
             return
         visitor.name = name
-        visitor.proved.set()
         for older in [other for other in self.visitors if other.name == name][:-MAX_LINKS]:
             older.end.cut()
 
@@ -134,19 +133,12 @@ class PortGuard:
         )
         self._coming[f"unix:{name}"] = visitor
         to_grpc.writer.write(hello)
-        waiting = asyncio.create_task(self._expect_proof(visitor))
+        deadline = asyncio.get_running_loop().call_later(2 * self.patience, _cut_unless_proved, visitor)
         try:
             await join(visitor.end, to_grpc)
         finally:
-            waiting.cancel()
+            deadline.cancel()
             del self._coming[f"unix:{name}"]
-
-    async def _expect_proof(self, visitor: Visitor) -> None:
-        try:
-            async with asyncio.timeout(2 * self.patience):
-                await visitor.proved.wait()
-        except TimeoutError:
-            visitor.end.cut()
 
     def _make_room(self, address: str) -> None:
         """The oldest of those who have proved nothing goes, from this address or from the fullest one."""
@@ -162,6 +154,11 @@ class PortGuard:
 
     def _tell(self, visitor: Visitor, refused: LinkEnded) -> None:
         self.refusals.report("someone", refused.kind, f"{visitor.address}: {refused.words}", logging.INFO)
+
+
+def _cut_unless_proved(visitor: Visitor) -> None:
+    if not visitor.name:
+        visitor.end.cut()
 
 
 def descriptors() -> int:
