@@ -470,13 +470,13 @@ def test_an_old_copy_makes_no_second_row_under_shared_draws(tmp_path, what):
 
 def test_without_the_guards_a_second_row_would_leave(tmp_path, monkeypatch):
     from topdp.agents.agreement.run_marks import RollbackMark
-    from topdp.agents.runtime.peer_judgement import GreetingVerdict, PeerBeliefs
+    from topdp.agents.runtime.peer_judgement import PeerBeliefs
     from topdp.agents.runtime.planned_loop import PlannedLoop
 
     resume = RunSecret.resume
     monkeypatch.setattr(RunSecret, "resume", lambda self, public, booked: resume(self, public, 10**6))
     monkeypatch.setattr(RollbackMark, "_read", lambda self: self._last)
-    monkeypatch.setattr(PeerBeliefs, "judge", lambda *_: GreetingVerdict())
+    monkeypatch.setattr(PeerBeliefs, "judge", lambda *_: True)
     monkeypatch.setattr(PlannedLoop, "_lost", lambda self, peer: True)
     made = sharing(tmp_path / "run", rounds=40)
     wire, _ = on_virtual_time(rolled_back(made, tmp_path, [made.state(0)]))

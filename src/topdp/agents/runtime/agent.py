@@ -150,6 +150,8 @@ class Agent:
             card_updates=self.cards,
             in_doubt=in_doubt,
         )
+        if self.shared_draws is not None:
+            self.shared_draws.attach(self.peers)
         self.requests, self.sender = RequestHandlers(self.peers), OutboxSender(self.peers)
         self.loop = self._loop_class(
             context, self.peers, finished=self._write_results, shared_draws=self.shared_draws, mark=self._note

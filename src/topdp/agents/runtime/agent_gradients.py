@@ -17,6 +17,7 @@ from __future__ import annotations
 import hmac
 import logging
 import math
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from typing import final
 
 import torch
@@ -122,6 +123,7 @@ class ExactGradients:
 
 
 @final
+@dataclass(eq=False)
 class AgentGradients:
     """The agent's mean clipped gradient, on its own records.
 
@@ -130,28 +132,25 @@ class AgentGradients:
     that: a record that moved to another place in the cycle would be used more often than they say.
     """
 
-    def __init__(
-        self,
-        exact: ExactGradients,
-        records: tuple[Tensor, Tensor],
-        *,
-        batches: tuple[Batches, ...],
-        agent: int,
-        seed: int,
-        draws: AgentDraws,
-        hooks: AgentHooks | None = None,
-    ) -> None:
-        """`batches`: those of all agents, from the manifest. `seed`: the manifest's."""
-        self.hooks = hooks or AgentHooks()
-        self.exact, self.batches, self.agent, self.seed, self.draws = exact, batches, agent, seed, draws
+    exact: ExactGradients
+    records: InitVar[tuple[Tensor, Tensor]]
+    _: KW_ONLY
+    batches: tuple[Batches, ...]  # of all agents, from the manifest
+    agent: int
+    seed: int  # the manifest's
+    draws: AgentDraws
+    hooks: AgentHooks = field(default_factory=AgentHooks)
+
+    def __post_init__(self, records: tuple[Tensor, Tensor]) -> None:
         self.inputs, self.targets = records
-        if len(self.inputs) != batches[agent].records:
+        expected = self.batches[self.agent].records
+        if len(self.inputs) != expected:
             raise InputError(
-                f"Expected {batches[agent].records} records, as the manifest says, got {len(self.inputs)}: "
-                "the noise is calibrated for that number."
+                f"Expected {expected} records, as the manifest says, got {len(self.inputs)}: the noise is "
+                "calibrated for that number."
             )
         if self.inputs.is_floating_point():
-            self.inputs = self.inputs.to(exact.kind)
+            self.inputs = self.inputs.to(self.exact.kind)
         self._weights: Tensor | None = None
         self._set_aside()
 

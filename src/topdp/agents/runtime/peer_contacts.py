@@ -144,15 +144,8 @@ class PeerContacts:
             else:
                 self.fail(TrustError(f"{peer} {words}."))
             return
-        verdict = self.beliefs.judge(peer, greeting, known)
-        if verdict.fault is not None:
-            self.fail(verdict.fault)
+        if not self.beliefs.judge(peer, greeting, known):
             return
-        if verdict.is_old:
-            self.ask(peer)
-            return
-        if verdict.code is not None and self.ledger.quarantined(peer) is None:
-            self.distrust(peer, verdict.code, verdict.words)
         self.acknowledge(peer, greeting.seen)
         self._send_again(peer, greeting)
         self.beliefs.met.add(peer)

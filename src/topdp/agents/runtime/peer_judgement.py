@@ -18,7 +18,6 @@ Neighbours that lie, one or several, can end no agent.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from topdp.agents.ledger import stored_rows
@@ -28,16 +27,6 @@ from topdp.errors import TrustError
 
 if TYPE_CHECKING:
     from topdp.agents.runtime.peer_contacts import PeerContacts
-
-
-@dataclass(frozen=True)
-class GreetingVerdict:
-    """The consequence of a greeting: an error that ends this agent, a quarantine of the sender, or none."""
-
-    fault: TrustError | None = None
-    code: ReplyCode | None = None
-    words: str = ""
-    is_old: bool = False  # the greeting may be outdated: request another one before any consequence
 
 
 class PeerBeliefs:
@@ -87,29 +76,37 @@ class PeerBeliefs:
             statements=statements,
         )
 
-    def judge(self, peer: str, greeting: Greeting, known: int | None) -> GreetingVerdict:
-        """Return the consequence of a greeting of `peer`.
+    def judge(self, peer: str, greeting: Greeting, known: int | None) -> bool:
+        """Apply the consequence of a greeting: the end of this agent, a quarantine of `peer`, or none.
 
-        `known`: the highest round received from `peer` before this agent requested the greeting; None if the
-        agent did not request it.
+        Return whether what it reports counts. `known`: the highest round received from `peer` before this
+        agent requested the greeting; None if the agent did not request it.
         """
         receiver = stored_rows.receiver_of(self.ledger.database, peer)
         own_digest = self.ledger.digest_sent(receiver, greeting.seen) if greeting.seen >= 0 else None
+        received_digest = self.ledger.digest_received(peer, greeting.sent)
+        seen = self.ledger.last_received(peer) if known is None else known
         if greeting.seen >= 0 and own_digest != greeting.seen_digest:
             signature = bytes.fromhex(greeting.seen_signature)
             if self.peers.signatures.verify_own(receiver, greeting.seen, greeting.seen_digest, signature):
-                return GreetingVerdict(fault=self._old_copy(peer, greeting.seen))
+                self.peers.fail(self._old_copy(peer, greeting.seen))
+                return False
+            code = ReplyCode.NOT_A_GREETING
             words = f"claims a row of round {greeting.seen} that this agent did not make, and cannot show it"
-            return GreetingVerdict(code=ReplyCode.NOT_A_GREETING, words=words)
-        received_digest = self.ledger.digest_received(peer, greeting.sent)
-        if received_digest is not None and received_digest != greeting.sent_digest:
+        elif received_digest is not None and received_digest != greeting.sent_digest:
+            code = ReplyCode.ROLLED_BACK
             words = f"rolled back: sent round {greeting.sent} before, and now has another row for it"
-            return GreetingVerdict(code=ReplyCode.ROLLED_BACK, words=words)
-        seen = self.ledger.last_received(peer) if known is None else known
-        if greeting.charged < seen:
+        elif greeting.charged < seen and known is None:  # the greeting may be outdated: another one decides
+            self.peers.ask(peer)
+            return False
+        elif greeting.charged < seen:
+            code = ReplyCode.ROLLED_BACK
             words = f"rolled back: sent round {seen} before, and now knows of {greeting.charged} only"
-            return GreetingVerdict(code=ReplyCode.ROLLED_BACK, words=words, is_old=known is None)
-        return GreetingVerdict()
+        else:
+            return True
+        if self.ledger.quarantined(peer) is None:
+            self.peers.distrust(peer, code, words)
+        return True
 
     def _old_copy(self, peer: str, round: int) -> TrustError:
         return TrustError(

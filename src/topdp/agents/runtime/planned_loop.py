@@ -6,7 +6,7 @@ that answers nothing for the idle timeout follows from the manifest's rule (an a
 waits in any case). Its own estimate replaces a row that did not come, the log reports it, and a row that
 comes later is acknowledged and not used. An agent that others went on without takes up the round of which all
 neighbours it hears have shown rows, whatever they claim. Where draws are shared nobody comes back: a missing
-neighbour is given up for good (`absences`).
+neighbour is given up for good (`shared_draws`).
 
 **Guarantees.** As for every `AgentLoop`; and every round of the plan is made as written, except that the
 agent's data enter no round from the one on whose charge would exceed the budget, and that draws shared with a
@@ -28,7 +28,6 @@ from topdp.agents.runtime.row_monitor import RowMonitor
 from topdp.agents.wire import row_payload
 
 if TYPE_CHECKING:
-    from topdp.agents.runtime.absences import Absences
     from topdp.agents.runtime.shared_draws import SharedDraws
 
 
@@ -39,11 +38,6 @@ class PlannedLoop(AgentLoop):
     def __init__(self, context: AgentContext, peers: PeerContacts, **wiring: Any) -> None:
         super().__init__(context, peers, **wiring)
         self.watch = RowMonitor(peers.refusals, context.manifest.rules.largest_drift)
-        self.absences: Absences | None = None
-        if self.shared_draws is not None:
-            from topdp.agents.runtime.absences import Absences
-
-            self.absences = Absences(context, peers, self.shared_draws)
 
     async def _next_round(self) -> bool:
         waits_for_ever = not self.context.manifest.rules.tolerates_silence
@@ -54,7 +48,7 @@ class PlannedLoop(AgentLoop):
             gathered = await self._gather(self.ledger.round)
             if gathered is None or not await self._settled(self.ledger.round + 1):
                 return False
-        if self.absences is None and self._catch_up():
+        if shared_draws is None and self._catch_up():
             return True
         if self.paused():
             return True  # before anything is made: what was gathered is in the ledger
@@ -127,20 +121,20 @@ class PlannedLoop(AgentLoop):
 
     async def _settled(self, round: int) -> bool:
         """Wait, where an agent has departed, until all know it; False if asked to stop."""
-        if self.absences is None:
+        if self.shared_draws is None:
             return True
         ticks = TickClock(self.context.manifest.rules.idle_timeout)
         while True:
             self._raise_faults()
-            if not self.absences.holds(round):
+            if not self.shared_draws.holds(round):
                 return True
-            self.waits.now(self.shared_draws.departures.unsettled() if self.shared_draws else ())
+            self.waits.now(self.shared_draws.departures.unsettled())
             if self.stopping.is_set():
                 return False
             for peer in self.peers.neighbours:
-                self.absences.lost(peer)
+                self.shared_draws.lost(peer)
             if await ticks.wait(self.peers):
-                self.absences.tick()
+                self.shared_draws.tick()
 
     # Waiting
 
@@ -171,18 +165,18 @@ class PlannedLoop(AgentLoop):
 
     def _raise_faults(self) -> None:
         super()._raise_faults()
-        if self.absences is not None and not self.all_done:
-            self.absences.expect_to_be_counted_in()
-            self.meter = self.absences.settle(self.history)
+        if self.shared_draws is not None and not self.all_done:
+            self.shared_draws.expect_to_be_counted_in()
+            self.meter = self.shared_draws.settle(self.history)
 
     def _lost(self, peer: str) -> bool:
-        return self.absences is not None and self.absences.lost(peer)
+        return self.shared_draws is not None and self.shared_draws.lost(peer)
 
     def _is_missing(self, peer: str, round: int) -> bool:
         if self.ledger.unapplied_body(peer, round) is not None:
             return False
-        if self.absences is not None:
-            return self.absences.lost(peer)
+        if self.shared_draws is not None:
+            return self.shared_draws.lost(peer)
         if self.peers.ends_with(peer):
             return True
         if not self.context.manifest.rules.tolerates_silence:

@@ -126,16 +126,12 @@ class GrpcTransport(Transport):
             self._folder.remove()
 
     async def _bind(self) -> None:
-        self._server = grpc_channels.server(self._accept, self.rules.idle_timeout, 2 * MAX_HANDSHAKES)
         self._front = PortGuard(
             self._own_folder(), self.rules.idle_timeout, len(self.dialers), self._refusals
         )
-        try:
-            if set(self.dialers) - self.relayed:
-                await self._front.server.listen(self.listen)
-        except BaseException:
-            self._server = None
-            raise
+        if set(self.dialers) - self.relayed:
+            await self._front.server.listen(self.listen)
+        self._server = grpc_channels.server(self._accept, self.rules.idle_timeout, 2 * MAX_HANDSHAKES)
         credentials = grpc_channels.server_credentials(self.identity, self._dialing_cards)
         self._server.add_secure_port(f"unix:{self._front.socket}", credentials)
         await self._server.start()

@@ -20,6 +20,7 @@ import logging
 import time
 from collections.abc import Coroutine
 from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from topdp.agents.agreement.identity_card import Card
@@ -51,25 +52,23 @@ class _PendingReply:
         self.sent = True
 
 
+@dataclass(eq=False)
 class Link:
     """`run` serves the link until it ends; `request` may be called meanwhile."""
 
-    def __init__(
-        self,
-        peer: str,
-        stream: FrameStream,
-        *,
-        handle: Handler,
-        rules: Rules,
-        pending: PendingRequests,
-        refusals: RefusalLog,
-    ) -> None:
-        self.peer, self.stream, self.handle, self.rules = peer, stream, handle, rules
-        self.pending, self.refusals = pending, refusals
-        self._patience = StallDetector(rules.idle_timeout, time.monotonic)
+    peer: str
+    stream: FrameStream
+    _: KW_ONLY
+    handle: Handler
+    rules: Rules
+    pending: PendingRequests
+    refusals: RefusalLog
+
+    def __post_init__(self) -> None:
+        self._patience = StallDetector(self.rules.idle_timeout, time.monotonic)
         self._end: asyncio.Future[LinkEnded] = asyncio.get_running_loop().create_future()
-        self._writer = LinkWriter(stream, self._patience, self._lost)
-        self._slots = asyncio.Semaphore(rules.in_flight)
+        self._writer = LinkWriter(self.stream, self._patience, self._lost)
+        self._slots = asyncio.Semaphore(self.rules.in_flight)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._replies: set[asyncio.Task[None]] = set()  # of handlers that have ended, on their way
         self._last_id = 0

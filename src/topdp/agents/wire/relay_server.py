@@ -124,7 +124,10 @@ class RelayServer:
             async with asyncio.timeout(self.limits.waiting):
                 caller = await self._called(waiting)
             if caller is not None:
-                await self._join(caller, end)
+                self.joined += 1
+                caller.writer.write(JOINED)
+                end.writer.write(JOINED)
+                await self._carry(caller, end)
         finally:
             if waiting in here:
                 here.remove(waiting)
@@ -154,12 +157,6 @@ class RelayServer:
     def _who_waits(self, place: str) -> _RelayWaiter | None:
         here = self.waiting.get(place)
         return here.pop(0) if here else None
-
-    async def _join(self, caller: Connection, listener: Connection) -> None:
-        self.joined += 1
-        caller.writer.write(JOINED)
-        listener.writer.write(JOINED)
-        await self._carry(caller, listener)
 
     async def _carry(self, caller: Connection, listener: Connection) -> None:
         await join(caller, listener, self.limits.idle)
