@@ -199,11 +199,11 @@ class Federation:
         with mock.patch.object(agent_context, "build_meter", self._meter):
             return build_context(self.setup, agent, records, self.shards.classes, hooks=hooks, **options)
 
-    def _meter(self, plan, analysis, agent, *asked, **how):
+    def _meter(self, setup, agent):
         """A federation's meters are made once, however often its agents are started."""
-        key = id(plan), agent, asked, tuple(sorted(how.items()))
+        key = id(setup.plan), id(setup.manifest), agent
         if key not in self._meters:
-            self._meters[key] = build_meter(plan, analysis, agent, *asked, **how)
+            self._meters[key] = build_meter(setup, agent)
         return self._meters[key]
 
     def state(self, agent):

@@ -1,6 +1,7 @@
 """Budgets: what is spent is known before it is sent, and an agent stops in time."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -135,12 +136,12 @@ def test_what_is_charged_in_the_end_is_what_the_account_says(tmp_path, method, g
 
 @pytest.mark.parametrize("batch", ['"full"', "{cycle=10}"])
 def test_long_plans_are_charged_alike(tmp_path, monkeypatch, batch):
-    made = federation(tmp_path, f"data.batch={batch}", graph=topology.random(6, 0.5, 1), rounds=60)
-    analysis = analysis_of(made.setup.manifest.config, made.setup.counts)
-    whole = build_meter(made.setup.plan, analysis, 0, 1e-5, "view", True).by_plan
+    graph = topology.random(6, 0.5, 1)
+    made = federation(tmp_path, f"data.batch={batch}", graph=graph, rounds=60, guarantee="view")
+    whole = build_meter(made.setup, 0).by_plan
     monkeypatch.setattr(views, "LONG_PLAN_RELEASES", 10)
     monkeypatch.setattr(band_matrix, "ROUNDS_PER_BLOCK", 8)
-    near = build_meter(made.setup.plan, analysis, 0, 1e-5, "view", True).by_plan
+    near = build_meter(made.setup, 0).by_plan
     np.testing.assert_allclose(near, whole, rtol=1e-6)
     assert (near >= whole * (1 - 1e-9)).all()
 
@@ -148,7 +149,7 @@ def test_long_plans_are_charged_alike(tmp_path, monkeypatch, batch):
 def test_poisson_batches_are_charged_from_the_private_side(tmp_path):
     made = federation(tmp_path, "data.batch={poisson=10}", "method.name=plain", agents=3, rounds=5)
     analysis = analysis_of(made.setup.manifest.config, made.setup.counts)
-    gauge = build_meter(made.setup.plan, analysis, 0, 1e-5, "worst-case", True)
+    gauge = build_meter(made.setup, 0)
     history = [(r, float(gauge.planned[r])) for r in range(6)]
     curve = [gauge.worst_case(history[: r + 1]) for r in range(6)]
     said = account(made.setup.plan, analysis, 1e-5).worst_case.epsilon[0]
@@ -156,9 +157,7 @@ def test_poisson_batches_are_charged_from_the_private_side(tmp_path):
 
 
 def test_what_no_data_enter_costs_nothing_unless_the_plan_was_departed_from(tmp_path):
-    made = federation(tmp_path, "privacy.guarantee=view", agents=4, rounds=4)
-    analysis = analysis_of(made.setup.manifest.config, made.setup.counts)
-    gauge = build_meter(made.setup.plan, analysis, 0, 1e-5, "view", True)
+    gauge = build_meter(federation(tmp_path, "privacy.guarantee=view", agents=4, rounds=4).setup, 0)
     history = [(r, float(gauge.planned[r])) for r in range(3)]
     worst = gauge.worst_case(history)
     assert gauge.owed(history, 0.5 * worst, planned=True) == ReleaseCost(0.0, worst, 0.0)
@@ -170,9 +169,10 @@ def test_what_no_data_enter_costs_nothing_unless_the_plan_was_departed_from(tmp_
 @pytest.mark.parametrize("guarantee", ["adaptive", "view", "claimed"])
 def test_who_does_not_wait_for_neighbours_is_charged_by_worst_case(tmp_path, guarantee):
     made = federation(tmp_path, f"privacy.guarantee={guarantee}", agents=4, rounds=4)
-    analysis = analysis_of(made.setup.manifest.config, made.setup.counts)
-    assert build_meter(made.setup.plan, analysis, 0, 1e-5, guarantee, True).by_plan is not None
-    assert build_meter(made.setup.plan, analysis, 0, 1e-5, guarantee, False).by_plan is None
+    assert build_meter(made.setup, 0).by_plan is not None
+    going_on = made.setup.manifest.rules.model_copy(update={"dead_neighbour": "go-on"})
+    setup = replace(made.setup, manifest=replace(made.setup.manifest, rules=going_on))
+    assert build_meter(setup, 0).by_plan is None
 
 
 def test_agents_charge_by_the_adaptive_answer_unless_told_otherwise(tmp_path):
@@ -192,10 +192,7 @@ def test_a_budget_is_not_passed_by_the_next_charge():
 
 
 def test_rows_without_noise_are_refused_before_anything_is_sent(tmp_path):
-    from dataclasses import replace
-
     made = federation(tmp_path, agents=3, rounds=2)
-    analysis = analysis_of(made.setup.manifest.config, made.setup.counts)
     silent = replace(made.setup.plan, scale=np.zeros_like(made.setup.plan.scale))
     with pytest.raises(PrivacyError, match="Expected noise in every row"):
-        build_meter(silent, analysis, 0, 1e-5, "worst-case", True)
+        build_meter(replace(made.setup, plan=silent), 0)

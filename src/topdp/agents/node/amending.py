@@ -22,7 +22,6 @@ from topdp.agents.runtime.budget_meter import build_meter
 from topdp.errors import BudgetError, InputError
 from topdp.privacy.accounting import Account
 from topdp.privacy.answers import guarantee_kind
-from topdp.privacy.query import Query
 from topdp.runs.config import PoissonBatch, parse
 from topdp.topology import from_edges
 
@@ -83,19 +82,9 @@ def amend(before: Manifest, change: MembershipChange) -> tuple[Manifest, Account
 
 def spent_by(setup: RunSetup, round: int) -> dict[str, float]:
     """{member: ε that its ledger shows after `round` if the plan is followed}"""
-    privacy = setup.manifest.config.privacy
-    analysis = setup.run.analysis
     spent = {}
     for agent, name in enumerate(setup.manifest.names):
-        meter = build_meter(
-            setup.plan,
-            analysis,
-            agent,
-            privacy.delta,
-            privacy.guarantee,
-            not setup.manifest.rules.tolerates_silence,
-            Query(colluders=setup.coalition, allow_slow=privacy.allow_slow),
-        )
+        meter = build_meter(setup, agent)
         history = [(r, float(meter.planned[r])) for r in range(round)]
         spent[name] = meter.cost(round, history, 0.0, float(meter.planned[round]), planned=True).charge
     return spent

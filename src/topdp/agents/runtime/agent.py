@@ -32,7 +32,6 @@ from topdp.agents.runtime.peer_messages import LinkTerms
 from topdp.agents.runtime.planned_loop import PlannedLoop
 from topdp.agents.runtime.request_handlers import RequestHandlers
 from topdp.agents.runtime.row_guards import uniform_norm_limits
-from topdp.agents.wire import row_payload
 from topdp.agents.wire.link_refusals import RefusalLog
 from topdp.agents.wire.transport import Transport, end_all
 from topdp.base.files import write_atomically
@@ -161,12 +160,10 @@ class Agent:
         """Raise PayloadError unless the bytes are a row of this federation, no longer than one of `round` may
         be.
         """
-        start, part, largest = self.context.start, self.context.part, self.context.limits
         number = self.context.manifest.number(peer)
-        row = part.read(round).get(number, number)  # in live pairing a partner hands over its estimate
-        row_payload.decode(
-            body, len(start), str(start.dtype).removeprefix("torch."), largest.taken(round, row)
-        )
+        # In live pairing a partner hands over its estimate.
+        row = self.context.part.read(round).get(number, number)
+        self.context.decode(body, self.context.limits.taken(round, row))
 
     def _resumes(self) -> bool:
         """Whether rows of this agent may be out that its ledger lacks. Refuses an old copy of the ledger."""

@@ -28,11 +28,11 @@ from topdp.agents.runtime.row_guards import (
     uniform_norm_limits,
 )
 from topdp.agents.wire import row_payload
+from topdp.base.array_types import AnyArray
 from topdp.base.progress import Progress, silent
 from topdp.learning.models import FlatModel
 from topdp.plan.batches import Batches, Cycle
 from topdp.privacy.basics.gaussian import mu_of
-from topdp.privacy.query import Query
 from topdp.runs.config import ConfigError
 from topdp.runs.model_fit import expect_fitting
 from topdp.runs.named_model import named_task
@@ -73,6 +73,10 @@ class AgentContext:
     @property
     def name(self) -> str:
         return self.manifest.names[self.part.agent]
+
+    def decode(self, body: bytes, largest_norm: float = math.inf) -> AnyArray:
+        """The row [d] in `body`; raise PayloadError unless it is one of this federation, and not longer."""
+        return row_payload.decode(body, len(self.start), dtype_name(self.start), largest_norm)
 
 
 def build_context(
@@ -130,15 +134,7 @@ def build_context(
         draws=draws,
         hooks=hooks,
     )
-    meter = build_meter(
-        setup.plan,
-        analysis,
-        agent,
-        privacy.delta,
-        privacy.guarantee,
-        not rules.tolerates_silence,
-        Query(colluders=setup.coalition, allow_slow=privacy.allow_slow),
-    )
+    meter = build_meter(setup, agent)
     bounds = uniform_norm_limits(setup.plan, rules.largest_norm)
     norm = float(torch.linalg.vector_norm(start.double()))
     if hidden:
@@ -168,6 +164,10 @@ def build_context(
     )
 
 
+def dtype_name(row: Tensor) -> str:
+    return str(row.dtype).removeprefix("torch.")
+
+
 def _row_type(rules: Rules, model: torch.dtype, hidden: bool) -> torch.dtype:
     """The type in which rows travel; rows that some do not see (`hidden`) must not be rounded."""
     if hidden and rules.dtype == "float32":
@@ -183,7 +183,7 @@ def _row_type(rules: Rules, model: torch.dtype, hidden: bool) -> torch.dtype:
 
 def _expect_row_fits_message(rules: Rules, start: Tensor) -> None:
     """Refuse rows that links would not carry: the first would be charged, and nobody would get it."""
-    dtype = str(start.dtype).removeprefix("torch.")
+    dtype = dtype_name(start)
     needed = row_payload.largest_size(len(start), dtype) + MAX_ROW_HEAD_BYTES
     if needed > rules.largest_body:
         raise ConfigError(

@@ -30,7 +30,6 @@ from topdp.agents.runtime.agent_rows import within
 from topdp.agents.runtime.agent_timing import PeerWaits, RoundTiming
 from topdp.agents.runtime.budget_meter import allows
 from topdp.agents.runtime.peer_contacts import TICKS_PER_TIMEOUT, PeerContacts
-from topdp.agents.wire import row_payload
 
 if TYPE_CHECKING:
     from topdp.agents.runtime.shared_draws import SharedDraws
@@ -49,8 +48,8 @@ class AgentLoop(ABC):
         peers: PeerContacts,
         *,
         finished: Callable[[], None],
-        shared_draws: SharedDraws | None = None,
-        mark: Callable[[int], None] = lambda round: None,
+        shared_draws: SharedDraws | None,
+        mark: Callable[[int], None],
     ) -> None:
         """`finished` is called after the last round, before the agent sends what it still owes.
 
@@ -233,9 +232,7 @@ class AgentLoop(ABC):
         """The row that `peer` sent in `round`."""
         body = self.ledger.unapplied_body(peer, round)
         assert body is not None
-        start = self.context.start
-        dtype = str(start.dtype).removeprefix("torch.")
-        return torch.from_numpy(row_payload.decode(body, len(start), dtype))
+        return torch.from_numpy(self.context.decode(body))
 
     async def _compute(self, job: Callable[[], T]) -> T:
         self.activity = "computes"

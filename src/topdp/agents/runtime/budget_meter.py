@@ -23,14 +23,13 @@ from typing import Literal, final
 
 import numpy as np
 
+from topdp.agents.agreement.run_setup import RunSetup
 from topdp.agents.ledger.ledger_entries import ReleaseCost
 from topdp.base.array_types import Floats
-from topdp.plan import Plan
 from topdp.privacy.answers import guarantee_kind
 from topdp.privacy.basics.privacy_loss import GaussianLoss
 from topdp.privacy.observers.survivors import RESERVED_RELEASES, most_learned_since, recalls_draws
-from topdp.privacy.published.claims import Analysis
-from topdp.privacy.query import DEFAULT_QUERY, Query
+from topdp.privacy.query import Query
 from topdp.privacy.spending_curve import ReleaseHistory, Spending, spending
 
 BUDGET_MARGIN = 1e-9  # relative: a calibrated plan meets its budget up to rounding
@@ -43,9 +42,8 @@ class BudgetMeter:
 
     spending: Spending
     by_plan: Floats | None  # [releases] ε under the guarantee of the plan; None: charges by worst case
-    most: Floats | None = (
-        None  # [releases] where rows are in the open: 1/z² to the coalition that learns most
-    )
+    # [releases] where rows are in the open: 1/z² to the coalition that learns most
+    most: Floats | None = None
     reserved: int = 0  # releases that are charged beside, each the most telling that was made
     _known: dict[int, float] = field(default_factory=dict, repr=False)
     _added: dict[str, tuple[ReleaseHistory, ReleaseTally]] = field(default_factory=dict, repr=False)
@@ -138,24 +136,19 @@ def allows(epsilon: float, total: float, cost: ReleaseCost) -> bool:
     return bool(total + cost.charge <= epsilon * (1 + BUDGET_MARGIN))
 
 
-def build_meter(
-    plan: Plan,
-    analysis: Analysis,
-    agent: int,
-    delta: float,
-    guarantee: str,
-    follows_plan: bool,
-    query: Query = DEFAULT_QUERY,
-) -> BudgetMeter:
-    """The meter of `agent`; `follows_plan` False where agents may go on without a neighbour."""
-    spent = spending(plan, analysis, agent, delta, query)
-    kind = guarantee_kind(guarantee)
+def build_meter(setup: RunSetup, agent: int) -> BudgetMeter:
+    """The meter of `agent`. Where agents may go on without a neighbour, it does not charge by the plan."""
+    plan, analysis, privacy = setup.plan, setup.run.analysis, setup.manifest.config.privacy
+    follows_plan = not setup.manifest.rules.tolerates_silence
+    query = Query(colluders=setup.coalition, allow_slow=privacy.allow_slow)
+    spent = spending(plan, analysis, agent, privacy.delta, query)
+    kind = guarantee_kind(privacy.guarantee)
     if kind.composes_releases(plan):
         reserved = 0 if follows_plan or not recalls_draws(analysis.exposure()) else RESERVED_RELEASES
         return BudgetMeter(
             spending=spent, by_plan=None, most=np.zeros(plan.releases), reserved=reserved
         ).without({})
-    by_plan = spent.curve(guarantee) if follows_plan and kind.relies_on_others else None
+    by_plan = spent.curve(privacy.guarantee) if follows_plan and kind.relies_on_others else None
     return BudgetMeter(spending=spent, by_plan=by_plan)
 
 

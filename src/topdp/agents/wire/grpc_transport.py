@@ -24,7 +24,7 @@ from topdp.agents.agreement.identity import Identity
 from topdp.agents.agreement.identity_card import Card, check_address
 from topdp.agents.agreement.manifest import Manifest
 from topdp.agents.wire import configure_grpc, grpc_channels, handshake
-from topdp.agents.wire.byte_pipes import FLUSH_SECONDS, SocketFolder
+from topdp.agents.wire.byte_pipes import FLUSH_SECONDS, ConnectionServer, SocketFolder
 from topdp.agents.wire.grpc_channels import METHOD_PATH, AcceptedStream, DialledStream
 from topdp.agents.wire.handshake import FrameStream, HandshakeParty
 from topdp.agents.wire.link_limits import Backoff
@@ -35,7 +35,7 @@ from topdp.agents.wire.transport import Handler, Message, Reply, Transport, Unre
 from topdp.errors import TrustError
 
 if TYPE_CHECKING:
-    from topdp.agents.wire.relay_tunnels import RelayListener, RelayRoute, RelayTunnel
+    from topdp.agents.wire.relay_tunnels import RelayListener, RelayRoute
 
 MAX_HANDSHAKES = 2
 """Handshakes that one neighbour may have under way."""
@@ -81,7 +81,7 @@ class GrpcTransport(Transport):
         self._peers: dict[str, Neighbour] = {}
         self._server: Any = None
         self._front: PortGuard | None = None
-        self._relays: list[RelayListener | RelayTunnel] = []
+        self._relays: list[RelayListener | ConnectionServer] = []
         self._folder: SocketFolder | None = None
         self._dialing: list[asyncio.Task[None]] = []
         self._closed = False
@@ -142,12 +142,10 @@ class GrpcTransport(Transport):
             self._relays.append(RelayListener(route, self._front.admit, self._chance, self._pause))
 
     async def _open_tunnel(self, name: str) -> None:
-        from topdp.agents.wire.relay_tunnels import RelayTunnel
+        from topdp.agents.wire.relay_tunnels import open_tunnel
 
         route = self._route(name, name, self.name)
-        tunnel = RelayTunnel(self._tunnel(name), route, self.rules.idle_timeout)
-        await tunnel.open()
-        self._relays.append(tunnel)
+        self._relays.append(await open_tunnel(self._tunnel(name), route, self.rules.idle_timeout))
 
     def _route(self, peer: str, listener: str, dialer: str) -> RelayRoute:
         """The way to `peer` through the relay. The meeting place follows from the cards in the manifest: both

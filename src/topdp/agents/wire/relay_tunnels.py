@@ -1,8 +1,8 @@
 """An agent's end of a relay: listeners wait there for calls, tunnels call through it.
 
 `RelayListener` keeps connections to the relay open for one neighbour and hands each joined connection to the
-agent's port guard, as if it had come to its port. `RelayTunnel` is a socket in a private folder: gRPC dials
-it, and its bytes go through the relay.
+agent's port guard, as if it had come to its port. `open_tunnel` opens a socket in a private folder: gRPC
+dials it, and its bytes go through the relay.
 
 **Guarantees.** Nothing that comes through a relay is trusted: it passes TLS and handshake like every
 stranger, with the same limits. A relay that joins and cuts costs an agent two attempts per pause.
@@ -128,28 +128,22 @@ class RelayListener:
         task.add_done_callback(self._tasks.discard)
 
 
-class RelayTunnel:
+async def open_tunnel(path: Path, route: RelayRoute, patience: float) -> ConnectionServer:
     """A way to one neighbour: what is sent to the socket `path` reaches it through the relay."""
 
-    def __init__(self, path: Path, route: RelayRoute, patience: float) -> None:
-        self.path, self.route, self.patience = path, route, patience
-        self._server = ConnectionServer(self._serve)
-
-    async def open(self) -> None:
-        await self._server.listen_at(self.path)
-
-    async def close(self) -> None:
-        await self._server.close()
-
-    async def _serve(self, near: Connection, _: str) -> None:
+    async def carry(near: Connection, _: str) -> None:
         far = None
         try:
-            async with asyncio.timeout(self.patience):
-                far = await self.route.joined(CALL)
+            async with asyncio.timeout(patience):
+                far = await route.joined(CALL)
             await join(near, far)
         except RELAY_FAILURES as error:
-            self.route.report(error)
+            route.report(error)
         finally:
             near.cut()
             if far is not None:
                 far.cut()
+
+    tunnel = ConnectionServer(carry)
+    await tunnel.listen_at(path)
+    return tunnel
