@@ -12,8 +12,8 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -85,7 +85,11 @@ def run(
         planted.save(folder / CANARIES_FILE)
         say(f"{len(planted.canaries)} canaries in the records of {names[planted.canaries.owner]}")
     say(f"{len(names)} processes on this machine, manifest {manifest.hash[:16]}")
-    with _relaying(rules.relay, folder / "relay.log"):
+    with ExitStack() as stack:
+        if rules.relay:
+            environment = {**os.environ, **fork_server.SINGLE_THREAD_VARIABLES}
+            server = fork_server.start(["relay", "--listen", rules.relay], environment, folder / "relay.log")
+            stack.callback(child_processes.terminate_all, {0: server}, ["the relay"], lambda _: None)
         codes = processes(folder, names, seeded, budgets or {}, failpoints or {}, say=say)
     results = []
     ended_by_us = -signal.SIGTERM  # because another one had failed, which is reported first
@@ -120,10 +124,10 @@ def prepared(config: RunConfig, folder: Path, rules: Rules) -> tuple[Assembly, M
     return parts, manifest, account
 
 
-def parse_budgets(given: list[str], agents: int) -> dict[int, float]:
+def parse_budgets(texts: list[str], agents: int) -> dict[int, float]:
     """Parse `["0=0.25"]` to `{0: 0.25}`."""
     budgets: dict[int, float] = {}
-    for text in given:
+    for text in texts:
         number, _, value = text.partition("=")
         try:
             agent, epsilon = int(number), float(value)
@@ -170,13 +174,13 @@ def processes(
 
     running: dict[int, BaseProcess] = {}
     codes: dict[int, int] = {}
-    with child_processes.EndSignals() as asked:
+    with child_processes.EndSignals() as signals:
         try:
             for i in range(len(names)):
                 running[i] = started(i, failpoints.get(i))
             while running:
-                wait([asked.reader, *(process.sentinel for process in running.values())])
-                asked.expect_none()
+                wait([signals.reader, *(process.sentinel for process in running.values())])
+                signals.expect_none()
                 for i, process in list(running.items()):
                     if (code := process.exitcode) is None:
                         continue
@@ -191,21 +195,6 @@ def processes(
         finally:
             codes |= child_processes.terminate_all(running, names, say)
     return [codes[i] for i in range(len(names))]
-
-
-@contextmanager
-def _relaying(address: str, log: Path) -> Iterator[None]:
-    """Run a relay meanwhile, if there is an address for it."""
-    if not address:
-        yield
-        return
-    process = fork_server.start(
-        ["relay", "--listen", address], {**os.environ, **fork_server.SINGLE_THREAD_VARIABLES}, log
-    )
-    try:
-        yield
-    finally:
-        child_processes.terminate_all({0: process}, ["the relay"], lambda _: None)
 
 
 def _gathered(
@@ -262,11 +251,11 @@ def _records(parts: Assembly) -> Shards:
 
 def _write_records(path: Path, shards: Shards, agent: int) -> None:
     """The agent's records as a user would bring them; without test records, since agents evaluate nothing."""
-    held = shards.counts[agent]
-    called = "targets" if shards.classes is None else "labels"
+    count = shards.counts[agent]
+    target_name = "targets" if shards.classes is None else "labels"
     arrays: dict[str, Any] = {
-        "train_inputs": shards.inputs[agent, :held].numpy(),
-        f"train_{called}": shards.targets[agent, :held].numpy(),
+        "train_inputs": shards.inputs[agent, :count].numpy(),
+        f"train_{target_name}": shards.targets[agent, :count].numpy(),
     }
     if shards.classes is not None:
         arrays["classes"] = np.array(shards.classes)

@@ -109,7 +109,7 @@ class Agent:
             self.ledger,
             seeded=hooks.seeded,
             rehearsal=hooks.rehearsal,
-            requested=context.asked,
+            requested=context.requested,
             granted=context.setup.budget(part.agent),
         )
         start_choices.record_delta(self.ledger, manifest.config.privacy.delta)
@@ -238,8 +238,8 @@ class Agent:
     def _counts(self) -> dict[str, int]:
         """How many rounds were made, how many of those without data, and how many were skipped."""
         kinds = Counter(entry.kind for entry in self.ledger.entries())
-        made = kinds["release"] + kinds["noise"]
-        return {"made": made, "without_data": kinds["noise"], "skipped": self.ledger.round + 1 - made}
+        rounds = kinds["release"] + kinds["noise"]
+        return {"made": rounds, "without_data": kinds["noise"], "skipped": self.ledger.round + 1 - rounds}
 
     def _spent(self) -> dict[str, Any]:
         books, privacy = self.ledger, self.context.manifest.config.privacy

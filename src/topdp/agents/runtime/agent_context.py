@@ -63,7 +63,7 @@ class AgentContext:
     limits: RowNormLimits  # how long rows may be
     epsilon: float  # the agent's budget
     order: str | None  # the records in the order of cyclic batches; the same after every restart
-    asked: float | None = None  # the budget that this start asked for; None: that of earlier starts, if any
+    requested: float | None = None  # the budget of this start; None: that of earlier starts, if any
     in_thread: bool = False  # compute beside the event loop, so that links stay alive
 
     @property
@@ -138,7 +138,7 @@ def build_context(
     bounds = uniform_norm_limits(setup.plan, rules.largest_norm)
     norm = float(torch.linalg.vector_norm(start.double()))
     if hidden:
-        longest = max(_max_gradient_norm(one, privacy.clip) for one in analysis.batches)
+        longest = max(_max_gradient_norm(batches, privacy.clip) for batches in analysis.batches)
         facts = (longest, len(start), rules.largest_norm, norm)
         bounds = hidden_norm_limits(setup.plan, privacy.guarantee, *facts)
         expect_exact(setup.plan, rules.largest_norm)
@@ -158,7 +158,7 @@ def build_context(
         meter=meter,
         limits=bounds,
         epsilon=granted if epsilon is None else epsilon,
-        asked=epsilon,
+        requested=epsilon,
         order=gradients.order(key),
         in_thread=in_thread,
     )

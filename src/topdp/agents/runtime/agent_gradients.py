@@ -240,16 +240,17 @@ def terms(flat: FlatModel, record: Tensor) -> int:
     """
     counts: dict[nn.Parameter, int] = {}  # modules may share parameters
 
-    def count(module: nn.Module, given: tuple[object, ...], result: object) -> None:
-        sizes = [part.numel() for part in (*given, result) if isinstance(part, Tensor)]
-        if isinstance(module, nn.Linear) and isinstance(given[0], Tensor):
-            uses = given[0].numel() // module.in_features
+    def count(module: nn.Module, inputs: tuple[object, ...], result: object) -> None:
+        sizes = [part.numel() for part in (*inputs, result) if isinstance(part, Tensor)]
+        if isinstance(module, nn.Linear) and isinstance(inputs[0], Tensor):
+            uses = inputs[0].numel() // module.in_features
         elif isinstance(module, _ConvNd) and isinstance(result, Tensor):
             uses = result.numel() // module.out_channels
         else:
             uses = max(sizes, default=UNKNOWN_TERMS)
-        for own in {one for one in module._parameters.values() if one is not None and one.requires_grad}:
-            counts[own] = counts.get(own, 0) + uses
+        for own in set(module._parameters.values()):
+            if own is not None and own.requires_grad:
+                counts[own] = counts.get(own, 0) + uses
 
     module = _loaded(flat)
     hooks = [

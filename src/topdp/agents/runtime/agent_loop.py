@@ -132,7 +132,9 @@ class AgentLoop(ABC):
         Decided by budget, plan and departures, never by the data: so the decision reveals nothing of them.
         """
         meter, total = self.meter, self.ledger.total
-        if not self.out_of_budget and not self._is_in_doubt():
+        # Where draws are shared, nothing is made until it is known that this ledger is no old copy.
+        is_in_doubt = self.shared_draws is None and bool(self.peers.beliefs.unheard())
+        if not self.out_of_budget and not is_in_doubt:
             cost = meter.cost(round, self.history, total, information, planned)
             if allows(self.context.epsilon, total, cost):
                 return "release", cost
@@ -143,12 +145,6 @@ class AgentLoop(ABC):
             )
             self.peers.refusals.note("budget", words, round=round)
         return "noise", meter.owed(self.history, total, planned)
-
-    def _is_in_doubt(self) -> bool:
-        """Whether this ledger may be an old copy. Where draws are shared, nothing is made until that is
-        known.
-        """
-        return self.shared_draws is None and bool(self.peers.beliefs.unheard())
 
     async def _heard_all(self, for_ever: bool) -> bool:
         """Wait, once after a start, until the neighbours have reported what they have of this agent; False:

@@ -163,12 +163,12 @@ def noised(row: Tensor, add: Adds, deviations: Sequence[float], dtype: torch.dty
     The noise is summed first, so rounding the whole is a function of the exact sum, however many draws it
     has.
     """
-    least = min((abs(one) for one in deviations if one), default=0.0)
-    if not least:
+    smallest = min((abs(deviation) for deviation in deviations if deviation), default=0.0)
+    if not smallest:
         return row.to(dtype)
     noise = torch.zeros_like(row)
     add(noise)
-    grid = grid_of(least)
+    grid = grid_of(smallest)
     return row.add_(noise).div_(grid).round_().mul_(grid).to(dtype)
 
 
@@ -241,7 +241,7 @@ def _mix(part: PlanPart, round: int, row: int, before: Mapping[int, Tensor], ins
     from topdp.simulator.robust_mixing import robust_mean
 
     owner = part.plan.owner
-    target = mixed([one for one in sources if owner[one[0]] == part.agent], before, instead)
+    target = mixed([entry for entry in sources if owner[entry[0]] == part.agent], before, instead)
     others = [
         (before.get(source, instead), weight) for source, weight in sources if owner[source] != part.agent
     ]
@@ -263,8 +263,8 @@ def _adaptive(part: PlanPart, round: int, own: Mapping[int, Tensor]) -> dict[int
     assert part.plan.adaptive is not None
     sources = part.plan.source[round][part.agent, : 1 + part.plan.adaptive.memories].tolist()
     own = {sources[1]: own[part.agent], **own}
-    made = zip(sources, adaptive_step(part.plan, round, [own[row] for row in sources]), strict=True)
-    return {row: own[row] for row in part.made(round)} | dict(made)
+    stepped_rows = zip(sources, adaptive_step(part.plan, round, [own[row] for row in sources]), strict=True)
+    return {row: own[row] for row in part.made(round)} | dict(stepped_rows)
 
 
 def kept(part: PlanPart, round: int, rows: Mapping[int, Tensor]) -> dict[int, Tensor]:

@@ -64,7 +64,7 @@ class CardUpdates:
 
     def look(self) -> None:
         """Take up what was renewed at this site since."""
-        own = [one.number for one in self._to_tell if one.card.name == self.name]
+        own = [successor.number for successor in self._to_tell if successor.card.name == self.name]
         if self.folder is None or not card_succession.has_successor(self.folder, max(own, default=0)):
             return
         renewed = since(card_succession.load_successors(self.folder), self._base)
@@ -82,8 +82,8 @@ class CardUpdates:
     def untold(self, peer: str) -> tuple[int, bytes] | None:
         """The next card that `peer` has not heard of from here: its number, and its bytes."""
         self.look()
-        told = self._told.get(peer, 0)
-        return (told, self._to_tell[told].text().encode()) if told < len(self._to_tell) else None
+        which = self._told.get(peer, 0)
+        return (which, self._to_tell[which].text().encode()) if which < len(self._to_tell) else None
 
     def told(self, peer: str, which: int, reply: Reply) -> None:
         """`peer` has answered. One that accepts no cards is not asked again before a restart."""
@@ -132,7 +132,7 @@ def kept(meta: Mapping[str, str]) -> list[Successor]:
 
 def since(successors: Sequence[Successor], base: str) -> Sequence[Successor]:
     """Those that come after the card with this digest: the manifest may list one that was renewed before."""
-    first = next((k for k, one in enumerate(successors) if one.before == base), len(successors))
+    first = next((k for k, each in enumerate(successors) if each.before == base), len(successors))
     return successors[first:]
 
 
@@ -147,24 +147,24 @@ def restored(manifest: Manifest, meta: Mapping[str, str], own: Sequence[Successo
     return directory
 
 
-def chosen(manifest: Manifest, held: Sequence[Identity], meta: Mapping[str, str]) -> Identity:
+def chosen(manifest: Manifest, identities: Sequence[Identity], meta: Mapping[str, str]) -> Identity:
     """Of the identities of an agent the newest that all its neighbours know; else the one in the manifest.
 
     An expired one is not shown any more: then the newest is, and a neighbour that knows it accepts it.
     """
-    name = held[0].card.name
-    if len(held) == 1:
-        expect_valid(held[0], "the identity folder")
+    name = identities[0].card.name
+    if len(identities) == 1:
+        expect_valid(identities[0], "the identity folder")
     listed = manifest.card(name)
-    first = next((k for k, one in enumerate(held) if one.card.fingerprint == listed.fingerprint), None)
-    if first is None:
+    prints = [identity.card.fingerprint for identity in identities]
+    if listed.fingerprint not in prints:
         raise TrustError(
-            f"Expected the certificate that the manifest lists for {name}, got {held[-1].card.fingerprint}: "
-            "use the identity whose card is in the manifest."
+            f"Expected the certificate that the manifest lists for {name}, got {prints[-1]}: use the "
+            "identity whose card is in the manifest."
         )
     neighbours = manifest.neighbours(name)
-    known = min((int(meta.get(KNOWN_TO_KEY + peer, "0")) for peer in neighbours), default=0)
-    best = held[max(first, min(known, len(held) - 1))]
-    best = held[-1] if best.card.validity_problem() else best
+    shown_to_all = min((int(meta.get(KNOWN_TO_KEY + peer, "0")) for peer in neighbours), default=0)
+    best = identities[max(prints.index(listed.fingerprint), min(shown_to_all, len(identities) - 1))]
+    best = identities[-1] if best.card.validity_problem() else best
     expect_valid(best, "the identity folder")
     return best

@@ -52,7 +52,8 @@ class Departures:
         return new
 
     def given_up(self, peer: str) -> bool:
-        return bool(self.gossip.run) and self._said(self.name, SILENT + peer) is not None
+        run = self.gossip.run
+        return bool(run) and self.gossip.news.text(self.name, run, SILENT + peer) is not None
 
     def count_out(self, name: str, first: int) -> None:
         """State that the ledger of this agent covers `name` as a colluder in all rounds from `first` on."""
@@ -64,21 +65,21 @@ class Departures:
         """The agents that all their neighbours, except departed ones, call silent, each with the last round
         that some neighbour has of it.
         """
-        seen = {
+        silent = {
             (author, about.removeprefix(SILENT)): int(text)
             for author, about, text in self.gossip.news.starting(self.gossip.run, SILENT)
         }
-        left = {subject for _, subject in seen}
+        left = {subject for _, subject in silent}
         while True:
-            out = {name for name in left if self._is_out(name, left, seen)}
+            out = {name for name in left if self._is_out(name, left, silent)}
             if out == left:
                 break
             left = out
-        return {name: max(round for (_, subject), round in seen.items() if subject == name) for name in left}
+        return {name: max(r for (_, subject), r in silent.items() if subject == name) for name in left}
 
-    def _is_out(self, name: str, candidates: set[str], seen: Mapping[tuple[str, str], int]) -> bool:
+    def _is_out(self, name: str, candidates: set[str], silent: Mapping[tuple[str, str], int]) -> bool:
         there = [peer for peer in self.manifest.neighbours(name) if peer not in candidates]
-        return bool(there) and all((peer, name) in seen for peer in there)
+        return bool(there) and all((peer, name) in silent for peer in there)
 
     def covered_from(self, name: str) -> int | None:
         """The round from which all that are left count `name` as a colluder; None: not all have said so."""
@@ -123,20 +124,17 @@ class Departures:
         noisy = [r for r in np.flatnonzero(scale[:round] > 0).tolist() if self.part.shared(r)][
             -RECALLED_ROUNDS:
         ]
-        made = {entry.round for entry in self.ledger.entries() if entry.kind != "skip"}
+        rounds_made = {entry.round for entry in self.ledger.entries() if entry.kind != "skip"}
         # No more of it than this row has noise, or it would reveal more of that agent than its reserve.
         return [
             (row, r, draw, std * min(1.0, float(scale[round] / scale[r])))
             for r in noisy
-            if r >= first and r in made
+            if r >= first and r in rounds_made
             for row, draw, std in self.part.shared(r)
             if draw in draws
         ]
 
     # Valid statements
-
-    def _said(self, author: str, about: str) -> str | None:
-        return self.gossip.news.text(author, self.gossip.run, about)
 
     def _check_silent(self, statement: Notice) -> None:
         subject = statement.about.removeprefix(SILENT)
@@ -150,8 +148,8 @@ class Departures:
             raise ValueError("expected a statement about another agent")
         self._check_round(statement, 0)
 
-    def _check_round(self, statement: Notice, least: int) -> None:
+    def _check_round(self, statement: Notice, first: int) -> None:
         text = statement.text
         whole = text.removeprefix("-").isdecimal() and text.isascii() and str(int(text)) == text
-        if not statement.run or not whole or not least <= int(text) <= self.part.plan.releases:
+        if not statement.run or not whole or not first <= int(text) <= self.part.plan.releases:
             raise ValueError("expected a round of the plan")

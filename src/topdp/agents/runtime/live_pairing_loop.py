@@ -179,7 +179,7 @@ class LivePairingLoop(AgentLoop):
             self.hooks.reached("before_commit")
             verdict = self.pairing.commit(id, peer, own, row.round, row.body, bytes.fromhex(row.signature))
             if verdict is ReplyCode.EQUIVOCATION:
-                self._two_stories(peer, row.round)
+                self.peers.distrust(peer, verdict, f"sent two different rows for round {row.round}")
                 return
             self.hooks.reached("after_commit")
             if verdict is ReplyCode.OK:
@@ -201,9 +201,6 @@ class LivePairingLoop(AgentLoop):
             self.peers.distrust(peer, ReplyCode.NOT_A_ROW, f"sent what is not a row: {error}")
             return None
         return row
-
-    def _two_stories(self, peer: str, round: int) -> None:
-        self.peers.distrust(peer, ReplyCode.EQUIVOCATION, f"sent two different rows for round {round}")
 
     async def _settle(self) -> None:
         """Tell acceptors what was decided, and ask proposers about meetings in doubt, all at once.

@@ -16,12 +16,11 @@ from typing import final
 
 from topdp.agents.ledger.ledger_entries import digest_of
 from topdp.agents.runtime.peer_contacts import MAX_GAPS, PeerContacts
+from topdp.agents.wire.link_limits import MAX_PAUSE_SECONDS, MIN_PAUSE_SECONDS
 from topdp.agents.wire.link_refusals import quoted
 from topdp.agents.wire.transport import Message, Unreachable
 from topdp.agents.wire.wire_codes import MessageKind, ReplyCode
 from topdp.errors import TopdpError
-
-FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.2, 3.0  # between attempts to reach a neighbour
 
 
 @final
@@ -42,7 +41,7 @@ class OutboxSender:
         return waiting[-2:] if self.peers.inbox.gaps and len(waiting) > self.peers.inbox.window else waiting
 
     async def serve(self, peer: str) -> None:
-        greeted, pause = False, FIRST_PAUSE_SECONDS
+        greeted, pause = False, MIN_PAUSE_SECONDS
         while not self.peers.ends_with(peer):
             self.peers.to_send[peer].clear()
             try:
@@ -54,7 +53,7 @@ class OutboxSender:
                     await self.peers.to_send[peer].wait()
                     continue
                 if message is not None and await self._deliver(peer, message):
-                    pause = FIRST_PAUSE_SECONDS
+                    pause = MIN_PAUSE_SECONDS
                     continue
             except Unreachable:
                 greeted = False
@@ -67,7 +66,7 @@ class OutboxSender:
             pause = min(2 * pause, MAX_PAUSE_SECONDS)
 
     async def _greet(self, peer: str) -> bool:
-        known = self.ledger.last_received(peer)
+        last_received = self.ledger.last_received(peer)
         body = self.peers.greeting(peer).encode()
         reply = await self.peers.request(peer, Message.of(MessageKind.HELLO, 0, body))
         if reply.code is ReplyCode.OTHER_TERMS:
@@ -79,7 +78,7 @@ class OutboxSender:
                 self.peers.left(peer)
             return False
         if reply.body or reply.ok:
-            code = self.peers.take_greeting(peer, reply.body, known)
+            code = self.peers.take_greeting(peer, reply.body, last_received)
             if code is ReplyCode.NOT_A_GREETING:
                 self.refusals.report(peer, "not_a_greeting", "its answer is refused")
             if code is not ReplyCode.OK:

@@ -119,11 +119,11 @@ class PeerContacts:
         run, statements = (self.gossip.run, self.gossip.news.total()) if self.gossip else ("", 0)
         return self.beliefs.greeting(peer, self.terms, run, statements)
 
-    def take_greeting(self, peer: str, body: bytes, known: int | None) -> ReplyCode:
+    def take_greeting(self, peer: str, body: bytes, received: int | None) -> ReplyCode:
         """Learn what `peer` reports in a greeting; return how to answer it.
 
-        `known`: the highest round received from `peer` before this agent requested the greeting; None if the
-        agent did not request it.
+        `received`: the highest round received from `peer` before this agent requested the greeting; None if
+        the agent did not request it.
         """
         try:
             greeting = Greeting.decode(body, self.last_round)
@@ -133,10 +133,10 @@ class PeerContacts:
             self.differ(peer)
             return ReplyCode.OTHER_TERMS
         self.heard(peer)
-        self.learn(peer, greeting, known)
+        self.learn(peer, greeting, received)
         return ReplyCode.OK
 
-    def learn(self, peer: str, greeting: Greeting, known: int | None) -> None:
+    def learn(self, peer: str, greeting: Greeting, received: int | None) -> None:
         if self.gossip is not None and self.gossip.run and greeting.run not in ("", self.gossip.run):
             words = "holds other keys of this run than this agent: an agent has stated two"
             if self.gossip.begun:
@@ -144,12 +144,12 @@ class PeerContacts:
             else:
                 self.fail(TrustError(f"{peer} {words}."))
             return
-        if not self.beliefs.judge(peer, greeting, known):
+        if not self.beliefs.judge(peer, greeting, received):
             return
         self.acknowledge(peer, greeting.seen)
         self._send_again(peer, greeting)
         self.beliefs.met.add(peer)
-        if known is not None:
+        if received is not None:
             self.beliefs.answered.add(peer)
         self.beliefs.passed[peer] = (greeting.sent, greeting.round)
         self.differing.discard(peer)

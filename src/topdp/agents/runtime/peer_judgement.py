@@ -59,33 +59,33 @@ class PeerBeliefs:
         return last < round <= done
 
     def greeting(self, peer: str, terms: LinkTerms, run: str, statements: int) -> Greeting:
-        seen = stored_rows.newest_received(self.ledger.database, peer)
+        received = stored_rows.newest_received(self.ledger.database, peer)
         sent = stored_rows.newest_sent(
             self.ledger.database, stored_rows.receiver_of(self.ledger.database, peer)
         )
         return Greeting(
             terms=terms,
             charged=self.ledger.last_sent_round,
-            seen=seen.round,
+            seen=received.round,
             round=self.ledger.round,
             run=run,
-            seen_digest=seen.digest,
-            seen_signature=seen.signature,
+            seen_digest=received.digest,
+            seen_signature=received.signature,
             sent=sent.round,
             sent_digest=sent.digest,
             statements=statements,
         )
 
-    def judge(self, peer: str, greeting: Greeting, known: int | None) -> bool:
+    def judge(self, peer: str, greeting: Greeting, received: int | None) -> bool:
         """Apply the consequence of a greeting: the end of this agent, a quarantine of `peer`, or none.
 
-        Return whether what it reports counts. `known`: the highest round received from `peer` before this
+        Return whether what it reports counts. `received`: the highest round received from `peer` before this
         agent requested the greeting; None if the agent did not request it.
         """
         receiver = stored_rows.receiver_of(self.ledger.database, peer)
         own_digest = self.ledger.digest_sent(receiver, greeting.seen) if greeting.seen >= 0 else None
         received_digest = self.ledger.digest_received(peer, greeting.sent)
-        seen = self.ledger.last_received(peer) if known is None else known
+        newest = self.ledger.last_received(peer) if received is None else received
         if greeting.seen >= 0 and own_digest != greeting.seen_digest:
             signature = bytes.fromhex(greeting.seen_signature)
             if self.peers.signatures.verify_own(receiver, greeting.seen, greeting.seen_digest, signature):
@@ -96,12 +96,12 @@ class PeerBeliefs:
         elif received_digest is not None and received_digest != greeting.sent_digest:
             code = ReplyCode.ROLLED_BACK
             words = f"rolled back: sent round {greeting.sent} before, and now has another row for it"
-        elif greeting.charged < seen and known is None:  # the greeting may be outdated: another one decides
-            self.peers.ask(peer)
+        elif greeting.charged < newest and received is None:
+            self.peers.ask(peer)  # the greeting may be outdated: another one decides
             return False
-        elif greeting.charged < seen:
+        elif greeting.charged < newest:
             code = ReplyCode.ROLLED_BACK
-            words = f"rolled back: sent round {seen} before, and now knows of {greeting.charged} only"
+            words = f"rolled back: sent round {newest} before, and now knows of {greeting.charged} only"
         else:
             return True
         if self.ledger.quarantined(peer) is None:

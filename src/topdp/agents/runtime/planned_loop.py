@@ -60,7 +60,9 @@ class PlannedLoop(AgentLoop):
     ) -> None:
         self._leave_out(round, received, senders)
         for peer in missing:
-            self._depart(round, peer)
+            words = f"no row for round {round}: this agent's own estimate stands in for it"
+            self.peers.refusals.report(peer, "missing", words)
+            self.ledger.note_departure(f"round {round}: nothing from {peer}", peer)
         information = float(self.meter.planned[round])
         kind, cost = self._decide(round, information, planned=self.ledger.departed is None)
         self.hooks.reached("before_compute")
@@ -189,12 +191,6 @@ class PlannedLoop(AgentLoop):
             self.peers.silent[peer] >= TICKS_PER_TIMEOUT
             and min(self.peers.silent.values()) < TICKS_PER_TIMEOUT
         )
-
-    def _depart(self, round: int, peer: str) -> None:
-        self.peers.refusals.report(
-            peer, "missing", f"no row for round {round}: this agent's own estimate stands in for it"
-        )
-        self.ledger.note_departure(f"round {round}: nothing from {peer}", peer)
 
     def _catch_up(self) -> bool:
         """Under the rule to go on: if others are rounds ahead, those rounds are over for this agent too.

@@ -109,7 +109,11 @@ class RequestHandlers:
                 self.peers.distrust(peer, ReplyCode.NOT_A_ROW, f"sent what is not a row: {error}")
                 return Reply(ReplyCode.NOT_A_ROW, str(error))
             self.peers.beliefs.shown[peer] = max(self.peers.beliefs.shown[peer], message.round)
-        signature = self._signature(peer, message) if verdict is ReplyCode.OK else b""
+        signature = b""
+        if verdict is ReplyCode.OK:  # a valid signature serves the sender
+            receiver = receiver_of(self.ledger.database, self.peers.name)
+            facts = (peer, receiver, message.round, message.digest, message.signature)
+            signature = message.signature if self.peers.signatures.verify(*facts) else b""
         self.peers.inbox.settle(verdict, peer, message.round, message.digest, message.body, signature)
         if verdict is ReplyCode.OK and not self.peers.inbox.gaps:
             # A neighbour that waits for every row has those that its own is made of.
@@ -136,12 +140,6 @@ class RequestHandlers:
             self.peers.distrust(peer, ReplyCode.GAP, f"sent round {round} and left out {owed}")
         else:
             self.peers.ask(peer)
-
-    def _signature(self, peer: str, message: Message) -> bytes:
-        """The signature under the row if it is valid, else nothing; it serves the sender."""
-        receiver = receiver_of(self.ledger.database, self.peers.name)
-        facts = (peer, receiver, message.round, message.digest, message.signature)
-        return message.signature if self.peers.signatures.verify(*facts) else b""
 
     async def _bye(self, peer: str, message: Message) -> Reply:
         self.ledger.note_finished(peer)

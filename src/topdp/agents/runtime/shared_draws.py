@@ -156,8 +156,8 @@ class SharedDraws:
         They count from the round after the last one that some neighbour received from them, if the budget
         allows that; otherwise from the next round onwards.
         """
-        gone, counts = self.departures.gone(), self.ledger.departed_members()
-        new = {name: last_seen + 1 for name, last_seen in gone.items() if name not in counts}
+        departed, counts = self.departures.gone(), self.ledger.departed_members()
+        new = {name: last_seen + 1 for name, last_seen in departed.items() if name not in counts}
         if not new and counts == self._counts:
             return self._meter
         self._meter, self._counts = self._without({**counts, **new}), {**counts, **new}

@@ -86,8 +86,8 @@ class StatementGossip:
 
         A greeting that was on its way while it took some looks the same; then it receives again what it has.
         """
-        least = max(self._had.get(peer, 0), self.news.total(self._told.get(peer, 0)))
-        if statements < least and self._forgot[peer] < MAX_RESENDS:
+        reported = max(self._had.get(peer, 0), self.news.total(self._told.get(peer, 0)))
+        if statements < reported and self._forgot[peer] < MAX_RESENDS:
             self._forgot[peer] += 1
             self._told[peer] = 0
         self._had[peer] = statements

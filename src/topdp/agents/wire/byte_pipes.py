@@ -82,14 +82,14 @@ async def dialled(address: str) -> Connection:
     )
 
 
-async def join(one: Connection, other: Connection, idle: float | None = None) -> None:
+async def join(near: Connection, far: Connection, idle: float | None = None) -> None:
     """Carry bytes both ways until one end is over, or nothing has moved for `idle` seconds; then close
     both.
     """
     moved = asyncio.Event()
     pumps = [
-        asyncio.create_task(_pump(one.reader, other.writer, moved)),
-        asyncio.create_task(_pump(other.reader, one.writer, moved)),
+        asyncio.create_task(_pump(near.reader, far.writer, moved)),
+        asyncio.create_task(_pump(far.reader, near.writer, moved)),
     ]
     try:
         while not any(pump.done() for pump in pumps):
@@ -100,7 +100,7 @@ async def join(one: Connection, other: Connection, idle: float | None = None) ->
     finally:
         for pump in pumps:
             pump.cancel()
-        for end in (one, other):
+        for end in (near, far):
             end.writer.close()  # the last bytes, such as why a connection ends, still go out
             asyncio.get_running_loop().call_later(FLUSH_SECONDS, end.cut)
         await asyncio.wait(pumps)

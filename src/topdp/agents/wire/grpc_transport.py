@@ -92,7 +92,10 @@ class GrpcTransport(Transport):
         if self.dialers:
             await self._bind()
         for name in self.relayed & set(self.dials):
-            await self._open_tunnel(name)
+            from topdp.agents.wire.relay_tunnels import open_tunnel
+
+            route = self._route(name, name, self.name)
+            self._relays.append(await open_tunnel(self._tunnel(name), route, self.rules.idle_timeout))
         self._dialing = [asyncio.create_task(self._dial(self._peers[name])) for name in self.dials]
 
     async def request(self, peer: str, message: Message) -> Reply:
@@ -140,12 +143,6 @@ class GrpcTransport(Transport):
 
             route = self._route(name, self.name, name)
             self._relays.append(RelayListener(route, self._front.admit, self._chance, self._pause))
-
-    async def _open_tunnel(self, name: str) -> None:
-        from topdp.agents.wire.relay_tunnels import open_tunnel
-
-        route = self._route(name, name, self.name)
-        self._relays.append(await open_tunnel(self._tunnel(name), route, self.rules.idle_timeout))
 
     def _route(self, peer: str, listener: str, dialer: str) -> RelayRoute:
         """The way to `peer` through the relay. The meeting place follows from the cards in the manifest: both

@@ -11,6 +11,7 @@ from typing import Any
 
 from topdp.agents.wire.transport import end_all
 
+MIN_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.2, 3.0  # between attempts to reach a neighbour
 CHECKS_PER_TIMEOUT = 4  # how often a link is checked, and sends a ping, per idle timeout
 
 Clock = Callable[[], float]
@@ -77,15 +78,13 @@ class Backoff:
     True
     """
 
-    least, most = 0.2, 3.0
-
     def __init__(self, chance: random.Random) -> None:
         self._chance = chance
         self.reset()
 
     def reset(self) -> None:
-        self._last = self.least
+        self._last = MIN_PAUSE_SECONDS
 
     def next(self) -> float:
-        self._last = min(self.most, self._chance.uniform(self.least, 3 * self._last))
+        self._last = min(MAX_PAUSE_SECONDS, self._chance.uniform(MIN_PAUSE_SECONDS, 3 * self._last))
         return self._last

@@ -30,7 +30,6 @@ from topdp.agents.wire.byte_pipes import (
     keep_alive,
 )
 from topdp.agents.wire.link_refusals import LinkEnded, RefusalLog
-from topdp.agents.wire.transport import end_all
 
 MAX_STRANGERS, MAX_STRANGERS_PER_ADDRESS, MAX_LINKS = 64, 8, 2
 RESERVED_DESCRIPTORS = 64
@@ -72,9 +71,10 @@ class PortGuard:
         for visitor in self.visitors:
             if not visitor.name:
                 visitor.end.cut()
-        if leaving := [asyncio.create_task(visitor.left.wait()) for visitor in self.visitors if visitor.name]:
-            await asyncio.wait(leaving, timeout=FLUSH_SECONDS)
-            await end_all(leaving, "visitors")
+        with suppress(TimeoutError):
+            async with asyncio.timeout(FLUSH_SECONDS):
+                for visitor in [visitor for visitor in self.visitors if visitor.name]:
+                    await visitor.left.wait()
         for visitor in self.visitors:
             visitor.end.cut()
         await self.server.close()
@@ -168,11 +168,11 @@ def descriptors() -> int:
     except ImportError:  # this system has no such limit
         return MAX_DESCRIPTORS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
-    if soft != resource.RLIM_INFINITY and soft < most:
+    limit = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < limit:
         with suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-            soft = most
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+            soft = limit
     return MAX_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
 
 

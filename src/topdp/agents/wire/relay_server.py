@@ -25,6 +25,7 @@ import re
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from topdp.agents.wire.byte_pipes import Connection, ConnectionServer, join, keep_alive
@@ -137,22 +138,23 @@ class RelayServer:
 
     async def _called(self, waiting: _RelayWaiter) -> Connection | None:
         """Who calls; None when the one who waits has left, or has spoken out of turn."""
-        gone = asyncio.create_task(waiting.end.reader.read(1))
-        both: list[asyncio.Future[Any]] = [gone, waiting.caller]
+        leaving = asyncio.create_task(waiting.end.reader.read(1))
+        both: list[asyncio.Future[Any]] = [leaving, waiting.caller]
+        wait = partial(asyncio.wait, both, return_when=asyncio.FIRST_COMPLETED)
         try:
-            while not await _one_of(both):
+            while not (await wait(timeout=RELAY_HEARTBEAT_SECONDS))[0]:
                 waiting.end.writer.write(STILL_WAITING)
-            return waiting.caller.result() if not gone.done() else None
+            return waiting.caller.result() if not leaving.done() else None
         finally:
-            gone.cancel()
-            await asyncio.wait([gone])
+            leaving.cancel()
+            await asyncio.wait([leaving])
 
     async def _call(self, end: Connection, place: str) -> None:
-        other = self._who_waits(place)
-        if other is None:
+        waiting = self._who_waits(place)
+        if waiting is None:
             return _refuse(end, "nobody waits there")
-        other.caller.set_result(end)
-        await other.over.wait()
+        waiting.caller.set_result(end)
+        await waiting.over.wait()
 
     def _who_waits(self, place: str) -> _RelayWaiter | None:
         here = self.waiting.get(place)
@@ -160,14 +162,6 @@ class RelayServer:
 
     async def _carry(self, caller: Connection, listener: Connection) -> None:
         await join(caller, listener, self.limits.idle)
-
-
-async def _one_of(futures: list[asyncio.Future[Any]]) -> bool:
-    """Wait for one heartbeat; return whether one of them is done."""
-    done, _ = await asyncio.wait(
-        futures, timeout=RELAY_HEARTBEAT_SECONDS, return_when=asyncio.FIRST_COMPLETED
-    )
-    return bool(done)
 
 
 def _refuse(end: Connection, words: str) -> None:
