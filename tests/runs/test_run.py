@@ -141,7 +141,7 @@ def test_a_run_is_read_where_it_is_done_and_continued_where_it_was_broken_off(sm
     whole = run.run_or_continue(small(), tmp_path / "whole")
     with pytest.raises(InterruptedRun):
         run.run_or_continue(small(), tmp_path / "run", progress=interrupt)
-    with pytest.raises(RunFolderError, match="got others"):
+    with pytest.raises(RunFolderError, match="got other values of seed"):
         run.run_or_continue(small("seed=9"), tmp_path / "run")
     assert torch.equal(run.run_or_continue(small(), tmp_path / "run").estimates, whole.estimates)
     monkeypatch.setattr(run, "execute", lambda *_: pytest.fail("ran again"))
