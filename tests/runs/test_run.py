@@ -591,7 +591,7 @@ class TestCommands:
         assert stopped.code == 130 and "Continue with: the same command and --out" in words
         assert sorted(os.listdir(tmp_path / "all")) == ["li18", "plain"]
         other = topdp(*three, "--set", "seed=1")
-        assert other.code == 2 and "got others" in " ".join(other.err.split())
+        assert other.code == 2 and "got other values of seed" in " ".join(other.err.split())
         done = topdp(*three)
         assert done.code == 0, done.err
         assert "li18: training" in done.err and "plain: training" not in done.err
