@@ -146,8 +146,7 @@ class _Climb:
             new = [setting for setting in settings if setting not in self.accuracies]
             self.accuracies |= zip(new, self.measure(new), strict=True)
             best = {
-                case: max(several, key=lambda p: self.accuracies[case, p])
-                for case, several in around.items()
+                case: max(several, key=lambda p: self.accuracies[case, p]) for case, several in around.items()
             }
             if best == self.best:
                 return
