@@ -1,4 +1,4 @@
-"""The application of the live page: pages, their numbers, and events. `page_guard` checks access.
+"""The application of the live page: pages, their numbers, and events. `page_access` checks access.
 
     /                     all runs and agents             /api/runs
     /runs/ID              one run                         /api/runs/ID/facts
