@@ -13,7 +13,7 @@ covers, and the new run begins at the public start. So both together are (ε₁ 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -69,7 +69,8 @@ def sign_amendment(path: Path, manifest: Manifest, identities: Sequence[Identity
             f"Expected the identity of {card.name}'s card in {path}, got another one. Name the folder of "
             "that identity with --identity."
         )
-    signed = manifest.with_signature(card.name, listed.sign(_signed_bytes(manifest)).hex())
+    signature = listed.sign(_signed_bytes(manifest)).hex()
+    signed = replace(manifest, signatures={**manifest.signatures, card.name: signature})
     signed.write(path)
     return signed
 
