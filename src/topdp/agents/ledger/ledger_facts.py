@@ -53,16 +53,14 @@ class LedgerFacts:
             tables = event_journal.table_facts(self.database.connection)
         except READ_ERRORS as error:
             raise database_error(self.database.folder, error) from error
-        for subject, recorded, current in (
-            ("run", journal[0], tables[0]),
-            ("neighbours", journal[1], tables[1]),
-        ):
-            if recorded != current:
-                changed = sorted(str(key) for key, _ in {*recorded.items()} ^ {*current.items()})
-                raise TamperedError(
-                    f"Facts of the {subject} in {self.database.folder / LEDGER_FILE} differ from the "
-                    f"journal: {', '.join(changed)[:200]}. Do not delete the file: its charges were spent."
-                )
+        changed = [place_and_key for place_and_key, _ in {*journal.items()} ^ {*tables.items()}]
+        of_run = sorted(str(key) for place, key in changed if place == "meta")
+        if changed:
+            raise TamperedError(
+                f"Facts of the {'run' if of_run else 'neighbours'} in {self.database.folder / LEDGER_FILE} "
+                f"differ from the journal: {', '.join(of_run or sorted(map(str, changed)))[:200]}. Do not "
+                "delete the file: its charges were spent."
+            )
 
     def end_with(self, round: int, leaving: Iterable[str] = ()) -> None:
         """Record that the run ends after `round`, whatever a later start requests.

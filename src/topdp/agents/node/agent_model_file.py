@@ -9,6 +9,7 @@ cover what was sent; to publish the file adds an observer of that row (docs/priv
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +46,8 @@ def export_model(state: Path, file: Path, format: str | None = None) -> int:
     from topdp.runs.model_export import InputKind, format_of, write
 
     format_of(file, format)  # refuses a wrong format before anything is read
-    ledger = Ledger(state, writable=False)
-    try:
+    with closing(Ledger(state, writable=False)) as ledger:
         stored = ledger.state()
-    finally:
-        ledger.close()
     if stored is None:
         raise InputError(
             f"Expected a release in the ledger in {state}, there is none yet: nothing to export."

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import signal
 from collections.abc import Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -168,11 +168,9 @@ def _read_ledger_meta(state: Path, upgrade: bool) -> dict[str, str]:
         ledger = Ledger(state, writable=False)
     except (LedgerError, TamperedError):
         return {}
-    try:
+    with closing(ledger):
         start_choices.expect_upgrade_agreed(ledger, upgrade)
-    finally:
-        ledger.close()
-    return ledger.meta
+        return ledger.meta
 
 
 def _load_records(path: str, manifest: Manifest) -> data.Dataset:
