@@ -22,8 +22,8 @@ from topdp.agents.ledger import event_journal
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_database import LEDGER_FILE, database_error
 from topdp.agents.ledger.ledger_entries import LedgerEntry, TamperedError, chain_hash, digest_of, genesis_hash
+from topdp.agents.ledger.ledger_facts import parse_reply_code
 from topdp.agents.ledger.start_choices import BUDGET_KEY, recorded_budget
-from topdp.agents.wire.wire_codes import ReplyCode
 from topdp.errors import TopdpError
 from topdp.privacy.answers import GUARANTEES
 
@@ -169,13 +169,9 @@ def _check_facts(ledger: Ledger, entries: list[LedgerEntry]) -> None:
     for fault, is_so in faults.items():
         if is_so:
             raise TamperedError(f"Facts of the run are impossible: {fault}.")
-    for peer in ledger.recorded_peers():
-        ledger.quarantined(peer)
-    for name, code in ledger.database.rows("SELECT name, quarantined_for FROM peers"):
-        if code is not None and str(code) not in ReplyCode.__members__:
-            raise TamperedError(
-                f"Expected a reply code as the reason for the quarantine of {name}, got {code!r:.80}."
-            )
+    for name, words, code in ledger.database.rows("SELECT name, quarantined, quarantined_for FROM peers"):
+        if words is not None or code is not None:
+            parse_reply_code(str(name), code)
 
 
 def _check_budgets(ledger: Ledger) -> None:

@@ -92,13 +92,7 @@ class LedgerFacts:
     def quarantined(self, peer: str) -> Quarantine | None:
         row = self.database.one("SELECT quarantined, quarantined_for FROM peers WHERE name = ?", peer)
         words, code = row or (None, None)
-        if words is None:
-            return None
-        if str(code) not in ReplyCode.__members__:
-            raise TamperedError(
-                f"Expected a reply code as the reason for the quarantine of {peer}, got {code!r:.80}."
-            )
-        return Quarantine(ReplyCode[str(code)], str(words))
+        return None if words is None else Quarantine(parse_reply_code(peer, code), str(words))
 
     def lift_quarantine(self, peer: str) -> None:
         """Accept messages of `peer` again, after a person has examined the reason."""
@@ -177,6 +171,14 @@ class LedgerFacts:
         with self.database.transaction() as db:
             for column, value in columns.items():
                 event_journal.set_peer_fact(db, peer, column, value)
+
+
+def parse_reply_code(peer: str, code: object) -> ReplyCode:
+    if str(code) not in ReplyCode.__members__:
+        raise TamperedError(
+            f"Expected a reply code as the reason for the quarantine of {peer}, got {code!r:.80}."
+        )
+    return ReplyCode[str(code)]
 
 
 def parse_round(value: object) -> int:

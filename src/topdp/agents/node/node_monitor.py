@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import time
 from collections.abc import Callable
@@ -53,7 +54,7 @@ class NodeMonitor:
         self._birth = process_birth(os.getpid())
         self._written_at = self._reported_at = 0.0
         self._written: ProcessStatus | None = None
-        self._evaluated_round: int | None = None
+        self._evaluated_round = -math.inf
         self._evaluating: asyncio.Task[None] | None = None
         self._write_fails = False
         orders.withdraw(STOP_FILE)  # an order for an earlier process
@@ -128,15 +129,8 @@ class NodeMonitor:
             words = progress_in_words(status, ledger.spent, ledger.charged_by)
             if status.scores:
                 words += f"; {scores_in_words(status.scores)}"
-            facts: dict[str, object] = {
-                "rounds": status.rounds,
-                "epsilon": ledger.spent,
-                "budget": status.budget,
-                "waits_for": dict(status.waits_for),
-                "state": status.state,
-                "scores": status.scores,
-            }
-            self._log(words, "progress", facts)
+            facts = status.model_dump(include={"rounds", "budget", "waits_for", "state", "scores"})
+            self._log(words, "progress", {**facts, "epsilon": ledger.spent})
 
     def end(self, code: int) -> None:
         """Write the exit code to the status file. The ledger may be closed."""
@@ -151,11 +145,8 @@ class NodeMonitor:
         ledger, evaluation = self.agent.ledger, self.evaluation
         if evaluation is None or ledger.round < 0 or (self._evaluating and not self._evaluating.done()):
             return
-        if (
-            self._evaluated_round is None
-            or ledger.round >= self._evaluated_round + evaluation.every
-            or (self.agent.loop.all_done and ledger.round > self._evaluated_round)
-        ):
+        rounds = ledger.round - self._evaluated_round
+        if rounds >= evaluation.every or (self.agent.loop.all_done and rounds > 0):
             self._evaluated_round = ledger.round
             self._evaluating = asyncio.create_task(self._evaluate(evaluation, ledger.round))
 
