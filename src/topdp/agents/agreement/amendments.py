@@ -60,7 +60,7 @@ def sign_amendment(path: Path, manifest: Manifest, identities: Sequence[Identity
     if amendment_of(manifest) is None:
         raise InputError(f"Expected an amendment in {path}, got a manifest that amends none: do not sign it.")
     card = manifest.card(identities[0].card.name)
-    listed = next((held for held in identities if held.card.fingerprint == card.fingerprint), None)
+    listed = next((each for each in identities if each.card.fingerprint == card.fingerprint), None)
     if listed is None:
         raise TrustError(
             f"Expected the identity of {card.name}'s card in {path}, got another one. Name the folder of "

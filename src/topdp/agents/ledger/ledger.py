@@ -70,7 +70,7 @@ class Ledger(LedgerFacts):
         self.before_commit: Callable[[], None] = lambda: None  # inside the transaction of a release
         self.before_charge: Callable[[float], None] = lambda epsilon: None  # takes ε spent after the charge
         self._acknowledged: dict[tuple[str, int], None] = {}
-        self._kept: dict[str, list[int]] = {}  # receiver -> acknowledged rounds with bytes, increasing
+        self._resendable: dict[str, list[int]] = {}  # receiver -> acknowledged rounds with bytes, increasing
         self._logs = event_journal.EMPTY_LOGS  # as bound by the last charge
         self._last_sent: int | None = None
         self.last_entry: LedgerEntry | None = None
@@ -221,10 +221,9 @@ class Ledger(LedgerFacts):
         """Return the rounds whose rows `receiver` has not acknowledged, oldest first."""
         query = "SELECT round FROM outbox WHERE receiver = ? AND body IS NOT NULL ORDER BY round"
         rounds = [parse_round(row[0]) for row in self.database.rows(query, receiver)]
-        kept = self._kept.get(receiver, ())
-        return [
-            round for round in rounds if (receiver, round) not in self._acknowledged and round not in kept
-        ]
+        acknowledged = {*self._resendable.get(receiver, ())}
+        acknowledged |= {round for to, round in self._acknowledged if to == receiver}
+        return [round for round in rounds if round not in acknowledged]
 
     def body(self, receiver: str, round: int) -> bytes:
         """Return the stored bytes: the only ones that may ever be sent to `receiver` for `round`."""
@@ -255,24 +254,24 @@ class Ledger(LedgerFacts):
         other rows, or its own rows reveal the old copy. The record is in memory only: after a restart, the
         next greeting repeats the acknowledgement.
         """
-        kept = self._kept.setdefault(receiver, [])
+        rounds = self._resendable.setdefault(receiver, [])
         if receiver == ANY_RECEIVER:
             self._acknowledged[receiver, round] = None
-        elif round not in kept:
-            insort(kept, round)
+        elif round not in rounds:
+            insort(rounds, round)
         last = self.last_received(receiver)
-        while len(kept) > MAX_RESENT_ROWS or (len(kept) > 1 and kept[0] < last):
-            self._acknowledged[receiver, kept.pop(0)] = None
+        while len(rounds) > MAX_RESENT_ROWS or (len(rounds) > 1 and rounds[0] < last):
+            self._acknowledged[receiver, rounds.pop(0)] = None
 
-    def requeue(self, receiver: str, seen: int, most: int) -> int:
+    def requeue(self, receiver: str, last_round: int, limit: int) -> int:
         """Schedule rows for resending that `receiver` acknowledged but now reports as missing.
 
-        Of the rows after round `seen` whose bytes are kept, the first `most` are sent again, with the same
+        Of the rows after `last_round` whose bytes are kept, the first `limit` are sent again, with the same
         bytes. Return their number.
         """
-        kept = self._kept.get(receiver, [])
-        again = [round for round in kept if round > seen][:most]
-        self._kept[receiver] = [round for round in kept if round not in again]
+        rounds = self._resendable.get(receiver, [])
+        again = [round for round in rounds if round > last_round][:limit]
+        self._resendable[receiver] = [round for round in rounds if round not in again]
         return len(again)
 
     def last_received(self, sender: str) -> int:

@@ -111,11 +111,10 @@ def describe_status(facts: dict[str, Any]) -> dict[str, Any]:
         shown["round"] = f"{shown['round']}: this run was amended, and ends with round {facts['ends']}"
     for key in ("budget", "rounds", "ends", "delta"):
         shown.pop(key)
-    shown = {key: "yes" if value is True else value for key, value in shown.items()}
-    empty = [
-        key for key in OMITTED_WHEN_EMPTY if shown[key] is None or shown[key] is False or shown[key] == {}
-    ]
-    return {key: value for key, value in shown.items() if key not in empty}
+    for key in OMITTED_WHEN_EMPTY:
+        if shown[key] is None or shown[key] is False or shown[key] == {}:
+            del shown[key]
+    return {key: "yes" if value is True else value for key, value in shown.items()}
 
 
 def status_line(state: Path, facts: dict[str, Any]) -> str:

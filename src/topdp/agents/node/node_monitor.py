@@ -26,6 +26,7 @@ from topdp.agents.node.status_file import (
     scores_in_words,
 )
 from topdp.agents.runtime.agent import Agent
+from topdp.base.files import FileError
 
 if TYPE_CHECKING:
     from topdp.agents.node.owner_evaluation import OwnerEvaluation
@@ -163,10 +164,10 @@ class NodeMonitor:
         try:
             status.write(self.agent.folder)
             self._write_fails = False
-        except OSError as error:
+        except FileError as error:
             if not self._write_fails:
                 self._write_fails = True
-                self._log(f"could not write its status: {error.strerror}; it goes on", "status")
+                self._log(f"could not write its status, and goes on: {error}", "status")
 
     def _log(self, words: str, event: str, facts: dict[str, object] | None = None) -> None:
         name, round = self.agent.name, self.agent.ledger.round
