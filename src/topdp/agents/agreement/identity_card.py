@@ -6,7 +6,6 @@ There is no certificate authority. An agent is identified by the SHA-256 of its 
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -153,15 +152,6 @@ def check_address(address: str) -> str:
             f"agent.example.org:7400, or none for an agent that opens no port, got {address!r:.80}."
         )
     return address
-
-
-def is_loopback(address: str) -> bool:
-    """Return whether `host:port` is a loopback address."""
-    host = address.rpartition(":")[0].strip("[]")
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def read_text_file(path: Path) -> str:
