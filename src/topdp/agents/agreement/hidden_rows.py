@@ -53,7 +53,7 @@ def max_exact_norm(plan: Plan) -> float:
 
 
 def _coarsest_step(plan: Plan) -> float:
-    """Return the largest grid step of a row, times the largest weight if that is above 1."""
+    """Return the coarsest grid step of all rows, multiplied by the largest weight if that exceeds 1."""
     largest = 0.0
     for r in range(plan.releases):
         std = np.abs(plan[r].std[plan.exists[r]])

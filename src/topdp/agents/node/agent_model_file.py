@@ -56,7 +56,11 @@ def export_model(state: Path, file: Path, format: str | None = None) -> int:
     rows = load(body)
     row = next((rows[str(number)] for number in facts["rows"] if str(number) in rows), None)
     if row is None:
-        raise InputError(f"Expected a model's row in the ledger in {state}, got rows {', '.join(rows)}.")
+        raise InputError(
+            f"Expected row {' or '.join(map(str, facts['rows']))}, which holds the model, in the last "
+            f"release of the ledger in {state}, got rows {', '.join(rows)}. {MODEL_FACTS_FILE} may "
+            "be of another run."
+        )
     inputs = InputKind(tuple(facts["inputs"]), str(facts["input_type"]))
     flat = FlatModel(
         named_model(parse_stored(facts["config"], MODEL_FACTS_FILE), inputs.shape, int(facts["outputs"]))
