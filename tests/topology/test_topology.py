@@ -337,7 +337,7 @@ def test_describe_is_json_with_the_numbers_of_the_graph() -> None:
         (lambda: from_edges([(0, 1), (1, 5)], 3), r"from 0 to 2, got the edge \(1, 5\)"),
         (lambda: from_edges([(0, 1), (1, -1)]), r"from 0 to 1, got the edge \(1, -1\)"),
         (lambda: from_edges([(0, 1), (1, 1)]), "Expected no self loops, got one at agent 1"),
-        (lambda: from_edges([(0, 1), (2, 3)]), r"got 2 components: \{0, 1\}, \{2, 3\}; link them"),
+        (lambda: from_edges([(0, 1), (2, 3)]), r"got 2 components: \{0, 1\}, \{2, 3\}; connect them"),
         (lambda: from_edges([(0, 1)], 3), r"got 2 components: \{0, 1\}, \{2\}"),
         (lambda: Topology("x", np.zeros((2, 3))), r"Expected a square adjacency matrix, got shape \(2, 3\)"),
         (lambda: Topology("x", [[0, 2], [2, 0]]), "edges have no weights"),
@@ -389,8 +389,8 @@ def test_text_names_keep_their_order(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "Expected at least one link"),
-        ("# nothing\n\n", "Expected at least one link"),
+        ("", "Expected at least one edge"),
+        ("# nothing\n\n", "Expected at least one edge"),
         ("0 1\n1 1\n", "line 2: expected two different agents, got the self loop '1 1'"),
         ("0 1\n\n1 -> 2\n", "line 3: expected an undirected edge 'a b', got '1 -> 2'"),
         ("Source,Target\n0,1\n", "line 1: expected an edge, got the header 'Source,Target'.* directed"),

@@ -73,8 +73,8 @@ def _link(line: str, where: str) -> tuple[str, str, float]:
     }
     if header:
         raise TopologyError(
-            f"{where}: expected an edge, got the header {content!r}, which marks a directed graph; remove the "
-            f"line if every edge works both ways."
+            f"{where}: expected an edge, got the header {content!r}, which marks a directed graph; remove "
+            f"the line if every edge works both ways."
         )
     weight = _number(names.pop()) if len(names) == 3 else 1.0
     if len(names) != 2 or weight is None or any(not part.strip() for part in content.split(",")):
