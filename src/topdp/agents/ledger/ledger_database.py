@@ -176,7 +176,7 @@ class LedgerDatabase:
         return db
 
     def _is_new(self, identity: Mapping[str, str]) -> bool:
-        """Return whether the file has no tables. Raise LedgerError if so and there is no identity to write."""
+        """Return whether the file has no tables. Raise LedgerError if it then needs an identity."""
         is_new = not self.rows("SELECT 1 FROM sqlite_master")
         if is_new and not identity:
             raise LedgerError(
