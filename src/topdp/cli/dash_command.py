@@ -20,7 +20,7 @@ def dash(
     paths: Annotated[
         list[Path] | None,
         typer.Argument(
-            metavar="[PATH]...",
+            metavar="PATH",
             help="Folders of one or more runs (new runs appear automatically), or agents' state folders. "
             "Default: runs/.",
             show_default=False,
@@ -73,7 +73,8 @@ def dash(
     """
     if any(importlib.util.find_spec(package) is None for package in DASH_PACKAGES):
         raise InputError(
-            "The live page needs starlette and uvicorn, which are not installed: pip install 'topdp[dash]'."
+            "The live page needs starlette and uvicorn, which are not installed: "
+            "pip install -c constraints.txt '.[dash]'."
         )
     import asyncio
     from contextlib import suppress

@@ -65,7 +65,6 @@ SECRET_PARTNERS = 16
 CONTENDER_MODELS: dict[str, dict[str, Any]] = {
     "scattering + linear": {"data": {"features": "scattering"}, "model": {"name": "linear"}},
     "mlp": {"model": {"name": "mlp"}},
-    "cnn": {"model": {"name": "cnn"}},
 }
 
 
@@ -79,15 +78,15 @@ def frontier_run(
     seed: int,
     validation: float | None = None,
 ) -> RunConfig:
-    """Return the configuration of one run, with σ still to be calibrated. An infinite ε means no noise.
+    """Return the configuration of one run; its noise is calibrated later.
 
+    `epsilon`: the budget; infinite for a method without noise, and then no budget is set.
     `validation`: the share of training records to test on; None tests on the test set.
     """
     tuned: dict[str, Any] = {"gossip": candidate.gossip} if "gossip" in contender.knobs else {}
     if "exponent" in contender.knobs:
-        exponent = candidate.exponent
-        law = {"kind": "power", "exponent": exponent} if exponent else {"kind": "constant"}
-        tuned["noise_schedule"] = law
+        power = {"kind": "power", "exponent": candidate.exponent}
+        tuned["noise_schedule"] = power if candidate.exponent else {"kind": "constant"}
     parts = CONTENDER_MODELS[model]
     tree: dict[str, Any] = {
         "seed": seed,

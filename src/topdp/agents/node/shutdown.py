@@ -1,4 +1,4 @@
-"""How an agent's process ends on a signal: in order if it can, and within a stated time in any case.
+"""The end of an agent's process on a signal: in order if possible, within a stated time in any case.
 
 The first SIGTERM or SIGINT asks the agent to end; a second one ends the process at once. If the agent has not
 ended `AGENT_SHUTDOWN_SECONDS` after the first, the log names the tasks that hang, and the process exits. The
@@ -94,9 +94,6 @@ def exit_without_cleanup(code: int) -> None:
     """
     main = sys.modules.get("__main__")
     spec = getattr(main, "__spec__", None)
-    if (spec is not None and spec.name == "topdp.__main__") or _program_name(main) == "topdp":
+    program = Path(getattr(main, "__file__", None) or "-").stem
+    if program == "topdp" or (spec is not None and spec.name == "topdp.__main__"):
         atexit.register(exit_now, code)
-
-
-def _program_name(main: object) -> str:
-    return Path(getattr(main, "__file__", None) or "-").stem

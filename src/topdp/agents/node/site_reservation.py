@@ -11,6 +11,7 @@ import logging
 import math
 import os
 import secrets
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +32,7 @@ SITE_RUN_KEY = "site_run"  # the key of the random part of a ledger's id in the 
 
 
 def site_folder(site: Path | None, identity: Path) -> tuple[Path, bool]:
-    """The folder of the site budget, and whether the user chose it (with --site or TOPDP_SITE)."""
+    """Return the folder of the site budget, and whether the user chose it (with --site or TOPDP_SITE)."""
     chosen = site or (Path(os.environ[SITE_VARIABLE]) if os.environ.get(SITE_VARIABLE) else None)
     return (chosen, True) if chosen else (identity / "site", False)
 
@@ -57,7 +58,7 @@ class SiteReservation:
         )
         data = fingerprint_records(budget.key, np.asarray(records[0]), np.asarray(records[1]), source)
         self.budget, self.agent, self._ledger_id = budget, agent, request.ledger_id
-        self._reserved = budget.reserve(request, data, _charge_count(ledger))
+        self._reserved = budget.reserve(request, data, ledger.charge_count)
         ledger.before_charge = self._raise_if_needed
 
     def _raise_if_needed(self, epsilon: float) -> None:
@@ -66,10 +67,10 @@ class SiteReservation:
             self._reserved = epsilon
 
     def end(self) -> None:
-        """Give back what was not spent, if the run can make no further release."""
+        """Release the unspent part of the reservation if the run can make no further release."""
         ledger = self.agent.ledger
         if self.agent.loop.all_done:
-            self.budget.finalize(self._ledger_id, _spent(ledger), _charge_count(ledger))
+            self.budget.finalize(self._ledger_id, _spent(ledger), ledger.charge_count)
         self.budget.close()
 
 
@@ -94,18 +95,13 @@ def reserve_site_budget(
 
 def close_run(site: Path, state: Path) -> float:
     """End a run for good and free what it did not spend: its data enter no further round. Return ε spent."""
-    ledger = Ledger.reopen(state)
-    budget = SiteBudget(site)
-    try:
+    with closing(Ledger(state)) as ledger, closing(SiteBudget(site)) as budget:
         if ledger.stopped_at is None:
             ledger.stop_data(ledger.round + 1)
         spent = _spent(ledger)
-        if not budget.finalize(_ledger_id(ledger), spent, _charge_count(ledger)):
+        if not budget.finalize(_ledger_id(ledger), spent, ledger.charge_count):
             raise LedgerError(f"Expected a run of {state} in the site budget in {site}, there is none.")
         return spent
-    finally:
-        budget.close()
-        ledger.close()
 
 
 def _spent(ledger: Ledger) -> float:
@@ -113,12 +109,8 @@ def _spent(ledger: Ledger) -> float:
 
 
 def _ledger_id(ledger: Ledger) -> str:
-    """A random id, with the identity of the file, which a copy does not share."""
+    """Return a random id with the identity of the file, which a copy does not share."""
     if SITE_RUN_KEY not in ledger.meta:
         ledger.database.remember(SITE_RUN_KEY, secrets.token_hex(16))
     file = (ledger.folder / LEDGER_FILE).stat()
     return f"{ledger.meta[SITE_RUN_KEY]} {file.st_dev} {file.st_ino}"
-
-
-def _charge_count(ledger: Ledger) -> int:
-    return ledger.last_entry.number + 1 if ledger.last_entry else 0

@@ -12,12 +12,12 @@ import os
 import stat
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from topdp.base.files import write_atomically
 from topdp.errors import InputError
 
 STATUS_FILE = "status.json"
@@ -72,21 +72,11 @@ class ProcessStatus(BaseModel):
 
     def write(self, folder: Path) -> None:
         """Write the file without waiting for the disk: after a power cut no process runs anyway."""
-        path = folder / STATUS_FILE
-        beside = path.with_name(f".{STATUS_FILE}.{os.getpid()}")
-        try:
-            handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump(self.model_dump(), file)
-            os.replace(beside, path)
-        except OSError:
-            with suppress(OSError):
-                beside.unlink()
-            raise
+        write_atomically(folder / STATUS_FILE, json.dumps(self.model_dump()), mode=0o600, durable=False)
 
     @classmethod
     def read(cls, folder: Path) -> ProcessStatus | None:
-        """The last status; None if there is none."""
+        """Return the last status, or None if there is none."""
         path = folder / STATUS_FILE
         try:
             facts = os.lstat(path)
@@ -105,25 +95,18 @@ class ProcessStatus(BaseModel):
 
     @property
     def liveness(self) -> Liveness:
-        """Whether the process that wrote this runs."""
-        age = time.time() - self.written
-        if self.state == "ended":
+        """Whether the process that wrote this status runs."""
+        is_recent = time.time() - self.written <= PROCESS_SILENCE_SECONDS
+        is_here = self.begun.startswith(_machine_id())  # else only the file shows whether the process runs
+        if self.state == "ended" or (is_here and process_birth(self.process) != self.begun):
             return "not running"
-        if self.begun.startswith(_machine_id()):
-            runs = process_birth(self.process) == self.begun
-            return (
-                "not running"
-                if not runs
-                else "running"
-                if age <= PROCESS_SILENCE_SECONDS
-                else "not answering"
-            )
-        # In another container, only the file shows whether the process runs.
-        return "running" if age <= PROCESS_SILENCE_SECONDS else "not running"
+        if is_recent:
+            return "running"
+        return "not answering" if is_here else "not running"
 
 
 def process_birth(process: int) -> str:
-    """A name that no other process has: machine, its boot, process namespace, and start time."""
+    """Return a name that no other process has: machine, its boot, process namespace, and start time."""
     try:
         facts = Path(f"/proc/{process}/stat").read_text(encoding="ascii", errors="replace")
         fields = facts.rpartition(")")[2].split()  # the name before may contain anything
@@ -137,7 +120,7 @@ def process_birth(process: int) -> str:
 
 
 def _machine_id() -> str:
-    """The machine since its boot, and its process namespace."""
+    """Return a name of the machine since its boot, and of its process namespace."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')} "
@@ -150,7 +133,8 @@ def epsilon_in_words(epsilon: float | None) -> str:
 
 
 def age_in_words(since: float, now: float | None = None) -> str:
-    """
+    """Return the time since `since`, both in seconds since the epoch, as text.
+
     >>> age_in_words(100, 142), age_in_words(100, 100 + 3 * 3600 + 120), age_in_words(100, 90)
     ('42 s', '3 h 2 min', '0 s')
     """
@@ -162,7 +146,7 @@ def age_in_words(since: float, now: float | None = None) -> str:
 
 
 def progress_in_words(status: ProcessStatus, spent: float | None, charged_by: str) -> str:
-    """Round, budget, and the neighbours that the agent waits for."""
+    """Return round, budget, and the neighbours that the agent waits for, as text."""
     words = f"round {max(status.round, 0)} of {status.rounds}" if status.round >= 0 else "no release yet"
     words += f", epsilon {epsilon_in_words(spent)} of {status.budget:.4g} spent ({charged_by})"
     if status.state == "paused":
@@ -174,7 +158,8 @@ def progress_in_words(status: ProcessStatus, spent: float | None, charged_by: st
 
 
 def scores_in_words(scores: Mapping[str, Any]) -> str:
-    """
+    """Return the scores of `OwnerEvaluation` as text.
+
     >>> scores_in_words({"round": 3, "on": "test", "records": 40, "loss": 0.2, "metrics": {"accuracy": 0.9}})
     'accuracy 90.00% on 40 test records of its own (round 3)'
     """

@@ -148,9 +148,9 @@ def restored(manifest: Manifest, meta: Mapping[str, str], own: Sequence[Successo
 
 
 def chosen(manifest: Manifest, identities: Sequence[Identity], meta: Mapping[str, str]) -> Identity:
-    """Of the identities of an agent the newest that all its neighbours know; else the one in the manifest.
+    """Return the newest identity that all neighbours know, or else the one in the manifest.
 
-    An expired one is not shown any more: then the newest is, and a neighbour that knows it accepts it.
+    An expired identity is replaced by the newest one, which a neighbour that knows its card accepts.
     """
     name = identities[0].card.name
     if len(identities) == 1:

@@ -239,9 +239,9 @@ class PeerContacts:
         if self.gossip is None or self.gossip.begun or not body:
             return False
         # Later: keys are here that name the run, and the rest is asked for again.
-        return self.take_statements(peer, body).code is ReplyCode.LATER
+        return self.take_notices(peer, body).code is ReplyCode.LATER
 
-    def take_statements(self, peer: str, body: bytes) -> Reply:
+    def take_notices(self, peer: str, body: bytes) -> Reply:
         """Keep what agents have signed and `peer` passes on; return the answer."""
         assert self.gossip is not None
         try:

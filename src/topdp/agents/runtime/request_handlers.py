@@ -1,4 +1,4 @@
-"""How an agent answers its neighbours: greetings, rows, the last message, statements and cards.
+"""How an agent answers its neighbours: greetings, rows, the last message, notices and cards.
 
 Every request comes from an authenticated peer (`wire`); here it is judged, written down and answered. Live
 pairing adds answers of its own.
@@ -147,7 +147,7 @@ class RequestHandlers:
         return Reply(ReplyCode.OK)
 
     async def _news(self, peer: str, message: Message) -> Reply:
-        return self.peers.take_statements(peer, message.body)
+        return self.peers.take_notices(peer, message.body)
 
     async def _card(self, peer: str, message: Message) -> Reply:
         code, words, culprit = self.peers.card_updates.take(message.body)

@@ -4,7 +4,7 @@ One object from the first start to the end of a run: it makes or finds the key, 
 all others, hands the seeds to the draws, marks what was made, and erases the key. Missing neighbours are
 excluded for good, and counted as colluders: it applies the result of `departures` to the agent's loop, for
 which neighbours it does not wait, which colluders its meter counts, and when the agent must stop.
-`statement_gossip` carries the statements.
+`statement_gossip` carries the notices.
 
 **Guarantees.** No shared draw is made before the keys of all agents are here, and all have stated the run
 that these name: so nobody begins while an agent has stated two different keys. A key is on disk before it is

@@ -67,7 +67,7 @@ def server_credentials(identity: Identity, cards: Callable[[], Sequence[Card]]) 
 
 
 def channel(target: str, card: Card, identity: Identity, idle_timeout: float) -> Any:
-    """To the agent of `card` at `target`."""
+    """Open a channel to the agent of `card` at `target`."""
     options = [
         *_options(idle_timeout),
         ("grpc.use_local_subchannel_pool", 1),
@@ -158,7 +158,7 @@ class AcceptedStream(FrameStream):
             raise ConnectionError(f"the call ended: {quoted(error)}") from None
 
     async def end(self) -> None:
-        """Nothing to do: the call ends with its handler, after all that was written."""
+        """Do nothing: the call ends with its handler, after everything that was written."""
 
 
 def _frame(data: Any) -> wire.Frame | None:

@@ -47,7 +47,7 @@ class FrameStream(ABC):
 
     @abstractmethod
     async def end(self) -> None:
-        """Write nothing more. Returns when the peer has read all, if that can be known."""
+        """Close the sending side. Return when the peer has read everything, if the transport can tell."""
 
 
 @dataclass(frozen=True)

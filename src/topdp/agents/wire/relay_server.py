@@ -137,7 +137,7 @@ class RelayServer:
             waiting.over.set()
 
     async def _called(self, waiting: _RelayWaiter) -> Connection | None:
-        """Who calls; None when the one who waits has left, or has spoken out of turn."""
+        """Return the caller; None if the waiting agent has left, or has sent bytes out of turn."""
         leaving = asyncio.create_task(waiting.end.reader.read(1))
         both: list[asyncio.Future[Any]] = [leaving, waiting.caller]
         wait = partial(asyncio.wait, both, return_when=asyncio.FIRST_COMPLETED)

@@ -32,7 +32,7 @@ async def end_all(tasks: Iterable[asyncio.Task[Any]], of_what: str) -> None:
 
 
 async def ends(tasks: Iterable[asyncio.Task[Any]], of_what: str) -> None:
-    """As `end_all`, for tasks that are about to end and need not be cancelled."""
+    """Wait for tasks like `end_all`, without cancelling them, because they are about to end."""
     left = set(tasks)
     if not left:
         return
@@ -90,7 +90,7 @@ class Reply:
 
     @property
     def reason(self) -> str:
-        """For people: nothing is decided by it."""
+        """The explanation for people; no code depends on it."""
         return self.words or self.code.words
 
 
