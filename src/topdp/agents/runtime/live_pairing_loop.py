@@ -2,12 +2,12 @@
 
 In every round the agent proposes an exchange to its neighbours, in random order and the last partner last,
 until one accepts; the two exchange estimates (Algorithm 2). An agent that finds no partner works alone with
-full noise. If the outcome of an exchange is in doubt, the agent asks for it, works on and exchanges with others.
-Each agent counts its own rounds. No agent waits for another, except at the beginning, until all neighbours
-are there.
+full noise. If the outcome of an exchange is in doubt, the agent asks for it, works on and exchanges with
+others. Each agent counts its own rounds. No agent waits for another, except at the beginning, until all
+neighbours are there.
 
-**Guarantees.** As for every `AgentLoop`. Which exchanges happen is not known in advance, so the agent charges by
-worst case, which counts only an agent's own draws. Rows that carry no data any more are made of rows that
+**Guarantees.** As for every `AgentLoop`. Which exchanges happen is not known in advance, so the agent charges
+by worst case, which counts only an agent's own draws. Rows that carry no data any more are made of rows that
 count as seen, and of noise: they cost nothing. Poisson batches are refused: their cost is computed for a
 plan.
 """
