@@ -169,7 +169,8 @@ class LivePairingLoop(AgentLoop):
     async def _ask_one(self, peer: str) -> None:
         id, own = self.pairing.propose(), self.ledger.round
         try:
-            reply = await self._request(peer, Message.of(MessageKind.PROPOSE, own, id.encode()))
+            reply = await self.peers.request(peer, Message.of(MessageKind.PROPOSE, own, id.encode()))
+            self._slow.pop(peer, None)
             self.hooks.reached("after_propose")
             if not reply.ok:
                 return
@@ -184,8 +185,9 @@ class LivePairingLoop(AgentLoop):
             self.hooks.reached("after_commit")
             if verdict is ReplyCode.OK:
                 await self._settle()
-        except Unreachable:
-            pass
+        except Unreachable:  # it is left alone for one round, then two, four, and so on
+            times = self._slow.get(peer, (0, 0))[0] + 1
+            self._slow[peer] = (times, own + 2 ** min(times, 20))
         finally:
             self.pairing.give_up()
 
@@ -236,17 +238,6 @@ class LivePairingLoop(AgentLoop):
                     elif reply.code is ReplyCode.COMMITTED:
                         self._take(partner, pair.id, reply.body)
         self.peers.changed.set()
-
-    async def _request(self, peer: str, message: Message) -> Reply:
-        """A neighbour that does not answer is left alone for one round, then two, four, and so on."""
-        try:
-            reply = await self.peers.request(peer, message)
-        except Unreachable:
-            often, _ = self._slow.get(peer, (0, 0))
-            self._slow[peer] = (often + 1, self.ledger.round + 2 ** min(often + 1, 20))
-            raise
-        self._slow.pop(peer, None)
-        return reply
 
     # Answering
 

@@ -94,9 +94,7 @@ class RelayServer:
         except (OSError, asyncio.IncompleteReadError, TimeoutError):
             pass  # it is gone
         finally:
-            self.connections[address] -= 1
-            if not self.connections[address]:
-                del self.connections[address]
+            self.connections -= Counter([address])  # keeps no zeros
             end.writer.close()
             asyncio.get_running_loop().call_later(1.0, end.cut)
 

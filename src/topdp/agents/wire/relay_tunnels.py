@@ -58,14 +58,14 @@ class RelayRoute:
     peer: str
     refusals: RefusalLog
 
-    async def joined(self, wish: str) -> Connection:
-        """A connection that the relay has joined with one of the neighbour."""
-        async with asyncio.timeout(3 * RELAY_HEARTBEAT_SECONDS):
+    async def joined(self, wish: str, patience: float | None = None) -> Connection:
+        """Return a connection that the relay has joined with one of the neighbour. `patience`: per step."""
+        async with asyncio.timeout(patience):
             end = await dialled(self.relay)
         try:
             end.writer.write(greeting(wish, self.place))
             while True:
-                async with asyncio.timeout(3 * RELAY_HEARTBEAT_SECONDS):
+                async with asyncio.timeout(patience):
                     word = await end.reader.readexactly(1)
                 if word == JOINED:
                     return end
@@ -104,7 +104,7 @@ class RelayListener:
         while True:
             await self._free.acquire()
             try:
-                end = await self.route.joined(WAIT)
+                end = await self.route.joined(WAIT, 3 * RELAY_HEARTBEAT_SECONDS)
             except RELAY_FAILURES as error:
                 self._free.release()
                 self.route.report(error)
