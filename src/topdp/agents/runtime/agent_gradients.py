@@ -123,7 +123,7 @@ class ExactGradients:
 
 
 @final
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class AgentGradients:
     """The agent's mean clipped gradient, on its own records.
 

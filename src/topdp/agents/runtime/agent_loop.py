@@ -18,6 +18,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 import torch
@@ -39,31 +40,22 @@ Activity = Literal["waits", "computes", "ends"]
 """What an agent does at the moment, for people: wait between releases, compute one, or end."""
 
 
+@dataclass(eq=False, repr=False)
 class AgentLoop(ABC):
     """One agent from its first round to its end."""
 
-    def __init__(
-        self,
-        context: AgentContext,
-        peers: PeerContacts,
-        *,
-        finished: Callable[[], None],
-        shared_draws: SharedDraws | None,
-        mark: Callable[[int], None],
-    ) -> None:
-        """`finished` is called after the last round, before the agent sends what it still owes.
+    context: AgentContext
+    peers: PeerContacts
+    _: KW_ONLY
+    finished: Callable[[], None]  # called after the last round, before the agent sends what it still owes
+    shared_draws: SharedDraws | None  # where agents share draws
+    mark: Callable[[int], None]  # called when a round is in the ledger, before its rows leave
 
-        `shared_draws`: where agents share draws. `mark`: called when a round is in the ledger, before its
-        rows leave.
-        """
-        self.mark = mark
+    def __post_init__(self) -> None:
         self._heard = False  # has waited, as long as the rule allows, for what neighbours have
         self.drained = 0  # ticks since the last round
-        self.shared_draws = shared_draws
-        self.context, self.ledger, self.peers, self.hooks = context, peers.ledger, peers, context.hooks
-        self.meter = context.meter
-        self.finished = finished
-        self.name = context.name
+        self.ledger, self.hooks = self.peers.ledger, self.context.hooks
+        self.meter, self.name = self.context.meter, self.context.name
         self.stopping = asyncio.Event()
         self.timing, self.waits = RoundTiming(), PeerWaits()
         self.paused: Callable[[], bool] = lambda: False  # whether a person wants no further release for now

@@ -20,17 +20,16 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, final
+from typing import final
 
 from torch import Tensor
 
 from topdp.agents.ledger.ledger_entries import digest_of
 from topdp.agents.ledger.pairing_records import PairingRecords, PairRecord
 from topdp.agents.ledger.stored_rows import ANY_RECEIVER
-from topdp.agents.runtime.agent_context import AgentContext
 from topdp.agents.runtime.agent_loop import AgentLoop, TickClock
 from topdp.agents.runtime.agent_rows import mixed, noised, stepped
-from topdp.agents.runtime.peer_contacts import TICKS_PER_TIMEOUT, PeerContacts
+from topdp.agents.runtime.peer_contacts import TICKS_PER_TIMEOUT
 from topdp.agents.runtime.peer_messages import Handover
 from topdp.agents.wire import row_payload
 from topdp.agents.wire.transport import Message, Reply, Unreachable
@@ -56,18 +55,18 @@ def supports(plan: Plan) -> str | None:
 class LivePairingLoop(AgentLoop):
     """The loop of one agent without drawn partners."""
 
-    def __init__(self, context: AgentContext, peers: PeerContacts, **wiring: Any) -> None:
-        super().__init__(context, peers, **wiring)
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.pairing = PairingRecords(self.ledger)
-        config = context.manifest.config
+        config = self.context.manifest.config
         self.alpha, self.own_share = config.method.alpha, config.method.own_share
         self.reuses = METHODS[config.method.name].reuses_noise
-        self.deviation = context.part.plan.full_scale
+        self.deviation = self.context.part.plan.full_scale
         self._chance = CHANCE()
         self._awaited = False  # whether it has waited for neighbours that were not there
         self._slow: dict[str, tuple[int, int]] = {}  # failed requests in a row, and the round to ask again
         self._asking: dict[str, asyncio.Task[None]] = {}  # partners with whom an exchange is being settled
-        peers.handlers |= {
+        self.peers.handlers |= {
             MessageKind.PROPOSE: self._propose,
             MessageKind.COMMIT: self._commit,
             MessageKind.RESOLVE: self._resolve,

@@ -18,6 +18,7 @@ from time import time
 from typing import TYPE_CHECKING, Any, final
 
 from topdp.agents.agreement.signatures import RowSignatures
+from topdp.agents.ledger import stored_rows
 from topdp.agents.ledger.inbox import Inbox
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.runtime.agent_hooks import AgentHooks
@@ -44,7 +45,7 @@ RequestHandler = Callable[[str, Message], Awaitable[Reply]]
 
 
 @final
-@dataclass(kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False, repr=False)
 class PeerContacts:
     """The neighbours of one agent: what it exchanges messages with, and their state in this process."""
 
@@ -116,8 +117,22 @@ class PeerContacts:
                 self._end_by_terms()
 
     def greeting(self, peer: str) -> Greeting:
-        run, statements = (self.gossip.run, self.gossip.news.total()) if self.gossip else ("", 0)
-        return self.beliefs.greeting(peer, self.terms, run, statements)
+        """Return what this agent reports to `peer`."""
+        database = self.ledger.database
+        received = stored_rows.newest_received(database, peer)
+        sent = stored_rows.newest_sent(database, stored_rows.receiver_of(database, peer))
+        return Greeting(
+            terms=self.terms,
+            charged=self.ledger.last_sent_round,
+            seen=received.round,
+            round=self.ledger.round,
+            run=self.gossip.run if self.gossip else "",
+            seen_digest=received.digest,
+            seen_signature=received.signature,
+            sent=sent.round,
+            sent_digest=sent.digest,
+            statements=self.gossip.news.total() if self.gossip else 0,
+        )
 
     def take_greeting(self, peer: str, body: bytes, received: int | None) -> ReplyCode:
         """Learn what `peer` reports in a greeting; return how to answer it.

@@ -21,7 +21,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from topdp.agents.ledger import stored_rows
-from topdp.agents.runtime.peer_messages import Greeting, LinkTerms
+from topdp.agents.runtime.peer_messages import Greeting
 from topdp.agents.wire.wire_codes import ReplyCode
 from topdp.errors import TrustError
 
@@ -57,24 +57,6 @@ class PeerBeliefs:
         """
         last, done = self.passed.get(peer, (-1, -1))
         return last < round <= done
-
-    def greeting(self, peer: str, terms: LinkTerms, run: str, statements: int) -> Greeting:
-        received = stored_rows.newest_received(self.ledger.database, peer)
-        sent = stored_rows.newest_sent(
-            self.ledger.database, stored_rows.receiver_of(self.ledger.database, peer)
-        )
-        return Greeting(
-            terms=terms,
-            charged=self.ledger.last_sent_round,
-            seen=received.round,
-            round=self.ledger.round,
-            run=run,
-            seen_digest=received.digest,
-            seen_signature=received.signature,
-            sent=sent.round,
-            sent_digest=sent.digest,
-            statements=statements,
-        )
 
     def judge(self, peer: str, greeting: Greeting, received: int | None) -> bool:
         """Apply the consequence of a greeting: the end of this agent, a quarantine of `peer`, or none.

@@ -15,15 +15,14 @@ departed agent are left out and taken back where the ledgers of all cover that (
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, final
 
 from torch import Tensor
 
 from topdp.agents.ledger.ledger_entries import ReleaseCost
-from topdp.agents.runtime.agent_context import AgentContext
 from topdp.agents.runtime.agent_loop import AgentLoop, TickClock
 from topdp.agents.runtime.agent_rows import AS_PLANNED, kept, make
-from topdp.agents.runtime.peer_contacts import TICKS_PER_TIMEOUT, PeerContacts
+from topdp.agents.runtime.peer_contacts import TICKS_PER_TIMEOUT
 from topdp.agents.runtime.row_monitor import RowMonitor
 from topdp.agents.wire import row_payload
 
@@ -35,9 +34,9 @@ if TYPE_CHECKING:
 class PlannedLoop(AgentLoop):
     """The loop of one agent under a plan."""
 
-    def __init__(self, context: AgentContext, peers: PeerContacts, **wiring: Any) -> None:
-        super().__init__(context, peers, **wiring)
-        self.watch = RowMonitor(peers.refusals, context.manifest.rules.largest_drift)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.watch = RowMonitor(self.peers.refusals, self.context.manifest.rules.largest_drift)
 
     async def _next_round(self) -> bool:
         waits_for_ever = not self.context.manifest.rules.tolerates_silence

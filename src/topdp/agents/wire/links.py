@@ -52,7 +52,7 @@ class _PendingReply:
         self.sent = True
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Link:
     """`run` serves the link until it ends; `request` may be called meanwhile."""
 
