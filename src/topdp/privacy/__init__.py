@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from topdp.privacy.observers.view import View, view
     from topdp.privacy.observers.worst_case import WorstCase, worst_case
     from topdp.privacy.published.calibration import Calibrated, Calibration
-    from topdp.privacy.published.calibration_table import side_by_side
-    from topdp.privacy.published.calibrations import CALIBRATIONS
+    from topdp.privacy.published.calibrations import CALIBRATIONS, side_by_side
     from topdp.privacy.published.claims import Analysis
     from topdp.privacy.query import Query
     from topdp.privacy.spending_curve import Spending, spending
@@ -103,7 +102,7 @@ __getattr__ = lazy_exports(
         "mu_of": "basics.gaussian",
         "noise_multiplier": "basics.gaussian",
         "outsider": "observers.adaptive",
-        "side_by_side": "published.calibration_table",
+        "side_by_side": "published.calibrations",
         "spending": "spending_curve",
         "view": "observers.view",
         "worst_case": "observers.worst_case",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
 import numpy as np
@@ -31,15 +30,12 @@ if TYPE_CHECKING:
 
 
 @final
-@dataclass(frozen=True)
 class AdaptiveAnswer(ObservedAnswer):
     name = "adaptive"
-    key = "adaptive"
     assumptions = (
         "Each other agent, or the colluders together, with all that the view gives them and also every "
         "agent's estimate in every round, the last included. No assumption on gradients."
     )
-    rank = 0
     public = Public.ESTIMATES
     counts_colluders = True
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
 from topdp.base.array_types import Floats
@@ -27,16 +26,13 @@ if TYPE_CHECKING:
 
 
 @final
-@dataclass(frozen=True)
 class ViewAnswer(ObservedAnswer):
     name = "view"
-    key = "view"
     assumptions = (
         "Each other agent alone, honest but curious, with all rows it reads in all rounds, its own draws and "
         "data, and all random choices of the protocol, in training whose gradients do not react: others' "
         "later gradients may react to a changed record, and that is not in it. Information, no guarantee."
     )
-    rank = 3
     public = Public.NOTHING
     proved = False
 
