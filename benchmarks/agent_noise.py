@@ -49,7 +49,7 @@ def agent() -> tuple[AgentContext, int]:
     """An agent of the default job, and the round in which it makes most rows."""
     wanted = config.read(changes=["privacy.guarantee=worst-case", "privacy.epsilon=10.0", "rounds=4"])
     graph = RunOutline.of(wanted).graph
-    complete, _ = complete_config(wanted, graph, (2000,) * graph.agents)
+    complete, _ = complete_config(wanted, graph, (2000,) * graph.agents, manifest.Rules())
     cards = [identity.generate(f"agent{i}", f"127.0.0.1:{7000 + i}").card for i in range(graph.agents)]
     links = [(cards[i].name, cards[j].name) for i, j in graph.edges.tolist()]
     setup = RunSetup.of(manifest.new_manifest(cards, links, complete))

@@ -13,7 +13,7 @@ import pytest
 import topdp as package
 from builders import blobs_file
 from topdp import errors
-from topdp.errors import ExitCode, InputError, TopdpError
+from topdp.errors import ExitCode, InputError, TopdpError, translate_memory_errors
 
 PAGE = Path(__file__).parents[1] / "docs" / "configuration.md"
 
@@ -88,6 +88,19 @@ def test_each_code_but_done_and_unexpected_has_one_base():
     bases = [one for _, one in inspect.getmembers(errors, inspect.isclass) if TopdpError in one.__bases__]
     raised = sorted(base.code for base in bases)
     assert raised == sorted(set(ExitCode) - {ExitCode.DONE, ExitCode.UNEXPECTED})
+
+
+@pytest.mark.parametrize(
+    ("error", "begins"),
+    [
+        (MemoryError(), "Not enough memory. Use fewer"),
+        (MemoryError("Unable to allocate 8 TiB."), "Not enough memory: Unable to allocate 8 TiB. Use fewer"),
+        (RuntimeError("CUDA out of memory.\nTried"), "Not enough memory: CUDA out of memory. Use fewer"),
+    ],
+)
+def test_too_little_memory_is_wrong_input(error, begins):
+    with pytest.raises(InputError, match=f"^{re.escape(begins)}"), translate_memory_errors():
+        raise error
 
 
 def test_wrong_input_is_a_value_error():

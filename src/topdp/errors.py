@@ -81,20 +81,25 @@ class Interrupted(TopdpError):  # noqa: N818 - a state, not a fault
 
 @contextmanager
 def translate_memory_errors() -> Iterator[None]:
-    """Report running out of memory as wrong input, since asking for less is what helps.
+    """Report running out of memory as wrong input, because a smaller request helps.
 
-    >>> with translate_memory_errors():
+    >>> with translate_memory_errors():  # doctest: +ELLIPSIS
     ...     raise MemoryError("Unable to allocate 7 TiB")
     Traceback (most recent call last):
         ...
-    topdp.errors.InputError: Not enough memory: Unable to allocate 7 TiB.
+    topdp.errors.InputError: Not enough memory: Unable to allocate 7 TiB. Use fewer agents, ...
     """
     try:
         yield
     except MemoryError as error:
-        raise InputError(f"Not enough memory: {error}.") from error
+        raise InputError(_out_of_memory(str(error))) from error
     except RuntimeError as error:
         # torch has its own error class only for GPU memory, a subclass of RuntimeError.
         if not any(words in str(error) for words in ("can't allocate memory", "out of memory")):
             raise
-        raise InputError(f"Not enough memory: {str(error).splitlines()[0]}") from error
+        raise InputError(_out_of_memory(str(error).splitlines()[0])) from error
+
+
+def _out_of_memory(detail: str) -> str:
+    cause = f"Not enough memory: {detail.rstrip('.')}." if detail else "Not enough memory."
+    return f"{cause} Use fewer agents, smaller batches or a smaller model."

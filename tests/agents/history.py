@@ -279,11 +279,9 @@ def federation(
         "method.offline=0.2",
     ]
     config = configurations.read(changes=[*basis, *changes])
-    complete, _ = complete_config(
-        config, graph, shards.counts, tolerates_silence=tolerates_silence, departures=departures
-    )
     rule = "go-on" if tolerates_silence else "wait"
     rules = Rules(dead_neighbour=rule, idle_timeout=idle_timeout, departures=departures, **more_rules)
+    complete, _ = complete_config(config, graph, shards.counts, rules)
     cards = cards or CARDS[:n]
     links = [(cards[i].name, cards[j].name) for i, j in graph.edges.tolist()]
     manifest = new_manifest(cards, links, complete, rules)

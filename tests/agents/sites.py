@@ -12,6 +12,7 @@ import socket
 from topdp.agents.agreement.identity import Identity, generate
 from topdp.agents.agreement.identity_card import Card
 from topdp.agents.agreement.manifest import Manifest, Rules, new_manifest
+from topdp.agents.wire import grpc_channels
 from topdp.agents.wire.grpc_transport import GrpcTransport
 from topdp.agents.wire.transport import Message, Reply, Unreachable
 from topdp.agents.wire.wire_codes import ReplyCode
@@ -63,8 +64,10 @@ class Federation:
             [identity.card for identity in self.identities.values()], links, RunConfig(), Rules(**settings)
         )
 
-    def transport(self, name, **options) -> GrpcTransport:
-        return GrpcTransport(self.identities[name], self.manifest, **options)
+    def transport(self, name, plain=False, **options) -> GrpcTransport:
+        """`plain`: without TLS."""
+        kind = PlainTransport if plain else GrpcTransport
+        return kind(self.identities[name], self.manifest, **options)
 
     @contextlib.asynccontextmanager
     async def started(self, *names, **options):
@@ -78,6 +81,34 @@ class Federation:
             yield transports
         finally:
             await asyncio.gather(*(transport.close() for transport in transports))
+
+
+class PlainTransport(GrpcTransport):
+    """Links without TLS: who dials says who it is, and what proves it is the handshake alone."""
+
+    def _channel(self, card):
+        return _NamedChannel(grpc_channels.aio.insecure_channel(card.address), self.name)
+
+    async def _bind(self):
+        self._server = grpc_channels.server(self._accept, self.rules.idle_timeout, 4)
+        self._server.add_insecure_port(self.listen)
+        await self._server.start()
+
+    def _card_of(self, context):
+        return self.dialers[dict(context.invocation_metadata())[CLAIM]]
+
+
+CLAIM = "claim"
+
+
+class _NamedChannel:
+    """A channel whose calls say who dials."""
+
+    def __init__(self, channel, name):
+        self._channel, self._name, self.close = channel, name, channel.close
+
+    def stream_stream(self, path):
+        return lambda: self._channel.stream_stream(path)(metadata=[(CLAIM, self._name)])
 
 
 class Echo:

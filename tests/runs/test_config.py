@@ -1,3 +1,4 @@
+import re
 import tomllib
 
 import pytest
@@ -29,6 +30,17 @@ def test_a_file_is_read_and_changed(tmp_path):
     file.write_text("rounds = 3\n[method]\nalpha = 0.5\n")
     assert config.read(file, changes=["method.alpha=0.75"]).method.alpha == 0.75
     assert config.read(file).rounds == 3
+
+
+def test_the_message_says_whether_the_file_or_a_change_is_wrong(tmp_path):
+    file = tmp_path / "job.toml"
+    file.write_text("rounds = 0\n[method]\nalpha = 0.5\n")
+    with pytest.raises(InputError, match=r"^changes to preset default: rounds: "):
+        config.read(changes=["rounds=0"])
+    with pytest.raises(InputError, match=f"^{re.escape(str(file))}: rounds: "):
+        config.read(file, changes=["method.alpha=0.75"])
+    with pytest.raises(InputError, match=f"^{re.escape(str(file))}:\n  rounds: .*\n  method.alpha: "):
+        config.read(file, changes=["method.alpha=2"])
 
 
 @pytest.mark.parametrize(
@@ -161,7 +173,7 @@ def test_an_unknown_key_is_named_with_what_was_meant(path, data):
     assume(wrong not in known)
     with pytest.raises(InputError) as error:
         config.read(changes=[".".join([*sections, wrong]) + "=1"])
-    told, _, meant = str(error.value).splitlines()[1].strip().partition(": no such key. ")
+    told, _, meant = str(error.value).removeprefix("changes to preset default: ").partition(": no such key. ")
     assert told == ".".join([*sections, wrong])
     if wrong == "qqqq":
         assert meant == f"Known: {', '.join(known)}."

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 import topdp
 from topdp.agents.agreement import federation_manifest
+from topdp.agents.agreement.manifest import Rules
 from topdp.agents.node import agent_process
 from topdp.cli.app import app
 from topdp.data.readers.table_schema import Schema
@@ -116,7 +117,7 @@ def test_a_table_without_a_schema_ends_with_one_to_fill_in(place: Path) -> None:
 
 def test_a_manifest_states_the_schema_and_not_where_records_are(place: Path) -> None:
     made = settings("privacy.sigma=0.5", "privacy.guarantee=worst-case")
-    complete, _ = federation_manifest.complete_config(made, ring(3), (20, 30, 40))
+    complete, _ = federation_manifest.complete_config(made, ring(3), (20, 30, 40), Rules())
     assert complete.data.schema == made.data.schema and complete.data.test is None
     assert complete.data.sites is None
 

@@ -215,7 +215,11 @@ def test_what_is_broken_off_says_how_to_go_on_with_the_cluster(topdp, tmp_path, 
 def test_without_ray_one_line_says_what_to_install(topdp, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     done = ask(topdp, tmp_path, "--executor", "ray")
-    assert done.code == 2 and "pip install 'topdp[ray]'" in done.err and "Traceback" not in done.err
+    assert (
+        done.code == 2
+        and "pip install -c constraints.txt '.[ray]'" in done.err
+        and "Traceback" not in done.err
+    )
     assert not (tmp_path / "s").exists()
 
 

@@ -141,7 +141,7 @@ def test_a_run_is_read_where_it_is_done_and_continued_where_it_was_broken_off(sm
     whole = run.run_or_continue(small(), tmp_path / "whole")
     with pytest.raises(InterruptedRun):
         run.run_or_continue(small(), tmp_path / "run", progress=interrupt)
-    with pytest.raises(RunFolderError, match="got others"):
+    with pytest.raises(RunFolderError, match="got other values of seed"):
         run.run_or_continue(small("seed=9"), tmp_path / "run")
     assert torch.equal(run.run_or_continue(small(), tmp_path / "run").estimates, whole.estimates)
     monkeypatch.setattr(run, "execute", lambda *_: pytest.fail("ran again"))
@@ -591,7 +591,7 @@ class TestCommands:
         assert stopped.code == 130 and "Continue with: the same command and --out" in words
         assert sorted(os.listdir(tmp_path / "all")) == ["li18", "plain"]
         other = topdp(*three, "--set", "seed=1")
-        assert other.code == 2 and "got others" in " ".join(other.err.split())
+        assert other.code == 2 and "got other values of seed" in " ".join(other.err.split())
         done = topdp(*three)
         assert done.code == 0, done.err
         assert "li18: training" in done.err and "plain: training" not in done.err

@@ -163,5 +163,5 @@ def test_rows_that_are_not_there_are_refused():
         engine_of(broken)
     mix = CpuMixer(broken, SimulatedDraws(0, plan.draws, plan.releases))
     rows = torch.zeros(3, 5)
-    with pytest.raises(InputError, match="round 2 to mix rows that were made"):
+    with pytest.raises(InputError, match="round 2 to mix only rows that exist"):
         mix(RowWork(round=2, before=rows[:2], gradient=rows, out=torch.empty(3, 5)))

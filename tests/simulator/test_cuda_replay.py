@@ -306,7 +306,7 @@ def test_what_stays_as_it_was_recorded_is_found_and_changes_nothing(monkeypatch,
 def test_a_clock_that_stops_later_ends_the_run(monkeypatch):
     engine = make(rounds=20)
     several = CudaReplay(engine, Frozen(monkeypatch, "clock", after=3))
-    with pytest.raises(WrongReplayError, match=r"round 14 .* correct before: .*TOPDP_EAGER=1"):
+    with pytest.raises(WrongReplayError, match=r"round 14 .* correct before, differs: .*TOPDP_EAGER=1"):
         every_state(engine, lambda s: several.advance(s, 9))
 
 

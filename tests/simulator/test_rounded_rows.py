@@ -118,7 +118,7 @@ def test_rows_of_the_other_kind_are_of_another_run(rounded):
     """Else hidden rows that were rounded could enter a run whose account takes them for sums."""
     begun = run(engine_of(replace(plan_of("top-sync"), rounded=rounded)), stop=3)
     other = engine_of(replace(plan_of("top-sync"), rounded=None if rounded else "bfloat16"))
-    with pytest.raises(InputError, match="they are of another run"):
+    with pytest.raises(InputError, match="Resume from a checkpoint of this plan"):
         other.resume(3, begun.rows)
 
 

@@ -280,7 +280,7 @@ def _prepared(
 
 
 def _account_at(delta: float, plan: Plan, account: Account, query: Query) -> Account:
-    """Return the account with the same answers at another δ."""
+    """Compute the account at `delta`, with the answers that `account` has."""
     return compute_account(
         plan,
         account.analysis,

@@ -115,10 +115,10 @@ def plant_canaries(
     seed: int,
     order: int,
 ) -> Canaries:
-    """Plant `count` canaries in the shard of `owner`, half of them aimed, in place of the best records.
+    """Replace `count` records of `owner`, those of largest `worth`, by aimed and turning canaries in turn.
 
-    `worth` [classes]: the μ² of a canary by residue class of the rounds that use its record; the largest is
-    best. `replace_one`: the coin flips the sign of a canary; otherwise it decides whether the canary is
+    `worth` [classes]: the μ² of a canary by residue class of the rounds that use its record.
+    `replace_one`: the coin flips the sign of a canary; otherwise it decides whether the canary is
     present. `order`: the seed of the order of cyclic batches.
     """
     place = _residue_classes(owner, batches, order, len(worth))

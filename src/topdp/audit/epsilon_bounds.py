@@ -110,7 +110,11 @@ def probability_bound(canaries: int, guesses: int, right: int, epsilon: float, d
 
 @lru_cache(maxsize=64)
 def guesses_for(canaries: int, mu: float, delta: float, error: float) -> int:
-    """Return the number of guesses that gives the best bound for scores N(0, 1) or N(μ, 1) by fair coins."""
+    """Return the number of guesses with the largest expected lower bound on ε.
+
+    The model: a fair coin decides whether the score of a canary is N(0, 1) or N(μ, 1). `error`: the largest
+    probability that the bound is wrong.
+    """
 
     def expected(half: int) -> float:
         def too_many(edge: float) -> float:

@@ -43,10 +43,11 @@ class LockHeldError(FileError):
     """A folder or file that another process has locked."""
 
 
-def write_atomically(path: Path, content: str | bytes, mode: int = 0o666) -> None:
+def write_atomically(path: Path, content: str | bytes, mode: int = 0o666, durable: bool = True) -> None:
     """Replace the content of `path` atomically; `mode` is the mode of a new file, before the process's umask.
 
     After a full disk or a kill, the file contains either the complete old or the complete new content.
+    `durable`: wait until the content is on disk, so that this also holds after a power cut.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -54,22 +55,23 @@ def write_atomically(path: Path, content: str | bytes, mode: int = 0o666) -> Non
     ...     [file.name for file in Path(folder).iterdir()]
     ['a.txt']
     """
-    with atomic_path(path, mode) as temporary:
+    with atomic_path(path, mode, durable) as temporary:
         temporary.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
 
 
 @contextmanager
-def atomic_path(path: Path, mode: int = 0o666) -> Iterator[Path]:
+def atomic_path(path: Path, mode: int = 0o666, durable: bool = True) -> Iterator[Path]:
     """Yield a temporary path beside `path`, for writers that need a path; on success, rename it to `path`.
 
-    `mode` is the mode of a new file, before the process's umask.
+    `mode` and `durable`: as for `write_atomically`.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
         try:
             yield temporary
-            _flush_to_disk(temporary)
+            if durable:
+                _flush_to_disk(temporary)
             os.replace(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)

@@ -25,11 +25,14 @@ _KEY_WITH_TOO_MANY_PARTS = re.compile(
 
 
 class TomlError(InputError):
-    """A text that cannot be a configuration, a manifest or a card."""
+    """TOML text that exceeds the limits of this module."""
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """Parse `text` like `tomllib.loads`. Raise TomlError for invalid, too long or too deeply nested text.
+    """Parse `text` like `tomllib.loads`, which raises TOMLDecodeError for invalid text.
+
+    Raise TomlError for text that is too long or too deeply nested, or has keys of too many parts. Both errors
+    are ValueErrors.
 
     >>> parse_toml("a.b = 1")
     {'a': {'b': 1}}

@@ -122,7 +122,7 @@ def start(
     site: Site = None,
     as_json: Json = False,
 ) -> None:
-    """Take part until the last round. After a kill or stop, the same command continues."""
+    """Run the agent until the last round. To continue after a kill or a stop, repeat the command."""
     take_part(locals())
 
 

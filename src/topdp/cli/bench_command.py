@@ -41,7 +41,7 @@ def bench(
 ) -> None:
     """Measure the speed of a private round on this machine, against Opacus and against hardware limits.
 
-    Records are random, and nothing is stored. Opacus is timed if it is installed: pip install 'topdp[bench]'.
+    Records are random, and nothing is stored. Opacus is timed if it is installed.
     """
     if not minutes >= 0:
         raise InputError(f"--minutes: expected a number of at least 0, got {minutes}.")

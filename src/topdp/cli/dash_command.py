@@ -73,7 +73,8 @@ def dash(
     """
     if any(importlib.util.find_spec(package) is None for package in DASH_PACKAGES):
         raise InputError(
-            "The live page needs starlette and uvicorn, which are not installed: pip install 'topdp[dash]'."
+            "The live page needs starlette and uvicorn, which are not installed: "
+            "pip install -c constraints.txt '.[dash]'."
         )
     import asyncio
     from contextlib import suppress

@@ -32,7 +32,7 @@ def rehearse(*, seeded: bool = False, canaries: Path | None = None, **arguments:
 
 
 def _as_start_with_options() -> inspect.Signature:
-    """Return the signature of `agent start` with the additional options of rehearsals."""
+    """Return the signature of `agent start` with the options `--seeded` and `--canaries` added."""
     start = inspect.signature(agent_commands.start, eval_str=True)
     keyword = inspect.Parameter.KEYWORD_ONLY
     own = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -316,9 +316,16 @@ def _checked_pair(pair: AgentRecords, dtype: torch.dtype, what: str) -> tuple[Ar
             "Shards.from_torch."
         )
     try:
-        inputs, targets = (_as_array(part) for part in pair)
+        first, second = pair
+    except (TypeError, ValueError):
+        length = f" of length {len(pair)}" if isinstance(pair, Sized) else ""
+        raise DataError(
+            f"{what}: expected a pair (inputs, targets) of arrays, got a {type(pair).__name__}{length}."
+        ) from None
+    try:
+        inputs, targets = _as_array(first), _as_array(second)
     except (TypeError, ValueError) as error:
-        raise DataError(f"{what}: expected a pair (inputs, targets) of arrays ({error}).") from error
+        raise DataError(f"{what}: expected inputs and targets as arrays, but {error}.") from error
     inputs, targets = check_records(inputs, targets, what)
     if dtype not in _NUMPY_TYPES:
         raise DataError(f"Expected one of the dtypes {', '.join(map(str, _NUMPY_TYPES))}, got {dtype}.")

@@ -79,8 +79,9 @@ def frontier_run(
     seed: int,
     validation: float | None = None,
 ) -> RunConfig:
-    """Return the configuration of one run, with σ still to be calibrated. An infinite ε means no noise.
+    """Return the configuration of one run; its noise is calibrated later.
 
+    `epsilon`: the budget; infinite for a method without noise, and then no budget is set.
     `validation`: the share of training records to test on; None tests on the test set.
     """
     tuned: dict[str, Any] = {"gossip": candidate.gossip} if "gossip" in contender.knobs else {}

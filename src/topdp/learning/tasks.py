@@ -152,7 +152,7 @@ _TARGET_CONVERSIONS: dict[str, Callable[[Tensor, str], Tensor]] = {
 
 def _expect_class_scores(outputs: Tensor, targets: Tensor, classes: int | None) -> None:
     positions = tuple(targets.shape[1:])
-    result = f"got outputs of shape {tuple(outputs.shape)} for one record"
+    result = f"got outputs of shape {tuple(outputs.shape)} for a batch of one record"
     if outputs.dim() != targets.dim() + 1 or tuple(outputs.shape[2:]) != positions:
         expected = "".join(f", {length}" for length in positions)
         advice = ""
@@ -166,7 +166,9 @@ def _expect_class_scores(outputs: Tensor, targets: Tensor, classes: int | None) 
             f"Expected a model with an output for each class, [batch, classes{expected}], {result}. {advice}"
         )
     if classes is not None and outputs.shape[1] < classes:
-        advice = " For one logit use the loss bce." if outputs.shape[1] == 1 and classes == 2 else ""
+        advice = f"Give the model {classes} outputs."
+        if outputs.shape[1] == 1 and classes == 2:
+            advice = "For one logit use the loss bce."
         raise InputError(
-            f"Expected a model with an output for each of the {classes} classes, {result}.{advice}"
+            f"Expected a model with an output for each of the {classes} classes, {result}. {advice}"
         )

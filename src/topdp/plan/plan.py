@@ -402,10 +402,15 @@ def _validate_robust(plan: Plan) -> None:
         others = plan.received(r)
         weight = np.where(others, plan.weight[r], 0.0)
         if (weight < 0).any() or (weight.sum(axis=1) > 1 + 1e-9).any():
+            wrong = (
+                f"a weight of {weight.min():g}"
+                if (weight < 0).any()
+                else f"a sum of {weight.sum(axis=1).max():g}"
+            )
             raise PlanError(
                 f"Expected received rows with weights >= 0 that add up to at most 1 for the robust rule "
-                f"{plan.robust.rule}, got others: it keeps rows near each other, and accelerated averaging "
-                "extrapolates. Use chebyshev = false."
+                f"{plan.robust.rule}, got {wrong} in release {r}. Accelerated averaging breaks this rule: "
+                "use chebyshev = false."
             )
         max_received = max(max_received, int(others.sum(axis=1).max(initial=0)))
     if max_received == 0:

@@ -64,7 +64,7 @@ class Assembly:
     def of(
         cls, config: RunConfig, device: torch.device | str = "cpu", progress: Progress = silent
     ) -> Assembly:
-        """By the names in `config`. Wrong names are refused before a data set is fetched."""
+        """Assemble a run from the names in `config`. Refuse wrong names before a data set is fetched."""
         task, outline = named_task(config), RunOutline.of(config)
         return cls.of_records(outline, load_shards(outline, progress, device), task, device)
 
@@ -105,7 +105,7 @@ class Assembly:
         return cls(run=run, shards=shards, flat=flat, device=device, task=task, everyone=everyone)
 
     def digest(self) -> str:
-        """Of all records of all agents."""
+        """Return the digest of all records of all agents."""
         return self.shards.digest() if self.everyone is None else self.everyone.digest
 
     @cached_property
@@ -152,7 +152,7 @@ class Assembly:
         return gradients, shards
 
     def engine(self, plan: Plan, layout: RowLayout | None = None, fetch: Fetch | None = None) -> Engine:
-        """Of all agents; with a `layout`, of those that it holds here, for its pruned plan."""
+        """Return the engine of all agents or, with a `layout`, of those agents that this process holds."""
         gradients, shards = self._after_backbone
         attack, seed, batches = self.attack, self.run.config.seed, self.run.batches
         held = range(self.run.graph.agents) if layout is None else layout.agents.tolist()

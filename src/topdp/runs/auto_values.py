@@ -264,8 +264,8 @@ def _expect_all_batches(outline: RunOutline, config: RunConfig, analysis: Analys
             )
 
 
-def agrees(given: RunConfig, begun: RunConfig) -> bool:
-    """Whether a run was begun with the settings `given`, up to the numbers then chosen for `auto`."""
+def differing_keys(given: RunConfig, begun: RunConfig) -> list[str]:
+    """Return the keys in which `given` differs from the settings of a run, except for `auto`."""
     chosen = {
         key: getattr(begun.method, key)
         for key in ("secrets_degree", "pair_noise", "gossip")
@@ -275,7 +275,17 @@ def agrees(given: RunConfig, begun: RunConfig) -> bool:
     if METHODS[given.method.name].pools:
         given = _with(given, privacy={"colluders": 0})
     # Sinks do not change the results of a run.
-    return given.model_copy(update={"report": begun.report}) == begun
+    values, others = (_flat(config.model_dump(exclude={"report"})) for config in (given, begun))
+    return sorted(key for key in values.keys() | others.keys() if values.get(key) != others.get(key))
+
+
+def _flat(tree: dict[str, Any]) -> dict[str, Any]:
+    """Return dotted keys and their values."""
+    parts = [
+        {f"{name}.{key}": inner for key, inner in value.items()} if isinstance(value, dict) else {name: value}
+        for name, value in tree.items()
+    ]
+    return {key: value for part in parts for key, value in part.items()}
 
 
 def _with(config: RunConfig, **sections: dict[str, Any]) -> RunConfig:

@@ -20,7 +20,7 @@ SOURCE = "source of topdp"
 
 
 def fingerprint(modules: tuple[str, ...] = ()) -> dict[str, str]:
-    """Of topdp, of the packages that it computes with, and of the files of further modules.
+    """Return versions or digests of topdp, the packages that it computes with, and further modules.
 
     >>> sorted(fingerprint())[:2]
     ['dp-accounting', 'networkx']

@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import json
 import warnings
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
@@ -298,7 +299,7 @@ def read(path: Path | None = None, preset: str | None = None, changes: list[str]
         except OSError as error:
             raise ConfigError(f"Expected a TOML file, could not read {path}: {error.strerror}.") from error
         except UnicodeDecodeError as error:
-            raise ConfigError(f"Expected TOML in UTF-8 in {path}: {error}.") from error
+            raise ConfigError(f"Expected UTF-8 in {path}: {error}. Save the file as UTF-8.") from error
         origin = str(path)
     else:
         name = "default" if preset is None else preset
@@ -313,7 +314,7 @@ def read(path: Path | None = None, preset: str | None = None, changes: list[str]
     for change in changes or []:
         _apply(tree, change)
     _take_in_schema(tree)
-    return parse(tree, origin)
+    return parse(tree, origin, changes or [])
 
 
 def changed(text: str, changes: list[str]) -> RunConfig:
@@ -324,13 +325,23 @@ def changed(text: str, changes: list[str]) -> RunConfig:
     return parse(tree, ", ".join(changes))
 
 
-def parse(tree: dict[str, Any], origin: str = "configuration") -> RunConfig:
-    """Check a configuration; one ConfigError names all faults."""
+def parse(tree: dict[str, Any], origin: str = "configuration", changes: Sequence[str] = ()) -> RunConfig:
+    """Check a configuration, to which `changes` were applied; one ConfigError names all faults."""
     try:
         return RunConfig.model_validate(tree)
     except ValidationError as error:
         faults = dict.fromkeys(_explain(fault, tree) for fault in error.errors())
-        raise ConfigError(f"{origin}:\n" + "\n".join(f"  {fault}" for fault in faults)) from None
+        set_keys = [change.partition("=")[0].strip() for change in changes]
+        if all(_is_set(fault["loc"], set_keys) for fault in error.errors()):
+            origin = f"changes to {origin}"
+        lines = "".join(f"\n  {fault}" for fault in faults) if len(faults) > 1 else f" {next(iter(faults))}"
+        raise ConfigError(f"{origin}:{lines}") from None
+
+
+def _is_set(place: Sequence[str | int], set_keys: Sequence[str]) -> bool:
+    """Whether one of `set_keys` is the key at `place`, its section or a key in it."""
+    key = ".".join(map(str, place))
+    return any(f"{key}.".startswith(f"{each}.") or f"{each}.".startswith(f"{key}.") for each in set_keys)
 
 
 # Keys of earlier versions, or their sections, and where they are now.

@@ -65,7 +65,7 @@ def mean_over_classes(value: float | list[float | None] | None) -> float:
 
 
 def between_agents(name: str, spread: Mapping[str, Any]) -> str:
-    """From the least agent to the largest; nothing where a metric has several values.
+    """Return the range of a metric over agents as text; empty if the metric has several values.
 
     >>> between_agents("accuracy", {"mean": 0.5, "min": 0.1, "max": 1.0})
     '10.0-100.0'

@@ -101,7 +101,7 @@ def _dataset(config: RunConfig, progress: Progress = silent) -> Dataset:
 
 
 def _agent_files(config: RunConfig) -> list[str] | None:
-    """Where each agent has a file of its own: the files, or the pattern of their names."""
+    """Return the agents' own files, or the pattern of their names; None if agents share one data set."""
     name = config.data.name
     if config.data.sites is not None:
         return config.data.sites

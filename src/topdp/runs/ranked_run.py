@@ -162,7 +162,7 @@ def _joined_run(
 
 
 def _state_of(out: Path, config: RunConfig | None) -> str:
-    """Of the run in the folder; empty where there is none. One that goes on is one that was asked for."""
+    """Return the state of the run in `out`, empty if there is none. Refuse a run with other settings."""
     if config is not None and not (out / "run.json").exists():
         with prepared_folder(out):
             return ""
@@ -219,7 +219,7 @@ def _of_all(home: Ints, said: list[tuple[int, ...]]) -> tuple[int, ...]:
 
 
 def _digest(group: ProcessGroup, shards: Shards, home: Ints, counts: tuple[int, ...]) -> str:
-    """As `Shards.digest` of all records: rank 0 is shown those of some agents at a time, and keeps none."""
+    """Return `Shards.digest` of all records. Rank 0 receives the records of some agents at a time."""
     place = {agent: at for at, agent in enumerate(np.flatnonzero(home == group.rank).tolist())}
     sha = hashlib.sha256(shards.heading(counts))
     for first in range(0, len(home), AGENTS_PER_DIGEST_MESSAGE):

@@ -56,7 +56,7 @@ def ray_cluster(address: str | None = None, cpus: int = 1, gpus: float = 0.0) ->
     except ImportError as error:
         raise ConfigError(
             f"--executor ray: expected the package 'ray', which could not be imported ({error}): "
-            "pip install -c constraints.txt '.[ray]'  (or pip install 'topdp[ray]')."
+            "pip install -c constraints.txt '.[ray]'."
         ) from error
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no reports to Ray's makers unless a user wants it
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")

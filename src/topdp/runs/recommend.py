@@ -94,7 +94,7 @@ def recommend(
     counts: tuple[int, ...],
     progress: Progress = silent,
 ) -> Recommendation:
-    """For the agents, graph, records, budget and colluders of `config`; its method is not looked at."""
+    """Recommend a method for the agents, graph, records, budget and colluders of `config`."""
     if METHODS[config.method.name].pools:
         raise ConfigError("method.name: central has no graph to recommend a method for. Remove it.")
     options = []

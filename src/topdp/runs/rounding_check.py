@@ -42,7 +42,7 @@ def usual_noise(plan: Plan) -> float:
 
 
 def warn_of_lost_steps(plan: Plan, start: Tensor) -> None:
-    """Where rows are rounded and noise is too small to keep steps: by the parameters of the public start."""
+    """Warn if rounding would lose small steps of parameters of the size of the public start."""
     if plan.rounded is None:
         return
     size = float(start.double().square().mean().sqrt())

@@ -7,8 +7,8 @@
     train      plan, model, shards         -> metrics, final estimates        training_loop.py
     save       runs/<id>/                                                     run_folder.py
 
-`run` takes a configuration; `train` (user_training.py) takes a user's own model, shards and graph. Both take
-the same walk.
+`run` takes a configuration; `train` (user_training.py) takes a user's own model, shards and graph. Both
+follow these steps.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from topdp.plan import Plan
 from topdp.privacy.accounting import Account
 from topdp.runs import metric_sinks
 from topdp.runs.assembly import Assembly, choose_device
-from topdp.runs.auto_values import agrees
+from topdp.runs.auto_values import differing_keys
 from topdp.runs.best_estimates import Best
 from topdp.runs.best_estimates import read as read_best
 from topdp.runs.callbacks import Callbacks, Running
@@ -108,10 +108,11 @@ def run_or_continue(
 
 
 def expect_settings(folder: RunFolder, config: RunConfig) -> None:
-    """Raise RunFolderError where the run in `folder` was begun with other settings than `config`."""
-    if not agrees(config, folder.config):
+    """Raise RunFolderError if the run in `folder` was begun with other settings than `config`."""
+    if differing := differing_keys(config, folder.config):
         raise RunFolderError(
-            f"Expected the settings with which the run in {folder.path} was begun, got others."
+            f"Expected the settings with which the run in {folder.path} was begun, got other values of "
+            f"{', '.join(differing)}. Use the same settings, or another folder."
         )
 
 

@@ -75,7 +75,7 @@ class Stack:
                 yield t, state, t % first.train.evaluate_every == 0 or t == first.rounds
 
     def evaluations(self, state: State) -> list[Evaluation]:
-        """Of each run, for its own agents."""
+        """Return the evaluation of each run, over its own agents."""
         evaluation = self.engine.evaluate(state)
         return [
             Evaluation(
@@ -207,7 +207,7 @@ def _in_turn(group: list[RunConfig]) -> list[list[list[RunConfig]]]:
 
 
 def _within(limit: float, turns: list[list[RunConfig]], size: Size) -> list[list[RunConfig]]:
-    """As many turns in a stack as fit."""
+    """Return stacks of runs, each with as many turns as fit into the `limit`."""
     stacks: list[list[RunConfig]] = []
     used = math.inf
     for turn in turns:

@@ -63,7 +63,7 @@ class SweepPoint:
 
     @property
     def label(self) -> str:
-        """Without the seed."""
+        """The chosen values as text, without the seed."""
         return label_of(self.chosen)
 
 

@@ -179,8 +179,8 @@ class Engine(Simulation):
             )
         if releases and rows.dtype != self.buffers.stored:  # rounding is in the plan, and in its account
             raise InputError(
-                f"Expected rows of {self.buffers.stored}, as this plan stores them, got {rows.dtype}: they "
-                "are of another run."
+                f"Expected rows of {self.buffers.stored}, as this plan stores them, got {rows.dtype}. "
+                "Resume from a checkpoint of this plan."
             )
         return State(releases, self.buffers.copy_of(rows, self.buffers.stored))
 

@@ -3,17 +3,16 @@
 import asyncio
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from history import CARDS, IDENTITIES, Wire, abandon, faults, federation, live, on_virtual_time, sharing
 
 from topdp.agents.agreement import amendments, identity, manifest
 from topdp.agents.agreement.amendments import (
-    PreviousRun,
     amendment_of,
     expect_all_signed,
     final_round,
-    remaining_budget,
     sign_amendment,
 )
 from topdp.agents.agreement.run_marks import RollbackMark
@@ -23,6 +22,7 @@ from topdp.agents.ledger.ledger_entries import ReleaseCost
 from topdp.agents.ledger.ledger_facts import FINAL_ROUND_KEY
 from topdp.agents.node import agent_process, amending
 from topdp.agents.node.amending import MembershipChange, amend, granted_budgets
+from topdp.agents.node.carried_budget import remaining_budget
 from topdp.agents.wire.transport import Message
 from topdp.agents.wire.wire_codes import MessageKind, ReplyCode
 from topdp.errors import BudgetError, InputError, TrustError
@@ -202,20 +202,25 @@ def test_a_manifest_that_says_nonsense_about_the_one_before_is_refused(amended, 
         amendment_of(manifest.as_amendment(amended, tree))
 
 
-def test_the_books_of_the_run_before_say_what_is_left(amended):
+def test_the_ledger_of_the_run_before_says_what_is_left(amended):
     told, name = amendment_of(amended), amended.names[0]
     granted, spent = told.granted[name], told.spent[name]
-    books = PreviousRun(federation=told.manifest, agent=name, ended=True, spent=spent / 2)
-    assert remaining_budget(amended, name, books) == granted - spent
-    assert remaining_budget(amended, name, replace(books, spent=spent * 1.2)) == granted - spent * 1.2
-    own = replace(books, budget=(granted + spent) / 2)  # stays, as over a restart
-    assert remaining_budget(amended, name, own) == pytest.approx((granted - spent) / 2)
-    for other in ({"federation": "ab" * 32}, {"agent": amended.names[1]}, {"ended": False}):
+
+    def remaining(spent=spent / 2, final_round=told.round, **facts):
+        meta = {"federation": told.manifest, "agent": name, **facts}
+        ledger = SimpleNamespace(meta=meta, final_round=final_round, round=told.round, spent=spent)
+        return remaining_budget(told, name, ledger)
+
+    assert remaining() == granted - spent
+    assert remaining(spent=spent * 1.2) == granted - spent * 1.2
+    own = remaining(budget=repr((granted + spent) / 2))  # stays, as over a restart
+    assert own == pytest.approx((granted - spent) / 2)
+    for other in ({"federation": "ab" * 32}, {"agent": amended.names[1]}, {"final_round": None}):
         with pytest.raises(TrustError, match=f"expected the ledger of {name} for the run"):
-            remaining_budget(amended, name, replace(books, **other))
-    for other in ({"spent": granted}, {"spent": None}, {"budget": spent}):
+            remaining(**other)
+    for other in ({"spent": granted}, {"spent": None}, {"budget": repr(spent)}):
         with pytest.raises(BudgetError):
-            remaining_budget(amended, name, replace(books, **other))
+            remaining(**other)
 
 
 def test_who_was_there_before_begins_with_its_books(amended, tmp_path):

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from topdp.agents.agreement import identity
 from topdp.agents.agreement.identity import Identity, create_identity, generate, load_identity
-from topdp.agents.agreement.identity_card import Card, IdentityError, parse_card, read_card
+from topdp.agents.agreement.identity_card import Card, IdentityError, read_card
 from topdp.errors import TrustError
 
 
@@ -117,16 +117,20 @@ def test_a_key_of_another_kind_is_refused(copy):
         load_identity(copy)
 
 
-def test_an_expired_identity_is_refused(made):
-    folder, own = made
-    late = datetime.now(UTC) + identity.CERTIFICATE_VALIDITY
+def test_an_expired_identity_is_refused(made, tmp_path):
+    own, day = made[1], timedelta(days=1)
+    identity.save(tmp_path, generate("clinic-1", start=datetime.now(UTC) - 2 * day, validity=day))
     with pytest.raises(TrustError, match="valid from"):
-        load_identity(folder, now=late)
+        identity.expect_valid(load_identity(tmp_path), "the folder")
     assert own.card.validity_problem(datetime.now(UTC) - timedelta(days=2))
     assert not own.card.validity_problem()
 
 
-def test_a_changed_card_is_refused(made):
+def test_a_changed_card_is_refused(made, tmp_path):
+    def parse_card(text):
+        (tmp_path / "card.toml").write_text(text)
+        return read_card(tmp_path / "card.toml")
+
     text = made[1].card.to_toml()
     assert parse_card(text) == made[1].card
     other = generate("clinic-1").card

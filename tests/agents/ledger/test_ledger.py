@@ -175,12 +175,12 @@ def test_what_was_acknowledged_and_lost_is_owed_again_as_the_same_bytes(ledger):
         ledger.release(round, ReleaseCost(0.1), {"bob": b"row %d" % round}, b"state")
         ledger.acknowledge("bob", round)
     ledger.release(4, ReleaseCost(0.1), {}, b"state")
-    assert ledger.unacknowledged("bob") == [] and ledger.requeue("bob", 3, most=9) == 0
-    assert ledger.requeue("bob", 0, most=2) == 2 and ledger.unacknowledged("bob") == [1, 2]
+    assert ledger.unacknowledged("bob") == [] and ledger.requeue("bob", 3, limit=9) == 0
+    assert ledger.requeue("bob", 0, limit=2) == 2 and ledger.unacknowledged("bob") == [1, 2]
     assert [ledger.body("bob", round) for round in (1, 2)] == [b"row 1", b"row 2"]
     ledger.acknowledge("bob", 1)
     assert ledger.unacknowledged("bob") == [2]
-    assert ledger.requeue("eve", -1, most=9) == 0
+    assert ledger.requeue("eve", -1, limit=9) == 0
     assert verify(ledger) == 5
 
 
@@ -323,7 +323,7 @@ class Books(RuleBasedStateMachine):
 
     @rule(to=st.sampled_from(["bob", "eve"]), seen=st.integers(-1, 5))
     def ask_again(self, to, seen):
-        self.ledger.requeue(to, seen, most=4)
+        self.ledger.requeue(to, seen, limit=4)
 
     @rule(round=st.integers(0, 5), other=st.booleans())
     def receive(self, round, other):

@@ -23,6 +23,7 @@ from topdp.agents.node.owner_evaluation import OwnerEvaluation
 from topdp.agents.node.status_file import ProcessStatus, process_birth
 from topdp.agents.wire.link_refusals import REPEAT_SECONDS, RefusalLog
 from topdp.agents.wire.wire_codes import ReplyCode
+from topdp.base.files import FileError
 from topdp.cli import operator_commands
 from topdp.data import Dataset
 from topdp.errors import InputError
@@ -387,7 +388,7 @@ def test_a_pause_while_the_end_is_near_changes_nothing(tmp_path):
 
 def test_the_status_file_cannot_be_written_and_the_agent_goes_on(tmp_path, monkeypatch, caplog):
     def full(self, folder):
-        raise OSError(28, "No space left on device")
+        raise FileError("No space left on device")
 
     monkeypatch.setattr(ProcessStatus, "write", full)
 

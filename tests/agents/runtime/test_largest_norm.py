@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 from history import Wire, abandon, federation, on_virtual_time
+from memory_transport import MemoryNetwork
 from test_planned_loop import alone, ended, message, newcomer
 
 from topdp.agents.runtime.agent import Agent
 from topdp.agents.wire import row_payload
-from topdp.agents.wire.transport import MemoryNetwork
 from topdp.agents.wire.wire_codes import MessageKind
 
 pytestmark = pytest.mark.usefixtures("quick")

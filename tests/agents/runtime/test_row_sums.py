@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 from history import abandon, federation
+from memory_transport import MemoryNetwork
 
 from topdp.agents.agreement.hidden_rows import GRID_STEP_PER_STD
 from topdp.agents.runtime.agent import Agent
 from topdp.agents.runtime.agent_draws import AgentDraws, _normals, random_words
 from topdp.agents.runtime.agent_rows import grid_of, make, mixed, noised
-from topdp.agents.wire.transport import MemoryNetwork
 from topdp.errors import InputError
 
 pytestmark = pytest.mark.usefixtures("quick")

@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from safetensors.numpy import save
-from sites import MADE, Echo, Federation, at, run, until_answered
+from sites import CLAIM, MADE, Echo, Federation, at, run, until_answered
 
 from topdp.agents.agreement.identity import TLS_HOST_NAME, Identity, generate
 from topdp.agents.agreement.identity_card import Card
@@ -125,17 +125,18 @@ class RowMonitor:
 
 
 @contextlib.asynccontextmanager
-async def call_to(fed, identity, insecure=False, compression=None):
+async def call_to(fed, identity, plain=False, compression=None):
     """A raw stream to bee, with any certificate."""
     card = fed.manifest.card("bee")
     options = [("grpc.ssl_target_name_override", TLS_HOST_NAME), ("grpc.use_local_subchannel_pool", 1)]
-    if insecure:
+    if plain:
         channel = aio.insecure_channel(card.address, options=options[1:])
     else:
         pem = identity.card.certificate.encode()
         credentials = grpc.ssl_channel_credentials(card.certificate.encode(), identity.key_pem(), pem)
         channel = aio.secure_channel(card.address, credentials, options=options)
-    call = channel.stream_stream(f"/{SERVICE_NAME}/{METHOD_NAME}")(compression=compression)
+    claim = [(CLAIM, identity.card.name)] if plain else None
+    call = channel.stream_stream(f"/{SERVICE_NAME}/{METHOD_NAME}")(compression=compression, metadata=claim)
     try:
         yield call
     finally:
@@ -144,9 +145,9 @@ async def call_to(fed, identity, insecure=False, compression=None):
 
 
 @contextlib.asynccontextmanager
-async def ant_in(fed, insecure=False, compression=None):
+async def ant_in(fed, plain=False, compression=None):
     """ant has opened a link as it should, and may now do what it likes."""
-    async with call_to(fed, fed.identities["ant"], insecure, compression) as call:
+    async with call_to(fed, fed.identities["ant"], plain, compression) as call:
         party = HandshakeParty(fed.identities["ant"], fed.manifest.hash)
         await handshake.dial(DialledStream(call), party, fed.manifest.card("bee"))
         yield call
@@ -160,9 +161,9 @@ def claiming(card, key):
     return liar
 
 
-async def tries(fed, who, insecure=False, leaf=None):
+async def tries(fed, who, plain=False, leaf=None):
     """Opens a link to bee as `who`, over TLS with `leaf`; sends a request when it is let in."""
-    async with call_to(fed, leaf or who, insecure) as call:
+    async with call_to(fed, leaf or who, plain) as call:
         stream = DialledStream(call)
         await handshake.dial(stream, HandshakeParty(who, fed.manifest.hash), fed.manifest.card("bee"))
         await stream.write(request(1, b"evil"))
@@ -234,7 +235,7 @@ def test_a_plaintext_client_gets_nothing():
     async def body():
         async with RowMonitor(federation()) as watch:
             with pytest.raises(ConnectionError):
-                await tries(watch.federation, MADE["ant"], insecure=True)
+                await tries(watch.federation, MADE["ant"], plain=True)
             assert not watch.from_others
 
     run(body())
@@ -358,16 +359,16 @@ def test_an_expired_certificate_is_refused(caplog, monkeypatch):
 
     async def in_code():
         fed = federation(identities={"ant": ant})
-        async with RowMonitor(fed, insecure=True) as watch:
+        async with RowMonitor(fed, plain=True) as watch:
             for _ in range(2):
                 with pytest.raises(LinkEnded, match="valid from"):
                     await tries_expired(fed)
-            assert not watch.from_others and told(caplog) == [("someone", "expired")]
+            assert not watch.from_others and told(caplog) == [("ant", "expired")]
             monkeypatch.setattr(handshake, "check_validity", lambda *_: None)
             assert (await tries_expired(fed)).code == ReplyCode.OK
 
     async def tries_expired(fed):
-        return await tries(fed, fed.identities["ant"], insecure=True)
+        return await tries(fed, fed.identities["ant"], plain=True)
 
     run(over_tls())
     run(in_code())
@@ -450,18 +451,18 @@ def test_a_neighbour_cannot_take_anothers_name(caplog):
 
 
 def test_without_tls_a_name_needs_its_key(caplog, monkeypatch):
-    """Also on insecure links both ends sign: ant's key does not make it cat."""
+    """Also without TLS both ends sign: ant's key does not make it cat."""
 
     async def body():
         fed = federation()
         liar = claiming(fed.manifest.card("cat"), MADE["ant"].key)
-        async with RowMonitor(fed, insecure=True) as watch:
+        async with RowMonitor(fed, plain=True) as watch:
             with pytest.raises(LinkEnded, match="does not hold the key of cat"):
-                await tries(fed, liar, insecure=True)
+                await tries(fed, liar, plain=True)
             assert not watch.from_others
             monkeypatch.setattr(handshake, "check_signature", lambda *_: None)
             watch.honest.cancel()
-            assert (await tries(fed, liar, insecure=True)).words == "bee heard cat"
+            assert (await tries(fed, liar, plain=True)).words == "bee heard cat"
             raise Succeeded
 
     with pytest.raises(Succeeded):
@@ -488,13 +489,13 @@ def test_a_replayed_handshake_is_refused(caplog, monkeypatch):
 
     async def record(fed):
         sent = []
-        async with call_to(fed, MADE["ant"], insecure=True) as call:
+        async with call_to(fed, MADE["ant"], plain=True) as call:
             party = HandshakeParty(fed.identities["ant"], fed.manifest.hash)
             await handshake.dial(Recorder(DialledStream(call), sent), party, fed.manifest.card("bee"))
         return sent
 
     async def replay(fed, sent):
-        async with call_to(fed, MADE["ant"], insecure=True) as call:
+        async with call_to(fed, MADE["ant"], plain=True) as call:
             stream = DialledStream(call)
             for frame in (*sent, request(1, b"evil")):
                 await stream.write(frame)
@@ -505,18 +506,18 @@ def test_a_replayed_handshake_is_refused(caplog, monkeypatch):
 
     async def body():
         fed = federation()
-        async with RowMonitor(fed, insecure=True) as watch:
+        async with RowMonitor(fed, plain=True) as watch:
             sent = await record(fed)
             for _ in range(2):
                 with pytest.raises(REFUSED):
                     await replay(fed, sent)
             assert not watch.from_others
-            await until(lambda: ("someone", "signature") in told(caplog))
+            await until(lambda: ("ant", "signature") in told(caplog))
             monkeypatch.setattr(handshake, "fresh_nonce", lambda: bytes(32))
             assert (await replay(fed, await record(fed))).words == "bee heard ant"
 
     run(body())
-    assert told(caplog).count(("someone", "signature")) == 1
+    assert told(caplog).count(("ant", "signature")) == 1
 
 
 def test_what_one_end_signs_is_of_no_use_to_another():

@@ -140,13 +140,14 @@ def test_only_the_two_who_meet_at_a_relay_know_where_also_after_a_renewal():
     directory = CardDirectory(manifest)
     new = generate("ant")
     directory.accept(sign_successor(1, one, new))
-    place = federation.transport("ant")._place("bee", "ant")
+    place = federation.transport("ant")._route("bee", "bee", "ant").place
     renewed = GrpcTransport(new, manifest, directory=directory, listed=one)
-    assert place == federation.transport("bee")._place("bee", "ant") == renewed._place("bee", "ant")
+    assert place == federation.transport("bee")._route("ant", "bee", "ant").place
+    assert place == renewed._route("bee", "bee", "ant").place
     known = [other.card.certificate.encode(), manifest.hash.encode(), b""]
     known += [generate("cat").shared_secret(each.card, "meeting place") for each in (one, other)]
     assert place not in {meeting_place(secret, manifest.hash, "bee", "ant") for secret in known}
-    assert place != federation.transport("ant")._place("ant", "bee")
+    assert place != federation.transport("ant")._route("bee", "ant", "bee").place
 
 
 def test_a_relay_that_joins_the_wrong_ones_links_nobody(caplog):
@@ -229,7 +230,7 @@ def test_who_opens_no_port_has_no_socket_that_others_could_use():
             folders = [ant._folder.path, bee._folder.path]
             assert all(folder.stat().st_mode & 0o777 == 0o700 for folder in folders)
             front = next(agent._front for agent in (ant, bee) if agent._front is not None)
-            assert front._servers == []
+            assert front.server.servers == []
         assert not any(folder.exists() for folder in folders)
 
     run(body())

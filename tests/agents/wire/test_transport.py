@@ -12,6 +12,7 @@ import pytest
 from chaos import Proxy
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from memory_transport import MemoryNetwork
 from sites import Echo, Federation, free_address, run, until_answered
 
 from topdp.agents.agreement.identity import generate
@@ -21,8 +22,8 @@ from topdp.agents.wire.link_bodies import PIECE_BYTES, IncomingBody, pieces
 from topdp.agents.wire.link_limits import CHECKS_PER_TIMEOUT, Backoff, StallDetector
 from topdp.agents.wire.link_refusals import LinkEnded, RefusalLog
 from topdp.agents.wire.relay_server import RelayServer
-from topdp.agents.wire.transport import MemoryNetwork, Message, Reply, Unreachable
-from topdp.agents.wire.wire_codes import REPLY_WORDS, MessageKind, ReplyCode
+from topdp.agents.wire.transport import Message, Reply, Unreachable
+from topdp.agents.wire.wire_codes import MessageKind, ReplyCode
 from topdp.errors import InputError, TrustError, UnavailableError
 
 ROOT = Path(__file__).parents[3]
@@ -44,7 +45,7 @@ class Ground:
                 closed, rules["relay"], self.relay = ["ant", "bee"], free_address(), RelayServer()
             federation = Federation(closed=closed, **rules)
             self._rules = federation.manifest.rules
-            self._make = lambda name: federation.transport(name, insecure="insecure" in kind)
+            self._make = lambda name: federation.transport(name, plain="plain" in kind)
 
     def transport(self, name):
         self.made.append(self._make(name))
@@ -69,8 +70,8 @@ class Ground:
 
 KINDS = [
     "memory",
-    "insecure, ant dials",
-    "insecure, bee dials",
+    "plain, ant dials",
+    "plain, bee dials",
     "mTLS, ant dials",
     "mTLS, bee dials",
     "relay",
@@ -362,7 +363,8 @@ def test_the_generated_code_is_in_step_with_the_proto(tmp_path):
 def test_codes_are_those_of_the_proto_and_each_reply_has_words():
     for codes, proto in ((MessageKind, wire_pb2.Request.Kind), (ReplyCode, wire_pb2.Response.Code)):
         assert {code.name: code.value for code in codes} | {"NONE": 0} == dict(proto.items())
-    assert set(REPLY_WORDS) == set(ReplyCode) and len(set(REPLY_WORDS.values())) == len(REPLY_WORDS)
+    words = {code.words for code in ReplyCode}
+    assert len(words) == len(ReplyCode) and "" not in words
     accepted = {code for code in ReplyCode if Reply(code).ok}
     assert accepted == {ReplyCode.OK, ReplyCode.AGAIN, ReplyCode.ABORTED, ReplyCode.COMMITTED}
 
@@ -508,30 +510,6 @@ def test_what_is_told_is_told_once_per_peer_and_kind(caplog):
         refusals.report("cat", "chunk", "x")
     warned = [(record.peer, record.event) for record in caplog.records if record.levelno >= logging.WARNING]
     assert warned == [("ant", "chunk"), ("ant", "digest"), ("cat", "chunk")]
-
-
-def test_insecure_links_are_for_loopback_only_and_say_so(caplog):
-    federation = Federation()
-    for address in (
-        "0.0.0.0:7400",
-        "10.1.2.3:7400",
-        "[::]:7400",
-        "agent.example.org:7400",
-        "localhost.evil:1",
-    ):
-        with pytest.raises(InputError, match="loopback"):
-            federation.transport("bee", listen=address, insecure=True)
-        with pytest.raises(InputError, match="loopback"):
-            Federation(addresses={"bee": address}).transport("ant", insecure=True)
-    for address in ("localhost:7400", "[::1]:7400", "127.3.2.1:7400"):
-        federation.transport("bee", listen=address, insecure=True)
-
-    async def body():
-        async with federation.started(insecure=True):
-            pass
-
-    run(body())
-    assert sum("INSECURE" in record.getMessage() for record in caplog.records) == 2
 
 
 def test_an_identity_that_the_manifest_does_not_list_is_refused():

@@ -59,7 +59,7 @@ def test_files_that_are_no_certificate_are_refused(topdp, tmp_path):
 def test_without_its_parts_it_says_what_to_install(topdp, tmp_path, monkeypatch):
     monkeypatch.setattr("topdp.cli.dash_command.DASH_PACKAGES", ("no_such_part",))
     done = topdp("dash", tmp_path)
-    assert done.code == ExitCode.INPUT and "pip install 'topdp[dash]'" in done.err
+    assert done.code == ExitCode.INPUT and "pip install -c constraints.txt '.[dash]'" in done.err
 
 
 @pytest.mark.slow

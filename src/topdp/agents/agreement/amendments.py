@@ -1,19 +1,16 @@
-"""A manifest that replaces another one from a given round onwards: content, signatures, remaining budget.
+"""A manifest that replaces another one from a given round onwards: its content and its signatures.
 
 An amendment is a manifest with `amends`: the hash of the previous manifest, the last round of that run, and
 for each of its members the granted ε and the privacy cost of that run according to its plan. All members of
 the new manifest sign it, with the cards that it lists. No agent begins the new run, or ends the previous one,
-until all have signed. Members that are removed need not sign. `node/amending.py` makes amendments.
-
-**Guarantees.** Privacy costs compose: a run that ends early has sent a part of the rows that its account
-covers, and the new run begins at the public start. So both together are (ε₁ + ε₂, δ₁ + δ₂)-private
-(sequential composition). As ε₁ counts the larger of the amendment's value and that of the agent's own ledger.
+until all have signed. Members that are removed need not sign. `node/amending.py` makes amendments;
+`node/carried_budget.py` computes what remains of a budget.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -21,7 +18,7 @@ from pydantic import Field
 
 from topdp.agents.agreement.identity import Identity
 from topdp.agents.agreement.manifest import Manifest, ManifestError
-from topdp.errors import BudgetError, InputError, TrustError
+from topdp.errors import InputError, TrustError
 from topdp.runs.config import Section
 
 FiniteNumber = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -63,13 +60,14 @@ def sign_amendment(path: Path, manifest: Manifest, identities: Sequence[Identity
     if amendment_of(manifest) is None:
         raise InputError(f"Expected an amendment in {path}, got a manifest that amends none: do not sign it.")
     card = manifest.card(identities[0].card.name)
-    listed = next((held for held in identities if held.card.fingerprint == card.fingerprint), None)
+    listed = next((each for each in identities if each.card.fingerprint == card.fingerprint), None)
     if listed is None:
         raise TrustError(
             f"Expected the identity of {card.name}'s card in {path}, got another one. Name the folder of "
             "that identity with --identity."
         )
-    signed = manifest.with_signature(card.name, listed.sign(_signed_bytes(manifest)).hex())
+    signature = listed.sign(_signed_bytes(manifest)).hex()
+    signed = replace(manifest, signatures={**manifest.signatures, card.name: signature})
     signed.write(path)
     return signed
 
@@ -111,42 +109,6 @@ def final_round(manifest: Manifest, amended: Manifest) -> int:
         )
     expect_all_signed(amended)
     return amendment.round
-
-
-@dataclass(frozen=True, kw_only=True)
-class PreviousRun:
-    """Facts in an agent's own ledger of the previous run."""
-
-    federation: str
-    agent: str
-    ended: bool  # permanently, at the round that the amendment names or a later one
-    spent: float | None  # ε; None: infinite
-    budget: float | None = None  # ε of the agent's own budget, below the manifest's; None: it had none
-
-
-def remaining_budget(manifest: Manifest, name: str, previous: PreviousRun) -> float:
-    """Return ε that `name` may spend under an amendment, given its ledger of the previous run.
-
-    The agent's own budget still applies, as after a restart. Raise BudgetError if nothing remains.
-    """
-    amendment = amendment_of(manifest)
-    assert amendment is not None and name in amendment.granted
-    if (previous.federation, previous.agent) != (amendment.manifest, name) or not previous.ended:
-        raise TrustError(
-            f"--after: expected the ledger of {name} for the run {amendment.manifest[:16]}, ended with round "
-            f"{amendment.round}, got that of {previous.agent} for {previous.federation[:16]}"
-            f"{'' if previous.ended else ', which has not ended'}. First end that run with `topdp agent "
-            "start --amended-by`, so that it spends nothing more."
-        )
-    granted = min(amendment.granted[name], previous.budget or float("inf"))
-    spent = float("inf") if previous.spent is None else previous.spent
-    remaining = granted - max(amendment.spent[name], spent)
-    if remaining <= 0:
-        raise BudgetError(
-            f"Expected a remaining budget > 0 for {name}, got {remaining:.6g} of {granted:.6g}: the previous "
-            "run has spent it. Remove the agent from the amendment."
-        )
-    return remaining
 
 
 def _signed_bytes(manifest: Manifest) -> bytes:

@@ -269,9 +269,9 @@ def renew(folder: Path, address: str | None = None, keep_key: bool = False) -> S
 
 def load_identities(folder: Path) -> list[Identity]:
     """Return all identities of the agent in `folder`, oldest first, including expired ones."""
-    identities = [identity.load_identity(folder, allow_expired=True)]
+    identities = [identity.load_identity(folder)]
     while (path := _successor_file(folder, len(identities))).exists():
-        identities.append(identity.load_identity(path.parent, allow_expired=True))
+        identities.append(identity.load_identity(path.parent))
     return identities
 
 
@@ -279,22 +279,17 @@ def load_successors(folder: Path) -> list[Successor]:
     """Return the successors that `renew` has made in `folder`, oldest first."""
     successors: list[Successor] = []
     while (path := _successor_file(folder, len(successors) + 1)).exists():
-        successors.append(read_successor(path))
+        try:
+            successors.append(Successor.read(path.read_text(encoding="utf-8")))
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", error)
+            raise InputError(f"Could not read a successor from {path}: {reason}.") from None
     return successors
 
 
 def has_successor(folder: Path, number: int) -> bool:
     """Return whether `renew` has made a successor of card `number` in `folder`."""
     return _successor_file(folder, number + 1).exists()
-
-
-def read_successor(path: Path) -> Successor:
-    try:
-        return Successor.read(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(
-            f"Could not read a successor from {path}: {getattr(error, 'strerror', error)}."
-        ) from None
 
 
 def _successor_file(folder: Path, number: int) -> Path:

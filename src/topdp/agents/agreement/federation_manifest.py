@@ -73,14 +73,17 @@ def build_manifest(
             f"report.sinks: expected none for agents, got {', '.join(config.report.sinks)}: only the "
             "simulator has sinks. Agents export metrics to Prometheus: use topdp agent start --metrics."
         )
-    complete, account = complete_config(
-        config, graph, counts, tolerates_silence=rules.tolerates_silence, departures=rules.departures
-    )
+    complete, account = complete_config(config, graph, counts, rules)
     guarantee = config.privacy.guarantee
     kind = guarantee_kind(guarantee)
     remarks = list(account.warnings)
     if keeps_reserve(config, rules):
-        remarks.append(_reserve_remark(config, complete, account, graph, counts, rules.departures))
+        ratio = None
+        if rules.departures and config.privacy.sigma is None:
+            without, _ = complete_config(config, graph, counts, Rules())
+            sigma, smallest = (np.asarray(each.privacy.sigma, dtype=float) for each in (complete, without))
+            ratio = float(np.max(sigma / smallest))
+        remarks.append(_reserve_remark(rules.departures, ratio, account))
     elif rules.tolerates_silence and kind.counts_colluders and METHODS[config.method.name].shares_noise:
         remarks.append(
             "Where agents share noise, an agent that is silent for the idle timeout is excluded for good: "
@@ -99,8 +102,7 @@ def build_manifest(
             "and may have to stop using its data. privacy.guarantee=adaptive keeps a reserve for that."
         )
     pairs = [(cards[i].name, cards[j].name) for i, j in graph.edges.tolist()]
-    complete_manifest = manifest.new_manifest(cards, pairs, complete, rules)
-    setup = RunSetup.of(complete_manifest)
+    setup = RunSetup.of(manifest.new_manifest(cards, pairs, complete, rules))
     if relies_on_hidden_rows(guarantee, setup.plan, setup.coalition, not rules.tolerates_silence):
         expect_steps_below_noise(setup.plan)
         exact = max_exact_norm(setup.plan)
@@ -110,8 +112,7 @@ def build_manifest(
                 f"rounded, and {guarantee} relies on rows that some agents do not see."
             )
             rules = rules.model_copy(update={"largest_norm": exact})
-            complete_manifest = manifest.new_manifest(cards, pairs, complete, rules)
-    return complete_manifest, account, remarks
+    return manifest.new_manifest(cards, pairs, complete, rules), account, remarks
 
 
 def keeps_reserve(config: RunConfig, rules: Rules) -> bool:
@@ -136,15 +137,11 @@ def default_departures(config: RunConfig, agents: int, rules: Rules) -> int:
     return int(keeps_reserve(config, rules) and examined)
 
 
-def _reserve_remark(
-    config: RunConfig,
-    complete: RunConfig,
-    account: Account,
-    graph: Topology,
-    counts: tuple[int, ...],
-    departures: int,
-) -> str:
-    """Return a remark on the noise that the reserve costs, and on what happens when it is used up."""
+def _reserve_remark(departures: int, ratio: float | None, account: Account) -> str:
+    """Return a remark on the noise that the reserve costs, and on what happens when it is used up.
+
+    `ratio`: noise with the reserve divided by noise without it; None if the user gave the noise.
+    """
     beyond = (
         "agents that observe more departures charge by worst case from then on (up to epsilon "
         f"{_largest_worst_case(account):.4g}), and may have to stop using their data."
@@ -152,14 +149,12 @@ def _reserve_remark(
     if not departures:
         return f"There is no reserve for an agent that drops out or is refused: {beyond}"
     agents = "One agent" if departures == 1 else f"{departures} agents"
-    cost = "with the given noise"
-    if config.privacy.sigma is None:
-        without, _ = complete_config(config, graph, counts)
-        sigma, least = (np.asarray(each.privacy.sigma, dtype=float) for each in (complete, without))
-        ratio = float(np.max(sigma / least))
+    if ratio is None:
+        cost = "with the given noise"
+    elif ratio < 1.0005:
+        cost = "this needs no additional noise here"
+    else:
         cost = f"noise is {ratio:.3g} times as large as without a reserve (--departures 0)"
-        if ratio < 1.0005:
-            cost = "this needs no additional noise here"
     return f"{agents} may drop out or be refused, and no budget is exhausted early: {cost}; {beyond}"
 
 
@@ -207,43 +202,27 @@ def parse_links(links: str, names: tuple[str, ...]) -> list[tuple[str, str]]:
     return pairs
 
 
-def _with_more_colluders(config: RunConfig, agents: int, departures: int) -> RunConfig:
-    """Return the configuration with `departures` more colluders, as if the reserve were used up.
-
-    The configuration is unchanged where noise is shared: there, an agent counts as a colluder only from the
-    round of its departure.
-    """
-    colluders = min(config.privacy.colluders + departures, agents - 1)
-    if not _counts_departures(config) or colluders <= config.privacy.colluders:
-        return config
-    privacy = config.privacy.model_copy(update={"colluders": colluders})
-    return config.model_copy(update={"privacy": privacy})
-
-
 def complete_config(
-    config: RunConfig,
-    graph: Topology,
-    counts: tuple[int, ...],
-    *,
-    tolerates_silence: bool = False,
-    departures: int = 0,
+    config: RunConfig, graph: Topology, counts: tuple[int, ...], rules: Rules
 ) -> tuple[RunConfig, Account]:
     """Return the configuration with noise, budgets and record counts of every agent, and its account.
 
-    `counts`: number of records of each agent. `tolerates_silence`: whether agents go on without a silent
-    neighbour. If they do and draws are shared, a little more noise is added: budgets must include what each
-    agent reserves for its own departure. `departures`: how many agents may drop out while the noise still
-    suffices (`Rules.departures`).
+    `counts`: number of records of each agent. If agents go on without a silent neighbour and draws are
+    shared, a little more noise is added: budgets must include what each agent reserves for its own departure.
     """
     expect_named_task(config)
     expect_supported(config, counts)
     run = resolve(config, graph, counts)
     config = run.config
-    reserved = resolve(_with_more_colluders(config, graph.agents, departures), graph, counts)
-    plan, account = plan_and_account(reserved)
     privacy, guarantee = config.privacy, config.privacy.guarantee
+    colluders = privacy.colluders
+    if _counts_departures(config):  # elsewhere, an agent counts as a colluder from its departure onwards
+        colluders = max(colluders, min(colluders + rules.departures, graph.agents - 1))
+    with_reserve_used = privacy.model_copy(update={"colluders": colluders})
+    reserved = resolve(config.model_copy(update={"privacy": with_reserve_used}), graph, counts)
+    plan, account = plan_and_account(reserved)
     is_given, factor = run.sigma is not None, 1.0
-    if tolerates_silence and guarantee_kind(guarantee).composes_releases(plan):
+    if rules.tolerates_silence and guarantee_kind(guarantee).composes_releases(plan):
         factor = with_reserve(plan, run.analysis.exposure(), query_of(config))
     if factor > 1:
         # Given noise is not changed: with the reserve it has the ε of less noise without a reserve.

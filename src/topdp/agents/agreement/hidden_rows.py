@@ -53,7 +53,7 @@ def max_exact_norm(plan: Plan) -> float:
 
 
 def _coarsest_step(plan: Plan) -> float:
-    """Return the largest grid step of a row, times the largest weight if that is above 1."""
+    """Return the coarsest grid step of all rows, multiplied by the largest weight if that exceeds 1."""
     largest = 0.0
     for r in range(plan.releases):
         std = np.abs(plan[r].std[plan.exists[r]])
@@ -68,10 +68,10 @@ def expect_steps_below_noise(plan: Plan) -> None:
 
     Otherwise the grid steps would reveal what the noise hides.
     """
-    smallest, least = smallest_noise_std(plan), MIN_STEPS_PER_STD * _coarsest_step(plan)
-    if not least <= smallest:
+    smallest, needed = smallest_noise_std(plan), MIN_STEPS_PER_STD * _coarsest_step(plan)
+    if not needed <= smallest:
         raise InputError(
-            f"Expected noise of at least {least:.3g} in every row, {MIN_STEPS_PER_STD:g} grid steps of the "
+            f"Expected noise of at least {needed:.3g} in every row, {MIN_STEPS_PER_STD:g} grid steps of the "
             f"noisiest row, got {smallest:.3g}: privacy.guarantee relies on rows that some agents do not "
             "see, and so little noise would not hide their grid steps. Choose budgets, and a decay of the "
             'noise, that differ by less than a factor of 100,000, or privacy.guarantee="worst-case".'

@@ -46,11 +46,7 @@ class Identity:
     key: ec.EllipticCurvePrivateKey = field(repr=False)
 
     def __post_init__(self) -> None:
-        own_key, certified_key = (
-            key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
-            for key in (self.key.public_key(), self.card.x509.public_key())
-        )
-        if own_key != certified_key:
+        if self.key.public_key() != self.card.public_key:
             raise TrustError(
                 f"Expected the key of {self.card.name}'s certificate, got another key: the files belong to "
                 "different agents. Restore them together, or make a new identity and send out its card."
@@ -66,9 +62,8 @@ class Identity:
 
     def shared_secret(self, card: Card, purpose: str) -> bytes:
         """Return 32 bytes for `purpose` that only this agent and the holder of `card` can compute."""
-        public_key = card.x509.public_key()
-        assert isinstance(public_key, ec.EllipticCurvePublicKey)
-        return hmac.digest(self.key.exchange(ec.ECDH(), public_key), b"topdp " + purpose.encode(), "sha256")
+        secret = self.key.exchange(ec.ECDH(), card.public_key)
+        return hmac.digest(secret, b"topdp " + purpose.encode(), "sha256")
 
     def key_pem(self) -> bytes:
         return self.key.private_bytes(
@@ -140,8 +135,8 @@ def save(folder: Path, identity: Identity) -> Identity:
     return identity
 
 
-def load_identity(folder: Path, now: datetime | None = None, allow_expired: bool = False) -> Identity:
-    """Load the identity in `folder`. Raise an error with the reason if it cannot be used."""
+def load_identity(folder: Path) -> Identity:
+    """Load the identity in `folder`, which may have expired. Raise an error if it cannot be read."""
     path = folder / KEY_FILE
     try:
         mode = path.stat().st_mode & 0o777
@@ -172,12 +167,9 @@ def load_identity(folder: Path, now: datetime | None = None, allow_expired: bool
             f"Expected the certificate of {folder / CARD_FILE} in {folder / CERTIFICATE_FILE}, got "
             "another one. Restore the files together."
         )
-    held = Identity(card, key)
-    if not allow_expired:
-        expect_valid(held, str(folder), now)
-    return held
+    return Identity(card, key)
 
 
-def expect_valid(identity: Identity, origin: str, now: datetime | None = None) -> None:
-    if reason := identity.card.validity_problem(now):
+def expect_valid(identity: Identity, origin: str) -> None:
+    if reason := identity.card.validity_problem():
         raise TrustError(f"Expected a valid certificate in {origin}, but {reason}. Make a new identity.")

@@ -6,8 +6,6 @@ There is no certificate authority. An agent is identified by the SHA-256 of its 
 
 from __future__ import annotations
 
-import hashlib
-import ipaddress
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -18,7 +16,7 @@ from typing import Any
 import tomli_w
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from topdp.base import toml_text
@@ -44,9 +42,8 @@ class Card:
     def __post_init__(self) -> None:
         check_name(self.name)
         check_address(self.address)
-        if not isinstance(self.x509.public_key(), ec.EllipticCurvePublicKey) or not isinstance(
-            self._public.curve, KEY_CURVE
-        ):
+        key = self.x509.public_key()
+        if not (isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, KEY_CURVE)):
             raise IdentityError(
                 f"Expected a P-256 key in the certificate of {self.name}, got another kind of key. Make the "
                 "identity with `topdp agent init`."
@@ -68,7 +65,7 @@ class Card:
         return fingerprint(self.x509)
 
     @property
-    def _public(self) -> ec.EllipticCurvePublicKey:
+    def public_key(self) -> ec.EllipticCurvePublicKey:
         key = self.x509.public_key()
         assert isinstance(key, ec.EllipticCurvePublicKey)
         return key
@@ -76,7 +73,7 @@ class Card:
     def verifies(self, signature: bytes, data: bytes) -> bool:
         """Return whether `signature` is a signature of `data` with this card's key."""
         try:
-            self._public.verify(signature, data, ec.ECDSA(hashes.SHA256()))
+            self.public_key.verify(signature, data, ec.ECDSA(hashes.SHA256()))
         except InvalidSignature:
             return False
         return True
@@ -102,20 +99,17 @@ class Card:
 
 
 def fingerprint(certificate: x509.Certificate) -> str:
-    return hashlib.sha256(certificate.public_bytes(serialization.Encoding.DER)).hexdigest()
+    return certificate.fingerprint(hashes.SHA256()).hex()
 
 
 def read_card(path: Path) -> Card:
     """Read a card from a TOML file."""
-    return parse_card(read_text_file(path), str(path))
-
-
-def parse_card(text: str, origin: str = "card") -> Card:
+    text = read_text_file(path)
     try:
         tree = toml_text.parse_toml(text)
     except ValueError as error:
-        raise IdentityError(f"Expected a card (TOML) in {origin}, but: {error}") from None
-    return card_from_tree(tree, origin)
+        raise IdentityError(f"Expected a card (TOML) in {path}, but: {error}") from None
+    return card_from_tree(tree, str(path))
 
 
 def card_from_tree(tree: Any, origin: str) -> Card:
@@ -158,15 +152,6 @@ def check_address(address: str) -> str:
             f"agent.example.org:7400, or none for an agent that opens no port, got {address!r:.80}."
         )
     return address
-
-
-def is_loopback(address: str) -> bool:
-    """Return whether `host:port` is a loopback address."""
-    host = address.rpartition(":")[0].strip("[]")
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def read_text_file(path: Path) -> str:

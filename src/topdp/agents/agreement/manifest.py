@@ -161,9 +161,6 @@ class Manifest:
         signed = {SIGNATURES_KEY: self.signatures} if self.signatures else {}
         return tomli_w.dumps({**head, **self.tree, **signed}, multiline_strings=True)
 
-    def with_signature(self, name: str, signature: str) -> Manifest:
-        return replace(self, signatures={**self.signatures, name: signature})
-
     def write(self, path: Path) -> None:
         """Write the file atomically. An existing file is replaced."""
         write_atomically(path, self.to_toml())
@@ -242,14 +239,16 @@ def _from_tree(tree: dict[str, Any], origin: str) -> Manifest:
         missing = sorted(set(MANIFEST_KEYS) - set(tree) - {"hash"})
         if missing:
             raise ManifestError(f"expected {missing[0]!r}, found none.")
-        listed = tree["agents"]
-        if not isinstance(listed, list):
-            raise ManifestError("agents: expected a list of cards.")
-        cards = tuple(card_from_tree(entry, f"agents[{k}]") for k, entry in enumerate(listed))
+        for key, kind, content in (
+            ("agents", list, "a list of cards"),
+            ("links", list, "a list of pairs of names"),
+            ("run", dict, "a configuration"),
+        ):
+            if not isinstance(tree[key], kind):
+                raise ManifestError(f"{key}: expected {content}.")
+        cards = tuple(card_from_tree(entry, f"agents[{k}]") for k, entry in enumerate(tree["agents"]))
         names = _names(cards)
-        links = tuple(_link(names, entry) for entry in _expect_list(tree["links"]))
-        if not isinstance(tree["run"], dict):
-            raise ManifestError("run: expected a configuration.")
+        links = tuple(_link(names, entry) for entry in tree["links"])
         config = configurations.parse_stored(tree["run"], "run")
         return Manifest(cards=cards, links=links, config=config, rules=parse_rules(tree["rules"]), tree=tree)
     except TrustError as error:
@@ -298,12 +297,6 @@ def _number(names: list[str], name: Any) -> int:
             f"links: expected the name of a card, got {name!r:.80}.{did_you_mean(str(name), names)}"
         )
     return names.index(name)
-
-
-def _expect_list(value: Any) -> list[Any]:
-    if not isinstance(value, list):
-        raise ManifestError("links: expected a list of pairs of names.")
-    return value
 
 
 def _hash(tree: dict[str, Any]) -> str:

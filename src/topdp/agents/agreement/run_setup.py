@@ -35,7 +35,7 @@ class RunSetup:
     def of(cls, manifest: Manifest) -> RunSetup:
         """Return the setup of a manifest. Raise ConfigError unless its configuration is complete."""
         config, graph = manifest.config, manifest.topology
-        counts = _record_counts(config)
+        counts = tuple(int(size) for size in config.data.sizes or ())
         outline = RunOutline.of(config, graph)
         if outline.sigma is None or len(counts) != graph.agents:
             raise ConfigError(
@@ -104,7 +104,3 @@ def expect_supported(config: RunConfig, counts: tuple[int, ...]) -> None:
             f"privacy.delta: expected less than 1/{fewest}, one over the fewest records of an agent, got "
             f"{delta:g}: such a delta permits publishing a whole record. Use 1e-5, or less."
         )
-
-
-def _record_counts(config: RunConfig) -> tuple[int, ...]:
-    return tuple(int(size) for size in config.data.sizes or ())

@@ -108,13 +108,13 @@ def encode_notices(notices: Iterable[Notice]) -> bytes:
     return json.dumps([list(astuple(notice)) for notice in notices]).encode()
 
 
-def decode_notices(body: bytes, most: int = 1000) -> list[Notice]:
-    """Decode at most `most` notices. Raise NoticeError on more notices or malformed bytes."""
+def decode_notices(body: bytes, limit: int = 1000) -> list[Notice]:
+    """Decode at most `limit` notices. Raise NoticeError on more notices or malformed bytes."""
     try:
-        if len(body) > most * MAX_NOTICE_BYTES:
+        if len(body) > limit * MAX_NOTICE_BYTES:
             raise NoticeError
         notices = [Notice.of_parts(parts) for parts in json.loads(body)]
-        if len(notices) > most:
+        if len(notices) > limit:
             raise NoticeError
         for notice in notices:
             parts = astuple(notice)

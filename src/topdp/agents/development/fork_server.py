@@ -55,8 +55,9 @@ def start(arguments: Sequence[str], environment: Mapping[str, str], log: Path) -
 
 
 def _context() -> ForkServerContext | SpawnContext:
-    """On other systems than Linux libraries that torch uses must not be forked: there each agent
-    imports it.
+    """Return a fork-server context on Linux.
+
+    On other systems, libraries that torch uses must not be forked, so each agent imports torch.
     """
     linux = sys.platform == "linux"
     return multiprocessing.get_context("forkserver") if linux else multiprocessing.get_context("spawn")

@@ -23,6 +23,8 @@ UNLOGGED_PREFIXES = ("row of ",)
 
 PEER_COLUMNS = ("quarantined", "quarantined_for", "finished", "told")
 
+Facts = dict[tuple[str, str], object]  # (place, key) -> value; the place is "meta", or "peers " and a column
+
 # For each log: the number of a line and the columns that the digest covers, for lines after number `?`.
 LOG_QUERIES = {
     "notes": "SELECT number, charges, place, key, value FROM notes WHERE number > ? ORDER BY number",
@@ -83,40 +85,33 @@ def set_peer_fact(db: sqlite3.Connection, peer: str, column: str, value: object)
 
 def backfill(db: sqlite3.Connection) -> None:
     """Write the current facts of a ledger of an older format, which has no journal, to the journal."""
-    for key, value in db.execute("SELECT key, value FROM meta ORDER BY key").fetchall():
-        _append(db, "meta", key, value)
-    for (name, column), value in _peer_facts(db).items():
-        _append(db, f"peers {column}", name, value)
+    for (place, key), value in table_facts(db).items():
+        _append(db, place, key, value)
 
 
-def journal_facts(db: sqlite3.Connection) -> tuple[dict[str, object], dict[tuple[str, str], object]]:
-    """Return ({key: value}, {(peer, column): value}) according to the journal; see `table_facts`."""
-    facts: dict[str, object] = {}
-    peers: dict[tuple[str, str], object] = {}
-    for place, key, value in db.execute("SELECT place, key, value FROM notes ORDER BY number"):
-        if place == "meta" and not str(key).startswith(UNLOGGED_PREFIXES):
-            facts[key] = value
-        elif place != "meta":
-            peers[key, str(place).removeprefix("peers ")] = value
-    return facts, {fact: value for fact, value in peers.items() if value is not None}
+def journal_facts(db: sqlite3.Connection) -> Facts:
+    """Return the newest facts in the journal."""
+    rows = db.execute("SELECT place, key, value FROM notes ORDER BY number")
+    return _current({(place, key): value for place, key, value in rows})
 
 
-def table_facts(db: sqlite3.Connection) -> tuple[dict[str, object], dict[tuple[str, str], object]]:
-    """Return ({key: value}, {(peer, column): value}) according to the tables `meta` and `peers`.
+def table_facts(db: sqlite3.Connection) -> Facts:
+    """Return the facts in the tables `meta` and `peers`.
 
-    In a ledger that was not changed, this equals `journal_facts`.
+    In a ledger that was not changed, they equal `journal_facts`.
     """
-    rows = db.execute("SELECT key, value FROM meta").fetchall()
-    return {key: value for key, value in rows if not str(key).startswith(UNLOGGED_PREFIXES)}, _peer_facts(db)
+    facts: Facts = {("meta", key): value for key, value in db.execute("SELECT * FROM meta ORDER BY key")}
+    for name, *values in db.execute(f"SELECT name, {', '.join(PEER_COLUMNS)} FROM peers ORDER BY name"):
+        facts |= {(f"peers {column}", name): values[k] for k, column in enumerate(PEER_COLUMNS)}
+    return _current(facts)
 
 
-def _peer_facts(db: sqlite3.Connection) -> dict[tuple[str, str], object]:
-    rows = db.execute(f"SELECT name, {', '.join(PEER_COLUMNS)} FROM peers ORDER BY name").fetchall()
+def _current(facts: Facts) -> Facts:
+    """Return the facts that the journal covers, without those of neighbours that were withdrawn."""
     return {
-        (name, column): value
-        for name, *values in rows
-        for column, value in zip(PEER_COLUMNS, values, strict=True)
-        if value is not None
+        (place, key): value
+        for (place, key), value in facts.items()
+        if (value is not None if place != "meta" else not str(key).startswith(UNLOGGED_PREFIXES))
     }
 
 

@@ -8,6 +8,7 @@ has equivocated and is quarantined. `row_payload` decodes the bytes; the transpo
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.wire.wire_codes import ReplyCode
@@ -28,16 +29,16 @@ class Inbox:
         self.gaps = gaps
         self.ledger = ledger
         self.window = window
-        self._position = {sender: {r: k for k, r in enumerate(each)} for sender, each in rounds.items()}
-        self._rounds = {sender: list(each) for sender, each in rounds.items()}
+        # For each sender: each of its rounds -> the next one; -1 stands for the time before the first.
+        self._next = {sender: dict(pairwise((-1, *each, None))) for sender, each in rounds.items()}
 
     def judge(self, sender: str, round: int, digest: str) -> ReplyCode:
         """Return the reply to a row with this digest: OK if the row is new. Does not change the inbox."""
-        if sender not in self._position:
+        if sender not in self._next:
             return ReplyCode.STRANGER
         if self.ledger.quarantined(sender) is not None:
             return ReplyCode.QUARANTINED
-        if round not in self._position[sender]:
+        if round < 0 or round not in self._next[sender]:
             return ReplyCode.UNKNOWN_ROUND
         accepted = self.ledger.digest_received(sender, round)
         if accepted is not None:
@@ -48,9 +49,7 @@ class Inbox:
 
     def expected(self, sender: str) -> int | None:
         """Return the next round of `sender` that has not arrived, or None once all rows have arrived."""
-        last, rounds = self.ledger.last_received(sender), self._rounds[sender]
-        position = self._position[sender][last] + 1 if last >= 0 else 0
-        return rounds[position] if position < len(rounds) else None
+        return self._next[sender][self.ledger.last_received(sender)]
 
     def skips_rounds(self, sender: str, round: int) -> bool:
         """Return whether a row of `round` skips an expected round although gaps are not allowed."""

@@ -14,7 +14,7 @@ missing entries; neighbours detect a removed tail, because they store the highes
 from __future__ import annotations
 
 import math
-from bisect import insort
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from sqlite3 import Connection
@@ -55,7 +55,7 @@ class Ledger(LedgerFacts):
         holds_after_departures: bool = False,
         reserve: int = 0,
     ) -> None:
-        """Open the ledger in `folder`. For writing, reject one of another federation or agent.
+        """Open the ledger in `folder`. With `federation`, create it, or reject one of another identity.
 
         `partners`: "planned", or "found" with live pairing. The two charge differently, so a ledger is for
         one of them. `guarantee`: the answer by which releases are charged while the plan is followed, or
@@ -64,45 +64,25 @@ class Ledger(LedgerFacts):
         """
         identity = {"federation": federation, "agent": agent, "partners": partners, "guarantee": guarantee}
         identity["whoever_is_missing"] = str(holds_after_departures)  # the key of format 4
-        super().__init__(LedgerDatabase(folder, identity if writable else {}, writable), reserve)
+        database = LedgerDatabase(folder, identity if writable and federation else {}, writable)
+        super().__init__(database, reserve)
         self.folder = folder
         self.before_commit: Callable[[], None] = lambda: None  # inside the transaction of a release
         self.before_charge: Callable[[float], None] = lambda epsilon: None  # takes ε spent after the charge
         self._acknowledged: dict[tuple[str, int], None] = {}
-        self._kept: dict[str, list[int]] = {}  # receiver -> acknowledged rounds with bytes, increasing
+        self._resendable: dict[str, list[int]] = {}  # receiver -> acknowledged rounds with bytes, increasing
         self._logs = event_journal.EMPTY_LOGS  # as bound by the last charge
         self._last_sent: int | None = None
         self.last_entry: LedgerEntry | None = None
         self.head = genesis_hash(self.meta)
         try:
             self.expect_consistent()
-            newest = self.database.rows("SELECT entry, hash FROM charges ORDER BY number DESC LIMIT 2")
+            newest = self.database.one("SELECT entry, hash FROM charges ORDER BY number DESC LIMIT 1")
             if newest:
-                previous_hash = str(newest[1][1]) if len(newest) > 1 else self.head
-                if chain_hash(previous_hash, str(newest[0][0])) != newest[0][1]:
-                    raise TamperedError(
-                        f"The last charge in {folder / LEDGER_FILE} does not follow from the previous one: "
-                        "one of the two was changed. Do not delete the file: its charges were spent."
-                    )
-                self.last_entry, self.head = LedgerEntry.read(newest[0][0]), str(newest[0][1])
+                self.last_entry, self.head = LedgerEntry.read(newest[0]), str(newest[1])
         except BaseException:
             self.close()
             raise
-
-    @classmethod
-    def reopen(cls, folder: Path) -> Ledger:
-        """Open an existing ledger for writing, with the federation, agent and guarantee that it records."""
-        reader = cls(folder, writable=False)
-        meta = reader.meta
-        reader.close()
-        return cls(
-            folder,
-            meta.get("federation", ""),
-            meta.get("agent", ""),
-            partners="found" if meta.get("partners") == "found" else "planned",
-            guarantee=meta.get("guarantee", WORST_CASE.name),
-            holds_after_departures=meta.get("whoever_is_missing") == str(True),
-        )
 
     @property
     def total(self) -> float:
@@ -130,6 +110,10 @@ class Ledger(LedgerFacts):
         """The last round in the ledger; -1 before the first."""
         return self.last_entry.round if self.last_entry else -1
 
+    @property
+    def charge_count(self) -> int:
+        return self.last_entry.number + 1 if self.last_entry else 0
+
     def is_complete(self, releases: int) -> bool:
         """Return whether the ledger contains every round of a plan with this number of releases."""
         final = self.final_round
@@ -139,7 +123,7 @@ class Ledger(LedgerFacts):
     def last_sent_round(self) -> int:
         """The last round whose rows may have left; -1 before the first."""
         if self._last_sent is None:
-            numbers = range(self.last_entry.number if self.last_entry else -1, -1, -1)
+            numbers = reversed(range(self.charge_count))
             self._last_sent = next((e.round for e in map(self._charge, numbers) if e.digests), -1)
         return self._last_sent
 
@@ -215,7 +199,7 @@ class Ledger(LedgerFacts):
         self.before_charge(math.inf if worst is None else max(self.total + cost.charge, worst))
         logs = event_journal.read_logs(db, self._logs)
         entry = LedgerEntry(
-            number=self.last_entry.number + 1 if self.last_entry else 0,
+            number=self.charge_count,
             round=round,
             kind=kind,
             charge=float(cost.charge),
@@ -237,10 +221,9 @@ class Ledger(LedgerFacts):
         """Return the rounds whose rows `receiver` has not acknowledged, oldest first."""
         query = "SELECT round FROM outbox WHERE receiver = ? AND body IS NOT NULL ORDER BY round"
         rounds = [parse_round(row[0]) for row in self.database.rows(query, receiver)]
-        kept = self._kept.get(receiver, ())
-        return [
-            round for round in rounds if (receiver, round) not in self._acknowledged and round not in kept
-        ]
+        acknowledged = {*self._resendable.get(receiver, ())}
+        acknowledged |= {round for to, round in self._acknowledged if to == receiver}
+        return [round for round in rounds if round not in acknowledged]
 
     def body(self, receiver: str, round: int) -> bytes:
         """Return the stored bytes: the only ones that may ever be sent to `receiver` for `round`."""
@@ -257,15 +240,11 @@ class Ledger(LedgerFacts):
         row = self.database.one("SELECT digest FROM outbox WHERE receiver = ? AND round = ?", receiver, round)
         if row is not None:
             return str(row[0])
-        # Bisect: rounds increase with the numbers of charges.
-        low, high = 0, self.last_entry.number if self.last_entry else -1
-        while low <= high:
-            number = (low + high) // 2
-            entry = self._charge(number)
-            if entry.round == round and entry.kind != "late":
-                return entry.digests.get(receiver)
-            low, high = (number + 1, high) if entry.round < round else (low, number - 1)
-        return None
+        # Rounds increase with the numbers of charges; late charges of a round follow its release.
+        charges = range(self.charge_count)
+        number = bisect_left(charges, round, key=lambda number: self._charge(number).round)
+        entry = self._charge(number) if number in charges else None
+        return entry.digests.get(receiver) if entry and entry.round == round else None
 
     def acknowledge(self, receiver: str, round: int) -> None:
         """Record that `receiver` has the row. The next release deletes bytes that it cannot request again.
@@ -275,24 +254,24 @@ class Ledger(LedgerFacts):
         other rows, or its own rows reveal the old copy. The record is in memory only: after a restart, the
         next greeting repeats the acknowledgement.
         """
-        kept = self._kept.setdefault(receiver, [])
+        rounds = self._resendable.setdefault(receiver, [])
         if receiver == ANY_RECEIVER:
             self._acknowledged[receiver, round] = None
-        elif round not in kept:
-            insort(kept, round)
+        elif round not in rounds:
+            insort(rounds, round)
         last = self.last_received(receiver)
-        while len(kept) > MAX_RESENT_ROWS or (len(kept) > 1 and kept[0] < last):
-            self._acknowledged[receiver, kept.pop(0)] = None
+        while len(rounds) > MAX_RESENT_ROWS or (len(rounds) > 1 and rounds[0] < last):
+            self._acknowledged[receiver, rounds.pop(0)] = None
 
-    def requeue(self, receiver: str, seen: int, most: int) -> int:
+    def requeue(self, receiver: str, last_round: int, limit: int) -> int:
         """Schedule rows for resending that `receiver` acknowledged but now reports as missing.
 
-        Of the rows after round `seen` whose bytes are kept, the first `most` are sent again, with the same
+        Of the rows after `last_round` whose bytes are kept, the first `limit` are sent again, with the same
         bytes. Return their number.
         """
-        kept = self._kept.get(receiver, [])
-        again = [round for round in kept if round > seen][:most]
-        self._kept[receiver] = [round for round in kept if round not in again]
+        rounds = self._resendable.get(receiver, [])
+        again = [round for round in rounds if round > last_round][:limit]
+        self._resendable[receiver] = [round for round in rounds if round not in again]
         return len(again)
 
     def last_received(self, sender: str) -> int:

@@ -22,8 +22,8 @@ from topdp.agents.ledger import event_journal
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_database import LEDGER_FILE, database_error
 from topdp.agents.ledger.ledger_entries import LedgerEntry, TamperedError, chain_hash, digest_of, genesis_hash
+from topdp.agents.ledger.ledger_facts import parse_reply_code
 from topdp.agents.ledger.start_choices import BUDGET_KEY, recorded_budget
-from topdp.agents.wire.wire_codes import ReplyCode
 from topdp.errors import TopdpError
 from topdp.privacy.answers import GUARANTEES
 
@@ -85,11 +85,9 @@ def _check_charges(ledger: Ledger) -> list[LedgerEntry]:
             "repeats a round": entry.round < round + (entry.kind != "late"),
             "carries no digest of the logs": binds and not entry.books,
         }
-        for fault, is_so in faults.items():
-            if is_so:
-                _charge_fault(ledger, position, fault)
-        if entry.contradiction:
-            _charge_fault(ledger, position, entry.contradiction)
+        fault = next((words for words, is_so in faults.items() if is_so), entry.contradiction)
+        if fault:
+            _charge_fault(ledger, position, fault)
         round, binds = entry.round, bool(entry.books)
         entries.append(entry)
     return entries
@@ -106,17 +104,17 @@ def _check_outbox(ledger: Ledger, entries: list[LedgerEntry]) -> None:
             raise TamperedError(
                 f"The row recorded as delivered to {key[0]} in round {key[1]} was not charged."
             )
-    kept = {key: digest for key, digest in charged.items() if key[1] > delivered.get(key[0], -1)}
+    expected = {key: digest for key, digest in charged.items() if key[1] > delivered.get(key[0], -1)}
     for receiver, round, digest, body in ledger.database.rows(
         "SELECT receiver, round, digest, body FROM outbox"
     ):
-        booked = kept.pop((str(receiver), int(str(round))), None)
+        booked = expected.pop((str(receiver), int(str(round))), None)
         whole = body is None or (isinstance(body, bytes) and digest_of(body) == digest)
         # Bytes are deleted by a later release than their own, once they are acknowledged.
         early = body is None and round == entries[-1].round and not ledger.finished(str(receiver))
         if booked != digest or not whole or early:
             raise TamperedError(f"The row for {receiver} in round {round} differs from the charged row.")
-    for to, missing in kept:
+    for to, missing in expected:
         raise TamperedError(f"The row charged for {to} in round {missing} is not in the outbox.")
 
 
@@ -169,13 +167,9 @@ def _check_facts(ledger: Ledger, entries: list[LedgerEntry]) -> None:
     for fault, is_so in faults.items():
         if is_so:
             raise TamperedError(f"Facts of the run are impossible: {fault}.")
-    for peer in ledger.recorded_peers():
-        ledger.quarantined(peer)
-    for name, code in ledger.database.rows("SELECT name, quarantined_for FROM peers"):
-        if code is not None and str(code) not in ReplyCode.__members__:
-            raise TamperedError(
-                f"Expected a reply code as the reason for the quarantine of {name}, got {code!r:.80}."
-            )
+    for name, words, code in ledger.database.rows("SELECT name, quarantined, quarantined_for FROM peers"):
+        if words is not None or code is not None:
+            parse_reply_code(str(name), code)
 
 
 def _check_budgets(ledger: Ledger) -> None:

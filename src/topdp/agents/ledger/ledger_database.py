@@ -79,19 +79,20 @@ class LedgerDatabase:
     def __init__(self, folder: Path, identity: Mapping[str, str], writable: bool = True) -> None:
         """Open the file in `folder`; raise LedgerError if it belongs to another `identity`.
 
-        `identity`: the facts in `meta` that identify the ledger, such as federation and agent.
+        `identity`: the facts in `meta` that identify the ledger, such as federation and agent. If empty, the
+        file must exist.
         """
         self.folder = folder
         self._resources = ExitStack()
         self._db: sqlite3.Connection | None = None
         try:
-            if writable:
-                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                self._lock()
-            elif not (folder / LEDGER_FILE).exists():
+            if not (identity or (folder / LEDGER_FILE).exists()):
                 raise LedgerError(
                     f"Expected a ledger in {folder}, but there is none: `topdp agent start` creates it."
                 )
+            if writable:
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                self._lock()
             self._db = self._open_for_writing(identity) if writable else self._open_for_reading()
             self.meta = self._read_meta()
             self._expect(identity)
@@ -120,11 +121,12 @@ class LedgerDatabase:
 
     def _open_for_writing(self, identity: Mapping[str, str]) -> sqlite3.Connection:
         """Open the file for writing and return its connection. Create or migrate the file where needed."""
-        db = self._db = _connect(self.folder / LEDGER_FILE, writable=True)
+        db = self._db = connect(self.folder / LEDGER_FILE, writable=True)
+        db.execute("PRAGMA journal_mode = WAL")
         if not self.rows("SELECT 1 FROM sqlite_master"):
             with self.transaction():
-                _execute_all(db, TABLES_FORMAT_4)
-                _execute_all(db, MIGRATION_4_TO_5)
+                execute_all(db, TABLES_FORMAT_4)
+                execute_all(db, MIGRATION_4_TO_5)
                 for key, value in {"format": str(LEDGER_FORMAT), **identity}.items():
                     event_journal.set_fact(db, key, value)
             return db
@@ -134,36 +136,41 @@ class LedgerDatabase:
                 copy = sqlite3.connect(beside)
                 db.backup(copy)
                 copy.close()
-        self._expect_whole_chain()
+        self._expect_chain()
         if format < LEDGER_FORMAT:
             with self.transaction():
                 _migrate(db, format)
         return db
 
-    def _expect_whole_chain(self) -> None:
-        """Raise TamperedError if the hash chain is broken.
+    def _expect_chain(self, last_only: bool = False) -> None:
+        """Raise TamperedError if the hash chain is broken; `last_only`: check only its last link.
 
         The next charge would hide the fault, or continue from a wrong total.
         """
-        rows = self.rows("SELECT entry, hash FROM charges ORDER BY number")
-        position = first_broken_link(
-            genesis_hash(self._read_meta()), ((str(text), str(stored)) for text, stored in rows)
-        )
+        query = "SELECT entry, hash FROM charges ORDER BY number DESC LIMIT ?"
+        rows = [(str(text), str(stored)) for text, stored in self.rows(query, 2 if last_only else -1)[::-1]]
+        head = genesis_hash(self._read_meta())
+        if last_only and len(rows) == 2:
+            head = rows.pop(0)[1]
+        position = first_broken_link(head, rows)
         if position is not None:
             raise TamperedError(
-                f"Charge {position} in {self.folder / LEDGER_FILE} does not follow from the previous one: it "
-                "or an earlier one was changed. Do not delete the file: its charges were spent."
+                f"{'The last charge' if last_only else f'Charge {position}'} in {self.folder / LEDGER_FILE} "
+                "does not follow from the previous one: it or an earlier one was changed. Do not delete the "
+                "file: its charges were spent."
             )
 
     def _open_for_reading(self) -> sqlite3.Connection:
         """Return a connection to a snapshot of the file; an older format is migrated in a copy in memory."""
-        db = self._db = _connect(self.folder / LEDGER_FILE, writable=False)
+        db = self._db = connect(self.folder / LEDGER_FILE, writable=False)
         db.execute("BEGIN")
         if not self.rows("SELECT 1 FROM sqlite_master"):
             raise LedgerError(
                 f"Expected a ledger in {self.folder}, but it is being created. Try again in a moment."
             )
-        if (format := self._format()) < LEDGER_FORMAT:
+        format = self._format()
+        self._expect_chain(last_only=True)
+        if format < LEDGER_FORMAT:
             copy = sqlite3.connect(":memory:", isolation_level=None)
             db.backup(copy)
             db.close()
@@ -247,12 +254,12 @@ def transaction(db: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
         raise
 
 
-def _connect(path: Path, writable: bool) -> sqlite3.Connection:
-    mode = "rwc" if writable else "ro"
-    db = sqlite3.connect(f"{path.absolute().as_uri()}?mode={mode}", uri=True, isolation_level=None)
+def connect(path: Path, writable: bool, timeout: float = 5.0) -> sqlite3.Connection:
+    """Open an SQLite file whose commits survive a power cut. `timeout`: seconds to wait for a lock."""
+    uri = f"{path.absolute().as_uri()}?mode={'rwc' if writable else 'ro'}"
+    db = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=timeout)
     if writable:
         os.chmod(path, 0o600)
-        db.execute("PRAGMA journal_mode = WAL")
         db.execute(f"PRAGMA synchronous = {SYNCHRONOUS_MODE}")
     return db
 
@@ -260,13 +267,13 @@ def _connect(path: Path, writable: bool) -> sqlite3.Connection:
 def _migrate(db: sqlite3.Connection, format: int) -> None:
     """Migrate the tables from `format` to LEDGER_FORMAT."""
     assert OLDEST_LEDGER_FORMAT <= format < LEDGER_FORMAT
-    _execute_all(db, MIGRATION_4_TO_5)
+    execute_all(db, MIGRATION_4_TO_5)
     event_journal.backfill(db)
     event_journal.set_fact(db, "migrated_from", str(format))
     event_journal.set_fact(db, "format", str(LEDGER_FORMAT))
 
 
-def _execute_all(db: sqlite3.Connection, statements: str) -> None:
+def execute_all(db: sqlite3.Connection, statements: str) -> None:
     for statement in statements.split(";\n"):
         db.execute(statement)
 

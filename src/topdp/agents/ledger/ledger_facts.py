@@ -53,16 +53,14 @@ class LedgerFacts:
             tables = event_journal.table_facts(self.database.connection)
         except READ_ERRORS as error:
             raise database_error(self.database.folder, error) from error
-        for subject, recorded, current in (
-            ("run", journal[0], tables[0]),
-            ("neighbours", journal[1], tables[1]),
-        ):
-            if recorded != current:
-                changed = sorted(str(key) for key, _ in {*recorded.items()} ^ {*current.items()})
-                raise TamperedError(
-                    f"Facts of the {subject} in {self.database.folder / LEDGER_FILE} differ from the "
-                    f"journal: {', '.join(changed)[:200]}. Do not delete the file: its charges were spent."
-                )
+        changed = [place_and_key for place_and_key, _ in {*journal.items()} ^ {*tables.items()}]
+        of_run = sorted(str(key) for place, key in changed if place == "meta")
+        if changed:
+            raise TamperedError(
+                f"Facts of the {'run' if of_run else 'neighbours'} in {self.database.folder / LEDGER_FILE} "
+                f"differ from the journal: {', '.join(of_run or sorted(map(str, changed)))[:200]}. Do not "
+                "delete the file: its charges were spent."
+            )
 
     def end_with(self, round: int, leaving: Iterable[str] = ()) -> None:
         """Record that the run ends after `round`, whatever a later start requests.
@@ -94,13 +92,7 @@ class LedgerFacts:
     def quarantined(self, peer: str) -> Quarantine | None:
         row = self.database.one("SELECT quarantined, quarantined_for FROM peers WHERE name = ?", peer)
         words, code = row or (None, None)
-        if words is None:
-            return None
-        if str(code) not in ReplyCode.__members__:
-            raise TamperedError(
-                f"Expected a reply code as the reason for the quarantine of {peer}, got {code!r:.80}."
-            )
-        return Quarantine(ReplyCode[str(code)], str(words))
+        return None if words is None else Quarantine(parse_reply_code(peer, code), str(words))
 
     def lift_quarantine(self, peer: str) -> None:
         """Accept messages of `peer` again, after a person has examined the reason."""
@@ -179,6 +171,14 @@ class LedgerFacts:
         with self.database.transaction() as db:
             for column, value in columns.items():
                 event_journal.set_peer_fact(db, peer, column, value)
+
+
+def parse_reply_code(peer: str, code: object) -> ReplyCode:
+    if str(code) not in ReplyCode.__members__:
+        raise TamperedError(
+            f"Expected a reply code as the reason for the quarantine of {peer}, got {code!r:.80}."
+        )
+    return ReplyCode[str(code)]
 
 
 def parse_round(value: object) -> int:

@@ -25,7 +25,7 @@ from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 
-from topdp.agents.ledger.ledger_database import READ_ERRORS, transaction
+from topdp.agents.ledger.ledger_database import READ_ERRORS, connect, execute_all, transaction
 from topdp.agents.ledger.ledger_entries import LedgerError, TamperedError
 from topdp.agents.ledger.record_fingerprints import DataFingerprint
 from topdp.agents.ledger.spent_sums import (
@@ -94,20 +94,11 @@ class SiteBudget:
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             elif not path.exists():
                 raise LedgerError(f"Expected a site budget in {folder}, but there is none: agents create it.")
-            mode = "rwc" if writable else "ro"
-            self._db = sqlite3.connect(
-                f"{path.absolute().as_uri()}?mode={mode}",
-                uri=True,
-                isolation_level=None,
-                timeout=LOCK_TIMEOUT_SECONDS,
-            )
+            self._db = connect(path, writable, LOCK_TIMEOUT_SECONDS)
             if writable:
-                path.chmod(0o600)
-                self._db.execute("PRAGMA synchronous = FULL")
                 with transaction(self._db) as db:
                     if not db.execute("SELECT 1 FROM sqlite_master").fetchone():
-                        for statement in SITE_BUDGET_TABLES.split(";\n"):
-                            db.execute(statement)
+                        execute_all(db, SITE_BUDGET_TABLES)
                         facts = {"format": str(SITE_BUDGET_FORMAT), "key": secrets.token_hex(32)}
                         db.executemany("INSERT INTO meta VALUES (?, ?)", list(facts.items()))
             meta = dict(self._db.execute("SELECT key, value FROM meta").fetchall())

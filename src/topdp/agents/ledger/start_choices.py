@@ -19,13 +19,8 @@ from topdp.agents.ledger.ledger_entries import LedgerError, TamperedError
 from topdp.errors import DataError, TrustError
 
 LEDGER_ID_KEY = "books"
-SEEDED_KEY, REHEARSAL_KEY, BUDGET_KEY, UPGRADE_KEY, DELTA_KEY = (
-    "seeded",
-    "rehearsal",
-    "budget",
-    "upgrade",
-    "delta",
-)
+SEEDED_KEY, REHEARSAL_KEY = "seeded", "rehearsal"
+BUDGET_KEY, UPGRADE_KEY, DELTA_KEY = "budget", "upgrade", "delta"
 TEST_OPTIONS = {SEEDED_KEY: "--seeded", REHEARSAL_KEY: "--canaries"}
 
 

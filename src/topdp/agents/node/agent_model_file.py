@@ -9,11 +9,11 @@ cover what was sent; to publish the file adds an observer of that row (docs/priv
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import load
-from torch import Tensor
 
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.runtime.agent_context import AgentContext
@@ -45,11 +45,8 @@ def export_model(state: Path, file: Path, format: str | None = None) -> int:
     from topdp.runs.model_export import InputKind, format_of, write
 
     format_of(file, format)  # refuses a wrong format before anything is read
-    ledger = Ledger(state, writable=False)
-    try:
+    with closing(Ledger(state, writable=False)) as ledger:
         stored = ledger.state()
-    finally:
-        ledger.close()
     if stored is None:
         raise InputError(
             f"Expected a release in the ledger in {state}, there is none yet: nothing to export."
@@ -59,32 +56,32 @@ def export_model(state: Path, file: Path, format: str | None = None) -> int:
     rows = load(body)
     row = next((rows[str(number)] for number in facts["rows"] if str(number) in rows), None)
     if row is None:
-        raise InputError(f"Expected a model's row in the ledger in {state}, got rows {', '.join(rows)}.")
+        raise InputError(
+            f"Expected row {' or '.join(map(str, facts['rows']))}, which holds the model, in the last "
+            f"release of the ledger in {state}, got rows {', '.join(rows)}. {MODEL_FACTS_FILE} may "
+            "be of another run."
+        )
     inputs = InputKind(tuple(facts["inputs"]), str(facts["input_type"]))
     flat = FlatModel(
         named_model(parse_stored(facts["config"], MODEL_FACTS_FILE), inputs.shape, int(facts["outputs"]))
     )
-    write(flat.load(_expect_dimension(row, flat, state)), file, format, inputs)
+    if row.shape != (flat.dimension,):
+        raise InputError(
+            f"Expected a row of {flat.dimension} numbers, as {state / MODEL_FACTS_FILE} says, got "
+            f"{tuple(row.shape)}."
+        )
+    write(flat.load(row.to(flat.dtype)), file, format, inputs)  # rows may travel in a wider type
     return round
 
 
 def _read_model_facts(state: Path) -> dict[str, Any]:
     try:
-        found = json.loads((state / MODEL_FACTS_FILE).read_text(encoding="utf-8"))
-        if {"config", "inputs", "input_type", "outputs", "rows"} <= set(found):
-            return dict(found)
+        facts = json.loads((state / MODEL_FACTS_FILE).read_text(encoding="utf-8"))
+        if {"config", "inputs", "input_type", "outputs", "rows"} <= set(facts):
+            return dict(facts)
     except UNREADABLE_FILE_ERRORS:
         pass
     raise InputError(
         f"Expected {MODEL_FACTS_FILE} in {state}, which describes the model in the ledger: it is missing "
         "or damaged. `topdp agent start` writes it again."
     )
-
-
-def _expect_dimension(row: Tensor, flat: FlatModel, state: Path) -> Tensor:
-    if row.shape != (flat.dimension,):
-        raise InputError(
-            f"Expected a row of {flat.dimension} numbers, as {state / MODEL_FACTS_FILE} says, got "
-            f"{tuple(row.shape)}."
-        )
-    return row.to(flat.dtype)  # rows may travel in a wider type

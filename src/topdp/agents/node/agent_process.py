@@ -8,8 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,8 +17,6 @@ import torch
 
 from topdp import data
 from topdp.agents.agreement import amendments, card_succession
-from topdp.agents.agreement.card_succession import CardDirectory
-from topdp.agents.agreement.identity import Identity
 from topdp.agents.agreement.manifest import Manifest, read_manifest
 from topdp.agents.agreement.run_setup import RunSetup
 from topdp.agents.ledger import start_choices
@@ -33,12 +30,11 @@ from topdp.agents.node.operator_orders import OperatorOrders
 from topdp.agents.node.shutdown import Shutdown
 from topdp.agents.runtime import card_updates
 from topdp.agents.runtime.agent import Agent, AgentOutcome
-from topdp.agents.runtime.agent_context import AgentContext, PrivateFiles, build_context
+from topdp.agents.runtime.agent_context import PrivateFiles, build_context
 from topdp.agents.runtime.agent_hooks import AgentHooks
 from topdp.agents.runtime.agent_timing import StartTiming
 from topdp.agents.wire.link_refusals import quoted
 from topdp.agents.wire.transport import end_all
-from topdp.base.array_types import AnyArray
 from topdp.errors import DataError, ExitCode, TopdpError
 from topdp.runs.config import ConfigError
 from topdp.runs.named_records import named_schema
@@ -76,83 +72,131 @@ def run(
 
     `log_filter` names the agent in log lines. `hooks`: what development replaces; None in production.
     """
-    log_filter = log_filter or AgentLogFilter()
-    timing = StartTiming()
-    timing.over("imports")
-    torch.set_num_threads(1)
-    manifest = read_manifest(options.manifest)
-    identities = card_succession.load_identities(options.identity)
-    first = identities[0]  # its key derives what must stay the same after a renewal
-    name, number = first.card.name, manifest.number(first.card.name)
-    meta = _read_ledger_meta(options.state, options.upgrade)
-    identity = card_updates.chosen(manifest, identities, meta)
-    own = card_updates.since(
-        card_succession.load_successors(options.identity),
-        card_succession.card_digest(manifest.card(name)),
-    )
-    directory = card_updates.restored(manifest, meta, own[: card_succession.MAX_SUCCESSORS])
-    log_filter.agent = name
-    epsilon = _own_budget(options, manifest, name)
-    setup = RunSetup.of(manifest)
-    timing.over("plan")
-    if ":" in manifest.config.model.name:
-        model = quoted(manifest.config.model.name)
-        words = "%s: the manifest names code of this machine, which is imported and called: model.name = %s"
-        logger.warning(words, name, model, extra={"event": "code"})
-    if options.live_pairing and manifest.config.method.mode != "async":
-        raise ConfigError("--live-pairing: expected a manifest with method.mode = async, got sync.")
-    dataset = _load_records(options.data, manifest)
-    inputs, targets = dataset.train()
-    if len(targets) != setup.counts[number]:
-        raise DataError(
-            f"{options.data}: expected {setup.counts[number]} training records, as the manifest says for "
-            f"{name}, got {len(targets)}. The noise is calibrated for that number."
+    return asyncio.run(_AgentProcess(options, log_filter or AgentLogFilter(), hooks).run())
+
+
+class _AgentProcess:
+    """An agent with its options and files. It computes one gradient before it opens its ledger and links."""
+
+    def __init__(self, options: AgentOptions, log_filter: AgentLogFilter, hooks: AgentHooks | None) -> None:
+        self.options, self.log_filter, self.timing = options, log_filter, StartTiming()
+        self.timing.over("imports")
+        torch.set_num_threads(1)
+        manifest = read_manifest(options.manifest)
+        self.identities = card_succession.load_identities(options.identity)
+        first = self.identities[0]  # its key derives what must stay the same after a renewal
+        name, number = first.card.name, manifest.number(first.card.name)
+        meta = _read_ledger_meta(options.state, options.upgrade)
+        self.identity = card_updates.chosen(manifest, self.identities, meta)
+        own = card_updates.since(
+            card_succession.load_successors(options.identity),
+            card_succession.card_digest(manifest.card(name)),
         )
-    records = (torch.from_numpy(inputs), torch.from_numpy(targets))
-    timing.over("data")
-    context = build_context(
-        setup,
-        number,
-        records,
-        dataset.classes,
-        epsilon,
-        in_thread=True,
-        key=first.secret("order of records"),
-        hooks=hooks,
-        progress=_log_features,
-    )
-    timing.over("features and account")
-    # One gradient before the first greeting reports faults of the model or the data.
-    context.gradients.mean(0, context.start)
-    timing.over("first gradient")
-    evaluation = _owner_evaluation(options.evaluate, setup, dataset, name)
-
-    def start_monitor(agent: Agent, stop: Callable[[], None]) -> NodeMonitor:
-        log_filter.round = lambda: agent.ledger.round
-        agent_model_file.write_model_facts(options.state, context, dataset.classes)
-        return NodeMonitor(
-            agent, OperatorOrders(options.state), stop, report=options.report, evaluation=evaluation
+        self.directory = card_updates.restored(manifest, meta, own[: card_succession.MAX_SUCCESSORS])
+        log_filter.agent = name
+        epsilon = _own_budget(options, manifest, name)
+        setup = RunSetup.of(manifest)
+        self.timing.over("plan")
+        if ":" in manifest.config.model.name:
+            model = quoted(manifest.config.model.name)
+            words = (
+                "%s: the manifest names code of this machine, which is imported and called: model.name = %s"
+            )
+            logger.warning(words, name, model, extra={"event": "code"})
+        if options.live_pairing and manifest.config.method.mode != "async":
+            raise ConfigError("--live-pairing: expected a manifest with method.mode = async, got sync.")
+        self.dataset = _load_records(options.data, manifest)
+        self.records = inputs, targets = self.dataset.train()
+        if len(targets) != setup.counts[number]:
+            raise DataError(
+                f"{options.data}: expected {setup.counts[number]} training records, as the manifest says for "
+                f"{name}, got {len(targets)}. The noise is calibrated for that number."
+            )
+        self.timing.over("data")
+        self.context = build_context(
+            setup,
+            number,
+            (torch.from_numpy(inputs), torch.from_numpy(targets)),
+            self.dataset.classes,
+            epsilon,
+            in_thread=True,
+            key=first.secret("order of records"),
+            hooks=hooks,
+            progress=_log_features,
         )
+        self.timing.over("features and account")
+        # One gradient before the first greeting reports faults of the model or the data.
+        self.context.gradients.mean(0, self.context.start)
+        self.timing.over("first gradient")
+        self.evaluation = None if options.evaluate is None else self._owner_evaluation(options.evaluate)
 
-    return asyncio.run(
-        _run_agent(
-            options, context, identity, identities, directory, timing, start_monitor, (inputs, targets)
+    def _owner_evaluation(self, every: int) -> OwnerEvaluation:
+        """The evaluation of this agent's model for its owner."""
+        from topdp.agents.node.owner_evaluation import OwnerEvaluation
+
+        name = self.context.name
+        evaluation = OwnerEvaluation(self.context.setup, self.dataset, name, every)
+        words = "%s: evaluates every %d rounds on %d %s records of its own: for its owner, not for publishing"
+        logger.info(words, name, every, evaluation.records, evaluation.on, extra={"event": "evaluate"})
+        return evaluation
+
+    def _open(self) -> Agent:
+        """Open the ledger, and prepare the links, which begin with the agent's run."""
+        # gRPC starts threads, so a process must not fork after this import.
+        from topdp.agents.wire.grpc_transport import GrpcTransport
+
+        options, manifest = self.options, self.context.manifest
+        amended = None if options.amended_by is None else read_manifest(options.amended_by)
+        last_round = None if amended is None else amendments.final_round(manifest, amended)
+        fingerprint = manifest.card(self.context.name).fingerprint
+        listed = next(each for each in self.identities if each.card.fingerprint == fingerprint)
+        agent = Agent(
+            self.context,
+            options.state,
+            transport=GrpcTransport(
+                self.identity, manifest, listen=options.listen, directory=self.directory, listed=listed
+            ),
+            live_pairing=options.live_pairing,
+            private=PrivateFiles(self.identity, options.identity),
+            directory=self.directory,
         )
-    )
+        if options.upgrade:
+            start_choices.record_upgrade(agent.ledger)
+        if amended is not None and last_round is not None:
+            agent.ledger.end_with(last_round, [name for name in manifest.names if name not in amended.names])
+            words = "%s: this run was amended: it ends with round %d"
+            logger.info(words, agent.name, last_round, extra={"event": "amended"})
+        return agent
 
+    async def run(self) -> AgentOutcome:
+        options, agent = self.options, self._open()
+        self.timing.over("links and ledger")
+        ready = {"agent": agent.name, "event": "ready"}
+        logger.info("%s: ready after %s", agent.name, self.timing.words(), extra=ready)
+        shutdown = Shutdown(agent.stop, agent.ledger.close)
+        shutdown.listen()
+        async with AsyncExitStack() as stack:
+            stack.callback(agent.ledger.close)
+            reservation = site_reservation.reserve_site_budget(
+                agent, options.site, options.identity, self.records, options.data
+            )
+            self.log_filter.round = lambda: agent.ledger.round
+            agent_model_file.write_model_facts(options.state, self.context, self.dataset.classes)
+            monitor = NodeMonitor(
+                agent,
+                OperatorOrders(options.state),
+                lambda: shutdown.ask(signal.SIGTERM),
+                report=options.report,
+                evaluation=self.evaluation,
+            )
+            if options.metrics_port is not None:
+                from topdp.agents.node import prometheus_metrics
 
-def _owner_evaluation(
-    every: int | None, setup: RunSetup, dataset: data.Dataset, name: str
-) -> OwnerEvaluation | None:
-    """The evaluation of this agent's model for its owner, if requested."""
-    if every is None:
-        return None
-    from topdp.agents.node.owner_evaluation import OwnerEvaluation
-
-    evaluation = OwnerEvaluation(setup, dataset, name, every)
-    words = "%s: evaluates every %d rounds on %d %s records of its own: for its owner, not for publishing"
-    logger.info(words, name, every, evaluation.records, evaluation.on, extra={"event": "evaluate"})
-    return evaluation
+                await stack.enter_async_context(prometheus_metrics.serve_metrics(agent, options.metrics_port))
+            outcome = await _run_monitored(agent, monitor)
+            if reservation is not None:
+                reservation.end()
+            return outcome
 
 
 def _own_budget(options: AgentOptions, manifest: Manifest, name: str) -> float | None:
@@ -168,11 +212,9 @@ def _read_ledger_meta(state: Path, upgrade: bool) -> dict[str, str]:
         ledger = Ledger(state, writable=False)
     except (LedgerError, TamperedError):
         return {}
-    try:
+    with closing(ledger):
         start_choices.expect_upgrade_agreed(ledger, upgrade)
-    finally:
-        ledger.close()
-    return ledger.meta
+        return ledger.meta
 
 
 def _load_records(path: str, manifest: Manifest) -> data.Dataset:
@@ -192,61 +234,6 @@ def _log_features(message: str, done: int = 0, total: int | None = None, /, **de
     """Log the computation of features when it begins and at every tenth."""
     if total and (done == 0 or 10 * done // total > 10 * (done - total // 50) // total):
         logger.info("%s: %.0f of %.0f MB", message, done / 1e6, total / 1e6, extra={"event": "features"})
-
-
-async def _run_agent(
-    options: AgentOptions,
-    context: AgentContext,
-    identity: Identity,
-    identities: list[Identity],
-    directory: CardDirectory,
-    timing: StartTiming,
-    start_monitor: Callable[[Agent, Callable[[], None]], NodeMonitor],
-    records: tuple[AnyArray, AnyArray],
-) -> AgentOutcome:
-    # gRPC starts threads, so a process must not fork after this import.
-    from topdp.agents.wire.grpc_transport import GrpcTransport
-
-    manifest = context.manifest
-    amended = None if options.amended_by is None else read_manifest(options.amended_by)
-    last_round = None if amended is None else amendments.final_round(manifest, amended)
-    fingerprint = manifest.card(context.name).fingerprint
-    listed = next(each for each in identities if each.card.fingerprint == fingerprint)
-    transport = GrpcTransport(identity, manifest, listen=options.listen, directory=directory, listed=listed)
-    private = PrivateFiles(identity, options.identity)
-    agent = Agent(
-        context,
-        options.state,
-        transport=transport,
-        live_pairing=options.live_pairing,
-        private=private,
-        directory=directory,
-    )
-    if options.upgrade:
-        start_choices.record_upgrade(agent.ledger)
-    if amended is not None and last_round is not None:
-        agent.ledger.end_with(last_round, [name for name in manifest.names if name not in amended.names])
-        words = "%s: this run was amended: it ends with round %d"
-        logger.info(words, agent.name, last_round, extra={"event": "amended"})
-    timing.over("links and ledger")
-    ready = {"agent": agent.name, "event": "ready"}
-    logger.info("%s: ready after %s", agent.name, timing.words(), extra=ready)
-    shutdown = Shutdown(agent.stop, agent.ledger.close)
-    shutdown.listen()
-    async with AsyncExitStack() as stack:
-        stack.callback(agent.ledger.close)
-        reservation = site_reservation.reserve_site_budget(
-            agent, options.site, options.identity, records, options.data
-        )
-        monitor = start_monitor(agent, lambda: shutdown.ask(signal.SIGTERM))
-        if options.metrics_port is not None:
-            from topdp.agents.node import prometheus_metrics
-
-            await stack.enter_async_context(prometheus_metrics.serve_metrics(agent, options.metrics_port))
-        outcome = await _run_monitored(agent, monitor)
-        if reservation is not None:
-            reservation.end()
-        return outcome
 
 
 async def _run_monitored(agent: Agent, monitor: NodeMonitor) -> AgentOutcome:

@@ -5,6 +5,7 @@ Needs neither torch nor gRPC. Whether a ledger is whole is checked in `agents/le
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,7 @@ CHANGING_KEYS = ("written", "heard")
 
 def read_status(state: Path) -> dict[str, Any]:
     """What `topdp agent status --json` prints."""
-    ledger = Ledger(state, writable=False)
-    try:
+    with closing(Ledger(state, writable=False)) as ledger:
         delta = ledger.meta.get(start_choices.DELTA_KEY)
         facts: dict[str, Any] = {
             "agent": ledger.meta.get("agent"),
@@ -46,8 +46,6 @@ def read_status(state: Path) -> dict[str, Any]:
             "seen": {peer: ledger.last_received(peer) for peer in ledger.recorded_peers()},
             "quarantined": quarantined_peers(ledger),
         }
-    finally:
-        ledger.close()
     status = ProcessStatus.read(state)
     if facts["budget"] is None and status is not None:  # a ledger from before budgets were recorded
         facts["budget"] = status.budget
@@ -113,11 +111,10 @@ def describe_status(facts: dict[str, Any]) -> dict[str, Any]:
         shown["round"] = f"{shown['round']}: this run was amended, and ends with round {facts['ends']}"
     for key in ("budget", "rounds", "ends", "delta"):
         shown.pop(key)
-    shown = {key: "yes" if value is True else value for key, value in shown.items()}
-    empty = [
-        key for key in OMITTED_WHEN_EMPTY if shown[key] is None or shown[key] is False or shown[key] == {}
-    ]
-    return {key: value for key, value in shown.items() if key not in empty}
+    for key in OMITTED_WHEN_EMPTY:
+        if shown[key] is None or shown[key] is False or shown[key] == {}:
+            del shown[key]
+    return {key: "yes" if value is True else value for key, value in shown.items()}
 
 
 def status_line(state: Path, facts: dict[str, Any]) -> str:

@@ -1,25 +1,29 @@
 """The budget that an amendment leaves to an agent, computed from its own ledger of the run before.
 
-**Guarantees.** An agent that has spent more than its plan is held to its own ledger, which must be whole and
-the newest. An agent that the amendment forgets does not begin, and of two amendments one is run. The sum
-holds under the conditions of "A run that is amended" in docs/privacy.md.
+**Guarantees.** Privacy costs compose: a run that ends early has sent a part of the rows that its account
+covers, and the new run begins at the public start. So both together are (ε₁ + ε₂, δ₁ + δ₂)-private
+(sequential composition), under the conditions of "A run that is amended" in docs/privacy.md. As ε₁ counts the
+larger of the amendment's value and that of the agent's own ledger, which must be complete and the newest. An
+agent that the amendment omits does not begin, and of two amendments only one is run.
 """
 
 from __future__ import annotations
 
+import math
+from contextlib import closing
 from pathlib import Path
 
-from topdp.agents.agreement.amendments import PreviousRun, amendment_of, remaining_budget
+from topdp.agents.agreement.amendments import Amendment, amendment_of
 from topdp.agents.agreement.manifest import Manifest
 from topdp.agents.agreement.run_marks import RollbackMark
 from topdp.agents.ledger import start_choices
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_check import verify
-from topdp.errors import InputError, TrustError
+from topdp.errors import BudgetError, InputError, TrustError
 
 
 def carry_budget_over(manifest: Manifest, name: str, state: Path | None, identity: Path) -> float | None:
-    """ε that `name` may spend under an amendment, by its ledger in `state`; None for a new member.
+    """Return ε that `name` may spend under an amendment, by its ledger in `state`; None for a new member.
 
     From then on the rest of that budget belongs to this amendment alone.
     """
@@ -37,20 +41,11 @@ def carry_budget_over(manifest: Manifest, name: str, state: Path | None, identit
             f"Expected the state folder of the run before, {amendment.manifest[:16]}, since this manifest "
             "amends it and its budgets continue: name it with --after."
         )
-    ledger = Ledger(state, writable=False)
-    try:
+    with closing(Ledger(state, writable=False)) as ledger:
         verify(ledger)
-        meta = ledger.meta
-        previous = PreviousRun(
-            federation=meta["federation"],
-            agent=meta["agent"],
-            ended=ledger.final_round is not None and ledger.round >= amendment.round,
-            spent=ledger.spent,
-            budget=start_choices.recorded_budget(ledger),
-        )
-        remaining = remaining_budget(manifest, name, previous)
+        remaining = remaining_budget(amendment, name, ledger)
         mark = RollbackMark(identity, amendment.manifest)
-        if mark.resume(meta.get(start_choices.LEDGER_ID_KEY, ""), ledger.round, ledger.has_entry):
+        if mark.resume(ledger.meta.get(start_choices.LEDGER_ID_KEY, ""), ledger.round, ledger.has_entry):
             raise TrustError(
                 f"--after: expected the newest ledger of {name} for the run {amendment.manifest[:16]}, got "
                 f"another in {state}: the agent ran later with another state folder, and what that spent "
@@ -58,12 +53,35 @@ def carry_budget_over(manifest: Manifest, name: str, state: Path | None, identit
             )
         mark.continue_with(manifest.hash)
         return remaining
-    finally:
-        ledger.close()
+
+
+def remaining_budget(amendment: Amendment, name: str, ledger: Ledger) -> float:
+    """Return ε that `name` may spend under an amendment, given its ledger of the previous run.
+
+    The agent's own budget still applies, as after a restart. Raise BudgetError if nothing remains.
+    """
+    federation, agent = ledger.meta["federation"], ledger.meta["agent"]
+    has_ended = ledger.final_round is not None and ledger.round >= amendment.round
+    if (federation, agent) != (amendment.manifest, name) or not has_ended:
+        raise TrustError(
+            f"--after: expected the ledger of {name} for the run {amendment.manifest[:16]}, ended with round "
+            f"{amendment.round}, got that of {agent} for {federation[:16]}"
+            f"{'' if has_ended else ', which has not ended'}. First end that run with `topdp agent start "
+            "--amended-by`, so that it spends nothing more."
+        )
+    granted = min(amendment.granted[name], start_choices.recorded_budget(ledger) or math.inf)
+    spent = math.inf if ledger.spent is None else ledger.spent
+    remaining = granted - max(amendment.spent[name], spent)
+    if remaining <= 0:
+        raise BudgetError(
+            f"Expected a remaining budget > 0 for {name}, got {remaining:.6g} of {granted:.6g}: the previous "
+            "run has spent it. Remove the agent from the amendment."
+        )
+    return remaining
 
 
 def expect_listed(manifest: Manifest, name: str, identity: Path, is_member: bool = False) -> None:
-    """Refuse an amendment that omits what `name` has spent in the run before."""
+    """Raise TrustError if an amendment omits what `name` has spent in the previous run."""
     amendment = amendment_of(manifest)
     if amendment is None or name in amendment.granted:
         return

@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.process import BaseProcess
-from types import TracebackType
 from typing import Any, Self
 
 from topdp.agents.node import shutdown
@@ -39,9 +38,7 @@ class EndSignals:
             self._before = {number: signal.signal(number, self._hear) for number in heard}
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         os.close(self.reader)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import time
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from topdp.agents.node.status_file import (
     scores_in_words,
 )
 from topdp.agents.runtime.agent import Agent
+from topdp.base.files import FileError
 
 if TYPE_CHECKING:
     from topdp.agents.node.owner_evaluation import OwnerEvaluation
@@ -53,7 +55,7 @@ class NodeMonitor:
         self._birth = process_birth(os.getpid())
         self._written_at = self._reported_at = 0.0
         self._written: ProcessStatus | None = None
-        self._evaluated_round: int | None = None
+        self._evaluated_round = -math.inf
         self._evaluating: asyncio.Task[None] | None = None
         self._write_fails = False
         orders.withdraw(STOP_FILE)  # an order for an earlier process
@@ -128,15 +130,8 @@ class NodeMonitor:
             words = progress_in_words(status, ledger.spent, ledger.charged_by)
             if status.scores:
                 words += f"; {scores_in_words(status.scores)}"
-            facts: dict[str, object] = {
-                "rounds": status.rounds,
-                "epsilon": ledger.spent,
-                "budget": status.budget,
-                "waits_for": dict(status.waits_for),
-                "state": status.state,
-                "scores": status.scores,
-            }
-            self._log(words, "progress", facts)
+            facts = status.model_dump(include={"rounds", "budget", "waits_for", "state", "scores"})
+            self._log(words, "progress", {**facts, "epsilon": ledger.spent})
 
     def end(self, code: int) -> None:
         """Write the exit code to the status file. The ledger may be closed."""
@@ -151,11 +146,8 @@ class NodeMonitor:
         ledger, evaluation = self.agent.ledger, self.evaluation
         if evaluation is None or ledger.round < 0 or (self._evaluating and not self._evaluating.done()):
             return
-        if (
-            self._evaluated_round is None
-            or ledger.round >= self._evaluated_round + evaluation.every
-            or (self.agent.loop.all_done and ledger.round > self._evaluated_round)
-        ):
+        rounds = ledger.round - self._evaluated_round
+        if rounds >= evaluation.every or (self.agent.loop.all_done and rounds > 0):
             self._evaluated_round = ledger.round
             self._evaluating = asyncio.create_task(self._evaluate(evaluation, ledger.round))
 
@@ -172,10 +164,10 @@ class NodeMonitor:
         try:
             status.write(self.agent.folder)
             self._write_fails = False
-        except OSError as error:
+        except FileError as error:
             if not self._write_fails:
                 self._write_fails = True
-                self._log(f"could not write its status: {error.strerror}; it goes on", "status")
+                self._log(f"could not write its status, and goes on: {error}", "status")
 
     def _log(self, words: str, event: str, facts: dict[str, object] | None = None) -> None:
         name, round = self.agent.name, self.agent.ledger.round

@@ -31,15 +31,18 @@ class OperatorOrders:
 
     # For the agent
 
-    def is_given(self, order: str) -> bool:
-        """Whether the order is given, by the user of this process or by root."""
+    def since(self, order: str) -> float | None:
+        """Return when the order was given, by the time of its file; None if it is not given.
+
+        Only files of the user of this process, or of root, are orders.
+        """
         path = self.folder / order
         try:
             status = os.lstat(path)
         except OSError:
-            return False
+            return None
         if stat.S_ISREG(status.st_mode) and status.st_uid in (os.geteuid(), 0):
-            return True
+            return status.st_mtime
         if order not in self._foreign:
             self._foreign.add(order)
             logger.warning(
@@ -48,14 +51,14 @@ class OperatorOrders:
                 self.folder,
                 extra={"event": "foreign order"},
             )
-        return False
+        return None
 
     def is_paused(self) -> bool:
-        return self.is_given(PAUSE_FILE)
+        return self.since(PAUSE_FILE) is not None
 
     def take_stop(self) -> bool:
-        """Whether to stop, once: an order is for the process that read it, not for the next one."""
-        if not self.is_given(STOP_FILE):
+        """Return whether to stop, once: an order is for the process that read it, not for the next one."""
+        if self.since(STOP_FILE) is None:
             return False
         (self.folder / STOP_FILE).unlink(missing_ok=True)
         return True
@@ -65,7 +68,7 @@ class OperatorOrders:
     def give(self, order: str) -> bool:
         """Give an order. Return whether it is new."""
         self._expect_owner()
-        if self.is_given(order):
+        if self.since(order) is not None:
             return False
         text = json.dumps({"order": order, "since": time.time()}) + "\n"
         write_atomically(self.folder / order, text, mode=0o600)
@@ -81,13 +84,6 @@ class OperatorOrders:
         except OSError as error:
             raise FileError(f"Could not remove {self.folder / order}: {error.strerror}.") from error
         return True
-
-    def since(self, order: str) -> float | None:
-        """When the order was given, by the time of its file; None if it is not given."""
-        try:
-            return os.lstat(self.folder / order).st_mtime if self.is_given(order) else None
-        except OSError:
-            return None
 
     def _expect_owner(self) -> None:
         owner = os.stat(self.folder).st_uid

@@ -11,6 +11,7 @@ again.
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -24,11 +25,8 @@ LIFTED_KEY_PREFIX = "lifted "  # followed by a number: the key of a lifted quara
 
 def read_quarantine(state: Path) -> dict[str, Any]:
     """The quarantined neighbours with reasons, and the quarantines that were lifted before."""
-    ledger = Ledger(state, writable=False)
-    try:
+    with closing(Ledger(state, writable=False)) as ledger:
         return {"quarantined": quarantined_peers(ledger), "lifted": _lifted_entries(ledger)}
-    finally:
-        ledger.close()
 
 
 def quarantined_peers(ledger: Ledger) -> dict[str, dict[str, str]]:
@@ -44,8 +42,7 @@ def lift_quarantine(state: Path, peer: str, reason: str) -> dict[str, Any]:
     """Believe `peer` again from the next start on. Return what the ledger records of it."""
     if not reason.strip():
         raise InputError("--reason: expected what a person has found, got nothing.")
-    ledger = Ledger.reopen(state)
-    try:
+    with closing(Ledger(state)) as ledger:
         cause = ledger.quarantined(peer)
         if cause is None:
             quarantined = list(quarantined_peers(ledger))
@@ -63,8 +60,6 @@ def lift_quarantine(state: Path, peer: str, reason: str) -> dict[str, Any]:
         ledger.database.remember(f"{LIFTED_KEY_PREFIX}{len(_lifted_entries(ledger))}", json.dumps(facts))
         ledger.lift_quarantine(peer)
         return {**facts, "remarks": _remarks(ledger, peer)}
-    finally:
-        ledger.close()
 
 
 def _remarks(ledger: Ledger, peer: str) -> list[str]:

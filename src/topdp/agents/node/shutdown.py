@@ -94,9 +94,6 @@ def exit_without_cleanup(code: int) -> None:
     """
     main = sys.modules.get("__main__")
     spec = getattr(main, "__spec__", None)
-    if (spec is not None and spec.name == "topdp.__main__") or _program_name(main) == "topdp":
+    program = Path(getattr(main, "__file__", None) or "-").stem
+    if program == "topdp" or (spec is not None and spec.name == "topdp.__main__"):
         atexit.register(exit_now, code)
-
-
-def _program_name(main: object) -> str:
-    return Path(getattr(main, "__file__", None) or "-").stem

@@ -11,6 +11,7 @@ import logging
 import math
 import os
 import secrets
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -57,7 +58,7 @@ class SiteReservation:
         )
         data = fingerprint_records(budget.key, np.asarray(records[0]), np.asarray(records[1]), source)
         self.budget, self.agent, self._ledger_id = budget, agent, request.ledger_id
-        self._reserved = budget.reserve(request, data, _charge_count(ledger))
+        self._reserved = budget.reserve(request, data, ledger.charge_count)
         ledger.before_charge = self._raise_if_needed
 
     def _raise_if_needed(self, epsilon: float) -> None:
@@ -69,7 +70,7 @@ class SiteReservation:
         """Give back what was not spent, if the run can make no further release."""
         ledger = self.agent.ledger
         if self.agent.loop.all_done:
-            self.budget.finalize(self._ledger_id, _spent(ledger), _charge_count(ledger))
+            self.budget.finalize(self._ledger_id, _spent(ledger), ledger.charge_count)
         self.budget.close()
 
 
@@ -94,18 +95,13 @@ def reserve_site_budget(
 
 def close_run(site: Path, state: Path) -> float:
     """End a run for good and free what it did not spend: its data enter no further round. Return ε spent."""
-    ledger = Ledger.reopen(state)
-    budget = SiteBudget(site)
-    try:
+    with closing(Ledger(state)) as ledger, closing(SiteBudget(site)) as budget:
         if ledger.stopped_at is None:
             ledger.stop_data(ledger.round + 1)
         spent = _spent(ledger)
-        if not budget.finalize(_ledger_id(ledger), spent, _charge_count(ledger)):
+        if not budget.finalize(_ledger_id(ledger), spent, ledger.charge_count):
             raise LedgerError(f"Expected a run of {state} in the site budget in {site}, there is none.")
         return spent
-    finally:
-        budget.close()
-        ledger.close()
 
 
 def _spent(ledger: Ledger) -> float:
@@ -118,7 +114,3 @@ def _ledger_id(ledger: Ledger) -> str:
         ledger.database.remember(SITE_RUN_KEY, secrets.token_hex(16))
     file = (ledger.folder / LEDGER_FILE).stat()
     return f"{ledger.meta[SITE_RUN_KEY]} {file.st_dev} {file.st_ino}"
-
-
-def _charge_count(ledger: Ledger) -> int:
-    return ledger.last_entry.number + 1 if ledger.last_entry else 0

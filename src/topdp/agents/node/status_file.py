@@ -12,12 +12,12 @@ import os
 import stat
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from topdp.base.files import write_atomically
 from topdp.errors import InputError
 
 STATUS_FILE = "status.json"
@@ -72,17 +72,7 @@ class ProcessStatus(BaseModel):
 
     def write(self, folder: Path) -> None:
         """Write the file without waiting for the disk: after a power cut no process runs anyway."""
-        path = folder / STATUS_FILE
-        beside = path.with_name(f".{STATUS_FILE}.{os.getpid()}")
-        try:
-            handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump(self.model_dump(), file)
-            os.replace(beside, path)
-        except OSError:
-            with suppress(OSError):
-                beside.unlink()
-            raise
+        write_atomically(folder / STATUS_FILE, json.dumps(self.model_dump()), mode=0o600, durable=False)
 
     @classmethod
     def read(cls, folder: Path) -> ProcessStatus | None:
@@ -106,20 +96,13 @@ class ProcessStatus(BaseModel):
     @property
     def liveness(self) -> Liveness:
         """Whether the process that wrote this runs."""
-        age = time.time() - self.written
-        if self.state == "ended":
+        is_recent = time.time() - self.written <= PROCESS_SILENCE_SECONDS
+        is_here = self.begun.startswith(_machine_id())  # else only the file shows whether the process runs
+        if self.state == "ended" or (is_here and process_birth(self.process) != self.begun):
             return "not running"
-        if self.begun.startswith(_machine_id()):
-            runs = process_birth(self.process) == self.begun
-            return (
-                "not running"
-                if not runs
-                else "running"
-                if age <= PROCESS_SILENCE_SECONDS
-                else "not answering"
-            )
-        # In another container, only the file shows whether the process runs.
-        return "running" if age <= PROCESS_SILENCE_SECONDS else "not running"
+        if is_recent:
+            return "running"
+        return "not answering" if is_here else "not running"
 
 
 def process_birth(process: int) -> str:

@@ -86,7 +86,7 @@ def build_context(
     hooks: AgentHooks | None = None,
     progress: Progress = silent,
 ) -> AgentContext:
-    """What `agent` computes with. `epsilon`: a budget of its own, below the manifest's.
+    """Return what `agent` computes with. `epsilon`: its own budget, at most the manifest's.
 
     `records` are its own, unchanged; the manifest says which features of them the model sees. `key`: a secret
     of the agent, the same after every restart, that keys the digest `order`. `hooks`: what development

@@ -159,9 +159,9 @@ def restored(manifest: Manifest, meta: Mapping[str, str], own: Sequence[Successo
 
 
 def chosen(manifest: Manifest, held: Sequence[Identity], meta: Mapping[str, str]) -> Identity:
-    """Of the identities of an agent the newest that all its neighbours know; else the one in the manifest.
+    """Return the newest identity that all neighbours know, or else the one in the manifest.
 
-    An expired one is not shown any more: then the newest is, and a neighbour that knows it accepts it.
+    An expired identity is replaced by the newest one, which a neighbour that knows its card accepts.
     """
     name = held[0].card.name
     if len(held) == 1:

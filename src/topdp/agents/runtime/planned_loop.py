@@ -256,7 +256,7 @@ class PlannedLoop(AgentLoop):
         return [peer for peer in self.peers.neighbours if self._stays_for(peer)]
 
     async def _settle(self) -> None:
-        """Nothing: `outbox_sender` sends what is owed."""
+        """Do nothing: `outbox_sender` sends the rows that neighbours still lack."""
 
     def _stays_for(self, peer: str) -> bool:
         if self.peers.ends_with(peer):

@@ -18,6 +18,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from topdp.agents.wire.transport import end_all
 from topdp.base.files import FileError, exclusive_lock
 from topdp.errors import InputError, UnavailableError
 
@@ -29,14 +30,8 @@ NEW_FOLDER_SECONDS = 60.0
 """A folder as young as this is not removed: its lock may still be missing."""
 
 FLUSH_SECONDS = 1.0  # for what is still in buffers when a connection ends
-KEEPALIVE_SECONDS = {
-    "TCP_KEEPIDLE": 30,
-    "TCP_KEEPINTVL": 30,
-    "TCP_KEEPCNT": 4,
-}  # so that routers keep the connection
-
-
-Come = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+# So that routers keep the connection.
+KEEPALIVE_SECONDS = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 30, "TCP_KEEPCNT": 4}
 
 
 @dataclass(frozen=True)
@@ -119,18 +114,49 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, move
             await writer.drain()
 
 
-async def listening(address: str, come: Come) -> list[asyncio.Server]:
-    """Servers on all addresses of a name; raises UnavailableError if there are none."""
-    try:
-        return [
-            await asyncio.start_server(come, sock=bound, limit=PIPE_BUFFER_BYTES)
-            for bound in await _bound(address)
-        ]
-    except OSError as error:
-        raise UnavailableError(
-            f"Could not listen on {address}: {error.strerror or error}. Another process has the port, or "
-            "the address is not of this machine. End that process, or name another one with --listen."
-        ) from None
+class ConnectionServer:
+    """Accepts connections, and serves each in a task, until `close`."""
+
+    def __init__(self, serve: Callable[[Connection, str], Awaitable[object]]) -> None:
+        """`serve` gets a connection and the host that it comes from."""
+        self._serve = serve
+        self.servers: list[asyncio.Server] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def listen(self, address: str) -> None:
+        """Listen on all addresses of a name; raise UnavailableError if that is impossible."""
+        try:
+            for bound in await _bound(address):
+                server = await asyncio.start_server(self._come, sock=bound, limit=PIPE_BUFFER_BYTES)
+                self.servers.append(server)
+        except OSError as error:
+            raise UnavailableError(
+                f"Could not listen on {address}: {error.strerror or error}. Another process has the port, or "
+                "the address is not of this machine. End that process, or name another one with --listen."
+            ) from None
+
+    async def listen_at(self, path: Path) -> None:
+        """Listen on a Unix socket."""
+        self.servers.append(await asyncio.start_unix_server(self._come, path, limit=PIPE_BUFFER_BYTES))
+
+    def stop(self) -> None:
+        """Accept no further connections."""
+        for server in self.servers:
+            server.close()
+
+    async def close(self) -> None:
+        """Accept no further connections, and end the others."""
+        self.stop()
+        await end_all(self._tasks, "connections")
+
+    async def _come(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        source = writer.get_extra_info("peername")
+        with suppress(asyncio.CancelledError):  # by `close`; asyncio would log it
+            await self._serve(Connection(reader, writer), str(source[0]) if source else "nowhere")
 
 
 async def _bound(address: str) -> list[socket.socket]:

@@ -42,12 +42,12 @@ def server(accept: Callable[[Any, Any], Awaitable[None]], idle_timeout: float, s
         ("grpc.http2.min_ping_interval_without_data_ms", wait // 2),
         ("grpc.http2.max_ping_strikes", 2),
     ]
-    made = aio.server(options=options)
+    listener = aio.server(options=options)
     handler = grpc.stream_stream_rpc_method_handler(accept)
-    made.add_generic_rpc_handlers(
+    listener.add_generic_rpc_handlers(
         (grpc.method_handlers_generic_handler(SERVICE_NAME, {METHOD_NAME: handler}),)
     )
-    return made
+    return listener
 
 
 def server_credentials(identity: Identity, cards: Callable[[], Sequence[Card]]) -> Any:
@@ -66,18 +66,16 @@ def server_credentials(identity: Identity, cards: Callable[[], Sequence[Card]]) 
     return grpc.dynamic_ssl_server_credentials(pins(), pins, require_client_authentication=True)
 
 
-def channel(target: str, card: Card, identity: Identity | None, idle_timeout: float) -> Any:
-    """To the agent of `card` at `target`. Without an identity of our own in plaintext, for tests."""
+def channel(target: str, card: Card, identity: Identity, idle_timeout: float) -> Any:
+    """Open a channel to the agent of `card` at `target`."""
     options = [
         *_options(idle_timeout),
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.enable_http_proxy", 0),
+        ("grpc.ssl_target_name_override", TLS_HOST_NAME),
     ]
-    if identity is None:
-        return aio.insecure_channel(target, options=options)
     credentials = grpc.ssl_channel_credentials(pins(card), *_own(identity))
-    name = ("grpc.ssl_target_name_override", TLS_HOST_NAME)
-    return aio.secure_channel(target, credentials, options=[*options, name])
+    return aio.secure_channel(target, credentials, options=options)
 
 
 def pins(card: Card) -> bytes:
@@ -148,19 +146,19 @@ class AcceptedStream(FrameStream):
         self._context = context
 
     async def read(self) -> wire.Frame | None:
-        try:
-            return _frame(await self._context.read())
-        except (aio.InternalError, aio.UsageError, asyncio.InvalidStateError) as error:
-            raise ConnectionError(f"the call ended: {quoted(error)}") from None
+        return _frame(await self._guard(self._context.read()))
 
     async def write(self, frame: wire.Frame) -> None:
+        await self._guard(self._context.write(frame.SerializeToString()))
+
+    async def _guard(self, step: Awaitable[Any]) -> Any:
         try:
-            await self._context.write(frame.SerializeToString())
+            return await step
         except (aio.InternalError, aio.UsageError, asyncio.InvalidStateError) as error:
             raise ConnectionError(f"the call ended: {quoted(error)}") from None
 
     async def end(self) -> None:
-        """Nothing to do: the call ends with its handler, after all that was written."""
+        """Do nothing: the call ends with its handler, after everything that was written."""
 
 
 def _frame(data: Any) -> wire.Frame | None:

@@ -3,8 +3,7 @@ does.
 
 One bidirectional stream per link. Either end may dial; the manifest's rule says which one does, so that there
 is one link and not two. A site that nobody dials opens no port; two that have none meet at a relay
-(`relay_tunnels`). There is no plaintext fallback, and no command asks for plaintext: `insecure=True` is for
-tests, on loopback only, and logs a warning.
+(`relay_tunnels`). There is no plaintext.
 
 Never fork once this module is imported: gRPC has threads. Start processes with the spawn method.
 """
@@ -14,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,21 +21,21 @@ import grpc
 
 from topdp.agents.agreement.card_succession import CardDirectory
 from topdp.agents.agreement.identity import Identity
-from topdp.agents.agreement.identity_card import Card, check_address, is_loopback
+from topdp.agents.agreement.identity_card import Card, check_address
 from topdp.agents.agreement.manifest import Manifest
 from topdp.agents.wire import configure_grpc, grpc_channels, handshake
 from topdp.agents.wire.byte_pipes import FLUSH_SECONDS, SocketFolder
 from topdp.agents.wire.grpc_channels import METHOD_PATH, AcceptedStream, DialledStream
 from topdp.agents.wire.handshake import FrameStream, HandshakeParty
-from topdp.agents.wire.link_limits import Backoff, Clock
-from topdp.agents.wire.link_refusals import OUR_FAULT, LinkEnded, RefusalLog, logger
+from topdp.agents.wire.link_limits import Backoff
+from topdp.agents.wire.link_refusals import OUR_FAULT, LinkEnded, RefusalLog
 from topdp.agents.wire.links import Link, Neighbour
 from topdp.agents.wire.port_guard import PortGuard
 from topdp.agents.wire.transport import Handler, Message, Reply, Transport, Unreachable, end_all, ends
-from topdp.errors import InputError, TrustError
+from topdp.errors import TrustError
 
 if TYPE_CHECKING:
-    from topdp.agents.wire.relay_tunnels import RelayListener, RelayTunnel
+    from topdp.agents.wire.relay_tunnels import RelayListener, RelayRoute, RelayTunnel
 
 MAX_HANDSHAKES = 2
 """Handshakes that one neighbour may have under way."""
@@ -52,10 +50,8 @@ class GrpcTransport(Transport):
         manifest: Manifest,
         *,
         listen: str | None = None,
-        insecure: bool = False,
         chance: random.Random | None = None,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        clock: Clock = time.monotonic,
         directory: CardDirectory | None = None,
         listed: Identity | None = None,
     ) -> None:
@@ -71,7 +67,7 @@ class GrpcTransport(Transport):
                 f"Expected the certificate that the manifest lists for {self.name}, got "
                 f"{identity.card.fingerprint}: use the identity whose card is in the manifest."
             )
-        self.identity, self.manifest, self.insecure = identity, manifest, insecure
+        self.identity, self.manifest = identity, manifest
         self._listed = listed or identity
         self.rules = manifest.rules
         self.listen = check_address(listen or identity.card.address)
@@ -81,7 +77,7 @@ class GrpcTransport(Transport):
         self.relayed = {name for name in self.neighbours if manifest.relayed(self.name, name)}
         self._party = HandshakeParty(identity, manifest.hash)
         self._refusals = RefusalLog(self.name)
-        self._chance, self._pause, self._clock = chance or random.SystemRandom(), pause, clock
+        self._chance, self._pause = chance or random.SystemRandom(), pause
         self._peers: dict[str, Neighbour] = {}
         self._server: Any = None
         self._front: PortGuard | None = None
@@ -89,12 +85,8 @@ class GrpcTransport(Transport):
         self._folder: SocketFolder | None = None
         self._dialing: list[asyncio.Task[None]] = []
         self._closed = False
-        if insecure:
-            self._only_loopback()
 
     async def start(self, handle: Handler) -> None:
-        if self.insecure:
-            logger.warning("%s: INSECURE: links are not encrypted; loopback only, for tests", self.name)
         self._handle = handle
         self._peers = {name: Neighbour(card, self.rules.in_flight) for name, card in self.neighbours.items()}
         if self.dialers:
@@ -135,16 +127,12 @@ class GrpcTransport(Transport):
 
     async def _bind(self) -> None:
         self._server = grpc_channels.server(self._accept, self.rules.idle_timeout, 2 * MAX_HANDSHAKES)
-        if self.insecure:
-            self._server.add_insecure_port(self.listen)
-            await self._server.start()
-            return
         self._front = PortGuard(
             self._own_folder(), self.rules.idle_timeout, len(self.dialers), self._refusals
         )
         try:
             if set(self.dialers) - self.relayed:
-                await self._front.listen(self.listen)
+                await self._front.server.listen(self.listen)
         except BaseException:
             self._server = None
             raise
@@ -154,43 +142,26 @@ class GrpcTransport(Transport):
         for name in self.relayed & set(self.dialers):
             from topdp.agents.wire.relay_tunnels import RelayListener
 
-            place = self._place(self.name, name)
-            waiting = RelayListener(
-                self.rules.relay,
-                place,
-                peer=name,
-                admit=self._front.admit,
-                refusals=self._refusals,
-                chance=self._chance,
-                pause=self._pause,
-            )
-            waiting.start()
-            self._relays.append(waiting)
+            route = self._route(name, self.name, name)
+            self._relays.append(RelayListener(route, self._front.admit, self._chance, self._pause))
 
     async def _open_tunnel(self, name: str) -> None:
         from topdp.agents.wire.relay_tunnels import RelayTunnel
 
-        place = self._place(name, self.name)
-        tunnel = RelayTunnel(
-            self._tunnel(name),
-            self.rules.relay,
-            place=place,
-            peer=name,
-            refusals=self._refusals,
-            patience=self.rules.idle_timeout,
-        )
+        route = self._route(name, name, self.name)
+        tunnel = RelayTunnel(self._tunnel(name), route, self.rules.idle_timeout)
         await tunnel.open()
         self._relays.append(tunnel)
 
-    def _place(self, listener: str, dialer: str) -> str:
-        """The meeting place of two agents at the relay, by the cards in the manifest: both have those after
-        any renewal.
+    def _route(self, peer: str, listener: str, dialer: str) -> RelayRoute:
+        """The way to `peer` through the relay. The meeting place follows from the cards in the manifest: both
+        have those after any renewal.
         """
-        other = self.manifest.card(dialer if listener == self.name else listener)
-        from topdp.agents.wire.relay_tunnels import meeting_place
+        from topdp.agents.wire.relay_tunnels import RelayRoute, meeting_place
 
-        secret = self._listed.shared_secret(other, "meeting place")
-        return meeting_place(secret, self.manifest.hash, listener, dialer)
+        secret = self._listed.shared_secret(self.manifest.card(peer), "meeting place")
+        place = meeting_place(secret, self.manifest.hash, listener, dialer)
+        return RelayRoute(self.rules.relay, place, peer, self._refusals)
 
     def _tunnel(self, name: str) -> Path:
         return self._own_folder() / f"to-{self.manifest.number(name)}"
@@ -207,22 +178,19 @@ class GrpcTransport(Transport):
 
     def _channel(self, card: Card) -> Any:
         target = f"unix:{self._tunnel(card.name)}" if card.name in self.relayed else card.address
-        own = None if self.insecure else self.identity
-        return grpc_channels.channel(target, card, own, self.rules.idle_timeout)
+        return grpc_channels.channel(target, card, self.identity, self.rules.idle_timeout)
 
     async def _accept(self, _: Any, context: Any) -> None:
         """Serve one stream that a peer opened, from its first frame to its end."""
         name = "someone"
         try:
-            seen = None if self.insecure else self._card_of(context)
-            name = seen.name if seen else name
-            stream = AcceptedStream(context)
-            shown = await self._greet(stream, seen)
+            shown = self._card_of(context)
             name = shown.name
+            stream = AcceptedStream(context)
+            await self._greet(stream, shown)
             if self._front is not None:
                 self._front.knows(context.peer(), name)
-            if seen is not None:
-                self.directory.mark_shown(shown)
+            self.directory.mark_shown(shown)
             ended = await self._serve(self._peers[name], stream)
         except LinkEnded as refused:
             ended = refused
@@ -238,20 +206,22 @@ class GrpcTransport(Transport):
         if ended.kind != "lost":
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, ended.words)
 
-    async def _greet(self, stream: FrameStream, seen: Card | None) -> Card:
-        peer = self._peers[seen.name] if seen else None
-        if peer is not None:
-            if peer.greetings >= MAX_HANDSHAKES:
-                raise LinkEnded("flood", f"expected at most {MAX_HANDSHAKES} handshakes at a time")
-            peer.greetings += 1
+    async def _greet(self, stream: FrameStream, shown: Card) -> None:
+        peer = self._peers[shown.name]
+        if peer.greetings >= MAX_HANDSHAKES:
+            raise LinkEnded("flood", f"expected at most {MAX_HANDSHAKES} handshakes at a time")
+        peer.greetings += 1
+        try:
+            await self._in_time(handshake.listen(stream, self._party, shown))
+        finally:
+            peer.greetings -= 1
+
+    async def _in_time(self, greeting: Awaitable[None]) -> None:
         try:
             async with asyncio.timeout(self.rules.idle_timeout):
-                return await handshake.listen(stream, self._party, self.dialers, seen)
+                await greeting
         except TimeoutError:
             raise LinkEnded("silent", f"no handshake in {self.rules.idle_timeout:g} s") from None
-        finally:
-            if peer is not None:
-                peer.greetings -= 1
 
     def _card_of(self, context: Any) -> Card:
         certificates = context.auth_context().get("x509_pem_cert") or []
@@ -283,11 +253,7 @@ class GrpcTransport(Transport):
         call = channel.stream_stream(METHOD_PATH)()
         try:
             stream = DialledStream(call)
-            try:
-                async with asyncio.timeout(self.rules.idle_timeout):
-                    await handshake.dial(stream, self._party, card)
-            except TimeoutError:
-                raise LinkEnded("silent", f"no handshake in {self.rules.idle_timeout:g} s") from None
+            await self._in_time(handshake.dial(stream, self._party, card))
             backoff.reset()
             peer.dialled = 0
             self.directory.mark_shown(card)
@@ -304,7 +270,6 @@ class GrpcTransport(Transport):
             rules=self.rules,
             pending=peer.pending,
             refusals=self._refusals,
-            clock=self._clock,
         )
         if self._closed:
             return LinkEnded("lost", "this agent closes")
@@ -316,12 +281,3 @@ class GrpcTransport(Transport):
             self._peers[name].trouble = refused.words
         level = logging.INFO if refused.kind in ("lost", "replaced") else logging.WARNING
         self._refusals.report(refused.culprit or name, refused.kind, refused.words, level)
-
-    def _only_loopback(self) -> None:
-        dialled = [self.neighbours[name].address for name in self.dials]
-        for address in [*dialled, *([self.listen] if self.dialers else [])]:
-            if not is_loopback(address):
-                raise InputError(
-                    f"Expected loopback addresses with insecure links, got {address}: links to other "
-                    "machines are always encrypted."
-                )

@@ -47,7 +47,7 @@ class FrameStream(ABC):
 
     @abstractmethod
     async def end(self) -> None:
-        """Write nothing more. Returns when the peer has read all, if that can be known."""
+        """Close the sending side. Return when the peer has read everything, if the transport can tell."""
 
 
 @dataclass(frozen=True)
@@ -140,14 +140,9 @@ async def dial(stream: FrameStream, party: HandshakeParty, peer: Card) -> None:
     await _read(stream, "proof")
 
 
-async def listen(
-    stream: FrameStream, party: HandshakeParty, peers: Mapping[str, Card], seen: Card | None
-) -> Card:
-    """Open a link as the end that was dialled, and return the dialer; `peers` by name, `seen` from TLS."""
+async def listen(stream: FrameStream, party: HandshakeParty, peer: Card) -> None:
+    """Open a link as the end that was dialled; `peer` is the dialer whose certificate TLS saw."""
     hello = (await _read(stream, "hello")).hello
-    peer = seen or peers.get(hello.sender)
-    if peer is None:
-        raise LinkEnded("stranger", f"{quoted(hello.sender)} is not a neighbour who dials us")
     check_hello(hello, party, peer)
     check_validity(peer)
     mine = fresh_nonce()
@@ -158,7 +153,6 @@ async def listen(
     proof = (await _read(stream, "proof")).proof
     check_signature(peer, proof.signature, transcript("dialer", party.federation, peer, ours, nonces))
     await stream.write(wire.Frame(proof=wire.Proof()))
-    return peer
 
 
 async def _read(stream: FrameStream, kind: str) -> wire.Frame:

@@ -118,12 +118,11 @@ class LinkWriter:
                 several.sent += 1
             if k > 0:
                 frame = wire.Frame(chunk=wire.Chunk(id=number, answer=answer, data=piece))
-            elif isinstance(head, wire.Response):
-                head.data = piece
-                frame = wire.Frame(response=head)
             else:
                 head.data = piece
-                frame = wire.Frame(request=head)
+                frame = (
+                    wire.Frame(response=head) if isinstance(head, wire.Response) else wire.Frame(request=head)
+                )
             left -= len(piece)
             await self.write(frame, last if left == 0 else lambda: None)
 

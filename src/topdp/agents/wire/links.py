@@ -20,7 +20,6 @@ import logging
 import time
 from collections.abc import Coroutine
 from contextlib import suppress
-from dataclasses import fields
 from typing import Any
 
 from topdp.agents.agreement.identity_card import Card
@@ -29,31 +28,15 @@ from topdp.agents.wire import wire_pb2 as wire
 from topdp.agents.wire.byte_pipes import FLUSH_SECONDS
 from topdp.agents.wire.handshake import FrameStream
 from topdp.agents.wire.link_bodies import PIECE_BYTES, IncomingBody, Key, LinkWriter
-from topdp.agents.wire.link_limits import CHECKS_PER_TIMEOUT, Clock, PendingRequests, StallDetector
+from topdp.agents.wire.link_limits import CHECKS_PER_TIMEOUT, PendingRequests, StallDetector
 from topdp.agents.wire.link_refusals import OUR_FAULT, LinkEnded, RefusalLog
 from topdp.agents.wire.transport import Handler, Message, Reply, Unreachable, end_all
-from topdp.agents.wire.wire_codes import MessageKind, ReplyCode, known
+from topdp.agents.wire.wire_codes import KNOWN_MESSAGE_KINDS, KNOWN_REPLY_CODES, MessageKind, ReplyCode
 from topdp.errors import InputError
 
 MAX_REASON_LETTERS = 1000
 MAX_PINGS = 64
 """In a quarter of the idle timeout, in which an honest peer sends one; more may have waited in a buffer."""
-
-
-PLAIN_FIELDS = [field.name for field in fields(Message) if field.name not in ("kind", "digest", "body")]
-"""The fields that a `Message` and a `wire.Request` have in common, by name and type."""
-
-
-def request_head(message: Message) -> wire.Request:
-    """The request that announces `message`, without its body."""
-    plain = {name: getattr(message, name) for name in PLAIN_FIELDS}
-    return wire.Request(kind=message.kind.name, digest=bytes.fromhex(message.digest), **plain)
-
-
-def announced_message(head: wire.Request, body: bytes) -> Message:
-    """The message that `head` announced, once its body has arrived."""
-    plain = {name: getattr(head, name) for name in PLAIN_FIELDS}
-    return Message(kind=MessageKind(head.kind), digest=head.digest.hex(), body=body, **plain)
 
 
 class _PendingReply:
@@ -80,11 +63,10 @@ class Link:
         rules: Rules,
         pending: PendingRequests,
         refusals: RefusalLog,
-        clock: Clock = time.monotonic,
     ) -> None:
         self.peer, self.stream, self.handle, self.rules = peer, stream, handle, rules
         self.pending, self.refusals = pending, refusals
-        self._patience = StallDetector(rules.idle_timeout, clock)
+        self._patience = StallDetector(rules.idle_timeout, time.monotonic)
         self._end: asyncio.Future[LinkEnded] = asyncio.get_running_loop().create_future()
         self._writer = LinkWriter(stream, self._patience, self._lost)
         self._slots = asyncio.Semaphore(rules.in_flight)
@@ -153,14 +135,25 @@ class Link:
             number, pending = self._last_id, _PendingReply()
             self._pending[number] = pending
             try:
-                head = request_head(message)
+                head = wire.Request(
+                    kind=message.kind.name,
+                    round=message.round,
+                    digest=bytes.fromhex(message.digest),
+                    signature=message.signature,
+                )
                 await self._writer.send(("pending", number), number, head, message.body, pending.last_piece)
                 return await pending.reply
             finally:
                 self._patience.done(("pending", number))
 
     async def _answer(self, number: int, head: wire.Request, body: IncomingBody) -> None:
-        message = announced_message(head, body.body)
+        message = Message(
+            kind=MessageKind(head.kind),
+            round=head.round,
+            digest=head.digest.hex(),
+            body=body.body,
+            signature=head.signature,
+        )
         await self.pending.do(lambda: self._handled(number, message))
 
     async def _handled(self, number: int, message: Message) -> None:
@@ -223,7 +216,7 @@ class Link:
             raise LinkEnded("protocol", f"expected request {self._their_last_id + 1}, got {head.id}")
         if len(self._answering) >= self.rules.in_flight:
             raise LinkEnded("flood", f"expected at most {self.rules.in_flight} requests under way, got more")
-        if known(MessageKind, head.kind) is None:
+        if head.kind not in KNOWN_MESSAGE_KINDS:
             raise LinkEnded("protocol", f"expected a kind of message that we know, got number {head.kind}")
         self._their_last_id = head.id
         self._answering.add(head.id)
@@ -233,7 +226,7 @@ class Link:
         pending = self._pending.get(head.id)
         if pending is None or not pending.sent or pending.head is not None:
             raise LinkEnded("protocol", f"got a response to request {head.id}, which does not wait for one")
-        if known(ReplyCode, head.code) is None:
+        if head.code not in KNOWN_REPLY_CODES:
             raise LinkEnded("protocol", f"expected a code of a reply that we know, got number {head.code}")
         if len(head.words) > MAX_REASON_LETTERS:
             raise LinkEnded("protocol", f"expected words of at most {MAX_REASON_LETTERS} letters")

@@ -25,9 +25,9 @@ from topdp.agents.wire.byte_pipes import (
     FLUSH_SECONDS,
     PIPE_BUFFER_BYTES,
     Connection,
+    ConnectionServer,
     join,
     keep_alive,
-    listening,
 )
 from topdp.agents.wire.link_refusals import LinkEnded, RefusalLog
 from topdp.agents.wire.transport import end_all
@@ -59,22 +59,16 @@ class PortGuard:
         self.visitors: list[Visitor] = []  # the oldest first
         self._coming: dict[str, Visitor] = {}  # by what gRPC calls them
         self._numbers = itertools.count()
-        self._servers: list[asyncio.Server] = []
-        self._tasks: set[asyncio.Task[None]] = set()
+        self.server = ConnectionServer(self.admit)
         self._most = descriptors() - RESERVED_DESCRIPTORS
 
     @property
     def socket(self) -> Path:
         return self.folder / "grpc"
 
-    async def listen(self, address: str) -> None:
-        """Open the port; raises UnavailableError if that is impossible."""
-        self._servers = await listening(address, self._come)
-
     async def close(self) -> None:
         """Called after gRPC has ended: its last bytes go out to those who have proved who they are."""
-        for server in self._servers:
-            server.close()
+        self.server.stop()
         for visitor in self.visitors:
             if not visitor.name:
                 visitor.end.cut()
@@ -83,10 +77,7 @@ class PortGuard:
             await end_all(leaving, "visitors")
         for visitor in self.visitors:
             visitor.end.cut()
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=1.0)
+        await self.server.close()
 
     def knows(self, peer: str, name: str) -> None:
         """The connection that gRPC calls `peer` belongs to the neighbour `name`, which has proved it."""
@@ -97,15 +88,6 @@ class PortGuard:
         visitor.proved.set()
         for older in [other for other in self.visitors if other.name == name][:-MAX_LINKS]:
             older.end.cut()
-
-    async def _come(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        where = writer.get_extra_info("peername")
-        with suppress(asyncio.CancelledError):  # by `close`; asyncio would log it
-            await self.admit(Connection(reader, writer), str(where[0]) if where else "nowhere")
 
     async def admit(self, end: Connection, address: str) -> bool:
         """Serve one connection from its first byte to its end; return whether it proved who it is."""

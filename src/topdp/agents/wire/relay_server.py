@@ -27,7 +27,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from topdp.agents.wire.byte_pipes import Connection, join, keep_alive, listening
+from topdp.agents.wire.byte_pipes import Connection, ConnectionServer, join, keep_alive
 from topdp.agents.wire.port_guard import RESERVED_DESCRIPTORS, descriptors
 from topdp.agents.wire.relay_tunnels import JOINED, REFUSED, RELAY_HEARTBEAT_SECONDS, STILL_WAITING, WAIT
 
@@ -76,38 +76,27 @@ class RelayServer:
         self.connections: Counter[str] = Counter()
         self.waiting: dict[str, list[_RelayWaiter]] = {}
         self.joined = 0  # pairs, since it was started
-        self._servers: list[asyncio.Server] = []
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._server = ConnectionServer(self._count)
         self._most = descriptors() - RESERVED_DESCRIPTORS
 
     async def listen(self, address: str) -> None:
-        self._servers = await listening(address, self._come)
+        await self._server.listen(address)
 
     async def close(self) -> None:
-        for server in self._servers:
-            server.close()
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=2.0)
+        await self._server.close()
 
-    async def _come(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        end, where = keep_alive(Connection(reader, writer)), writer.get_extra_info("peername")
-        address = str(where[0]) if where else "nowhere"
+    async def _count(self, end: Connection, address: str) -> None:
+        """Serve a connection, and count it meanwhile."""
         self.connections[address] += 1
         try:
-            await self._serve(end, address)
-        except (OSError, asyncio.IncompleteReadError, TimeoutError, asyncio.CancelledError):
-            pass  # it is gone, or we close
+            await self._serve(keep_alive(end), address)
+        except (OSError, asyncio.IncompleteReadError, TimeoutError):
+            pass  # it is gone
         finally:
             self.connections[address] -= 1
             if not self.connections[address]:
                 del self.connections[address]
-            writer.close()
+            end.writer.close()
             asyncio.get_running_loop().call_later(1.0, end.cut)
 
     async def _serve(self, end: Connection, address: str) -> None:
@@ -116,10 +105,10 @@ class RelayServer:
         if crowded or total or end.writer.get_extra_info("socket").fileno() >= self._most:
             return _refuse(end, "too many connections")
         async with asyncio.timeout(self.limits.greeting):
-            said = RELAY_GREETING_PATTERN.fullmatch(await end.reader.readexactly(RELAY_GREETING_BYTES))
-        if said is None:
+            greeted = RELAY_GREETING_PATTERN.fullmatch(await end.reader.readexactly(RELAY_GREETING_BYTES))
+        if greeted is None:
             return _refuse(end, "expected a greeting of version 1")
-        wish, place = said[1].decode(), said[2].decode()
+        wish, place = greeted[1].decode(), greeted[2].decode()
         if wish == WAIT:
             with suppress(TimeoutError):
                 await self._wait(end, place)
@@ -144,7 +133,7 @@ class RelayServer:
             waiting.over.set()
 
     async def _called(self, waiting: _RelayWaiter) -> Connection | None:
-        """Who calls; None when the one who waits has left, or has spoken out of turn."""
+        """Return the caller; None if the waiting agent has left, or has sent bytes out of turn."""
         gone = asyncio.create_task(waiting.end.reader.read(1))
         both: list[asyncio.Future[Any]] = [gone, waiting.caller]
         try:

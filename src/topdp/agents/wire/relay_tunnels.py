@@ -15,9 +15,10 @@ import hmac
 import logging
 import random
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
 
-from topdp.agents.wire.byte_pipes import PIPE_BUFFER_BYTES, Connection, dialled, join
+from topdp.agents.wire.byte_pipes import Connection, ConnectionServer, dialled, join
 from topdp.agents.wire.link_limits import Backoff
 from topdp.agents.wire.link_refusals import LinkEnded, RefusalLog, quoted
 from topdp.agents.wire.transport import end_all
@@ -31,6 +32,7 @@ MAX_RELAYED_CONNECTIONS = 2
 """Connections of one neighbour through a relay: a new one, and an old one that is dead."""
 
 MAX_REFUSAL_BYTES = 200
+RELAY_FAILURES = (OSError, asyncio.IncompleteReadError, TimeoutError, LinkEnded)
 
 
 def meeting_place(secret: bytes, federation: str, listener: str, dialer: str) -> str:
@@ -47,64 +49,72 @@ def greeting(wish: str, place: str) -> bytes:
     return f"topdp relay 1 {wish} {place}\n".encode("ascii")
 
 
-class RelayListener:
-    """Waits at a relay for calls of one neighbour, again and again."""
+@dataclass(frozen=True)
+class RelayRoute:
+    """The way of an agent to one neighbour, `peer`, through a relay; `place` is where the two meet."""
 
-    def __init__(
-        self,
-        relay: str,
-        place: str,
-        *,
-        peer: str,
-        admit: Callable[[Connection, str], Awaitable[bool]],
-        refusals: RefusalLog,
-        chance: random.Random,
-        pause: Callable[[float], Awaitable[None]],
-    ) -> None:
-        """`admit` serves a connection to its end, and returns whether it proved who it is."""
-        self.relay, self.place, self.peer, self.admit, self.refusals = relay, place, peer, admit, refusals
-        self._backoff, self._pause = Backoff(chance), pause
-        self._free = asyncio.Semaphore(MAX_RELAYED_CONNECTIONS)
-        self._tasks: set[asyncio.Task[None]] = set()
+    relay: str
+    place: str
+    peer: str
+    refusals: RefusalLog
 
-    def start(self) -> None:
-        self._keep(self._run())
-
-    async def close(self) -> None:
-        await end_all(self._tasks, f"waiting at {self.relay}")
-
-    async def _run(self) -> None:
-        while True:
-            await self._free.acquire()
-            try:
-                end = await self._called()
-            except (OSError, asyncio.IncompleteReadError, TimeoutError, LinkEnded) as error:
-                self._free.release()
-                _tell(self.refusals, self.peer, self.relay, error)
-                await self._pause(self._backoff.next())
-            else:
-                self._keep(self._serve(end))
-
-    async def _called(self) -> Connection:
-        """A connection through which a neighbour has called."""
+    async def joined(self, wish: str) -> Connection:
+        """A connection that the relay has joined with one of the neighbour."""
         async with asyncio.timeout(3 * RELAY_HEARTBEAT_SECONDS):
             end = await dialled(self.relay)
         try:
-            end.writer.write(greeting(WAIT, self.place))
+            end.writer.write(greeting(wish, self.place))
             while True:
                 async with asyncio.timeout(3 * RELAY_HEARTBEAT_SECONDS):
                     word = await end.reader.readexactly(1)
                 if word == JOINED:
                     return end
-                if word != STILL_WAITING:
-                    raise LinkEnded("relay", await _refusal(end))
+                if word != STILL_WAITING or wish != WAIT:
+                    raise LinkEnded("relay", f"it says {quoted(await end.reader.read(MAX_REFUSAL_BYTES))}")
         except BaseException:
             end.cut()
             raise
 
+    def report(self, error: Exception) -> None:
+        words = error.words if isinstance(error, LinkEnded) else str(error) or type(error).__name__
+        self.refusals.report(self.peer, "relay", f"not reached through {self.relay}: {words}", logging.INFO)
+
+
+class RelayListener:
+    """Waits at a relay for calls of one neighbour, again and again, from its construction on."""
+
+    def __init__(
+        self,
+        route: RelayRoute,
+        admit: Callable[[Connection, str], Awaitable[bool]],
+        chance: random.Random,
+        pause: Callable[[float], Awaitable[None]],
+    ) -> None:
+        """`admit` serves a connection to its end, and returns whether it proved who it is."""
+        self.route, self.admit = route, admit
+        self._backoff, self._pause = Backoff(chance), pause
+        self._free = asyncio.Semaphore(MAX_RELAYED_CONNECTIONS)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._keep(self._run())
+
+    async def close(self) -> None:
+        await end_all(self._tasks, f"waiting at {self.route.relay}")
+
+    async def _run(self) -> None:
+        while True:
+            await self._free.acquire()
+            try:
+                end = await self.route.joined(WAIT)
+            except RELAY_FAILURES as error:
+                self._free.release()
+                self.route.report(error)
+                await self._pause(self._backoff.next())
+            else:
+                self._keep(self._serve(end))
+
     async def _serve(self, end: Connection) -> None:
         try:
-            if await self.admit(end, f"the relay {self.relay}"):
+            if await self.admit(end, f"the relay {self.route.relay}"):
                 self._backoff.reset()
             else:
                 await self._pause(self._backoff.next())
@@ -121,47 +131,25 @@ class RelayListener:
 class RelayTunnel:
     """A way to one neighbour: what is sent to the socket `path` reaches it through the relay."""
 
-    def __init__(
-        self, path: Path, relay: str, *, place: str, peer: str, refusals: RefusalLog, patience: float
-    ) -> None:
-        self.path, self.relay, self.place, self.peer, self.refusals = path, relay, place, peer, refusals
-        self.patience = patience
-        self._tasks: set[asyncio.Task[None]] = set()
+    def __init__(self, path: Path, route: RelayRoute, patience: float) -> None:
+        self.path, self.route, self.patience = path, route, patience
+        self._server = ConnectionServer(self._serve)
 
     async def open(self) -> None:
-        self._server = await asyncio.start_unix_server(self._come, self.path, limit=PIPE_BUFFER_BYTES)
+        await self._server.listen_at(self.path)
 
     async def close(self) -> None:
-        self._server.close()
-        await end_all(self._tasks, f"the tunnel through {self.relay}")
+        await self._server.close()
 
-    async def _come(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        near, far = Connection(reader, writer), None
+    async def _serve(self, near: Connection, _: str) -> None:
+        far = None
         try:
             async with asyncio.timeout(self.patience):
-                far = await dialled(self.relay)
-                far.writer.write(greeting(CALL, self.place))
-                if await far.reader.readexactly(1) != JOINED:
-                    raise LinkEnded("relay", await _refusal(far))
+                far = await self.route.joined(CALL)
             await join(near, far)
-        except (OSError, asyncio.IncompleteReadError, TimeoutError, LinkEnded) as error:
-            _tell(self.refusals, self.peer, self.relay, error)
-        except asyncio.CancelledError:
-            pass  # we close; asyncio would log it
+        except RELAY_FAILURES as error:
+            self.route.report(error)
         finally:
             near.cut()
             if far is not None:
                 far.cut()
-
-
-async def _refusal(end: Connection) -> str:
-    return f"it says {quoted(await end.reader.read(MAX_REFUSAL_BYTES))}"
-
-
-def _tell(refusals: RefusalLog, peer: str, relay: str, error: Exception) -> None:
-    words = error.words if isinstance(error, LinkEnded) else str(error) or type(error).__name__
-    refusals.report(peer, "relay", f"not reached through {relay}: {words}", logging.INFO)

@@ -78,7 +78,8 @@ def read_parquet(place: Path) -> Table:
         from pyarrow import parquet
     except ImportError:
         raise DataError(
-            f"{place}: Parquet needs pyarrow, which is not installed: pip install 'topdp[tables]'."
+            f"{place}: Parquet needs pyarrow, which is not installed: "
+            "pip install -c constraints.txt '.[tables]'."
         ) from None
     try:
         table = parquet.ParquetFile(place).read()

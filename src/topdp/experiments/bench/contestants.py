@@ -1,6 +1,6 @@
 """Other implementations of the same round: Opacus with agents in sequence, `vmap`, and a loop over examples.
 
-Each is written as its users would write it. Opacus is optional (`pip install 'topdp[bench]'`).
+Each is written as its users would write it. Opacus is optional (`pip install -c constraints.txt '.[bench]'`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from topdp.learning.models import FlatModel
 from topdp.runs.config import did_you_mean
 
 TOPDP = "topdp"
-NO_OPACUS_REMARK = "Opacus is not installed and therefore not timed: pip install 'topdp[bench]'."
+NO_OPACUS_REMARK = (
+    "Opacus is not installed and therefore not timed: pip install -c constraints.txt '.[bench]'."
+)
 
 
 def _opacus(job: BenchJob, data: BenchData, noise: float, *, ghost: bool) -> Round:

@@ -55,7 +55,11 @@ class Rates:
 
 
 def multiplications(job: BenchJob) -> int:
-    """Return the multiplications of a round: forward, gradients of both matrices, back through the second."""
+    """Return the number of multiplications in a round.
+
+    They are those of the forward pass, of the gradients of both matrices, and of the step back through the
+    second matrix.
+    """
     first, second = job.inputs * job.hidden, job.hidden * job.classes
     return job.agents * job.batch * (2 * first + 3 * second)
 

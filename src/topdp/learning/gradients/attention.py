@@ -22,7 +22,7 @@ from topdp.learning.models import Slot
 
 @final
 class AttentionRule(nn.Module):
-    """For any MultiheadAttention without bias_k, bias_v and add_zero_attn."""
+    """The rule of MultiheadAttention layers without bias_k, bias_v and add_zero_attn."""
 
     in_proj_bias = None  # so that a TransformerEncoderLayer does not use torch's inference kernels
     _qkv_same_embed_dim = False

@@ -95,7 +95,7 @@ class GroupNormRule(_ChannelNormRule):
 
 @final
 class InstanceNormRule(_ChannelNormRule):
-    """Without running statistics; over one, two or three axes."""
+    """The rule of InstanceNorm layers without running statistics, over one, two or three axes."""
 
     def __init__(self, layer: Any, tape: Tape, slots: Mapping[str, Slot]) -> None:
         super().__init__(tape, slots)

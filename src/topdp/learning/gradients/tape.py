@@ -150,7 +150,7 @@ def _expect_no_overlap(slots: Sequence[Slot]) -> None:
 
 
 class LayerRule(nn.Module):
-    """Replaces a layer; has its geometry, not its weights."""
+    """A stand-in for one layer: it knows the layer's shapes, and the tape gives it the agents' weights."""
 
     def __init__(self, tape: Tape, slots: Mapping[str, Slot]) -> None:
         """`slots`: the layer's own parameters, by their names in the layer."""

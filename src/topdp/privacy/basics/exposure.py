@@ -80,9 +80,9 @@ def exposure(
     batches: Batches | Sequence[Batches] | None = None,
     adjacency: Adjacency = "add-remove",
 ) -> Exposure:
-    """Build an `Exposure`; `sensitivity` and `batches` are common to all agents, or have one value for each.
+    """Return what one record of each agent can change.
 
-    The default is full batches.
+    `sensitivity` and `batches` are one value for all agents, or one for each. The default is full batches.
 
     >>> from topdp.plan import Cycle
     >>> exposure(3, 0.5, Cycle(records=2000, size=100)).periods().tolist()

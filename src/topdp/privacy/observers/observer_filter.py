@@ -192,9 +192,9 @@ class Whitening:
 
 
 def whiten(C: Floats, variance: Floats) -> Whitening:
-    """Return the whitening of rows with covariance C; `variance` is V.
+    """Return the whitening of rows with covariance C; `variance` is the variance V that entered each row.
 
-    A row is null when, given the earlier rows, at most NOISE_RESOLUTION·V is left of its variance.
+    A row is null if, given the earlier rows, at most NOISE_RESOLUTION·V of its variance remains.
     """
     k = len(C)
     scale = np.sqrt(np.maximum(C.diagonal(), 0.0))

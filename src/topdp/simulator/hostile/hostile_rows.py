@@ -57,7 +57,7 @@ def a_little(now: Tensor, hostile: int, strength: float, random: torch.Generator
 
 
 def noise(now: Tensor, hostile: int, strength: float, random: torch.Generator) -> Tensor:
-    """Return normal noise with `strength` times the root mean square of the honest rows."""
+    """Return a normal row; its standard deviation is `strength` times the root mean square of honest rows."""
     drawn = torch.randn(now.shape[1], generator=random, dtype=torch.float64)
     return strength * now.square().mean().sqrt() * drawn.to(now)
 

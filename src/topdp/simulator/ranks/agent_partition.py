@@ -1,6 +1,6 @@
 """Assigns agents to ranks: equally many agents on each, and few links between ranks.
 
-METIS (`pymetis`, by `pip install 'topdp[ranks]'`) cuts the graph if it is installed; otherwise ranks hold
+METIS (`pymetis`, in the extra `ranks`) cuts the graph if it is installed; otherwise ranks hold
 blocks of consecutive numbers. Results do not depend on the cut, only the traffic does.
 """
 

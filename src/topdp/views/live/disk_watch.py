@@ -1,4 +1,4 @@
-"""Watch run and agent folders once a second, and report what has changed. Reads only changed files.
+"""Watch run and agent folders, at most once a second, and report changes. Reads only changed files.
 
 Checking an unchanged run costs a few system calls. Folders that take long to read are read less often, so
 that watching takes only a small share of a processor.

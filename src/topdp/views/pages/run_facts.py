@@ -156,7 +156,8 @@ def _expect_whole(folder: RunFolder) -> None:
     missing = [name for name in CONFIG_SECTIONS if name not in stated]
     if missing:
         raise RunFolderError(
-            f"Expected a complete config.toml in {folder.path}, but it lacks {', '.join(missing)}."
+            f"Expected a complete config.toml in {folder.path}, but it lacks {', '.join(missing)}. "
+            "Restore the file, or repeat the run."
         )
 
 
