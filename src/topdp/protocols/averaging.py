@@ -113,8 +113,8 @@ def _rounding_growth(order: list[float], grid: Floats) -> float:
     return float((np.abs(first).max(axis=1) * np.abs(later[::-1]).max(axis=1)).sum())
 
 
+# Sources and weights of a mix, each [n, 1 + largest degree]: the agent itself, then its neighbours.
 Sources = tuple[Ints, Floats]
-"""Sources and weights of a mix, each [n, 1 + largest degree]: the agent itself, then its neighbours."""
 
 
 def mixing_sources(topology: Topology, steps: int, chebyshev: bool = True) -> list[Sources]:

@@ -15,8 +15,7 @@ from topdp.plan import NOBODY, Cycle, Full, PerRound, Plan
 from topdp.privacy.accounting import account
 from topdp.privacy.basics.exposure import Exposure, exposure
 from topdp.privacy.basics.refusals import NotCovered
-from topdp.privacy.observers import adaptive as answers
-from topdp.privacy.observers import neighbourhoods
+from topdp.privacy.observers import neighbourhoods, view_effort
 from topdp.privacy.observers.adaptive import adaptive
 from topdp.privacy.observers.estimate_readers import estimate_readers
 from topdp.privacy.observers.neighbourhoods import PlanNeighbourhoods, neighbourhood_bound
@@ -151,7 +150,7 @@ def test_a_large_graph_is_bounded_instead_of_refused(monkeypatch):
     plan = plan_of("regular", rounds=12)
     n = plan.agents
     exact = adaptive(plan, exposure(n, 0.25))
-    monkeypatch.setattr(answers, "MAX_UNASKED_WORK", 0.0)
+    monkeypatch.setattr(view_effort, "MAX_UNASKED_WORK", 0.0)
     found = account(plan, Analysis("tight", (Full(4),) * n, clip=1.0), delta=1e-5, answers=["adaptive"])
     assert found.adaptive.status == "finite" and "bounded by the rows within" in found.warnings[0]
     assert (found.adaptive.mu >= exact.worst() * (1 - 1e-9)).all()

@@ -36,30 +36,18 @@ from topdp.base.array_types import Floats
 from topdp.plan import Capability, Plan
 from topdp.privacy.basics.exposure import COVERED_NEEDS, Exposure, check, uncovered_reason
 from topdp.privacy.basics.refusals import NotCovered, PrivacyError, expect_supported
+from topdp.privacy.observers import shared_noise, view_effort
 from topdp.privacy.observers.estimate_readers import estimate_readers
 from topdp.privacy.observers.neighbourhoods import affordable_ball_rows, neighbourhood_bound
 from topdp.privacy.observers.observer_filter import Public, nonlinear_reason, seen_rows
 from topdp.privacy.observers.reader_layout import RowFlow, UnsuitedError
-from topdp.privacy.observers.shared_noise import (
-    Coalition,
-    NoisyReleases,
-    connectivity_bound,
-    information_of,
-    noisy_releases,
-    worst_coalitions,
-)
+from topdp.privacy.observers.shared_noise import Coalition, NoisyReleases
 from topdp.privacy.observers.view import Bound, View, amplified, leading_view, view
-from topdp.privacy.observers.view_effort import (
-    MAX_FOLLOWED_ROUNDS,
-    MAX_UNASKED_WORK,
-    expect_affordable,
-    reader_work,
-)
 from topdp.privacy.observers.worst_case import all_draws_count, every_round, every_round_mu, information
 from topdp.privacy.query import DEFAULT_QUERY, Query
 
 # The most work if slow answers are allowed, about two hours of one core; above it a bound is computed.
-MAX_SLOW_WORK = 60 * MAX_UNASKED_WORK
+MAX_SLOW_WORK = 60 * view_effort.MAX_UNASKED_WORK
 
 # More coalitions than these are computed one by one only if slow answers are allowed.
 MAX_UNASKED_COALITIONS = 2000
@@ -130,7 +118,7 @@ def leading_adaptive(
     coalitions = [J for J in _coalitions(plan, query) if owner not in J]
     per_release = information(plan)[:, owner]
     if not _all_seen(plan, public, coalitions):
-        expect_affordable(plan, query.allow_slow, len(coalitions), public, owners=1)
+        view_effort.expect_affordable(plan, query.allow_slow, len(coalitions), public, owners=1)
         return leading_view(plan, exposure, owner, last, coalitions, public), per_release
     mu = np.array([every_round(per_release[: r + 1], period) for r in last]) * sensitivity
     return mu, per_release
@@ -205,10 +193,11 @@ def _coalitions(plan: Plan, query: Query) -> list[Coalition]:
 def _neighbourhood_bound(plan: Plan, exposure: Exposure, query: Query, bound: Bound) -> View | None:
     """Return the bound by neighbourhoods if computing every coalition takes too long; otherwise None."""
     possible = math.comb(plan.agents, query.colluders)
-    few = possible <= MAX_UNASKED_COALITIONS and reader_work(plan, possible) <= MAX_UNASKED_WORK
+    work = view_effort.reader_work(plan, possible)
+    few = possible <= MAX_UNASKED_COALITIONS and work <= view_effort.MAX_UNASKED_WORK
     if few or not plan.std.values.any() or _all_seen(plan, Public.ESTIMATES, [()]):
         return None
-    if query.allow_slow and reader_work(plan, possible) <= MAX_SLOW_WORK:
+    if query.allow_slow and work <= MAX_SLOW_WORK:
         return None
     try:
         flow = RowFlow(plan)
@@ -238,12 +227,13 @@ def _seen_by(
                 return estimate_readers(RowFlow(plan), exposure, coalitions, bound, progress)
             except UnsuitedError:
                 pass
-        expect_affordable(plan, query.allow_slow, len(coalitions), public)
-        longest = None if query.allow_slow else MAX_FOLLOWED_ROUNDS
+        view_effort.expect_affordable(plan, query.allow_slow, len(coalitions), public)
+        longest = None if query.allow_slow else view_effort.MAX_FOLLOWED_ROUNDS
         return view(plan, exposure, coalitions, "all", bound, progress, longest, public)
     if not all_draws_count(plan):
-        noisy = noisy_releases(plan)
-        return _composed(plan, exposure, noisy, coalitions, information_of(plan, noisy, coalitions))
+        noisy = shared_noise.noisy_releases(plan)
+        units = shared_noise.information_of(plan, noisy, coalitions)
+        return _composed(plan, exposure, noisy, coalitions, units)
     # All noise is its owner's own: all observers learn the same.
     per_release = information(plan)
     each = every_round_mu(per_release, exposure.periods())
@@ -279,11 +269,11 @@ def _units(plan: Plan, query: Query) -> tuple[NoisyReleases, list[Coalition] | N
     The values of a coalition's own members are 0. If there are too many coalitions to compute each, they are
     None, and one bound [kinds, 1, agents] covers all of them.
     """
-    noisy = noisy_releases(plan)
-    coalitions = worst_coalitions(plan, noisy, query)
+    noisy = shared_noise.noisy_releases(plan)
+    coalitions = shared_noise.worst_coalitions(plan, noisy, query)
     if coalitions is not None:
-        return noisy, coalitions, information_of(plan, noisy, coalitions)
-    units = connectivity_bound(plan, noisy, query.colluders)
+        return noisy, coalitions, shared_noise.information_of(plan, noisy, coalitions)
+    units = shared_noise.connectivity_bound(plan, noisy, query.colluders)
     if units is None:
         raise NotCovered(
             f"{query.colluders} of {plan.agents} agents can collude in "

@@ -15,9 +15,9 @@ The rest is bounded by an observer that sees all rows which the change enters in
 
 **Guarantees.** As `bands` (`gram_matrix`): near part in `values`, the length of the far part at most `rest`.
 Rounding as in `observer_filter`: the loss is stated for noise whose variance is smaller by
-`VARIANCE_ROUNDING`·V in every row seen, V the variance that entered the row unseen. C - E >= (1 - ρ)C with ρ =
-Σ E/ν, because C is at least the fresh noise. If 1 - ρ is not above 0 (deviations that differ by a factor of millions),
-`UnsuitedError` is raised.
+`VARIANCE_ROUNDING`·V in every row seen, V the variance that entered the row unseen. C - E >= (1 - ρ)C with ρ
+= Σ E/ν, because C is at least the fresh noise. If 1 - ρ is not above 0 (deviations that differ by a factor of
+millions), `UnsuitedError` is raised.
 """
 
 from __future__ import annotations
