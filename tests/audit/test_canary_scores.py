@@ -12,7 +12,7 @@ from topdp.audit import AuditRequest
 from topdp.audit.audit_observer import SEES, Observer
 from topdp.audit.canaries import CANARY_KINDS, signs
 from topdp.audit.canary_run import execute
-from topdp.audit.canary_scores import CanaryScores, information
+from topdp.audit.canary_scores import canary_scores, information
 from topdp.privacy.observers.gram_matrix import grams
 from topdp.simulator import fused_rows
 
@@ -60,14 +60,14 @@ def test_nothing_is_read_that_the_observer_does_not_see():
     start = made.parts.start[canaries.coordinates].double().numpy()
 
     def scored(spoil):
-        scores = CanaryScores(
-            audit.observer, 0, 1 / 160, signs=audit.signs, column=canaries.column, start=start
-        )
+        spoilt = []
         for r, seen in enumerate(rounds):
             rows = seen.rows.copy()
             rows[spoil(r)] = np.nan
-            scores.add(seen._replace(rows=rows))
-        return scores.result()
+            spoilt.append(seen._replace(rows=rows))
+        return canary_scores(
+            audit.observer, 0, 1 / 160, spoilt, signs=audit.signs, column=canaries.column, start=start
+        )
 
     def unseen(r):
         reads = (made.plan.readers[r] == 1).any(axis=1) | (made.plan.owner == 1)

@@ -136,7 +136,7 @@ def test_verdicts_count_cases():
     numbers = FigureNumbers("same", [], {})
     for cases, word in (([True, True], "holds"), ([True, False], "partly"), ([False], "does not hold")):
         claim = Claim("x", lambda numbers, cases=cases: [(case, "y") for case in cases])
-        assert claim.verdict(numbers)[0] == word
+        assert claim.verdict("1", numbers).verdict == word
 
 
 def test_the_csv_of_a_figure_opens_in_a_spreadsheet(out):

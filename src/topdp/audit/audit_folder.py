@@ -8,15 +8,23 @@ roc.png      true positive rate against false positive rate
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from matplotlib.figure import Figure
+from scipy.special import ndtr, ndtri
+
 from topdp.audit.canaries import AuditError
 from topdp.audit.findings import Findings
-from topdp.audit.roc_picture import draw_roc
+from topdp.base.array_types import Bools, Floats
 from topdp.base.files import make_folder, remove_new_folders_on_error, write_atomically
+from topdp.runs.pictures.chart_style import BLUE, GREY, INK, RED, house_style, percent_axis, save
+
+KIND_COLOURS = {"aimed": BLUE, "turning": RED}
 
 
 def expect_new_folder(out: Path) -> None:
@@ -40,3 +48,45 @@ def write_audit(findings: Findings, out: Path, title: str) -> dict[str, Any]:
     details = {**findings.to_json(), "out": str(out)}
     write_atomically(out / "audit.json", json.dumps(details, indent=2) + "\n")
     return details
+
+
+def draw_roc(findings: Findings, path: Path, title: str) -> Path:
+    """Draw the curves of both kinds, and the highest curve that the proved bound allows."""
+    with house_style():
+        figure = Figure(figsize=(5.6, 4.6))
+        axes = figure.subplots()
+        for name, kind in findings.kinds.items():
+            false, true = roc_curve(kind.scores, kind.present)
+            label = f"{len(kind.scores)} {name} canaries: ε ≥ {kind.epsilon:.3g}"
+            axes.step(false, true, where="post", color=KIND_COLOURS[name], lw=1.4, label=label, clip_on=False)
+        rates = np.linspace(0, 1, 501)
+        label = f"proved: ε ≤ {findings.proved:.3g}"
+        axes.plot(rates, proved_curve(rates, findings), color=INK, ls="--", label=label, clip_on=False)
+        axes.plot([0, 1], [0, 1], color=GREY, lw=0.8, ls=":", label="guessing")
+        axes.set(
+            xlabel="false alarms: absent canaries called present",
+            ylabel="present canaries found",
+            title=title,
+        )
+        percent_axis(axes)
+        axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:.3g}%")
+        axes.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
+        axes.legend(loc="lower right")
+        return save(figure, path)
+
+
+def roc_curve(scores: Floats, present: Bools) -> tuple[Floats, Floats]:
+    """Return (false positive rates, true positive rates), from the highest to the lowest threshold."""
+    order = np.argsort(-scores, kind="stable")
+    hit, miss = np.cumsum(present[order]), np.cumsum(~present[order])
+    return np.append(0.0, miss / max(1, miss[-1])), np.append(0.0, hit / max(1, hit[-1]))
+
+
+def proved_curve(rates: Floats, findings: Findings) -> Floats:
+    """Return the largest true positive rate at each false positive rate, by μ or else by (ε, δ)."""
+    mu, delta = findings.mu, findings.delta
+    if mu is not None:
+        return np.asarray(ndtr(ndtri(rates) + mu)) if math.isfinite(mu) else np.ones_like(rates)
+    up = np.exp(min(findings.proved, 700.0))
+    bound = np.minimum(up * rates + delta, 1 - (1 - delta - rates) / up)
+    return np.asarray(np.clip(bound, 0.0, 1.0))

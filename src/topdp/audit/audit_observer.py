@@ -100,11 +100,10 @@ def observer_named(
     if text != "worst":
         return Observer(plan, _members(text, plan.agents, owner), sees)
     kind = VIEW if SEES[sees] is Public.NOTHING else ADAPTIVE
-    worst = account.answers[kind.key].observers
-    if worst is None:
-        losses = kind.observe(plan, account.analysis.exposure(), query)
-        return Observer(plan, losses.observers[losses.sees_most(owner)], sees)
-    return Observer(plan, worst[owner], sees)
+    if (worst := account.answers[kind.key].observers) is not None:
+        return Observer(plan, worst[owner], sees)
+    losses = kind.observe(plan, account.analysis.exposure(), query)
+    return Observer(plan, losses.observers[losses.sees_most(owner)], sees)
 
 
 def seen_by_guarantee(guarantee: str) -> str:

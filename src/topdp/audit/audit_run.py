@@ -13,8 +13,8 @@ with canaries in place of records, so its models are not those of the run.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -22,14 +22,13 @@ import numpy as np
 from topdp.audit import epsilon_bounds
 from topdp.audit.audit_observer import (
     Observer,
-    expect_agent,
     expect_observer,
     observer_named,
     seen_by_guarantee,
 )
 from topdp.audit.canaries import CANARY_KINDS, AuditError, Canaries, canary_count, plant_canaries, signs
 from topdp.audit.canary_run import execute
-from topdp.audit.canary_scores import CanaryScores, ObservedRound, information
+from topdp.audit.canary_scores import ObservedRound, canary_scores, information
 from topdp.audit.findings import Findings, KindFindings
 from topdp.base.array_types import Bools, Floats
 from topdp.base.progress import Progress, silent
@@ -100,8 +99,12 @@ class Audit:
         dimension: int,
         request: AuditRequest,
         progress: Progress = silent,
+        recorded_signs: Floats | None = None,
     ) -> Audit:
-        """Prepare the audit of a plan, or raise AuditError. `dimension`: parameters of the model."""
+        """Prepare the audit of a plan, or raise AuditError. `dimension`: parameters of the model.
+
+        `recorded_signs`: those of a recorded run; the default are the best against this observer.
+        """
         request.expect_possible(plan.agents)
         if reason := supports(plan):
             raise AuditError(
@@ -110,13 +113,20 @@ class Audit:
             )
         query = Query(colluders=account.colluders, allow_slow=privacy.allow_slow, progress=progress)
         if request.delta is not None and request.delta != account.delta:
-            account = _account_at(request.delta, plan, account, query)
-        owner = _owner(request.owner, account, privacy.guarantee)
+            requested = [name for name in ON_REQUEST if account.answer(name).asked]
+            account = compute_account(
+                plan, account.analysis, request.delta, requested, account.guarantee, query=query
+            )
+        owner = request.owner
+        if owner is None:
+            epsilon = account.answer(privacy.guarantee).epsilon
+            epsilon = account.worst_case.epsilon if epsilon is None else epsilon
+            owner = 0 if epsilon is None else int(np.argmax(epsilon))
         exposure = account.analysis.exposure()
         sees = request.sees or seen_by_guarantee(privacy.guarantee)
         observer = observer_named(request.observer, sees, owner, plan, account, query)
         period = min(exposure.batches[owner].period, plan.releases)
-        pushes = signs(observer.aim(owner, period), period)
+        pushes = signs(observer.aim(owner, period), period) if recorded_signs is None else recorded_signs
         worth = information(observer, owner, float(exposure.sensitivity[owner]), pushes)
         if not worth.any():
             raise AuditError(
@@ -156,11 +166,6 @@ class Audit:
             order=order,
         )
 
-    def with_signs(self, signs: Floats) -> Audit:
-        """Return the same audit with the given signs, such as those of a recorded run."""
-        sensitivity = float(self.exposure.sensitivity[self.owner])
-        return replace(self, signs=signs, worth=information(self.observer, self.owner, sensitivity, signs))
-
     def run(
         self, parts: Assembly, seed: int, noise: Draws | None = None, progress: Progress = silent
     ) -> Findings:
@@ -181,18 +186,22 @@ class Audit:
         """Compute the findings from the rounds of a run. `start`: the initial rows at the canaries'
         coordinates, [canaries].
         """
-        accumulator = CanaryScores(
+
+        def reported() -> Iterator[ObservedRound]:
+            for done, observed in enumerate(rounds):
+                yield observed
+                progress("training", done, self.observer.plan.releases - 1, unit="round")
+
+        scores = canary_scores(
             self.observer,
             self.owner,
             float(self.exposure.sensitivity[self.owner]),
+            reported(),
             signs=self.signs,
             column=canaries.column,
             start=start,
         )
-        for done, observed in enumerate(rounds):
-            accumulator.add(observed)
-            progress("training", done, self.observer.plan.releases - 1, unit="round")
-        scores, batches = accumulator.result(), self.exposure.batches[self.owner]
+        batches = self.exposure.batches[self.owner]
         expected = np.sqrt(self.worth)[canaries.column] * (batches.rate if batches.sampled else 1.0)
         kinds = {}
         for k, name in enumerate(CANARY_KINDS):
@@ -277,28 +286,6 @@ def _prepared(
     return PreparedAudit(
         parts.run.config, plan.agents, lambda shown: audit.run(parts, request.seed, progress=shown)
     )
-
-
-def _account_at(delta: float, plan: Plan, account: Account, query: Query) -> Account:
-    """Compute the account at `delta`, with the answers that `account` has."""
-    return compute_account(
-        plan,
-        account.analysis,
-        delta,
-        answers=[name for name in ON_REQUEST if account.answer(name).asked],
-        guarantee=account.guarantee,
-        query=query,
-    )
-
-
-def _owner(requested: int | None, account: Account, guarantee: str) -> int:
-    """Return the requested agent, or by default the one with the largest ε."""
-    if requested is not None:
-        return expect_agent("--owner", requested, len(account.analysis.batches))
-    epsilon = account.answer(guarantee).epsilon
-    if epsilon is None:
-        epsilon = account.worst_case.epsilon
-    return int(np.argmax(epsilon)) if epsilon is not None else 0
 
 
 def _class_worth(worth: Floats) -> Floats:

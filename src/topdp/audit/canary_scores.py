@@ -16,14 +16,15 @@ inputs. The coins are not used.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from topdp.audit.audit_observer import Observer
-from topdp.base.array_types import Floats, Ints
+from topdp.base.array_types import Bools, Floats, Ints
+from topdp.plan import Round
 from topdp.privacy.observers.gram_matrix import SHIFT_ROUNDING
 from topdp.privacy.observers.observer_filter import FilteredRound, filtered_rounds, seen_rows, unknown_draws
 
@@ -79,65 +80,53 @@ def information(observer: Observer, owner: int, sensitivity: float, signs: Float
     return total
 
 
-class CanaryScores:
-    """Accumulates scores round by round: call `add` with each round, then `result`."""
+def canary_scores(
+    observer: Observer,
+    owner: int,
+    sensitivity: float,
+    rounds: Iterable[ObservedRound],
+    *,
+    signs: Floats,
+    column: Ints,
+    start: Floats,
+) -> Floats:
+    """Return the scores [canaries], in units of the standard deviation that follows from the plan.
 
-    def __init__(
-        self,
-        observer: Observer,
-        owner: int,
-        sensitivity: float,
-        *,
-        signs: Floats,
-        column: Ints,
-        start: Floats,
-    ) -> None:
-        """`column` [canaries]: of `signs`; `start` [canaries]: the public start of all rows."""
-        plan, self.column = observer.plan, column
-        self.plan = plan
-        self._visible = seen_rows(plan, observer.coalition, observer.public)
-        self._knows = ~unknown_draws(plan, observer.coalition)
-        self._shifts = shifts(observer, owner, sensitivity, signs)
-        self._before = np.broadcast_to(start, (plan.rows, len(column)))
-        self._sum = np.zeros(len(column))
-        self._variance = np.zeros(signs.shape[1])
-        self._round = 0
-
-    def add(self, observed: ObservedRound) -> None:
-        """Add the next round."""
-        r, shift = self._round, next(self._shifts)
+    `column` [canaries]: of `signs`; `start` [canaries]: the public start of all rows.
+    """
+    plan = observer.plan
+    visible = seen_rows(plan, observer.coalition, observer.public)
+    knows = ~unknown_draws(plan, observer.coalition)
+    before = np.broadcast_to(start, (plan.rows, len(column)))
+    total, variance = np.zeros(len(column)), np.zeros(signs.shape[1])
+    all_shifts = shifts(observer, owner, sensitivity, signs)
+    for r, (shift, observed) in enumerate(zip(all_shifts, rounds, strict=True)):
         sight = shift.sight
-        expected = self._expected(r, sight, observed)
+        expected = _expected(plan[r], sight, observed, before, knows)
         new = observed.rows[sight.rows] - expected
         innovation = sight.inverse @ new[sight.fresh]
-        self._add(shift.fresh, innovation)
         exact = new[sight.null[shift.leaks]] - sight.null_weights[shift.leaks] @ new[sight.fresh]
-        self._add(shift.bare, exact / shift.unit[:, None])
-        self._before = np.full(observed.rows.shape, np.nan)
-        self._before[sight.rows[: sight.kept]] = expected[: sight.kept] + sight.gain.T @ innovation
-        self._before[self._visible[r]] = observed.rows[self._visible[r]]
-        self._round += 1
+        for part, whitened in ((shift.fresh, innovation), (shift.bare, exact / shift.unit[:, None])):
+            variance += (part**2).sum(axis=0)
+            total += (part[:, column] * whitened).sum(axis=0)
+        before = np.full(observed.rows.shape, np.nan)
+        before[sight.rows[: sight.kept]] = expected[: sight.kept] + sight.gain.T @ innovation
+        before[visible[r]] = observed.rows[visible[r]]
+    deviation = np.sqrt(variance)[column]
+    return np.asarray(np.divide(total, deviation, out=np.zeros_like(deviation), where=deviation > 0))
 
-    def result(self) -> Floats:
-        """Return the scores [canaries], in units of the standard deviation that follows from the plan."""
-        if self._round != self.plan.releases:
-            raise AssertionError(f"Expected {self.plan.releases} rounds, got {self._round}.")
-        spread = np.sqrt(self._variance)[self.column]
-        return np.asarray(np.divide(self._sum, spread, out=np.zeros_like(spread), where=spread > 0))
 
-    def _expected(self, round: int, sight: FilteredRound, observed: ObservedRound) -> Floats:
-        """Return the expectation of the rows, given what was seen before, [live, canaries]."""
-        this, rows = self.plan[round], sight.rows
-        expected = sight.step[:, None] * observed.gradients[sight.owner]
-        for source, weight in zip(this.source[rows].T, this.weight[rows].T, strict=True):
-            used = (source >= 0) & (weight != 0)
-            expected[used] += weight[used, None] * self._before[source[used]]
-        # Draws that the observer shares with the agent that made the row.
-        draw, std = this.draw[rows], this.std[rows]
-        for live, entry in np.argwhere((draw >= 0) & (std != 0) & self._knows[draw]):
-            expected[live] += std[live, entry] * observed.draws(int(draw[live, entry]))
-        return np.asarray(expected)
-
-    def _add(self, shift: Floats, whitened: Floats) -> None:
-        self._variance += (shift**2).sum(axis=0)
-        self._sum += (shift[:, self.column] * whitened).sum(axis=0)
+def _expected(
+    this: Round, sight: FilteredRound, observed: ObservedRound, before: Floats, knows: Bools
+) -> Floats:
+    """Return the expectation of the rows, given what was seen `before`, [live, canaries]."""
+    rows = sight.rows
+    expected = sight.step[:, None] * observed.gradients[sight.owner]
+    for source, weight in zip(this.source[rows].T, this.weight[rows].T, strict=True):
+        used = (source >= 0) & (weight != 0)
+        expected[used] += weight[used, None] * before[source[used]]
+    # Draws that the observer shares with the agent that made the row.
+    draw, std = this.draw[rows], this.std[rows]
+    for live, entry in np.argwhere((draw >= 0) & (std != 0) & knows[draw]):
+        expected[live] += std[live, entry] * observed.draws(int(draw[live, entry]))
+    return np.asarray(expected)

@@ -31,18 +31,18 @@ class KindFindings:
     def epsilon(self) -> float:
         return max(self.epsilon_gaussian, self.epsilon_guessing)
 
-    def spread(self) -> tuple[float, float]:
-        """Return the standard deviations of absent and of present canaries' scores; theory says 1 and 1."""
-        return float(self.scores[~self.present].std()), float(self.scores[self.present].std())
-
     def to_json(self) -> dict[str, Any]:
+        """Return the findings; `spread`: the standard deviations of absent and of present canaries' scores,
+        which theory says are 1 and 1.
+        """
+        parts = self.scores[~self.present], self.scores[self.present]
         return {
             "canaries": len(self.scores),
             "there": int(self.present.sum()),
             "mu_expected": _number(self.mu),
             "mu_estimate": _number(self.gaussian.estimate) if self.gaussian else None,
             "mu_lower": _number(self.gaussian.lower) if self.gaussian else None,
-            "spread": [_number(value) for value in self.spread()],
+            "spread": [_number(float(part.std())) for part in parts],
             "epsilon_gaussian": _number(self.epsilon_gaussian) if self.gaussian else None,
             "epsilon_distribution_free": _number(self.epsilon_guessing),
             "guesses": self.guesses,
@@ -70,10 +70,14 @@ class Findings:
         return max(kind.epsilon for kind in self.kinds.values())
 
     @property
+    def bounds(self) -> dict[str, float | str]:
+        """The upper bounds on ε: the proved one, and the account's answers."""
+        return {"proved": self.proved, **self.answers}
+
+    @property
     def exceeds(self) -> list[str]:
         """The names of the upper bounds that `lower` exceeds. It must not exceed `proved`."""
-        bounds = {"proved": self.proved, **self.answers}
-        return [name for name, e in bounds.items() if not isinstance(e, str) and self.lower > e]
+        return [name for name, e in self.bounds.items() if not isinstance(e, str) and self.lower > e]
 
     @property
     def verdict(self) -> str:
@@ -96,8 +100,7 @@ class Findings:
             "epsilon_proved": _number(self.proved),
             "mu_proved": _number(self.mu),
             "epsilon_of_owner": {name: _number(value) for name, value in self.answers.items()},
-            "status": {"proved": _status(self.proved)}
-            | {name: _status(value) for name, value in self.answers.items()},
+            "status": {name: _status(value) for name, value in self.bounds.items()},
             "exceeds": self.exceeds,
             "verdict": self.verdict,
             "kinds": {name: kind.to_json() for name, kind in self.kinds.items()},

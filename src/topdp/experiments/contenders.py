@@ -65,7 +65,6 @@ SECRET_PARTNERS = 16
 CONTENDER_MODELS: dict[str, dict[str, Any]] = {
     "scattering + linear": {"data": {"features": "scattering"}, "model": {"name": "linear"}},
     "mlp": {"model": {"name": "mlp"}},
-    "cnn": {"model": {"name": "cnn"}},
 }
 
 
@@ -86,9 +85,8 @@ def frontier_run(
     """
     tuned: dict[str, Any] = {"gossip": candidate.gossip} if "gossip" in contender.knobs else {}
     if "exponent" in contender.knobs:
-        exponent = candidate.exponent
-        law = {"kind": "power", "exponent": exponent} if exponent else {"kind": "constant"}
-        tuned["noise_schedule"] = law
+        power = {"kind": "power", "exponent": candidate.exponent}
+        tuned["noise_schedule"] = power if candidate.exponent else {"kind": "constant"}
     parts = CONTENDER_MODELS[model]
     tree: dict[str, Any] = {
         "seed": seed,

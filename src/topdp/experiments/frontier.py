@@ -20,7 +20,7 @@ from topdp.experiments import frontier_report
 from topdp.experiments.contenders import contenders, frontier_run
 from topdp.experiments.figure_runner import FigureRuns, OutOfTime
 from topdp.experiments.frontier_report import FrontierRow
-from topdp.experiments.lenses import LENS_GUARANTEES, Scale
+from topdp.experiments.lenses import Scale
 from topdp.experiments.run_store import Say, run_name
 from topdp.experiments.tuning import BestSetting, Candidate, Case, SearchSpace, tune
 from topdp.runs.config import RunConfig
@@ -103,17 +103,13 @@ class _ModelFrontier:
         return tune(self.space, knobs, frozenset({"no-noise"}), self._validation_accuracies)
 
     def execute_finals(self, best: Sequence[BestSetting]) -> None:
-        self._final_accuracies([config for setting in best for config in self._finals(setting)])
+        self._execute([config for setting in best for config in self._finals(setting)])
 
     def rows(self, best: Sequence[BestSetting]) -> list[FrontierRow]:
         """Return a row for each setting whose runs are all finished."""
         done = [setting for setting in best if all(config in self.runs for config in self._finals(setting))]
-        noisy = [
-            config
-            for setting in done
-            if math.isfinite(setting.case.epsilon)
-            for config in self._finals(setting)
-        ]
+        private = [setting for setting in done if math.isfinite(setting.case.epsilon)]
+        noisy = [config for setting in private for config in self._finals(setting)]
         epsilons = dict(zip(map(run_name, noisy), self.runs.noise.epsilon_of_all_others(noisy), strict=True))
         rows = []
         for setting in done:
@@ -121,17 +117,9 @@ class _ModelFrontier:
             epsilon_all_others = max(epsilons.get(run_name(config), math.inf) for config in finals)
             if math.isfinite(epsilon_all_others):
                 epsilon_all_others = math.ceil(100 * epsilon_all_others) / 100
+            accuracies = self._accuracies(finals)
             rows.append(
-                FrontierRow.of(
-                    self.data,
-                    self.model,
-                    finals[0],
-                    epsilon=setting.case.epsilon,
-                    guarantee=LENS_GUARANTEES["honest"],
-                    accuracies=[self.runs[config][-1]["mean"] for config in finals],
-                    epsilon_all_others=epsilon_all_others,
-                    settings_tried=setting.tried,
-                )
+                FrontierRow.of(self.data, self.model, setting, finals[0], accuracies, epsilon_all_others)
             )
         return rows
 
@@ -149,9 +137,12 @@ class _ModelFrontier:
     def _validation_accuracies(self, settings: list[tuple[Case, Candidate]]) -> list[float]:
         config = partial(self._config, validation=VALIDATION_SHARE)
         configs = [config(*setting, seed) for setting in settings for seed in self.space.seeds]
-        return list(np.reshape(self._final_accuracies(configs), (-1, len(self.space.seeds))).mean(axis=1))
+        self._execute(configs)
+        return list(np.reshape(self._accuracies(configs), (-1, len(self.space.seeds))).mean(axis=1))
 
-    def _final_accuracies(self, configs: list[RunConfig]) -> list[float]:
+    def _execute(self, configs: list[RunConfig]) -> None:
         self.used.extend(configs)
         self.runs.execute(configs)
+
+    def _accuracies(self, configs: list[RunConfig]) -> list[float]:
         return [self.runs[config][-1]["mean"] for config in configs]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass, fields
@@ -15,11 +13,11 @@ from matplotlib.figure import Figure as Picture
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
-from topdp.base.files import write_atomically
 from topdp.errors import InputError
-from topdp.experiments.figures.figure_numbers import REDRAW_REMEDY
 from topdp.experiments.figures.figure_picture import PICTURE_SUFFIXES
-from topdp.experiments.lenses import Scale
+from topdp.experiments.lenses import LENS_GUARANTEES, Scale
+from topdp.experiments.run_store import REDRAW_REMEDY, csv_rows, write_csv
+from topdp.experiments.tuning import BestSetting
 from topdp.privacy.answers import ADAPTIVE, VIEW
 from topdp.runs.config import RunConfig
 from topdp.runs.methods import METHODS
@@ -75,13 +73,10 @@ class FrontierRow:
         cls,
         data: str,
         model: str,
+        setting: BestSetting,
         config: RunConfig,
-        *,
-        epsilon: float,
-        guarantee: str,
         accuracies: Sequence[float],
         epsilon_all_others: float,
-        settings_tried: int,
     ) -> FrontierRow:
         """Build a row from the accuracies of all seeds and the configuration of one of them."""
         method, power = config.method, noise_kind(config, METHODS[config.method.name]) == "power"
@@ -93,13 +88,13 @@ class FrontierRow:
             model=model,
             method=method.name,
             colluders=config.privacy.colluders,
-            epsilon=epsilon,
-            guarantee=guarantee,
+            epsilon=setting.case.epsilon,
+            guarantee=LENS_GUARANTEES["honest"],
             accuracy=round(sum(accuracies) / len(accuracies), 5),
             spread=round(max(accuracies) - min(accuracies), 5),
             by_seed=" ".join(f"{value:.5f}" for value in accuracies),
             epsilon_all_others=epsilon_all_others,
-            settings_tried=settings_tried,
+            settings_tried=setting.tried,
             rounds=config.rounds,
             learning_rate=rate,
             clip=config.privacy.clip,
@@ -143,24 +138,13 @@ def command(config: RunConfig) -> str:
 
 
 def write_rows(rows: list[FrontierRow], path: Path) -> None:
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(field.name for field in fields(FrontierRow))
-    table.writerows(map(astuple, rows))
-    write_atomically(path, text.getvalue())
+    write_csv(path, [[field.name for field in fields(FrontierRow)], *map(astuple, rows)])
 
 
 def read_rows(path: Path) -> list[FrontierRow]:
     types = get_type_hints(FrontierRow)
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            rows = [
-                FrontierRow(**{key: types[key](row[key]) for key in types}) for row in csv.DictReader(file)
-            ]
-    except FileNotFoundError:
-        raise InputError(f"Expected a frontier in {path}, but it does not exist.{REDRAW_REMEDY}") from None
-    except (OSError, KeyError, ValueError, TypeError) as error:
-        raise InputError(f"Expected a frontier in {path}: {error!r}.{REDRAW_REMEDY}") from error
+    with csv_rows(path, "a frontier") as table:
+        rows = [FrontierRow(**{key: types[key](row[key]) for key in types}) for row in table]
     keys = [(row.model, row.method, row.colluders, row.epsilon) for row in rows]
     if len(set(keys)) != len(keys) or not rows:
         raise InputError(f"Expected each method once at each budget in {path}.{REDRAW_REMEDY}")

@@ -71,6 +71,9 @@ class Scale:
     def of(self, data: str) -> Scale:
         return replace(self, **self.cifar) if data == "cifar10" else self  # type: ignore[arg-type]
 
+    def test_records_of(self, config: RunConfig) -> int:
+        return self.of("cifar10" if config.model.name == "cnn" else "mnist").test_records
+
 
 FULL_SCALE = Scale(
     name="full", agents=30,

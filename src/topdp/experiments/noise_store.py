@@ -11,7 +11,6 @@ does not follow from a stored σ by exact scaling is refused.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Sequence
 from functools import cache
@@ -19,11 +18,10 @@ from pathlib import Path
 
 import numpy as np
 
-from topdp.base.files import write_atomically
 from topdp.errors import InputError
 from topdp.experiments.lenses import LENS_GUARANTEES
 from topdp.experiments.process_map import map_in_processes
-from topdp.experiments.run_store import Say, read_json, run_name
+from topdp.experiments.run_store import Say, read_json, run_name, write_json
 from topdp.privacy.basics.gaussian import epsilon_of, mu_of
 from topdp.privacy.noise_calibration import calibrate
 from topdp.privacy.observers.worst_case import worst_case
@@ -57,7 +55,7 @@ class NoiseStore:
         for done, (unit, sigma) in enumerate(map_in_processes(_sigma_of, missing, parallel), 1):
             self.unit_sigmas[run_name(unit)] = sigma
             if parallel or done == len(missing):
-                write_atomically(self.file, json.dumps(self.unit_sigmas, indent=1, sort_keys=True) + "\n")
+                write_json(self.file, self.unit_sigmas)
             if parallel:
                 self.say(f"calibrated {done} of {len(missing)} plans")
 

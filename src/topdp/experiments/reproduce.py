@@ -6,10 +6,9 @@ It can be resumed, because runs are stored by name. Pictures and verdicts depend
 
 from __future__ import annotations
 
-import json
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,25 +21,14 @@ from topdp.experiments.figure_runner import FigureRuns
 from topdp.experiments.figures import FIGURES
 from topdp.experiments.figures.figure_numbers import read_numbers, write_numbers
 from topdp.experiments.figures.figure_picture import draw
-from topdp.experiments.figures.paper_figure import PaperFigure
+from topdp.experiments.figures.paper_figure import ClaimVerdict, PaperFigure
 from topdp.experiments.lenses import LENSES, Scale
-from topdp.experiments.run_store import Say, read_json
+from topdp.experiments.run_store import Say, read_json, write_json
 from topdp.runs.config import ConfigError, RunConfig, did_you_mean
 
 FIGURE_NAMES = [*FIGURES, *frontier.FRONTIERS]
 QUICK_OPTION = " --quick"
 QUICK_REMARK = "Small runs: these verdicts are about them, not about the paper."
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClaimVerdict:
-    """The verdict on one claim under one lens."""
-
-    figure: str
-    lens: str
-    claim: str
-    verdict: str
-    measured: str
 
 
 @dataclass(frozen=True)
@@ -76,8 +64,8 @@ def _parse_names(what: str, which: str, choices: list[str]) -> list[str]:
 
 
 def reproduce(
-    names: Iterable[str],
-    lenses: Iterable[str],
+    names: Sequence[str],
+    lenses: Sequence[str],
     scale: Scale,
     device: str,
     out: Path,
@@ -87,13 +75,10 @@ def reproduce(
     """Make the figures in `out`. Start no more runs after `seconds_left`."""
     _expect_own_folder(out, scale)
     until = time.monotonic() + seconds_left
-    runs = FigureRuns(
-        out / "runs", device, test_records=lambda config: _test_records(scale, config), say=say, until=until
-    )
+    runs = FigureRuns(out / "runs", device, test_records=scale.test_records_of, say=say, until=until)
     if runs.device.type == "cuda":
         torch.set_float32_matmul_precision("high")  # tf32 in matrix products triples the speed
     seconds: dict[str, float] = {}
-    names, lenses = list(names), list(lenses)
     used: list[RunConfig] = []
     verdicts: list[ClaimVerdict] = []
     for lens in lenses:  # all figures together, to fill the stacks
@@ -117,10 +102,9 @@ def reproduce(
     return Reproduction(seconds, verdicts)
 
 
-def redraw(names: Iterable[str], lenses: Iterable[str], scale: Scale, out: Path) -> Reproduction:
+def redraw(names: Sequence[str], lenses: Sequence[str], scale: Scale, out: Path) -> Reproduction:
     """Make pictures and verdicts from the CSV files in `out`, without any runs."""
     _expect_own_folder(out, scale)
-    lenses = list(lenses)
     verdicts: list[ClaimVerdict] = []
     for name in names:
         if name in frontier.FRONTIERS:
@@ -157,19 +141,7 @@ def _redraw(figure: PaperFigure, lens: str, scale: Scale, out: Path) -> list[Cla
     stem = out / _stem(figure, lens)
     numbers = read_numbers(lens, figure.panels(scale, lens), stem.with_suffix(".csv"))
     draw(numbers, f"Figure {figure.number}: {figure.title}{scale.remark}", scale.epochs, stem)
-    verdicts = []
-    for claim in figure.claims:
-        if lens in claim.lenses:
-            verdict, measured = claim.verdict(numbers)
-            verdicts.append(
-                ClaimVerdict(
-                    figure=figure.number,
-                    lens=lens,
-                    claim=claim.sentence,
-                    verdict=verdict,
-                    measured=measured,
-                )
-            )
+    verdicts = [claim.verdict(figure.number, numbers) for claim in figure.claims if lens in claim.lenses]
     write_atomically(stem.with_suffix(".md"), _table(figure, lens, verdicts, scale))
     return verdicts
 
@@ -202,14 +174,7 @@ def _write_provenance(
     """Record in made.json how a result was made; return the seconds of its runs."""
     file = out / "made.json"
     notes = read_json(file)
-    notes[stem] = {
-        "command": _command(stem, scale),
-        "seeds": list(scale.seeds),
-        **runs.provenance(configs),
-    }
-    write_atomically(file, json.dumps(notes, indent=1, sort_keys=True) + "\n")
+    note = {"command": _command(stem, scale), "seeds": list(scale.seeds)}
+    notes[stem] = note | runs.provenance(configs)
+    write_json(file, notes)
     return float(notes[stem]["seconds"])
-
-
-def _test_records(scale: Scale, config: RunConfig) -> int:
-    return scale.of("cifar10" if config.model.name == "cnn" else "mnist").test_records

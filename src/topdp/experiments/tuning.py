@@ -10,7 +10,7 @@ that measures accuracies.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, TypeVar
 
@@ -74,10 +74,6 @@ class SearchSpace:
             gossip=self.gossip[0] if "gossip" in knobs else 0,
         )
 
-    def rates(self, case: Case, candidate: Candidate) -> Iterator[Candidate]:
-        for factor in (0.5, 2.0):
-            yield replace(candidate, rate=factor * candidate.rate)
-
     def others(self, candidate: Candidate, knobs: frozenset[Knob]) -> Iterator[Candidate]:
         """Yield the settings that differ in one respect other than the step size."""
         for clip in _but(self.clips, candidate.clip):
@@ -86,12 +82,10 @@ class SearchSpace:
             # With the same step size, and with the same total of all steps.
             yield replace(candidate, rounds=rounds)
             yield replace(candidate, rounds=rounds, rate=candidate.rate * candidate.rounds / rounds)
-        if "exponent" in knobs:
-            for exponent in _but(self.exponents, candidate.exponent):
-                yield replace(candidate, exponent=exponent)
-        if "gossip" in knobs:
-            for gossip in _but(self.gossip, candidate.gossip):
-                yield replace(candidate, gossip=gossip)
+        for exponent in _but(self.exponents, candidate.exponent) if "exponent" in knobs else []:
+            yield replace(candidate, exponent=exponent)
+        for gossip in _but(self.gossip, candidate.gossip) if "gossip" in knobs else []:
+            yield replace(candidate, gossip=gossip)
 
 
 class BestSetting(NamedTuple):
@@ -109,11 +103,11 @@ def tune(space: SearchSpace, knobs: Knobs, no_budget: frozenset[str], measure: M
         return [Case(c, e) for c in knobs for e in ((math.inf,) if c in no_budget else budgets)]
 
     climb = _Climb({case: space.start(case, knobs[case.contender]) for case in cases(space.anchors)}, measure)
-    climb.move(space.rates)
+    climb.move(_other_rates)
     climb.move(lambda case, at: space.others(at, knobs[case.contender]), space.turns)
-    climb.move(space.rates)
+    climb.move(_other_rates)
     climb.best = {case: carried_over(climb.best, case) for case in cases(space.budgets)}
-    climb.move(space.rates, 1)
+    climb.move(_other_rates, 1)
     return [BestSetting(case, best, climb.tried(case.contender)) for case, best in climb.best.items()]
 
 
@@ -137,27 +131,30 @@ class _Climb:
 
     def __init__(self, starts: dict[Case, Candidate], measure: Measure) -> None:
         self.best, self.measure = starts, measure
-        self.accuracies: dict[Case, dict[Candidate, float]] = {}
+        self.accuracies: dict[tuple[Case, Candidate], float] = {}
 
     def tried(self, contender: str) -> int:
         """Return the number of settings measured for a contender, at any budget."""
-        return sum(len(tried) for case, tried in self.accuracies.items() if case.contender == contender)
+        return sum(case.contender == contender for case, _ in self.accuracies)
 
-    def move(self, neighbours: Callable[[Case, Candidate], Iterator[Candidate]], turns: int = 8) -> None:
+    def move(self, neighbours: Callable[[Case, Candidate], Iterable[Candidate]], turns: int = 8) -> None:
         """Move every case to its best neighbour, until none improves, at most `turns` times."""
         for _ in range(turns):
-            around = [(case, p) for case, at in self.best.items() for p in (at, *neighbours(case, at))]
-            new = [(case, p) for case, p in dict.fromkeys(around) if p not in self.accuracies.get(case, {})]
-            for (case, candidate), accuracy in zip(new, self.measure(new), strict=True):
-                self.accuracies.setdefault(case, {})[candidate] = accuracy
             # The current setting comes first, so that it stays in a tie.
+            around = {case: (at, *neighbours(case, at)) for case, at in self.best.items()}
+            settings = dict.fromkeys((case, p) for case, several in around.items() for p in several)
+            new = [setting for setting in settings if setting not in self.accuracies]
+            self.accuracies |= zip(new, self.measure(new), strict=True)
             best = {
-                case: max((at, *neighbours(case, at)), key=self.accuracies[case].__getitem__)
-                for case, at in self.best.items()
+                case: max(several, key=lambda p: self.accuracies[case, p]) for case, several in around.items()
             }
             if best == self.best:
                 return
             self.best = best
+
+
+def _other_rates(case: Case, candidate: Candidate) -> Iterable[Candidate]:
+    return [replace(candidate, rate=factor * candidate.rate) for factor in (0.5, 2.0)]
 
 
 def _but(values: tuple[Value, ...], value: Value) -> list[Value]:

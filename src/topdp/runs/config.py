@@ -299,7 +299,9 @@ def read(path: Path | None = None, preset: str | None = None, changes: list[str]
         except OSError as error:
             raise ConfigError(f"Expected a TOML file, could not read {path}: {error.strerror}.") from error
         except UnicodeDecodeError as error:
-            raise ConfigError(f"Expected UTF-8 in {path}: {error}. Save the file as UTF-8.") from error
+            raise ConfigError(
+                f"Expected TOML in UTF-8 in {path}: {error}. Save the file as UTF-8."
+            ) from error
         origin = str(path)
     else:
         name = "default" if preset is None else preset

@@ -86,14 +86,14 @@ def test_floors_count_what_a_round_must_do():
 
 def test_parts_and_floors_of_a_tiny_round(small):
     parts, rates, whole = floors.measure_parts(TINY, bench_job.BenchData.of(TINY), 2)
-    assert [part.name for part in parts] == ["gradients", "noise", "mixing"]
+    assert [part.part for part in parts] == ["gradients", "noise", "mixing"]
     assert whole > 0 and all(part.seconds > 0 and part.floor > 0 for part in parts)
     assert min(rates.multiplications, rates.bytes, rates.draws) > 0
 
 
 def test_growth_takes_the_smallest_first_and_stops_in_time(small, monkeypatch, tmp_path):
     sizes = {"agents": [(4, TINY), (8, replace(TINY, agents=8))], "degree": [(1, replace(TINY, degree=1))]}
-    monkeypatch.setattr(growth, "series", lambda largest: sizes)
+    monkeypatch.setattr(growth, "series", lambda: sizes)
     said = []
     points, left_out = growth.measure_growth(1.0, said.append)
     assert said == ["4 agents", "1 degree", "8 agents"] and not left_out
@@ -127,7 +127,7 @@ def test_the_command_says_what_it_found_and_what_is_missing(topdp, small, monkey
 
 
 def test_the_command_draws_growth(topdp, small, monkeypatch, tmp_path):
-    monkeypatch.setattr(growth, "series", lambda largest: {"agents": [(4, TINY)], "rounds": [(4, TINY)]})
+    monkeypatch.setattr(growth, "series", lambda: {"agents": [(4, TINY)], "rounds": [(4, TINY)]})
     done = topdp("bench", "--growth", "--out", tmp_path / "g.svg")
     assert done.code == 0 and "too few points" in done.out and (tmp_path / "g.svg").exists()
     found = json.loads(

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 from serving import books, run_in, served, standing, until
 
-from topdp.views.live import connection_limits, disk_watch, live_sources, remote_fetch
+from topdp.views.live import disk_watch, live_server, live_sources, remote_fetch
 from topdp.views.live.disk_watch import AnswerCache, DiskWatch
 from topdp.views.live.federation_page import FederationFeed, FetchError, PublishingPlace, fetch_agents
 from topdp.views.live.list_summaries import summary
@@ -285,7 +285,7 @@ def ended(visitor):
 
 @pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.1\r\nHost: localhost\r\nX: "])
 def test_who_opens_a_connection_and_does_not_ask_loses_it(ill, monkeypatch, said):
-    monkeypatch.setattr(connection_limits, "REQUEST_SECONDS", 0.2)
+    monkeypatch.setattr(live_server, "REQUEST_SECONDS", 0.2)
     with served([ill[0]]) as page, socket.create_connection(("127.0.0.1", page.port), timeout=20) as visitor:
         visitor.sendall(said)
         assert ended(visitor)
@@ -294,7 +294,7 @@ def test_who_opens_a_connection_and_does_not_ask_loses_it(ill, monkeypatch, said
 
 def test_who_answers_nothing_after_a_refusal_loses_it_too(ill, monkeypatch):
     """The rest of a body that nobody waits for is no way to stay."""
-    monkeypatch.setattr(connection_limits, "REQUEST_SECONDS", 0.2)
+    monkeypatch.setattr(live_server, "REQUEST_SECONDS", 0.2)
     head = b"POST /api/runs HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\nx"
     with served([ill[0]]) as page, socket.create_connection(("127.0.0.1", page.port), timeout=20) as visitor:
         visitor.sendall(head)
@@ -303,7 +303,7 @@ def test_who_answers_nothing_after_a_refusal_loses_it_too(ill, monkeypatch):
 
 
 def test_there_is_an_end_to_connections(ill, monkeypatch):
-    monkeypatch.setattr(connection_limits, "MAX_CONNECTIONS", 3)
+    monkeypatch.setattr(live_server, "MAX_CONNECTIONS", 3)
     with served([ill[0]]) as page:
         visitors = [socket.create_connection(("127.0.0.1", page.port), timeout=20) for _ in range(4)]
         assert ended(visitors[-1])  # httpx has one already

@@ -7,8 +7,8 @@ import httpx
 import pytest
 from serving import PATIENCE, books, served, standing, until
 
-from topdp.views.live.event_streams import EventStream
-from topdp.views.live.page_events import MAX_LISTENERS_PER_VISITOR, Events, TooManyListeners
+from topdp.views.live import page_events
+from topdp.views.live.page_events import MAX_LISTENERS_PER_VISITOR, Events, EventStream, TooManyListeners
 
 
 def parsed(text):
@@ -54,8 +54,9 @@ def test_who_names_what_is_not_known_begins_anew(after):
     assert (event.kind, event.name) == ("reset", events.last)
 
 
-def test_who_was_away_too_long_begins_anew():
-    events = Events(stored=3)
+def test_who_was_away_too_long_begins_anew(monkeypatch):
+    monkeypatch.setattr(page_events, "MAX_STORED_EVENTS", 3)
+    events = Events()
     for number in range(5):
         events.publish("run", {"number": number})
     assert [event.kind for event in events.missed(f"{events.start}-1")] == ["reset"]
@@ -83,9 +84,11 @@ def test_two_starts_of_a_server_have_other_names():
     assert Events().start != Events().start
 
 
-def test_one_listener_too_many_is_told_so_and_a_place_becomes_free():
+def test_one_listener_too_many_is_told_so_and_a_place_becomes_free(monkeypatch):
+    monkeypatch.setattr(page_events, "MAX_LISTENERS", 1)
+
     async def trying():
-        events = Events(listeners=1)
+        events = Events()
         first = events.listen()
         await anext(first)
         with pytest.raises(TooManyListeners, match="at most 1"):
@@ -96,9 +99,11 @@ def test_one_listener_too_many_is_told_so_and_a_place_becomes_free():
     asyncio.run(trying())
 
 
-def test_who_does_not_read_is_left_behind():
+def test_who_does_not_read_is_left_behind(monkeypatch):
+    monkeypatch.setattr(page_events, "MAX_UNREAD_EVENTS", 3)
+
     async def trying():
-        events = Events(unread=3)
+        events = Events()
         slow = events.listen()
         await anext(slow)
         for number in range(9):
@@ -111,7 +116,7 @@ def test_who_does_not_read_is_left_behind():
 
 
 def test_a_connection_that_takes_nothing_is_given_up(monkeypatch):
-    monkeypatch.setattr("topdp.views.live.event_streams.SEND_SECONDS", 0.05)
+    monkeypatch.setattr("topdp.views.live.page_events.SEND_SECONDS", 0.05)
 
     async def trying():
         events = Events()
@@ -122,7 +127,7 @@ def test_a_connection_that_takes_nothing_is_given_up(monkeypatch):
                 await asyncio.Event().wait()
 
         async with asyncio.timeout(PATIENCE):
-            await stream({}, asyncio.Event().wait, stuck)
+            await stream({"type": "http"}, asyncio.Event().wait, stuck)
         assert events.listeners == 0
 
     asyncio.run(trying())

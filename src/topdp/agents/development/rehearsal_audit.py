@@ -21,6 +21,7 @@ from topdp.audit.rehearsal_record import (
     RehearsalCanaries,
     recorded_rounds,
 )
+from topdp.base.array_types import Floats
 from topdp.base.progress import Progress, silent
 from topdp.learning.models import FlatModel
 from topdp.runs.planning import accounted
@@ -58,8 +59,8 @@ def of_recordings(folder: Path, request: AuditRequest, progress: Progress = sile
     if missing:
         raise AuditError(f"Expected the recordings of every agent, got none in {missing[0]}.")
     request = replace(request, owner=planted.canaries.owner, canaries=len(planted.canaries), seed=0)
-    dimension = int(planted.canaries.coordinates.max()) + 1
-    audit = _audit(setup, max(dimension, len(planted.canaries)), request, progress).with_signs(planted.signs)
+    dimension = max(int(planted.canaries.coordinates.max()) + 1, len(planted.canaries))
+    audit = _audit(setup, dimension, request, progress, planted.signs)
 
     def execute(shown: Progress) -> Findings:
         rounds = recorded_rounds(recordings, audit.observer, planted.canaries)
@@ -68,8 +69,14 @@ def of_recordings(folder: Path, request: AuditRequest, progress: Progress = sile
     return PreparedAudit(setup.manifest.config, setup.plan.agents, execute)
 
 
-def _audit(setup: RunSetup, dimension: int, request: AuditRequest, progress: Progress) -> Audit:
+def _audit(
+    setup: RunSetup,
+    dimension: int,
+    request: AuditRequest,
+    progress: Progress,
+    recorded_signs: Floats | None = None,
+) -> Audit:
     config = setup.manifest.config
     request.expect_possible(setup.plan.agents)
     account = accounted(setup.run, setup.plan, None, progress)
-    return Audit.of(setup.plan, account, config.privacy, dimension, request, progress)
+    return Audit.of(setup.plan, account, config.privacy, dimension, request, progress, recorded_signs)

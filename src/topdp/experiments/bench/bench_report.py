@@ -48,7 +48,7 @@ def bench_json(
         "seconds": turns.to_json(),
         "ratio": {name: turns.ratio(name, TOPDP) for name in turns.seconds if name != TOPDP},
         "difference": difference,
-        "parts": [part.to_json() for part in parts],
+        "parts": [asdict(part) for part in parts],
         "rates": asdict(rates),
         "round": {"seconds": whole, "floor": floor, "times_floor": whole / floor},
     }
@@ -93,7 +93,7 @@ def growth_json(points: Sequence[GrowthPoint], left_out: Sequence[str]) -> dict[
     return {
         "machine": machine(),
         "points": [asdict(point) for point in points],
-        "exponents": exponents(list(points)),
+        "exponents": exponents(points),
         "left_out": list(left_out),
     }
 

@@ -11,15 +11,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from topdp.base.progress import Progress, silent
-from topdp.experiments.bench.bench_job import BenchData, BenchJob, bench_engine, bench_plan
+from topdp.experiments.bench.bench_job import BenchData, BenchJob, bench_plan, topdp_round
 from topdp.experiments.bench.turn_timing import Turns, take_turns
+from topdp.learning.gradients import ClippedGradients
 from topdp.simulator import normal_draws
 from topdp.simulator.row_mixing import CpuMixer, RowWork
 from topdp.simulator.simulated_noise import SimulatedDraws
@@ -36,13 +36,10 @@ COPY_NUMBERS = 1 << 25
 class RoundPart:
     """The seconds of one part of a round, and its floor in seconds."""
 
-    name: str
+    part: str
     seconds: float
     floor: float
     because: str
-
-    def to_json(self) -> dict[str, Any]:
-        return {"part": self.name, "seconds": self.seconds, "floor": self.floor, "because": self.because}
 
 
 @dataclass(frozen=True)
@@ -76,18 +73,10 @@ def measure_parts(
     job: BenchJob, data: BenchData, turns: int, progress: Progress = silent
 ) -> tuple[list[RoundPart], Rates, float]:
     """Return the parts of a round, the rates behind their floors, and the seconds of a whole round."""
-    engine = bench_engine(job, data, job.noise_multiplier)
-    state = engine.resume(0, data.rows.clone())
+    clipped = ClippedGradients(job.network(), job.clip)
     sums, out = torch.zeros_like(data.rows), torch.empty_like(data.rows)
     z, noise = np.zeros(job.parameters, np.float32), SimulatedDraws(0, job.agents, job.rounds + 1)
     mixing = CpuMixer(bench_plan(job, data, 0.0), noise)
-
-    def whole() -> None:
-        nonlocal state
-        state = engine.advance(state._replace(releases=state.releases % job.rounds))
-
-    def gradients() -> None:
-        engine.gradients.clipped_sum(data.rows, data.inputs, data.targets, out=sums, fresh=True)
 
     def draws() -> None:
         for seed in noise.seeds(1, np.arange(job.agents)):
@@ -95,8 +84,10 @@ def measure_parts(
 
     times = take_turns(
         {
-            "round": whole,
-            "gradients": gradients,
+            "round": topdp_round(job, data, job.noise_multiplier),
+            "gradients": lambda: clipped.clipped_sum(
+                data.rows, data.inputs, data.targets, out=sums, fresh=True
+            ),
             "noise": draws,
             "mixing": lambda: mixing(RowWork(round=1, before=data.rows, gradient=sums, out=out)),
             **_floor_tasks(),
@@ -106,21 +97,16 @@ def measure_parts(
     )
     rates = _rates(times)
     gradient_bytes, mixing_bytes = traffic(job)
-    parts = [
-        RoundPart(
-            "gradients",
-            times.best("gradients"),
-            multiplications(job) / rates.multiplications + gradient_bytes / rates.bytes,
-            f"{2 * multiplications(job) / 1e9:.2f} GFLOP, {gradient_bytes / 1e6:.0f} MB",
+    products, numbers = multiplications(job), job.agents * job.parameters
+    floors = {
+        "gradients": (
+            products / rates.multiplications + gradient_bytes / rates.bytes,
+            f"{2 * products / 1e9:.2f} GFLOP, {gradient_bytes / 1e6:.0f} MB",
         ),
-        RoundPart(
-            "noise",
-            times.best("noise"),
-            job.agents * job.parameters / rates.draws,
-            f"{job.agents * job.parameters / 1e6:.2f} M draws",
-        ),
-        RoundPart("mixing", times.best("mixing"), mixing_bytes / rates.bytes, f"{mixing_bytes / 1e6:.0f} MB"),
-    ]
+        "noise": (numbers / rates.draws, f"{numbers / 1e6:.2f} M draws"),
+        "mixing": (mixing_bytes / rates.bytes, f"{mixing_bytes / 1e6:.0f} MB"),
+    }
+    parts = [RoundPart(name, times.best(name), *floor) for name, floor in floors.items()]
     return parts, rates, times.best("round")
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import gc
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, zip_longest
 from pathlib import Path
 from time import perf_counter
 
@@ -39,50 +40,33 @@ class GrowthPoint:
     agents_per_second: float
 
 
-def series(largest: float = 1.0) -> dict[str, list[tuple[int, BenchJob]]]:
-    """Return the jobs of each series with the value that grows, from small to large.
-
-    `largest` < 1 omits jobs whose value is above that share of the largest one.
-    """
-    few = BenchJob(agents=4, batch=16)
-    widths = [w for w in (12, 126, 1258, 12578) if w <= 12578 * largest]
+def series() -> dict[str, list[tuple[int, BenchJob]]]:
+    """Return the jobs of each series with the value that grows, from small to large."""
+    wide = [BenchJob(agents=4, batch=16, degree=2, hidden=width) for width in (12, 126, 1258, 12578)]
+    crowds = (10, 30, 100, 300, 1000, 3000, 10_000)
     return {
-        "agents": [
-            (n, replace(SMALL_JOB, agents=n, degree=min(4, n - 1)))
-            for n in (10, 30, 100, 300, 1000, 3000, 10_000)
-            if n <= 10_000 * largest
-        ],
-        "parameters": [
-            (job.parameters, job) for job in (replace(few, hidden=width, degree=2) for width in widths)
-        ],
-        "degree": [(k, replace(SMALL_JOB, degree=k)) for k in (1, 2, 4, 8, 16, 32, 64) if k <= 64 * largest],
-        "rounds": [
-            (t, replace(SMALL_JOB, rounds=t)) for t in (10, 100, 1000, 10_000, 100_000) if t <= 1e5 * largest
-        ],
+        "agents": [(n, replace(SMALL_JOB, agents=n, degree=4)) for n in crowds],
+        "parameters": [(job.parameters, job) for job in wide],
+        "degree": [(k, replace(SMALL_JOB, degree=k)) for k in (1, 2, 4, 8, 16, 32, 64)],
+        "rounds": [(t, replace(SMALL_JOB, rounds=t)) for t in (10, 100, 1000, 10_000, 100_000)],
     }
 
 
-def measure_growth(
-    minutes: float, progress: Progress = silent, largest: float = 1.0
-) -> tuple[list[GrowthPoint], list[str]]:
-    """Return the points of all series, and the jobs left out for lack of time."""
+def measure_growth(minutes: float, progress: Progress = silent) -> tuple[list[GrowthPoint], list[str]]:
+    """Return the points of all series, and the jobs left out for lack of time.
+
+    The smallest jobs of all series come first, so that a short time gives points of each.
+    """
     _measure("warm-up", 2, replace(SMALL_JOB, agents=2))  # loads and compiles what all jobs use
     started, points, left_out = perf_counter(), [], []
-    for name, value, job in _smallest_first(series(largest)):
+    named = [[(name, value, job) for value, job in jobs] for name, jobs in series().items()]
+    for name, value, job in filter(None, chain.from_iterable(zip_longest(*named))):
         if perf_counter() - started > 60 * minutes:
             left_out.append(f"{value:,} {name}")
             continue
         progress(f"{value:,} {name}")
         points.append(_measure(name, value, job))
     return points, left_out
-
-
-def _smallest_first(all_series: dict[str, list[tuple[int, BenchJob]]]) -> Iterator[tuple[str, int, BenchJob]]:
-    """Yield the smallest jobs of all series first, so that a short time gives points of each."""
-    for rank in range(max(map(len, all_series.values()))):
-        for name, jobs in all_series.items():
-            if rank < len(jobs):
-                yield name, *jobs[rank]
 
 
 def _measure(name: str, value: int, job: BenchJob) -> GrowthPoint:
@@ -118,7 +102,7 @@ def _status_megabytes(name: str) -> float:
     return 1024e-6 * int(line.split()[1])
 
 
-def exponents(points: list[GrowthPoint]) -> dict[str, float]:
+def exponents(points: Sequence[GrowthPoint]) -> dict[str, float]:
     """Return for each series the k with which time grows as value^k over the upper half of its points."""
     powers = {}
     for name in dict.fromkeys(point.series for point in points):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from topdp.experiments.figures.claim_checks import in_each_panel
 from topdp.experiments.figures.paper_figure import Cases, Claim, FigureNumbers, Panel, PaperFigure, percent
 from topdp.experiments.lenses import PROPOSED, Scale, method_lines
 
@@ -19,12 +20,10 @@ def panels(scale: Scale, lens: str) -> list[Panel]:
     ]
 
 
-def limited_impact(numbers: FigureNumbers) -> Cases:
-    cases = []
-    for panel in numbers.panels:
-        ends = [numbers.final(panel, PROPOSED, at).mean() for at in range(len(panel.x or ()))]
-        cases.append((max(ends) - min(ends) <= 0.03, f"{panel.title}: " + " ".join(map(percent, ends))))
-    return cases
+@in_each_panel
+def limited_impact(numbers: FigureNumbers, panel: Panel) -> tuple[bool, str]:
+    ends = [numbers.final(panel, PROPOSED, at).mean() for at in range(len(panel.x or ()))]
+    return max(ends) - min(ends) <= 0.03, f"{panel.title}: " + " ".join(map(percent, ends))
 
 
 def longer_is_a_little_worse(numbers: FigureNumbers) -> Cases:

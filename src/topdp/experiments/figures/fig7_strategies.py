@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from topdp.experiments.figures.paper_figure import Cases, Claim, FigureNumbers, Panel, PaperFigure, percent
+from topdp.experiments.figures.claim_checks import in_each_panel
+from topdp.experiments.figures.paper_figure import Claim, FigureNumbers, Panel, PaperFigure, percent
 from topdp.experiments.lenses import MODES, Scale, method_lines, methods_by_label
 
 
@@ -20,23 +21,19 @@ def panels(scale: Scale, lens: str) -> list[Panel]:
     ]
 
 
-def alike_at_first(numbers: FigureNumbers) -> Cases:
-    cases = []
-    for panel in numbers.panels:
-        done, with_decay = numbers.curve(panel, "top-dp")
-        _, without = numbers.curve(panel, "top")
-        early = done <= 1 / 3
-        largest = float(np.abs(with_decay.mean(0) - without.mean(0))[early].max())
-        cases.append((largest <= 0.02, f"{panel.title}: at most {100 * largest:.1f} points apart"))
-    return cases
+@in_each_panel
+def alike_at_first(numbers: FigureNumbers, panel: Panel) -> tuple[bool, str]:
+    done, with_decay = numbers.curve(panel, "top-dp")
+    _, without = numbers.curve(panel, "top")
+    early = done <= 1 / 3
+    largest = float(np.abs(with_decay.mean(0) - without.mean(0))[early].max())
+    return largest <= 0.02, f"{panel.title}: at most {100 * largest:.1f} points apart"
 
 
-def a_little_better_later(numbers: FigureNumbers) -> Cases:
-    cases = []
-    for panel in numbers.panels:
-        a, b = (numbers.final(panel, label).mean() for label in ("top-dp", "top"))
-        cases.append((bool(a >= b), f"{panel.title}: {percent(a)} with, {percent(b)} without"))
-    return cases
+@in_each_panel
+def a_little_better_later(numbers: FigureNumbers, panel: Panel) -> tuple[bool, str]:
+    a, b = (numbers.final(panel, label).mean() for label in ("top-dp", "top"))
+    return bool(a >= b), f"{panel.title}: {percent(a)} with, {percent(b)} without"
 
 
 STRATEGIES_FIGURE = PaperFigure(

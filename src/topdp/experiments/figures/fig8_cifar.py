@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from topdp.experiments.figures.claim_checks import above_every_baseline
+from topdp.experiments.figures.claim_checks import above_every_baseline, in_each_panel
 from topdp.experiments.figures.paper_figure import Cases, Claim, FigureNumbers, Panel, PaperFigure, percent
 from topdp.experiments.lenses import MODES, PROPOSED, Scale, method_lines
 
@@ -11,14 +11,10 @@ def panels(scale: Scale, lens: str) -> list[Panel]:
     return [Panel(mode, method_lines(scale, lens, {"mode": mode, "data": "cifar10"})) for mode in MODES]
 
 
-def near_no_noise(numbers: FigureNumbers) -> Cases:
-    cases = []
-    for panel in numbers.panels:
-        own, ceiling = (numbers.final(panel, label).mean() for label in (PROPOSED, "no-noise"))
-        cases.append(
-            (ceiling - own <= 0.05, f"{panel.title}: {percent(own)} against {percent(ceiling)} without noise")
-        )
-    return cases
+@in_each_panel
+def near_no_noise(numbers: FigureNumbers, panel: Panel) -> tuple[bool, str]:
+    own, ceiling = (numbers.final(panel, label).mean() for label in (PROPOSED, "no-noise"))
+    return ceiling - own <= 0.05, f"{panel.title}: {percent(own)} against {percent(ceiling)} without noise"
 
 
 def baselines_do_not_converge(numbers: FigureNumbers) -> Cases:

@@ -64,6 +64,17 @@ class FigureNumbers:
         return [self.curves[panel.title, label, x, config.seed] for config in panel.lines[label][at]]
 
 
+@dataclass(frozen=True, kw_only=True)
+class ClaimVerdict:
+    """The verdict on one claim under one lens."""
+
+    figure: str
+    lens: str
+    claim: str
+    verdict: str  # "holds", "partly" or "does not hold"
+    measured: str
+
+
 Cases = list[tuple[bool, str]]
 """The cases of a claim: (whether it held, the measured values as text)."""
 
@@ -78,13 +89,15 @@ class Claim:
     check: Check
     lenses: tuple[str, ...] = tuple(LENSES)
 
-    def verdict(self, numbers: FigureNumbers) -> tuple[str, str]:
-        """Return ("holds", "partly" or "does not hold"; the measured values as text)."""
+    def verdict(self, figure: str, numbers: FigureNumbers) -> ClaimVerdict:
         cases = self.check(numbers)
         passed = sum(case for case, _ in cases)
         word = "holds" if passed == len(cases) else "partly" if passed else "does not hold"
         count = "" if passed in (0, len(cases)) else f"in {passed} of {len(cases)} cases; "
-        return word, count + "; ".join(text for _, text in cases)
+        measured = count + "; ".join(text for _, text in cases)
+        return ClaimVerdict(
+            figure=figure, lens=numbers.lens, claim=self.sentence, verdict=word, measured=measured
+        )
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The application of the live page: pages, their numbers, and events. `page_guard` checks access.
+"""The application of the live page: pages, their numbers, and events. `page_access` checks access.
 
     /                     all runs and agents             /api/runs
     /runs/ID              one run                         /api/runs/ID/facts
@@ -14,12 +14,10 @@ outside the named folders: they contain the id of a source found there.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
-import mimetypes
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from importlib.resources import files
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,24 +26,34 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
 
 from topdp.errors import TopdpError
 from topdp.runs.run_folder import RunFolder
 from topdp.views.live.agent_page import agent_view, published
 from topdp.views.live.disk_watch import AnswerCache, DiskWatch
-from topdp.views.live.event_streams import EventStream
 from topdp.views.live.federation_page import FederationFeed
-from topdp.views.live.live_sources import LiveSource, expect_plain
-from topdp.views.live.page_access import PUBLISHED_PATH, Access, Refusal
-from topdp.views.live.page_events import Events, TooManyListeners
-from topdp.views.live.page_guard import PageGuard, refusal_response
+from topdp.views.live.live_sources import LiveSource, SourceKind, expect_plain
+from topdp.views.live.page_access import (
+    PUBLISHED_PATH,
+    STATIC_PATH,
+    Access,
+    PageGuard,
+    Refusal,
+    refusal_response,
+)
+from topdp.views.live.page_events import Events, EventStream, TooManyListeners
 from topdp.views.live.page_templates import page
 from topdp.views.live.planner_page import planner_routes
 from topdp.views.pages.run_facts import run_facts
 
 MAX_COMPARED_RUNS = 12
 PROBLEM = "problem"
+STATIC_FOLDERS: list[str | tuple[str, str]] = [
+    ("topdp.views.pages", "static"),
+    ("topdp.views.live", "static"),
+]
 
 
 class Dash:
@@ -55,9 +63,7 @@ class Dash:
         self.watch = DiskWatch(paths)
         self.events = Events()
         self.federation = federation or FederationFeed([])
-        self.runs = AnswerCache(lambda source: _facts(source, lambda: run_facts(RunFolder.open(source.path))))
-        self.agents = AnswerCache(lambda source: _facts(source, lambda: agent_view(source.path)))
-        self.static = _static_files()
+        self.answers = AnswerCache(_facts)
 
     @asynccontextmanager
     async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
@@ -78,9 +84,9 @@ class Dash:
     async def home(self, request: Request) -> Response:
         return self._page("home.html", "home")
 
-    async def run(self, request: Request) -> Response:
-        source = self._source(request, "run")
-        return self._page("run.html", "run", id=source.id, name=source.name)
+    async def one(self, kind: SourceKind, request: Request) -> Response:
+        source = self._source(request, kind)
+        return self._page(f"{kind}.html", kind, id=source.id, name=source.name)
 
     async def compare(self, request: Request) -> Response:
         ids = dict.fromkeys(request.query_params.getlist("run"))
@@ -91,10 +97,6 @@ class Dash:
             )
         return self._page("compare.html", "compare", ids=[run.id for run in runs], runs=runs)
 
-    async def agent(self, request: Request) -> Response:
-        source = self._source(request, "agent")
-        return self._page("agent.html", "agent", id=source.id, name=source.name)
-
     async def federated(self, request: Request) -> Response:
         return self._page("federation.html", "federation")
 
@@ -104,23 +106,13 @@ class Dash:
     # Numbers
 
     async def listed(self, request: Request) -> Response:
+        sources, places = self.watch.summaries(), len(self.federation.places)
         return JSONResponse(
-            {
-                "sources": self.watch.summaries(),
-                "cut": self.watch.cut,
-                "places": len(self.federation.places),
-                "event": self.events.last,
-            }
+            {"sources": sources, "cut": self.watch.cut, "places": places, "event": self.events.last}
         )
 
-    async def run_facts(self, request: Request) -> Response:
-        return await self._answer(self.runs, self._source(request, "run"))
-
-    async def agent_facts(self, request: Request) -> Response:
-        return await self._answer(self.agents, self._source(request, "agent"))
-
-    async def _answer(self, answers: AnswerCache, source: LiveSource) -> Response:
-        body = await run_in_threadpool(answers.get, source)
+    async def facts(self, kind: SourceKind, request: Request) -> Response:
+        body = await run_in_threadpool(self.answers.get, self._source(request, kind))
         return Response(body, media_type="application/json")
 
     async def published(self, request: Request) -> Response:
@@ -131,10 +123,10 @@ class Dash:
         return JSONResponse(self.federation.view(own))
 
     def _own(self) -> list[dict[str, Any]]:
-        views = [json.loads(self.agents.get(source)) for source in self.watch.sources("agent")]
+        views = [json.loads(self.answers.get(source)) for source in self.watch.sources("agent")]
         return [published(view) for view in views if PROBLEM not in view]  # problems are on the own page
 
-    # Events and files
+    # Events
 
     async def changes(self, request: Request) -> Any:
         after = request.headers.get("last-event-id") or request.query_params.get("after") or None
@@ -146,16 +138,7 @@ class Dash:
             code = 429 if error.by_visitor else 503
             return JSONResponse({PROBLEM: str(error)}, code, {"retry-after": "10"})
 
-    async def file(self, request: Request) -> Response:
-        name = request.path_params["name"]
-        if name not in self.static:
-            raise HTTPException(404)
-        body, kind, tag = self.static[name]
-        if request.headers.get("if-none-match") == tag:
-            return Response(status_code=304, headers={"etag": tag})
-        return Response(body, media_type=kind, headers={"etag": tag})
-
-    def _source(self, request: Request, kind: str) -> LiveSource:
+    def _source(self, request: Request, kind: SourceKind) -> LiveSource:
         source = self.watch.source(request.path_params["id"], kind)
         if source is None:
             raise HTTPException(404)
@@ -164,17 +147,17 @@ class Dash:
     def routes(self) -> list[BaseRoute]:
         return [
             Route("/", self.home),
-            Route("/runs/{id}", self.run),
+            Route("/runs/{id}", partial(self.one, "run")),
             Route("/compare", self.compare),
-            Route("/agents/{id}", self.agent),
+            Route("/agents/{id}", partial(self.one, "agent")),
             Route("/federation", self.federated),
             Route("/api/runs", self.listed),
-            Route("/api/runs/{id}/facts", self.run_facts),
-            Route("/api/agents/{id}", self.agent_facts),
+            Route("/api/runs/{id}/facts", partial(self.facts, "run")),
+            Route("/api/agents/{id}", partial(self.facts, "agent")),
             Route("/api/federation", self.federation_view),
             Route(PUBLISHED_PATH, self.published),
             Route("/api/events", self.changes),
-            Route("/static/{name}", self.file),
+            Mount(STATIC_PATH, StaticFiles(packages=STATIC_FOLDERS)),
             *planner_routes,
         ]
 
@@ -186,10 +169,10 @@ def application(dash: Dash, access: Access, secure: bool = False) -> PageGuard:
     return PageGuard(app, access, secure)
 
 
-def _facts(source: LiveSource, read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def _facts(source: LiveSource) -> dict[str, Any]:
     try:
         expect_plain(source)
-        return read()
+        return run_facts(RunFolder.open(source.path)) if source.kind == "run" else agent_view(source.path)
     except TopdpError as error:
         return {PROBLEM: source.without_path(str(error)), "name": source.name}
 
@@ -199,15 +182,3 @@ async def _error_response(request: Request, error: HTTPException) -> Response:
     if error.status_code == 404 and "Expected" not in words:
         words = "There is nothing by this name. It may have been removed; the list has all runs and agents."
     return refusal_response(Refusal(error.status_code, "Not found", words), request.url.path)
-
-
-def _static_files() -> dict[str, tuple[bytes, str, str]]:
-    """Return name -> (bytes, type, tag) for the shared static files and those of the live page."""
-    contents = {}
-    for package in ("topdp.views.pages", "topdp.views.live"):
-        for file in files(package).joinpath("static").iterdir():
-            if file.name.endswith((".js", ".css", ".svg", ".txt")):
-                kind = mimetypes.guess_type(file.name)[0] or "text/plain"
-                body = file.read_bytes()
-                contents[file.name] = (body, kind, f'"{hashlib.sha256(body).hexdigest()[:32]}"')
-    return contents

@@ -96,13 +96,13 @@ def find_sources(paths: Iterable[Path], limit: int = MAX_SOURCES) -> SourceListi
     sources: dict[Path, LiveSource] = {}
     scanned = 0
     for top in paths:
-        for path, depth in _walk(top):
+        for path in _walk(top):
             scanned += 1
             if scanned > MAX_SCANNED_FOLDERS:
                 return replace(_newest(list(sources.values()), limit), cut=True)
             kind = _kind(path)
             if kind is not None and path not in sources:
-                name = path.relative_to(top).as_posix() if depth else path.name
+                name = path.name if path == top else path.relative_to(top).as_posix()
                 sources[path] = LiveSource(kind, path, in_utf8(name))
     return _newest(list(sources.values()), limit)
 
@@ -166,16 +166,10 @@ def _kind(path: Path) -> SourceKind | None:
     return "run" if (path / RUN_INFO_FILE).is_file() else None
 
 
-def _walk(top: Path, depth: int = 0) -> Iterator[tuple[Path, int]]:
+def _walk(top: Path) -> Iterator[Path]:
     """Yield every folder from `top` down except hidden ones. Unreadable folders count as empty."""
-    yield top, depth
-    if depth >= MAX_DEPTH:
-        return
-    try:
-        with os.scandir(top) as entries:
-            names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
-    except OSError:
-        return
-    for name in sorted(names):
-        if not name.startswith("."):
-            yield from _walk(top / name, depth + 1)
+    for folder, names, _ in os.walk(top):
+        path = Path(folder)
+        yield path
+        deep = len(path.relative_to(top).parts) >= MAX_DEPTH
+        names[:] = [] if deep else sorted(name for name in names if not name.startswith("."))

@@ -1,4 +1,4 @@
-"""Access to the live page: tokens, accepted host names, and the headers of every response.
+"""Access to the live page: tokens, accepted host names, and middleware that adds headers to every response.
 
 A client with the token sees everything. A client with the token for publishing sees only what is published.
 
@@ -15,13 +15,18 @@ import hmac
 import ipaddress
 import os
 import secrets
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
+
+from starlette.requests import HTTPConnection
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from topdp.base.files import FileError, write_atomically
 from topdp.errors import InputError
+from topdp.views.live.page_templates import page
 
 MIN_TOKEN_CHARACTERS = 16
 PUBLISHED_PATH = "/api/published"
@@ -83,10 +88,9 @@ class Access:
         """
         return hmac.new((self.token or "").encode(), b"topdp dash cookie", hashlib.sha256).hexdigest()
 
-    def refusal(
-        self, method: str, path: str, headers: Mapping[str, str], cookies: Mapping[str, str]
-    ) -> Refusal | None:
-        """Return why the request is refused, or None. Names of headers are in lower case."""
+    def refusal(self, request: HTTPConnection) -> Refusal | None:
+        """Return why the request is refused, or None."""
+        method, path, headers = request.scope["method"], request.scope["path"], request.headers
         if self.token is None and not is_loopback(_host(headers.get("host", ""))):
             return UNKNOWN_HOST
         # Same-site may be another port of this machine: another program, perhaps of another user.
@@ -99,17 +103,73 @@ class Access:
             return READ_ONLY
         if path.startswith(STATIC_PATH) or self.token is None:
             return None
-        return None if self._is_authorised(path, headers, cookies) else NO_TOKEN
+        return None if self._is_authorised(request) else NO_TOKEN
 
     def is_token(self, text: str) -> bool:
         return self.token is not None and _same(text, self.token)
 
-    def _is_authorised(self, path: str, headers: Mapping[str, str], cookies: Mapping[str, str]) -> bool:
-        kind, _, token = headers.get("authorization", "").partition(" ")
+    def _is_authorised(self, request: HTTPConnection) -> bool:
+        kind, _, token = request.headers.get("authorization", "").partition(" ")
         if kind.lower() == "bearer":
-            reads_published = self.published is not None and path == PUBLISHED_PATH
+            reads_published = self.published is not None and request.scope["path"] == PUBLISHED_PATH
             return self.is_token(token) or (reads_published and _same(token, self.published or ""))
-        return _same(cookies.get(self.cookie_name, ""), self.cookie)
+        return _same(request.cookies.get(self.cookie_name, ""), self.cookie)
+
+
+class PageGuard:
+    """An application around another one. `secure`: whether it is served over https."""
+
+    def __init__(self, app: ASGIApp, access: Access, secure: bool = False) -> None:
+        self.app, self.access, self.secure = app, access, secure
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": _headers(message["headers"], scope["path"])}
+            await send(message)
+
+        response = self._own_response(HTTPConnection(scope))
+        await (self.app if response is None else response)(scope, receive, with_headers)
+
+    def _own_response(self, request: HTTPConnection) -> Response | None:
+        """Return the guard's own response, or None to pass the request on."""
+        if request.scope["method"] == "GET" and self.access.is_token(request.query_params.get("token", "")):
+            return self._welcome()
+        refusal = self.access.refusal(request)
+        return None if refusal is None else refusal_response(refusal, request.scope["path"])
+
+    def _welcome(self) -> Response:
+        """Move the token from the address into a cookie.
+
+        Respond with a page that forwards by itself, not with a redirect: because of SameSite=Strict, a
+        browser that came from another site would follow a redirect without the new cookie.
+        """
+        response = HTMLResponse(page("welcome.html"))
+        response.set_cookie(
+            self.access.cookie_name, self.access.cookie, httponly=True, samesite="strict", secure=self.secure
+        )
+        return response
+
+
+def refusal_response(refusal: Refusal, path: str) -> Response:
+    """Return a page for people, or JSON for programs."""
+    headers = {"www-authenticate": "Bearer"} if refusal is NO_TOKEN else {}
+    if path.startswith("/api/"):
+        return JSONResponse({"problem": refusal.words}, refusal.status, headers)
+    text = page("refused.html", title=refusal.title, words=refusal.words)
+    return HTMLResponse(text, refusal.status, headers)
+
+
+def _headers(own: Any, path: str) -> list[tuple[bytes, bytes]]:
+    security = dict(SECURITY_HEADERS)
+    if path.startswith(STATIC_PATH):
+        security["cache-control"] = "no-cache"  # public files; browsers revalidate them by tag
+    others = [(name, value) for name, value in own if name.lower().decode("latin-1") not in security]
+    return [*others, *((name.encode(), value.encode()) for name, value in security.items())]
 
 
 def is_loopback(host: str) -> bool:
@@ -146,16 +206,6 @@ def token_from(file: Path | None, variable: str) -> str | None:
 
 def new_token() -> str:
     return secrets.token_urlsafe(32)
-
-
-def cookies_of(header: str) -> dict[str, str]:
-    """Parse a Cookie header.
-
-    >>> cookies_of("a=1; topdp-dash=abc; b")
-    {'a': '1', 'topdp-dash': 'abc', 'b': ''}
-    """
-    pairs: Iterable[tuple[str, str, str]] = (part.strip().partition("=") for part in header.split(";"))
-    return {name: value for name, _, value in pairs if name}
 
 
 def _checked(token: str, place: str) -> str:

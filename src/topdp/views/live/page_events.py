@@ -13,8 +13,12 @@ import json
 import secrets
 from collections import deque
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
+
+from starlette.responses import StreamingResponse
+from starlette.types import Message, Receive, Scope, Send
 
 from topdp.errors import UnavailableError
 
@@ -23,6 +27,7 @@ MAX_LISTENERS = 64
 MAX_LISTENERS_PER_VISITOR = 16  # so that one visitor cannot keep out the others
 MAX_UNREAD_EVENTS = 200
 PAGE_HEARTBEAT_SECONDS = 10.0
+SEND_SECONDS = 20.0  # a page must accept each event within this time
 RESET_EVENT, HEARTBEAT_EVENT = "reset", "beat"
 
 
@@ -45,30 +50,14 @@ class TooManyListeners(UnavailableError):  # noqa: N818 - a state, not a fault
         self.by_visitor = by_visitor
 
 
-@dataclass(eq=False)
-class _Listener:
-    visitor: str
-    unread: deque[PageEvent] = field(default_factory=deque)
-    woken: asyncio.Event = field(default_factory=asyncio.Event)
-    dropped: bool = False
-
-
 class Events:
     """The events of one server, for one event loop. `publish` never waits."""
 
-    def __init__(
-        self,
-        *,
-        stored: int = MAX_STORED_EVENTS,
-        listeners: int = MAX_LISTENERS,
-        unread: int = MAX_UNREAD_EVENTS,
-        per_visitor: int = MAX_LISTENERS_PER_VISITOR,
-    ) -> None:
+    def __init__(self) -> None:
         self.start = secrets.token_hex(4)
         self._number = 0
-        self._stored: deque[PageEvent] = deque(maxlen=stored)
-        self._listeners: set[_Listener] = set()
-        self._max_listeners, self._max_unread, self._per_visitor = listeners, unread, per_visitor
+        self._stored: deque[PageEvent] = deque(maxlen=MAX_STORED_EVENTS)
+        self._visitors: dict[asyncio.Queue[PageEvent | None], str] = {}  # by the unread events of a page
         self._closed = False
 
     @property
@@ -78,17 +67,17 @@ class Events:
 
     @property
     def listeners(self) -> int:
-        return len(self._listeners)
+        return len(self._visitors)
 
     def publish(self, kind: str, facts: dict[str, Any]) -> None:
         self._number += 1
         event = PageEvent(self.last, kind, facts)
         self._stored.append(event)
-        for listener in list(self._listeners):
-            listener.unread.append(event)
-            if len(listener.unread) > self._max_unread:
-                listener.dropped = True
-            listener.woken.set()
+        for unread in list(self._visitors):
+            unread.put_nowait(event)
+            if unread.qsize() > MAX_UNREAD_EVENTS:
+                unread.put_nowait(None)
+                del self._visitors[unread]
 
     def missed(self, after: str | None) -> list[PageEvent]:
         """Return the events since `after`, or a reset event. None for a page that opens now."""
@@ -100,7 +89,7 @@ class Events:
         oldest = self._number - len(self._stored)
         if not valid or not oldest <= last_read <= self._number:
             return [PageEvent(self.last, RESET_EVENT, {})]
-        return [event for event in self._stored if int(event.name.partition("-")[2]) > last_read]
+        return list(self._stored)[last_read - oldest :]
 
     async def listen(
         self, after: str | None = None, heartbeat: float = PAGE_HEARTBEAT_SECONDS, visitor: str = ""
@@ -109,40 +98,74 @@ class Events:
 
         `visitor`: an identifier of the page's user, as far as there is one.
         """
-        if sum(listener.visitor == visitor for listener in self._listeners) >= self._per_visitor:
+        if list(self._visitors.values()).count(visitor) >= MAX_LISTENERS_PER_VISITOR:
             raise TooManyListeners(
-                f"Expected at most {self._per_visitor} open pages per visitor, got one more. Close some.",
+                f"Expected at most {MAX_LISTENERS_PER_VISITOR} open pages per visitor, got one more. Close "
+                "some.",
                 True,
             )
-        if len(self._listeners) >= self._max_listeners:
+        if self.listeners >= MAX_LISTENERS:
             raise TooManyListeners(
-                f"Expected at most {self._max_listeners} open pages, got one more. Close some.", False
+                f"Expected at most {MAX_LISTENERS} open pages, got one more. Close some.", False
             )
-        listener = _Listener(visitor, deque(self.missed(after)))
-        self._listeners.add(listener)
+        unread = asyncio.Queue[PageEvent | None]()
+        for event in self.missed(after):
+            unread.put_nowait(event)
+        self._visitors[unread] = visitor
         try:
             name = f"id: {self.last}\n" if after is None else ""
             yield f"retry: 1000\n{name}event: {HEARTBEAT_EVENT}\ndata: {{}}\n\n"
-            while not (self._closed or listener.dropped):
-                while listener.unread:
-                    yield listener.unread.popleft().text()
-                listener.woken.clear()
-                if not await _set_within(listener.woken, heartbeat):
+            while not self._closed:
+                try:
+                    async with asyncio.timeout(heartbeat):
+                        next_event = await unread.get()
+                except TimeoutError:
                     yield f"event: {HEARTBEAT_EVENT}\ndata: {{}}\n\n"
+                    continue
+                if next_event is None:
+                    break
+                yield next_event.text()
         finally:
-            self._listeners.discard(listener)
+            self._visitors.pop(unread, None)
 
     def close(self) -> None:
         """End all streams."""
         self._closed = True
-        for listener in self._listeners:
-            listener.woken.set()
+        for unread in self._visitors:
+            unread.put_nowait(None)
 
 
-async def _set_within(event: asyncio.Event, seconds: float) -> bool:
-    try:
-        async with asyncio.timeout(seconds):
-            await event.wait()
-        return True
-    except TimeoutError:
-        return False
+class EventStream(StreamingResponse):
+    """Server-sent events on one connection, until the page closes, falls behind, or the server stops.
+
+    Use `open`, which raises TooManyListeners before the response begins.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, first: str, rest: AsyncIterator[str]) -> None:
+        super().__init__(_joined(first, rest), headers={"x-accel-buffering": "no"})
+        self._rest = rest
+
+    @classmethod
+    async def open(cls, events: Events, after: str | None, visitor: str = "") -> EventStream:
+        rest = events.listen(after, visitor=visitor)
+        return cls(await anext(rest), rest)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_in_time(message: Message) -> None:
+            async with asyncio.timeout(SEND_SECONDS):
+                await send(message)
+
+        try:
+            # A page that is too slow gets an incomplete response: the server then closes its connection.
+            with suppress(TimeoutError):
+                await super().__call__(scope, receive, send_in_time)
+        finally:
+            await self._rest.aclose()  # type: ignore[attr-defined]
+
+
+async def _joined(first: str, rest: AsyncIterator[str]) -> AsyncIterator[str]:
+    yield first
+    async for text in rest:
+        yield text

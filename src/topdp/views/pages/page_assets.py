@@ -23,13 +23,14 @@ def static_text(name: str) -> str:
 
 
 @cache
-def templates() -> Environment:
-    """Return the templates. They escape every value; a missing value is an error."""
+def templates(package: str = "topdp.views.pages", folder: str = "templates") -> Environment:
+    """Return the templates of a package. They escape every value; a missing value is an error."""
     environment = Environment(
-        loader=PackageLoader("topdp.views.pages"),
+        loader=PackageLoader(package, folder),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
+        lstrip_blocks=True,
     )
     environment.globals.update(at_most=at_most, small=small)
     return environment

@@ -23,6 +23,8 @@ from topdp.agents.ledger.ledger_check import verify
 from topdp.errors import InputError, TrustError
 from topdp.privacy.answers import WORST_CASE, AnswerKind, answer_kind
 from topdp.privacy.basics.gaussian import mu_of
+from topdp.views.statement.privacy_costs import power_of_point
+from topdp.views.statement.statement_text import FALSE_ALARM_SHARES
 
 MU_MARGIN = 1 + 1e-9  # μ comes from a bisection; this factor makes it an upper bound
 MIN_EPSILON = 1e-9  # stands for all smaller ε, whose μ is smaller
@@ -53,11 +55,6 @@ class AgentRecord:
     def protects(self) -> bool:
         """Whether the run can guarantee anything: others know neither the noise nor unnoised gradients."""
         return not (self.seeded or self.rehearsal)
-
-    @property
-    def of_older_version(self) -> bool:
-        """Whether the manifest comes from a version that summed gradients in the model's type."""
-        return self.setup.manifest.rules.dtype != "auto"
 
     @property
     def rounded(self) -> bool:
@@ -104,20 +101,19 @@ class AgentRecord:
         last = self.setup.plan.releases - 1
         return self.round >= (last if self.ends is None else min(last, self.ends))
 
-    @property
-    def sampled(self) -> bool:
-        analysis = self.setup.run.analysis
-        return bool(analysis.exposure().sampled)
-
     def mu(self, epsilon: float | None) -> float | None:
         """Return an upper bound on μ from ε: None for random batches or infinite ε, 0 before any release.
 
         For Gaussian noise without sampling, ε at this δ determines μ. Releases may have ε = 0 at this δ and
         still μ > 0.
         """
-        if epsilon is None or self.sampled:
+        if epsilon is None or self.setup.run.analysis.exposure().sampled:
             return None
         return MU_MARGIN * float(mu_of(max(epsilon, MIN_EPSILON), self.delta)) if self.round >= 0 else 0.0
+
+    def powers(self, epsilon: float) -> list[float]:
+        """Return bounds on any attacker's power at each of `FALSE_ALARM_SHARES`, by ε and δ alone."""
+        return [power_of_point(epsilon, self.delta, share) for share in FALSE_ALARM_SHARES]
 
 
 def agent_record(state: Path, manifest: Path) -> AgentRecord:

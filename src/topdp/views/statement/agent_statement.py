@@ -19,9 +19,11 @@ from topdp.privacy.answers import CLAIMED, WORST_CASE, AnswerKind, answer_kind
 from topdp.views.pages.plain_words import no_less, small
 from topdp.views.statement import statement_text
 from topdp.views.statement.agent_record import AgentRecord
-from topdp.views.statement.privacy_costs import power_of_point
 
-FALSE_ALARM_SHARES = (0.01, 0.05)
+UNKNOWN_NOISE = (
+    "Its ledger began under an older version, which did not record whether noise came from a seed. All of "
+    "this holds only if noise never came from a seed (--seeded was never given)."
+)
 
 
 def agent_statement(record: AgentRecord) -> dict[str, Any]:
@@ -47,34 +49,26 @@ def agent_statement(record: AgentRecord) -> dict[str, Any]:
     }
 
 
-def _epsilon(record: AgentRecord, kind: AnswerKind) -> float | None:
-    if kind == record.relied:
-        return record.promised
-    return record.worst_case if kind is WORST_CASE else record.epsilon
-
-
 def _answer(record: AgentRecord, kind: AnswerKind) -> dict[str, Any]:
-    epsilon = _epsilon(record, kind)
-    known = epsilon is not None and record.protects
-    power = [
-        power_of_point(epsilon, record.delta, share) if known and epsilon is not None else None
-        for share in FALSE_ALARM_SHARES
-    ]
-    return {
-        "against": kind.against(record.colluders),
-        "is_a_guarantee": known and kind.proved,
-        "status": "not private" if not record.protects else "finite" if known else "infinite",
-        "epsilon": epsilon if known else None,
-        "mu": record.mu(epsilon) if known and kind is not CLAIMED else None,
-        "recognised_at_1_percent_false_alarms": power[0],
-        "recognised_at_5_percent_false_alarms": power[1],
-    }
+    epsilon = record.worst_case if kind is WORST_CASE else record.epsilon
+    if kind == record.relied:
+        epsilon = record.promised
+    status = "finite" if record.protects and epsilon is not None else "infinite"
+    known = epsilon if status == "finite" else None
+    return statement_text.answer_facts(
+        kind,
+        record.colluders,
+        status if record.protects else "not private",
+        known,
+        None if kind is CLAIMED else record.mu(known),
+        [None, None] if known is None else record.powers(known),
+    )
 
 
 def _summary(record: AgentRecord) -> list[str]:
     return [
         *_promise(record),
-        *_unknown_noise(record),
+        *([UNKNOWN_NOISE] if record.upgraded and record.protects else []),
         *_replaced_run(record),
         *_progress(record),
         *_departures(record),
@@ -107,21 +101,11 @@ def _promise(record: AgentRecord) -> list[str]:
             f"Its budget was charged by another answer, {record.charged_by}, which {reason}: do not rely on "
             "it."
         )
-    powers = [power_of_point(record.promised, record.delta, share) for share in FALSE_ALARM_SHARES]
-    sentences.append(statement_text.attacker_sentence(*powers))
+    sentences.append(statement_text.attacker_sentence(record.powers(record.promised)))
     if record.relied is not WORST_CASE:
         worst = record.worst_case
         sentences.append(statement_text.all_others_sentence(None if worst is None else no_less(worst)))
     return sentences
-
-
-def _unknown_noise(record: AgentRecord) -> list[str]:
-    if not (record.upgraded and record.protects):
-        return []
-    return [
-        "Its ledger began under an older version, which did not record whether noise came from a seed. All "
-        "of this holds only if noise never came from a seed (--seeded was never given)."
-    ]
 
 
 def _replaced_run(record: AgentRecord) -> list[str]:
@@ -221,38 +205,25 @@ def not_protected(record: AgentRecord) -> list[str]:
 def _deployment(record: AgentRecord) -> dict[str, Any]:
     config, manifest = record.setup.manifest.config, record.setup.manifest
     promised = record.promised if record.protects else None
-    mu = record.mu(record.promised) if record.protects else None
-    return {
-        "product": statement_text.product(
-            name=f"{record.agent}, federation {manifest.hash[:12]}",
-            data_curators=record.agent,
-            description=f"A model ({config.model.name}) trained by {len(manifest.names)} agents with the "
-            f"method {config.method.name} in {config.rounds} rounds, and what {record.agent} sent for it.",
+    older_version = manifest.rules.dtype != "auto"
+    return statement_text.deployment(
+        name=f"{record.agent}, federation {manifest.hash[:12]}",
+        data_curators=record.agent,
+        description=f"A model ({config.model.name}) trained by {len(manifest.names)} agents with the method "
+        f"{config.method.name} in {config.rounds} rounds, and what {record.agent} sent for it.",
+        adjacency=config.privacy.adjacency,
+        epsilon=promised,
+        delta=record.delta,
+        mu=record.mu(promised),
+        data_domain=f"{record.records} records of {record.agent}",
+        loss=f"Of {record.agent} alone, against {record.relied.against(record.colluders)}.",
+        model=statement_text.trust_model(
+            f"{record.agent}: clips and adds noise itself, and is trusted with its own records.",
+            f"Other agents: may store and study all they see; {record.colluders} may pool it.",
+            one_party=False,
+            releases=f"{record.round + 1} releases in the ledger",
         ),
-        "dp_flavor": statement_text.dp_flavor(
-            adjacency=config.privacy.adjacency,
-            epsilon=promised,
-            delta=record.delta,
-            gaussian=mu is not None,
-            data_domain=f"{record.records} records of {record.agent}",
-            unprotected=statement_text.unprotected_quantities(),
-        ),
-        "privacy_loss": statement_text.privacy_loss(
-            epsilon=promised,
-            delta=record.delta,
-            mu=mu,
-            words=f"Of {record.agent} alone, against {record.relied.against(record.colluders)}.",
-        ),
-        "model": statement_text.trust_model(
-            name="Decentralised",
-            words=statement_text.DECENTRALISED,
-            actors=[
-                f"{record.agent}: clips and adds noise itself, and is trusted with its own records.",
-                f"Other agents: may store and study all they see; {record.colluders} may pool it.",
-            ],
-            releases=f"{record.round + 1} releases in the ledger, all of them counted together.",
-        ),
-        "accounting": {
+        accounting={
             "composition": "Every release was charged in the ledger before it was sent, all of them "
             f"together, under {record.charged_by}. Rounding goes to the private side.",
             "budget": record.budget,
@@ -260,35 +231,29 @@ def _deployment(record: AgentRecord) -> dict[str, Any]:
             "post_processing": statement_text.POST_PROCESSING,
             "several_runs": statement_text.SEVERAL_RUNS,
         },
-        "implementation": _implementation(record),
-    }
-
-
-def _implementation(record: AgentRecord) -> dict[str, Any]:
-    config = record.setup.manifest.config
-    mechanism = statement_text.mechanism(config.privacy.clip, config.privacy.clipping, config.method.name)
-    return {
-        "mechanisms": f"{mechanism}.",
-        "noise_source": "A cipher keyed by the operating system, with a new key for every release."
-        if record.protects
-        else "Known to others: not private.",
-        "floating_point": "The manifest is from a version that summed gradients in the type of the model and "
-        "not on a grid. What rounding reveals of releases by that version is in no ε."
-        if record.of_older_version
-        else "Sums and noise are in float64 on a public grid, rounded once after the noise. What remains is "
-        "in docs/privacy.md and in no ε.",
-        "verification": "Open source. This command read and verified the whole ledger. "
-        + statement_text.NO_EXTERNAL_CERTIFICATE,
-        "pre_processing_eda_hyperparameter_tuning": "Not counted.",
-        "justification": statement_text.TO_FILL_IN,
-    }
+        implementation=statement_text.implementation(
+            clip=config.privacy.clip,
+            clipping=config.privacy.clipping,
+            method=config.method.name,
+            noise_source="A cipher keyed by the operating system, with a new key for every release."
+            if record.protects
+            else "Known to others: not private.",
+            floating_point="The manifest is from a version that summed gradients in the type of the model "
+            "and not on a grid. What rounding reveals of releases by that version is in no ε."
+            if older_version
+            else "Sums and noise are in float64 on a public grid, rounded once after the noise. What remains "
+            "is in docs/privacy.md and in no ε.",
+            verification="This command read and verified the whole ledger.",
+            tuning="",
+        ),
+    )
 
 
 def _evaluation(record: AgentRecord) -> dict[str, str]:
     return statement_text.evaluation(
         adjacency=record.setup.manifest.config.privacy.adjacency,
         one_party=False,
-        parameters="ε, δ and μ are above, for all releases in the ledger.",
+        parameters=", for all releases in the ledger.",
         utility="Not part of this statement: scores on an organisation's own records are in no account.",
         random_numbers="From the operating system, through a cipher."
         if record.protects

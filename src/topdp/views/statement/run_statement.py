@@ -127,7 +127,7 @@ def _promise(facts: dict[str, Any]) -> list[str]:
             "on it."
         )
     power = facts["power"][relied]
-    return [*sentences, statement_text.attacker_sentence(power["0.01"], power["0.05"])]
+    return [*sentences, statement_text.attacker_sentence([power["0.01"], power["0.05"]])]
 
 
 def _answers(facts: dict[str, Any]) -> dict[str, Any]:
@@ -137,16 +137,15 @@ def _answers(facts: dict[str, Any]) -> dict[str, Any]:
         status = privacy["status"].get(kind.key, "not asked")
         if status == "not asked":
             continue
-        power = facts["power"].get(kind.key)
-        answers[kind.key] = {
-            "against": kind.against(privacy["colluders"]),
-            "is_a_guarantee": kind.proved and status == "finite",
-            "status": status,
-            "epsilon": privacy["epsilon"][kind.key],
-            "mu": privacy["mu"][kind.key],
-            "recognised_at_1_percent_false_alarms": None if power is None else power["0.01"],
-            "recognised_at_5_percent_false_alarms": None if power is None else power["0.05"],
-        }
+        power = facts["power"].get(kind.key, {})
+        answers[kind.key] = statement_text.answer_facts(
+            kind,
+            privacy["colluders"],
+            status,
+            privacy["epsilon"][kind.key],
+            privacy["mu"][kind.key],
+            [power.get("0.01"), power.get("0.05")],
+        )
     return {"budget_on": privacy["guarantee"], "delta": privacy["delta"], "answers": answers}
 
 
@@ -180,36 +179,36 @@ def _not_protected(facts: dict[str, Any]) -> list[str]:
 
 def _deployment(facts: dict[str, Any]) -> dict[str, Any]:
     privacy, guarantee, settings = facts["privacy"], facts["guarantee"], facts["settings"]
-    relied, records = _relied_on(facts).key, facts["data"]["records"]
-    epsilon, mu, agents = privacy["epsilon"][relied], privacy["mu"][relied], facts["graph"]["agents"]
+    relied, records, agents = _relied_on(facts).key, facts["data"]["records"], facts["graph"]["agents"]
     public = ["test records and their labels, where the model is evaluated on them"]
     if settings["data"].get("schema"):
         public.append("the data's schema: ranges, categories, fills")
-    return {
-        "product": statement_text.product(
-            name=facts["name"],
-            data_curators=statement_text.TO_FILL_IN,
-            description=f"A model ({facts['model']}) of {facts['data']['name']}, trained by {agents} agents "
-            f"with the method {facts['method']} in {facts['rounds']} rounds.",
+    if agents == 1:
+        actors = ["The one party: is trusted with all records."]
+    else:
+        actors = [
+            "Agents: each clips and adds noise itself, and is trusted with its own records only.",
+            f"Other agents: follow the protocol; may store and study all they see; {guarantee['colluders']} "
+            "may pool it.",
+        ]
+    return statement_text.deployment(
+        name=facts["name"],
+        data_curators=statement_text.TO_FILL_IN,
+        description=f"A model ({facts['model']}) of {facts['data']['name']}, trained by {agents} agents with "
+        f"the method {facts['method']} in {facts['rounds']} rounds.",
+        adjacency=guarantee["adjacency"],
+        epsilon=privacy["epsilon"][relied],
+        delta=privacy["delta"],
+        mu=privacy["mu"][relied],
+        data_domain=f"{records['total']} records of {facts['data']['name']}, each held by one agent "
+        f"({records['min']} to {records['max']} per agent)",
+        further_unprotected=public,
+        loss=f"The largest over agents, against {_against(facts)}. The values of every agent are in "
+        "privacy.json of the run.",
+        model=statement_text.trust_model(
+            *actors, one_party=agents == 1, releases=f"{facts['releases']} releases"
         ),
-        "dp_flavor": statement_text.dp_flavor(
-            adjacency=guarantee["adjacency"],
-            epsilon=epsilon,
-            delta=guarantee["delta"],
-            gaussian=mu is not None,
-            data_domain=f"{records['total']} records of {facts['data']['name']}, each held by one agent "
-            f"({records['min']} to {records['max']} per agent)",
-            unprotected=statement_text.unprotected_quantities(*public),
-        ),
-        "privacy_loss": statement_text.privacy_loss(
-            epsilon=epsilon,
-            delta=privacy["delta"],
-            mu=mu,
-            words=f"The largest over agents, against {_against(facts)}. The values of every agent are in "
-            "privacy.json of the run.",
-        ),
-        "model": _trust_model(facts),
-        "accounting": {
+        accounting={
             "composition": f"All {facts['releases']} releases together, with every row that the observer "
             "reads, according to the executed plan. Gaussian noise: μ is bounded, and ε follows exactly. "
             "Random batches: privacy loss distributions (dp-accounting). Rounding goes to the private side.",
@@ -218,28 +217,7 @@ def _deployment(facts: dict[str, Any]) -> dict[str, Any]:
             "assumptions": privacy["assumptions"],
             "warnings": privacy.get("warnings", []),
         },
-        "implementation": _implementation(facts),
-    }
-
-
-def _trust_model(facts: dict[str, Any]) -> dict[str, Any]:
-    releases = f"{facts['releases']} releases, all of them counted together."
-    if facts["graph"]["agents"] == 1:
-        return statement_text.trust_model(
-            name="Central",
-            words="One party holds all records and adds noise to what it learns from them.",
-            actors=["The one party: is trusted with all records."],
-            releases=releases,
-        )
-    colluders = facts["guarantee"]["colluders"]
-    return statement_text.trust_model(
-        name="Decentralised",
-        words=statement_text.DECENTRALISED,
-        actors=[
-            "Agents: each clips and adds noise itself, and is trusted with its own records only.",
-            f"Other agents: follow the protocol; may store and study all they see; {colluders} may pool it.",
-        ],
-        releases=releases,
+        implementation=_implementation(facts),
     )
 
 
@@ -253,24 +231,25 @@ def _implementation(facts: dict[str, Any]) -> dict[str, Any]:
     if privacy["guarantee"]:
         each = f"{min(budget):g} to {max(budget):g}, by agent" if isinstance(budget, list) else f"{budget:g}"
         calibration = f"before the first round, to ε = {each} under {privacy['guarantee']}"
-    mechanism = statement_text.mechanism(
-        privacy["clip"], settings["privacy"]["clipping"], str(facts["method"])
-    )
-    return {
-        "mechanisms": f"{mechanism}; batches in which a record is used: {batches}.",
-        "sensitivity": {"least": min(privacy["sensitivity"]), "largest": max(privacy["sensitivity"])},
-        "noise_calibration": calibration,
-        "noise_source": "A simulated run draws its noise from a seeded generator that is not cryptographic. "
+    return statement_text.implementation(
+        clip=privacy["clip"],
+        clipping=settings["privacy"]["clipping"],
+        method=facts["method"],
+        batches=f"; batches in which a record is used: {batches}",
+        calibration={
+            "sensitivity": {"least": min(privacy["sensitivity"]), "largest": max(privacy["sensitivity"])},
+            "noise_calibration": calibration,
+        },
+        noise_source="A simulated run draws its noise from a seeded generator that is not cryptographic. "
         "Anybody who knows the seed can subtract all of the noise. The run folder contains the seed; real "
         "agents take their noise from the operating system.",
-        "floating_point": "Noise and sums are floating-point numbers; the account is about real numbers. It "
-        "is neither excluded nor counted that the last digits reveal a value (Mironov 2012).",
-        "verification": "Open source. The accountants are tested against dense algebra, dp-accounting and "
-        "attacks; `topdp audit` attacks a run with canaries. " + statement_text.NO_EXTERNAL_CERTIFICATE,
-        "pre_processing_eda_hyperparameter_tuning": "Not counted. Choosing settings, features or models by "
-        "looking at private records costs privacy that is not part of ε.",
-        "justification": statement_text.TO_FILL_IN,
-    }
+        floating_point="Noise and sums are floating-point numbers; the account is about real numbers. It is "
+        "neither excluded nor counted that the last digits reveal a value (Mironov 2012).",
+        verification="The accountants are tested against dense algebra, dp-accounting and attacks; `topdp "
+        "audit` attacks a run with canaries.",
+        tuning=" Choosing settings, features or models by looking at private records costs privacy that is "
+        "not part of ε.",
+    )
 
 
 def _evaluation(facts: dict[str, Any]) -> dict[str, str]:
@@ -284,7 +263,7 @@ def _evaluation(facts: dict[str, Any]) -> dict[str, str]:
     return statement_text.evaluation(
         adjacency=facts["guarantee"]["adjacency"],
         one_party=facts["graph"]["agents"] == 1,
-        parameters="ε, δ and μ are above. They hold for the whole run, not per round or day.",
+        parameters=". They hold for the whole run, not per round or day.",
         utility=utility,
         bias="Noise and clipping affect small groups most. Accuracies of groups are not part of this "
         f"statement; agents differ as stated. Partition: {facts['settings']['data']['partition']}.",
