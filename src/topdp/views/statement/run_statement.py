@@ -20,8 +20,7 @@ from topdp import __version__
 from topdp.base.files import make_folder, write_atomically
 from topdp.errors import InputError
 from topdp.privacy.answers import ANSWERS, BY_RANK, WORST_CASE, AnswerKind
-from topdp.views.pages.page_assets import static_text, templates
-from topdp.views.pages.page_policy import PAGE_MARK, expect_ours, policy
+from topdp.views.pages.page_assets import PAGE_MARK, expect_ours, policy, static_text, templates
 from topdp.views.pages.plain_words import small
 from topdp.views.statement import statement_text
 
