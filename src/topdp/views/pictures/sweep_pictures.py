@@ -18,7 +18,7 @@ from topdp.runs.metric_labels import is_share
 from topdp.runs.pictures import chart_style
 from topdp.runs.pictures.chart_text import wrapped
 from topdp.runs.pictures.coinciding_lines import coinciding, joined_label
-from topdp.runs.pictures.learning_curves import noise_words
+from topdp.runs.pictures.learning_curves import draw_curves, noise_words
 from topdp.runs.sweep_summary import Spread, as_number, label_of, metric_names, spread_of
 
 MAX_PICTURE_LINES = 8  # more are drawn as points in a column
@@ -91,26 +91,8 @@ def curves(runs: Mapping[str, Spread], path: Path, title: str) -> Path | None:
     metric = next(iter(metric_names(list(runs.values()))), None)
     if metric is None:
         return None
-    with chart_style.house_style():
-        figure = Figure()
-        axes = figure.subplots()
-        lines = {label: _along_rounds(one, metric) for label, one in runs.items()}
-        for label, same in coinciding(lines).items():
-            rounds, low, mean, high = lines[label]
-            drawn = chart_style.look(label)
-            axes.fill_between(rounds, low, high, color=drawn["color"], alpha=0.15, lw=0)
-            every = max(1, len(rounds) // 8)
-            axes.plot(rounds, mean, label=joined_label(same) or "all", markevery=every, **drawn)
-        axes.set(
-            xlabel="rounds",
-            ylabel=f"{metric} (mean,\nband: ± standard deviation over seeds)",
-            title=wrapped(title, chart_style.LETTERS),
-        )
-        if is_share(metric):
-            chart_style.percent_axis(axes)
-        axes.margins(x=0.02)
-        axes.legend(loc="best")
-        return chart_style.save(figure, path)
+    lines = {label: _along_rounds(seeds, metric) for label, seeds in runs.items()}
+    return draw_curves(lines, metric, f"{metric} (mean,\nband: ± standard deviation over seeds)", path, title)
 
 
 def _along_rounds(seeds: Spread, metric: str) -> tuple[list[float], ...]:
