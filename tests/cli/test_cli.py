@@ -29,6 +29,14 @@ def test_a_plan_beyond_memory_is_refused_in_one_line(topdp, monkeypatch):
     assert done.code == 2 and "Not enough memory: Unable to allocate 8 TiB." in done.err
 
 
+def test_the_help_lists_all_presets_and_no_summary_is_cut(topdp, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    words = topdp("run", "--help").out.replace(",", " ").split()
+    assert set(config.presets()) <= set(words)
+    for group in ([], ["agent"], ["federation"], ["data"], ["agent", "budget"], ["agent", "quarantine"]):
+        assert "..." not in topdp(*group, "--help").out.partition("Commands:")[2]
+
+
 def test_ctrl_c_while_accounting_is_reported(topdp, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt

@@ -32,7 +32,10 @@ def init(
     ] = "",
     as_json: Json = False,
 ) -> None:
-    """Create a key that never leaves this machine, and print the card for the other members."""
+    """Create the key and the card of an agent.
+
+    The key never leaves this machine. The card is printed; send it to the author of the manifest.
+    """
     expect_agents_installed()
     from topdp.agents.agreement import identity
 
@@ -63,7 +66,7 @@ def start(
     state: State,
     identity: IdentityFolder = Path("identity"),
     epsilon: Annotated[
-        float | None, typer.Option("--epsilon", help="The agent's own budget; must be below the manifest's.")
+        float | None, typer.Option("--epsilon", help="The agent's own budget; at most the manifest's.")
     ] = None,
     listen: Annotated[
         str | None,
@@ -83,7 +86,10 @@ def start(
     ] = None,
     live_pairing: Annotated[
         bool,
-        typer.Option("--live-pairing", help="Async: find partners while running. All agents or none."),
+        typer.Option(
+            "--live-pairing",
+            help="For asynchronous methods: agents find partners while they run. All must use it, or none.",
+        ),
     ] = False,
     evaluate: Annotated[
         int | None,
@@ -91,13 +97,13 @@ def start(
             "--evaluate",
             metavar="N",
             min=1,
-            help="Every N rounds, evaluate on this site's own test records, or without any on its training "
-            "records. For the owner alone: publishing the scores is outside the guarantee.",
+            help="Every N rounds, evaluate on this site's own test records or, if it has none, on its "
+            "training records. For the owner alone: publishing the scores is outside the guarantee.",
         ),
     ] = None,
     report: Annotated[
         float,
-        typer.Option("--report", metavar="SECONDS", min=0, help="Interval of progress lines; 0: none."),
+        typer.Option("--report", metavar="SECONDS", min=0, help="Time between progress lines; 0: none."),
     ] = 30.0,
     json_log: Annotated[bool, typer.Option("--json-log", help="Write the log as JSON lines.")] = False,
     amended_by: Annotated[
@@ -108,15 +114,13 @@ def start(
     ] = None,
     after: Annotated[
         Path | None,
-        typer.Option(
-            "--after", metavar="DIR", help="Under an amendment: the state folder of the previous run."
-        ),
+        typer.Option("--after", metavar="DIR", help="The state folder of the run that the amendment ends."),
     ] = None,
     upgrade: Annotated[
         bool,
         typer.Option(
             "--upgrade",
-            help="Continue an older version's ledger; confirms that it is the newest copy.",
+            help="Continue a ledger of an older version. You confirm that it is the newest copy.",
         ),
     ] = False,
     site: Site = None,

@@ -78,7 +78,7 @@ COMMANDS: Mapping[str, str | CommandGroup] = {
                 {"show": "ledger_commands:show_charges", "verify": "ledger_commands:verify_ledger"},
             ),
             "budget": CommandGroup(
-                "The budget of all runs on the same records, over all federations.",
+                "Show and set the budget of all runs on the same records.",
                 {
                     "show": "budget_commands:show_site",
                     "set": "budget_commands:set_limit",
@@ -93,7 +93,7 @@ COMMANDS: Mapping[str, str | CommandGroup] = {
         },
     ),
     "federation": CommandGroup(
-        "Create and amend manifests; run a demonstration on this machine.",
+        "Create and amend manifests; run a demonstration.",
         {
             "create": "federation_commands:create",
             "amend": "member_commands:amend",
@@ -176,7 +176,7 @@ def version() -> None:
 
 
 def main() -> None:
-    """Run the command. A TopdpError prints one line and sets the exit code; other errors a traceback."""
+    """Run the command. A TopdpError prints its message and sets the exit code; other errors a traceback."""
     try:
         with translate_memory_errors():
             code = app(standalone_mode=False)

@@ -39,9 +39,10 @@ def bench(
     ] = Path("growth.png"),
     as_json: Json = False,
 ) -> None:
-    """Measure the speed of a private round on this machine, against Opacus and against hardware limits.
+    """Measure the speed of a private round on this machine.
 
-    Records are random, and nothing is stored. Opacus is timed if it is installed.
+    Compares it with Opacus, if installed, and with hardware limits. Records are random, and nothing is
+    stored.
     """
     if not minutes >= 0:
         raise InputError(f"--minutes: expected a number of at least 0, got {minutes}.")

@@ -14,7 +14,10 @@ from topdp.views.terminal.console import Json, print_json, show
 
 
 def show_site(site: Site = None, identity: IdentityFolder = Path("identity"), as_json: Json = False) -> None:
-    """List every run, and the largest total that any record has spent in all runs."""
+    """List every run, and the most that a record has spent.
+
+    The latter is the largest total of one record over all runs.
+    """
     from topdp.agents.ledger.site_budget import SiteBudget
     from topdp.agents.node.site_reservation import site_folder
 
@@ -65,7 +68,10 @@ def set_limit(
     site: Site = None,
     identity: IdentityFolder = Path("identity"),
 ) -> None:
-    """Set the site's limit: runs that would exceed it are refused before they send anything (exit code 3)."""
+    """Set the limit of the site budget.
+
+    Runs that would exceed it are refused before they send anything (exit code 3).
+    """
     from topdp.agents.ledger.site_budget import SiteBudget, SiteLimit
     from topdp.agents.node.site_reservation import site_folder
 
@@ -92,7 +98,10 @@ def limit_in_words(epsilon: float | None, delta: float | None) -> str:
 def close_run(
     state: State, site: Site = None, identity: IdentityFolder = Path("identity"), as_json: Json = False
 ) -> None:
-    """End a run permanently: its records enter no further round, and its unspent budget is free again."""
+    """End a run permanently.
+
+    Its records enter no further round, and its unspent budget is free again.
+    """
     from topdp.agents.node import site_reservation
 
     epsilon = _finite(site_reservation.close_run(site_reservation.site_folder(site, identity)[0], state))

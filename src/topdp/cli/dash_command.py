@@ -20,7 +20,7 @@ def dash(
     paths: Annotated[
         list[Path] | None,
         typer.Argument(
-            metavar="[PATH]...",
+            metavar="PATH",
             help="Folders of one or more runs (new runs appear automatically), or agents' state folders. "
             "Default: runs/.",
             show_default=False,

@@ -15,7 +15,7 @@ from topdp.views.terminal.progress_display import signs_of_life
 
 
 def data_fetch(
-    name: Annotated[str, typer.Argument(help="A name that `topdp data list` shows.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A name that `topdp data list` shows.")],
     data_dir: Annotated[
         Path | None, typer.Option("--data-dir", help="A folder that may already contain the files.")
     ] = None,
@@ -33,7 +33,7 @@ def data_fetch(
 
 
 def data_list(as_json: Json = False) -> None:
-    """List the data sets that topdp can fetch, and whether they are in the cache."""
+    """List the data sets, and whether they are in the cache."""
     from topdp.data import available
 
     rows = available()
@@ -49,13 +49,16 @@ def data_list(as_json: Json = False) -> None:
 
 
 def data_look(
-    file: Annotated[Path, typer.Argument(help="A CSV or Parquet file of your own.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A CSV or Parquet file of your own.")],
     delimiter: Annotated[
         str | None, typer.Option("--delimiter", help="Separator of a CSV file; a comma by default.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Print the columns of your own file, for you alone, and a schema to fill in."""
+    """Print the columns of your own file, and a schema.
+
+    The columns are for you alone; the schema is to be filled in.
+    """
     with signs_of_life(err, "data"):
         from topdp.data.readers.file_preview import preview_columns
         from topdp.data.readers.table_schema import schema_template

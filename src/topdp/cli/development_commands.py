@@ -21,7 +21,10 @@ Canaries = Annotated[
 
 
 def rehearse(*, seeded: bool = False, canaries: Path | None = None, **arguments: Any) -> None:
-    """Not private, for tests and audits only: `agent start` with seeded noise, or with canaries."""
+    """Run an agent for tests or audits; not private.
+
+    Like `agent start`, but with seeded noise or with canaries.
+    """
 
     def make_hooks() -> AgentHooks:
         from topdp.agents.development.development_hooks import rehearsal_hooks

@@ -17,39 +17,49 @@ from topdp.views.terminal.progress_display import signs_of_life
 
 
 def create(
-    cards: Annotated[list[Path], typer.Argument(metavar="CARD...", help="The agents' cards, in order.")],
+    cards: Annotated[list[Path], typer.Argument(metavar="CARD", help="The agents' cards, in order.")],
     records: Annotated[
         str | None,
-        typer.Option("--records", help="Required. The records of each agent: 1200,800,950."),
+        typer.Option("--records", help="The number of records of each agent: 1200,800,950.  [required]"),
     ] = None,
     file: Annotated[Path | None, typer.Option("--config", help="A TOML file, as for `topdp run`.")] = None,
     preset: Preset = None,
     changes: Changes = None,
     links: Annotated[
-        str | None, typer.Option("--links", help="ada-bob,bob-cleo; by default the configuration's topology.")
+        str | None,
+        typer.Option("--links", help="Edges as ada-bob,bob-cleo; by default the configuration's topology."),
     ] = None,
     dead_neighbour: Annotated[
-        str, typer.Option("--dead-neighbour", help="wait for a silent neighbour, or go-on without it.")
+        str, typer.Option("--dead-neighbour", help="What agents do about a silent neighbour: wait or go-on.")
     ] = "wait",
-    idle_timeout: Annotated[float, typer.Option("--idle-timeout", help="Seconds of silence.")] = 30.0,
+    idle_timeout: Annotated[
+        float,
+        typer.Option("--idle-timeout", help="Seconds of silence after which a neighbour counts as silent."),
+    ] = 30.0,
     departures: Annotated[
         int | None,
         typer.Option(
             "--departures",
             min=0,
-            help="How many agents may drop out without ending a budget (adaptive, wait); by default 1.",
+            help="The reserve: how many agents may drop out before others charge more. Needs "
+            "--dead-neighbour wait and the guarantee adaptive. By default 1; 0 if a reserve is impossible or "
+            "slow to compute.",
         ),
     ] = None,
     largest_norm: Annotated[
-        float, typer.Option("--largest-norm", help="The largest norm of a row; at most 1e15.")
+        float,
+        typer.Option("--largest-norm", help="The largest norm of a row that agents accept; at most 1e15."),
     ] = 1e4,
     relay: Annotated[
         str, typer.Option("--relay", metavar="HOST:PORT", help="The relay for agents without an address.")
     ] = "",
-    place: Annotated[Path, typer.Option("--out", help="The manifest.")] = Path("manifest.toml"),
+    place: Annotated[Path, typer.Option("--out", help="The manifest to write.")] = Path("manifest.toml"),
     as_json: Json = False,
 ) -> None:
-    """Create a manifest from cards, graph, method, rounds and rules, and calibrate its noise."""
+    """Create a manifest from cards and settings.
+
+    The settings are graph, method, rounds and rules. The noise is calibrated.
+    """
     expect_agents_installed()
     with signs_of_life(err, "federation") as progress:
         progress("reading cards")
@@ -95,11 +105,14 @@ def canaries(
     ] = None,
     observer: Annotated[str, typer.Option("--observer", help="The observer to test.")] = "worst",
     count: Annotated[int | None, typer.Option("--canaries", help="The number of canaries.")] = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Places the canaries.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="The seed of the canaries.")] = 0,
     place: Annotated[Path, typer.Option("--out", help="The file to write.")] = Path("canaries.npz"),
     as_json: Json = False,
 ) -> None:
-    """Create canaries for a rehearsal: give every agent the file (agent rehearse --canaries), then audit."""
+    """Create canaries for a rehearsal.
+
+    Give the file to every agent (agent rehearse --canaries), then run `topdp audit`.
+    """
     expect_agents_installed()
     if place.exists():
         raise config.ConfigError(f"--out: {place} exists, and agents may use it. Name another file.")
@@ -137,7 +150,9 @@ def canaries(
 
 
 def demo(
-    file: Annotated[Path | None, typer.Argument(metavar="[CONFIG]", show_default=False)] = None,
+    file: Annotated[
+        Path | None, typer.Argument(metavar="CONFIG", help="A TOML file.", show_default=False)
+    ] = None,
     preset: Preset = None,
     changes: Changes = None,
     agents: Annotated[int, typer.Option("--agents", min=2, help="The number of processes.")] = 6,
@@ -147,7 +162,7 @@ def demo(
     ] = False,
     budgets: Annotated[
         list[str] | None,
-        typer.Option("--budget", metavar="AGENT=EPSILON", help="A smaller budget."),
+        typer.Option("--budget", metavar="AGENT=EPSILON", help="A smaller budget for one agent. Repeatable."),
     ] = None,
     rehearse: Annotated[
         bool,
@@ -159,7 +174,10 @@ def demo(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Run all agents on this machine, one process each, over gRPC and mutual TLS, and write a run folder."""
+    """Run all agents of a federation on this machine.
+
+    Each agent is a process, and they connect over gRPC with mutual TLS. Writes a run folder.
+    """
     expect_agents_installed()
     settings = config.read(file, preset, [*(changes or []), f"topology.agents={agents}"])
     place = folder or Path("runs") / f"federation-{datetime.now():%Y%m%d-%H%M%S}"

@@ -28,7 +28,10 @@ def graph(
     ),
     as_json: Json = False,
 ) -> None:
-    """Describe and draw a graph: neighbours, which directed edges are covered by whom, the spectral gap."""
+    """Describe and draw a graph.
+
+    Prints degrees, diameter, spectral gap and the covered directed edges, with their covers in small graphs.
+    """
     extra = {"topology.kind": kind, "topology.agents": agents}
     options = [f"{key}={value}" for key, value in extra.items() if value is not None]
     run_config = config.read(file, preset, [*(changes or []), *options])
@@ -55,7 +58,11 @@ def graph(
 
 def reproduce(
     figure: Annotated[
-        str, typer.Argument(help="1 to 8, frontier-mnist (or another data set), several with commas, or all.")
+        str,
+        typer.Argument(
+            metavar="FIGURE",
+            help="1 to 8, frontier-mnist (or another data set), several with commas, or all.",
+        ),
     ] = "all",
     quick: Annotated[bool, typer.Option("--quick", help="Small runs: minutes on two cores.")] = False,
     lens: Annotated[
@@ -71,8 +78,9 @@ def reproduce(
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Reproduce the paper's figures under three lenses, with a verdict on each claim. Continues earlier work.
+    """Reproduce the paper's figures.
 
+    Each figure is computed under three lenses, and each claim gets a verdict. Continues earlier work.
     Results go to --out, else to reproduction/, or reproduction-quick/ with --quick.
     """
     if not minutes >= 0:

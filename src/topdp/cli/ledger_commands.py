@@ -32,7 +32,10 @@ def show_charges(state: State, as_json: Json = False) -> None:
 
 
 def verify_ledger(state: State, as_json: Json = False) -> None:
-    """Verify that a ledger is complete and consistent; exit code 4 otherwise."""
+    """Verify that a ledger is complete and consistent.
+
+    The exit code is 4 otherwise.
+    """
     from topdp.agents.ledger.ledger import Ledger
     from topdp.agents.ledger.ledger_check import verify
 

@@ -23,7 +23,10 @@ def renew(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Create the next card of this agent, signed with its current key. A running agent announces the card."""
+    """Create the next card of this agent.
+
+    The card is signed with the current key. A running agent announces it.
+    """
     expect_agents_installed()
     from topdp.agents.agreement import card_succession
 
@@ -50,13 +53,17 @@ def renew(
 
 
 def amend(
-    manifest: Annotated[Path, typer.Argument(help="The current manifest.")],
+    manifest: Annotated[Path, typer.Argument(metavar="MANIFEST", help="The current manifest.")],
     from_round: Annotated[
         int, typer.Option("--from-round", help="The first round that the current run does not make.")
     ],
-    add: Annotated[list[Path] | None, typer.Option("--add", metavar="CARD", help="A new member.")] = None,
-    remove: Annotated[list[str] | None, typer.Option("--remove", metavar="NAME", help="A member.")] = None,
-    links: Annotated[str | None, typer.Option("--links", help="New links: ada-dora,bob-dora.")] = None,
+    add: Annotated[
+        list[Path] | None, typer.Option("--add", metavar="CARD", help="The card of a new member. Repeatable.")
+    ] = None,
+    remove: Annotated[
+        list[str] | None, typer.Option("--remove", metavar="NAME", help="A member that leaves. Repeatable.")
+    ] = None,
+    links: Annotated[str | None, typer.Option("--links", help="New edges: ada-dora,bob-dora.")] = None,
     records: Annotated[
         str | None, typer.Option("--records", help="Record counts of the new members: 900.")
     ] = None,
@@ -67,7 +74,10 @@ def amend(
     place: Annotated[Path, typer.Option("--out", help="The amendment.")] = Path("manifest-2.toml"),
     as_json: Json = False,
 ) -> None:
-    """Create an amendment: the run ends for all, and a new one begins with the remaining budgets."""
+    """Create an amendment of a manifest.
+
+    The run ends for all members, and a new one begins with the remaining budgets.
+    """
     expect_agents_installed()
     if place.exists():
         raise ConfigError(f"--out: {place} exists, and agents may run it. Name another file.")
@@ -125,11 +135,14 @@ def amend(
 
 
 def sign(
-    manifest: Annotated[Path, typer.Argument(help="An amendment.")],
+    manifest: Annotated[Path, typer.Argument(metavar="MANIFEST", help="An amendment.")],
     folder: IdentityFolder = Path("identity"),
     as_json: Json = False,
 ) -> None:
-    """Add this agent's signature to the file of an amendment, and print the content that it signs."""
+    """Sign an amendment for this agent.
+
+    Adds the signature to the file, and prints the content that it signs.
+    """
     expect_agents_installed()
     from topdp.agents.agreement import amendments
     from topdp.agents.agreement.card_succession import load_identities

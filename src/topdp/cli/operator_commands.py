@@ -32,7 +32,10 @@ def status(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Show the status of an agent, from its ledger and its process; also while it runs."""
+    """Show the status of an agent, also while it runs.
+
+    The status comes from its ledger and its process.
+    """
     from topdp.agents.node.agent_status import describe_status, read_status
 
     if watch:
@@ -75,7 +78,10 @@ def _watch(state: Path, as_json: bool) -> None:
 
 
 def pause(state: State, as_json: Json = False) -> None:
-    """Pause an agent: no new release until `resume`, even after restarts. Its neighbours wait."""
+    """Pause an agent until `resume`, even after restarts.
+
+    It makes no new release, and its neighbours wait.
+    """
     from topdp.agents.node.operator_orders import PAUSE_FILE
 
     is_new = _orders(state).give(PAUSE_FILE)
@@ -109,7 +115,10 @@ def stop(
     ] = 60.0,
     as_json: Json = False,
 ) -> None:
-    """Stop the agent's process cleanly, paused or not; `topdp agent start` continues the run."""
+    """Stop the agent's process cleanly, paused or not.
+
+    `topdp agent start` continues the run.
+    """
     from topdp.agents.node.agent_status import read_status
     from topdp.agents.node.operator_orders import STOP_FILE
 
@@ -138,7 +147,10 @@ def export_model(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Export the agent's model after its last release, also while it runs. Reads no data and no manifest."""
+    """Export the agent's model after its last release.
+
+    Works also while the agent runs. Reads no data and no manifest.
+    """
     from topdp.views.terminal.progress_display import signs_of_life
 
     with signs_of_life(err, "export") as progress:
@@ -150,7 +162,10 @@ def export_model(
 
 
 def list_quarantined(state: State, as_json: Json = False) -> None:
-    """List the neighbours whose rows this agent no longer accepts, with reasons, and lifted quarantines."""
+    """List the neighbours in quarantine, with reasons.
+
+    This agent accepts no more rows from them. Lifted quarantines are listed too.
+    """
     from topdp.agents.node.quarantine import read_quarantine
 
     facts = read_quarantine(state)
@@ -171,7 +186,10 @@ def lift_quarantine(
     ],
     as_json: Json = False,
 ) -> None:
-    """Accept a neighbour's rows again from the next start onwards. Privacy costs of the quarantine remain."""
+    """Accept a neighbour's rows again, from the next start.
+
+    The privacy costs of the quarantine remain.
+    """
     from topdp.agents.node.quarantine import lift_quarantine as lift
 
     facts = lift(state, peer, reason)

@@ -14,7 +14,7 @@ from topdp.views.terminal.progress_display import signs_of_life
 
 def report(
     runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN...", help="Folders of runs, of a comparison or of a sweep.")
+        list[Path], typer.Argument(metavar="RUN", help="Folders of runs, of a comparison or of a sweep.")
     ],
     file: Annotated[
         Path | None,
@@ -22,9 +22,9 @@ def report(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Write runs as one HTML file that needs no network: curves, graph, privacy and settings.
+    """Write runs as one HTML file that needs no network.
 
-    Several runs are also compared.
+    The page shows curves, graph, privacy and settings, and compares several runs.
     """
     with signs_of_life(err, "report") as progress:
         progress("reading")
@@ -64,16 +64,19 @@ def statement(
     folder: Annotated[
         Path | None,
         typer.Option(
-            "--out", metavar="DIR", help="Default: the run's folder; for an agent the current folder."
+            "--out",
+            metavar="DIR",
+            help="The folder to write. Default: the run's folder; for an agent the current one.",
         ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Write what a run guarantees to whom, and what it does not, in plain words: YAML, and a page to print.
+    """Write the privacy statement of a run, in plain words.
 
-    A simulated run has one statement for all its agents. Among real agents each organisation makes a
-    statement of its own part from its own ledger, which is verified and not changed; a damaged ledger is
-    refused (code 4).
+    It states what the run guarantees, to whom, and what it does not guarantee: as YAML and as a page to
+    print. A simulated run has one statement for all agents. In a federation each organisation makes a
+    statement of its own part from its own ledger, which is verified and not changed. A damaged ledger is
+    refused (exit code 4).
     """
     with signs_of_life(err, "statement") as progress:
         progress("reading")

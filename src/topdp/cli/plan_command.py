@@ -31,12 +31,17 @@ def plan(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Show noise, every privacy answer, communication, and a recommended setting, before any training.
+    """Show the privacy and the cost of settings before training.
 
-    Needs no data. Start here. For details: account (every agent and observer of a setting or of an existing
-    run), recommend (only the recommendation), calibrate (one agent's noise by every published calibration).
+    Start here. Shows noise, every privacy answer, communication and a recommended setting. Trains nothing.
+    Reads records only to count them: your own files, or a data set with a partition other than iid.
+
+    For details: account (every agent and observer of a setting or of an existing run), recommend (only the
+    recommendation), calibrate (one agent's noise by every published calibration).
+
+    \b
     For example:
-    topdp plan --set privacy.epsilon=2 --beside method.name=plain,correlated
+      topdp plan --set privacy.epsilon=2 --beside method.name=plain,correlated
     """
     given = [str(target)] * (target is not None) + ["--preset", str(preset)] * (preset is not None)
     given += [part for change in changes or [] for part in ("--set", change)]

@@ -54,7 +54,11 @@ def account(
     ] = "",
     as_json: Json = False,
 ) -> None:
-    """Print epsilon, mu and an attacker's power for every agent and observer. Needs no data."""
+    """Print epsilon, mu and an attacker's power for every agent.
+
+    Trains nothing. Reads records only to count them: your own files, or a data set
+    with a partition other than iid.
+    """
     named = [name.strip() for name in answers.split(",") if name.strip()]
     run, asked = _run_or_config(target, preset, changes)
     with signs_of_life(err, "account") as progress:
@@ -93,10 +97,15 @@ def recommend(
     changes: Changes = None,
     as_json: Json = False,
 ) -> None:
-    """Recommend a method and settings for your agents, graph, records, budget and colluders. Needs no data.
+    """Recommend a method and settings for your federation.
 
-    Prints how much noise each method leaves, and a command to start from. For example:
-    topdp recommend --set topology.agents=12 --set privacy.epsilon=2 --set privacy.colluders=3
+    Uses your agents, graph, record counts, budget and colluders. Prints how much noise each method leaves,
+    and a command to start from. Trains nothing. Reads records only to count them: your own files, or a data
+    set with a partition other than iid.
+
+    \b
+    For example:
+      topdp recommend --set topology.agents=12 --set privacy.epsilon=2
     """
     wanted = config.read(target, preset, changes)
     with signs_of_life(err, "recommend") as progress, continue_with(START_AGAIN):
@@ -128,7 +137,11 @@ def audit(
         ),
     ] = None,
     observer: Annotated[
-        str, typer.Option("--observer", help="worst, all, outsider, an agent, or several: 1,4.")
+        str,
+        typer.Option(
+            "--observer",
+            help="Who attacks: worst (learns most), all (together), outsider, an agent, or several: 1,4.",
+        ),
     ] = "worst",
     sees: Annotated[
         str | None,
@@ -145,15 +158,16 @@ def audit(
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of coins, noise and samples.")] = 0,
     folder: Out = None,
     recorded: Annotated[
-        bool, typer.Option("--recorded", help="Use only what real agents recorded in a rehearsal.")
+        bool, typer.Option("--recorded", help="Fail unless the folder holds recordings of a rehearsal.")
     ] = False,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Attack one agent's records with canaries: a lower bound on epsilon, beside the proved upper bound.
+    """Attack one agent's records with canaries.
 
-    Executes the plan of a configuration or of a run once more, with canaries among the records. For agents
-    that rehearsed with canaries, it evaluates what they recorded.
+    Prints a lower bound on epsilon beside the proved upper bound. Executes the plan of a configuration or of
+    a run, with canaries in place of some records. For agents that rehearsed with canaries, it evaluates their
+    recordings.
     """
     run, wanted = _run_or_config(target, preset, changes)
     with signs_of_life(err, "audit") as progress, continue_with(START_AGAIN):
@@ -205,7 +219,7 @@ def calibrate(
     epsilon: Annotated[float, typer.Option("--epsilon", help="The budget of one agent.")],
     releases: Annotated[
         int,
-        typer.Option("--releases", min=1, help="T + 1 for a run of T rounds."),
+        typer.Option("--releases", min=1, help="Number of gradient releases: T + 1 for T rounds."),
     ],
     records: Annotated[int, typer.Option("--records", min=1, help="Records of one agent.")],
     delta: Annotated[float, typer.Option("--delta", help="The delta of the budget.")] = 1e-5,
@@ -219,10 +233,10 @@ def calibrate(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Print the noise that each published calibration requires for a budget.
+    """Print the noise that published calibrations require.
 
-    For one agent that releases its gradient --releases times under fresh noise. sigma is the paper's: the
-    standard deviation of the noise on the mean gradient, per unit of clip.
+    The budget is that of one agent, which releases its gradient --releases times, each time with fresh noise.
+    Sigma, as in the paper, is the standard deviation of the noise on the mean gradient, per unit of clip.
     """
     with signs_of_life(err, "calibrate") as progress:
         from topdp.privacy.published.calibration_table import side_by_side

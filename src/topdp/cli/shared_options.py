@@ -12,23 +12,21 @@ from typing import Annotated
 import typer
 
 from topdp.errors import Interrupted
-from topdp.runs.config import ConfigError, RunConfig, presets
+from topdp.runs.config import ConfigError, RunConfig
 
-ConfigFile = Annotated[
-    Path | None, typer.Argument(metavar="[CONFIG]", help="A TOML file.", show_default=False)
-]
+ConfigFile = Annotated[Path | None, typer.Argument(metavar="CONFIG", help="A TOML file.", show_default=False)]
 Target = Annotated[
     Path | None,
-    typer.Argument(
-        metavar="[CONFIG or RUN]", help="A TOML file, or the folder of a run.", show_default=False
-    ),
+    typer.Argument(metavar="CONFIG|RUN", help="A TOML file, or the folder of a run.", show_default=False),
 ]
 Preset = Annotated[
-    str | None, typer.Option("--preset", help=f"A shipped configuration: {', '.join(presets())}.")
+    str | None, typer.Option("--preset", help="A shipped configuration; `topdp run --help` lists them.")
 ]
 Changes = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Change one key, for example privacy.sigma=0.1."),
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Change one key, for example privacy.sigma=0.1. Repeatable."
+    ),
 ]
 Out = Annotated[
     Path | None, typer.Option("--out", metavar="DIR", help="The folder to write; new by default.")

@@ -51,9 +51,16 @@ def run(
         typer.Option("--sink", metavar="NAME", help="Also send metrics to tensorboard, mlflow or wandb."),
     ] = None,
 ) -> None:
-    """Train once. Without arguments: MNIST, 30 agents on a random graph, Top-DP.
+    """Train once. The default is MNIST on 30 agents, a random graph and Top-DP.
 
     Under torchrun the ranks share the agents, and the same command continues an unfinished run.
+
+    \b
+    Shipped configurations for --preset:
+      default
+      best-mnist, best-fashion-mnist, best-cifar10
+      paper-mnist-sync, paper-mnist-async
+      paper-cifar10-sync, paper-cifar10-async
     """
     wanted = None
     if resume is not None:
@@ -107,9 +114,10 @@ def compare(
     as_json: Json = False,
     seeds: Seeds = 1,
 ) -> None:
-    """Compare methods on the same graph, data and seed: one table, one figure.
+    """Compare methods on the same graph, data and seed.
 
-    After an interruption, the same command with the same --out continues.
+    Prints one table and draws one figure. After an interruption, the same command with the same
+    --out continues.
     """
     expect_one_process("compare")
     wanted = {
@@ -234,10 +242,14 @@ def sweep(
         float | None, typer.Option("--gpus", min=0.0, help="GPUs of each run on Ray; 0 by default.")
     ] = None,
 ) -> None:
-    """Run all combinations of settings and seeds: one table with spreads, CSV files and a picture.
+    """Run all combinations of settings and seeds.
 
-    For example: topdp sweep --over privacy.epsilon=0.5,1,2 --over method.name=plain,top --seeds 3.
-    All settings are checked before the first run starts; finished runs are not repeated.
+    Writes one table with mean and standard deviation over seeds, CSV files and a picture. All settings are
+    checked before the first run starts; finished runs are not repeated.
+
+    \b
+    For example:
+      topdp sweep --over privacy.epsilon=0.5,1,2 --over method.name=plain,top
     """
     expect_one_process("sweep")
     base = None

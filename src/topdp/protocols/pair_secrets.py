@@ -1,4 +1,4 @@
-"""Pair secrets: which agents share a secret, and so draw the same noise. A secret requires no link.
+"""Pair secrets: which agents share a secret, and so draw the same noise. A secret requires no edge.
 
 **Guarantees.** If the graph of secrets stays connected after the removal of any `colluders` agents, each
 other agent is hidden by the noise of all remaining ones. Otherwise some agent is hidden only by its own

@@ -77,7 +77,7 @@ class TopologyConfig(Section):
     degree: Count = 4
     rewire: Annotated[float, Field(ge=0, le=1)] = 0.1
     path: str | None = None
-    weights: Literal["refuse", "ignore"] = "refuse"  # on the links of a file
+    weights: Literal["refuse", "ignore"] = "refuse"  # on the edges of a file
 
     @model_validator(mode="before")
     @classmethod
@@ -299,7 +299,9 @@ def read(path: Path | None = None, preset: str | None = None, changes: list[str]
         except OSError as error:
             raise ConfigError(f"Expected a TOML file, could not read {path}: {error.strerror}.") from error
         except UnicodeDecodeError as error:
-            raise ConfigError(f"Expected UTF-8 in {path}: {error}. Save the file as UTF-8.") from error
+            raise ConfigError(
+                f"Expected TOML in UTF-8 in {path}: {error}. Save the file as UTF-8."
+            ) from error
         origin = str(path)
     else:
         name = "default" if preset is None else preset

@@ -1,4 +1,4 @@
-"""The check of weights on a user's links: no protocol uses them, so they are refused or ignored.
+"""The check of weights on a user's edges: no protocol uses them, so they are refused or ignored.
 
 Agents mix by α (the paper) or by Metropolis weights, which follow from degrees; proofs and noise assume these
 weights. Dropping a weight silently would execute another run than the user described.
@@ -17,7 +17,7 @@ Weights = Literal["refuse", "ignore"]
 def expect_no_weights(placed: Iterable[tuple[str, Any]], weights: str) -> None:
     """Raise TopologyError for weights other than 1 unless `weights` is "ignore".
 
-    `placed`: for each link, its position for the message, and its weight.
+    `placed`: for each edge, its position for the message, and its weight.
     """
     if weights not in get_args(Weights):
         raise TopologyError(f"weights: expected 'refuse' or 'ignore', got {weights!r}.")
@@ -25,7 +25,7 @@ def expect_no_weights(placed: Iterable[tuple[str, Any]], weights: str) -> None:
     if others and weights == "refuse":
         where, weight = others[0]
         raise TopologyError(
-            f"{where}: expected a link without a weight, got {weight!r:.40} ({len(others)} such in all). No "
+            f"{where}: expected an edge without a weight, got {weight!r:.40} ({len(others)} such in all). No "
             "protocol mixes by given weights. Use weights='ignore' to drop them; in a configuration "
             'topology.weights = "ignore".'
         )

@@ -1,4 +1,4 @@
-"""Child processes of a command: they end before it does, or with it.
+"""Child processes of a command, which end before the command does or with it.
 
 Signals that ask the command to end take effect between two steps, so that no child is half started
 (`EndSignals`). Children are then terminated, and killed after a while (`terminate_all`). If the parent is

@@ -55,7 +55,7 @@ SLOW_BALL_ROW_LIMIT = 400
 # Seconds of one core that a bound may take by default.
 MAX_UNASKED_SECONDS = 600.0
 
-# The most links from the owner to the edge of its ball.
+# The most edges from the owner to the edge of its ball.
 MAX_BALL_RADIUS = 8
 
 # The most traces of the first ball. If there are more, the search begins with the smallest ball.
@@ -122,7 +122,7 @@ class PlanNeighbourhoods:
         return frozenset(near | set(related_columns(self._readers, hidden).tolist())) - {owner}
 
     def farthest(self, owner: int, room: int) -> int:
-        """Return the radius, in links, of the largest ball around `owner` with at most `room` hidden rows."""
+        """Return the radius, in edges, of the largest ball around `owner` with at most `room` hidden rows."""
         reach = 0
         while reach < MAX_BALL_RADIUS:
             wider = self.hidden(owner, reach + 1)
@@ -318,7 +318,7 @@ def _view(around: PlanNeighbourhoods, exposure: Exposure, colluders: int, bounds
     asked = ~np.isnan(upper)
     reach = sorted({state.largest()[0] for state in bounds})
     note = (
-        f"at most: bounded by the rows within {_from_to(reach)} links of each agent, all rows beyond counted "
+        f"at most: bounded by the rows within {_from_to(reach)} edges of each agent, all rows beyond counted "
         "as seen; privacy.allow_slow=true uses larger neighbourhoods, and needs less noise."
     )
     return View(

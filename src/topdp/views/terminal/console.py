@@ -17,9 +17,7 @@ from topdp.base.files import FileError
 out = Console()
 err = Console(stderr=True)
 
-Json = Annotated[
-    bool, typer.Option("--json", help="Print one JSON object as the last line on stdout, and nothing else.")
-]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
 """The option of every command that prints."""
 
 
