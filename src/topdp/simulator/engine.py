@@ -25,7 +25,7 @@ from topdp.learning.gradients.gradient_inputs import divergence_error
 from topdp.learning.gradients.path_check import draws_dropout
 from topdp.learning.metrics import Metric
 from topdp.learning.tasks import Task
-from topdp.plan import Plan, ReleaseKind, prune
+from topdp.plan import Capability, Plan, ReleaseKind, prune, unsupported
 from topdp.plan.batches import Batches, Full
 from topdp.plan.random_streams import stream
 from topdp.simulator.adaptive_step import adaptive_step
@@ -74,6 +74,10 @@ class Intervention:
     tamper: Tamper | None = None
     hostile: tuple[int, ...] = ()
     every_row: bool = False
+
+    def supports(self, plan: Plan) -> str | None:
+        """Return None, or the need of `plan` that hostile agents do not support."""
+        return None if self.tamper is None else unsupported(plan, {*Capability} - {Capability.ROUNDED_ROWS})
 
 
 def supports(plan: Plan) -> str | None:
@@ -140,8 +144,8 @@ class Engine(Simulation):
         self.layout = layout or RowLayout(self.plan)
         if self.layout.plan is not self.plan:
             raise InputError("Expected the layout of the pruned plan that is executed, got another's.")
-        if plan.rounded is not None and self.intervention.tamper is not None:
-            raise InputError("Expected rows that are not rounded where agents are hostile, got others.")
+        if reason := self.intervention.supports(plan):
+            raise InputError(f"Expected rows that are not rounded where agents are hostile, got {reason}.")
         self.gradients = gradients
         self.device = torch.device(device)
         self.shards = _as_type(shards, gradients.flat.dtype).to(self.device)
