@@ -258,6 +258,20 @@ def test_a_folder_that_cannot_be_one_is_said(tmp_path):
         Ledger(tmp_path, "federation", "ada")
 
 
+@pytest.mark.parametrize("writable", [True, False])
+def test_without_a_federation_no_ledger_is_created(tmp_path, writable):
+    with pytest.raises(LedgerError, match="there is none"):
+        Ledger(tmp_path / "nothing", writable=writable)
+    assert not (tmp_path / "nothing").exists()
+    (tmp_path / LEDGER_FILE).touch()  # as after a kill before the tables were written
+    with pytest.raises(LedgerError, match="being created"):
+        Ledger(tmp_path, writable=writable)
+    Ledger(tmp_path, "federation", "ada").close()
+    again = Ledger(tmp_path, writable=writable)
+    assert again.meta["federation"] == "federation"
+    again.close()
+
+
 def test_the_inbox_says_why(ledger):
     inbox = Inbox(ledger, {"bob": [0, 1, 3, 9], "eve": []}, window=4)
 

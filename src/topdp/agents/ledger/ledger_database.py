@@ -123,7 +123,7 @@ class LedgerDatabase:
         """Open the file for writing and return its connection. Create or migrate the file where needed."""
         db = self._db = connect(self.folder / LEDGER_FILE, writable=True)
         db.execute("PRAGMA journal_mode = WAL")
-        if not self.rows("SELECT 1 FROM sqlite_master"):
+        if self._is_new(identity):
             with self.transaction():
                 execute_all(db, TABLES_FORMAT_4)
                 execute_all(db, MIGRATION_4_TO_5)
@@ -164,10 +164,7 @@ class LedgerDatabase:
         """Return a connection to a snapshot of the file; an older format is migrated in a copy in memory."""
         db = self._db = connect(self.folder / LEDGER_FILE, writable=False)
         db.execute("BEGIN")
-        if not self.rows("SELECT 1 FROM sqlite_master"):
-            raise LedgerError(
-                f"Expected a ledger in {self.folder}, but it is being created. Try again in a moment."
-            )
+        self._is_new(identity={})
         format = self._format()
         self._expect_chain(last_only=True)
         if format < LEDGER_FORMAT:
@@ -177,6 +174,15 @@ class LedgerDatabase:
             _migrate(copy, format)
             return copy
         return db
+
+    def _is_new(self, identity: Mapping[str, str]) -> bool:
+        """Return whether the file has no tables. Raise LedgerError if it then needs an identity."""
+        is_new = not self.rows("SELECT 1 FROM sqlite_master")
+        if is_new and not identity:
+            raise LedgerError(
+                f"Expected a ledger in {self.folder}, but it is being created. Try again in a moment."
+            )
+        return is_new
 
     def _format(self) -> int:
         """Return the format of the file. Raise LedgerError if this version cannot read it."""

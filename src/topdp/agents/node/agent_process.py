@@ -136,7 +136,7 @@ class _AgentProcess:
         self.evaluation = None if options.evaluate is None else self._owner_evaluation(options.evaluate)
 
     def _owner_evaluation(self, every: int) -> OwnerEvaluation:
-        """The evaluation of this agent's model for its owner."""
+        """Return the evaluation of this agent's model for its owner."""
         from topdp.agents.node.owner_evaluation import OwnerEvaluation
 
         name = self.context.name
@@ -205,14 +205,14 @@ class _AgentProcess:
 
 
 def _own_budget(options: AgentOptions, manifest: Manifest, name: str) -> float | None:
-    """The agent's own budget: of the option and what an earlier run has left of it, the smaller one."""
+    """Return the agent's own budget: the option, or what an earlier run has left, whichever is smaller."""
     amendments.expect_all_signed(manifest)
     remaining = carry_budget_over(manifest, name, options.after, options.identity)
     return min((budget for budget in (remaining, options.epsilon) if budget is not None), default=None)
 
 
 def _read_ledger_meta(state: Path, upgrade: bool) -> dict[str, str]:
-    """The facts in the ledger of a state folder; none if it cannot be read: `Agent` reports why."""
+    """Return the facts in the ledger of a state folder; none if it cannot be read: `Agent` reports why."""
     try:
         ledger = Ledger(state, writable=False)
     except (LedgerError, TamperedError):
@@ -223,7 +223,7 @@ def _read_ledger_meta(state: Path, upgrade: bool) -> dict[str, str]:
 
 
 def _load_records(path: str, manifest: Manifest) -> data.Dataset:
-    """The records of this site. The manifest, not the folders of one site, defines the classes of images."""
+    """Return the records of this site. The manifest, not this site, defines the classes of images."""
     schema = named_schema(manifest.config)
     dataset = data.load(path, schema=schema)
     if dataset.class_names is not None and (schema is None or schema.classes is None):

@@ -17,37 +17,20 @@ from topdp.agents.node.status_file import ProcessStatus, age_in_words, epsilon_i
 
 OMITTED_WHEN_EMPTY = {"seeded", "rehearsal", "stopped", "departed", "departures", "gone", "paused", "doing"}
 OMITTED_WHEN_EMPTY |= {"waits_for", "heard", "scores"}
-"""What people are shown only where it applies. Quarantines are always shown, even if there are none."""
+"""Facts that people see only where they apply. Quarantines are always shown, even if there are none."""
 
 CHANGING_KEYS = ("written", "heard")
-"""What changes all the time, and is not reported as a change."""
+"""Facts that change all the time; a new value is not reported as a change."""
 
 
 def read_status(state: Path) -> dict[str, Any]:
-    """What `topdp agent status --json` prints."""
+    """Return the facts that `topdp agent status --json` prints."""
     with closing(Ledger(state, writable=False)) as ledger:
-        delta = ledger.meta.get(start_choices.DELTA_KEY)
-        facts: dict[str, Any] = {
-            "agent": ledger.meta.get("agent"),
-            "federation": ledger.meta.get("federation"),
-            "round": ledger.round,
-            "epsilon": ledger.spent,
-            "delta": None if delta is None else float(delta),
-            "charged_by": ledger.charged_by,
-            "worst_case": ledger.last_entry.worst_case if ledger.last_entry else 0.0,
-            "seeded": start_choices.ever_chosen(ledger, start_choices.SEEDED_KEY),
-            "rehearsal": start_choices.ever_chosen(ledger, start_choices.REHEARSAL_KEY),
-            "budget": start_choices.recorded_budget(ledger),
-            "stopped": ledger.stopped_at,
-            "ends": ledger.final_round,
-            "departed": ledger.departed,
-            "departures": ledger.covered_departures(),
-            "gone": ledger.departed_members(),
-            "seen": {peer: ledger.last_received(peer) for peer in ledger.recorded_peers()},
-            "quarantined": quarantined_peers(ledger),
-        }
+        facts = charged_facts(ledger)
+        facts["seen"] = {peer: ledger.last_received(peer) for peer in ledger.recorded_peers()}
+        facts["quarantined"] = quarantined_peers(ledger)
     status = ProcessStatus.read(state)
-    if facts["budget"] is None and status is not None:  # a ledger from before budgets were recorded
+    if facts["budget"] is None and status is not None:  # the ledger of a version that did not record budgets
         facts["budget"] = status.budget
     facts |= {"paused": OperatorOrders(state).since(PAUSE_FILE), **_process_facts(status)}
     if facts["rounds"] is not None and facts["ends"] is not None:  # the process may not know the end yet
@@ -55,8 +38,30 @@ def read_status(state: Path) -> dict[str, Any]:
     return facts
 
 
+def charged_facts(ledger: Ledger) -> dict[str, Any]:
+    """What a ledger says of its agent's charges, and of the run that they belong to."""
+    delta = ledger.meta.get(start_choices.DELTA_KEY)
+    return {
+        "agent": ledger.meta.get("agent"),
+        "federation": ledger.meta.get("federation"),
+        "round": ledger.round,
+        "epsilon": ledger.spent,
+        "delta": None if delta is None else float(delta),
+        "charged_by": ledger.charged_by,
+        "worst_case": ledger.last_entry.worst_case if ledger.last_entry else 0.0,
+        "seeded": start_choices.ever_chosen(ledger, start_choices.SEEDED_KEY),
+        "rehearsal": start_choices.ever_chosen(ledger, start_choices.REHEARSAL_KEY),
+        "budget": start_choices.recorded_budget(ledger),
+        "stopped": ledger.stopped_at,
+        "ends": ledger.final_round,
+        "departed": ledger.departed,
+        "departures": ledger.covered_departures(),
+        "gone": ledger.departed_members(),
+    }
+
+
 def _process_facts(status: ProcessStatus | None) -> dict[str, Any]:
-    """What the status file adds. `rounds` is that of the last start, null before the first."""
+    """Return the facts of the status file. `rounds` is that of the last start; None before the first."""
     process = "not running" if status is None else status.liveness
     running = status if status is not None and process != "not running" else None
     return {
@@ -73,12 +78,12 @@ def _process_facts(status: ProcessStatus | None) -> dict[str, Any]:
 
 
 def stable_facts(facts: dict[str, Any]) -> dict[str, Any]:
-    """The facts whose changes are reported."""
+    """Return the facts whose changes are reported."""
     return {key: value for key, value in facts.items() if key not in CHANGING_KEYS}
 
 
 def finished(facts: dict[str, Any]) -> bool:
-    """Whether the agent has done all its rounds, and its process has ended."""
+    """Return whether the agent has completed all its rounds and its process has ended."""
     return (
         facts["process"] == "not running"
         and facts["rounds"] is not None
@@ -87,7 +92,7 @@ def finished(facts: dict[str, Any]) -> bool:
 
 
 def describe_status(facts: dict[str, Any]) -> dict[str, Any]:
-    """The same for people: ages instead of times, without facts that do not apply."""
+    """Return the facts for people: ages instead of times, without facts that do not apply."""
     shown = {key: value for key, value in facts.items() if key not in ("written", "id", "code")}
     if facts["written"] is not None and facts["process"] == "not answering":
         shown["process"] = f"not answering since {age_in_words(facts['written'])} (process {facts['id']})"
@@ -118,7 +123,7 @@ def describe_status(facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def status_line(state: Path, facts: dict[str, Any]) -> str:
-    """One line for output that is not a terminal."""
+    """Return one line, for output that is not a terminal."""
     status = ProcessStatus.read(state)
     if status is None:
         return f"{facts['agent']}: round {facts['round']}, {facts['process']}"

@@ -1,12 +1,12 @@
-"""Make the next manifest of a federation whose members change: members, links, and what is left of budgets.
+"""Make the next manifest of a federation whose members change: members, links, and remaining budgets.
 
-The run before ends for all after a named round, and a new one begins at the public start with the rest of
-every budget. That is the simplest way whose account is plainly sound: no observer of the second run learns
-more about the first than the first has cost. Estimates of the first are not reused: some agents saw them, and
-no account here covers showing them to others.
+The previous run ends for all after a named round, and a new one begins at the public start with the rest of
+every budget. No observer of the second run learns more about the first than the first has cost. Estimates of
+the first run are not reused: some agents saw them, and no account here covers showing them to others.
 
-**Guarantees.** What members have spent after that round is computed with the meter by which their ledgers
-charge, for a run that followed its plan. `carried_budget` holds an agent to its own ledger if that is more.
+**Guarantees.** The ε that members have spent after that round is computed with the meter by which their
+ledgers charge, for a run that followed its plan. If an agent's own ledger shows more, `carried_budget`
+counts that.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from topdp.topology import from_edges
 
 @dataclass(frozen=True, kw_only=True)
 class MembershipChange:
-    """What changes, and when."""
+    """A change of members, and the round after which it applies."""
 
-    round: int  # the last one of the run before
+    round: int  # the last one of the previous run
     add: tuple[Card, ...] = ()
     remove: tuple[str, ...] = ()
     links: tuple[tuple[str, str], ...] = ()  # besides those that stay
     records: tuple[int, ...] = ()  # of the members that are added
-    rounds: int | None = None  # of the new run; None: those that are left
+    rounds: int | None = None  # of the new run; None: the remaining ones
 
 
 def amend(before: Manifest, change: MembershipChange) -> tuple[Manifest, Account, list[str]]:
@@ -82,7 +82,7 @@ def amend(before: Manifest, change: MembershipChange) -> tuple[Manifest, Account
 
 
 def spent_by(setup: RunSetup, round: int) -> dict[str, float]:
-    """{member: ε that its ledger shows after `round` if the plan is followed}"""
+    """Map each member to ε that its ledger shows after `round` if the plan is followed."""
     privacy = setup.manifest.config.privacy
     analysis = setup.run.analysis
     spent = {}
@@ -102,7 +102,7 @@ def spent_by(setup: RunSetup, round: int) -> dict[str, float]:
 
 
 def round_choice_remarks(before: Manifest) -> list[str]:
-    """What a user must know before choosing the round, where accounts do not cover every way to choose it."""
+    """Return remarks on the choice of the round, where accounts do not cover every way to choose it."""
     config = before.config
     guarantee, sampled = config.privacy.guarantee, isinstance(config.data.batch, PoissonBatch)
     if guarantee_kind(guarantee).proved and not sampled:

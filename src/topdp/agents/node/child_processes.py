@@ -1,4 +1,4 @@
-"""Child processes of a command: they end before it does, or with it.
+"""Child processes of a command, which end before the command does or with it.
 
 Signals that ask the command to end take effect between two steps, so that no child is half started
 (`EndSignals`). Children are then terminated, and killed after a while (`terminate_all`). If the parent is
@@ -19,7 +19,8 @@ from typing import Any, Self
 from topdp.agents.node import shutdown
 from topdp.errors import Interrupted
 
-END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+END_SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+"""Windows has no SIGHUP."""
 
 
 class EndSignals:

@@ -67,7 +67,7 @@ class NodeMonitor:
         agent.loop.paused = orders.is_paused
 
     def _rounds(self) -> int:
-        """The last round: the plan's, or an earlier one if the run was amended."""
+        """Return the last round: the plan's, or an earlier one if the run was amended."""
         planned, end = self.agent.context.part.plan.releases - 1, self.agent.ledger.final_round
         return planned if end is None else min(planned, max(end, self.agent.ledger.round))
 
@@ -176,7 +176,7 @@ class NodeMonitor:
 
 
 def _stable_fields(status: ProcessStatus) -> tuple[object, ...]:
-    """The fields whose changes are written at once."""
+    """Return the fields whose changes are written at once."""
     waits = tuple(status.waits_for.items())
     scored_round = status.scores and status.scores["round"]
     return status.state, status.round, waits, scored_round, status.code

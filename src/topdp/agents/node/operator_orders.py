@@ -1,4 +1,4 @@
-"""Orders that a person gives an agent from another shell: files in its state folder, not signals or sockets.
+"""Orders to an agent from another shell, as files in its state folder instead of signals or sockets.
 
 Files work with paths of any length, across containers that share the folder, and while no agent runs. `pause`
 outlives a restart because its file does. Write access to the folder permits giving orders: the folder is made

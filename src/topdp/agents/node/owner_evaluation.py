@@ -47,7 +47,7 @@ class OwnerEvaluation:
         self._metrics = task.metrics
 
     def of(self, estimate: Tensor, round: int) -> dict[str, Any]:
-        """Loss and metrics of `estimate`, with its round and the records used."""
+        """Return loss and metrics of `estimate`, with its round and the records used."""
         row = estimate[None].to(self._gradients.flat.dtype)
         result = evaluate(self._gradients, self._metrics, row, self._inputs, self._targets)
         values = {name: value[0].tolist() for name, value in result.metrics.items()}

@@ -30,7 +30,7 @@ MetricFamily = GaugeMetricFamily | CounterMetricFamily
 
 
 def metric_families(agent: Agent) -> Iterator[MetricFamily]:
-    """The current values of all metrics."""
+    """Yield all metrics with their current values."""
 
     def metric(
         kind: type[GaugeMetricFamily] | type[CounterMetricFamily],
@@ -82,7 +82,7 @@ def metric_families(agent: Agent) -> Iterator[MetricFamily]:
 
 
 def _refusals(agent: Agent) -> CounterMetricFamily:
-    """Handshakes, links and messages that were refused, by neighbour and reason."""
+    """Return the numbers of refused handshakes, links and messages, by neighbour and reason."""
     family = CounterMetricFamily(
         "topdp_refused", "Handshakes and messages that were refused.", labels=["agent", "peer", "reason"]
     )
@@ -94,7 +94,7 @@ def _refusals(agent: Agent) -> CounterMetricFamily:
 
 
 def _ledger_bytes(agent: Agent) -> int:
-    """The size of the ledger with SQLite's files beside it."""
+    """Return the size of the ledger with SQLite's files beside it."""
     return sum(file.stat().st_size for file in agent.folder.glob(f"{LEDGER_FILE}*"))
 
 

@@ -1,11 +1,10 @@
-"""The neighbours that an agent no longer believes, and how a person lifts a quarantine with a reason.
+"""Quarantined neighbours, whose rows an agent no longer accepts, and how a person lifts a quarantine.
 
 A quarantine is lifted while the agent is stopped (its process locks the ledger), and from its next start on.
 
-**Guarantees.** What the quarantine has cost stays: a departure from the plan is not revoked, and an agent
-that charges by worst case since then continues to. A neighbour that was given up for good, where draws are
-shared, stays so: the other agents count it as a colluder. A neighbour that offends again is quarantined
-again.
+**Guarantees.** The cost of the quarantine stays: a departure from the plan is not revoked, and an agent that
+has charged by worst case since then continues to. Where draws are shared, a departed neighbour stays
+departed: the other agents count it as a colluder. A neighbour that offends again is quarantined again.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ LIFTED_KEY_PREFIX = "lifted "  # followed by a number: the key of a lifted quara
 
 
 def read_quarantine(state: Path) -> dict[str, Any]:
-    """The quarantined neighbours with reasons, and the quarantines that were lifted before."""
+    """Return the quarantined neighbours with reasons, and the quarantines that were lifted before."""
     with closing(Ledger(state, writable=False)) as ledger:
         return {"quarantined": quarantined_peers(ledger), "lifted": _lifted_entries(ledger)}
 
 
 def quarantined_peers(ledger: Ledger) -> dict[str, dict[str, str]]:
-    """{neighbour: code and words} of those that are quarantined."""
+    """Map each quarantined neighbour to the code and words of the reason."""
     return {
         peer: {"code": reason.code.name, "words": reason.words}
         for peer in ledger.recorded_peers()
@@ -39,7 +38,7 @@ def quarantined_peers(ledger: Ledger) -> dict[str, dict[str, str]]:
 
 
 def lift_quarantine(state: Path, peer: str, reason: str) -> dict[str, Any]:
-    """Believe `peer` again from the next start on. Return what the ledger records of it."""
+    """Accept rows of `peer` from the next start on. Return the facts that the ledger records."""
     if not reason.strip():
         raise InputError("--reason: expected what a person has found, got nothing.")
     with closing(Ledger(state)) as ledger:
@@ -56,14 +55,14 @@ def lift_quarantine(state: Path, peer: str, reason: str) -> dict[str, Any]:
             "words": cause.words,
             "reason": reason.strip(),
         }
-        # The reason first: a crash in between must not leave a neighbour believed without one.
+        # The reason first: a crash in between must not lift a quarantine without a reason.
         ledger.database.remember(f"{LIFTED_KEY_PREFIX}{len(_lifted_entries(ledger))}", json.dumps(facts))
         ledger.lift_quarantine(peer)
         return {**facts, "remarks": _remarks(ledger, peer)}
 
 
 def _remarks(ledger: Ledger, peer: str) -> list[str]:
-    """What lifting does not restore."""
+    """Return what lifting the quarantine does not restore, as sentences."""
     remarks = []
     if ledger.departed is not None:
         remarks.append(

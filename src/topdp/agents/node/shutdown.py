@@ -1,4 +1,4 @@
-"""How an agent's process ends on a signal: in order if it can, and within a stated time in any case.
+"""The end of an agent's process on a signal: in order if possible, within a stated time in any case.
 
 The first SIGTERM or SIGINT asks the agent to end; a second one ends the process at once. If the agent has not
 ended `AGENT_SHUTDOWN_SECONDS` after the first, the log names the tasks that hang, and the process exits. The

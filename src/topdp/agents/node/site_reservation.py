@@ -32,7 +32,7 @@ SITE_RUN_KEY = "site_run"  # the key of the random part of a ledger's id in the 
 
 
 def site_folder(site: Path | None, identity: Path) -> tuple[Path, bool]:
-    """The folder of the site budget, and whether the user chose it (with --site or TOPDP_SITE)."""
+    """Return the folder of the site budget, and whether the user chose it (with --site or TOPDP_SITE)."""
     chosen = site or (Path(os.environ[SITE_VARIABLE]) if os.environ.get(SITE_VARIABLE) else None)
     return (chosen, True) if chosen else (identity / "site", False)
 
@@ -67,7 +67,7 @@ class SiteReservation:
             self._reserved = epsilon
 
     def end(self) -> None:
-        """Give back what was not spent, if the run can make no further release."""
+        """Release the unspent part of the reservation if the run can make no further release."""
         ledger = self.agent.ledger
         if self.agent.loop.all_done:
             self.budget.finalize(self._ledger_id, _spent(ledger), ledger.charge_count)
@@ -109,7 +109,7 @@ def _spent(ledger: Ledger) -> float:
 
 
 def _ledger_id(ledger: Ledger) -> str:
-    """A random id, with the identity of the file, which a copy does not share."""
+    """Return a random id with the identity of the file, which a copy does not share."""
     if SITE_RUN_KEY not in ledger.meta:
         ledger.database.remember(SITE_RUN_KEY, secrets.token_hex(16))
     file = (ledger.folder / LEDGER_FILE).stat()

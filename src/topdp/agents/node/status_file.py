@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import stat
 import time
 from collections.abc import Mapping
@@ -76,7 +77,7 @@ class ProcessStatus(BaseModel):
 
     @classmethod
     def read(cls, folder: Path) -> ProcessStatus | None:
-        """The last status; None if there is none."""
+        """Return the last status, or None if there is none."""
         path = folder / STATUS_FILE
         try:
             facts = os.lstat(path)
@@ -95,7 +96,7 @@ class ProcessStatus(BaseModel):
 
     @property
     def liveness(self) -> Liveness:
-        """Whether the process that wrote this runs."""
+        """Whether the process that wrote this status runs."""
         is_recent = time.time() - self.written <= PROCESS_SILENCE_SECONDS
         is_here = self.begun.startswith(_machine_id())  # else only the file shows whether the process runs
         if self.state == "ended" or (is_here and process_birth(self.process) != self.begun):
@@ -106,7 +107,7 @@ class ProcessStatus(BaseModel):
 
 
 def process_birth(process: int) -> str:
-    """A name that no other process has: machine, its boot, process namespace, and start time."""
+    """Return a name that no other process has: machine, its boot, process namespace, and start time."""
     try:
         facts = Path(f"/proc/{process}/stat").read_text(encoding="ascii", errors="replace")
         fields = facts.rpartition(")")[2].split()  # the name before may contain anything
@@ -120,12 +121,12 @@ def process_birth(process: int) -> str:
 
 
 def _machine_id() -> str:
-    """The machine since its boot, and its process namespace."""
+    """Return a name of the machine since its boot, and of its process namespace."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')} "
     except OSError:
-        return f"{os.uname().nodename} "
+        return f"{platform.node()} "
 
 
 def epsilon_in_words(epsilon: float | None) -> str:
@@ -133,7 +134,8 @@ def epsilon_in_words(epsilon: float | None) -> str:
 
 
 def age_in_words(since: float, now: float | None = None) -> str:
-    """
+    """Return the time since `since`, both in seconds since the epoch, as text.
+
     >>> age_in_words(100, 142), age_in_words(100, 100 + 3 * 3600 + 120), age_in_words(100, 90)
     ('42 s', '3 h 2 min', '0 s')
     """
@@ -145,7 +147,7 @@ def age_in_words(since: float, now: float | None = None) -> str:
 
 
 def progress_in_words(status: ProcessStatus, spent: float | None, charged_by: str) -> str:
-    """Round, budget, and the neighbours that the agent waits for."""
+    """Return round, budget, and the neighbours that the agent waits for, as text."""
     words = f"round {max(status.round, 0)} of {status.rounds}" if status.round >= 0 else "no release yet"
     words += f", epsilon {epsilon_in_words(spent)} of {status.budget:.4g} spent ({charged_by})"
     if status.state == "paused":
@@ -157,7 +159,8 @@ def progress_in_words(status: ProcessStatus, spent: float | None, charged_by: st
 
 
 def scores_in_words(scores: Mapping[str, Any]) -> str:
-    """
+    """Return the scores of `OwnerEvaluation` as text.
+
     >>> scores_in_words({"round": 3, "on": "test", "records": 40, "loss": 0.2, "metrics": {"accuracy": 0.9}})
     'accuracy 90.00% on 40 test records of its own (round 3)'
     """
