@@ -18,6 +18,7 @@ from topdp.privacy.basics.exposure import Exposure, check, uncovered_reason
 from topdp.privacy.basics.refusals import PrivacyError, PrivacyWarning, expect_supported
 from topdp.protocols import protocol_of
 
+
 @dataclass(frozen=True)
 class Analysis:
     """A calibration by name, and how each agent uses its records.
