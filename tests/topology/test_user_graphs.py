@@ -44,7 +44,7 @@ def test_a_topology_stays_itself_and_a_path_is_read(tmp_path: Path) -> None:
 def test_weights_are_refused_unless_they_are_left_out_by_choice() -> None:
     weighted = nx.Graph()
     weighted.add_weighted_edges_from([(0, 1, 1), (1, 2, 0.5), (2, 0, 3)])
-    with pytest.raises(TopologyError, match=r"link 0 - 2: expected a link without a weight, got 3 \(2 such"):
+    with pytest.raises(TopologyError, match=r"edge 0 - 2: expected an edge without a weight, got 3 \(2 such"):
         as_topology(weighted)
     assert len(as_topology(weighted, weights="ignore").edges) == 3
     for a, b in weighted.edges:
@@ -61,7 +61,7 @@ def test_weights_are_refused_unless_they_are_left_out_by_choice() -> None:
         (nx.Graph([(0, 1), (2, 3)]), r"Expected a connected graph, got 2 components"),
         (nx.Graph([(0, "a")]), "Expected nodes that can be sorted"),
         (nx.Graph([("1", "2"), ("2", "3")]).subgraph(["1"]), "at least 2 agents, got 1"),
-        (nx.empty_graph(3), "got one without links"),
+        (nx.empty_graph(3), "got one without edges"),
         ([(0, 1)], "Expected a graph: .* got a list"),
         (3, "got a int"),
     ],
@@ -76,7 +76,7 @@ def test_a_path_in_a_configuration_says_that_the_graph_is_a_file(tmp_path: Path)
     for change in ("topology.path", "topology.kind"):
         made = config.read(changes=[f"{change}={tmp_path / 'edges.txt'}", "topology.weights=ignore"])
         assert made.topology.kind == "file" and RunOutline.of(made).graph.agents == 3
-        with pytest.raises(TopologyError, match="line 1: expected a link without a weight"):
+        with pytest.raises(TopologyError, match="line 1: expected an edge without a weight"):
             RunOutline.of(config.read(changes=[f"{change}={tmp_path / 'edges.txt'}"]))
     with pytest.raises(config.ConfigError, match=r"got 'rign'. Did you mean 'ring'"):
         config.read(changes=["topology.kind=rign"])

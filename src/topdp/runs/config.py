@@ -77,7 +77,7 @@ class TopologyConfig(Section):
     degree: Count = 4
     rewire: Annotated[float, Field(ge=0, le=1)] = 0.1
     path: str | None = None
-    weights: Literal["refuse", "ignore"] = "refuse"  # on the links of a file
+    weights: Literal["refuse", "ignore"] = "refuse"  # on the edges of a file
 
     @model_validator(mode="before")
     @classmethod

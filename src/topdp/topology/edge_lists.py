@@ -1,22 +1,33 @@
-"""Reads graphs from text files: one link per line."""
+"""Reads graphs from text files: one edge per line. Weights of edges are refused or ignored.
+
+No protocol mixes by the weights of a user's edges: agents mix by α (the paper) or by Metropolis weights,
+which follow from degrees, and proofs and noise assume these weights. Dropping a weight silently would execute
+another run than the user described.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any, Literal, get_args
 
 from topdp.topology.graph import Topology, TopologyError, from_edges
-from topdp.topology.link_weights import Weights, expect_no_weights
+
+Weights = Literal["refuse", "ignore"]
+
+# First lines of files of directed graphs.
+HEADERS = (("source", "target"), ("from", "to"), ("src", "dst"))
 
 
 def read_edge_list(path: str | Path, weights: Weights = "refuse") -> Topology:
-    """Return the graph in a text file: one link per line, two names separated by blanks or a comma.
+    """Return the graph in a text file: one edge per line, two names separated by blanks or a comma.
 
-    `#` begins a comment. A link may be listed twice, or once in each direction. Names are whole numbers or
+    `#` begins a comment. An edge may be listed twice, or once in each direction. Names are whole numbers or
     text. Numbers 0 .. n-1 are the agents themselves; other numbers become agents in ascending order, text in
     order of first appearance, and `labels` keeps the names. TopologyError names the line of a self loop, of
     `->` or a header such as `source target` (a directed file), and of anything but two names; for an
-    unconnected graph it names the components. A number after the two names is the weight of the link; weights
+    unconnected graph it names the components. A number after the two names is the weight of the edge; weights
     other than 1 are refused unless `weights="ignore"`.
 
     >>> from pathlib import Path
@@ -39,7 +50,7 @@ def read_edge_list(path: str | Path, weights: Weights = "refuse") -> Topology:
         if line.split("#")[0].strip()
     }
     if not read:
-        raise TopologyError(f"Expected at least one link in {path}, got none. Write two names per line.")
+        raise TopologyError(f"Expected at least one edge in {path}, got none. Write two names per line.")
     expect_no_weights(((f"{path}, line {n}", weight) for n, (_, _, weight) in read.items()), weights)
     links = [(a, b) for a, b, _ in read.values()]
     names = list(dict.fromkeys(name for link in links for name in link))
@@ -62,24 +73,19 @@ def _link(line: str, where: str) -> tuple[str, str, float]:
     content = line.split("#")[0].strip()
     if any(arrow in content for arrow in ("->", "<-", "=>", "→", "←")):
         raise TopologyError(
-            f"{where}: expected an undirected link 'a b', got {content!r}; remove the arrows if every link "
+            f"{where}: expected an undirected edge 'a b', got {content!r}; remove the arrows if every edge "
             f"works both ways: agents that send also receive."
         )
     names = content.replace(",", " ").split()
-    header = tuple(name.lower() for name in names[:2]) in {
-        ("source", "target"),
-        ("from", "to"),
-        ("src", "dst"),
-    }
-    if header:
+    if tuple(name.lower() for name in names[:2]) in HEADERS:
         raise TopologyError(
-            f"{where}: expected a link, got the header {content!r}, which marks a directed graph; remove the "
-            f"line if every link works both ways."
+            f"{where}: expected an edge, got the header {content!r}, which marks a directed graph; remove "
+            f"the line if every edge works both ways."
         )
     weight = _number(names.pop()) if len(names) == 3 else 1.0
     if len(names) != 2 or weight is None or any(not part.strip() for part in content.split(",")):
         raise TopologyError(
-            f"{where}: expected two names, got {content!r}; write one link per line, without blanks inside "
+            f"{where}: expected two names, got {content!r}; write one edge per line, without blanks inside "
             "a name."
         )
     if names[0] == names[1]:
@@ -96,3 +102,20 @@ def _number(text: str) -> float | None:
     except ValueError:
         return None
     return number if math.isfinite(number) else None
+
+
+def expect_no_weights(placed: Iterable[tuple[str, Any]], weights: str) -> None:
+    """Raise TopologyError for weights other than 1 unless `weights` is "ignore".
+
+    `placed`: for each edge, its position for the message, and its weight.
+    """
+    if weights not in get_args(Weights):
+        raise TopologyError(f"weights: expected 'refuse' or 'ignore', got {weights!r}.")
+    others = [(where, weight) for where, weight in placed if weight != 1]
+    if others and weights == "refuse":
+        where, weight = others[0]
+        raise TopologyError(
+            f"{where}: expected an edge without a weight, got {weight!r:.40} ({len(others)} such in all). No "
+            "protocol mixes by given weights. Use weights='ignore' to drop them; in a configuration "
+            'topology.weights = "ignore".'
+        )

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from topdp.plan.random_streams import stream
+from topdp.topology.edge_lists import read_edge_list
 from topdp.topology.graph import Topology, TopologyError, components, from_edges, whole_number
 
 MAX_GRAPH_DRAWS = 1000
 
 
 def random(agents: int, connection: float = 0.2, seed: int = 0) -> Topology:
-    """Return an Erdős–Rényi graph: each of the n(n-1)/2 links exists with probability `connection`.
+    """Return an Erdős–Rényi graph: each of the n(n-1)/2 edges exists with probability `connection`.
 
     Graphs are drawn until one is connected. Raise TopologyError after `MAX_GRAPH_DRAWS` draws.
 
@@ -27,7 +27,7 @@ def random(agents: int, connection: float = 0.2, seed: int = 0) -> Topology:
     n = whole_number("agents", agents)
     if not 0 < connection <= 1:
         raise TopologyError(
-            f"Expected 0 < connection <= 1, got {connection}; it is the share of linked pairs."
+            f"Expected 0 < connection <= 1, got {connection}; it is the share of adjacent pairs."
         )
     # Drawn here, not by networkx, so that a seed names the same graph whatever networkx is installed.
     starts = np.concatenate([[0], np.cumsum(np.arange(n - 1, 0, -1))])  # of row i among the pairs i < j
@@ -48,7 +48,7 @@ def random(agents: int, connection: float = 0.2, seed: int = 0) -> Topology:
 
 
 def ring(agents: int) -> Topology:
-    """Return the ring: agent i is linked to i-1 and i+1, modulo n.
+    """Return the ring: agent i is adjacent to i-1 and i+1, modulo n.
 
     >>> ring(4).edges.tolist()
     [[0, 1], [0, 3], [1, 2], [2, 3]]
@@ -58,7 +58,7 @@ def ring(agents: int) -> Topology:
 
 
 def complete(agents: int) -> Topology:
-    """Return the complete graph: all agents are linked to each other. No directed edge is covered.
+    """Return the complete graph: all agents are adjacent to each other. No directed edge is covered.
 
     >>> len(complete(5).edges)
     10
@@ -68,7 +68,7 @@ def complete(agents: int) -> Topology:
 
 
 def single() -> Topology:
-    """Return the graph of one party without links, for pooled records.
+    """Return the graph of one party without edges, for pooled records.
 
     >>> single().agents, len(single().edges)
     (1, 0)
@@ -77,10 +77,10 @@ def single() -> Topology:
 
 
 def star(agents: int, hubs: int = 2, attach: str = "one") -> Topology:
-    """Return a star: agents 0 .. hubs-1 are hubs, all linked to each other; the others are leaves.
+    """Return a star: agents 0 .. hubs-1 are hubs, all adjacent to each other; the others are leaves.
 
-    With `attach="one"` leaf i is linked to hub i mod hubs, so that leaves are split evenly: our reading of
-    the paper's "star topology with two star agents". With `attach="all"` every leaf is linked to every hub.
+    With `attach="one"` leaf i is adjacent to hub i mod hubs, so that leaves are split evenly: our reading of
+    the paper's "star topology with two star agents". With `attach="all"` every leaf is adjacent to every hub.
 
     >>> star(6).edges.tolist()
     [[0, 1], [0, 2], [0, 4], [1, 3], [1, 5]]
@@ -107,9 +107,9 @@ def tree(agents: int) -> Topology:
 
 
 def mesh(agents: int) -> Topology:
-    """Return a partial mesh: agent i is linked to i ± 1, i ± 2, i ± 4, ... up to n/2, modulo n.
+    """Return a partial mesh: agent i is adjacent to i ± 1, i ± 2, i ± 4, ... up to n/2, modulo n.
 
-    The paper says "partial mesh" without a definition. This one is regular, has near and far links and degree
+    The paper says "partial mesh" without a definition. This one is regular, has near and far edges and degree
     about 2 log2(n), and for six or more agents lies strictly between the ring and the complete graph.
 
     >>> mesh(30).neighbours[0].tolist()
@@ -141,7 +141,7 @@ def grid_columns(agents: int) -> int:
 def small_world(agents: int, degree: int = 4, rewire: float = 0.1, seed: int = 0) -> Topology:
     """Return a Watts–Strogatz graph.
 
-    On a circle each agent is linked to its `degree` nearest agents; then one end of each link moves to a
+    On a circle each agent is adjacent to its `degree` nearest agents; then one end of each edge moves to a
     random agent with probability `rewire`. Graphs are drawn until one is connected, at most
     `MAX_GRAPH_DRAWS` times.
 
@@ -152,11 +152,11 @@ def small_world(agents: int, degree: int = 4, rewire: float = 0.1, seed: int = 0
     if degree % 2:
         raise TopologyError(f"Expected an even degree, half on each side, got {degree}; use {degree + 1}.")
     if not 0 <= rewire <= 1:
-        raise TopologyError(f"Expected 0 <= rewire <= 1, got {rewire}; it is the share of moved links.")
+        raise TopologyError(f"Expected 0 <= rewire <= 1, got {rewire}; it is the share of moved edges.")
     import networkx as nx  # slow to import, and not needed by agents
 
     return _draw_until_connected(
-        "small-world", lambda s: nx.watts_strogatz_graph(n, degree, rewire, seed=s), seed, "raise the degree"
+        "small-world", lambda s: nx.watts_strogatz_graph(n, degree, rewire, seed=s), seed
     )
 
 
@@ -171,25 +171,25 @@ def regular(agents: int, degree: int = 4, seed: int = 0) -> Topology:
     if n * degree % 2:
         raise TopologyError(
             f"Expected agents * degree to be even, got {n} * {degree}; change either by one: "
-            f"every link has two ends."
+            f"every edge has two ends."
         )
     if degree == 1 and n > 2:
         raise TopologyError(f"Expected degree >= 2, got 1. {n} agents in pairs are not connected.")
     import networkx as nx
 
-    return _draw_until_connected(
-        "regular", lambda s: nx.random_regular_graph(degree, n, seed=s), seed, "raise the degree"
-    )
+    return _draw_until_connected("regular", lambda s: nx.random_regular_graph(degree, n, seed=s), seed)
 
 
-def _draw_until_connected(kind: str, draw: Callable[[int], Any], seed: int, advice: str) -> Topology:
+def _draw_until_connected(kind: str, draw: Callable[[int], Any], seed: int) -> Topology:
     import networkx as nx
 
     for attempt in range(MAX_GRAPH_DRAWS):
         graph = draw(int(stream(seed, f"topology.{kind}", attempt).integers(2**32)))
         if nx.is_connected(graph):
             return from_edges(list(graph.edges), len(graph), name=kind)
-    raise TopologyError(f"Expected a connected {kind} graph, got none in {MAX_GRAPH_DRAWS} draws; {advice}.")
+    raise TopologyError(
+        f"Expected a connected {kind} graph, got none in {MAX_GRAPH_DRAWS} draws; raise the degree."
+    )
 
 
 def _degree(agents: int, degree: int) -> int:
@@ -202,12 +202,7 @@ def _degree(agents: int, degree: int) -> int:
     return degree
 
 
-def _from_file(path: str | Path, weights: Any = "refuse") -> Topology:
-    from topdp.topology.edge_lists import read_edge_list
-
-    return read_edge_list(path, weights)
-
-
+# The names of `topology.kind` in a configuration.
 FAMILIES: dict[str, Callable[..., Topology]] = {
     "random": random,
     "ring": ring,
@@ -218,6 +213,5 @@ FAMILIES: dict[str, Callable[..., Topology]] = {
     "grid": grid,
     "small-world": small_world,
     "regular": regular,
-    "file": _from_file,
+    "file": read_edge_list,
 }
-"""The names of `topology.kind` in a configuration."""

@@ -35,7 +35,7 @@ class TopologyError(InputError):
     ...     from_edges([(0, 1), (2, 3)], agents=4)
     ... except TopologyError as error:
     ...     print(error)
-    Expected a connected graph, got 2 components: {0, 1}, {2, 3}; link them, or run each on its own.
+    Expected a connected graph, got 2 components: {0, 1}, {2, 3}; connect them, or run each on its own.
     """
 
 
@@ -79,7 +79,7 @@ class Topology:
 
     @cached_property
     def edges(self) -> Ints:
-        """[E, 2]: every link once, as (i, j) with i < j, in lexicographic order."""
+        """[E, 2]: every edge once, as (i, j) with i < j, in lexicographic order."""
         return _frozen(self.directed[self.directed[:, 0] < self.directed[:, 1]])
 
     @cached_property
@@ -134,7 +134,7 @@ class Topology:
         return {int(k) for k in np.flatnonzero(inside)}
 
     def diameter(self) -> int:
-        """Return the largest distance between two agents, in links.
+        """Return the largest distance between two agents, in edges.
 
         >>> ring(10).diameter(), complete(10).diameter()
         (5, 1)
@@ -187,7 +187,7 @@ def from_edges(
     name: str = "edges",
     labels: tuple[str, ...] | None = None,
 ) -> Topology:
-    """Return the graph with these undirected links; a link may occur twice, or once in each direction.
+    """Return the graph with these undirected edges; an edge may occur twice, or once in each direction.
 
     `agents` is n; the default is the largest agent number plus one.
 
@@ -227,7 +227,7 @@ def _checked(adjacency: ArrayLike, labels: tuple[str, ...] | None) -> Bools:
         raise TopologyError(f"Expected {n} different labels, got {len(set(labels))}; name every agent once.")
     matrix = given.astype(np.bool_)
     if given.dtype != np.bool_ and not (given == matrix).all():
-        raise TopologyError("Expected an adjacency of 0 and 1, got other numbers; links have no weights.")
+        raise TopologyError("Expected an adjacency of 0 and 1, got other numbers; edges have no weights.")
 
     def name(agent: int) -> str:
         return str(agent) if labels is None else labels[agent]
@@ -258,7 +258,7 @@ def _checked(adjacency: ArrayLike, labels: tuple[str, ...] | None) -> Bools:
         )
         raise TopologyError(
             f"Expected a connected graph, got {count} components: {shown}{', ...' if count > 6 else ''}; "
-            f"link them, or run each on its own."
+            f"connect them, or run each on its own."
         )
     return _frozen(matrix)
 

@@ -8,9 +8,8 @@ from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from topdp.topology import families
-from topdp.topology.edge_lists import read_edge_list
+from topdp.topology.edge_lists import Weights, expect_no_weights, read_edge_list
 from topdp.topology.graph import Topology, TopologyError, from_edges
-from topdp.topology.link_weights import Weights, expect_no_weights
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -47,7 +46,7 @@ def from_networkx(
     """Convert a `networkx.Graph` that is undirected and connected, without self loops.
 
     Agent k is node `order[k]`; the default order is sorted, and `labels` keeps the names of nodes unless they
-    are 0 .. n-1. Shards are passed in this order. Weights of links other than 1 are refused unless
+    are 0 .. n-1. Shards are passed in this order. Weights of edges other than 1 are refused unless
     `weights="ignore"`.
 
     >>> import networkx as nx
@@ -61,11 +60,11 @@ def from_networkx(
     if graph.is_directed():
         raise TopologyError(
             "Expected an undirected networkx graph, got a directed one: use graph.to_undirected() if every "
-            "link works both ways; agents that send also receive."
+            "edge works both ways; agents that send also receive."
         )
     if graph.is_multigraph():
         raise TopologyError(
-            "Expected at most one link between two agents, got a multigraph: use networkx.Graph(graph)."
+            "Expected at most one edge between two agents, got a multigraph: use networkx.Graph(graph)."
         )
     import networkx as nx  # already imported by the caller
 
@@ -78,12 +77,12 @@ def from_networkx(
     if len(graph) < 2:
         raise TopologyError(f"Expected a graph of at least 2 agents, got {len(graph)}.")
     weighted = graph.edges(data="weight", default=1)
-    expect_no_weights(((f"link {a!r} - {b!r}", weight) for a, b, weight in weighted), weights)
+    expect_no_weights(((f"edge {a!r} - {b!r}", weight) for a, b, weight in weighted), weights)
     nodes = _ordered(graph, order)
     number = {node: agent for agent, node in enumerate(nodes)}
     edges = [(number[a], number[b]) for a, b in graph.edges]
     if not edges:
-        raise TopologyError("Expected a connected graph, got one without links.")
+        raise TopologyError("Expected a connected graph, got one without edges.")
     plain = nodes == list(range(len(nodes)))
     labels = None if plain else tuple(str(node) for node in nodes)
     return from_edges(edges, len(nodes), name="given", labels=labels)

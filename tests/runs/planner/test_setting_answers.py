@@ -215,7 +215,7 @@ def test_what_is_too_large_is_refused_before_anything_is_made(changes, said, mon
 
 def test_what_has_too_many_links_is_refused_before_a_plan_is_written(monkeypatch):
     monkeypatch.setattr(ResolvedRun, "write_plan", lambda *given: pytest.fail("a plan was written"))
-    with pytest.raises(InputError, match="rounds: expected at most 202 with 100 agents and 4950 links"):
+    with pytest.raises(InputError, match="rounds: expected at most 202 with 100 agents and 4950 edges"):
         PlannerQuestion.of(settings("topology.agents=100", "topology.kind=complete", "rounds=203"), PAGE)
 
 

@@ -37,7 +37,7 @@ def test_every_rank_holds_agents_and_blocks_are_even():
 def test_without_a_partitioner_blocks_are_taken_and_said(no_metis):
     found = partition(topology.ring(8), 2)
     assert found.home.tolist() == [0] * 4 + [1] * 4
-    assert found.statement == "2 ranks with 4 agents each, 2 links between them, cut by blocks"
+    assert found.statement == "2 ranks with 4 agents each, 2 edges between them, cut by blocks"
 
 
 def test_metis_is_taken_where_it_cuts_less(metis):

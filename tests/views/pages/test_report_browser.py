@@ -70,7 +70,7 @@ def test_pictures_are_drawn_and_numbers_are_those_of_the_file(open_page, pages, 
             )
     page.get_by_text("Every agent", exact=True).click()
     assert filled(page, 0, 6).locator("th").all_inner_texts() == NAMES
-    page.get_by_text("Every link", exact=True).click()
+    page.get_by_text("Every edge", exact=True).click()
     filled(page, 1, 12)
 
 

@@ -107,7 +107,7 @@ def test_worst_case_has_no_links_of_its_own(made):
     found = facts(made / "plain")
     assert found["graph"]["links"]["epsilon"] is None
     assert len(found["graph"]["links"]["from"]) == 6
-    assert any("no ε for single links" in note for note in found["notes"])
+    assert any("no ε for single edges" in note for note in found["notes"])
 
 
 @pytest.mark.parametrize("state", ["running", "interrupted", "diverged"])

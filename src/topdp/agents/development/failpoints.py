@@ -29,7 +29,7 @@ ROUND_POINTS = (
 """The points of a planned round, in the order in which an agent passes them."""
 
 PAIRING_POINTS = ("after_propose", "after_prepare", "before_commit", "after_commit", "after_told")
-"""The points of a pairing."""
+"""The points of an exchange."""
 
 SHARING_POINTS = ("after_key", "after_mark")
 """The points of an agent that shares draws."""

@@ -1,7 +1,7 @@
 """Agents that are gone for good where draws are shared: how all come to know it, and what each then does.
 
 A departed agent leaves draws in the rows of those it shared them with, which nothing cancels any more.
-Statements settle who may leave them out, and when:
+Notices settle who may leave them out, and when:
 
 1. A neighbour that hears nothing of an agent for the idle timeout (or has quarantined it) states that it is
    *silent*, and the last round it has of it. From then on it accepts no further row of it: that is final.
@@ -11,7 +11,7 @@ Statements settle who may leave them out, and when:
    the rounds that all have covered, and takes back those of the last rounds in which nobody saw its rows.
 
 **Guarantees.** Nothing is left out or taken back in a round that is not covered by the ledgers of all that
-are left, whatever the order in which statements arrive, and whoever lies: a false statement can take an agent
+are left, whatever the order in which notices arrive, and whoever lies: a false notice can take an agent
 out of the training (by all its neighbours together), and never makes anybody's charge too small. What is
 taken back is inside a row with noise of its own, and scaled so that it has no more of it than that row. An
 agent that finds itself gone makes no further row.
@@ -51,7 +51,7 @@ class Departures:
         self.name = gossip.identity.card.name
         gossip.kinds |= {SILENT: self._check_silent, DEPARTED_SUBJECT_PREFIX: self._check_without}
 
-    # Statements of this agent
+    # Notices of this agent
 
     def give_up(self, peer: str) -> bool:
         """State that `peer` is silent for good; return whether that is new."""
@@ -67,7 +67,7 @@ class Departures:
         """State that the ledger of this agent covers `name` as a colluder in all rounds from `first` on."""
         self.gossip.state(DEPARTED_SUBJECT_PREFIX + name, str(first))
 
-    # What follows from the statements of all
+    # What follows from the notices of all
 
     def gone(self) -> dict[str, DepartedAgent]:
         """The agents that all their neighbours, except departed ones, call silent."""
@@ -141,7 +141,7 @@ class Departures:
             if draw in draws
         ]
 
-    # Valid statements
+    # Valid notices
 
     def _said(self, author: str, about: str) -> str | None:
         return self.gossip.news.text(author, self.gossip.run, about)

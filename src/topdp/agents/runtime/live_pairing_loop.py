@@ -1,13 +1,13 @@
 """Asynchronous rounds of one agent that looks for partners while it runs, instead of those that a plan drew.
 
-In every round the agent proposes a meeting to its neighbours, in random order and the last partner last,
+In every round the agent proposes an exchange to its neighbours, in random order and the last partner last,
 until one accepts; the two exchange estimates (Algorithm 2). An agent that finds no partner works alone with
-full noise. How a meeting in doubt ended is asked on the side: meanwhile the agent works on and meets others.
-Each agent counts its own rounds. Nobody waits for anybody, except once, at the beginning, for those who are
-not there yet.
+full noise. If the outcome of an exchange is in doubt, the agent asks for it, works on and exchanges with
+others. Each agent counts its own rounds. No agent waits for another, except at the beginning, until all
+neighbours are there.
 
-**Guarantees.** As for every `AgentLoop`. Which meetings happen is not known beforehand, so charges are by the
-worst case, which counts an agent's own draws only. Rows that carry no data any more are made of rows that
+**Guarantees.** As for every `AgentLoop`. Which exchanges happen is not known in advance, so the agent charges
+by worst case, which counts only an agent's own draws. Rows that carry no data any more are made of rows that
 count as seen, and of noise: they cost nothing. Poisson batches are refused: their cost is computed for a
 plan.
 """
@@ -67,7 +67,7 @@ class LivePairingLoop(AgentLoop):
         self._chance = CHANCE()
         self._awaited = False  # whether it has waited for neighbours that were not there
         self._slow: dict[str, tuple[int, int]] = {}  # failed requests in a row, and the round to ask again
-        self._asking: dict[str, asyncio.Task[None]] = {}  # partners with whom a meeting is being settled
+        self._asking: dict[str, asyncio.Task[None]] = {}  # partners with whom an exchange is being settled
         peers.handlers |= {
             MessageKind.PROPOSE: self._propose,
             MessageKind.COMMIT: self._commit,
@@ -137,7 +137,7 @@ class LivePairingLoop(AgentLoop):
             await self._listen()
 
     async def _listen(self) -> None:
-        """Wait a while for a meeting to be committed."""
+        """Wait a while for an exchange to be committed."""
         with suppress(TimeoutError):
             async with asyncio.timeout(self._chance.uniform(0.5, 1.0) * MAX_LISTENING_SECONDS):
                 while self.pairing.ready() is None and not self.stopping.is_set():
@@ -145,7 +145,7 @@ class LivePairingLoop(AgentLoop):
                     await self.peers.changed.wait()
 
     async def _await_all(self) -> None:
-        """Wait once, until all neighbours are there, a meeting is ready, or the idle timeout is over."""
+        """Wait once, until all neighbours are there, an exchange is ready, or the idle timeout is over."""
         ticks, waited = TickClock(self.context.manifest.rules.idle_timeout), 0
         while not self._awaited and waited < TICKS_PER_TIMEOUT and not self.stopping.is_set():
             away = [peer for peer in self.peers.neighbours if not self.peers.transport.reaches(peer)]
@@ -210,7 +210,7 @@ class LivePairingLoop(AgentLoop):
         self.peers.distrust(peer, ReplyCode.EQUIVOCATION, f"sent two different rows for round {round}")
 
     async def _settle(self) -> None:
-        """Tell acceptors what was decided, and ask proposers about meetings in doubt, all at once.
+        """Tell acceptors what was decided, and ask proposers about exchanges in doubt, all at once.
 
         Waits for those that answer soon; the others go on in the background.
         """
@@ -295,7 +295,7 @@ class LivePairingLoop(AgentLoop):
         self.peers.finish()
 
     def _stays_with(self) -> list[str]:
-        """The neighbours that are in doubt about a meeting, or do not know that this agent ends.
+        """The neighbours that are in doubt about an exchange, or do not know that this agent ends.
 
         Without those that are silent for too long; and none after two idle timeouts, whatever they answer.
         """

@@ -3,7 +3,7 @@
 Each agent states one fresh public key and one fresh nonce for a run. The *run's name* is a hash of what all
 have stated, so two agents with the same name have the same keys of all, and no run has the name of another:
 every agent's own part of it is fresh. `agent_draws` adds draws to rows; `statement_gossip` carries the
-statements.
+notices.
 
 **Guarantees.** The seed of a pair follows from the two private keys, and looks random to anybody else
 (computational Diffie-Hellman on X25519, HKDF-SHA256: RFC 7748, RFC 5869). Bound into it: label and version,
@@ -29,10 +29,10 @@ from topdp.errors import TrustError
 
 SEED_LABEL = "topdp pair draws 1"
 RUN_KEY = "run key"
-"""The subject of statements that hold one."""
+"""The subject of notices that hold one."""
 
 KEYS_AGREED = "agreed"
-"""The subject of statements that the keys of all are here, in the run that they name."""
+"""The subject of notices that the keys of all are here, in the run that they name."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The bodies of messages between neighbours: greetings, and rows handed over in a meeting.
+"""The bodies of messages between neighbours: greetings, and rows handed over in an exchange.
 
 Every field states the values it may have, so a body that was read holds no others. `peer_judgement` decides
 what to believe of a greeting.
@@ -105,7 +105,7 @@ def _checked_text(tree: Mapping[str, Any], key: str, pattern: re.Pattern[str]) -
 
 @dataclass(frozen=True)
 class Handover:
-    """A row handed over in a meeting. `body` is as it came: `row_payload` decides whether it is a row."""
+    """A row handed over in an exchange. `body` is as it came: `row_payload` decides whether it is a row."""
 
     round: int
     meeting: str  # empty where the request has named it

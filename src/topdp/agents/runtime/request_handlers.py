@@ -1,4 +1,4 @@
-"""How an agent answers its neighbours: greetings, rows, the last message, statements and cards.
+"""How an agent answers its neighbours: greetings, rows, the last message, notices and cards.
 
 Every request comes from an authenticated peer (`wire`); here it is judged, written down and answered. Live
 pairing adds answers of its own.

@@ -1,8 +1,8 @@
-"""What an agent needs to share draws with others: its key of the run, the statements of all, the pair seeds.
+"""What an agent needs to share draws with others: its key of the run, the notices of all, the pair seeds.
 
 One object from the first start to the end of a run: it makes or finds the key, states it, waits for those of
 all others, hands the seeds to the draws, marks what was made, and erases the key. `statement_gossip` carries
-the statements.
+the notices.
 
 **Guarantees.** No shared draw is made before the keys of all agents are here, and all have stated the run
 that these name: so nobody begins while an agent has stated two different keys. A key is on disk before it is

@@ -1,10 +1,10 @@
-"""Statements from agent to agent, along the links, until all have them; and which statements are accepted.
+"""Notices from agent to agent, along the links, until all have them; and which notices are accepted.
 
 Every neighbour is sent what it has not acknowledged, before any row. `pair_keys` (keys of a run) and
-`departures` say what statements mean.
+`departures` say what notices mean.
 
 **Guarantees.** What is kept and passed on bears its author's signature for this manifest and has a known
-subject; no author can have more in the ledger than a few statements about each agent. A neighbour that sends
+subject; no author can have more in the ledger than a few notices about each agent. A neighbour that sends
 anything else is quarantined. Two keys of one author end an agent that has not begun: with whom it would share
 noise is unknown then. Once all have stated that they hold the same keys, the first counts.
 """
@@ -29,10 +29,10 @@ from topdp.agents.wire.link_refusals import quoted
 from topdp.agents.wire.wire_codes import ReplyCode
 from topdp.errors import TrustError
 
-MAX_RESENDS = 32  # how often a neighbour is sent all statements once more
+MAX_RESENDS = 32  # how often a neighbour is sent all notices once more
 
 Check = Callable[[Notice], None]
-"""Raises ValueError if the text does not fit the subject of the statement."""
+"""Raises ValueError if the text does not fit the subject of the notice."""
 
 
 class StatementGossip:
@@ -48,13 +48,13 @@ class StatementGossip:
         self._told: dict[str, int] = {}
         self._parted: Counter[str] = Counter()
         self._base: dict[str, int] = {}  # after which number what is on its way to each neighbour begins
-        self._had: dict[str, int] = {}  # how many statements each neighbour said that it has
+        self._had: dict[str, int] = {}  # how many notices each neighbour said that it has
         self._forgot: Counter[str] = Counter()  # how often it then had fewer
         # Of one author: a key, an agreement, and for every other agent that it is silent and that it is gone.
         self._most = 2 * len(manifest.names)
 
     def state(self, about: str, text: str) -> None:
-        """State something in this agent's own name; a statement once made stays."""
+        """State something in this agent's own name; a notice once made stays."""
         run = "" if about == RUN_KEY else self.run
         if self.news.text(self.identity.card.name, run, about) is None:
             self.news.add(Notice.signed(self.identity, self.manifest, run, about, text))
@@ -64,13 +64,13 @@ class StatementGossip:
         return {author: RunKey.read(text) for author, text in self.news.on("", RUN_KEY).items()}
 
     def untold(self, peer: str) -> tuple[int, bytes] | None:
-        """What `peer` has not acknowledged: the number of the last statement, and the bytes of all."""
+        """What `peer` has not acknowledged: the number of the last notice, and the bytes of all."""
         waiting = self.news.after(self._told.get(peer, 0))
         self._base[peer] = self._told.get(peer, 0)
         return (waiting[-1][0], encode_notices(statement for _, statement in waiting)) if waiting else None
 
     def parting(self, peer: str) -> bytes:
-        """All statements in the ledger, for a neighbour that was given up and may not have begun because it
+        """All notices in the ledger, for a neighbour that was given up and may not have begun because it
         lacks some.
 
         A few times: it asks once for each of its starts.
@@ -81,7 +81,7 @@ class StatementGossip:
         return encode_notices(statement for _, statement in self.news.after(0))
 
     def learn(self, peer: str, statements: int) -> None:
-        """`peer` reports how many statements it has. If it had or took more before, its ledger is an older
+        """`peer` reports how many notices it has. If it had or took more before, its ledger is an older
         copy: it is sent all again.
 
         A greeting that was on its way while it took some looks the same; then it receives again what it has.
@@ -98,7 +98,7 @@ class StatementGossip:
             self._told[peer] = max(number, self._base.get(peer, 0))
 
     def take(self, body: bytes) -> tuple[ReplyCode, str]:
-        """Keep the valid ones of statements that a neighbour passes on; return the reply code and words for
+        """Keep the valid ones of notices that a neighbour passes on; return the reply code and words for
         it.
 
         Raises TrustError if this agent cannot begin any more.

@@ -35,8 +35,8 @@ class ReplyCode(IntEnum):
 
     OK = 1, "yes"
     AGAIN = 2, "yes, as before"
-    ABORTED = 3, "the meeting did not take place"
-    COMMITTED = 4, "the meeting took place"
+    ABORTED = 3, "the exchange did not take place"
+    COMMITTED = 4, "the exchange took place"
     LATER = 5, "too far ahead: later"
     STRANGER = 6, "not a neighbour that sends to me"
     UNKNOWN_KIND = 7, "not a kind of message that is answered here"
@@ -49,11 +49,11 @@ class ReplyCode(IntEnum):
     OTHER_TERMS = 14, "another manifest, plan or start"
     NOT_A_GREETING = 15, "expected a greeting"
     NOT_A_ROW = 16, "expected a row"
-    BUSY = 17, "busy, or no further meetings"
+    BUSY = 17, "busy, or no further exchanges"
     UNDECIDED = 18, "not decided yet"
-    NO_MEETING = 19, "no meeting of which you could be in doubt"
+    NO_MEETING = 19, "no exchange of which you could be in doubt"
     FAILED = 20, "no answer: ask again"
-    NOT_A_STATEMENT = 21, "expected signed statements"
+    NOT_A_STATEMENT = 21, "expected notices"
     GONE = 22, "you were silent for too long: you count as gone"
 
     @property

@@ -66,8 +66,8 @@ FORM_FIELDS = (
         "topology.kind", "Graph", choices=tuple(k for k in _choices(TopologyConfig, "kind") if k != "file")
     ),
     Field("topology.agents", "Agents", f"2 to {PAGE.agents}"),
-    Field("topology.connection", "Share of pairs linked", "0 to 1", only=("topology.kind", ("random",))),
-    Field("topology.degree", "Links of an agent", only=("topology.kind", ("regular", "small-world"))),
+    Field("topology.connection", "Share of adjacent pairs", "0 to 1", only=("topology.kind", ("random",))),
+    Field("topology.degree", "Neighbours of an agent", only=("topology.kind", ("regular", "small-world"))),
     Field("rounds", "Rounds", f"1 to {PAGE.rounds}"),
     Field("privacy.epsilon", "ε, the budget", "one, or a list: [1, 2, ...]"),
     Field("privacy.delta", "δ"),

@@ -55,7 +55,7 @@ QUICK_BOUND_SECONDS = 6.0  # up to which a quick bound is computed first, in at 
 
 @dataclass(frozen=True)
 class PlannerLimits:
-    """The largest question that is answered: agents, rounds, and rows along links in all rounds.
+    """The largest question that is answered: agents, rounds, and rows along edges in all rounds.
 
     `noise`: the largest rows² · releases of a plan through which the covariance of all rows is followed.
 
@@ -81,7 +81,7 @@ class PlannerLimits:
                 raise ConfigError(f"{key}: expected at most {limit} to plan here, got {count}.")
 
     def check_graph(self, config: RunConfig, graph: Topology) -> None:
-        """The same for a graph, once its links are known; a file may have more agents than configured."""
+        """The same for a graph, once its edges are known; a file may have more agents than configured."""
         if graph.agents > self.agents:
             raise ConfigError(
                 f"topology.path: expected at most {self.agents} agents to plan here, got {graph.agents}."
@@ -90,7 +90,7 @@ class PlannerLimits:
         if links * config.rounds > self.rows:
             raise ConfigError(
                 f"rounds: expected at most {self.rows // links} with {graph.agents} agents and "
-                f"{len(graph.edges)} links to plan here, got {config.rounds}."
+                f"{len(graph.edges)} edges to plan here, got {config.rounds}."
             )
 
 

@@ -1,4 +1,4 @@
-"""Assigns agents to ranks: equally many agents on each, and few links between ranks.
+"""Assigns agents to ranks: equally many agents on each, and few edges between ranks.
 
 METIS (`pymetis`, in the extra `ranks`) cuts the graph if it is installed; otherwise ranks hold
 blocks of consecutive numbers. Results do not depend on the cut, only the traffic does.
@@ -21,7 +21,7 @@ MAX_PART_RATIO = (
 
 
 class AgentPartition(NamedTuple):
-    """`home[agent]` is the rank of an agent, `cut` the number of links between ranks, `by` the algorithm."""
+    """`home[agent]` is the rank of an agent, `cut` the number of edges between ranks, `by` the algorithm."""
 
     home: Ints
     cut: int
@@ -31,7 +31,7 @@ class AgentPartition(NamedTuple):
     def statement(self) -> str:
         sizes = np.bincount(self.home)
         held = f"{sizes.min()} to {sizes.max()}" if np.ptp(sizes) else f"{sizes[0]}"
-        return f"{len(sizes)} ranks with {held} agents each, {self.cut} links between them, cut by {self.by}"
+        return f"{len(sizes)} ranks with {held} agents each, {self.cut} edges between them, cut by {self.by}"
 
 
 def partition(graph: Topology, ranks: int) -> AgentPartition:

@@ -1,4 +1,4 @@
-"""The graph of a run as JSON for a page: names, positions and links."""
+"""The graph of a run as JSON for a page: names, positions and edges."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MAX_LINKS_FILE_BYTES = 50_000_000
 def graph_of(folder: RunFolder, plan: Plan) -> tuple[Topology | None, list[str]]:
     """Return (graph of the plan, notes for the page). The graph is None for one agent or if not connected.
 
-    The names of agents are those of the configuration, if its graph contains all links of the plan.
+    The names of agents are those of the configuration, if its graph contains all edges of the plan.
     """
     if plan.agents == 1:
         return None, []
@@ -37,7 +37,7 @@ def graph_of(folder: RunFolder, plan: Plan) -> tuple[Topology | None, list[str]]
         and configured.adjacency[tuple(links.T)].all()
     ):
         return configured, []
-    notes = ["Names and links of agents come from the plan: the file of the graph is gone or was changed."]
+    notes = ["Names and edges of agents come from the plan: the file of the graph is gone or was changed."]
     try:
         return from_edges(links, plan.agents), notes
     except TopologyError:  # a user's own plan need not be connected
@@ -74,9 +74,9 @@ def links_of(plan: Plan) -> Ints:
 
 
 def drawn(agents: int, graph: Topology | None, mu: Floats | None, epsilon: Floats | None) -> dict[str, Any]:
-    """Return the graph as JSON. With `mu` and `epsilon` [owner, observer], each link has both directions.
+    """Return the graph as JSON. With `mu` and `epsilon` [owner, observer], each edge has both directions.
 
-    The values of the link from i to j bound what j learns about i's records; null means infinite.
+    The values of the edge from i to j bound what j learns about i's records; null means infinite.
     """
     labels = None if graph is None else graph.labels
     edges = np.zeros((0, 2), np.int64) if graph is None else graph.edges

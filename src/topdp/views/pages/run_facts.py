@@ -3,7 +3,7 @@
     name, state, stopped, notes    its identity and state, and problems in words
     method, data, model, rounds, releases, seed, command, versions, seconds, settings
     guarantee          name, answer, words, epsilon (the budget), delta, colluders, adjacency
-    graph              agents, names, positions, links (columns: from, to, mu, epsilon)
+    graph              agents, names, positions, links: its edges (columns: from, to, mu, epsilon)
     metrics            names, rounds, values (name -> mean, min, max), agents (the last line)
     privacy            privacy.json, its numbers unchanged
     power, spending    the power of an attacker; the spending curve
@@ -200,8 +200,8 @@ def _command(config: RunConfig, path: Path) -> str:
 
 def _no_links(kind: AnswerKind, agents: int) -> str:
     if agents > page_graph.MAX_DRAWN_AGENTS or kind.on_request:
-        return "With this many observers the page lists every agent's own ε, not the ε of each link."
-    return f"The answer {kind.name} has no ε for single links. The page shows every agent's ε instead."
+        return "With this many observers the page lists every agent's own ε, not the ε of each edge."
+    return f"The answer {kind.name} has no ε for single edges. The page shows every agent's ε instead."
 
 
 def _moving(folder: RunFolder, state: str, info: dict[str, Any], rounds: int) -> dict[str, Any]:

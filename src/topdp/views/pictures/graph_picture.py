@@ -1,4 +1,4 @@
-"""Draw a graph: its links, and which of their directions are covered. Not for results."""
+"""Draw a graph: its edges, and which of their directions are covered. Not for results."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def draw(graph: Topology | nx.Graph | str | Path, path: str | Path, title: str |
     """Draw the graph into a PNG, SVG or PDF file; return its path.
 
     The size of a disc grows with the agent's number of neighbours. The colour of a line shows in how many of
-    its two directions the link is covered (see `topdp.topology`); if only one is, an arrow shows which.
+    its two directions the edge is covered (see `topdp.topology`); if only one is, an arrow shows which.
     """
     topology = as_topology(graph)
     place = layout(topology)
@@ -67,7 +67,7 @@ def draw(graph: Topology | nx.Graph | str | Path, path: str | Path, title: str |
             ncols=3,
             handlelength=3,
             columnspacing=1.6,
-            title="i→j is covered when i has another neighbour that is not linked to j",
+            title="i→j is covered when i has another neighbour that is not adjacent to j",
             title_fontsize=8.5,
         )
         legend.get_title().set_color(chart_style.GREY)
@@ -96,21 +96,21 @@ def _title(topology: Topology) -> str:
 def _numbers(topology: Topology) -> str:
     least, most = int(topology.degrees.min()), int(topology.degrees.max())
     degree = f"{least}" if least == most else f"{least} to {most}"
-    links = f"{len(topology.edges)} link{'s' if len(topology.edges) > 1 else ''}"
+    links = f"{len(topology.edges)} edge{'s' if len(topology.edges) > 1 else ''}"
     share = 100 * float(topology.covered.mean())
     percent = f"{share:.0f}" if share in (0, 100) else f"{np.clip(share, 0.1, 99.9):.1f}"
     return f"{topology.agents} agents, {links}, degree {degree}; {percent}% of directed edges covered"
 
 
 def _links(axes: Any, topology: Topology, place: Floats) -> list[Line2D]:
-    """Draw the links; return the entries of the legend."""
+    """Draw the edges; return the entries of the legend."""
     i, j = topology.edges.T
     ahead = topology.covered[topology.directed[:, 0] < topology.directed[:, 1]]
     behind = np.zeros((topology.agents, topology.agents), dtype=np.bool_)
     behind[tuple(topology.directed.T)] = topology.covered
     behind = behind[j, i]
     sparse = len(i) < topology.agents + 2 and int(topology.degrees.max()) <= 8
-    crowd = len(i) / 3 if sparse else len(i)  # links of a tree do not cross
+    crowd = len(i) / 3 if sparse else len(i)  # edges of a tree do not cross
     width = float(np.clip(13 / np.sqrt(crowd), 0.4, 1.6))
     opacity = float(np.clip(15 / np.sqrt(crowd), 0.35, 0.9))
     small = topology.agents <= LABEL_LIMIT
@@ -197,7 +197,7 @@ def _round(topology: Topology) -> Floats:
 
 
 def _zigzag(topology: Topology) -> Floats:
-    """Place agents alternately on two circles, so that links between second neighbours are visible."""
+    """Place agents alternately on two circles, so that edges between second neighbours are visible."""
     inward = np.where(np.arange(topology.agents) % 2, 1 - 4 / max(topology.agents, 20), 1.0)
     return _circle(topology.agents) * inward[:, None]
 
@@ -275,7 +275,7 @@ def _disc(count: int) -> Floats:
 
 
 def _by_distance(topology: Topology) -> Floats:
-    """Place agents such that distances approximate the number of links between them."""
+    """Place agents such that distances approximate the number of edges between them."""
     graph = nx.from_numpy_array(topology.adjacency)
     start = dict(enumerate(_circle(topology.agents)))
     if topology.agents <= 150:

@@ -1,9 +1,9 @@
-"""Privacy facts of a page beyond privacy.json: ε of links, an attacker's power, spending along the rounds.
+"""Privacy facts of a page beyond privacy.json: ε of edges, an attacker's power, spending along the rounds.
 
 Uses the account and the plan of a run and the accountants of `privacy/`; its only own formula is that of
 `power_of_point`. Not for the answers themselves, which pages show as privacy.json contains them.
 
-**Guarantees.** Adjacency, sensitivity and δ are the account's. The ε of a link is at least what its observer
+**Guarantees.** Adjacency, sensitivity and δ are the account's. The ε of an edge is at least what its observer
 learns: the ε of a sound bound on μ, or the owner's own ε where that is smaller. Power is at least that of the
 best attacker. Curves that would take long are omitted with a note, never estimated.
 """

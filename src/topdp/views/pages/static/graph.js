@@ -1,4 +1,4 @@
-// The graph: agents coloured by accuracy, links by their ε. With more than 500 agents, it shows only one agent and its
+// The graph: agents coloured by accuracy, edges by their ε. With more than 500 agents, it shows only one agent and its
 // neighbours. A list of agents and sentences about the chosen one give the same information without the picture.
 "use strict";
 (() => {
@@ -178,9 +178,9 @@
       const bar = (paint) => el("svg", { width: 84, height: 12, "aria-hidden": "true" },
         Array.from({ length: 12 }, (_, k) => el("rect", { x: 7 * k, y: 0, width: 7, height: 12, fill: paint(k / 11) })));
       const alike = (pair, say) => say(pair[0]) === say(pair[1]);
-      if (size.valued && alike(size.links, topdp.number)) rows.push(el("p", {}, `Links: every agent's neighbours learn as much of it, ε ${topdp.number(size.links[0])}.`));
-      else if (size.valued) rows.push(el("p", {}, `Links: ε of what the arrow's end learns of its start, ${topdp.number(size.links[0])} `, bar(warm), ` ${topdp.number(size.links[1])}; wider is more. No arrow: the same both ways.`));
-      if (now.graph.links.epsilon && now.graph.links.from.length && !size.valued) rows.push(el("p", {}, "Links: ε is infinite, because no noise hides what is sent."));
+      if (size.valued && alike(size.links, topdp.number)) rows.push(el("p", {}, `Edges: every agent's neighbours learn as much of it, ε ${topdp.number(size.links[0])}.`));
+      else if (size.valued) rows.push(el("p", {}, `Edges: ε of what the arrow's end learns of its start, ${topdp.number(size.links[0])} `, bar(warm), ` ${topdp.number(size.links[1])}; wider is more. No arrow: the same both ways.`));
+      if (now.graph.links.epsilon && now.graph.links.from.length && !size.valued) rows.push(el("p", {}, "Edges: ε is infinite, because no noise hides what is sent."));
       const without = agents.filter((one) => one.score === null || one.score === undefined).length;
       if (size.scored && without) rows.push(el("p", {}, `Grey: ${without} without a value${now.settings.attack && now.settings.attack.name !== "none" ? "; hostile agents are not evaluated" : ""}.`));
       if (size.scored && alike(size.scores, say)) rows.push(el("p", {}, `Agents: ${now.metrics.names[0]} ${say(size.scores[0])}, all alike.`));
@@ -192,10 +192,10 @@
       agents = topdp.agentFacts(now);
       if (agents.length > WHOLE && around === null) around = worst(agents);
       const { graph } = now, count = graph.links.epsilon ? graph.links.from.length / 2 : graph.links.from.length;
-      const sentence = `${graph.agents} agent${graph.agents === 1 ? "" : "s"}, ${count} link${count === 1 ? "" : "s"}.`;
+      const sentence = `${graph.agents} agent${graph.agents === 1 ? "" : "s"}, ${count} edge${count === 1 ? "" : "s"}.`;
       canvas.setAttribute("aria-label", `Graph of ${sentence} The table of agents below contains the same values.`);
       figure.querySelector("figcaption").textContent = around === null ? `Graph: ${sentence}` : `Graph: ${sentence} Shown are one agent and its neighbours.`;
-      const pooled = now.guarantee.colluders > 1 && now.guarantee.pooled ? `ε of a link is the largest over all groups of ${now.guarantee.colluders} agents that pool what they see and that its end is in. ` : "";
+      const pooled = now.guarantee.colluders > 1 && now.guarantee.pooled ? `ε of an edge is the largest over all groups of ${now.guarantee.colluders} agents that pool what they see and that its end is in. ` : "";
       words.textContent = now.graph.links.epsilon ? pooled + "An agent that is not a neighbour may learn as much; choose an agent to see which observer learns most about it." : "";
       const fresh = JSON.stringify([graph.names, graph.links.from, graph.links.to]);
       if (list.children.length !== agents.length) list.replaceChildren(...agents.map((one) => el("option", { value: one.name })));

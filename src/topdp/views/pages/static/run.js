@@ -130,7 +130,7 @@
   };
   topdp.privacyWords = privacyWords;
 
-  const graph = (facts) => pictures("Agents and links", (first) => {
+  const graph = (facts) => pictures("Agents and edges", (first) => {
     const made = [{ picture: topdp.network(first), spec: (now) => now }];
     if (first.graph.agents > WHOLE) {
       const scores = (now) => ({ title: `${now.metrics ? now.metrics.names[0] : "metric"} of agents`, percent: now.metrics && now.metrics.shares.includes(now.metrics.names[0]), values: topdp.agentFacts(now).map((one) => one.score) });
@@ -189,7 +189,7 @@
   };
 
   const perLink = () => {
-    const fold = topdp.fold("Every link", (inside, facts) => {
+    const fold = topdp.fold("Every edge", (inside, facts) => {
       const { links, names } = facts.graph;
       const rows = links.from.map((from, k) => [
         { show: topdp.name(names[from]), sort: names[from] }, { show: topdp.name(names[links.to[k]]), sort: names[links.to[k]] },
