@@ -39,13 +39,11 @@ _MODULES = ("data", "errors", "plan", "privacy", "protocols", "topology")
 _get = lazy_exports(
     __name__,
     {
-        "Metric": "learning.metrics",
-        "Result": "runs",
-        "Shards": "data",
-        "StopEarly": "runs",
-        "TopdpError": "errors",
-        "lora": "learning.lora_adapters",
-        "train": "runs",
+        "data": ["Shards"],
+        "errors": ["TopdpError"],
+        "learning.lora_adapters": ["lora"],
+        "learning.metrics": ["Metric"],
+        "runs": ["Result", "StopEarly", "train"],
     },
 )
 

@@ -23,8 +23,7 @@ from topdp.privacy.budget_excess import BudgetExcess, Writer
 from topdp.privacy.noise_calibration import calibrate
 from topdp.privacy.observers.view import view
 from topdp.privacy.observers.worst_case import worst_case
-from topdp.privacy.published.calibration_table import side_by_side
-from topdp.privacy.published.calibrations import CALIBRATIONS
+from topdp.privacy.published.calibrations import CALIBRATIONS, side_by_side
 from topdp.privacy.published.claims import Analysis, noise_multipliers
 from topdp.privacy.query import Query
 from topdp.protocols import PlainAsynchronous, PlainSynchronous, TopAsynchronous

@@ -14,12 +14,21 @@ from topdp.protocols.averaging import (
     MAX_GOSSIP_STEPS,
     expect_gossip,
     metropolis,
+    mixing_roots,
     mixing_sources,
-    mixing_steps,
 )
 
 SLOW = {"long ring": topology.ring(100), "long path": topology.tree(60)}
 every_graph = pytest.mark.parametrize("graph", GRAPHS.values(), ids=GRAPHS.keys())
+
+
+def mixing_steps(graph, K, chebyshev=True):
+    """`mixing_sources` as matrices [n, n], from the roots alone."""
+    W = metropolis(graph)
+    if not chebyshev or K < 2:
+        return [W] * K
+    roots = mixing_roots(np.asarray(np.linalg.eigvalsh(W), np.float64), K)
+    return [(W - root * np.eye(len(W))) / (1.0 - root) for root in roots]
 
 
 def product(steps: list[np.ndarray]) -> np.ndarray:

@@ -9,7 +9,7 @@ from topdp.runs import config, sweep_summary
 from topdp.runs.pictures.chart_style import look
 from topdp.runs.sweep_summary import Spread
 from topdp.views.pictures import sweep_pictures
-from topdp.views.terminal import sweep_table
+from topdp.views.terminal import tables
 
 
 def run(seed, accuracy=0.9, epsilon=1.0, guarantee="adaptive", state="done", **privacy):
@@ -71,7 +71,7 @@ def test_a_title_says_what_all_runs_have_in_common():
 
 def test_a_method_looks_the_same_in_every_picture(tmp_path, monkeypatch):
     seen = []
-    monkeypatch.setattr(sweep_pictures, "save", lambda figure, path: seen.append(figure))
+    monkeypatch.setattr(sweep_pictures.chart_style, "save", lambda figure, path: seen.append(figure))
     chosen = [{"privacy.epsilon": value, "method.name": name} for value in "12" for name in ("plain", "top")]
     sweep_pictures.picture(
         [Spread(one, [run(0, 0.1 * len(one["method.name"]))]) for one in chosen], tmp_path / "s.png", "title"
@@ -106,7 +106,7 @@ def test_every_sweep_has_a_picture(tmp_path, chosen):
         sweep_pictures.curves({one.label: one for one in found[:2]}, tmp_path / "c.png", "title") is not None
     )
     sweep_summary.write_csv(found, tmp_path)
-    sweep_table.table(found)
+    tables.sweep(found)
 
 
 def test_without_a_metric_there_is_no_picture(tmp_path):
@@ -114,4 +114,4 @@ def test_without_a_metric_there_is_no_picture(tmp_path):
     assert sweep_pictures.picture(broken, tmp_path / "s.png", "title") is None
     assert sweep_pictures.curves({"a": broken[0]}, tmp_path / "s.png", "title") is None
     sweep_summary.write_csv(broken, tmp_path)
-    sweep_table.table(broken)
+    tables.sweep(broken)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
+# Integers of any width: plans keep their index arrays small.
 Indices = NDArray[np.integer[Any]]
-"""Integers of any width: plans keep their index arrays small."""
 
 AnyArray = NDArray[Any]

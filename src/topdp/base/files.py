@@ -17,6 +17,7 @@ from filelock import lock_descriptor
 
 from topdp.errors import InputError
 
+# The exceptions of file readers when bytes are missing, changed, or belong to another kind of file.
 UNREADABLE_FILE_ERRORS = (
     OSError,
     EOFError,
@@ -29,7 +30,6 @@ UNREADABLE_FILE_ERRORS = (
     zlib.error,
     zipfile.BadZipFile,
 )
-"""The exceptions of file readers when bytes are missing, changed, or belong to another kind of file."""
 
 
 class FileError(InputError):

@@ -35,15 +35,7 @@ class Progress(Protocol):
     ) -> None: ...
 
 
-def silent(
-    stage: str,
-    done: int = 0,
-    total: int | None = None,
-    /,
-    *,
-    unit: str = "",
-    metrics: Mapping[str, Any] | None = None,
-) -> None:
+def silent(stage: str, done: int = 0, total: int | None = None, /, **details: Any) -> None:
     """Ignore all reports."""
 
 

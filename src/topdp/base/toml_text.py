@@ -11,11 +11,11 @@ from typing import Any
 
 from topdp.errors import InputError
 
+# The longest text that is parsed; a manifest of 10,000 agents has a sixth of that.
 MAX_TOML_CHARACTERS = 64 * 2**20
-"""The longest text that is parsed; a manifest of 10,000 agents has a sixth of that."""
 
+# The largest number of parts of a dotted key. The keys of topdp have at most four.
 MAX_KEY_PARTS = 32
-"""The largest number of parts of a dotted key. The keys of topdp have at most four."""
 
 _KEY_PART = r"""(?:[A-Za-z0-9_-]+|"(?:[^"\\\n]|\\.)*"|'[^'\n]*')"""
 # Matches only where a key can begin: the search stays linear in the length of the text.

@@ -51,8 +51,7 @@ def bench(
         import torch
 
         from topdp.experiments.bench import bench_job, bench_report, contestants, floors, turn_timing
-        from topdp.experiments.bench.growth import measure_growth
-        from topdp.experiments.bench.growth_picture import draw
+        from topdp.experiments.bench.growth import draw, measure_growth
 
         torch.set_num_threads(threads)
         if growth:

@@ -28,7 +28,7 @@ def report(
     """
     with signs_of_life(err, "report") as progress:
         progress("reading")
-        from topdp.views.pages.page_policy import expect_ours
+        from topdp.views.pages.page_assets import expect_ours
         from topdp.views.pages.page_runs import runs_in
         from topdp.views.pages.report_page import write_report
         from topdp.views.pages.run_facts import run_facts

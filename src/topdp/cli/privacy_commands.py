@@ -239,7 +239,7 @@ def calibrate(
     Sigma, as in the paper, is the standard deviation of the noise on the mean gradient, per unit of clip.
     """
     with signs_of_life(err, "calibrate") as progress:
-        from topdp.privacy.published.calibration_table import side_by_side
+        from topdp.privacy.published.calibrations import side_by_side
         from topdp.views.terminal import tables
 
         rows = side_by_side(epsilon, delta, releases, records, clip, adjacency, cycle, poisson, progress)

@@ -192,12 +192,12 @@ def _compare_seeds(wanted: dict[str, RunConfig], seeds: int, place: Path, device
 
 def _show_spreads(spreads: list[Spread], place: Path, figure: Path | None, as_json: bool) -> None:
     from topdp.runs import sweep_summary
-    from topdp.views.terminal import sweep_table
+    from topdp.views.terminal import tables
 
     if as_json:
         print_json({"out": str(place), "points": sweep_summary.summaries(spreads)})
         return
-    show(sweep_table.table(spreads), sweep_summary.cost_together(spreads))
+    show(tables.sweep(spreads), sweep_summary.cost_together(spreads))
     show(
         f"{f'The figure is {figure}. ' if figure else ''}All runs are in {place}, their numbers in sweep.csv."
     )

@@ -33,16 +33,12 @@ __all__ = [
 __getattr__ = lazy_exports(
     __name__,
     {
-        "PARTITIONS": "partitions",
-        "Dataset": "datasets",
-        "ScatteringFeatures": "features.feature_maps",
-        "Schema": "readers.table_schema",
-        "Shards": "shards",
-        "available": "datasets",
-        "cache_folder": "dataset_downloads",
-        "fetch": "dataset_downloads",
-        "load": "datasets",
-        "partition": "partitions",
-        "token_ids": "readers.token_ids",
+        "dataset_downloads": ["cache_folder", "fetch"],
+        "datasets": ["Dataset", "available", "load"],
+        "features.feature_maps": ["ScatteringFeatures"],
+        "partitions": ["PARTITIONS", "partition"],
+        "readers.table_schema": ["Schema"],
+        "readers.token_ids": ["token_ids"],
+        "shards": ["Shards"],
     },
 )

@@ -53,4 +53,4 @@ __all__ = [
     "unsupported",
 ]
 
-__getattr__ = lazy_exports(__name__, {"describe": "description", "load": "plan_file", "save": "plan_file"})
+__getattr__ = lazy_exports(__name__, {"description": ["describe"], "plan_file": ["load", "save"]})

@@ -30,10 +30,10 @@ class AdaptiveSteps(ABC):
     """
 
     title: ClassVar[str]
+    # The name of the array of settings in plan files and digests.
     stored_as: ClassVar[str]
-    """The name of the array of settings in plan files and digests."""
+    # The number of memory rows per agent; the first is the estimate at which the round began.
     memories: ClassVar[int]
-    """The number of memory rows per agent; the first is the estimate at which the round began."""
 
     rate: Floats  # [releases] the step size; 0 in releases of other kinds
 
@@ -65,5 +65,5 @@ class AdamSettings(AdaptiveSteps):
     weight_decay: float
 
 
+# By the name of the optimiser. `optimised` takes the settings from the fields of the same names.
 ADAPTIVE_OPTIMISERS: dict[str, type[AdaptiveSteps]] = {"adam": AdamSettings}
-"""By the name of the optimiser. `optimised` takes the settings from the fields of the same names."""

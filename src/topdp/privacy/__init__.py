@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from topdp.privacy.observers.view import View, view
     from topdp.privacy.observers.worst_case import WorstCase, worst_case
     from topdp.privacy.published.calibration import Calibrated, Calibration
-    from topdp.privacy.published.calibration_table import side_by_side
-    from topdp.privacy.published.calibrations import CALIBRATIONS
+    from topdp.privacy.published.calibrations import CALIBRATIONS, side_by_side
     from topdp.privacy.published.claims import Analysis
     from topdp.privacy.query import Query
     from topdp.privacy.spending_curve import Spending, spending
@@ -72,40 +71,20 @@ __all__ = [
 __getattr__ = lazy_exports(
     __name__,
     {
-        "ANSWERS": "answers",
-        "Account": "accounting",
-        "Analysis": "published.claims",
-        "Answer": "answers",
-        "AnswerKind": "answers",
-        "CALIBRATIONS": "published.calibrations",
-        "Calibrated": "published.calibration",
-        "CalibratedNoise": "noise_calibration",
-        "Calibration": "published.calibration",
-        "Coalitions": "observers.coalitions",
-        "Exposure": "basics.exposure",
-        "GUARANTEES": "answers",
-        "NotCovered": "basics.refusals",
-        "PrivacyError": "basics.refusals",
-        "PrivacyWarning": "basics.refusals",
-        "Query": "query",
-        "Spending": "spending_curve",
-        "Status": "answers",
-        "View": "observers.view",
-        "WorstCase": "observers.worst_case",
-        "account": "accounting",
-        "adaptive": "observers.adaptive",
-        "calibrate": "noise_calibration",
-        "coalitions": "observers.coalitions",
-        "compose": "basics.gaussian",
-        "delta_of": "basics.gaussian",
-        "epsilon_of": "basics.gaussian",
-        "exposure": "basics.exposure",
-        "mu_of": "basics.gaussian",
-        "noise_multiplier": "basics.gaussian",
-        "outsider": "observers.adaptive",
-        "side_by_side": "published.calibration_table",
-        "spending": "spending_curve",
-        "view": "observers.view",
-        "worst_case": "observers.worst_case",
+        "accounting": ["Account", "account"],
+        "answers": ["ANSWERS", "Answer", "AnswerKind", "GUARANTEES", "Status"],
+        "basics.exposure": ["Exposure", "exposure"],
+        "basics.gaussian": ["compose", "delta_of", "epsilon_of", "mu_of", "noise_multiplier"],
+        "basics.refusals": ["NotCovered", "PrivacyError", "PrivacyWarning"],
+        "noise_calibration": ["CalibratedNoise", "calibrate"],
+        "observers.adaptive": ["adaptive", "outsider"],
+        "observers.coalitions": ["Coalitions", "coalitions"],
+        "observers.view": ["View", "view"],
+        "observers.worst_case": ["WorstCase", "worst_case"],
+        "published.calibration": ["Calibrated", "Calibration"],
+        "published.calibrations": ["CALIBRATIONS", "side_by_side"],
+        "published.claims": ["Analysis"],
+        "query": ["Query"],
+        "spending_curve": ["Spending", "spending"],
     },
 )

@@ -29,9 +29,8 @@ MAX_ENUMERATED_COALITIONS = 40_000
 MAX_INVERTED_NUMBERS = 1 << 22  # in matrices that are inverted at once
 COALITIONS_PER_AGENT = 6  # constraints that each search adds for an agent
 MAX_SEARCHES = 8  # each with the worst coalitions of the one before
-MAX_EXACT_AGENTS = (
-    200  # agents whose noise is sought one by one; more share it in proportion to what each needs
-)
+# Agents whose noise is sought one by one; more share it in proportion to what each needs.
+MAX_EXACT_AGENTS = 200
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,9 +94,8 @@ def _by_connectivity(hiding: _HiddenNoise, alone: Floats, pair: float) -> Alloca
         best = minimize_scalar(lambda x: _filled(needs, connected, c, math.exp(x)).sum(), bounds=ends)
         filled = _filled(needs, connected, c, math.exp(best.x))
 
-        def excess(
-            share: float,
-        ) -> float:  # an agent that needs most also hides itself: there is some to spare
+        # An agent that needs most also hides itself: there is some to spare.
+        def excess(share: float) -> float:
             return float((by_connectivity(share * filled, connected, c) * needs).max()) - 1.0
 
         variance = filled * brentq(excess, 1e-3 / hiding.agents, 1.0 + 1e-6, xtol=1e-15)

@@ -28,9 +28,8 @@ INTERIM_TOLERANCE = 1e-2  # the same where a better account follows
 FIRST_TOLERANCE = 0.5  # the same before the first account
 MAX_MODEL_CALLS = 40  # between two accounts
 MIXED_STEPS = 8  # earlier steps from which the next one is mixed
-MAX_MIXING_STEP = (
-    1.0  # mixing moves an agent's noise by at most a factor of e from where its own excess would
-)
+# Mixing moves an agent's noise by at most a factor of e from where its own excess would.
+MAX_MIXING_STEP = 1.0
 
 
 class Balance(NamedTuple):
@@ -157,9 +156,9 @@ def _model_optimum(model: Excess, off: Floats, noise: Floats, floor: Floats, clo
 def _left(noise: Floats, logs: Floats, floor: Floats) -> float:
     """Return the largest distance of an agent from its budget or floor, in logarithms of noise."""
     largest = logs.max()
-    return (
-        float(np.minimum(largest - logs, noise + largest - floor).max()) if np.isfinite(largest) else np.inf
-    )
+    if not np.isfinite(largest):
+        return np.inf
+    return float(np.minimum(largest - logs, noise + largest - floor).max())
 
 
 def _logarithm(excess: Floats) -> Floats:

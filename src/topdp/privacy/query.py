@@ -5,8 +5,9 @@ The budget and δ are separate arguments.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 from topdp.base.progress import Progress, silent
 
@@ -17,15 +18,11 @@ if TYPE_CHECKING:
     from topdp.privacy.observers.view import Bound, View
 
 
-class Observe(Protocol):
-    """A function that computes what the observers of an answer learn of every owner."""
-
-    def __call__(
-        self, kind: AnswerKind, plan: Plan, exposure: Exposure, query: Query, bound: Bound, /
-    ) -> View: ...
+# A function that computes what the observers of an answer learn of every owner.
+Observe: TypeAlias = "Callable[[AnswerKind, Plan, Exposure, Query, Bound], View]"
 
 
-def observe(kind: AnswerKind, plan: Plan, exposure: Exposure, query: Query, bound: Bound = "upper") -> View:
+def observe(kind: AnswerKind, plan: Plan, exposure: Exposure, query: Query, bound: Bound) -> View:
     """Compute what the observers of an answer learn of every owner."""
     return kind.observe(plan, exposure, query, bound)
 

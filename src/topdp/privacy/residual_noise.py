@@ -6,8 +6,7 @@ rows follows from the plan alone. It compares methods before any data is read.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -51,7 +50,8 @@ def residual_noise(plan: Plan) -> ResidualNoise:
     if reason := supports(plan):
         raise InputError(f"Expected a plan of linear rows, got {reason}. Its residual noise is not known.")
     n, m = plan.agents, plan.rows
-    mixing, fresh = _mixing(plan), _fresh(plan)
+    cached = lru_cache(maxsize=CACHED_MATRICES)
+    mixing, fresh = cached(partial(_mixing, plan)), cached(partial(_fresh, plan))
     C, average, between = np.zeros((m, m)), np.zeros(plan.releases), np.zeros(plan.releases)
     for r in range(plan.releases):
         source = int(plan.source.which[r])
@@ -65,32 +65,22 @@ def residual_noise(plan: Plan) -> ResidualNoise:
     return ResidualNoise(average, between)
 
 
-def _mixing(plan: Plan) -> Callable[[int, int], Any]:
-    """Return a function that computes W [rows, rows] from the indices of the source and weight tables."""
-
-    @lru_cache(maxsize=CACHED_MATRICES)
-    def mixing(source: int, weight: int) -> Any:
-        W = _matrix(plan.source.values[source], plan.weight.values[weight], plan.rows)
-        # A small dense matrix is as fast as a sparse one.
-        return W.toarray() if plan.rows <= MAX_DENSE_ROWS else W
-
-    return mixing
+def _mixing(plan: Plan, source: int, weight: int) -> Any:
+    """Return W [rows, rows] from the indices of the source and weight tables."""
+    W = _matrix(plan.source.values[source], plan.weight.values[weight], plan.rows)
+    # A small dense matrix is as fast as a sparse one.
+    return W.toarray() if plan.rows <= MAX_DENSE_ROWS else W
 
 
-def _fresh(plan: Plan) -> Callable[[int, int, int], Floats]:
-    """Return a function that computes N Nᵀ [rows, rows] at unit scale.
+def _fresh(plan: Plan, source: int, draw: int, std: int) -> Floats:
+    """Return N Nᵀ [rows, rows] at unit scale.
 
-    Its arguments are the indices of the tables of sources (which rows exist), draws and deviations.
+    The arguments are the indices of the tables of sources (which rows exist), draws and deviations.
     """
-
-    @lru_cache(maxsize=CACHED_MATRICES)
-    def fresh(source: int, draw: int, std: int) -> Floats:
-        exists = (plan.source.values[source] >= 0).any(axis=1)
-        draws = np.where(exists[:, None], plan.draw.values[draw], -1)
-        N = _matrix(draws, plan.std.values[std], plan.draws)
-        return np.asarray((N @ N.T).toarray())
-
-    return fresh
+    exists = (plan.source.values[source] >= 0).any(axis=1)
+    draws = np.where(exists[:, None], plan.draw.values[draw], -1)
+    N = _matrix(draws, plan.std.values[std], plan.draws)
+    return np.asarray((N @ N.T).toarray())
 
 
 def _matrix(columns: AnyArray, values: Floats, width: int) -> sparse.csr_array:

@@ -29,15 +29,12 @@ __all__ = [
 __getattr__ = lazy_exports(
     __name__,
     {
-        "Central": "central",
-        "Correlated": "correlated",
-        "Dsgd": "dsgd",
-        "Muffliato": "muffliato",
-        "PlainAsynchronous": "asynchronous",
-        "PlainSynchronous": "synchronous",
-        "Protocol": "protocol",
-        "TopAsynchronous": "asynchronous",
-        "TopSynchronous": "synchronous",
-        "UpdateRule": "protocol",
+        "asynchronous": ["PlainAsynchronous", "TopAsynchronous"],
+        "central": ["Central"],
+        "correlated": ["Correlated"],
+        "dsgd": ["Dsgd"],
+        "muffliato": ["Muffliato"],
+        "protocol": ["Protocol", "UpdateRule"],
+        "synchronous": ["PlainSynchronous", "TopSynchronous"],
     },
 )

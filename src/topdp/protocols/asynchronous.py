@@ -30,9 +30,41 @@ class _Asynchronous(UpdateRule):
 
     @final
     def plan(self, topology: Topology, schedule: Schedule, deviation: Floats, seed: int) -> Plan:
-        full = check_deviation(deviation, topology.agents)
-        pairs = draw_pairs(topology, schedule.releases - 1, self.offline, seed)
-        return _plan(self.name, self.mixing(), pairs, schedule, full, self._paired(full, pairs))
+        R, n = schedule.releases, topology.agents
+        full = check_deviation(deviation, n)
+        pairs = draw_pairs(topology, R - 1, self.offline, seed)
+        has_partner = pairs.partner >= 0
+        own = np.arange(n)
+
+        # An offline agent keeps its estimate; an agent without a partner steps alone (weight 1 on its row).
+        source = np.full((R, n, 2), NOBODY, np.int32)
+        source[:, :, 0] = own
+        source[1:, :, 1] = pairs.partner
+        weight = np.zeros((R, n, 2))
+        weight[:, :, 0] = 1.0
+        weight[1:][has_partner] = self.mixing()
+        carries = np.ones((R, n), bool)
+        carries[1:] = pairs.online
+        std = np.broadcast_to(full, (R, n)).copy()
+        std[1:] = np.where(has_partner, self._paired(full, pairs), std[1:]) * pairs.online
+
+        # An agent sends its estimate of round r to its partner of the next round.
+        readers = np.full((R, n, 1), NOBODY, np.int32)
+        readers[:-1, :, 0] = pairs.partner
+        return Plan(
+            agents=n,
+            owner=own,
+            source=PerRound.each(source),
+            weight=PerRound.each(weight),
+            carries=PerRound.each(carries),
+            rate=schedule.rate,
+            draw=PerRound.same(own[:, None], R),
+            std=PerRound.each(std[:, :, None]),
+            scale=schedule.noise,
+            known_by=own[:, None],
+            readers=PerRound.each(readers),
+            protocol=self.name,
+        )
 
     @abstractmethod
     def _paired(self, full: Floats, pairs: Pairs) -> Floats:
@@ -83,42 +115,3 @@ class TopAsynchronous(_Asynchronous):
 
     def _paired(self, full: Floats, pairs: Pairs) -> Floats:
         return reduced(full, full[pairs.partner], self.alpha, self.own_share)
-
-
-def _plan(
-    name: str, mixing: Floats, pairs: Pairs, schedule: Schedule, unpaired: Floats, paired: Floats
-) -> Plan:
-    """Return the plan `name`; `unpaired` [n], `paired` [rounds, n]: noise without and with a partner."""
-    R, n = schedule.releases, len(unpaired)
-    has_partner = pairs.partner >= 0
-    own = np.arange(n)
-
-    # An offline agent keeps its estimate; an agent without a partner steps alone (weight 1 on its own row).
-    source = np.full((R, n, 2), NOBODY, np.int32)
-    source[:, :, 0] = own
-    source[1:, :, 1] = pairs.partner
-    weight = np.zeros((R, n, 2))
-    weight[:, :, 0] = 1.0
-    weight[1:][has_partner] = mixing
-    carries = np.ones((R, n), bool)
-    carries[1:] = pairs.online
-    std = np.broadcast_to(unpaired, (R, n)).copy()
-    std[1:] = np.where(has_partner, paired, std[1:]) * pairs.online
-
-    # An agent sends its estimate of round r to its partner of the next round.
-    readers = np.full((R, n, 1), NOBODY, np.int32)
-    readers[:-1, :, 0] = pairs.partner
-    return Plan(
-        agents=n,
-        owner=own,
-        source=PerRound.each(source),
-        weight=PerRound.each(weight),
-        carries=PerRound.each(carries),
-        rate=schedule.rate,
-        draw=PerRound.same(own[:, None], R),
-        std=PerRound.each(std[:, :, None]),
-        scale=schedule.noise,
-        known_by=own[:, None],
-        readers=PerRound.each(readers),
-        protocol=name,
-    )

@@ -22,9 +22,8 @@ from topdp.topology import Topology
 MAX_DENSE_AGENTS = 2000  # more agents: only the ends of the spectrum of W are computed
 WEIGHT_CHUNK_ROWS = 256  # rows of W in memory at a time
 
-SPECTRUM_DIGITS = (
-    6  # the ends of the spectrum are rounded outwards, so that every machine writes the same plan
-)
+# The ends of the spectrum are rounded outwards to these digits, so that every machine writes the same plan.
+SPECTRUM_DIGITS = 6
 ROUNDING_OFFSET = 0.618  # keeps eigenvalues such as 1/128 away from the points where rounding jumps
 
 MAX_GOSSIP_STEPS = 32  # more would lose digits in the factors of a Chebyshev polynomial
@@ -55,28 +54,6 @@ def metropolis(topology: Topology) -> Floats:
     W = np.where(topology.adjacency, 1.0 / (1.0 + np.maximum(degrees[:, None], degrees)), 0.0)
     W[np.diag_indices(len(W))] = 1.0 - W.sum(axis=1)
     return np.asarray(W)
-
-
-def mixing_steps(topology: Topology, steps: int, chebyshev: bool = True) -> list[Floats]:
-    """Return K matrices [n, n], one for each of K = `steps` averaging steps.
-
-    Plain (`chebyshev` false): W each time. Chebyshev: the polynomial of degree K in W that keeps the average
-    and is smallest on the rest of W's spectrum [a, b] (Manteuffel 1977), as K linear factors, so that each
-    step needs only the rows of the previous step.
-
-    >>> from topdp import topology
-    >>> ring = topology.ring(8)
-    >>> def left(steps):  # of a disagreement, at worst
-    ...     product = np.linalg.multi_dot([np.eye(8), *steps])
-    ...     return round(float(np.linalg.norm(product - 1 / 8, 2)), 3)
-    >>> left(mixing_steps(ring, 4, chebyshev=False)), left(mixing_steps(ring, 4))
-    (0.419, 0.079)
-    """
-    W = metropolis(topology)
-    if not chebyshev or steps < 2:
-        return [W] * steps
-    roots = mixing_roots(np.asarray(np.linalg.eigvalsh(W), np.float64), steps)
-    return [(W - root * np.eye(len(W))) / (1.0 - root) for root in roots]
 
 
 def mixing_roots(spectrum: Floats, steps: int, chebyshev: bool = True) -> list[float]:
@@ -136,12 +113,17 @@ def _rounding_growth(order: list[float], grid: Floats) -> float:
     return float((np.abs(first).max(axis=1) * np.abs(later[::-1]).max(axis=1)).sum())
 
 
+# Sources and weights of a mix, each [n, 1 + largest degree]: the agent itself, then its neighbours.
 Sources = tuple[Ints, Floats]
-"""Sources and weights of a mix, each [n, 1 + largest degree]: the agent itself, then its neighbours."""
 
 
 def mixing_sources(topology: Topology, steps: int, chebyshev: bool = True) -> list[Sources]:
-    """Return `mixing_steps` as sources and weights, with the same bits, without matrices [n, n]."""
+    """Return K sources and weights, one for each of K = `steps` averaging steps.
+
+    Plain (`chebyshev` false): those of `metropolis` each time. Chebyshev: the polynomial of degree K in W
+    that keeps the average and is smallest on the rest of W's spectrum [a, b] (Manteuffel 1977), as K linear
+    factors, so that each step needs only the rows of the previous step.
+    """
     weights = _weights(topology)
     if not chebyshev or steps < 2:
         return [_as_sources(topology, weights)] * steps

@@ -8,7 +8,6 @@ enough.
 
 from __future__ import annotations
 
-import itertools
 from functools import lru_cache
 from typing import Literal, get_args
 
@@ -107,21 +106,10 @@ def stays_connected(pairs: Ints, agents: int, colluders: int) -> bool:
 
 
 def _is_uncut(pairs: Ints, colluders: int) -> bool:
-    """Check by flows from an agent with the fewest partners and between them (Esfahanian, Hakimi 1984)."""
+    """Check by flows between agents (Esfahanian, Hakimi 1984); by searches for few colluders."""
     import networkx as nx  # slow to import, and rarely needed: the eigenvalue nearly always decides
-    from networkx.algorithms.connectivity import build_auxiliary_node_connectivity, local_node_connectivity
-    from networkx.algorithms.flow import build_residual_network
 
     graph = nx.Graph(pairs.tolist())
     if colluders < 2:
         return bool(nx.is_biconnected(graph) if colluders else nx.is_connected(graph))
-    weakest = min(graph, key=graph.degree)
-    auxiliary = build_auxiliary_node_connectivity(graph)
-    common = {"auxiliary": auxiliary, "residual": build_residual_network(auxiliary, "capacity")}
-    ends = itertools.chain(
-        ((weakest, other) for other in set(graph) - set(graph[weakest]) - {weakest}),
-        (pair for pair in itertools.combinations(graph[weakest], 2) if pair[1] not in graph[pair[0]]),
-    )
-    return all(
-        local_node_connectivity(graph, *pair, cutoff=colluders + 1, **common) > colluders for pair in ends
-    )
+    return bool(nx.node_connectivity(graph) > colluders)

@@ -17,8 +17,8 @@ __all__ = ["Result", "StopEarly", "train"]
 __getattr__ = lazy_exports(
     __name__,
     {
-        "Result": "result",
-        "StopEarly": "callbacks",
-        "train": "user_training",
+        "callbacks": ["StopEarly"],
+        "result": ["Result"],
+        "user_training": ["train"],
     },
 )

@@ -54,10 +54,9 @@ __all__ = [
 __getattr__ = lazy_exports(
     __name__,
     {
-        **dict.fromkeys(__all__, "families"),
-        "as_topology": "user_graphs",
-        "describe": "graph_statistics",
-        "from_networkx": "user_graphs",
-        "read_edge_list": "edge_lists",
+        "families": __all__,  # except the names that the next modules export
+        "edge_lists": ["read_edge_list"],
+        "graph_statistics": ["describe"],
+        "user_graphs": ["as_topology", "from_networkx"],
     },
 )

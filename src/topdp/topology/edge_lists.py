@@ -1,12 +1,23 @@
-"""Reads graphs from text files: one edge per line."""
+"""Reads graphs from text files: one edge per line. Weights of edges are refused or ignored.
+
+No protocol mixes by the weights of a user's edges: agents mix by α (the paper) or by Metropolis weights,
+which follow from degrees, and proofs and noise assume these weights. Dropping a weight silently would execute
+another run than the user described.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any, Literal, get_args
 
 from topdp.topology.graph import Topology, TopologyError, from_edges
-from topdp.topology.link_weights import Weights, expect_no_weights
+
+Weights = Literal["refuse", "ignore"]
+
+# First lines of files of directed graphs.
+HEADERS = (("source", "target"), ("from", "to"), ("src", "dst"))
 
 
 def read_edge_list(path: str | Path, weights: Weights = "refuse") -> Topology:
@@ -66,12 +77,7 @@ def _link(line: str, where: str) -> tuple[str, str, float]:
             f"works both ways: agents that send also receive."
         )
     names = content.replace(",", " ").split()
-    header = tuple(name.lower() for name in names[:2]) in {
-        ("source", "target"),
-        ("from", "to"),
-        ("src", "dst"),
-    }
-    if header:
+    if tuple(name.lower() for name in names[:2]) in HEADERS:
         raise TopologyError(
             f"{where}: expected an edge, got the header {content!r}, which marks a directed graph; remove "
             f"the line if every edge works both ways."
@@ -96,3 +102,20 @@ def _number(text: str) -> float | None:
     except ValueError:
         return None
     return number if math.isfinite(number) else None
+
+
+def expect_no_weights(placed: Iterable[tuple[str, Any]], weights: str) -> None:
+    """Raise TopologyError for weights other than 1 unless `weights` is "ignore".
+
+    `placed`: for each edge, its position for the message, and its weight.
+    """
+    if weights not in get_args(Weights):
+        raise TopologyError(f"weights: expected 'refuse' or 'ignore', got {weights!r}.")
+    others = [(where, weight) for where, weight in placed if weight != 1]
+    if others and weights == "refuse":
+        where, weight = others[0]
+        raise TopologyError(
+            f"{where}: expected an edge without a weight, got {weight!r:.40} ({len(others)} such in all). No "
+            "protocol mixes by given weights. Use weights='ignore' to drop them; in a configuration "
+            'topology.weights = "ignore".'
+        )

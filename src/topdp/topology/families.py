@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from topdp.plan.random_streams import stream
+from topdp.topology.edge_lists import read_edge_list
 from topdp.topology.graph import Topology, TopologyError, components, from_edges, whole_number
 
 MAX_GRAPH_DRAWS = 1000
@@ -156,7 +156,7 @@ def small_world(agents: int, degree: int = 4, rewire: float = 0.1, seed: int = 0
     import networkx as nx  # slow to import, and not needed by agents
 
     return _draw_until_connected(
-        "small-world", lambda s: nx.watts_strogatz_graph(n, degree, rewire, seed=s), seed, "raise the degree"
+        "small-world", lambda s: nx.watts_strogatz_graph(n, degree, rewire, seed=s), seed
     )
 
 
@@ -177,19 +177,19 @@ def regular(agents: int, degree: int = 4, seed: int = 0) -> Topology:
         raise TopologyError(f"Expected degree >= 2, got 1. {n} agents in pairs are not connected.")
     import networkx as nx
 
-    return _draw_until_connected(
-        "regular", lambda s: nx.random_regular_graph(degree, n, seed=s), seed, "raise the degree"
-    )
+    return _draw_until_connected("regular", lambda s: nx.random_regular_graph(degree, n, seed=s), seed)
 
 
-def _draw_until_connected(kind: str, draw: Callable[[int], Any], seed: int, advice: str) -> Topology:
+def _draw_until_connected(kind: str, draw: Callable[[int], Any], seed: int) -> Topology:
     import networkx as nx
 
     for attempt in range(MAX_GRAPH_DRAWS):
         graph = draw(int(stream(seed, f"topology.{kind}", attempt).integers(2**32)))
         if nx.is_connected(graph):
             return from_edges(list(graph.edges), len(graph), name=kind)
-    raise TopologyError(f"Expected a connected {kind} graph, got none in {MAX_GRAPH_DRAWS} draws; {advice}.")
+    raise TopologyError(
+        f"Expected a connected {kind} graph, got none in {MAX_GRAPH_DRAWS} draws; raise the degree."
+    )
 
 
 def _degree(agents: int, degree: int) -> int:
@@ -202,12 +202,7 @@ def _degree(agents: int, degree: int) -> int:
     return degree
 
 
-def _from_file(path: str | Path, weights: Any = "refuse") -> Topology:
-    from topdp.topology.edge_lists import read_edge_list
-
-    return read_edge_list(path, weights)
-
-
+# The names of `topology.kind` in a configuration.
 FAMILIES: dict[str, Callable[..., Topology]] = {
     "random": random,
     "ring": ring,
@@ -218,6 +213,5 @@ FAMILIES: dict[str, Callable[..., Topology]] = {
     "grid": grid,
     "small-world": small_world,
     "regular": regular,
-    "file": _from_file,
+    "file": read_edge_list,
 }
-"""The names of `topology.kind` in a configuration."""

@@ -8,9 +8,8 @@ from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from topdp.topology import families
-from topdp.topology.edge_lists import read_edge_list
+from topdp.topology.edge_lists import Weights, expect_no_weights, read_edge_list
 from topdp.topology.graph import Topology, TopologyError, from_edges
-from topdp.topology.link_weights import Weights, expect_no_weights
 
 if TYPE_CHECKING:
     import networkx as nx

@@ -13,7 +13,7 @@ from topdp.agents.ledger.ledger_entries import ReleaseCost
 from topdp.agents.runtime.budget_meter import allows, build_meter
 from topdp.privacy.accounting import account
 from topdp.privacy.basics.refusals import PrivacyError
-from topdp.privacy.observers import band_matrix
+from topdp.privacy.observers import gram_matrix
 from topdp.privacy.observers import view as views
 from topdp.privacy.query import Query
 from topdp.runs.run_outline import analysis_of
@@ -139,7 +139,7 @@ def test_long_plans_are_charged_alike(tmp_path, monkeypatch, batch):
     analysis = analysis_of(made.setup.manifest.config, made.setup.counts)
     whole = build_meter(made.setup.plan, analysis, 0, 1e-5, "view", True).by_plan
     monkeypatch.setattr(views, "LONG_PLAN_RELEASES", 10)
-    monkeypatch.setattr(band_matrix, "ROUNDS_PER_BLOCK", 8)
+    monkeypatch.setattr(gram_matrix, "ROUNDS_PER_BLOCK", 8)
     near = build_meter(made.setup.plan, analysis, 0, 1e-5, "view", True).by_plan
     np.testing.assert_allclose(near, whole, rtol=1e-6)
     assert (near >= whole * (1 - 1e-9)).all()

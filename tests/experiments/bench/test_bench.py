@@ -9,7 +9,6 @@ import torch
 
 from topdp.errors import InputError
 from topdp.experiments.bench import bench_job, contestants, floors, growth, turn_timing
-from topdp.experiments.bench.growth_picture import draw
 from topdp.experiments.bench.turn_timing import Turns, take_turns
 
 TINY = bench_job.BenchJob(agents=4, batch=3, inputs=7, hidden=5, classes=3, degree=2, clip=0.5, rounds=4)
@@ -98,7 +97,7 @@ def test_growth_takes_the_smallest_first_and_stops_in_time(small, monkeypatch, t
     points, left_out = growth.measure_growth(1.0, said.append)
     assert said == ["4 agents", "1 degree", "8 agents"] and not left_out
     assert set(growth.exponents(points)) == {"agents"}
-    assert draw(points, tmp_path / "growth.png", "growth").stat().st_size > 1000
+    assert growth.draw(points, tmp_path / "growth.png", "growth").stat().st_size > 1000
     clock = iter([0.0, 1.0, 61.0, 61.0])
     monkeypatch.setattr(growth, "perf_counter", lambda: next(clock))
     points, left_out = growth.measure_growth(1.0)

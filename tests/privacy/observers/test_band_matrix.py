@@ -12,12 +12,10 @@ from topdp import topology as graphs
 from topdp.plan import NOBODY, Cycle, Full, PerRound, Plan, schedules
 from topdp.privacy.basics.exposure import exposure
 from topdp.privacy.basics.refusals import NotCovered, PrivacyError
-from topdp.privacy.observers import band_matrix, view_effort
+from topdp.privacy.observers import gram_matrix, view_effort
 from topdp.privacy.observers import view as views
-from topdp.privacy.observers.band_bounds import MAX_DENSE_BAND, bracket_band
-from topdp.privacy.observers.band_matrix import Band, bands
-from topdp.privacy.observers.gram_matrix import grams
-from topdp.privacy.observers.mu_bounds import bracket
+from topdp.privacy.observers.gram_matrix import Band, bands, grams
+from topdp.privacy.observers.mu_bounds import MAX_DENSE_BAND, bracket, bracket_band
 from topdp.privacy.observers.view import view
 
 GRAPHS = {"random": graphs.random(8, 0.4, 1), "star": graphs.star(7), "complete": graphs.complete(5)}
@@ -26,7 +24,7 @@ GRAPHS = {"random": graphs.random(8, 0.4, 1), "star": graphs.star(7), "complete"
 @pytest.fixture
 def often(monkeypatch):
     """Old changes are let go as often as there is something to let go in a short plan."""
-    monkeypatch.setattr(band_matrix, "ROUNDS_PER_BLOCK", 8)
+    monkeypatch.setattr(gram_matrix, "ROUNDS_PER_BLOCK", 8)
 
 
 def plan_of(name, graph, rounds, alpha=0.25, fading="linear", decay=0.9):
@@ -71,7 +69,7 @@ def test_a_band_brackets_what_the_whole_matrix_does(name, graph):
 @pytest.mark.usefixtures("often")
 def test_what_is_left_out_stays_within_its_bound(name, monkeypatch):
     """Let go far too early, so that the far parts are large: the bound must still hold, for any change."""
-    monkeypatch.setattr(band_matrix, "MAX_FAR_PART", 0.6)
+    monkeypatch.setattr(gram_matrix, "MAX_FAR_PART", 0.6)
     plan = plan_of(name, GRAPHS["random"], 120)
     generator = np.random.default_rng(0)
     R = plan.releases

@@ -15,8 +15,7 @@ from topdp.plan import NOBODY, Cycle, Full, PerRound, Plan
 from topdp.privacy.accounting import account
 from topdp.privacy.basics.exposure import Exposure, exposure
 from topdp.privacy.basics.refusals import NotCovered
-from topdp.privacy.observers import adaptive as answers
-from topdp.privacy.observers import neighbourhoods
+from topdp.privacy.observers import neighbourhoods, view_effort
 from topdp.privacy.observers.adaptive import adaptive
 from topdp.privacy.observers.estimate_readers import estimate_readers
 from topdp.privacy.observers.neighbourhoods import PlanNeighbourhoods, neighbourhood_bound
@@ -128,10 +127,13 @@ def test_larger_balls_hide_more():
     assert ratios[2] < 1.05 < ratios[1] < 1.2 < ratios[0]
 
 
-def test_who_is_not_asked_about_has_no_number_and_any_number_of_cores_says_the_same():
+def test_who_is_not_asked_about_has_no_number_and_any_number_of_cores_says_the_same(monkeypatch):
     plan = plan_of("ring", rounds=12)
     exposed = exposure(9, 1.0)
-    found = [neighbourhood_bound(RowFlow(plan), exposed, owners=[2, 5], room=6, workers=w) for w in (1, 2)]
+    found = []
+    for workers in (1, 2):
+        monkeypatch.setattr("topdp.privacy.observers.parallel_map.cores", lambda workers=workers: workers)
+        found.append(neighbourhood_bound(RowFlow(plan), exposed, owners=[2, 5], room=6))
     np.testing.assert_array_equal(found[0].upper, found[1].upper)
     assert np.isfinite(found[0].worst()[[2, 5]]).all() and np.isnan(found[0].worst()).sum() == 7
 
@@ -148,7 +150,7 @@ def test_a_large_graph_is_bounded_instead_of_refused(monkeypatch):
     plan = plan_of("regular", rounds=12)
     n = plan.agents
     exact = adaptive(plan, exposure(n, 0.25))
-    monkeypatch.setattr(answers, "MAX_UNASKED_WORK", 0.0)
+    monkeypatch.setattr(view_effort, "MAX_UNASKED_WORK", 0.0)
     found = account(plan, Analysis("tight", (Full(4),) * n, clip=1.0), delta=1e-5, answers=["adaptive"])
     assert found.adaptive.status == "finite" and "bounded by the rows within" in found.warnings[0]
     assert (found.adaptive.mu >= exact.worst() * (1 - 1e-9)).all()

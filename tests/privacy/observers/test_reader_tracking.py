@@ -11,13 +11,12 @@ from builders import constant_schedule
 from topdp import topology as graphs
 from topdp.plan import NOBODY, PerRound, Plan
 from topdp.privacy import adaptive, exposure, worst_case
-from topdp.privacy.observers.band_bounds import bracket_band
 from topdp.privacy.observers.gram_matrix import grams
-from topdp.privacy.observers.mu_bounds import bracket
+from topdp.privacy.observers.mu_bounds import bracket, bracket_band
 from topdp.privacy.observers.neighbourhoods import neighbourhood_bound
 from topdp.privacy.observers.observer_filter import Public
 from topdp.privacy.observers.reader_layout import ReaderQuestion, RowFlow, UnsuitedError, lay_out
-from topdp.privacy.observers.reader_tracking import track_changes
+from topdp.privacy.observers.reader_tracking import ChangeTracker
 from topdp.protocols import TopSynchronous
 
 GRAPHS = {
@@ -26,6 +25,10 @@ GRAPHS = {
     "star": graphs.star(7, hubs=2),
     "tree": graphs.tree(9),
 }
+
+
+def tracked(*arguments, **options):
+    return ChangeTracker(*arguments, **options).all()
 
 
 def plan_of(graph, rounds=24, alpha=0.25, seed=0):
@@ -55,7 +58,7 @@ def test_bands_and_sums_are_those_of_the_filter(name, J):
     plan = plan_of(GRAPHS[name])
     owners, layout = asked(plan, J)
     periods = np.resize([1, 2, 3], (1, len(owners)))
-    (told,) = track_changes(layout, periods)
+    (told,) = tracked(layout, periods)
     oracle = grams(plan, np.isin(np.arange(plan.agents), J), owners, Public.ESTIMATES)
     for M, band, sums, period in zip(oracle, told.bands, told.aligned, periods[0], strict=True):
         np.testing.assert_allclose(whole(band), M, atol=1e-9 * M.max())
@@ -70,8 +73,8 @@ def test_what_is_not_followed_is_charged(longest):
     """From the private side, and the less of it the longer a change is followed."""
     plan = plan_of(graphs.regular(10, 3, 2), rounds=40, alpha=0.1)
     _, layout = asked(plan, (0,))
-    (short,), (full,) = track_changes(layout, None, longest, owners=9), track_changes(layout, None, owners=9)
-    (longer,) = track_changes(layout, None, longest + 8, owners=9)
+    (short,), (full,) = tracked(layout, None, longest, owners=9), tracked(layout, None, owners=9)
+    (longer,) = tracked(layout, None, longest + 8, owners=9)
     for less, more, all_of_it in zip(short.bands, longer.bands, full.bands, strict=True):
         assert bracket_band(less)[1] >= bracket_band(all_of_it)[1]
         assert bracket_band(less)[0] <= bracket_band(all_of_it)[0]
@@ -82,9 +85,9 @@ def test_a_batch_answers_as_its_questions_alone():
     plan = plan_of(GRAPHS["random"])
     ways, hidden = RowFlow(plan), np.arange(plan.agents, plan.rows)
     questions = [ReaderQuestion((j,), np.array([i]), hidden) for j, i in [(0, 1), (3, 2), (7, 0)]]
-    together = track_changes(lay_out(ways, questions), None)
+    together = tracked(lay_out(ways, questions), None)
     for question, one in zip(questions, together, strict=True):
-        (alone,) = track_changes(lay_out(ways, [question]), None)
+        (alone,) = tracked(lay_out(ways, [question]), None)
         np.testing.assert_allclose(whole(one.bands[0]), whole(alone.bands[0]), rtol=1e-12, atol=1e-15)
 
 
@@ -140,7 +143,7 @@ def test_hidden_rows_with_a_loud_common_past_keep_their_digits(deviation):
     plan = of_one_loud_row(deviation)
     looks = plan.agents - 2
     owners, layout = asked(plan, (looks,))
-    (told,) = track_changes(layout, None, owners=len(owners))
+    (told,) = tracked(layout, None, owners=len(owners))
     oracle = grams(plan, np.arange(plan.agents) == looks, owners, Public.ESTIMATES)
     for M, band in zip(oracle, told.bands, strict=True):
         exact = bracket(M)[0]
@@ -158,4 +161,4 @@ def test_noise_of_which_rounding_leaves_nothing_is_never_more_than_the_worst_cas
     assert (nearby.worst() >= found.worst() * (1 - 1e-12)).all()
     _, layout = asked(plan, (plan.agents - 2,))
     with pytest.raises(UnsuitedError, match="rounding"):
-        track_changes(layout, None, owners=plan.agents - 1)
+        tracked(layout, None, owners=plan.agents - 1)

@@ -1,6 +1,7 @@
 """The privacy statement: numbers of privacy.json, fields that registries ask for, no false promises."""
 
 import html
+import inspect
 import json
 
 import pytest
@@ -9,6 +10,7 @@ import yaml
 from topdp.errors import InputError
 from topdp.runs.run_folder import RunFolder
 from topdp.views.pages.run_facts import run_facts
+from topdp.views.statement import agent_statement, run_statement, statement_text
 from topdp.views.statement.run_statement import statement, statement_html, statement_yaml
 
 REGISTRY = {
@@ -108,3 +110,17 @@ def test_the_command(topdp, copied):
     ]
     assert yaml.safe_load((folder / "privacy-statement.yaml").read_text()) == told["statement"]
     assert topdp("statement", folder).code == 0
+
+
+def test_every_condition_of_the_template_is_a_fact_of_some_statement():
+    """A sentence under a misspelt condition would never be said."""
+
+    def conditions(part):
+        parts = part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
+        own = {part["when"]} if isinstance(part, dict) and "when" in part else set()
+        return own.union(*map(conditions, parts))
+
+    sources = "".join(inspect.getsource(module) for module in (run_statement, agent_statement))
+    names = conditions(statement_text._template())
+    assert len(names) > 10
+    assert [name for name in names if f'"{name}":' not in sources] == []

@@ -26,26 +26,9 @@ CHANGING_KEYS = ("written", "heard")
 def read_status(state: Path) -> dict[str, Any]:
     """Return the facts that `topdp agent status --json` prints."""
     with closing(Ledger(state, writable=False)) as ledger:
-        delta = ledger.meta.get(start_choices.DELTA_KEY)
-        facts: dict[str, Any] = {
-            "agent": ledger.meta.get("agent"),
-            "federation": ledger.meta.get("federation"),
-            "round": ledger.round,
-            "epsilon": ledger.spent,
-            "delta": None if delta is None else float(delta),
-            "charged_by": ledger.charged_by,
-            "worst_case": ledger.last_entry.worst_case if ledger.last_entry else 0.0,
-            "seeded": start_choices.ever_chosen(ledger, start_choices.SEEDED_KEY),
-            "rehearsal": start_choices.ever_chosen(ledger, start_choices.REHEARSAL_KEY),
-            "budget": start_choices.recorded_budget(ledger),
-            "stopped": ledger.stopped_at,
-            "ends": ledger.final_round,
-            "departed": ledger.departed,
-            "departures": ledger.covered_departures(),
-            "gone": ledger.departed_members(),
-            "seen": {peer: ledger.last_received(peer) for peer in ledger.recorded_peers()},
-            "quarantined": quarantined_peers(ledger),
-        }
+        facts = charged_facts(ledger)
+        facts["seen"] = {peer: ledger.last_received(peer) for peer in ledger.recorded_peers()}
+        facts["quarantined"] = quarantined_peers(ledger)
     status = ProcessStatus.read(state)
     if facts["budget"] is None and status is not None:  # the ledger of a version that did not record budgets
         facts["budget"] = status.budget
@@ -53,6 +36,28 @@ def read_status(state: Path) -> dict[str, Any]:
     if facts["rounds"] is not None and facts["ends"] is not None:  # the process may not know the end yet
         facts["rounds"] = min(facts["rounds"], max(facts["ends"], facts["round"]))
     return facts
+
+
+def charged_facts(ledger: Ledger) -> dict[str, Any]:
+    """What a ledger says of its agent's charges, and of the run that they belong to."""
+    delta = ledger.meta.get(start_choices.DELTA_KEY)
+    return {
+        "agent": ledger.meta.get("agent"),
+        "federation": ledger.meta.get("federation"),
+        "round": ledger.round,
+        "epsilon": ledger.spent,
+        "delta": None if delta is None else float(delta),
+        "charged_by": ledger.charged_by,
+        "worst_case": ledger.last_entry.worst_case if ledger.last_entry else 0.0,
+        "seeded": start_choices.ever_chosen(ledger, start_choices.SEEDED_KEY),
+        "rehearsal": start_choices.ever_chosen(ledger, start_choices.REHEARSAL_KEY),
+        "budget": start_choices.recorded_budget(ledger),
+        "stopped": ledger.stopped_at,
+        "ends": ledger.final_round,
+        "departed": ledger.departed,
+        "departures": ledger.covered_departures(),
+        "gone": ledger.departed_members(),
+    }
 
 
 def _process_facts(status: ProcessStatus | None) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from topdp.runs.methods import METHODS
 from topdp.runs.pictures.chart_style import data_title, house_style, look, percent_axis, save
 from topdp.runs.pictures.chart_text import wrapped
 from topdp.runs.pictures.coinciding_lines import coinciding, joined_label
+from topdp.views.pages.plain_words import small
 
 PICTURE_SUFFIXES = (".png", ".svg")
 LETTERS_PER_INCH = 13
@@ -97,7 +98,7 @@ def _coinciding_labels(numbers: FigureNumbers, epochs: int) -> dict[str, list[st
 
 
 def _values(several: Iterable[float]) -> str:
-    return " and ".join(f"{value:g}".replace("e-0", "e-") for value in sorted(set(several)))
+    return " and ".join(small(value) for value in sorted(set(several)))
 
 
 def _line(numbers: FigureNumbers, panel: Panel, label: str, epochs: int) -> tuple[Floats, Floats]:

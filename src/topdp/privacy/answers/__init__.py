@@ -26,8 +26,8 @@ GUARANTEES = tuple(kind.name for kind in ANSWERS.values() if kind.takes_budget)
 # The names of the answers that are computed only on request.
 ON_REQUEST = tuple(kind.name for kind in ANSWERS.values() if kind.on_request)
 
-# The answers by `AnswerKind.rank`, the most reliable one first.
-BY_RANK = sorted(ANSWERS.values(), key=lambda kind: kind.rank)
+# The answers by reliability, the most reliable one first.
+BY_RANK = (ADAPTIVE, WORST_CASE, OUTSIDER, VIEW, CLAIMED)
 
 _BY_NAME = {kind.name: kind for kind in ANSWERS.values()}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
 import numpy as np
@@ -14,16 +13,9 @@ from topdp.plan import Capability, Plan
 from topdp.privacy.answers.answer_kind import ObservedAnswer
 from topdp.privacy.basics.exposure import Exposure
 from topdp.privacy.basics.gaussian import epsilon_of
-from topdp.privacy.observers.adaptive import (
-    adaptive,
-    adaptive_reason,
-    has_short_form,
-    in_the_open,
-    leading_adaptive,
-)
+from topdp.privacy.observers import adaptive, view_effort
 from topdp.privacy.observers.observer_filter import Public
 from topdp.privacy.observers.view import Bound, View
-from topdp.privacy.observers.view_effort import MAX_UNASKED_WORK, curve_seconds, reader_work
 from topdp.privacy.query import Query
 
 if TYPE_CHECKING:
@@ -31,15 +23,12 @@ if TYPE_CHECKING:
 
 
 @final
-@dataclass(frozen=True)
 class AdaptiveAnswer(ObservedAnswer):
     name = "adaptive"
-    key = "adaptive"
     assumptions = (
         "Each other agent, or the colluders together, with all that the view gives them and also every "
         "agent's estimate in every round, the last included. No assumption on gradients."
     )
-    rank = 0
     public = Public.ESTIMATES
     counts_colluders = True
 
@@ -52,14 +41,15 @@ class AdaptiveAnswer(ObservedAnswer):
         return f"any {colluders} other agents that pool what they see, and also read {estimates}"
 
     def supports(self, plan: Plan, query: Query) -> str | None:
-        return adaptive_reason(plan, self.public, query.colluders)
+        return adaptive.adaptive_reason(plan, self.public, query.colluders)
 
     def observe(self, plan: Plan, exposure: Exposure, query: Query, bound: Bound = "upper") -> View:
-        return adaptive(plan, exposure, query, bound)
+        return adaptive.adaptive(plan, exposure, query, bound)
 
     def spending_curve(self, spending: Spending, releases: Sequence[int]) -> Floats:
         exposure, sensitivity = spending.analysis.exposure(), spending.sensitivity
-        mu, per_release = leading_adaptive(spending.plan, exposure, spending.owner, releases, spending.query)
+        plan, owner, query = spending.plan, spending.owner, spending.query
+        mu, per_release = adaptive.leading_adaptive(plan, exposure, owner, releases, query)
         information = per_release * sensitivity**2
         if not spending.batches.sampled or np.array_equal(information, spending.information):
             return spending.amplified(mu, releases)
@@ -67,24 +57,24 @@ class AdaptiveAnswer(ObservedAnswer):
         return np.minimum(epsilon_of(mu, spending.delta), samples)
 
     def work(self, plan: Plan, query: Query) -> float:
-        if plan.agents == 1 or Capability.ROUNDED_ROWS in plan.needs:
-            return 0.0
-        if has_short_form(plan, self.public, query.colluders):
+        immediate = plan.agents == 1 or Capability.ROUNDED_ROWS in plan.needs
+        if immediate or adaptive.has_short_form(plan, self.public, query.colluders):
             return 0.0
         # Where computing every coalition takes too long, `adaptive` uses a bound by neighbourhoods.
-        return min(reader_work(plan, math.comb(plan.agents, query.colluders)), MAX_UNASKED_WORK)
+        work = view_effort.reader_work(plan, math.comb(plan.agents, query.colluders))
+        return min(work, view_effort.MAX_UNASKED_WORK)
 
     def curve_seconds(self, plan: Plan, query: Query) -> float:
         n, colluders = plan.agents, query.colluders
         if plan.rows == n or {Capability.ROBUST_MIXING, Capability.ROUNDED_ROWS} & plan.needs:
             return 0.5 * max(1, math.comb(n, min(colluders, n)) / 1e5)
-        return curve_seconds(plan, math.comb(n - 1, min(colluders, n - 1)), self.public)
+        return view_effort.curve_seconds(plan, math.comb(n - 1, min(colluders, n - 1)), self.public)
 
     def hides_rows(self, plan: Plan, colluders: int) -> bool:
-        return not in_the_open(plan) and not has_short_form(plan, self.public, colluders)
+        return not adaptive.in_the_open(plan) and not adaptive.has_short_form(plan, self.public, colluders)
 
     def composes_releases(self, plan: Plan) -> bool:
-        return in_the_open(plan)
+        return adaptive.in_the_open(plan)
 
 
 ADAPTIVE = AdaptiveAnswer()

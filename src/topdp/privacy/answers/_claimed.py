@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
 import numpy as np
@@ -28,12 +27,9 @@ if TYPE_CHECKING:
 
 
 @final
-@dataclass(frozen=True)
 class ClaimedAnswer(AnswerKind):
     name = "claimed"
-    key = "claimed"
     assumptions = "What the method's own analysis says of its full-scale noise; saved noise counts as free."
-    rank = 4
     public = Public.NOTHING
     proved = False
 

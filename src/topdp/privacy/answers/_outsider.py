@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import final
 
 from topdp.plan import Capability, Plan
@@ -16,15 +15,12 @@ from topdp.privacy.query import Query
 
 
 @final
-@dataclass(frozen=True)
 class OutsiderAnswer(ObservedAnswer):
     name = "outsider"
-    key = "outsider"
     assumptions = (
         "Somebody who reads every link and every agent's estimate in every round, and knows nobody's draws. "
         "No assumption on gradients."
     )
-    rank = 2
     public = Public.LINKS
     takes_budget = False
 

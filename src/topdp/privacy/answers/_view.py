@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
 from topdp.base.array_types import Floats
@@ -11,15 +10,9 @@ from topdp.plan import Plan
 from topdp.privacy.answers.answer_kind import ObservedAnswer
 from topdp.privacy.basics.exposure import Exposure
 from topdp.privacy.basics.refusals import expect_supported
+from topdp.privacy.observers import view_effort
 from topdp.privacy.observers.observer_filter import Public
 from topdp.privacy.observers.view import Bound, View, leading_view, view, view_reason
-from topdp.privacy.observers.view_effort import (
-    MAX_FOLLOWED_ROUNDS,
-    MAX_UNASKED_WORK,
-    curve_seconds,
-    expect_affordable,
-    view_work,
-)
 from topdp.privacy.query import Query
 
 if TYPE_CHECKING:
@@ -27,16 +20,13 @@ if TYPE_CHECKING:
 
 
 @final
-@dataclass(frozen=True)
 class ViewAnswer(ObservedAnswer):
     name = "view"
-    key = "view"
     assumptions = (
         "Each other agent alone, honest but curious, with all rows it reads in all rounds, its own draws and "
         "data, and all random choices of the protocol, in training whose gradients do not react: others' "
         "later gradients may react to a changed record, and that is not in it. Information, no guarantee."
     )
-    rank = 3
     public = Public.NOTHING
     proved = False
 
@@ -50,25 +40,25 @@ class ViewAnswer(ObservedAnswer):
 
     def observe(self, plan: Plan, exposure: Exposure, query: Query, bound: Bound = "upper") -> View:
         expect_supported(self.supports(plan, query))
-        expect_affordable(plan, query.allow_slow)
-        longest = None if query.allow_slow else MAX_FOLLOWED_ROUNDS
+        view_effort.expect_affordable(plan, query.allow_slow)
+        longest = None if query.allow_slow else view_effort.MAX_FOLLOWED_ROUNDS
         return view(plan, exposure, owners="all", bound=bound, progress=query.progress, widest=longest)
 
     def spending_curve(self, spending: Spending, releases: Sequence[int]) -> Floats:
         plan = spending.plan
         expect_supported(view_reason(plan))
-        expect_affordable(plan, spending.query.allow_slow, plan.agents - 1, owners=1)
+        view_effort.expect_affordable(plan, spending.query.allow_slow, plan.agents - 1, owners=1)
         mu = leading_view(plan, spending.analysis.exposure(), spending.owner, releases)
         return spending.amplified(mu, releases)
 
     def work(self, plan: Plan, query: Query) -> float:
         if self.supports(plan, query) is not None:
             return 0.0
-        work = view_work(plan)
-        return work if work <= MAX_UNASKED_WORK or query.allow_slow else 0.0
+        work = view_effort.view_work(plan)
+        return work if work <= view_effort.MAX_UNASKED_WORK or query.allow_slow else 0.0
 
     def curve_seconds(self, plan: Plan, query: Query) -> float:
-        return curve_seconds(plan, plan.agents - 1, self.public)
+        return view_effort.curve_seconds(plan, plan.agents - 1, self.public)
 
     def hides_rows(self, plan: Plan, colluders: int) -> bool:
         return True

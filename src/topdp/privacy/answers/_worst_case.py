@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
 import numpy as np
@@ -22,15 +21,12 @@ if TYPE_CHECKING:
 
 
 @final
-@dataclass(frozen=True)
 class WorstCaseAnswer(AnswerKind):
     name = "worst-case"
-    key = "worst_case"
     assumptions = (
         "All other agents together, who see every row the agent makes, its own estimate included. "
         "No assumption on gradients."
     )
-    rank = 1
     public = Public.LINKS
     relies_on_others = False
 

@@ -116,12 +116,8 @@ class AnswerKind(ABC):
 
     # The name in configurations and messages, such as `worst-case`.
     name: ClassVar[str]
-    # The key in JSON, such as `worst_case`.
-    key: ClassVar[str]
     # The observer and the assumptions, in sentences, for an account.
     assumptions: ClassVar[str]
-    # The position of the answer in a list by reliability; 0 is the most reliable.
-    rank: ClassVar[int]
     # What the observer reads in addition to the rows that it receives and makes.
     public: ClassVar[Public]
 
@@ -135,6 +131,11 @@ class AnswerKind(ABC):
     relies_on_others: ClassVar[bool] = True
     # Whether the observers are coalitions of the configured number of colluders.
     counts_colluders: ClassVar[bool] = False
+
+    @property
+    def key(self) -> str:
+        """The key in JSON, such as `worst_case`."""
+        return self.name.replace("-", "_")
 
     @property
     def label(self) -> str:

@@ -32,34 +32,22 @@ from dataclasses import replace
 
 import numpy as np
 
-from topdp.base.array_types import Bools, Floats
+from topdp.base.array_types import Floats
 from topdp.plan import Capability, Plan
 from topdp.privacy.basics.exposure import COVERED_NEEDS, Exposure, check, uncovered_reason
 from topdp.privacy.basics.refusals import NotCovered, PrivacyError, expect_supported
+from topdp.privacy.observers import shared_noise, view_effort
 from topdp.privacy.observers.estimate_readers import estimate_readers
 from topdp.privacy.observers.neighbourhoods import affordable_ball_rows, neighbourhood_bound
 from topdp.privacy.observers.observer_filter import Public, nonlinear_reason, seen_rows
 from topdp.privacy.observers.reader_layout import RowFlow, UnsuitedError
-from topdp.privacy.observers.shared_noise import (
-    Coalition,
-    NoisyReleases,
-    connectivity_bound,
-    information_of,
-    noisy_releases,
-    worst_coalitions,
-)
+from topdp.privacy.observers.shared_noise import Coalition, NoisyReleases
 from topdp.privacy.observers.view import Bound, View, amplified, leading_view, view
-from topdp.privacy.observers.view_effort import (
-    MAX_FOLLOWED_ROUNDS,
-    MAX_UNASKED_WORK,
-    expect_affordable,
-    reader_work,
-)
 from topdp.privacy.observers.worst_case import all_draws_count, every_round, every_round_mu, information
 from topdp.privacy.query import DEFAULT_QUERY, Query
 
 # The most work if slow answers are allowed, about two hours of one core; above it a bound is computed.
-MAX_SLOW_WORK = 60 * MAX_UNASKED_WORK
+MAX_SLOW_WORK = 60 * view_effort.MAX_UNASKED_WORK
 
 # More coalitions than these are computed one by one only if slow answers are allowed.
 MAX_UNASKED_COALITIONS = 2000
@@ -83,13 +71,12 @@ def adaptive(plan: Plan, exposure: Exposure, query: Query = DEFAULT_QUERY, bound
     check(plan, exposure)
     expect_colluders(query.colluders, plan.agents)
     expect_supported(adaptive_reason(plan, Public.ESTIMATES, query.colluders))
-    if _shares_noise_in_the_open(plan, Public.ESTIMATES):
+    if in_the_open(plan):
         return _by_coalitions(plan, exposure, query)
     bounded = _neighbourhood_bound(plan, exposure, query, bound)
     if bounded is not None:
         return bounded
-    coalitions = _coalitions(plan, Public.ESTIMATES, query)
-    return _seen_by(plan, exposure, Public.ESTIMATES, coalitions, query, bound)
+    return _seen_by(plan, exposure, Public.ESTIMATES, _coalitions(plan, query), query, bound)
 
 
 def outsider(plan: Plan, exposure: Exposure, query: Query = DEFAULT_QUERY) -> View:
@@ -123,14 +110,16 @@ def leading_adaptive(
     expect_colluders(query.colluders, plan.agents)
     public = Public.ESTIMATES
     expect_supported(adaptive_reason(plan, public, query.colluders))
-    if _shares_noise_in_the_open(plan, public):
-        return _leading_by_coalitions(plan, exposure, owner, last, query)
-    coalitions = [J for J in _coalitions(plan, public, query) if owner not in J]
+    period, sensitivity = int(exposure.periods()[owner]), float(exposure.sensitivity[owner])
+    if in_the_open(plan):
+        noisy, _, units = _units(plan, query)
+        worst = [_every_round(noisy, units[:, :, owner], period, r).max(initial=0.0) for r in last]
+        return np.array(worst) * sensitivity, _each_release(noisy, units)[:, owner]
+    coalitions = [J for J in _coalitions(plan, query) if owner not in J]
     per_release = information(plan)[:, owner]
     if not _all_seen(plan, public, coalitions):
-        expect_affordable(plan, query.allow_slow, len(coalitions), public, owners=1)
+        view_effort.expect_affordable(plan, query.allow_slow, len(coalitions), public, owners=1)
         return leading_view(plan, exposure, owner, last, coalitions, public), per_release
-    period, sensitivity = int(exposure.periods()[owner]), float(exposure.sensitivity[owner])
     mu = np.array([every_round(per_release[: r + 1], period) for r in last]) * sensitivity
     return mu, per_release
 
@@ -155,7 +144,8 @@ def adaptive_reason(plan: Plan, public: Public, colluders: int) -> str | None:
 
 def in_the_open(plan: Plan) -> bool:
     """Return whether draws are shared and every row is an estimate. Then releases compose one by one."""
-    return _shares_noise_in_the_open(plan, Public.ESTIMATES)
+    noisy = bool(plan.std.values.any())
+    return noisy and not all_draws_count(plan) and _all_seen(plan, Public.ESTIMATES, [()])
 
 
 def most_learned(plan: Plan, query: Query = DEFAULT_QUERY) -> Floats:
@@ -185,11 +175,11 @@ def expect_colluders(colluders: int, agents: int) -> None:
         )
 
 
-def _coalitions(plan: Plan, public: Public, query: Query) -> list[Coalition]:
+def _coalitions(plan: Plan, query: Query) -> list[Coalition]:
     """Return all coalitions of `query.colluders` agents; one per agent if all coalitions learn the same."""
     n, colluders = plan.agents, query.colluders
     possible = math.comb(n, colluders)
-    if possible > n and all_draws_count(plan) and _all_seen(plan, public, [()]):
+    if possible > n and all_draws_count(plan) and _all_seen(plan, Public.ESTIMATES, [()]):
         return [tuple(sorted((first + k) % n for k in range(colluders))) for first in range(n)]
     if possible > MAX_UNASKED_COALITIONS and not query.allow_slow:
         raise NotCovered(
@@ -203,10 +193,11 @@ def _coalitions(plan: Plan, public: Public, query: Query) -> list[Coalition]:
 def _neighbourhood_bound(plan: Plan, exposure: Exposure, query: Query, bound: Bound) -> View | None:
     """Return the bound by neighbourhoods if computing every coalition takes too long; otherwise None."""
     possible = math.comb(plan.agents, query.colluders)
-    few = possible <= MAX_UNASKED_COALITIONS and reader_work(plan, possible) <= MAX_UNASKED_WORK
+    work = view_effort.reader_work(plan, possible)
+    few = possible <= MAX_UNASKED_COALITIONS and work <= view_effort.MAX_UNASKED_WORK
     if few or not plan.std.values.any() or _all_seen(plan, Public.ESTIMATES, [()]):
         return None
-    if query.allow_slow and reader_work(plan, possible) <= MAX_SLOW_WORK:
+    if query.allow_slow and work <= MAX_SLOW_WORK:
         return None
     try:
         flow = RowFlow(plan)
@@ -236,26 +227,27 @@ def _seen_by(
                 return estimate_readers(RowFlow(plan), exposure, coalitions, bound, progress)
             except UnsuitedError:
                 pass
-        expect_affordable(plan, query.allow_slow, len(coalitions), public)
-        longest = None if query.allow_slow else MAX_FOLLOWED_ROUNDS
+        view_effort.expect_affordable(plan, query.allow_slow, len(coalitions), public)
+        longest = None if query.allow_slow else view_effort.MAX_FOLLOWED_ROUNDS
         return view(plan, exposure, coalitions, "all", bound, progress, longest, public)
     if not all_draws_count(plan):
-        noisy = noisy_releases(plan)
-        return _composed(plan, exposure, noisy, coalitions, information_of(plan, noisy, coalitions))
+        noisy = shared_noise.noisy_releases(plan)
+        units = shared_noise.information_of(plan, noisy, coalitions)
+        return _composed(plan, exposure, noisy, coalitions, units)
     # All noise is its owner's own: all observers learn the same.
     per_release = information(plan)
     each = every_round_mu(per_release, exposure.periods())
     mu = np.repeat((each * exposure.sensitivity)[:, None], len(coalitions), axis=1)
+    progress("accounting", len(coalitions), len(coalitions), unit="observer")
+    return _exact_view(exposure, coalitions, mu, per_release)
+
+
+def _exact_view(exposure: Exposure, coalitions: list[Coalition], mu: Floats, per_release: Floats) -> View:
+    """Return the view of the exact losses `mu` [agents, coalitions] to all agents outside each coalition."""
     for o, J in enumerate(coalitions):
         mu[list(J), o] = np.nan
-        progress("accounting", o + 1, len(coalitions), unit="observer")
-    return View(
-        observers=tuple(coalitions),
-        lower=mu,
-        upper=mu,
-        asked=~np.isnan(mu),
-        samples=amplified(exposure, per_release),
-    )
+    samples, asked = amplified(exposure, per_release), ~np.isnan(mu)
+    return View(observers=tuple(coalitions), lower=mu, upper=mu, asked=asked, samples=samples)
 
 
 def _by_coalitions(plan: Plan, exposure: Exposure, query: Query) -> View:
@@ -277,11 +269,11 @@ def _units(plan: Plan, query: Query) -> tuple[NoisyReleases, list[Coalition] | N
     The values of a coalition's own members are 0. If there are too many coalitions to compute each, they are
     None, and one bound [kinds, 1, agents] covers all of them.
     """
-    noisy = noisy_releases(plan)
-    coalitions = worst_coalitions(plan, noisy, query)
+    noisy = shared_noise.noisy_releases(plan)
+    coalitions = shared_noise.worst_coalitions(plan, noisy, query)
     if coalitions is not None:
-        return noisy, coalitions, information_of(plan, noisy, coalitions)
-    units = connectivity_bound(plan, noisy, query.colluders)
+        return noisy, coalitions, shared_noise.information_of(plan, noisy, coalitions)
+    units = shared_noise.connectivity_bound(plan, noisy, query.colluders)
     if units is None:
         raise NotCovered(
             f"{query.colluders} of {plan.agents} agents can collude in "
@@ -300,22 +292,13 @@ def _composed(
     ceiling = every_round_mu(information(plan), exposure.periods())  # the loss to all others together
     for i, period in enumerate(exposure.periods().tolist()):
         mu[i] = np.minimum(_every_round(noisy, units[:, :, i], period), ceiling[i]) * exposure.sensitivity[i]
-    for o, J in enumerate(coalitions):
-        mu[list(J), o] = np.nan
-    return View(
-        observers=tuple(coalitions),
-        lower=mu,
-        upper=mu,
-        asked=~np.isnan(mu),
-        samples=amplified(exposure, _each_release(noisy, units)),
-    )
+    return _exact_view(exposure, coalitions, mu, _each_release(noisy, units))
 
 
 def _each_release(noisy: NoisyReleases, units: Floats) -> Floats:
     """Return [releases, agents]: 1/z² at unit sensitivity, to the worst coalition of each release."""
-    largest = np.concatenate(
-        [units.max(axis=1), np.zeros((1, units.shape[2]))]
-    )  # last: releases without a gradient
+    without_gradient = np.zeros((1, units.shape[2]))
+    largest = np.concatenate([units.max(axis=1), without_gradient])
     with np.errstate(invalid="ignore"):
         return np.where(largest[noisy.which] > 0, largest[noisy.which] * noisy.ratio[:, None], 0.0)
 
@@ -336,21 +319,6 @@ def _every_round(noisy: NoisyReleases, units: Floats, period: int, last: int | N
     return np.sqrt(worst) * (1 + 1e-14)
 
 
-def _leading_by_coalitions(
-    plan: Plan, exposure: Exposure, owner: int, last: Sequence[int], query: Query
-) -> tuple[Floats, Floats]:
-    noisy, _, units = _units(plan, query)
-    period, sensitivity = int(exposure.periods()[owner]), float(exposure.sensitivity[owner])
-    worst = [_every_round(noisy, units[:, :, owner], period, r).max(initial=0.0) for r in last]
-    return np.array(worst) * sensitivity, _each_release(noisy, units)[:, owner]
-
-
-def _shares_noise_in_the_open(plan: Plan, public: Public) -> bool:
-    """Return whether every observer sees every row, and not all noise is its owner's own."""
-    noisy = bool(plan.std.values.any())
-    return noisy and not all_draws_count(plan) and _all_seen(plan, public, [()])
-
-
 def _all_seen(plan: Plan, public: Public, coalitions: Sequence[Coalition]) -> bool:
     """Return whether each of `coalitions` sees every row that is made."""
     if Capability.ROBUST_MIXING in plan.needs:  # no other account covers rows that are not linear
@@ -358,8 +326,5 @@ def _all_seen(plan: Plan, public: Public, coalitions: Sequence[Coalition]) -> bo
     others = plan.exists & ~plan.memories  # memories follow from the estimates
     if public is not Public.NOTHING and not others[:, plan.agents :].any():
         return True
-    return all((seen_rows(plan, _marked(plan, J), public) == plan.exists).all() for J in coalitions)
-
-
-def _marked(plan: Plan, coalition: Coalition) -> Bools:
-    return np.isin(np.arange(plan.agents), coalition)
+    marked = (np.isin(np.arange(plan.agents), J) for J in coalitions)
+    return all((seen_rows(plan, members, public) == plan.exists).all() for members in marked)

@@ -62,20 +62,18 @@ class Coalitions:
 
     def worst(self) -> tuple[Floats, tuple[tuple[int, ...], ...]]:
         """Return [agents]: the largest computed μ, and its coalition (empty if no loss was computed)."""
-        mu = self.view.lower if self.view.upper is None else self.view.upper
-        ranked = np.where(np.isnan(mu), -1.0, mu)
-        best = ranked.argmax(axis=1)
-        observed = ranked.max(axis=1) >= 0
-        members = tuple(
-            self.view.observers[b] if known else () for b, known in zip(best, observed, strict=True)
-        )
-        return np.where(observed, ranked.max(axis=1), np.nan), members
+        return self._largest(self.view.lower if self.view.upper is None else self.view.upper)
 
     def worst_epsilon(self, delta: float) -> tuple[Floats, tuple[tuple[int, ...], ...]]:
         """Return [agents]: the largest computed sound ε, Poisson samples included, and its coalition."""
-        epsilon = self.view.epsilon(delta)
-        ranked = np.where(np.isnan(epsilon), -1.0, epsilon)
-        return ranked.max(axis=1), tuple(self.view.observers[b] for b in ranked.argmax(axis=1))
+        return self._largest(self.view.epsilon(delta))
+
+    def _largest(self, losses: Floats) -> tuple[Floats, tuple[tuple[int, ...], ...]]:
+        ranked = np.where(np.isnan(losses), -1.0, losses)
+        largest, best = ranked.max(axis=1), ranked.argmax(axis=1)
+        pairs = zip(best, largest, strict=True)
+        members = tuple(self.view.observers[b] if loss >= 0 else () for b, loss in pairs)
+        return np.where(largest >= 0, largest, np.nan), members
 
 
 def coalitions(
@@ -109,10 +107,8 @@ def coalitions(
     expect_supported(view_reason(plan))
     possible = math.comb(plan.agents, size)
     complete = possible <= limit
-    if complete:
-        chosen = list(itertools.combinations(range(plan.agents), size))
-    else:
-        chosen = _sample(plan, size, limit, seed)
+    every = itertools.combinations(range(plan.agents), size)
+    chosen = list(every) if complete else _sample(plan, size, limit, seed)
     views = view(plan, exposure, chosen, owners="all", bound=bound, progress=progress)
     return Coalitions(views, size, complete, possible)
 

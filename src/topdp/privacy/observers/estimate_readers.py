@@ -20,25 +20,22 @@ import numpy as np
 from topdp.base.array_types import Ints
 from topdp.base.progress import Progress, silent
 from topdp.privacy.basics.exposure import Exposure
-from topdp.privacy.observers.band_bounds import bracket_band
-from topdp.privacy.observers.band_matrix import MAX_FAR_PART
+from topdp.privacy.observers.gram_matrix import MAX_FAR_PART
+from topdp.privacy.observers.mu_bounds import bracket_band
 from topdp.privacy.observers.parallel_map import parallel_map
 from topdp.privacy.observers.reader_layout import ReaderQuestion, RowFlow, lay_out
-from topdp.privacy.observers.reader_tracking import TrackedChanges, track_changes
+from topdp.privacy.observers.reader_tracking import ChangeTracker, TrackedChanges
 from topdp.privacy.observers.view import Bound, View, amplified
 from topdp.privacy.observers.worst_case import every_round_mu, information
 
 Pair = tuple[int, int]  # owner, position of the observer
 
-# Rounds for which the rough bound follows a change, and the tolerated rest, relative to the largest change.
-FIRST_FOLLOWED_ROUNDS, FIRST_BEARABLE_REST = 24, 2e-3
+# The most rounds for which a change is followed, and the tolerated rest, relative to the largest change: for
+# the rough bound, and for the precise one. A bound on the rest is added.
+FIRST_FOLLOWED, PRECISELY_FOLLOWED = (24, 2e-3), (2048, MAX_FAR_PART)
 
-# The most rounds for which a change is followed; a bound on the rest is added.
-MAX_READER_FOLLOWED_ROUNDS = 2048
-
-OBSERVERS_PER_BATCH = (
-    5  # observers at a time: less overhead for each, and still a matrix that stays near the processor
-)
+# Observers at a time: less overhead for each, and still a matrix that stays near the processor.
+OBSERVERS_PER_BATCH = 5
 MAX_SUMMED_CLASSES = 8  # sums over more classes of rounds cost more than single changes
 
 
@@ -48,7 +45,6 @@ def estimate_readers(
     coalitions: Sequence[tuple[int, ...]],
     bound: Bound = "upper",
     progress: Progress = silent,
-    workers: int | None = None,
 ) -> View:
     """Return the loss of every other agent to each of `coalitions`; with bound="quick" the rough bounds.
 
@@ -63,7 +59,7 @@ def estimate_readers(
     >>> seen.worst().round(2).tolist()
     [0.87, 0.87, 0.86, 0.86, 0.86, 0.86]
     """
-    pairs = _PairBounds(flow, exposure, list(coalitions), workers)
+    pairs = _PairBounds(flow, exposure, list(coalitions))
     pairs.bound_all(bound, progress)
     if bound == "upper":
         pairs.tighten(progress)
@@ -73,21 +69,16 @@ def estimate_readers(
     ceiling = every_round_mu(per_release, pairs.period)[:, None]
     lower = np.where(pairs.asked, sensitivity * np.minimum(np.sqrt(pairs.reached), ceiling), np.nan)
     samples = amplified(exposure, per_release)
-    if bound == "aligned":
-        return View(observers=tuple(coalitions), lower=lower, upper=None, asked=pairs.asked, samples=samples)
-    upper = sensitivity * np.minimum(np.sqrt(np.maximum(pairs.upper, pairs.reached)), ceiling)
-    upper = np.where(pairs.asked, upper, np.nan)
+    sound = sensitivity * np.minimum(np.sqrt(np.maximum(pairs.upper, pairs.reached)), ceiling)
+    upper = None if bound == "aligned" else np.where(pairs.asked, sound, np.nan)
     return View(observers=tuple(coalitions), lower=lower, upper=upper, asked=pairs.asked, samples=samples)
 
 
 class _PairBounds:
     """μ² at unit sensitivity [agents, observers]: the values of aligned records, and upper bounds."""
 
-    def __init__(
-        self, flow: RowFlow, exposure: Exposure, coalitions: list[tuple[int, ...]], workers: int | None
-    ) -> None:
-        self.flow, self.coalitions, self.workers = flow, coalitions, workers
-        self.period = exposure.periods()
+    def __init__(self, flow: RowFlow, exposure: Exposure, coalitions: list[tuple[int, ...]]) -> None:
+        self.flow, self.coalitions, self.period = flow, coalitions, exposure.periods()
         shape = flow.plan.agents, len(coalitions)
         self.asked = np.ones(shape, bool)
         for o, J in enumerate(coalitions):
@@ -104,7 +95,7 @@ class _PairBounds:
         done, total = 0, len(self.coalitions)
         halves = 2 if bound == "upper" else 1  # the rough bounds are about half of the work
         track = partial(self._track, rough=rough, single=single, sums=bound != "quick")
-        for batch in parallel_map(track, _batched(all_pairs), self.workers):
+        for batch in parallel_map(track, _batched(all_pairs)):
             for o, owners, changes in batch:
                 for place, i in enumerate(owners.tolist()):
                     self.reached[i, o] = changes.aligned[place].max(initial=0.0)
@@ -123,7 +114,7 @@ class _PairBounds:
             by_observer = [
                 (o, np.array([i for i, at in wanted if at == o])) for o in sorted({o for _, o in wanted})
             ]
-            for bounds in parallel_map(self._bounded, _batched(by_observer), self.workers):
+            for bounds in parallel_map(self._bounded, _batched(by_observer)):
                 for (i, o), (low, high) in bounds.items():
                     self.reached[i, o] = max(low, self.reached[i, o])
                     self.upper[i, o] = max(min(high, self.upper[i, o]), self.reached[i, o])
@@ -150,15 +141,11 @@ class _PairBounds:
         periods = np.ones((len(batch), owner_count), np.int64)
         for b, (_, owners) in enumerate(batch):
             periods[b, : len(owners)] = self.period[owners]
-        rounds, rest = (
-            (FIRST_FOLLOWED_ROUNDS, FIRST_BEARABLE_REST)
-            if rough
-            else (MAX_READER_FOLLOWED_ROUNDS, MAX_FAR_PART)
-        )
+        rounds, rest = FIRST_FOLLOWED if rough else PRECISELY_FOLLOWED
         summed = periods if sums and self.period.max() <= MAX_SUMMED_CLASSES else None
         layout = lay_out(self.flow, questions)
-        tracked = track_changes(layout, summed, rounds, single, rest, owner_count)
-        return [(o, owners, changes) for (o, owners), changes in zip(batch, tracked, strict=True)]
+        tracker = ChangeTracker(layout, summed, rounds, single=single, rest=rest, owners=owner_count)
+        return [(o, owners, changes) for (o, owners), changes in zip(batch, tracker.all(), strict=True)]
 
     def _bounded(self, batch: list[tuple[int, Ints]]) -> dict[Pair, tuple[float, float]]:
         return {

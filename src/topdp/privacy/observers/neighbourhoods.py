@@ -30,7 +30,7 @@ from topdp.base.progress import Progress, silent
 from topdp.plan import Plan
 from topdp.privacy.basics.exposure import Exposure
 from topdp.privacy.basics.refusals import NotCovered
-from topdp.privacy.observers.band_bounds import bracket_band
+from topdp.privacy.observers.mu_bounds import bracket_band
 from topdp.privacy.observers.parallel_map import parallel_map
 from topdp.privacy.observers.reader_layout import (
     ReaderQuestion,
@@ -39,7 +39,7 @@ from topdp.privacy.observers.reader_layout import (
     lay_out,
     related_columns,
 )
-from topdp.privacy.observers.reader_tracking import track_changes
+from topdp.privacy.observers.reader_tracking import ChangeTracker
 from topdp.privacy.observers.view import View, amplified
 from topdp.privacy.observers.worst_case import every_round_mu, information
 from topdp.privacy.query import Query
@@ -151,7 +151,6 @@ def neighbourhood_bound(
     owners: Sequence[int] | None = None,
     progress: Progress = silent,
     room: int = BALL_ROW_LIMITS[0],
-    workers: int | None = None,
 ) -> View:
     """Return upper bounds on the loss of each owner to any coalition of `colluders` agents.
 
@@ -172,7 +171,7 @@ def neighbourhood_bound(
     """
     around = PlanNeighbourhoods(flow)
     asked = list(range(flow.plan.agents)) if owners is None else list(owners)
-    search = _BallSearch(around, exposure.periods(), colluders=colluders, room=room, workers=workers)
+    search = _BallSearch(around, exposure.periods(), colluders, room)
     return _view(around, exposure, colluders, search.all(asked, progress))
 
 
@@ -216,11 +215,8 @@ def _sets(agents: int, most: int) -> int:
 class _BallSearch:
     """The search that grows balls around the observers that may learn most."""
 
-    def __init__(
-        self, around: PlanNeighbourhoods, periods: Ints, *, colluders: int, room: int, workers: int | None
-    ) -> None:
-        self.around, self.periods, self.colluders = around, periods, colluders
-        self.room, self.workers = room, workers
+    def __init__(self, around: PlanNeighbourhoods, periods: Ints, colluders: int, room: int) -> None:
+        self.around, self.periods, self.colluders, self.room = around, periods, colluders, room
 
     def all(self, owners: Sequence[int], progress: Progress) -> list[_OwnerBounds]:
         states = [_OwnerBounds(i, self.around.farthest(i, self.room)) for i in owners]
@@ -230,7 +226,7 @@ class _BallSearch:
             asked = [(state, reach, trace) for state, nodes in pending for reach, trace in nodes]
             batches = self._batched(asked)
             total += len(batches)
-            for batch, values in zip(batches, parallel_map(self._values, batches, self.workers), strict=True):
+            for batch, values in zip(batches, parallel_map(self._values, batches), strict=True):
                 for (state, reach, trace), value in zip(batch, values, strict=True):
                     state.bounds[reach, trace] = value
                 done += 1
@@ -281,16 +277,15 @@ class _BallSearch:
             ReaderQuestion(trace, np.array([state.number]), self.around.hidden(state.number, reach))
             for state, reach, trace in batch
         ]
-        periods = self.periods[[state.number for state, _, _ in batch]][:, None]
+        periods = self.periods[[state.number for state, _, _ in batch]].tolist()
         try:
-            tracked = track_changes(
-                lay_out(self.around.flow, questions), None, BALL_FOLLOWED_ROUNDS, rest=BALL_BEARABLE_REST
-            )
+            layout = lay_out(self.around.flow, questions)
+            tracked = ChangeTracker(layout, None, BALL_FOLLOWED_ROUNDS, rest=BALL_BEARABLE_REST).all()
         except UnsuitedError:  # such as a row without noise: all others together are the bound
             return [np.inf] if len(batch) == 1 else [self._values([node])[0] for node in batch]
         return [
-            bracket_band(changes.bands[0], int(period), np.inf)[1]
-            for changes, period in zip(tracked, periods[:, 0], strict=True)
+            bracket_band(changes.bands[0], period, np.inf)[1]
+            for changes, period in zip(tracked, periods, strict=True)
         ]
 
 

@@ -28,6 +28,9 @@ from topdp.plan import Capability, Plan, unsupported
 
 NO_ROW = -1
 
+# What pads the arrays of a layout.
+EMPTY_ENTRIES = {"at": NO_ROW, "weight": 0.0, "variance": 0.0, "tells": False, "step": 0.0, "owner": NO_ROW}
+
 
 class UnsuitedError(Exception):
     """The plan has a form that this method does not support. Callers catch this error; users never see it."""
@@ -131,24 +134,17 @@ def lay_out(flow: RowFlow, questions: Sequence[ReaderQuestion]) -> ReaderLayout:
         if key not in shareds:
             shareds[key] = _shared_rows(flow, question.owners, question.hidden)
         parts.append(_question_rows(flow, shareds[key], question.members))
-    width = max(part.at.shape[1] for part in parts)
-
-    def padded(name: str, empty: object) -> NDArray[Any]:
-        arrays = [getattr(part, name) for part in parts]
-        shape = (arrays[0].shape[0], len(arrays), width) if arrays[0].ndim == 2 else (len(arrays), width)
-        whole = np.full(shape, empty, arrays[0].dtype)
-        for b, part in enumerate(arrays):
-            whole[..., b, : part.shape[-1]] = part
-        return whole
-
-    at, tells, variance = padded("at", NO_ROW), padded("tells", False), padded("variance", 0.0)
-    live = _live(at, tells)
-    if (variance[tells | live] <= 0).any():
+    width = max(part["at"].shape[1] for part in parts)
+    whole: dict[str, NDArray[Any]] = {}
+    for name, empty in EMPTY_ENTRIES.items():
+        arrays = [part[name] for part in parts]
+        whole[name] = np.full((*arrays[0].shape[:-1], len(arrays), width), empty, arrays[0].dtype)
+        for b, array in enumerate(arrays):
+            whole[name][..., b, : array.shape[-1]] = array
+    live = _live(whole["at"], whole["tells"])
+    if (whole["variance"][whole["tells"] | live] <= 0).any():
         raise UnsuitedError("A row has no noise.")
-    step, owner = padded("step", 0.0), padded("owner", NO_ROW)
-    return ReaderLayout(
-        at=at, weight=padded("weight", 0.0), variance=variance, live=live, tells=tells, step=step, owner=owner
-    )
+    return ReaderLayout(live=live, **whole)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -163,18 +159,6 @@ class _SharedRows:
     step: Floats
     owner: NDArray[np.int32]
     variance: Floats  # of all fresh noise, known or not
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class _QuestionRows:
-    """The parts of `ReaderLayout` for one question, [releases, rows]."""
-
-    at: NDArray[np.int32]
-    weight: Floats
-    variance: Floats
-    tells: Bools
-    step: Floats
-    owner: NDArray[np.int32]
 
 
 def _shared_rows(flow: RowFlow, owners: Ints, hidden: Ints) -> _SharedRows:
@@ -208,7 +192,8 @@ def _shared_rows(flow: RowFlow, owners: Ints, hidden: Ints) -> _SharedRows:
     )
 
 
-def _question_rows(flow: RowFlow, shared: _SharedRows, members: tuple[int, ...]) -> _QuestionRows:
+def _question_rows(flow: RowFlow, shared: _SharedRows, members: tuple[int, ...]) -> dict[str, NDArray[Any]]:
+    """Return the arrays of `ReaderLayout` for one question [releases, rows], except `live`."""
     plan, rows, at = flow.plan, shared.rows, shared.at
     J = np.zeros(plan.agents, bool)
     J[list(members)] = True
@@ -238,9 +223,8 @@ def _question_rows(flow: RowFlow, shared: _SharedRows, members: tuple[int, ...])
         known[entering[entering >= 0]] = True
     mine = known[plan.draw.values[:, rows]] & (plan.draw.values[:, rows] >= 0)
     variance = _variance(plan, known, rows) if mine.any() else shared.variance
-    return _QuestionRows(
-        at=hidden_source, weight=share, variance=variance, tells=tells, step=shared.step, owner=shared.owner
-    )
+    same = {"step": shared.step, "owner": shared.owner}
+    return {"at": hidden_source, "weight": share, "variance": variance, "tells": tells, **same}
 
 
 def _live(at: NDArray[np.int32], tells: Bools) -> Bools:

@@ -13,11 +13,11 @@ A change is followed until the information that it can still reveal is negligibl
 The rest is bounded by an observer that sees all rows which the change enters in the next round: Σ
 (w·shift)²/ν, since their covariance is at least that of their fresh noise.
 
-**Guarantees.** As `band_matrix`: near part in `values`, the length of the far part at most `rest`. Rounding
-as in `observer_filter`: the loss is stated for noise whose variance is smaller by `VARIANCE_ROUNDING`·V in
-every row seen, V the variance that entered the row unseen. C - E >= (1 - ρ)C with ρ = Σ E/ν, because C is at
-least the fresh noise. If 1 - ρ is not above 0 (deviations that differ by a factor of millions),
-`UnsuitedError` is raised.
+**Guarantees.** As `bands` (`gram_matrix`): near part in `values`, the length of the far part at most `rest`.
+Rounding as in `observer_filter`: the loss is stated for noise whose variance is smaller by
+`VARIANCE_ROUNDING`·V in every row seen, V the variance that entered the row unseen. C - E >= (1 - ρ)C with ρ
+= Σ E/ν, because C is at least the fresh noise. If 1 - ρ is not above 0 (deviations that differ by a factor of
+millions), `UnsuitedError` is raised.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import NamedTuple
 import numpy as np
 
 from topdp.base.array_types import Floats, Ints
-from topdp.privacy.observers.band_matrix import MAX_FAR_PART, Band
+from topdp.privacy.observers.gram_matrix import MAX_FAR_PART, Band
 from topdp.privacy.observers.observer_filter import VARIANCE_ROUNDING
 from topdp.privacy.observers.reader_layout import ReaderLayout, UnsuitedError
 
@@ -42,39 +42,25 @@ class TrackedChanges(NamedTuple):
     aligned: Floats
 
 
-def track_changes(
-    layout: ReaderLayout,
-    periods: Ints | None,
-    longest: int | None = None,
-    single: bool = True,
-    rest: float = MAX_FAR_PART,
-    owners: int = 1,
-) -> list[TrackedChanges]:
-    """Return the bands and the sums over classes for each question of `layout`.
+class ChangeTracker:
+    """Follows changes through a batch of questions: P and shifts of hidden rows, and M so far.
 
-    `periods` [questions, owners]: rounds r and s are of one class if they are equal modulo the period; None:
-    no sums over classes, for `owners` owners in each question. `longest`: the most rounds for which a change
-    is followed. `single`: also follow single changes; otherwise there are no bands. `rest`: what may be left
-    of a change that is dropped, relative to the largest change seen.
-    """
-    return _TrackedBatch(layout, periods, longest=longest, single=single, rest=rest, owners=owners).all()
-
-
-class _TrackedBatch:
-    """The state of a batch: P and shifts of hidden rows, one row of zeros after them, and M so far.
-
-    Shifts S are of single changes, A of the sums over the rounds of a class.
+    A row of zeros follows the hidden rows. Shifts S are of single changes, A of the sums over the rounds of a
+    class. `periods` [questions, owners]: rounds r and s are of one class if they are equal modulo the period;
+    None: no sums over classes, for `owners` owners in each question. `longest`: the most rounds for which a
+    change is followed. `single`: also follow single changes; otherwise there are no bands. `rest`: what may
+    be left of a change that is dropped, relative to the largest change seen.
     """
 
     def __init__(
         self,
         layout: ReaderLayout,
         periods: Ints | None,
+        longest: int | None = None,
         *,
-        longest: int | None,
-        single: bool,
-        rest: float,
-        owners: int,
+        single: bool = True,
+        rest: float = MAX_FAR_PART,
+        owners: int = 1,
     ) -> None:
         self.layout, self.periods, self.longest, self.single = layout, periods, longest, single
         self.bearable = rest
@@ -97,6 +83,7 @@ class _TrackedBatch:
         self.written = np.zeros(self.B)  # the most that a change with a final row of M revealed
 
     def all(self) -> list[TrackedChanges]:
+        """Return the bands and the sums over classes for each question."""
         for r in range(self.R):
             if self.single and r and r % DROP_EVERY_ROUNDS == 0:
                 self._drop_old(r)
@@ -247,7 +234,7 @@ class _TrackedBatch:
         dropped = int(over.argmax()) if over.any() else followed
         if self.longest is not None:
             dropped = max(dropped, followed - self.longest)
-        # A bound on rounding is added, as in `band_matrix`.
+        # A bound on rounding is added, as in `bands`.
         self.rest[:, :, self.low : self.low + dropped] = left[:, :, :dropped] + MAX_FAR_PART / 2 * largest
         self._write(dropped)
         left_over = followed - dropped

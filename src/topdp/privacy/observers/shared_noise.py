@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -76,9 +76,7 @@ def _kind(plan: Plan, round: int) -> ReleasePattern:
     m, draw, std = len(rows), plan.draw[round][rows], plan.std[round][rows]
     enters = (draw >= 0) & (std != 0)
     entries = (std[enters], (draw[enters], np.nonzero(enters)[0]))
-    noise = sparse.coo_array(
-        entries, shape=(plan.draws, m)
-    ).tocsr()  # entries at the same position are added up
+    noise = sparse.coo_array(entries, shape=(plan.draws, m)).tocsr()  # adds up entries at the same position
     noise.eliminate_zeros()
     steps = np.zeros((m, plan.agents))
     steps[np.arange(m), plan.owner[rows]] = plan.carries[round][rows]
@@ -138,7 +136,9 @@ def information_of(plan: Plan, noisy: NoisyReleases, coalitions: Sequence[Coalit
     for o, J in enumerate(coalitions):
         members[o, list(J)] = True
     for k, kind in enumerate(noisy.kinds):
-        for part in _batches(len(coalitions), len(kind.owner), plan.draws):
+        step = max(1, MAX_BATCH_NUMBERS // max(1, len(kind.owner) ** 2, plan.draws))
+        for start in range(0, len(coalitions), step):
+            part = slice(start, start + step)
             unknown = members[part].astype(float) @ noisy.knows == 0
             result[k, part] = _squared(kind, unknown, members[part])
     result[:, members] = 0.0
@@ -264,8 +264,3 @@ def _equal_pairs(kind: ReleasePattern, knows: Any) -> Floats | None:
         return None
     between = parts[1][~np.eye(len(parts[0]), dtype=bool)]
     return parts[0] if between[0] > 0 and (between == between[0]).all() else None
-
-
-def _batches(coalitions: int, rows: int, draws: int) -> Iterator[slice]:
-    step = max(1, MAX_BATCH_NUMBERS // max(1, rows * rows, draws))
-    return (slice(start, start + step) for start in range(0, coalitions, step))

@@ -36,10 +36,8 @@ from topdp.privacy.basics.exposure import COVERED_NEEDS, Exposure, check, uncove
 from topdp.privacy.basics.gaussian import epsilon_of
 from topdp.privacy.basics.privacy_loss import GaussianLoss, Loss, SmallestLoss
 from topdp.privacy.basics.refusals import PrivacyError
-from topdp.privacy.observers.band_bounds import bracket_band
-from topdp.privacy.observers.band_matrix import Band, bands
-from topdp.privacy.observers.gram_matrix import aligned, grams
-from topdp.privacy.observers.mu_bounds import bracket
+from topdp.privacy.observers.gram_matrix import Band, aligned, bands, grams
+from topdp.privacy.observers.mu_bounds import bracket, bracket_band
 from topdp.privacy.observers.observer_filter import Public, nonlinear_reason, seen_rows
 from topdp.privacy.observers.parallel_map import cores, parallel_map
 from topdp.privacy.observers.symmetry import symmetric_coalitions
@@ -187,7 +185,8 @@ def view(
         return aligned(plan, coalitions[o], wanted[o], period, public)
 
     def brackets(o: int) -> list[tuple[float, float]]:
-        return _brackets(plan, coalitions[o], wanted[o], period, largest, widest, public)
+        matrices = _matrices(plan, coalitions[o], wanted[o], widest, public)
+        return [_bracket(M, int(period[i]), float(largest[i])) for i, M in matrices]
 
     for done, (o, squares) in enumerate(zip(first, parallel_map(sums, first), strict=True), 1):
         reached[wanted[o], o] = [classes.max() for classes in squares]
@@ -197,10 +196,8 @@ def view(
     lower = np.where(asked, np.minimum(sensitivity[:, None] * np.sqrt(reached), ceiling[:, None]), np.nan)
     largest = reached.max(axis=1)
     looked = first if bound == "upper" else []
-    each = min(
-        GRAM_MATRIX_BYTES, 8 * plan.agents * plan.releases * min(plan.releases, LONG_PLAN_RELEASES // 2)
-    )
-    workers = min(cores(), max(1, ALL_GRAM_MATRICES_BYTES // each))
+    each = 8 * plan.agents * plan.releases * min(plan.releases, LONG_PLAN_RELEASES // 2)
+    workers = min(cores(), max(1, ALL_GRAM_MATRICES_BYTES // min(GRAM_MATRIX_BYTES, each)))
     for done, (o, pairs) in enumerate(zip(looked, parallel_map(brackets, looked, workers), strict=True), 1):
         low, high = sensitivity[wanted[o]] * np.sqrt(np.array(pairs).reshape(-1, 2)).T
         lower[wanted[o], o] = np.minimum(low, ceiling[wanted[o]])
@@ -229,10 +226,8 @@ def view_reason(plan: Plan) -> str | None:
     With negative weights the bounds on rounding grow until the view is infinite because of rounding only.
     """
     reason = uncovered_reason(plan, COVERED_NEEDS) or nonlinear_reason(plan)
-    if (
-        reason is None
-        and (np.where(plan.weight.values < 0, -plan.weight.values, 0.0).sum(axis=-1) > 1e-9).any()
-    ):
+    negative = np.where(plan.weight.values < 0, -plan.weight.values, 0.0).sum(axis=-1)
+    if reason is None and (negative > 1e-9).any():
         return (
             "Not covered: negative weights. The view bounds rounding in every mix, and accelerated "
             "averaging and momentum make that bound grow without limit. Use guarantee='adaptive', or "
@@ -272,7 +267,7 @@ def leading_view(
         for J in [j for j in range(plan.agents) if j != owner] if observers is None else observers:
             members = _members(J, plan.agents, public is not Public.NOTHING)
             coalition = np.isin(np.arange(plan.agents), members)
-            for _, M in _matrices(plan, coalition, np.array([owner]), public=public):
+            for _, M in _matrices(plan, coalition, np.array([owner]), None, public):
                 # u_r = 0 from the first round without the data: only the leading block of M counts.
                 upper = [_bracket(_leading(M, r + 1), period)[1] for r in last]
                 worst = np.maximum(worst, np.sqrt(upper) * sensitivity)
@@ -281,28 +276,15 @@ def leading_view(
     return np.asarray(np.minimum(worst, ceiling))
 
 
-def _brackets(
-    plan: Plan,
-    coalition: Bools,
-    owners: Ints,
-    period: Ints,
-    enough: Floats,
-    widest: int | None,
-    public: Public,
-) -> list[tuple[float, float]]:
-    """Return for each owner (lower, upper) bounds of μ² at unit sensitivity; `enough` [agents]: see
-    `bracket`.
-    """
-    matrices = _matrices(plan, coalition, owners, widest, public)
-    return [_bracket(M, int(period[i]), float(enough[i])) for i, M in matrices]
-
-
 def _matrices(
-    plan: Plan, coalition: Bools, owners: Ints, widest: int | None = None, public: Public = Public.NOTHING
+    plan: Plan, coalition: Bools, owners: Ints, widest: int | None, public: Public
 ) -> Iterator[tuple[int, Floats | Band]]:
-    """Yield (owner, M): the whole matrix, or for long plans only its band."""
+    """Yield (owner, M): the whole matrix, or for long plans only its band; some owners at a time."""
     long = plan.releases > LONG_PLAN_RELEASES
-    for part in _owner_batches(owners, plan.releases * LONG_PLAN_RELEASES // 2 if long else plan.releases**2):
+    entries = plan.releases * LONG_PLAN_RELEASES // 2 if long else plan.releases**2
+    step = max(1, GRAM_MATRIX_BYTES // (8 * entries))
+    for start in range(0, len(owners), step):
+        part = owners[start : start + step]
         if long:
             matrices: Iterator[Floats | Band] = bands(plan, coalition, part, widest, public)
         else:
@@ -343,9 +325,3 @@ def _owners(plan: Plan, coalition: Bools, owners: str | Sequence[int], public: P
     elif len(owners):
         chosen[list(_members(owners, plan.agents))] = True
     return chosen & ~coalition
-
-
-def _owner_batches(owners: Ints, numbers: int) -> list[Ints]:
-    """Return batches of owners whose matrices, each of `numbers` entries, fit into memory."""
-    step = max(1, GRAM_MATRIX_BYTES // (8 * numbers))
-    return [owners[start : start + step] for start in range(0, len(owners), step)]

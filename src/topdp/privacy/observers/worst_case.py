@@ -14,7 +14,6 @@ amplification under replace-one).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -135,9 +134,11 @@ def information(plan: Plan) -> Floats:
     of_owner = sparse.csr_array(
         (np.ones(plan.rows), (plan.owner, np.arange(plan.rows))), shape=(plan.agents, plan.rows)
     )
-    for rounds in _chunks(plan.releases):
+    for start in range(0, plan.releases, ROUNDS_PER_BATCH):
+        rounds = slice(start, start + ROUNDS_PER_BATCH)
         # No draw enters two rows: BBᵀ is diagonal, and 1/z² = Σ_rows (step/std)².
-        variance = np.square(_own_std(plan, counts, rounds)).sum(axis=-1)
+        std = np.where(counts.values[counts.which[rounds]], plan.std.values[plan.std.which[rounds]], 0.0)
+        variance = np.square(std).sum(axis=-1)
         with np.errstate(divide="ignore"):
             per_row = np.where(_carries(plan, rounds), 1 / variance, 0.0)
         result[rounds] = (of_owner @ per_row.T).T
@@ -155,11 +156,6 @@ def all_draws_count(plan: Plan) -> bool:
 def _carries(plan: Plan, rounds: slice) -> Bools:
     """Return [releases, m]: whether the row carries a gradient."""
     return np.asarray(plan.carries.values[plan.carries.which[rounds]] & plan.exists[rounds])
-
-
-def _own_std(plan: Plan, counts: PerRound, rounds: slice) -> Floats:
-    """Return [releases, m, v]: standard deviations per unit of scale, 0 for draws that do not count."""
-    return np.where(counts.values[counts.which[rounds]], plan.std.values[plan.std.which[rounds]], 0.0)
 
 
 def _counting(plan: Plan) -> tuple[PerRound, bool]:
@@ -220,10 +216,3 @@ def _release(draw: Ints, std: Floats, step: Floats) -> float:
         return np.inf
     D = white.inverse @ step[white.fresh]
     return float(D @ D) * white.guard**2
-
-
-def _chunks(releases: int) -> Iterable[slice]:
-    return (
-        slice(start, min(start + ROUNDS_PER_BATCH, releases))
-        for start in range(0, releases, ROUNDS_PER_BATCH)
-    )

@@ -85,11 +85,8 @@ class Calibration(ABC):
         `releases` includes the one before the loop: T rounds of the paper's algorithms are T + 1 releases.
         Warns (`PrivacyWarning`) where the claim is false.
         """
-        epsilon, delta, count = (
-            expect_epsilon(epsilon),
-            expect_delta(delta),
-            expect_count("releases", releases),
-        )
+        epsilon, delta = expect_epsilon(epsilon), expect_delta(delta)
+        count = expect_count("releases", releases)
         sensitivity = batches.sensitivity(adjacency)
         if batches.sampled:
             self._expect_sampling(epsilon, delta, count, batches, adjacency)
@@ -177,11 +174,9 @@ class Calibration(ABC):
 
     def _compare(self, claimed: float, exact: float, delta: float, batches: Batches) -> None:
         if exact > claimed * (1 + 1e-9):
-            where = (
-                ""
-                if isinstance(batches, Full)
-                else f" with batches of {batches.size} of {batches.records} records"
-            )
+            where = ""
+            if not isinstance(batches, Full):
+                where = f" with batches of {batches.size} of {batches.records} records"
             warnings.warn(
                 f"Calibration '{self.name}' claims epsilon={claimed:.6g} at delta={delta:g}{where}; "
                 f"the same releases are exactly epsilon={exact:.6g}. {self._remedy(delta)}",
@@ -193,15 +188,13 @@ class Calibration(ABC):
         return "Use 'tight'."
 
 
-def exact_epsilon(noise_multipliers: ArrayLike, delta: float, batches: Batches | None = None) -> float:
+def exact_epsilon(noise_multipliers: ArrayLike, delta: float, batches: Batches) -> float:
     """Return ε at δ of releases of these noise multipliers, each with fresh noise.
 
     Exact for full and cyclic batches (the record with the least noise in its releases); for Poisson batches
     an upper bound, under add-remove, that is tight up to its grid.
     """
     z, delta = expect_noise(noise_multipliers), expect_delta(delta)
-    if batches is None:
-        return gaussian.epsilon_of(gaussian.compose(z), delta)
     if batches.sampled:
         return math.inf if np.min(z) == 0 else loss_distribution_epsilon(z, delta, batches.rate)
     return gaussian.epsilon_of(worst_mu(z, batches), delta)

@@ -21,9 +21,6 @@ from topdp.privacy.basics.refusals import PrivacyError, PrivacyWarning, expect_s
 CLAIMED_PROTOCOLS = ("plain-sync", "plain-async", "top-sync", "top-async", "dsgd", "central")
 
 
-DEFAULT_CALIBRATION = "tight"
-
-
 @dataclass(frozen=True)
 class Analysis:
     """A calibration by name, and how each agent uses its records.
@@ -40,8 +37,13 @@ class Analysis:
     adjacency: Adjacency = "add-remove"
 
     def __post_init__(self) -> None:
-        if self.calibration != DEFAULT_CALIBRATION:
-            _expect_calibration(self.calibration)
+        if self.calibration != "tight":  # the default needs no other calibrations
+            from topdp.privacy.published.calibrations import CALIBRATIONS
+
+            if self.calibration not in CALIBRATIONS:
+                raise PrivacyError(
+                    f"Expected calibration to be one of {', '.join(CALIBRATIONS)}, got {self.calibration!r}."
+                )
         if not 0 < self.clip < float("inf"):
             raise PrivacyError(f"Expected a finite clip > 0, got {self.clip}.")
 
@@ -104,9 +106,8 @@ def noise_multipliers(plan: Plan, exposure: Exposure) -> Floats:
     """Return [releases, agents] z = full-scale standard deviation / (λ · sensitivity)."""
     check(plan, exposure)
     expect_supported(claim_reason(plan))
-    full_scale = plan.full_scale
-    z: Floats = _without_last_digits(plan.scale / plan.rate)[:, None] * (full_scale / exposure.sensitivity)
-    return z
+    of_rounds = _without_last_digits(plan.scale / plan.rate)
+    return np.asarray(of_rounds[:, None] * (plan.full_scale / exposure.sensitivity))
 
 
 def _without_last_digits(values: Floats) -> Floats:
@@ -114,10 +115,3 @@ def _without_last_digits(values: Floats) -> Floats:
     distinct, where = np.unique(values, return_inverse=True)
     first = np.diff(distinct, prepend=-1.0) > 1e-13 * distinct
     return np.asarray(distinct[first][np.cumsum(first) - 1][where])
-
-
-def _expect_calibration(name: str) -> None:
-    from topdp.privacy.published.calibrations import CALIBRATIONS
-
-    if name not in CALIBRATIONS:
-        raise PrivacyError(f"Expected calibration to be one of {', '.join(CALIBRATIONS)}, got {name!r}.")

@@ -15,10 +15,7 @@ from topdp.base.array_types import Floats, Ints
 from topdp.plan.batches import Batches
 from topdp.privacy.basics import gaussian
 from topdp.privacy.basics.poisson import loss_distribution_epsilon
-from topdp.privacy.basics.refusals import (
-    NotCovered,
-    expect_delta,
-)
+from topdp.privacy.basics.refusals import NotCovered, expect_delta
 from topdp.privacy.published.calibration import Calibration, least_noise, shares, worst_mu
 
 

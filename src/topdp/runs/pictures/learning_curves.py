@@ -22,18 +22,26 @@ def curves(
 ) -> Path:
     """Draw one metric of each run (label -> lines of metrics.jsonl) in one picture; None: the first."""
     metric = metric or next(metric_names(lines[-1])[0] for lines in runs.values() if lines)
+    lines = {label: _line(metrics, metric) for label, metrics in runs.items()}
+    band = "worst to best agent" if is_share(metric) else "all agents"
+    return draw_curves(lines, metric, f"test {metric} (mean,\nband: {band})", path, title)
+
+
+def draw_curves(
+    lines: Mapping[str, tuple[list[float], ...]], metric: str, ylabel: str, path: str | Path, title: str
+) -> Path:
+    """Draw lines in one picture: label -> rounds, lower edge of the band, mean, upper edge."""
     with house_style():
         figure = Figure()
         axes = figure.subplots()
-        lines = {label: _line(metrics, metric) for label, metrics in runs.items()}
         for label, same in coinciding(lines).items():
             rounds, low, mean, high = lines[label]
             drawn = look(label)
             axes.fill_between(rounds, low, high, color=drawn["color"], alpha=0.15, lw=0)
-            axes.plot(rounds, mean, label=joined_label(same), markevery=max(1, len(rounds) // 8), **drawn)
-        band = "worst to best agent" if is_share(metric) else "all agents"
-        label = f"test {metric} (mean,\nband: {band})"
-        axes.set(xlabel="rounds", ylabel=label, title=wrapped(title, LETTERS))
+            axes.plot(
+                rounds, mean, label=joined_label(same) or "all", markevery=max(1, len(rounds) // 8), **drawn
+            )
+        axes.set(xlabel="rounds", ylabel=ylabel, title=wrapped(title, LETTERS))
         if is_share(metric):
             percent_axis(axes)
         axes.margins(x=0.02)

@@ -13,17 +13,48 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
 
 MAX_SHOWN_CHARGES = 400  # a curve has no room for more
 HIDDEN_FACTS = ("agent", "id", "seen", "heard", "waits_for", "quarantined")  # or shown in another form
 NORMAL_WAIT_SECONDS = 5.0  # a wait of this length is normal in every round
 NEIGHBOUR_SILENCE_SECONDS = 60.0  # a neighbour not heard for this long counts as silent
 
-PUBLISHED_FACTS = (
-    "name", "federation", "process", "doing", "round", "rounds", "epsilon", "budget", "charged_by", "paused",
-    "stopped",
-)  # fmt: skip
+Name = Field(min_length=1, max_length=200)
+Number = Field(ge=-1, le=10**9)
+
+
+class StrictFacts(BaseModel):
+    """Facts in a response from elsewhere, with exact types."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+
+
+class PublishedLink(StrictFacts):
+    state: Literal["heard", "silent", "waited for", "refused", "gone", "unknown"]
+    received: int | None = Number
+
+
+class PublishedAgent(StrictFacts):
+    """The published facts of one agent."""
+
+    name: str = Name
+    federation: str | None = Field(max_length=200)
+    process: Literal["running", "not answering", "not running"]
+    doing: Literal["waits", "computes", "paused", "ends", "ended"] | None
+    round: int = Number
+    rounds: int | None = Number
+    epsilon: float | None = Field(ge=0)  # None: infinite
+    budget: float | None = Field(ge=0)
+    charged_by: str = Field(max_length=200)
+    paused: bool
+    stopped: int | None = Number
+    links: dict[Annotated[str, Name], PublishedLink] = Field(max_length=2000)
+
+
+PUBLISHED_FACTS = [name for name in PublishedAgent.model_fields if name != "links"]
 
 
 def agent_view(state: Path, now: float | None = None) -> dict[str, Any]:

@@ -11,9 +11,9 @@ import json
 import logging
 import threading
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ ReadSource = Callable[[LiveSource], dict[str, Any]]
 @dataclass(frozen=True)
 class _WatchedSource:
     source: LiveSource
-    version: object
+    version: Hashable
     summary: dict[str, Any]
     rests_until: float
 
@@ -62,7 +62,7 @@ class DiskWatch:
         """Return the changes since the last scan: ("run" or "agent", summary), or ("gone", id)."""
         listing = find_sources(self._paths)
         self.cut = listing.cut
-        new = dict(self._scan_sources(listing.sources))
+        new = {source.id: self._scan(source) for source in listing.sources}
         changed = [
             (watched.source.kind, watched.summary)
             for id, watched in new.items()
@@ -72,17 +72,16 @@ class DiskWatch:
         self._watched = new
         return [*changed, *gone]
 
-    def _scan_sources(self, sources: Iterable[LiveSource]) -> Iterable[tuple[str, _WatchedSource]]:
-        for source in sources:
-            before = self._watched.get(source.id)
-            started = time.monotonic()
-            if before is not None and (before.rests_until > started or before.version == version_of(source)):
-                yield source.id, before
-                continue
-            version = version_of(source)  # before reading, so that the next scan notices writes meanwhile
-            line = summary(source)
-            rest = min(MAX_REST_SECONDS, REST_FACTOR * (time.monotonic() - started))
-            yield source.id, _WatchedSource(source, version, line, started + rest)
+    def _scan(self, source: LiveSource) -> _WatchedSource:
+        before, started = self._watched.get(source.id), time.monotonic()
+        if before is not None and before.rests_until > started:
+            return before
+        version = version_of(source)  # before reading, so that the next scan notices writes meanwhile
+        if before is not None and before.version == version:
+            return before
+        line = summary(source)
+        rest = min(MAX_REST_SECONDS, REST_FACTOR * (time.monotonic() - started))
+        return _WatchedSource(source, version, line, started + rest)
 
     async def run(self, events: Events) -> None:
         """Scan until cancelled, and publish the changes."""
@@ -97,7 +96,7 @@ class DiskWatch:
             await asyncio.sleep(min(MAX_REST_SECONDS, max(SCAN_INTERVAL_SECONDS, REST_FACTOR * cost)))
 
 
-def version_of(source: LiveSource) -> object:
+def version_of(source: LiveSource) -> Hashable:
     """Return a value that changes when the source changes. The death of an agent changes no file."""
     if source.kind == "run":
         return source.signature()
@@ -132,28 +131,18 @@ class AnswerCache:
 
     def __init__(self, read: ReadSource) -> None:
         self._read = read
-        self._cached: OrderedDict[str, tuple[object, bytes]] = OrderedDict()
         self._reading: dict[str, threading.Lock] = {}
-        self._lock, self._slots = threading.Lock(), threading.BoundedSemaphore(MAX_PARALLEL_READS)
+        self._slots = threading.BoundedSemaphore(MAX_PARALLEL_READS)
+        self._cached = lru_cache(MAX_CACHED_ANSWERS)(self._answer)
 
     def get(self, source: LiveSource) -> bytes:
-        with self._lock:
-            reading = self._reading.setdefault(source.id, threading.Lock())
-        with reading:
-            version, cached = version_of(source), self._cached.get(source.id)
-            if cached is None or cached[0] != version:
-                with self._slots:
-                    cached = (version, self._answer(source))
-            with self._lock:
-                self._cached[source.id] = cached
-                self._cached.move_to_end(source.id)
-                while len(self._cached) > MAX_CACHED_ANSWERS:
-                    self._cached.popitem(last=False)
-            return cached[1]
+        with self._reading.setdefault(source.id, threading.Lock()):
+            return self._cached(source, version_of(source))
 
-    def _answer(self, source: LiveSource) -> bytes:
+    def _answer(self, source: LiveSource, version: Hashable) -> bytes:
         try:
-            return _as_json(self._read(source), source.name)
+            with self._slots:
+                return _as_json(self._read(source), source.name)
         except Exception as error:  # the page must show a message for unexpected errors, too
             logger.exception("could not read %s", source.path)
             problem = f"Expected files written by topdp in {source.name}, got others: {error!r:.200}."

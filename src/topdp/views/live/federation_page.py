@@ -22,13 +22,14 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from topdp.base import toml_text
 from topdp.errors import InputError
+from topdp.views.live.agent_page import PublishedAgent, StrictFacts
 from topdp.views.live.page_access import PUBLISHED_PATH, is_loopback, token_from
 from topdp.views.live.page_events import Events
 from topdp.views.live.remote_fetch import FetchError, fetch
@@ -40,37 +41,8 @@ MAX_PARALLEL_FETCHES = 16
 MAX_PLACES = 500
 MAX_SHOWN_AGENTS = 5000  # one place may publish a thousand
 
-Name = Field(min_length=1, max_length=200)
-Number = Field(ge=-1, le=10**9)
 
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
-
-
-class PublishedLink(_Strict):
-    state: Literal["heard", "silent", "waited for", "refused", "gone", "unknown"]
-    received: int | None = Number
-
-
-class PublishedAgent(_Strict):
-    """The published facts of one agent."""
-
-    name: str = Name
-    federation: str | None = Field(max_length=200)
-    process: Literal["running", "not answering", "not running"]
-    doing: Literal["waits", "computes", "paused", "ends", "ended"] | None
-    round: int = Number
-    rounds: int | None = Number
-    epsilon: float | None = Field(ge=0)  # None: infinite
-    budget: float | None = Field(ge=0)
-    charged_by: str = Field(max_length=200)
-    paused: bool
-    stopped: int | None = Number
-    links: dict[Annotated[str, Name], PublishedLink] = Field(max_length=2000)
-
-
-class PublishedAgents(_Strict):
+class PublishedAgents(StrictFacts):
     agents: list[PublishedAgent] = Field(max_length=1000)
 
 
@@ -121,16 +93,13 @@ def _place(table: object, where: str, folder: Path) -> PublishingPlace:
             f"{where}: expected https, got {url}, where others could read the token in transit. Start that "
             "topdp dash with --certificate and --key, or forward its port with ssh -L."
         )
-    token = table.get("token")
-    if "token-file" in table:
-        path = folder / table["token-file"]
-        if not path.exists():
-            raise InputError(f"{where}: expected a token in {path}, which does not exist.")
-        token = token_from(path, "")
-    certificate = folder / table["certificate"] if "certificate" in table else None
-    if certificate is not None and not certificate.is_file():
-        raise InputError(f"{where}: expected a certificate in {certificate}, which does not exist.")
-    return PublishingPlace(url, token, table.get("name"), certificate)
+    files = {key: folder / table[key] for key in ("token-file", "certificate") if key in table}
+    for key, path in files.items():
+        if not path.is_file():
+            content = key.removesuffix("-file")
+            raise InputError(f"{where}: expected a {content} in {path}, which does not exist.")
+    token = token_from(files["token-file"], "") if "token-file" in files else table.get("token")
+    return PublishingPlace(url, token, table.get("name"), files.get("certificate"))
 
 
 class FederationFeed:

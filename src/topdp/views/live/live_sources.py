@@ -111,12 +111,12 @@ def _newest(sources: list[LiveSource], limit: int) -> SourceListing:
     """Return the `limit` sources that started last, which are the interesting ones."""
     if len(sources) <= limit:
         return SourceListing(tuple(sources), cut=False)
-    started = {
-        source.path: (file_stamp(source.path / WATCHED_FILES[source.kind][0]) or (0, 0))[0]
-        for source in sources
-    }
-    newest = set(sorted(started, key=started.__getitem__)[-limit:])
-    return SourceListing(tuple(source for source in sources if source.path in newest), cut=True)
+
+    def started(source: LiveSource) -> int:
+        return (file_stamp(source.path / WATCHED_FILES[source.kind][0]) or (0, 0))[0]
+
+    newest = set(sorted(sources, key=started)[-limit:])
+    return SourceListing(tuple(source for source in sources if source in newest), cut=True)
 
 
 def expect_plain(source: LiveSource) -> None:

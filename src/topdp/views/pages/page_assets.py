@@ -1,12 +1,21 @@
-"""The scripts, styles and templates of pages. Scripts are listed in the order in which a page loads them."""
+"""What pages as files consist of: scripts, styles, templates, security policy, embedded facts.
+
+Scripts are listed in the order in which a page loads them.
+"""
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from topdp.base.files import FileError
 from topdp.views.pages.plain_words import at_most, small
 
 STATIC_FOLDER = Path(__file__).parent / "static"
@@ -14,6 +23,8 @@ PAGE_STYLES = ("uplot.min.css", "topdp.css")
 PAGE_SCRIPTS = (
     "uplot.min.js", "cytoscape.min.js", "tables.js", "curves.js", "graph.js", "run.js", "compare.js"
 )  # fmt: skip
+PAGE_MARK = '<meta name="generator" content="topdp'
+"""The text that identifies pages written by topdp, which may be overwritten."""
 
 
 @cache
@@ -34,3 +45,37 @@ def templates(package: str = "topdp.views.pages", folder: str = "templates") -> 
     )
     environment.globals.update(at_most=at_most, small=small)
     return environment
+
+
+def policy(scripts: Sequence[str], styles: Sequence[str]) -> str:
+    """Return a content security policy that allows only these inline scripts and styles."""
+    kinds = [" ".join(f"'sha256-{_digest(one)}'" for one in kind) or "'none'" for kind in (scripts, styles)]
+    return (
+        f"default-src 'none'; script-src {kinds[0]}; style-src {kinds[1]}; img-src data:; base-uri 'none'; "
+        "form-action 'none'"
+    )
+
+
+def _digest(content: str) -> str:
+    return base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+
+
+def as_json(value: Any) -> str:
+    """Return `value` as JSON for a script element: the text cannot contain `</script>` or `<!--`.
+
+    >>> as_json({"name": "</script><b>"})
+    '{"name":"\\\\u003c/script>\\\\u003cb>"}'
+    """
+    return json.dumps(value, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def expect_ours(path: Path, mark: str = PAGE_MARK) -> None:
+    """Raise FileError instead of overwriting a file that topdp did not write."""
+    if path.is_dir():
+        raise FileError(f"--out: expected a file, but {path} is a folder. Name a file in it.")
+    try:
+        known = not path.exists() or mark in path.read_text(encoding="utf-8", errors="replace")[:4000]
+    except OSError as error:
+        raise FileError(f"--out: could not read {path}: {error.strerror}. Name another file.") from error
+    if not known:
+        raise FileError(f"--out: {path} exists and was not written by topdp. Name another file.")

@@ -15,23 +15,23 @@ from markupsafe import Markup
 
 from topdp import __version__
 from topdp.base.files import write_atomically
-from topdp.views.pages.page_assets import PAGE_SCRIPTS, PAGE_STYLES, static_text, templates
-from topdp.views.pages.page_policy import as_json, expect_ours, policy
+from topdp.views.pages import page_assets
+from topdp.views.pages.page_assets import expect_ours, static_text
 from topdp.views.statement.run_statement import statement
 
 
 def report_html(runs: Sequence[dict[str, Any]]) -> str:
     """Return the page about runs, given their `run_facts`; it also compares several runs."""
-    style = "\n".join(static_text(name) for name in PAGE_STYLES)
-    scripts = [static_text(name) for name in (*PAGE_SCRIPTS, "report.js")]
+    style = "\n".join(static_text(name) for name in page_assets.PAGE_STYLES)
+    scripts = [static_text(name) for name in (*page_assets.PAGE_SCRIPTS, "report.js")]
     title = runs[0]["name"] if len(runs) == 1 else f"{len(runs)} runs"
-    return templates().get_template("report.html").render(
+    return page_assets.templates().get_template("report.html").render(
         title=title,
         version=__version__,
-        policy=policy(scripts, [style]),
+        policy=page_assets.policy(scripts, [style]),
         style=Markup(style),
         scripts=[Markup(script) for script in scripts],
-        facts=Markup(as_json(list(runs))),
+        facts=Markup(page_assets.as_json(list(runs))),
         runs=[(one["name"], statement(one) if one["privacy"] else None) for one in runs],
     )  # fmt: skip
 

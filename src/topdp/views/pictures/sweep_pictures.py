@@ -15,30 +15,18 @@ from matplotlib.figure import Figure
 from topdp.runs.config import RunConfig
 from topdp.runs.methods import METHODS
 from topdp.runs.metric_labels import is_share
-from topdp.runs.pictures.chart_style import (
-    BLUE,
-    GREEN,
-    GREY,
-    LETTERS,
-    METHOD_LOOKS,
-    ORANGE,
-    PURPLE,
-    RED,
-    SKY,
-    data_title,
-    house_style,
-    look,
-    percent_axis,
-    save,
-)
+from topdp.runs.pictures import chart_style
 from topdp.runs.pictures.chart_text import wrapped
 from topdp.runs.pictures.coinciding_lines import coinciding, joined_label
-from topdp.runs.pictures.learning_curves import noise_words
+from topdp.runs.pictures.learning_curves import draw_curves, noise_words
 from topdp.runs.sweep_summary import Spread, as_number, label_of, metric_names, spread_of
 
 MAX_PICTURE_LINES = 8  # more are drawn as points in a column
 MAX_TICK_LABELS = 10  # up to here every value of a key gets a tick label
-LINE_COLOURS = (BLUE, RED, GREEN, PURPLE, ORANGE, SKY, GREY)
+LINE_COLOURS = (
+    chart_style.BLUE, chart_style.RED, chart_style.GREEN, chart_style.PURPLE, chart_style.ORANGE,
+    chart_style.SKY, chart_style.GREY,
+)  # fmt: skip
 LINE_MARKERS = ("o", "s", "D", "^", "v", "P", "X")
 
 
@@ -46,7 +34,7 @@ def heading_of(configs: Sequence[RunConfig], agents: Sequence[int]) -> str:
     """Return a title of what the runs have in common: data, agents, mode and noise."""
     noisy = [config for config in configs if METHODS[config.method.name].noisy]
     parts = (
-        {data_title(config.data.name) for config in configs},
+        {chart_style.data_title(config.data.name) for config in configs},
         {f"{count} agents" for count in agents},
         {config.method.mode for config in configs},
         _noise_of(noisy),
@@ -75,21 +63,25 @@ def picture(spreads: Sequence[Spread], path: Path, title: str) -> Path | None:
     if metric is None:
         return None
     along = _axis(spreads)
-    with house_style():
+    with chart_style.house_style():
         figure = Figure(figsize=(5.6, 3.8) if along else (5.6, 1.2 + 0.3 * len(spreads)))
         axes = figure.subplots()
         label = f"{metric} (mean ± standard deviation over seeds)"
         if along is None:
             _column(axes, spreads, metric)
-            axes.set(xlabel=label, title=wrapped(title, LETTERS))
+            axes.set(xlabel=label, title=wrapped(title, chart_style.LETTERS))
             if is_share(metric):
                 axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:.3g}%")
         else:
             _lines(axes, spreads, metric, along)
-            axes.set(xlabel=along, ylabel=label.replace("(mean ", "(mean\n"), title=wrapped(title, LETTERS))
+            axes.set(
+                xlabel=along,
+                ylabel=label.replace("(mean ", "(mean\n"),
+                title=wrapped(title, chart_style.LETTERS),
+            )
             if is_share(metric):
-                percent_axis(axes)
-        return save(figure, path)
+                chart_style.percent_axis(axes)
+        return chart_style.save(figure, path)
 
 
 def curves(runs: Mapping[str, Spread], path: Path, title: str) -> Path | None:
@@ -99,26 +91,8 @@ def curves(runs: Mapping[str, Spread], path: Path, title: str) -> Path | None:
     metric = next(iter(metric_names(list(runs.values()))), None)
     if metric is None:
         return None
-    with house_style():
-        figure = Figure()
-        axes = figure.subplots()
-        lines = {label: _along_rounds(one, metric) for label, one in runs.items()}
-        for label, same in coinciding(lines).items():
-            rounds, low, mean, high = lines[label]
-            drawn = look(label)
-            axes.fill_between(rounds, low, high, color=drawn["color"], alpha=0.15, lw=0)
-            every = max(1, len(rounds) // 8)
-            axes.plot(rounds, mean, label=joined_label(same) or "all", markevery=every, **drawn)
-        axes.set(
-            xlabel="rounds",
-            ylabel=f"{metric} (mean,\nband: ± standard deviation over seeds)",
-            title=wrapped(title, LETTERS),
-        )
-        if is_share(metric):
-            percent_axis(axes)
-        axes.margins(x=0.02)
-        axes.legend(loc="best")
-        return save(figure, path)
+    lines = {label: _along_rounds(seeds, metric) for label, seeds in runs.items()}
+    return draw_curves(lines, metric, f"{metric} (mean,\nband: ± standard deviation over seeds)", path, title)
 
 
 def _along_rounds(seeds: Spread, metric: str) -> tuple[list[float], ...]:
@@ -161,15 +135,13 @@ def _lines(axes: Any, spreads: Sequence[Spread], metric: str, along: str) -> Non
             "color": LINE_COLOURS[number % len(LINE_COLOURS)],
             "marker": LINE_MARKERS[number % len(LINE_MARKERS)],
         }
-        style = look(label) if label in METHOD_LOOKS else spare
+        style = chart_style.look(label) if label in chart_style.METHOD_LOOKS else spare
         axes.errorbar(*drawn[label], label=joined_label(same) or None, capsize=3, **style)
     numbers = [_number(as_number(one.chosen[along])) for one in spreads]
     if min(numbers) > 0 and max(numbers) / min(numbers) >= 8:
         axes.set_xscale("log")
-    if (
-        len(values := dict(zip(numbers, (one.chosen[along] for one in spreads), strict=True)))
-        <= MAX_TICK_LABELS
-    ):
+    values = dict(zip(numbers, (one.chosen[along] for one in spreads), strict=True))
+    if len(values) <= MAX_TICK_LABELS:
         axes.set_xticks(list(values), list(values.values()))
         axes.minorticks_off()
     if len(lines) > 1:
@@ -181,7 +153,8 @@ def _column(axes: Any, spreads: Sequence[Spread], metric: str) -> None:
     statistics = [one.of(metric) for one in known]
     axes.errorbar(
         [spread["mean"] for spread in statistics], range(len(known)),
-        xerr=[_number(spread["deviation"]) for spread in statistics], fmt="o", color=BLUE, capsize=3,
+        xerr=[_number(spread["deviation"]) for spread in statistics],
+        fmt="o", color=chart_style.BLUE, capsize=3,
     )  # fmt: skip
     axes.set_yticks(range(len(known)), [one.label or "all" for one in known])
     axes.invert_yaxis()

@@ -11,15 +11,18 @@ does not determine μ.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from contextlib import closing
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from topdp.agents.agreement import manifest as manifests
 from topdp.agents.agreement.hidden_rows import relies_on_hidden_rows
 from topdp.agents.agreement.run_setup import RunSetup
-from topdp.agents.ledger import start_choices
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_check import verify
+from topdp.agents.node.agent_status import charged_facts
 from topdp.errors import InputError, TrustError
 from topdp.privacy.answers import WORST_CASE, AnswerKind, answer_kind
 from topdp.privacy.basics.gaussian import mu_of
@@ -47,8 +50,8 @@ class AgentRecord:
     stopped: int | None
     ends: int | None
     departed: str | None
-    departures: tuple[str, ...]  # members that dropped out within the reserve
-    gone: tuple[str, ...]  # members that count as colluders because they are gone
+    departures: Collection[str]  # members that dropped out within the reserve
+    gone: Collection[str]  # members that count as colluders because they are gone
     upgraded: bool  # whether a version that signed no rows began the ledger
 
     @property
@@ -119,48 +122,25 @@ class AgentRecord:
 def agent_record(state: Path, manifest: Path) -> AgentRecord:
     """Return the record in the ledger of a state folder. `manifest`: the file with the ledger's manifest."""
     agreed = manifests.read_manifest(manifest)
-    ledger = Ledger(state, writable=False)
-    try:
-        charges = verify(ledger)
-        return _read(ledger, RunSetup.of(_expect_agreed(ledger, agreed, manifest)), charges)
-    finally:
-        ledger.close()
+    with closing(Ledger(state, writable=False)) as ledger:
+        charges, facts = verify(ledger), charged_facts(ledger)
+        upgraded = "migrated_from" in ledger.meta
+    _expect_agreed(facts, state, agreed, manifest)
+    own = {field.name: facts[field.name] for field in fields(AgentRecord) if field.name in facts}
+    return AgentRecord(setup=RunSetup.of(agreed), charges=charges, upgraded=upgraded, **own)
 
 
-def _expect_agreed(ledger: Ledger, agreed: manifests.Manifest, path: Path) -> manifests.Manifest:
-    """Return the manifest, or raise an error if the ledger belongs to another manifest, agent or δ."""
-    meta, privacy = ledger.meta, agreed.config.privacy
-    if meta.get("federation") != agreed.hash:
+def _expect_agreed(facts: dict[str, Any], state: Path, agreed: manifests.Manifest, path: Path) -> None:
+    """Raise an error if the ledger with these facts belongs to another manifest, agent or δ."""
+    if facts["federation"] != agreed.hash:
         raise InputError(
-            f"Expected the manifest of the ledger in {ledger.folder} "
-            f"({meta.get('federation', '')[:12]}), got {agreed.hash[:12]} in {path}. Name the manifest with "
+            f"Expected the manifest of the ledger in {state} "
+            f"({(facts['federation'] or '')[:12]}), got {agreed.hash[:12]} in {path}. Name the manifest with "
             "which the agent was started."
         )
-    delta = meta.get(start_choices.DELTA_KEY)
-    if meta.get("agent") not in agreed.names or (delta is not None and float(delta) != privacy.delta):
+    delta = facts["delta"]
+    if facts["agent"] not in agreed.names or delta not in (None, agreed.config.privacy.delta):
         raise TrustError(
-            f"Expected the agent and delta of {path} in the ledger in {ledger.folder}, got others. One of "
+            f"Expected the agent and delta of {path} in the ledger in {state}, got others. One of "
             "the files was changed or is damaged."
         )
-    return agreed
-
-
-def _read(ledger: Ledger, setup: RunSetup, charges: int) -> AgentRecord:
-    return AgentRecord(
-        agent=ledger.meta["agent"],
-        setup=setup,
-        charges=charges,
-        round=ledger.round,
-        epsilon=ledger.spent,
-        worst_case=ledger.last_entry.worst_case if ledger.last_entry else 0.0,
-        budget=start_choices.recorded_budget(ledger),
-        charged_by=ledger.charged_by,
-        seeded=start_choices.ever_chosen(ledger, start_choices.SEEDED_KEY),
-        rehearsal=start_choices.ever_chosen(ledger, start_choices.REHEARSAL_KEY),
-        stopped=ledger.stopped_at,
-        ends=ledger.final_round,
-        departed=ledger.departed,
-        departures=tuple(ledger.covered_departures()),
-        gone=tuple(ledger.departed_members()),
-        upgraded="migrated_from" in ledger.meta,
-    )

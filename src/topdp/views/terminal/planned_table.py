@@ -43,39 +43,31 @@ PLAN_TABLE_CAPTION = (
 
 def lines(settings: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
     """Return the lines of the table: a name, and a cell for each setting."""
-    known = [
-        (
-            "method",
-            [setting["method"] + (" async" if setting["mode"] == "async" else "") for setting in settings],
-        ),
-        (
-            "agents, links",
-            [f"{setting['agents']}, {setting['links']} ({setting['topology']})" for setting in settings],
-        ),
-        ("rounds, releases", [f"{setting['rounds']}, {setting['releases']}" for setting in settings]),
-        ("σ, noise per unit of clip", [_sigma(setting) for setting in settings]),
-    ]
-    for name in settings[0]["privacy"]["status"]:
-        known.append((f"ε {answer_words(name)}", [_epsilon(setting, name) for setting in settings]))
-    return [
-        *known,
-        ("power at 1%", [_power(setting) for setting in settings]),
-        ("noise in the average", [_number(setting["noise"]["average"]) for setting in settings]),
-        ("noise between agents", [_number(setting["noise"]["between"]) for setting in settings]),
-        ("sent a round, busiest agent", [_sent(setting, "agent") for setting in settings]),
-        ("sent a round, all agents", [_sent(setting, "all") for setting in settings]),
-    ]
+    columns = [_cells(setting) for setting in settings]
+    return [(name, [cells[name] for cells in columns]) for name in columns[0]]
+
+
+def _cells(setting: Mapping[str, Any]) -> dict[str, str]:
+    answers = setting["privacy"]["status"]
+    return {
+        "method": setting["method"] + (" async" if setting["mode"] == "async" else ""),
+        "agents, links": f"{setting['agents']}, {setting['links']} ({setting['topology']})",
+        "rounds, releases": f"{setting['rounds']}, {setting['releases']}",
+        "σ, noise per unit of clip": _sigma(setting),
+        **{f"ε {answer_words(name)}": _epsilon(setting, name) for name in answers},
+        "power at 1%": _power(setting),
+        "noise in the average": _number(setting["noise"]["average"]),
+        "noise between agents": _number(setting["noise"]["between"]),
+        "sent a round, busiest agent": _sent(setting, "agent"),
+        "sent a round, all agents": _sent(setting, "all"),
+    }
 
 
 def _sigma(setting: Mapping[str, Any]) -> str:
     if setting["sigma"] is not None:
-        return _spread(setting["sigma"])
+        return tables.least_to_largest(setting["sigma"])
     enough = setting.get("sigma_at_most")
-    return "not computed yet" + ("" if enough is None else f"; at most {_spread(enough)}")
-
-
-def _spread(values: Sequence[float]) -> str:
-    return " to ".join(dict.fromkeys(f"{value:.4g}" for value in (min(values), max(values))))
+    return "not computed yet" + ("" if enough is None else f"; at most {tables.least_to_largest(enough)}")
 
 
 def _epsilon(setting: Mapping[str, Any], name: str) -> str:

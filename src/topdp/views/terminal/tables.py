@@ -11,8 +11,9 @@ from rich.text import Text
 
 from topdp.plan import Plan
 from topdp.privacy.accounting import FALSE_ALARMS, Account
-from topdp.privacy.answers import ANSWERS
+from topdp.privacy.answers import ANSWERS, WORST_CASE, answer_kind
 from topdp.privacy.observers.coalitions import Coalitions
+from topdp.runs import sweep_summary
 from topdp.runs.config import RunConfig
 from topdp.runs.epsilon_text import answer_words, epsilon_text
 from topdp.runs.metric_labels import NO_TEST_RECORDS, between_agents, is_share, metric_names, metric_text
@@ -90,9 +91,8 @@ def account(config: RunConfig, plan: Plan, found: Account, together: Coalitions 
     rows = uncut("", "", show_header=False, title="How private", title_justify="left")
     rows.add_row("δ, adjacency", f"{found.delta:g}, {found.analysis.adjacency}")
     rows.add_row("plan", f"{plan.protocol}, {plan.agents} agents, {plan.releases} releases")
-    rows.add_row("sensitivity", _spread(exposure.sensitivity))
-    noise = plan.full_scale / config.privacy.clip
-    rows.add_row("σ, noise per unit of clip", _spread(noise))
+    rows.add_row("sensitivity", least_to_largest(exposure.sensitivity))
+    rows.add_row("σ, noise per unit of clip", least_to_largest(plan.full_scale / config.privacy.clip))
     rows.add_row("a record is used", ", ".join(dict.fromkeys(map(str, exposure.batches))))
     for warning in found.warnings:
         rows.add_row("warning", warning)
@@ -131,8 +131,8 @@ def _answers(found: Account) -> Table:
     return table
 
 
-def _spread(values: np.ndarray) -> str:
-    return " to ".join(dict.fromkeys(f"{value:.4g}" for value in (values.min(), values.max())))
+def least_to_largest(values: Sequence[float] | np.ndarray) -> str:
+    return " to ".join(dict.fromkeys(f"{value:.4g}" for value in (min(values), max(values))))
 
 
 def _per_agent(config: RunConfig, found: Account) -> Table:
@@ -251,3 +251,46 @@ def verdicts(found: list[dict[str, str]]) -> Table:
     for (figure, claim), words in by_claim.items():
         table.add_row(figure, claim, *(words.get(lens, "") for lens in lenses))
     return table
+
+
+def sweep(spreads: Sequence[sweep_summary.Spread]) -> Table:
+    """Return a table of a sweep, with one line per combination of settings."""
+    metric = next(iter(sweep_summary.metric_names(spreads)), None)
+    met = {run["privacy"]["guarantee"] for spread in spreads for run in spread.runs} - {None}
+    answers = [*sorted({answer_kind(name).key for name in met} - {WORST_CASE.key}), WORST_CASE.key]
+    short = [sweep_summary.short_key(key) for key in spreads[0].chosen]
+    keys = short if len(set(short)) == len(short) else list(spreads[0].chosen)
+    result = uncut(
+        *keys, metric or "metric", "n", *(f"ε\n{answer_words(name)}" for name in answers), "time",
+        caption="mean ± standard deviation over n seeds, of the mean over agents; ε of one run, largest over "
+        "agents",
+    )  # fmt: skip
+    for spread in spreads:
+        diverged = len(spread.runs) - len(spread.done)
+        seconds = sum(run["seconds"] for run in spread.done)
+        count = f"{len(spread.done)}" + (f" ({diverged} diverged)" if diverged else "")
+        result.add_row(
+            *spread.chosen.values(),
+            _metric_words(metric, spread.of(metric)) if metric else "no test set",
+            count,
+            *(spread.epsilon(name) for name in answers),
+            f"{seconds:.0f} s",
+        )
+    return result
+
+
+def _metric_words(metric: str, spread: Mapping[str, Any]) -> str:
+    """Return the mean of a metric, with its standard deviation if it has one, as text.
+
+    >>> _metric_words("accuracy", {"mean": 0.9714, "deviation": 0.0021, "n": 3})
+    '97.14% ± 0.21'
+    >>> _metric_words("mae", {"mean": 1.23456, "deviation": None, "n": 1})
+    '1.235'
+    """
+    if spread["mean"] is None:
+        return "none"
+    share = is_share(metric)
+    mean = f"{spread['mean']:.2%}" if share else f"{spread['mean']:.4g}"
+    if spread["deviation"] is None:
+        return mean
+    return f"{mean} ± " + (f"{100 * spread['deviation']:.2f}" if share else f"{spread['deviation']:.2g}")
