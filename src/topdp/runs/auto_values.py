@@ -226,7 +226,7 @@ class _Averaging:
     def price(
         self, own: Floats, alone: Floats, shared: Floats | float, gossip: int, chebyshev: bool
     ) -> float:
-        """Return the noise in the average and between agents, relative to pooled records, plus messages' price.
+        """Return noise in the average and between agents, over that of pooled records, plus messages' price.
 
         `shared` [agents]: the variance of pairs' noise in each direction.
         """
