@@ -51,7 +51,9 @@ EXCLUDED_FROM_AGENTS = (
     "topdp.simulator.hostile",
     "topdp.simulator.ranks",
     "topdp.simulator.cuda",
-    "topdp.runs.sweeps",
+    "topdp.runs.sweep",
+    "topdp.runs.sweep_grid",
+    "topdp.runs.sweep_summary",
 )
 AGENTS_MAY_PRINT = ("topdp.views", "topdp.views.terminal")
 """What of the views an agent needs to print a line."""

@@ -256,3 +256,12 @@ def test_unsupported_work_of_several_processes_is_refused_early(topdp, here, mon
     done = topdp(*words, "--set", "data.name=blobs.npz")
     assert done.code == 2 and said in done.err, done
     assert not (here / "new").exists()
+
+
+@pytest.mark.parametrize(
+    "command", ["agent init --name a", "relay --listen 127.0.0.1:1", "agent stop --state a"]
+)
+def test_agents_name_the_system_that_they_cannot_run_on(topdp, monkeypatch, command):
+    monkeypatch.delattr(os, "geteuid")
+    done = topdp(*command.split())
+    assert done.code == 2 and "Expected Linux or macOS, got " in done.err

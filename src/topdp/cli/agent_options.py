@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import platform
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,8 +32,18 @@ Site = Annotated[
 ]
 
 
+def expect_unix() -> None:
+    """Raise InputError if the system lacks what real agents and relays use."""
+    if not hasattr(os, "geteuid"):
+        raise InputError(
+            f"Expected Linux or macOS, got {platform.system()}: agents need Unix sockets, file owners and "
+            "signals. Simulations, accounts and reports run on every system."
+        )
+
+
 def expect_agents_installed() -> None:
-    """Raise InputError if the optional packages that real agents need are missing."""
+    """Raise InputError if the system or an optional package that real agents need is missing."""
+    expect_unix()
     try:
         missing = [name for name in REQUIRED_PACKAGES if importlib.util.find_spec(name) is None]
     except ModuleNotFoundError as error:  # the parent package of one of them

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -12,9 +12,6 @@ from topdp.runs import config
 from topdp.runs.config import ConfigError
 from topdp.views.terminal.console import Json, err, print_json, show
 from topdp.views.terminal.progress_display import signs_of_life
-
-if TYPE_CHECKING:
-    pass
 
 
 def graph(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from topdp.cli.agent_options import State, print_result
+from topdp.cli.agent_options import State, expect_unix, print_result
 from topdp.errors import InputError, Interrupted
 from topdp.views.terminal.console import Json, err, out, print_json, show
 
@@ -200,6 +200,8 @@ def lift_quarantine(
 
 def _orders(state: Path) -> OperatorOrders:
     from topdp.agents.ledger.ledger_database import LEDGER_FILE
+
+    expect_unix()
     from topdp.agents.node.operator_orders import OperatorOrders
 
     if not (state / LEDGER_FILE).exists():

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from topdp.cli.agent_options import expect_unix
 from topdp.views.terminal.console import remark
 
 
@@ -28,6 +29,7 @@ def relay(
     from topdp.agents.wire.byte_pipes import checked_address
     from topdp.agents.wire.relay_server import RelayLimits, RelayServer
 
+    expect_unix()
     checked_address(listen)
 
     async def serve() -> None:

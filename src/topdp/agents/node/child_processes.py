@@ -19,7 +19,8 @@ from typing import Any, Self
 from topdp.agents.node import shutdown
 from topdp.errors import Interrupted
 
-END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+END_SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+"""Windows has no SIGHUP."""
 
 
 class EndSignals:

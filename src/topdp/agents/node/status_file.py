@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import stat
 import time
 from collections.abc import Mapping
@@ -125,7 +126,7 @@ def _machine_id() -> str:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')} "
     except OSError:
-        return f"{os.uname().nodename} "
+        return f"{platform.node()} "
 
 
 def epsilon_in_words(epsilon: float | None) -> str:

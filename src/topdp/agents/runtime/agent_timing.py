@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from time import CLOCK_BOOTTIME, clock_gettime, perf_counter, process_time, thread_time, time
+from time import perf_counter, process_time, thread_time, time
 
 TIMED_PARTS = ("compute", "ledger", "network")
 
@@ -74,6 +74,8 @@ def _age() -> float:
     try:
         with open("/proc/self/stat", encoding="ascii", errors="replace") as file:
             born = int(file.read().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
+        from time import CLOCK_BOOTTIME, clock_gettime  # Linux only, as is the file
+
         return max(0.0, clock_gettime(CLOCK_BOOTTIME) - born)
     except (OSError, ValueError, IndexError):
         return 0.0

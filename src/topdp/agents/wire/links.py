@@ -20,6 +20,7 @@ import logging
 import time
 from collections.abc import Coroutine
 from contextlib import suppress
+from dataclasses import fields
 from typing import Any
 
 from topdp.agents.agreement.identity_card import Card
@@ -37,6 +38,22 @@ from topdp.errors import InputError
 MAX_REASON_LETTERS = 1000
 MAX_PINGS = 64
 """In a quarter of the idle timeout, in which an honest peer sends one; more may have waited in a buffer."""
+
+
+PLAIN_FIELDS = [field.name for field in fields(Message) if field.name not in ("kind", "digest", "body")]
+"""The fields that a `Message` and a `wire.Request` have in common, by name and type."""
+
+
+def request_head(message: Message) -> wire.Request:
+    """Return the request that announces `message`, without its body."""
+    plain = {name: getattr(message, name) for name in PLAIN_FIELDS}
+    return wire.Request(kind=message.kind.name, digest=bytes.fromhex(message.digest), **plain)
+
+
+def announced_message(head: wire.Request, body: bytes) -> Message:
+    """Return the message that `head` announced, once its body has arrived."""
+    plain = {name: getattr(head, name) for name in PLAIN_FIELDS}
+    return Message(kind=MessageKind(head.kind), digest=head.digest.hex(), body=body, **plain)
 
 
 class _PendingReply:
@@ -135,25 +152,14 @@ class Link:
             number, pending = self._last_id, _PendingReply()
             self._pending[number] = pending
             try:
-                head = wire.Request(
-                    kind=message.kind.name,
-                    round=message.round,
-                    digest=bytes.fromhex(message.digest),
-                    signature=message.signature,
-                )
+                head = request_head(message)
                 await self._writer.send(("pending", number), number, head, message.body, pending.last_piece)
                 return await pending.reply
             finally:
                 self._patience.done(("pending", number))
 
     async def _answer(self, number: int, head: wire.Request, body: IncomingBody) -> None:
-        message = Message(
-            kind=MessageKind(head.kind),
-            round=head.round,
-            digest=head.digest.hex(),
-            body=body.body,
-            signature=head.signature,
-        )
+        message = announced_message(head, body.body)
         await self.pending.do(lambda: self._handled(number, message))
 
     async def _handled(self, number: int, message: Message) -> None:

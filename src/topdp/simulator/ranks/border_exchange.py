@@ -18,11 +18,10 @@ from topdp.simulator.row_layout import RowLayout
 
 @final
 class BorderExchange:
-    """The `fetch` of an engine, over the ranks of `group`. Counts the bytes it sent."""
+    """The `fetch` of an engine, over the ranks of `group`."""
 
     def __init__(self, layout: RowLayout, group: ProcessGroup) -> None:
         self.layout, self.group = layout, group
-        self.bytes_sent = 0
 
     def __call__(self, round: int, rows: Tensor) -> Callable[[], None]:
         """Start the exchange for `round`, and return a function that waits until all guests have arrived.
@@ -37,7 +36,6 @@ class BorderExchange:
             if origin == layout.here:
                 places = torch.from_numpy(np.searchsorted(made, wanted)).to(rows.device)
                 packed = rows.index_select(0, places)
-                self.bytes_sent += packed.numel() * packed.element_size()
                 sent.append((to, packed))
         received, first = [], len(made)
         for origin, coming in layout.arriving(round):

@@ -14,7 +14,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import uvicorn
@@ -162,7 +162,8 @@ async def serve(
     loop = asyncio.get_running_loop()
     if on_start is None:
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, stop)
+            with suppress(NotImplementedError):  # on Windows Ctrl-C raises KeyboardInterrupt instead
+                loop.add_signal_handler(number, stop)
     else:
         on_start(lambda: loop.call_soon_threadsafe(stop))
     await server.serve(sockets=[sock])
