@@ -226,7 +226,7 @@ class Engine(Simulation):
         return self._complete(State(r + 1, out))
 
     def _passes(self) -> list[slice]:
-        """Agents whose gradients are computed together; all of them, where something must see all at once."""
+        """Return the groups of agents whose gradients are computed together."""
         rounded = self.plan.rounded is not None
         count = agents_per_pass(self.gradients.flat.dimension, rounded)
         inseparable = self.copies > 1 or self.random_layers or self.intervention.plant is not None
@@ -248,7 +248,7 @@ class Engine(Simulation):
         return room, self.fetch(r, room)
 
     def _make(self, work: RowWork, wait_for_guests: Callable[[], None]) -> None:
-        """Rows that need no guests are made while the guests are on their way."""
+        """Make the rows of a release. Rows that need no guests are made while the guests are on their way."""
         if self.fetch is None or self.device.type != "cpu":
             wait_for_guests()
             self.mixer(work)
@@ -260,7 +260,7 @@ class Engine(Simulation):
         self.mixer(replace(work, only=only[waits[only]]))
 
     def _adaptive_release(self, state: State) -> State:
-        """New estimates by a non-linear optimiser: no data, no noise, nothing to mix."""
+        """Make estimates by a non-linear optimiser, without data, noise or mixing."""
         assert self.plan.adaptive is not None
         r = state.releases
         place, made = self.layout.place(r), self.layout.made(r)
@@ -322,7 +322,7 @@ class Engine(Simulation):
         agents: slice = ALL_AGENTS,
         room: Tensor | None = None,
     ) -> Tensor:
-        """Sums of clipped gradients of the `chosen` records, over the divisor that fixes the sensitivity.
+        """Return sums of clipped gradients of the `chosen` records over the divisor of the sensitivity.
 
         For all agents, or for some of them; in `room` [agents, d], if given.
         """
@@ -368,7 +368,7 @@ class Engine(Simulation):
         return divergence_error(self.layout.agents[bad].tolist()) if self.copies == 1 else error
 
     def _layer_randomness(self, round: int) -> AbstractContextManager[None]:
-        """Random layers draw from torch's global generators: seed those by the round, and restore them."""
+        """Seed torch's global generators, from which random layers draw, by the round; restore them later."""
         if not self.random_layers:
             return nullcontext()
         return _seeded(int(stream(self.seed, "layers", round).integers(2**63)), self.device)
@@ -385,8 +385,7 @@ class Engine(Simulation):
 
 
 def agents_per_pass(dimension: int, rounded: bool) -> int:
-    """How many agents' gradients are computed together, where there are many; rounded rows also need widened
-    copies."""
+    """Return how many agents' gradients are computed together; rounded rows also need widened copies."""
     return max(2, MAX_GRADIENT_NUMBERS // (2 if rounded else 1) // dimension)
 
 
@@ -402,7 +401,7 @@ def _mixer(plan: Plan, draws: Draws, device: torch.device, layout: RowLayout) ->
 
 
 def _as_type(shards: Shards, dtype: torch.dtype) -> Shards:
-    """Floating-point records in the type of the parameters; integers, such as tokens, unchanged."""
+    """Convert floating-point records to the type of parameters; integers, such as tokens, are unchanged."""
 
     def typed(values: Tensor) -> Tensor:
         return values.to(dtype) if values.is_floating_point() else values

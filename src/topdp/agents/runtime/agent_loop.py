@@ -114,7 +114,7 @@ class AgentLoop(ABC):
 
     @abstractmethod
     def _begin_end(self) -> None:
-        """All rounds are done: tell the neighbours."""
+        """Tell the neighbours that all rounds are done."""
 
     @abstractmethod
     def _stays_with(self) -> list[str]:
@@ -273,7 +273,7 @@ class AgentLoop(ABC):
             return await asyncio.to_thread(timed) if self.context.in_thread else timed()
 
     async def _drain(self) -> bool:
-        """Stay while a neighbour needs this agent. False: asked to stop before."""
+        """Stay while a neighbour needs this agent. Return False if asked to stop before that."""
         self._begin_end()
         self.activity = "ends"
         for peer in self.peers.silent:

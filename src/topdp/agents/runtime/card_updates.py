@@ -91,7 +91,7 @@ class CardUpdates:
         return (told, self._to_tell[told].text().encode()) if told < len(self._to_tell) else None
 
     def told(self, peer: str, which: int, reply: Reply) -> None:
-        """`peer` has answered. One that accepts no cards is not asked again before a restart."""
+        """Record the answer of `peer`. A peer that accepts no cards is not asked again before a restart."""
         self._told[peer] = which + 1
         successor = self._to_tell[which]
         if reply.ok and successor.card.name == self.name:
@@ -142,7 +142,7 @@ def kept(meta: Mapping[str, str]) -> list[Successor]:
 
 
 def since(successors: Sequence[Successor], base: str) -> Sequence[Successor]:
-    """Those that come after the card with this digest: the manifest may list one that was renewed before."""
+    """Return the successors after the card with this digest. The manifest may list a renewed card."""
     first = next((k for k, one in enumerate(successors) if one.before == base), len(successors))
     return successors[first:]
 

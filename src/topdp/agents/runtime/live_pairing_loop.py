@@ -108,7 +108,10 @@ class LivePairingLoop(AgentLoop):
     def _job(
         self, round: int, pair: PairRecord | None, std: float, rate: float | None
     ) -> Callable[[], Tensor]:
-        """What computes the row of `round`, without touching the ledger. `rate` None: no data enter."""
+        """Return the function that computes the row of `round`, without touching the ledger.
+
+        `rate` None: no data enter.
+        """
         estimate = self.estimate()
         parts, before = [(0, 1.0)], {0: estimate}
         if pair is not None:

@@ -79,7 +79,7 @@ def agree(
     partners: Iterable[int],
     private: X25519PrivateKey | None,
 ) -> PairSeeds:
-    """What follows from the keys of all agents, in the order of their numbers.
+    """Return the run's name and pair seeds, which follow from the keys of all agents by number.
 
     `partners`: the agents with which this one shares draws. `private` None: a run that has ended, of which
     only the name is left.

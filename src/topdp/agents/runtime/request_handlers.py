@@ -75,7 +75,10 @@ class RequestHandlers:
             return Reply(ReplyCode.FAILED)
 
     def _in_range(self, message: Message) -> bool:
-        """News and cards are numbered; everything else has a round of the plan."""
+        """Whether the number of a message is valid.
+
+        News and cards are numbered; all else has a round of the plan.
+        """
         counted = message.kind in (MessageKind.NEWS, MessageKind.CARD)
         most = MAX_STATEMENT_NUMBER if counted else self.services.last_round
         return -1 <= message.round <= most
@@ -127,9 +130,10 @@ class RequestHandlers:
         return Reply(verdict)
 
     def _passed_over(self, peer: str, round: int) -> None:
-        """This ledger may have lost what it acknowledged: a greeting says so, and then the row comes again.
+        """Handle a row that comes before one that this ledger may have lost.
 
-        A neighbour that leaves it out all the same will never send it, and is not waited for.
+        A greeting requests the lost row again. A neighbour that still omits it will never send it, and is not
+        waited for.
         """
         owed, times = self.services.inbox.expected(peer), 1
         if self._gaps.get(peer, (None, 0))[0] == owed:
