@@ -1,5 +1,6 @@
 """The contract: what every protocol must keep, on every graph."""
 
+from dataclasses import replace
 from inspect import isabstract
 
 import numpy as np
@@ -24,7 +25,7 @@ from topdp.errors import InputError
 from topdp.learning.gradients import ClippedGradients
 from topdp.plan import prune
 from topdp.privacy import exposure, worst_case
-from topdp.protocols import Central, Protocol, matching
+from topdp.protocols import Central, Protocol, matching, protocol_of
 from topdp.simulator.engine import Engine
 from topdp.topology import Topology
 
@@ -51,6 +52,13 @@ def test_no_protocol_is_left_out():
             found.add(kind)
     assert found == {type(make(0.5)) for make in PROTOCOLS.values()} | {Central}
     assert PROTOCOLS.keys() == SETTINGS.keys()
+
+
+@every_protocol
+def test_a_plan_names_the_protocol_that_wrote_it(name):
+    plan = write(name, topology.ring(3))
+    assert protocol_of(plan) is type(PROTOCOLS[name](0.5))
+    assert protocol_of(replace(plan, protocol=f"{name} momentum")) is Protocol
 
 
 @every_protocol

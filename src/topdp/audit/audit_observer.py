@@ -47,7 +47,7 @@ class Observer:
 
     @property
     def coalition(self) -> Bools:
-        """Membership in the coalition, boolean [agents]."""
+        """Return which agents are in the coalition, boolean [agents]."""
         return np.isin(np.arange(self.plan.agents), self.members)
 
     def proved(self, exposure: Exposure, owner: int) -> Loss:

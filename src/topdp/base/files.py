@@ -90,7 +90,7 @@ def make_folder(path: Path) -> None:
 
 @contextmanager
 def remove_new_folders_on_error(path: Path) -> Iterator[None]:
-    """If the body fails, remove `path` and those of its parents that did not exist before and are empty."""
+    """Remove `path` and its new, empty parents if the body fails."""
     new_folders = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:
         yield

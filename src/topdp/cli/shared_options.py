@@ -40,7 +40,7 @@ Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N
 
 @contextmanager
 def continue_with(command: str) -> Iterator[None]:
-    """If the body is interrupted, raise Interrupted with the `command` that continues."""
+    """Raise Interrupted with the `command` that continues if the body is interrupted."""
     try:
         yield
     except (Interrupted, KeyboardInterrupt) as interruption:

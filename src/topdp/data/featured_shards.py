@@ -39,8 +39,9 @@ def of_dataset(
     device: Device = "cpu",
     progress: Progress = silent,
 ) -> Shards:
-    """Like `Shards.from_dataset`, with features as inputs. They are cached for the whole data set,
-    independent of the partition.
+    """Return shards like `Shards.from_dataset`, with features as inputs.
+
+    They are cached for the whole data set, independent of the partition.
     """
     whole = _source(dataset, dataset.train_inputs, "train")
     shape = features.shape(whole.example)
@@ -126,7 +127,7 @@ def _unscaled_source(records: Tensor, name: str) -> RecordSource:
 
 
 def _features_origin(shards: Shards, features: FeatureMap) -> str | None:
-    """None if a user's own map determines the values: then only the values identify them."""
+    """Return the origin of features; None for a user's own map, whose values alone identify them."""
     if features.identity is None:
         return None
     return hashlib.sha256(f"{features.identity} {shards.digest()}".encode()).hexdigest()

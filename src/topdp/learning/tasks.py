@@ -40,7 +40,7 @@ MetricChoice = str | Metric | MetricFunction | Sequence[str | Metric | MetricFun
 @final
 @dataclass(frozen=True)
 class Task:
-    """What is learned and which metrics are reported."""
+    """The loss that is minimised, and the metrics that are reported."""
 
     loss: PerExampleLoss
     metrics: tuple[Metric, ...]

@@ -65,7 +65,7 @@ class _Strategy(ABC):
 
     @final
     def __str__(self) -> str:
-        """How often a record is used, in words."""
+        """Return in words how often a record is used."""
         if self.sampled:
             return f"in each round with probability {self.rate:.4g}"
         return "in every round" if self.period == 1 else f"once in {self.period} rounds"

@@ -1,8 +1,8 @@
 """Kinds of releases, and the capabilities that a plan needs from executors, accountants and transports.
 
-A plan states its needs (`Plan.needs`). An executor, an accountant or a transport lists the needs that it
-supports, and has one function `supports(plan)`, which returns None or the reason why the plan is not
-supported. A plan with any other need is refused with an error that names the need.
+A plan states its needs (`Plan.needs`). An executor or an accountant lists the needs that it supports, and
+has one function `supports(plan)`, which returns None or the reason why the plan is not supported. A plan with
+any other need is refused with an error that names the need. Transports carry encoded rows of every plan.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ class Round:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Plan:
-    """Which agents make, mix, perturb and read which row in every round.
+    """All rows of all releases: which agents make, mix, perturb and read which row.
 
     **Guarantees.** A plan contains every row that leaves an agent. `readers` states which agents see a row,
     and `known_by` which agents can subtract a draw; the accountant uses both. A pruned plan lacks rows that

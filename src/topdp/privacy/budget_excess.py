@@ -56,7 +56,7 @@ class BudgetExcess:
         self._views: dict[bytes, View] = {}
 
     def least(self) -> Floats:
-        """Full-scale noise [agents] with which a single release meets the budget.
+        """Return the full-scale noise [agents] with which a single release meets the budget.
 
         No agent gets less, even where noise of others would hide it.
         """

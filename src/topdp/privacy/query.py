@@ -29,7 +29,7 @@ def observe(kind: AnswerKind, plan: Plan, exposure: Exposure, query: Query, boun
 
 @dataclass(frozen=True, kw_only=True)
 class Query:
-    """How an account is computed.
+    """The settings of an account.
 
     `colluders`: the size of the coalitions, in answers that depend on it. `allow_slow`: also compute answers
     that take very long; otherwise they are refused, or replaced by an upper bound. `progress` is called

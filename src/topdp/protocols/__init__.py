@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from topdp.protocols.correlated import Correlated
     from topdp.protocols.dsgd import Dsgd
     from topdp.protocols.muffliato import Muffliato
-    from topdp.protocols.protocol import Protocol, UpdateRule
+    from topdp.protocols.protocol import Protocol, UpdateRule, protocol_of
     from topdp.protocols.synchronous import PlainSynchronous, TopSynchronous
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "TopAsynchronous",
     "TopSynchronous",
     "UpdateRule",
+    "protocol_of",
 ]
 
 __getattr__ = lazy_exports(
@@ -34,7 +35,7 @@ __getattr__ = lazy_exports(
         "correlated": ["Correlated"],
         "dsgd": ["Dsgd"],
         "muffliato": ["Muffliato"],
-        "protocol": ["Protocol", "UpdateRule"],
+        "protocol": ["Protocol", "UpdateRule", "protocol_of"],
         "synchronous": ["PlainSynchronous", "TopSynchronous"],
     },
 )

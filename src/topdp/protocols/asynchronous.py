@@ -24,7 +24,8 @@ from topdp.topology import Topology
 class _Asynchronous(UpdateRule):
     """Base class of both protocols. `offline`: the share of agents that do not take part in a round."""
 
-    name: ClassVar[str]
+    claimed: ClassVar[bool] = True
+    pairwise: ClassVar[bool] = True
 
     offline: float = 0.1
 

@@ -8,6 +8,7 @@ others see each model.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -32,6 +33,9 @@ class Central(Protocol):
     ('central', 1, 21)
     """
 
+    name: ClassVar[str] = "central"
+    claimed: ClassVar[bool] = True
+
     def plan(self, topology: Topology, schedule: Schedule, deviation: Floats, seed: int) -> Plan:
         if topology.agents != 1:
             raise InputError(
@@ -52,5 +56,5 @@ class Central(Protocol):
             scale=schedule.noise,
             known_by=known_by,
             readers=PerRound.same(np.full((1, 1), NOBODY), releases),
-            protocol="central",
+            protocol=self.name,
         )

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -45,6 +46,8 @@ class Correlated(Protocol):
     ([1, 4, 7, 8], [1.0, -3.0, 3.0, 3.0])
     """
 
+    name: ClassVar[str] = "correlated"
+
     secrets: str = "regular"
     degree: int = 8
     pair_noise: float = 5.0
@@ -62,7 +65,7 @@ class Correlated(Protocol):
         own = check_deviation(deviation, topology.agents)
         noise = self._noise(own, secret_pairs(self.secrets, topology, self.degree, seed))
         return broadcast_plan(
-            "correlated", topology, schedule, noise=noise, gossip=self.gossip, chebyshev=self.chebyshev
+            self.name, topology, schedule, noise=noise, gossip=self.gossip, chebyshev=self.chebyshev
         )
 
     def _noise(self, own: Floats, pairs: Ints) -> tuple[Indices, Floats, Indices]:

@@ -7,6 +7,7 @@ broadcasts (Lian et al. 2017, with the noise of the Gaussian mechanism).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from topdp.base.array_types import Floats
 from topdp.plan import Plan
@@ -28,6 +29,9 @@ class Dsgd(Protocol):
     ('dsgd', 5, 21, [0.33, 0.33, 0.33])
     """
 
+    name: ClassVar[str] = "dsgd"
+    claimed: ClassVar[bool] = True
+
     def plan(self, topology: Topology, schedule: Schedule, deviation: Floats, seed: int) -> Plan:
         noise = own_noise(check_deviation(deviation, topology.agents))
-        return broadcast_plan("dsgd", topology, schedule, noise=noise)
+        return broadcast_plan(self.name, topology, schedule, noise=noise)

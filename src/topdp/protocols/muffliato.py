@@ -7,6 +7,7 @@ all broadcasts count as seen, so averaging improves accuracy at no privacy cost.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from topdp.base.array_types import Floats
 from topdp.plan import Plan
@@ -29,6 +30,8 @@ class Muffliato(Protocol):
     ('muffliato', 5, 84)
     """
 
+    name: ClassVar[str] = "muffliato"
+
     gossip: int = 4
     chebyshev: bool = True
 
@@ -38,5 +41,5 @@ class Muffliato(Protocol):
     def plan(self, topology: Topology, schedule: Schedule, deviation: Floats, seed: int) -> Plan:
         noise = own_noise(check_deviation(deviation, topology.agents))
         return broadcast_plan(
-            "muffliato", topology, schedule, noise=noise, gossip=self.gossip, chebyshev=self.chebyshev
+            self.name, topology, schedule, noise=noise, gossip=self.gossip, chebyshev=self.chebyshev
         )

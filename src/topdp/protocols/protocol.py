@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -34,6 +35,13 @@ class Protocol(ABC):
     0.0
     """
 
+    # The name in plans (`Plan.protocol`).
+    name: ClassVar[str] = "custom"
+    # Whether published analyses cover it: every estimate of release 0 carries its owner's full-scale noise.
+    claimed: ClassVar[bool] = False
+    # Whether agents exchange estimates with one partner at a time, whom they can also find while they run.
+    pairwise: ClassVar[bool] = False
+
     @abstractmethod
     def plan(self, topology: Topology, schedule: Schedule, deviation: Floats, seed: int) -> Plan:
         """Return the plan of all rounds of `schedule`.
@@ -41,6 +49,16 @@ class Protocol(ABC):
         `deviation` [agents]: each agent's full-scale standard deviation (the paper's σ_i·C) per unit of
         `schedule.noise`.
         """
+
+
+def protocol_of(plan: Plan) -> type[Protocol]:
+    """Return the protocol of this package that wrote `plan`; `Protocol` if none did, or an optimiser's rows
+    were added.
+    """
+    from topdp import protocols
+
+    kinds = (getattr(protocols, name) for name in protocols.__all__)
+    return next((kind for kind in kinds if getattr(kind, "name", None) == plan.protocol), Protocol)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +33,9 @@ class PlainSynchronous(UpdateRule):
     ('plain-sync', 5, 21)
     """
 
+    name: ClassVar[str] = "plain-sync"
+    claimed: ClassVar[bool] = True
+
     def plan(self, topology: Topology, schedule: Schedule, deviation: Floats, seed: int) -> Plan:
         n, R = topology.agents, schedule.releases
         deviation = check_deviation(deviation, n)
@@ -54,7 +58,7 @@ class PlainSynchronous(UpdateRule):
             scale=schedule.noise,
             known_by=own[:, None],
             readers=PerRound.same(np.array(topology.neighbours), R),
-            protocol="plain-sync",
+            protocol=self.name,
         )
 
 
@@ -73,6 +77,9 @@ class TopSynchronous(UpdateRule):
     >>> plan.protocol, plan.rows, plan.releases
     ('top-sync', 15, 21)
     """
+
+    name: ClassVar[str] = "top-sync"
+    claimed: ClassVar[bool] = True
 
     own_share: float = DEFAULT_OWN_SHARE
 
@@ -120,7 +127,7 @@ class TopSynchronous(UpdateRule):
             scale=schedule.noise,
             known_by=owner[:, None],
             readers=_readers(topology, receiver, R),
-            protocol="top-sync",
+            protocol=self.name,
         )
 
 

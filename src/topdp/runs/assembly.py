@@ -115,7 +115,7 @@ class Assembly:
 
     @property
     def attack(self) -> Attack | None:
-        """What hostile agents do, where there are some."""
+        """The attack of the hostile agents, if there are any."""
         config = self.run.config
         return choose_attack(config.attack, self.run.graph.agents, config.seed)
 
@@ -126,9 +126,9 @@ class Assembly:
 
     @cached_property
     def _after_backbone(self) -> tuple[ClippedGradients, Shards]:
-        """What is trained, and records as that sees them: what frozen layers make of those is computed once.
+        """The trained part of the model, and its inputs: the outputs of frozen layers, computed once.
 
-        The rows are the same: parameters that are not trained have no place in them.
+        Rows are the same, because they hold only trained parameters.
         """
         parts = split_backbone(self.flat.module)
         if parts is None or self.flat.dtype != torch.float32:  # the type in which features are kept
@@ -173,7 +173,7 @@ class Assembly:
 
 
 def stacked_engine(runs: Sequence[Assembly], plans: Sequence[Plan], test_records: int) -> Engine:
-    """One engine for many runs: their agents side by side, each with the draws and batches it has alone.
+    """Return one engine for many runs: their agents side by side, with the draws and batches of each run.
 
     All are tested on the first `test_records` of the first run. Runs that use all of the same records read
     them once, where the sets of records come in turn: a, b, c, a, b, c.
@@ -201,7 +201,7 @@ def stacked_engine(runs: Sequence[Assembly], plans: Sequence[Plan], test_records
 
 
 def _in_turn(runs: Sequence[Assembly]) -> int:
-    """After how many runs the records of the first come again, and so on to the end: they are read once."""
+    """Return after how many runs the records of the first run repeat, and so on to the end of `runs`."""
     turn = next((at for at, parts in enumerate(runs) if at and parts.shards is runs[0].shards), len(runs))
     again = len(runs) % turn == 0 and all(
         parts.shards is runs[at % turn].shards for at, parts in enumerate(runs)
@@ -227,7 +227,7 @@ def _fitted(shards: Shards, task: Task) -> Shards:
 
 
 def _largest(shards: Shards, task: Task) -> int | None:
-    """Under a loss about classes, how many outputs the labels need, those of test records too."""
+    """Return how many outputs the labels need, test records included, under a loss about classes."""
     if task.loss.name != "cross-entropy":
         return None
     labels = [shards.targets, *([] if shards.test_targets is None else [shards.test_targets])]
@@ -235,7 +235,7 @@ def _largest(shards: Shards, task: Task) -> int | None:
 
 
 def choose_device(name: str) -> torch.device:
-    """`auto` takes a GPU when there is one."""
+    """Return the device with this name; `auto` is a GPU if there is one."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:

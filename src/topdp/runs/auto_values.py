@@ -94,7 +94,7 @@ def noise_shares(run: ResolvedRun) -> Floats | None:
 
 
 def _at_ratio(pairs: Ints, alone: Floats, colluders: int, ratio: float) -> Floats:
-    """Own noise with which pair noise over own noise is about `ratio`, by the secant method on logarithms.
+    """Search own noise for which pair noise over own noise is about `ratio` (secant method on logarithms).
 
     The search begins with the strengths that `auto` tries, one of which it chose. Calibration corrects the
     remaining difference.
@@ -226,7 +226,7 @@ class _Averaging:
     def price(
         self, own: Floats, alone: Floats, shared: Floats | float, gossip: int, chebyshev: bool
     ) -> float:
-        """Noise in the average and between agents, over that with pooled records, plus the price of messages.
+        """Return noise in the average and between agents, over that of pooled records, plus messages' price.
 
         `shared` [agents]: the variance of pairs' noise in each direction.
         """

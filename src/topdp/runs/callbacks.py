@@ -100,7 +100,7 @@ class Running:
 
     @property
     def history(self) -> list[Metrics]:
-        """All evaluations so far, as lines of metrics.jsonl; of a resumed run also those before."""
+        """All evaluations so far, as lines of metrics.jsonl, including those before the run was resumed."""
         return copy.deepcopy(self._history)
 
     @property
@@ -151,7 +151,7 @@ class Callbacks:
         self._call("on_start", run, "before the first round")
 
     def after_round(self, run: Running) -> None:
-        """All callbacks are called, also after one has asked to stop."""
+        """Call all callbacks, also after one has asked to stop."""
         where = f"after round {run.round}"
         self._call("on_round", run, where)
         if run.evaluated:

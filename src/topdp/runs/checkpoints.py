@@ -99,7 +99,7 @@ class Checkpoints:
             write_tensors(beside, tensors, None)
 
     def _parts(self) -> list[CheckpointPart]:
-        """All files with rows. Unreadable parts of ranks are ignored; a bad single file is refused."""
+        """Return all files with rows. Ignore unreadable parts of ranks; refuse a bad single file."""
         parts, plan = [], self.layout.plan
         for file in sorted(self.path.glob("checkpoint*.safetensors")):
             if file.name == SINGLE_CHECKPOINT:

@@ -37,7 +37,7 @@ def fingerprint(modules: tuple[str, ...] = ()) -> dict[str, str]:
 
 
 def difference(here: Mapping[str, str], there: Mapping[str, str]) -> str:
-    """What differs, in words; empty where nothing does.
+    """Return in words what differs; empty if nothing does.
 
     >>> difference({"topdp": "0.2.0", "torch": "2.9"}, {"topdp": "0.1.0", "torch": "2.9"})
     'topdp is 0.1.0 there, 0.2.0 here'

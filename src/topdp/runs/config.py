@@ -408,7 +408,7 @@ def _take_in_schema(tree: dict[str, Any]) -> None:
 
 
 def did_you_mean(word: str, known: list[str]) -> str:
-    """' Did you mean x?' when x is near, else ' Known: ...'."""
+    """Return ' Did you mean x?' if `x` is close, otherwise ' Known: ...'."""
     near = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
     return f" Did you mean {near[0]!r}?" if near else f" Known: {', '.join(known)}."
 

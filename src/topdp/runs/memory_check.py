@@ -23,7 +23,7 @@ UNCHECKED_BYTES = 1 << 30  # smaller needs are not checked
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class MemoryNeed:
-    """Bytes on one device of one machine, and what for."""
+    """The bytes needed on one device of one machine, and their purpose."""
 
     place: str
     rows: int
@@ -38,7 +38,7 @@ def _tensors_of(shards: Shards) -> list[torch.Tensor]:
 
 
 def need_of(engine: Engine) -> MemoryNeed:
-    """Bytes of rows (before and after a round), of gradients of the agents of one pass, and of records."""
+    """Return the bytes of rows (before and after a round), of the gradients of one pass, and of records."""
     flat, shards = engine.gradients.flat, engine.shards
     rounded = engine.plan.rounded
     width, wide = padded_width(flat.dimension, engine.device), flat.dtype.itemsize

@@ -38,7 +38,7 @@ def is_share(name: str) -> bool:
 
 
 def metric_text(name: str, value: Any) -> str:
-    """One value, or those of all classes from the least to the largest.
+    """Return one value as text, or the values of all classes from the least to the largest.
 
     >>> metric_text("accuracy", 0.88904), metric_text("mae", 1.23456), metric_text("r2", None)
     ('88.90%', '1.235', 'undefined')

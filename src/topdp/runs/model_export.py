@@ -35,7 +35,7 @@ PARAMETERS_NOTE = "parameters"  # the note beside estimates that names what lies
 
 
 class InputKind(NamedTuple):
-    """What one record is to the model: its shape, and its type by torch's name."""
+    """The shape of one record, and its type by torch's name."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -46,19 +46,19 @@ class InputKind(NamedTuple):
         return cls(tuple(records.shape[2:]), str(records.dtype).removeprefix("torch."))
 
     def blank(self, count: int) -> Tensor:
-        """Records of zeros: an export must not hold a private one."""
+        """Return records of zeros, because an export must not contain a private record."""
         return torch.zeros(count, *self.shape, dtype=getattr(torch, self.dtype))
 
 
 def facts_of(parts: Assembly) -> dict[str, Any]:
-    """What run.json says of a model's inputs and outputs: a named one can be built again without records."""
+    """Return the facts in run.json from which a named model can be built again without records."""
     shards, kind = parts.shards, InputKind.of(parts.shards.inputs)
     outputs = parts.task.outputs(shards.targets.flatten(0, 1), shards.classes)
     return {"inputs": list(kind.shape), "input_type": kind.dtype, "outputs": outputs}
 
 
 def notes_of(flat: FlatModel) -> dict[str, str]:
-    """Which parameter lies where in a row, written beside estimates: they can be read without the module."""
+    """Return the place of each parameter in a row, so that estimates can be read without the module."""
     return {PARAMETERS_NOTE: json.dumps([[slot.name, list(slot.shape)] for slot in flat.slots])}
 
 
@@ -90,7 +90,7 @@ def format_of(file: Path, format: str | None) -> str:
 
 
 def write(module: nn.Module, file: Path, format: str | None, inputs: InputKind | None) -> Path:
-    """Writes `module` as it is in use: with what it does in training, such as dropout, switched off."""
+    """Write `module` in evaluation mode: behaviour of training, such as dropout, is switched off."""
     module = module.eval()
     if format_of(file, format) == "onnx":
         return _write_onnx(module, file, inputs)
@@ -101,7 +101,7 @@ def write(module: nn.Module, file: Path, format: str | None, inputs: InputKind |
 
 
 def write_tensors(tensors: dict[str, Tensor], file: Path, format: str | None) -> Path:
-    """Writes tensors by their names, as safetensors or as a state dictionary of torch."""
+    """Write tensors by their names, as safetensors or as a state dictionary of torch."""
     kind = format_of(file, format)
     if kind == "onnx":
         raise InputError(
@@ -184,7 +184,7 @@ def _write_onnx(module: nn.Module, file: Path, inputs: InputKind | None) -> Path
 
 @contextlib.contextmanager
 def _in_silence() -> Iterator[None]:
-    """torch narrates its export on stdout, in logs and in warnings."""
+    """Suppress what torch prints, logs and warns of during an export."""
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

@@ -13,7 +13,7 @@ from topdp.runs.config import ConfigError
 
 
 def expect_fitting(flat: FlatModel, task: Task, inputs: Tensor, targets: Tensor, classes: int | None) -> None:
-    """Refuses a model whose outputs for one record, [1, ...], do not go with its target under the loss."""
+    """Refuse a model whose outputs for one record, [1, ...], do not go with its target under the loss."""
     inputs, targets = (
         part.to("cpu", flat.dtype) if part.is_floating_point() else part.cpu() for part in (inputs, targets)
     )

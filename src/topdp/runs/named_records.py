@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def record_counts(outline: RunOutline) -> tuple[int, ...]:
-    """How many records each agent will hold, without reading them where that is possible."""
+    """Return how many records each agent will hold, without reading the records if possible."""
     from topdp.data.catalogue import CATALOGUE
 
     data, holders = outline.config.data, _holders(outline)
@@ -79,7 +79,7 @@ def named_features(config: RunConfig) -> FeatureMap | None:
 
 
 def named_schema(config: RunConfig) -> Schema | None:
-    """What is publicly known of a user's own records."""
+    """Return the schema of a user's own records: what is publicly known of them."""
     from topdp.data.readers.table_schema import Schema
 
     return None if config.data.schema is None else Schema.of(config.data.schema, "data.schema")
@@ -151,7 +151,7 @@ def _parts(outline: RunOutline, dataset: Dataset) -> tuple[list[Ints], Ints | No
 
 
 def _split(records: int, share: float, seed: int) -> tuple[Ints, Ints]:
-    """Training records, and a share of them to test on, so that settings are chosen without the test set."""
+    """Split a validation part off the training records, so that settings are chosen without the test set."""
     order = stream(seed, "validation").permutation(records)
     first = round(share * records)
     if not 0 < first < records:

@@ -71,7 +71,7 @@ def accounted(
 
 
 def query_of(config: RunConfig, progress: Progress = silent, observe: Observe = observe) -> Query:
-    """How the configuration asks for its account."""
+    """Return the query with which the configuration asks for its account."""
     return Query(
         colluders=config.privacy.colluders,
         allow_slow=config.privacy.allow_slow,
@@ -91,7 +91,7 @@ def expect_plan_of(run: ResolvedRun, plan: Plan, path: Path) -> None:
 
 
 def sealed(plan: Plan, account: Account) -> dict[str, Any]:
-    """What privacy.json holds: the account, the digest of its plan, and a digest over both.
+    """Return the content of privacy.json: the account, the digest of its plan, and a digest over both.
 
     **Guarantees.** An account that was changed, or lies beside another plan, is not read as a run's own: a
     file under which a run goes on never says less than was spent. It does not stop who computes it anew.
@@ -189,7 +189,7 @@ def _records(folder: RunFolder) -> tuple[int, ...]:
 def coalition_account(
     plan: Plan, account: Account, size: int, seed: int, progress: Progress = silent
 ) -> Coalitions | None:
-    """What coalitions of `size` agents see; None for single agents, which the account has already."""
+    """Return the answer for coalitions of `size` agents; None for single agents, which the account covers."""
     if size == 1:
         return None
     exposure = account.analysis.exposure()

@@ -96,7 +96,7 @@ def run_on_ranks(
 
 
 def expect_supported(config: RunConfig) -> None:
-    """Refuses what has to see all agents in one place; before any data are read."""
+    """Refuse settings that need all agents in one process, before any data are read."""
     refused = {
         "attack.name": config.attack.name if config.attack.name != "none" else None,
         "data.features": config.data.features if config.data.features != "none" else None,
@@ -211,7 +211,7 @@ def _expect_supported_model(parts: Assembly) -> None:
 
 
 def _of_all(home: Ints, said: list[tuple[int, ...]]) -> tuple[int, ...]:
-    """One number for each agent, of what each rank says of its own."""
+    """Gather one number for each agent from the ranks that hold them."""
     all_counts = np.empty(len(home), np.int64)
     for rank, counts in enumerate(said):
         all_counts[home == rank] = counts
@@ -235,7 +235,10 @@ def _digest(group: ProcessGroup, shards: Shards, home: Ints, counts: tuple[int, 
 
 
 def _job(group: ProcessGroup, parts: Assembly, begun: RunFolder | None, progress: Progress) -> PlannedRun:
-    """Planned and accounted by rank 0, or read from its folder; the others write the plan, and compare."""
+    """Return the planned run.
+
+    Rank 0 plans and accounts, or reads its folder; the others write the plan and compare.
+    """
 
     def led_job() -> PlannedRun | None:
         if not group.leads:

@@ -69,7 +69,7 @@ class Recommendation:
     reasons: list[str]
 
     def details(self, given: Sequence[str] = ()) -> dict[str, Any]:
-        """What `--json` prints."""
+        """Return what `--json` prints."""
         return {
             "options": [asdict(option) for option in self.options],
             "changes": self.changes,
@@ -78,7 +78,10 @@ class Recommendation:
         }
 
     def command(self, given: Sequence[str] = ()) -> str:
-        """What to run; `given`: arguments that the question was asked with, less what is changed anyway."""
+        """Return the command to run.
+
+        `given`: the arguments of the question, of which changed keys are dropped.
+        """
         kept, words = list[str](), iter(given)
         for word in words:
             pair = [word, next(words, "")] if word == "--set" else [word]
@@ -173,7 +176,7 @@ def pooled_noise(config: RunConfig, counts: tuple[int, ...], epsilon: float) -> 
 
 
 def _rank(option: Option) -> tuple[bool, float, int]:
-    """Least noise first; what differs by less than a twentieth is decided by messages."""
+    """Return the sort key: least noise first; if noise differs by less than 5%, fewest messages first."""
     if option.noise is None:
         return True, math.inf, 0
     return False, round(math.log(option.noise) / math.log(1.05)), option.sent

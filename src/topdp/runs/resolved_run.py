@@ -47,12 +47,12 @@ class ResolvedRun(RunOutline):
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """How many records each agent holds."""
+        """The number of records of each agent."""
         return tuple(batches.records for batches in self.batches)
 
     @property
     def batches(self) -> tuple[Batches, ...]:
-        """One for each agent."""
+        """The batches of each agent."""
         return self.analysis.batches
 
     def write_plan(self, deviation: Floats) -> Plan:
@@ -66,7 +66,7 @@ class ResolvedRun(RunOutline):
 
 
 def records_of(outline: RunOutline, counts: tuple[int, ...]) -> tuple[Analysis, Schedule]:
-    """How counts[i] records of agent i enter releases, and the steps and noise of all releases."""
+    """Return how counts[i] records of agent i enter releases, and the steps and noise of all releases."""
     analysis = analysis_of(outline.config, counts)
     fewest = counts.index(min(counts))
     return analysis, _schedule(outline, analysis.batches[fewest].divisor, counts[fewest])

@@ -90,9 +90,9 @@ class Result:
     def export(
         self, file: str | Path, format: str | None = None, *, agent: int | str = 0, best: bool = False
     ) -> Path:
-        """Writes the network of one agent, or of the "mean" of all, as safetensors, state-dict or onnx.
+        """Write the network of one agent, or the "mean" of all, as safetensors, state-dict or onnx.
 
-        Without `format` the ending of `file` says: .safetensors, .pt or .onnx.
+        Without `format`, the suffix of `file` decides: .safetensors, .pt or .onnx.
         """
         module = self.flat.load(chosen_row(self._rows(best), agent))
         return write(module, Path(file), format, self.inputs)
@@ -142,7 +142,7 @@ def spread(values: Floats) -> dict[str, Any]:
 
 
 def _plain(values: Floats) -> Any:
-    """Numbers and lists as JSON has them, which knows none that is not finite."""
+    """Return numbers and lists for JSON, which has only finite numbers."""
     if np.ndim(values):
         return [_plain(value) for value in values]
     return float(values) if np.isfinite(values) else None

@@ -19,7 +19,7 @@ MAX_SAMPLED_RELEASES = 100  # releases
 
 
 def distance(value: float, rounded: str) -> float:
-    """Between `value` and the next number that is kept.
+    """Return the distance between `value` and the next number of the type.
 
     >>> distance(1000.0, "bfloat16")
     4.0

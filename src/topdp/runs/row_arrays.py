@@ -19,7 +19,7 @@ def as_array(rows: Tensor) -> NDArray[Any]:
 
 
 def as_tensor(rows: NDArray[Any]) -> Tensor:
-    """What `as_array` was given.
+    """Return the tensor that `as_array` was given.
 
     >>> as_tensor(as_array(torch.tensor([1.0, -3.0], dtype=torch.bfloat16))).tolist()
     [1.0, -3.0]

@@ -85,13 +85,13 @@ class RunFolder:
         return folder
 
     def forget_start(self) -> None:
-        """Empty a folder in which a run was about to start, and never did."""
+        """Empty a folder in which a run was prepared and never started."""
         for name in ("config.toml", "plan.npz", "privacy.json", GRAPH_FILE, "run.json"):
             _forget(self.path, name)
 
     @property
     def state(self) -> str:
-        """starting, running, interrupted, stopped, diverged, wrong or done"""
+        """The state of the run: starting, running, interrupted, stopped, diverged, wrong or done."""
         return str(self.fact("state"))
 
     @property
@@ -115,11 +115,11 @@ class RunFolder:
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
-        """One dictionary per evaluation, in the order of rounds."""
+        """Return one dictionary per evaluation, in the order of rounds."""
         return self._read("metrics.jsonl", _read_lines) if (self.path / "metrics.jsonl").exists() else []
 
     def checkpoint_size(self) -> tuple[int, int]:
-        """Releases and rows of the checkpoint, which is not read further."""
+        """Return the number of releases and rows of the checkpoint, without reading the rows."""
         size: tuple[int, int] = self._read("checkpoint.safetensors", _read_size)
         return size
 
@@ -136,7 +136,7 @@ class RunFolder:
         self.write_text("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in metrics))
 
     def mark(self, state: str, **facts: Any) -> None:
-        """Adds to run.json: the state and what else is to be remembered."""
+        """Add the state and further facts to run.json."""
         self.write_json("run.json", {**self.read_json("run.json"), "state": state, **facts})
 
     def finish(self, estimates: NDArray[Any], notes: dict[str, str] | None = None, **facts: Any) -> None:
@@ -156,7 +156,7 @@ class RunFolder:
         self._write(name, lambda file: write_tensors(file, {"estimates": estimates}, notes))
 
     def read_estimates(self, name: str, notes: Sequence[str] = ()) -> tuple[NDArray[Any], dict[str, str]]:
-        """Estimates and all notes of such a file, which must have the `notes` named here."""
+        """Return the estimates and all notes of such a file, which must have the named `notes`."""
         kept, notes_there = self.kept_estimates(name, notes)
         return widened(kept), notes_there
 
@@ -204,7 +204,7 @@ def _in_the_way(path: Path) -> str:
 
 
 def _forget(folder: Path, name: str, leftovers_only: bool = False) -> None:
-    """Removes a file, and what a kill in the middle of writing it has left beside it (`atomic_path`)."""
+    """Remove a file, and the temporary files that a killed writer has left beside it (`atomic_path`)."""
     for leftover in folder.glob(f".{name}.*"):
         leftover.unlink(missing_ok=True)
     if not leftovers_only:
@@ -234,7 +234,7 @@ def _read_lines(file: Path) -> list[dict[str, Any]]:
 
 
 def _words(error: Exception) -> str:
-    """Python names only the key where one is missing, and of a file that is not there also its number."""
+    """Return an error in words: Python names only a missing key, and adds a number to a missing file."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}."
     return f"{error} is missing" if isinstance(error, KeyError) else str(error)

@@ -123,7 +123,7 @@ def per_agent(key: str, value: float | list[float], agents: int) -> Floats:
 
 
 def batches_of(config: RunConfig, counts: Sequence[int]) -> tuple[Batches, ...]:
-    """Which of its counts[i] records agent i averages in a release."""
+    """Return which of its counts[i] records agent i averages in a release."""
     batch = config.data.batch
     if not isinstance(batch, CycleBatch | PoissonBatch):
         return tuple(Full(count) for count in counts)
@@ -138,7 +138,7 @@ def batches_of(config: RunConfig, counts: Sequence[int]) -> tuple[Batches, ...]:
 
 
 def analysis_of(config: RunConfig, counts: Sequence[int]) -> Analysis:
-    """How the records of each agent enter its releases, and the published analysis of its noise."""
+    """Return how the records of each agent enter its releases, and the published analysis of its noise."""
     batches = batches_of(config, counts)
     return Analysis(calibration_of(config), batches, config.privacy.clip, config.privacy.adjacency)
 
@@ -167,7 +167,7 @@ def optimiser_of(config: RunConfig) -> Optimiser:
 
 
 def why_plans_are_equal(configs: Sequence[RunConfig]) -> str:
-    """Why methods with these settings have one plan, and which setting would show how they differ."""
+    """Return why methods with these settings have one plan, and which setting makes them differ."""
     outlines = [RunOutline.of(config) for config in configs]
     if len({calibration_of(config) for config in configs}) > 1:
         return (

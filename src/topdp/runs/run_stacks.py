@@ -63,8 +63,10 @@ class Stack:
         return cls(engine, starts, [parts.run.graph.agents for parts in runs], runs[0].run.config)
 
     def rounds(self) -> Iterator[tuple[int, State, bool]]:
-        """Its number, where all runs stand, and whether they are to be evaluated: of every round on a
-        processor; on a GPU, of those that are to be, and perhaps some others."""
+        """Yield the number of a round, the state after it, and whether to evaluate it.
+
+        A CPU yields every round; a GPU yields those to evaluate, and perhaps some others.
+        """
         simulation, first = fastest(self.engine), self.config
         state = simulation.start(self.starts)
         each, every = simulation.plan.releases_per_round, first.train.evaluate_every
@@ -115,7 +117,10 @@ class Dealer:
         self._graphs = dict(graphs or {})
 
     def assemblies(self, configs: Sequence[RunConfig]) -> list[Assembly]:
-        """Runs that differ only in method and budget share one graph, model and start."""
+        """Return the assembled runs.
+
+        Runs that differ only in method and budget share one graph, model and start.
+        """
         made: dict[str, Assembly] = {}
         runs = []
         for config in configs:
@@ -171,7 +176,10 @@ def stackable(configs: Sequence[RunConfig], limit: float, size: Size) -> list[li
 
 
 def _in_common(config: RunConfig) -> str:
-    """What is the same for runs that go together. A key that is added later must be the same, too."""
+    """Return the settings that runs of one stack have in common.
+
+    A key that is added later must be equal, too.
+    """
     sections = {
         name: section.model_dump(exclude=MAY_DIFFER.get(name, set()))
         for name in type(config).model_fields
@@ -187,7 +195,10 @@ def _in_common(config: RunConfig) -> str:
 
 
 def _fits(config: RunConfig) -> bool:
-    """Adaptive steps, robust mixing and rounding are not linear; attacks and sinks belong to one run."""
+    """Whether a run can be stacked.
+
+    Adaptive steps, robust mixing and rounding are not linear; attacks and sinks belong to one run.
+    """
     linear = not optimiser_of(config).adaptive and config.robust.rule == "mean"
     return (
         linear and config.train.rows == "model" and config.attack.name == "none" and not config.report.sinks
@@ -195,7 +206,7 @@ def _fits(config: RunConfig) -> bool:
 
 
 def _in_turn(group: list[RunConfig]) -> list[list[list[RunConfig]]]:
-    """Runs that use all of their records, seed by seed in turn: each seed's records are then read once."""
+    """Order runs with full batches by seed, so that the records of each seed are read once."""
     if group[0].data.batch != "full":
         return [[[config] for config in group]]
     by_data: dict[tuple[int, int], list[RunConfig]] = defaultdict(list)

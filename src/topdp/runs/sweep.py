@@ -86,7 +86,7 @@ class SweepRequest:
             raise RunFolderError(f"Expected a sweep of topdp in {place}: {error}") from error
 
     def points(self) -> list[SweepPoint]:
-        """One point for each run."""
+        """Return one point for each run."""
         return points(lambda changes: changed(self.base, changes), self.axes, self.seeds)
 
 
@@ -187,7 +187,7 @@ def _stacks(configs: Sequence[RunConfig], dealer: Dealer, device: torch.device) 
     sizes: dict[str, tuple[float, float]] = {}
 
     def size(config: RunConfig) -> tuple[float, float]:
-        """Bytes of records and rows, once for equal records and models; infinite for runs not stacked."""
+        """Return the bytes of records and of rows; infinite for runs that are not stacked."""
         key = str((config.data, config.topology, config.model))
         if key not in sizes:
             (parts,) = dealer.assemblies([config])

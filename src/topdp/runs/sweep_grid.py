@@ -68,7 +68,10 @@ class SweepPoint:
 
 
 def combinations(axes: Sequence[Axis], option: str) -> list[dict[str, str]]:
-    """Every combination of the values of `axes`, as key -> value. Raise ConfigError for a repeated key."""
+    """Return every combination of the values of `axes`, as key -> value.
+
+    Raise ConfigError for a repeated key.
+    """
     keys = [axis.key for axis in axes]
     if repeated := {key for key in keys if keys.count(key) > 1}:
         raise ConfigError(f"{option}: expected each key once, got {', '.join(sorted(repeated))} twice.")
@@ -85,7 +88,7 @@ def changes_to(chosen: Mapping[str, str]) -> list[str]:
 
 
 def points(read: Read, axes: Sequence[Axis], seeds: int) -> list[SweepPoint]:
-    """Every combination, seeds innermost: from the configuration's own seed on."""
+    """Return a point for every combination and seed, seeds innermost, from the configuration's seed on."""
     settings = combinations(axes, "--over")
     if seeds > 1 and any("seed" in chosen for chosen in settings):
         raise ConfigError("Expected either --seeds or --over seed=..., got both. Remove one.")

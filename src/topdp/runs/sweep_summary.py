@@ -41,7 +41,7 @@ class Spread:
         return [run for run in self.runs if run["state"] == "done"]
 
     def values(self, metric: str) -> list[float]:
-        """One for each seed that has it."""
+        """Return one value for each seed that has one."""
         means = [run["metrics"][metric]["mean"] for run in self.done if run["metrics"]]
         return [float(value) for value in means if value is not None]
 
@@ -50,7 +50,7 @@ class Spread:
         return spread_of(self.values(metric))
 
     def epsilon(self, answer: str) -> str:
-        """One number where it is the same for all seeds, else from the least to the largest."""
+        """Return one number if it is the same for all seeds, otherwise the range."""
         texts = [epsilon_text(run["privacy"], answer) for run in self.runs]
         ends = (min(texts, key=_order), max(texts, key=_order))
         return " to ".join(dict.fromkeys(ends))
@@ -91,7 +91,7 @@ def spread_of(values: Sequence[float]) -> dict[str, float | int | None]:
 
 
 def metric_names(spreads: Sequence[Spread]) -> list[str]:
-    """Metrics that are one number an agent, in the order of the first run that has some."""
+    """Return the metrics that are one number per agent, in the order of the first run that has any."""
     for spread in spreads:
         for run in spread.done:
             if run["metrics"]:
@@ -125,7 +125,7 @@ def summaries(spreads: Sequence[Spread]) -> list[dict[str, Any]]:
 
 
 def write_csv(spreads: Sequence[Spread], place: Path) -> None:
-    """runs.csv has a line for each run, sweep.csv one for each combination with its spread."""
+    """Write runs.csv, with a line per run, and sweep.csv, with a line per combination and its spread."""
     metrics, keys = metric_names(spreads), list(spreads[0].chosen)
     answers = list(spreads[0].runs[0]["privacy"]["epsilon"])
     each: list[list[Any]] = [
@@ -152,7 +152,7 @@ def write_csv(spreads: Sequence[Spread], place: Path) -> None:
 
 
 def cost_together(spreads: Sequence[Spread]) -> str:
-    """One line: what a choice among these runs costs where their records are private."""
+    """Return a line about the privacy cost of a choice among these runs, if their records are private."""
     runs = [run["privacy"] for spread in spreads for run in spread.runs]
     guarantees = {run["guarantee"] for run in runs}
     named = guarantees.pop() if len(guarantees) == 1 else None

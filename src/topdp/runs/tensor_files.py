@@ -22,7 +22,7 @@ DTYPE_NAMES = {"float32": "F32", "float64": "F64", "int64": "I64", "uint16": "BF
 
 
 def widened(values: NDArray[Any]) -> NDArray[Any]:
-    """Numbers, also where `values` are the bits of bfloat16: the first half of those of float32.
+    """Return `values` as numbers. Bits of bfloat16 are the first half of those of float32.
 
     >>> widened(np.array([0x3F80, 0xC040], np.uint16)).tolist()
     [1.0, -3.0]

@@ -160,7 +160,7 @@ def _leaving_it_loadable(
     config: RunConfig,
     checkpoints: Checkpoints | None,
 ) -> Iterator[Callable[[State, bool], None]]:
-    """Saves checkpoints as the run goes, and once more when it is interrupted."""
+    """Save checkpoints during the run, and once more if it is interrupted."""
     last: list[State] = []
 
     def save(state: State) -> None:

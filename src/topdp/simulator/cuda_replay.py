@@ -56,7 +56,7 @@ def supports(plan: Plan) -> str | None:
 
 @final
 class CudaReplay(SimulationWrapper):
-    """Steps `engine` by replays where they are possible and verified, and by `Engine.advance` elsewhere.
+    """Advances `engine` by replays if they are possible and verified, and otherwise by `Engine.advance`.
 
     **Guarantees.** Rows are those that `Engine.advance` makes, up to rounding of sums of gradients; draws are
     those of the round, identical to the last bit wherever they are compared. If a call fails, the state that

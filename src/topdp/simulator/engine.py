@@ -25,7 +25,7 @@ from topdp.learning.gradients.gradient_inputs import divergence_error
 from topdp.learning.gradients.path_check import draws_dropout
 from topdp.learning.metrics import Metric
 from topdp.learning.tasks import Task
-from topdp.plan import Plan, ReleaseKind, prune
+from topdp.plan import Capability, Plan, ReleaseKind, prune, unsupported
 from topdp.plan.batches import Batches, Full
 from topdp.plan.random_streams import stream
 from topdp.simulator.adaptive_step import adaptive_step
@@ -74,6 +74,10 @@ class Intervention:
     tamper: Tamper | None = None
     hostile: tuple[int, ...] = ()
     every_row: bool = False
+
+    def supports(self, plan: Plan) -> str | None:
+        """Return None, or the need of `plan` that hostile agents do not support."""
+        return None if self.tamper is None else unsupported(plan, {*Capability} - {Capability.ROUNDED_ROWS})
 
 
 def supports(plan: Plan) -> str | None:
@@ -140,8 +144,8 @@ class Engine(Simulation):
         self.layout = layout or RowLayout(self.plan)
         if self.layout.plan is not self.plan:
             raise InputError("Expected the layout of the pruned plan that is executed, got another's.")
-        if plan.rounded is not None and self.intervention.tamper is not None:
-            raise InputError("Expected rows that are not rounded where agents are hostile, got others.")
+        if reason := self.intervention.supports(plan):
+            raise InputError(f"Expected rows that are not rounded where agents are hostile, got {reason}.")
         self.gradients = gradients
         self.device = torch.device(device)
         self.shards = _as_type(shards, gradients.flat.dtype).to(self.device)
@@ -222,7 +226,7 @@ class Engine(Simulation):
         return self._complete(State(r + 1, out))
 
     def _passes(self) -> list[slice]:
-        """Agents whose gradients are computed together; all of them, where something must see all at once."""
+        """Return the groups of agents whose gradients are computed together."""
         rounded = self.plan.rounded is not None
         count = agents_per_pass(self.gradients.flat.dimension, rounded)
         inseparable = self.copies > 1 or self.random_layers or self.intervention.plant is not None
@@ -244,7 +248,7 @@ class Engine(Simulation):
         return room, self.fetch(r, room)
 
     def _make(self, work: RowWork, wait_for_guests: Callable[[], None]) -> None:
-        """Rows that need no guests are made while the guests are on their way."""
+        """Make the rows of a release. Rows that need no guests are made while the guests are on their way."""
         if self.fetch is None or self.device.type != "cpu":
             wait_for_guests()
             self.mixer(work)
@@ -256,7 +260,7 @@ class Engine(Simulation):
         self.mixer(replace(work, only=only[waits[only]]))
 
     def _adaptive_release(self, state: State) -> State:
-        """New estimates by a non-linear optimiser: no data, no noise, nothing to mix."""
+        """Make estimates by a non-linear optimiser, without data, noise or mixing."""
         assert self.plan.adaptive is not None
         r = state.releases
         place, made = self.layout.place(r), self.layout.made(r)
@@ -318,7 +322,7 @@ class Engine(Simulation):
         agents: slice = ALL_AGENTS,
         room: Tensor | None = None,
     ) -> Tensor:
-        """Sums of clipped gradients of the `chosen` records, over the divisor that fixes the sensitivity.
+        """Return sums of clipped gradients of the `chosen` records over the divisor of the sensitivity.
 
         For all agents, or for some of them; in `room` [agents, d], if given.
         """
@@ -364,7 +368,7 @@ class Engine(Simulation):
         return divergence_error(self.layout.agents[bad].tolist()) if self.copies == 1 else error
 
     def _layer_randomness(self, round: int) -> AbstractContextManager[None]:
-        """Random layers draw from torch's global generators: seed those by the round, and restore them."""
+        """Seed torch's global generators, from which random layers draw, by the round; restore them later."""
         if not self.random_layers:
             return nullcontext()
         return _seeded(int(stream(self.seed, "layers", round).integers(2**63)), self.device)
@@ -381,8 +385,7 @@ class Engine(Simulation):
 
 
 def agents_per_pass(dimension: int, rounded: bool) -> int:
-    """How many agents' gradients are computed together, where there are many; rounded rows also need widened
-    copies."""
+    """Return how many agents' gradients are computed together; rounded rows also need widened copies."""
     return max(2, MAX_GRADIENT_NUMBERS // (2 if rounded else 1) // dimension)
 
 
@@ -398,7 +401,7 @@ def _mixer(plan: Plan, draws: Draws, device: torch.device, layout: RowLayout) ->
 
 
 def _as_type(shards: Shards, dtype: torch.dtype) -> Shards:
-    """Floating-point records in the type of the parameters; integers, such as tokens, unchanged."""
+    """Convert floating-point records to the type of parameters; integers, such as tokens, are unchanged."""
 
     def typed(values: Tensor) -> Tensor:
         return values.to(dtype) if values.is_floating_point() else values

@@ -24,7 +24,7 @@ _NAN_BITS = uint16(0x7FC0)
 
 @intrinsic
 def _row(context, rows, index):
-    """Row `index` of `rows` [m, d], whose rows are contiguous, as a contiguous array."""
+    """Return row `index` of `rows` [m, d], whose rows are contiguous, as a contiguous array."""
     kind = types.Array(rows.dtype, 1, "C")
 
     def write(context, builder, signature, given):

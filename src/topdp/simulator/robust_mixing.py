@@ -95,7 +95,10 @@ def _weighted(weight: Tensor, rows: Tensor) -> Tensor:
 
 
 class RobustMixer:
-    """Makes rows with a robust rule: `mix` adds own rows, gradients and noise, this class received rows."""
+    """Makes rows with a robust rule:
+
+    `mix` adds own rows, gradients and noise; this class adds received rows.
+    """
 
     def __init__(self, plan: Plan, mix: Callable[[RowWork], None], layout: RowLayout | None = None) -> None:
         assert plan.robust is not None

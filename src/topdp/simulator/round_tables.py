@@ -114,7 +114,7 @@ class RoundTables:
         return task if self._pool is None else self._pool.submit(task).result
 
     def _drawn(self, rounds: range) -> list[Selection]:
-        """Must not call the device: threads run this while it records."""
+        """Draw the tables of a chunk. Must not call the device: threads run this while it records."""
         select = self._engine.select
         if isinstance(select, partial) and select.func is batch_selection.select:
             batches, seed = select.args

@@ -136,14 +136,14 @@ def stack_shards(shards: Sequence[Shards]) -> Shards:
 
 @dataclass(frozen=True, eq=False)
 class StackedBatches:
-    """For each run, the records that it draws by itself, with its own seed."""
+    """The records of each run of a stack, as the run draws them by itself with its own seed."""
 
     runs: tuple[tuple[tuple[Batches, ...], int], ...]  # (one for each agent, seed) of each run
     _cache: dict[tuple[int, str], Selection] = field(default_factory=dict, repr=False)
 
     @property
     def batches(self) -> tuple[Batches, ...]:
-        """One for each agent of the stack."""
+        """The batches of each agent of the stack."""
         return tuple(strategy for batches, _ in self.runs for strategy in batches)
 
     @property
@@ -185,7 +185,7 @@ class StackedBatches:
 
 
 class StackedNoise(Draws):
-    """For each run, the draws that it makes by itself, with its own seed."""
+    """The draws of each run of a stack, as the run makes them by itself with its own seed."""
 
     def __init__(self, plans: Sequence[Plan], seeds: Sequence[int]) -> None:
         self._runs = [SimulatedDraws(seed, p.draws, p.releases) for p, seed in zip(plans, seeds, strict=True)]

@@ -109,6 +109,19 @@ def test_what_was_changed_is_found_in_every_table(folder, what):
         verify(reader)
 
 
+def test_a_short_ledger_without_its_charges_is_found(tmp_path):
+    """Nothing is recorded as delivered yet, and the bytes of the first rows are gone."""
+    ledger = Ledger(tmp_path, "federation", "ada")
+    for round in range(4):
+        one_round(ledger, round)
+    ledger.close()
+    db = sqlite3.connect(tmp_path / LEDGER_FILE)
+    db.executescript("DELETE FROM charges; UPDATE outbox SET body = NULL")
+    db.close()
+    with pytest.raises(TamperedError), contextlib.closing(Ledger(tmp_path, writable=False)) as reader:
+        verify(reader)
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -54,7 +54,7 @@ class RunSetup:
 
     @property
     def coalition(self) -> int:
-        """Number of agents that charges count as colluders: `privacy.colluders` plus the reserve."""
+        """How many agents charges count as colluders: `privacy.colluders` plus the reserve."""
         privacy, agents = self.manifest.config.privacy, len(self.manifest.names)
         if in_the_open(self.plan):  # there, a departed agent counts from the round of its departure onwards
             return privacy.colluders
@@ -62,7 +62,7 @@ class RunSetup:
 
     @property
     def reserve(self) -> int:
-        """Number of other agents that may depart while charges hold; all, if all count as colluders."""
+        """How many other agents may depart while charges hold; all of them if all count as colluders."""
         privacy, agents = self.manifest.config.privacy, len(self.manifest.names)
         if not guarantee_kind(privacy.guarantee).counts_colluders or in_the_open(self.plan):
             return 0

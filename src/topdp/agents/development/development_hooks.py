@@ -63,7 +63,7 @@ class Rehearse:
 
 @final
 class DevelopmentHooks(AgentHooks):
-    """Draws of a seed, canaries in the place of records, and failpoints, each where it is given."""
+    """Hooks for development: draws of a seed, canaries in place of records, and failpoints, each optional."""
 
     def __init__(
         self,

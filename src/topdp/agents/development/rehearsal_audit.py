@@ -36,7 +36,7 @@ def plant(
     request: AuditRequest,
     progress: Progress = silent,
 ) -> RehearsalCanaries:
-    """Canaries for the agents of a manifest."""
+    """Plant canaries for the agents of a manifest."""
     dimension = FlatModel(setup.model(input_shape, outputs)).dimension
     audit = _audit(setup, dimension, request, progress)
     canaries = audit.plant(request.seed, order=setup.manifest.config.seed)

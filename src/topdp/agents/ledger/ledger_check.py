@@ -20,7 +20,7 @@ from collections.abc import Mapping
 
 from topdp.agents.ledger import event_journal
 from topdp.agents.ledger.ledger import Ledger
-from topdp.agents.ledger.ledger_database import LEDGER_FILE, database_error
+from topdp.agents.ledger.ledger_database import LEDGER_FILE, damage_error, database_error
 from topdp.agents.ledger.ledger_entries import LedgerEntry, TamperedError, chain_hash, digest_of, genesis_hash
 from topdp.agents.ledger.ledger_facts import parse_reply_code
 from topdp.agents.ledger.start_choices import BUDGET_KEY, recorded_budget
@@ -59,11 +59,7 @@ def _check_pages(ledger: Ledger) -> None:
     """Check SQLite's pages: if an index lost a line, a charged row would never be sent."""
     result = ledger.database.one("PRAGMA integrity_check(1)")
     if result != ("ok",):
-        reason = str(result[0] if result else "nothing")[:200]
-        raise TamperedError(
-            f"{ledger.folder / LEDGER_FILE} is damaged ({reason}). Do not delete the file: its charges were "
-            "spent."
-        )
+        raise damage_error(ledger.folder, str(result[0] if result else "nothing")[:200])
 
 
 def _check_charges(ledger: Ledger) -> list[LedgerEntry]:
@@ -111,7 +107,7 @@ def _check_outbox(ledger: Ledger, entries: list[LedgerEntry]) -> None:
         booked = expected.pop((str(receiver), int(str(round))), None)
         whole = body is None or (isinstance(body, bytes) and digest_of(body) == digest)
         # Bytes are deleted by a later release than their own, once they are acknowledged.
-        early = body is None and round == entries[-1].round and not ledger.finished(str(receiver))
+        early = body is None and round == ledger.round and not ledger.finished(str(receiver))
         if booked != digest or not whole or early:
             raise TamperedError(f"The row for {receiver} in round {round} differs from the charged row.")
     for to, missing in expected:

@@ -284,13 +284,16 @@ def execute_all(db: sqlite3.Connection, statements: str) -> None:
         db.execute(statement)
 
 
+def damage_error(folder: Path, reason: str) -> TamperedError:
+    path = folder / LEDGER_FILE
+    return TamperedError(f"{path} is damaged ({reason}). Do not delete the file: its charges were spent.")
+
+
 def database_error(folder: Path, error: BaseException) -> TopdpError:
     """Return an error that says what the file system or SQLite reported, and what to do."""
     text = str(error)
     if any(message in text for message in DAMAGE_MESSAGES):
-        return TamperedError(
-            f"{folder / LEDGER_FILE} is damaged ({text}). Do not delete the file: its charges were spent."
-        )
+        return damage_error(folder, text)
     hint = "Make room on the disk" if "full" in text or "space" in text else "Make the folder writable"
     return LedgerError(
         f"Could not use the ledger in {folder}: {text}. Nothing was sent for it. {hint} and start again."

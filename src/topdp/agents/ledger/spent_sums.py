@@ -17,7 +17,7 @@ RunCost = tuple[str, float, float]  # adjacency, ε, δ
 
 @dataclass(frozen=True)
 class SpentBudget:
-    """Sums of ε and δ over runs, and the number of runs."""
+    """The sums of ε and δ over runs, and the number of runs."""
 
     epsilon: float = 0.0
     delta: float = 0.0

@@ -103,8 +103,13 @@ class _AgentProcess:
                 "%s: the manifest names code of this machine, which is imported and called: model.name = %s"
             )
             logger.warning(words, name, model, extra={"event": "code"})
-        if options.live_pairing and manifest.config.method.mode != "async":
-            raise ConfigError("--live-pairing: expected a manifest with method.mode = async, got sync.")
+        if options.live_pairing:
+            from topdp.agents.runtime import live_pairing_loop
+
+            if reason := live_pairing_loop.supports(setup.plan):
+                raise ConfigError(
+                    f"--live-pairing: expected a manifest with method.mode = async alone, got {reason}."
+                )
         self.dataset = _load_records(options.data, manifest)
         self.records = inputs, targets = self.dataset.train()
         if len(targets) != setup.counts[number]:

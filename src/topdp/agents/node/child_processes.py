@@ -24,7 +24,7 @@ END_SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP")
 
 
 class EndSignals:
-    """Within the block, a signal that asks this process to end only makes `reader` readable.
+    """A context in which a signal that asks this process to end only makes `reader` readable.
 
     Signals that the process ignores, as under `nohup`, stay ignored. Only the main thread receives signals.
     """
@@ -80,7 +80,7 @@ def terminate_all(
 
 
 def end_with_parent() -> None:
-    """In a child of `multiprocessing`: end this process as soon as its parent is gone.
+    """End this child of `multiprocessing` as soon as its parent is gone.
 
     Restores SIGTERM if the parent ignores it: otherwise it could not be terminated before it has a handler.
     """

@@ -137,10 +137,6 @@ class NodeMonitor:
         """Write the exit code to the status file. The ledger may be closed."""
         self._write(self.status(code))
 
-    async def close(self) -> None:
-        if self._evaluating is not None:
-            await asyncio.wait([self._evaluating])
-
     def _evaluate_if_due(self) -> None:
         """Begin an evaluation, beside the rounds, if one is due and none is under way."""
         ledger, evaluation = self.agent.ledger, self.evaluation

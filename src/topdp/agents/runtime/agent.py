@@ -236,7 +236,7 @@ class Agent:
         return AgentOutcome(ExitCode.BUDGET if self.loop.out_of_budget else ExitCode.DONE, finished, result)
 
     def _counts(self) -> dict[str, int]:
-        """How many rounds were made, how many of those without data, and how many were skipped."""
+        """Return how many rounds were made, how many of those without data, and how many were skipped."""
         kinds = Counter(entry.kind for entry in self.ledger.entries())
         rounds = kinds["release"] + kinds["noise"]
         return {"made": rounds, "without_data": kinds["noise"], "skipped": self.ledger.round + 1 - rounds}

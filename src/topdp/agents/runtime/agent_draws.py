@@ -65,7 +65,7 @@ class AgentDraws(ABC):
 
 @final
 class SystemDraws(AgentDraws):
-    """Draws that nobody can repeat, this agent included; shared draws only the other agent can."""
+    """Draws that nobody can repeat, not even this agent; only the partner can repeat a shared draw."""
 
     def __init__(self, shared: frozenset[int] = frozenset()) -> None:
         """`shared`: the draws that need a seed."""
@@ -94,7 +94,7 @@ class SystemDraws(AgentDraws):
 
 
 def random_words(count: int, key: bytes | None = None) -> NDArray[np.uint64]:
-    """Up to `NUMBERS_PER_KEY` random 64-bit numbers, under a key of their own."""
+    """Return up to `NUMBERS_PER_KEY` random 64-bit numbers, drawn under a separate key."""
     assert count <= NUMBERS_PER_KEY, count
     cipher = Cipher(algorithms.ChaCha20(key or os.urandom(32), bytes(16)), mode=None).encryptor()
     return np.frombuffer(cipher.update(memoryview(ZERO_BYTES)[: 8 * count]), "<u8")

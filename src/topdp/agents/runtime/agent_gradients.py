@@ -110,7 +110,7 @@ class ExactGradients:
         return failing
 
     def rounding_bound(self, records: int, clip: float, divisor: int) -> float:
-        """How far rounding may move the mean of so many clipped gradients, in two worlds together.
+        """Bound how far rounding moves the mean of `records` clipped gradients, in two worlds together.
 
         A sum of k terms is off by k units of the sum of their lengths, which is `records` clips. Where a
         record has many terms that may cancel, those of a block are up to `MAX_ENLARGEMENT` times as long as

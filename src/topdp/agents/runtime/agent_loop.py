@@ -233,7 +233,7 @@ class AgentLoop(ABC):
             return await asyncio.to_thread(timed) if self.context.in_thread else timed()
 
     async def _drain(self) -> bool:
-        """Stay while a neighbour needs this agent. False: asked to stop before."""
+        """Stay while a neighbour needs this agent. Return False if asked to stop before that."""
         self.peers.finish()
         self.activity = "ends"
         for peer in self.peers.silent:

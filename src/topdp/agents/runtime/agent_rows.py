@@ -230,10 +230,9 @@ def _add(draws: AgentDraws, noise: list[tuple[float, int, int]], row: Tensor) ->
 
 
 def _mix(part: PlanPart, round: int, row: int, before: Mapping[int, Tensor], instead: Tensor) -> Tensor:
-    """What the agent's row is made of before its gradient and noise, in float64; rows of others by the robust
-    rule.
+    """Return the agent's row before its gradient and noise, in float64.
 
-    What a robust rule makes of rows is rounded as they are: it reads no data, so any function is allowed.
+    A robust rule mixes the rows of others; it reads no data, so any function of rows is allowed.
     """
     sources, robust = part.sources(round, row), part.plan.robust
     if robust is None:

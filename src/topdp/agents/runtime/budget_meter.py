@@ -67,7 +67,7 @@ class BudgetMeter:
     def cost(
         self, round: int, history: ReleaseHistory, total: float, information: float, planned: bool
     ) -> ReleaseCost:
-        """What the release of `round` would cost an agent that has spent `total`.
+        """Return the cost of the release of `round` for an agent that has spent `total`.
 
         `history`: its releases so far. `planned` False: something has departed from the plan.
         """
@@ -84,10 +84,11 @@ class BudgetMeter:
         return ReleaseCost(_charge(total, after), _finite(worst), _finite(information))
 
     def owed(self, history: ReleaseHistory, total: float, planned: bool) -> ReleaseCost:
-        """What a round costs that the agent's data do not enter: nothing.
+        """Return the cost of a round that the agent's data do not enter.
 
-        Except that once the plan is departed from, earlier releases have cost what the worst case says; and
-        where rows are in the open, what they have cost if one more agent counts as a colluder.
+        It is nothing, with one exception: once the plan is not followed, earlier releases have cost what the
+        worst case says; and where rows are in the open, what they have cost if one more agent counts as a
+        colluder.
         """
         worst = self.worst_case(history)
         if self.most is not None:
@@ -118,7 +119,7 @@ class BudgetMeter:
         return self._epsilon(self._tally("learned", history).mu(more, self.reserved))
 
     def _tally(self, what: Literal["worst", "learned"], history: ReleaseHistory) -> ReleaseTally:
-        """What `history` adds up to. It only grows: what was added before is not added again."""
+        """Return the sum of `history`. It only grows, so what was added before is not added again."""
         of, tally = self._added.get(what, (None, None))
         if tally is None or of is not history or tally.count > len(history):
             tally = ReleaseTally(self.spending.batches.period)
@@ -153,7 +154,7 @@ def build_meter(setup: RunSetup, agent: int) -> BudgetMeter:
 
 
 def _charge(total: float, after: float) -> float:
-    """What brings `total` to `after`; nothing if it is that much already."""
+    """Return the charge that raises `total` to `after`; 0 if `total` is as large already."""
     charge = max(0.0, after - total)
     while total + charge < after < math.inf:
         charge = math.nextafter(charge, math.inf)

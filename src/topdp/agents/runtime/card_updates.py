@@ -86,7 +86,7 @@ class CardUpdates:
         return (which, self._to_tell[which].text().encode()) if which < len(self._to_tell) else None
 
     def told(self, peer: str, which: int, reply: Reply) -> None:
-        """`peer` has answered. One that accepts no cards is not asked again before a restart."""
+        """Record the answer of `peer`. A peer that accepts no cards is not asked again before a restart."""
         self._told[peer] = which + 1
         successor = self._to_tell[which]
         if reply.ok and successor.card.name == self.name:
@@ -131,7 +131,7 @@ def kept(meta: Mapping[str, str]) -> list[Successor]:
 
 
 def since(successors: Sequence[Successor], base: str) -> Sequence[Successor]:
-    """Those that come after the card with this digest: the manifest may list one that was renewed before."""
+    """Return the successors after the card with this digest. The manifest may list a renewed card."""
     first = next((k for k, each in enumerate(successors) if each.before == base), len(successors))
     return successors[first:]
 

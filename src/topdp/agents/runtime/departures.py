@@ -91,13 +91,13 @@ class Departures:
         return max(int(stated[other]) for other in left)
 
     def unsettled(self) -> list[str]:
-        """Agents that some neighbour calls silent, as long as not all count them as colluders."""
+        """Return the agents that a neighbour calls silent, as long as not all count them as colluders."""
         silent = {about for _, about, _ in self.gossip.news.starting(self.gossip.run, SILENT)}
         names = sorted(about.removeprefix(SILENT) for about in silent)
         return [name for name in names if self.covered_from(name) is None]
 
     def changes(self, round: int) -> tuple[RowChanges, dict[str, str]]:
-        """How this agent's rows of `round` differ from the plan, and what the ledger notes of it."""
+        """Return how this agent's rows of `round` differ from the plan, and the ledger's note of it."""
         mine = self.part.shared(round)
         if not mine:
             return RowChanges(), {}

@@ -35,9 +35,8 @@ from topdp.agents.wire import row_payload
 from topdp.agents.wire.transport import Message, Reply, Unreachable
 from topdp.agents.wire.wire_codes import MessageKind, ReplyCode
 from topdp.plan import Plan, unsupported
-from topdp.protocols import PlainAsynchronous, TopAsynchronous
+from topdp.protocols import protocol_of
 from topdp.protocols.protocol import reduced
-from topdp.runs.methods import METHODS
 
 # The order in which neighbours are asked: no secret, but not seeded.
 CHANCE: Callable[[], random.Random] = random.SystemRandom
@@ -46,7 +45,7 @@ MAX_LISTENING_SECONDS = 0.3  # how long an agent waits for a proposal; decides h
 
 def supports(plan: Plan) -> str | None:
     """Return None, or why live pairing cannot execute the plan."""
-    if plan.protocol not in (PlainAsynchronous.name, TopAsynchronous.name):
+    if not protocol_of(plan).pairwise:
         return f"protocol {plan.protocol}"
     return unsupported(plan, ())
 
@@ -60,7 +59,7 @@ class LivePairingLoop(AgentLoop):
         self.pairing = PairingRecords(self.ledger)
         config = self.context.manifest.config
         self.alpha, self.own_share = config.method.alpha, config.method.own_share
-        self.reuses = METHODS[config.method.name].reuses_noise
+        self.reuses = self.context.setup.run.method.reuses_noise
         self.deviation = self.context.part.plan.full_scale
         self._chance = CHANCE()
         self._awaited = False  # whether it has waited for neighbours that were not there
@@ -104,7 +103,10 @@ class LivePairingLoop(AgentLoop):
     def _job(
         self, round: int, pair: PairRecord | None, std: float, rate: float | None
     ) -> Callable[[], Tensor]:
-        """What computes the row of `round`, without touching the ledger. `rate` None: no data enter."""
+        """Return the function that computes the row of `round`, without touching the ledger.
+
+        `rate` None: no data enter.
+        """
         estimate = self.estimate()
         parts, before = [(0, 1.0)], {0: estimate}
         if pair is not None:

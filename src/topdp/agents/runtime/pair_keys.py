@@ -71,8 +71,9 @@ def agree(
     partners: Iterable[int],
     private: X25519PrivateKey | None,
 ) -> tuple[str, dict[int, bytes]]:
-    """The name of the run that has the keys of all agents, in the order of their numbers; and the seeds that
-    this agent shares, by the number of the other.
+    """Return the run's name, and the pair seeds of this agent by the number of the other.
+
+    Both follow from the keys of all agents, in the order of their numbers.
 
     `partners`: the agents with which this one shares draws. `private` None: a run that has ended, of which
     only the name is left.

@@ -192,7 +192,7 @@ class PlannedLoop(AgentLoop):
         )
 
     def _catch_up(self) -> bool:
-        """Under the rule to go on: if others are rounds ahead, those rounds are over for this agent too.
+        """Skip the rounds that are over, under the rule go-on, because others are rounds ahead.
 
         Their rounds show in rows that were or will be accepted, never in mere claims. The slowest counts, so
         a neighbour that invents rows of later rounds moves no agent that hears another one.
@@ -219,7 +219,7 @@ class PlannedLoop(AgentLoop):
     # The end
 
     def _stays_with(self) -> list[str]:
-        """Neighbours that lack something, or do not know yet that this agent has all it needs."""
+        """Return the neighbours that lack rows, or do not know yet that this agent has all it needs."""
         return [peer for peer in self.peers.neighbours if self._stays_for(peer)]
 
     def _stays_for(self, peer: str) -> bool:

@@ -127,9 +127,10 @@ class RequestHandlers:
         return Reply(verdict)
 
     def _passed_over(self, peer: str, round: int) -> None:
-        """This ledger may have lost what it acknowledged: a greeting says so, and then the row comes again.
+        """Handle a row that comes before one that this ledger may have lost.
 
-        A neighbour that leaves it out all the same will never send it, and is not waited for.
+        A greeting requests the lost row again. A neighbour that still omits it will never send it, and is not
+        waited for.
         """
         owed, times = self.peers.inbox.expected(peer), 1
         if self._gaps.get(peer, (None, 0))[0] == owed:

@@ -54,7 +54,7 @@ class RowNormLimits:
 
 
 def uniform_norm_limits(plan: Plan, largest_norm: float) -> RowNormLimits:
-    """One limit for all rows: where rows may be shortened."""
+    """Return one limit for all rows, for federations in which rows may be shortened."""
     every = np.full(plan.releases, largest_norm)
     return RowNormLimits(every, every, plan.agents)
 
@@ -62,7 +62,7 @@ def uniform_norm_limits(plan: Plan, largest_norm: float) -> RowNormLimits:
 def hidden_norm_limits(
     plan: Plan, guarantee: str, gradient: float, d: int, largest_norm: float, start: float
 ) -> RowNormLimits:
-    """Limits that no row of an honest agent exceeds if the rows that it was sent did not.
+    """Return limits that no row of an honest agent exceeds if the rows sent to it did not.
 
     `gradient`: the largest norm of a mean gradient, of any agent; `start`: the norm of the public start.
 

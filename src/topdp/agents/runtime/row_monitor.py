@@ -30,7 +30,7 @@ MIN_PAST_ROWS = 4
 
 
 class RowMonitor:
-    """For each neighbour: the last distance over the median distance, the last norm, and omitted rows."""
+    """Statistics of each neighbour: last distance over median distance, last norm, omitted rows."""
 
     def __init__(self, refusals: RefusalLog, largest_drift: float = 0.0) -> None:
         """Begin without observations.

@@ -104,7 +104,7 @@ class SharedDraws:
         )
 
     def end(self) -> None:
-        """No further row is made: erase the key, and with it what could reveal shared draws."""
+        """Erase the key, which could reveal shared draws, because no further row is made."""
         self.secret.erase()
         self.context.draws.share({})
         self._private = None

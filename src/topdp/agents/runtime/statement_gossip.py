@@ -64,7 +64,7 @@ class StatementGossip:
         return {author: RunKey.read(text) for author, text in self.news.on("", RUN_KEY).items()}
 
     def untold(self, peer: str) -> tuple[int, bytes] | None:
-        """What `peer` has not acknowledged: the number of the last notice, and the bytes of all."""
+        """Return the number of the last notice that `peer` has not acknowledged, and the bytes of all."""
         waiting = self.news.after(self._told.get(peer, 0))
         self._base[peer] = self._told.get(peer, 0)
         return (waiting[-1][0], encode_notices(statement for _, statement in waiting)) if waiting else None
@@ -93,7 +93,7 @@ class StatementGossip:
         self._had[peer] = statements
 
     def acknowledged(self, peer: str, number: int) -> None:
-        """`peer` has what it was sent last, up to `number`; unless it has lost what came before."""
+        """Record that `peer` has the notices up to `number`, unless it has lost earlier ones."""
         if self._told.get(peer, 0) == self._base.get(peer, 0):
             self._told[peer] = max(number, self._base.get(peer, 0))
 

@@ -160,7 +160,7 @@ class ConnectionServer:
 
 
 async def _bound(address: str) -> list[socket.socket]:
-    """Sockets on all addresses that a name has on this machine; at least candidate."""
+    """Return sockets bound to all addresses that a name has on this machine."""
     host, port = host_and_port(address)
     loop, sockets, trouble = asyncio.get_running_loop(), [], None
     listed = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)

@@ -79,7 +79,7 @@ def channel(target: str, card: Card, identity: Identity, idle_timeout: float) ->
 
 
 def pins(card: Card) -> bytes:
-    """What TLS may trust when we dial: this one certificate."""
+    """Return what TLS may trust when this agent dials: only the certificate of `card`."""
     return card.certificate.encode("ascii")
 
 
@@ -172,7 +172,7 @@ def _frame(data: Any) -> wire.Frame | None:
 
 
 def _lost(code: Any, details: str | None) -> Exception:
-    """Why a call of ours ended: the peer's refusal in its words, or the network's."""
+    """Return why a call of ours ended: the refusal in the peer's words, or the network's error."""
     if code == grpc.StatusCode.PERMISSION_DENIED:
         return LinkEnded("refused", f"the peer refused us: {quoted(details)}")
     return ConnectionError(f"{getattr(code, 'name', code)}: {quoted(details)}")

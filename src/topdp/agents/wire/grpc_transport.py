@@ -42,7 +42,10 @@ MAX_HANDSHAKES = 2
 
 
 class GrpcTransport(Transport):
-    """`listen` is the address to bind if it is not that of our card (behind a router, in a container)."""
+    """The transport over gRPC.
+
+    `listen`: the address to bind if it is not that of our card (behind a router).
+    """
 
     def __init__(
         self,

@@ -77,7 +77,7 @@ def fresh_nonce() -> bytes:
 def transcript(
     role: str, federation: str, dialer: Card, listener: Card, nonces: tuple[bytes, bytes]
 ) -> bytes:
-    """What an end signs; every part has a fixed length."""
+    """Return the bytes that an end signs; every part has a fixed length."""
     ends = bytes.fromhex(federation) + bytes.fromhex(dialer.fingerprint) + bytes.fromhex(listener.fingerprint)
     return f"topdp link {WIRE_VERSION} {role:8}\n".encode("ascii") + ends + b"".join(nonces)
 

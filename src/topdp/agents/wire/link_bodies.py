@@ -77,7 +77,7 @@ class _OutgoingBody:
 
 
 class LinkWriter:
-    """What one end writes to the stream of a link."""
+    """The writing side of the stream of a link."""
 
     def __init__(
         self, stream: FrameStream, patience: StallDetector, lost: Callable[[LinkEnded], Unreachable]

@@ -18,7 +18,7 @@ Clock = Callable[[], float]
 
 
 class StallDetector:
-    """When each thing last moved; finds what has stood still for too long."""
+    """Records when each item last moved, and finds those that have not moved for too long."""
 
     def __init__(self, limit: float, clock: Clock) -> None:
         self.limit, self.clock = limit, clock
@@ -71,7 +71,7 @@ class PendingRequests:
 
 
 class Backoff:
-    """How long to wait before the next attempt to dial: 0.2 s to 3 s, longer each time, never twice the same.
+    """The time to wait before the next attempt to dial: 0.2 s to 3 s, longer each time, never twice the same.
 
     >>> waits = Backoff(random.Random(0))
     >>> all(0.2 <= waits.next() <= 3 for _ in range(20))

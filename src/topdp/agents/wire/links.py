@@ -70,7 +70,7 @@ class _PendingReply:
 
 @dataclass(eq=False, repr=False)
 class Link:
-    """`run` serves the link until it ends; `request` may be called meanwhile."""
+    """One link. `run` serves it until it ends; `request` may be called meanwhile."""
 
     peer: str
     stream: FrameStream
@@ -95,14 +95,14 @@ class Link:
         self._incoming: dict[Key, tuple[IncomingBody, Any]] = {}
 
     def cut(self, kind: str, words: str) -> None:
-        """Ends the link; the first reason counts."""
+        """End the link; the first reason counts."""
         if not self._end.done():
             self._end.set_result(LinkEnded(kind, words))
 
     async def finish(self) -> None:
-        """Ends the link once the peer has what it was answered; within `FLUSH_SECONDS` in any case.
+        """End the link once the peer has its answers, or after `FLUSH_SECONDS`.
 
-        Who leaves for good must not take its last answer along: the peer would wait for it.
+        An agent that leaves for good must not drop its last answer, because the peer would wait for it.
         """
         with suppress(TimeoutError, ConnectionError, LinkEnded):
             async with asyncio.timeout(FLUSH_SECONDS):
@@ -112,7 +112,7 @@ class Link:
         self.cut("lost", "this agent closes")
 
     async def run(self) -> LinkEnded:
-        """Serves the link until it ends, and says why it did."""
+        """Serve the link until it ends, and return the reason."""
         self._patience.moved("link")
         self._spawn(self._read_all())
         self._spawn(self._watch())
@@ -333,7 +333,7 @@ class Neighbour:
         self._closed = False
 
     async def reached(self, patience: float) -> Link:
-        """Its link, or the next one that is opened within `patience` seconds."""
+        """Return the neighbour's link, or the next one that is opened within `patience` seconds."""
         try:
             async with asyncio.timeout(patience):
                 await self.linked.wait()

@@ -66,7 +66,7 @@ class PortGuard:
         return self.folder / "grpc"
 
     async def close(self) -> None:
-        """Called after gRPC has ended: its last bytes go out to those who have proved who they are."""
+        """Close after gRPC has ended. Its last bytes go out to peers that have proved who they are."""
         self.server.stop()
         for visitor in self.visitors:
             if not visitor.name:
@@ -162,7 +162,7 @@ def _cut_unless_proved(visitor: Visitor) -> None:
 
 
 def descriptors() -> int:
-    """How many files and connections this process may have; raises the limit as far as it is allowed to."""
+    """Return how many files and connections this process may have. Raise the limit as far as allowed."""
     try:
         import resource
     except ImportError:  # this system has no such limit

@@ -40,7 +40,7 @@ RELAY_GREETING_BYTES = len(b"topdp relay 1 wait ") + 64 + 1
 
 @dataclass(frozen=True, kw_only=True)
 class RelayLimits:
-    """What a relay grants."""
+    """The limits that a relay sets."""
 
     connections: int = 1024
     per_address: int = 64

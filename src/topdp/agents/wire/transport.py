@@ -123,7 +123,7 @@ class Transport(ABC):
 
     @property
     def refused(self) -> Mapping[tuple[str, str], int]:
-        """How often something was refused or reported on a link, by (peer, kind); for people."""
+        """Counts of refusals and reports on links, by (peer, kind); for people."""
         return {}
 
     @abstractmethod

@@ -55,7 +55,7 @@ class RecordSource:
 
     @property
     def example(self) -> Tensor:
-        """One record as the feature map receives it."""
+        """Return one record as the feature map receives it."""
         return torch.from_numpy(self.scale(self.records[:1]))[0]
 
 

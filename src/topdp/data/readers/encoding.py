@@ -189,7 +189,7 @@ def as_text(value: object) -> str:
 
 
 def _category_text(value: object, listed: Container[str]) -> str:
-    """Like `as_text`, but text that is not listed is read as the number or boolean that it spells.
+    """Return `as_text(value)`, but read text that is not listed as the number or boolean that it spells.
 
     Files write 1 as 1.0 if another record of the column has no value. A record must be encoded the same
     whatever other records exist, and the same from a file as from a frame.

@@ -20,7 +20,9 @@ MISSING_SPELLINGS = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """`columns` by name. `lines` gives the line of each record in its file; without it, records are counted.
+    """A table: `columns` by name.
+
+    `lines` gives the line of each record in its file; without it, records are counted.
 
     Values are numbers, with NaN for missing ones, or objects: texts, numbers, None.
     """

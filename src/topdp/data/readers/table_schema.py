@@ -106,7 +106,7 @@ class TextColumn(BaseModel):
 
 @final
 class Schema(BaseModel):
-    """What is publicly known of records.
+    """The public facts about records.
 
     For a table: `target`, the column or columns to predict, with `classes` if it is one of a public list, and
     every other column in exactly one of `ranges`, `categories`, `text` and `ignore`. For folders of images:
@@ -180,7 +180,7 @@ class Schema(BaseModel):
 
     @property
     def width(self) -> int:
-        """How many numbers one record becomes."""
+        """The number of numbers that one record becomes."""
         if self.text is not None:
             return self.text.length
         return sum(len(self.names(column)) for column in self.inputs)

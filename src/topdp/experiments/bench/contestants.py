@@ -27,10 +27,7 @@ NO_OPACUS_REMARK = (
 
 
 def _opacus(job: BenchJob, data: BenchData, noise: float, *, ghost: bool) -> Round:
-    """One Opacus model and optimiser per agent.
-
-    Their parameters are views of `rows`, which are mixed here.
-    """
+    """Make a round with one Opacus model and optimiser per agent. Their parameters are views of `rows`."""
     from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping
     from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
     from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
@@ -93,7 +90,7 @@ def _vmap(job: BenchJob, data: BenchData, noise: float) -> Round:
 
 
 def _loop(job: BenchJob, data: BenchData, noise: float) -> Round:
-    """One backward pass per example."""
+    """Make a round with one backward pass per example."""
     flat = FlatModel(job.network())
     rows = data.rows.clone()
 

@@ -44,7 +44,7 @@ class RoundPart:
 
 @dataclass(frozen=True)
 class Rates:
-    """What this machine does per second, at best."""
+    """The best rates of this machine, per second."""
 
     multiplications: float  # each with an addition
     bytes: float

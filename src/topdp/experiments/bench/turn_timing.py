@@ -26,7 +26,7 @@ TURN_SECONDS = 0.05
 
 @dataclass(frozen=True, eq=False)
 class Turns:
-    """Seconds [turns] of each contestant."""
+    """The seconds [turns] of each contestant."""
 
     seconds: Mapping[str, Floats]
 

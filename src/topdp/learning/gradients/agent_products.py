@@ -28,7 +28,7 @@ def _agent_linear(a: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 @final
 class _AgentLinear(torch.autograd.Function):
-    """Differentiable in the activations; the weights are constants here.
+    """A product that is differentiable in the activations; the weights are constants.
 
     The gradient has the memory layout of the activations. torch's own gradient would be transposed where the
     product was, and every later operation on it would take several times as long.

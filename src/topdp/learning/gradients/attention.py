@@ -59,7 +59,7 @@ class AttentionRule(nn.Module):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Same as `nn.MultiheadAttention.forward`."""
+        """Compute what `nn.MultiheadAttention.forward` computes."""
         if query.dim() not in (2, 3) or key.dim() != query.dim() or value.dim() != query.dim():
             raise NotFoldedError(f"{self.path} got a query of shape {tuple(query.shape)}")
         if is_causal and attn_mask is None:

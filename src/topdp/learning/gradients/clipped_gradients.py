@@ -39,7 +39,10 @@ ExampleKey = tuple[torch.Size, torch.dtype, torch.dtype, torch.device]
 @final
 @dataclass(frozen=True)
 class Statistics:
-    """Per agent [n], weighted over its examples. Not private: they must not leave the agent."""
+    """Statistics per agent [n], weighted over its examples.
+
+    Not private: they must not leave the agent.
+    """
 
     loss: Tensor
     clipped: Tensor  # share of examples whose gradient was longer than the clip
@@ -122,9 +125,7 @@ class ClippedGradients:
 
     @contextmanager
     def noting_failures(self, flags: FailureFlags) -> Iterator[None]:
-        """Inside, `clipped_sum` never waits for the device: `flags` records what it would raise or
-        inspect.
-        """
+        """Let `clipped_sum` run without waiting for the device: `flags` records what it would raise."""
         before, self._failure_flags = self._failure_flags, flags
         try:
             yield
@@ -145,7 +146,7 @@ class ClippedGradients:
         fresh: bool = False,
         totals: Tensor | None = None,
     ) -> Tensor:
-        """For each agent, scale · Σ_examples weight · clipped g; added to `out` if it is given.
+        """Return scale · Σ_examples weight · clipped g for each agent; add it to `out` if given.
 
         rows [n, d], inputs and targets [n, b, ...], weights [n, b] (default 1). Examples of weight 0 are
         padding and add exactly nothing, even if their activations overflow. `microbatch` bounds the examples,
@@ -200,7 +201,7 @@ class ClippedGradients:
         scale: float = 1.0,
         microbatch: int | None = None,
     ) -> tuple[Tensor, Statistics]:
-        """Like `clipped_sum`, with statistics that only the agent itself may see."""
+        """Return `clipped_sum`, and statistics that only the agent itself may see."""
         totals = rows.new_zeros(4, rows.shape[0])
         result = self.clipped_sum(
             rows, inputs, targets, weights, out=out, scale=scale, microbatch=microbatch, totals=totals
@@ -252,7 +253,7 @@ class ClippedGradients:
         capacity: int,
         copies: int,
     ) -> None:
-        """Like the loop of `clipped_sum`, for rows whose copies share the same records."""
+        """Add the sums of `clipped_sum` for rows whose copies share the same records."""
         for i, j in example_blocks(inputs.shape[0], inputs.shape[1], capacity):
             block_rows = by_copy(rows, copies)[:, i].flatten(0, 1)
             weight = None if weights is None else by_copy(weights, copies)[:, i, j].flatten(0, 1)
@@ -380,7 +381,7 @@ def _restore_record_axis(outputs: Tensor, records: int) -> Tensor:
 
 
 def _activation_budget(device: torch.device) -> int:
-    """Elements of activations in memory at once: on a GPU, a thirty-second of its memory in float32."""
+    """Return how many activations may be in memory at once; on a GPU, 1/32 of its memory in float32."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory // 128)
     return 1 << 24

@@ -33,9 +33,7 @@ def _squared(out, x, b, size, x_n, x_b, x_k, underflown, WIDTH: tl.constexpr):
 
 @triton.jit
 def _flat(factor, longer, bad, squares, clip, size, BLOCK: tl.constexpr):
-    """Algorithm 1 of the paper, line "clip": clip / max(norm, clip); a norm that is not finite counts as
-    0.
-    """
+    """Store clip / max(norm, clip) (Algorithm 1, line "clip"); a norm that is not finite is 0."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = i < size
     norm = tl.sqrt_rn(tl.load(squares + i, mask=inside, other=0.0))

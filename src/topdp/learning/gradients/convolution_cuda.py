@@ -134,7 +134,7 @@ def _per_example(out, x, delta, b, x_n, x_b, x_c, x_h, x_w, d_n, d_b, d_o, L: tl
 
 
 class _Convolve(torch.autograd.Function):
-    """Differentiable only in x: gradients of the weights are computed per example."""
+    """A convolution that is differentiable only in x: gradients of the weights are computed per example."""
 
     @staticmethod
     def forward(

@@ -65,8 +65,9 @@ class StateSnapshot:
         self._versions = [tensor._version for tensor in given]
 
     def expect_unchanged(self) -> None:
-        """**Guarantees.** Raises if anything that the snapshot covers has changed, before a result is
-        returned.
+        """Raise InputError if the state has changed.
+
+        **Guarantees.** Raises if anything that the snapshot covers has changed, before a result is returned.
         """
         for before, after in itertools.zip_longest(self._before, self._tokens()):
             if before != after:
@@ -86,8 +87,9 @@ class StateSnapshot:
 
 
 def expect_no_leaked_tensors(before: set[int], what: str = "a model and a loss") -> None:
-    """**Guarantees.** Raises if a tensor from inside `isolated_vmap` still exists anywhere in this
-    process.
+    """Raise InputError if a tensor of an example was kept.
+
+    **Guarantees.** Raises if a tensor from inside `isolated_vmap` still exists anywhere in this process.
     """
     if leaked_tensors() - before:
         gc.collect()
@@ -229,7 +231,7 @@ def _function_parts(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
 
 
 def _package_parts(module: types.ModuleType, place: str, names: set[str]) -> Iterator[tuple[str, Any]]:
-    """What code that uses these names can reach in a module and in its submodules."""
+    """Return what code that uses these names can reach in a module and in its submodules."""
     if _is_trusted(module.__name__):
         return
     for name in sorted(names & vars(module).keys()):
@@ -252,7 +254,7 @@ def _attributes(attributes: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _is_ours(kind: type) -> bool:
-    """Objects of torch and topdp contain only what torch and topdp put there."""
+    """Whether an object belongs to torch or topdp, which contains only what torch and topdp put there."""
     return kind.__module__.partition(".")[0] in ("torch", "topdp")
 
 

@@ -130,7 +130,7 @@ def _rule_parameters(layer: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def _refusal(layer: nn.Module) -> str | None:
-    """Why a layer has no rule; None if it has one."""
+    """Return why a layer has no rule; None if it has one."""
     own = _rule_parameters(layer)
     if type(layer) not in LAYER_RULES and type(layer) not in COMPOSED_LAYER_RULES:
         return "no fast form for parameters of this layer"

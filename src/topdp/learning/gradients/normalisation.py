@@ -26,7 +26,7 @@ from topdp.learning.models import Slot
 
 
 class _NormRule(LayerRule):
-    """Normalises without weights, then scales and shifts with every agent's own."""
+    """Base class of rules that normalise without weights, then scale and shift by every agent's weights."""
 
     axis: int  # first axis of the weights in the unfolded output
     width: int
@@ -75,7 +75,7 @@ class LastAxesNormRule(_NormRule):
 
 
 class _ChannelNormRule(_NormRule):
-    """One weight per channel; the channels are the axis after the batch."""
+    """Base class of rules with one weight per channel; the channels are the axis after the batch."""
 
     axis, width = 3, 1
 
@@ -110,7 +110,7 @@ class InstanceNormRule(_ChannelNormRule):
 
 @final
 class BatchNormRule(_ChannelNormRule):
-    """Always in evaluation mode: uses only the statistics that the layer was created with."""
+    """The rule of BatchNorm layers in evaluation mode, with the statistics of the layer's creation."""
 
     running_mean: Tensor
     running_var: Tensor

@@ -61,7 +61,7 @@ class PerExamplePath:
         return losses, self._dense(gradients)
 
     def one_by_one(self, rows: Tensor, inputs: Tensor, targets: Tensor) -> LossesAndContributions:
-        """Like `contributions`, in a Python loop."""
+        """Compute `contributions` in a Python loop."""
         self._module.to(device=rows.device, dtype=rows.dtype)
         memory = StateSnapshot({"model": self._module, "loss": self._loss}, inputs, targets, contents=True)
         losses = rows.new_full(inputs.shape[:2], math.nan)

@@ -53,7 +53,7 @@ def _backward(dx, delta, winner, size, H: tl.constexpr, W: tl.constexpr, HEIGHT:
 
 
 class _MaxPool(torch.autograd.Function):
-    """Among equal values the first counts, among several NaNs the last: as in PyTorch."""
+    """Max-pooling. Of equal values the first counts, of several NaNs the last, as in PyTorch."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, kernel: tuple[int, int]) -> Tensor:

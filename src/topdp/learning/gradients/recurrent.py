@@ -71,7 +71,7 @@ class RecurrentRule(nn.Module):
         )
 
     def forward(self, x: Tensor, hx: Any = None) -> tuple[Tensor, Any]:
-        """Same as the layer's own."""
+        """Compute what the layer computes."""
         if not isinstance(x, Tensor) or x.dim() not in (2, 3):
             raise NotFoldedError(f"{self.path}: packed sequences have no fast form")
         batched = x.dim() == 3
@@ -134,7 +134,7 @@ class CellRule(nn.Module):
         self.inputs, self.hidden = (_linear(layer, tape, slots, name) for name in ("ih", "hh"))
 
     def forward(self, x: Tensor, hx: Any = None) -> Any:
-        """Same as the cell's own."""
+        """Compute what the cell computes."""
         batched = x.dim() == 2
         inputs = self.inputs(x if batched else x.unsqueeze(0))
         if hx is None:

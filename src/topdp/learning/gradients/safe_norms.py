@@ -62,8 +62,9 @@ def cancellation_slack(a: Tensor, delta: Tensor, uses: float = 1.0) -> Tensor:
 
 @contextmanager
 def minimum_rounding_unit(unit: float) -> Iterator[None]:
-    """Inside, compute `cancellation_slack` as in a type with at least this unit. Then no sum that remains has
-    terms far longer than itself.
+    """Compute `cancellation_slack` as in a type with at least this rounding unit, within the block.
+
+    Then no sum that remains has terms far longer than itself.
 
     A record whose terms cancel is scaled to the clip C by its norm, so its terms are at most C / (2·√unit)
     long.

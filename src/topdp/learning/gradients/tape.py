@@ -40,7 +40,7 @@ class ParameterUse:
 
 @final
 class Tape:
-    """What the layer rules of one model share during one pass."""
+    """The state that the layer rules of one model share during one pass."""
 
     def __init__(self) -> None:
         self.clear()
@@ -208,9 +208,7 @@ def apply_folded(layer: FoldedLayer, x: Tensor) -> Tensor:
 
 @final
 class _LeaveIsolation(torch.autograd.Function):
-    """From one example inside `isolated_vmap` to the folded batch of all, through one of our layers, and
-    back.
-    """
+    """Passes from one example in `isolated_vmap` to the folded batch, through one of our layers, and back."""
 
     @staticmethod
     def forward(x: Tensor, anchor: Tensor, layer: FoldedLayer) -> Tensor:

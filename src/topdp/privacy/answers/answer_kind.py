@@ -44,7 +44,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """ε [agents] under one answer; None if it was refused or not requested, and `reason` states why.
+    """The ε [agents] of one answer; None if it was refused or not requested, and `reason` states why.
 
     `losses`: one loss per agent, where more is known than ε at one δ. `observers`: for each agent the
     observer that learns most about it. `view`: the loss of every agent to every observer.

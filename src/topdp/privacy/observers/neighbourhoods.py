@@ -256,7 +256,7 @@ class _BallSearch:
         ]
 
     def _batched(self, asked: list[_Node]) -> list[list[_Node]]:
-        """Batches of balls of similar size."""
+        """Yield batches of balls of similar size."""
 
         def size(node: _Node) -> int:
             return len(self.around.hidden(node[0].number, node[1]))

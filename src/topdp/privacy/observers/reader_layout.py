@@ -37,7 +37,7 @@ class UnsuitedError(Exception):
 
 
 class ReaderQuestion(NamedTuple):
-    """How much do `members` learn about `owners` if only the rows `hidden` may be hidden from them?"""
+    """How much `members` learn about `owners` if only the rows `hidden` may be hidden from them."""
 
     members: tuple[int, ...]
     owners: Ints

@@ -16,9 +16,7 @@ from topdp.plan import Capability, Plan, unsupported
 from topdp.plan.batches import Adjacency, Batches
 from topdp.privacy.basics.exposure import Exposure, check, uncovered_reason
 from topdp.privacy.basics.refusals import PrivacyError, PrivacyWarning, expect_supported
-
-# The protocols in which an agent's row of round 0 carries its full-scale noise.
-CLAIMED_PROTOCOLS = ("plain-sync", "plain-async", "top-sync", "top-async", "dsgd", "central")
+from topdp.protocols import protocol_of
 
 
 @dataclass(frozen=True)
@@ -95,7 +93,7 @@ def claim_reason(plan: Plan) -> str | None:
             f"Not covered: {need}. No published analysis of the method includes it. Use "
             "guarantee='adaptive' or 'worst-case'."
         )
-    if plan.protocol not in CLAIMED_PROTOCOLS:
+    if not protocol_of(plan).claimed:
         return f"No published analysis covers plans of protocol {plan.protocol!r}."
     if (plan.rate == 0).any():
         return "No published analysis covers rounds with a step of 0."

@@ -105,7 +105,7 @@ DATA_TITLES = {
 
 
 def look(method: str) -> dict[str, Any]:
-    """Keyword arguments of `Axes.plot` for a method; those of an unknown one follow from its name.
+    """Return keyword arguments of `Axes.plot` for a method; those of an unknown one follow from its name.
 
     >>> look("top-dp")["color"] == RED, look("mine") == look("mine")
     (True, True)

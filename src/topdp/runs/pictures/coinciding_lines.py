@@ -43,7 +43,7 @@ def _coincide(line: Sequence[np.ndarray], other: Sequence[np.ndarray], tolerance
 
 
 def joined_label(labels: Sequence[str]) -> str:
-    """One label for lines that are drawn as one.
+    """Return one label for lines that are drawn as one.
 
     >>> joined_label(["top"]), joined_label(["top", "top-dp"])
     ('top', 'top = top-dp')

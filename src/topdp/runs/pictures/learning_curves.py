@@ -50,7 +50,7 @@ def draw_curves(
 
 
 def _line(metrics: Sequence[Mapping[str, Any]], metric: str) -> tuple[list[float], ...]:
-    """Rounds, and the minimum, mean and maximum over agents after each; NaN where undefined."""
+    """Return rounds, and the minimum, mean and maximum over agents after each; NaN where undefined."""
     rounds = [float(line["round"]) for line in metrics]
     spreads = [line.get(metric, {}) for line in metrics]
     return rounds, *(
@@ -80,5 +80,5 @@ def noise_words(config: RunConfig) -> str:
 
 
 def _range(value: float | Sequence[float]) -> str:
-    """One number for all agents, or the smallest and the largest."""
+    """Return the common number of all agents as text, or the smallest and the largest."""
     return " to ".join(dict.fromkeys(f"{end:g}" for end in (np.min(value), np.max(value))))

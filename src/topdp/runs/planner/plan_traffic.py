@@ -43,7 +43,7 @@ def messages(plan: Plan) -> Floats:
 
 
 def traffic(plan: Plan, config: RunConfig) -> dict[str, Any]:
-    """Rows and bytes a round: of the agent that sends most, and of all; and bytes in the whole run.
+    """Return rows and bytes per round, of the agent that sends most and of all, and bytes of the whole run.
 
     A round is one step of training with all its averaging steps; the release before the loop counts as one.
     """

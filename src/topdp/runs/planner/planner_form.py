@@ -87,7 +87,10 @@ FORM_KEYS = (*(field.key for field in FORM_FIELDS), *ADVICE_KEYS)
 
 
 class FormError(InputError):
-    """Faults in the submitted values: by key in `fields`; those that belong to no key in the message."""
+    """Faults in the submitted values.
+
+    `fields` has them by key; the message has those that belong to no key.
+    """
 
     def __init__(self, message: str, fields: Mapping[str, str]) -> None:
         super().__init__(message)

@@ -140,7 +140,7 @@ def plan_answers(
     memory: ObserverCache | None = None,
     limits: PlannerLimits = COMMAND,
 ) -> dict[str, Any]:
-    """All answers about a setting; `quick`: only those that take up to about a second.
+    """Return all answers about a setting; with `quick` only those that take up to about a second.
 
     >>> config = RunConfig.model_validate({"rounds": 5, "topology": {"agents": 4, "kind": "ring"}})
     >>> answers = plan_answers(config)
@@ -215,7 +215,7 @@ def recommendation(
 
 
 def _advice_key(question: PlannerQuestion) -> tuple[object, ...]:
-    """Everything that advice depends on: not the method, its mode and the rounds of the question."""
+    """Return everything that advice depends on. The method, its mode and the rounds do not matter."""
     given = question.given
     name = given.method.name if question.run.method.pools else "plain"
     method = given.method.model_copy(update={"name": name, "mode": "sync"})
@@ -282,7 +282,7 @@ def _quick_bound(
 
 
 def _noise(question: PlannerQuestion, plan: Plan) -> dict[str, Any]:
-    """Variance in the average of all estimates and around it, over what pooled records would leave."""
+    """Return the variance of the average of all estimates and around it, over that with pooled records."""
     if plan.rows**2 * plan.releases > question.limits.noise:
         size = f"{plan.rows} rows in {plan.releases} releases"
         return _no_noise(f"A plan of {size} is too large to follow it here.")

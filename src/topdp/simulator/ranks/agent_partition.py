@@ -21,7 +21,10 @@ MAX_PART_RATIO = (
 
 
 class AgentPartition(NamedTuple):
-    """`home[agent]` is the rank of an agent, `cut` the number of edges between ranks, `by` the algorithm."""
+    """A partition of the agents:
+
+    `home[agent]` is the rank of an agent, `cut` the number of edges between ranks, `by` the algorithm.
+    """
 
     home: Ints
     cut: int

@@ -122,10 +122,11 @@ def spent_along(
     except PrivacyError as error:
         return None, [f"The spending curve is not shown: {error}"]
     curves: dict[str, list[float]] = {}
-    each, left = plan.releases_per_round, plan.releases % (plan.rounds + 1)
+    each = plan.releases_per_round
+    uneven = plan.releases != each * (plan.rounds + 1)
     places = _places(spent, plan.releases)
-    shown = places if left else sorted({place // each for place in places})
-    after = places if left else [(round + 1) * each - 1 for round in shown]  # the last release of a round
+    shown = places if uneven else sorted({place // each for place in places})
+    after = places if uneven else [(round + 1) * each - 1 for round in shown]  # the last release of a round
     for kind in dict.fromkeys([ANSWERS[answer], WORST_CASE]):
         if not kind.takes_budget:
             continue
@@ -143,7 +144,7 @@ def spent_along(
         curves[kind.key] = [float(curve[place]) for place in after]
     if not curves:
         return None, notes
-    unit = "release" if left else "round"
+    unit = "release" if uneven else "round"
     return {"agent": owner, "unit": unit, "rounds": shown, "epsilon": curves}, notes
 
 
