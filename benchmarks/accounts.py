@@ -22,10 +22,10 @@ import numpy as np
 from topdp import topology
 from topdp.plan import Plan, Schedule
 from topdp.privacy import exposure
-from topdp.privacy.observers.estimate_readers import estimate_readers
-from topdp.privacy.observers.neighbourhoods import affordable_ball_rows, neighbourhood_bound
-from topdp.privacy.observers.parallel_map import cores
-from topdp.privacy.observers.reader_layout import RowFlow
+from topdp.privacy.observers._estimate_readers import estimate_readers
+from topdp.privacy.observers._neighbourhoods import affordable_ball_rows, neighbourhood_bound
+from topdp.privacy.observers._parallel_map import cores
+from topdp.privacy.observers._reader_layout import RowFlow
 from topdp.privacy.query import Query
 from topdp.protocols import TopSynchronous
 

@@ -90,6 +90,35 @@ def test_packages_import_only_packages_above_them():
     assert not wrong, "\n".join(wrong)
 
 
+def test_private_modules_are_imported_inside_their_folder_only():
+    wrong = [
+        f"{module} imports {name}"
+        for module, names in IMPORTS.items()
+        for name in names
+        if name.rpartition(".")[2].startswith("_")
+        and not f"{module}.".startswith(name.rpartition(".")[0] + ".")
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_packages_with_a_public_front_export_what_others_may_import():
+    """In these packages a module without an underscore is either public or imported by another package."""
+    fronts = ("topdp.data", "topdp.privacy", "topdp.protocols", "topdp.topology")
+    importers: dict[str, set[str]] = {}
+    for module, names in IMPORTS.items():
+        for name in names:
+            importers.setdefault(name, set()).add(module)
+    unmarked = [
+        name
+        for name, file in FILES.items()
+        if name.startswith(fronts)
+        and file.name != "__init__.py"
+        and not file.name.startswith("_")
+        and all(f"{module}.".startswith(name.rpartition(".")[0] + ".") for module in importers[name])
+    ]
+    assert not unmarked, "begin the name with an underscore: " + ", ".join(unmarked)
+
+
 def test_modules_import_each_other_without_cycles():
     finished: set[str] = set()
     path: list[str] = []

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from data_files import small_arrays
 
+from topdp.data._image_decoding import Arrays
 from topdp.data.catalogue import CATALOGUE
-from topdp.data.image_decoding import Arrays
 
 
 @pytest.fixture(autouse=True)

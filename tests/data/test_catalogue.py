@@ -6,8 +6,8 @@ import re
 
 import pytest
 
+from topdp.data._image_decoding import ARRAY_NAMES
 from topdp.data.catalogue import CATALOGUE, CatalogueEntry
-from topdp.data.image_decoding import ARRAY_NAMES
 from topdp.runs.pictures.chart_style import DATA_TITLES
 
 

@@ -20,10 +20,11 @@ import pytest
 import requests
 from data_files import same, small_arrays, write_batches, write_csv, write_idx, write_sheets
 
-from topdp.data import available, download_sources, fetch, load
+from topdp.data import _download_sources as download_sources
+from topdp.data import available, fetch, load
+from topdp.data._download_sources import DiskError
+from topdp.data._image_decoding import ARRAY_NAMES, Arrays
 from topdp.data.catalogue import CATALOGUE, Package
-from topdp.data.download_sources import DiskError
-from topdp.data.image_decoding import ARRAY_NAMES, Arrays
 from topdp.errors import DataError
 
 StandIn = Callable[..., Arrays]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from data_files import same, small_arrays, write_batches, write_csv, write_idx, write_sheets
 
-from topdp.data import image_decoding
+from topdp.data import _image_decoding as image_decoding
 from topdp.errors import DataError
 
 MNIST = small_arrays("mnist")

@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from topdp.data import load, table_decoding
+from topdp.data import _table_decoding as table_decoding
+from topdp.data import load
+from topdp.data._dataset_downloads import fetch
+from topdp.data._download_sources import _client_command
+from topdp.data._image_decoding import ARRAY_NAMES, Arrays
 from topdp.data.catalogue import CATALOGUE, Package
-from topdp.data.dataset_downloads import fetch
-from topdp.data.download_sources import _client_command
-from topdp.data.image_decoding import ARRAY_NAMES, Arrays
 from topdp.errors import DataError
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from topdp.privacy import noise_search as search
-from topdp.privacy.noise_search import BUDGET_TOLERANCE, balance
+from topdp.privacy import _noise_search as search
+from topdp.privacy._noise_search import BUDGET_TOLERANCE, balance
 
 
 class Coupled:

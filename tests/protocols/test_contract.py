@@ -25,7 +25,8 @@ from topdp.errors import InputError
 from topdp.learning.gradients import ClippedGradients
 from topdp.plan import prune
 from topdp.privacy import exposure, worst_case
-from topdp.protocols import Central, Protocol, matching, protocol_of
+from topdp.protocols import Central, Protocol, protocol_of
+from topdp.protocols import _matching as matching
 from topdp.simulator.engine import Engine
 from topdp.topology import Topology
 

@@ -22,7 +22,6 @@ from topdp.topology import (
     TopologyError,
     complete,
     describe,
-    edge_lists,
     families,
     from_edges,
     grid,
@@ -35,7 +34,8 @@ from topdp.topology import (
     star,
     tree,
 )
-from topdp.topology import graph as graph_room
+from topdp.topology import _edge_lists as edge_lists
+from topdp.topology import _graph as graph_room
 
 ONE_OF_EACH = {
     "random": random(30, 0.2, seed=4),

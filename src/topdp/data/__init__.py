@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from topdp.base.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
-    from topdp.data.dataset_downloads import cache_folder, fetch
-    from topdp.data.datasets import Dataset, available, load
+    from topdp.data._dataset_downloads import cache_folder, fetch
+    from topdp.data._datasets import Dataset, available, load
     from topdp.data.features.feature_maps import ScatteringFeatures
     from topdp.data.partitions import PARTITIONS, partition
     from topdp.data.readers.table_schema import Schema
@@ -33,8 +33,8 @@ __all__ = [
 __getattr__ = lazy_exports(
     __name__,
     {
-        "dataset_downloads": ["cache_folder", "fetch"],
-        "datasets": ["Dataset", "available", "load"],
+        "_dataset_downloads": ["cache_folder", "fetch"],
+        "_datasets": ["Dataset", "available", "load"],
         "features.feature_maps": ["ScatteringFeatures"],
         "partitions": ["PARTITIONS", "partition"],
         "readers.table_schema": ["Schema"],

@@ -20,7 +20,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from topdp.data import image_decoding, table_decoding
+from topdp.data import _image_decoding as image_decoding
+from topdp.data import _table_decoding as table_decoding
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from topdp.base.array_types import Ints
 from topdp.base.progress import Progress, silent
-from topdp.data.datasets import Dataset
+from topdp.data._datasets import Dataset
 from topdp.data.features.feature_cache import (
     RecordSource,
     all_features,

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
 from topdp.base.array_types import Ints
-from topdp.data.datasets import Dataset
+from topdp.data._datasets import Dataset
 from topdp.data.readers.record_paths import SiteRecords, read_site_files, read_site_frames
 from topdp.data.readers.table_schema import Schema
 from topdp.data.readers.torch_loaders import read_items

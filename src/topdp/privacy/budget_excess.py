@@ -15,12 +15,12 @@ import numpy as np
 from topdp.base.array_types import Floats
 from topdp.base.progress import silent
 from topdp.plan import PerRound, Plan
+from topdp.privacy._noise_search import Excess
 from topdp.privacy.answers import AnswerKind
 from topdp.privacy.basics.exposure import Exposure
 from topdp.privacy.basics.gaussian import mu_of
 from topdp.privacy.basics.privacy_loss import Loss, SampledLoss, SmallestLoss
 from topdp.privacy.basics.refusals import NotCovered
-from topdp.privacy.noise_search import Excess
 from topdp.privacy.observers.view import Bound, View
 from topdp.privacy.published.calibration import least_noise
 from topdp.privacy.query import DEFAULT_QUERY, Query

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from topdp.base.array_types import Floats
+from topdp.privacy._noise_search import Balance, balance
 from topdp.privacy.answers import guarantee_kind
 from topdp.privacy.basics.refusals import NotCovered, PrivacyError, expect_delta, expect_epsilon
 from topdp.privacy.budget_excess import BudgetExcess, Writer
-from topdp.privacy.noise_search import Balance, balance
 from topdp.privacy.observers.view import View
 from topdp.privacy.published.claims import Analysis
 from topdp.privacy.query import DEFAULT_QUERY, Query

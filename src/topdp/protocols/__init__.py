@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING
 from topdp.base.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
-    from topdp.protocols.asynchronous import PlainAsynchronous, TopAsynchronous
-    from topdp.protocols.central import Central
-    from topdp.protocols.correlated import Correlated
-    from topdp.protocols.dsgd import Dsgd
-    from topdp.protocols.muffliato import Muffliato
+    from topdp.protocols._asynchronous import PlainAsynchronous, TopAsynchronous
+    from topdp.protocols._central import Central
+    from topdp.protocols._correlated import Correlated
+    from topdp.protocols._dsgd import Dsgd
+    from topdp.protocols._muffliato import Muffliato
+    from topdp.protocols._synchronous import PlainSynchronous, TopSynchronous
     from topdp.protocols.protocol import Protocol, UpdateRule, protocol_of
-    from topdp.protocols.synchronous import PlainSynchronous, TopSynchronous
 
 __all__ = [
     "Central",
@@ -30,12 +30,12 @@ __all__ = [
 __getattr__ = lazy_exports(
     __name__,
     {
-        "asynchronous": ["PlainAsynchronous", "TopAsynchronous"],
-        "central": ["Central"],
-        "correlated": ["Correlated"],
-        "dsgd": ["Dsgd"],
-        "muffliato": ["Muffliato"],
+        "_asynchronous": ["PlainAsynchronous", "TopAsynchronous"],
+        "_central": ["Central"],
+        "_correlated": ["Correlated"],
+        "_dsgd": ["Dsgd"],
+        "_muffliato": ["Muffliato"],
         "protocol": ["Protocol", "UpdateRule", "protocol_of"],
-        "synchronous": ["PlainSynchronous", "TopSynchronous"],
+        "_synchronous": ["PlainSynchronous", "TopSynchronous"],
     },
 )

@@ -10,10 +10,12 @@ read, and whose noise can replace part of i's own noise in what i sends to j.
 from typing import TYPE_CHECKING
 
 from topdp.base.lazy_exports import lazy_exports
-from topdp.topology.graph import Topology, TopologyError, from_edges
+from topdp.topology._graph import Topology, TopologyError, from_edges
 
 if TYPE_CHECKING:
-    from topdp.topology.edge_lists import read_edge_list
+    from topdp.topology._edge_lists import read_edge_list
+    from topdp.topology._graph_statistics import describe
+    from topdp.topology._user_graphs import as_topology, from_networkx
     from topdp.topology.families import (
         FAMILIES,
         complete,
@@ -27,8 +29,6 @@ if TYPE_CHECKING:
         star,
         tree,
     )
-    from topdp.topology.graph_statistics import describe
-    from topdp.topology.user_graphs import as_topology, from_networkx
 
 __all__ = [
     "FAMILIES",
@@ -55,8 +55,8 @@ __getattr__ = lazy_exports(
     __name__,
     {
         "families": __all__,  # except the names that the next modules export
-        "edge_lists": ["read_edge_list"],
-        "graph_statistics": ["describe"],
-        "user_graphs": ["as_topology", "from_networkx"],
+        "_edge_lists": ["read_edge_list"],
+        "_graph_statistics": ["describe"],
+        "_user_graphs": ["as_topology", "from_networkx"],
     },
 )

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from topdp.plan.random_streams import stream
-from topdp.topology.edge_lists import read_edge_list
-from topdp.topology.graph import Topology, TopologyError, components, from_edges, whole_number
+from topdp.topology._edge_lists import read_edge_list
+from topdp.topology._graph import Topology, TopologyError, components, from_edges, whole_number
 
 MAX_GRAPH_DRAWS = 1000
 

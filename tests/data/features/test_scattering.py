@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from topdp.data.features import scattering
-from topdp.data.features.scattering import MIRRORED_PIXELS, SCATTERING_CHANNELS, Scattering
+from topdp.data.features import _scattering as scattering
+from topdp.data.features._scattering import MIRRORED_PIXELS, SCATTERING_CHANNELS, Scattering
 
 
 def morlet(height, width, scale, k):

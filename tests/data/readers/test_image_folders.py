@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from topdp.data.readers.image_folders import read_images
+from topdp.data.readers._image_folders import read_images
 from topdp.data.readers.record_paths import read_records
 from topdp.data.readers.table_schema import Schema
 from topdp.errors import DataError, InputError

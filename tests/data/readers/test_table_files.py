@@ -12,11 +12,11 @@ import numpy as np
 import pandas
 import pytest
 
-from topdp.data.readers.encoding import encode_table
+from topdp.data.readers._encoding import encode_table
+from topdp.data.readers._frames import read_frame
+from topdp.data.readers._table_files import read_csv
 from topdp.data.readers.file_preview import ColumnPreview, preview_columns
-from topdp.data.readers.frames import read_frame
 from topdp.data.readers.record_paths import expand_paths, read_records, read_site_files, records_of_frame
-from topdp.data.readers.table_files import read_csv
 from topdp.data.readers.table_schema import Schema
 from topdp.errors import DataError, InputError
 
@@ -209,7 +209,7 @@ def test_parquet_without_pyarrow_says_what_to_install(tmp_path: Path, monkeypatc
         return real(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(DataError, match=r"pip install 'topdp\[tables\]'"):
+    with pytest.raises(DataError, match=r"pip install -c constraints.txt '\.\[tables\]'"):
         read_records(tmp_path / "a.parquet", SCHEMA)
 
 

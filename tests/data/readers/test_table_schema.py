@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from topdp.data.readers import encoding, frames, table_schema, token_ids
+from topdp.data.readers import _encoding as encoding
+from topdp.data.readers import _frames as frames
+from topdp.data.readers import table_schema, token_ids
 from topdp.data.readers.table_schema import Schema, SchemaError, schema_template
 from topdp.errors import InputError
 

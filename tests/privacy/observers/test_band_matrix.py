@@ -14,8 +14,8 @@ from topdp.privacy.basics.exposure import exposure
 from topdp.privacy.basics.refusals import NotCovered, PrivacyError
 from topdp.privacy.observers import gram_matrix, view_effort
 from topdp.privacy.observers import view as views
+from topdp.privacy.observers._mu_bounds import MAX_DENSE_BAND, bracket, bracket_band
 from topdp.privacy.observers.gram_matrix import Band, bands, grams
-from topdp.privacy.observers.mu_bounds import MAX_DENSE_BAND, bracket, bracket_band
 from topdp.privacy.observers.view import view
 
 GRAPHS = {"random": graphs.random(8, 0.4, 1), "star": graphs.star(7), "complete": graphs.complete(5)}

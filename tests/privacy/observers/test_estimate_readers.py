@@ -11,12 +11,12 @@ from builders import constant_schedule
 from topdp import topology as graphs
 from topdp.plan import Cycle, Full, PerRound, Plan
 from topdp.privacy.basics.exposure import Exposure, exposure
-from topdp.privacy.observers import estimate_readers as looks
+from topdp.privacy.observers import _estimate_readers as looks
+from topdp.privacy.observers._estimate_readers import estimate_readers
+from topdp.privacy.observers._parallel_map import parallel_map
+from topdp.privacy.observers._reader_layout import RowFlow
 from topdp.privacy.observers.adaptive import adaptive
-from topdp.privacy.observers.estimate_readers import estimate_readers
 from topdp.privacy.observers.observer_filter import Public
-from topdp.privacy.observers.parallel_map import parallel_map
-from topdp.privacy.observers.reader_layout import RowFlow
 from topdp.privacy.observers.view import view
 from topdp.protocols import TopSynchronous
 
@@ -56,7 +56,7 @@ def test_as_many_cores_as_there_are_give_one_answer(monkeypatch):
     ways, exposed, alone = RowFlow(plan), exposure(8, 1.0), [(j,) for j in range(8)]
     found = []
     for workers in (1, 2, 3):
-        monkeypatch.setattr("topdp.privacy.observers.parallel_map.cores", lambda workers=workers: workers)
+        monkeypatch.setattr("topdp.privacy.observers._parallel_map.cores", lambda workers=workers: workers)
         found.append(estimate_readers(ways, exposed, alone))
     for one in found[1:]:
         np.testing.assert_array_equal(one.upper, found[0].upper)

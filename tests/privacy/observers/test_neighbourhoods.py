@@ -15,11 +15,12 @@ from topdp.plan import NOBODY, Cycle, Full, PerRound, Plan
 from topdp.privacy.accounting import account
 from topdp.privacy.basics.exposure import Exposure, exposure
 from topdp.privacy.basics.refusals import NotCovered
-from topdp.privacy.observers import neighbourhoods, view_effort
+from topdp.privacy.observers import _neighbourhoods as neighbourhoods
+from topdp.privacy.observers import view_effort
+from topdp.privacy.observers._estimate_readers import estimate_readers
+from topdp.privacy.observers._neighbourhoods import PlanNeighbourhoods, neighbourhood_bound
+from topdp.privacy.observers._reader_layout import RowFlow
 from topdp.privacy.observers.adaptive import adaptive
-from topdp.privacy.observers.estimate_readers import estimate_readers
-from topdp.privacy.observers.neighbourhoods import PlanNeighbourhoods, neighbourhood_bound
-from topdp.privacy.observers.reader_layout import RowFlow
 from topdp.privacy.observers.worst_case import worst_case
 from topdp.privacy.published.claims import Analysis
 from topdp.privacy.query import Query
@@ -132,7 +133,7 @@ def test_who_is_not_asked_about_has_no_number_and_any_number_of_cores_says_the_s
     exposed = exposure(9, 1.0)
     found = []
     for workers in (1, 2):
-        monkeypatch.setattr("topdp.privacy.observers.parallel_map.cores", lambda workers=workers: workers)
+        monkeypatch.setattr("topdp.privacy.observers._parallel_map.cores", lambda workers=workers: workers)
         found.append(neighbourhood_bound(RowFlow(plan), exposed, owners=[2, 5], room=6))
     np.testing.assert_array_equal(found[0].upper, found[1].upper)
     assert np.isfinite(found[0].worst()[[2, 5]]).all() and np.isnan(found[0].worst()).sum() == 7

@@ -11,12 +11,12 @@ from builders import constant_schedule
 from topdp import topology as graphs
 from topdp.plan import NOBODY, PerRound, Plan
 from topdp.privacy import adaptive, exposure, worst_case
+from topdp.privacy.observers._mu_bounds import bracket, bracket_band
+from topdp.privacy.observers._neighbourhoods import neighbourhood_bound
+from topdp.privacy.observers._reader_layout import ReaderQuestion, RowFlow, UnsuitedError, lay_out
+from topdp.privacy.observers._reader_tracking import ChangeTracker
 from topdp.privacy.observers.gram_matrix import grams
-from topdp.privacy.observers.mu_bounds import bracket, bracket_band
-from topdp.privacy.observers.neighbourhoods import neighbourhood_bound
 from topdp.privacy.observers.observer_filter import Public
-from topdp.privacy.observers.reader_layout import ReaderQuestion, RowFlow, UnsuitedError, lay_out
-from topdp.privacy.observers.reader_tracking import ChangeTracker
 from topdp.protocols import TopSynchronous
 
 GRAPHS = {

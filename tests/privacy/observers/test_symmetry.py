@@ -12,7 +12,7 @@ from topdp import topology as graphs
 from topdp.plan import Cycle, Full, PerRound
 from topdp.privacy.basics.exposure import Exposure, exposure
 from topdp.privacy.observers import view as views
-from topdp.privacy.observers.symmetry import symmetric_coalitions
+from topdp.privacy.observers._symmetry import symmetric_coalitions
 from topdp.privacy.observers.view import view
 from topdp.protocols import Correlated, Dsgd, Muffliato, PlainSynchronous, TopSynchronous
 

@@ -17,9 +17,9 @@ from topdp.errors import InputError
 from topdp.plan import NOBODY, Cycle, Full, PerRound, Plan, Poisson, prune, schedules
 from topdp.privacy.basics.exposure import Exposure, exposure
 from topdp.privacy.basics.refusals import NotCovered, PrivacyError
+from topdp.privacy.observers._mu_bounds import _certificate, bisected, bracket
 from topdp.privacy.observers.coalitions import coalitions
 from topdp.privacy.observers.gram_matrix import grams
-from topdp.privacy.observers.mu_bounds import _certificate, bisected, bracket
 from topdp.privacy.observers.view import view
 from topdp.privacy.observers.worst_case import worst_case
 from topdp.protocols import PlainAsynchronous, PlainSynchronous, TopAsynchronous, TopSynchronous

@@ -20,9 +20,9 @@ from topdp.plan import Cycle, Full, Poisson
 from topdp.privacy.basics import gaussian, poisson
 from topdp.privacy.basics.poisson import grouped, loss_distribution_epsilon, renyi_curve
 from topdp.privacy.basics.refusals import NotCovered, PrivacyError, PrivacyWarning
+from topdp.privacy.published._printed import Udp
 from topdp.privacy.published.calibration import Calibration, exact_epsilon
 from topdp.privacy.published.calibrations import CALIBRATIONS
-from topdp.privacy.published.printed import Udp
 
 SOUND = ["tight", "optimal", "moments"]
 PRINTED = ["udp", "advanced", "theorem1"]

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from topdp.base.files import FileError, atomic_path
 from topdp.base.progress import Progress, silent
-from topdp.data.dataset_downloads import cache_folder
+from topdp.data._dataset_downloads import cache_folder
 from topdp.data.features.feature_maps import FeatureMap
 from topdp.data.record_checks import Array
 from topdp.errors import DataError

@@ -14,8 +14,8 @@ from typing import Protocol, final
 import torch
 from torch import Tensor
 
-from topdp.data.features import scattering
-from topdp.data.features.scattering import MIN_IMAGE_SIDE, SCATTERING_CHANNELS, Scattering
+from topdp.data.features import _scattering as scattering
+from topdp.data.features._scattering import MIN_IMAGE_SIDE, SCATTERING_CHANNELS, Scattering
 from topdp.errors import InputError
 from topdp.learning.core_threads import single_threaded_pool
 

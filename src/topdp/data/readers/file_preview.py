@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from topdp.data.readers.encoding import as_text
-from topdp.data.readers.raw_table import is_missing
+from topdp.data.readers._encoding import as_text
+from topdp.data.readers._raw_table import is_missing
 from topdp.data.readers.record_paths import read_table
 from topdp.data.readers.table_schema import Schema
 from topdp.data.record_checks import Array

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from topdp.data import npz_files
+from topdp.data import _npz_files as npz_files
 from topdp.data.readers.table_schema import Schema
 from topdp.data.record_checks import Array, Records, check_records, check_same_shape
 from topdp.errors import DataError
 
 if TYPE_CHECKING:
-    from topdp.data.readers.raw_table import Table
+    from topdp.data.readers._raw_table import Table
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".txt", ".parquet", ".pq")
 
@@ -39,7 +39,7 @@ def read_records(path: str | os.PathLike[str], schema: Schema | None = None) -> 
     """
     place = Path(path).expanduser()
     if place.is_dir():
-        from topdp.data.readers.image_folders import class_folders, read_images
+        from topdp.data.readers._image_folders import class_folders, read_images
 
         inputs, numbers = read_images(place, schema)
         names = (schema.classes if schema is not None else None) or class_folders(place)
@@ -92,7 +92,7 @@ def _expect_same_classes(records: Records, name: str, like: Records, like_name: 
 
 def read_table(place: Path, schema: Schema | None = None) -> Table:
     """Return the table in a file, read by the ending of its name."""
-    from topdp.data.readers.table_files import read_csv, read_parquet
+    from topdp.data.readers._table_files import read_csv, read_parquet
 
     if not place.is_file():
         raise DataError(f"Expected a file or folder with records at {place}, which does not exist.")
@@ -108,7 +108,7 @@ def read_table(place: Path, schema: Schema | None = None) -> Table:
 
 def records_of_frame(frame: Any, schema: Schema, origin: str) -> Records:
     """Return the records in a frame, prepared by `schema`."""
-    from topdp.data.readers.frames import declared_classes, read_frame
+    from topdp.data.readers._frames import declared_classes, read_frame
 
     table = read_frame(frame, origin)
     declared = declared_classes(frame, schema)
@@ -121,7 +121,7 @@ def records_of_frame(frame: Any, schema: Schema, origin: str) -> Records:
 
 def records_of_table(table: Table, schema: Schema | None) -> Records:
     stated = Schema() if schema is None else schema
-    from topdp.data.readers.encoding import encode_table
+    from topdp.data.readers._encoding import encode_table
 
     inputs, targets = encode_table(table, stated)
     return Records(inputs, targets, None if stated.classes is None else len(stated.classes), stated.classes)

@@ -2,5 +2,5 @@
 
 The observer is all other agents together (`worst_case`), or one agent or coalition (`view`, `coalitions`).
 In the second case the rows of all rounds are one Gaussian vector: `observer_filter` computes its covariance,
-`gram_matrix` the effect of a change, and `mu_bounds` the effect of the worst record.
+`gram_matrix` the effect of a change, and `_mu_bounds` the effect of the worst record.
 """

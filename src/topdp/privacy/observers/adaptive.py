@@ -37,10 +37,10 @@ from topdp.plan import Capability, Plan
 from topdp.privacy.basics.exposure import COVERED_NEEDS, Exposure, check, uncovered_reason
 from topdp.privacy.basics.refusals import NotCovered, PrivacyError, expect_supported
 from topdp.privacy.observers import shared_noise, view_effort
-from topdp.privacy.observers.estimate_readers import estimate_readers
-from topdp.privacy.observers.neighbourhoods import affordable_ball_rows, neighbourhood_bound
+from topdp.privacy.observers._estimate_readers import estimate_readers
+from topdp.privacy.observers._neighbourhoods import affordable_ball_rows, neighbourhood_bound
+from topdp.privacy.observers._reader_layout import RowFlow, UnsuitedError
 from topdp.privacy.observers.observer_filter import Public, nonlinear_reason, seen_rows
-from topdp.privacy.observers.reader_layout import RowFlow, UnsuitedError
 from topdp.privacy.observers.shared_noise import Coalition, NoisyReleases
 from topdp.privacy.observers.view import Bound, View, amplified, leading_view, view
 from topdp.privacy.observers.worst_case import all_draws_count, every_round, every_round_mu, information

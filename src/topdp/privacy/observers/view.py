@@ -36,11 +36,11 @@ from topdp.privacy.basics.exposure import COVERED_NEEDS, Exposure, check, uncove
 from topdp.privacy.basics.gaussian import epsilon_of
 from topdp.privacy.basics.privacy_loss import GaussianLoss, Loss, SmallestLoss
 from topdp.privacy.basics.refusals import PrivacyError
+from topdp.privacy.observers._mu_bounds import bracket, bracket_band
+from topdp.privacy.observers._parallel_map import cores, parallel_map
+from topdp.privacy.observers._symmetry import symmetric_coalitions
 from topdp.privacy.observers.gram_matrix import Band, aligned, bands, grams
-from topdp.privacy.observers.mu_bounds import bracket, bracket_band
 from topdp.privacy.observers.observer_filter import Public, nonlinear_reason, seen_rows
-from topdp.privacy.observers.parallel_map import cores, parallel_map
-from topdp.privacy.observers.symmetry import symmetric_coalitions
 from topdp.privacy.observers.worst_case import composed, every_round, every_round_mu, information
 
 Observer = int | Sequence[int]

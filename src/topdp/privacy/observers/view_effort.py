@@ -24,7 +24,7 @@ USUAL_FOLLOWED_ROUNDS, MAX_FOLLOWED_ROUNDS = 256, 2048
 # The work of a spending curve, which has about 48 checkpoints, over that of one view of the same plan.
 VIEWS_PER_CURVE = 4.0
 
-# The estimated number of rounds for which `estimate_readers` follows a change.
+# The estimated number of rounds for which `_estimate_readers` follows a change.
 READER_FOLLOWED_ROUNDS = 14
 
 
@@ -49,7 +49,7 @@ def view_work(
 
 
 def reader_work(plan: Plan, observers: int | None = None) -> float:
-    """Return the estimated operations of `estimate_readers`; `observers`: their number, default all."""
+    """Return the estimated operations of `_estimate_readers`; `observers`: their number, default all."""
     n = plan.agents
     hidden = 0.4 * (plan.rows - n)  # rows that enter later ones
     seen = n + 1 + (plan.rows - n) / n

@@ -8,9 +8,9 @@ from typing import Any, cast
 from topdp.base.progress import Progress, silent
 from topdp.plan.batches import Adjacency, Batches, Cycle, Full, Poisson
 from topdp.privacy.basics.refusals import NotCovered, PrivacyError, PrivacyWarning
+from topdp.privacy.published._composed import Moments, Optimal, Tight
+from topdp.privacy.published._printed import Advanced, Theorem1, Udp
 from topdp.privacy.published.calibration import Calibration
-from topdp.privacy.published.composed import Moments, Optimal, Tight
-from topdp.privacy.published.printed import Advanced, Theorem1, Udp
 
 CALIBRATIONS: dict[str, Calibration] = {
     "tight": Tight(),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeGuard
 import numpy as np
 
 from topdp.base.progress import Progress, silent
-from topdp.data import npz_files
+from topdp.data import _npz_files as npz_files
 from topdp.data.readers.record_paths import TABLE_SUFFIXES, train_and_test
 from topdp.data.readers.table_schema import Schema
 from topdp.data.record_checks import Array
@@ -107,8 +107,8 @@ def load(
     records.
 
     A name of the catalogue takes precedence over a path of the same spelling; write `./mnist` for a folder. A
-    path holds `.npz` arrays (`npz_files`) or anything that `readers.record_paths` reads, with a `schema` that
-    states what is publicly known about it. `test` is then the path of test records.
+    path holds `.npz` arrays or anything that `readers.record_paths` reads, with a `schema` that states what
+    is publicly known about it. `test` is then the path of test records.
 
     >>> import numpy as np
     >>> import tempfile
@@ -121,7 +121,7 @@ def load(
     if not _is_catalogued(name):
         text = os.fspath(name)
         if os.sep not in text and not text.endswith((".npz", *TABLE_SUFFIXES)) and not os.path.exists(text):
-            from topdp.data.dataset_downloads import catalogue_entry
+            from topdp.data._dataset_downloads import catalogue_entry
 
             catalogue_entry(text)
         if test is not None or not _holds_arrays(text):
@@ -144,7 +144,7 @@ def load(
         raise DataError(
             f"{name}: expected no schema and no other test records for a data set of the catalogue."
         )
-    from topdp.data.dataset_downloads import catalogue_entry, fetch, from_folder
+    from topdp.data._dataset_downloads import catalogue_entry, fetch, from_folder
 
     entry = catalogue_entry(name)
     stored = from_folder(entry, data_dir)
@@ -195,8 +195,8 @@ def available() -> list[DatasetStatus]:
     >>> [(row.name, row.bytes) for row in available() if row.name == "mnist"]
     [('mnist', 54950000)]
     """
+    from topdp.data._dataset_downloads import cache_file
     from topdp.data.catalogue import CATALOGUE
-    from topdp.data.dataset_downloads import cache_file
 
     return [
         DatasetStatus(entry.name, cache_file(entry.name).exists(), entry.bytes, entry.description)

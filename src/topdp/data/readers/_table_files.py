@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from topdp.data.readers.raw_table import Table, make_table, object_array
+from topdp.data.readers._raw_table import Table, make_table, object_array
 from topdp.data.record_checks import Array
 from topdp.errors import DataError
 

@@ -15,7 +15,7 @@ import numpy as np
 from topdp.base.array_types import Floats
 from topdp.plan import NOBODY, PerRound, Plan
 from topdp.plan.schedules import Schedule
-from topdp.protocols.matching import Pairs, draw_pairs
+from topdp.protocols._matching import Pairs, draw_pairs
 from topdp.protocols.protocol import DEFAULT_OWN_SHARE, UpdateRule, check_deviation, check_own_share, reduced
 from topdp.topology import Topology
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from topdp.topology.graph import Topology
-from topdp.topology.user_graphs import as_topology
+from topdp.topology._graph import Topology
+from topdp.topology._user_graphs import as_topology
 
 if TYPE_CHECKING:
     import networkx as nx

@@ -21,8 +21,8 @@ from topdp.base.array_types import Floats, Indices, Ints
 from topdp.errors import InputError
 from topdp.plan import NOBODY, Plan
 from topdp.plan.schedules import Schedule
+from topdp.protocols._broadcast import broadcast_plan
 from topdp.protocols.averaging import expect_gossip
-from topdp.protocols.broadcast import broadcast_plan
 from topdp.protocols.pair_secrets import SECRETS, secret_pairs
 from topdp.protocols.protocol import Protocol, check_deviation
 from topdp.topology import Topology

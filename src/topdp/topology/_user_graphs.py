@@ -8,8 +8,8 @@ from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from topdp.topology import families
-from topdp.topology.edge_lists import Weights, expect_no_weights, read_edge_list
-from topdp.topology.graph import Topology, TopologyError, from_edges
+from topdp.topology._edge_lists import Weights, expect_no_weights, read_edge_list
+from topdp.topology._graph import Topology, TopologyError, from_edges
 
 if TYPE_CHECKING:
     import networkx as nx

@@ -14,7 +14,7 @@ from contextlib import suppress
 import numpy as np
 
 from topdp.base.array_types import Bools, Floats, Ints
-from topdp.data.readers.raw_table import Table, is_missing
+from topdp.data.readers._raw_table import Table, is_missing
 from topdp.data.readers.table_schema import OTHER_CATEGORY, Schema, SchemaError, schema_template
 from topdp.data.readers.token_ids import token_ids
 from topdp.data.record_checks import Array

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from topdp.base import files
-from topdp.data.npz_files import read_arrays
+from topdp.data._npz_files import read_arrays
 from topdp.errors import DataError
 
 Bytes = npt.NDArray[np.uint8]

@@ -27,9 +27,9 @@ from typing import NamedTuple
 import numpy as np
 
 from topdp.base.array_types import Floats, Ints
+from topdp.privacy.observers._reader_layout import ReaderLayout, UnsuitedError
 from topdp.privacy.observers.gram_matrix import MAX_FAR_PART, Band
 from topdp.privacy.observers.observer_filter import VARIANCE_ROUNDING
-from topdp.privacy.observers.reader_layout import ReaderLayout, UnsuitedError
 
 # Rounds between attempts to drop old changes.
 DROP_EVERY_ROUNDS = 4

@@ -20,9 +20,9 @@ import numpy as np
 
 from topdp.base.files import atomic_path, make_folder
 from topdp.base.progress import Progress, silent
-from topdp.data import image_decoding
+from topdp.data import _image_decoding as image_decoding
+from topdp.data._download_sources import DiskError, sources, translate_disk_errors
 from topdp.data.catalogue import CATALOGUE, CatalogueEntry
-from topdp.data.download_sources import DiskError, sources, translate_disk_errors
 from topdp.errors import DataError
 
 

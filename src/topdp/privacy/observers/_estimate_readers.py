@@ -2,7 +2,7 @@
 
 First every pair of owner and observer gets a rough bound: each change is followed for a few rounds, and a
 bound on the rest is added. Then, for each owner, the pair that may have the largest loss is computed
-precisely, until no rough bound of that owner is larger. `reader_tracking` follows the changes; `view` covers
+precisely, until no rough bound of that owner is larger. `_reader_tracking` follows the changes; `view` covers
 other observers.
 
 **Guarantees.** As `view`: `upper` is sound for every pair, and as tight as this method allows for each
@@ -20,11 +20,11 @@ import numpy as np
 from topdp.base.array_types import Ints
 from topdp.base.progress import Progress, silent
 from topdp.privacy.basics.exposure import Exposure
+from topdp.privacy.observers._mu_bounds import bracket_band
+from topdp.privacy.observers._parallel_map import parallel_map
+from topdp.privacy.observers._reader_layout import ReaderQuestion, RowFlow, lay_out
+from topdp.privacy.observers._reader_tracking import ChangeTracker, TrackedChanges
 from topdp.privacy.observers.gram_matrix import MAX_FAR_PART
-from topdp.privacy.observers.mu_bounds import bracket_band
-from topdp.privacy.observers.parallel_map import parallel_map
-from topdp.privacy.observers.reader_layout import ReaderQuestion, RowFlow, lay_out
-from topdp.privacy.observers.reader_tracking import ChangeTracker, TrackedChanges
 from topdp.privacy.observers.view import Bound, View, amplified
 from topdp.privacy.observers.worst_case import every_round_mu, information
 

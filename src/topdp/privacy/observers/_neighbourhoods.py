@@ -3,7 +3,7 @@
 Every row made outside a ball around the owner counts as seen by all observers. Then nothing depends on rows
 outside the ball, and a distant observer learns no more than any other that reads all of these. A larger ball
 hides more rows: its bound is tighter, and takes longer. Balls grow around the observers that may learn most,
-up to the largest ball that is allowed. On small graphs `estimate_readers` computes every observer instead.
+up to the largest ball that is allowed. On small graphs `_estimate_readers` computes every observer instead.
 
 **Guarantees.** An upper bound for every coalition of `colluders` agents, never a sample of them: an observer
 that sees more rows never learns less, and the proof of `adaptive` (docs/privacy.md) holds for any rows that
@@ -30,16 +30,16 @@ from topdp.base.progress import Progress, silent
 from topdp.plan import Plan
 from topdp.privacy.basics.exposure import Exposure
 from topdp.privacy.basics.refusals import NotCovered
-from topdp.privacy.observers.mu_bounds import bracket_band
-from topdp.privacy.observers.parallel_map import parallel_map
-from topdp.privacy.observers.reader_layout import (
+from topdp.privacy.observers._mu_bounds import bracket_band
+from topdp.privacy.observers._parallel_map import parallel_map
+from topdp.privacy.observers._reader_layout import (
     ReaderQuestion,
     RowFlow,
     UnsuitedError,
     lay_out,
     related_columns,
 )
-from topdp.privacy.observers.reader_tracking import ChangeTracker
+from topdp.privacy.observers._reader_tracking import ChangeTracker
 from topdp.privacy.observers.view import View, amplified
 from topdp.privacy.observers.worst_case import every_round_mu, information
 from topdp.privacy.query import Query

@@ -2,7 +2,7 @@
 
 A *question* names an observer, the owners, and which rows may be hidden from the observer; all other rows
 count as seen. A row is hidden if it may be hidden, and the observer neither reads it, nor makes it, nor makes
-another row from it. This file arranges rows and rounds; `reader_tracking` computes the covariance of the
+another row from it. This file arranges rows and rounds; `_reader_tracking` computes the covariance of the
 hidden rows.
 `observer_filter` is for observers that do not read estimates.
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from topdp.topology.graph import Topology, TopologyError, from_edges
+from topdp.topology._graph import Topology, TopologyError, from_edges
 
 Weights = Literal["refuse", "ignore"]
 

@@ -12,8 +12,8 @@ from typing import ClassVar
 from topdp.base.array_types import Floats
 from topdp.plan import Plan
 from topdp.plan.schedules import Schedule
+from topdp.protocols._broadcast import broadcast_plan, own_noise
 from topdp.protocols.averaging import expect_gossip
-from topdp.protocols.broadcast import broadcast_plan, own_noise
 from topdp.protocols.protocol import Protocol, check_deviation
 from topdp.topology import Topology
 

@@ -16,7 +16,7 @@ from topdp.base.array_types import Floats
 from topdp.errors import InputError
 from topdp.plan import NOBODY, PerRound, Plan
 from topdp.plan.schedules import Schedule
-from topdp.protocols.broadcast import own_noise
+from topdp.protocols._broadcast import own_noise
 from topdp.protocols.protocol import Protocol, check_deviation
 from topdp.topology import Topology
 

@@ -1,7 +1,7 @@
 """Tables and texts of the catalogue, as packages contain them: files to arrays. Reads only; `fetch`
 downloads.
 
-As in `image_decoding`, a reader takes a folder and returns the four arrays of a data set, or None if the
+As in `_image_decoding`, a reader takes a folder and returns the four arrays of a data set, or None if the
 folder does not hold its format. These sets have no published test part: every fifth record, in the order of
 the file, becomes a test record.
 """
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from topdp.data.image_decoding import ARRAY_NAMES, DECODING_ERRORS, Arrays, damage_error
+from topdp.data._image_decoding import ARRAY_NAMES, DECODING_ERRORS, Arrays, damage_error
 from topdp.data.readers.token_ids import token_ids
 
 SPAM_TOKENS = 128
