@@ -19,9 +19,9 @@ from topdp.privacy.answers import ADAPTIVE, OUTSIDER, VIEW, guarantee_kind
 from topdp.privacy.basics.exposure import Exposure
 from topdp.privacy.basics.privacy_loss import Loss
 from topdp.privacy.basics.refusals import expect_supported
-from topdp.privacy.observers.gram_matrix import SHIFT_ROUNDING, grams
+from topdp.privacy.observers.gram_matrix import LONG_PLAN_RELEASES, SHIFT_ROUNDING, grams
 from topdp.privacy.observers.observer_filter import Public
-from topdp.privacy.observers.view import LONG_PLAN_RELEASES, view, view_reason
+from topdp.privacy.observers.view import view, view_reason
 from topdp.privacy.query import DEFAULT_QUERY, Query
 from topdp.runs.config import did_you_mean
 

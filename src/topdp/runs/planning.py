@@ -193,9 +193,8 @@ def coalition_account(
     if size == 1:
         return None
     exposure = account.analysis.exposure()
-    return coalitions(
-        plan, exposure, size, limit=MAX_EXACT_COALITIONS, seed=seed, bound="upper", progress=progress
-    )
+    query = Query(allow_slow=True, progress=progress)
+    return coalitions(plan, exposure, size, limit=MAX_EXACT_COALITIONS, seed=seed, bound="upper", query=query)
 
 
 def powers(account: Account) -> dict[str, dict[str, float | None]]:

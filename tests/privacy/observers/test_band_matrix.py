@@ -17,6 +17,7 @@ from topdp.privacy.observers import view as views
 from topdp.privacy.observers._mu_bounds import MAX_DENSE_BAND, bracket, bracket_band
 from topdp.privacy.observers.gram_matrix import Band, bands, grams
 from topdp.privacy.observers.view import view
+from topdp.privacy.query import Query
 
 GRAPHS = {"random": graphs.random(8, 0.4, 1), "star": graphs.star(7), "complete": graphs.complete(5)}
 
@@ -183,14 +184,15 @@ def test_a_view_is_the_same_either_way(batches, monkeypatch):
 
 def test_slow_information_is_refused_by_name(monkeypatch):
     monkeypatch.setattr(views, "LONG_PLAN_RELEASES", 100)
+    monkeypatch.setattr(view_effort, "MAX_FOLLOWED_ROUNDS", 64)
     plan = plan_of("top-async", graphs.ring(9), 300)
     with pytest.raises(NotCovered, match="allow_slow"):
-        view(plan, exposure(9, 0.1), widest=64)
+        view(plan, exposure(9, 0.1), query=Query())
 
 
 def test_thousands_of_rounds_are_bearable_and_the_papers_need_patience():
-    view_effort.expect_affordable(plan_of("top-sync", graphs.random(30, 0.2, 0), 1500), allow_slow=False)
+    view_effort.expect_affordable(plan_of("top-sync", graphs.random(30, 0.2, 0), 1500), Query())
     paper = plan_of("top-sync", graphs.random(30, 0.2, 0), 6000)
     with pytest.raises(NotCovered, match=r"at most about 1[5-9]\d\d rounds"):
-        view_effort.expect_affordable(paper, allow_slow=False)
-    view_effort.expect_affordable(paper, allow_slow=True)
+        view_effort.expect_affordable(paper, Query())
+    view_effort.expect_affordable(paper, Query(allow_slow=True))

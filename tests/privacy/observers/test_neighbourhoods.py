@@ -64,7 +64,7 @@ def test_no_pair_learns_more(name, room):
 def test_no_coalition_learns_more(name, colluders, room):
     plan = plan_of(name, rounds=12)
     exposed = exposure(plan.agents, 1.0)
-    found = neighbourhood_bound(RowFlow(plan), exposed, colluders, room=room)
+    found = neighbourhood_bound(RowFlow(plan), exposed, Query(colluders=colluders), room=room)
     exact = adaptive(plan, exposed, Query(colluders=colluders))
     assert found.observers == ((),)
     assert (found.worst() >= exact.worst() * (1 - 1e-9)).all()

@@ -22,6 +22,7 @@ from topdp.privacy.observers.coalitions import coalitions
 from topdp.privacy.observers.gram_matrix import grams
 from topdp.privacy.observers.view import view
 from topdp.privacy.observers.worst_case import worst_case
+from topdp.privacy.query import Query
 from topdp.protocols import PlainAsynchronous, PlainSynchronous, TopAsynchronous, TopSynchronous
 
 SMALL = {
@@ -494,7 +495,8 @@ def test_coalitions_all_of_them_or_a_sample_that_says_so():
     plan = make(TopSynchronous, graphs.ring(6), 5)
     exposed = exposure(6, 1.0)
     steps = []
-    every = coalitions(plan, exposed, 2, progress=lambda stage, *counts, **details: steps.append(counts))
+    query = Query(progress=lambda stage, *counts, **details: steps.append(counts))
+    every = coalitions(plan, exposed, 2, query=query)
     assert every.complete and len(every.view.observers) == 15 and steps[-1] == (15, 15)
     assert "cover all smaller ones" in every.statement
     mu, members = every.worst()

@@ -40,15 +40,12 @@ class ViewAnswer(ObservedAnswer):
 
     def observe(self, plan: Plan, exposure: Exposure, query: Query, bound: Bound = "upper") -> View:
         expect_supported(self.supports(plan, query))
-        view_effort.expect_affordable(plan, query.allow_slow)
-        longest = None if query.allow_slow else view_effort.MAX_FOLLOWED_ROUNDS
-        return view(plan, exposure, owners="all", bound=bound, progress=query.progress, widest=longest)
+        return view(plan, exposure, owners="all", bound=bound, query=query)
 
     def spending_curve(self, spending: Spending, releases: Sequence[int]) -> Floats:
         plan = spending.plan
         expect_supported(view_reason(plan))
-        view_effort.expect_affordable(plan, spending.query.allow_slow, plan.agents - 1, owners=1)
-        mu = leading_view(plan, spending.analysis.exposure(), spending.owner, releases)
+        mu = leading_view(plan, spending.analysis.exposure(), spending.owner, releases, spending.query)
         return spending.amplified(mu, releases)
 
     def work(self, plan: Plan, query: Query) -> float:

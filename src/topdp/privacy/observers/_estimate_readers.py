@@ -18,7 +18,7 @@ from functools import partial
 import numpy as np
 
 from topdp.base.array_types import Ints
-from topdp.base.progress import Progress, silent
+from topdp.base.progress import Progress
 from topdp.privacy.basics.exposure import Exposure
 from topdp.privacy.observers._mu_bounds import bracket_band
 from topdp.privacy.observers._parallel_map import parallel_map
@@ -27,6 +27,7 @@ from topdp.privacy.observers._reader_tracking import ChangeTracker, TrackedChang
 from topdp.privacy.observers.gram_matrix import MAX_FAR_PART
 from topdp.privacy.observers.view import Bound, View, amplified
 from topdp.privacy.observers.worst_case import every_round_mu, information
+from topdp.privacy.query import DEFAULT_QUERY, Query
 
 Pair = tuple[int, int]  # owner, position of the observer
 
@@ -44,7 +45,7 @@ def estimate_readers(
     exposure: Exposure,
     coalitions: Sequence[tuple[int, ...]],
     bound: Bound = "upper",
-    progress: Progress = silent,
+    query: Query = DEFAULT_QUERY,
 ) -> View:
     """Return the loss of every other agent to each of `coalitions`; with bound="quick" the rough bounds.
 
@@ -60,9 +61,9 @@ def estimate_readers(
     [0.87, 0.87, 0.86, 0.86, 0.86, 0.86]
     """
     pairs = _PairBounds(flow, exposure, list(coalitions))
-    pairs.bound_all(bound, progress)
+    pairs.bound_all(bound, query.progress)
     if bound == "upper":
-        pairs.tighten(progress)
+        pairs.tighten(query.progress)
     sensitivity = exposure.sensitivity[:, None]
     per_release = information(flow.plan)
     # No observer learns more than all others together, who see all rows of an owner.

@@ -26,7 +26,7 @@ import numpy as np
 from scipy import sparse
 
 from topdp.base.array_types import Ints
-from topdp.base.progress import Progress, silent
+from topdp.base.progress import Progress
 from topdp.plan import Plan
 from topdp.privacy.basics.exposure import Exposure
 from topdp.privacy.basics.refusals import NotCovered
@@ -42,7 +42,7 @@ from topdp.privacy.observers._reader_layout import (
 from topdp.privacy.observers._reader_tracking import ChangeTracker
 from topdp.privacy.observers.view import View, amplified
 from topdp.privacy.observers.worst_case import every_round_mu, information
-from topdp.privacy.query import Query
+from topdp.privacy.query import DEFAULT_QUERY, Query
 
 Trace = tuple[int, ...]
 
@@ -147,12 +147,11 @@ class _OwnerBounds:
 def neighbourhood_bound(
     flow: RowFlow,
     exposure: Exposure,
-    colluders: int = 1,
+    query: Query = DEFAULT_QUERY,
     owners: Sequence[int] | None = None,
-    progress: Progress = silent,
     room: int = BALL_ROW_LIMITS[0],
 ) -> View:
-    """Return upper bounds on the loss of each owner to any coalition of `colluders` agents.
+    """Return upper bounds on the loss of each owner to any coalition of `query.colluders` agents.
 
     `owners`: default all agents. `room`: the most rows that may be hidden in a ball; a larger limit gives
     tighter bounds and takes longer.
@@ -171,8 +170,8 @@ def neighbourhood_bound(
     """
     around = PlanNeighbourhoods(flow)
     asked = list(range(flow.plan.agents)) if owners is None else list(owners)
-    search = _BallSearch(around, exposure.periods(), colluders, room)
-    return _view(around, exposure, colluders, search.all(asked, progress))
+    search = _BallSearch(around, exposure.periods(), query.colluders, room)
+    return _view(around, exposure, query.colluders, search.all(asked, query.progress))
 
 
 def affordable_ball_rows(flow: RowFlow, query: Query) -> int:

@@ -118,8 +118,7 @@ def leading_adaptive(
     coalitions = [J for J in _coalitions(plan, query) if owner not in J]
     per_release = information(plan)[:, owner]
     if not _all_seen(plan, public, coalitions):
-        view_effort.expect_affordable(plan, query.allow_slow, len(coalitions), public, owners=1)
-        return leading_view(plan, exposure, owner, last, coalitions, public), per_release
+        return leading_view(plan, exposure, owner, last, query, coalitions, public), per_release
     mu = np.array([every_round(per_release[: r + 1], period) for r in last]) * sensitivity
     return mu, per_release
 
@@ -202,7 +201,7 @@ def _neighbourhood_bound(plan: Plan, exposure: Exposure, query: Query, bound: Bo
     try:
         flow = RowFlow(plan)
         room = affordable_ball_rows(flow, query)
-        view = neighbourhood_bound(flow, exposure, query.colluders, progress=query.progress, room=room)
+        view = neighbourhood_bound(flow, exposure, query, room=room)
     except UnsuitedError:
         return None
     # The search for noise uses the bound itself in place of aligned records.
@@ -219,17 +218,14 @@ def _seen_by(
     query: Query,
     bound: Bound = "upper",
 ) -> View:
-    progress = query.progress
     noiseless = not plan.std.values.any()  # then estimates reveal everything
     if not noiseless and not _all_seen(plan, public, coalitions):
         if public is Public.ESTIMATES:
             try:
-                return estimate_readers(RowFlow(plan), exposure, coalitions, bound, progress)
+                return estimate_readers(RowFlow(plan), exposure, coalitions, bound, query)
             except UnsuitedError:
                 pass
-        view_effort.expect_affordable(plan, query.allow_slow, len(coalitions), public)
-        longest = None if query.allow_slow else view_effort.MAX_FOLLOWED_ROUNDS
-        return view(plan, exposure, coalitions, "all", bound, progress, longest, public)
+        return view(plan, exposure, coalitions, "all", bound, query, public)
     if not all_draws_count(plan):
         noisy = shared_noise.noisy_releases(plan)
         units = shared_noise.information_of(plan, noisy, coalitions)
@@ -238,7 +234,7 @@ def _seen_by(
     per_release = information(plan)
     each = every_round_mu(per_release, exposure.periods())
     mu = np.repeat((each * exposure.sensitivity)[:, None], len(coalitions), axis=1)
-    progress("accounting", len(coalitions), len(coalitions), unit="observer")
+    query.progress("accounting", len(coalitions), len(coalitions), unit="observer")
     return _exact_view(exposure, coalitions, mu, per_release)
 
 

@@ -16,12 +16,12 @@ import numpy as np
 
 from topdp.base.array_types import Floats
 from topdp.base.number_checks import expect_count
-from topdp.base.progress import Progress, silent
 from topdp.plan import Plan
 from topdp.plan.random_streams import stream
 from topdp.privacy.basics.exposure import Exposure
 from topdp.privacy.basics.refusals import PrivacyError, expect_supported
 from topdp.privacy.observers.view import View, view, view_reason
+from topdp.privacy.query import UNHURRIED_QUERY, Query
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,11 +84,12 @@ def coalitions(
     limit: int = 1000,
     seed: int = 0,
     bound: Literal["upper", "aligned"] = "aligned",
-    progress: Progress = silent,
+    query: Query = UNHURRIED_QUERY,
 ) -> Coalitions:
     """Return the losses of all other agents to all coalitions of `size` agents, or to `limit` sampled ones.
 
     A sampled coalition is drawn around an owner: first from the agents that read its rows, then from all.
+    `query`: as in `view`.
 
     >>> from topdp.privacy import exposure
     >>> import numpy as np
@@ -109,7 +110,7 @@ def coalitions(
     complete = possible <= limit
     every = itertools.combinations(range(plan.agents), size)
     chosen = list(every) if complete else _sample(plan, size, limit, seed)
-    views = view(plan, exposure, chosen, owners="all", bound=bound, progress=progress)
+    views = view(plan, exposure, chosen, owners="all", bound=bound, query=query)
     return Coalitions(views, size, complete, possible)
 
 

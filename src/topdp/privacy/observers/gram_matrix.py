@@ -31,6 +31,9 @@ from topdp.plan import Plan
 from topdp.privacy.basics.refusals import NotCovered
 from topdp.privacy.observers.observer_filter import FilteredRound, Public, filtered_rounds, whiten
 
+# In plans with more releases, M is computed near its diagonal only, with a bound on the rest (`Band`).
+LONG_PLAN_RELEASES = 512
+
 ROUNDS_PER_BLOCK = 64  # rounds between additions to M, and between attempts to drop old changes
 # A shift of a noiseless row counts as 0 below this share of the shifts that entered the row.
 SHIFT_ROUNDING = 1e-10
@@ -70,30 +73,15 @@ def grams(plan: Plan, coalition: Bools, owners: Ints, public: Public = Public.NO
 
     Row and column r are infinite where J sees the change of round r without noise.
     """
-    R, o = plan.releases, len(owners)
-    place = np.full(plan.agents, -1)
-    place[owners] = np.arange(o)
-    M = np.zeros((o, R, R))
-    leak = np.zeros((o, R), bool)
-    width = 0
-    S = np.zeros((0, 0))
-    waiting: list[Floats] = []
-    for r, this in enumerate(filtered_rounds(plan, coalition, public)):
-        if r == width:
-            _add(M, waiting, width)
-            width = min(R, r + ROUNDS_PER_BLOCK)
-            grown = np.zeros((len(S), o, width))
-            grown[:, :, :r] = S.reshape(len(S), o, r)
-            S = grown.reshape(len(S), o * width)
-        column = np.where(place[this.owner] >= 0, place[this.owner] * width + r, -1)
-        S, D, leaks = filter_shifts(this, S, column)
-        waiting.append(D)
-        leak[:, :width] |= leaks.reshape(o, width)
-    _add(M, waiting, width)
-    for owner in range(o):
-        M[owner][leak[owner]] = np.inf
-        M[owner][:, leak[owner]] = np.inf
-        yield M[owner]
+    R = plan.releases
+    for band in bands(plan, coalition, owners, public, whole=True):
+        padded = np.zeros((R, 2 * R))
+        line, item = padded.strides
+        as_strided(padded, (R, R), (line + item, item))[:] = band.values
+        M = padded[:, :R] + np.triu(padded[:, :R], 1).T
+        M[band.leaks] = np.inf
+        M[:, band.leaks] = np.inf
+        yield M
 
 
 def filter_shifts(this: FilteredRound, S: Floats, column: Ints) -> tuple[Floats, Floats, Bools]:
@@ -136,16 +124,27 @@ class Band:
 
 
 def bands(
-    plan: Plan, coalition: Bools, owners: Ints, widest: int | None = None, public: Public = Public.NOTHING
+    plan: Plan,
+    coalition: Bools,
+    owners: Ints,
+    public: Public = Public.NOTHING,
+    *,
+    widest: int | None = None,
+    whole: bool = False,
 ) -> Iterator[Band]:
     """Yield the band of each owner, as the agents marked in `coalition` see it together.
 
-    Raise NotCovered if changes have to be followed for more than `widest` rounds.
+    `whole`: follow each change to the end, so that the band is all of M. Raise NotCovered if changes have to
+    be followed for more than `widest` rounds.
     """
     R, o = plan.releases, len(owners)
     place = np.full(plan.agents, -1)
     place[owners] = np.arange(o)
-    values, rest, leaks = np.zeros((o, R, ROUNDS_PER_BLOCK)), np.zeros((o, R)), np.zeros((o, R), bool)
+    values, rest, leaks = (
+        np.zeros((o, R, R if whole else ROUNDS_PER_BLOCK)),
+        np.zeros((o, R)),
+        np.zeros((o, R), bool),
+    )
     low = high = 0  # the changes that are followed
     S = np.zeros((0, 0))
     waiting: list[Floats] = []
@@ -153,7 +152,7 @@ def bands(
         if r == high:
             values = _with(values, waiting, low, high)
             followed = S.reshape(len(S), o, high - low)
-            dropped, charge = _done(this, followed, float(values[:, :, 0].max()))
+            dropped, charge = (0, 0.0) if whole else _done(this, followed, float(values[:, :, 0].max()))
             if widest is not None and high - low - dropped > widest:
                 raise NotCovered(
                     f"The view has to follow each change for more than {widest} rounds, because "
@@ -174,34 +173,25 @@ def bands(
         yield Band(values[owner], rest[owner], leaks[owner])
 
 
-def _add(M: Floats, waiting: list[Floats], width: int) -> None:
-    """Add the products of the shifts that were seen since the last call to M."""
-    for owner, product in enumerate(_products(waiting, len(M), width)):
-        M[owner, :width, :width] += product
-
-
 def _with(values: Floats, waiting: list[Floats], low: int, high: int) -> Floats:
-    """Return the band of M with the products of the shifts that were seen since the last call."""
+    """Return the band of M with the products of the shifts that were seen since the last call.
+
+    Empties `waiting`, the whitened shifts D [seen, owners·width] of each round.
+    """
     width = high - low
+    if not waiting:
+        return values
     if width > values.shape[2]:
         values = np.pad(values, ((0, 0), (0, 0), (0, width - values.shape[2])))
-    for owner, product in enumerate(_products(waiting, len(values), width)):
+    D = np.concatenate(waiting).reshape(-1, len(values), width)
+    waiting.clear()
+    for owner in range(len(values)):
+        shifts_seen = np.ascontiguousarray(D[:, owner])
         padded = np.zeros((width, 2 * width))
-        padded[:, :width] = product
+        padded[:, :width] = shifts_seen.T @ shifts_seen
         line, item = padded.strides
         values[owner, low:high, :width] += as_strided(padded, (width, width), (line + item, item))
     return values
-
-
-def _products(waiting: list[Floats], owners: int, width: int) -> Iterator[Floats]:
-    """Yield DᵀD of each owner [width, width]; empties `waiting`, the rounds of D [seen, owners·width]."""
-    if not waiting:
-        return
-    D = np.concatenate(waiting).reshape(-1, owners, width)
-    waiting.clear()
-    for owner in range(owners):
-        shifts_seen = np.ascontiguousarray(D[:, owner])
-        yield shifts_seen.T @ shifts_seen
 
 
 def _done(this: FilteredRound, S: Floats, largest: float) -> tuple[int, float]:

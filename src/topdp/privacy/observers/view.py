@@ -30,18 +30,19 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from topdp.base.array_types import Bools, Floats, Ints
-from topdp.base.progress import Progress, silent
 from topdp.plan import Plan
 from topdp.privacy.basics.exposure import COVERED_NEEDS, Exposure, check, uncovered_reason
 from topdp.privacy.basics.gaussian import epsilon_of
 from topdp.privacy.basics.privacy_loss import GaussianLoss, Loss, SmallestLoss
 from topdp.privacy.basics.refusals import PrivacyError
+from topdp.privacy.observers import view_effort
 from topdp.privacy.observers._mu_bounds import bracket, bracket_band
 from topdp.privacy.observers._parallel_map import cores, parallel_map
 from topdp.privacy.observers._symmetry import symmetric_coalitions
-from topdp.privacy.observers.gram_matrix import Band, aligned, bands, grams
+from topdp.privacy.observers.gram_matrix import LONG_PLAN_RELEASES, Band, aligned, bands, grams
 from topdp.privacy.observers.observer_filter import Public, nonlinear_reason, seen_rows
 from topdp.privacy.observers.worst_case import composed, every_round, every_round_mu, information
+from topdp.privacy.query import UNHURRIED_QUERY, Query
 
 Observer = int | Sequence[int]
 # Which bound to compute. `quick` is a looser upper bound in about half the time, where one exists.
@@ -53,9 +54,6 @@ GRAM_MATRIX_BYTES = 1 << 29
 
 # The same for all observers that are computed in parallel.
 ALL_GRAM_MATRICES_BYTES = 1 << 31
-
-# In plans with more releases, M is computed near its diagonal only, with a bound on the rest (`Band`).
-LONG_PLAN_RELEASES = 512
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -136,17 +134,16 @@ def view(
     observers: Sequence[Observer] | None = None,
     owners: Literal["linked", "all"] | Sequence[int] = "linked",
     bound: Bound = "upper",
-    progress: Progress = silent,
-    widest: int | None = None,
+    query: Query = UNHURRIED_QUERY,
     public: Public = Public.NOTHING,
 ) -> View:
     """Return the loss of each owner to each observer.
 
     `observers`: agents, or coalitions as sequences of agents; default every agent alone. `owners`: `linked`
     are those of which the observer sees some row, `all` are all others. `bound="aligned"` computes only the
-    lower value, for all owners at once and many times faster; `quick` is the same as `upper` here. `progress`
-    is called after each observer. `widest`: a plan of more than LONG_PLAN_RELEASES releases is refused if
-    changes have to be followed for more rounds than this. `public`: what every observer can read.
+    lower value, for all owners at once and many times faster; `quick` is the same as `upper` here. `query`:
+    unless it allows slow answers, plans that take very long are refused; the observers are not those of its
+    colluders. `public`: what every observer can read.
 
     >>> from topdp.privacy import exposure
     >>> import numpy as np
@@ -163,6 +160,7 @@ def view(
     if bound not in get_args(Bound):
         raise PrivacyError(f"Expected bound to be one of {', '.join(get_args(Bound))}, got {bound!r}.")
     bound = "upper" if bound == "quick" else bound
+    view_effort.expect_affordable(plan, query, None if observers is None else len(observers), public)
     outsiders = public is not Public.NOTHING
     members = tuple(
         _members(J, plan.agents, outsiders) for J in (range(plan.agents) if observers is None else observers)
@@ -185,13 +183,13 @@ def view(
         return aligned(plan, coalitions[o], wanted[o], period, public)
 
     def brackets(o: int) -> list[tuple[float, float]]:
-        matrices = _matrices(plan, coalitions[o], wanted[o], widest, public)
+        matrices = _matrices(plan, coalitions[o], wanted[o], query, public)
         return [_bracket(M, int(period[i]), float(largest[i])) for i, M in matrices]
 
     for done, (o, squares) in enumerate(zip(first, parallel_map(sums, first), strict=True), 1):
         reached[wanted[o], o] = [classes.max() for classes in squares]
         if bound == "aligned":
-            progress("accounting", done, len(first), unit="observer")
+            query.progress("accounting", done, len(first), unit="observer")
     _relabelled(same, reached)
     lower = np.where(asked, np.minimum(sensitivity[:, None] * np.sqrt(reached), ceiling[:, None]), np.nan)
     largest = reached.max(axis=1)
@@ -202,7 +200,7 @@ def view(
         low, high = sensitivity[wanted[o]] * np.sqrt(np.array(pairs).reshape(-1, 2)).T
         lower[wanted[o], o] = np.minimum(low, ceiling[wanted[o]])
         upper[wanted[o], o] = np.minimum(np.maximum(high, low), ceiling[wanted[o]])
-        progress("accounting", done, len(first), unit="observer")
+        query.progress("accounting", done, len(first), unit="observer")
     _relabelled(same, lower, upper)
     return View(
         observers=members,
@@ -250,6 +248,7 @@ def leading_view(
     exposure: Exposure,
     owner: int,
     last: Sequence[int],
+    query: Query,
     observers: Sequence[Observer] | None = None,
     public: Public = Public.NOTHING,
 ) -> Floats:
@@ -260,14 +259,17 @@ def leading_view(
     samples count as if the record were in every round.
     """
     check(plan, exposure)
+    if observers is None:
+        observers = [j for j in range(plan.agents) if j != owner]
+    view_effort.expect_affordable(plan, query, len(observers), public, owners=1)
     period = int(exposure.periods()[owner])
     sensitivity = exposure.sensitivity[owner]
     worst = np.zeros(len(last))
     with threadpool_limits(1, "blas"):
-        for J in [j for j in range(plan.agents) if j != owner] if observers is None else observers:
+        for J in observers:
             members = _members(J, plan.agents, public is not Public.NOTHING)
             coalition = np.isin(np.arange(plan.agents), members)
-            for _, M in _matrices(plan, coalition, np.array([owner]), None, public):
+            for _, M in _matrices(plan, coalition, np.array([owner]), UNHURRIED_QUERY, public):
                 # u_r = 0 from the first round without the data: only the leading block of M counts.
                 upper = [_bracket(_leading(M, r + 1), period)[1] for r in last]
                 worst = np.maximum(worst, np.sqrt(upper) * sensitivity)
@@ -277,16 +279,17 @@ def leading_view(
 
 
 def _matrices(
-    plan: Plan, coalition: Bools, owners: Ints, widest: int | None, public: Public
+    plan: Plan, coalition: Bools, owners: Ints, query: Query, public: Public
 ) -> Iterator[tuple[int, Floats | Band]]:
     """Yield (owner, M): the whole matrix, or for long plans only its band; some owners at a time."""
     long = plan.releases > LONG_PLAN_RELEASES
     entries = plan.releases * LONG_PLAN_RELEASES // 2 if long else plan.releases**2
     step = max(1, GRAM_MATRIX_BYTES // (8 * entries))
+    widest = None if query.allow_slow else view_effort.MAX_FOLLOWED_ROUNDS
     for start in range(0, len(owners), step):
         part = owners[start : start + step]
         if long:
-            matrices: Iterator[Floats | Band] = bands(plan, coalition, part, widest, public)
+            matrices: Iterator[Floats | Band] = bands(plan, coalition, part, public, widest=widest)
         else:
             matrices = grams(plan, coalition, part, public)
         yield from zip(part.tolist(), matrices, strict=True)

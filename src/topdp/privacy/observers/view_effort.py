@@ -6,8 +6,9 @@ import math
 
 from topdp.plan import Plan
 from topdp.privacy.basics.refusals import NotCovered
+from topdp.privacy.observers.gram_matrix import LONG_PLAN_RELEASES
 from topdp.privacy.observers.observer_filter import Public
-from topdp.privacy.observers.view import LONG_PLAN_RELEASES
+from topdp.privacy.query import Query
 
 # Estimated multiplications and additions per minute on one core.
 OPERATIONS_PER_MINUTE = 7.5e11
@@ -59,14 +60,14 @@ def reader_work(plan: Plan, observers: int | None = None) -> float:
 
 def expect_affordable(
     plan: Plan,
-    allow_slow: bool,
+    query: Query,
     observers: int | None = None,
     public: Public = Public.NOTHING,
     owners: int | None = None,
 ) -> None:
-    """Raise NotCovered if the view would take far too long, unless `allow_slow`."""
+    """Raise NotCovered if the view would take far too long, unless `query` allows slow answers."""
     work = view_work(plan, observers, public, owners)
-    if work > MAX_UNASKED_WORK and not allow_slow:
+    if work > MAX_UNASKED_WORK and not query.allow_slow:
         growth = 1 if plan.releases > LONG_PLAN_RELEASES else 3
         fits = math.floor(plan.releases * (MAX_UNASKED_WORK / work) ** (1 / growth))
         what = "view" if public is Public.NOTHING else "adaptive answer"
