@@ -26,7 +26,6 @@ from topdp.learning.gradients import ClippedGradients
 from topdp.plan import prune
 from topdp.privacy import exposure, worst_case
 from topdp.protocols import Central, Protocol, protocol_of
-from topdp.protocols import _matching as matching
 from topdp.simulator.engine import Engine
 from topdp.topology import Topology
 
@@ -269,16 +268,6 @@ def test_equal_noise_is_what_the_paper_writes_whatever_the_share(name, alpha):
 def test_a_share_outside_its_range_is_refused(name, own_share):
     with pytest.raises(InputError, match="Expected 0 <= own_share <= 1, got"):
         PROTOCOLS[name](0.25, own_share=own_share)
-
-
-def test_pairs_are_the_same_walked_or_by_arrays():
-    """Few agents are matched edge by edge, many by arrays: one walk."""
-    for graph in (topology.random(12, 0.4, 1), topology.star(9), topology.complete(7)):
-        walked = matching.draw_pairs(graph, 40, 0.2, seed=3)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(matching, "MAX_WALK_AGENTS", 0)
-            found = matching.draw_pairs(graph, 40, 0.2, seed=3)
-        np.testing.assert_array_equal(walked.partner, found.partner)
 
 
 @pytest.mark.parametrize("name", ["plain-async", "top-async"])

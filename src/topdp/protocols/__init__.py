@@ -1,4 +1,4 @@
-"""Protocols: each writes a plan from a graph and a schedule, without data; one file per protocol."""
+"""Protocols: each writes a plan from a graph and a schedule, without data."""
 
 from typing import TYPE_CHECKING
 
@@ -8,8 +8,7 @@ if TYPE_CHECKING:
     from topdp.protocols._asynchronous import PlainAsynchronous, TopAsynchronous
     from topdp.protocols._central import Central
     from topdp.protocols._correlated import Correlated
-    from topdp.protocols._dsgd import Dsgd
-    from topdp.protocols._muffliato import Muffliato
+    from topdp.protocols._own_noise import Dsgd, Muffliato
     from topdp.protocols._synchronous import PlainSynchronous, TopSynchronous
     from topdp.protocols.protocol import Protocol, UpdateRule, protocol_of
 
@@ -33,8 +32,7 @@ __getattr__ = lazy_exports(
         "_asynchronous": ["PlainAsynchronous", "TopAsynchronous"],
         "_central": ["Central"],
         "_correlated": ["Correlated"],
-        "_dsgd": ["Dsgd"],
-        "_muffliato": ["Muffliato"],
+        "_own_noise": ["Dsgd", "Muffliato"],
         "protocol": ["Protocol", "UpdateRule", "protocol_of"],
         "_synchronous": ["PlainSynchronous", "TopSynchronous"],
     },
