@@ -84,7 +84,6 @@ def amend(
     with signs_of_life(err, "federation") as progress:
         progress("calibrating")
         from topdp.agents.agreement import federation_manifest
-        from topdp.agents.agreement.amendments import amendment_of
         from topdp.agents.agreement.identity_card import read_card
         from topdp.agents.agreement.manifest import read_manifest
         from topdp.agents.agreement.run_setup import granted_budgets
@@ -105,7 +104,7 @@ def amend(
         amended.write(place)
     for each in remarks:
         remark(each)
-    amendment = amendment_of(amended)
+    amendment = amended.amends
     assert amendment is not None
     budgets, new_delta = granted_budgets(amended), amended.config.privacy.delta
     lines, deltas = [], []
@@ -155,7 +154,7 @@ def sign(
     expect_listed(amended, name, folder)
     signed = amendments.sign_amendment(manifest, amended, identities)
     missing = amendments.missing_signatures(signed)
-    amendment = amendments.amendment_of(signed)
+    amendment = signed.amends
     assert amendment is not None
     spent, granted = amendment.spent.get(name), amendment.granted.get(name)
     budget, delta = granted_budgets(signed)[name], signed.config.privacy.delta
