@@ -23,7 +23,7 @@ RESULTS = Path(__file__).parents[2] / "results"
 
 @pytest.mark.slow
 def test_the_numbers_of_a_figure_are_those_of_its_runs(out, scale):
-    runs = FigureRuns(out / "runs", "cpu", test_records=lambda config: 50, say=print)
+    runs = FigureRuns(out / "runs", "cpu", test_records=lambda config: 50, progress=print)
     for number in ("1", "2"):  # along the epochs, and against a budget
         panels = FIGURES[number].panels(scale, "same")
         numbers = read_numbers("same", panels, out / f"figure{number}-same.csv")

@@ -12,7 +12,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
@@ -34,6 +34,7 @@ from topdp.agents.runtime.agent import ESTIMATE_FILE, RESULT_FILE
 from topdp.agents.runtime.agent_timing import TIMED_PARTS
 from topdp.audit import AuditRequest
 from topdp.audit.rehearsal_record import CANARIES_FILE
+from topdp.base.progress import Progress, silent
 from topdp.data import Shards
 from topdp.errors import ExitCode, InputError
 from topdp.privacy.accounting import Account
@@ -48,7 +49,6 @@ from topdp.runs.run_folder import RunFolder
 from topdp.runs.run_outline import RunOutline
 from topdp.simulator.simulation import State
 
-Say = Callable[[str], Any]
 SUCCESS_CODES = (ExitCode.DONE, ExitCode.BUDGET)
 
 
@@ -61,7 +61,7 @@ def run(
     out: Path,
     seeded: bool = False,
     budgets: dict[int, float] | None = None,
-    say: Say = lambda _: None,
+    progress: Progress = silent,
     failpoints: dict[int, str] | None = None,
     rules: Rules | None = None,
     rehearse: bool = False,
@@ -83,14 +83,14 @@ def run(
         outputs = parts.task.outputs(shards.targets.flatten(0, 1), shards.classes)
         planted = plant(RunSetup.of(manifest), tuple(shards.inputs.shape[2:]), outputs, AuditRequest())
         planted.save(folder / CANARIES_FILE)
-        say(f"{len(planted.canaries)} canaries in the records of {names[planted.canaries.owner]}")
-    say(f"{len(names)} processes on this machine, manifest {manifest.hash[:16]}")
+        progress(f"{len(planted.canaries)} canaries in the records of {names[planted.canaries.owner]}")
+    progress(f"{len(names)} processes on this machine, manifest {manifest.hash[:16]}")
     with ExitStack() as stack:
         if rules.relay:
             environment = {**os.environ, **fork_server.SINGLE_THREAD_VARIABLES}
             server = fork_server.start(["relay", "--listen", rules.relay], environment, folder / "relay.log")
             stack.callback(child_processes.terminate_all, {0: server}, ["the relay"], lambda _: None)
-        codes = processes(folder, names, seeded, budgets or {}, failpoints or {}, say=say)
+        codes = processes(folder, names, seeded, budgets or {}, failpoints or {}, progress=progress)
     results = []
     ended_by_us = -signal.SIGTERM  # because another one had failed, which is reported first
     for name, code in sorted(zip(names, codes, strict=True), key=lambda agent: agent[1] == ended_by_us):
@@ -149,7 +149,7 @@ def processes(
     budgets: Mapping[int, float] = MappingProxyType({}),
     failpoints: Mapping[int, str] = MappingProxyType({}),
     for_good: Collection[int] = (),
-    say: Say = lambda _: None,
+    progress: Progress = silent,
 ) -> list[int]:
     """Start one process per agent and wait for all; return their exit codes.
 
@@ -186,14 +186,14 @@ def processes(
                         continue
                     del running[i]
                     if code == -9 and i in failpoints and i not in for_good:
-                        say(f"{names[i]} was killed at {failpoints[i]}, is started again")
+                        progress(f"{names[i]} was killed at {failpoints[i]}, is started again")
                         running[i] = started(i, None)
                     else:
                         codes[i] = code
                 if any(code not in SUCCESS_CODES for i, code in codes.items() if i not in for_good):
                     break  # the others would wait for it
         finally:
-            codes |= child_processes.terminate_all(running, names, say)
+            codes |= child_processes.terminate_all(running, names, progress)
     return [codes[i] for i in range(len(names))]
 
 
