@@ -10,7 +10,7 @@ import typer
 from topdp.cli.agent_options import IdentityFolder, expect_agents_installed, print_result
 from topdp.runs.config import ConfigError
 from topdp.views.terminal.console import Json, err, remark
-from topdp.views.terminal.progress_display import signs_of_life
+from topdp.views.terminal.progress_display import show_progress
 
 
 def renew(
@@ -81,7 +81,7 @@ def amend(
     expect_agents_installed()
     if place.exists():
         raise ConfigError(f"--out: {place} exists, and agents may run it. Name another file.")
-    with signs_of_life(err, "federation") as progress:
+    with show_progress(err, "federation") as progress:
         progress("calibrating")
         from topdp.agents.agreement import federation_manifest
         from topdp.agents.agreement.identity_card import read_card
