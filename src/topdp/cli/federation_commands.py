@@ -183,9 +183,9 @@ def demo(
     place = folder or Path("runs") / f"federation-{datetime.now():%Y%m%d-%H%M%S}"
     with show_progress(err, "federation") as progress:
         progress("loading torch")
-        from topdp.agents.development import fork_server
+        from topdp.agents.development import child_processes
 
-        fork_server.warm_up()  # in parallel, on another core
+        child_processes.warm_up()  # in parallel, on another core
         from topdp.agents.development import federation_demo as demos
 
         smaller = demos.parse_budgets(budgets or [], agents)
