@@ -12,7 +12,6 @@ that is stopped before it listens to signals ends by the signal itself (-15): no
 from __future__ import annotations
 
 import argparse
-import os
 import random
 import socket
 import sys
@@ -25,7 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from topdp.agents.agreement import federation_manifest, identity
-from topdp.agents.development import fork_server
+from topdp.agents.development import child_processes
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_check import verify
 from topdp.agents.node.shutdown import AGENT_SHUTDOWN_SECONDS, BLOCKED_LOOP_SECONDS
@@ -56,9 +55,7 @@ def started(folder: Path, name: str) -> BaseProcess:
     command += ["--manifest", str(folder / "manifest.toml"), "--identity", str(folder / name)]
     command += ["--data", str(folder / "records.npz"), "--state", str(folder / f"state-{name}")]
     (folder / f"{name}.log").touch()
-    return fork_server.start(
-        command, {**os.environ, **fork_server.SINGLE_THREAD_VARIABLES}, folder / f"{name}.log"
-    )
+    return child_processes.start(command, folder / f"{name}.log")
 
 
 def said(folder: Path, name: str) -> int:
@@ -75,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         sites(folder)
-        fork_server.warm_up()
+        child_processes.warm_up()
         spoken = {"ada": 0, "bob": 0}  # bytes of the log before this life
         processes = {name: started(folder, name) for name in ("ada", "bob")}
         try:

@@ -42,13 +42,6 @@ def test_csv_files_round_trip(tmp_path: Path, ending: str) -> None:
     assert found is not None and same(found, MNIST)
 
 
-def test_csv_files_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_csv(tmp_path, MNIST)
-    monkeypatch.setattr(image_decoding, "CSV_BLOCK_BYTES", 5000)  # about two lines
-    found = image_decoding.csv_files(tmp_path)
-    assert found is not None and same(found, MNIST)
-
-
 def test_cifar_sheets_and_batches_agree(tmp_path: Path) -> None:
     write_sheets(tmp_path / "sheets", CIFAR)
     write_batches(tmp_path / "batches", CIFAR)
@@ -106,14 +99,14 @@ def test_a_truncated_gz_is_named(tmp_path: Path) -> None:
         image_decoding.idx_files(tmp_path)
 
 
-@pytest.mark.parametrize("spoiled", [",256,", ",,", ",x,", ",1234,", ",1\n"])
+@pytest.mark.parametrize("spoiled", [",256,", ",,", ",x,", ",1234,", ",1,1,"])
 def test_a_damaged_csv_is_named(tmp_path: Path, spoiled: str) -> None:
     write_csv(tmp_path, MNIST)
     path = tmp_path / "mnist_test.csv"
     head, rest = path.read_text().split("\n", 1)
     first, _, after = rest.split(",", 2)
     path.write_text(f"{head}\n{first}{spoiled}{after}")
-    with pytest.raises(DataError, match=r"mnist_test\.csv .*785 integers"):
+    with pytest.raises(DataError, match=r"mnist_test\.csv is unreadable"):
         image_decoding.csv_files(tmp_path)
 
 

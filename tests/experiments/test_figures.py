@@ -16,13 +16,14 @@ from topdp.experiments.figures.figure_numbers import read_numbers
 from topdp.experiments.figures.figure_picture import caption
 from topdp.experiments.figures.paper_figure import Claim, FigureNumbers
 from topdp.experiments.lenses import FULL_SCALE
+from topdp.privacy.answers import answer_kind
 
 RESULTS = Path(__file__).parents[2] / "results"
 
 
 @pytest.mark.slow
 def test_the_numbers_of_a_figure_are_those_of_its_runs(out, scale):
-    runs = FigureRuns(out / "runs", "cpu", test_records=lambda config: 50, say=print)
+    runs = FigureRuns(out / "runs", "cpu", test_records=lambda config: 50, progress=print)
     for number in ("1", "2"):  # along the epochs, and against a budget
         panels = FIGURES[number].panels(scale, "same")
         numbers = read_numbers("same", panels, out / f"figure{number}-same.csv")
@@ -110,7 +111,7 @@ def test_every_frontier_says_which_guarantee_its_numbers_have(out):
     for file in RESULTS.glob("frontier-*.csv"):
         (guarantee,) = {row.guarantee for row in frontier_report.read_rows(file)}
         words = file.with_suffix(".md").read_text()
-        assert f": ε ({guarantee}) |" in words and frontier_report.COVERAGE[guarantee] in words
+        assert f": ε ({guarantee}) |" in words and answer_kind(guarantee).scope in words
 
 
 @pytest.mark.parametrize(

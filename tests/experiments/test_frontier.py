@@ -107,7 +107,7 @@ def test_every_run_of_the_frontier_is_that_run_alone(model, scale, tmp_path, mon
         for epsilon in (1.0, 50.0)
         for seed in (0, 1)
     ]
-    runs = FigureRuns(tmp_path / "runs", "cpu", test_records=lambda config: 100, say=quiet)
+    runs = FigureRuns(tmp_path / "runs", "cpu", test_records=lambda config: 100, progress=quiet)
     runs.execute(configs)
     assert (
         len(stackable(configs, 1e12, estimated_bytes)) == 3
@@ -165,7 +165,7 @@ def test_when_time_is_up_what_there_is_is_written_and_the_rest_is_made_later(sca
 
 def test_no_stack_is_begun_after_the_time_that_was_given(scale, tmp_path):
     runs = FigureRuns(
-        tmp_path, "cpu", test_records=lambda config: 100, say=quiet, until=time.monotonic() - 1.0
+        tmp_path, "cpu", test_records=lambda config: 100, progress=quiet, until=time.monotonic() - 1.0
     )
     with pytest.raises(OutOfTime, match="1 stacks of runs left"):
         runs.execute([final(scale, "plain")])

@@ -86,7 +86,7 @@ def test_a_quick_figure_says_so_and_its_noise_decays(scale, tmp_path):
 
 def test_a_run_with_other_noise_is_run_again(scale, tmp_path):
     config = figure_run(scale, "honest", "plain", 0)
-    runs = FigureRuns(tmp_path, "cpu", test_records=lambda config: 50, say=quiet)
+    runs = FigureRuns(tmp_path, "cpu", test_records=lambda config: 50, progress=quiet)
     runs.execute([config])
     before = runs[config]
     (unit,) = runs.noise.unit_sigmas
@@ -103,7 +103,7 @@ def test_a_long_stack_says_how_far_it_is_between_its_evaluations(scale, tmp_path
     said = []
     tree = figure_run(scale, "honest", "no-noise", 0).model_dump(exclude_none=True)
     config = parse(tree | {"train": tree["train"] | {"evaluate_every": 4}}, "evaluated at the ends")
-    FigureRuns(tmp_path, "cpu", test_records=lambda config: 50, say=said.append).execute([config])
+    FigureRuns(tmp_path, "cpu", test_records=lambda config: 50, progress=said.append).execute([config])
     assert [line.split(",")[0] for line in said[1:]] == [f"  round {t} of 4" for t in range(5)]
     assert all(line.endswith("s left in this stack") for line in said[1:])
     assert said[-1].endswith(" 0 s left in this stack")
@@ -118,7 +118,7 @@ def test_records_are_dealt_out_once_and_the_oldest_make_room(scale, tmp_path, mo
 
     monkeypatch.setattr(run_stacks, "load_shards", deal)
     monkeypatch.setattr("topdp.runs.run_stacks.MAX_CACHED_SHARDS", 2)
-    runs = FigureRuns(tmp_path, "cpu", test_records=lambda config: 50, say=quiet)
+    runs = FigureRuns(tmp_path, "cpu", test_records=lambda config: 50, progress=quiet)
     for seed, method in ((0, "plain"), (0, "no-noise"), (1, "plain"), (2, "plain"), (1, "top"), (0, "top")):
         runs.execute([figure_run(scale, "same", method, seed)])
     assert dealt == [0, 1, 2, 0]
@@ -178,7 +178,7 @@ def test_a_run_of_a_figure_is_that_run_alone(scale, tmp_path, monkeypatch):
         for method, mode in (("top-dp", "sync"), ("plain", "async"))
         for seed in (0, 1)
     ]
-    runs = FigureRuns(tmp_path / "runs", "cpu", test_records=lambda config: 100, say=print)
+    runs = FigureRuns(tmp_path / "runs", "cpu", test_records=lambda config: 100, progress=print)
     runs.execute(configs)
     for number, config in enumerate(configs):
         monkeypatch.setattr("topdp.runs.run.curves", lambda *arguments, **named: None)
@@ -190,7 +190,7 @@ def test_a_run_of_a_figure_is_that_run_alone(scale, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("change", ["privacy.adjacency=replace-one", "train.fading=sqrt-epoch"])
 def test_what_does_not_follow_from_the_unit_budget_by_scaling_is_refused(scale, tmp_path, change):
-    runs = FigureRuns(tmp_path, "cpu", test_records=lambda config: 100, say=print)
+    runs = FigureRuns(tmp_path, "cpu", test_records=lambda config: 100, progress=print)
     with pytest.raises(InputError, match="add-remove"):
         runs.execute([read(changes=["method.name=top", "rounds=5", change])])
 

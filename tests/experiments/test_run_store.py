@@ -146,7 +146,7 @@ def test_a_frontier_says_how_each_of_its_runs_is_made(out, scale):
         made = as_run(row.command, 0)
         assert made.method.name == row.method and made.privacy.clip == row.clip
         assert math.isinf(row.epsilon) or made.privacy.epsilon == row.epsilon
-        assert made in FigureRuns(out / "runs", "cpu", test_records=lambda config: 50, say=print)
+        assert made in FigureRuns(out / "runs", "cpu", test_records=lambda config: 50, progress=print)
 
 
 def sigma_in(file, panel, line):

@@ -13,7 +13,7 @@ from topdp import topology
 from topdp.plan import Batches, Cycle, Full, Plan, Poisson, prune, schedules
 from topdp.privacy.accounting import Account
 from topdp.privacy.accounting import account as account_of
-from topdp.privacy.answers import ANSWERS, BY_RANK, Status
+from topdp.privacy.answers import Status
 from topdp.privacy.basics.gaussian import epsilon_of, mu_of
 from topdp.privacy.basics.privacy_loss import sampled_loss
 from topdp.privacy.basics.refusals import PrivacyError
@@ -74,10 +74,6 @@ def test_all_answers_for_every_agent(name):
         assert details["mu"][key] == max(details["mu_per_agent"][key])
     most = details["sees_most"]["view"]
     assert [mu[i, J[0]] for i, J in enumerate(most)] == np.nanmax(mu, axis=1).tolist()
-
-
-def test_every_answer_has_a_rank():
-    assert {kind.key: kind for kind in BY_RANK} == ANSWERS and len(BY_RANK) == len(ANSWERS)
 
 
 def test_what_is_not_asked_for_is_not_computed(monkeypatch):

@@ -15,7 +15,7 @@ from topdp.audit.canaries import AuditError
 from topdp.base.array_types import Bools, Floats
 from topdp.plan import Plan
 from topdp.privacy.accounting import Account
-from topdp.privacy.answers import ADAPTIVE, OUTSIDER, VIEW, guarantee_kind
+from topdp.privacy.answers import BY_RANK, OUTSIDER, guarantee_kind
 from topdp.privacy.basics.exposure import Exposure
 from topdp.privacy.basics.privacy_loss import Loss
 from topdp.privacy.basics.refusals import expect_supported
@@ -94,12 +94,12 @@ def observer_named(
     """
     expect_observer(text, sees, owner, plan.agents)
     if text == OUTSIDER.name:
-        return Observer(plan, (), "all")
+        return Observer(plan, (), _seen(OUTSIDER.public))
     if text == "all" or (text == "worst" and sees == "all"):
         return Observer(plan, tuple(agent for agent in range(plan.agents) if agent != owner), sees)
     if text != "worst":
         return Observer(plan, _members(text, plan.agents, owner), sees)
-    kind = VIEW if SEES[sees] is Public.NOTHING else ADAPTIVE
+    kind = next(kind for kind in BY_RANK if kind.public is SEES[sees])
     if (worst := account.answers[kind.key].observers) is not None:
         return Observer(plan, worst[owner], sees)
     losses = kind.observe(plan, account.analysis.exposure(), query)
@@ -108,7 +108,11 @@ def observer_named(
 
 def seen_by_guarantee(guarantee: str) -> str:
     """Return what the observer of a guarantee sees, as `--sees` names it."""
-    public = guarantee_kind(guarantee).public
+    return _seen(guarantee_kind(guarantee).public)
+
+
+def _seen(public: Public) -> str:
+    """Return the name of the rows that are public to an observer."""
     return next(sees for sees, value in SEES.items() if value is public)
 
 

@@ -43,6 +43,16 @@ class LockHeldError(FileError):
     """A folder or file that another process has locked."""
 
 
+def read_text(path: Path) -> str:
+    """Return the text (UTF-8) in `path`; raise FileError if it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8-sig")  # some editors write a byte order mark
+    except FileNotFoundError:
+        raise FileError(f"Expected a file {path}, but found none. Check the path.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise FileError(f"Could not read {path}: {getattr(error, 'strerror', error)}.") from None
+
+
 def write_atomically(path: Path, content: str | bytes, mode: int = 0o666, durable: bool = True) -> None:
     """Replace the content of `path` atomically; `mode` is the mode of a new file, before the process's umask.
 

@@ -136,9 +136,9 @@ def take_part(arguments: dict[str, Any], make_hooks: Callable[[], AgentHooks] | 
     expect_agents_installed()
     _expect_usable(arguments["manifest"], arguments["identity"])
     if not json_log:
-        from topdp.views.terminal.progress_display import signs_of_life
+        from topdp.views.terminal.progress_display import show_progress
 
-        with signs_of_life(err, "agent") as progress:
+        with show_progress(err, "agent") as progress:
             progress("loading torch")
             from topdp.agents.node import agent_process
     from topdp.agents.node import agent_log, agent_process, shutdown

@@ -10,7 +10,7 @@ import typer
 
 from topdp.errors import InputError
 from topdp.views.terminal.console import Json, err, print_json, remark, show
-from topdp.views.terminal.progress_display import signs_of_life
+from topdp.views.terminal.progress_display import show_progress
 
 
 def bench(
@@ -46,7 +46,7 @@ def bench(
     """
     if not minutes >= 0:
         raise InputError(f"--minutes: expected a number of at least 0, got {minutes}.")
-    with signs_of_life(err, "bench") as progress:
+    with show_progress(err, "bench") as progress:
         progress("loading torch")
         import torch
 

@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from topdp.views.terminal.console import Json, err, print_json, print_text, remark, show
-from topdp.views.terminal.progress_display import signs_of_life
+from topdp.views.terminal.progress_display import show_progress
 
 
 def data_fetch(
@@ -22,7 +22,7 @@ def data_fetch(
     as_json: Json = False,
 ) -> None:
     """Fetch a data set into the cache and verify its checksums."""
-    with signs_of_life(err, "data") as progress:
+    with show_progress(err, "data") as progress:
         from topdp.data import fetch
 
         cached = fetch(name, data_dir=data_dir, progress=progress)
@@ -59,7 +59,7 @@ def data_look(
 
     The columns are for you alone; the schema is to be filled in.
     """
-    with signs_of_life(err, "data"):
+    with show_progress(err, "data"):
         from topdp.data.readers.file_preview import preview_columns
         from topdp.data.readers.table_schema import schema_template
 

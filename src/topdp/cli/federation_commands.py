@@ -13,7 +13,7 @@ from topdp.cli.shared_options import Changes, Preset
 from topdp.runs import config
 from topdp.runs.metric_labels import NO_TEST_RECORDS, metric_names, metric_text
 from topdp.views.terminal.console import Json, err, print_json, remark, show
-from topdp.views.terminal.progress_display import signs_of_life
+from topdp.views.terminal.progress_display import show_progress
 
 
 def create(
@@ -61,7 +61,7 @@ def create(
     The settings are graph, method, rounds and rules. The noise is calibrated.
     """
     expect_agents_installed()
-    with signs_of_life(err, "federation") as progress:
+    with show_progress(err, "federation") as progress:
         progress("reading cards")
         from topdp.agents.agreement import federation_manifest
 
@@ -116,7 +116,7 @@ def canaries(
     expect_agents_installed()
     if place.exists():
         raise config.ConfigError(f"--out: {place} exists, and agents may use it. Name another file.")
-    with signs_of_life(err, "federation") as progress:
+    with show_progress(err, "federation") as progress:
         progress("loading torch")
         import torch
 
@@ -181,16 +181,18 @@ def demo(
     expect_agents_installed()
     settings = config.read(file, preset, [*(changes or []), f"topology.agents={agents}"])
     place = folder or Path("runs") / f"federation-{datetime.now():%Y%m%d-%H%M%S}"
-    with signs_of_life(err, "federation") as progress:
+    with show_progress(err, "federation") as progress:
         progress("loading torch")
-        from topdp.agents.development import fork_server
+        from topdp.agents.development import child_processes
 
-        fork_server.warm_up()  # in parallel, on another core
+        child_processes.warm_up()  # in parallel, on another core
         from topdp.agents.development import federation_demo as demos
 
         smaller = demos.parse_budgets(budgets or [], agents)
         progress("planning")
-        result = demos.run(settings, place, seeded, smaller, progress.say, rehearse=rehearse, relay=relay)
+        result = demos.run(
+            settings, place, seeded, smaller, progress.announce, rehearse=rehearse, relay=relay
+        )
     if as_json:
         print_json(result)
         return

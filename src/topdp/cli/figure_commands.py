@@ -11,7 +11,7 @@ from topdp.cli.shared_options import Changes, ConfigFile, Device, Out, Preset, c
 from topdp.runs import config
 from topdp.runs.config import ConfigError
 from topdp.views.terminal.console import Json, err, print_json, show
-from topdp.views.terminal.progress_display import signs_of_life
+from topdp.views.terminal.progress_display import show_progress
 
 
 def graph(
@@ -32,7 +32,7 @@ def graph(
     extra = {"topology.kind": kind, "topology.agents": agents}
     options = [f"{key}={value}" for key, value in extra.items() if value is not None]
     run_config = config.read(file, preset, [*(changes or []), *options])
-    with signs_of_life(err, "graph") as progress:
+    with show_progress(err, "graph") as progress:
         from topdp import topology
         from topdp.runs.run_outline import RunOutline
         from topdp.views.pictures.graph_picture import draw
@@ -84,7 +84,7 @@ def reproduce(
         raise ConfigError(f"--minutes: expected a number >= 0, got {minutes}.")
     place = folder or Path("reproduction-quick" if quick else "reproduction")
     how = f"the same command; finished runs are in {place}."
-    with signs_of_life(err, "reproduce") as progress, continue_with(how):
+    with show_progress(err, "reproduce") as progress, continue_with(how):
         progress("loading torch")
         from topdp.experiments import reproduce
         from topdp.experiments.lenses import FULL_SCALE, QUICK_SCALE
@@ -101,7 +101,7 @@ def reproduce(
             made = reproduce.redraw(names, lenses, scale, place)
         else:
             chosen = str(choose_device(device))
-            made = reproduce.reproduce(names, lenses, scale, chosen, place, progress.say, 60 * minutes)
+            made = reproduce.reproduce(names, lenses, scale, chosen, place, progress.announce, 60 * minutes)
     if as_json:
         print_json({"out": str(place), **made.to_json()})
     else:

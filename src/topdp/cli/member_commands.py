@@ -10,7 +10,7 @@ import typer
 from topdp.cli.agent_options import IdentityFolder, expect_agents_installed, print_result
 from topdp.runs.config import ConfigError
 from topdp.views.terminal.console import Json, err, remark
-from topdp.views.terminal.progress_display import signs_of_life
+from topdp.views.terminal.progress_display import show_progress
 
 
 def renew(
@@ -81,10 +81,9 @@ def amend(
     expect_agents_installed()
     if place.exists():
         raise ConfigError(f"--out: {place} exists, and agents may run it. Name another file.")
-    with signs_of_life(err, "federation") as progress:
+    with show_progress(err, "federation") as progress:
         progress("calibrating")
         from topdp.agents.agreement import federation_manifest
-        from topdp.agents.agreement.amendments import amendment_of
         from topdp.agents.agreement.identity_card import read_card
         from topdp.agents.agreement.manifest import read_manifest
         from topdp.agents.agreement.run_setup import granted_budgets
@@ -105,7 +104,7 @@ def amend(
         amended.write(place)
     for each in remarks:
         remark(each)
-    amendment = amendment_of(amended)
+    amendment = amended.amends
     assert amendment is not None
     budgets, new_delta = granted_budgets(amended), amended.config.privacy.delta
     lines, deltas = [], []
@@ -155,7 +154,7 @@ def sign(
     expect_listed(amended, name, folder)
     signed = amendments.sign_amendment(manifest, amended, identities)
     missing = amendments.missing_signatures(signed)
-    amendment = amendments.amendment_of(signed)
+    amendment = signed.amends
     assert amendment is not None
     spent, granted = amendment.spent.get(name), amendment.granted.get(name)
     budget, delta = granted_budgets(signed)[name], signed.config.privacy.delta

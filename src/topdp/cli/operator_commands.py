@@ -151,9 +151,9 @@ def export_model(
 
     Works also while the agent runs. Reads no data and no manifest.
     """
-    from topdp.views.terminal.progress_display import signs_of_life
+    from topdp.views.terminal.progress_display import show_progress
 
-    with signs_of_life(err, "export") as progress:
+    with show_progress(err, "export") as progress:
         progress("loading torch")
         from topdp.agents.node.agent_model_file import export_model as export
 

@@ -9,7 +9,7 @@ import typer
 
 from topdp.errors import InputError
 from topdp.views.terminal.console import Json, err, print_json, show
-from topdp.views.terminal.progress_display import signs_of_life
+from topdp.views.terminal.progress_display import show_progress
 
 
 def report(
@@ -26,7 +26,7 @@ def report(
 
     The page shows curves, graph, privacy and settings, and compares several runs.
     """
-    with signs_of_life(err, "report") as progress:
+    with show_progress(err, "report") as progress:
         progress("reading")
         from topdp.views.pages.page_assets import expect_ours
         from topdp.views.pages.page_runs import runs_in
@@ -78,7 +78,7 @@ def statement(
     statement of its own part from its own ledger, which is verified and not changed. A damaged ledger is
     refused (exit code 4).
     """
-    with signs_of_life(err, "statement") as progress:
+    with show_progress(err, "statement") as progress:
         progress("reading")
         from topdp.views.statement.run_statement import write_statement
 

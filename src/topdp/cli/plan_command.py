@@ -10,7 +10,7 @@ from topdp.base.progress import titled
 from topdp.cli.shared_options import START_AGAIN, Changes, ConfigFile, Preset, continue_with
 from topdp.runs import config
 from topdp.views.terminal.console import Json, err, print_json, show
-from topdp.views.terminal.progress_display import signs_of_life
+from topdp.views.terminal.progress_display import show_progress
 
 
 def plan(
@@ -45,7 +45,7 @@ def plan(
     """
     given = [str(target)] * (target is not None) + ["--preset", str(preset)] * (preset is not None)
     given += [part for change in changes or [] for part in ("--set", change)]
-    with signs_of_life(err, "plan") as progress, continue_with(START_AGAIN):
+    with show_progress(err, "plan") as progress, continue_with(START_AGAIN):
         progress("planning")
         from topdp.runs.planner.setting_answers import PlannerQuestion, recommendation, stages
         from topdp.runs.planner.setting_columns import columns
@@ -59,7 +59,7 @@ def plan(
             report = titled(progress, column.label) if column.label else progress
             for answers in stages(question, quick, report):
                 if answers["seconds_left"] > 1 and not quick:
-                    progress.say(f"about {answers['seconds_left']:.0f} s left; --quick skips this")
+                    progress.announce(f"about {answers['seconds_left']:.0f} s left; --quick skips this")
             settings.append({"label": column.label, "command": column.command(given), **answers})
         answer = {"settings": settings, "recommended": recommendation(questions[0], given, progress)}
     if as_json:

@@ -21,7 +21,7 @@ from topdp.cli.shared_options import (
 from topdp.runs import config
 from topdp.runs.config import ConfigError, RunConfig
 from topdp.views.terminal.console import Json, err, print_json, show
-from topdp.views.terminal.progress_display import signs_of_life
+from topdp.views.terminal.progress_display import show_progress
 
 
 def _run_or_config(
@@ -61,7 +61,7 @@ def account(
     """
     named = [name.strip() for name in answers.split(",") if name.strip()]
     run, asked = _run_or_config(target, preset, changes)
-    with signs_of_life(err, "account") as progress:
+    with show_progress(err, "account") as progress:
         progress("planning")
         from topdp.privacy.observers.coalitions import expect_coalition
         from topdp.runs import planning
@@ -108,7 +108,7 @@ def recommend(
       topdp recommend --set topology.agents=12 --set privacy.epsilon=2
     """
     wanted = config.read(target, preset, changes)
-    with signs_of_life(err, "recommend") as progress, continue_with(START_AGAIN):
+    with show_progress(err, "recommend") as progress, continue_with(START_AGAIN):
         progress("planning")
         from topdp.runs.named_records import record_counts
         from topdp.runs.recommend import recommend as recommend_method
@@ -170,7 +170,7 @@ def audit(
     recordings.
     """
     run, wanted = _run_or_config(target, preset, changes)
-    with signs_of_life(err, "audit") as progress, continue_with(START_AGAIN):
+    with show_progress(err, "audit") as progress, continue_with(START_AGAIN):
         progress("loading torch")
         from topdp import audit as audits
         from topdp.audit.audit_folder import expect_new_folder, new_audit_folder, write_audit
@@ -238,7 +238,7 @@ def calibrate(
     The budget is that of one agent, which releases its gradient --releases times, each time with fresh noise.
     Sigma, as in the paper, is the standard deviation of the noise on the mean gradient, per unit of clip.
     """
-    with signs_of_life(err, "calibrate") as progress:
+    with show_progress(err, "calibrate") as progress:
         from topdp.privacy.published.calibrations import side_by_side
         from topdp.views.terminal import tables
 

@@ -28,7 +28,7 @@ from topdp.runs import config
 from topdp.runs.config import ConfigError, RunConfig
 from topdp.simulator.ranks.torchrun_environment import expect_one_process, leads, started_together
 from topdp.views.terminal.console import Json, err, print_json, show
-from topdp.views.terminal.progress_display import signs_of_life
+from topdp.views.terminal.progress_display import show_progress
 
 if TYPE_CHECKING:
     from topdp.runs.ray_cluster import RayCluster
@@ -73,7 +73,7 @@ def run(
         raise ConfigError(
             "Expected --out with torchrun, got none. Add it, so that a restarted run finds its folder."
         )
-    with signs_of_life(err if leads() else Console(quiet=True), title) as progress:
+    with show_progress(err if leads() else Console(quiet=True), title) as progress:
         progress("loading torch")
         from topdp.runs import run as runs
         from topdp.views.terminal import tables
@@ -129,7 +129,7 @@ def compare(
         _compare_seeds(wanted, seeds, place, device, as_json)
         return
     results: dict[str, Result] = {}
-    with signs_of_life(err, "compare") as progress, continue_with(f"the same command and --out {place}"):
+    with show_progress(err, "compare") as progress, continue_with(f"the same command and --out {place}"):
         progress("loading torch")
         from topdp.runs import run as runs
         from topdp.runs.pictures.learning_curves import curves, heading
@@ -165,7 +165,7 @@ def _of_one_plan(results: dict[str, Result]) -> list[list[str]]:
 
 def _compare_seeds(wanted: dict[str, RunConfig], seeds: int, place: Path, device: str, as_json: bool) -> None:
     how = f"the same command and --out {place}"
-    with signs_of_life(err, "compare") as progress, continue_with(how):
+    with show_progress(err, "compare") as progress, continue_with(how):
         progress("loading torch")
         from topdp.runs import sweep, sweep_grid, sweep_summary
         from topdp.runs.pictures.learning_curves import heading
@@ -267,7 +267,7 @@ def sweep(
     how = f"topdp sweep --resume {place}"
     if executor == "ray":
         how += " --executor ray" + "".join(f" {key} {value}" for key, value in machines.items() if value)
-    with signs_of_life(err, "sweep") as progress, continue_with(how):
+    with show_progress(err, "sweep") as progress, continue_with(how):
         progress("loading torch")
         from topdp.runs import sweep as sweeps
         from topdp.runs import sweep_grid, sweep_summary
@@ -337,7 +337,7 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Write a trained network to a file that other tools read. Reads no data."""
-    with signs_of_life(err, "export") as progress:
+    with show_progress(err, "export") as progress:
         progress("loading torch")
         from topdp.runs.model_export import export_run, format_of
 

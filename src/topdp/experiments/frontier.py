@@ -16,12 +16,13 @@ from pathlib import Path
 import numpy as np
 
 from topdp.base.files import write_atomically
+from topdp.base.progress import Progress
 from topdp.experiments import frontier_report
 from topdp.experiments.contenders import contenders, frontier_run
 from topdp.experiments.figure_runner import FigureRuns, OutOfTime
 from topdp.experiments.frontier_report import FrontierRow
 from topdp.experiments.lenses import Scale
-from topdp.experiments.run_store import Say, run_name
+from topdp.experiments.run_store import run_name
 from topdp.experiments.tuning import BestSetting, Candidate, Case, SearchSpace, tune
 from topdp.runs.config import RunConfig
 
@@ -45,7 +46,7 @@ VALIDATION_SHARE = 1 / 6  # of all training records
 FRONTIERS = [f"frontier-{data}" for data in FULL_SPACES]
 
 
-def make(name: str, scale: Scale, runs: FigureRuns, out: Path, say: Say) -> list[RunConfig]:
+def make(name: str, scale: Scale, runs: FigureRuns, out: Path, progress: Progress) -> list[RunConfig]:
     """Tune, run, draw and write the frontier `name`, of one data set; return all runs that it used.
 
     Works model by model. When the time limit passes, write the results obtained so far.
@@ -58,15 +59,17 @@ def make(name: str, scale: Scale, runs: FigureRuns, out: Path, say: Say) -> list
     try:
         for model, space in spaces.items():
             search = _ModelFrontier(data=data, model=model, space=space, scale=scale, runs=runs, used=used)
-            say(f"{name}: {model}: choosing settings on the validation split")
+            progress(f"{name}: {model}: choosing settings on the validation split")
             best = search.tune()
-            say(f"{name}: {model}: running the chosen settings with other seeds, on all training records")
+            progress(
+                f"{name}: {model}: running the chosen settings with other seeds, on all training records"
+            )
             try:
                 search.execute_finals(best)
             finally:
                 rows += search.rows(best)
     except OutOfTime as error:
-        say(f"{name}: {error} Results so far are written; the same command continues.")
+        progress(f"{name}: {error} Results so far are written; the same command continues.")
     if rows:
         frontier_report.write_rows(rows, out / f"{name}.csv")
         redraw(name, scale, out)

@@ -18,20 +18,12 @@ from topdp.experiments.figures.figure_picture import PICTURE_SUFFIXES
 from topdp.experiments.lenses import LENS_GUARANTEES, Scale
 from topdp.experiments.run_store import REDRAW_REMEDY, csv_rows, write_csv
 from topdp.experiments.tuning import BestSetting
-from topdp.privacy.answers import ADAPTIVE, VIEW
+from topdp.privacy.answers import GUARANTEES, answer_kind
 from topdp.runs.config import RunConfig
 from topdp.runs.methods import METHODS
 from topdp.runs.pictures.chart_style import data_title, house_style, look, percent_axis, save
 from topdp.runs.pictures.coinciding_lines import coinciding, joined_label
 from topdp.runs.run_outline import noise_kind
-
-COVERAGE = {
-    VIEW.name: "against every other agent alone, in training whose gradients do not react",
-    ADAPTIVE.name: (
-        "against every other agent alone, or as many as are said to collude, whatever gradients do"
-    ),
-}
-"""What the ε of a frontier covers, by guarantee."""
 
 METHOD_TITLES = {
     "no-noise": "no noise",
@@ -148,9 +140,9 @@ def read_rows(path: Path) -> list[FrontierRow]:
     keys = [(row.model, row.method, row.colluders, row.epsilon) for row in rows]
     if len(set(keys)) != len(keys) or not rows:
         raise InputError(f"Expected each method once at each budget in {path}.{REDRAW_REMEDY}")
-    if {row.guarantee for row in rows} not in [{name} for name in COVERAGE]:
+    if {row.guarantee for row in rows} not in [{name} for name in GUARANTEES]:
         raise InputError(
-            f"Expected one guarantee of {', '.join(COVERAGE)} in {path}, got others.{REDRAW_REMEDY}"
+            f"Expected one guarantee of {', '.join(GUARANTEES)} in {path}, got others.{REDRAW_REMEDY}"
         )
     return rows
 
@@ -216,7 +208,8 @@ def table(name: str, rows: list[FrontierRow], scale: Scale) -> str:
         "",
         f"{'Small runs. ' if scale.quick else ''}Mean test accuracy (%); seeds: {seeds}. Settings tried on "
         f"the validation split for a method: {min(tried)} to {max(tried)}. "
-        f"ε ({guarantee}) is {COVERAGE[guarantee]}. [{name}.csv]({name}.csv) has a command for every number.",
+        f"ε ({guarantee}) is {answer_kind(guarantee).scope}. [{name}.csv]({name}.csv) has a command for "
+        "every number.",
     ]
     for model in dict.fromkeys(row.model for row in rows):
         of_model = [row for row in rows if row.model == model]

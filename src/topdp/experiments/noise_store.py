@@ -18,10 +18,11 @@ from pathlib import Path
 
 import numpy as np
 
+from topdp.base.progress import Progress
 from topdp.errors import InputError
 from topdp.experiments.lenses import LENS_GUARANTEES
 from topdp.experiments.process_map import map_in_processes
-from topdp.experiments.run_store import Say, read_json, run_name, write_json
+from topdp.experiments.run_store import read_json, run_name, write_json
 from topdp.privacy.basics.gaussian import epsilon_of, mu_of
 from topdp.privacy.noise_calibration import calibrate
 from topdp.privacy.observers.worst_case import worst_case
@@ -40,9 +41,9 @@ MIN_PARALLEL_ACCOUNT_WORK = 2e4  # in units of `_work`; below it, starting proce
 class NoiseStore:
     """The σ of configurations, in one JSON file that maps the names of configurations at ε = 1 to σ."""
 
-    def __init__(self, file: Path, say: Say) -> None:
+    def __init__(self, file: Path, progress: Progress) -> None:
         self.file = file
-        self.say = say
+        self.progress = progress
         self.unit_sigmas: dict[str, float] = read_json(file)
 
     def calibrate(self, configs: Iterable[RunConfig]) -> None:
@@ -57,7 +58,7 @@ class NoiseStore:
             if parallel or done == len(missing):
                 write_json(self.file, self.unit_sigmas)
             if parallel:
-                self.say(f"calibrated {done} of {len(missing)} plans")
+                self.progress(f"calibrated {done} of {len(missing)} plans")
 
     def sigma(self, config: RunConfig) -> float:
         """Return the full-scale σ of a run: the given one, zero for no noise, or the calibrated one."""

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from topdp.base.files import write_atomically
+from topdp.base.progress import Progress
 from topdp.experiments import frontier
 from topdp.experiments.figure_runner import FigureRuns
 from topdp.experiments.figures import FIGURES
@@ -23,7 +24,7 @@ from topdp.experiments.figures.figure_numbers import read_numbers, write_numbers
 from topdp.experiments.figures.figure_picture import draw
 from topdp.experiments.figures.paper_figure import ClaimVerdict, PaperFigure
 from topdp.experiments.lenses import LENSES, Scale
-from topdp.experiments.run_store import Say, read_json, write_json
+from topdp.experiments.run_store import read_json, write_json
 from topdp.runs.config import ConfigError, RunConfig, did_you_mean
 
 FIGURE_NAMES = [*FIGURES, *frontier.FRONTIERS]
@@ -69,13 +70,15 @@ def reproduce(
     scale: Scale,
     device: str,
     out: Path,
-    say: Say,
+    progress: Progress,
     seconds_left: float = math.inf,
 ) -> Reproduction:
     """Make the figures in `out`. Start no more runs after `seconds_left`."""
     _expect_own_folder(out, scale)
     until = time.monotonic() + seconds_left
-    runs = FigureRuns(out / "runs", device, test_records=scale.test_records_of, say=say, until=until)
+    runs = FigureRuns(
+        out / "runs", device, test_records=scale.test_records_of, progress=progress, until=until
+    )
     if runs.device.type == "cuda":
         torch.set_float32_matmul_precision("high")  # tf32 in matrix products triples the speed
     seconds: dict[str, float] = {}
@@ -87,7 +90,7 @@ def reproduce(
         )
     for name in names:
         if name in frontier.FRONTIERS:
-            configs_by_stem = {name: frontier.make(name, scale, runs, out, say)}
+            configs_by_stem = {name: frontier.make(name, scale, runs, out, progress)}
         else:
             figure = FIGURES[name]
             configs_by_stem = {_stem(figure, lens): figure.configs(scale, lens) for lens in lenses}
@@ -97,7 +100,7 @@ def reproduce(
         for stem, configs in configs_by_stem.items():
             seconds[stem] = _write_provenance(out, stem, configs, scale, runs)
             used += configs
-        say(f"{name}: {sum(seconds[stem] for stem in configs_by_stem):.1f} s of runs")
+        progress(f"{name}: {sum(seconds[stem] for stem in configs_by_stem):.1f} s of runs")
     seconds["all"] = runs.provenance(used)["seconds"]
     return Reproduction(seconds, verdicts)
 

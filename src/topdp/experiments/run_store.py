@@ -11,7 +11,7 @@ import csv
 import hashlib
 import io
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,6 @@ from typing import Any
 from topdp.base.files import write_atomically
 from topdp.errors import InputError
 from topdp.runs.config import RunConfig, with_former_keys
-
-Say = Callable[[str], None]
-"""Reports progress as one line of text."""
 
 Curve = list[dict[str, float]]
 """One dictionary per evaluation: round, and mean, min and max accuracy over agents."""

@@ -214,7 +214,7 @@ def with_answer(
     (None, 3.06)
     """
     try:
-        expect_supported(kind.supports(plan, query))
+        expect_supported(kind.supports(plan, query) or kind.covers(account.analysis))
         answer = kind.account(plan, account.analysis, account.delta, query, view)
     except NotCovered as refusal:
         answer = Answer(None, str(refusal))

@@ -14,6 +14,7 @@ from topdp.errors import InputError
 from topdp.learning.models import FlatModel
 from topdp.plan import Plan
 from topdp.privacy.accounting import Account
+from topdp.privacy.answers import BY_RANK
 from topdp.runs.best_estimates import Best
 from topdp.runs.config import RunConfig
 from topdp.runs.model_export import InputKind, chosen_row, write
@@ -31,9 +32,10 @@ class Stopped(NamedTuple):
 
     @property
     def statement(self) -> str:
+        unproved = " and ".join(f"`{kind.name}`" for kind in BY_RANK if not kind.proved)
         return (
             f"Stopped after round {self.round}: {self.reason}. ε is that of the whole plan, an upper bound "
-            "where test records are public; `view` and `claimed` do not cover a stop."
+            f"where test records are public; {unproved} do not cover a stop."
         )
 
 

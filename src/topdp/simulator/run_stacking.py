@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from topdp.base.array_types import Ints
 from topdp.data.batch_selection import Device, Selection, select
@@ -113,19 +112,10 @@ def stack_shards(shards: Sequence[Shards]) -> Shards:
     """Join the records of all runs' agents; all runs are tested on the test records of the first."""
     first = shards[0]
     longest = max(max(s.counts) for s in shards)
-
-    def join(parts: list[Tensor]) -> Tensor:
-        padded = []
-        for part in parts:
-            short = longest - part.shape[1]
-            padded.append(
-                torch.cat([part, part.new_zeros(len(part), short, *part.shape[2:])], 1) if short else part
-            )
-        return torch.cat(padded)
-
+    padded = [s.padded(longest) for s in shards]
     return Shards(
-        inputs=join([s.inputs for s in shards]),
-        targets=join([s.targets for s in shards]),
+        inputs=torch.cat([s.inputs for s in padded]),
+        targets=torch.cat([s.targets for s in padded]),
         sizes=torch.cat([s.sizes for s in shards]),
         counts=tuple(count for s in shards for count in s.counts),
         classes=first.classes,

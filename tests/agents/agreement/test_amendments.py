@@ -10,7 +10,6 @@ from history import CARDS, IDENTITIES, Wire, abandon, faults, federation, live, 
 
 from topdp.agents.agreement import amendments, identity, manifest
 from topdp.agents.agreement.amendments import (
-    amendment_of,
     expect_all_signed,
     final_round,
     sign_amendment,
@@ -53,7 +52,7 @@ def signed_by(amended, path, *names):
 
 
 def test_what_is_left_and_what_was_spent_add_up_to_what_was_granted(made, amended):
-    before, told, left = granted_budgets(made.setup.manifest), amendment_of(amended), granted_budgets(amended)
+    before, told, left = granted_budgets(made.setup.manifest), amended.amends, granted_budgets(amended)
     assert told.manifest == made.setup.manifest.hash and told.granted == before
     assert (
         amended.names == made.names[:-1] and amended.config.rounds == made.setup.manifest.config.rounds - LAST
@@ -170,7 +169,7 @@ def test_somebody_joins(made):
     found = amend(made.setup.manifest, change)[0]
     assert found.names == (*made.names, "zoe") and found.config.rounds == 9
     assert found.neighbours("zoe") == (made.names[0],)
-    assert "zoe" not in amendment_of(found).granted
+    assert "zoe" not in found.amends.granted
 
 
 @pytest.mark.parametrize(
@@ -199,11 +198,11 @@ def test_an_amendment_is_not_amended(amended):
 def test_a_manifest_that_says_nonsense_about_the_one_before_is_refused(amended, broken):
     tree = {**amended.tree["amends"], **broken} if broken else {}
     with pytest.raises(InputError, match="amends"):
-        amendment_of(manifest.as_amendment(amended, tree))
+        manifest.as_amendment(amended, tree)
 
 
 def test_the_ledger_of_the_run_before_says_what_is_left(amended):
-    told, name = amendment_of(amended), amended.names[0]
+    told, name = amended.amends, amended.names[0]
     granted, spent = told.granted[name], told.spent[name]
 
     def remaining(spent=spent / 2, final_round=told.round, **facts):
@@ -224,7 +223,7 @@ def test_the_ledger_of_the_run_before_says_what_is_left(amended):
 
 
 def test_who_was_there_before_begins_with_its_books(amended, tmp_path):
-    name, told = amended.names[0], amendment_of(amended)
+    name, told = amended.names[0], amended.amends
     whole = signed_by(amended, tmp_path / "m.toml", *amended.names)
     state = tmp_path / "state"
     options = agent_process.AgentOptions(
@@ -266,7 +265,7 @@ def ended_books(folder, told, name):
 
 
 def test_the_rest_of_a_budget_goes_to_one_amendment_alone(made, amended, tmp_path):
-    name, told = amended.names[0], amendment_of(amended)
+    name, told = amended.names[0], amended.amends
     other = amend(made.setup.manifest, MembershipChange(round=LAST, remove=(made.names[2],)))[0]
     first, second = (
         signed_by(one, tmp_path / f"{number}.toml", *one.names) for number, one in enumerate([amended, other])
@@ -287,7 +286,7 @@ def test_the_rest_of_a_budget_goes_to_one_amendment_alone(made, amended, tmp_pat
 
 @pytest.mark.parametrize("knows", ["--after", "its mark"])
 def test_who_is_left_out_of_what_was_granted_does_not_begin_anew(amended, tmp_path, knows):
-    name, told = amended.names[0], amendment_of(amended)
+    name, told = amended.names[0], amended.amends
     tree = {**amended.tree["amends"]}
     for key in ("granted", "spent"):
         tree[key] = {other: value for other, value in tree[key].items() if other != name}

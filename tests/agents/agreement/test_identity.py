@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric import ed25519
 from topdp.agents.agreement import identity
 from topdp.agents.agreement.identity import Identity, create_identity, generate, load_identity
 from topdp.agents.agreement.identity_card import Card, IdentityError, read_card
-from topdp.errors import TrustError
+from topdp.errors import InputError, TrustError
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,7 @@ def test_signatures(made):
 @pytest.mark.parametrize("missing", ["key.pem", "certificate.pem", "card.toml"])
 def test_a_missing_file_is_named(copy, missing):
     (copy / missing).unlink()
-    with pytest.raises(IdentityError, match=missing):
+    with pytest.raises(InputError, match=missing):
         load_identity(copy)
 
 

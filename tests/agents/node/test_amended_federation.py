@@ -4,12 +4,11 @@ Cleo is killed for good in the middle of a run; dora takes her place. Commands a
 """
 
 import json
-import os
 
 import pytest
 
 from builders import blobs_file
-from topdp.agents.development import federation_demo, fork_server
+from topdp.agents.development import child_processes, federation_demo
 
 FIRST, LAST = ("ada", "bob", "cleo"), ("ada", "bob", "dora")
 RECORDS, ROUNDS, EPSILON = 60, 8, 8.0
@@ -18,7 +17,7 @@ RECORDS, ROUNDS, EPSILON = 60, 8, 8.0
 @pytest.fixture
 def sites(tmp_path, topdp, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    fork_server.warm_up()
+    child_processes.warm_up()
     names = dict.fromkeys([*FIRST, *LAST])
     for name, address in zip(names, federation_demo._free_addresses(len(names)), strict=True):
         init = ("--name", name, "--identity", f"{name}/identity", "--address", address)
@@ -39,10 +38,7 @@ def start(folder, name, manifest, state, *more, failpoint=None):
         "--site",
     ]
     words += [f"{name}/book", "--data", f"{name}/records.npz", "--state", f"{name}/{state}", *more]
-    environment = {**os.environ, **fork_server.SINGLE_THREAD_VARIABLES}
-    if failpoint is not None:
-        environment["TOPDP_FAILPOINT"] = failpoint
-    return fork_server.start(words, environment, folder / name / "log.txt")
+    return child_processes.start(words, folder / name / "log.txt", TOPDP_FAILPOINT=failpoint or "")
 
 
 def codes(processes):

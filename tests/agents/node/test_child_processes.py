@@ -11,8 +11,7 @@ import time
 import pytest
 from sites import free_address
 
-from topdp.agents.development import federation_demo, fork_server
-from topdp.agents.node import child_processes
+from topdp.agents.development import child_processes, federation_demo
 from topdp.errors import ExitCode, Interrupted
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="waits for processes by their number")
@@ -61,13 +60,13 @@ def test_a_signal_ends_the_agents_of_a_demonstration_and_then_itself(number, hea
     """It comes while they are being started: one is there, the other is not."""
     made = []
 
-    def start(command, environment, log):
+    def start(command, log, **variables):
         made.append(Child())
         if len(made) == 1:
             os.kill(os.getpid(), number)
         return made[-1]
 
-    monkeypatch.setattr(fork_server, "start", start)
+    monkeypatch.setattr(child_processes, "start", start)
     before = [signal.getsignal(one) for one in child_processes.END_SIGNALS]
     with pytest.raises(Interrupted, match=signal.Signals(number).name) as stopped:
         federation_demo.processes(tmp_path, ["ada", "bob"])
@@ -89,12 +88,12 @@ def test_a_signal_that_is_ignored_stays_so():
 PROGRAM = """
 import os, signal, sys, time
 from pathlib import Path
-from topdp.agents.development import fork_server
+from topdp.agents.development import child_processes
 
 if __name__ == "__main__":
-    fork_server.PRELOADED_MODULES = ()
+    child_processes.PRELOADED_MODULES = ()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as some who start it do: its children have it from there
-    child = fork_server.start(["relay", "--listen", sys.argv[1]], os.environ, Path(sys.argv[2]))
+    child = child_processes.start(["relay", "--listen", sys.argv[1]], Path(sys.argv[2]))
     print(child.pid, flush=True)
     time.sleep(60)
 """

@@ -34,7 +34,7 @@ def test_a_demonstration_killed_and_resumed_ends_as_the_simulator(data, tmp_path
         wanted,
         tmp_path / "demo",
         seeded=True,
-        say=said.append,
+        progress=said.append,
         failpoints={0: "after_ledger:3", 1: "after_receive:4"},
     )
     simulated = run.run(wanted, tmp_path / "simulator", "cpu")

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from topdp.agents.development import fork_server
+from topdp.agents.development import child_processes
 from topdp.agents.runtime.agent_timing import StartTiming
 
 
@@ -17,12 +17,12 @@ from topdp.agents.runtime.agent_timing import StartTiming
 def test_what_is_forked_has_no_grpc_no_threads_and_nothing_that_agents_do_not_need():
     text = f"""
 import os, sys
-for name in {fork_server.PRELOADED_MODULES!r}:
+for name in {child_processes.PRELOADED_MODULES!r}:
     __import__(name)
 slow = ("grpc", "networkx", "requests", "matplotlib", "topdp.audit.audit_run")
 print([name for name in slow if name in sys.modules], len(os.listdir("/proc/self/task")))
 """
-    environment = {**os.environ, **fork_server.SINGLE_THREAD_VARIABLES}
+    environment = {**os.environ, **child_processes.SINGLE_THREAD_VARIABLES}
     found = subprocess.run([sys.executable, "-c", text], env=environment, capture_output=True, text=True)
     assert found.stdout.split("\n")[0] == "[] 1", found.stdout + found.stderr
 

@@ -10,7 +10,6 @@ import pytest
 from history import federation, live, on_virtual_time
 from typer.testing import CliRunner
 
-from topdp.agents.agreement.amendments import amendment_of
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_database import LEDGER_FILE
 from topdp.agents.ledger.ledger_entries import ReleaseCost, TamperedError
@@ -225,7 +224,7 @@ def test_what_the_run_before_an_amendment_has_cost_is_said(tmp_path, ran):
     with closing(Ledger(tmp_path / "ada", amended.hash, "ada", guarantee="adaptive")) as ledger:
         ledger.release(0, ReleaseCost(0.5, 0.7, 0.1), {"bob": b"row"}, b"state")
     words = " ".join(agent_statement(agent_record(tmp_path / "ada", tmp_path / "manifest.toml"))["summary"])
-    spent = amendment_of(amended).spent["ada"]
+    spent = amended.amends.spent["ada"]
     assert spent > 0 and f"by the plan at most ε = {no_less(spent)} at" in words
     assert "It replaces" not in " ".join(said_of(ran)["summary"])
 

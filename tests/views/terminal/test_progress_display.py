@@ -1,4 +1,4 @@
-"""Signs of life: what is said on a terminal and without one, and that silence ends. No test waits."""
+"""Progress of commands: what a terminal and a log show, and that long silences end. No test waits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,14 @@ import pytest
 from rich.console import Console
 
 from topdp.base.progress import titled
-from topdp.views.terminal.progress_display import FIRST, SILENCE, Bars, Lines, Signs, signs_of_life
+from topdp.views.terminal.progress_display import (
+    FIRST_LINE_SECONDS,
+    MAX_SILENCE_SECONDS,
+    ProgressBars,
+    ProgressDisplay,
+    ProgressLines,
+    show_progress,
+)
 
 NOTE = "balancing noise, step 3: agent 7 at 1.20 of its budget"
 
@@ -24,8 +31,8 @@ def console() -> Console:
 
 
 @pytest.fixture
-def said(console: Console) -> Lines:
-    return Lines(console, "top")
+def said(console: Console) -> ProgressLines:
+    return ProgressLines(console, "top")
 
 
 def test_lines_say_what_an_account_is_for(said, console):
@@ -69,15 +76,15 @@ def test_each_of_several_runs_has_its_title(said, console):
 
 def test_who_says_nothing_says_that_it_is_still_at_it(said, console):
     begun = said.spoke
-    said.beat(begun + 0.9 * FIRST)
+    said.beat(begun + 0.9 * FIRST_LINE_SECONDS)
     assert lines(console) == []
-    said.beat(begun + 1.01 * FIRST)
+    said.beat(begun + 1.01 * FIRST_LINE_SECONDS)
     assert lines(console) == ["top: starting (0 s)"]
     said("training", 1, 1000, unit="round")
     said("training", 37, 1000, unit="round")  # no tenth, so no line of its own
-    said.beat(said.spoke + 0.9 * SILENCE)
+    said.beat(said.spoke + 0.9 * MAX_SILENCE_SECONDS)
     assert len(lines(console)) == 2
-    said.beat(said.spoke + 1.01 * SILENCE)
+    said.beat(said.spoke + 1.01 * MAX_SILENCE_SECONDS)
     assert lines(console)[2:] == ["top: training, round 37 of 1000 (4 s)"]
 
 
@@ -85,18 +92,18 @@ def test_of_what_takes_long_less_is_said(said):
     said.began -= 3600
     said("training")
     assert 200 < said.limit < 300
-    assert Lines(said.console, "new").limit == FIRST < SILENCE <= 5
+    assert ProgressLines(said.console, "new").limit == FIRST_LINE_SECONDS < MAX_SILENCE_SECONDS <= 5
 
 
 @pytest.mark.parametrize("width", [80, 200])
 def test_all_accounts_share_one_bar(width):
     console = Console(file=io.StringIO(), width=width, force_terminal=True)
-    with signs_of_life(console, "top") as signs:
+    with show_progress(console, "top") as display:
         for step in range(5):
-            signs(f"accounting: balancing noise, step {step}", 1, 4, unit="observer")
-        signs("training", 1, 150, unit="round", metrics={"round": 1, "accuracy": {"mean": 0.5}})
-        assert isinstance(signs, Bars)
-        first, second = signs.bars.tasks
+            display(f"accounting: balancing noise, step {step}", 1, 4, unit="observer")
+        display("training", 1, 150, unit="round", metrics={"round": 1, "accuracy": {"mean": 0.5}})
+        assert isinstance(display, ProgressBars)
+        first, second = display.bars.tasks
         assert "step 4" in first.description and first.total == 4
         assert (
             second.fields["note"] == "accuracy 50.00% after round 1"
@@ -106,42 +113,42 @@ def test_all_accounts_share_one_bar(width):
 
 def test_a_bar_is_there_while_something_is_fetched_and_no_longer():
     console = Console(file=io.StringIO(), force_terminal=True)
-    with signs_of_life(console, "data") as signs:
-        assert isinstance(signs, Bars)
-        assert [task.description for task in signs.bars.tasks] == ["data: starting"]
-        signs("downloading a", 5, 10, unit="byte")
-        signs("downloading b", 7_000_000, unit="byte")
-        (task,) = signs.bars.tasks
+    with show_progress(console, "data") as display:
+        assert isinstance(display, ProgressBars)
+        assert [task.description for task in display.bars.tasks] == ["data: starting"]
+        display("downloading a", 5, 10, unit="byte")
+        display("downloading b", 7_000_000, unit="byte")
+        (task,) = display.bars.tasks
         assert (task.description, task.completed) == ("data: downloading b", 7_000_000)
         assert task.fields["counted"] == "7.0 MB"
-        signs("training", 1, 2, unit="round")
-        assert [task.description for task in signs.bars.tasks] == ["data: training"]
+        display("training", 1, 2, unit="round")
+        assert [task.description for task in display.bars.tasks] == ["data: training"]
 
 
 def test_what_is_worth_keeping_stays_on_a_terminal():
     console = Console(file=io.StringIO(), width=100, force_terminal=True)
-    with signs_of_life(console, "reproduce") as signs:
-        signs.say("1: 3.0 s of runs")
+    with show_progress(console, "reproduce") as display:
+        display.announce("1: 3.0 s of runs")
     assert "\n1: 3.0 s of runs\n" in console.file.getvalue().replace("\r", "\n") or "1: 3.0 s of runs\n" in (
         console.file.getvalue()
     )
 
 
 def test_nothing_is_written_to_stdout_and_nothing_after_the_end(capsys):
-    with signs_of_life(Console(stderr=True), "topdp") as signs:
-        assert isinstance(signs, Signs)
-        signs("planning")
+    with show_progress(Console(stderr=True), "topdp") as display:
+        assert isinstance(display, ProgressDisplay)
+        display("planning")
     captured = capsys.readouterr()
     assert captured.out == "" and captured.err == "topdp: planning\n"
     import threading
 
-    assert not [thread for thread in threading.enumerate() if thread.name == "signs of life"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "progress"]
 
 
 @pytest.mark.parametrize("terminal", [True, False])
 def test_a_metric_says_after_which_round_it_was_taken(terminal):
     console = Console(file=io.StringIO(), width=200, force_terminal=terminal)
-    with signs_of_life(console, "top") as signs:
+    with show_progress(console, "top") as display:
         measured = {"round": 4, "r2": {"mean": 0.51234}, "loss": {"mean": 2.0}}
-        signs("training", 7, 10, unit="round", metrics=measured)
+        display("training", 7, 10, unit="round", metrics=measured)
     assert "r2 0.5123 after round 4" in console.file.getvalue()

@@ -12,44 +12,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
-
-from pydantic import Field
 
 from topdp.agents.agreement.identity import Identity
-from topdp.agents.agreement.manifest import Manifest, ManifestError
+from topdp.agents.agreement.manifest import Manifest
 from topdp.errors import InputError, TrustError
-from topdp.runs.config import Section
-
-FiniteNumber = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-
-
-class Amendment(Section):
-    """The section `amends` of a manifest: facts about the manifest that it replaces."""
-
-    manifest: Annotated[str, Field(pattern="^[0-9a-fA-F]{64}$")]  # hash
-    round: Annotated[int, Field(ge=0)]  # last round of that run
-    delta: FiniteNumber  # of that run; the δ of the new run is added
-    granted: dict[str, FiniteNumber]  # ε for that run and all runs that amend it, by name
-    spent: dict[str, FiniteNumber]  # ε of that run according to its plan, by name
-
-
-def amendment_of(manifest: Manifest) -> Amendment | None:
-    """Return the section `amends` of a manifest, or None if the manifest amends no other."""
-    tree = manifest.tree.get("amends")
-    if tree is None:
-        return None
-    try:
-        amendment = Amendment.model_validate(tree)
-        if set(amendment.granted) != set(amendment.spent):
-            raise ValueError
-    except ValueError:
-        keys = ", ".join(Amendment.model_fields)
-        raise ManifestError(
-            f"amends: expected {keys} of the previous manifest, got other keys or values. Make the amendment "
-            "with `topdp federation amend`."
-        ) from None
-    return amendment
 
 
 def sign_amendment(path: Path, manifest: Manifest, identities: Sequence[Identity]) -> Manifest:
@@ -57,7 +23,7 @@ def sign_amendment(path: Path, manifest: Manifest, identities: Sequence[Identity
 
     `identities`: all identities of the agent; the one whose card the manifest lists signs.
     """
-    if amendment_of(manifest) is None:
+    if manifest.amends is None:
         raise InputError(f"Expected an amendment in {path}, got a manifest that amends none: do not sign it.")
     card = manifest.card(identities[0].card.name)
     listed = next((each for each in identities if each.card.fingerprint == card.fingerprint), None)
@@ -89,7 +55,7 @@ def missing_signatures(manifest: Manifest) -> list[str]:
 
 def expect_all_signed(manifest: Manifest) -> None:
     """Raise TrustError if the manifest is an amendment that not all its members have signed."""
-    if amendment_of(manifest) is not None and (missing := missing_signatures(manifest)):
+    if manifest.amends is not None and (missing := missing_signatures(manifest)):
         raise TrustError(
             f"Expected the amendment {manifest.hash[:16]} to be signed by all its members, and "
             f"{', '.join(missing)} did not. Each member signs with `topdp agent sign` and passes the file on."
@@ -101,7 +67,7 @@ def final_round(manifest: Manifest, amended: Manifest) -> int:
 
     Raise TrustError if `amended` is not an amendment of `manifest` or not signed by all its members.
     """
-    amendment = amendment_of(amended)
+    amendment = amended.amends
     if amendment is None or amendment.manifest != manifest.hash:
         raise TrustError(
             f"--amended-by: expected an amendment of the manifest {manifest.hash[:16]}, got one of "

@@ -27,7 +27,7 @@ from topdp.agents.agreement import identity
 from topdp.agents.agreement.identity import Identity
 from topdp.agents.agreement.identity_card import Card, check_address
 from topdp.agents.agreement.manifest import Manifest
-from topdp.base.files import write_atomically
+from topdp.base.files import read_text, write_atomically
 from topdp.errors import InputError, TrustError
 
 SUCCESSOR_FILE = "successor.json"
@@ -279,11 +279,7 @@ def load_successors(folder: Path) -> list[Successor]:
     """Return the successors that `renew` has made in `folder`, oldest first."""
     successors: list[Successor] = []
     while (path := _successor_file(folder, len(successors) + 1)).exists():
-        try:
-            successors.append(Successor.read(path.read_text(encoding="utf-8")))
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", error)
-            raise InputError(f"Could not read a successor from {path}: {reason}.") from None
+        successors.append(Successor.read(read_text(path)))
     return successors
 
 

@@ -26,9 +26,8 @@ from topdp.agents.agreement.identity_card import (
     IdentityError,
     check_name,
     read_card,
-    read_text_file,
 )
-from topdp.base.files import write_atomically
+from topdp.base.files import read_text, write_atomically
 from topdp.errors import TrustError
 
 TLS_HOST_NAME = "agent.topdp"
@@ -161,7 +160,7 @@ def load_identity(folder: Path) -> Identity:
             f"Expected a P-256 key in {path}, got another kind of key. Make one with `topdp agent init`."
         )
     card = read_card(folder / CARD_FILE)
-    certificate = read_text_file(folder / CERTIFICATE_FILE)
+    certificate = read_text(folder / CERTIFICATE_FILE)
     if Card(card.name, card.address, certificate).fingerprint != card.fingerprint:
         raise TrustError(
             f"Expected the certificate of {folder / CARD_FILE} in {folder / CERTIFICATE_FILE}, got "

@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from topdp.base import toml_text
+from topdp.base.files import read_text
 from topdp.errors import InputError, TrustError
 
 KEY_CURVE = ec.SECP256R1
@@ -104,7 +105,7 @@ def fingerprint(certificate: x509.Certificate) -> str:
 
 def read_card(path: Path) -> Card:
     """Read a card from a TOML file."""
-    text = read_text_file(path)
+    text = read_text(path)
     try:
         tree = toml_text.parse_toml(text)
     except ValueError as error:
@@ -152,12 +153,3 @@ def check_address(address: str) -> str:
             f"agent.example.org:7400, or none for an agent that opens no port, got {address!r:.80}."
         )
     return address
-
-
-def read_text_file(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8-sig")  # some editors write a byte order mark
-    except FileNotFoundError:
-        raise IdentityError(f"Expected a file {path}, but found none. Check the path.") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise IdentityError(f"Could not read {path}: {getattr(error, 'strerror', error)}.") from None

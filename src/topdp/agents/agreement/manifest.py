@@ -13,23 +13,24 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import tomli_w
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from topdp.agents.agreement.identity_card import Card, card_from_tree, check_address
 from topdp.base import toml_text
-from topdp.base.files import write_atomically
+from topdp.base.files import read_text, write_atomically
 from topdp.errors import InputError, TrustError
 from topdp.runs import config as configurations
 from topdp.runs.config import RunConfig, Section, did_you_mean
 from topdp.topology import Topology, TopologyError, from_edges
 
 MANIFEST_FORMAT = 1
-MANIFEST_KEYS = ("format", "hash", "rules", "agents", "links", "run")
-OPTIONAL_MANIFEST_KEYS = ("amends",)  # if it replaces another manifest (`amendments.py`)
 SIGNATURES_KEY = "signatures"  # beside the document, whose hash is signed
+
+
+AnySection = TypeVar("AnySection", bound=Section)
 
 
 class ManifestError(InputError):
@@ -93,6 +94,36 @@ class Rules(Section):
         return self.dead_neighbour == "go-on"
 
 
+FiniteNumber = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class Amendment(Section):
+    """The section `amends` of a manifest: facts about the manifest that it replaces (`amendments`)."""
+
+    manifest: Annotated[str, Field(pattern="^[0-9a-fA-F]{64}$")]  # hash
+    round: Annotated[int, Field(ge=0)]  # last round of that run
+    delta: FiniteNumber  # of that run; the δ of the new run is added
+    granted: dict[str, FiniteNumber]  # ε for that run and all runs that amend it, by name
+    spent: dict[str, FiniteNumber]  # ε of that run according to its plan, by name
+
+    @model_validator(mode="after")
+    def _expect_same_members(self) -> Amendment:
+        if set(self.granted) != set(self.spent):
+            raise ValueError("Input should have the same members in granted and spent")
+        return self
+
+
+class _Document(Section):
+    """A manifest as it is written, without its hash and signatures."""
+
+    format: Literal[1]
+    rules: dict[str, Any]
+    agents: list[Any]
+    links: list[Annotated[list[str], Field(min_length=2, max_length=2)]]
+    run: dict[str, Any]
+    amends: dict[str, Any] | None = None  # if it replaces another manifest
+
+
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
     """A manifest: cards in the order of agent numbers 0 .. n-1, links as pairs of agent numbers i < j."""
@@ -101,6 +132,7 @@ class Manifest:
     links: tuple[tuple[int, int], ...]
     config: RunConfig
     rules: Rules
+    amends: Amendment | None  # None if it amends no other manifest
     tree: dict[str, Any]  # the document without its hash, as written: later versions hash the same
     signatures: dict[str, str] = field(default_factory=dict)  # of an amendment: member -> signature in hex
 
@@ -175,7 +207,7 @@ def new_manifest(
     """Make the manifest of these agents. Links are pairs of names in either order."""
     cards = tuple(cards)
     names = _names(cards)
-    pairs = {tuple(sorted((_number(names, a), _number(names, b)))) for a, b in links}
+    pairs = {_link(names, a, b) for a, b in links}
     tree = {
         "format": MANIFEST_FORMAT,
         "rules": (rules or Rules()).model_dump(),
@@ -188,12 +220,7 @@ def new_manifest(
 
 def read_manifest(path: Path) -> Manifest:
     """Read and check the manifest in a file."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")  # some editors write a byte order mark
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", error)
-        raise ManifestError(f"Expected a readable manifest, but could not read {path}: {reason}.") from None
-    return parse_manifest(text, str(path))
+    return parse_manifest(read_text(path), str(path))
 
 
 def parse_manifest(text: str, origin: str = "manifest") -> Manifest:
@@ -231,26 +258,18 @@ def as_amendment(manifest: Manifest, amends: dict[str, Any]) -> Manifest:
 
 def _from_tree(tree: dict[str, Any], origin: str) -> Manifest:
     try:
-        if tree.get("format") != MANIFEST_FORMAT:
-            raise ManifestError(f"expected format = {MANIFEST_FORMAT}, got {tree.get('format')!r:.80}.")
-        unknown = sorted(set(tree) - {*MANIFEST_KEYS, *OPTIONAL_MANIFEST_KEYS})
-        if unknown:
-            raise ManifestError(f"{unknown[0]}: no such key.{did_you_mean(unknown[0], [*MANIFEST_KEYS])}")
-        missing = sorted(set(MANIFEST_KEYS) - set(tree) - {"hash"})
-        if missing:
-            raise ManifestError(f"expected {missing[0]!r}, found none.")
-        for key, kind, content in (
-            ("agents", list, "a list of cards"),
-            ("links", list, "a list of pairs of names"),
-            ("run", dict, "a configuration"),
-        ):
-            if not isinstance(tree[key], kind):
-                raise ManifestError(f"{key}: expected {content}.")
-        cards = tuple(card_from_tree(entry, f"agents[{k}]") for k, entry in enumerate(tree["agents"]))
+        document = _parse_section(_Document, tree)
+        cards = tuple(card_from_tree(entry, f"agents[{k}]") for k, entry in enumerate(document.agents))
         names = _names(cards)
-        links = tuple(_link(names, entry) for entry in tree["links"])
-        config = configurations.parse_stored(tree["run"], "run")
-        return Manifest(cards=cards, links=links, config=config, rules=parse_rules(tree["rules"]), tree=tree)
+        amends = document.amends
+        return Manifest(
+            cards=cards,
+            links=tuple(_link(names, a, b) for a, b in document.links),
+            config=configurations.parse_stored(document.run, "run"),
+            rules=parse_rules(document.rules),
+            amends=None if amends is None else _parse_section(Amendment, amends, "amends"),
+            tree=tree,
+        )
     except TrustError as error:
         raise TrustError(f"{origin}: {error}") from None
     except InputError as error:
@@ -272,29 +291,31 @@ def _names(cards: tuple[Card, ...]) -> list[str]:
 
 def parse_rules(tree: Any) -> Rules:
     """Return rules with these keys and values. Raise ManifestError that names the first invalid key."""
+    return _parse_section(Rules, tree, "rules")
+
+
+def _parse_section(kind: type[AnySection], tree: Any, *path: str) -> AnySection:
+    """Return the section at `path`. Raise ManifestError that names the first invalid key."""
     try:
-        return Rules.model_validate(tree)
+        return kind.model_validate(tree)
     except ValidationError as error:
         fault = error.errors()[0]
-        key = ".".join(["rules", *(str(part) for part in fault["loc"])])
+        key = ".".join([*path, *map(str, fault["loc"])])
         if fault["type"] == "extra_forbidden":
-            raise ManifestError(
-                f"{key}: no such key.{did_you_mean(key[6:], list(Rules.model_fields))}"
-            ) from None
+            nearest = did_you_mean(str(fault["loc"][-1]), [*kind.model_fields])
+            raise ManifestError(f"{key}: no such key.{nearest}") from None
         raise ManifestError(f"{key}: {fault['msg']}, got {fault['input']!r:.80}.") from None
 
 
-def _link(names: list[str], entry: Any) -> tuple[int, int]:
-    if not isinstance(entry, list) or len(entry) != 2:
-        raise ManifestError(f"links: expected pairs of names, got {entry!r:.80}.")
-    i, j = _number(names, entry[0]), _number(names, entry[1])
-    return (i, j) if i < j else (j, i)
+def _link(names: list[str], first: str, second: str) -> tuple[int, int]:
+    i, j = sorted((_number(names, first), _number(names, second)))
+    return i, j
 
 
-def _number(names: list[str], name: Any) -> int:
+def _number(names: list[str], name: str) -> int:
     if name not in names:
         raise ManifestError(
-            f"links: expected the name of a card, got {name!r:.80}.{did_you_mean(str(name), names)}"
+            f"links: expected the name of a card, got {name!r:.80}.{did_you_mean(name, names)}"
         )
     return names.index(name)
 

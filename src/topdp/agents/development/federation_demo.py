@@ -8,11 +8,10 @@ theirs. The run folder is of the same kind as the simulator's.
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
@@ -27,28 +26,25 @@ from safetensors.torch import load_file
 from topdp.agents.agreement import federation_manifest, identity
 from topdp.agents.agreement.manifest import Manifest, Rules
 from topdp.agents.agreement.run_setup import RunSetup
-from topdp.agents.development import fork_server
+from topdp.agents.development import child_processes
 from topdp.agents.development.rehearsal_audit import plant
-from topdp.agents.node import child_processes
 from topdp.agents.runtime.agent import ESTIMATE_FILE, RESULT_FILE
 from topdp.agents.runtime.agent_timing import TIMED_PARTS
 from topdp.audit import AuditRequest
 from topdp.audit.rehearsal_record import CANARIES_FILE
+from topdp.base.progress import Progress, silent
 from topdp.data import Shards
 from topdp.errors import ExitCode, InputError
 from topdp.privacy.accounting import Account
 from topdp.runs.assembly import Assembly
 from topdp.runs.config import ConfigError, RunConfig
-from topdp.runs.model_export import facts_of, notes_of
+from topdp.runs.model_export import notes_of
 from topdp.runs.named_records import load_shards
-from topdp.runs.planning import sealed
 from topdp.runs.result import metrics_of
-from topdp.runs.run import PlannedRun
-from topdp.runs.run_folder import RunFolder
+from topdp.runs.run import PlannedRun, new_run_folder
 from topdp.runs.run_outline import RunOutline
 from topdp.simulator.simulation import State
 
-Say = Callable[[str], Any]
 SUCCESS_CODES = (ExitCode.DONE, ExitCode.BUDGET)
 
 
@@ -61,7 +57,7 @@ def run(
     out: Path,
     seeded: bool = False,
     budgets: dict[int, float] | None = None,
-    say: Say = lambda _: None,
+    progress: Progress = silent,
     failpoints: dict[int, str] | None = None,
     rules: Rules | None = None,
     rehearse: bool = False,
@@ -83,14 +79,13 @@ def run(
         outputs = parts.task.outputs(shards.targets.flatten(0, 1), shards.classes)
         planted = plant(RunSetup.of(manifest), tuple(shards.inputs.shape[2:]), outputs, AuditRequest())
         planted.save(folder / CANARIES_FILE)
-        say(f"{len(planted.canaries)} canaries in the records of {names[planted.canaries.owner]}")
-    say(f"{len(names)} processes on this machine, manifest {manifest.hash[:16]}")
+        progress(f"{len(planted.canaries)} canaries in the records of {names[planted.canaries.owner]}")
+    progress(f"{len(names)} processes on this machine, manifest {manifest.hash[:16]}")
     with ExitStack() as stack:
         if rules.relay:
-            environment = {**os.environ, **fork_server.SINGLE_THREAD_VARIABLES}
-            server = fork_server.start(["relay", "--listen", rules.relay], environment, folder / "relay.log")
+            server = child_processes.start(["relay", "--listen", rules.relay], folder / "relay.log")
             stack.callback(child_processes.terminate_all, {0: server}, ["the relay"], lambda _: None)
-        codes = processes(folder, names, seeded, budgets or {}, failpoints or {}, say=say)
+        codes = processes(folder, names, seeded, budgets or {}, failpoints or {}, progress=progress)
     results = []
     ended_by_us = -signal.SIGTERM  # because another one had failed, which is reported first
     for name, code in sorted(zip(names, codes, strict=True), key=lambda agent: agent[1] == ended_by_us):
@@ -149,7 +144,7 @@ def processes(
     budgets: Mapping[int, float] = MappingProxyType({}),
     failpoints: Mapping[int, str] = MappingProxyType({}),
     for_good: Collection[int] = (),
-    say: Say = lambda _: None,
+    progress: Progress = silent,
 ) -> list[int]:
     """Start one process per agent and wait for all; return their exit codes.
 
@@ -166,11 +161,7 @@ def processes(
         if (folder / CANARIES_FILE).exists():
             command += ["--canaries", str(folder / CANARIES_FILE)]
         command += ["--seeded"] * seeded + (["--epsilon", str(budgets[i])] if i in budgets else [])
-        environment = {**os.environ, **fork_server.SINGLE_THREAD_VARIABLES}
-        environment.pop("TOPDP_FAILPOINT", None)
-        if failpoint is not None:
-            environment["TOPDP_FAILPOINT"] = failpoint
-        return fork_server.start(command, environment, place / "log.jsonl")
+        return child_processes.start(command, place / "log.jsonl", TOPDP_FAILPOINT=failpoint or "")
 
     running: dict[int, BaseProcess] = {}
     codes: dict[int, int] = {}
@@ -186,14 +177,14 @@ def processes(
                         continue
                     del running[i]
                     if code == -9 and i in failpoints and i not in for_good:
-                        say(f"{names[i]} was killed at {failpoints[i]}, is started again")
+                        progress(f"{names[i]} was killed at {failpoints[i]}, is started again")
                         running[i] = started(i, None)
                     else:
                         codes[i] = code
                 if any(code not in SUCCESS_CODES for i, code in codes.items() if i not in for_good):
                     break  # the others would wait for it
         finally:
-            codes |= child_processes.terminate_all(running, names, say)
+            codes |= child_processes.terminate_all(running, names, progress)
     return [codes[i] for i in range(len(names))]
 
 
@@ -208,18 +199,19 @@ def _gathered(
     if parts.shards.test_inputs is not None:
         scores = parts.engine(job.plan).evaluate(State(0, estimates))
         metrics = [metrics_of(parts.run.config.rounds, scores)]
-    folder = _folder(out, job)
+    folder = new_run_folder(out / "agents" / "run", job)  # `out` is not empty: its files are moved there
     folder.save_metrics(metrics)
     folder.finish(
         estimates.numpy(),
         notes_of(parts.flat),
-        **facts_of(parts),
         seconds=round(seconds, 3),
-        records=list(parts.shards.counts),
         plan=job.plan.digest(),
         federation=manifest.hash,
         agents=results,
     )
+    for file in folder.path.iterdir():
+        file.replace(out / file.name)
+    folder.path.rmdir()
     summary = job.result(metrics, estimates, seconds, out, best=None).summary()
     per_round = {
         part: float(np.mean([result["milliseconds_per_round"][part] for result in results]))
@@ -227,17 +219,6 @@ def _gathered(
     }
     seeded = any(result["seeded"] for result in results)
     return {**summary, "agents": results, "milliseconds_per_round": per_round, "seeded": seeded}
-
-
-def _folder(out: Path, job: PlannedRun) -> RunFolder:
-    """The run folder; made beside the agents' folders, which are inside already, and moved in."""
-    beside = RunFolder.create(out / "agents" / "run", job.parts.run.config.to_toml(), job.plan)
-    for file in beside.path.iterdir():
-        os.replace(file, out / file.name)
-    beside.path.rmdir()
-    folder = RunFolder.open(out)
-    folder.write_json("privacy.json", sealed(job.plan, job.privacy))
-    return folder
 
 
 def _records(parts: Assembly) -> Shards:
@@ -263,11 +244,6 @@ def _write_records(path: Path, shards: Shards, agent: int) -> None:
 
 
 def _free_addresses(count: int) -> list[str]:
-    probes = [socket.socket() for _ in range(count)]
-    try:
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
+    with ExitStack() as stack:
+        probes = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
         return [f"127.0.0.1:{probe.getsockname()[1]}" for probe in probes]
-    finally:
-        for probe in probes:
-            probe.close()

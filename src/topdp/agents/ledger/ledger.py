@@ -103,7 +103,12 @@ class Ledger(LedgerFacts):
         """ε spent; None: infinite. After a departure, includes what will be charged for earlier releases."""
         if self.last_entry is None or self._by_guarantee:
             return self.total
-        return None if self.last_entry.worst_case is None else max(self.total, self.last_entry.worst_case)
+        return None if self.worst_case is None else max(self.total, self.worst_case)
+
+    @property
+    def worst_case(self) -> float | None:
+        """ε spent if all other agents collude; None: infinite."""
+        return self.last_entry.worst_case if self.last_entry else 0.0
 
     @property
     def round(self) -> int:

@@ -14,6 +14,7 @@ from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.node.operator_orders import PAUSE_FILE, OperatorOrders
 from topdp.agents.node.quarantine import quarantined_peers
 from topdp.agents.node.status_file import ProcessStatus, age_in_words, epsilon_in_words, progress_in_words
+from topdp.privacy.answers import WORST_CASE
 
 OMITTED_WHEN_EMPTY = {"seeded", "rehearsal", "stopped", "departed", "departures", "gone", "paused", "doing"}
 OMITTED_WHEN_EMPTY |= {"waits_for", "heard", "scores"}
@@ -48,7 +49,7 @@ def charged_facts(ledger: Ledger) -> dict[str, Any]:
         "epsilon": ledger.spent,
         "delta": None if delta is None else float(delta),
         "charged_by": ledger.charged_by,
-        "worst_case": ledger.last_entry.worst_case if ledger.last_entry else 0.0,
+        WORST_CASE.key: ledger.worst_case,
         "seeded": start_choices.ever_chosen(ledger, start_choices.SEEDED_KEY),
         "rehearsal": start_choices.ever_chosen(ledger, start_choices.REHEARSAL_KEY),
         "budget": start_choices.recorded_budget(ledger),

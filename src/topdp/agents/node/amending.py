@@ -14,9 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from topdp.agents.agreement import federation_manifest
-from topdp.agents.agreement.amendments import Amendment, amendment_of
 from topdp.agents.agreement.identity_card import Card
-from topdp.agents.agreement.manifest import Manifest, as_amendment
+from topdp.agents.agreement.manifest import Amendment, Manifest, as_amendment
 from topdp.agents.agreement.run_setup import RunSetup, granted_budgets
 from topdp.agents.runtime.budget_meter import build_meter
 from topdp.errors import BudgetError, InputError
@@ -110,7 +109,7 @@ def _expect_valid_change(setup: RunSetup, change: MembershipChange) -> None:
             f"--from-round: expected a round from 1 to {setup.plan.releases - 1}, got {change.round + 1}: "
             "the run before ends with the round before it."
         )
-    if amendment_of(setup.manifest) is not None:
+    if setup.manifest.amends is not None:
         raise InputError(
             "Expected a manifest that amends none: the spending of two earlier runs is not added up here. "
             "Make a new manifest with `topdp federation create`, with budgets that count all of them."

@@ -13,8 +13,7 @@ import math
 from contextlib import closing
 from pathlib import Path
 
-from topdp.agents.agreement.amendments import Amendment, amendment_of
-from topdp.agents.agreement.manifest import Manifest
+from topdp.agents.agreement.manifest import Amendment, Manifest
 from topdp.agents.agreement.run_marks import RollbackMark
 from topdp.agents.ledger import start_choices
 from topdp.agents.ledger.ledger import Ledger
@@ -27,7 +26,7 @@ def carry_budget_over(manifest: Manifest, name: str, state: Path | None, identit
 
     From then on the rest of that budget belongs to this amendment alone.
     """
-    amendment = amendment_of(manifest)
+    amendment = manifest.amends
     if amendment is None and state is not None:
         raise InputError(
             "--after: expected a manifest that amends another one, got one that amends none: budgets of the "
@@ -82,7 +81,7 @@ def remaining_budget(amendment: Amendment, name: str, ledger: Ledger) -> float:
 
 def expect_listed(manifest: Manifest, name: str, identity: Path, is_member: bool = False) -> None:
     """Raise TrustError if an amendment omits what `name` has spent in the previous run."""
-    amendment = amendment_of(manifest)
+    amendment = manifest.amends
     if amendment is None or name in amendment.granted:
         return
     if is_member or RollbackMark(identity, amendment.manifest).exists:

@@ -247,7 +247,7 @@ class Agent:
         colluders = {"colluders": privacy.colluders} if counted else {}
         return {
             "epsilon": books.spent,
-            "worst_case": books.last_entry.worst_case if books.last_entry else 0.0,
+            WORST_CASE.key: books.worst_case,
             "delta": privacy.delta,
             "charged_by": books.charged_by,
             **colluders,

@@ -88,7 +88,7 @@ def _read(file: Path, schema: Schema) -> Array:
                 height, width = schema.size
                 image = image.resize((width, height), Image.Resampling.BILINEAR)
             pixels = np.asarray(image, np.uint8)
-    except (*DECODING_ERRORS, SyntaxError, Image.DecompressionBombError) as error:
+    except (*DECODING_ERRORS, Image.DecompressionBombError) as error:
         raise DataError(f"{file}: cannot be read as an image ({error}).") from error
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
 import numpy as np
@@ -23,12 +24,14 @@ if TYPE_CHECKING:
 
 
 @final
+@dataclass(frozen=True, eq=False)
 class AdaptiveAnswer(ObservedAnswer):
     name = "adaptive"
     assumptions = (
         "Each other agent, or the colluders together, with all that the view gives them and also every "
         "agent's estimate in every round, the last included. No assumption on gradients."
     )
+    scope = "against every other agent alone, or as many as are said to collude, whatever gradients do"
     public = Public.ESTIMATES
     counts_colluders = True
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
 import numpy as np
@@ -27,9 +28,11 @@ if TYPE_CHECKING:
 
 
 @final
+@dataclass(frozen=True, eq=False)
 class ClaimedAnswer(AnswerKind):
     name = "claimed"
     assumptions = "What the method's own analysis says of its full-scale noise; saved noise counts as free."
+    scope = "against nobody in particular: the method's own published analysis says so"
     public = Public.NOTHING
     proved = False
 
@@ -38,6 +41,9 @@ class ClaimedAnswer(AnswerKind):
 
     def supports(self, plan: Plan, query: Query) -> str | None:
         return claim_reason(plan)
+
+    def covers(self, analysis: Analysis) -> str | None:
+        return analysis.claim_refusal()
 
     def account(
         self, plan: Plan, analysis: Analysis, delta: float, query: Query, view: View | None = None

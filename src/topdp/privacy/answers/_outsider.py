@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import final
 
 from topdp.plan import Capability, Plan
@@ -15,12 +16,14 @@ from topdp.privacy.query import Query
 
 
 @final
+@dataclass(frozen=True, eq=False)
 class OutsiderAnswer(ObservedAnswer):
     name = "outsider"
     assumptions = (
         "Somebody who reads every link and every agent's estimate in every round, and knows nobody's draws. "
         "No assumption on gradients."
     )
+    scope = "against somebody who reads every link and every estimate, whatever gradients do"
     public = Public.LINKS
     takes_budget = False
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
 from topdp.base.array_types import Floats
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 
 @final
+@dataclass(frozen=True, eq=False)
 class ViewAnswer(ObservedAnswer):
     name = "view"
     assumptions = (
@@ -27,6 +29,7 @@ class ViewAnswer(ObservedAnswer):
         "data, and all random choices of the protocol, in training whose gradients do not react: others' "
         "later gradients may react to a changed record, and that is not in it. Information, no guarantee."
     )
+    scope = "against every other agent alone, in training whose gradients do not react"
     public = Public.NOTHING
     proved = False
 

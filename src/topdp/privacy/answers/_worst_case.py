@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
 import numpy as np
@@ -21,12 +22,14 @@ if TYPE_CHECKING:
 
 
 @final
+@dataclass(frozen=True, eq=False)
 class WorstCaseAnswer(AnswerKind):
     name = "worst-case"
     assumptions = (
         "All other agents together, who see every row the agent makes, its own estimate included. "
         "No assumption on gradients."
     )
+    scope = "against all other agents together, whatever gradients do"
     public = Public.LINKS
     relies_on_others = False
 

@@ -103,6 +103,7 @@ def largest_finite(values: Floats | None) -> float | None:
     return largest if np.isfinite(largest) else None
 
 
+@dataclass(frozen=True, eq=False)
 class AnswerKind(ABC):
     """One answer to "how private is this plan?": the observer, the assumptions, and how to compute it.
 
@@ -118,6 +119,8 @@ class AnswerKind(ABC):
     name: ClassVar[str]
     # The observer and the assumptions, in sentences, for an account.
     assumptions: ClassVar[str]
+    # The observer and the assumptions in a phrase ("ε is ..."), for any number of colluders.
+    scope: ClassVar[str]
     # What the observer reads in addition to the rows that it receives and makes.
     public: ClassVar[Public]
 
@@ -149,6 +152,14 @@ class AnswerKind(ABC):
     @abstractmethod
     def supports(self, plan: Plan, query: Query) -> str | None:
         """Return None, or the reason why the answer does not cover the plan."""
+
+    def covers(self, analysis: Analysis) -> str | None:
+        """Return None, or the reason why the answer does not cover the adjacency and batches of `analysis`.
+
+        Most answers cover both adjacencies and all batches. Where no amplification by sampling is known,
+        they count a sampled record as if it were in every round.
+        """
+        return None
 
     @abstractmethod
     def account(
@@ -191,6 +202,7 @@ class AnswerKind(ABC):
         return False
 
 
+@dataclass(frozen=True, eq=False)
 class ObservedAnswer(AnswerKind):
     """Base class of the answers that compute the loss to each observer separately."""
 

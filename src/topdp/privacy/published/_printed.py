@@ -41,7 +41,7 @@ class Udp(Calibration):
     def _claim(self, z: Floats, delta: float, batches: Batches) -> float:
         return math.sqrt(-2 * math.log(delta)) * worst_mu(z, batches)
 
-    def _sampling_refusal(self, epsilon: float | None, delta: float, releases: int, batches: Batches) -> str:
+    def _sampling_refusal(self, batches: Batches, remark: str) -> str:
         return "its analysis samples agents, not records. Use 'tight', 'optimal' or 'moments'."
 
     def _remedy(self, delta: float) -> str:
@@ -94,7 +94,7 @@ class Advanced(Calibration):
             drift = float(np.sum(counts * each * np.expm1(each)))
         return math.sqrt(2 * math.log(2 / delta) * float(np.sum(counts * each * each))) + drift
 
-    def _sampling_refusal(self, epsilon: float | None, delta: float, releases: int, batches: Batches) -> str:
+    def _sampling_refusal(self, batches: Batches, remark: str) -> str:
         return "its formula has no amplification by sampling. Use 'tight', 'optimal' or 'moments'."
 
 
@@ -130,15 +130,16 @@ class Theorem1(Calibration):
     def _scale(self, delta: float, releases: int, batches: Batches) -> float:
         return 8 * math.sqrt(releases * math.log(1 / delta) * math.log(1.25 / delta)) * batches.rate
 
-    def _sampling_refusal(self, epsilon: float | None, delta: float, releases: int, batches: Batches) -> str:
-        reason = (
+    def _sampling_refusal(self, batches: Batches, remark: str) -> str:
+        return (
             f"it takes the sensitivity of all {batches.records} records for a batch of {batches.divisor}."
+            f"{remark} Use 'tight', 'optimal' or 'moments'."
         )
-        if epsilon is not None:
-            z = self._noise(epsilon, delta, releases, batches)
-            try:
-                exact = loss_distribution_epsilon(np.full(releases, z), delta, batches.rate)
-                reason += f" Its epsilon={epsilon:g} is exactly epsilon={exact:.4g} under add-remove."
-            except NotCovered:
-                pass
-        return reason + " Use 'tight', 'optimal' or 'moments'."
+
+    def _sampling_remark(self, epsilon: float, delta: float, releases: int, batches: Batches) -> str:
+        z = self._noise(epsilon, delta, releases, batches)
+        try:
+            exact = loss_distribution_epsilon(np.full(releases, z), delta, batches.rate)
+        except NotCovered:
+            return ""
+        return f" Its epsilon={epsilon:g} is exactly epsilon={exact:.4g} under add-remove."

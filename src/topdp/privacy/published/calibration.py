@@ -28,6 +28,7 @@ from topdp.privacy.basics.refusals import (
     PrivacyWarning,
     expect_delta,
     expect_epsilon,
+    expect_supported,
 )
 
 
@@ -89,7 +90,8 @@ class Calibration(ABC):
         count = expect_count("releases", releases)
         sensitivity = batches.sensitivity(adjacency)
         if batches.sampled:
-            self._expect_sampling(epsilon, delta, count, batches, adjacency)
+            remark = self._sampling_remark(epsilon, delta, count, batches)
+            expect_supported(self.supports(batches, adjacency, remark))
             z, exact = self._sampled_noise(epsilon, delta, count, batches.rate), None
         else:
             # z is rounded up so that `claim` of it never exceeds ε by rounding.
@@ -131,8 +133,7 @@ class Calibration(ABC):
         z, delta = expect_noise(noise_multipliers), expect_delta(delta)
         expect_adjacency(adjacency)
         batches = Full(1) if batches is None else batches
-        if batches.sampled:
-            self._expect_sampling(None, delta, len(z), batches, adjacency)
+        expect_supported(self.supports(batches, adjacency))
         if np.min(z) == 0:
             return math.inf
         if batches.sampled:
@@ -157,20 +158,26 @@ class Calibration(ABC):
             lambda z: self._sampled_claim(np.full(releases, z), delta, rate), epsilon, self.name
         )
 
-    def _sampling_refusal(
-        self, epsilon: float | None, delta: float, releases: int, batches: Batches
-    ) -> str | None:
+    @final
+    def supports(self, batches: Batches, adjacency: Adjacency = "add-remove", remark: str = "") -> str | None:
+        """Return None, or the reason why the method's analysis does not cover the batches.
+
+        `remark`: a sentence about the requested noise, which some reasons include.
+        """
+        if not batches.sampled:
+            return None
+        reason = self._sampling_refusal(batches, remark)
+        if reason is None and adjacency == "replace-one":
+            reason = "amplification by Poisson batches is accounted under add-remove only."
+        return reason and f"Calibration '{self.name}' with Poisson batches: {reason}"
+
+    def _sampling_refusal(self, batches: Batches, remark: str) -> str | None:
         """Return None, or the reason why the method's analysis does not cover Poisson batches."""
         return None
 
-    def _expect_sampling(
-        self, epsilon: float | None, delta: float, releases: int, batches: Batches, adjacency: Adjacency
-    ) -> None:
-        reason = self._sampling_refusal(epsilon, delta, releases, batches)
-        if reason is None and adjacency == "replace-one":
-            reason = "amplification by Poisson batches is accounted under add-remove only."
-        if reason is not None:
-            raise NotCovered(f"Calibration '{self.name}' with Poisson batches: {reason}")
+    def _sampling_remark(self, epsilon: float, delta: float, releases: int, batches: Batches) -> str:
+        """Return a remark for `supports` on the noise that the method would require."""
+        return ""
 
     def _compare(self, claimed: float, exact: float, delta: float, batches: Batches) -> None:
         if exact > claimed * (1 + 1e-9):

@@ -17,8 +17,18 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from topdp.privacy.answers import WORST_CASE
+
 MAX_SHOWN_CHARGES = 400  # a curve has no room for more
-HIDDEN_FACTS = ("agent", "id", "seen", "heard", "waits_for", "quarantined")  # or shown in another form
+HIDDEN_FACTS = (
+    "agent",
+    "id",
+    "seen",
+    "heard",
+    "waits_for",
+    "quarantined",
+    "worst_case",
+)  # or shown in another form
 NORMAL_WAIT_SECONDS = 5.0  # a wait of this length is normal in every round
 NEIGHBOUR_SILENCE_SECONDS = 60.0  # a neighbour not heard for this long counts as silent
 
@@ -58,7 +68,10 @@ PUBLISHED_FACTS = [name for name in PublishedAgent.model_fields if name != "link
 
 
 def agent_view(state: Path, now: float | None = None) -> dict[str, Any]:
-    """Return everything that an agent's own page shows, as JSON. An `epsilon` of None is infinite."""
+    """Return everything that an agent's own page shows, as JSON. An `epsilon` of None is infinite.
+
+    `costs`: what the run has spent against other observers than that of the charged answer.
+    """
     from topdp.agents.node.agent_status import read_status
 
     facts = read_status(state)
@@ -68,6 +81,7 @@ def agent_view(state: Path, now: float | None = None) -> dict[str, Any]:
         **view,
         "name": str(facts["agent"]),
         "paused": facts["paused"] is not None,
+        "costs": [{"against": WORST_CASE.against(0), "epsilon": facts["worst_case"]}],
         "links": _links(facts, sent, time.time() if now is None else now),
         "charges": charges,
         "notes": _notes(facts),
@@ -124,8 +138,7 @@ def _charges(state: Path) -> tuple[list[dict[str, Any]], dict[str, int]]:
     finally:
         ledger.close()
     sent = {peer: entry.round for entry in entries for peer in entry.digests}
-    keys = ("round", "kind", "charge", "total", "worst_case")
-    return [{key: getattr(entry, key) for key in keys} for entry in entries], sent
+    return [{"round": entry.round, "total": entry.total} for entry in entries], sent
 
 
 def _notes(facts: dict[str, Any]) -> list[str]:

@@ -24,6 +24,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Route
 
 from topdp.errors import InputError, TopdpError
+from topdp.runs.epsilon_text import answer_words
 from topdp.runs.planner.observer_cache import ObserverCache
 from topdp.runs.planner.planner_form import (
     FORM_FIELDS,
@@ -145,8 +146,9 @@ def answer(
     for known in stages(question, False, progress, memory):
         check()
         rows = [[name, *cells] for name, cells in lines([known])]
+        pending = [answer_words(name) for name in known["pending"]]
         left = known["seconds_left"]
-        send({"lines": rows, "remarks": remarks(known), "pending": known["pending"], "seconds_left": left})
+        send({"lines": rows, "remarks": remarks(known), "pending": pending, "seconds_left": left})
         if not recommended:  # faster than the following stages may be
             send({"recommended": recommendation(question, options, progress, memory)})
             recommended = True

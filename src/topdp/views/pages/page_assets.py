@@ -16,6 +16,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from topdp.base.files import FileError
+from topdp.runs.epsilon_text import answer_words
 from topdp.views.pages.plain_words import at_most, small
 
 STATIC_FOLDER = Path(__file__).parent / "static"
@@ -43,7 +44,7 @@ def templates(package: str = "topdp.views.pages", folder: str = "templates") -> 
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals.update(at_most=at_most, small=small)
+    environment.globals.update(answer_words=answer_words, at_most=at_most, small=small)
     return environment
 
 

@@ -3,6 +3,7 @@
     name, state, stopped, notes    its identity and state, and problems in words
     method, data, model, rounds, releases, seed, command, versions, seconds, settings
     guarantee          name, answer, words, epsilon (the budget), delta, colluders, adjacency
+    answers            every answer by reliability; `common`: proved, and computed for every run
     graph              agents, names, positions, links: its edges (columns: from, to, mu, epsilon)
     metrics            names, rounds, values (name -> mean, min, max), agents (the last line)
     privacy            privacy.json, its numbers unchanged
@@ -141,7 +142,10 @@ def _fixed(path: Path, stamps: tuple[object, ...], patience: float) -> dict[str,
             "colluders": account.colluders,
             "adjacency": account.analysis.adjacency,
         },
-        "answers": [{"key": one.key, "label": one.label} for one in BY_RANK],
+        "answers": [
+            {"key": one.key, "label": one.label, "common": one.proved and not one.on_request}
+            for one in BY_RANK
+        ],
         "graph": page_graph.drawn(plan.agents, graph, mu, epsilon),
         "privacy": privacy,
         "power": privacy_costs.powers(account),

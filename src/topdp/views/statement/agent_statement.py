@@ -14,7 +14,6 @@ from __future__ import annotations
 from typing import Any
 
 from topdp import __version__
-from topdp.agents.agreement.amendments import amendment_of
 from topdp.privacy.answers import CLAIMED, WORST_CASE, AnswerKind, answer_kind
 from topdp.views.pages.plain_words import at_most, no_less, small
 from topdp.views.statement.agent_record import AgentRecord
@@ -118,7 +117,7 @@ def _promise(record: AgentRecord) -> dict[str, Any]:
 
 def _replaced_run(record: AgentRecord) -> dict[str, Any]:
     """Return the cost of the run that this one replaces, which is in another ledger."""
-    amendment = amendment_of(record.setup.manifest)
+    amendment = record.setup.manifest.amends
     if amendment is None or record.agent not in amendment.spent:
         return {}
     return {

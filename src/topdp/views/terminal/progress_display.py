@@ -28,18 +28,18 @@ from rich.progress import (
 
 from topdp.runs.metric_labels import last_seen
 
-FIRST, SILENCE = 0.3, 4.0
+FIRST_LINE_SECONDS, MAX_SILENCE_SECONDS = 0.3, 4.0
 """Seconds without output until the first line of a command, and until further lines of a long stage."""
 
-SLOWER = 1 / 15
+SILENT_SHARE = 1 / 15
 """Long commands print less often: after an hour, one line every four minutes."""
 
 TRANSIENT_UNITS = ("", "byte")
 """A bar with one of these units is removed when another bar begins; bars with other units stay."""
 
 
-class Signs(ABC):
-    """Base class of progress displays. `title` precedes every line and may be changed at any time."""
+class ProgressDisplay(ABC):
+    """Base class of progress displays. `title` precedes every line."""
 
     def __init__(self, console: Console, title: str) -> None:
         self.console, self.title = console, title
@@ -62,7 +62,7 @@ class Signs(ABC):
             counted = f"{unit} {done} of {total}"
         self._show(stage, done, total, unit, counted, last_seen(metrics))
 
-    def say(self, stage: str, done: int = 0, total: int | None = None, /, **details: Any) -> None:
+    def announce(self, stage: str, done: int = 0, total: int | None = None, /, **details: Any) -> None:
         """Display a progress report that stays on a terminal as a line."""
         self(stage, done, total, **details)
 
@@ -70,13 +70,13 @@ class Signs(ABC):
     def _show(self, text: str, done: int, total: int | None, unit: str, counted: str, note: str) -> None: ...
 
 
-class Lines(Signs):
+class ProgressLines(ProgressDisplay):
     """Lines for logs and pipes. Another thread calls `beat` often, which prints a line after a silence."""
 
     def __init__(self, console: Console, title: str) -> None:
         super().__init__(console, title)
         self.began = self.spoke = time.monotonic()
-        self.limit = FIRST
+        self.limit = FIRST_LINE_SECONDS
         self._now, self._shown = "starting", ("", 0)
 
     def _show(self, text: str, done: int, total: int | None, unit: str, counted: str, note: str) -> None:
@@ -93,11 +93,11 @@ class Lines(Signs):
 
     def _say(self, words: str) -> None:
         self.spoke = time.monotonic()
-        self.limit = max(SILENCE, SLOWER * (self.spoke - self.began))
+        self.limit = max(MAX_SILENCE_SECONDS, SILENT_SHARE * (self.spoke - self.began))
         self.console.print(f"{self.title}: {words}", markup=False, highlight=False, soft_wrap=True)
 
 
-class Bars(Signs):
+class ProgressBars(ProgressDisplay):
     """Bars for terminals: one for the current stage, and one for each unit of work that is counted."""
 
     def __init__(self, console: Console, title: str, bars: Progress) -> None:
@@ -126,13 +126,13 @@ class Bars(Signs):
         if note:
             self.bars.update(task, note=note)
 
-    def say(self, stage: str, done: int = 0, total: int | None = None, /, **details: Any) -> None:
+    def announce(self, stage: str, done: int = 0, total: int | None = None, /, **details: Any) -> None:
         self.console.print(stage, markup=False, highlight=False)
         self(stage, done, total, **details)
 
 
 @contextmanager
-def signs_of_life(console: Console, title: str) -> Iterator[Signs]:
+def show_progress(console: Console, title: str) -> Iterator[ProgressDisplay]:
     """Display progress during the work of a command; enter before its slow imports. Yields the display."""
     if console.is_terminal:
         columns = (
@@ -146,15 +146,15 @@ def signs_of_life(console: Console, title: str) -> Iterator[Signs]:
             TimeRemainingColumn(),
         )
         with Progress(*columns, console=console, transient=True) as bars:
-            yield Bars(console, title, bars)
+            yield ProgressBars(console, title, bars)
         return
-    lines, over = Lines(console, title), threading.Event()
+    lines, over = ProgressLines(console, title), threading.Event()
 
     def beat() -> None:
         while not over.wait(0.1):
             lines.beat(time.monotonic())
 
-    thread = threading.Thread(target=beat, name="signs of life", daemon=True)
+    thread = threading.Thread(target=beat, name="progress", daemon=True)
     thread.start()
     try:
         yield lines

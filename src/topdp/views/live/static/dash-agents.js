@@ -48,7 +48,7 @@
         ["State", process(view)],
         ["Round", dash.rounds(view.round, view.rounds)],
         ["ε spent", `${spent(view)} (${view.charged_by})`],
-        ["ε if all others collude", dash.epsilon(view.worst_case)],
+        ...view.costs.map((one) => [`ε against ${one.against}`, dash.epsilon(one.epsilon)]),
         ["Paused", view.paused ? "yes: no new release until topdp agent resume" : "no"],
       ];
       if (view.scores) {

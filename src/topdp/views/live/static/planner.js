@@ -116,7 +116,7 @@
       find("#answers").classList.remove("plan-stale");
       find("#remarks").replaceChildren(...reply.remarks.map((text) => el("li", {}, text)));
       table();
-      const left = reply.pending.map((name) => name.replaceAll("_", " ")).join(", ");
+      const left = reply.pending.join(", ");
       status(left ? `not computed yet: ${left}; about ${Math.max(1, Math.round(reply.seconds_left))} s` : "");
     }
     if ("progress" in reply) status(`not computed yet: observer ${reply.progress[0]} of ${reply.progress[1]}`);

@@ -55,8 +55,9 @@
     const keys = [...new Set(settings.flatMap(Object.keys))].filter((key) => new Set(settings.map((one) => one[key])).size > 1 && key !== "method.name");
     const metric = runs.map((run) => run.metrics && run.metrics.names[0]).find(Boolean);
     const listed = keys.slice(0, SETTINGS);
+    const common = runs[0].answers.filter((one) => one.common);
     const head = [{ text: "run" }, { text: "method" }, ...listed.map((key) => ({ text: key })), ...(metric ? [{ text: metric, numeric: true }, { text: "agents" }] : []),
-      { text: "ε", numeric: true }, { text: "against" }, { text: "μ", numeric: true }, { text: "ε worst case", numeric: true }, { text: "rounds", numeric: true }, { text: "seconds", numeric: true }, { text: "state" }];
+      { text: "ε", numeric: true }, { text: "against" }, { text: "μ", numeric: true }, ...common.map((one) => ({ text: `ε ${one.label}`, numeric: true })), { text: "rounds", numeric: true }, { text: "seconds", numeric: true }, { text: "state" }];
     const rows = runs.map((run, place) => {
       const { metrics, privacy, guarantee } = run, value = metrics && metrics.values[metric] ? metrics.values[metric] : null;
       const last = (part) => (value ? value[part].at(-1) : null);
@@ -66,7 +67,7 @@
         ...(metric ? [{ show: value ? topdp.value(last("mean"), topdp.metric(metric, metrics.shares, last("mean"))) : "–", sort: last("mean") },
           value ? `${topdp.metric(metric, metrics.shares, last("min"))} to ${topdp.metric(metric, metrics.shares, last("max"))}` : "–"] : []),
         cell(privacy.epsilon[guarantee.answer], privacy.status[guarantee.answer]), guarantee.label,
-        cell(privacy.mu[guarantee.answer], "–"), cell(privacy.epsilon.worst_case, privacy.status.worst_case),
+        cell(privacy.mu[guarantee.answer], "–"), ...common.map(({ key }) => cell(privacy.epsilon[key], privacy.status[key])),
         { show: `${run.round} of ${run.rounds}`, sort: run.round }, cell(run.seconds, "–"), run.state];
     });
     topdp.fillTable(holder, { caption: `${runs.length} runs on ${runs[0].data.name}; ε at each run's δ, largest over agents.`, head, rows });
@@ -74,7 +75,7 @@
     notes.replaceChildren(
       ...(runs.length > 1 ? [el("p", { class: "words" }, "Each ε is that of one run alone. Several runs on the same private records cost more than any one of them.")] : []),
       ...(keys.length > SETTINGS ? [el("p", { class: "words" }, `They also differ in ${keys.slice(SETTINGS).join(", ")}.`)] : []),
-      ...(deltas.size > 1 || against.size > 1 ? [el("p", { class: "warning" }, "Their ε are at different δ or against different observers and are not comparable. Compare the worst case at one δ instead.")] : []));
+      ...(deltas.size > 1 || against.size > 1 ? [el("p", { class: "warning" }, `Their ε are at different δ or against different observers and are not comparable. Compare the ${common.map((one) => one.label).join(" or ")} at one δ instead.`)] : []));
   };
 
   const overlaid = (name, runs) => {

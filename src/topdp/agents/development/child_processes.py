@@ -1,24 +1,39 @@
-"""Child processes of a command, which end before the command does or with it.
+"""Child processes of a demonstration: each is forked with torch imported, and ends with its command.
+
+Importing torch takes most of an agent's start, and on one machine it need be done only once (`start`). Each
+agent is still a process of its own, which runs the very command `topdp agent start`. Not for real sites:
+there one command starts one agent.
 
 Signals that ask the command to end take effect between two steps, so that no child is half started
 (`EndSignals`). Children are then terminated, and killed after a while (`terminate_all`). If the parent is
-killed, its children notice (`end_with_parent`). How an agent ends on a signal is in `shutdown`.
+killed, its children notice (`end_with_parent`). How an agent ends on a signal is in `node/shutdown.py`.
+
+gRPC must not be imported before a fork (`wire/grpc_transport.py`), nor may there be threads: the server
+imports neither, and computes nothing.
 """
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
+import runpy
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any, Self
 
-from topdp.agents.node import shutdown
+from topdp.agents.node.shutdown import AGENT_SHUTDOWN_SECONDS
 from topdp.errors import Interrupted
 
+PRELOADED_MODULES = ("topdp.agents.node.agent_process", "topdp.cli.agent_commands", "topdp.cli.app")
+"""Imported once, before the first agent is forked."""
+SINGLE_THREAD_VARIABLES = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+"""Keep numerical libraries to the main thread, so that forks are safe."""
 END_SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 """Windows has no SIGHUP."""
 
@@ -62,7 +77,7 @@ def terminate_all(
     running: Mapping[int, BaseProcess],
     names: Sequence[str],
     log: Callable[[str], Any],
-    timeout: float = 2 * shutdown.AGENT_SHUTDOWN_SECONDS,
+    timeout: float = 2 * AGENT_SHUTDOWN_SECONDS,
 ) -> dict[int, int]:
     """Terminate processes; kill those that have not ended after `timeout` seconds. Return exit codes."""
     for process in running.values():
@@ -94,3 +109,46 @@ def end_with_parent() -> None:
 
     if parent is not None:
         threading.Thread(target=watch, name="parent", daemon=True).start()
+
+
+def warm_up() -> None:
+    """Begin the imports, in parallel with what the caller does next."""
+    if sys.platform != "linux":
+        return
+    from multiprocessing import forkserver
+
+    forkserver.set_forkserver_preload([*PRELOADED_MODULES])
+    before = dict(os.environ)
+    try:
+        os.environ.update(SINGLE_THREAD_VARIABLES)
+        forkserver.ensure_running()
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def start(arguments: Sequence[str], log: Path, **variables: str) -> BaseProcess:
+    """Start `topdp` with these arguments and environment variables in a process of its own.
+
+    Its output is appended to `log`.
+    """
+    warm_up()
+    environment = {**os.environ, **SINGLE_THREAD_VARIABLES, **variables}
+    # On other systems, libraries that torch uses must not be forked, so each agent imports torch.
+    linux = sys.platform == "linux"
+    context = multiprocessing.get_context("forkserver") if linux else multiprocessing.get_context("spawn")
+    process = context.Process(target=_run_command, args=([*arguments], environment, log), daemon=False)
+    process.start()
+    return process
+
+
+def _run_command(arguments: list[str], environment: dict[str, str], log: Path) -> None:
+    end_with_parent()
+    gc.freeze()  # what was imported stays: collecting it would only copy its pages
+    os.environ.clear()
+    os.environ.update(environment)
+    with log.open("ab") as file, open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    sys.argv = ["topdp", *arguments]
+    runpy.run_module("topdp", run_name="__main__", alter_sys=True)
