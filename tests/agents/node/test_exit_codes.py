@@ -71,7 +71,7 @@ MISTAKES = {
     "a port that is none": (["agent", "init", "--name", "ada", "--address", "h:99999"], "1 to 65535"),
     "no manifest": (
         ["agent", "start", "--manifest", "no", "--data", "no", "--state", "s"],
-        "readable manifest",
+        "Expected a file no",
     ),
     "no ledger to look at": (["agent", "status", "--state", "nowhere"], "there is none"),
     "no ledger to verify": (["agent", "ledger", "verify", "--state", "nowhere"], "there is none"),
@@ -152,7 +152,7 @@ def test_an_identity_that_exists_is_2(site):
 def test_a_manifest_that_is_no_text_is_2(site):
     (site.folder / "manifest.toml").write_bytes(b"\xff\xfe")
     done = site.start()
-    assert done.code == 2 and "readable manifest" in one_line(done)
+    assert done.code == 2 and "Could not read" in one_line(done)
 
 
 def test_an_agent_that_the_manifest_does_not_name_is_2(site):
