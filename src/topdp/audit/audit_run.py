@@ -43,7 +43,7 @@ from topdp.privacy.query import Query
 from topdp.runs.assembly import Assembly, choose_device
 from topdp.runs.config import PrivacyConfig, RunConfig
 from topdp.runs.planning import expect_account_of, expect_plan_of, plan_and_account
-from topdp.runs.run_folder import GIVEN, RunFolder
+from topdp.runs.run_folder import RunFolder
 from topdp.runs.run_outline import RunOutline
 from topdp.simulator.simulated_noise import Draws
 
@@ -267,7 +267,7 @@ def of_run(
     """Return the prepared audit of the plan in the run folder `path`."""
     folder = RunFolder.open(path)
     config, plan = folder.config, folder.plan
-    if config.data.name == GIVEN:
+    if config.started_from_python:
         raise AuditError(
             f"Expected a run from a configuration, but {path} was started from Python: its folder does not "
             "contain its data and model. Audit it from Python with topdp.audit.Audit."

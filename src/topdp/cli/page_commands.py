@@ -100,7 +100,7 @@ def _run_statement(run: Path, manifest: Path | None) -> dict[str, Any]:
         raise InputError(
             f"Expected an agent's state folder with --manifest, got {run}, which contains no ledger."
         )
-    return run_statement(run_facts(RunFolder.open(run), patience=0.0))
+    return run_statement(run_facts(RunFolder.open(run), max_seconds=0.0))
 
 
 def _agent_statement(state: Path, manifest: Path | None) -> dict[str, Any]:

@@ -278,6 +278,11 @@ class RunConfig(Section):
     attack: AttackConfig = AttackConfig()
     report: ReportConfig = ReportConfig()
 
+    @property
+    def started_from_python(self) -> bool:
+        """Whether data and model are those of `topdp.train`, which a run folder does not contain."""
+        return GIVEN in (self.data.name, self.model.name)
+
     def to_toml(self) -> str:
         return tomli_w.dumps(self.model_dump(exclude_none=True))
 

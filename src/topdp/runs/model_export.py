@@ -27,7 +27,7 @@ from topdp.learning.models import FlatModel
 from topdp.runs.assembly import Assembly
 from topdp.runs.config import did_you_mean
 from topdp.runs.named_model import named_model
-from topdp.runs.run_folder import GIVEN, RunFolder
+from topdp.runs.run_folder import RunFolder
 
 FORMATS_BY_SUFFIX = {".safetensors": "safetensors", ".pt": "state-dict", ".onnx": "onnx"}
 MEAN_AGENT = "mean"
@@ -136,7 +136,7 @@ def export_run(
     estimates, notes = folder.read_estimates(name, (PARAMETERS_NOTE,))
     row = chosen_row(torch.from_numpy(estimates), agent)
     config = folder.config
-    if GIVEN in (config.model.name, config.data.name):
+    if config.started_from_python:
         return write_tensors(_by_name(row, notes[PARAMETERS_NOTE]), file, format)
     inputs = InputKind(tuple(folder.fact("inputs")), str(folder.fact("input_type")))
     flat = FlatModel(named_model(config, inputs.shape, int(folder.fact("outputs"))))

@@ -45,7 +45,7 @@ from topdp.runs.planning import expect_account_of, expect_plan_of, plan_and_acco
 from topdp.runs.result import Result, Stopped
 from topdp.runs.rounding_check import warn_of_lost_steps
 from topdp.runs.row_arrays import as_array, as_tensor
-from topdp.runs.run_folder import GIVEN, STARTING, RunFolder, RunFolderError
+from topdp.runs.run_folder import STARTING, RunFolder, RunFolderError
 from topdp.runs.training_loop import train_to_the_end
 from topdp.simulator.ranks.ranked_engine import RankedEngine
 from topdp.simulator.simulation import Simulation
@@ -75,7 +75,7 @@ def resume(
     """Continue an unfinished run from its last checkpoint; it ends as if it had not been interrupted."""
     folder = unfinished(path)
     config = folder.config
-    if config.data.name == GIVEN:
+    if config.started_from_python:
         raise RunFolderError(
             f"The run in {path} was started from Python with its own data and model: continue it there, with "
             f"topdp.train(..., out={str(path)!r}, resume=True)."

@@ -32,7 +32,6 @@ from topdp.base import toml_text
 from topdp.base.files import UNREADABLE_FILE_ERRORS, FileError, atomic_path, make_folder
 from topdp.errors import InputError
 from topdp.plan import Plan, plan_file
-from topdp.runs.config import GIVEN as GIVEN
 from topdp.runs.config import RunConfig, parse_stored
 from topdp.runs.metric_labels import metric_names
 from topdp.runs.tensor_files import read_tensor, widened, write_tensors

@@ -25,7 +25,7 @@ from topdp.runs.config import RunConfig
 from topdp.runs.model_export import notes_of
 from topdp.runs.result import Metrics, Stopped, metrics_of
 from topdp.runs.row_arrays import as_tensor
-from topdp.runs.run_folder import GIVEN, RunFolder
+from topdp.runs.run_folder import RunFolder
 from topdp.simulator.engine import WrongReplayError
 from topdp.simulator.ranks.process_group import ProcessGroup
 from topdp.simulator.simulation import Simulation, State
@@ -207,6 +207,6 @@ def _how_to_continue(
     """The folder, and the call where the command line cannot do it: only Python has the module and shards."""
     if folder is not None and checkpoints is not None and checkpoints.group is not None:
         return folder.path, "the same command."
-    if folder is None or config.data.name != GIVEN:
+    if folder is None or not config.started_from_python:
         return (folder.path if folder else None), None
     return folder.path, f"topdp.train(..., out={str(folder.path)!r}, resume=True)"

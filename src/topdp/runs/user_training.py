@@ -22,6 +22,7 @@ from topdp.learning.tasks import MetricChoice, Task
 from topdp.runs import metric_sinks
 from topdp.runs.assembly import Assembly, choose_device
 from topdp.runs.config import (
+    GIVEN,
     ConfigError,
     MethodConfig,
     PrivacyConfig,
@@ -43,7 +44,7 @@ from topdp.runs.run import (
     reopen_run,
     unfinished,
 )
-from topdp.runs.run_folder import GIVEN, GRAPH_FILE, RunFolderError
+from topdp.runs.run_folder import GRAPH_FILE, RunFolderError
 from topdp.runs.run_outline import RunOutline
 from topdp.topology import Topology, as_topology, single
 

@@ -112,7 +112,7 @@ def test_after_its_time_a_card_names_nobody(directory):
     directory.restore(sign_successor(1, ADA, NEW))
 
 
-def test_a_certificate_that_begins_before_the_one_before_is_refused_and_keeps_no_books_shut(directory):
+def test_a_certificate_that_begins_before_the_one_before_is_refused_and_keeps_no_ledger_shut(directory):
     old = identity.generate("ada", "a.org:1", datetime(2000, 1, 1, tzinfo=UTC), timedelta(days=20000))
     bomb = sign_successor(1, ADA, old)
     with pytest.raises(SuccessorOrderError, match="begins earlier"):

@@ -264,7 +264,7 @@ def test_who_hands_over_what_is_no_row_is_quarantined(tmp_path, case, who, caplo
     assert sum("not_a_row" in record.message for record in caplog.records) == 1
 
 
-def test_who_is_quarantined_already_fills_no_books_by_more_of_it(tmp_path):
+def test_who_is_quarantined_already_fills_no_ledger_by_more_of_it(tmp_path):
     made = federation(tmp_path, "method.mode=async", graph=topology.complete(2), rounds=3)
 
     async def scene():

@@ -144,7 +144,7 @@ def test_who_renews_without_end_is_quarantined_and_not_passed_on(tmp_path):
             assert "at most" in agent.ledger.quarantined(pest).words
             told = 0
             while (card := agent.cards.untold(other)) is not None:
-                agent.cards.told(other, card[0], Reply(ReplyCode.OK))
+                agent.cards.record_reply(other, card[0], Reply(ReplyCode.OK))
                 told += 1
             assert told == card_succession.MAX_SUCCESSORS
         finally:

@@ -448,30 +448,30 @@ def watched(limit=8.0):
     return clock, StallDetector(limit, clock), limit / CHECKS_PER_TIMEOUT
 
 
-def test_patience_is_lost_with_what_stands_still_and_never_with_what_moves():
-    clock, patience, step = watched()
-    patience.moved("link")
-    patience.moved("body")
+def test_stall_detector_is_lost_with_what_stands_still_and_never_with_what_moves():
+    clock, stalls, step = watched()
+    stalls.moved("link")
+    stalls.moved("body")
     for k in range(200):
         clock.now += step
-        patience.moved("link")
+        stalls.moved("link")
         if k < 150:
-            patience.moved("body")
-        assert patience.lost() == (None if k <= 149 + CHECKS_PER_TIMEOUT else "body")
-    patience.done("body")
-    assert patience.lost() is None
+            stalls.moved("body")
+        assert stalls.lost() == (None if k <= 149 + CHECKS_PER_TIMEOUT else "body")
+    stalls.done("body")
+    assert stalls.lost() is None
 
 
 def test_time_in_which_we_were_stopped_is_not_held_against_the_peer():
-    clock, patience, step = watched()
-    patience.moved("link")
+    clock, stalls, step = watched()
+    stalls.moved("link")
     clock.now += 1000
-    assert patience.lost() is None
+    assert stalls.lost() is None
     for _ in range(CHECKS_PER_TIMEOUT - 2):
         clock.now += step
-        assert patience.lost() is None
+        assert stalls.lost() is None
     clock.now += 2 * step
-    assert patience.lost() == "link"
+    assert stalls.lost() == "link"
 
 
 @settings(deadline=None)

@@ -31,7 +31,7 @@ def test_one_of_several_does_not_sweep(told):
 
 
 @pytest.mark.parametrize("said", ["", "soon", "0", "-1", "nan"])
-def test_patience_is_a_number_of_seconds(monkeypatch, said):
+def test_timeout_is_a_number_of_seconds(monkeypatch, said):
     monkeypatch.setenv("TOPDP_RANK_TIMEOUT", said)
     with pytest.raises(InputError, match="TOPDP_RANK_TIMEOUT"):
-        torchrun_environment.patience_of_environment()
+        torchrun_environment.timeout_of_environment()

@@ -19,7 +19,7 @@ HUGE = 10**400
 
 def all_pages(path):
     """Everything that is made of a run; whatever is no error in words fails the test."""
-    facts = run_facts(RunFolder.open(path), patience=0.0)
+    facts = run_facts(RunFolder.open(path), max_seconds=0.0)
     said = statement(facts)
     for text in (report_html([facts]), statement_html(said), statement_yaml(said)):
         text.encode()
@@ -144,5 +144,5 @@ def test_a_graph_of_many_more_agents_is_not_even_tried(copied):
 
 def test_a_name_that_is_no_text_is_shown_as_such(copied, tmp_path):
     path = copied("plain").rename(tmp_path / os.fsdecode(b"m\xfcll"))
-    assert run_facts(RunFolder.open(path), patience=0.0)["name"] == "m\ufffdll"
+    assert run_facts(RunFolder.open(path), max_seconds=0.0)["name"] == "m\ufffdll"
     all_pages(path)

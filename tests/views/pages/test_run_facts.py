@@ -82,7 +82,7 @@ def test_steps_of_averaging_are_parts_of_a_round(made):
 
 
 def test_what_would_take_long_is_left_out_and_said(made):
-    found = facts(made / "top", patience=1e-9)
+    found = facts(made / "top", max_seconds=1e-9)
     assert found["spending"] is None
     assert any("too long" in note for note in found["notes"])
 

@@ -26,7 +26,7 @@ REGISTRY = {
 
 
 def said_of(path):
-    return statement(run_facts(RunFolder(path), patience=0))
+    return statement(run_facts(RunFolder(path), max_seconds=0))
 
 
 def test_numbers_are_those_of_the_run(made):
@@ -68,7 +68,7 @@ def test_no_noise_is_no_protection(made):
 
 @pytest.mark.parametrize("answer", ["claimed", "view"])
 def test_what_guarantees_nothing_is_not_promised(made, answer):
-    facts = run_facts(RunFolder(made / "top"), patience=0)
+    facts = run_facts(RunFolder(made / "top"), max_seconds=0)
     facts["guarantee"] = {**facts["guarantee"], "answer": answer, "name": answer}
     said, worst = statement(facts), facts["privacy"]["epsilon"]["worst_case"]
     assert "all other agents together" in said["summary"][0]
@@ -82,7 +82,7 @@ def test_what_guarantees_nothing_is_not_promised(made, answer):
 
 
 def test_the_seed_is_not_in_it(made):
-    facts = run_facts(RunFolder(made / "top"), patience=0)
+    facts = run_facts(RunFolder(made / "top"), max_seconds=0)
     facts["seed"] = facts["settings"]["seed"] = 987654321
     said = statement(facts)
     assert "987654321" not in statement_yaml(said) + statement_html(said)
@@ -95,7 +95,7 @@ def test_a_run_that_only_began_has_none(copied):
 
 
 def test_a_name_with_markup_is_text(made):
-    facts = run_facts(RunFolder(made / "top"), patience=0)
+    facts = run_facts(RunFolder(made / "top"), max_seconds=0)
     facts["name"] = "<script>alert(1)</script>"
     assert "<script>" not in statement_html(statement(facts))
 

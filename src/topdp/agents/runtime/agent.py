@@ -242,14 +242,14 @@ class Agent:
         return {"made": rounds, "without_data": kinds["noise"], "skipped": self.ledger.round + 1 - rounds}
 
     def _spent(self) -> dict[str, Any]:
-        books, privacy = self.ledger, self.context.manifest.config.privacy
-        counted = answer_kind(books.charged_by).counts_colluders
+        ledger, privacy = self.ledger, self.context.manifest.config.privacy
+        counted = answer_kind(ledger.charged_by).counts_colluders
         colluders = {"colluders": privacy.colluders} if counted else {}
         return {
-            "epsilon": books.spent,
-            WORST_CASE.key: books.worst_case,
+            "epsilon": ledger.spent,
+            WORST_CASE.key: ledger.worst_case,
             "delta": privacy.delta,
-            "charged_by": books.charged_by,
+            "charged_by": ledger.charged_by,
             **colluders,
             "adjacency": privacy.adjacency,
         }

@@ -63,7 +63,7 @@ class CardUpdates:
             self.ledger.database.remember(SHOWN_KEY + name, str(number))
 
     def look(self) -> None:
-        """Take up what was renewed at this site since."""
+        """Take up cards that were renewed at this site since the last call."""
         own = [successor.number for successor in self._to_tell if successor.card.name == self.name]
         if self.folder is None or not card_succession.has_successor(self.folder, max(own, default=0)):
             return
@@ -80,12 +80,12 @@ class CardUpdates:
                 self._log.note("card", f"card {successor.number}: {words}", logging.INFO)
 
     def untold(self, peer: str) -> tuple[int, bytes] | None:
-        """The next card that `peer` has not heard of from here: its number, and its bytes."""
+        """Return the number and the bytes of the next card that this agent has not yet sent to `peer`."""
         self.look()
         which = self._told.get(peer, 0)
         return (which, self._to_tell[which].text().encode()) if which < len(self._to_tell) else None
 
-    def told(self, peer: str, which: int, reply: Reply) -> None:
+    def record_reply(self, peer: str, which: int, reply: Reply) -> None:
         """Record the answer of `peer`. A peer that accepts no cards is not asked again before a restart."""
         self._told[peer] = which + 1
         successor = self._to_tell[which]
@@ -96,8 +96,9 @@ class CardUpdates:
             self._log.report(peer, "card", words)
 
     def take(self, body: bytes) -> tuple[ReplyCode, str, str | None]:
-        """(reply code for a card that a neighbour passes on, words, the agent whose key was misused or
-        None).
+        """Take a card that a neighbour passes on.
+
+        Return the reply code, words, and the agent whose key was misused or None.
         """
         try:
             successor = Successor.read(body.decode("utf-8", errors="replace"))

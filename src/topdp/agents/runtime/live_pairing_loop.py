@@ -80,7 +80,7 @@ class LivePairingLoop(AgentLoop):
                 await self._settle()
                 await self._seek()
         if self.paused():
-            return True  # before anything is made: what was gathered is on the books
+            return True  # before a row is made: the ledger holds what was gathered
         await self._round(self.ledger.round + 1, self.pairing.ready())
         return True
 

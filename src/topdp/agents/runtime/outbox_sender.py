@@ -114,7 +114,7 @@ class OutboxSender:
             self._gaps.pop(peer, None)
             self.peers.acknowledge(peer, message.round)
         elif message.kind is MessageKind.CARD:
-            self.peers.card_updates.told(peer, message.round, reply)
+            self.peers.card_updates.record_reply(peer, message.round, reply)
         elif reply.ok and message.kind is MessageKind.NEWS:
             assert self.gossip is not None
             self.gossip.acknowledged(peer, message.round)

@@ -80,12 +80,12 @@ class LinkWriter:
     """The writing side of the stream of a link."""
 
     def __init__(
-        self, stream: FrameStream, patience: StallDetector, lost: Callable[[LinkEnded], Unreachable]
+        self, stream: FrameStream, stalls: StallDetector, lost: Callable[[LinkEnded], Unreachable]
     ) -> None:
         """`lost` ends the link when the stream is gone, or the peer has refused us; its result is raised to
         the writer.
         """
-        self._stream, self._patience, self._lost = stream, patience, lost
+        self._stream, self._stalls, self._lost = stream, stalls, lost
         self._lock = asyncio.Lock()
         self._window = asyncio.Semaphore(PIECES_IN_FLIGHT)
         self._outgoing: dict[Key, _OutgoingBody] = {}
@@ -111,7 +111,7 @@ class LinkWriter:
         several = _OutgoingBody(-(-len(body) // PIECE_BYTES)) if len(body) > PIECE_BYTES else None
         if several is not None:
             self._outgoing[answer, number] = several
-        self._patience.moved(what)
+        self._stalls.moved(what)
         for k, piece in enumerate(pieces(body)):
             if several is not None:
                 await self._window.acquire()
@@ -161,9 +161,9 @@ class LinkWriter:
         if body.received == body.total:
             del self._outgoing[key]
         # Whatever waits to be sent, or lies in a buffer behind these pieces, is on its way.
-        for what in self._patience.waiting():
+        for what in self._stalls.waiting():
             if isinstance(what, tuple) and what[0] != "body":
-                self._patience.moved(what)
+                self._stalls.moved(what)
 
     async def _put(self, frame: wire.Frame) -> None:
         try:

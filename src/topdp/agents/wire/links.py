@@ -81,9 +81,9 @@ class Link:
     refusals: RefusalLog
 
     def __post_init__(self) -> None:
-        self._patience = StallDetector(self.rules.idle_timeout, time.monotonic)
+        self._stalls = StallDetector(self.rules.idle_timeout, time.monotonic)
         self._end: asyncio.Future[LinkEnded] = asyncio.get_running_loop().create_future()
-        self._writer = LinkWriter(self.stream, self._patience, self._lost)
+        self._writer = LinkWriter(self.stream, self._stalls, self._lost)
         self._slots = asyncio.Semaphore(self.rules.in_flight)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._replies: set[asyncio.Task[None]] = set()  # of handlers that have ended, on their way
@@ -113,7 +113,7 @@ class Link:
 
     async def run(self) -> LinkEnded:
         """Serve the link until it ends, and return the reason."""
-        self._patience.moved("link")
+        self._stalls.moved("link")
         self._spawn(self._read_all())
         self._spawn(self._watch())
         try:
@@ -154,7 +154,7 @@ class Link:
                 await self._writer.send(("pending", number), number, head, message.body, pending.last_piece)
                 return await pending.reply
             finally:
-                self._patience.done(("pending", number))
+                self._stalls.done(("pending", number))
 
     async def _answer(self, number: int, head: wire.Request, body: IncomingBody) -> None:
         message = announced_message(head, body.body)
@@ -185,12 +185,12 @@ class Link:
         what = ("answer", number)
         # The peer may ask again as soon as it has the last piece, before its writing has returned here.
         await self._writer.send(what, number, head, reply.body, last=lambda: self._answering.discard(number))
-        self._patience.done(what)
+        self._stalls.done(what)
 
     async def _read_all(self) -> None:
         try:
             while (frame := await self.stream.read()) is not None:
-                self._patience.moved("link")
+                self._stalls.moved("link")
                 self._take(frame)
             self.cut("lost", "the peer ended the link")
         except LinkEnded as ended:
@@ -251,14 +251,14 @@ class Link:
             raise LinkEnded("protocol", f"got a piece of body {number}, which is not under way")
         body, head = self._incoming[answer, number]
         what = ("pending", number) if answer else ("body", number)
-        self._patience.moved(what)
+        self._stalls.moved(what)
         complete = body.add(piece)
         if body.size > PIECE_BYTES and self._writer.confirm((answer, number), body.pieces):
             self._spawn(self._writer.confirm_all())
         if not complete:
             return
         del self._incoming[answer, number]
-        self._patience.done(what)
+        self._stalls.done(what)
         if answer:
             self._complete(number, head, body)
         elif body.intact:
@@ -282,7 +282,7 @@ class Link:
         while True:
             await asyncio.sleep(self.rules.idle_timeout / CHECKS_PER_TIMEOUT)
             self._pings = 0
-            if (what := self._patience.lost()) is not None:
+            if (what := self._stalls.lost()) is not None:
                 words = f"nothing moved for {self.rules.idle_timeout:g} s"
                 kind = "silent" if what == "link" else "stalled"
                 self.cut(kind, words if what == "link" else f"{words} in {what}")
@@ -332,10 +332,10 @@ class Neighbour:
         self.trouble = "it has not been reached yet"
         self._closed = False
 
-    async def reached(self, patience: float) -> Link:
-        """Return the neighbour's link, or the next one that is opened within `patience` seconds."""
+    async def reached(self, timeout: float) -> Link:
+        """Return the neighbour's link, or the next one that is opened within `timeout` seconds."""
         try:
-            async with asyncio.timeout(patience):
+            async with asyncio.timeout(timeout):
                 await self.linked.wait()
         except TimeoutError:
             raise Unreachable(f"{self.card.name} is not linked: {self.trouble}.") from None

@@ -51,9 +51,12 @@ class Visitor:
 class PortGuard:
     """Serves one port, and what comes through a relay."""
 
-    def __init__(self, folder: Path, patience: float, neighbours: int, refusals: RefusalLog) -> None:
-        """`folder` is private; gRPC listens on `socket` in it. `patience`: the idle timeout."""
-        self.folder, self.patience, self.refusals = folder, patience, refusals
+    def __init__(self, folder: Path, idle_timeout: float, neighbours: int, refusals: RefusalLog) -> None:
+        """gRPC listens on `socket` in `folder`, which is private.
+
+        A visitor that sends nothing for `idle_timeout` seconds is cut.
+        """
+        self.folder, self.idle_timeout, self.refusals = folder, idle_timeout, refusals
         self.strangers, self.per_address = MAX_STRANGERS + neighbours, MAX_STRANGERS_PER_ADDRESS + neighbours
         self.visitors: list[Visitor] = []  # the oldest first
         self._coming: dict[str, Visitor] = {}  # by what gRPC calls them
@@ -96,9 +99,9 @@ class PortGuard:
             end.cut()
             return False
         self.visitors.append(visitor)
-        self._make_room(address)
+        self._cut_oldest_stranger(address)
         try:
-            async with asyncio.timeout(self.patience):
+            async with asyncio.timeout(self.idle_timeout):
                 hello = await client_hello(end.reader)
             await self._pass_on(visitor, hello)
             if not visitor.name:
@@ -106,7 +109,7 @@ class PortGuard:
         except LinkEnded as refused:
             self._tell(visitor, refused)
         except TimeoutError:
-            self._tell(visitor, LinkEnded("silent", f"it sent nothing in {self.patience:g} s"))
+            self._tell(visitor, LinkEnded("silent", f"it sent nothing in {self.idle_timeout:g} s"))
         except OSError:
             pass  # it is gone
         finally:
@@ -133,15 +136,15 @@ class PortGuard:
         )
         self._coming[f"unix:{name}"] = visitor
         to_grpc.writer.write(hello)
-        deadline = asyncio.get_running_loop().call_later(2 * self.patience, _cut_unless_proved, visitor)
+        deadline = asyncio.get_running_loop().call_later(2 * self.idle_timeout, _cut_unless_proved, visitor)
         try:
             await join(visitor.end, to_grpc)
         finally:
             deadline.cancel()
             del self._coming[f"unix:{name}"]
 
-    def _make_room(self, address: str) -> None:
-        """The oldest of those who have proved nothing goes, from this address or from the fullest one."""
+    def _cut_oldest_stranger(self, address: str) -> None:
+        """If there are too many unproved visitors, cut the oldest of this address or of the fullest one."""
         strangers = [visitor for visitor in self.visitors if not visitor.name]
         counts = Counter(visitor.address for visitor in strangers)
         if counts[address] <= self.per_address and len(strangers) <= self.strangers:
@@ -149,7 +152,7 @@ class PortGuard:
         fullest = address if counts[address] > self.per_address else counts.most_common(1)[0][0]
         oldest = next(visitor for visitor in strangers if visitor.address == fullest)
         self._tell(oldest, LinkEnded("crowded", f"{counts[fullest]} connections from there prove nothing"))
-        oldest.address = ""  # counts no more
+        oldest.address = ""  # it no longer counts
         oldest.end.cut()
 
     def _tell(self, visitor: Visitor, refused: LinkEnded) -> None:

@@ -58,14 +58,14 @@ class RelayRoute:
     peer: str
     refusals: RefusalLog
 
-    async def joined(self, wish: str, patience: float | None = None) -> Connection:
-        """Return a connection that the relay has joined with one of the neighbour. `patience`: per step."""
-        async with asyncio.timeout(patience):
+    async def joined(self, wish: str, timeout: float | None = None) -> Connection:
+        """Return a connection that the relay has joined with one of the neighbour. `timeout`: per step."""
+        async with asyncio.timeout(timeout):
             end = await dialled(self.relay)
         try:
             end.writer.write(greeting(wish, self.place))
             while True:
-                async with asyncio.timeout(patience):
+                async with asyncio.timeout(timeout):
                     word = await end.reader.readexactly(1)
                 if word == JOINED:
                     return end
@@ -128,13 +128,13 @@ class RelayListener:
         task.add_done_callback(self._tasks.discard)
 
 
-async def open_tunnel(path: Path, route: RelayRoute, patience: float) -> ConnectionServer:
+async def open_tunnel(path: Path, route: RelayRoute, timeout: float) -> ConnectionServer:
     """A way to one neighbour: what is sent to the socket `path` reaches it through the relay."""
 
     async def carry(near: Connection, _: str) -> None:
         far = None
         try:
-            async with asyncio.timeout(patience):
+            async with asyncio.timeout(timeout):
                 far = await route.joined(CALL)
             await join(near, far)
         except RELAY_FAILURES as error:

@@ -24,8 +24,8 @@ from topdp.learning.gradients import DivergedError
 from topdp.simulator.ranks.torchrun_environment import (
     RankError,
     local_rank,
-    patience_of_environment,
     restarts,
+    timeout_of_environment,
 )
 
 Value = TypeVar("Value")
@@ -47,7 +47,7 @@ class ProcessGroup:
 
     rank: int
     size: int
-    patience: float
+    timeout: float
 
     @property
     def leads(self) -> bool:
@@ -129,7 +129,7 @@ class ProcessGroup:
         def wait() -> None:
             with self._lost():
                 for work in works:
-                    work.wait(timedelta(seconds=self.patience))
+                    work.wait(timedelta(seconds=self.timeout))
             works.clear()
             ops.clear()  # tensors that were sent may be overwritten now
 
@@ -141,7 +141,7 @@ class ProcessGroup:
             yield
         except (RuntimeError, ValueError) as error:  # torch has no special error for a lost peer
             waited = "timed out" in str(error).lower() or "timeout" in str(error).lower()
-            how = f"it was silent for {self.patience:g} seconds" if waited else "its connection is closed"
+            how = f"it was silent for {self.timeout:g} seconds" if waited else "its connection is closed"
             raise RankError(
                 f"Rank {self.rank} lost another rank: {how}. Checkpoints are intact. Start the same command "
                 "again to continue from the last one."
@@ -151,10 +151,10 @@ class ProcessGroup:
 @contextmanager
 def join_group(device: torch.device) -> Iterator[ProcessGroup]:
     """Join the processes that torchrun started; NCCL transfers tensors on GPUs."""
-    patience = patience_of_environment()
+    timeout = timeout_of_environment()
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     try:
-        wait = timedelta(seconds=patience)
+        wait = timedelta(seconds=timeout)
         store, rank, size = next(rendezvous("env://", timeout=wait))
         # torchrun keeps one store over its restarts: ignore the keys of earlier ones.
         store = PrefixStore(f"topdp/{restarts()}", store)
@@ -162,7 +162,7 @@ def join_group(device: torch.device) -> Iterator[ProcessGroup]:
     except (RuntimeError, ValueError) as error:
         raise RankError(f"Could not join the other ranks: {str(error).strip().splitlines()[0]}") from error
     try:
-        yield ProcessGroup(dist.get_rank(), dist.get_world_size(), patience)
+        yield ProcessGroup(dist.get_rank(), dist.get_world_size(), timeout)
     finally:
         with contextlib.suppress(Exception):  # of a lost peer, which was reported before
             dist.destroy_process_group()

@@ -50,13 +50,13 @@ def expect_one_process(command: str) -> None:
         )
 
 
-def patience_of_environment() -> float:
+def timeout_of_environment() -> float:
     """Return the seconds to wait for another rank, from TOPDP_RANK_TIMEOUT or the default."""
     text = os.environ.get("TOPDP_RANK_TIMEOUT", str(DEFAULT_RANK_TIMEOUT_SECONDS))
     try:
-        patience = float(text)
+        timeout = float(text)
     except ValueError:
-        patience = 0.0
-    if not 0 < patience < 1e6:
+        timeout = 0.0
+    if not 0 < timeout < 1e6:
         raise InputError(f"TOPDP_RANK_TIMEOUT: expected a number of seconds > 0, got {text!r}.")
-    return patience
+    return timeout

@@ -33,7 +33,7 @@ from topdp.runs.metric_labels import is_share, metric_names
 from topdp.runs.pictures.chart_style import data_title
 from topdp.runs.planning import expect_account_of, expect_plan_of
 from topdp.runs.resolve import resolve
-from topdp.runs.run_folder import GIVEN, STARTING, RunFolder, RunFolderError
+from topdp.runs.run_folder import STARTING, RunFolder, RunFolderError
 from topdp.runs.run_outline import analysis_of
 from topdp.views.pages import facts_check, page_graph
 from topdp.views.pages.page_runs import file_stamp
@@ -50,10 +50,10 @@ _SALT = secrets.token_bytes(16)  # records of two runs can be compared in this p
 _FIXED = ("config.toml", "plan.npz", "privacy.json", "graph.txt")
 
 
-def run_facts(folder: RunFolder, patience: float = privacy_costs.MAX_CURVE_SECONDS) -> dict[str, Any]:
+def run_facts(folder: RunFolder, max_seconds: float = privacy_costs.MAX_CURVE_SECONDS) -> dict[str, Any]:
     """Return the facts of the run in `folder`. Raise RunFolderError for a foreign or damaged folder.
 
-    `patience`: the longest time, in seconds, that the spending curve may take; 0 leaves the curve out.
+    `max_seconds`: the longest time, in seconds, that the spending curve may take; 0 leaves the curve out.
     """
     info = RunFolder.open(folder.path).read_json("run.json")
     facts_check.expect_info(info, folder.path)
@@ -61,7 +61,7 @@ def run_facts(folder: RunFolder, patience: float = privacy_costs.MAX_CURVE_SECON
     if state == STARTING:
         return _not_begun(folder, info)
     try:
-        known = _fixed(folder.path, tuple(file_stamp(folder.path / name) for name in _FIXED), patience)
+        known = _fixed(folder.path, tuple(file_stamp(folder.path / name) for name in _FIXED), max_seconds)
         moving = _moving(folder, state, info, known["rounds"])
     except TopdpError:
         raise
@@ -89,7 +89,7 @@ def _not_begun(folder: RunFolder, info: dict[str, Any]) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=64)
-def _fixed(path: Path, stamps: tuple[object, ...], patience: float) -> dict[str, Any]:
+def _fixed(path: Path, stamps: tuple[object, ...], max_seconds: float) -> dict[str, Any]:
     """Return the facts that are fixed before the first round.
 
     `stamps`: the `file_stamp` of each file from which they are read, as the key of the cache.
@@ -120,7 +120,7 @@ def _fixed(path: Path, stamps: tuple[object, ...], patience: float) -> dict[str,
     epsilon = None if mu is None else privacy_costs.link_epsilons(mu, own, account.delta)
     if mu is None and plan.agents > 1:
         notes.append(_no_links(kind, plan.agents))
-    spent, missing = privacy_costs.spent_along(plan, account, answer, patience)
+    spent, missing = privacy_costs.spent_along(plan, account, answer, max_seconds)
     return {
         "name": _name(path),
         "method": config.method.name,
@@ -185,10 +185,10 @@ def _data(config: RunConfig, folder: RunFolder, counts: list[int]) -> dict[str, 
     """Return the name of the data, and a key that is equal for runs whose curves may share a picture."""
     data = config.data
     tested_on = [data.name, data.sites, data.test, data.validation, config.train.loss]
-    if data.name == GIVEN:
+    if config.started_from_python:
         tested_on.append(folder.fact("data"))
     key = hmac.new(_SALT, repr(tested_on).encode(), hashlib.sha256).hexdigest()[:16]
-    title = "data given in Python" if data.name == GIVEN else data_title(data.name)
+    title = "data given in Python" if config.started_from_python else data_title(data.name)
     return {
         "name": title,
         "key": key,
@@ -197,7 +197,7 @@ def _data(config: RunConfig, folder: RunFolder, counts: list[int]) -> dict[str, 
 
 
 def _command(config: RunConfig, path: Path) -> str:
-    if GIVEN in (config.data.name, config.model.name):
+    if config.started_from_python:
         return "started from Python: topdp.train(...)"
     return f"topdp run {_name(path)}/config.toml"
 

@@ -102,16 +102,16 @@ def power_of_point(epsilon: float, delta: float, false_alarms: float) -> float:
 
 
 def spent_along(
-    plan: Plan, account: Account, answer: str, patience: float = MAX_CURVE_SECONDS
+    plan: Plan, account: Account, answer: str, max_seconds: float = MAX_CURVE_SECONDS
 ) -> tuple[dict[str, Any] | None, list[str]]:
     """Return (spending curves of the agent with the largest ε, notes on missing curves).
 
     The value at a round is the ε of that agent if its records enter no later round. `epsilon` has a curve for
     `answer` and for the worst case. `rounds` are 0 .. T; if rounds differ in their number of releases, they
-    are release numbers instead, and `unit` is "release". `patience`: the longest estimated time in seconds.
+    are release numbers instead, and `unit` is "release". `max_seconds`: the longest estimated time.
     """
     values = account.answers[answer].epsilon
-    if patience <= 0:
+    if max_seconds <= 0:
         return None, []
     if values is None or not np.isfinite(values).all():
         return None, ["The spending curve is not shown, because ε is not finite."]
@@ -131,7 +131,7 @@ def spent_along(
         if not kind.takes_budget:
             continue
         # Sampled batches need a privacy loss distribution for each of 48 releases.
-        if spent.batches.sampled or kind.curve_seconds(plan, spent.query) > patience:
+        if spent.batches.sampled or kind.curve_seconds(plan, spent.query) > max_seconds:
             notes.append(
                 f"The spending curve of the answer {kind.name} is not shown, because it would take too long."
             )
