@@ -54,6 +54,15 @@ class Protocol(ABC):
 def protocol_of(plan: Plan) -> type[Protocol]:
     """Return the protocol of this package that wrote `plan`; `Protocol` if none did, or an optimiser's rows
     were added.
+
+    >>> import numpy as np
+    >>> from topdp import topology
+    >>> from topdp.plan import Schedule
+    >>> from topdp.protocols import TopSynchronous
+    >>> steps = Schedule(rate=np.full(2, 0.1), noise=np.full(2, 0.1))
+    >>> plan = TopSynchronous(0.5).plan(topology.ring(6), steps, np.full(6, 5.0), seed=0)
+    >>> protocol_of(plan).__name__
+    'TopSynchronous'
     """
     from topdp import protocols
 

@@ -37,7 +37,7 @@ def plan_of(graph, rounds=40):
 @pytest.mark.parametrize("name", BATCHES)
 @pytest.mark.parametrize("colluders", [1, 2])
 def test_the_largest_are_those_of_all_pairs_to_the_end(name, colluders, monkeypatch):
-    monkeypatch.setattr(looks, "FIRST_FOLLOWED_ROUNDS", 4)  # so that much is left at the first look
+    monkeypatch.setattr(looks, "FIRST_FOLLOWED", (4, 2e-3))  # so that much is left at the first look
     plan = plan_of(graphs.random(8, 0.4, 1))
     exposed = Exposure(np.linspace(0.5, 1.5, 8), BATCHES[name])
     coalitions = list(itertools.combinations(range(8), colluders))

@@ -86,6 +86,10 @@ ADVICE_KEYS = ("method.secrets_degree", "method.gossip", "data.features", "train
 FORM_KEYS = (*(field.key for field in FORM_FIELDS), *ADVICE_KEYS)
 
 
+# Where the faults of a configuration are, before the first of them; the page has one form.
+_ORIGIN = re.compile(r"^(changes to )?preset [\w-]+: *")
+
+
 class FormError(InputError):
     """Faults in the submitted values.
 
@@ -137,10 +141,11 @@ def form_error(error: TopdpError) -> FormError:
     """The messages of an error of the library, by the keys that they name."""
     fields, rest = dict[str, str](), list[str]()
     for line in str(error).splitlines():
+        line = _ORIGIN.sub("", line)
         named = re.match(r"\s*([a-z_.]+): (.+)", line)
         if named and named[1] in FORM_KEYS:
             fields[named[1]] = named[2]
-        elif not line.startswith("preset "):
+        elif line:
             inside = next((key for key in FORM_KEYS if re.search(rf"\b{re.escape(key)}\b", line)), None)
             if inside is None:
                 rest.append(line.strip())
