@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from topdp.experiments import frontier, reproduce
-from topdp.experiments.figures import FIGURES, figure_picture
+from topdp.experiments.figures import figure_picture
+from topdp.experiments.figures.figures_one_to_eight import FIGURES
 from topdp.experiments.lenses import LENSES, Scale
 from topdp.runs.pictures import chart_style
 

@@ -11,10 +11,10 @@ from PIL import Image
 from topdp.errors import InputError
 from topdp.experiments import frontier_report, reproduce
 from topdp.experiments.figure_runner import FigureRuns
-from topdp.experiments.figures import FIGURES
 from topdp.experiments.figures.figure_numbers import read_numbers
 from topdp.experiments.figures.figure_picture import caption
-from topdp.experiments.figures.paper_figure import Claim, FigureNumbers
+from topdp.experiments.figures.figures_one_to_eight import FIGURES
+from topdp.experiments.figures.paper_figure import FigureNumbers, PaperFigure
 from topdp.experiments.lenses import FULL_SCALE
 from topdp.privacy.answers import answer_kind
 
@@ -136,8 +136,12 @@ def test_pictures_in_the_repository_are_small(out):
 def test_verdicts_count_cases():
     numbers = FigureNumbers("same", [], {})
     for cases, word in (([True, True], "holds"), ([True, False], "partly"), ([False], "does not hold")):
-        claim = Claim("x", lambda numbers, cases=cases: [(case, "y") for case in cases])
-        assert claim.verdict("1", numbers).verdict == word
+        claims = {
+            "x": lambda numbers, cases=cases: [(case, "y") for case in cases],
+            "none": lambda numbers: [],
+        }
+        (verdict,) = PaperFigure("1", "title", lambda scale, lens: [], claims).verdicts(numbers)
+        assert (verdict.claim, verdict.verdict) == ("x", word)
 
 
 def test_the_csv_of_a_figure_opens_in_a_spreadsheet(out):

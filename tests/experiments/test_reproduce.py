@@ -9,7 +9,7 @@ import pytest
 from topdp.errors import InputError
 from topdp.experiments import figure_runner, lenses, reproduce
 from topdp.experiments.figure_runner import FigureRuns, estimated_bytes
-from topdp.experiments.figures import FIGURES
+from topdp.experiments.figures.figures_one_to_eight import FIGURES
 from topdp.experiments.lenses import LENSES, figure_run, methods_by_label
 from topdp.experiments.noise_store import NoiseStore
 from topdp.experiments.run_store import run_name
@@ -24,16 +24,23 @@ def quiet(text):
     pass
 
 
+# Only under the lens "printed" do the baselines differ.
+AMONG_BASELINES = ("The moments accountant helps: li18-ma is above li18.", "optimal is above udp.")
+
+
 def lenses_of(number):
     return LENSES if number == "1" else ["same"]
+
+
+def claims_under(figure, lens):
+    return [claim for claim in figure.claims if lens == "printed" or claim not in AMONG_BASELINES]
 
 
 def test_every_figure_leaves_pictures_numbers_and_verdicts(out, scale):
     for number, figure in FIGURES.items():
         for lens in lenses_of(number):
             words = (out / f"figure{number}-{lens}.md").read_text()
-            for claim in figure.claims:
-                assert (claim.sentence in words) == (lens in claim.lenses)
+            assert [claim for claim in figure.claims if claim in words] == claims_under(figure, lens)
             assert (out / f"figure{number}-{lens}.png").stat().st_size > 10_000
             with (out / f"figure{number}-{lens}.csv").open() as file:
                 rows = list(csv.DictReader(file))
@@ -53,9 +60,11 @@ def test_what_is_done_is_not_done_again(out, scale, monkeypatch):
 
 def test_verdicts_are_handed_out_too(made):
     out, verdicts = made
-    wanted = {(n, x, c.sentence) for n, f in FIGURES.items() for c in f.claims for x in c.lenses}
     assert {(v.figure, v.lens, v.claim) for v in verdicts} == {
-        (number, lens, claim) for number, lens, claim in wanted if lens in lenses_of(number)
+        (number, lens, claim)
+        for number, figure in FIGURES.items()
+        for lens in lenses_of(number)
+        for claim in claims_under(figure, lens)
     }
     for v in verdicts:
         assert f"| {v.claim} | **{v.verdict}** |" in (out / f"figure{v.figure}-{v.lens}.md").read_text()

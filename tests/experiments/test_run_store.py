@@ -11,7 +11,7 @@ from pydantic import create_model
 from topdp.errors import InputError
 from topdp.experiments import lenses, noise_store
 from topdp.experiments.figure_runner import FigureRuns
-from topdp.experiments.figures import FIGURES
+from topdp.experiments.figures.figures_one_to_eight import FIGURES
 from topdp.experiments.frontier_report import read_rows
 from topdp.experiments.lenses import figure_run
 from topdp.experiments.noise_store import NoiseStore

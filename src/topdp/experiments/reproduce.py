@@ -19,9 +19,9 @@ from topdp.base.files import write_atomically
 from topdp.base.progress import Progress
 from topdp.experiments import frontier
 from topdp.experiments.figure_runner import FigureRuns
-from topdp.experiments.figures import FIGURES
 from topdp.experiments.figures.figure_numbers import read_numbers, write_numbers
 from topdp.experiments.figures.figure_picture import draw
+from topdp.experiments.figures.figures_one_to_eight import FIGURES
 from topdp.experiments.figures.paper_figure import ClaimVerdict, PaperFigure
 from topdp.experiments.lenses import LENSES, Scale
 from topdp.experiments.run_store import read_json, write_json
@@ -144,7 +144,7 @@ def _redraw(figure: PaperFigure, lens: str, scale: Scale, out: Path) -> list[Cla
     stem = out / _stem(figure, lens)
     numbers = read_numbers(lens, figure.panels(scale, lens), stem.with_suffix(".csv"))
     draw(numbers, f"Figure {figure.number}: {figure.title}{scale.remark}", scale.epochs, stem)
-    verdicts = [claim.verdict(figure.number, numbers) for claim in figure.claims if lens in claim.lenses]
+    verdicts = figure.verdicts(numbers)
     write_atomically(stem.with_suffix(".md"), _table(figure, lens, verdicts, scale))
     return verdicts
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from topdp.base.array_types import Floats
-from topdp.experiments.lenses import LENSES, Scale
+from topdp.experiments.lenses import Scale
 from topdp.experiments.run_store import Curve
 from topdp.runs.config import RunConfig
 
@@ -50,6 +50,10 @@ class FigureNumbers:
         """Return the final mean accuracy over agents, [seeds]."""
         return np.array([curve[-1]["mean"] for curve in self._of_seeds(panel, label, at)])
 
+    def end(self, panel: Panel, label: str, at: int = 0) -> float:
+        """Return the mean of `final` over the seeds."""
+        return float(self.final(panel, label, at).mean())
+
     def curve(self, panel: Panel, label: str) -> tuple[Floats, Floats]:
         """Return (completed share of the run [k], accuracy [seeds, k])."""
         curves = self._of_seeds(panel, label, 0)
@@ -82,35 +86,35 @@ Check = Callable[[FigureNumbers], Cases]
 
 
 @dataclass(frozen=True)
-class Claim:
-    """One sentence of the paper, paraphrased, and its check."""
-
-    sentence: str
-    check: Check
-    lenses: tuple[str, ...] = tuple(LENSES)
-
-    def verdict(self, figure: str, numbers: FigureNumbers) -> ClaimVerdict:
-        cases = self.check(numbers)
-        passed = sum(case for case, _ in cases)
-        word = "holds" if passed == len(cases) else "partly" if passed else "does not hold"
-        count = "" if passed in (0, len(cases)) else f"in {passed} of {len(cases)} cases; "
-        measured = count + "; ".join(text for _, text in cases)
-        return ClaimVerdict(
-            figure=figure, lens=numbers.lens, claim=self.sentence, verdict=word, measured=measured
-        )
-
-
-@dataclass(frozen=True)
 class PaperFigure:
-    """A figure; `panels(scale, lens)` returns its panels with the runs they need."""
+    """A figure. `panels(scale, lens)` returns its panels with the runs they need.
+
+    `claims`: sentences of the paper, paraphrased, with the check of each. A check without cases under a lens
+    gives no verdict.
+    """
 
     number: str
     title: str
     panels: Callable[[Scale, str], list[Panel]]
-    claims: tuple[Claim, ...]
+    claims: Mapping[str, Check]
 
     def configs(self, scale: Scale, lens: str) -> list[RunConfig]:
         return [config for panel in self.panels(scale, lens) for config in panel.configs()]
+
+    def verdicts(self, numbers: FigureNumbers) -> list[ClaimVerdict]:
+        verdicts = []
+        for sentence, check in self.claims.items():
+            if cases := check(numbers):
+                passed = sum(case for case, _ in cases)
+                word = "holds" if passed == len(cases) else "partly" if passed else "does not hold"
+                count = "" if passed in (0, len(cases)) else f"in {passed} of {len(cases)} cases; "
+                measured = count + "; ".join(text for _, text in cases)
+                verdicts.append(
+                    ClaimVerdict(
+                        figure=self.number, lens=numbers.lens, claim=sentence, verdict=word, measured=measured
+                    )
+                )
+        return verdicts
 
 
 def percent(value: float) -> str:

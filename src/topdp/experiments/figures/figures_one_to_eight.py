@@ -1,0 +1,366 @@
+"""The paper's figures: the runs that each needs, and its claims with their checks.
+
+`FIGURES` maps the number of a figure to its `PaperFigure`. Register a new figure there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from topdp.experiments.figures.paper_figure import (
+    Cases,
+    Check,
+    FigureNumbers,
+    Panel,
+    PaperFigure,
+    percent,
+)
+from topdp.experiments.lenses import MODES, PROPOSED, Scale, method_lines, methods_by_label
+
+ALPHAS = (0.75, 0.5, 0.25, 0.125)
+EPSILONS = (0.25, 0.5, 1.0, 2.0, 4.0)
+DECAY_FACTORS = (0.7, 0.8, 0.9, 1.0)
+DECAY_PERIODS = (8.0, 9.0, 10.0, 11.0, 12.0)
+GRAPH_KINDS = ("ring", "star", "tree", "mesh")
+
+
+# Checks of claims that several figures share, and their parts.
+
+
+def in_each_panel(case: Callable[[FigureNumbers, Panel], tuple[bool, str]]) -> Check:
+    """Return a check with one case per panel."""
+    return lambda numbers: [case(numbers, panel) for panel in numbers.panels]
+
+
+def gap(numbers: FigureNumbers, panel: Panel, at: int = 0) -> float:
+    """Return the proposed method's accuracy minus the best baseline's, as a fraction; means over seeds.
+
+    `at`: the index of x in a panel with x.
+    """
+    best = max(numbers.end(panel, label, at) for label in numbers.baselines(panel))
+    return numbers.end(panel, PROPOSED, at) - best
+
+
+def grow(gaps: Sequence[float]) -> bool:
+    """Return whether the gaps are positive, and each is larger than the one before."""
+    return bool(np.all(np.diff(gaps) > 0)) and min(gaps) > 0
+
+
+def proposed_along_x(numbers: FigureNumbers, panel: Panel) -> list[float]:
+    """Return the proposed method's accuracy at each x of a panel."""
+    return [numbers.end(panel, PROPOSED, at) for at in range(len(panel.x or ()))]
+
+
+def beats_baselines(numbers: FigureNumbers) -> Cases:
+    """Check that the proposed method beats every baseline: one case per panel and x."""
+    cases = []
+    for panel in numbers.panels:
+        for at in range(len(panel.x or (0,))):
+            own = numbers.end(panel, PROPOSED, at)
+            advantage = gap(numbers, panel, at)
+            where = panel.title if panel.x is None else f"{panel.title}, {panel.x[at]:g}"
+            cases.append((advantage > 0, f"{where}: {percent(own)} against {percent(own - advantage)}"))
+    return cases
+
+
+def ordered(better: str, worse: str) -> Check:
+    """Return a check that the line `better` ends above `worse`: one case per panel that has both."""
+
+    def check(numbers: FigureNumbers) -> Cases:
+        cases = []
+        for panel in numbers.panels:
+            if {better, worse} <= panel.lines.keys():
+                a, b = (numbers.end(panel, label) for label in (better, worse))
+                cases.append((a > b, f"{panel.title}: {percent(a)} against {percent(b)}"))
+        return cases
+
+    return check
+
+
+# Figure 1: accuracy along the epochs, synchronous and asynchronous. The other figures have α = .25.
+
+
+def alpha_title(mode: str, alpha: float) -> str:
+    return f"{mode}, α = {alpha:g}"
+
+
+def alpha_panels(scale: Scale, lens: str) -> list[Panel]:
+    return [
+        Panel(alpha_title(mode, alpha), method_lines(scale, lens, {"mode": mode, "alpha": alpha}))
+        for mode in MODES
+        for alpha in ALPHAS
+    ]
+
+
+def advantage_grows(numbers: FigureNumbers) -> Cases:
+    cases = []
+    for mode in MODES:
+        gaps = [gap(numbers, numbers[alpha_title(mode, alpha)]) for alpha in ALPHAS]
+        text = ", ".join(f"{100 * value:+.1f}" for value in gaps)
+        cases.append((grow(gaps), f"{mode}: {text} points"))
+    return cases
+
+
+def baselines_fall(numbers: FigureNumbers) -> Cases:
+    cases = []
+    for mode in MODES:
+        for label in numbers.baselines(numbers.panels[0]):
+            ends = [numbers.end(numbers[alpha_title(mode, alpha)], label) for alpha in ALPHAS]
+            cases.append((ends[-1] < ends[0] - 0.01, f"{mode} {label}: " + " ".join(map(percent, ends))))
+    return cases
+
+
+def sync_is_faster(numbers: FigureNumbers) -> Cases:
+    cases = []
+    for alpha in ALPHAS:
+        early = []
+        for mode in MODES:
+            done, accuracy = numbers.curve(numbers[alpha_title(mode, alpha)], PROPOSED)
+            at = int(np.searchsorted(done, 1 / 6))
+            early.append(float(accuracy.mean(0)[at]))
+        text = f"α = {alpha:g}, after {done[at]:.0%}: {percent(early[0])} sync, {percent(early[1])} async"
+        cases.append((early[0] > early[1], text))
+    return cases
+
+
+# Figure 2: accuracy against the privacy budget, synchronous and asynchronous.
+
+
+def budget_panels(scale: Scale, lens: str) -> list[Panel]:
+    return [
+        Panel(
+            mode,
+            method_lines(scale, lens, *({"mode": mode, "epsilon": epsilon} for epsilon in EPSILONS)),
+            EPSILONS,
+            "privacy budget ε",
+        )
+        for mode in MODES
+    ]
+
+
+@in_each_panel
+def falls_with_the_budget(numbers: FigureNumbers, panel: Panel) -> tuple[bool, str]:
+    ends = proposed_along_x(numbers, panel)
+    return bool(np.all(np.diff(ends) > 0)), f"{panel.title}: " + " ".join(map(percent, ends))
+
+
+@in_each_panel
+def grows_as_the_budget_falls(numbers: FigureNumbers, panel: Panel) -> tuple[bool, str]:
+    gaps = [gap(numbers, panel, at) for at in range(len(EPSILONS))]
+    text = " ".join(f"{100 * value:+.1f}" for value in gaps)
+    return grow(gaps[::-1]), f"{panel.title}, from small to large ε: {text}"
+
+
+# Figure 3: connection rates, synchronous.
+
+
+def connection_panels(scale: Scale, lens: str) -> list[Panel]:
+    # Small graphs at the paper's rates are rarely connected, so smaller scales use proportionally higher
+    # rates.
+    factor = (scale.connection or 0.2) / 0.2
+    return [
+        Panel(
+            f"rate {rate:g}",
+            method_lines(scale, lens, {"topology": {"connection": min(1.0, rate * factor)}}),
+        )
+        for rate in (0.1, 0.4)
+    ]
+
+
+def changes_little(numbers: FigureNumbers) -> Cases:
+    ends = {panel.title: numbers.end(panel, PROPOSED) for panel in numbers.panels}
+    text = ", ".join(f"{rate} {percent(end)}" for rate, end in ends.items())
+    return [(max(ends.values()) - min(ends.values()) <= 0.02, text)]
+
+
+# Figure 4: more agents, synchronous.
+
+
+def agents_panels(scale: Scale, lens: str) -> list[Panel]:
+    return [Panel(f"{agents} agents", method_lines(scale, lens, {"agents": agents})) for agents in (40, 50)]
+
+
+def more_is_a_little_better(numbers: FigureNumbers) -> Cases:
+    few, many = (numbers.end(panel, PROPOSED) for panel in numbers.panels)
+    return [(0 < many - few < 0.03, f"40 agents {percent(few)}, 50 agents {percent(many)}")]
+
+
+# Figure 5: factor γ and period of the decay, synchronous.
+
+
+def decay_panels(scale: Scale, lens: str) -> list[Panel]:
+    only = {PROPOSED: PROPOSED}
+    by_factor = method_lines(scale, lens, *({"decay": (f, 10.0)} for f in DECAY_FACTORS), methods=only)
+    by_period = method_lines(scale, lens, *({"decay": (0.9, p)} for p in DECAY_PERIODS), methods=only)
+    return [
+        Panel("impact of γ", by_factor, DECAY_FACTORS, "γ"),
+        Panel("impact of the period", by_period, DECAY_PERIODS, "period (epochs)"),
+    ]
+
+
+@in_each_panel
+def limited_impact(numbers: FigureNumbers, panel: Panel) -> tuple[bool, str]:
+    ends = proposed_along_x(numbers, panel)
+    return max(ends) - min(ends) <= 0.03, f"{panel.title}: " + " ".join(map(percent, ends))
+
+
+def longer_is_a_little_worse(numbers: FigureNumbers) -> Cases:
+    first, *_, last = proposed_along_x(numbers, numbers["impact of the period"])
+    return [(last < first, f"8 epochs {percent(first)}, 12 epochs {percent(last)}")]
+
+
+# Figure 6: other graphs (the star has two hubs), synchronous and asynchronous.
+
+
+def topology_panels(scale: Scale, lens: str) -> list[Panel]:
+    return [
+        Panel(f"{mode}, {kind}", method_lines(scale, lens, {"mode": mode, "topology": {"kind": kind}}))
+        for mode in MODES
+        for kind in GRAPH_KINDS
+    ]
+
+
+def smaller_when_asynchronous(numbers: FigureNumbers) -> Cases:
+    cases = []
+    for kind in GRAPH_KINDS:
+        sync, other = (gap(numbers, numbers[f"{mode}, {kind}"]) for mode in MODES)
+        cases.append((sync > max(other, 0.0), f"{kind}: {100 * sync:+.1f} sync, {100 * other:+.1f} async"))
+    return cases
+
+
+# Figure 7: noise reduction alone (top) and with decay (top-dp), α .5 and .25, both modes.
+
+
+def strategies_panels(scale: Scale, lens: str) -> list[Panel]:
+    methods = {**methods_by_label(lens), "top": "top"}
+    return [
+        Panel(
+            alpha_title(mode, alpha),
+            method_lines(scale, lens, {"mode": mode, "alpha": alpha}, methods=methods),
+        )
+        for mode in MODES
+        for alpha in (0.5, 0.25)
+    ]
+
+
+@in_each_panel
+def alike_at_first(numbers: FigureNumbers, panel: Panel) -> tuple[bool, str]:
+    done, with_decay = numbers.curve(panel, "top-dp")
+    _, without = numbers.curve(panel, "top")
+    early = done <= 1 / 3
+    largest = float(np.abs(with_decay.mean(0) - without.mean(0))[early].max())
+    return largest <= 0.02, f"{panel.title}: at most {100 * largest:.1f} points apart"
+
+
+@in_each_panel
+def a_little_better_later(numbers: FigureNumbers, panel: Panel) -> tuple[bool, str]:
+    a, b = (numbers.end(panel, label) for label in ("top-dp", "top"))
+    return a >= b, f"{panel.title}: {percent(a)} with, {percent(b)} without"
+
+
+# Figure 8: CIFAR-10 with a small convolutional network, synchronous and asynchronous.
+
+
+def cifar_panels(scale: Scale, lens: str) -> list[Panel]:
+    return [Panel(mode, method_lines(scale, lens, {"mode": mode, "data": "cifar10"})) for mode in MODES]
+
+
+@in_each_panel
+def near_no_noise(numbers: FigureNumbers, panel: Panel) -> tuple[bool, str]:
+    own, ceiling = (numbers.end(panel, label) for label in (PROPOSED, "no-noise"))
+    return ceiling - own <= 0.05, f"{panel.title}: {percent(own)} against {percent(ceiling)} without noise"
+
+
+def baselines_do_not_converge(numbers: FigureNumbers) -> Cases:
+    cases = []
+    for panel in numbers.panels:
+        for label in numbers.baselines(panel):
+            end = numbers.end(panel, label)
+            cases.append((end < 0.15, f"{panel.title} {label}: {percent(end)}"))
+    return cases
+
+
+_ALL_FIGURES = (
+    PaperFigure(
+        "1",
+        "Accuracy along the epochs for four values of α",
+        alpha_panels,
+        {
+            "The proposed method is above every baseline at every α, in both modes.": beats_baselines,
+            "Its advantage grows as α falls.": advantage_grows,
+            "The moments accountant helps: li18-ma is above li18.": ordered("li18-ma", "li18"),
+            "optimal is above udp.": ordered("optimal", "udp"),
+            "Every baseline loses accuracy as α falls.": baselines_fall,
+            "The proposed method is a little faster when synchronous.": sync_is_faster,
+        },
+    ),
+    PaperFigure(
+        "2",
+        "Accuracy against the privacy budget",
+        budget_panels,
+        {
+            "The proposed method is above every baseline at every budget.": beats_baselines,
+            "Less budget, less accuracy.": falls_with_the_budget,
+            "The advantage grows as the budget falls.": grows_as_the_budget_falls,
+        },
+    ),
+    PaperFigure(
+        "3",
+        "Connection rates 0.1 and 0.4",
+        connection_panels,
+        {
+            "The proposed method is above every baseline.": beats_baselines,
+            "The connection rate does not matter (within 2 points).": changes_little,
+        },
+    ),
+    PaperFigure(
+        "4",
+        "40 and 50 agents",
+        agents_panels,
+        {
+            "The proposed method is above every baseline.": beats_baselines,
+            "More agents are a little better (by less than 3 points).": more_is_a_little_better,
+        },
+    ),
+    PaperFigure(
+        "5",
+        "Parameters of the noise decay",
+        decay_panels,
+        {
+            "Factor and period matter little (within 3 points).": limited_impact,
+            "Accuracy falls a little as the period grows.": longer_is_a_little_worse,
+        },
+    ),
+    PaperFigure(
+        "6",
+        "Ring, star, tree and mesh",
+        topology_panels,
+        {
+            "The proposed method is above every baseline on every graph, in both modes.": beats_baselines,
+            "Its advantage is smaller in the asynchronous mode.": smaller_when_asynchronous,
+        },
+    ),
+    PaperFigure(
+        "7",
+        "Noise reduction with and without decay",
+        strategies_panels,
+        {
+            "In the first third of the epochs decay makes no difference (within 2 points).": alike_at_first,
+            "In the end decay is a little better, or nothing.": a_little_better_later,
+        },
+    ),
+    PaperFigure(
+        "8",
+        "CIFAR-10",
+        cifar_panels,
+        {
+            "The proposed method is above every baseline in both modes.": beats_baselines,
+            "It comes near to training without noise (within 5 points).": near_no_noise,
+            "The baselines do not converge (stay below 15%).": baselines_do_not_converge,
+        },
+    ),
+)
+
+FIGURES = {figure.number: figure for figure in _ALL_FIGURES}
