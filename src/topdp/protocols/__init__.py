@@ -6,9 +6,7 @@ from topdp.base.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from topdp.protocols._asynchronous import PlainAsynchronous, TopAsynchronous
-    from topdp.protocols._central import Central
-    from topdp.protocols._correlated import Correlated
-    from topdp.protocols._own_noise import Dsgd, Muffliato
+    from topdp.protocols._broadcasting import Central, Correlated, Dsgd, Muffliato
     from topdp.protocols._synchronous import PlainSynchronous, TopSynchronous
     from topdp.protocols.protocol import Protocol, UpdateRule, protocol_of
 
@@ -30,9 +28,7 @@ __getattr__ = lazy_exports(
     __name__,
     {
         "_asynchronous": ["PlainAsynchronous", "TopAsynchronous"],
-        "_central": ["Central"],
-        "_correlated": ["Correlated"],
-        "_own_noise": ["Dsgd", "Muffliato"],
+        "_broadcasting": ["Central", "Correlated", "Dsgd", "Muffliato"],
         "protocol": ["Protocol", "UpdateRule", "protocol_of"],
         "_synchronous": ["PlainSynchronous", "TopSynchronous"],
     },
