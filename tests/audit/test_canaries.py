@@ -8,7 +8,7 @@ import torch
 from subjects import Audited
 
 from topdp.audit.canaries import AuditError, canary_count, plant_canaries
-from topdp.audit.canary_run import execute
+from topdp.audit.canary_scores import execute
 from topdp.data import batch_selection
 from topdp.plan import Cycle, Full, Poisson
 

@@ -11,8 +11,7 @@ from builders import SETTINGS, cyclic_pairs
 from topdp.audit import AuditRequest
 from topdp.audit.audit_observer import SEES, Observer
 from topdp.audit.canaries import CANARY_KINDS, signs
-from topdp.audit.canary_run import execute
-from topdp.audit.canary_scores import canary_scores, information
+from topdp.audit.canary_scores import canary_scores, execute, information
 from topdp.privacy.observers.gram_matrix import grams
 from topdp.simulator import fused_rows
 

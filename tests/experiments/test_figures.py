@@ -11,10 +11,9 @@ from PIL import Image
 from topdp.errors import InputError
 from topdp.experiments import frontier_report, reproduce
 from topdp.experiments.figure_runner import FigureRuns
-from topdp.experiments.figures.figure_numbers import read_numbers
 from topdp.experiments.figures.figure_picture import caption
 from topdp.experiments.figures.figures_one_to_eight import FIGURES
-from topdp.experiments.figures.paper_figure import FigureNumbers, PaperFigure
+from topdp.experiments.figures.paper_figure import FigureNumbers, PaperFigure, read_numbers
 from topdp.experiments.lenses import FULL_SCALE
 from topdp.privacy.answers import answer_kind
 

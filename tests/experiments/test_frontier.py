@@ -8,8 +8,8 @@ import pytest
 
 from topdp.errors import InputError
 from topdp.experiments import frontier, reproduce
-from topdp.experiments.contenders import contenders, frontier_run
 from topdp.experiments.figure_runner import FigureRuns, OutOfTime, estimated_bytes
+from topdp.experiments.frontier import contenders, frontier_run
 from topdp.experiments.frontier_report import read_rows
 from topdp.experiments.noise_store import NoiseStore
 from topdp.experiments.shared_plans import shared_plans

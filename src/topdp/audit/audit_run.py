@@ -2,7 +2,7 @@
 
     observer   guarantee, names       -> owner, observer, proved bound              audit_observer.py
     plant      batches, coins         -> canaries in the owner's shard              canaries.py
-    execute    plan, data, canaries   -> rows, round by round                       canary_run.py
+    execute    plan, data, canaries   -> rows, round by round                       canary_scores.py
     score      what the observer saw  -> one number per canary                      canary_scores.py
     bound      scores, coins          -> lower bounds on ε, with confidence         epsilon_bounds.py
 
@@ -27,8 +27,7 @@ from topdp.audit.audit_observer import (
     seen_by_guarantee,
 )
 from topdp.audit.canaries import CANARY_KINDS, AuditError, Canaries, canary_count, plant_canaries, signs
-from topdp.audit.canary_run import execute
-from topdp.audit.canary_scores import ObservedRound, canary_scores, information
+from topdp.audit.canary_scores import ObservedRound, canary_scores, execute, information
 from topdp.audit.findings import Findings, KindFindings
 from topdp.base.array_types import Bools, Floats
 from topdp.base.progress import Progress, silent

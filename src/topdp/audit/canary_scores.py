@@ -1,10 +1,12 @@
-"""Scores of canaries: for each canary, the best linear statistic of what the observer saw.
+"""Runs with canaries, and for each canary a score: the best linear statistic of what the observer saw.
+
+`execute` runs the plan with the same engine, noise, batches and gradients as in any run, and yields
+everything at the canaries' coordinates.
 
 Given everything seen before, each number that the observer sees is Gaussian with a variance that does not
 depend on data. The innovation of a round, whitened (`privacy.observers`), is noise plus the canary's
 contribution; the products of both, summed over rounds, are the score. In units of its standard deviation the
 score is N(μ, 1) if the canary is present and N(0, 1) if not, with the μ that follows from the plan.
-
 `epsilon_bounds` derives bounds from the scores.
 
 **Guarantees.** The scores use the rows that the observer receives or makes, the draws that it knows, and the
@@ -18,15 +20,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from topdp.audit.audit_observer import Observer
+from topdp.audit.canaries import AuditError, Canaries, CanarySelection
 from topdp.base.array_types import Bools, Floats, Ints
-from topdp.plan import Round
+from topdp.data.batch_selection import Selection
+from topdp.plan import Plan, Round
 from topdp.privacy.observers.gram_matrix import SHIFT_ROUNDING
 from topdp.privacy.observers.observer_filter import FilteredRound, filtered_rounds, seen_rows, unknown_draws
+from topdp.runs.assembly import Assembly
+from topdp.simulator.engine import Engine, Intervention
+from topdp.simulator.simulated_noise import Draws, SimulatedDraws
 
 NOISELESS_RESOLUTION = 1e-4
 """The relative resolution of a change without noise: coarser than rounding, finer than any noise."""
@@ -130,3 +140,46 @@ def _expected(
     for live, entry in np.argwhere((draw >= 0) & (std != 0) & knows[draw]):
         expected[live] += std[live, entry] * observed.draws(int(draw[live, entry]))
     return np.asarray(expected)
+
+
+def execute(
+    parts: Assembly, plan: Plan, canaries: Canaries, signs: Floats, seed: int, noise: Draws | None = None
+) -> Iterator[ObservedRound]:
+    """Yield the rounds. `seed` determines noise, samples and random layers; `noise` replaces its draws."""
+    noise = noise or SimulatedDraws(seed, plan.draws, plan.releases)
+    clip, batches = parts.run.config.privacy.clip, parts.run.batches
+    at = torch.from_numpy(canaries.coordinates).to(parts.device)
+    gradients: list[Floats] = []
+
+    def plant(round: int, selection: Selection, sums: Tensor) -> None:
+        assert isinstance(selection, CanarySelection)
+        gradients[:] = [_numbers(sums[:, at] / selection.divisor.to(sums)[:, None])]
+        canaries.add(sums[canaries.owner], clip, signs[round], selection.used)
+
+    def draw(number: int, round: int) -> Floats:
+        if parts.device.type != "cpu":
+            raise AuditError("Draws that agents share cannot be read back from a GPU. Use --device cpu.")
+        row = torch.empty(parts.flat.dimension, dtype=parts.flat.dtype)
+        return _numbers(noise.fill(row, round, number)[at])
+
+    engine = Engine(
+        plan,
+        parts.gradients,
+        parts.shards,
+        batches,
+        seed=seed,
+        device=parts.device,
+        draws=noise,
+        select=lambda round, device: canaries.select(batches, seed, round, device),
+        intervention=Intervention(plant=plant, every_row=True),
+    )
+    state = engine.start(parts.start)
+    for round in range(plan.releases):
+        state = engine.advance(state)
+        rows = np.full((plan.rows, len(canaries)), np.nan)
+        rows[plan.exists[round]] = _numbers(state.rows[:, at])
+        yield ObservedRound(rows, gradients[0], partial(draw, round=round))
+
+
+def _numbers(tensor: Tensor) -> Floats:
+    return np.asarray(tensor.detach().double().cpu().numpy())

@@ -19,10 +19,9 @@ from topdp.base.files import write_atomically
 from topdp.base.progress import Progress
 from topdp.experiments import frontier
 from topdp.experiments.figure_runner import FigureRuns
-from topdp.experiments.figures.figure_numbers import read_numbers, write_numbers
 from topdp.experiments.figures.figure_picture import draw
 from topdp.experiments.figures.figures_one_to_eight import FIGURES
-from topdp.experiments.figures.paper_figure import ClaimVerdict, PaperFigure
+from topdp.experiments.figures.paper_figure import ClaimVerdict, PaperFigure, read_numbers, write_numbers
 from topdp.experiments.lenses import LENSES, Scale
 from topdp.experiments.run_store import read_json, write_json
 from topdp.runs.config import ConfigError, RunConfig, did_you_mean

@@ -3,7 +3,8 @@
 `TopAsynchronous` is Algorithm 2 of the paper; `PlainAsynchronous` makes the same exchanges with full noise,
 as the paper runs its baselines. One matching per round pairs the agents, by random search: each online agent,
 in random order, examines its neighbours in random order and pairs with the first neighbour that has no
-partner yet, but not with its own partner of the previous round."""
+partner yet, but not with its own partner of the previous round.
+"""
 
 from __future__ import annotations
 

@@ -4,7 +4,8 @@ In the first three every agent broadcasts one row to all neighbours: a noised st
 round has K + 1 releases: one in which every row carries its owner's gradient with noise, and K that only mix.
 The rows of the last one are not sent, because the next step begins with them. With K = 0 the noised step
 itself mixes. Agents mix the rows that they broadcast, never a copy of their own row without its noise. So all
-estimates are functions of broadcast rows, and an observer of every link sees every row."""
+estimates are functions of broadcast rows, and an observer of every link sees every row.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Which rows of a round this process makes, and their places in memory.
 
 If other processes hold some agents (`ranks/`), *guests* are the rows of those agents from which local rows
-are mixed; their places are behind the local rows. `row_mixing` makes rows, and `ranks/border_exchange`
-transfers guests.
+are mixed; their places are behind the local rows. `row_mixing` makes rows, and
+`ranks/ranked_engine` transfers guests.
 """
 
 from __future__ import annotations

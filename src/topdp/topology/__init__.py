@@ -14,8 +14,7 @@ from topdp.topology._graph import Topology, TopologyError, from_edges
 
 if TYPE_CHECKING:
     from topdp.topology._edge_lists import read_edge_list
-    from topdp.topology._graph_statistics import describe
-    from topdp.topology._user_graphs import as_topology, from_networkx
+    from topdp.topology._user_graphs import as_topology, describe, from_networkx
     from topdp.topology.families import (
         FAMILIES,
         complete,
@@ -56,7 +55,6 @@ __getattr__ = lazy_exports(
     {
         "families": __all__,  # except the names that the next modules export
         "_edge_lists": ["read_edge_list"],
-        "_graph_statistics": ["describe"],
-        "_user_graphs": ["as_topology", "from_networkx"],
+        "_user_graphs": ["as_topology", "describe", "from_networkx"],
     },
 )

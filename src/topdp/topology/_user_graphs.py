@@ -1,11 +1,17 @@
-"""Conversion of a user's graph: a `Topology`, a networkx graph, or the path of an edge list."""
+"""Conversion of a user's graph, and its statistics.
+
+A graph is a `Topology`, a networkx graph, or the path of an edge list.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Hashable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from topdp.topology import families
 from topdp.topology._edge_lists import Weights, expect_no_weights, read_edge_list
@@ -103,3 +109,32 @@ def _ordered(graph: nx.Graph, order: Sequence[Hashable] | None) -> list[Any]:
             "Expected nodes that can be sorted, got some that cannot, such as texts and numbers: state "
             "the order of agents with from_networkx(graph, order=[...])."
         ) from None
+
+
+def describe(graph: Topology | nx.Graph | str | Path, alpha: float = 0.5) -> dict[str, Any]:
+    """Return the statistics of a graph for JSON. `alpha` is the weight in `Topology.spectral_gap`.
+
+    >>> from topdp.topology import ring
+    >>> numbers = describe(ring(6))
+    >>> numbers["degree"], numbers["covered_share"], numbers["diameter"]
+    ({'min': 2, 'mean': 2.0, 'max': 2}, 1.0, 3)
+    """
+    topology = as_topology(graph)
+    degrees, covered = topology.degrees, topology.covered
+    covered_of_agent = np.bincount(topology.directed[:, 0], weights=covered, minlength=topology.agents)
+    numbers: dict[str, Any] = {
+        "name": topology.name,
+        "agents": topology.agents,
+        "edges": len(topology.edges),
+        "degree": {"min": int(degrees.min()), "mean": float(degrees.mean()), "max": int(degrees.max())},
+        "diameter": topology.diameter(),
+        "spectral_gap": topology.spectral_gap(alpha),
+        "alpha": float(alpha),
+        "directed_edges": len(topology.directed),
+        "covered_share": float(covered.mean()),
+        "uncovered_directed_edges": int((~covered).sum()),
+        "agents_with_no_covered_neighbour": [int(i) for i in np.flatnonzero(covered_of_agent == 0)],
+    }
+    if topology.labels is not None:
+        numbers["labels"] = list(topology.labels)
+    return numbers

@@ -25,8 +25,8 @@ from topdp.learning.gradients.folded_path import FoldedPath
 from topdp.learning.gradients.ghost_norms import LossesAndContributions, SlotContributions, example_blocks
 from topdp.learning.gradients.gradient_inputs import expect_finite, expect_inputs, expect_rows
 from topdp.learning.gradients.known_layers import has_no_global_hooks
+from topdp.learning.gradients.linear_layers import by_copy
 from topdp.learning.gradients.per_example_path import PerExamplePath, first_line
-from topdp.learning.gradients.shared_records import by_copy
 from topdp.learning.gradients.tape import NotFoldedError
 from topdp.learning.losses import Loss, named_loss
 from topdp.learning.models import FlatModel
@@ -153,7 +153,7 @@ class ClippedGradients:
         of all agents together, in memory at once; the default keeps activations near 64 MB on a CPU and a
         thirty-second of a GPU's memory. With `copies`, inputs and targets are those of n/copies agents, and
         rows i, i + n/copies, ... all use those of agent i; they are read once if the model allows it
-        (`shared_records`). With `fresh`, `out` is overwritten and its content is not read. The sums of which
+        (`linear_layers`). With `fresh`, `out` is overwritten and its content is not read. The sums of which
         `clipped_sum_and_statistics` makes statistics are added to `totals` [4, n], without copies. Raises
         DivergedError, with the agents' numbers, if norms of `rows` are not finite.
 

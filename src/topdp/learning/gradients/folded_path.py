@@ -47,7 +47,7 @@ class FoldedPath:
 
     @property
     def shares(self) -> bool:
-        """Whether several rows may share their records (`shared_records`)."""
+        """Whether several rows may share their records (`linear_layers`)."""
         return self._one_first_layer and has_no_global_hooks()
 
     def contributions(
