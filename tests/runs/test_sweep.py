@@ -307,7 +307,7 @@ def test_a_folder_of_something_else_is_refused(topdp, command, tmp_path):
 def test_a_run_in_the_place_of_a_point_is_refused(grid, tmp_path):
     wanted = grid(RATES, seeds=1)
     runs.run(wanted[1].config, tmp_path / wanted[0].folder)
-    with pytest.raises(runs.RunFolderError, match="got other values of train.learning_rate"):
+    with pytest.raises(runs.RunFolderError, match=r"got other values of train\.learning_rate"):
         run_all(wanted, tmp_path)
 
 
