@@ -17,7 +17,8 @@ from topdp.simulator.run_stacking import StackedNoise, stack_plans
 from topdp.simulator.simulated_noise import SimulatedDraws
 
 pytest.importorskip("triton")
-from topdp.simulator.row_mixing_cuda import CudaMixer
+from topdp.simulator.row_layout import RowLayout
+from topdp.simulator.row_mixing_cuda import CudaMixer, PackedRows
 
 on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 interpreted = pytest.mark.skipif(
@@ -213,17 +214,45 @@ def test_a_run_in_a_stack_draws_what_it_draws_alone():
     assert not together[3:6].any() and together[:3].all() and together[6:].all()
 
 
+def packed_one_by_one(plan, noise, layout, rounds):
+    parts, starts = [[] for _ in range(7)], [0]
+    for r in rounds:
+        this, rows = plan[r], layout.made(r)
+        source, draw = this.source[rows], this.draw[rows]
+        absent, silent = source < 0, draw < 0
+        key, number = noise.names(np.where(silent, 0, draw))
+        columns = (
+            np.where(absent, 0, layout.place(r)[source]),
+            np.where(absent, 0.0, this.weight[rows]),
+            layout.place_of[plan.owner[rows]],
+            this.step[rows],
+            key,
+            number,
+            np.where(silent, 0.0, this.std[rows]),
+        )
+        for part, column in zip(parts, columns, strict=True):
+            part.append(column)
+        starts.append(starts[-1] + len(rows))
+    whole, real = np.int32, np.float32
+    types = (whole, real, whole, real, whole, whole, real)
+    joined = [np.concatenate(part).astype(kind) for part, kind in zip(parts, types, strict=True)]
+    return PackedRows.of(map(torch.from_numpy, (np.array(starts, whole), *joined)))
+
+
 @interpreted
 @pytest.mark.parametrize("name", PROTOCOLS)
 def test_rounds_packed_at_once_are_those_packed_one_by_one(name):
     graph = topology.random(8, 0.4, 0)
     plan = prune(PROTOCOLS[name](0.25).plan(graph, constant_schedule(6, rate=0.5), np.full(8, 0.3), 0))
-    mixer = CudaMixer(plan, SimulatedDraws(0, plan.draws, plan.releases), torch.device("cpu"))
-    for rounds in (range(plan.releases), range(1), range(2, 5)):
-        at_once, one_by_one = mixer.packed(rounds), mixer._packed_one_by_one(rounds)
-        for field in fields(at_once):
-            one, other = getattr(at_once, field.name), getattr(one_by_one, field.name)
-            assert one.dtype == other.dtype and torch.equal(one, other), field.name
+    noise = SimulatedDraws(0, plan.draws, plan.releases)
+    half = RowLayout(plan, home=np.arange(8) % 2, here=1)  # with guests
+    for layout in (RowLayout(plan), half):
+        mixer = CudaMixer(plan, noise, torch.device("cpu"), layout)
+        for rounds in (range(plan.releases), range(1), range(2, 5)):
+            at_once, one_by_one = mixer.packed(rounds), packed_one_by_one(plan, noise, layout, rounds)
+            for field in fields(at_once):
+                one, other = getattr(at_once, field.name), getattr(one_by_one, field.name)
+                assert one.dtype == other.dtype and torch.equal(one, other), field.name
 
 
 @pytest.mark.slow

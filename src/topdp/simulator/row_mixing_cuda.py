@@ -18,7 +18,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from topdp.base.array_types import Floats, Indices
 from topdp.plan import Plan
 from topdp.simulator.row_layout import RowLayout
 from topdp.simulator.row_mixing import RowWork
@@ -194,70 +193,26 @@ class CudaMixer:
         return self._packed[1]
 
     def packed(self, rounds: range) -> PackedRows:
-        """Return the tables of consecutive rounds, on the processor; vectorised where all agents are held
-        here.
-        """
-        if not self.layout.whole:
-            return self._packed_one_by_one(rounds)
-        plan, many = self.plan, slice(rounds.start, rounds.stop)
-        exists = plan.exists[many]
-        at, row = np.nonzero(exists)
+        """Return the tables of consecutive rounds, on the processor, with 0 for absent entries."""
+        plan, made = self.plan, [self.layout.made(r) for r in rounds]
+        place = np.stack([self.layout.place(r) for r in rounds])
+        counts, row = [len(rows) for rows in made], np.concatenate(made)
+        at = np.repeat(np.arange(len(rounds)), counts)
         r = at + rounds.start
-        before = plan.exists[max(0, rounds.start - 1) : rounds.stop - 1]
-        if rounds.start == 0:  # starts stand in the order of the agents
-            before = np.concatenate([np.ones((1, plan.rows), bool), before])
-        place = np.where(before, np.cumsum(before, axis=1) - 1, -1)
-        if rounds.start == 0:
-            place[0] = plan.owner
         source, draw = (part.values[part.which[r], row] for part in (plan.source, plan.draw))
-        columns = self._columns(
-            source,
-            place[at[:, None], source],
-            plan.weight.values[plan.weight.which[r], row],
-            plan.owner[row],
-            -plan.rate[r] * plan.carries.values[plan.carries.which[r], row],
-            draw,
-            plan.std.values[plan.std.which[r], row] * plan.scale[r][:, None],
-        )
-        starts = np.concatenate([[0], np.cumsum(exists.sum(axis=1))]).astype(np.int32)
-        return PackedRows.of(map(torch.from_numpy, (starts, *columns)))
-
-    def _packed_one_by_one(self, rounds: range) -> PackedRows:
-        parts: list[list[np.ndarray]] = [[] for _ in range(7)]
-        starts = [0]
-        for r in rounds:
-            this = self.plan[r]
-            rows, place = self.layout.made(r), self.layout.place(r)
-            source = this.source[rows]
-            columns = self._columns(
-                source, place[source], this.weight[rows], self.plan.owner[rows], this.step[rows],
-                this.draw[rows], this.std[rows],
-            )  # fmt: skip
-            for part, column in zip(parts, columns, strict=True):
-                part.append(column)
-            starts.append(starts[-1] + len(rows))
-        joined = [np.array(starts, np.int32), *map(np.concatenate, parts)]
-        return PackedRows.of(map(torch.from_numpy, joined))
-
-    def _columns(
-        self,
-        source: Indices,
-        place: Indices,
-        weight: Floats,
-        owner: Indices,
-        step: Floats,
-        draw: Indices,
-        std: Floats,
-    ) -> tuple[np.ndarray, ...]:
-        """Return the columns that the kernel reads, in its types, with 0 for absent entries."""
         absent, silent = source < 0, draw < 0
         key, number = self.noise.names(np.where(silent, 0, draw))
-        return (
-            np.where(absent, 0, place).astype(np.int32),
+        weight = plan.weight.values[plan.weight.which[r], row]
+        step = -plan.rate[r] * plan.carries.values[plan.carries.which[r], row]
+        std = plan.std.values[plan.std.which[r], row] * plan.scale[r][:, None]
+        tables = (
+            np.concatenate([[0], np.cumsum(counts)]).astype(np.int32),
+            np.where(absent, 0, place[at[:, None], source]).astype(np.int32),
             np.where(absent, 0.0, weight).astype(np.float32),
-            self.layout.place_of[owner].astype(np.int32),
+            self.layout.place_of[plan.owner[row]].astype(np.int32),
             step.astype(np.float32),
             key.astype(np.int32),
             number.astype(np.int32),
             np.where(silent, 0.0, std).astype(np.float32),
         )
+        return PackedRows.of(map(torch.from_numpy, tables))
