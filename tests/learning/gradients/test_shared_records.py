@@ -33,8 +33,8 @@ def test_shared_records_give_the_same_result_as_copies(name, microbatch):
     gradients = ClippedGradients(flat, clip=0.5)
     rows, weights = rows_of_copies(rows), torch.rand(COPIES * len(x), x.shape[1]).double()
     out = torch.ones_like(rows)
-    gradients.clipped_sum(rows, x, y, weights, out=out, scale=2.0, copies=COPIES, microbatch=microbatch)
-    expected = gradients.clipped_sum(rows, repeated(x), repeated(y), weights, scale=2.0)
+    gradients.clipped_sum(rows, x, y, weights, out=out, copies=COPIES, microbatch=microbatch)
+    expected = gradients.clipped_sum(rows, repeated(x), repeated(y), weights)
     torch.testing.assert_close(out, 1 + expected, rtol=1e-10, atol=1e-10)
 
 

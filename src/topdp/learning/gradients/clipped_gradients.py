@@ -140,13 +140,12 @@ class ClippedGradients:
         weights: Tensor | None = None,
         *,
         out: Tensor | None = None,
-        scale: float = 1.0,
         microbatch: int | None = None,
         copies: int = 1,
         fresh: bool = False,
         totals: Tensor | None = None,
     ) -> Tensor:
-        """Return scale · Σ_examples weight · clipped g for each agent; add it to `out` if given.
+        """Return Σ_examples weight · clipped g for each agent; add it to `out` if given.
 
         rows [n, d], inputs and targets [n, b, ...], weights [n, b] (default 1). Examples of weight 0 are
         padding and add exactly nothing, even if their activations overflow. `microbatch` bounds the examples,
@@ -157,10 +156,10 @@ class ClippedGradients:
         `clipped_sum_and_statistics` makes statistics are added to `totals` [4, n], without copies. Raises
         DivergedError, with the agents' numbers, if norms of `rows` are not finite.
 
-        **Guarantees.** One example moves its agent's row of the result by at most clip·weight·|scale| in l2
-        norm, and no other row. No record decides whether it raises.
+        **Guarantees.** One example moves its agent's row of the result by at most clip·weight in l2 norm, and
+        no other row. No record decides whether it raises.
         """
-        n, b = expect_inputs(self.flat, rows, inputs, targets, weights, out, scale, microbatch, copies)
+        n, b = expect_inputs(self.flat, rows, inputs, targets, weights, out, microbatch, copies)
         rows = rows.detach()
         if out is None:
             out, fresh = rows.new_empty(n, self.flat.dimension), True
@@ -179,7 +178,7 @@ class ClippedGradients:
                 elements = once + copies * max(1, self._elements[key] - once)
                 capacity = microbatch // copies if microbatch else _activation_budget(rows.device) // elements
                 out = out.zero_() if fresh else out
-                self._add_shared(out, rows, inputs, targets, weights, scale, capacity, copies)
+                self._add_shared(out, rows, inputs, targets, weights, capacity, copies)
                 return out
             inputs, targets = (torch.cat([part] * copies) for part in (inputs, targets))
         capacity = microbatch or _activation_budget(rows.device) // self._elements[key]
@@ -187,7 +186,7 @@ class ClippedGradients:
             weight = None if weights is None else weights[i, j]
             losses, contributions = self._contributions(rows[i], inputs[i, j], targets[i, j])
             block_totals = None if totals is None else totals[:, i]
-            self._add(out[i], losses, contributions, weight, scale, block_totals, fresh and j.start == 0)
+            self._add(out[i], losses, contributions, weight, block_totals, fresh and j.start == 0)
         return out
 
     def clipped_sum_and_statistics(
@@ -198,13 +197,12 @@ class ClippedGradients:
         weights: Tensor | None = None,
         *,
         out: Tensor | None = None,
-        scale: float = 1.0,
         microbatch: int | None = None,
     ) -> tuple[Tensor, Statistics]:
         """Return `clipped_sum`, and statistics that only the agent itself may see."""
         totals = rows.new_zeros(4, rows.shape[0])
         result = self.clipped_sum(
-            rows, inputs, targets, weights, out=out, scale=scale, microbatch=microbatch, totals=totals
+            rows, inputs, targets, weights, out=out, microbatch=microbatch, totals=totals
         )
         loss, clipped, weight, ignored = totals
         return result, Statistics(loss / weight, clipped / weight, ignored.long())
@@ -249,7 +247,6 @@ class ClippedGradients:
         inputs: Tensor,
         targets: Tensor,
         weights: Tensor | None,
-        scale: float,
         capacity: int,
         copies: int,
     ) -> None:
@@ -260,7 +257,7 @@ class ClippedGradients:
             x, y = inputs[i, j], targets[i, j]
             losses, contributions = self._contributions(block_rows, x, y, copies)
             sums = torch.zeros_like(block_rows)
-            self._add(sums, losses, contributions, weight, scale, None)
+            self._add(sums, losses, contributions, weight, None)
             by_copy(out, copies)[:, i] += by_copy(sums, copies)
 
     def _contributions(
@@ -294,7 +291,6 @@ class ClippedGradients:
         losses: Tensor,
         contributions: SlotContributions,
         weights: Tensor | None,
-        scale: float,
         totals: Tensor | None,
         fresh: bool = False,
     ) -> None:
@@ -303,14 +299,14 @@ class ClippedGradients:
             for _, contribution in contributions:
                 contribution.blank(bad)
             losses = losses.masked_fill(bad, 0)
-        weighted_scale = scale if weights is None else weights if scale == 1 else scale * weights
-        scaled = {id(factor): factor for factor in factors}  # most contributions share one factor
-        scaled = {key: factor * weighted_scale for key, factor in scaled.items()}
+        weighted = {id(factor): factor for factor in factors}  # most contributions share one factor
+        if weights is not None:
+            weighted = {key: factor * weights for key, factor in weighted.items()}
         if fresh and sum(slot.stop - slot.start for slot, _ in contributions) < out.shape[1]:
             out.zero_()  # not every parameter was used
         for (slot, contribution), factor in zip(contributions, factors, strict=True):
             write = contribution.put_into if fresh else contribution.add_to
-            write(out[:, slot.start : slot.stop], scaled[id(factor)])
+            write(out[:, slot.start : slot.stop], weighted[id(factor)])
         if totals is not None:
             weights = torch.ones_like(losses) if weights is None else weights
             clipped = shortened * weights

@@ -4,8 +4,6 @@ never on a record.
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -32,7 +30,6 @@ def expect_inputs(
     targets: Tensor,
     weights: Tensor | None,
     out: Tensor | None,
-    scale: float,
     microbatch: int | None,
     copies: int = 1,
 ) -> tuple[int, int]:
@@ -54,8 +51,6 @@ def expect_inputs(
             f"Expected out {tuple(rows.shape)} {rows.dtype} with contiguous rows, got {tuple(out.shape)} "
             f"{out.dtype} with strides {out.stride()}."
         )
-    if not math.isfinite(scale):
-        raise InputError(f"Expected a finite scale, got {scale}.")
     if microbatch is not None and microbatch < 1:
         raise InputError(f"Expected microbatch >= 1, got {microbatch}.")
     return n, b
