@@ -35,7 +35,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from topdp import topology
-from topdp.experiments.process_map import map_in_processes
+from topdp.experiments.parallel_plans import map_in_processes
 from topdp.plan import Plan, schedules
 from topdp.privacy.answers import answer_kind
 from topdp.privacy.basics.exposure import exposure

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from topdp import data, errors, plan, privacy, protocols, topology
     from topdp.data import Shards
     from topdp.errors import TopdpError
-    from topdp.learning.lora_adapters import lora
     from topdp.learning.metrics import Metric
+    from topdp.learning.pretrained_models import lora
     from topdp.runs import Result, StopEarly, train
 
 __version__ = "0.1.0"
@@ -41,7 +41,7 @@ _get = lazy_exports(
     {
         "data": ["Shards"],
         "errors": ["TopdpError"],
-        "learning.lora_adapters": ["lora"],
+        "learning.pretrained_models": ["lora"],
         "learning.metrics": ["Metric"],
         "runs": ["Result", "StopEarly", "train"],
     },

@@ -12,7 +12,7 @@ from topdp.experiments.figure_runner import FigureRuns, OutOfTime, estimated_byt
 from topdp.experiments.frontier import contenders, frontier_run
 from topdp.experiments.frontier_report import read_rows
 from topdp.experiments.noise_store import NoiseStore
-from topdp.experiments.shared_plans import shared_plans
+from topdp.experiments.parallel_plans import shared_plans
 from topdp.experiments.tuning import Candidate
 from topdp.privacy.basics.refusals import NotCovered
 from topdp.runs.config import parse, read

@@ -8,10 +8,9 @@ from torch import nn
 
 import topdp
 from topdp.errors import InputError
-from topdp.learning.backbone import split_backbone
 from topdp.learning.gradients import ClippedGradients
-from topdp.learning.lora_adapters import LoraLinear, lora, merged
 from topdp.learning.models import FlatModel
+from topdp.learning.pretrained_models import LoraLinear, lora, merged, split_backbone
 
 
 def body() -> nn.Sequential:

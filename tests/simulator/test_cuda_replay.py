@@ -18,7 +18,7 @@ from builders import PROTOCOLS, batches_of, blobs, constant_schedule, linear_mod
 from topdp import topology
 from topdp.data import batch_selection
 from topdp.learning.gradients import ClippedGradients, DivergedError
-from topdp.learning.gradients.failure_flags import FailureFlags, PassOutcome
+from topdp.learning.gradients.gradient_checks import FailureFlags, PassOutcome
 from topdp.plan import prune
 from topdp.simulator import engine as engine_file
 from topdp.simulator.engine import Engine, Intervention, WrongReplayError

@@ -34,7 +34,6 @@ from topdp.topology import (
     star,
     tree,
 )
-from topdp.topology import _edge_lists as edge_lists
 from topdp.topology import _graph as graph_room
 
 ONE_OF_EACH = {
@@ -66,7 +65,7 @@ def neighbours_of(graph: Topology) -> list[set[int]]:
 
 def test_examples_in_the_docstrings_run() -> None:
     names = {name: getattr(topology, name) for name in topology.__all__}
-    found = [doctest.testmod(room, extraglobs=names) for room in (graph_room, families, edge_lists)]
+    found = [doctest.testmod(room, extraglobs=names) for room in (graph_room, families)]
     assert sum(room.attempted for room in found) > 20 and sum(room.failed for room in found) == 0
     # doctest does not look inside cached properties
     for name, value in vars(Topology).items():

@@ -50,7 +50,7 @@ def bench(
         progress("loading torch")
         import torch
 
-        from topdp.experiments.bench import bench_job, bench_report, contestants, floors, turn_timing
+        from topdp.experiments.bench import bench_job, bench_report, contestants, floors
         from topdp.experiments.bench.growth import draw, measure_growth
 
         torch.set_num_threads(threads)
@@ -72,7 +72,7 @@ def bench(
                 difference = contestants.largest_difference(job, data, installed)
                 progress(f"timing {', '.join(installed)}")
                 rounds = {name: make(job, data, job.noise_multiplier) for name, make in installed.items()}
-                times = turn_timing.take_turns(rounds, turns, progress)
+                times = bench_job.take_turns(rounds, turns, progress)
             del rounds
             progress("timing parts and floors")
             parts, rates, whole = floors.measure_parts(job, data, turns)

@@ -21,8 +21,8 @@ from topdp.base.files import make_folder, write_atomically
 from topdp.base.progress import Progress
 from topdp.errors import Interrupted
 from topdp.experiments.noise_store import NoiseStore
+from topdp.experiments.parallel_plans import shared_plans
 from topdp.experiments.run_store import Curve, run_name
-from topdp.experiments.shared_plans import shared_plans
 from topdp.runs import run_stacks
 from topdp.runs.config import RunConfig
 from topdp.runs.methods import METHODS

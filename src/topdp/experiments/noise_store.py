@@ -21,7 +21,7 @@ import numpy as np
 from topdp.base.progress import Progress
 from topdp.errors import InputError
 from topdp.experiments.lenses import LENS_GUARANTEES
-from topdp.experiments.process_map import map_in_processes
+from topdp.experiments.parallel_plans import map_in_processes
 from topdp.experiments.run_store import read_json, run_name, write_json
 from topdp.privacy.basics.gaussian import epsilon_of, mu_of
 from topdp.privacy.noise_calibration import calibrate

@@ -20,10 +20,10 @@ from topdp.data.featured_shards import of_shards
 from topdp.data.features.user_features import UserFeatures
 from topdp.data.record_checks import count_classes, expect_two_classes
 from topdp.errors import InputError
-from topdp.learning.backbone import split_backbone
 from topdp.learning.gradients import ClippedGradients
 from topdp.learning.losses import CUSTOM_LOSS
 from topdp.learning.models import FlatModel
+from topdp.learning.pretrained_models import split_backbone
 from topdp.learning.tasks import Task
 from topdp.plan import Plan
 from topdp.runs.config import ConfigError, RunConfig

@@ -25,8 +25,8 @@ from topdp import __version__
 from topdp.base.array_types import Ints
 from topdp.base.progress import Progress, silent
 from topdp.data import Shards
-from topdp.learning.backbone import split_backbone
 from topdp.learning.gradients.path_check import draws_dropout
+from topdp.learning.pretrained_models import split_backbone
 from topdp.plan import prune
 from topdp.privacy.accounting import Account
 from topdp.runs import metric_sinks

@@ -11,7 +11,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from topdp.learning.gradients.failure_flags import FailureFlags
+from topdp.learning.gradients.gradient_checks import FailureFlags
 from topdp.simulator.engine import Engine
 from topdp.simulator.round_tables import RoundChunk, RoundTables
 from topdp.simulator.row_mixing_cuda import CudaMixer, PackedRows

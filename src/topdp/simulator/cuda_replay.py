@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from topdp.learning.gradients import DivergedError
-from topdp.learning.gradients.failure_flags import FailureFlags
+from topdp.learning.gradients.gradient_checks import FailureFlags
 from topdp.plan import Capability, Plan, unsupported
 from topdp.simulator.cuda_graphs import CudaGraphs
 from topdp.simulator.cuda_program import RoundProgram

@@ -21,7 +21,7 @@ from topdp.data import batch_selection
 from topdp.data.shards import Shards
 from topdp.errors import InputError, TopdpError
 from topdp.learning.gradients import ClippedGradients, DivergedError
-from topdp.learning.gradients.gradient_inputs import divergence_error
+from topdp.learning.gradients.gradient_checks import divergence_error
 from topdp.learning.gradients.path_check import draws_dropout
 from topdp.learning.metrics import Metric
 from topdp.learning.tasks import Task

@@ -13,7 +13,6 @@ from topdp.base.lazy_exports import lazy_exports
 from topdp.topology._graph import Topology, TopologyError, from_edges
 
 if TYPE_CHECKING:
-    from topdp.topology._edge_lists import read_edge_list
     from topdp.topology._user_graphs import as_topology, describe, from_networkx
     from topdp.topology.families import (
         FAMILIES,
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
         grid,
         mesh,
         random,
+        read_edge_list,
         regular,
         ring,
         single,
@@ -54,7 +54,6 @@ __getattr__ = lazy_exports(
     __name__,
     {
         "families": __all__,  # except the names that the next modules export
-        "_edge_lists": ["read_edge_list"],
         "_user_graphs": ["as_topology", "describe", "from_networkx"],
     },
 )

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from topdp.topology import families
-from topdp.topology._edge_lists import Weights, expect_no_weights, read_edge_list
 from topdp.topology._graph import Topology, TopologyError, from_edges
+from topdp.topology.families import Weights, expect_no_weights, read_edge_list
 
 if TYPE_CHECKING:
     import networkx as nx

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from topdp.errors import InputError
-from topdp.experiments.bench import bench_job, contestants, floors, growth, turn_timing
-from topdp.experiments.bench.turn_timing import Turns, take_turns
+from topdp.experiments.bench import bench_job, contestants, floors, growth
+from topdp.experiments.bench.bench_job import Turns, take_turns
 
 TINY = bench_job.BenchJob(agents=4, batch=3, inputs=7, hidden=5, classes=3, degree=2, clip=0.5, rounds=4)
 
@@ -20,7 +20,7 @@ def small(monkeypatch):
     monkeypatch.setattr(floors, "COPY_NUMBERS", 100)
     monkeypatch.setattr(floors, "MATRIX_SIDES", (4,))
     monkeypatch.setattr(floors, "CACHED_DRAW_NUMBERS", 100)
-    monkeypatch.setattr(turn_timing, "TURN_SECONDS", 0.0)
+    monkeypatch.setattr(bench_job, "TURN_SECONDS", 0.0)
     monkeypatch.setattr(bench_job.BenchJob, "inputs", 7)
     monkeypatch.setattr(growth, "MIN_TIMED_SECONDS", 0.0)
 
@@ -62,12 +62,12 @@ def test_ratios_are_taken_within_turns(monkeypatch):
     turns = Turns({"topdp": np.array([1.0, 2.0, 4.0]), "loop": np.array([3.0, 6.0, 20.0])})
     assert turns.ratio("loop", "topdp") == {"best": 3.0, "median": 3.0, "low": 3.0, "high": 4.0}
     calls = []
-    monkeypatch.setattr(turn_timing, "TURN_SECONDS", 0.0)
+    monkeypatch.setattr(bench_job, "TURN_SECONDS", 0.0)
     take_turns({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, 2)
     assert calls == ["a", "b"] * 3  # once more than asked for, to warm up
     clock = iter(range(100))
-    monkeypatch.setattr(turn_timing, "clock", lambda: (lambda: float(next(clock)), "ticks"))
-    monkeypatch.setattr(turn_timing, "TURN_SECONDS", 3.0)
+    monkeypatch.setattr(bench_job, "clock", lambda: (lambda: float(next(clock)), "ticks"))
+    monkeypatch.setattr(bench_job, "TURN_SECONDS", 3.0)
     found = take_turns({"a": lambda: None}, 1)
     assert found.seconds["a"].tolist() == [4 / 3]  # three runs until three ticks are over, then one to look
 

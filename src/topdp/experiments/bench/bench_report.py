@@ -12,11 +12,10 @@ import torch
 from rich.table import Table
 
 from topdp import __version__
-from topdp.experiments.bench.bench_job import BenchJob
+from topdp.experiments.bench.bench_job import BenchJob, Turns, clock
 from topdp.experiments.bench.contestants import CONTESTANT_TITLES, TOPDP
 from topdp.experiments.bench.floors import Rates, RoundPart
 from topdp.experiments.bench.growth import GrowthPoint, exponents
-from topdp.experiments.bench.turn_timing import Turns, clock
 from topdp.views.terminal.tables import uncut
 
 

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from topdp.base.progress import Progress, silent
-from topdp.experiments.bench.bench_job import BenchData, BenchJob, bench_plan, topdp_round
-from topdp.experiments.bench.turn_timing import Turns, take_turns
+from topdp.experiments.bench.bench_job import BenchData, BenchJob, Turns, bench_plan, take_turns, topdp_round
 from topdp.learning.gradients import ClippedGradients
 from topdp.simulator import normal_draws
 from topdp.simulator.row_mixing import CpuMixer, RowWork

@@ -19,8 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
 from topdp.base.progress import Progress, silent
-from topdp.experiments.bench.bench_job import BenchData, BenchJob, bench_engine
-from topdp.experiments.bench.turn_timing import clock
+from topdp.experiments.bench.bench_job import BenchData, BenchJob, bench_engine, clock
 from topdp.runs.pictures.chart_style import BLUE, RED, house_style, save
 
 SMALL_JOB = BenchJob(agents=100, batch=8, inputs=78, hidden=100, degree=1)

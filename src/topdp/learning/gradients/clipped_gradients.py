@@ -20,11 +20,10 @@ from torch import Tensor, nn
 from topdp.errors import InputError
 from topdp.learning.gradients import path_check
 from topdp.learning.gradients.clipping_rules import CLIPPING_KINDS, clip_factors, layer_of
-from topdp.learning.gradients.failure_flags import FailureFlags
 from topdp.learning.gradients.folded_path import FoldedPath
 from topdp.learning.gradients.ghost_norms import LossesAndContributions, SlotContributions, example_blocks
-from topdp.learning.gradients.gradient_inputs import expect_finite, expect_inputs, expect_rows
-from topdp.learning.gradients.known_layers import has_no_global_hooks
+from topdp.learning.gradients.gradient_checks import FailureFlags, expect_finite, expect_inputs, expect_rows
+from topdp.learning.gradients.layer_rules import has_no_global_hooks
 from topdp.learning.gradients.linear_layers import by_copy
 from topdp.learning.gradients.per_example_path import PerExamplePath, first_line
 from topdp.learning.gradients.tape import NotFoldedError
@@ -69,7 +68,7 @@ class ClippedGradients:
 
     **Guarantees.** Each example changes only its own agent's sum, by a vector of l2 norm at most clip·weight:
     for all data, losses and rows, and for either adjacency. An example is a batch of one in all code that is
-    neither ours nor known to treat examples one by one (`known_layers`, `isolation`). A model or a loss in
+    neither ours nor known to treat examples one by one (`layer_rules`, `isolation`). A model or a loss in
     which something changes from call to call is refused (`kept_state`); random numbers that do not depend on
     data are allowed. An example adds exactly nothing, and disturbs no other, if its gradient is not finite,
     if the gradient is so long that its norm is not finite, or if the model fails on the example. Norms and

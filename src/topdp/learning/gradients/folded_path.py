@@ -16,8 +16,7 @@ from torch.func import functional_call
 from topdp.learning.gradients.ghost_norms import LossesAndContributions
 from topdp.learning.gradients.isolation import forbid_batch_access, isolated_vmap
 from topdp.learning.gradients.kept_state import StateSnapshot
-from topdp.learning.gradients.known_layers import consists_of_known_layers, has_no_global_hooks
-from topdp.learning.gradients.layer_rules import FoldedModule
+from topdp.learning.gradients.layer_rules import FoldedModule, consists_of_known_layers, has_no_global_hooks
 from topdp.learning.gradients.linear_layers import LinearRule
 from topdp.learning.gradients.tape import LayerRule, NotFoldedError, Tape
 from topdp.learning.losses import Loss, is_named_loss
@@ -29,7 +28,7 @@ class FoldedPath:
     """A model with agents folded into its batch. Raises `NotFoldedError` for layers without a rule.
 
     **Guarantees.** The result for an example is a function of that example and of its agent's row, for all
-    values: each layer and function between input and loss is on the list of `known_layers`, is our own layer
+    values: each layer and function between input and loss is on the list of known layers, is our own layer
     rule, or runs in `isolated_vmap`; and a model or loss that keeps state between calls is refused
     (`kept_state`).
     """

@@ -1,10 +1,14 @@
-"""A module in which every agent has its own weights, run on one folded batch.
+"""A module in which every agent has its own weights, run on one folded batch; and which layers are known.
 
 `FoldedModule` is a copy of a module in which a layer rule without weights replaces each supported layer. The
 batch of all agents is folded into one leading axis [n·b, ...], agent by agent. Stateless layers and functions
 run on it unchanged (or in `isolated_vmap`, each example a batch of one). Each layer rule unfolds the batch,
 applies the agents' weights (views of their rows), and records its input and output, from which `ghost_norms`
 makes contributions.
+
+A model of only known layers runs directly on a folded batch, without `isolated_vmap`: they treat the examples
+of a batch one by one, for all values. A layer is known only if this holds for all of its settings, or for
+those checked here. A layer that is not known only loses some speed.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, final
 
 from torch import nn
+from torch.nn.modules import module as torch_module
 
 from topdp.learning.gradients.attention import AttentionRule
 from topdp.learning.gradients.convolutions import ConvolutionRule, MaxPoolRule, has_disjoint_windows
@@ -150,3 +155,41 @@ def _refusal(layer: nn.Module) -> str | None:
 
 
 BATCH_NORM_BUFFERS = {"running_mean", "running_var", "num_batches_tracked"}  # of BatchNorm in evaluation mode
+
+
+# They work number by number, or window by window within an example.
+STATELESS_LAYERS: tuple[type[nn.Module], ...] = (
+    nn.Identity, nn.Dropout,
+    nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Softplus,
+    nn.Tanh, nn.Sigmoid, nn.LogSigmoid, nn.Hardtanh, nn.Hardsigmoid, nn.Hardswish, nn.Softsign, nn.Tanhshrink,
+    nn.MaxPool1d, nn.AvgPool1d, nn.AdaptiveAvgPool1d, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d,
+    nn.MaxPool3d, nn.AvgPool3d, nn.AdaptiveAvgPool3d,
+)  # fmt: skip
+
+
+def consists_of_known_layers(module: nn.Module) -> bool:
+    """Whether `module` is a sequence of known layers with all parameters trained and no hooks.
+
+    >>> consists_of_known_layers(nn.Sequential(nn.Flatten(), nn.Linear(4, 2), nn.ReLU()))
+    True
+    >>> consists_of_known_layers(nn.Sequential(nn.Flatten(0), nn.Linear(4, 2)))
+    False
+    """
+    return all(_is_known(layer) for layer in module.modules())
+
+
+def has_no_global_hooks() -> bool:
+    """Whether there are no hooks on all modules of the process: they would be user code in every layer."""
+    return not torch_module._has_any_global_hook()  # type: ignore[no-untyped-call]
+
+
+def _is_known(layer: nn.Module) -> bool:
+    if has_user_hooks(layer):
+        return False
+    if type(layer) in LAYER_RULES:
+        return all(parameter.requires_grad for parameter in layer.parameters())
+    if type(layer) is nn.Flatten:
+        return (layer.start_dim, layer.end_dim) == (1, -1)
+    return type(layer) is nn.Sequential or (
+        type(layer) in STATELESS_LAYERS and not any(layer.buffers()) and not any(layer.parameters())
+    )

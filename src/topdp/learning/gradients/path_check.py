@@ -1,6 +1,6 @@
 """Checks before a path is used: the model runs, keeps no state, and the fast path agrees with the slow path.
 
-Isolation of examples does not rest on this module: `known_layers`, `isolation` and `kept_state` ensure it.
+Isolation of examples does not rest on this module: `layer_rules`, `isolation` and `kept_state` ensure it.
 This is a second line of defence, on made-up examples, for every new shape. It finds functions that read a
 layer's weights, outputs that are changed in place, and errors of the model itself. No private record decides
 anything.

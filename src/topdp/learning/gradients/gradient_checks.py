@@ -1,8 +1,15 @@
-"""Checks of the arguments of `ClippedGradients`. Whether they raise depends on shapes, weights and rows,
-never on a record.
+"""Checks of `ClippedGradients`: of its arguments, and whether rows and gradients are finite.
+
+Whether the checks of arguments raise depends on shapes, weights and rows, never on a record. Passes that are
+recorded and replayed (`cuda_program`) cannot check in between whether numbers are finite, because checking
+waits for the device: `FailureFlags` records failures there, and the code that records the passes decides what
+to do about one.
 """
 
 from __future__ import annotations
+
+import math
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -76,3 +83,47 @@ def divergence_error(agents: list[int]) -> DivergedError:
         f"Expected parameters with a finite norm, got others for agents {agents}. Lower the learning rate or "
         "the noise."
     )
+
+
+class PassOutcome(NamedTuple):
+    """The outcome of all passes since the last `clear`."""
+
+    rows: bool  # the parameters of all agents had finite norms
+    examples: bool  # so had all gradients, or the others were left out
+
+    @property
+    def ok(self) -> bool:
+        """Whether no pass failed."""
+        return self.rows and self.examples
+
+
+@final
+class FailureFlags:
+    """Records whether rows and gradients are finite.
+
+    With `blanks`, every pass leaves out gradients that are not finite, which takes a little longer. Without,
+    a sum that contains such a gradient is worthless, and the flag says so.
+    """
+
+    def __init__(self, device: torch.device, blanks: bool = False) -> None:
+        self.blanks = blanks
+        self._norm = torch.zeros((), dtype=torch.float64, device=device)  # the largest so far; NaN stays
+        self._bad = torch.zeros((), dtype=torch.bool, device=device)
+
+    def note_rows(self, rows: Tensor) -> None:
+        torch.maximum(self._norm, torch.linalg.vector_norm(rows), out=self._norm)
+
+    def note_examples(self, bad: Tensor) -> bool:
+        """Record the `bad` examples; return whether they must be left out now."""
+        if not self.blanks:
+            torch.logical_or(self._bad, bad.any(), out=self._bad)
+        return self.blanks
+
+    def clear(self) -> None:
+        self._norm.zero_()
+        self._bad.zero_()
+
+    def read(self) -> PassOutcome:
+        """Return the outcome. Waits for the device."""
+        norm, bad = torch.stack([self._norm, self._bad.to(self._norm)]).tolist()
+        return PassOutcome(math.isfinite(norm), not bad)
