@@ -1,8 +1,8 @@
 """Plans and their inputs: everything that is fixed before the first record is read.
 
-A `Plan` states which rows are made from which rows, with which noise, and which agents read them. A
-`Schedule` contains the step sizes and noise scales of all releases. `Full`, `Cycle` and `Poisson` state which
-records a release averages. `stream` returns a separate generator for every random choice.
+A `Plan` states from which rows and with which noise each row is made, and which agents read it. A `Schedule`
+contains the step sizes and noise scales of all releases. `Full`, `Cycle` and `Poisson` state which records of
+an agent a release uses. `stream` returns a separate random generator for every purpose.
 """
 
 from typing import TYPE_CHECKING

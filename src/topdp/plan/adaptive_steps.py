@@ -1,10 +1,11 @@
-"""Settings of the steps of non-linear optimisers in a plan: one class for each optimiser.
+"""Settings of the adaptive steps in a plan: one class for each non-linear optimiser.
 
-`optimised` (optimisers.py) writes their releases into a plan; the arithmetic is in
-`simulator/adaptive_step.py`, for runs and for agents.
+`optimised` (optimisers.py) adds the adaptive releases to a plan. `simulator/adaptive_step.py` contains the
+arithmetic, which simulated runs and real agents share.
 
-**Guarantees.** None by itself: an adaptive step reads rows of its owner only, and those were released or
-follow from rows that were. It is not linear, so `Plan.needs` states it and accounts of hidden rows refuse it.
+**Guarantees.** None by itself. An adaptive step of an agent reads only the agent's own rows. These rows were
+released, or are computed from rows that were released. An adaptive step is not linear: `Plan.needs` states
+that the plan has adaptive steps, and accounts of hidden rows refuse such a plan.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from topdp.base.array_types import Floats
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class AdaptiveSteps(ABC):
-    """Base class: the settings of adaptive releases, those with `rate` > 0.
+    """Base class: the settings of the adaptive releases, which are the releases with `rate` > 0.
 
-    In such a release each agent replaces its estimate and its memory rows by functions of these rows. The
-    sources of an estimate are, in this order, the estimate and the `memories` memory rows.
+    In an adaptive release, each agent replaces its estimate and its memory rows by functions of these rows.
+    The sources of an estimate are the estimate and the `memories` memory rows, in this order.
 
     >>> AdamSettings.title, AdamSettings.memories
     ('Adam', 3)
@@ -57,13 +58,14 @@ class AdamSettings(AdaptiveSteps):
 
     title: ClassVar[str] = "Adam"
     stored_as: ClassVar[str] = "adam"
-    memories: ClassVar[int] = 3  # the start of the round, and the averages of changes and of their squares
+    # The estimate at the start of the round, the average of its changes, and the average of their squares.
+    memories: ClassVar[int] = 3
 
     momentum: float
     second_moment: float
-    floor: float  # added to the root of the second moment
+    floor: float  # added to the square root of the second moment
     weight_decay: float
 
 
-# By the name of the optimiser. `optimised` takes the settings from the fields of the same names.
+# The class of each optimiser name. `optimised` copies the settings from the fields of the same names.
 ADAPTIVE_OPTIMISERS: dict[str, type[AdaptiveSteps]] = {"adam": AdamSettings}

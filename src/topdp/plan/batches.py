@@ -1,12 +1,12 @@
 """Batches: which of an agent's records a release averages, and how much one record can change it.
 
-Each agent has one frozen object. Accountants read its period, rate and sensitivity; the engine and the agents
-read its divisor. Records are drawn by `data.batch_selection`, with torch.
+The batches of each agent are one frozen object. Accountants read its period, rate and sensitivity. The engine
+and the agents read its divisor. `data.batch_selection` chooses the records, with torch.
 
-**Guarantees.** A release is a sum of clipped gradients over `divisor`, which is public, does not depend on
-what was drawn, and does not change when a record is added or removed (a short last batch of a cycle is also
-divided by `size`). So with C the clip, one record moves a release by at most C / divisor under `add-remove`
-and by 2C / divisor under `replace-one`.
+**Guarantees.** A release is a sum of clipped gradients divided by `divisor`. The divisor is public. It does
+not depend on which records were drawn, and it does not change when a record is added or removed. (A short
+last batch of a cycle is also divided by `size`.) With the clip C, one record therefore moves a release by at
+most C / divisor under `add-remove`, and by at most 2C / divisor under `replace-one`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Adjacency = Literal["add-remove", "replace-one"]
 
 @dataclass(frozen=True)
 class _Strategy(ABC):
-    """Base class of the three ways to choose batches. `records`: the number of records of the agent."""
+    """Base class of the three kinds of batches. `records`: the number of records of the agent."""
 
     kind: ClassVar[str]
 
@@ -40,7 +40,7 @@ class _Strategy(ABC):
 
     @property
     def period(self) -> int:
-        """The number of releases from one use of a record to the next; 1 where each release may use it."""
+        """The number of releases from one use of a record to its next use; 1 if every release may use it."""
         return 1
 
     @property
@@ -55,12 +55,12 @@ class _Strategy(ABC):
 
     @final
     def participations(self, releases: SupportsIndex) -> int:
-        """Return ⌈releases / period⌉, the largest number of the `releases` that can use one record."""
+        """Return ⌈releases / period⌉: of `releases` releases, the largest number that can use one record."""
         return -(-expect_count("releases", releases) // self.period)
 
     @final
     def sensitivity(self, adjacency: Adjacency = "add-remove") -> float:
-        """Return Δ / C: the largest distance by which one record moves one release, per unit of clip."""
+        """Return Δ / C: the largest change of one release that one record can cause, per unit of the clip."""
         return expect_adjacency(adjacency) / self.divisor
 
     @final
@@ -74,7 +74,7 @@ class _Strategy(ABC):
 @final
 @dataclass(frozen=True)
 class Full(_Strategy):
-    """Every record in every release, as in the paper; the divisor is the number of records.
+    """Batches that contain every record in every release, as in the paper; the divisor is `records`.
 
     >>> print(Full(2000), Full(2000).sensitivity("replace-one"))
     in every round 0.001
@@ -89,7 +89,7 @@ class Full(_Strategy):
 
 @dataclass(frozen=True)
 class _MiniBatch(_Strategy):
-    """Batches of `size` records, divided by `size`."""
+    """Base class of batches of `size` records; the divisor is `size`."""
 
     size: int
 
@@ -109,10 +109,11 @@ class _MiniBatch(_Strategy):
 @final
 @dataclass(frozen=True)
 class Cycle(_MiniBatch):
-    """Fixed batches of `size` records in turn: release r averages batch r modulo `period` = ⌈records / size⌉.
+    """Fixed batches of `size` records, used in turn: release r uses batch r modulo `period`.
 
-    So a record is used once in every `period` releases. Its position in the cycle is not secret, and is
-    the same in two neighbouring data sets: accountants use the worst position and claim no amplification.
+    The number of batches is `period` = ⌈records / size⌉, so a record is used once in every `period` releases.
+    The position of a record in the cycle is not secret, and is the same in two neighbouring data sets.
+    Accountants therefore use the worst position and claim no amplification.
 
     >>> batches = Cycle(records=2000, size=20)
     >>> print(batches, batches.participations(1001))
@@ -129,10 +130,10 @@ class Cycle(_MiniBatch):
 @final
 @dataclass(frozen=True)
 class Poisson(_MiniBatch):
-    """Each release uses each record independently with probability `rate` = size / records.
+    """Random batches: each release uses each record independently, with probability `rate` = size / records.
 
-    The divisor is the expected number of records, not the number drawn. Amplification by sampling holds only
-    against observers that do not know which records were drawn.
+    The divisor is the expected number of records in a batch, not the number that was drawn. Amplification by
+    sampling holds only against observers that do not know which records were drawn.
 
     >>> print(Poisson(records=2000, size=20))
     in each round with probability 0.01
@@ -149,7 +150,10 @@ Batches: TypeAlias = Full | Cycle | Poisson
 
 
 def expect_adjacency(adjacency: str) -> int:
-    """Return the number of clipped gradients that may differ: 1 under add-remove, 2 under replace-one."""
+    """Return how many clipped gradients may differ: 1 under add-remove, 2 under replace-one.
+
+    Raise InputError if `adjacency` is neither.
+    """
     if adjacency not in get_args(Adjacency):
         raise InputError(f"Expected adjacency out of {', '.join(get_args(Adjacency))}, got {adjacency!r}.")
     return 1 if adjacency == "add-remove" else 2

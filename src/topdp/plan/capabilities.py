@@ -1,8 +1,9 @@
 """Kinds of releases, and the capabilities that a plan needs from executors, accountants and transports.
 
-A plan states its needs (`Plan.needs`). An executor or an accountant lists the needs that it supports, and
-has one function `supports(plan)`, which returns None or the reason why the plan is not supported. A plan with
-any other need is refused with an error that names the need. Transports carry encoded rows of every plan.
+A plan states the capabilities that it needs (`Plan.needs`). An executor or an accountant lists the
+capabilities that it supports, and has one function `supports(plan)`, which returns None or the reason why the
+plan is not supported. A plan that needs any other capability is refused with an error that names it.
+Transports support every plan, because they carry encoded rows.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class ReleaseKind(Enum):
-    """What a release does; every round begins with a gradient release.
+    """What a release does. Every round begins with a gradient release.
 
     >>> import numpy as np
     >>> import topdp
@@ -26,9 +27,9 @@ class ReleaseKind(Enum):
     ['gradient', 'gossip', 'gradient', 'gossip']
     """
 
-    GRADIENT = "gradient"  # rows carry gradients and noise; also a release in which all agents are offline
-    GOSSIP = "gossip"  # rows are mixed, and nothing else
-    ADAPTIVE = "adaptive"  # every agent makes a new estimate from its own rows, as Adam does
+    GRADIENT = "gradient"  # rows carry gradients and noise; or all agents are offline
+    GOSSIP = "gossip"  # rows are only mixed
+    ADAPTIVE = "adaptive"  # every agent makes a new estimate from its own rows, as in Adam
 
 
 class Capability(Enum):
@@ -50,7 +51,7 @@ class Capability(Enum):
 
 
 def unsupported(plan: Plan, supported: Collection[Capability]) -> str | None:
-    """Return in words the first need of `plan` that is not in `supported`; None if all are supported.
+    """Return a description of the first capability that `plan` needs and `supported` lacks, or None.
 
     >>> import numpy as np
     >>> import topdp

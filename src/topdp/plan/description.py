@@ -10,9 +10,9 @@ from topdp.plan.plan import Plan
 def describe(plan: Plan, rounds: range | None = None) -> str:
     """Return a description of `rounds` (default all) of `plan`, one line per row.
 
-    `2→5 = 0.25·2 + 0.75·7→2 - 0.5·g2 + N(0.13) ⇒ 5` reads: the message from agent 2 to agent 5 mixes the
-    estimate of 2 and the last message from 7 to 2, carries the gradient of 2, gets noise of standard
-    deviation 0.13, and is sent to 5.
+    The line `2→5 = 0.25·2 + 0.75·7→2 - 0.5·g2 + N(0.13) ⇒ 5` describes the message from agent 2 to agent 5.
+    The message mixes the estimate of agent 2 and the previous message from agent 7 to agent 2. It carries the
+    gradient of agent 2 with a step of 0.5, has noise of standard deviation 0.13, and is sent to agent 5.
 
     >>> import numpy as np
     >>> import topdp
@@ -57,6 +57,7 @@ def describe(plan: Plan, rounds: range | None = None) -> str:
 
 
 def _row_names(plan: Plan) -> list[str]:
+    """Return the name of each row: its agent for an estimate; its owner and readers for a message."""
     names = [str(i) for i in range(plan.agents)]
     last = plan.readers[plan.releases - 1]
     for m in range(plan.agents, plan.rows):

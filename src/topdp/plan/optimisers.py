@@ -1,14 +1,14 @@
 """Optimisers that act after the noise: momentum, Adam, weight decay and averages of estimates.
 
-A protocol writes a plan of plain steps; `optimised` adds the optimiser's state as memory rows, which no agent
-reads. So the engine and agents execute the same plan that the accountants read, and memory rows are saved,
-resumed and checked like any row. No optimiser acts on gradients before the noise is added: there, its memory
-would increase the sensitivity to one record (heavy ball: by 1/(1 - β)).
+A protocol writes a plan of plain steps. `optimised` adds the optimiser's state as memory rows, which no other
+agent reads. So the engine and the agents execute the same plan that the accountants read, and memory rows are
+saved, resumed and checked like all rows. No optimiser acts on gradients before the noise is added, because
+its memory would then increase the sensitivity to one record (for heavy ball: by the factor 1/(1 - β)).
 
-**Guarantees.** Memory rows carry no gradient and take no draw: they are functions of their owner's estimates.
-Momentum, decay and averages are linear, so every account of the plan covers them, including hidden rows and
-reused noise. Adam is not linear: its plans state this need (`Plan.needs`), and only accounts in which every
-row counts as seen cover them; the other accounts refuse the plan.
+**Guarantees.** Memory rows carry no gradient and take no draw. They are functions of their owner's estimates.
+Momentum, decay and averages are linear, so every account of the plan covers them, including accounts of
+hidden rows and reused noise. Adam is not linear. Its plans state this need (`Plan.needs`), and only accounts
+that count every row as seen cover them. The other accounts refuse such a plan.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ NO_RELEASES: Ints = np.empty(0, np.int64)
 
 @dataclass(frozen=True)
 class Optimiser:
-    """The optimiser: how an agent's next step depends on the rows that it released.
+    """An optimiser and its settings: how an agent's next step depends on the rows that it released.
 
-    `momentum`: β, or Adam's decay rate of the first moment. `second_moment`, `floor`: Adam's decay rate of
-    the second moment, and the number added to its root. `weight_decay`: times the step size, the share by
-    which every step shrinks parameters. `average`: the weight of the past in an average of estimates, which
-    is reported instead of the estimates; 0: no average.
+    `momentum`: β, or Adam's decay rate of the first moment. `second_moment`: Adam's decay rate of the second
+    moment. `floor`: the number that Adam adds to the square root of the second moment. `weight_decay`: every
+    step multiplies the parameters by 1 - step size · `weight_decay`. `average`: the weight of earlier
+    estimates in an average of the estimates, which is reported instead of the estimates; 0: no average.
 
     >>> Optimiser().plain, Optimiser("momentum", momentum=0.9).plain
     (True, False)
@@ -62,7 +62,7 @@ class Optimiser:
 
     @property
     def adaptive(self) -> bool:
-        """Whether a non-linear step ends each round, in a separate release."""
+        """Whether each round ends with a non-linear step, in a separate release."""
         return self.kind in ADAPTIVE_OPTIMISERS
 
     @property
@@ -72,7 +72,11 @@ class Optimiser:
         return not (self.adaptive or moves or self.weight_decay or self.average)
 
     def inner(self, schedule: Schedule) -> Schedule:
-        """Return the schedule of the inner plan; before an adaptive step, rows carry gradients at rate 1."""
+        """Return the schedule of the plan to which `optimised` adds this optimiser.
+
+        For an adaptive optimiser, the rows of that plan carry gradients at the rate 1, because the adaptive
+        step applies the step size. For other optimisers, it is `schedule`.
+        """
         if not self.adaptive:
             return schedule
         return Schedule(np.ones(schedule.releases), schedule.noise / schedule.rate)
@@ -80,6 +84,9 @@ class Optimiser:
 
 def optimised(plan: Plan, optimiser: Optimiser, rate: Floats) -> Plan:
     """Return `plan` with the memory rows of `optimiser`. `rate` [T+1]: the step sizes that users set.
+
+    `plan` must have the schedule `optimiser.inner(...)`. Raise InputError if the weight decay would change
+    the sign of parameters, or if the optimiser is adaptive and cannot be combined with `plan`.
 
     **Guarantees.** Each row that carries a gradient has the same draws as in `plan`, with the same standard
     deviations per unit of the gradient.
@@ -111,15 +118,16 @@ def optimised(plan: Plan, optimiser: Optimiser, rate: Floats) -> Plan:
 
 
 def _with_momentum(plan: Plan, optimiser: Optimiser) -> Plan:
-    """Heavy ball (Polyak 1964), or Nesterov's (1983) in the variables at which gradients are taken.
+    """Return the plan with momentum: heavy ball (Polyak 1964), or Nesterov's (1983).
 
-    Both add a share of the way from a memory row P to the estimate y:
+    Nesterov's momentum is written in the variables at which gradients are taken. Both kinds add a multiple of
+    the difference between the estimate y and a memory row P:
 
         heavy ball   y' = mix + β (y - P) - λ g,               P' = y
         Nesterov     y' = mix + β²/(1+β) (y - P) - (1+β) λ g,  P' = (y + β P)/(1 + β)
 
-    The second is y = x + β (x - x₋) with x = y₋ - λ g(y₋), solved for y; P is x₋. The way includes
-    the averaging with others, so noise that cancels there does not return.
+    The second line is y = x + β (x - x₋) with x = y₋ - λ g(y₋), solved for y; P is x₋. The difference y - P
+    includes the averaging with other agents, so noise that cancelled in the averaging does not return.
     """
     beta = 0.0 if optimiser.kind == "sgd" else optimiser.momentum
     nesterov = optimiser.kind == "nesterov"
@@ -133,7 +141,7 @@ def _with_momentum(plan: Plan, optimiser: Optimiser) -> Plan:
         source, weight = tables.table(r)
         rows = np.flatnonzero(plan.carries[r] & plan.exists[r])
         owner = plan.owner[rows].astype(np.int64)
-        # Decoupled weight decay (Loshchilov and Hutter 2019): (1 - λ w) of what the step begins with
+        # Decoupled weight decay (Loshchilov and Hutter 2019): the step begins at (1 - λ w) times its sources.
         weight[rows] *= 1 - optimiser.weight_decay * plan.rate[r]
         if beta:
             moves = np.isin(own, rows) | (r == 0)
@@ -147,13 +155,14 @@ def _with_momentum(plan: Plan, optimiser: Optimiser) -> Plan:
 
 
 def _with_adaptive_steps(plan: Plan, optimiser: Optimiser, rate: Floats) -> Plan:
-    """Return the plan with a non-linear step, such as Adam's, on the change of a whole round.
+    """Return the plan with a non-linear step, such as Adam's, in one more release at the end of each round.
 
-    The step is one more release at the end of each round.
+    In this release each agent makes its estimate from the estimate y and its memory rows. The first memory
+    row is P, the estimate at which the round began. For Adam the others are the averages of d = P - y and of
+    d². `Plan.adaptive` contains the step size of these releases and the other settings.
 
-    In this release an agent makes its estimate from its memory rows: P, where the round began, and for Adam
-    the averages of d = P - y and d². `Plan.adaptive` has the step size of these releases and the other
-    settings.
+    Raise InputError unless each step of `plan` begins at the agent's estimate, and `rate` has one step size
+    for each gradient release of `plan`.
     """
     kind = ADAPTIVE_OPTIMISERS[optimiser.kind]
     n, own, k = plan.agents, np.arange(plan.agents), kind.memories
@@ -171,7 +180,7 @@ def _with_adaptive_steps(plan: Plan, optimiser: Optimiser, rate: Floats) -> Plan
     if len(before) != len(rate):
         raise InputError(f"Expected {len(rate)} rounds that carry gradients, got {len(before)}.")
     tables = _MixTables(plan, memories=k)
-    memories = n + np.arange(k * n).reshape(k, n)  # P, then the others
+    memories = n + np.arange(k * n).reshape(k, n)  # the rows of P, then those of the other memories
     for r in range(plan.releases):
         source, weight = tables.table(r)
         source[n:, 0], weight[n:, 0] = memories.reshape(-1), 1.0
@@ -195,7 +204,7 @@ def _with_adaptive_steps(plan: Plan, optimiser: Optimiser, rate: Floats) -> Plan
 
 
 def _begins_with_own(plan: Plan, round: int) -> bool:
-    """Return whether all rows are estimates, each made only from its owner's estimate and a step."""
+    """Return whether each row of `round` is an estimate, made only from its owner's estimate and a step."""
     if plan.rows > plan.agents or not plan.carries[round].all():
         return False
     used = (plan.source[round] >= 0) & (plan.weight[round] != 0)
@@ -205,9 +214,9 @@ def _begins_with_own(plan: Plan, round: int) -> bool:
 
 
 def _with_average(plan: Plan, share: float) -> Plan:
-    """Return the plan with an average of the estimates at which steps begin.
+    """Return the plan with memory rows that average the estimates at which steps begin; they are reported.
 
-    The average is a plain mean at first; later, the past has weight `share`.
+    The average is a plain mean at first. Later, the previous average has the weight `share`.
     """
     n, m = plan.agents, plan.rows
     own = np.arange(n)
@@ -243,6 +252,7 @@ class _MixTables:
         return sources, weights
 
     def add(self, source: Ints, weight: Floats) -> None:
+        """Append the tables of one more release."""
         key = source.tobytes() + weight.tobytes()
         if key not in self._index:
             self._index[key] = len(self._kinds)
@@ -250,7 +260,10 @@ class _MixTables:
         self._which.append(self._index[key])
 
     def applied(self, plan: Plan, at: Ints = NO_RELEASES) -> Plan:
-        """Return `plan` with these tables; releases inserted before `at` have no gradient, draw or reader."""
+        """Return `plan` with these tables, with memory rows, and with a release inserted before each of `at`.
+
+        The inserted releases have no gradient, draw or reader.
+        """
         which = np.array(self._which, np.int32)
         source, weight = (np.stack(part) for part in zip(*self._kinds, strict=True))
         used = (source != NOBODY).any(axis=(0, 1))
@@ -278,8 +291,11 @@ class _MixTables:
 
 
 def _add_source(source: Ints, weight: Floats, rows: Ints, added: Ints, share: float) -> None:
-    """Add `share` times the rows `added` to `rows`, as a larger weight or in the first empty column."""
+    """Add `share` times the row `added[i]` to the row `rows[i]`, for each i.
+
+    If `added[i]` is a source already, its weight grows. Otherwise it gets the first empty column.
+    """
     present = source[rows] == added[:, None]
-    place = np.where(present.any(axis=1), present.argmax(axis=1), (source[rows] == NOBODY).argmax(axis=1))
-    source[rows, place] = added
-    weight[rows, place] += share
+    column = np.where(present.any(axis=1), present.argmax(axis=1), (source[rows] == NOBODY).argmax(axis=1))
+    source[rows, column] = added
+    weight[rows, column] += share

@@ -3,16 +3,16 @@
 A protocol writes a plan, the engine executes it, and the accountant reads it. A plan contains no data: it is
 fixed before the first record is read.
 
-A *row* is one flat parameter vector. Rows 0 .. n-1 are the estimates of agents 0 .. n-1; the others are
+A *row* is one flat parameter vector. Rows 0 .. n-1 are the estimates of agents 0 .. n-1. The other rows are
 messages. Before round 0 every row is the public start x_0. In round r = 0 .. T each existing row becomes
 
     row = Σ_w weight·(source row of round r-1)  -  rate_r·carries·(owner's gradient)  +  scale_r·Σ_v std·draw
 
 where draws are standard normal, fresh in every round, and the gradient of agent i is taken at its estimate of
-round r-1. With `robust`, the rows received from others enter by that rule instead of by their weights. Round
-0 is the release before the loop of the paper's algorithms: T rounds make T+1 releases. With `rounded`, each
-number of a row is rounded once, after all of the above has been added; later rows are made from the rounded
-ones.
+round r-1. Round 0 is the release before the loop of the paper's algorithms, so T rounds make T+1 releases.
+
+If `robust` is set, received rows enter by that rule instead of by their weights. If `rounded` is set, each
+number of a row is rounded once, after all terms have been added. Later rows are made from the rounded rows.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ADAPTIVE_RATE = "adjusts"  # the name of `AdaptiveSteps.rate` in plan files and 
 
 
 class PlanError(InputError):
-    """An invalid plan: an index out of range, noise that is not a number, a foreign file.
+    """An invalid plan, such as an index out of range, noise that is not a number, or a foreign file.
 
     >>> import numpy as np
     >>> import topdp
@@ -54,7 +54,7 @@ class PlanError(InputError):
 
 @dataclass(frozen=True, eq=False)
 class PerRound:
-    """One array per round 0 .. T, stored once for all rounds that share it.
+    """One array for each round; rounds with equal arrays share one stored array.
 
     >>> import numpy as np
     >>> ones = PerRound.same(np.ones(3), releases=100)
@@ -62,8 +62,8 @@ class PerRound:
     (100, (1, 3), array([1., 1., 1.]))
     """
 
-    values: NDArray[Any]  # [kinds, ...]
-    which: NDArray[np.int32]  # [releases] -> kind
+    values: NDArray[Any]  # [kinds, ...] the different arrays
+    which: NDArray[np.int32]  # [releases] the index in `values` of each release's array
 
     @classmethod
     def same(cls, value: NDArray[Any], releases: int) -> PerRound:
@@ -92,7 +92,7 @@ class PerRound:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Round:
-    """One round of a plan, as plain arrays over all m rows.
+    """One release of a plan, as plain arrays over all m rows.
 
     >>> import numpy as np
     >>> import topdp
@@ -103,11 +103,11 @@ class Round:
     ([0.25, 0.75], [0.5], [1, 3])
     """
 
-    source: Indices  # [m, w] rows of the previous round; NOBODY pads
-    weight: Floats  # [m, w]
-    step: Floats  # [m] -rate where the row carries its owner's gradient, else 0
-    draw: Indices  # [m, v] the draws of this round that enter; NOBODY pads
-    std: Floats  # [m, v]
+    source: Indices  # [m, w] the rows of the previous round that are mixed; NOBODY pads
+    weight: Floats  # [m, w] the weight of each source
+    step: Floats  # [m] -rate if the row carries its owner's gradient, otherwise 0
+    draw: Indices  # [m, v] the draws of this round that are added; NOBODY pads
+    std: Floats  # [m, v] the standard deviation of each draw
     readers: Indices  # [m, q] agents that receive the row; NOBODY pads
     exists: Bools  # [m]
 
@@ -116,9 +116,9 @@ class Round:
 class Plan:
     """All rows of all releases: which agents make, mix, perturb and read which row.
 
-    **Guarantees.** A plan contains every row that leaves an agent. `readers` states which agents see a row,
-    and `known_by` which agents can subtract a draw; the accountant uses both. A pruned plan lacks rows that
-    are sent, so the accountant refuses it.
+    **Guarantees.** A plan contains every row that leaves an agent. `readers` states which agents see a row.
+    `known_by` states which agents know a draw and can subtract it. The accountant relies on both. A pruned
+    plan lacks rows that are sent, so the accountant refuses it.
 
     >>> import numpy as np
     >>> import topdp
@@ -133,26 +133,26 @@ class Plan:
     owner: Indices  # [m] the agent that makes the row
     source: PerRound  # int [m, w]; a row whose sources are all NOBODY does not exist in that round
     weight: PerRound  # float [m, w]
-    carries: PerRound  # bool [m]; in a stack of runs, each run's share of the rate
+    carries: PerRound  # bool [m]: the row carries its owner's gradient; in stacked runs, a share of the rate
     rate: Floats  # [releases] λ_t
     draw: PerRound  # int [m, v]
-    std: PerRound  # float [m, v], per unit of scale; negative where a shared draw enters with the other sign
-    scale: Floats  # [releases]
+    std: PerRound  # float [m, v], per unit of scale; negative if a shared draw is subtracted
+    scale: Floats  # [releases] the noise scale
     known_by: Indices  # [draws, u] agents that know the draw; NOBODY pads
     readers: PerRound  # int [m, q]
     protocol: str = "custom"
     pruned: bool = False
     reported: Indices | None = None  # [n] the rows that users get; None: the estimates
-    adaptive: AdaptiveSteps | None = None  # steps of a non-linear optimiser, such as Adam; None: nowhere
+    adaptive: AdaptiveSteps | None = None  # steps of a non-linear optimiser, such as Adam; None: no such step
     robust: Robust | None = None  # how received rows enter a mix; None: by their weights
-    rounded: str | None = None  # the type to which rows are rounded; None: they are not
+    rounded: str | None = None  # the type to which rows are rounded; None: rows are not rounded
 
     def __post_init__(self) -> None:
         _validate(self)
 
     @property
     def releases(self) -> int:
-        """R = T + 1: the release before the loop, and one for each of the T rounds."""
+        """The number R of releases; R = T + 1 in a plan without averaging and adaptive steps."""
         return len(self.rate)
 
     @property
@@ -180,17 +180,21 @@ class Plan:
 
     @property
     def full_scale(self) -> Floats:
-        """[agents]: the standard deviation per unit of `scale` in an agent's first row: the paper's σ_i·C."""
+        """The standard deviation of each agent's first row [agents], per unit of `scale` (paper: σ_i·C)."""
         return np.asarray(self.std[0][: self.agents, 0])
 
     @cached_property
     def exists(self) -> Bools:
-        """[releases, m]: whether a row is made in a round."""
+        """For each release and row, whether the row is made in that release, as Booleans [releases, m]."""
         return _exists(self.source.values)[self.source.which]
 
     @cached_property
     def kinds(self) -> tuple[ReleaseKind, ...]:
-        """The kind of each release."""
+        """The kind of each release.
+
+        A release is a gradient release unless it has an adaptive step, or no row carries a gradient and some
+        row mixes received rows.
+        """
         carries = np.asarray(self.carries.values.any(axis=1))[self.carries.which]
         kinds = [ReleaseKind.GRADIENT] * self.releases
         mixing: dict[tuple[int, int], bool] = {}
@@ -207,14 +211,12 @@ class Plan:
 
     @property
     def rounds(self) -> int:
-        """T: the gradient releases, without the one before the loop."""
+        """The number T of rounds: of all gradient releases except the one before the loop."""
         return max(1, self.kinds.count(ReleaseKind.GRADIENT)) - 1
 
     @property
     def releases_per_round(self) -> int:
-        """The number of releases in a round: a gradient release, and gossip and adaptive
-        releases after it.
-        """
+        """The number of releases in a round: the gradient release and the averaging and adaptive steps."""
         return self.releases // (self.rounds + 1)
 
     @cached_property
@@ -230,13 +232,16 @@ class Plan:
         return frozenset(need for need, needed in needs.items() if needed)
 
     def _shares_draws(self) -> bool:
+        """Return whether some draw that is used is known by several agents."""
         shared = np.flatnonzero((self.known_by >= 0).sum(axis=1) > 1)
         return bool(len(shared)) and bool(np.isin(self.draw.values, shared).any())
 
     @cached_property
     def memories(self) -> Bools:
-        """[m]: whether the row is a memory row: no reader, gradient or draw, and made only from its owner's
-        estimates.
+        """For each row, whether it is a memory row, as Booleans [m].
+
+        A memory row has no reader, gradient or draw. It is made only from estimates and memory rows of its
+        owner.
         """
         n, sources = self.agents, self.source.values
         noisy = ((self.draw.values >= 0).any(axis=(0, 2))) | (self.std.values != 0).any(axis=(0, 2))
@@ -251,21 +256,22 @@ class Plan:
         return np.asarray(memory)
 
     def received(self, round: int) -> Bools:
-        """Return [m, w]: whether the source in `round` is a row of another agent."""
+        """Return for each source in `round` whether it is a row of another agent, as Booleans [m, w]."""
         source = self.source[round]
         used = (source >= 0) & (self.weight[round] != 0)
         return np.asarray(used & (self.owner[source] != self.owner[:, None]))
 
     def noise_scaled(self, factor: float) -> Plan:
-        """Return the same plan with every standard deviation multiplied by `factor`, which divides every μ by
-        it.
+        """Return the same plan with every standard deviation multiplied by `factor`.
+
+        Every μ is then divided by `factor`.
         """
         if not (np.isfinite(factor) and factor >= 0):
             raise PlanError(f"Expected a finite noise factor >= 0, got {factor}.")
         return replace(self, scale=self.scale * factor)
 
     def digest(self) -> str:
-        """Return the SHA-256 hex digest of all contents; plans with equal digests are equal."""
+        """Return the hexadecimal SHA-256 digest of all contents; plans with equal digests are equal."""
         sha = hashlib.sha256(f"{self.agents} {self.protocol} {self.pruned}".encode())
         if self.robust is not None:
             sha.update(repr(self.robust).encode())
@@ -281,8 +287,9 @@ class Plan:
 def prune(plan: Plan) -> Plan:
     """Return the plan without the rows on which no later estimate depends.
 
-    The estimates are the same under the same draws; about a third of the messages remain on the paper's
-    graphs. For the simulator only: real agents send all rows, and the accountant reads all of them.
+    The estimates stay the same if the draws are the same. On the paper's graphs, about a third of the
+    messages remain. Only the simulator uses pruned plans. Real agents send all rows, and the accountant reads
+    all rows.
 
     >>> import numpy as np
     >>> import topdp
@@ -307,6 +314,7 @@ def prune(plan: Plan) -> Plan:
 
 
 def _exists(source: Indices) -> Bools:
+    """Return for each row of `source` [..., m, w] whether it has any source, as Booleans [..., m]."""
     return np.asarray((source >= 0).any(axis=-1))
 
 
@@ -326,11 +334,15 @@ def arrays_of(plan: Plan) -> dict[str, NDArray[Any]]:
 
 
 def _validate(plan: Plan) -> None:
+    """Raise PlanError if an array of the plan has a wrong shape or values out of range."""
     n, m, R = plan.agents, plan.rows, plan.releases
     if n < 1 or m < n or not np.array_equal(plan.owner[:n], np.arange(n)):
         raise PlanError(
-            f"Expected rows 0..{n - 1} to be the estimates of agents 0..{n - 1}, got other owners."
+            f"Expected rows 0..{n - 1} to be the estimates of agents 0..{n - 1}, got owners {plan.owner[:n]}."
         )
+    parts: dict[str, PerRound] = {
+        name: getattr(plan, name) for name in ("source", "weight", "carries", "draw", "std", "readers")
+    }
     indices = [
         ("owner", plan.owner, n, 0),
         ("known_by", plan.known_by, n, NOBODY),
@@ -338,28 +350,32 @@ def _validate(plan: Plan) -> None:
         ("draw", plan.draw.values, plan.draws, NOBODY),
         ("readers", plan.readers.values, n, NOBODY),
         ("reported", np.arange(n) if plan.reported is None else plan.reported, m, 0),
+        *((f"{name}.which", part.which, len(part.values), 0) for name, part in parts.items()),
     ]
     for name, array, top, low in indices:
         if array.size and (array.min() < low or array.max() >= top):
             raise PlanError(
                 f"Expected {name} between {low} and {top - 1}, got {array.min()} to {array.max()}."
             )
-    for name in ("source", "weight", "carries", "draw", "std", "readers"):
-        part: PerRound = getattr(plan, name)
-        if len(part) != R or part.values.shape[1] != m:
-            raise PlanError(f"Expected {name} for {R} releases and {m} rows, got {part.values.shape}.")
-        if len(part.which) and (part.which.min() < 0 or part.which.max() >= len(part.values)):
-            raise PlanError(f"Expected {name}.which to point into {len(part.values)} arrays.")
+    for name, part in parts.items():
+        rows = part.values.shape[1]
+        if len(part) != R or rows != m:
+            raise PlanError(f"Expected {name} for {R} releases and {m} rows, got {len(part)} and {rows}.")
     for name, array, least in [
         ("weight", plan.weight.values, -np.inf),
         ("std", plan.std.values, -np.inf),
         ("rate", plan.rate, 0.0),
         ("scale", plan.scale, 0.0),
     ]:
-        if not np.isfinite(array).all() or (array < least).any():
-            raise PlanError(f"Expected {name} to be finite" + (f" and >= {least:g}." if least == 0 else "."))
+        invalid = array[~(np.isfinite(array) & (array >= least))]
+        if invalid.size:
+            limit = " >= 0" if least == 0 else ""
+            raise PlanError(f"Expected finite values{limit} in {name}, got {invalid[0]}.")
     if plan.reported is not None and not np.array_equal(plan.owner[plan.reported], np.arange(n)):
-        raise PlanError(f"Expected one reported row for each of the agents 0..{n - 1}, in this order.")
+        raise PlanError(
+            f"Expected one reported row for each of the agents 0..{n - 1}, in this order, got rows of the "
+            f"agents {plan.owner[plan.reported]}."
+        )
     _validate_adaptive(plan)
     _validate_robust(plan)
     _validate_rounded(plan)
@@ -368,20 +384,30 @@ def _validate(plan: Plan) -> None:
 
 
 def _validate_adaptive(plan: Plan) -> None:
+    """Raise PlanError if the releases with adaptive steps do not have the form that `optimised` writes."""
     steps = plan.adaptive
     if steps is None:
         return
-    if steps.rate.shape != plan.rate.shape or not (np.isfinite(steps.rate) & (steps.rate >= 0)).all():
-        raise PlanError(f"Expected {plan.releases} finite step sizes >= 0 for {steps.title}, got others.")
+    valid = np.isfinite(steps.rate) & (steps.rate >= 0)
+    if steps.rate.shape != plan.rate.shape or not valid.all():
+        raise PlanError(
+            f"Expected {plan.releases} finite step sizes >= 0 for {steps.title}, got {valid.sum()} among "
+            f"{valid.size} step sizes."
+        )
     r, sources = np.flatnonzero(steps.rate), 1 + steps.memories
     if plan.carries.values[plan.carries.which[r]].any() or (plan.draw.values[plan.draw.which[r]] >= 0).any():
-        raise PlanError(f"Expected no gradients or draws in releases with a {steps.title} step, got some.")
-    values, which = plan.source.values, plan.source.which[r]
-    if values.shape[2] < sources or (values[which, : plan.agents, :sources] < 0).any():
-        raise PlanError(f"Expected estimates that {steps.title} makes from {sources} rows each, got others.")
+        raise PlanError(f"Expected no gradient or draw in releases with a {steps.title} step, got one.")
+    values = plan.source.values[plan.source.which[r], : plan.agents, :sources]
+    fewest = (values >= 0).sum(axis=2).min(initial=values.shape[2])
+    if fewest < sources:
+        raise PlanError(
+            f"Expected {sources} source rows for each estimate in a {steps.title} step, got {fewest}. Write "
+            "the plan with `optimised`."
+        )
 
 
 def _validate_rounded(plan: Plan) -> None:
+    """Raise PlanError if the plan rounds rows to an unknown type, or rounds rows that are not linear."""
     if plan.rounded is None:
         return
     if plan.rounded not in ROUNDED_ROW_TYPES:
@@ -389,11 +415,12 @@ def _validate_rounded(plan: Plan) -> None:
     linear = {Capability.ROUNDED_ROWS, Capability.SHARED_DRAWS, Capability.PRUNED_ROWS}
     if reason := unsupported(plan, linear):
         raise PlanError(
-            f"Expected a plan of linear rows if they are rounded to {plan.rounded}, got {reason}."
+            f"Expected only linear rows in a plan with rows rounded to {plan.rounded}, got {reason}."
         )
 
 
 def _validate_robust(plan: Plan) -> None:
+    """Raise PlanError if the weights or the number of received rows do not fit the robust rule."""
     if plan.robust is None or plan.pruned:
         return
     max_received = 0
@@ -401,23 +428,19 @@ def _validate_robust(plan: Plan) -> None:
     for r in kinds.tolist():
         others = plan.received(r)
         weight = np.where(others, plan.weight[r], 0.0)
-        if (weight < 0).any() or (weight.sum(axis=1) > 1 + 1e-9).any():
-            wrong = (
-                f"a weight of {weight.min():g}"
-                if (weight < 0).any()
-                else f"a sum of {weight.sum(axis=1).max():g}"
-            )
+        least, largest_sum = weight.min(initial=0.0), weight.sum(axis=1).max()
+        if least < 0 or largest_sum > 1 + 1e-9:
             raise PlanError(
                 f"Expected received rows with weights >= 0 that add up to at most 1 for the robust rule "
-                f"{plan.robust.rule}, got {wrong} in release {r}. Accelerated averaging breaks this rule: "
-                "use chebyshev = false."
+                f"{plan.robust.rule}, got a weight of {least:g} or a sum of {largest_sum:g} in release {r}. "
+                "Accelerated averaging has such weights: use chebyshev = false."
             )
         max_received = max(max_received, int(others.sum(axis=1).max(initial=0)))
     if max_received == 0:
         raise PlanError(f"Expected received rows in a mix for a robust rule, got none in {plan.protocol}.")
     if plan.robust.compares and max_received == 1:
         raise PlanError(
-            f"Expected several received rows in a mix for the robust rule {plan.robust.rule}, but "
-            f"{plan.protocol} mixes one at a time, which cannot be compared with others. Use dsgd, "
-            "muffliato or correlated; or rule = 'clipped' with a given radius."
+            f"Expected several received rows in a mix for the robust rule {plan.robust.rule}, got one at a "
+            f"time in {plan.protocol}. One row cannot be compared with others. Use dsgd, muffliato or "
+            "correlated; or rule = 'clipped' with a given radius."
         )

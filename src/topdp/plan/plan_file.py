@@ -16,13 +16,14 @@ from topdp.plan.plan import ADAPTIVE_RATE, PerRound, Plan, PlanError, arrays_of
 from topdp.plan.robust_rules import Robust
 
 PLAN_FORMAT = 1
-# Versions of topdp without robust rules or rounding must not read such plans as linear ones.
+# Plans with robust rules or rounded rows have separate formats. Versions of topdp that lack these features
+# then refuse such plans, and do not read them as linear plans.
 ROBUST_PLAN_FORMAT = 2
 ROUNDED_PLAN_FORMAT = 3
 
 
 def save(plan: Plan, path: Path) -> None:
-    """Write the plan as one .npz file, which `load` reads.
+    """Write the plan to `path` as one .npz file, which `load` reads.
 
     >>> import numpy as np
     >>> from pathlib import Path
@@ -46,7 +47,7 @@ def save(plan: Plan, path: Path) -> None:
 
 
 def load(path: Path) -> Plan:
-    """Return the plan that `save` wrote; raise PlanError for a foreign or damaged file.
+    """Return the plan in the file `path`; raise PlanError unless `save` wrote the file completely.
 
     >>> from pathlib import Path
     >>> load(Path("nowhere.npz"))
@@ -72,7 +73,9 @@ def load(path: Path) -> Plan:
     if "robust" in meta or "rounded" in meta:
         expected = ROBUST_PLAN_FORMAT if "robust" in meta else ROUNDED_PLAN_FORMAT
     if version != expected:
-        raise PlanError(f"Expected plan format {expected} in {path}, got {version}.")
+        raise PlanError(
+            f"Expected plan format {expected} in {path}, got {version}. Use the topdp that wrote it."
+        )
     try:
         if "rounded" in meta:
             values["rounded"] = str(meta["rounded"])
@@ -91,10 +94,11 @@ def load(path: Path) -> Plan:
                 values["adaptive"] = steps(rate=rate, **dict(zip(names, settings.tolist(), strict=True)))
         if arrays:
             raise PlanError(
-                f"Expected only arrays that this version supports in {path}, got {', '.join(arrays)}."
+                f"Expected only arrays that this version supports in {path}, got {', '.join(arrays)}. "
+                "Use the topdp version that wrote it."
             )
         return Plan(**values)
     except InputError:
         raise
     except UNREADABLE_FILE_ERRORS as error:
-        raise PlanError(f"Expected a complete plan in {path}: {error}") from error
+        raise PlanError(f"Expected a complete plan in {path}, got a damaged file: {error}") from error

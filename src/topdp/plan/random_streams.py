@@ -1,8 +1,8 @@
-"""All random streams of a run, each derived from (seed, purpose, round, agent).
+"""The random streams of a run, each of which is derived from a seed, a purpose, and indices such as a round.
 
-A stream depends only on its name, not on earlier draws. So a run that is resumed, pruned or split over
-machines draws the same numbers. Do not use streams for secrets: real agents take their noise from the
-operating system.
+A stream depends only on these values, not on earlier draws. So a run that is resumed, pruned or split over
+machines draws the same numbers. Streams are not secret: real agents draw their noise from the random numbers
+of the operating system instead.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 
 def stream(seed: int, purpose: str, *index: int) -> np.random.Generator:
-    """Return the generator named by `seed`, `purpose` and `index` (such as round and agent).
+    """Return the random generator of `seed`, `purpose` and `index` (for example, round and agent).
 
     >>> bool(stream(0, "cover", 3).random() == stream(0, "cover", 3).random())
     True

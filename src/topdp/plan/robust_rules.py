@@ -1,18 +1,19 @@
 """Robust rules: mixing rules that limit the influence of a few hostile received rows.
 
-A plan states which rows are mixed by which weights. If it also states `robust`, the owner's own rows enter
-by their weights, and the rows received from others enter together, as one term:
+A plan states which rows are mixed, and by which weights. If `Plan.robust` is set, the owner's own rows still
+enter the mix by their weights. The rows that the owner received enter together, as one term:
 
     clipped   Σ_j w_j (x + clip(x_j - x, τ))   self-centred clipping (He, Karimireddy and Jaggi 2022, Eq. 4)
     trimmed   (Σ_j w_j) · trimmed mean         of x and all x_j, coordinate by coordinate (Yin et al. 2018)
     nearest   (Σ_j w_j) · mean                 of x and the x_j nearest to it (Farhadkhani et al. 2023, NNA)
 
-Here x is the owner's estimate of the round before, and j runs over the received rows. The arithmetic is in
-simulator/robust_mixing.py, for runs and for agents. Noise and gradients enter as in any plan.
+Here x is the owner's estimate of the previous round, and j runs over the received rows.
+`simulator/robust_mixing.py` contains the arithmetic, which simulated runs and real agents share. Noise and
+gradients enter as in any plan.
 
-**Guarantees.** The weight of each row depends on all rows that are mixed: the rule is not linear, and
-accounts of hidden rows do not cover it. The term is a function of rows only and reads no data. So where every
-row counts as seen, the account is the same as without the rule (docs/privacy.md).
+**Guarantees.** The influence of each row depends on all rows that are mixed. The rule is therefore not
+linear, and accounts of hidden rows do not cover it. The term is a function of rows only and reads no data.
+So an account that counts every row as seen is the same with the rule as without it (docs/privacy.md).
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Robust:
     """The rule by which received rows enter a mix.
 
     `hostile`: the number of rows in one agent's mix that may come from hostile neighbours. `radius`: τ of
-    `clipped`; None: the distance within which all but `hostile` of the received rows lie.
+    `clipped`; None: τ is the distance from x within which all but `hostile` of the received rows lie.
 
     >>> Robust("trimmed", hostile=2).spared(received=6), Robust("trimmed", hostile=2).spared(received=2)
     (2, 1)
@@ -53,19 +54,19 @@ class Robust:
             raise InputError(f"Expected a finite radius > 0, got {self.radius}.")
         if self.radius is not None and self.rule != "clipped":
             raise InputError(
-                f"Expected a radius only with the rule clipped, got one with {self.rule}. Remove it."
+                f"Expected a radius only with the rule clipped, got one with {self.rule}. Remove the radius."
             )
 
     @property
     def compares(self) -> bool:
-        """Whether the rule compares received rows with each other, and so needs several."""
+        """Whether the rule compares received rows with each other, and therefore needs several of them."""
         return self.radius is None
 
     def spared(self, received: int) -> int:
-        """Return the number of hostile rows among `received` ones against which the rule protects.
+        """Return the number of hostile rows among `received` rows against which the rule protects.
 
-        The number is smaller if few rows are received: of the own row and two others, the trimmed mean drops
-        one at each end.
+        The number is smaller than `hostile` if few rows are received. For example, if an agent mixes its own
+        row with two received rows, the trimmed mean drops only one row at each end.
         """
         if self.rule == "trimmed":
             return min(self.hostile, received // 2)

@@ -1,9 +1,9 @@
-"""Schedules: the step size and the noise along the rounds, the same for all agents.
+"""Schedules: the step size and the noise of each round, the same for all agents.
 
-T rounds make T + 1 releases: round 0 is the release before the loop, and uses the values of t = 0.
+T rounds make T + 1 releases: round 0 is the release before the paper's loop, and uses the values of t = 0.
 
-**Guarantees.** None by itself: a schedule is part of the plan, and every account includes it. It depends on
-settings only; a curvature must be chosen without access to private data.
+**Guarantees.** None by itself: a schedule is part of the plan, and every account includes it. A schedule
+depends on settings only. A curvature must be chosen without access to private data.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from topdp.errors import InputError
 
 @dataclass(frozen=True)
 class Schedule:
-    """Step size λ and noise scale of every release; both [T+1].
+    """The step size λ (`rate` [T+1]) and the noise scale (`noise` [T+1]) of every release.
 
     >>> import numpy as np
     >>> Schedule(rate=np.full(21, 0.5), noise=np.full(21, 0.5)).releases
@@ -42,12 +42,13 @@ def learning_rates(
     factor: float = 0.5,
     period: int | None = None,
 ) -> Floats:
-    """Return [T+1]: the step sizes λ_t of the releases of T `rounds`.
+    """Return the step sizes λ_t [T+1] of all releases, for T = `rounds`.
 
-    `fading` is one of `none`: constant. `linear`: falls to 1/T of its initial value. `cosine`: half a wave,
-    to sin²(π/2T) of it. `step`: multiplied by `factor` after each `period` of rounds, or each third of them.
-    `sqrt-epoch`: λ/√(1 + epoch), our reading of the paper's "fading learning rate", whose formula it does not
-    give.
+    `fading` is the name of the rule by which the step size falls from `initial`. `none`: it is constant.
+    `linear`: it falls linearly to 1/T of `initial`. `cosine`: it follows half a cosine wave, and falls to
+    sin²(π/2T) of `initial`. `step`: it is multiplied by `factor` after every `period` rounds (by default, a
+    third of all rounds). `sqrt-epoch`: it is `initial`/√(1 + epoch), which is our reading of the paper's
+    "fading learning rate"; the paper gives no formula.
 
     >>> learning_rates(1.0, rounds=4, fading="linear").tolist()
     [1.0, 1.0, 0.75, 0.5, 0.25]
@@ -58,7 +59,7 @@ def learning_rates(
     if fading == "linear":
         return initial * (1.0 - t / max(rounds, 1))
     if fading == "cosine":
-        # λ(1 + cos(πt/T))/2 without the cancellation at the end
+        # λ(1 + cos(πt/T))/2, written without the cancellation near t = T
         return np.asarray(initial * np.sin(np.pi * (rounds - t) / (2 * max(rounds, 1))) ** 2)
     if fading == "sqrt-epoch":
         return initial / np.sqrt(1.0 + t // rounds_per_epoch)
@@ -66,8 +67,8 @@ def learning_rates(
         rates = initial * step_decay(factor, max(1, rounds // 3) if period is None else period, rounds)
         if not (rates > 0).all():
             raise InputError(
-                f"Expected steps > 0 in all {rounds} rounds, got 0 after {np.flatnonzero(rates)[-1]}. "
-                "Use a longer fading_period or a larger fading_factor."
+                f"Expected step sizes > 0 in all {rounds} rounds, got 0 after round "
+                f"{np.flatnonzero(rates)[-1]}. Use a longer fading_period or a larger fading_factor."
             )
         return np.asarray(rates)
     raise InputError(f"Expected fading to be one of {', '.join(FADING_KINDS)}, got {fading!r}.")
@@ -77,7 +78,7 @@ FADING_KINDS = ("none", "linear", "cosine", "sqrt-epoch", "step")
 
 
 def warmed_up(rate: Floats, warmup: int) -> Floats:
-    """Return `rate` with steps that grow to their full size in the first `warmup` rounds.
+    """Return `rate`, multiplied by factors that grow linearly to 1 during the first `warmup` rounds.
 
     >>> warmed_up(learning_rates(1.0, rounds=4, fading="none"), 3).tolist()
     [0.25, 0.25, 0.5, 0.75, 1.0]
@@ -88,10 +89,10 @@ def warmed_up(rate: Floats, warmup: int) -> Floats:
 
 
 def step_decay(factor: float, period: int, rounds: int) -> Floats:
-    """Return [T+1]: γ^⌊t/period⌋, the decay of the noise, for the releases of T `rounds`.
+    """Return the decay of the noise, γ^⌊t/period⌋ [T+1], for T = `rounds` and γ = `factor`.
 
-    The paper does not charge for this decay. At a fixed clip it costs privacy (docs/privacy.md), and the
-    accountant includes it.
+    The paper does not account for this decay. At a fixed clip it costs privacy (docs/privacy.md), and our
+    accountants include it.
 
     >>> step_decay(0.5, period=2, rounds=4).tolist()
     [1.0, 1.0, 1.0, 0.5, 0.5]
@@ -105,14 +106,15 @@ def step_decay(factor: float, period: int, rounds: int) -> Floats:
 
 
 def power_of_rate(rate: Floats, exponent: float) -> Floats:
-    """Return [T+1]: σ_t ∝ λ_t^-exponent, the noise on gradients relative to equal noise of the same loss.
+    """Return the noise on gradients σ_t [T+1], which is proportional to λ_t^-exponent, with λ_t = `rate`.
 
-    The noise of all rounds leaves Σ q_t σ_t² at the end, with q_t = λ_t² for a flat loss, where no earlier
-    noise is contracted. At a given privacy loss, Σ 1/σ_t², this is least for σ_t² ∝ q_t^-½: exponent ½, which
-    leaves ¾ of the variance of equal noise if λ falls linearly. Exponent 0 is equal noise, exponent 1 equal
-    noise on the estimate.
+    The noise of all rounds leaves the variance Σ q_t σ_t² at the end. For a flat training loss, which does
+    not contract earlier noise, q_t = λ_t². At a given privacy loss, Σ 1/σ_t², the variance is least for
+    σ_t² ∝ q_t^-½, which is the exponent ½. If λ falls linearly, it is then ¾ of the variance of equal noise.
+    The exponent 0 gives equal noise on gradients, and the exponent 1 gives equal noise on estimates.
 
-    The mean of 1/σ_t² is 1: with full batches and fresh noise, a σ means the same privacy at every exponent.
+    The result is scaled so that the mean of 1/σ_t² is 1. With full batches and fresh noise, a standard
+    deviation therefore means the same privacy at every exponent.
 
     >>> power_of_rate(learning_rates(1.0, rounds=4, fading="linear"), 0.5).round(3).tolist()
     [0.837, 0.837, 0.966, 1.183, 1.673]
@@ -125,21 +127,24 @@ def power_of_rate(rate: Floats, exponent: float) -> Floats:
 
 
 def for_curvature(rate: Floats, curvature: float | Sequence[float]) -> Floats:
-    """Return [T+1]: the σ_t that leave the least noise after descent on a quadratic loss of this curvature.
+    """Return the σ_t [T+1] that leave the least noise after descent on a quadratic loss of this curvature.
 
-    A step along a direction of curvature h multiplies earlier noise by 1 - λh: early noise is forgotten, and
-    early rounds may have more of it. Scaled as `power_of_rate`, which is its limit for h → 0.
+    `curvature`: one value h, or a list of values, one for each direction. A step along a direction of
+    curvature h multiplies earlier noise by 1 - λh. Later steps therefore reduce early noise, and early rounds
+    may have more noise. The result is scaled as in `power_of_rate`. For h → 0 it approaches the result of
+    `power_of_rate` with the exponent ½.
 
-    Where noise is forgotten completely (λh = 1, or long before the end) the optimum would be infinite noise.
-    So q_t is at least 10⁻⁸ of its maximum: no round has more than 100 times the noise that `power_of_rate`
-    gives it relative to the least forgotten round.
+    If later steps remove the noise of a round completely (λh = 1, or long before the end), the optimum for
+    that round would be infinite noise. So the factor of later contraction in q_t is at least 10⁻⁸ of its
+    maximum. Hence no round has more than 100 times the noise that `power_of_rate` gives it, relative to the
+    round whose noise is contracted least.
 
     >>> for_curvature(learning_rates(0.5, rounds=4, fading="none"), 1.0).round(3).tolist()
     [2.49, 1.761, 1.245, 0.88, 0.622]
     """
     curvatures = np.atleast_1d(np.asarray(curvature, float))
     if curvatures.ndim != 1 or not len(curvatures) or not (np.isfinite(curvatures) & (curvatures > 0)).all():
-        raise InputError(f"Expected a curvature, or a list of them, finite and > 0, got {curvature}.")
+        raise InputError(f"Expected a curvature that is finite and > 0, or a list of such, got {curvature}.")
     log_rate = np.log(_relative(rate))
     # q_t = Σ_k h_k λ_t² Π_{s>t} (1 - λ_s h_k)², in logarithms; σ_t² ∝ q_t^-½
     remembered = np.full(len(rate), -np.inf)
@@ -154,14 +159,15 @@ def for_curvature(rate: Floats, curvature: float | Sequence[float]) -> Floats:
 
 
 MAX_RATE_EXPONENT = 2.0
-MIN_REMEMBERED_SHARE = 1e-8  # of the maximum of q_t, for noise that is forgotten
+MIN_REMEMBERED_SHARE = 1e-8  # of the largest contraction factor in q_t, for noise that later steps remove
 
 
 def schedule(rate: Floats, along: Floats, noise_on: str) -> Schedule:
-    """Return the schedule with noise inside the step (`gradient`: -λ(ḡ + noise)) or added to the estimate.
+    """Return the schedule with noise on the gradient or on the estimate, as `noise_on` states.
 
-    `rate` [T+1]: the step sizes. `along` [T+1]: the noise of each release, on the gradient or on the estimate
-    as `noise_on` states, per unit of an agent's full-scale standard deviation. The paper prints `estimate`.
+    With `gradient`, the noise is inside the step: -λ(ḡ + noise). With `estimate`, the noise is added to the
+    estimate, as the paper prints it. `rate` [T+1]: the step sizes. `along` [T+1]: the noise of each release,
+    per unit of an agent's full-scale standard deviation.
 
     >>> rates, equal = learning_rates(0.5, 2, "none"), step_decay(1.0, 1, 2)
     >>> schedule(rates, equal, "gradient").noise.tolist(), schedule(rates, equal, "estimate").noise.tolist()
@@ -175,10 +181,14 @@ def schedule(rate: Floats, along: Floats, noise_on: str) -> Schedule:
 
 
 def _relative(rate: Floats) -> Floats:
-    """Return λ_t over its maximum: only ratios matter, and their products cannot overflow."""
+    """Return λ_t divided by its maximum. Only ratios matter, and products of these cannot overflow.
+
+    Raise InputError if a step size is not finite or not above 0.
+    """
     rate = np.asarray(rate, float)
-    if not (np.isfinite(rate) & (rate > 0)).all():
-        raise InputError("Expected finite steps > 0 in every round, because they determine the noise.")
+    invalid = rate[~(np.isfinite(rate) & (rate > 0))]
+    if invalid.size:
+        raise InputError(f"Expected finite step sizes > 0, because they set the noise, got {invalid[0]}.")
     return np.asarray(rate / rate.max())
 
 
@@ -189,5 +199,5 @@ def _as_costly_as_equal(log_noise: Floats) -> Floats:
 
 
 def _time(rounds: int) -> Floats:
-    """Return [T+1]: the t of each release; the release before the loop has the t of the first round."""
+    """Return the t of each release [T+1]; the release before the loop has the same t as the first round."""
     return np.maximum(np.arange(rounds + 1, dtype=np.float64) - 1.0, 0.0)
