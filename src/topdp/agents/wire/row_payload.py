@@ -1,8 +1,7 @@
-"""Rows on the wire: safetensors bytes with one tensor named `row`, and nothing else. No pickle.
+"""Rows as bytes: safetensors with one tensor named `row`, and nothing else. No pickle.
 
-safetensors refuses malformed headers, but accepts NaN, extra tensors, other types and text beside the
-tensors; `decode` accepts only a row of the length and type that the manifest says. It does not know the
-sender.
+safetensors rejects malformed headers, but accepts NaN, further tensors, other types and metadata. `decode`
+accepts only a row of the length and type that the manifest determines. It does not know the sender.
 """
 
 from __future__ import annotations
@@ -12,30 +11,29 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.numpy import load, save
+from safetensors.numpy import save
 
 from topdp.errors import InputError
 
 TENSOR_NAME = "row"
 ROW_TYPES = {"float32": "F32", "float64": "F64"}
-"""The types that a row may have, by their names in a manifest and in safetensors."""
+"""The types that a row may have: their names in a manifest, and in safetensors."""
 
 MAX_HEADER_BYTES = 512
-"""Bytes; the header of one row takes about 70."""
+"""The header of one row has about 70 bytes."""
 
 
 class PayloadError(InputError):
-    """Bytes that are not a row of this federation; the message says what was expected and what came."""
+    """Bytes that are not a row of this federation; the message states what was expected and what arrived."""
 
 
 def largest_size(d: int, dtype: str = "float32") -> int:
-    """The most bytes that `decode` reads for a row of d numbers."""
+    """Return the largest number of bytes that `decode` accepts for a row of d numbers."""
     return 8 + MAX_HEADER_BYTES + d * np.dtype(dtype).itemsize
 
 
 def encode(row: NDArray[Any]) -> bytes:
-    """The bytes of a row, float32 or float64, of one dimension.
+    """Return the bytes of a row, which has one dimension and is float32 or float64.
 
     >>> decode(encode(np.ones(3, np.float32)), 3).tolist()
     [1.0, 1.0, 1.0]
@@ -51,25 +49,18 @@ def encode(row: NDArray[Any]) -> bytes:
 
 
 def decode(data: bytes, d: int, dtype: str = "float32", largest_norm: float = float("inf")) -> NDArray[Any]:
-    """The row of d numbers in `data`, or a PayloadError that names what is wrong with it."""
+    """Return the row of d numbers in `data`; raise a PayloadError that names the fault if it is none."""
     if len(data) > largest_size(d, dtype):
         raise PayloadError(f"Expected at most {largest_size(d, dtype)} bytes for a row, got {len(data)}.")
-    header = _header(data)
-    if "__metadata__" in header:
-        raise PayloadError("Expected no metadata beside the row, got some.")
-    if list(header) != [TENSOR_NAME]:
-        raise PayloadError(f"Expected one tensor named {TENSOR_NAME!r}, got {_shown(sorted(header))}.")
-    entry = header[TENSOR_NAME] if isinstance(header[TENSOR_NAME], dict) else {}
-    if entry.get("dtype") != ROW_TYPES[dtype]:
-        raise PayloadError(f"Expected a row of {ROW_TYPES[dtype]}, got {_shown(entry.get('dtype'))}.")
-    if entry.get("shape") != [d]:
-        raise PayloadError(f"Expected a row of shape [{d}], got {_shown(entry.get('shape'))}.")
-    try:
-        row = load(data)[TENSOR_NAME].copy()  # what was loaded cannot be written to
-    except (SafetensorError, ValueError) as error:
-        raise PayloadError(f"Expected safetensors bytes: {_shown(str(error))}.") from None
-    if row.dtype != dtype or row.shape != (d,):
-        raise PayloadError(f"Expected a row of {d} {dtype}, got {row.dtype} of shape {row.shape}.")
+    row_bytes = d * np.dtype(dtype).itemsize
+    entry = [["data_offsets", [0, row_bytes]], ["dtype", ROW_TYPES[dtype]], ["shape", [d]]]
+    header, header_end = _read_header(data)
+    if json.dumps(header) != json.dumps([[TENSOR_NAME, entry]]):  # unlike Python, JSON tells 1 from true
+        expected = f"one tensor named {TENSOR_NAME!r} with {entry}, and nothing else"
+        raise PayloadError(f"Expected the safetensors header of {expected}, got {header!r:.120}.")
+    if (got := len(data) - header_end) != row_bytes:
+        raise PayloadError(f"Expected {row_bytes} bytes after the safetensors header, got {got}.")
+    row = np.frombuffer(data, np.dtype(dtype).newbyteorder("<"), offset=header_end).astype(dtype)
     if not np.isfinite(row).all():
         raise PayloadError("Expected finite numbers in the row, got NaN or infinity.")
     with np.errstate(over="ignore"):
@@ -79,29 +70,24 @@ def decode(data: bytes, d: int, dtype: str = "float32", largest_norm: float = fl
     return row
 
 
-def _header(data: bytes) -> dict[str, Any]:
-    """The header, before safetensors reads it: that would hide metadata and repeated names."""
-    length = int.from_bytes(data[:8], "little")
-    if len(data) < 8 or not 2 <= length <= min(MAX_HEADER_BYTES, len(data) - 8):
+def _read_header(data: bytes) -> tuple[Any, int]:
+    """Return the JSON header, with objects as sorted lists of their entries, and the position of its end.
+
+    In a dict, a second entry of the same name would be lost.
+    """
+    size = int.from_bytes(data[:8], "little")
+    if len(data) < 8 or not 2 <= size <= min(MAX_HEADER_BYTES, len(data) - 8):
         raise PayloadError(
             f"Expected a safetensors header of 2 to {MAX_HEADER_BYTES} bytes, got {len(data)} bytes that "
-            f"announce one of {length}."
+            f"announce one of {size}."
         )
-
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        if len({key for key, _ in pairs}) != len(pairs):
-            raise PayloadError("Expected every name once in the safetensors header, got one twice.")
-        return dict(pairs)
-
     try:
-        header = json.loads(data[8 : 8 + length].decode("utf-8"), object_pairs_hook=once)
+        text = data[8 : 8 + size].decode("utf-8")
+        header = json.loads(text, object_pairs_hook=_sorted_entries)
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError):
         raise PayloadError("Expected JSON in the safetensors header, got something else.") from None
-    if not isinstance(header, dict):
-        raise PayloadError(f"Expected a JSON object as safetensors header, got {_shown(header)}.")
-    return header
+    return header, 8 + size
 
 
-def _shown(value: object) -> str:
-    """A peer's words, short and on one line, whatever they are."""
-    return f"{value!r:.80}"
+def _sorted_entries(entries: list[tuple[str, Any]]) -> list[list[Any]]:
+    return sorted(([*entry] for entry in entries), key=lambda entry: entry[0])
