@@ -101,8 +101,8 @@ def test_neighbours_talk_while_strangers_hold_what_they_can(addresses, caplog):
                 held.append(await asyncio.open_connection(*place_of(federation), local_addr=here))
             async with federation.started("ant") as (ant,):
                 assert (await until_answered(ant, "bee", ROW)).ok
-                most = bee._front.per_address if addresses == 1 else bee._front.strangers
-                strangers = [visitor for visitor in bee._front.visitors if not visitor.name]
+                most = bee._guard.max_strangers_per_address if addresses == 1 else bee._guard.max_strangers
+                strangers = [visitor for visitor in bee._guard.visitors if not visitor.name]
                 assert 0 < len(strangers) <= most
                 for _ in range(100):  # more come, and the neighbour stays
                     held.append(await asyncio.open_connection(*place_of(federation)))
@@ -111,7 +111,7 @@ def test_neighbours_talk_while_strangers_hold_what_they_can(addresses, caplog):
                 writer.transport.abort()
 
     run(body())
-    assert caplog.text.count("prove nothing") == 1
+    assert caplog.text.count("prove no identity") == 1
 
 
 def test_who_proves_nothing_loses_its_place(caplog):
@@ -132,7 +132,7 @@ def test_who_proves_nothing_loses_its_place(caplog):
 def test_the_last_descriptors_are_not_for_visitors(monkeypatch, tmp_path, caplog):
     caplog.set_level("INFO")
     monkeypatch.setattr(
-        fronts, "descriptors", lambda: fronts.RESERVED_DESCRIPTORS + 3
+        fronts, "raise_descriptor_limit", lambda: fronts.RESERVED_DESCRIPTORS + 3
     )  # 0, 1 and 2 are always taken
 
     async def body():
@@ -211,9 +211,9 @@ async def _visit(front, writers):
     for k, writer in enumerate(writers):
         visitor = fronts.Visitor("127.0.0.1", Connection(None, writer))
         front.visitors.append(visitor)
-        front._coming[f"unix:{k}"] = visitor
-        front.knows(f"unix:{k}", "ant")
-    front.knows("unix:nobody", "ant")
+        front._by_grpc_name[f"unix:{k}"] = visitor
+        front.mark_proved(f"unix:{k}", "ant")
+    front.mark_proved("unix:nobody", "ant")
 
 
 def test_a_flood_of_pings_ends_the_link(caplog):
@@ -240,7 +240,7 @@ def test_whatever_comes_is_refused_in_words_or_passed_on_as_it_came(data, framed
         try:
             assert await client_hello(reader) == data
         except LinkEnded as refused:
-            assert refused.words
+            assert refused.reason
 
     asyncio.run(body())
 

@@ -14,7 +14,7 @@ from sites import Federation, free_address, run, until_answered
 
 from topdp.agents.agreement.card_succession import CardDirectory, sign_successor
 from topdp.agents.agreement.identity import generate
-from topdp.agents.wire.byte_pipes import dialled, join
+from topdp.agents.wire.byte_pipes import connect, join
 from topdp.agents.wire.grpc_transport import GrpcTransport
 from topdp.agents.wire.relay_server import RelayLimits, RelayServer
 from topdp.agents.wire.relay_tunnels import CALL, JOINED, WAIT, greeting, meeting_place
@@ -156,7 +156,7 @@ def test_a_relay_that_joins_the_wrong_ones_links_nobody(caplog):
     class Wrong(RelayServer):
         honest = False
 
-        def _who_waits(self, place):
+        def _take_waiter(self, place):
             wrong = [other for other in self.waiting if whose[other] != whose[place]]
             places = [place] if self.honest else wrong
             return next((self.waiting[one].pop(0) for one in places if self.waiting.get(one)), None)
@@ -198,7 +198,7 @@ def test_an_old_stream_that_is_played_again_is_of_no_use():
             for _ in range(3):
                 while place not in relay.waiting:
                     await asyncio.sleep(0.01)
-                end = await dialled(address)
+                end = await connect(address)
                 end.writer.write(greeting(CALL, place) + old)
                 with contextlib.suppress(ConnectionError):
                     while await end.reader.read(4096):
@@ -229,7 +229,7 @@ def test_who_opens_no_port_has_no_socket_that_others_could_use():
             await until_answered(ant, "bee", ROW)
             folders = [ant._folder.path, bee._folder.path]
             assert all(folder.stat().st_mode & 0o777 == 0o700 for folder in folders)
-            front = next(agent._front for agent in (ant, bee) if agent._front is not None)
+            front = next(agent._guard for agent in (ant, bee) if agent._guard is not None)
             assert front.server.servers == []
         assert not any(folder.exists() for folder in folders)
 
@@ -244,7 +244,7 @@ def test_a_link_without_addresses_needs_a_relay():
 
 
 async def asks(address, words):
-    end = await dialled(address)
+    end = await connect(address)
     end.writer.write(words)
     try:
         return await end.reader.read()
@@ -282,12 +282,12 @@ def test_the_relay_has_limits_in_all_per_address_and_per_place():
         address = free_address()
         limits = RelayLimits(connections=6, per_address=4, per_place=2)
         async with serving(RelayServer(limits), address) as relay:
-            ends = [await dialled(address) for _ in range(3)]
+            ends = [await connect(address) for _ in range(3)]
             for end in ends:
                 end.writer.write(greeting(WAIT, PLACE))
             assert await ends[0].reader.read() == b""  # the third took its place
             assert len(relay.waiting[PLACE]) == 2
-            ends += [await dialled(address) for _ in range(2)]
+            ends += [await connect(address) for _ in range(2)]
             assert b"too many" in await asks(address, b"")
             for end in ends:
                 end.cut()
@@ -301,10 +301,10 @@ def test_a_sender_waits_while_the_receiver_does_not_read(monkeypatch):
     async def body():
         address = free_address()
         async with serving(RelayServer(), address):
-            listener = await dialled(address)
+            listener = await connect(address)
             listener.writer.write(greeting(WAIT, PLACE))
             await asyncio.sleep(0.05)
-            caller = await dialled(address)
+            caller = await connect(address)
             caller.writer.write(greeting(CALL, PLACE))
             assert await caller.reader.readexactly(1) == JOINED
             sent = 0
@@ -327,7 +327,7 @@ def test_two_who_say_nothing_are_parted():
         address = free_address()
         server = await asyncio.start_server(lambda *both: ends.append(both), *address.split(":"))
         async with server:
-            one, other = await dialled(address), await dialled(address)
+            one, other = await connect(address), await connect(address)
             async with asyncio.timeout(10):
                 await join(one, other, idle=0.05)
             for _, writer in ends:

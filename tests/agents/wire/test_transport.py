@@ -450,28 +450,28 @@ def watched(limit=8.0):
 
 def test_stall_detector_is_lost_with_what_stands_still_and_never_with_what_moves():
     clock, stalls, step = watched()
-    stalls.moved("link")
-    stalls.moved("body")
+    stalls.note_progress("link")
+    stalls.note_progress("body")
     for k in range(200):
         clock.now += step
-        stalls.moved("link")
+        stalls.note_progress("link")
         if k < 150:
-            stalls.moved("body")
-        assert stalls.lost() == (None if k <= 149 + CHECKS_PER_TIMEOUT else "body")
-    stalls.done("body")
-    assert stalls.lost() is None
+            stalls.note_progress("body")
+        assert stalls.stalled_item() == (None if k <= 149 + CHECKS_PER_TIMEOUT else "body")
+    stalls.remove("body")
+    assert stalls.stalled_item() is None
 
 
 def test_time_in_which_we_were_stopped_is_not_held_against_the_peer():
     clock, stalls, step = watched()
-    stalls.moved("link")
+    stalls.note_progress("link")
     clock.now += 1000
-    assert stalls.lost() is None
+    assert stalls.stalled_item() is None
     for _ in range(CHECKS_PER_TIMEOUT - 2):
         clock.now += step
-        assert stalls.lost() is None
+        assert stalls.stalled_item() is None
     clock.now += 2 * step
-    assert stalls.lost() == "link"
+    assert stalls.stalled_item() == "link"
 
 
 @settings(deadline=None)
@@ -637,7 +637,7 @@ def test_requests_survive_resets_by_being_sent_again():
                     message = Message.of(MessageKind.ROW, k, MEGABYTES)
                     task = asyncio.create_task(until_answered(ant, "bee", message))
                     back = asyncio.create_task(until_answered(bee, "ant", message))
-                    await ant._peers["bee"].linked.wait()
+                    await ant._peers["bee"].has_link.wait()
                     await asyncio.sleep(0.002)
                     proxy.reset()
                     assert (await task).ok and (await back).ok

@@ -4,10 +4,10 @@ import os
 
 
 def configure_grpc() -> None:
-    """Set what gRPC reads from the environment; a forked process calls it again for its own environment."""
+    """Set the environment variables that gRPC reads. A forked process with a new environment repeats this."""
     # gRPC writes every failed TLS handshake to stderr: strangers could fill the log.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    # Ciphers of TLS 1.2, and only for RSA keys: ours are elliptic, so nothing but TLS 1.3 can be agreed on.
+    # These are ciphers of TLS 1.2 for RSA keys. Agents have elliptic-curve keys, so only TLS 1.3 is possible.
     os.environ["GRPC_SSL_CIPHER_SUITES"] = "ECDHE-RSA-AES256-GCM-SHA384"
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 

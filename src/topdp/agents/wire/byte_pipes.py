@@ -1,7 +1,7 @@
-"""Byte streams joined end to end with bounded buffers, and the private folder of their sockets.
+"""Connections joined in pairs with bounded buffers, servers for them, and a private folder for their sockets.
 
-For the port of an agent, its tunnels through a relay, and the relay itself; they do not interpret what passes
-through.
+The port of an agent, its tunnels through a relay, and the relay itself use this module. It does not interpret
+the bytes.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from topdp.base.files import FileError, exclusive_lock
 from topdp.errors import InputError, UnavailableError
 
 PIPE_BUFFER_BYTES = 64 * 1024
-"""Bytes that a pipe holds in each direction before it stops reading, which makes the sender wait."""
+"""Bytes that a pipe buffers in each direction before it stops reading, which makes the sender wait."""
 
 SOCKET_FOLDER_PREFIX, SOCKET_FOLDER_LOCK = "topdp-sockets-", "lock"
 NEW_FOLDER_SECONDS = 60.0
-"""A folder as young as this is not removed: its lock may still be missing."""
+"""A folder younger than this is not removed: its process may not have locked it yet."""
 
-FLUSH_SECONDS = 1.0  # for what is still in buffers when a connection ends
-# So that routers keep the connection.
+FLUSH_SECONDS = 1.0  # time to send what is buffered when a connection ends
+# Probes keep the connection open in routers.
 KEEPALIVE_SECONDS = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 30, "TCP_KEEPCNT": 4}
 
 
@@ -42,12 +42,17 @@ class Connection:
     writer: asyncio.StreamWriter
 
     def cut(self) -> None:
-        """Close at once; what is still in buffers is lost."""
+        """Close the connection at once; buffered bytes are lost."""
         self.writer.transport.abort()
 
+    def close(self) -> None:
+        """Close the connection after its buffered bytes are sent, or after `FLUSH_SECONDS`."""
+        self.writer.close()
+        asyncio.get_running_loop().call_later(FLUSH_SECONDS, self.cut)
 
-def keep_alive(end: Connection) -> Connection:
-    """Send small pieces at once, and detect a dead peer."""
+
+def limit_and_probe(end: Connection) -> Connection:
+    """Limit the write buffer of a connection and turn on probes, which detect a dead peer. Return it."""
     end.writer.transport.set_write_buffer_limits(high=PIPE_BUFFER_BYTES)
     sock = end.writer.get_extra_info("socket")
     if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
@@ -59,7 +64,8 @@ def keep_alive(end: Connection) -> Connection:
 
 
 def host_and_port(address: str) -> tuple[str, int]:
-    """
+    """Split `host:port`.
+
     >>> host_and_port("[::1]:7400")
     ('::1', 7400)
     """
@@ -68,124 +74,125 @@ def host_and_port(address: str) -> tuple[str, int]:
 
 
 def checked_address(address: str) -> str:
-    """Return `host:port`, or raise InputError."""
+    """Return `address`; raise InputError unless it is `host:port`."""
     host, _, port = address.rpartition(":")
     if not (host and port.isascii() and port.isdigit() and 1 <= int(port) <= 65535):
         raise InputError(f"Expected host:port with a port from 1 to 65535, got {address!r:.80}.")
     return address
 
 
-async def dialled(address: str) -> Connection:
-    """A connection to `host:port`."""
-    return keep_alive(
+async def connect(address: str) -> Connection:
+    """Open a connection to `host:port`."""
+    return limit_and_probe(
         Connection(*await asyncio.open_connection(*host_and_port(address), limit=PIPE_BUFFER_BYTES))
     )
 
 
-async def join(near: Connection, far: Connection, idle: float | None = None) -> None:
-    """Carry bytes both ways until one end is over, or nothing has moved for `idle` seconds; then close
-    both.
+async def join(first: Connection, second: Connection, idle: float | None = None) -> None:
+    """Pass bytes in both directions; close both connections at the end.
+
+    The end is that one connection ends, or that neither sends anything for `idle` seconds.
     """
-    moved = asyncio.Event()
+    has_moved = asyncio.Event()
     pumps = [
-        asyncio.create_task(_pump(near.reader, far.writer, moved)),
-        asyncio.create_task(_pump(far.reader, near.writer, moved)),
+        asyncio.create_task(_pump(first.reader, second.writer, has_moved)),
+        asyncio.create_task(_pump(second.reader, first.writer, has_moved)),
     ]
     try:
         while not any(pump.done() for pump in pumps):
-            moved.clear()
+            has_moved.clear()
             await asyncio.wait(pumps, timeout=idle, return_when=asyncio.FIRST_COMPLETED)
-            if not moved.is_set():
+            if not has_moved.is_set():
                 break
     finally:
         for pump in pumps:
             pump.cancel()
-        for end in (near, far):
-            end.writer.close()  # the last bytes, such as why a connection ends, still go out
-            asyncio.get_running_loop().call_later(FLUSH_SECONDS, end.cut)
+        for end in (first, second):
+            end.close()  # the last bytes, such as the reason for the end, are still sent
         await asyncio.wait(pumps)
 
 
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, moved: asyncio.Event) -> None:
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, has_moved: asyncio.Event) -> None:
     with suppress(OSError):
         while data := await reader.read(PIPE_BUFFER_BYTES):
-            moved.set()
+            has_moved.set()
             writer.write(data)
             await writer.drain()
 
 
 class ConnectionServer:
-    """Accepts connections, and serves each in a task, until `close`."""
+    """A server that accepts connections until `close`, and serves each in a task."""
 
     def __init__(self, serve: Callable[[Connection, str], Awaitable[object]]) -> None:
-        """`serve` gets a connection and the host that it comes from."""
+        """`serve` receives a connection and the host that opened it."""
         self._serve = serve
         self.servers: list[asyncio.Server] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def listen(self, address: str) -> None:
-        """Listen on all addresses of a name; raise UnavailableError if that is impossible."""
+        """Listen on all addresses of a host name; raise UnavailableError if that is impossible."""
         try:
-            for bound in await _bound(address):
-                server = await asyncio.start_server(self._come, sock=bound, limit=PIPE_BUFFER_BYTES)
+            for bound in await _bind(address):
+                server = await asyncio.start_server(self._accept, sock=bound, limit=PIPE_BUFFER_BYTES)
                 self.servers.append(server)
         except OSError as error:
             raise UnavailableError(
-                f"Could not listen on {address}: {error.strerror or error}. Another process has the port, or "
-                "the address is not of this machine. End that process, or name another one with --listen."
+                f"Could not listen on {address}: {error.strerror or error}. Another process uses the port, "
+                "or this machine does not have the address. End that process, or name another address with "
+                "--listen."
             ) from None
 
-    async def listen_at(self, path: Path) -> None:
-        """Listen on a Unix socket."""
-        self.servers.append(await asyncio.start_unix_server(self._come, path, limit=PIPE_BUFFER_BYTES))
+    async def listen_on_unix_socket(self, path: Path) -> None:
+        self.servers.append(await asyncio.start_unix_server(self._accept, path, limit=PIPE_BUFFER_BYTES))
 
     def stop(self) -> None:
-        """Accept no further connections."""
+        """Stop accepting connections."""
         for server in self.servers:
             server.close()
 
     async def close(self) -> None:
-        """Accept no further connections, and end the others."""
+        """Stop accepting connections, and end those that are open."""
         self.stop()
         await end_all(self._tasks, "connections")
 
-    async def _come(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        source = writer.get_extra_info("peername")
-        with suppress(asyncio.CancelledError):  # by `close`; asyncio would log it
-            await self._serve(Connection(reader, writer), str(source[0]) if source else "nowhere")
+        peer = writer.get_extra_info("peername")
+        with suppress(asyncio.CancelledError):  # `close` cancels the task, and asyncio would log it
+            await self._serve(Connection(reader, writer), str(peer[0]) if peer else "nowhere")
 
 
-async def _bound(address: str) -> list[socket.socket]:
-    """Return sockets bound to all addresses that a name has on this machine."""
+async def _bind(address: str) -> list[socket.socket]:
+    """Return sockets that are bound to all addresses that a host name has on this machine.
+
+    Raise OSError if the port is in use at one address, or if no address can be bound.
+    """
     host, port = host_and_port(address)
-    loop, sockets, trouble = asyncio.get_running_loop(), [], None
-    listed = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    for family, kind, number, _, place in dict.fromkeys(listed):
-        candidate = socket.socket(family, kind, number)
-        try:
-            candidate.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                candidate.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(place[0] != "::"))
-            candidate.bind(place)
-            sockets.append(candidate)
-        except OSError as error:
-            candidate.close()
-            trouble = error
-            if error.errno == errno.EADDRINUSE:
-                break
-    if trouble is not None and (not sockets or trouble.errno == errno.EADDRINUSE):
-        for bound in sockets:
-            bound.close()
-        raise trouble
+    loop = asyncio.get_running_loop()
+    resolved = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    sockets, failure = [], None
+    with ExitStack() as on_error:
+        for family, _, _, _, bound in dict.fromkeys(resolved):
+            both_families = bound[0] == "::" and socket.has_dualstack_ipv6()
+            try:
+                server = socket.create_server(bound, family=family, dualstack_ipv6=both_families)
+            except OSError as error:
+                failure = error
+                if error.errno == errno.EADDRINUSE:
+                    raise
+            else:
+                sockets.append(on_error.enter_context(server))
+        if failure is not None and not sockets:
+            raise failure
+        on_error.pop_all()
     return sockets
 
 
 class SocketFolder:
-    """A private folder for Unix sockets. Making one removes the folders that killed processes left behind."""
+    """A private folder for Unix sockets. A new one removes the folders that killed processes left behind."""
 
     def __init__(self) -> None:
         if not hasattr(socket, "AF_UNIX"):
@@ -202,7 +209,7 @@ class SocketFolder:
 
 
 def _remove_if_abandoned(folder: Path) -> None:
-    """Remove `folder` if its lock is free: then the process that made it is gone."""
+    """Remove `folder` if its lock is free, because then the process that made the folder has ended."""
     with suppress(OSError, FileError):
         facts, lock = folder.stat(), folder / SOCKET_FOLDER_LOCK
         if facts.st_uid != os.geteuid() or time.time() - facts.st_mtime < NEW_FOLDER_SECONDS:

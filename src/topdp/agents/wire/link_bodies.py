@@ -1,7 +1,7 @@
-"""Bodies on a link: in pieces of 256 KiB, written one frame at a time, and put together at the other end.
+"""Bodies on a link: cut into pieces of 256 KiB, sent one frame at a time, and joined at the other end.
 
-Of bodies with more than one piece, at most `PIECES_IN_FLIGHT` pieces are on their way; the peer's receipts
-say how far it is. `links` handles requests and replies.
+Of bodies with more than one piece, at most `PIECES_IN_FLIGHT` pieces are under way; the peer's receipts state
+how many pieces it has. `links` handles requests and replies.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass
 
 from topdp.agents.wire import wire_pb2 as wire
 from topdp.agents.wire.handshake import FrameStream
@@ -18,7 +19,12 @@ from topdp.agents.wire.transport import Unreachable
 
 PIECE_BYTES = 256 * 1024
 MAX_FRAME_BYTES = 1024 * 1024
-"""What gRPC may take for one frame: a piece and its heading, with room."""
+"""The largest frame that gRPC accepts; a piece and its other fields need less."""
+
+PIECES_IN_FLIGHT = 4
+"""How many pieces of larger bodies may be under way on one link."""
+
+Key = tuple[bool, int]  # whether the body belongs to a reply, and the number of the request
 
 
 def pieces(body: bytes) -> Iterator[bytes]:
@@ -32,7 +38,7 @@ def pieces(body: bytes) -> Iterator[bytes]:
 
 
 class IncomingBody:
-    """One body as it arrives. Memory grows with what came, not with what was announced."""
+    """One body while it arrives. Its memory grows with the received bytes, not with the announced size."""
 
     def __init__(self, size: int, digest: bytes, largest: int) -> None:
         if size > largest:
@@ -45,7 +51,7 @@ class IncomingBody:
         self._hash = hashlib.sha256()
 
     def add(self, piece: bytes) -> bool:
-        """Append the next piece; return whether it was the last."""
+        """Append the next piece; return whether the body is complete."""
         expected = min(PIECE_BYTES, self.size - len(self._data))
         if len(piece) != expected:
             raise LinkEnded("chunk", f"expected a piece of {expected} bytes, got {len(piece)}")
@@ -56,6 +62,7 @@ class IncomingBody:
 
     @property
     def intact(self) -> bool:
+        """Whether the body matches its announced digest."""
         return self._hash.digest() == self.digest
 
     @property
@@ -63,59 +70,59 @@ class IncomingBody:
         return bytes(self._data)
 
 
-PIECES_IN_FLIGHT = 4
-"""Pieces of larger bodies that may be on their way over one link."""
+@dataclass
+class _PieceCounts:
+    """The pieces of an outgoing body: how many it has, were sent, and were received by the peer."""
 
-Key = tuple[bool, int]  # whether the body is an answer, and the number of the request
-
-
-class _OutgoingBody:
-    """A body of several pieces on its way: how many were sent, and how many the peer has."""
-
-    def __init__(self, total: int) -> None:
-        self.total, self.sent, self.received = total, 0, 0
+    total: int
+    sent: int = 0
+    received: int = 0
 
 
 class LinkWriter:
     """The writing side of the stream of a link."""
 
     def __init__(
-        self, stream: FrameStream, stalls: StallDetector, lost: Callable[[LinkEnded], Unreachable]
+        self, stream: FrameStream, stalls: StallDetector, end_link: Callable[[LinkEnded], Unreachable]
     ) -> None:
-        """`lost` ends the link when the stream is gone, or the peer has refused us; its result is raised to
-        the writer.
+        """`end_link` is called when the stream has failed or the peer has refused the link.
+
+        It ends the link, and returns the error to raise to the caller that writes.
         """
-        self._stream, self._stalls, self._lost = stream, stalls, lost
+        self._stream, self._stalls, self._end_link = stream, stalls, end_link
         self._lock = asyncio.Lock()
         self._window = asyncio.Semaphore(PIECES_IN_FLIGHT)
-        self._outgoing: dict[Key, _OutgoingBody] = {}
-        self._to_confirm: dict[Key, int] = {}
-        self._confirming = False
+        self._outgoing: dict[Key, _PieceCounts] = {}
+        self._unconfirmed: dict[Key, int] = {}
+        self._is_confirming = False
 
     @property
-    def busy(self) -> bool:
-        """Whether something is being written at this moment."""
+    def is_writing(self) -> bool:
         return self._lock.locked()
 
     async def send(
         self,
-        what: Hashable,
+        item: Hashable,
         number: int,
         head: wire.Request | wire.Response,
         body: bytes,
-        last: Callable[[], None] = lambda: None,
+        before_last: Callable[[], None],
     ) -> None:
-        """Write the body in pieces. Pieces of other bodies may come between: the lock is per frame."""
+        """Write a body in pieces. Pieces of other bodies may come between: the lock is per frame.
+
+        `item`: the name of the exchange in the stall detector. `before_last` is called before the last frame
+        is written.
+        """
         head.id, head.size = number, len(body)
-        answer, left = isinstance(head, wire.Response), len(body)
-        several = _OutgoingBody(-(-len(body) // PIECE_BYTES)) if len(body) > PIECE_BYTES else None
-        if several is not None:
-            self._outgoing[answer, number] = several
-        self._stalls.moved(what)
+        answer, remaining = isinstance(head, wire.Response), len(body)
+        counts = _PieceCounts(-(-len(body) // PIECE_BYTES)) if len(body) > PIECE_BYTES else None
+        if counts is not None:
+            self._outgoing[answer, number] = counts
+        self._stalls.note_progress(item)
         for k, piece in enumerate(pieces(body)):
-            if several is not None:
+            if counts is not None:
                 await self._window.acquire()
-                several.sent += 1
+                counts.sent += 1
             if k > 0:
                 frame = wire.Frame(chunk=wire.Chunk(id=number, answer=answer, data=piece))
             else:
@@ -123,52 +130,52 @@ class LinkWriter:
                 frame = (
                     wire.Frame(response=head) if isinstance(head, wire.Response) else wire.Frame(request=head)
                 )
-            left -= len(piece)
-            await self.write(frame, last if left == 0 else lambda: None)
+            remaining -= len(piece)
+            await self.write(frame, None if remaining else before_last)
 
-    async def write(self, frame: wire.Frame, before: Callable[[], None] = lambda: None) -> None:
+    async def write(self, frame: wire.Frame, before: Callable[[], None] | None = None) -> None:
+        """Write a frame once no other is being written; call `before` immediately before."""
         async with self._lock:
-            before()
-            await self._put(frame)
+            if before is not None:
+                before()
+            await self._write(frame)
 
     async def end(self) -> None:
-        """End the stream, after what is being written."""
+        """End the stream after the frame that is being written."""
         async with self._lock:
             await self._stream.end()
 
-    def confirm(self, key: Key, count: int) -> bool:
-        """Note what to confirm to the peer; later counts include earlier ones. True: call `confirm_all`."""
-        self._to_confirm[key] = count
-        begins, self._confirming = not self._confirming, True
+    def note_receipt(self, key: Key, count: int) -> bool:
+        """Record that `count` pieces of a body have arrived; return whether to call `send_receipts`."""
+        self._unconfirmed[key] = count
+        begins, self._is_confirming = not self._is_confirming, True
         return begins
 
-    async def confirm_all(self) -> None:
-        while self._to_confirm:
+    async def send_receipts(self) -> None:
+        while self._unconfirmed:
             async with self._lock:
-                (answer, number), count = self._to_confirm.popitem()
-                await self._put(wire.Frame(received=wire.Received(id=number, answer=answer, pieces=count)))
-        self._confirming = False
+                (answer, number), count = self._unconfirmed.popitem()
+                await self._write(wire.Frame(received=wire.Received(id=number, answer=answer, pieces=count)))
+        self._is_confirming = False
 
-    def take_receipt(self, receipt: wire.Received) -> None:
-        """The peer reports how much of a body it has: that much more may be sent."""
+    def accept_receipt(self, receipt: wire.Received) -> None:
+        """Note how many pieces of a body the peer has, and permit as many further ones."""
         key = (receipt.answer, receipt.id)
-        body = self._outgoing.get(key)
-        if body is None or not body.received < receipt.pieces <= body.sent:
+        counts = self._outgoing.get(key)
+        if counts is None or not counts.received < receipt.pieces <= counts.sent:
             raise LinkEnded("protocol", f"got a receipt for {receipt.pieces} pieces of body {receipt.id}")
-        for _ in range(receipt.pieces - body.received):
+        for _ in range(receipt.pieces - counts.received):
             self._window.release()
-        body.received = receipt.pieces
-        if body.received == body.total:
+        counts.received = receipt.pieces
+        if counts.received == counts.total:
             del self._outgoing[key]
-        # Whatever waits to be sent, or lies in a buffer behind these pieces, is on its way.
-        for what in self._stalls.waiting():
-            if isinstance(what, tuple) and what[0] != "body":
-                self._stalls.moved(what)
+        # Bodies that wait to be sent, or are in a buffer behind these pieces, have made progress too.
+        for item in self._stalls.items():
+            if isinstance(item, tuple) and item[0] != "body":
+                self._stalls.note_progress(item)
 
-    async def _put(self, frame: wire.Frame) -> None:
+    async def _write(self, frame: wire.Frame) -> None:
         try:
             await self._stream.write(frame)
-        except LinkEnded as refused:
-            raise self._lost(refused) from refused
-        except ConnectionError as error:
-            raise self._lost(LinkEnded("lost", str(error))) from error
+        except LinkEnded as ended:
+            raise self._end_link(ended) from ended

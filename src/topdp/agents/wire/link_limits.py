@@ -1,5 +1,6 @@
-"""How long a link waits, how much it works on at once, and when it is dialled again. Knows no frames or
-sockets.
+"""The limits of a link: how long it waits, how many requests run at once, and when it is dialled again.
+
+This module handles no frames and no sockets.
 """
 
 from __future__ import annotations
@@ -18,60 +19,65 @@ Clock = Callable[[], float]
 
 
 class StallDetector:
-    """Records when each item last moved, and finds those that have not moved for too long."""
+    """The times at which items last made progress; finds the items that have made none for too long."""
 
     def __init__(self, limit: float, clock: Clock) -> None:
+        """`limit`: seconds without progress after which an item is stalled."""
         self.limit, self.clock = limit, clock
-        self._last: dict[Hashable, float] = {}
-        self._looked = clock()
+        self._last_progress: dict[Hashable, float] = {}
+        self._last_check = clock()
 
-    def moved(self, what: Hashable) -> None:
-        self._last[what] = self.clock()
+    def note_progress(self, item: Hashable) -> None:
+        self._last_progress[item] = self.clock()
 
-    def done(self, what: Hashable) -> None:
-        self._last.pop(what, None)
+    def remove(self, item: Hashable) -> None:
+        self._last_progress.pop(item, None)
 
-    def waiting(self) -> list[Hashable]:
-        return list(self._last)
+    def items(self) -> list[Hashable]:
+        return list(self._last_progress)
 
-    def lost(self) -> Hashable | None:
-        """The first thing that has not moved for `limit`. Call it `CHECKS_PER_TIMEOUT` times per limit.
+    def stalled_item(self) -> Hashable | None:
+        """Return the first stalled item. Call this method `CHECKS_PER_TIMEOUT` times per `limit`.
 
-        Time in which it was not called (a stopped process, a busy loop) does not count against the peer.
+        Longer pauses between calls (a stopped process, a busy event loop) do not count against the peer.
         """
         now = self.clock()
-        asleep = now - self._looked - 2 * self.limit / CHECKS_PER_TIMEOUT
-        self._looked = now
-        if asleep > 0:
-            for what in self._last:
-                self._last[what] += asleep
-        return next((what for what, last in self._last.items() if now - last > self.limit), None)
+        paused = now - self._last_check - 2 * self.limit / CHECKS_PER_TIMEOUT
+        self._last_check = now
+        if paused > 0:
+            for item in self._last_progress:
+                self._last_progress[item] += paused
+        return next((item for item, last in self._last_progress.items() if now - last > self.limit), None)
 
 
 class PendingRequests:
-    """A peer's requests that our handler works on. Outlives links: reconnecting does not buy more memory."""
+    """Requests of one peer that this agent's handler works on, over all links of the peer.
+
+    A peer that reconnects therefore gets no additional memory.
+    """
 
     def __init__(self, limit: int) -> None:
         self._slots = asyncio.Semaphore(limit)
         self.running: set[asyncio.Task[None]] = set()
 
-    async def do(self, job: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def run(self, job: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run `job` once fewer than `limit` others run. It goes on if the caller is cancelled."""
         await self._slots.acquire()
         task = asyncio.create_task(job())
         self.running.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._forget)
         await asyncio.shield(task)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    async def cancel(self) -> None:
+        await end_all(self.running, "requests of a peer")
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
         self.running.discard(task)
         self._slots.release()
 
-    async def cancel(self) -> None:
-        await end_all(self.running, "what a peer has asked for")
-
 
 class Backoff:
-    """The time to wait before the next attempt to dial: 0.2 s to 3 s, longer each time, never twice the same.
+    """The pauses between attempts to dial: random, growing, from 0.2 s to 3 s.
 
     >>> waits = Backoff(random.Random(0))
     >>> all(0.2 <= waits.next() <= 3 for _ in range(20))

@@ -1,38 +1,33 @@
-r"""A relay for agents that can only dial out: it joins the connections of two that name the same meeting
-place.
+r"""A relay for agents that can only dial out: it joins two connections that name the same meeting place.
 
-Anybody may run one, and nobody has to trust it: it carries TLS between two agents that know each other's
-certificates, so a relay can withhold, delay, cut and reorder bytes, and nothing else. It learns the addresses
-of those who dial it, sizes and times; a meeting place is a hash that reveals no names, and that only the two
-agents who meet there can compute: nobody else can crowd them out.
+Anybody may run a relay, and nobody has to trust it. It carries TLS between two agents that know each other's
+certificates, so a malicious relay can only withhold, delay, cut and reorder bytes. It learns the addresses of
+the agents that dial it, and the sizes and times of what they send. A meeting place is a hash that reveals no
+names. Only the two agents that meet there can compute it, so nobody else can crowd them out.
 
-    agent -> relay   "topdp relay 1 wait <64 hex digits>\n"    to be called
-    agent -> relay   "topdp relay 1 call <64 hex digits>\n"    to call
-    relay -> agent   "."   you are still waiting               "+"   joined: from here on the other's bytes
-                     "-words\n"   refused
+    agent -> relay   "topdp relay 1 wait <64 hex digits>\n"    wait for a call
+    agent -> relay   "topdp relay 1 call <64 hex digits>\n"    call
+    relay -> agent   "."   the agent still waits               "+"   joined: the other agent's bytes follow
+                     "-reason\n"   refused
 
-`relay_tunnels` is an agent's end of it. Needs neither torch nor gRPC.
+`relay_tunnels` is an agent's end of it. A relay needs neither torch nor gRPC.
 
-**Guarantees.** Connections are bounded in all and per address; buffers are bounded, and full ones make the
-sender wait; a connection that sends nothing, or waits for too long, is cut.
+**Guarantees.** Connections are limited in total and per address. Buffers are limited, and a full buffer makes
+the sender wait. A connection that sends nothing, or waits for too long, is cut.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
 from collections import Counter
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from topdp.agents.wire.byte_pipes import Connection, ConnectionServer, join, keep_alive
-from topdp.agents.wire.port_guard import RESERVED_DESCRIPTORS, descriptors
+from topdp.agents.wire.byte_pipes import Connection, ConnectionServer, join, limit_and_probe
+from topdp.agents.wire.port_guard import RESERVED_DESCRIPTORS, raise_descriptor_limit
 from topdp.agents.wire.relay_tunnels import JOINED, REFUSED, RELAY_HEARTBEAT_SECONDS, STILL_WAITING, WAIT
-
-logger = logging.getLogger("topdp.agents")
 
 RELAY_GREETING_PATTERN = re.compile(rb"topdp relay 1 (wait|call) ([0-9a-f]{64})\n")
 RELAY_GREETING_BYTES = len(b"topdp relay 1 wait ") + 64 + 1
@@ -40,127 +35,122 @@ RELAY_GREETING_BYTES = len(b"topdp relay 1 wait ") + 64 + 1
 
 @dataclass(frozen=True, kw_only=True)
 class RelayLimits:
-    """The limits that a relay sets."""
+    """The limits of a relay."""
 
     connections: int = 1024
     per_address: int = 64
     per_place: int = 4
-    """Connections that wait at one meeting place; a further one replaces the oldest."""
+    """Connections that wait at one meeting place; one more replaces the oldest."""
 
     greeting: float = 10.0
     """Seconds for the first line."""
 
     waiting: float = 600.0
-    """Seconds to wait; an agent then comes again."""
+    """Seconds after which a waiting connection is cut; the agent then dials again."""
 
     idle: float = 3600.0
-    """Seconds in which nothing moves, after which a joined pair is cut.
+    """Seconds without a byte after which two joined connections are cut.
 
-    Agents send something in every quarter of their idle timeout, which is an hour at most.
+    Agents send something in every quarter of their idle timeout, which is at most an hour.
     """
 
 
 @dataclass(eq=False)
 class _RelayWaiter:
+    """A connection that waits for a call."""
+
     end: Connection
     caller: asyncio.Future[Connection] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
-    over: asyncio.Event = field(default_factory=asyncio.Event)
+    has_ended: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class RelayServer:
-    """Serves from `listen` until `close`."""
+class RelayServer(ConnectionServer):
+    """A relay, from `listen` until `close`."""
 
     def __init__(self, limits: RelayLimits | None = None) -> None:
+        super().__init__(self._serve_agent)
         self.limits = limits or RelayLimits()
-        self.connections: Counter[str] = Counter()
-        self.waiting: dict[str, list[_RelayWaiter]] = {}
-        self.joined = 0  # pairs, since it was started
-        self._server = ConnectionServer(self._count)
-        self._most = descriptors() - RESERVED_DESCRIPTORS
+        self.connections: Counter[str] = Counter()  # by address
+        self.waiting: dict[str, list[_RelayWaiter]] = {}  # by meeting place, the oldest first
+        self.joined = 0  # pairs of connections since the start
+        self._max_descriptor = raise_descriptor_limit() - RESERVED_DESCRIPTORS
 
-    async def listen(self, address: str) -> None:
-        await self._server.listen(address)
-
-    async def close(self) -> None:
-        await self._server.close()
-
-    async def _count(self, end: Connection, address: str) -> None:
-        """Serve a connection, and count it meanwhile."""
+    async def _serve_agent(self, end: Connection, address: str) -> None:
+        """Serve a connection to its end, and count it meanwhile."""
         self.connections[address] += 1
         try:
-            await self._serve(keep_alive(end), address)
+            refusal = await self._refusal_or_none(limit_and_probe(end), address)
+            if refusal is not None:
+                end.writer.write(REFUSED + refusal.encode() + b"\n")
         except (OSError, asyncio.IncompleteReadError, TimeoutError):
-            pass  # it is gone
+            pass  # the agent has left, or sent nothing for too long
         finally:
-            self.connections -= Counter([address])  # keeps no zeros
-            end.writer.close()
-            asyncio.get_running_loop().call_later(1.0, end.cut)
+            self.connections -= Counter([address])  # drops zero counts
+            end.close()
 
-    async def _serve(self, end: Connection, address: str) -> None:
-        crowded = self.connections[address] > self.limits.per_address
-        total = self.connections.total() > self.limits.connections
-        if crowded or total or end.writer.get_extra_info("socket").fileno() >= self._most:
-            return _refuse(end, "too many connections")
+    async def _refusal_or_none(self, end: Connection, address: str) -> str | None:
+        """Let a connection wait or call until it ends; return the reason if it is refused instead."""
+        is_crowded = (
+            self.connections[address] > self.limits.per_address
+            or self.connections.total() > self.limits.connections
+            or end.writer.get_extra_info("socket").fileno() >= self._max_descriptor
+        )
+        if is_crowded:
+            return "too many connections"
         async with asyncio.timeout(self.limits.greeting):
-            greeted = RELAY_GREETING_PATTERN.fullmatch(await end.reader.readexactly(RELAY_GREETING_BYTES))
-        if greeted is None:
-            return _refuse(end, "expected a greeting of version 1")
-        wish, place = greeted[1].decode(), greeted[2].decode()
-        if wish == WAIT:
-            with suppress(TimeoutError):
-                await self._wait(end, place)
-        else:
-            await self._call(end, place)
+            match = RELAY_GREETING_PATTERN.fullmatch(await end.reader.readexactly(RELAY_GREETING_BYTES))
+        if match is None:
+            return "expected a greeting of version 1"
+        role, place = match[1].decode(), match[2].decode()
+        if role == WAIT:
+            await self._wait(end, place)
+            return None
+        waiter = self._take_waiter(place)
+        if waiter is None:
+            return "nobody waits there"
+        waiter.caller.set_result(end)
+        await waiter.has_ended.wait()
+        return None
 
     async def _wait(self, end: Connection, place: str) -> None:
-        here, waiting = self.waiting.setdefault(place, []), _RelayWaiter(end)
-        if len(here) >= self.limits.per_place:
-            here.pop(0).end.cut()
-        here.append(waiting)
+        """Wait at a meeting place for a caller, then carry the bytes of the two until one of them ends."""
+        waiters, waiter = self.waiting.setdefault(place, []), _RelayWaiter(end)
+        if len(waiters) >= self.limits.per_place:
+            waiters.pop(0).end.cut()
+        waiters.append(waiter)
         try:
             async with asyncio.timeout(self.limits.waiting):
-                caller = await self._called(waiting)
+                caller = await self._next_caller(waiter)
             if caller is not None:
                 self.joined += 1
                 caller.writer.write(JOINED)
                 end.writer.write(JOINED)
                 await self._carry(caller, end)
         finally:
-            if waiting in here:
-                here.remove(waiting)
-            if not here and self.waiting.get(place) is here:
+            if waiter in waiters:
+                waiters.remove(waiter)
+            if not waiters and self.waiting.get(place) is waiters:
                 del self.waiting[place]
-            waiting.over.set()
+            waiter.has_ended.set()
 
-    async def _called(self, waiting: _RelayWaiter) -> Connection | None:
-        """Return the caller; None if the waiting agent has left, or has sent bytes out of turn."""
-        leaving = asyncio.create_task(waiting.end.reader.read(1))
-        both: list[asyncio.Future[Any]] = [leaving, waiting.caller]
+    async def _next_caller(self, waiter: _RelayWaiter) -> Connection | None:
+        """Return the caller; None if the waiting agent has left, or has sent bytes before it was called."""
+        early_byte = asyncio.create_task(waiter.end.reader.read(1))
+        both: list[asyncio.Future[Any]] = [early_byte, waiter.caller]
         wait = partial(asyncio.wait, both, return_when=asyncio.FIRST_COMPLETED)
         try:
             while not (await wait(timeout=RELAY_HEARTBEAT_SECONDS))[0]:
-                waiting.end.writer.write(STILL_WAITING)
-            return waiting.caller.result() if not leaving.done() else None
+                waiter.end.writer.write(STILL_WAITING)
+            return waiter.caller.result() if not early_byte.done() else None
         finally:
-            leaving.cancel()
-            await asyncio.wait([leaving])
+            early_byte.cancel()
+            await asyncio.wait([early_byte])
 
-    async def _call(self, end: Connection, place: str) -> None:
-        waiting = self._who_waits(place)
-        if waiting is None:
-            return _refuse(end, "nobody waits there")
-        waiting.caller.set_result(end)
-        await waiting.over.wait()
-
-    def _who_waits(self, place: str) -> _RelayWaiter | None:
-        here = self.waiting.get(place)
-        return here.pop(0) if here else None
+    def _take_waiter(self, place: str) -> _RelayWaiter | None:
+        waiters = self.waiting.get(place)
+        return waiters.pop(0) if waiters else None
 
     async def _carry(self, caller: Connection, listener: Connection) -> None:
         await join(caller, listener, self.limits.idle)
-
-
-def _refuse(end: Connection, words: str) -> None:
-    end.writer.write(REFUSED + words.encode() + b"\n")

@@ -1,11 +1,11 @@
-"""An agent's end of a relay: listeners wait there for calls, tunnels call through it.
+"""An agent's end of a relay: listeners wait at the relay for calls, and tunnels call through it.
 
-`RelayListener` keeps connections to the relay open for one neighbour and hands each joined connection to the
-agent's port guard, as if it had come to its port. `open_tunnel` opens a socket in a private folder: gRPC
-dials it, and its bytes go through the relay.
+A `RelayListener` keeps connections to the relay open for one neighbour. It passes each joined connection to
+the agent's port guard like a connection to the agent's port. `open_tunnel` opens a socket in a private
+folder: gRPC dials it, and its bytes go through the relay.
 
-**Guarantees.** Nothing that comes through a relay is trusted: it passes TLS and handshake like every
-stranger, with the same limits. A relay that joins and cuts costs an agent two attempts per pause.
+**Guarantees.** Nothing that comes through a relay is trusted: it passes TLS and the handshake with the same
+limits as every stranger. A relay that joins connections and cuts them costs an agent two attempts per pause.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ import asyncio
 import hmac
 import logging
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from topdp.agents.wire.byte_pipes import Connection, ConnectionServer, dialled, join
+from topdp.agents.wire.byte_pipes import Connection, ConnectionServer, connect, join
 from topdp.agents.wire.link_limits import Backoff
 from topdp.agents.wire.link_refusals import LinkEnded, RefusalLog, quoted
 from topdp.agents.wire.transport import end_all
@@ -26,7 +27,7 @@ from topdp.agents.wire.transport import end_all
 WAIT, CALL = "wait", "call"
 STILL_WAITING, JOINED, REFUSED = b".", b"+", b"-"
 RELAY_HEARTBEAT_SECONDS = 20.0
-"""Between signs of life to waiting agents: routers forget connections on which nothing moves."""
+"""Between bytes to waiting agents: routers close connections on which nothing moves."""
 
 MAX_RELAYED_CONNECTIONS = 2
 """Connections of one neighbour through a relay: a new one, and an old one that is dead."""
@@ -36,7 +37,7 @@ RELAY_FAILURES = (OSError, asyncio.IncompleteReadError, TimeoutError, LinkEnded)
 
 
 def meeting_place(secret: bytes, federation: str, listener: str, dialer: str) -> str:
-    """The name under which two agents of one manifest meet. `secret`: known to these two alone.
+    """Return the name under which two agents of one manifest meet. Only these two know `secret`.
 
     >>> meeting_place(b"", "00" * 32, "ada", "bob") == meeting_place(b"", "00" * 32, "bob", "ada")
     False
@@ -45,43 +46,48 @@ def meeting_place(secret: bytes, federation: str, listener: str, dialer: str) ->
     return hmac.digest(secret, words, "sha256").hex()
 
 
-def greeting(wish: str, place: str) -> bytes:
-    return f"topdp relay 1 {wish} {place}\n".encode("ascii")
+def greeting(role: str, place: str) -> bytes:
+    """Return the first line of a connection to a relay; `role` is WAIT or CALL."""
+    return f"topdp relay 1 {role} {place}\n".encode("ascii")
 
 
 @dataclass(frozen=True)
 class RelayRoute:
-    """The way of an agent to one neighbour, `peer`, through a relay; `place` is where the two meet."""
+    """The route of an agent to one neighbour, `peer`, through a relay; `place` is their meeting place."""
 
     relay: str
     place: str
     peer: str
     refusals: RefusalLog
 
-    async def joined(self, wish: str, timeout: float | None = None) -> Connection:
-        """Return a connection that the relay has joined with one of the neighbour. `timeout`: per step."""
+    async def join_peer(self, role: str, timeout: float | None = None) -> Connection:
+        """Return a connection that the relay has joined with one of the neighbour.
+
+        `timeout`: seconds for each step; None if the caller limits the time.
+        """
         async with asyncio.timeout(timeout):
-            end = await dialled(self.relay)
+            end = await connect(self.relay)
         try:
-            end.writer.write(greeting(wish, self.place))
+            end.writer.write(greeting(role, self.place))
             while True:
                 async with asyncio.timeout(timeout):
-                    word = await end.reader.readexactly(1)
-                if word == JOINED:
+                    answer = await end.reader.readexactly(1)
+                if answer == JOINED:
                     return end
-                if word != STILL_WAITING or wish != WAIT:
+                if answer != STILL_WAITING or role != WAIT:
                     raise LinkEnded("relay", f"it says {quoted(await end.reader.read(MAX_REFUSAL_BYTES))}")
         except BaseException:
             end.cut()
             raise
 
     def report(self, error: Exception) -> None:
-        words = error.words if isinstance(error, LinkEnded) else str(error) or type(error).__name__
-        self.refusals.report(self.peer, "relay", f"not reached through {self.relay}: {words}", logging.INFO)
+        reason = error.reason if isinstance(error, LinkEnded) else str(error) or type(error).__name__
+        text = f"not reached through {self.relay}: {reason}"
+        self.refusals.report(self.peer, "relay", text, logging.INFO)
 
 
 class RelayListener:
-    """Waits at a relay for calls of one neighbour, again and again, from its construction on."""
+    """Waits at a relay for calls of one neighbour, from its construction until `close`."""
 
     def __init__(
         self,
@@ -90,12 +96,12 @@ class RelayListener:
         chance: random.Random,
         pause: Callable[[float], Awaitable[None]],
     ) -> None:
-        """`admit` serves a connection to its end, and returns whether it proved who it is."""
+        """`admit` serves a connection to its end, and returns whether it proved its identity."""
         self.route, self.admit = route, admit
         self._backoff, self._pause = Backoff(chance), pause
         self._free = asyncio.Semaphore(MAX_RELAYED_CONNECTIONS)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._keep(self._run())
+        self._spawn(self._run())
 
     async def close(self) -> None:
         await end_all(self._tasks, f"waiting at {self.route.relay}")
@@ -104,13 +110,13 @@ class RelayListener:
         while True:
             await self._free.acquire()
             try:
-                end = await self.route.joined(WAIT, 3 * RELAY_HEARTBEAT_SECONDS)
+                end = await self.route.join_peer(WAIT, 3 * RELAY_HEARTBEAT_SECONDS)
             except RELAY_FAILURES as error:
                 self._free.release()
                 self.route.report(error)
                 await self._pause(self._backoff.next())
             else:
-                self._keep(self._serve(end))
+                self._spawn(self._serve(end))
 
     async def _serve(self, end: Connection) -> None:
         try:
@@ -122,28 +128,28 @@ class RelayListener:
             end.cut()
             self._free.release()
 
-    def _keep(self, job: Awaitable[None]) -> None:
-        task = asyncio.ensure_future(job)
+    def _spawn(self, job: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(job)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
 
 async def open_tunnel(path: Path, route: RelayRoute, timeout: float) -> ConnectionServer:
-    """A way to one neighbour: what is sent to the socket `path` reaches it through the relay."""
+    """Return a server on the socket `path` whose connections go through the relay to one neighbour."""
 
-    async def carry(near: Connection, _: str) -> None:
-        far = None
+    async def carry(local: Connection, _: str) -> None:
         try:
             async with asyncio.timeout(timeout):
-                far = await route.joined(CALL)
-            await join(near, far)
+                joined = await route.join_peer(CALL)
+            try:
+                await join(local, joined)
+            finally:
+                joined.cut()
         except RELAY_FAILURES as error:
             route.report(error)
         finally:
-            near.cut()
-            if far is not None:
-                far.cut()
+            local.cut()
 
     tunnel = ConnectionServer(carry)
-    await tunnel.listen_at(path)
+    await tunnel.listen_on_unix_socket(path)
     return tunnel

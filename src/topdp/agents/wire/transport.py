@@ -1,7 +1,7 @@
-"""How agents reach each other: the interface of transports, and the messages that they carry.
+"""The interface of transports, and the messages that they carry.
 
-A transport delivers requests between authenticated peers and brings the reply back. It knows nothing of
-rounds, budgets or ledgers; the agent decides whether a message may be sent or believed.
+A transport delivers requests between authenticated peers and returns their replies. It does not interpret
+rounds, budgets or ledgers; the agent decides whether to send or accept a message.
 """
 
 from __future__ import annotations
@@ -20,46 +20,50 @@ logger = logging.getLogger("topdp.agents")
 
 
 ENDING_SECONDS = 2.0
-"""How long cancelled tasks may take to end."""
+"""The time that cancelled tasks have to end."""
 
 
-async def end_all(tasks: Iterable[asyncio.Task[Any]], of_what: str) -> None:
-    """Cancel `tasks` and wait until they have ended, at most `ENDING_SECONDS`; log those that have not."""
-    left = set(tasks)
-    for task in left:
+async def end_all(tasks: Iterable[asyncio.Task[Any]], purpose: str) -> None:
+    """Cancel `tasks` and wait until they have ended, at most `ENDING_SECONDS`; log those that have not.
+
+    `purpose` names the tasks in the log.
+    """
+    tasks = set(tasks)
+    for task in tasks:
         task.cancel()
-    await ends(left, of_what)
+    await ends(tasks, purpose)
 
 
-async def ends(tasks: Iterable[asyncio.Task[Any]], of_what: str) -> None:
-    """Wait for tasks like `end_all`, without cancelling them, because they are about to end."""
-    left = set(tasks)
-    if not left:
+async def ends(tasks: Iterable[asyncio.Task[Any]], purpose: str) -> None:
+    """Wait for `tasks` like `end_all`, without cancelling them, because they are about to end."""
+    running = set(tasks)
+    if not running:
         return
-    done, left = await asyncio.wait(left, timeout=ENDING_SECONDS)
+    done, running = await asyncio.wait(running, timeout=ENDING_SECONDS)
     for task in done:
         if not task.cancelled():
-            task.exception()  # retrieved, or asyncio would log it
-    for task in left:
-        logger.error("%s: %s did not end in %g s", of_what, named(task), ENDING_SECONDS)
+            task.exception()  # marks it as retrieved, otherwise asyncio would log it
+    for task in running:
+        logger.error("%s: %s did not end in %g s", purpose, named(task), ENDING_SECONDS)
 
 
 def named(task: asyncio.Task[Any]) -> str:
-    """A task by its function, and the line at which it is."""
+    """Return a task's function, and the line that it executes."""
     frames = task.get_stack(limit=1)
-    where = f" at {frames[0].f_code.co_filename}:{frames[0].f_lineno}" if frames else ""
-    return f"{getattr(task.get_coro(), '__qualname__', task.get_name())}{where}"
+    place = f" at {frames[0].f_code.co_filename}:{frames[0].f_lineno}" if frames else ""
+    return f"{getattr(task.get_coro(), '__qualname__', task.get_name())}{place}"
 
 
 class Unreachable(ConnectionError):  # noqa: N818 - a state of the world, not a fault
-    """The peer did not answer; the request may have arrived. Sending the same bytes again is safe."""
+    """The peer did not reply; the request may have arrived. Sending the same bytes again is safe."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Message:
-    """One request. `digest` is the SHA-256 of `body`, in hex; (sender, kind, round) names it for good.
+    """One request. Its sender, kind and round identify it permanently.
 
-    `signature`: of a row, its sender's signature under that name and digest.
+    `digest`: the SHA-256 of `body`, in hex. `signature`: for a row, its sender's signature of the
+    identification and digest.
     """
 
     kind: MessageKind
@@ -70,7 +74,7 @@ class Message:
 
     @classmethod
     def of(cls, kind: MessageKind, round: int, body: bytes = b"", signature: bytes = b"") -> Message:
-        """A message with the digest of its body."""
+        """Return a message with the digest of its body."""
         return cls(
             kind=kind, round=round, digest=hashlib.sha256(body).hexdigest(), body=body, signature=signature
         )
@@ -78,7 +82,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Reply:
-    """The answer of the peer's agent: a code to decide by, and words where those of the code are too few."""
+    """The reply of a peer's agent. Programs decide by `code`; `words` explain more than the code's words."""
 
     code: ReplyCode
     words: str = ""
@@ -90,16 +94,16 @@ class Reply:
 
     @property
     def reason(self) -> str:
-        """The explanation for people; no code depends on it."""
+        """The explanation for people; no program depends on it."""
         return self.words or self.code.words
 
 
 Handler = Callable[[str, Message], Awaitable[Reply]]
-"""Called with the authenticated name of the peer, and only with bodies that match their digest.
+"""A function of the peer's authenticated name and a message whose body matches its digest.
 
-It should answer well within the idle timeout: an exchange in which nothing moves for that long is given up.
-It is called again when the peer sends again, perhaps while the first call still runs. If it raises, the
-fault is logged and the peer gets Unreachable.
+It should reply well within the idle timeout, because an exchange without progress for that long is aborted.
+It is called again when the peer repeats its request, perhaps while the first call still runs. If it raises,
+the fault is logged and the peer gets Unreachable.
 """
 
 
@@ -108,22 +112,22 @@ class Transport(ABC):
 
     @abstractmethod
     async def start(self, handle: Handler) -> None:
-        """Begin to listen and to dial; `handle` answers every request that comes in."""
+        """Begin to listen and to dial; `handle` replies to every request that arrives."""
 
     @abstractmethod
     async def request(self, peer: str, message: Message) -> Reply:
-        """Send and wait for the reply. Raises Unreachable after an idle timeout, never a total one.
+        """Send a request and return the reply. Raise Unreachable after an idle timeout, but no total one.
 
-        A caller may give up waiting (cancel); the request may still arrive.
+        A caller may cancel the call; the request may still arrive.
         """
 
     @abstractmethod
     def reaches(self, peer: str) -> bool:
-        """Whether there is a link to `peer` at this moment."""
+        """Return whether a link to `peer` is open at this moment."""
 
     @property
     def refused(self) -> Mapping[tuple[str, str], int]:
-        """Counts of refusals and reports on links, by (peer, kind); for people."""
+        """The counts of reported events on links, by (peer, kind); for people."""
         return {}
 
     @abstractmethod

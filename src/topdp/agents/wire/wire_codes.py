@@ -1,7 +1,7 @@
-"""Codes on a link: the kinds of messages and of replies, and their words for people.
+"""The codes on a link: the kinds of messages and replies, with their words for people.
 
-The numbers are those of `wire.proto` (a test compares them). Programs decide by codes; words are shown, never
-read. A number that is not here is refused where it comes in (`links.py`).
+The numbers are those of `wire.proto` (a test compares them). Programs decide by codes; words are only shown.
+`links` refuses frames with other numbers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class MessageKind(IntEnum):
 
 
 class ReplyCode(IntEnum):
-    """How a neighbour answers, and what is decided about a row that came in; each code with its `words`."""
+    """The replies of a neighbour, and the verdicts on a received row; `words` explains each code."""
 
     words: str
 
@@ -33,28 +33,28 @@ class ReplyCode(IntEnum):
         code._value_, code.words = number, words
         return code
 
-    OK = 1, "yes"
-    AGAIN = 2, "yes, as before"
+    OK = 1, "accepted"
+    AGAIN = 2, "accepted, as before"
     ABORTED = 3, "the exchange did not take place"
     COMMITTED = 4, "the exchange took place"
-    LATER = 5, "too far ahead: later"
-    STRANGER = 6, "not a neighbour that sends to me"
-    UNKNOWN_KIND = 7, "not a kind of message that is answered here"
-    UNKNOWN_ROUND = 8, "not a round in which you send to me"
+    LATER = 5, "too far ahead: send it again later"
+    STRANGER = 6, "this agent receives no rows from you"
+    UNKNOWN_KIND = 7, "this agent does not answer this kind of message"
+    UNKNOWN_ROUND = 8, "this agent receives no row from you in this round"
     GAP = 9, "an earlier round is missing"
-    DAMAGED = 10, "the digest is not that of the bytes"
-    EQUIVOCATION = 11, "another row under this name came before"
+    DAMAGED = 10, "the digest does not match the bytes"
+    EQUIVOCATION = 11, "a different row for this round arrived before"
     QUARANTINED = 12, "quarantined"
-    ROLLED_BACK = 13, "rolled back: you knew more before"
+    ROLLED_BACK = 13, "your ledger is an old copy: you knew more before"
     OTHER_TERMS = 14, "another manifest, plan or start"
     NOT_A_GREETING = 15, "expected a greeting"
     NOT_A_ROW = 16, "expected a row"
     BUSY = 17, "busy, or no further exchanges"
     UNDECIDED = 18, "not decided yet"
-    NO_MEETING = 19, "no exchange of which you could be in doubt"
-    FAILED = 20, "no answer: ask again"
+    NO_MEETING = 19, "there is no undecided exchange with you"
+    FAILED = 20, "no reply: send the request again"
     NOT_A_STATEMENT = 21, "expected notices"
-    GONE = 22, "you were silent for too long: you count as gone"
+    GONE = 22, "you were silent for too long and count as gone"
 
     @property
     def accepted(self) -> bool:
