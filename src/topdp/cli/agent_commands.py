@@ -15,9 +15,8 @@ from topdp.cli.agent_options import (
     State,
     epsilon_in_words,
     expect_agents_installed,
-    print_result,
 )
-from topdp.views.terminal.console import Json, err, print_json, print_text, remark
+from topdp.views.terminal.console import Json, err, print_json, print_result, print_text, remark
 
 if TYPE_CHECKING:
     from topdp.agents.runtime.agent_hooks import AgentHooks

@@ -1,4 +1,4 @@
-"""Options, output and a check of the installation, for the commands of agents and federations."""
+"""Options and a check of the installation, for the commands of agents and federations."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import importlib.util
 import os
 import platform
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from topdp.agents.node.status_file import epsilon_in_words as epsilon_in_words
 from topdp.errors import InputError
-from topdp.views.terminal.console import print_json, show
 
 REQUIRED_PACKAGES = ("cryptography", "google.protobuf", "grpc", "prometheus_client")
 
@@ -50,12 +49,3 @@ def expect_agents_installed() -> None:
         missing = [str(error.name)]
     if missing:
         raise InputError("Real agents need more packages. Run: pip install -c constraints.txt '.[agents]'")
-
-
-def print_result(as_json: bool, facts: dict[str, Any], *lines: str) -> None:
-    """Print `facts` as JSON, or `lines` for people."""
-    if as_json:
-        print_json(facts)
-    else:
-        for line in lines:
-            show(line)

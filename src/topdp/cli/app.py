@@ -1,4 +1,4 @@
-"""The command line: the names of all commands, exit codes and error output.
+"""The command line: commands by their names in `commands.toml`, exit codes and error output.
 
 Exit codes are those of `topdp.errors`. Tables and `--json` go to stdout; progress and errors go to stderr.
 The module of a command is imported when the command is called or listed: `topdp agent start` loads no other.
@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import sys
+import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any
 
 # Spinning OpenMP threads slow everything down on a busy machine. Torch reads this when it is imported.
@@ -26,89 +27,17 @@ from topdp.views.terminal.console import err, show
 # The error that typer raises for wrong arguments; newer versions bundle click.
 USAGE_ERROR: Any = typer.BadParameter.__mro__[2]
 
+Commands = Mapping[str, Any]
+"""Each command as `module:function` in this package, or the same of a group, whose `help` is a text."""
 
-@dataclass(frozen=True)
-class CommandGroup:
-    """A group of commands. Each command is `module:function` in this package, or another group."""
-
-    help: str
-    commands: Mapping[str, str | CommandGroup]
-
-
-COMMANDS: Mapping[str, str | CommandGroup] = {
-    "run": "training_commands:run",
-    "compare": "training_commands:compare",
-    "sweep": "training_commands:sweep",
-    "export": "training_commands:export",
-    "report": "page_commands:report",
-    "statement": "page_commands:statement",
-    "graph": "figure_commands:graph",
-    "plan": "plan_command:plan",
-    "account": "privacy_commands:account",
-    "recommend": "privacy_commands:recommend",
-    "audit": "privacy_commands:audit",
-    "calibrate": "privacy_commands:calibrate",
-    "reproduce": "figure_commands:reproduce",
-    "bench": "bench_command:bench",
-    "dash": "dash_command:dash",
-    "relay": "relay_command:relay",
-    "version": "app:version",
-    "data": CommandGroup(
-        "Fetch and list data sets; preview a file of your own.",
-        {
-            "fetch": "data_commands:data_fetch",
-            "list": "data_commands:data_list",
-            "look": "data_commands:data_look",
-        },
-    ),
-    "agent": CommandGroup(
-        "Run one agent on its own machine.",
-        {
-            "init": "agent_commands:init",
-            "start": "agent_commands:start",
-            "rehearse": "development_commands:rehearse",
-            "status": "operator_commands:status",
-            "pause": "operator_commands:pause",
-            "resume": "operator_commands:resume",
-            "stop": "operator_commands:stop",
-            "renew": "member_commands:renew",
-            "sign": "member_commands:sign",
-            "ledger": CommandGroup(
-                "Show and verify the ledger of an agent.",
-                {"show": "ledger_commands:show_charges", "verify": "ledger_commands:verify_ledger"},
-            ),
-            "budget": CommandGroup(
-                "Show and set the budget of all runs on the same records.",
-                {
-                    "show": "budget_commands:show_site",
-                    "set": "budget_commands:set_limit",
-                    "close": "budget_commands:close_run",
-                },
-            ),
-            "model": CommandGroup("Export an agent's model.", {"export": "operator_commands:export_model"}),
-            "quarantine": CommandGroup(
-                "List and lift quarantines of neighbours.",
-                {"list": "operator_commands:list_quarantined", "lift": "operator_commands:lift_quarantine"},
-            ),
-        },
-    ),
-    "federation": CommandGroup(
-        "Create and amend manifests; run a demonstration.",
-        {
-            "create": "federation_commands:create",
-            "amend": "member_commands:amend",
-            "canaries": "federation_commands:canaries",
-            "demo": "federation_commands:demo",
-        },
-    ),
-}
+COMMANDS: Commands = tomllib.loads(Path(__file__).with_name("commands.toml").read_text(encoding="utf-8"))
 
 
 class LazyCommands(Mapping[str, Any]):
     """Commands by name; each is imported when it is first looked up."""
 
-    def __init__(self, targets: Mapping[str, str | CommandGroup]) -> None:
-        self._targets = targets
+    def __init__(self, group: Commands) -> None:
+        self._targets = {name: target for name, target in group.items() if name != "help"}
         self._loaded: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> Any:
@@ -123,8 +52,8 @@ class LazyCommands(Mapping[str, Any]):
         return len(self._targets)
 
 
-def _load(name: str, target: str | CommandGroup) -> Any:
-    if isinstance(target, CommandGroup):
+def _load(name: str, target: str | Commands) -> Any:
+    if not isinstance(target, str):
         return typer.main.get_group(_group(name, target))
     module, _, function = target.partition(":")
     single = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -132,14 +61,14 @@ def _load(name: str, target: str | CommandGroup) -> Any:
     return typer.main.get_command(single)
 
 
-def _group(name: str, group: CommandGroup) -> typer.Typer:
+def _group(name: str, group: Commands) -> typer.Typer:
     class LazyGroup(TyperGroup):
         def __init__(self, *, commands: object = None, **settings: Any) -> None:
-            super().__init__(commands=LazyCommands(group.commands), **settings)  # type: ignore[arg-type]
+            super().__init__(commands=LazyCommands(group), **settings)  # type: ignore[arg-type]
 
     return typer.Typer(
         name=name,
-        help=group.help,
+        help=group["help"],
         cls=LazyGroup,
         no_args_is_help=True,
         add_completion=False,
@@ -148,10 +77,7 @@ def _group(name: str, group: CommandGroup) -> typer.Typer:
     )
 
 
-app = _group(
-    "topdp",
-    CommandGroup("Private learning without a server: agents on a graph train one model together.", COMMANDS),
-)
+app = _group("topdp", COMMANDS)
 
 
 def _print_version(wanted: bool) -> None:

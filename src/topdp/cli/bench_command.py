@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from topdp.errors import InputError
-from topdp.views.terminal.console import Json, err, print_json, remark, show
+from topdp.views.terminal.console import Json, err, print_result, remark
 from topdp.views.terminal.progress_display import show_progress
 
 
@@ -79,18 +79,13 @@ def bench(
             results = bench_report.bench_json(job, times, parts, rates, whole, difference)
             if len(installed) <= len(names):
                 remark(contestants.NO_OPACUS_REMARK)
-    if as_json:
-        print_json(results)
-    elif growth:
-        show(bench_report.growth_table(results))
-        for job_title in results["left_out"]:
-            show(f"Left out for lack of time: {job_title}")
-        if results["picture"]:
-            show(f"The picture is {picture}")
+    parts: list[object]
+    if growth:
+        left = [f"Left out for lack of time: {job_title}" for job_title in results["left_out"]]
+        drawn = [f"The picture is {picture}"] if results["picture"] else []
+        parts = [bench_report.growth_table(results), *left, *drawn]
     else:
-        show(
-            f"One private round: {job}",
-            bench_report.contest_table(results),
-            bench_report.floors_table(results),
-        )
-        show(f"Without noise all contestants' rounds agree to {difference:.0e}.")
+        contest, of_parts = bench_report.contest_table(results), bench_report.floors_table(results)
+        agree = f"Without noise all contestants' rounds agree to {difference:.0e}."
+        parts = [f"One private round: {job}", contest, of_parts, agree]
+    print_result(as_json, results, *parts)

@@ -1,16 +1,54 @@
-"""`topdp agent budget show`, `set`, `close`: the site budget, for all runs on the same records."""
+"""`topdp agent ledger` and `budget`: what records have spent in one run, and in all runs of a site."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from topdp.cli.agent_options import IdentityFolder, Site, State, epsilon_in_words, print_result
+from topdp.cli.agent_options import IdentityFolder, Site, State, epsilon_in_words
 from topdp.errors import InputError
-from topdp.views.terminal.console import Json, print_json, show
+from topdp.views.terminal.console import Json, print_result, show
+
+
+def show_charges(state: State, as_json: Json = False) -> None:
+    """List every charge: round, kind and cost."""
+    from topdp.agents.ledger.ledger import Ledger
+    from topdp.views.terminal import tables
+
+    entries = list(Ledger(state, writable=False).entries())
+    table = tables.uncut("round", "kind", "charge", "spent", "worst case", "sent to")
+    for entry in entries:
+        table.add_row(
+            str(entry.round),
+            entry.kind,
+            f"{entry.charge:.3g}",
+            f"{entry.total:.4g}",
+            epsilon_in_words(entry.worst_case),
+            ", ".join(entry.digests) or "-",
+        )
+    print_result(as_json, {"charges": [asdict(entry) for entry in entries]}, table)
+
+
+def verify_ledger(state: State, as_json: Json = False) -> None:
+    """Verify that a ledger is complete and consistent.
+
+    The exit code is 4 otherwise.
+    """
+    from topdp.agents.ledger.ledger import Ledger
+    from topdp.agents.ledger.ledger_check import verify
+
+    ledger = Ledger(state, writable=False)
+    charges = verify(ledger)
+    facts = {"charges": charges, "epsilon": ledger.total, "whole": True}
+    print_result(
+        as_json,
+        facts,
+        f"{charges} charges, epsilon {ledger.total:.6g}: the ledger is complete and consistent.",
+    )
 
 
 def show_site(site: Site = None, identity: IdentityFolder = Path("identity"), as_json: Json = False) -> None:
@@ -20,39 +58,30 @@ def show_site(site: Site = None, identity: IdentityFolder = Path("identity"), as
     """
     from topdp.agents.ledger.site_budget import SiteBudget
     from topdp.agents.node.site_reservation import site_folder
+    from topdp.views.terminal import tables
 
     budget = SiteBudget(site_folder(site, identity)[0], writable=False)
     limit, runs, spent = budget.limit, budget.runs(), budget.spent()
-    if as_json:
-        print_json(
-            {
-                "limit": {"epsilon": limit.epsilon, "delta": limit.delta},
-                "epsilon": {kind: _finite(each.epsilon) for kind, each in spent.items()},
-                "delta": {kind: each.delta for kind, each in spent.items()},
-                "runs": runs,
-            }
-        )
-        return
-    from topdp.views.terminal import tables
-
+    facts = {
+        "limit": {"epsilon": limit.epsilon, "delta": limit.delta},
+        "epsilon": {kind: _finite(each.epsilon) for kind, each in spent.items()},
+        "delta": {kind: each.delta for kind, each in spent.items()},
+        "runs": runs,
+    }
     table = tables.uncut("run", "federation", "agent", "records", "epsilon", "delta", "adjacency", "")
     for run in runs:
         epsilon = run["epsilon"]
         words = epsilon_in_words(None if epsilon is None else float(str(epsilon)))
-        cells = (
-            run["number"],
-            str(run["federation"])[:12],
-            run["agent"],
-            run["records"],
-            words,
-            run["delta"],
-        )
-        table.add_row(*map(str, cells), str(run["adjacency"]), "spent" if run["final"] else "reserved")
-    show(table)
-    for kind, each in spent.items():
-        words = epsilon_in_words(_finite(each.epsilon))
-        show(f"Largest total of a record: epsilon {words}, delta {each.delta:.3g} ({kind}).")
-    show(f"Limit: {limit_in_words(limit.epsilon, limit.delta)}.")
+        cells = (run["number"], str(run["federation"])[:12], run["agent"], run["records"], words)
+        status = "spent" if run["final"] else "reserved"
+        table.add_row(*map(str, (*cells, run["delta"], run["adjacency"], status)))
+    totals = [
+        f"Largest total of a record: epsilon {epsilon_in_words(_finite(each.epsilon))}, delta "
+        f"{each.delta:.3g} ({kind})."
+        for kind, each in spent.items()
+    ]
+    limit_words = f"Limit: {limit_in_words(limit.epsilon, limit.delta)}."
+    print_result(as_json, facts, table, *totals, limit_words)
 
 
 def set_limit(

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from topdp.errors import ExitCode, InputError
-from topdp.views.terminal.console import Json, print_json, remark, show
+from topdp.views.terminal.console import Json, print_result, remark
 
 DASH_PACKAGES = ("starlette", "uvicorn")
 TOKEN_VARIABLE = "TOPDP_DASH_TOKEN"
@@ -108,10 +108,8 @@ def dash(
         app = application(live, access, secure=certificate is not None)
         address = f"{'https' if certificate else 'http'}://{_url_host(host)}:{port}/"
         url = f"{address}?token={created}" if created else address
-        if as_json:
-            print_json({"url": url})
-        else:
-            show(f"The live page is {url}")
+        print_result(as_json, {"url": url}, f"The live page is {url}")
+        if not as_json:
             if token is not None:
                 remark(
                     f"It needs a token: open {address}?token= with that in {token_file or TOKEN_VARIABLE}."

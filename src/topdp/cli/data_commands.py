@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from topdp.views.terminal.console import Json, err, print_json, print_text, remark, show
+from topdp.views.terminal.console import Json, err, print_json, print_result, print_text, remark, show
 from topdp.views.terminal.progress_display import show_progress
 
 
@@ -26,10 +26,11 @@ def data_fetch(
         from topdp.data import fetch
 
         cached = fetch(name, data_dir=data_dir, progress=progress)
-    if as_json:
-        print_json({"name": name, "path": str(cached.path), "source": cached.source})
-    else:
-        show(f"{name}: verified, from {cached.source}, in {cached.path}")
+    print_result(
+        as_json,
+        {"name": name, "path": str(cached.path), "source": cached.source},
+        f"{name}: verified, from {cached.source}, in {cached.path}",
+    )
 
 
 def data_list(as_json: Json = False) -> None:
@@ -37,15 +38,12 @@ def data_list(as_json: Json = False) -> None:
     from topdp.data import available
 
     rows = available()
-    if as_json:
-        print_json({row.name: {"cached": row.cached, "bytes": row.bytes} for row in rows})
-        return
     table = Table("data set", "in the cache", "size", "what it is")
     for row in rows:
         table.add_row(row.name, "yes" if row.cached else "no", f"{row.bytes / 1e6:.0f} MB", row.description)
-    show(table)
-    if os.environ.get("TOPDP_DATA"):
-        show("The folder TOPDP_DATA is searched first.")
+    searched = ["The folder TOPDP_DATA is searched first."] if os.environ.get("TOPDP_DATA") else []
+    facts = {row.name: {"cached": row.cached, "bytes": row.bytes} for row in rows}
+    print_result(as_json, facts, table, *searched)
 
 
 def data_look(

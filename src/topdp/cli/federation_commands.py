@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
-from topdp.cli.agent_options import ManifestFile, epsilon_in_words, expect_agents_installed, print_result
+from topdp.cli.agent_options import ManifestFile, epsilon_in_words, expect_agents_installed
 from topdp.cli.shared_options import Changes, Preset
 from topdp.runs import config
 from topdp.runs.metric_labels import NO_TEST_RECORDS, metric_names, metric_text
-from topdp.views.terminal.console import Json, err, print_json, remark, show
+from topdp.views.terminal.console import Json, err, print_json, print_result, remark, show
 from topdp.views.terminal.progress_display import show_progress
 
 

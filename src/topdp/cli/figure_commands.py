@@ -10,7 +10,7 @@ import typer
 from topdp.cli.shared_options import Changes, ConfigFile, Device, Out, Preset, continue_with
 from topdp.runs import config
 from topdp.runs.config import ConfigError
-from topdp.views.terminal.console import Json, err, print_json, show
+from topdp.views.terminal.console import Json, err, print_result
 from topdp.views.terminal.progress_display import show_progress
 
 
@@ -42,15 +42,11 @@ def graph(
         facts = topology.describe(drawn, run_config.method.alpha)
         progress("drawing")
         draw(drawn, picture)
-    if as_json:
-        print_json({**facts, "picture": str(picture)})
-        return
-    show(tables.facts(f"{drawn.name}, {drawn.agents} agents", facts))
-    if drawn.agents <= 12:
-        for i, j in drawn.directed.tolist():
-            cover = ", ".join(map(str, sorted(drawn.cover_set(i, j))))
-            show(f"N_{i}^{j} = {f'{{{cover}}}' if cover else 'empty: full noise'}")
-    show(f"The picture is {picture}")
+    parts: list[object] = [tables.facts(f"{drawn.name}, {drawn.agents} agents", facts)]
+    for i, j in drawn.directed.tolist() if drawn.agents <= 12 else []:
+        cover = ", ".join(map(str, sorted(drawn.cover_set(i, j))))
+        parts.append(f"N_{i}^{j} = {f'{{{cover}}}' if cover else 'empty: full noise'}")
+    print_result(as_json, {**facts, "picture": str(picture)}, *parts, f"The picture is {picture}")
 
 
 def reproduce(
@@ -102,11 +98,8 @@ def reproduce(
         else:
             chosen = str(choose_device(device))
             made = reproduce.reproduce(names, lenses, scale, chosen, place, progress.announce, 60 * minutes)
-    if as_json:
-        print_json({"out": str(place), **made.to_json()})
-    else:
-        if made.verdicts:
-            show(tables.verdicts(made.to_json()["verdicts"]))
-        if quick:
-            show(reproduce.QUICK_REMARK)
-        show(f"Figures, numbers and verdicts are in {place}")
+    facts = {"out": str(place), **made.to_json()}
+    verdicts = [tables.verdicts(facts["verdicts"])] if made.verdicts else []
+    quick_remark = [reproduce.QUICK_REMARK] if quick else []
+    where = f"Figures, numbers and verdicts are in {place}"
+    print_result(as_json, facts, *verdicts, *quick_remark, where)

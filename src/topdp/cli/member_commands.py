@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from topdp.cli.agent_options import IdentityFolder, expect_agents_installed, print_result
+from topdp.cli.agent_options import IdentityFolder, expect_agents_installed
 from topdp.runs.config import ConfigError
-from topdp.views.terminal.console import Json, err, remark
+from topdp.views.terminal.console import Json, err, print_result, remark
 from topdp.views.terminal.progress_display import show_progress
 
 

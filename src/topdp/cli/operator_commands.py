@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from topdp.cli.agent_options import State, expect_unix, print_result
+from topdp.cli.agent_options import State, expect_unix
 from topdp.errors import InputError, Interrupted
-from topdp.views.terminal.console import Json, err, out, print_json, show
+from topdp.views.terminal.console import Json, err, out, print_result, show
 
 if TYPE_CHECKING:
     from topdp.agents.node.operator_orders import OperatorOrders
@@ -37,21 +37,18 @@ def status(
     The status comes from its ledger and its process.
     """
     from topdp.agents.node.agent_status import describe_status, read_status
+    from topdp.views.terminal import tables
 
     if watch:
         _watch(state, as_json)
         return
     facts = read_status(state)
-    if as_json:
-        print_json(facts)
-        return
-    from topdp.views.terminal import tables
-
-    show(tables.facts(str(facts["agent"]), describe_status(facts)))
+    print_result(as_json, facts, tables.facts(str(facts["agent"]), describe_status(facts)))
 
 
 def _watch(state: Path, as_json: bool) -> None:
     from topdp.agents.node import agent_status
+    from topdp.views.terminal import tables
 
     shown: dict[str, Any] | None = None
     on_terminal = sys.stdout.isatty() and not as_json
@@ -61,15 +58,11 @@ def _watch(state: Path, as_json: bool) -> None:
             has_changed = agent_status.stable_facts(facts) != shown
             shown = agent_status.stable_facts(facts)
             if on_terminal:
-                from topdp.views.terminal import tables
-
                 out.clear()
                 table = tables.facts(str(facts["agent"]), agent_status.describe_status(facts))
                 show(table, "Ctrl-C ends this display, not the agent.")
-            elif has_changed and as_json:
-                print_json(facts)
             elif has_changed:
-                show(agent_status.status_line(state, facts))
+                print_result(as_json, facts, agent_status.status_line(state, facts))
             if agent_status.finished(facts):
                 return
             time.sleep(WATCH_INTERVAL_SECONDS)

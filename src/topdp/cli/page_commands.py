@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from topdp.errors import InputError
-from topdp.views.terminal.console import Json, err, print_json, show
+from topdp.views.terminal.console import Json, err, print_result
 from topdp.views.terminal.progress_display import show_progress
 
 
@@ -42,10 +42,11 @@ def report(
             facts.append(run_facts(folder))
         progress("writing")
         write_report(place, facts)
-    if as_json:
-        print_json({"file": str(place), "runs": [str(folder.path) for folder in folders]})
-    else:
-        show(f"The report is {place}")
+    print_result(
+        as_json,
+        {"file": str(place), "runs": [str(folder.path) for folder in folders]},
+        f"The report is {place}",
+    )
 
 
 def statement(
@@ -85,10 +86,12 @@ def statement(
         of_agent = (run / "ledger.sqlite").exists()
         content = _agent_statement(run, manifest) if of_agent else _run_statement(run, manifest)
         files = write_statement(content, folder or (Path() if of_agent else run))
-    if as_json:
-        print_json({"files": [str(file) for file in files], "statement": content})
-    else:
-        show(*content["summary"], f"The statement is {files[0]}, to print {files[1]}")
+    print_result(
+        as_json,
+        {"files": [str(file) for file in files], "statement": content},
+        *content["summary"],
+        f"The statement is {files[0]}, to print {files[1]}",
+    )
 
 
 def _run_statement(run: Path, manifest: Path | None) -> dict[str, Any]:

@@ -1,12 +1,13 @@
-"""The commands `topdp account`, `recommend`, `audit` and `calibrate`."""
+"""The commands `topdp plan`, `account`, `recommend`, `audit` and `calibrate`: how private settings are."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from topdp.base.progress import titled
 from topdp.cli.shared_options import (
     START_AGAIN,
     Changes,
@@ -20,7 +21,7 @@ from topdp.cli.shared_options import (
 )
 from topdp.runs import config
 from topdp.runs.config import ConfigError, RunConfig
-from topdp.views.terminal.console import Json, err, print_json, show
+from topdp.views.terminal.console import Json, err, print_result
 from topdp.views.terminal.progress_display import show_progress
 
 
@@ -35,6 +36,63 @@ def _run_or_config(
             "Expected no settings beside the folder of a run, which has its own. Remove --preset and --set."
         )
     return target, None
+
+
+def _as_typed(target: Path | None, preset: str | None, changes: list[str] | None) -> list[str]:
+    """Return the arguments of the command line that name these settings."""
+    given = [str(target)] * (target is not None) + ["--preset", str(preset)] * (preset is not None)
+    return given + [part for change in changes or [] for part in ("--set", change)]
+
+
+def plan(
+    target: ConfigFile = None,
+    preset: Preset = None,
+    changes: Changes = None,
+    beside: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--beside",
+            metavar="KEY=VALUE,VALUE",
+            help="Compare several values of one key, for example method.name=top,correlated. "
+            "Repeat the option for all combinations.",
+        ),
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Skip everything that takes longer than about a second.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Show the privacy and the cost of settings before training.
+
+    Start here. Shows noise, every privacy answer, communication and a recommended setting. Trains nothing.
+    Reads records only to count them: your own files, or a data set with a partition other than iid.
+
+    For details: account (every agent and observer of a setting or of an existing run), recommend (only the
+    recommendation), calibrate (one agent's noise by every published calibration).
+
+    \b
+    For example:
+      topdp plan --set privacy.epsilon=2 --beside method.name=plain,correlated
+    """
+    given = _as_typed(target, preset, changes)
+    with show_progress(err, "plan") as progress, continue_with(START_AGAIN):
+        progress("planning")
+        from topdp.runs.planner.setting_answers import PlannerQuestion, recommendation, stages
+        from topdp.runs.planner.setting_columns import columns
+        from topdp.views.terminal.planned_table import planned
+
+        compared = columns(lambda more: config.read(target, preset, [*(changes or []), *more]), beside or [])
+        # Check all settings before answering the first one.
+        questions = [PlannerQuestion.of(column.config) for column in compared]
+        settings: list[dict[str, Any]] = []
+        for column, question in zip(compared, questions, strict=True):
+            report = titled(progress, column.label) if column.label else progress
+            for answers in stages(question, quick, report):
+                if answers["seconds_left"] > 1 and not quick:
+                    progress.announce(f"about {answers['seconds_left']:.0f} s left; --quick skips this")
+            settings.append({"label": column.label, "command": column.command(given), **answers})
+        answer = {"settings": settings, "recommended": recommendation(questions[0], given, progress)}
+    print_result(as_json, answer, *planned(answer))
 
 
 def account(
@@ -85,10 +143,11 @@ def account(
         if coalition > 1:
             progress(f"accounting coalitions of {coalition}")
         together = planning.coalition_account(plan, losses, coalition, resolved.config.seed, progress)
-    if as_json:
-        print_json(planning.account_json(resolved.config, plan, losses, together))
-    else:
-        show(*tables.account(resolved.config, plan, losses, together))
+    print_result(
+        as_json,
+        planning.account_json(resolved.config, plan, losses, together),
+        *tables.account(resolved.config, plan, losses, together),
+    )
 
 
 def recommend(
@@ -117,12 +176,8 @@ def recommend(
 
         outline = RunOutline.of(wanted)
         advice = recommend_method(wanted, outline.graph, record_counts(outline), progress)
-    given = [str(target)] * (target is not None) + ["--preset", str(preset)] * (preset is not None)
-    details = advice.details([*given, *(part for change in changes or [] for part in ("--set", change))])
-    if as_json:
-        print_json(details)
-    else:
-        show(tables.options(details["options"]), *advice.reasons, details["command"])
+    details = advice.details(_as_typed(target, preset, changes))
+    print_result(as_json, details, tables.options(details["options"]), *advice.reasons, details["command"])
 
 
 def audit(
@@ -209,10 +264,7 @@ def audit(
         with new_audit_folder(place):
             title = heading([prepared.config], prepared.agents)
             details = write_audit(prepared.execute(progress), place, title)
-    if as_json:
-        print_json(details)
-    else:
-        show(*tables.audit(details), f"Results are in {place}")
+    print_result(as_json, details, *tables.audit(details), f"Results are in {place}")
 
 
 def calibrate(
@@ -243,7 +295,4 @@ def calibrate(
         from topdp.views.terminal import tables
 
         rows = side_by_side(epsilon, delta, releases, records, clip, adjacency, cycle, poisson, progress)
-    if as_json:
-        print_json(rows)
-    else:
-        show(tables.calibrations(rows))
+    print_result(as_json, rows, tables.calibrations(rows))

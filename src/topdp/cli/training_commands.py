@@ -27,7 +27,7 @@ from topdp.cli.shared_options import (
 from topdp.runs import config
 from topdp.runs.config import ConfigError, RunConfig
 from topdp.simulator.ranks.torchrun_environment import expect_one_process, leads, started_together
-from topdp.views.terminal.console import Json, err, print_json, show
+from topdp.views.terminal.console import Json, err, print_result
 from topdp.views.terminal.progress_display import show_progress
 
 if TYPE_CHECKING:
@@ -92,14 +92,11 @@ def run(
             result = runs.resume(resume, device, progress)
         else:
             result = runs.run(wanted, folder or new_folder("runs", wanted), device, progress)
-    if as_json:
-        print_json(result.summary())
-    else:
-        show(*tables.runs({result.config.method.name: result.summary()}))
-        if result.stopped is not None:
-            show(result.stopped.statement)
-        show(f"Results are in {result.folder}")
-        show(f"Next: topdp report {result.folder} shows curves, graph and privacy in one HTML page.")
+    table = tables.runs({result.config.method.name: result.summary()})
+    stopped = [] if result.stopped is None else [result.stopped.statement]
+    where = f"Results are in {result.folder}"
+    then = f"Next: topdp report {result.folder} shows curves, graph and privacy in one HTML page."
+    print_result(as_json, result.summary(), *table, *stopped, where, then)
 
 
 def compare(
@@ -144,16 +141,14 @@ def compare(
         title = heading(list(wanted.values()), next(iter(results.values())).plan.agents)
         evaluated = {name: result.metrics for name, result in results.items() if result.metrics}
         picture = curves(evaluated, place / "compare.png", title) if evaluated else None
-    if as_json:
-        print_json({"out": str(place), "methods": {name: r.summary() for name, r in results.items()}})
-    else:
-        show(*tables.runs({name: r.summary() for name, r in results.items()}))
-        for names in _of_one_plan(results):
-            show(
-                f"{', '.join(names)}: one plan, so one run. {why_plans_are_equal([wanted[n] for n in names])}"
-            )
-        if picture is not None:
-            show(f"The figure is {picture}")
+    summaries = {name: result.summary() for name, result in results.items()}
+    equal = [
+        f"{', '.join(names)}: one plan, so one run. {why_plans_are_equal([wanted[n] for n in names])}"
+        for names in _of_one_plan(results)
+    ]
+    figure = [] if picture is None else [f"The figure is {picture}"]
+    facts = {"out": str(place), "methods": summaries}
+    print_result(as_json, facts, *tables.runs(summaries), *equal, *figure)
 
 
 def _of_one_plan(results: dict[str, Result]) -> list[list[str]]:
@@ -194,12 +189,13 @@ def _show_spreads(spreads: list[Spread], place: Path, figure: Path | None, as_js
     from topdp.runs import sweep_summary
     from topdp.views.terminal import tables
 
-    if as_json:
-        print_json({"out": str(place), "points": sweep_summary.summaries(spreads)})
-        return
-    show(tables.sweep(spreads), sweep_summary.cost_together(spreads))
-    show(
-        f"{f'The figure is {figure}. ' if figure else ''}All runs are in {place}, their numbers in sweep.csv."
+    where = f"All runs are in {place}, their numbers in sweep.csv."
+    print_result(
+        as_json,
+        {"out": str(place), "points": sweep_summary.summaries(spreads)},
+        tables.sweep(spreads),
+        sweep_summary.cost_together(spreads),
+        f"The figure is {figure}. {where}" if figure else where,
     )
 
 
@@ -342,9 +338,6 @@ def export(
         from topdp.runs.model_export import export_run, format_of
 
         written = export_run(run, file, format, agent, best)
-    if as_json:
-        facts = {"file": str(written), "format": format_of(file, format), "agent": agent, "best": best}
-        print_json({"run": str(run), **facts})
-    else:
-        network = "mean network of all agents" if agent == "mean" else f"network of agent {agent}"
-        show(f"The {network} is {written}")
+    facts = {"file": str(written), "format": format_of(file, format), "agent": agent, "best": best}
+    network = "mean network of all agents" if agent == "mean" else f"network of agent {agent}"
+    print_result(as_json, {"run": str(run), **facts}, f"The {network} is {written}")

@@ -35,6 +35,14 @@ def print_json(value: dict[str, Any]) -> None:
     print_text(json.dumps(value) + "\n")
 
 
+def print_result(as_json: bool, value: dict[str, Any], *parts: Any) -> None:
+    """Print `value` as JSON, or `parts` for people."""
+    if as_json:
+        print_json(value)
+    else:
+        show(*parts)
+
+
 def print_text(text: str) -> None:
     with _whole_output():
         sys.stdout.write(text)
