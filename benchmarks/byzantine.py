@@ -25,8 +25,7 @@ from matplotlib.figure import Figure
 from topdp.runs.assembly import Assembly, choose_device
 from topdp.runs.config import RunConfig, parse
 from topdp.runs.pictures.chart_style import BLUE, GREEN, GREY, RED, house_style, percent_axis, save
-from topdp.runs.pictures.coinciding_lines import coinciding, joined_label
-from topdp.runs.pictures.learning_curves import heading
+from topdp.runs.pictures.learning_curves import coinciding, heading, joined_label
 from topdp.runs.planning import plan_and_account
 from topdp.runs.run_stacks import Dealer
 
@@ -199,7 +198,7 @@ def draw(rows: list[dict[str, Any]], job: Job, budget: float, file: Path) -> Non
         config = config_of(job, 0, budget, "mean")
         seeds = f"{len(job.seeds)} seeds" if len(job.seeds) > 1 else "1 seed"
         model = " on ".join([config.model.name, *[config.data.features][: config.data.features != "none"]])
-        title = heading([config], config.topology.agents)
+        title = heading([config], [config.topology.agents])
         figure.suptitle(f"{title}\n{config.method.name}, {model}, {seeds}", fontsize=10, x=0.01, ha="left")
         figure.axes[0].legend(loc="lower left")
         save(figure, file)

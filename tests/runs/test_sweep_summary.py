@@ -6,6 +6,7 @@ import pytest
 
 from topdp.privacy.basics.gaussian import epsilon_of, mu_of
 from topdp.runs import config, sweep_summary
+from topdp.runs.pictures import learning_curves
 from topdp.runs.pictures.chart_style import look
 from topdp.runs.sweep_summary import Spread
 from topdp.views.pictures import sweep_pictures
@@ -58,7 +59,7 @@ def test_what_does_not_compose_is_not_used():
 def test_a_title_says_what_all_runs_have_in_common():
     def titled(*changes):
         configs = [config.read(changes=change) for change in changes]
-        return sweep_pictures.heading_of(configs, [one.topology.agents for one in configs])
+        return learning_curves.heading(configs, [one.topology.agents for one in configs])
 
     budgets = titled(["privacy.epsilon=1.0"], ["privacy.epsilon=2.0"])
     assert budgets == "MNIST, 30 agents, sync, ε = 1 to 2 (adaptive, δ = 1e-5)"

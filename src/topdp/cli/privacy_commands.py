@@ -262,7 +262,7 @@ def audit(
             prepared = audits.of_config(wanted, request, device, progress)
         place = folder or new_folder("audits", prepared.config)
         with new_audit_folder(place):
-            title = heading([prepared.config], prepared.agents)
+            title = heading([prepared.config], [prepared.agents])
             details = write_audit(prepared.execute(progress), place, title)
     print_result(as_json, details, *tables.audit(details), f"Results are in {place}")
 

@@ -138,7 +138,7 @@ def compare(
         for name, method in wanted.items():
             results[name] = runs.run_or_continue(method, place / name, device, titled(progress, name))
         progress("drawing")
-        title = heading(list(wanted.values()), next(iter(results.values())).plan.agents)
+        title = heading(list(wanted.values()), [next(iter(results.values())).plan.agents])
         evaluated = {name: result.metrics for name, result in results.items() if result.metrics}
         picture = curves(evaluated, place / "compare.png", title) if evaluated else None
     summaries = {name: result.summary() for name, result in results.items()}
@@ -177,7 +177,7 @@ def _compare_seeds(wanted: dict[str, RunConfig], seeds: int, place: Path, device
         sweep.run_all(points, place, device, progress, how)
         progress("drawing")
         spreads = sweep.spreads_of(place, points)
-        title = heading(list(wanted.values()), RunOutline.of(points[0].config).graph.agents)
+        title = heading(list(wanted.values()), [RunOutline.of(points[0].config).graph.agents])
         figure = sweep_pictures.curves(
             {spread.chosen["method"]: spread for spread in spreads}, place / "compare.png", title
         )
@@ -267,6 +267,7 @@ def sweep(
         progress("loading torch")
         from topdp.runs import sweep as sweeps
         from topdp.runs import sweep_grid, sweep_summary
+        from topdp.runs.pictures.learning_curves import heading
         from topdp.runs.run_outline import RunOutline
         from topdp.views.pictures import sweep_pictures
 
@@ -282,7 +283,7 @@ def sweep(
         spreads = sweeps.spreads_of(place, points)
         sweep_summary.write_csv(spreads, place)
         configs = [point.config for point in points]
-        title = sweep_pictures.heading_of(configs, [RunOutline.of(config).graph.agents for config in configs])
+        title = heading(configs, [RunOutline.of(config).graph.agents for config in configs])
         figure = sweep_pictures.picture(spreads, place / "sweep.png", title)
     _show_spreads(spreads, place, figure, as_json)
 

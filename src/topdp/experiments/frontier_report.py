@@ -22,7 +22,7 @@ from topdp.privacy.answers import GUARANTEES, answer_kind
 from topdp.runs.config import RunConfig
 from topdp.runs.methods import METHODS
 from topdp.runs.pictures.chart_style import data_title, house_style, look, percent_axis, save
-from topdp.runs.pictures.coinciding_lines import coinciding, joined_label
+from topdp.runs.pictures.learning_curves import coinciding, joined_label
 from topdp.runs.run_outline import noise_kind
 
 METHOD_TITLES = {

@@ -246,7 +246,7 @@ def end_folder(
     """Write the results of a run to its folder."""
     folder.save_metrics(metrics)
     if metrics:
-        title = heading([config], plan.agents)
+        title = heading([config], [plan.agents])
         for metric in metric_names(metrics[-1]):
             curves({config.method.name: metrics}, folder.path / picture_name(metric), title, metric)
     folder.finish(estimates, notes, **facts)

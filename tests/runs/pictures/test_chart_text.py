@@ -7,7 +7,7 @@ from matplotlib import font_manager
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from topdp.runs.pictures import chart_style, chart_text, coinciding_lines, learning_curves
+from topdp.runs.pictures import chart_style, chart_text, learning_curves
 from topdp.topology import from_edges
 from topdp.views.pictures import graph_picture
 
@@ -97,14 +97,14 @@ def test_lines_that_coincide_are_one_with_both_names(tmp_path, monkeypatch):
 def test_lines_with_gaps_and_of_other_places_are_told_apart():
     gap = float("nan")
     here, other = ([0, 1], [0.1, gap]), ([0, 2], [0.1, gap])
-    found = coinciding_lines.coinciding({"a": here, "b": here, "c": other, "d": ([0, 1], [0.1, 0.5])})
+    found = learning_curves.coinciding({"a": here, "b": here, "c": other, "d": ([0, 1], [0.1, 0.5])})
     assert found == {"a": ["a", "b"], "c": ["c"], "d": ["d"]}
-    assert coinciding_lines.coinciding({}) == {} and coinciding_lines.coinciding({"a": ([], [])}) == {
+    assert learning_curves.coinciding({}) == {} and learning_curves.coinciding({"a": ([], [])}) == {
         "a": ["a"]
     }
 
 
 def test_examples_of_lettering_and_coinciding_run():
-    for module in (chart_text, coinciding_lines):
+    for module in (chart_text, learning_curves):
         failed, tried = doctest.testmod(module)
         assert tried > 0 and failed == 0

@@ -25,12 +25,12 @@ TITLES = {
 @pytest.mark.parametrize("case", TITLES)
 def test_a_title_names_data_budget_and_guarantee(case):
     changes, title = TITLES[case]
-    assert learning_curves.heading([config.read(changes=changes)], agents=30) == title
+    assert learning_curves.heading([config.read(changes=changes)], agents=[30]) == title
 
 
 def test_the_budget_is_that_of_the_methods_with_noise():
     both = [config.read(changes=[f"method.name={name}"]) for name in ("no-noise", "plain")]
-    assert "ε = 1 (adaptive" in learning_curves.heading(both, agents=30)
+    assert "ε = 1 (adaptive" in learning_curves.heading(both, agents=[30])
 
 
 def test_data_sets_are_named_as_people_know_them():

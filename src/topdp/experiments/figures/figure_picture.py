@@ -15,7 +15,7 @@ from topdp.experiments.lenses import LENS_GUARANTEES, LENSES
 from topdp.runs.methods import METHODS
 from topdp.runs.pictures.chart_style import data_title, house_style, look, percent_axis, save
 from topdp.runs.pictures.chart_text import wrapped
-from topdp.runs.pictures.coinciding_lines import coinciding, joined_label
+from topdp.runs.pictures.learning_curves import coinciding, joined_label
 from topdp.views.pages.plain_words import small
 
 PICTURE_SUFFIXES = (".png", ".svg")

@@ -3,12 +3,13 @@
 Colours are Okabe and Ito's (https://jfly.uni-koeln.de/color/), which colour-blind readers can tell apart, and
 every method has its own line style and marker, so that figures can be read in black and white. Build figures
 inside `house_style()` with `matplotlib.figure.Figure` and write them with `save`: no pyplot, no display, no
-windows.
+windows. Sizes and fonts are in `chart_style.toml`.
 """
 
 from __future__ import annotations
 
 import io
+import tomllib
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,7 +24,7 @@ from PIL import Image
 
 from topdp.base.files import make_folder, write_atomically
 from topdp.errors import InputError
-from topdp.runs.pictures.chart_text import DEFAULT_FONT, make_drawable
+from topdp.runs.pictures.chart_text import make_drawable
 
 BLACK = "#000000"
 ORANGE = "#E69F00"
@@ -39,42 +40,6 @@ PALE = "#D9D9D9"
 FORMATS = (".png", ".svg", ".pdf")
 LETTERS = 52  # of one line of a title in a picture of the default width
 COLOURS = 128  # of a PNG: enough for lines and text, in a third of the file size
-
-_RC: dict[str, Any] = {
-    # 5.6 in with 10 pt: still about 6 pt when printed one column (3.3 in) wide.
-    "figure.figsize": (5.6, 3.8),
-    "figure.dpi": 100,
-    "figure.facecolor": "white",
-    "figure.constrained_layout.use": True,
-    "savefig.dpi": 200,
-    "font.family": "sans-serif",
-    "font.sans-serif": [DEFAULT_FONT],  # ships with matplotlib: the same picture on every machine
-    "font.size": 10,
-    "axes.titlesize": 11,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.labelsize": 10,
-    "axes.edgecolor": INK,
-    "axes.labelcolor": INK,
-    "axes.linewidth": 0.8,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "axes.prop_cycle": cycler(color=[BLUE, RED, GREEN, PURPLE, ORANGE, SKY, GREY, BLACK]),
-    "grid.color": PALE,
-    "grid.linewidth": 0.6,
-    "text.color": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "xtick.labelsize": 9,
-    "ytick.labelsize": 9,
-    "legend.fontsize": 9,
-    "legend.frameon": False,
-    "lines.linewidth": 1.8,
-    "lines.markersize": 5,
-    "svg.hashsalt": "topdp",  # same figure, same bytes
-}
 
 METHOD_LOOKS: dict[str, dict[str, Any]] = {
     "no-noise": {"color": BLACK, "linestyle": (0, (1, 1)), "marker": None},
@@ -94,14 +59,11 @@ METHOD_LOOKS: dict[str, dict[str, Any]] = {
 }
 """Keyword arguments of `Axes.plot` for each method of `topdp.runs.methods`; -3, -15: numbers of colluders."""
 
-DATA_TITLES = {
-    "mnist": "MNIST",
-    "fashion-mnist": "Fashion-MNIST",
-    "cifar10": "CIFAR-10",
-    "breast-cancer": "Breast cancer",
-    "diabetes": "Diabetes",
-    "spam-assassin": "SpamAssassin",
-}
+_SETTINGS = tomllib.loads(Path(__file__).with_name("chart_style.toml").read_text(encoding="utf-8"))
+_RC: dict[str, Any] = _SETTINGS["matplotlib"]
+DATA_TITLES: dict[str, str] = _SETTINGS["data-titles"]
+"""The usual name of each data set of the catalogue."""
+CYCLE = cycler(color=[BLUE, RED, GREEN, PURPLE, ORANGE, SKY, GREY, BLACK])
 
 
 def look(method: str) -> dict[str, Any]:
@@ -145,7 +107,7 @@ def house_style() -> Iterator[None]:
     """
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
-        matplotlib.rcParams.update(_RC)
+        matplotlib.rcParams.update({**_RC, "axes.prop_cycle": CYCLE})
         yield
 
 

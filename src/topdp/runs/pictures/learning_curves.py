@@ -1,4 +1,8 @@
-"""Learning curves: a metric along the rounds, one line a run, a band from the least agent to the largest."""
+"""Learning curves: a metric along the rounds, one line a run, a band from the least agent to the largest.
+
+Lines that coincide are drawn as one line with a common label: a line under another one would seem to be
+missing. That holds only for pictures; tables and CSV files keep every line.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +12,16 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from numpy.typing import ArrayLike
 
 from topdp.runs.config import RunConfig
 from topdp.runs.methods import METHODS
 from topdp.runs.metric_labels import is_share, mean_over_classes, metric_names
 from topdp.runs.pictures.chart_style import LETTERS, data_title, house_style, look, percent_axis, save
 from topdp.runs.pictures.chart_text import wrapped
-from topdp.runs.pictures.coinciding_lines import coinciding, joined_label
+
+MIN_LINE_DISTANCE = 1e-3
+"""A share of the range of a picture; a drawn line is several times as wide."""
 
 
 def curves(
@@ -49,6 +56,43 @@ def draw_curves(
         return save(figure, path)
 
 
+def coinciding(lines: Mapping[str, Sequence[ArrayLike]]) -> dict[str, list[str]]:
+    """label -> all labels that are drawn with it. `lines`: places along the axis, then values there.
+
+    Lines coincide if they have the same places and nowhere differ by more than `MIN_LINE_DISTANCE` of the
+    range.
+
+    >>> better, worse = ([0, 1], [0.1, 0.9]), ([0, 1], [0.1, 0.5])
+    >>> coinciding({"top": better, "plain": worse, "top-dp": better})
+    {'top': ['top', 'top-dp'], 'plain': ['plain']}
+    """
+    arrays = {label: [np.asarray(part, np.float64) for part in line] for label, line in lines.items()}
+    finite = [part[np.isfinite(part)] for line in arrays.values() for part in line[1:]]
+    values = np.concatenate([np.empty(0), *finite])
+    tolerance = MIN_LINE_DISTANCE * float(np.ptp(values)) if values.size else 0.0
+    groups: dict[str, list[str]] = {}
+    for label, line in arrays.items():
+        first = next((other for other in groups if _coincide(line, arrays[other], tolerance)), label)
+        groups.setdefault(first, []).append(label)
+    return groups
+
+
+def _coincide(line: Sequence[np.ndarray], other: Sequence[np.ndarray], tolerance: float) -> bool:
+    return len(line) == len(other) and all(
+        a.shape == b.shape and np.allclose(a, b, rtol=0, atol=tolerance if number else 0.0, equal_nan=True)
+        for number, (a, b) in enumerate(zip(line, other, strict=True))
+    )
+
+
+def joined_label(labels: Sequence[str]) -> str:
+    """Return one label for lines that are drawn as one.
+
+    >>> joined_label(["top"]), joined_label(["top", "top-dp"])
+    ('top', 'top = top-dp')
+    """
+    return " = ".join(labels)
+
+
 def _line(metrics: Sequence[Mapping[str, Any]], metric: str) -> tuple[list[float], ...]:
     """Return rounds, and the minimum, mean and maximum over agents after each; NaN where undefined."""
     rounds = [float(line["round"]) for line in metrics]
@@ -58,16 +102,32 @@ def _line(metrics: Sequence[Mapping[str, Any]], metric: str) -> tuple[list[float
     )
 
 
-def heading(configs: Sequence[RunConfig], agents: int) -> str:
-    """The title of runs that differ only in their method: data, agents, mode, and ε with its guarantee.
+def heading(configs: Sequence[RunConfig], agents: Sequence[int]) -> str:
+    """The title of runs by what they have in common: data, agents, mode, and ε with its guarantee.
 
     >>> from topdp.runs.config import RunConfig
-    >>> heading([RunConfig()], agents=30)
+    >>> heading([RunConfig()], agents=[30])
     'MNIST, 30 agents, sync, ε = 1 (adaptive, δ = 1e-5)'
     """
-    first, noisy = configs[0], [config for config in configs if METHODS[config.method.name].noisy]
-    noise = noise_words(noisy[0]) if noisy else "no noise"
-    return ", ".join((data_title(first.data.name), f"{agents} agents", first.method.mode, noise))
+    noisy = [config for config in configs if METHODS[config.method.name].noisy]
+    parts = (
+        {data_title(config.data.name) for config in configs},
+        {f"{count} agents" for count in agents},
+        {config.method.mode for config in configs},
+        _noise_of(noisy),
+    )
+    return ", ".join(part.pop() for part in parts if len(part) == 1) or "sweep"
+
+
+def _noise_of(noisy: Sequence[RunConfig]) -> set[str]:
+    """Return descriptions of the noise. Different budgets with one guarantee and δ become one range."""
+    words = {noise_words(config) for config in noisy} or {"no noise"}
+    kinds = {(config.privacy.guarantee, config.privacy.delta) for config in noisy}
+    if len(words) == 1 or len(kinds) > 1 or any(config.privacy.sigma is not None for config in noisy):
+        return words
+    budgets = np.concatenate([np.atleast_1d(config.privacy.epsilon) for config in noisy])
+    wide = noisy[0].privacy.model_copy(update={"epsilon": budgets.tolist()})
+    return {noise_words(noisy[0].model_copy(update={"privacy": wide}))}
 
 
 def noise_words(config: RunConfig) -> str:

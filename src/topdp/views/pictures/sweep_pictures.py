@@ -9,16 +9,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from matplotlib.figure import Figure
 
-from topdp.runs.config import RunConfig
-from topdp.runs.methods import METHODS
 from topdp.runs.metric_labels import is_share
 from topdp.runs.pictures import chart_style
 from topdp.runs.pictures.chart_text import wrapped
-from topdp.runs.pictures.coinciding_lines import coinciding, joined_label
-from topdp.runs.pictures.learning_curves import draw_curves, noise_words
+from topdp.runs.pictures.learning_curves import coinciding, draw_curves, joined_label
 from topdp.runs.sweep_summary import Spread, as_number, label_of, metric_names, spread_of
 
 MAX_PICTURE_LINES = 8  # more are drawn as points in a column
@@ -28,29 +24,6 @@ LINE_COLOURS = (
     chart_style.SKY, chart_style.GREY,
 )  # fmt: skip
 LINE_MARKERS = ("o", "s", "D", "^", "v", "P", "X")
-
-
-def heading_of(configs: Sequence[RunConfig], agents: Sequence[int]) -> str:
-    """Return a title of what the runs have in common: data, agents, mode and noise."""
-    noisy = [config for config in configs if METHODS[config.method.name].noisy]
-    parts = (
-        {chart_style.data_title(config.data.name) for config in configs},
-        {f"{count} agents" for count in agents},
-        {config.method.mode for config in configs},
-        _noise_of(noisy),
-    )
-    return ", ".join(part.pop() for part in parts if len(part) == 1) or "sweep"
-
-
-def _noise_of(noisy: Sequence[RunConfig]) -> set[str]:
-    """Return descriptions of the noise. Different budgets with one guarantee and δ become one range."""
-    words = {noise_words(config) for config in noisy} or {"no noise"}
-    kinds = {(config.privacy.guarantee, config.privacy.delta) for config in noisy}
-    if len(words) == 1 or len(kinds) > 1 or any(config.privacy.sigma is not None for config in noisy):
-        return words
-    budgets = np.concatenate([np.atleast_1d(config.privacy.epsilon) for config in noisy])
-    wide = noisy[0].privacy.model_copy(update={"epsilon": budgets.tolist()})
-    return {noise_words(noisy[0].model_copy(update={"privacy": wide}))}
 
 
 def picture(spreads: Sequence[Spread], path: Path, title: str) -> Path | None:
