@@ -79,13 +79,13 @@ def bench(
             results = bench_report.bench_json(job, times, parts, rates, whole, difference)
             if len(installed) <= len(names):
                 remark(contestants.NO_OPACUS_REMARK)
-    parts: list[object]
+    shown: list[object]
     if growth:
         left = [f"Left out for lack of time: {job_title}" for job_title in results["left_out"]]
         drawn = [f"The picture is {picture}"] if results["picture"] else []
-        parts = [bench_report.growth_table(results), *left, *drawn]
+        shown = [bench_report.growth_table(results), *left, *drawn]
     else:
         contest, of_parts = bench_report.contest_table(results), bench_report.floors_table(results)
         agree = f"Without noise all contestants' rounds agree to {difference:.0e}."
-        parts = [f"One private round: {job}", contest, of_parts, agree]
-    print_result(as_json, results, *parts)
+        shown = [f"One private round: {job}", contest, of_parts, agree]
+    print_result(as_json, results, *shown)

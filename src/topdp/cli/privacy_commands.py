@@ -78,7 +78,7 @@ def plan(
     with show_progress(err, "plan") as progress, continue_with(START_AGAIN):
         progress("planning")
         from topdp.runs.planner.setting_answers import PlannerQuestion, recommendation, stages
-        from topdp.runs.planner.setting_columns import columns
+        from topdp.runs.sweep_grid import columns
         from topdp.views.terminal.planned_table import planned
 
         compared = columns(lambda more: config.read(target, preset, [*(changes or []), *more]), beside or [])

@@ -1,12 +1,14 @@
 """The points of a sweep: every combination of the values that are tried, for each of several seeds.
 
 All points are checked before the first one runs: keys, values, and whether each configuration can be planned.
-Needs torch only for the names of models. `sweep.py` runs the points.
+Needs torch only for the names of models. `sweep.py` runs the points; `topdp plan` shows combinations beside
+each other.
 """
 
 from __future__ import annotations
 
 import itertools
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -22,6 +24,7 @@ from topdp.runs.run_outline import RunOutline
 from topdp.runs.sweep_summary import label_of
 
 MAX_SWEEP_RUNS = 10_000  # runs of a sweep
+MAX_COLUMNS = 8  # columns that fit beside each other
 
 Read = Callable[[list[str]], RunConfig]
 """A configuration with further changes, each `key=value`."""
@@ -152,3 +155,33 @@ def _split(text: str) -> list[str]:
         else:
             parts[-1] += letter
     return parts
+
+
+class Column(NamedTuple):
+    """One setting: its label, and the changes to the configuration that make it."""
+
+    label: str
+    changes: list[str]
+    config: RunConfig
+
+    def command(self, given: Sequence[str] = ()) -> str:
+        """The command that runs it; `given`: further arguments of the command line."""
+        changes = (part for change in self.changes for part in ("--set", change))
+        return shlex.join(["topdp", "run", *given, *changes])
+
+
+def columns(read: Read, beside: Sequence[str]) -> list[Column]:
+    """Return one column for each combination of the values in `beside`.
+
+    >>> from topdp.runs import config
+    >>> compared = columns(lambda changes: config.read(changes=changes), ["method.name=plain,correlated"])
+    >>> [(column.label, column.config.method.name) for column in compared]
+    [('plain', 'plain'), ('correlated', 'correlated')]
+    """
+    settings = combinations([Axis.of(text, "--beside") for text in beside], "--beside")
+    if len(settings) > MAX_COLUMNS:
+        raise ConfigError(
+            f"--beside: expected at most {MAX_COLUMNS} settings beside each other, got {len(settings)}. Use "
+            "fewer values at once."
+        )
+    return [Column(label_of(chosen), changes_to(chosen), read(changes_to(chosen))) for chosen in settings]

@@ -11,9 +11,8 @@ import pytest
 from serving import books, run_in, served, standing, until
 
 from topdp.views.live import disk_watch, live_server, live_sources, remote_fetch
-from topdp.views.live.disk_watch import AnswerCache, DiskWatch
+from topdp.views.live.disk_watch import AnswerCache, DiskWatch, summary
 from topdp.views.live.federation_page import FederationFeed, FetchError, PublishingPlace, fetch_agents
-from topdp.views.live.list_summaries import summary
 
 SECRET = "the-words-of-another-file"
 

@@ -8,7 +8,7 @@ from serving import books, run_in, standing
 
 from topdp.agents.ledger.ledger import Ledger
 from topdp.errors import InputError
-from topdp.views.live import disk_watch, list_summaries, live_sources
+from topdp.views.live import disk_watch, live_sources
 from topdp.views.live.agent_page import PUBLISHED_FACTS, agent_view, published
 from topdp.views.live.disk_watch import AnswerCache, DiskWatch
 
@@ -56,7 +56,7 @@ def test_a_wrong_path_is_named(tmp_path):
 def test_a_run_in_one_line(tmp_path):
     run_in(tmp_path / "one")
     (source,) = live_sources.find_sources([tmp_path]).sources
-    found = list_summaries.summary(source)
+    found = disk_watch.summary(source)
     assert (found["state"], found["round"], found["rounds"], found["agents"]) == ("done", 6, 6, 4)
     assert found["score"].startswith("accuracy ") and found["problem"] is None
     assert str(tmp_path) not in json.dumps(found)
@@ -65,26 +65,26 @@ def test_a_run_in_one_line(tmp_path):
 @pytest.mark.parametrize("text", ["{}", "[]", "not json", '{"format": 1}', ""])
 def test_a_foreign_or_damaged_run_is_listed_with_what_is_wrong(tmp_path, text):
     (tmp_path / "run.json").write_text(text)
-    found = list_summaries.summary(live_sources.LiveSource("run", tmp_path, "x"))
+    found = disk_watch.summary(live_sources.LiveSource("run", tmp_path, "x"))
     assert found["state"] == "cannot be read" and "Expected a run" in found["problem"]
 
 
 def test_damaged_books_are_listed_with_what_is_wrong(tmp_path):
     (tmp_path / "ledger.sqlite").write_text("nothing of the kind, and long enough to be looked at " * 50)
-    found = list_summaries.summary(live_sources.LiveSource("agent", tmp_path, "x"))
+    found = disk_watch.summary(live_sources.LiveSource("agent", tmp_path, "x"))
     assert found["state"] == "cannot be read" and "damaged" in found["problem"]
 
 
 def test_the_last_line_is_found_without_reading_the_rest(tmp_path, monkeypatch):
     file = tmp_path / "metrics.jsonl"
     file.write_text("".join(json.dumps({"round": n, "x": "y" * 50}) + "\n" for n in range(1000)))
-    assert list_summaries.last_line(file)["round"] == 999
-    monkeypatch.setattr(list_summaries, "TAIL_BYTES", 16)  # shorter than a line
-    assert list_summaries.last_line(file)["round"] == 999
+    assert disk_watch.last_line(file)["round"] == 999
+    monkeypatch.setattr(disk_watch, "TAIL_BYTES", 16)  # shorter than a line
+    assert disk_watch.last_line(file)["round"] == 999
     for text in ("", "\n", "{", "[1]\n", '{"round": "x"}\n'):
         file.write_text(text)
-        assert list_summaries.last_line(file) is None
-    assert list_summaries.last_line(tmp_path / "none") is None
+        assert disk_watch.last_line(file) is None
+    assert disk_watch.last_line(tmp_path / "none") is None
 
 
 def test_only_what_has_changed_is_read_again(tmp_path, monkeypatch):
