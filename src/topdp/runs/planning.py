@@ -166,7 +166,7 @@ def account_of_run(
     """The account of the plan that a run executed, taken afresh from its plan.npz; also of other answers."""
     folder = RunFolder.open(path)
     config, plan = folder.config, folder.plan
-    run = resolve(asking(config, answers), graph_of_run(config, path), _records(folder))
+    run = resolve(asking(config, answers), graph_of_run(config, path), counts_of_run(folder))
     expect_plan_of(run, plan, path)
     expect_account_of(run.config, run.analysis, folder)
     return run, plan, accounted(run, plan, None, progress)
@@ -179,7 +179,8 @@ def asking(config: RunConfig, answers: Collection[str]) -> RunConfig:
     return config.model_copy(update={"privacy": config.privacy.model_copy(update={"answers": named})})
 
 
-def _records(folder: RunFolder) -> tuple[int, ...]:
+def counts_of_run(folder: RunFolder) -> tuple[int, ...]:
+    """The number of records of each agent, as run.json states them."""
     records = folder.fact("records")
     if not isinstance(records, list) or not all(type(count) is int and count > 0 for count in records):
         raise RunFolderError(f"Expected whole numbers of records in run.json of {folder.path}, got others.")

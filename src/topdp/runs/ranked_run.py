@@ -30,6 +30,7 @@ from topdp.learning.pretrained_models import split_backbone
 from topdp.plan import prune
 from topdp.privacy.accounting import Account
 from topdp.runs import metric_sinks
+from topdp.runs import run as runs
 from topdp.runs.assembly import Assembly, Everyone, choose_device
 from topdp.runs.callbacks import Callbacks
 from topdp.runs.checkpoints import Checkpoints
@@ -40,17 +41,6 @@ from topdp.runs.named_model import named_task
 from topdp.runs.named_records import load_shards
 from topdp.runs.planning import seal_of, sealed
 from topdp.runs.result import Result
-from topdp.runs.run import (
-    PlannedRun,
-    Ranked,
-    execute,
-    expect_settings,
-    new_run_folder,
-    plan_run,
-    prepared_folder,
-    reopen_run,
-    unfinished,
-)
 from topdp.runs.run_folder import STARTING, RunFolder
 from topdp.runs.run_outline import RunOutline
 from topdp.simulator.ranks.agent_partition import AgentPartition, partition
@@ -142,7 +132,7 @@ def _joined_run(
     new = state in ("", STARTING)
     job = _job(group, parts, None if new else folder, reported)
     if group.leads and new:
-        folder = new_run_folder(out, job)
+        folder = runs.new_run_folder(out, job)
     if state == "done":
         return None if folder is None else job.read(folder)
     if folder is not None:
@@ -153,7 +143,8 @@ def _joined_run(
     expect_room(engine, group)
     called = metric_sinks.callbacks_of(config) if group.leads else Callbacks()
     checkpoints = Checkpoints(out, layout, group)
-    result = execute(job, folder, reported, called, Ranked(RankedEngine(engine, group), checkpoints))
+    ranked = runs.Ranked(RankedEngine(engine, group), checkpoints)
+    result = runs.execute(job, folder, reported, called, ranked)
     group.any(False)  # rank 0 has written everything
     if result.stopped is None:
         checkpoints.forget()
@@ -163,16 +154,16 @@ def _joined_run(
 def _state_of(out: Path, config: RunConfig | None) -> str:
     """Return the state of the run in `out`, empty if there is none. Refuse a run with other settings."""
     if config is not None and not (out / "run.json").exists():
-        with prepared_folder(out):
+        with runs.prepared_folder(out):
             return ""
     folder = RunFolder.open(out)
     if config is None:
-        return unfinished(out).state
+        return runs.unfinished(out).state
     if folder.state == STARTING:
         folder.forget_start()
         return STARTING
-    expect_settings(folder, config)
-    return folder.state if folder.state == "done" else unfinished(out).state
+    runs.expect_settings(folder, config)
+    return folder.state if folder.state == "done" else runs.unfinished(out).state
 
 
 def _assembled(
@@ -233,16 +224,18 @@ def _digest(group: ProcessGroup, shards: Shards, home: Ints, counts: tuple[int, 
     return str(group.led(sha.hexdigest()))
 
 
-def _job(group: ProcessGroup, parts: Assembly, begun: RunFolder | None, progress: Progress) -> PlannedRun:
+def _job(
+    group: ProcessGroup, parts: Assembly, begun: RunFolder | None, progress: Progress
+) -> runs.PlannedRun:
     """Return the planned run.
 
     Rank 0 plans and accounts, or reads its folder; the others write the plan and compare.
     """
 
-    def led_job() -> PlannedRun | None:
+    def led_job() -> runs.PlannedRun | None:
         if not group.leads:
             return None
-        return plan_run(parts, progress) if begun is None else reopen_run(parts, begun)
+        return runs.plan_run(parts, progress) if begun is None else runs.reopen_run(parts, begun)
 
     job = group.together(led_job)
     deviation = group.led(None if job is None else job.plan.full_scale)
@@ -250,7 +243,7 @@ def _job(group: ProcessGroup, parts: Assembly, begun: RunFolder | None, progress
     if job is None:
         plan = parts.run.write_plan(deviation)
         details = {key: value for key, value in account.items() if key != "seal"}
-        job = PlannedRun(parts, plan, Account.from_details(details, parts.run.analysis))
+        job = runs.PlannedRun(parts, plan, Account.from_details(details, parts.run.analysis))
         mine = {**details, "plan": plan.digest()}
         account = {**mine, "seal": seal_of(mine)}
     group.expect_same("plan", job.plan.digest(), "use the same versions of topdp and numpy.")

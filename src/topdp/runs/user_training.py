@@ -20,30 +20,12 @@ from topdp.learning.losses import CUSTOM_LOSS, Loss
 from topdp.learning.metrics import METRICS
 from topdp.learning.tasks import MetricChoice, Task
 from topdp.runs import metric_sinks
+from topdp.runs import run as runs
 from topdp.runs.assembly import Assembly, choose_device
-from topdp.runs.config import (
-    GIVEN,
-    ConfigError,
-    MethodConfig,
-    PrivacyConfig,
-    ReportConfig,
-    RunConfig,
-    Section,
-    TrainConfig,
-    parse,
-)
+from topdp.runs.config import GIVEN, ConfigError, RunConfig, parse
 from topdp.runs.methods import METHODS
 from topdp.runs.named_records import named_features
 from topdp.runs.result import Result
-from topdp.runs.run import (
-    execute,
-    expect_settings,
-    new_run_folder,
-    plan_run,
-    prepared_folder,
-    reopen_run,
-    unfinished,
-)
 from topdp.runs.run_folder import GRAPH_FILE, RunFolderError
 from topdp.runs.run_outline import RunOutline
 from topdp.topology import Topology, as_topology, single
@@ -174,24 +156,24 @@ def train(
     called = metric_sinks.callbacks_of(config, callbacks)
     if resume and out is None:
         raise RunFolderError("Expected out, the folder of the run to resume, got none.")
-    begun = unfinished(Path(out)) if resume and out is not None else None
+    begun = runs.unfinished(Path(out)) if resume and out is not None else None
     if begun is not None:
-        expect_settings(begun, config)
+        runs.expect_settings(begun, config)
         config = begun.config
     if METHODS[config.method.name].pools:
         topology, shards = single(), shards.pooled()
     new = Path(out) if begun is None and out is not None else None
-    with prepared_folder(new):
+    with runs.prepared_folder(new):
         place = choose_device(device)
         mapped = own or named_features(config)
         if mapped is not None:
             shards = featured_shards.of_shards(shards, mapped, place, progress)
         parts = Assembly.given(RunOutline.of(config, topology), model, shards, place, task)
-        job = plan_run(parts, progress) if begun is None else reopen_run(parts, begun)
+        job = runs.plan_run(parts, progress) if begun is None else runs.reopen_run(parts, begun)
     if new is not None:
-        begun = new_run_folder(new, job)
+        begun = runs.new_run_folder(new, job)
         begun.write_text(GRAPH_FILE, "".join(f"{i} {j}\n" for i, j in topology.edges))
-    return execute(job, begun, progress, called)
+    return runs.execute(job, begun, progress, called)
 
 
 def _places() -> dict[str, tuple[str, str]]:
@@ -200,11 +182,9 @@ def _places() -> dict[str, tuple[str, str]]:
     places |= {key: ("robust", key) for key in ("hostile", "radius")}
     places |= {f"attack_{key}": ("attack", key) for key in ("share", "strength", "agents")}
     places |= {key: ("data", key) for key in ("batch", "features", "feature_groups")}
-    sections: dict[str, type[Section]] = {
-        "method": MethodConfig, "privacy": PrivacyConfig, "train": TrainConfig, "report": ReportConfig
-    }  # fmt: skip
-    for section, model in sections.items():
-        places |= {key: (section, key) for key in model.model_fields if key != "name"}
+    for section in ("method", "privacy", "train", "report"):
+        keys = type(getattr(RunConfig(), section)).model_fields
+        places |= {key: (section, key) for key in keys if key != "name"}
     return places
 
 

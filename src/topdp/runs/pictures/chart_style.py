@@ -3,7 +3,8 @@
 Colours are Okabe and Ito's (https://jfly.uni-koeln.de/color/), which colour-blind readers can tell apart, and
 every method has its own line style and marker, so that figures can be read in black and white. Build figures
 inside `house_style()` with `matplotlib.figure.Figure` and write them with `save`: no pyplot, no display, no
-windows. Sizes and fonts are in `chart_style.toml`.
+windows. Sizes, fonts and the look of each method are in
+`chart_style.toml`.
 """
 
 from __future__ import annotations
@@ -41,26 +42,10 @@ FORMATS = (".png", ".svg", ".pdf")
 LETTERS = 52  # of one line of a title in a picture of the default width
 COLOURS = 128  # of a PNG: enough for lines and text, in a third of the file size
 
-METHOD_LOOKS: dict[str, dict[str, Any]] = {
-    "no-noise": {"color": BLACK, "linestyle": (0, (1, 1)), "marker": None},
-    "plain": {"color": GREY, "linestyle": "--", "marker": "s"},
-    "li18": {"color": PURPLE, "linestyle": "-.", "marker": "v"},
-    "li18-ma": {"color": ORANGE, "linestyle": (0, (5, 1, 1, 1, 1, 1)), "marker": "^"},
-    "udp": {"color": SKY, "linestyle": "--", "marker": "D"},
-    "optimal": {"color": GREEN, "linestyle": (0, (7, 2)), "marker": "P"},
-    "top": {"color": BLUE, "linestyle": "-", "marker": "X"},
-    "top-dp": {"color": RED, "linestyle": "-", "marker": "o", "linewidth": 2.4},
-    "dsgd": {"color": ORANGE, "linestyle": "--", "marker": "d"},
-    "muffliato": {"color": PURPLE, "linestyle": "-.", "marker": "<"},
-    "correlated": {"color": RED, "linestyle": "-", "marker": "D", "linewidth": 2.4},
-    "correlated-3": {"color": RED, "linestyle": "-", "marker": "^", "linewidth": 1.4},
-    "correlated-15": {"color": RED, "linestyle": (0, (4, 1)), "marker": "v", "linewidth": 1.4},
-    "central": {"color": GREEN, "linestyle": (0, (9, 2)), "marker": "*"},
-}
-"""Keyword arguments of `Axes.plot` for each method of `topdp.runs.methods`; -3, -15: numbers of colluders."""
-
 _SETTINGS = tomllib.loads(Path(__file__).with_name("chart_style.toml").read_text(encoding="utf-8"))
 _RC: dict[str, Any] = _SETTINGS["matplotlib"]
+METHOD_LOOKS: dict[str, dict[str, Any]] = _SETTINGS["method-looks"]
+"""Keyword arguments of `Axes.plot` for each method of `topdp.runs.methods`; -3, -15: numbers of colluders."""
 DATA_TITLES: dict[str, str] = _SETTINGS["data-titles"]
 """The usual name of each data set of the catalogue."""
 CYCLE = cycler(color=[BLUE, RED, GREEN, PURPLE, ORANGE, SKY, GREY, BLACK])
@@ -73,7 +58,9 @@ def look(method: str) -> dict[str, Any]:
     (True, True)
     """
     if method in METHOD_LOOKS:
-        return dict(METHOD_LOOKS[method])
+        drawn = METHOD_LOOKS[method]
+        line = drawn["linestyle"]  # a text, or offset and dashes
+        return {**drawn, "linestyle": line if isinstance(line, str) else tuple(line)}
     number = zlib.crc32(method.encode())
     colours, lines, markers = (
         (BLUE, GREEN, PURPLE, ORANGE, GREY),

@@ -15,6 +15,7 @@ import hmac
 import ipaddress
 import os
 import secrets
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,18 +34,8 @@ PUBLISHED_PATH = "/api/published"
 STATIC_PATH = "/static/"
 PLANNER_PATH = "/api/plan"  # accepts POST: the planner computes on the request and stores nothing
 
-SECURITY_HEADERS = {
-    "content-security-policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
-        "base-uri 'none'; frame-ancestors 'none'; form-action 'self'"
-    ),
-    "x-content-type-options": "nosniff",
-    "x-frame-options": "DENY",
-    "referrer-policy": "no-referrer",
-    "cross-origin-opener-policy": "same-origin",
-    "cross-origin-resource-policy": "same-origin",
-    "cache-control": "no-store",
-}
+_RESPONSES = tomllib.loads(Path(__file__).with_name("responses.toml").read_text(encoding="utf-8"))
+SECURITY_HEADERS: dict[str, str] = _RESPONSES["headers"]
 
 
 @dataclass(frozen=True)
@@ -56,20 +47,10 @@ class Refusal:
     words: str
 
 
-UNKNOWN_HOST = Refusal(
-    421,
-    "Unknown host name",
-    "This page was started without a token and answers only to localhost, 127.0.0.1 and ::1. To reach it by "
-    "another name, start topdp dash with --token-file.",
-)
-NO_TOKEN = Refusal(
-    401,
-    "A token is needed",
-    "Open the address that topdp dash printed at its start; it ends in ?token=... If the server was "
-    "restarted since, its token may have changed.",
-)
-READ_ONLY = Refusal(405, "Read only", "Only GET is answered: nothing can be changed from here.")
-CROSS_SITE = Refusal(403, "Request from another site", "Requests from pages of other sites are refused.")
+UNKNOWN_HOST = Refusal(**_RESPONSES["unknown-host"])
+NO_TOKEN = Refusal(**_RESPONSES["no-token"])
+READ_ONLY = Refusal(**_RESPONSES["read-only"])
+CROSS_SITE = Refusal(**_RESPONSES["cross-site"])
 
 
 @dataclass(frozen=True)

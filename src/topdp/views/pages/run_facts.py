@@ -31,7 +31,7 @@ from topdp.privacy.answers import BY_RANK, AnswerKind
 from topdp.runs.config import RunConfig
 from topdp.runs.metric_labels import is_share, metric_names
 from topdp.runs.pictures.chart_style import data_title
-from topdp.runs.planning import expect_account_of, expect_plan_of
+from topdp.runs.planning import counts_of_run, expect_account_of, expect_plan_of
 from topdp.runs.resolve import resolve
 from topdp.runs.run_folder import STARTING, RunFolder, RunFolderError
 from topdp.runs.run_outline import analysis_of
@@ -95,11 +95,7 @@ def _fixed(path: Path, stamps: tuple[object, ...], max_seconds: float) -> dict[s
     `stamps`: the `file_stamp` of each file from which they are read, as the key of the cache.
     """
     folder = RunFolder(path)
-    config, plan, counts = folder.config, folder.plan, folder.fact("records")
-    if not isinstance(counts, list) or not all(type(count) is int and count > 0 for count in counts):
-        raise RunFolderError(
-            f"Expected whole numbers of records in run.json of {path}, got others. The file is damaged."
-        )
+    config, plan, counts = folder.config, folder.plan, counts_of_run(folder)
     _expect_whole(folder)
     account = expect_account_of(config, analysis_of(config, counts), folder)
     privacy = folder.read_json("privacy.json")
@@ -108,7 +104,7 @@ def _fixed(path: Path, stamps: tuple[object, ...], max_seconds: float) -> dict[s
     answer = kind.key
     graph, notes = page_graph.graph_of(folder, plan)
     if graph is not None and not notes:
-        expect_plan_of(resolve(config, graph, tuple(counts)), plan, path)
+        expect_plan_of(resolve(config, graph, counts), plan, path)
     mu = (
         privacy_costs.link_losses(privacy, answer, plan.agents)
         if plan.agents <= page_graph.MAX_DRAWN_AGENTS
@@ -181,7 +177,7 @@ def _name(path: Path) -> str:
     return in_utf8(f"{above.name}/{named.name}" if among else named.name)
 
 
-def _data(config: RunConfig, folder: RunFolder, counts: list[int]) -> dict[str, Any]:
+def _data(config: RunConfig, folder: RunFolder, counts: tuple[int, ...]) -> dict[str, Any]:
     """Return the name of the data, and a key that is equal for runs whose curves may share a picture."""
     data = config.data
     tested_on = [data.name, data.sites, data.test, data.validation, config.train.loss]
