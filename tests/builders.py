@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,8 +17,10 @@ from topdp.data import Shards
 from topdp.plan import Batches, Cycle, Full, Poisson, schedules
 from topdp.plan.schedules import Schedule
 from topdp.protocols import Central, Correlated, Protocol, UpdateRule
-from topdp.runs.config import MethodConfig
+from topdp.runs.config import MethodConfig, RunConfig
 from topdp.runs.methods import METHODS
+from topdp.runs.planner.observer_cache import ObserverCache
+from topdp.runs.planner.setting_answers import COMMAND, PlannerLimits, PlannerQuestion, stages
 from topdp.topology import Topology
 
 GRAPHS: dict[str, Topology] = {
@@ -150,3 +153,14 @@ def linear_model(classes: int = 3) -> torch.nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, classes))
+
+
+def plan_answers(
+    config: RunConfig,
+    quick: bool = False,
+    memory: ObserverCache | None = None,
+    limits: PlannerLimits = COMMAND,
+) -> dict[str, Any]:
+    """The last of the planner's answers about a setting, which has them all."""
+    *_, last = stages(PlannerQuestion.of(config, limits), quick, memory=memory)
+    return last

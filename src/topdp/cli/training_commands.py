@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from topdp.base.progress import Progress, titled
+from topdp.base.progress import titled
 from topdp.cli.shared_options import (
     Changes,
     ConfigFile,
@@ -276,7 +276,13 @@ def sweep(
         else:
             request = sweeps.SweepRequest(base, tuple(map(sweep_grid.Axis.of, over or [])), seeds)
         points = sweep_grid.resolved_points(request.points())
-        with _machines(executor, address, cpus or 1, gpus or 0.0, progress) as cluster:
+        joined: AbstractContextManager[RayCluster | None] = nullcontext()
+        if executor == "ray":
+            from topdp.runs.ray_cluster import ray_cluster
+
+            progress("joining the cluster")
+            joined = ray_cluster(address, cpus or 1, gpus or 0.0)
+        with joined as cluster:
             request.keep(place)
             sweeps.run_all(points, place, device, progress, how, cluster)
         progress("drawing")
@@ -300,21 +306,6 @@ def _expect_executor(executor: str, options: Mapping[str, object], device: str) 
         raise ConfigError(
             f"--device: expected auto with --executor ray, got {device!r}. Use --gpus to give runs GPUs."
         )
-
-
-@contextmanager
-def _machines(
-    executor: str, address: str | None, cpus: int, gpus: float, progress: Progress
-) -> Iterator[RayCluster | None]:
-    """Yield the Ray cluster, or None to compute on this machine."""
-    if executor == "local":
-        yield None
-        return
-    from topdp.runs.ray_cluster import ray_cluster
-
-    progress("joining the cluster")
-    with ray_cluster(address, cpus, gpus) as cluster:
-        yield cluster
 
 
 def export(

@@ -28,18 +28,12 @@ class MemoryNeed:
     place: str
     rows: int
     gradients: int
-    records: int
     free: int | None
 
 
-def _tensors_of(shards: Shards) -> list[torch.Tensor]:
-    tensors = (shards.inputs, shards.targets, shards.test_inputs, shards.test_targets)
-    return [tensor for tensor in tensors if tensor is not None]
-
-
 def need_of(engine: Engine) -> MemoryNeed:
-    """Return the bytes of rows (before and after a round), of the gradients of one pass, and of records."""
-    flat, shards = engine.gradients.flat, engine.shards
+    """Return the bytes of rows (before and after a round), and of the gradients of one pass."""
+    flat = engine.gradients.flat
     rounded = engine.plan.rounded
     width, wide = padded_width(flat.dimension, engine.device), flat.dtype.itemsize
     kept = engine.buffers.stored.itemsize
@@ -48,19 +42,17 @@ def need_of(engine: Engine) -> MemoryNeed:
         together = agents
     # Beside gradients stand the rows that they are taken at, where those have to be widened.
     beside = width * wide * (1 if rounded is None else 2)
-    records = sum(part.nbytes for part in _tensors_of(shards))
     place = platform.node() if engine.device.type == "cpu" else f"{platform.node()} {engine.device}"
     rows, gradients = 2 * engine.layout.capacity * width * kept, min(agents, together) * beside
-    return MemoryNeed(
-        place=place, rows=rows, gradients=gradients, records=records, free=free_on(engine.device)
-    )
+    return MemoryNeed(place=place, rows=rows, gradients=gradients, free=free_on(engine.device))
 
 
 def expect_room_for_records(shards: Shards, device: torch.device) -> None:
     """Raise InputError for records that do not fit on a GPU, before they are sent there."""
     if device.type == "cpu":
         return
-    sent = [part for part in _tensors_of(shards) if part.device.type != device.type]
+    parts = (shards.inputs, shards.targets, shards.test_inputs, shards.test_targets)
+    sent = [part for part in parts if part is not None and part.device.type != device.type]
     total, free = sum(part.nbytes for part in sent), free_on(device)
     if total > UNCHECKED_BYTES and free is not None and total > free:
         raise InputError(

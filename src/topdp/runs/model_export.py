@@ -11,7 +11,7 @@ import io
 import json
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -109,12 +109,12 @@ def write_tensors(tensors: dict[str, Tensor], file: Path, format: str | None) ->
             "use result.export(...) there."
         )
     plain = {name: value.contiguous() for name, value in tensors.items()}
-    save: Callable[[Path], object] = lambda beside: torch.save(plain, beside)  # noqa: E731
-    if kind == "safetensors":
-        save = lambda beside: save_file(plain, beside, {"format": "pt", "topdp": __version__})  # noqa: E731
     make_folder(file.parent)
     with atomic_path(file) as beside:
-        save(beside)
+        if kind == "safetensors":
+            save_file(plain, beside, {"format": "pt", "topdp": __version__})
+        else:
+            torch.save(plain, beside)
     return file
 
 

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -79,23 +80,14 @@ class Stack:
     def evaluations(self, state: State) -> list[Evaluation]:
         """Return the evaluation of each run, over its own agents."""
         evaluation = self.engine.evaluate(state)
-        return [
-            Evaluation(
-                evaluation.loss[own], {name: values[own] for name, values in evaluation.metrics.items()}
-            )
-            for own in self._places()
-        ]
+        ends = np.cumsum(self.agents).tolist()
+        places = [slice(end - count, end) for end, count in zip(ends, self.agents, strict=True)]
+        metrics = evaluation.metrics.items()
+        return [Evaluation(evaluation.loss[own], {n: values[own] for n, values in metrics}) for own in places]
 
     def reported(self, state: State) -> list[Tensor]:
         """[agents, d] of each run."""
-        rows = self.engine.reported(state)
-        return [rows[own] for own in self._places()]
-
-    def _places(self) -> Iterator[slice]:
-        first = 0
-        for count in self.agents:
-            yield slice(first, first + count)
-            first += count
+        return list(torch.split(self.engine.reported(state), self.agents))
 
 
 class Dealer:

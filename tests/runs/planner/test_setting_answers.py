@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from builders import blobs_file
+from builders import blobs_file, plan_answers
 from topdp.errors import InputError
 from topdp.learning.models import MODELS
 from topdp.privacy.answers import ANSWERS
@@ -18,7 +18,7 @@ from topdp.runs.methods import METHODS
 from topdp.runs.named_records import named_features
 from topdp.runs.planner import observer_cache, setting_answers
 from topdp.runs.planner.plan_traffic import numbers_in_a_row
-from topdp.runs.planner.setting_answers import NOT_YET, PAGE, PlannerQuestion, plan_answers, stages
+from topdp.runs.planner.setting_answers import NOT_YET, PAGE, PlannerQuestion, stages
 from topdp.runs.resolved_run import ResolvedRun
 
 FEW = ["topology.agents=5", "topology.kind=ring", "rounds=3", "privacy.clip=1"]

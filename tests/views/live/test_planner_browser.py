@@ -1,8 +1,8 @@
 """The planner in a real browser: it reacts, says what is wrong beside its field, needs no mouse."""
 
 from browser import contrast, reachable, shows
+from builders import plan_answers
 from topdp.runs import config
-from topdp.runs.planner.setting_answers import plan_answers
 from topdp.views.terminal.planned_table import lines
 
 

@@ -10,9 +10,9 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 
+from builders import plan_answers
 from topdp.runs import config
 from topdp.runs.planner.planner_form import FORM_FIELDS, FORM_KEYS, as_command, as_toml, configuration
-from topdp.runs.planner.setting_answers import plan_answers
 from topdp.views.live import planner_page
 from topdp.views.terminal.planned_table import lines
 

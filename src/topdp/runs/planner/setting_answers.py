@@ -133,31 +133,21 @@ def answer_seconds(kind: AnswerKind, plan: Plan, query: Query) -> float:
     return 60 * kind.work(plan, query) / OPERATIONS_PER_MINUTE
 
 
-def plan_answers(
-    config: RunConfig,
-    quick: bool = False,
-    progress: Progress = silent,
-    memory: ObserverCache | None = None,
-    limits: PlannerLimits = COMMAND,
-) -> dict[str, Any]:
-    """Return all answers about a setting; with `quick` only those that take up to about a second.
-
-    >>> config = RunConfig.model_validate({"rounds": 5, "topology": {"agents": 4, "kind": "ring"}})
-    >>> answers = plan_answers(config)
-    >>> answers["pending"], round(answers["privacy"]["epsilon"]["adaptive"], 4)
-    ([], 1.0)
-    """
-    *_, last = stages(PlannerQuestion.of(config, limits), quick, progress, memory)
-    return last
-
-
 def stages(
     question: PlannerQuestion,
     quick: bool = False,
     progress: Progress = silent,
     memory: ObserverCache | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Yield the same answers as they become known: each dictionary has all that the one before it had."""
+    """Yield the answers about a setting as they become known: each dictionary has all of the one before.
+
+    With `quick` only those that take up to about a second.
+
+    >>> config = RunConfig.model_validate({"rounds": 5, "topology": {"agents": 4, "kind": "ring"}})
+    >>> *_, answers = stages(PlannerQuestion.of(config))
+    >>> answers["pending"], round(answers["privacy"]["epsilon"]["adaptive"], 4)
+    ([], 1.0)
+    """
     config, write = question.run.config, question.run.write_plan
     observer = observe if memory is None else memory.observe(write)
     query = query_of(config, progress, observer)

@@ -137,27 +137,19 @@ def expect_plain(source: LiveSource) -> None:
                 f"{status.st_size / 1e6:.0f} MB. Use topdp report."
             )
     plan = source.path / "plan.npz"
-    if source.kind == "run" and is_plain(plan) and _unpacked_bytes(plan) > MAX_UNPACKED_PLAN_BYTES:
+    if source.kind == "run" and _unpacked_bytes(plan) > MAX_UNPACKED_PLAN_BYTES:
         raise InputError(
             f"Expected a plan that a page can read in {source.name}, plan.npz is too large unpacked."
         )
 
 
 def _unpacked_bytes(path: Path) -> int:
-    """Return the bytes that reading the archive takes; 0 for other files, which its reader refuses."""
+    """Return the bytes that reading the archive takes; 0 for no file or another, which its reader refuses."""
     try:
         with zipfile.ZipFile(path) as archive:
             return sum(member.file_size for member in archive.infolist())
     except UNREADABLE_FILE_ERRORS:
         return 0
-
-
-def is_plain(path: Path) -> bool:
-    """Return whether `path` is a file and not a link, pipe or device."""
-    try:
-        return stat.S_ISREG(path.lstat().st_mode)
-    except OSError:
-        return False
 
 
 def _kind(path: Path) -> SourceKind | None:
