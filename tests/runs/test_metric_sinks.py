@@ -168,7 +168,7 @@ def test_wrong_names_are_refused():
     with pytest.raises(ConfigError, match="Did you mean 'tensorboard'"):
         train(sinks=["tensorbord"])
     with pytest.raises(ConfigError, match="Did you mean 'wandb'"):
-        metric_sinks.named_sinks(["wandbb"])
+        train(sinks=["wandbb"])
 
 
 def test_the_command_line_takes_sinks(topdp, calls, tmp_path):

@@ -26,7 +26,8 @@ from __future__ import annotations
 import copy
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
+from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 from typing import Any, final
 
@@ -44,6 +45,7 @@ CALLBACK_METHODS = ("on_start", "on_round", "on_evaluation", "on_end", "on_break
 
 
 @final
+@dataclass(eq=False, repr=False, kw_only=True)
 class Running:
     """A run under way, as callbacks see it: read-only, but for `stop`.
 
@@ -63,36 +65,28 @@ class Running:
     (1, 'seen enough')
     """
 
-    def __init__(
-        self,
-        *,
-        config: RunConfig,
-        plan: Plan,
-        privacy: Account,
-        flat: FlatModel,
-        folder: Path | None,
-        history: list[Metrics],
-        stopped_at: int | None = None,
-        larger: Mapping[str, bool | None] | None = None,
-    ) -> None:
-        self.config = config
-        self.plan = plan
-        self.privacy = privacy
-        """How private the whole plan is, known before the first round."""
-        self.folder = folder
-        self.round: int | None = None
-        """Rounds done; None before the first release."""
-        self.evaluated = False
-        """Whether `metrics` are of this very round."""
-        self.stopped_at = stopped_at
-        """The round after which this run was stopped once, where it goes on now."""
-        self.larger_is_better = dict(larger or {})
-        """Of every metric whether more is better; None: neither."""
-        self.flat = flat  # of the whole model, frozen layers included
-        self._history = history
-        self._rows: Callable[[], Tensor] | None = None
-        self._kept: Tensor | None = None
-        self._reason: str | None = None
+    config: RunConfig
+    plan: Plan
+    privacy: Account
+    """How private the whole plan is, known before the first round."""
+    flat: FlatModel  # of the whole model, frozen layers included
+    folder: Path | None
+    lines: InitVar[list[Metrics]]
+    """All evaluations, which the loop appends."""
+    stopped_at: int | None
+    """The round after which this run was stopped once, where it goes on now."""
+    larger_is_better: dict[str, bool | None]
+    """Of every metric whether more is better; None: neither."""
+    round: int | None = field(default=None, init=False)
+    """Rounds done; None before the first release."""
+    evaluated: bool = field(default=False, init=False)
+    """Whether `metrics` are of this very round."""
+    _rows: Callable[[], Tensor] | None = field(default=None, init=False)
+    _kept: Tensor | None = field(default=None, init=False)
+    _reason: str | None = field(default=None, init=False)
+
+    def __post_init__(self, lines: list[Metrics]) -> None:
+        self._history = lines
 
     @property
     def rounds(self) -> int:

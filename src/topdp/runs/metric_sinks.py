@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any, final
 
 from topdp.runs.callbacks import Callbacks, Running, expect_list
-from topdp.runs.config import ConfigError, RunConfig, did_you_mean
+from topdp.runs.config import ConfigError, RunConfig
 from topdp.runs.metric_labels import evaluated_names
 from topdp.runs.result import Metrics, Result
 
@@ -31,16 +31,12 @@ WANDB_DISABLED: dict[str, Any] = {"console": "off", "save_code": False, "x_save_
 
 
 def callbacks_of(config: RunConfig, given: Iterable[object] = ()) -> Callbacks:
-    """The sinks that a configuration names, then the callbacks of the user."""
-    return Callbacks([*named_sinks(config.report.sinks), *expect_list(given)])
+    """The sinks that a configuration names, each once, then the callbacks of the user.
 
-
-def named_sinks(names: Iterable[str]) -> list[Sink]:
-    """The sinks of these names, each once. Raise ConfigError where a package is missing."""
-    for name in names:
-        if name not in SINKS:
-            raise ConfigError(f"sinks: got {name!r}.{did_you_mean(name, list(SINKS))}")
-    return [SINKS[name]() for name in dict.fromkeys(names)]
+    Raise ConfigError where a package is missing.
+    """
+    sinks = [SINKS[name]() for name in dict.fromkeys(config.report.sinks)]
+    return Callbacks([*sinks, *expect_list(given)])
 
 
 class Sink(ABC):

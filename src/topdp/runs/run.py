@@ -211,9 +211,9 @@ def execute(
         privacy=job.privacy,
         flat=parts.flat,
         folder=path,
-        history=history,
+        lines=history,
         stopped_at=None if before is None else int(before["round"]),
-        larger={metric.name: metric.larger_is_better for metric in parts.task.metrics},
+        larger_is_better={metric.name: metric.larger_is_better for metric in parts.task.metrics},
     )
     try:
         trained = train_to_the_end(

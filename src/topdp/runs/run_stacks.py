@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -90,23 +90,17 @@ class Stack:
         return list(torch.split(self.engine.reported(state), self.agents))
 
 
+@dataclass(eq=False)
 class Dealer:
     """Assembles runs on a device. Records that several runs share are loaded and moved there once.
 
     `dealt` and `graphs` are what another dealer has made, by its names for them: they are not read again.
     """
 
-    def __init__(
-        self,
-        device: torch.device,
-        progress: Progress = silent,
-        dealt: Mapping[str, Shards] | None = None,
-        graphs: Mapping[str, Topology] | None = None,
-    ) -> None:
-        self.device = device
-        self._progress = progress
-        self._dealt: dict[str, Shards] = dict(dealt or {})
-        self._graphs = dict(graphs or {})
+    device: torch.device
+    progress: Progress = silent
+    dealt: dict[str, Shards] = field(default_factory=dict)
+    graphs: dict[str, Topology] = field(default_factory=dict)
 
     def assemblies(self, configs: Sequence[RunConfig]) -> list[Assembly]:
         """Return the assembled runs.
@@ -132,22 +126,22 @@ class Dealer:
 
     def graph(self, config: RunConfig) -> Topology:
         name = name_of_graph(config)
-        return self._graphs[name] if name in self._graphs else RunOutline.of(config).graph
+        return self.graphs[name] if name in self.graphs else RunOutline.of(config).graph
 
     def shards(self, config: RunConfig) -> Shards:
         pools = METHODS[config.method.name].pools
         key = self.name_of_shards(config)
-        if key not in self._dealt:
+        if key not in self.dealt:
             if pools:  # what others share out is here already, or soon needed
                 alone = config.method.model_copy(update={"name": "plain"})
                 dealt = self.shards(config.model_copy(update={"method": alone})).pooled()
             else:
                 outline = RunOutline.of(config, self.graph(config))
-                dealt = load_shards(outline, self._progress, self.device).to(self.device)
-            if len(self._dealt) == MAX_CACHED_SHARDS:
-                del self._dealt[next(iter(self._dealt))]
-            self._dealt[key] = dealt
-        return self._dealt[key]
+                dealt = load_shards(outline, self.progress, self.device).to(self.device)
+            if len(self.dealt) == MAX_CACHED_SHARDS:
+                del self.dealt[next(iter(self.dealt))]
+            self.dealt[key] = dealt
+        return self.dealt[key]
 
 
 def name_of_graph(config: RunConfig) -> str:
