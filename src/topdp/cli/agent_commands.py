@@ -8,14 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from topdp.cli.agent_options import (
-    IdentityFolder,
-    ManifestFile,
-    Site,
-    State,
-    epsilon_in_words,
-    expect_agents_installed,
-)
+from topdp.cli import agent_options
 from topdp.views.terminal.console import Json, err, print_json, print_result, print_text, remark
 
 if TYPE_CHECKING:
@@ -24,7 +17,7 @@ if TYPE_CHECKING:
 
 def init(
     name: Annotated[str, typer.Option("--name", help="The agent's name in the federation.")],
-    folder: IdentityFolder = Path("identity"),
+    folder: agent_options.IdentityFolder = Path("identity"),
     address: Annotated[
         str,
         typer.Option("--address", help="host:port that others can dial; none if no port is open."),
@@ -35,7 +28,7 @@ def init(
 
     The key never leaves this machine. The card is printed; send it to the author of the manifest.
     """
-    expect_agents_installed()
+    agent_options.expect_agents_installed()
     from topdp.agents.agreement import identity
 
     card = identity.create_identity(folder, name, address).card
@@ -60,10 +53,10 @@ def _expect_usable(manifest_file: Path, identity: Path) -> None:
 
 
 def start(
-    manifest: ManifestFile,
+    manifest: agent_options.ManifestFile,
     data: Annotated[str, typer.Option("--data", help="This agent's own records, as for `topdp run`.")],
-    state: State,
-    identity: IdentityFolder = Path("identity"),
+    state: agent_options.State,
+    identity: agent_options.IdentityFolder = Path("identity"),
     epsilon: Annotated[
         float | None, typer.Option("--epsilon", help="The agent's own budget; at most the manifest's.")
     ] = None,
@@ -122,7 +115,7 @@ def start(
             help="Continue a ledger of an older version. You confirm that it is the newest copy.",
         ),
     ] = False,
-    site: Site = None,
+    site: agent_options.Site = None,
     as_json: Json = False,
 ) -> None:
     """Run the agent until the last round. To continue after a kill or a stop, repeat the command."""
@@ -132,7 +125,7 @@ def start(
 def take_part(arguments: dict[str, Any], make_hooks: Callable[[], AgentHooks] | None = None) -> None:
     """Run an agent with the `arguments` of `start`. `make_hooks` creates hooks of development commands."""
     json_log, as_json = arguments.pop("json_log"), arguments.pop("as_json")
-    expect_agents_installed()
+    agent_options.expect_agents_installed()
     _expect_usable(arguments["manifest"], arguments["identity"])
     if not json_log:
         from topdp.views.terminal.progress_display import show_progress
@@ -146,7 +139,7 @@ def take_part(arguments: dict[str, Any], make_hooks: Callable[[], AgentHooks] | 
     options = agent_process.AgentOptions(**arguments)
     outcome = agent_process.run(options, log_filter, make_hooks() if make_hooks else None)
     result, spent = outcome.result, outcome.result["spent"]
-    share = f"epsilon {epsilon_in_words(spent['epsilon'])} of {result['budget']:.4g} spent"
+    share = f"epsilon {agent_options.epsilon_in_words(spent['epsilon'])} of {result['budget']:.4g} spent"
     lines = [
         f"{result['agent']}: {result['releases']} releases, {share} ({spent['charged_by']}), {options.state}"
     ]

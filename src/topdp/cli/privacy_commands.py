@@ -8,17 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from topdp.base.progress import titled
-from topdp.cli.shared_options import (
-    START_AGAIN,
-    Changes,
-    ConfigFile,
-    Device,
-    Out,
-    Preset,
-    Target,
-    continue_with,
-    new_folder,
-)
+from topdp.cli import shared_options as options
 from topdp.runs import config
 from topdp.runs.config import ConfigError, RunConfig
 from topdp.views.terminal.console import Json, err, print_result
@@ -45,9 +35,9 @@ def _as_typed(target: Path | None, preset: str | None, changes: list[str] | None
 
 
 def plan(
-    target: ConfigFile = None,
-    preset: Preset = None,
-    changes: Changes = None,
+    target: options.ConfigFile = None,
+    preset: options.Preset = None,
+    changes: options.Changes = None,
     beside: Annotated[
         list[str] | None,
         typer.Option(
@@ -75,7 +65,7 @@ def plan(
       topdp plan --set privacy.epsilon=2 --beside method.name=plain,correlated
     """
     given = _as_typed(target, preset, changes)
-    with show_progress(err, "plan") as progress, continue_with(START_AGAIN):
+    with show_progress(err, "plan") as progress, options.continue_with(options.START_AGAIN):
         progress("planning")
         from topdp.runs.planner.setting_answers import PlannerQuestion, recommendation, stages
         from topdp.runs.sweep_grid import columns
@@ -96,9 +86,9 @@ def plan(
 
 
 def account(
-    target: Target = None,
-    preset: Preset = None,
-    changes: Changes = None,
+    target: options.Target = None,
+    preset: options.Preset = None,
+    changes: options.Changes = None,
     coalition: Annotated[
         int, typer.Option("--coalition", min=1, help="Also account for coalitions of this many agents.")
     ] = 1,
@@ -151,9 +141,9 @@ def account(
 
 
 def recommend(
-    target: ConfigFile = None,
-    preset: Preset = None,
-    changes: Changes = None,
+    target: options.ConfigFile = None,
+    preset: options.Preset = None,
+    changes: options.Changes = None,
     as_json: Json = False,
 ) -> None:
     """Recommend a method and settings for your federation.
@@ -167,7 +157,7 @@ def recommend(
       topdp recommend --set topology.agents=12 --set privacy.epsilon=2
     """
     wanted = config.read(target, preset, changes)
-    with show_progress(err, "recommend") as progress, continue_with(START_AGAIN):
+    with show_progress(err, "recommend") as progress, options.continue_with(options.START_AGAIN):
         progress("planning")
         from topdp.runs.named_records import record_counts
         from topdp.runs.recommend import recommend as recommend_method
@@ -181,9 +171,9 @@ def recommend(
 
 
 def audit(
-    target: Target = None,
-    preset: Preset = None,
-    changes: Changes = None,
+    target: options.Target = None,
+    preset: options.Preset = None,
+    changes: options.Changes = None,
     owner: Annotated[
         int | None,
         typer.Option(
@@ -211,11 +201,11 @@ def audit(
     confidence: Annotated[float, typer.Option("--confidence", help="Joint confidence of all bounds.")] = 0.95,
     delta: Annotated[float | None, typer.Option("--delta", help="By default the delta of the run.")] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of coins, noise and samples.")] = 0,
-    folder: Out = None,
+    folder: options.Out = None,
     recorded: Annotated[
         bool, typer.Option("--recorded", help="Fail unless the folder holds recordings of a rehearsal.")
     ] = False,
-    device: Device = "auto",
+    device: options.Device = "auto",
     as_json: Json = False,
 ) -> None:
     """Attack one agent's records with canaries.
@@ -225,7 +215,7 @@ def audit(
     recordings.
     """
     run, wanted = _run_or_config(target, preset, changes)
-    with show_progress(err, "audit") as progress, continue_with(START_AGAIN):
+    with show_progress(err, "audit") as progress, options.continue_with(options.START_AGAIN):
         progress("loading torch")
         from topdp import audit as audits
         from topdp.audit.audit_folder import expect_new_folder, new_audit_folder, write_audit
@@ -260,7 +250,7 @@ def audit(
             prepared = audits.of_run(run, request, device, progress)
         else:
             prepared = audits.of_config(wanted, request, device, progress)
-        place = folder or new_folder("audits", prepared.config)
+        place = folder or options.new_folder("audits", prepared.config)
         with new_audit_folder(place):
             title = heading([prepared.config], [prepared.agents])
             details = write_audit(prepared.execute(progress), place, title)

@@ -13,17 +13,7 @@ import typer
 from rich.console import Console
 
 from topdp.base.progress import titled
-from topdp.cli.shared_options import (
-    Changes,
-    ConfigFile,
-    Device,
-    Out,
-    Preset,
-    Seeds,
-    continue_with,
-    expect_nothing_else,
-    new_folder,
-)
+from topdp.cli import shared_options as options
 from topdp.runs import config
 from topdp.runs.config import ConfigError, RunConfig
 from topdp.simulator.ranks.torchrun_environment import expect_one_process, leads, started_together
@@ -37,11 +27,11 @@ if TYPE_CHECKING:
 
 
 def run(
-    file: ConfigFile = None,
-    preset: Preset = None,
-    changes: Changes = None,
-    folder: Out = None,
-    device: Device = "auto",
+    file: options.ConfigFile = None,
+    preset: options.Preset = None,
+    changes: options.Changes = None,
+    folder: options.Out = None,
+    device: options.Device = "auto",
     as_json: Json = False,
     resume: Annotated[
         Path | None, typer.Option("--resume", metavar="DIR", help="Continue an unfinished run.")
@@ -64,7 +54,7 @@ def run(
     """
     wanted = None
     if resume is not None:
-        expect_nothing_else("--resume", "run folder", file, preset, changes, folder, sinks)
+        options.expect_nothing_else("--resume", "run folder", file, preset, changes, folder, sinks)
     else:
         sink_keys = [f"report.sinks={json.dumps(sinks)}"] if sinks else []
         wanted = config.read(file, preset, [*(changes or []), *sink_keys])
@@ -91,7 +81,7 @@ def run(
             assert resume is not None
             result = runs.resume(resume, device, progress)
         else:
-            result = runs.run(wanted, folder or new_folder("runs", wanted), device, progress)
+            result = runs.run(wanted, folder or options.new_folder("runs", wanted), device, progress)
     table = tables.runs({result.config.method.name: result.summary()})
     stopped = [] if result.stopped is None else [result.stopped.statement]
     where = f"Results are in {result.folder}"
@@ -100,16 +90,16 @@ def run(
 
 
 def compare(
-    file: ConfigFile = None,
-    preset: Preset = None,
-    changes: Changes = None,
+    file: options.ConfigFile = None,
+    preset: options.Preset = None,
+    changes: options.Changes = None,
     methods: Annotated[
         str, typer.Option("--methods", help="Comma-separated method names.")
     ] = "no-noise,plain,top",
-    folder: Out = None,
-    device: Device = "auto",
+    folder: options.Out = None,
+    device: options.Device = "auto",
     as_json: Json = False,
-    seeds: Seeds = 1,
+    seeds: options.Seeds = 1,
 ) -> None:
     """Compare methods on the same graph, data and seed.
 
@@ -122,11 +112,12 @@ def compare(
         for name in dict.fromkeys(part.strip() for part in methods.split(","))
     }
     place = folder or Path("runs") / f"compare-{datetime.now():%Y%m%d-%H%M%S}"
+    how = f"the same command and --out {place}"
     if seeds > 1:
-        _compare_seeds(wanted, seeds, place, device, as_json)
+        _compare_seeds(wanted, seeds, place, device, as_json, how)
         return
     results: dict[str, Result] = {}
-    with show_progress(err, "compare") as progress, continue_with(f"the same command and --out {place}"):
+    with show_progress(err, "compare") as progress, options.continue_with(how):
         progress("loading torch")
         from topdp.runs import run as runs
         from topdp.runs.pictures.learning_curves import curves, heading
@@ -158,9 +149,10 @@ def _of_one_plan(results: dict[str, Result]) -> list[list[str]]:
     return [names for names in groups.values() if len(names) > 1]
 
 
-def _compare_seeds(wanted: dict[str, RunConfig], seeds: int, place: Path, device: str, as_json: bool) -> None:
-    how = f"the same command and --out {place}"
-    with show_progress(err, "compare") as progress, continue_with(how):
+def _compare_seeds(
+    wanted: dict[str, RunConfig], seeds: int, place: Path, device: str, as_json: bool, how: str
+) -> None:
+    with show_progress(err, "compare") as progress, options.continue_with(how):
         progress("loading torch")
         from topdp.runs import sweep, sweep_grid, sweep_summary
         from topdp.runs.pictures.learning_curves import heading
@@ -200,9 +192,9 @@ def _show_spreads(spreads: list[Spread], place: Path, figure: Path | None, as_js
 
 
 def sweep(
-    file: ConfigFile = None,
-    preset: Preset = None,
-    changes: Changes = None,
+    file: options.ConfigFile = None,
+    preset: options.Preset = None,
+    changes: options.Changes = None,
     over: Annotated[
         list[str] | None,
         typer.Option(
@@ -211,11 +203,11 @@ def sweep(
             help="Values of a key; repeat it for all combinations of several keys.",
         ),
     ] = None,
-    seeds: Seeds = 1,
+    seeds: options.Seeds = 1,
     folder: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="The folder of all runs; new by default.")
     ] = None,
-    device: Device = "auto",
+    device: options.Device = "auto",
     as_json: Json = False,
     resume: Annotated[
         Path | None, typer.Option("--resume", metavar="DIR", help="Continue an interrupted sweep.")
@@ -250,7 +242,9 @@ def sweep(
     expect_one_process("sweep")
     base = None
     if resume is not None:
-        expect_nothing_else("--resume", "sweep folder", file, preset, changes, over, folder, seeds > 1)
+        options.expect_nothing_else(
+            "--resume", "sweep folder", file, preset, changes, over, folder, seeds > 1
+        )
     elif not over and seeds == 1:
         raise ConfigError(
             "Expected --over key=value,value or --seeds, got neither. For one run use topdp run."
@@ -263,7 +257,7 @@ def sweep(
     how = f"topdp sweep --resume {place}"
     if executor == "ray":
         how += " --executor ray" + "".join(f" {key} {value}" for key, value in machines.items() if value)
-    with show_progress(err, "sweep") as progress, continue_with(how):
+    with show_progress(err, "sweep") as progress, options.continue_with(how):
         progress("loading torch")
         from topdp.runs import sweep as sweeps
         from topdp.runs import sweep_grid, sweep_summary

@@ -31,18 +31,11 @@ from starlette.staticfiles import StaticFiles
 
 from topdp.errors import TopdpError
 from topdp.runs.run_folder import RunFolder
+from topdp.views.live import page_access
 from topdp.views.live.agent_page import agent_view, published
 from topdp.views.live.disk_watch import AnswerCache, DiskWatch
 from topdp.views.live.federation_page import FederationFeed
 from topdp.views.live.live_sources import LiveSource, SourceKind, expect_plain
-from topdp.views.live.page_access import (
-    PUBLISHED_PATH,
-    STATIC_PATH,
-    Access,
-    PageGuard,
-    Refusal,
-    refusal_response,
-)
 from topdp.views.live.page_events import Events, EventStream, TooManyListeners
 from topdp.views.live.page_templates import page
 from topdp.views.live.planner_page import planner_routes
@@ -155,18 +148,18 @@ class Dash:
             Route("/api/runs/{id}/facts", partial(self.facts, "run")),
             Route("/api/agents/{id}", partial(self.facts, "agent")),
             Route("/api/federation", self.federation_view),
-            Route(PUBLISHED_PATH, self.published),
+            Route(page_access.PUBLISHED_PATH, self.published),
             Route("/api/events", self.changes),
-            Mount(STATIC_PATH, StaticFiles(packages=STATIC_FOLDERS)),
+            Mount(page_access.STATIC_PATH, StaticFiles(packages=STATIC_FOLDERS)),
             *planner_routes,
         ]
 
 
-def application(dash: Dash, access: Access, secure: bool = False) -> PageGuard:
+def application(dash: Dash, access: page_access.Access, secure: bool = False) -> page_access.PageGuard:
     """Return the application to serve."""
     handlers: Any = {HTTPException: _error_response}
     app = Starlette(routes=dash.routes(), lifespan=dash.lifespan, exception_handlers=handlers)
-    return PageGuard(app, access, secure)
+    return page_access.PageGuard(app, access, secure)
 
 
 def _facts(source: LiveSource) -> dict[str, Any]:
@@ -181,4 +174,5 @@ async def _error_response(request: Request, error: HTTPException) -> Response:
     words = error.detail
     if error.status_code == 404 and "Expected" not in words:
         words = "There is nothing by this name. It may have been removed; the list has all runs and agents."
-    return refusal_response(Refusal(error.status_code, "Not found", words), request.url.path)
+    refusal = page_access.Refusal(error.status_code, "Not found", words)
+    return page_access.refusal_response(refusal, request.url.path)

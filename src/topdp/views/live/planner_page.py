@@ -25,15 +25,8 @@ from starlette.routing import Route
 
 from topdp.errors import InputError, TopdpError
 from topdp.runs.epsilon_text import answer_words
+from topdp.runs.planner import planner_form
 from topdp.runs.planner.observer_cache import ObserverCache
-from topdp.runs.planner.planner_form import (
-    FORM_FIELDS,
-    FormError,
-    as_command,
-    as_toml,
-    form_error,
-    question_of,
-)
 from topdp.runs.planner.setting_answers import PlannerQuestion, recommendation, stages
 from topdp.views.live.page_templates import page
 from topdp.views.terminal.planned_table import lines, remarks
@@ -111,11 +104,11 @@ class PlannerService:
     ) -> None:
         try:
             request.check()
-            answer(question_of(values), values, self.memory, request.check, send)
+            answer(planner_form.question_of(values), values, self.memory, request.check, send)
         except Cancelled:
             pass
         except TopdpError as error:
-            problem = error if isinstance(error, FormError) else form_error(error)
+            problem = error if isinstance(error, planner_form.FormError) else planner_form.form_error(error)
             send({"problem": str(problem), "fields": problem.fields})
         except MemoryError:
             send({"problem": "Not enough memory for this setting. Try fewer agents or rounds."})
@@ -140,8 +133,8 @@ def answer(
         if total is not None:
             send({"progress": [done, total]})
 
-    options = [part for change in as_command(values) for part in ("--set", change)]
-    send({"toml": as_toml(question.given), "command": shlex.join(["topdp", "run", *options])})
+    options = [part for change in planner_form.as_command(values) for part in ("--set", change)]
+    send({"toml": planner_form.as_toml(question.given), "command": shlex.join(["topdp", "run", *options])})
     recommended = False
     for known in stages(question, False, progress, memory):
         check()
@@ -156,8 +149,8 @@ def answer(
 
 
 async def show_page(request: Request) -> Response:
-    names = {"styles": PLANNER_STYLES, "scripts": PLANNER_SCRIPTS}
-    return HTMLResponse(page("plan.html", kind="plan", planner=True, fields=FORM_FIELDS, **names))
+    names = {"styles": PLANNER_STYLES, "scripts": PLANNER_SCRIPTS, "fields": planner_form.FORM_FIELDS}
+    return HTMLResponse(page("plan.html", kind="plan", planner=True, **names))
 
 
 PLANNER = PlannerService()

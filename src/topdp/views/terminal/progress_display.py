@@ -14,17 +14,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from rich import progress as rich_progress
 from rich.console import Console
 from rich.filesize import decimal
-from rich.progress import (
-    BarColumn,
-    Progress,
-    SpinnerColumn,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 
 from topdp.runs.metric_labels import last_seen
 
@@ -100,10 +92,10 @@ class ProgressLines(ProgressDisplay):
 class ProgressBars(ProgressDisplay):
     """Bars for terminals: one for the current stage, and one for each unit of work that is counted."""
 
-    def __init__(self, console: Console, title: str, bars: Progress) -> None:
+    def __init__(self, console: Console, title: str, bars: rich_progress.Progress) -> None:
         super().__init__(console, title)
         self.bars = bars
-        self._tasks: dict[tuple[str, str], TaskID] = {}
+        self._tasks: dict[tuple[str, str], rich_progress.TaskID] = {}
         self("starting")
 
     def _show(self, text: str, done: int, total: int | None, unit: str, counted: str, note: str) -> None:
@@ -136,16 +128,16 @@ def show_progress(console: Console, title: str) -> Iterator[ProgressDisplay]:
     """Display progress during the work of a command; enter before its slow imports. Yields the display."""
     if console.is_terminal:
         columns = (
-            SpinnerColumn(),
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            TextColumn("{task.fields[counted]}", markup=False),
-            TextColumn("{task.fields[note]}", markup=False),
-            TextColumn("{task.fields[speed]}", markup=False),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
+            rich_progress.SpinnerColumn(),
+            rich_progress.TextColumn("{task.description}", markup=False),
+            rich_progress.BarColumn(),
+            rich_progress.TextColumn("{task.fields[counted]}", markup=False),
+            rich_progress.TextColumn("{task.fields[note]}", markup=False),
+            rich_progress.TextColumn("{task.fields[speed]}", markup=False),
+            rich_progress.TimeElapsedColumn(),
+            rich_progress.TimeRemainingColumn(),
         )
-        with Progress(*columns, console=console, transient=True) as bars:
+        with rich_progress.Progress(*columns, console=console, transient=True) as bars:
             yield ProgressBars(console, title, bars)
         return
     lines, over = ProgressLines(console, title), threading.Event()
