@@ -9,7 +9,6 @@ import difflib
 import json
 import warnings
 from collections.abc import Sequence
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
@@ -44,6 +43,7 @@ Auto = Literal["auto"]  # chosen before the run begins, and written into its con
 Rounds = Annotated[int, Field(ge=1, le=1_000_000)]
 
 
+PRESETS_FOLDER = Path(__file__).parent / "presets"
 GIVEN = "given in Python"  # instead of the name of a data set, model, loss or metric
 
 
@@ -289,9 +289,7 @@ class RunConfig(Section):
 
 def presets() -> list[str]:
     """The names of the configurations that ship with topdp."""
-    return sorted(
-        p.name.removesuffix(".toml") for p in _preset_folder().iterdir() if p.name.endswith(".toml")
-    )
+    return sorted(file.stem for file in PRESETS_FOLDER.glob("*.toml"))
 
 
 def read(path: Path | None = None, preset: str | None = None, changes: list[str] | None = None) -> RunConfig:
@@ -312,7 +310,7 @@ def read(path: Path | None = None, preset: str | None = None, changes: list[str]
         name = "default" if preset is None else preset
         if name not in presets():
             raise ConfigError(f"Expected a preset, got {name!r}.{did_you_mean(name, presets())}")
-        text = (_preset_folder() / f"{name}.toml").read_text(encoding="utf-8")
+        text = (PRESETS_FOLDER / f"{name}.toml").read_text(encoding="utf-8")
         origin = f"preset {name}"
     try:
         tree = toml_text.parse_toml(text)
@@ -418,10 +416,6 @@ def did_you_mean(word: str, known: list[str]) -> str:
     return f" Did you mean {near[0]!r}?" if near else f" Known: {', '.join(known)}."
 
 
-def _preset_folder() -> Any:
-    return resources.files("topdp.runs") / "presets"
-
-
 def _apply(tree: dict[str, Any], change: str) -> None:
     key, equals, text = change.partition("=")
     if not equals or not key.strip():
@@ -470,16 +464,12 @@ def _explain(fault: Any, tree: dict[str, Any]) -> str:
         return f"{key}: got {_came(fault['input'])}.{did_you_mean(str(fault['input']), known)}"
     if fault["type"] == "model_type":
         keys = _known_keys(path)
-        return f"{key}: expected its keys ({', '.join(keys)}), as {key}.{keys[0]}=..., got " + (
-            f"{_came(fault['input'])}."
-        )
+        got = _came(fault["input"])
+        return f"{key}: expected its keys ({', '.join(keys)}), as {key}.{keys[0]}=..., got {got}."
     message = fault["msg"].removeprefix("Value error, ")
     message = message[0].lower() + message[1:]
-    return (
-        f"{key}: {message}, got {_came(fault['input'])}."
-        if fault["type"] != "value_error"
-        else f"{key}: {message}."
-    )
+    got = "" if fault["type"] == "value_error" else f", got {_came(fault['input'])}"
+    return f"{key}: {message}{got}."
 
 
 def _came(value: Any) -> str:
@@ -533,13 +523,9 @@ def _all_keys(section: Any = None, before: str = "") -> list[str]:
 
 
 def _known_keys(path: list[str]) -> list[str]:
-    model: Any = RunConfig
-    for part in path:
-        annotation = model.model_fields[part].annotation if part in model.model_fields else None
-        model = _section_of(annotation)
-        if model is None:
-            return []
-    return list(model.model_fields)
+    """The keys and sections in the section at `path`; none where it is no section."""
+    depth, every = len(path), [key.split(".") for key in _all_keys()]
+    return list(dict.fromkeys(key[depth] for key in every if key[:depth] == path and len(key) > depth))
 
 
 def _section_of(annotation: Any) -> Any:

@@ -97,10 +97,7 @@ def _number(value: float | None) -> str:
 def remarks(setting: Mapping[str, Any]) -> list[str]:
     """Return warnings, reasons for missing numbers, and automatically chosen values."""
     privacy, chosen = setting["privacy"], setting["chosen"]
-    reasons: dict[str, list[str]] = {}
-    for name, why in privacy.get("reasons", {}).items():
-        reasons.setdefault(why, []).append(answer_words(name))
-    said = [f"ε {', '.join(names)}: {why}" for why, names in reasons.items()]
+    said = tables.missing_epsilons(privacy)
     if chosen:
         said.append("chosen: " + ", ".join(f"{key} {value:.4g}" for key, value in chosen.items()))
     for what in ("noise", "traffic"):

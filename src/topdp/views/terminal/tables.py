@@ -50,16 +50,18 @@ def runs(summaries: Mapping[str, Mapping[str, Any]]) -> list[Table | Text]:
             *(epsilon_text(summary["privacy"], key) for key in answers),
             f"{summary['seconds']:.0f} s",
         )
-    reasons: dict[tuple[str, str], list[str]] = {}
+    notes = [] if metrics else [NO_TEST_RECORDS]
     for name, summary in summaries.items():
-        for key, reason in summary["privacy"].get("reasons", {}).items():
-            reasons.setdefault((name, reason), []).append(answer_words(key))
-    remarks = [] if metrics else [Text(NO_TEST_RECORDS)]
-    return [
-        table,
-        *remarks,
-        *(Text(f"{name}, ε {', '.join(keys)}: {why}") for (name, why), keys in reasons.items()),
-    ]
+        notes += [f"{name}, {words}" for words in missing_epsilons(summary["privacy"])]
+    return [table, *map(Text, notes)]
+
+
+def missing_epsilons(privacy: Mapping[str, Any]) -> list[str]:
+    """Return for each reason why an ε is missing a line with the answers that it concerns."""
+    answers: dict[str, list[str]] = {}
+    for name, reason in privacy.get("reasons", {}).items():
+        answers.setdefault(reason, []).append(answer_words(name))
+    return [f"ε {', '.join(names)}: {reason}" for reason, names in answers.items()]
 
 
 def options(methods: Sequence[Mapping[str, Any]]) -> Table:
