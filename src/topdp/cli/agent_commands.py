@@ -16,11 +16,10 @@ if TYPE_CHECKING:
 
 
 def init(
-    name: Annotated[str, typer.Option("--name", help="The agent's name in the federation.")],
+    name: Annotated[str, typer.Option(help="The agent's name in the federation.")],
     folder: agent_options.IdentityFolder = Path("identity"),
     address: Annotated[
-        str,
-        typer.Option("--address", help="host:port that others can dial; none if no port is open."),
+        str, typer.Option(help="host:port that others can dial; none if no port is open.")
     ] = "",
     as_json: Json = False,
 ) -> None:
@@ -54,26 +53,20 @@ def _expect_usable(manifest_file: Path, identity: Path) -> None:
 
 def start(
     manifest: agent_options.ManifestFile,
-    data: Annotated[str, typer.Option("--data", help="This agent's own records, as for `topdp run`.")],
+    data: Annotated[str, typer.Option(help="This agent's own records, as for `topdp run`.")],
     state: agent_options.State,
     identity: agent_options.IdentityFolder = Path("identity"),
     epsilon: Annotated[
-        float | None, typer.Option("--epsilon", help="The agent's own budget; at most the manifest's.")
+        float | None, typer.Option(help="The agent's own budget; at most the manifest's.")
     ] = None,
     listen: Annotated[
         str | None,
-        typer.Option(
-            "--listen", help="host:port to bind, by default the card's; 0.0.0.0:7400 binds all interfaces."
-        ),
+        typer.Option(help="host:port to bind, by default the card's; 0.0.0.0:7400 binds all interfaces."),
     ] = None,
     metrics_port: Annotated[
         int | None,
         typer.Option(
-            "--metrics",
-            metavar="PORT",
-            min=1,
-            max=65535,
-            help="Prometheus metrics on 127.0.0.1:PORT.",
+            "--metrics", metavar="PORT", min=1, max=65535, help="Prometheus metrics on 127.0.0.1:PORT."
         ),
     ] = None,
     live_pairing: Annotated[
@@ -86,7 +79,6 @@ def start(
     evaluate: Annotated[
         int | None,
         typer.Option(
-            "--evaluate",
             metavar="N",
             min=1,
             help="Every N rounds, evaluate on this site's own test records or, if it has none, on its "
@@ -94,25 +86,20 @@ def start(
         ),
     ] = None,
     report: Annotated[
-        float,
-        typer.Option("--report", metavar="SECONDS", min=0, help="Time between progress lines; 0: none."),
+        float, typer.Option(metavar="SECONDS", min=0, help="Time between progress lines; 0: none.")
     ] = 30.0,
     json_log: Annotated[bool, typer.Option("--json-log", help="Write the log as JSON lines.")] = False,
     amended_by: Annotated[
         Path | None,
-        typer.Option(
-            "--amended-by", metavar="MANIFEST", help="End with the round that this signed amendment names."
-        ),
+        typer.Option(metavar="MANIFEST", help="End with the round that this signed amendment names."),
     ] = None,
     after: Annotated[
-        Path | None,
-        typer.Option("--after", metavar="DIR", help="The state folder of the run that the amendment ends."),
+        Path | None, typer.Option(metavar="DIR", help="The state folder of the run that the amendment ends.")
     ] = None,
     upgrade: Annotated[
         bool,
         typer.Option(
-            "--upgrade",
-            help="Continue a ledger of an older version. You confirm that it is the newest copy.",
+            "--upgrade", help="Continue a ledger of an older version. You confirm that it is the newest copy."
         ),
     ] = False,
     site: agent_options.Site = None,

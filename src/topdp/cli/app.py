@@ -89,8 +89,7 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def topdp(
     wanted: Annotated[
-        bool,
-        typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True),
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
     """Private learning without a server: agents on a graph train one model together."""

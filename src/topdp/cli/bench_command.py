@@ -14,17 +14,14 @@ from topdp.views.terminal.progress_display import show_progress
 
 
 def bench(
-    agents: Annotated[int, typer.Option("--agents", min=2, help="Agents in the round.")] = 30,
-    batch: Annotated[int, typer.Option("--batch", min=1, help="Records of each agent in the round.")] = 64,
-    hidden: Annotated[int, typer.Option("--hidden", min=1, help="Width of the network, 784-width-10.")] = 100,
+    agents: Annotated[int, typer.Option(min=2, help="Agents in the round.")] = 30,
+    batch: Annotated[int, typer.Option(min=1, help="Records of each agent in the round.")] = 64,
+    hidden: Annotated[int, typer.Option(min=1, help="Width of the network, 784-width-10.")] = 100,
     against: Annotated[
-        str,
-        typer.Option(
-            "--against", help="Other implementations to time: any of ghost, hooks, vmap, loop; or none."
-        ),
+        str, typer.Option(help="Other implementations to time: any of ghost, hooks, vmap, loop; or none.")
     ] = "ghost,hooks,vmap,loop",
-    turns: Annotated[int, typer.Option("--turns", min=1, help="How often each contestant is timed.")] = 20,
-    threads: Annotated[int, typer.Option("--threads", min=1, help="Threads of every contestant.")] = 1,
+    turns: Annotated[int, typer.Option(min=1, help="How often each contestant is timed.")] = 20,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of every contestant.")] = 1,
     growth: Annotated[
         bool,
         typer.Option(
@@ -32,7 +29,7 @@ def bench(
         ),
     ] = False,
     minutes: Annotated[
-        float, typer.Option("--minutes", help="With --growth: start no more jobs after this many minutes.")
+        float, typer.Option(help="With --growth: start no more jobs after this many minutes.")
     ] = 10.0,
     picture: Annotated[
         Path, typer.Option("--out", help="With --growth: the picture, as .png, .svg or .pdf.")

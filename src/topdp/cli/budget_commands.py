@@ -86,12 +86,10 @@ def show_site(site: Site = None, identity: IdentityFolder = Path("identity"), as
 
 def set_limit(
     epsilon: Annotated[
-        float | None,
-        typer.Option("--epsilon", help="The largest epsilon that a record may spend in all runs together."),
+        float | None, typer.Option(help="The largest epsilon that a record may spend in all runs together.")
     ] = None,
     delta: Annotated[
-        float | None,
-        typer.Option("--delta", help="The largest delta that a record may spend in all runs together."),
+        float | None, typer.Option(help="The largest delta that a record may spend in all runs together.")
     ] = None,
     none: Annotated[bool, typer.Option("--none", help="No limit: runs are only recorded.")] = False,
     site: Site = None,

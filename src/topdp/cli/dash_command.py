@@ -27,16 +27,12 @@ def dash(
         ),
     ] = None,
     host: Annotated[
-        str,
-        typer.Option("--host", help="The address to listen on. Beyond loopback, clients need a token."),
+        str, typer.Option(help="The address to listen on. Beyond loopback, clients need a token.")
     ] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option("--port", min=0, max=65535, help="The port; 0 chooses a free one.")
-    ] = 8765,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 chooses a free one.")] = 8765,
     token_file: Annotated[
         Path | None,
         typer.Option(
-            "--token-file",
             metavar="FILE",
             help=f"The file with the token, created if missing. Without it: the variable {TOKEN_VARIABLE}.",
         ),
@@ -52,17 +48,15 @@ def dash(
     federation: Annotated[
         Path | None,
         typer.Option(
-            "--federation",
             metavar="FILE",
             help="A TOML file with the addresses where other agents publish, and tokens; see docs/dash.md.",
         ),
     ] = None,
     certificate: Annotated[
-        Path | None,
-        typer.Option("--certificate", metavar="FILE", help="The certificate for https, as PEM; with --key."),
+        Path | None, typer.Option(metavar="FILE", help="The certificate for https, as PEM; with --key.")
     ] = None,
     key: Annotated[
-        Path | None, typer.Option("--key", metavar="FILE", help="The key of the certificate, as PEM.")
+        Path | None, typer.Option(metavar="FILE", help="The key of the certificate, as PEM.")
     ] = None,
     as_json: Json = False,
 ) -> None:

@@ -17,7 +17,7 @@ from topdp.views.terminal.progress_display import show_progress
 def data_fetch(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A name that `topdp data list` shows.")],
     data_dir: Annotated[
-        Path | None, typer.Option("--data-dir", help="A folder that may already contain the files.")
+        Path | None, typer.Option(help="A folder that may already contain the files.")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -49,7 +49,7 @@ def data_list(as_json: Json = False) -> None:
 def data_look(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A CSV or Parquet file of your own.")],
     delimiter: Annotated[
-        str | None, typer.Option("--delimiter", help="Separator of a CSV file; a comma by default.")
+        str | None, typer.Option(help="Separator of a CSV file; a comma by default.")
     ] = None,
     as_json: Json = False,
 ) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from topdp.cli.agent_options import ManifestFile, epsilon_in_words, expect_agents_installed
-from topdp.cli.shared_options import Changes, Preset
+from topdp.cli.shared_options import Changes, ConfigFile, Preset
 from topdp.runs import config
 from topdp.runs.metric_labels import NO_TEST_RECORDS, metric_names, metric_text
 from topdp.views.terminal.console import Json, err, print_json, print_result, remark, show
@@ -19,27 +19,23 @@ from topdp.views.terminal.progress_display import show_progress
 def create(
     cards: Annotated[list[Path], typer.Argument(metavar="CARD", help="The agents' cards, in order.")],
     records: Annotated[
-        str | None,
-        typer.Option("--records", help="The number of records of each agent: 1200,800,950.  [required]"),
+        str | None, typer.Option(help="The number of records of each agent: 1200,800,950.  [required]")
     ] = None,
     file: Annotated[Path | None, typer.Option("--config", help="A TOML file, as for `topdp run`.")] = None,
     preset: Preset = None,
     changes: Changes = None,
     links: Annotated[
-        str | None,
-        typer.Option("--links", help="Edges as ada-bob,bob-cleo; by default the configuration's topology."),
+        str | None, typer.Option(help="Edges as ada-bob,bob-cleo; by default the configuration's topology.")
     ] = None,
     dead_neighbour: Annotated[
-        str, typer.Option("--dead-neighbour", help="What agents do about a silent neighbour: wait or go-on.")
+        str, typer.Option(help="What agents do about a silent neighbour: wait or go-on.")
     ] = "wait",
     idle_timeout: Annotated[
-        float,
-        typer.Option("--idle-timeout", help="Seconds of silence after which a neighbour counts as silent."),
+        float, typer.Option(help="Seconds of silence after which a neighbour counts as silent.")
     ] = 30.0,
     departures: Annotated[
         int | None,
         typer.Option(
-            "--departures",
             min=0,
             help="The reserve: how many agents may drop out before others charge more. Needs "
             "--dead-neighbour wait and the guarantee adaptive. By default 1; 0 if a reserve is impossible or "
@@ -47,11 +43,10 @@ def create(
         ),
     ] = None,
     largest_norm: Annotated[
-        float,
-        typer.Option("--largest-norm", help="The largest norm of a row that agents accept; at most 1e15."),
+        float, typer.Option(help="The largest norm of a row that agents accept; at most 1e15.")
     ] = 1e4,
     relay: Annotated[
-        str, typer.Option("--relay", metavar="HOST:PORT", help="The relay for agents without an address.")
+        str, typer.Option(metavar="HOST:PORT", help="The relay for agents without an address.")
     ] = "",
     place: Annotated[Path, typer.Option("--out", help="The manifest to write.")] = Path("manifest.toml"),
     as_json: Json = False,
@@ -99,13 +94,11 @@ def create(
 
 def canaries(
     manifest: ManifestFile,
-    data: Annotated[str, typer.Option("--data", help="Records of any agent, for the model's inputs.")],
-    owner: Annotated[
-        int | None, typer.Option("--owner", help="The audited agent: its number in the manifest.")
-    ] = None,
-    observer: Annotated[str, typer.Option("--observer", help="The observer to test.")] = "worst",
+    data: Annotated[str, typer.Option(help="Records of any agent, for the model's inputs.")],
+    owner: Annotated[int | None, typer.Option(help="The audited agent: its number in the manifest.")] = None,
+    observer: Annotated[str, typer.Option(help="The observer to test.")] = "worst",
     count: Annotated[int | None, typer.Option("--canaries", help="The number of canaries.")] = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="The seed of the canaries.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="The seed of the canaries.")] = 0,
     place: Annotated[Path, typer.Option("--out", help="The file to write.")] = Path("canaries.npz"),
     as_json: Json = False,
 ) -> None:
@@ -150,12 +143,10 @@ def canaries(
 
 
 def demo(
-    file: Annotated[
-        Path | None, typer.Argument(metavar="CONFIG", help="A TOML file.", show_default=False)
-    ] = None,
+    file: ConfigFile = None,
     preset: Preset = None,
     changes: Changes = None,
-    agents: Annotated[int, typer.Option("--agents", min=2, help="The number of processes.")] = 6,
+    agents: Annotated[int, typer.Option(min=2, help="The number of processes.")] = 6,
     folder: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="The run folder.")] = None,
     seeded: Annotated[
         bool, typer.Option("--seeded", help="Use the simulator's noise, for comparison; not private.")
@@ -165,12 +156,10 @@ def demo(
         typer.Option("--budget", metavar="AGENT=EPSILON", help="A smaller budget for one agent. Repeatable."),
     ] = None,
     rehearse: Annotated[
-        bool,
-        typer.Option("--rehearse", help="Plant canaries for `topdp audit`; not private."),
+        bool, typer.Option("--rehearse", help="Plant canaries for `topdp audit`; not private.")
     ] = False,
     relay: Annotated[
-        bool,
-        typer.Option("--relay", help="No agent opens a port: all connect through a relay."),
+        bool, typer.Option("--relay", help="No agent opens a port: all connect through a relay.")
     ] = False,
     as_json: Json = False,
 ) -> None:

@@ -19,7 +19,7 @@ def graph(
     preset: Preset = None,
     changes: Changes = None,
     kind: Annotated[str | None, typer.Option("--topology", help="Same as --set topology.kind=...")] = None,
-    agents: Annotated[int | None, typer.Option("--agents", help="Same as --set topology.agents=...")] = None,
+    agents: Annotated[int | None, typer.Option(help="Same as --set topology.agents=...")] = None,
     picture: Annotated[Path, typer.Option("--out", help="The picture: .png, .svg or .pdf.")] = Path(
         "graph.png"
     ),
@@ -59,13 +59,13 @@ def reproduce(
     ] = "all",
     quick: Annotated[bool, typer.Option("--quick", help="Small runs: minutes on two cores.")] = False,
     lens: Annotated[
-        str, typer.Option("--lens", help="printed, same, honest, or several with commas.")
+        str, typer.Option(help="printed, same, honest, or several with commas.")
     ] = "printed,same,honest",
     redraw: Annotated[
         bool, typer.Option("--redraw", help="Only redo pictures and verdicts, from the CSV files.")
     ] = False,
     minutes: Annotated[
-        float, typer.Option("--minutes", help="Start no more runs after this time; results are kept.")
+        float, typer.Option(help="Start no more runs after this time; results are kept.")
     ] = float("inf"),
     folder: Out = None,
     device: Device = "auto",

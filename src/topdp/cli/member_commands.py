@@ -16,7 +16,7 @@ from topdp.views.terminal.progress_display import show_progress
 def renew(
     folder: IdentityFolder = Path("identity"),
     address: Annotated[
-        str | None, typer.Option("--address", help="A new host:port; by default it stays the same.")
+        str | None, typer.Option(help="A new host:port; by default it stays the same.")
     ] = None,
     keep_key: Annotated[
         bool, typer.Option("--keep-key", help="Change only the address; keep key and certificate.")
@@ -54,22 +54,17 @@ def renew(
 
 def amend(
     manifest: Annotated[Path, typer.Argument(metavar="MANIFEST", help="The current manifest.")],
-    from_round: Annotated[
-        int, typer.Option("--from-round", help="The first round that the current run does not make.")
-    ],
+    from_round: Annotated[int, typer.Option(help="The first round that the current run does not make.")],
     add: Annotated[
-        list[Path] | None, typer.Option("--add", metavar="CARD", help="The card of a new member. Repeatable.")
+        list[Path] | None, typer.Option(metavar="CARD", help="The card of a new member. Repeatable.")
     ] = None,
     remove: Annotated[
-        list[str] | None, typer.Option("--remove", metavar="NAME", help="A member that leaves. Repeatable.")
+        list[str] | None, typer.Option(metavar="NAME", help="A member that leaves. Repeatable.")
     ] = None,
-    links: Annotated[str | None, typer.Option("--links", help="New edges: ada-dora,bob-dora.")] = None,
-    records: Annotated[
-        str | None, typer.Option("--records", help="Record counts of the new members: 900.")
-    ] = None,
+    links: Annotated[str | None, typer.Option(help="New edges: ada-dora,bob-dora.")] = None,
+    records: Annotated[str | None, typer.Option(help="Record counts of the new members: 900.")] = None,
     rounds: Annotated[
-        int | None,
-        typer.Option("--rounds", min=1, help="Rounds of the new run; by default the remaining ones."),
+        int | None, typer.Option(min=1, help="Rounds of the new run; by default the remaining ones.")
     ] = None,
     place: Annotated[Path, typer.Option("--out", help="The amendment.")] = Path("manifest-2.toml"),
     as_json: Json = False,

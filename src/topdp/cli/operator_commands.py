@@ -26,8 +26,7 @@ def status(
     watch: Annotated[
         bool,
         typer.Option(
-            "--watch",
-            help="Refresh until the agent ends: in place on a terminal, else one line per change.",
+            "--watch", help="Refresh until the agent ends: in place on a terminal, else one line per change."
         ),
     ] = False,
     as_json: Json = False,
@@ -103,9 +102,7 @@ def resume(state: State, as_json: Json = False) -> None:
 
 def stop(
     state: State,
-    timeout: Annotated[
-        float, typer.Option("--timeout", min=0, help="Seconds to wait for the process to end.")
-    ] = 60.0,
+    timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait for the process to end.")] = 60.0,
     as_json: Json = False,
 ) -> None:
     """Stop the agent's process cleanly, paused or not.
@@ -135,8 +132,7 @@ def export_model(
     state: State,
     file: Annotated[Path, typer.Option("--out", metavar="FILE", help="Ends in .safetensors, .pt or .onnx.")],
     format: Annotated[
-        str | None,
-        typer.Option("--format", help="safetensors, state-dict or onnx; by default as the name ends."),
+        str | None, typer.Option(help="safetensors, state-dict or onnx; by default as the name ends.")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -174,9 +170,7 @@ def list_quarantined(state: State, as_json: Json = False) -> None:
 def lift_quarantine(
     peer: Annotated[str, typer.Argument(metavar="PEER", help="The neighbour to accept again.")],
     state: State,
-    reason: Annotated[
-        str, typer.Option("--reason", help="Why the neighbour is trusted again; kept in the ledger.")
-    ],
+    reason: Annotated[str, typer.Option(help="Why the neighbour is trusted again; kept in the ledger.")],
     as_json: Json = False,
 ) -> None:
     """Accept a neighbour's rows again, from the next start.

@@ -55,12 +55,7 @@ def statement(
         typer.Argument(metavar="RUN", help="The folder of a run, or the state folder of your own agent."),
     ],
     manifest: Annotated[
-        Path | None,
-        typer.Option(
-            "--manifest",
-            metavar="FILE",
-            help="For an agent: the manifest of its ledger.",
-        ),
+        Path | None, typer.Option(metavar="FILE", help="For an agent: the manifest of its ledger.")
     ] = None,
     folder: Annotated[
         Path | None,

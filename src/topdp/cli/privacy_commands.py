@@ -41,7 +41,6 @@ def plan(
     beside: Annotated[
         list[str] | None,
         typer.Option(
-            "--beside",
             metavar="KEY=VALUE,VALUE",
             help="Compare several values of one key, for example method.name=top,correlated. "
             "Repeat the option for all combinations.",
@@ -90,14 +89,13 @@ def account(
     preset: options.Preset = None,
     changes: options.Changes = None,
     coalition: Annotated[
-        int, typer.Option("--coalition", min=1, help="Also account for coalitions of this many agents.")
+        int, typer.Option(min=1, help="Also account for coalitions of this many agents.")
     ] = 1,
     answers: Annotated[
         str,
         typer.Option(
-            "--answers",
             help="Further answers, separated by commas: view, adaptive, outsider. The guarantee's answer, "
-            "the claim and the worst case are always included.",
+            "the claim and the worst case are always included."
         ),
     ] = "",
     as_json: Json = False,
@@ -177,30 +175,27 @@ def audit(
     owner: Annotated[
         int | None,
         typer.Option(
-            "--owner",
-            help="The agent whose records are attacked; by default the one with the largest epsilon.",
+            help="The agent whose records are attacked; by default the one with the largest epsilon."
         ),
     ] = None,
     observer: Annotated[
         str,
         typer.Option(
-            "--observer",
-            help="Who attacks: worst (learns most), all (together), outsider, an agent, or several: 1,4.",
+            help="Who attacks: worst (learns most), all (together), outsider, an agent, or several: 1,4."
         ),
     ] = "worst",
     sees: Annotated[
         str | None,
         typer.Option(
-            "--sees",
-            help="What the observer sees: received, estimates or all; by default as the guarantee assumes.",
+            help="What the observer sees: received, estimates or all; by default as the guarantee assumes."
         ),
     ] = None,
     canaries: Annotated[
-        int | None, typer.Option("--canaries", help="Number of canaries; by default 1000, or as many as fit.")
+        int | None, typer.Option(help="Number of canaries; by default 1000, or as many as fit.")
     ] = None,
-    confidence: Annotated[float, typer.Option("--confidence", help="Joint confidence of all bounds.")] = 0.95,
-    delta: Annotated[float | None, typer.Option("--delta", help="By default the delta of the run.")] = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of coins, noise and samples.")] = 0,
+    confidence: Annotated[float, typer.Option(help="Joint confidence of all bounds.")] = 0.95,
+    delta: Annotated[float | None, typer.Option(help="By default the delta of the run.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of coins, noise and samples.")] = 0,
     folder: options.Out = None,
     recorded: Annotated[
         bool, typer.Option("--recorded", help="Fail unless the folder holds recordings of a rehearsal.")
@@ -258,21 +253,14 @@ def audit(
 
 
 def calibrate(
-    epsilon: Annotated[float, typer.Option("--epsilon", help="The budget of one agent.")],
-    releases: Annotated[
-        int,
-        typer.Option("--releases", min=1, help="Number of gradient releases: T + 1 for T rounds."),
-    ],
-    records: Annotated[int, typer.Option("--records", min=1, help="Records of one agent.")],
-    delta: Annotated[float, typer.Option("--delta", help="The delta of the budget.")] = 1e-5,
-    clip: Annotated[
-        float, typer.Option("--clip", help="Bound on gradient norms; sigma is per unit of clip.")
-    ] = 1.0,
-    adjacency: Annotated[str, typer.Option("--adjacency", help="add-remove or replace-one.")] = "add-remove",
-    cycle: Annotated[int | None, typer.Option("--cycle", help="Cyclic batches of this size.")] = None,
-    poisson: Annotated[
-        int | None, typer.Option("--poisson", help="Poisson batches of this mean size.")
-    ] = None,
+    epsilon: Annotated[float, typer.Option(help="The budget of one agent.")],
+    releases: Annotated[int, typer.Option(min=1, help="Number of gradient releases: T + 1 for T rounds.")],
+    records: Annotated[int, typer.Option(min=1, help="Records of one agent.")],
+    delta: Annotated[float, typer.Option(help="The delta of the budget.")] = 1e-5,
+    clip: Annotated[float, typer.Option(help="Bound on gradient norms; sigma is per unit of clip.")] = 1.0,
+    adjacency: Annotated[str, typer.Option(help="add-remove or replace-one.")] = "add-remove",
+    cycle: Annotated[int | None, typer.Option(help="Cyclic batches of this size.")] = None,
+    poisson: Annotated[int | None, typer.Option(help="Poisson batches of this mean size.")] = None,
     as_json: Json = False,
 ) -> None:
     """Print the noise that published calibrations require.

@@ -12,15 +12,10 @@ from topdp.views.terminal.console import remark
 
 def relay(
     listen: Annotated[
-        str,
-        typer.Option("--listen", metavar="HOST:PORT", help="The address to bind; 0.0.0.0:7500 binds all."),
+        str, typer.Option(metavar="HOST:PORT", help="The address to bind; 0.0.0.0:7500 binds all.")
     ],
-    connections: Annotated[
-        int, typer.Option("--connections", min=2, help="Most connections in total.")
-    ] = 1024,
-    per_address: Annotated[
-        int, typer.Option("--per-address", min=2, help="Most connections per address.")
-    ] = 64,
+    connections: Annotated[int, typer.Option(min=2, help="Most connections in total.")] = 1024,
+    per_address: Annotated[int, typer.Option(min=2, help="Most connections per address.")] = 64,
 ) -> None:
     """Join agents that open no port. The relay sees only encrypted bytes and need not be trusted."""
     import asyncio

@@ -1,4 +1,7 @@
-"""Options and helpers that several commands share."""
+"""Options and helpers that several commands share.
+
+An option of a command has the name of its argument unless it states one.
+"""
 
 from __future__ import annotations
 

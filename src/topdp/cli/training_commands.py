@@ -33,9 +33,7 @@ def run(
     folder: options.Out = None,
     device: options.Device = "auto",
     as_json: Json = False,
-    resume: Annotated[
-        Path | None, typer.Option("--resume", metavar="DIR", help="Continue an unfinished run.")
-    ] = None,
+    resume: Annotated[Path | None, typer.Option(metavar="DIR", help="Continue an unfinished run.")] = None,
     sinks: Annotated[
         list[str] | None,
         typer.Option("--sink", metavar="NAME", help="Also send metrics to tensorboard, mlflow or wandb."),
@@ -93,9 +91,7 @@ def compare(
     file: options.ConfigFile = None,
     preset: options.Preset = None,
     changes: options.Changes = None,
-    methods: Annotated[
-        str, typer.Option("--methods", help="Comma-separated method names.")
-    ] = "no-noise,plain,top",
+    methods: Annotated[str, typer.Option(help="Comma-separated method names.")] = "no-noise,plain,top",
     folder: options.Out = None,
     device: options.Device = "auto",
     as_json: Json = False,
@@ -198,9 +194,7 @@ def sweep(
     over: Annotated[
         list[str] | None,
         typer.Option(
-            "--over",
-            metavar="KEY=V,V,...",
-            help="Values of a key; repeat it for all combinations of several keys.",
+            metavar="KEY=V,V,...", help="Values of a key; repeat it for all combinations of several keys."
         ),
     ] = None,
     seeds: options.Seeds = 1,
@@ -209,25 +203,21 @@ def sweep(
     ] = None,
     device: options.Device = "auto",
     as_json: Json = False,
-    resume: Annotated[
-        Path | None, typer.Option("--resume", metavar="DIR", help="Continue an interrupted sweep.")
-    ] = None,
+    resume: Annotated[Path | None, typer.Option(metavar="DIR", help="Continue an interrupted sweep.")] = None,
     executor: Annotated[
-        str, typer.Option("--executor", help="Where runs are computed: local, or ray for a Ray cluster.")
+        str, typer.Option(help="Where runs are computed: local, or ray for a Ray cluster.")
     ] = "local",
     address: Annotated[
         str | None,
         typer.Option(
-            "--address",
-            help="Address of the Ray cluster: auto, host:port, ray://host:port, or local for a new one here.",
+            help="Address of the Ray cluster: auto, host:port, ray://host:port, or local for a new one here."
         ),
     ] = None,
     cpus: Annotated[
-        int | None,
-        typer.Option("--cpus", min=1, help="Processors (and threads) of each run on Ray; 1 by default."),
+        int | None, typer.Option(min=1, help="Processors (and threads) of each run on Ray; 1 by default.")
     ] = None,
     gpus: Annotated[
-        float | None, typer.Option("--gpus", min=0.0, help="GPUs of each run on Ray; 0 by default.")
+        float | None, typer.Option(min=0.0, help="GPUs of each run on Ray; 0 by default.")
     ] = None,
 ) -> None:
     """Run all combinations of settings and seeds.
@@ -306,12 +296,10 @@ def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
     file: Annotated[Path, typer.Option("--out", metavar="FILE", help="Ends in .safetensors, .pt or .onnx.")],
     agent: Annotated[
-        str,
-        typer.Option("--agent", help="The agent whose network to export, or mean for the average of all."),
+        str, typer.Option(help="The agent whose network to export, or mean for the average of all.")
     ] = "0",
     format: Annotated[
-        str | None,
-        typer.Option("--format", help="safetensors, state-dict or onnx; by default as the name ends."),
+        str | None, typer.Option(help="safetensors, state-dict or onnx; by default as the name ends.")
     ] = None,
     best: Annotated[
         bool, typer.Option("--best", help="Export the estimates of the best evaluation, not the last.")
