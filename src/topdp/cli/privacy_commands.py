@@ -15,17 +15,15 @@ from topdp.views.terminal.console import Json, err, print_result
 from topdp.views.terminal.progress_display import show_progress
 
 
-def _run_or_config(
-    target: Path | None, preset: str | None, changes: list[str] | None
-) -> tuple[Path | None, RunConfig | None]:
-    """Return (run folder, None) or (None, configuration), as the options describe."""
+def _run_or_config(target: Path | None, preset: str | None, changes: list[str] | None) -> Path | RunConfig:
+    """Return the folder of a run, or a configuration, as the options describe."""
     if target is None or not target.is_dir():
-        return None, config.read(target, preset, changes)
+        return config.read(target, preset, changes)
     if preset or changes:
         raise ConfigError(
             "Expected no settings beside the folder of a run, which has its own. Remove --preset and --set."
         )
-    return target, None
+    return target
 
 
 def _as_typed(target: Path | None, preset: str | None, changes: list[str] | None) -> list[str]:
@@ -106,7 +104,7 @@ def account(
     with a partition other than iid.
     """
     named = [name.strip() for name in answers.split(",") if name.strip()]
-    run, asked = _run_or_config(target, preset, changes)
+    asked = _run_or_config(target, preset, changes)
     with show_progress(err, "account") as progress:
         progress("planning")
         from topdp.privacy.observers.coalitions import expect_coalition
@@ -117,11 +115,10 @@ def account(
         from topdp.runs.run_outline import RunOutline
         from topdp.views.terminal import tables
 
-        if asked is None:
-            assert run is not None
+        if isinstance(asked, Path):
             if coalition > 1:
-                expect_coalition(coalition, RunFolder.open(run).plan.agents)
-            resolved, plan, losses = planning.account_of_run(run, named, progress)
+                expect_coalition(coalition, RunFolder.open(asked).plan.agents)
+            resolved, plan, losses = planning.account_of_run(asked, named, progress)
         else:
             outline = RunOutline.of(planning.asking(asked, named))
             if coalition > 1:
@@ -209,7 +206,7 @@ def audit(
     a run, with canaries in place of some records. For agents that rehearsed with canaries, it evaluates their
     recordings.
     """
-    run, wanted = _run_or_config(target, preset, changes)
+    wanted = _run_or_config(target, preset, changes)
     with show_progress(err, "audit") as progress, options.continue_with(options.START_AGAIN):
         progress("loading torch")
         from topdp import audit as audits
@@ -229,7 +226,7 @@ def audit(
             delta=delta,
             seed=seed,
         )
-        recordings = rehearsal_folder(run) if run is not None else None
+        recordings = rehearsal_folder(wanted) if isinstance(wanted, Path) else None
         if recorded and recordings is None:
             raise audits.AuditError(
                 "--recorded: expected the folder of agents that rehearsed with canaries, got "
@@ -240,9 +237,8 @@ def audit(
             from topdp.agents.development.rehearsal_audit import of_recordings
 
             prepared = of_recordings(recordings, request, progress)
-        elif wanted is None:
-            assert run is not None
-            prepared = audits.of_run(run, request, device, progress)
+        elif isinstance(wanted, Path):
+            prepared = audits.of_run(wanted, request, device, progress)
         else:
             prepared = audits.of_config(wanted, request, device, progress)
         place = folder or options.new_folder("audits", prepared.config)

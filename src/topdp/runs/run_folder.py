@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,8 @@ from topdp.plan import Plan, plan_file
 from topdp.runs.config import RunConfig, parse_stored
 from topdp.runs.metric_labels import metric_names
 from topdp.runs.tensor_files import read_tensor, widened, write_tensors
+
+Content = TypeVar("Content")
 
 RUN_FORMAT = 2
 STARTING = "starting"  # nothing is computed yet: what is in the folder can be written again
@@ -95,17 +97,15 @@ class RunFolder:
 
     @property
     def config(self) -> RunConfig:
-        config: RunConfig = self._read("config.toml", _read_config)
-        return config
+        return self._read("config.toml", _read_config)
 
     def fact(self, name: str) -> Any:
         """The fact `name` in run.json."""
-        return self._read("run.json", lambda file: json.loads(file.read_text(encoding="utf-8"))[name])
+        return self._read("run.json", lambda file: _read_json(file)[name])
 
     @property
     def plan(self) -> Plan:
-        plan: Plan = self._read("plan.npz", plan_file.load)
-        return plan
+        return self._read("plan.npz", plan_file.load)
 
     @property
     def estimates(self) -> NDArray[Any]:
@@ -119,8 +119,7 @@ class RunFolder:
 
     def checkpoint_size(self) -> tuple[int, int]:
         """Return the number of releases and rows of the checkpoint, without reading the rows."""
-        size: tuple[int, int] = self._read("checkpoint.safetensors", _read_size)
-        return size
+        return self._read("checkpoint.safetensors", _read_size)
 
     def save_checkpoint(self, releases: int, rows: NDArray[Any]) -> None:
         """`rows` of the last release; bfloat16 as its bits (`tensor_files.DTYPE_NAMES`)."""
@@ -161,11 +160,10 @@ class RunFolder:
 
     def kept_estimates(self, name: str, notes: Sequence[str] = ()) -> tuple[NDArray[Any], dict[str, str]]:
         """The same, but bfloat16 as its bits (`tensor_files.DTYPE_NAMES`), in half the memory."""
-        content: tuple[NDArray[Any], dict[str, str]] = self._read(name, partial(_read_estimates, notes=notes))
-        return content
+        return self._read(name, partial(_read_estimates, notes=notes))
 
     def read_json(self, name: str) -> Any:
-        return self._read(name, lambda file: json.loads(file.read_text(encoding="utf-8")))
+        return self._read(name, _read_json)
 
     def write_json(self, name: str, value: Any) -> None:
         self.write_text(name, json.dumps(value, indent=2) + "\n")
@@ -173,7 +171,7 @@ class RunFolder:
     def write_text(self, name: str, text: str) -> None:
         self._write(name, lambda file: file.write_text(text, encoding="utf-8"))
 
-    def _read(self, name: str, read: Callable[[Path], Any]) -> Any:
+    def _read(self, name: str, read: Callable[[Path], Content]) -> Content:
         try:
             return read(self.path / name)
         except (*UNREADABLE_FILE_ERRORS, SafetensorError) as error:
@@ -208,6 +206,10 @@ def _forget(folder: Path, name: str, leftovers_only: bool = False) -> None:
         leftover.unlink(missing_ok=True)
     if not leftovers_only:
         (folder / name).unlink(missing_ok=True)
+
+
+def _read_json(file: Path) -> Any:
+    return json.loads(file.read_text(encoding="utf-8"))
 
 
 def _read_config(file: Path) -> RunConfig:

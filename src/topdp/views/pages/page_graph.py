@@ -69,8 +69,7 @@ def links_of(plan: Plan) -> Ints:
     owner = np.broadcast_to(np.asarray(plan.owner)[None, :, None], readers.shape)
     seen = (readers >= 0) & (readers != owner)
     pairs = np.stack([owner[seen], readers[seen]], axis=1).astype(np.int64)
-    links: Ints = np.unique(np.sort(pairs, axis=1), axis=0)
-    return links
+    return np.unique(np.sort(pairs, axis=1), axis=0)
 
 
 def drawn(agents: int, graph: Topology | None, mu: Floats | None, epsilon: Floats | None) -> dict[str, Any]:

@@ -188,8 +188,7 @@ def _agents(axes: Any, topology: Topology, place: Floats, points_per_unit: float
 def _circle(count: int, turn: float = 0.0) -> Floats:
     """Return points on the unit circle, [count, 2], clockwise from the top; `turn` rotates them."""
     angle = 2 * np.pi * np.arange(count) / count + turn
-    points: Floats = np.column_stack([np.sin(angle), np.cos(angle)])
-    return points
+    return np.column_stack([np.sin(angle), np.cos(angle)])
 
 
 def _round(topology: Topology) -> Floats:
