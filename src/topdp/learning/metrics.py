@@ -106,16 +106,12 @@ def _is_multilabel(truth: Tensor) -> bool:
 def _class_counts(truth: Tensor, predicted: Tensor, classes: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return, for each class or label, how often it is predicted correctly, true, and predicted."""
     if _is_multilabel(truth):
-        correct, true, predicted_counts = (
-            part.sum(0).double() for part in (truth * predicted, truth, predicted)
-        )
-        return correct, true, predicted_counts
-    truth, predicted = truth.flatten(), predicted.flatten()
-    correct, true, predicted_counts = (
-        torch.bincount(part, minlength=max(classes, 2)).double()
-        for part in (truth[truth == predicted], truth, predicted)
-    )
-    return correct, true, predicted_counts
+        return (truth * predicted).sum(0).double(), truth.sum(0).double(), predicted.sum(0).double()
+
+    def count(labels: Tensor) -> Tensor:
+        return torch.bincount(labels.flatten(), minlength=max(classes, 2)).double()
+
+    return count(truth[truth == predicted]), count(truth), count(predicted)
 
 
 def balanced_accuracy(outputs: Tensor, targets: Tensor) -> Tensor:

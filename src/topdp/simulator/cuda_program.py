@@ -31,12 +31,17 @@ class RoundProgram:
         self.watch = watch
         assert isinstance(engine.mixer, CudaMixer)
         self._engine, self._mixer, self._tables = engine, engine.mixer, tables
-        device, plan, shards = engine.device, engine.plan, engine.shards
+        device, shards = engine.device, engine.shards
         self.buffers = (engine.buffers.of(0), engine.buffers.of(1))
         self.sums = engine.buffers.empty(engine.held).zero_()
         self._saved = engine.buffers.empty(engine.buffers.capacity)
         self._clock = torch.zeros(2, dtype=torch.int32, device=device)  # place in the chunk, round
-        self._packed = self._room_for_rows(plan.source.values.shape[2], plan.draw.values.shape[2])
+        like = self._mixer.packed(range(1)).tables()
+        rows = [tables.length + 1, *[tables.max_rows] * (len(like) - 1)]
+        self._packed = PackedRows.of(
+            torch.zeros(count, *table.shape[1:], dtype=table.dtype, device=device)
+            for count, table in zip(rows, like, strict=True)
+        )
         chosen = engine.select(0, device)
         self._divisor = chosen.divisor.to(self.sums)[:, None]
         agents = len(engine.batches)
@@ -50,23 +55,6 @@ class RoundProgram:
             )
             self._weights = torch.zeros(shape, device=device)
             self._inputs, self._targets = shards.inputs.flatten(0, 1), shards.targets.flatten(0, 1)
-
-    def _room_for_rows(self, sources: int, draws: int) -> PackedRows:
-        def room(dtype: torch.dtype, *width: int) -> Tensor:
-            return torch.zeros(self._tables.max_rows, *width, dtype=dtype, device=self._engine.device)
-
-        starts = torch.zeros(self._tables.length + 1, dtype=torch.int32, device=self._engine.device)
-        whole, real = torch.int32, torch.float32
-        return PackedRows(
-            starts=starts,
-            slot=room(whole, sources),
-            weight=room(real, sources),
-            owner=room(whole),
-            step=room(real),
-            key=room(whole, draws),
-            draw=room(whole, draws),
-            std=room(real, draws),
-        )
 
     def load(self, chunk: RoundChunk) -> None:
         """Copy the tables of `chunk` to the device."""

@@ -304,8 +304,7 @@ class ClippedGradients:
         if fresh and sum(slot.stop - slot.start for slot, _ in contributions) < out.shape[1]:
             out.zero_()  # not every parameter was used
         for (slot, contribution), factor in zip(contributions, factors, strict=True):
-            write = contribution.put_into if fresh else contribution.add_to
-            write(out[:, slot.start : slot.stop], weighted[id(factor)])
+            contribution.add_to(out[:, slot.start : slot.stop], weighted[id(factor)], fresh)
         if totals is not None:
             weights = torch.ones_like(losses) if weights is None else weights
             clipped = shortened * weights

@@ -63,12 +63,10 @@ class Contribution(ABC):
         """Return [n, b]: the squared l2 norm of each example's gradient."""
 
     @abstractmethod
-    def add_to(self, out: Tensor, coefficients: Tensor) -> None:
-        """Add Σ_b coefficients[n, b] · gradient[n, b] to `out` [n, size], in place."""
-
-    def put_into(self, out: Tensor, coefficients: Tensor) -> None:
-        """Write the same sum to `out`, whose content is not read."""
-        self.add_to(out.zero_(), coefficients)
+    def add_to(self, out: Tensor, coefficients: Tensor, fresh: bool = False) -> None:
+        """Add Σ_b coefficients[n, b] · gradient[n, b] to `out` [n, size], in place; if `fresh`, overwrite
+        `out`.
+        """
 
     @abstractmethod
     def blank(self, where: Tensor) -> None:
@@ -109,11 +107,8 @@ class Dense(Contribution):
     def squared_norms(self) -> Tensor:
         return squared_norms(self.gradients)
 
-    def add_to(self, out: Tensor, coefficients: Tensor) -> None:
-        add_sum(out, coefficients, self.gradients)
-
-    def put_into(self, out: Tensor, coefficients: Tensor) -> None:
-        add_sum(out, coefficients, self.gradients, fresh=True)
+    def add_to(self, out: Tensor, coefficients: Tensor, fresh: bool = False) -> None:
+        add_sum(out, coefficients, self.gradients, fresh)
 
     def blank(self, where: Tensor) -> None:
         self.gradients = _zero_where(self.gradients, where)
@@ -145,22 +140,13 @@ class Outer(Contribution):
             norms[i, j] = gram.sum((1, 2)).view_as(norms[i, j])
         return norms.clamp_min_(0).add_(cancellation_slack(self.a, self.delta))
 
-    def add_to(self, out: Tensor, coefficients: Tensor) -> None:
+    def add_to(self, out: Tensor, coefficients: Tensor, fresh: bool = False) -> None:
         if self._gradients is not None:
-            Dense(self._gradients).add_to(out, coefficients)
+            Dense(self._gradients).add_to(out, coefficients, fresh)
             return
-        add_outer(*self._factors(out, coefficients))
-
-    def put_into(self, out: Tensor, coefficients: Tensor) -> None:
-        if self._gradients is not None:
-            Dense(self._gradients).put_into(out, coefficients)
-            return
-        add_outer(*self._factors(out, coefficients), fresh=True)
-
-    def _factors(self, out: Tensor, coefficients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         n, b, L, size_in = self.a.shape
         scaled = (self.delta * coefficients.view(n, b, 1, 1)).reshape(n, b * L, -1)
-        return out.view(n, -1, size_in), scaled, self.a.reshape(n, b * L, size_in)
+        add_outer(out.view(n, -1, size_in), scaled, self.a.reshape(n, b * L, size_in), fresh)
 
     def blank(self, where: Tensor) -> None:
         self.a, self.delta = _zero_where(self.a, where), _zero_where(self.delta, where)
@@ -184,7 +170,8 @@ class Lookup(Contribution):
             norms[i, j] = torch.bmm(delta, delta.mT).mul_(same).sum((1, 2)).view_as(norms[i, j])
         return norms.clamp_min_(0).add_(cancellation_slack(delta.new_ones(1, 1, L), self.delta))
 
-    def add_to(self, out: Tensor, coefficients: Tensor) -> None:
+    def add_to(self, out: Tensor, coefficients: Tensor, fresh: bool = False) -> None:
+        out = out.zero_() if fresh else out
         n, b, L, size = self.delta.shape
         agent = torch.arange(n, device=out.device).view(n, 1, 1).expand(n, b, L)
         scaled = self.delta * coefficients.view(n, b, 1, 1)
@@ -222,8 +209,8 @@ class TiedEmbedding(Contribution):
         )
         return norms.clamp_min_(0).add_(slack, alpha=2)
 
-    def add_to(self, out: Tensor, coefficients: Tensor) -> None:
-        self.lookup.add_to(out, coefficients)
+    def add_to(self, out: Tensor, coefficients: Tensor, fresh: bool = False) -> None:
+        self.lookup.add_to(out, coefficients, fresh)
         self.outer.add_to(out, coefficients)
 
     def blank(self, where: Tensor) -> None:
@@ -331,7 +318,8 @@ class Convolution(Contribution):
         patches = x.as_strided((m, C, *geometry.kernel, *spots), (by_example, by_channel, *within, *between))
         return patches.reshape(m * geometry.groups, -1, math.prod(spots))
 
-    def add_to(self, out: Tensor, coefficients: Tensor) -> None:
+    def add_to(self, out: Tensor, coefficients: Tensor, fresh: bool = False) -> None:
+        out = out.zero_() if fresh else out
         if self._gradients is not None:
             Dense(self._gradients).add_to(out, coefficients)
             return

@@ -55,7 +55,8 @@ class SharedOuter(Contribution):
         lengths = squared_norms(self.a).expand(self.copies, -1, -1)
         return lengths.flatten(0, 1) * squared_norms(self.delta)
 
-    def add_to(self, out: Tensor, coefficients: Tensor) -> None:
+    def add_to(self, out: Tensor, coefficients: Tensor, fresh: bool = False) -> None:
+        out = out.zero_() if fresh else out
         scaled = (self.delta * coefficients.unsqueeze(2)).mT  # [n, out, b]
         wide = _side_by_side(scaled, self.copies)  # [agents, copies·out, b]
         sums = self.a.new_empty(*wide.shape[:2], self.a.shape[2])
