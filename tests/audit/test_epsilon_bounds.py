@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom, nct
 
-from topdp.audit.epsilon_bounds import gaussian, guesses_for, guessing, largest_excluded, probability_bound
+from topdp.audit.findings import gaussian, guesses_for, guessing, largest_excluded, probability_bound
 from topdp.privacy.basics.gaussian import epsilon_of
 
 

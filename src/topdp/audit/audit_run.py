@@ -4,7 +4,7 @@
     plant      batches, coins         -> canaries in the owner's shard              canaries.py
     execute    plan, data, canaries   -> rows, round by round                       canary_scores.py
     score      what the observer saw  -> one number per canary                      canary_scores.py
-    bound      scores, coins          -> lower bounds on ε, with confidence         epsilon_bounds.py
+    bound      scores, coins          -> lower bounds on ε, with confidence         findings.py
 
 An audit cannot show that a run is private; it can only show that it is not. It executes the plan once more,
 with canaries in place of records, so its models are not those of the run.
@@ -19,7 +19,6 @@ from pathlib import Path
 
 import numpy as np
 
-from topdp.audit import epsilon_bounds
 from topdp.audit.audit_observer import (
     Observer,
     expect_observer,
@@ -28,7 +27,7 @@ from topdp.audit.audit_observer import (
 )
 from topdp.audit.canaries import CANARY_KINDS, AuditError, Canaries, canary_count, plant_canaries, signs
 from topdp.audit.canary_scores import ObservedRound, canary_scores, execute, information
-from topdp.audit.findings import Findings, KindFindings
+from topdp.audit.findings import Findings, KindFindings, gaussian, guesses_for, guessing
 from topdp.base.array_types import Bools, Floats
 from topdp.base.progress import Progress, silent
 from topdp.plan import Capability, Plan, unsupported
@@ -222,15 +221,15 @@ class Audit:
     def _kind(self, scores: Floats, present: Bools, mu: float) -> KindFindings:
         sampled = self.exposure.batches[self.owner].sampled
         error = (1 - self.confidence) / (len(CANARY_KINDS) * (1 if sampled else 2))
-        guesses = epsilon_bounds.guesses_for(len(scores), mu, self.delta, error)
-        distance = None if sampled else epsilon_bounds.gaussian(scores, present, error)
+        guesses = guesses_for(len(scores), mu, self.delta, error)
+        distance = None if sampled else gaussian(scores, present, error)
         return KindFindings(
             scores=scores,
             present=present,
             mu=mu,
             gaussian=distance,
             epsilon_gaussian=distance.epsilon(self.delta) if distance else 0.0,
-            epsilon_guessing=epsilon_bounds.guessing(scores, present, guesses, self.delta, error),
+            epsilon_guessing=guessing(scores, present, guesses, self.delta, error),
             guesses=guesses,
         )
 

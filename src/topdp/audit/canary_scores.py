@@ -7,7 +7,7 @@ Given everything seen before, each number that the observer sees is Gaussian wit
 depend on data. The innovation of a round, whitened (`privacy.observers`), is noise plus the canary's
 contribution; the products of both, summed over rounds, are the score. In units of its standard deviation the
 score is N(μ, 1) if the canary is present and N(0, 1) if not, with the μ that follows from the plan.
-`epsilon_bounds` derives bounds from the scores.
+`findings` derives bounds from the scores.
 
 **Guarantees.** The scores use the rows that the observer receives or makes, the draws that it knows, and the
 gradients of all agents without the canaries: an observer of differential privacy knows all other records, and

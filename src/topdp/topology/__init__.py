@@ -7,27 +7,22 @@ The directed edge i→j is *covered* when N_i^j is not empty: then i has a neigh
 read, and whose noise can replace part of i's own noise in what i sends to j.
 """
 
-from typing import TYPE_CHECKING
-
-from topdp.base.lazy_exports import lazy_exports
 from topdp.topology._graph import Topology, TopologyError, from_edges
-
-if TYPE_CHECKING:
-    from topdp.topology._user_graphs import as_topology, describe, from_networkx
-    from topdp.topology.families import (
-        FAMILIES,
-        complete,
-        grid,
-        mesh,
-        random,
-        read_edge_list,
-        regular,
-        ring,
-        single,
-        small_world,
-        star,
-        tree,
-    )
+from topdp.topology._user_graphs import as_topology, describe, from_networkx
+from topdp.topology.families import (
+    FAMILIES,
+    complete,
+    grid,
+    mesh,
+    random,
+    read_edge_list,
+    regular,
+    ring,
+    single,
+    small_world,
+    star,
+    tree,
+)
 
 __all__ = [
     "FAMILIES",
@@ -49,11 +44,3 @@ __all__ = [
     "star",
     "tree",
 ]
-
-__getattr__ = lazy_exports(
-    __name__,
-    {
-        "families": __all__,  # except the names that the next modules export
-        "_user_graphs": ["as_topology", "describe", "from_networkx"],
-    },
-)
