@@ -9,11 +9,11 @@ import pytest
 from topdp.errors import InputError
 from topdp.experiments import frontier, reproduce
 from topdp.experiments.figure_runner import FigureRuns, OutOfTime, estimated_bytes
-from topdp.experiments.frontier import contenders, frontier_run
+from topdp.experiments.frontier import contenders
 from topdp.experiments.frontier_report import read_rows
 from topdp.experiments.noise_store import NoiseStore
 from topdp.experiments.parallel_plans import shared_plans
-from topdp.experiments.tuning import Candidate
+from topdp.experiments.tuning import Candidate, Case
 from topdp.privacy.basics.refusals import NotCovered
 from topdp.runs.config import parse, read
 from topdp.runs.planning import plan_and_account
@@ -31,7 +31,14 @@ def quiet(text):
 
 
 def final(scale, name, epsilon=2.0, seed=0, model="mlp", **changes):
-    return frontier_run(scale, "mnist", model, CONTENDERS[name], epsilon, replace(SETTING, **changes), seed)
+    return model_frontier(scale, "mnist", model).config(
+        Case(name, epsilon), replace(SETTING, **changes), seed
+    )
+
+
+def model_frontier(scale, data, model):
+    space = frontier.QUICK_SPACE
+    return frontier.ModelFrontier(data=data, model=model, space=space, scale=scale, runs=None, used=[])
 
 
 def test_who_takes_part():
@@ -41,7 +48,8 @@ def test_who_takes_part():
         "correlated, 15 collude", "central",
     ]  # fmt: skip
     for name, one in contenders(30).items():
-        method_of(frontier_run(frontier_scale(), "cifar10", "scattering + linear", one, 1.0, SETTING, 0))
+        tiny = model_frontier(frontier_scale(), "cifar10", "scattering + linear")
+        method_of(tiny.config(Case(name, 1.0), SETTING, 0))
         assert name == one.name
 
 

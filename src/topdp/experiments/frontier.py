@@ -83,46 +83,6 @@ CONTENDER_MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-def frontier_run(
-    scale: Scale,
-    data: str,
-    model: str,
-    contender: Contender,
-    epsilon: float,
-    candidate: Candidate,
-    seed: int,
-    validation: float | None = None,
-) -> RunConfig:
-    """Return the configuration of one run; its noise is calibrated later.
-
-    `epsilon`: the budget; infinite for a method without noise, and then no budget is set.
-    `validation`: the share of training records to test on; None tests on the test set.
-    """
-    tuned: dict[str, Any] = {"gossip": candidate.gossip} if "gossip" in contender.knobs else {}
-    if "exponent" in contender.knobs:
-        power = {"kind": "power", "exponent": candidate.exponent}
-        tuned["noise_schedule"] = power if candidate.exponent else {"kind": "constant"}
-    parts = CONTENDER_MODELS[model]
-    tree: dict[str, Any] = {
-        "seed": seed,
-        "rounds": candidate.rounds,
-        "topology": {"agents": scale.agents, "connection": scale.connection or 0.2},
-        "method": {"name": contender.method, **contender.fixed, **tuned},
-        "privacy": {"clip": candidate.clip, "colluders": contender.colluders},
-        "data": {
-            "name": scale.data.get(data, data),
-            **({"records": scale.records} if scale.records else {}),
-            **({"validation": validation} if validation else {}),
-            **parts.get("data", {}),
-        },
-        "model": parts["model"],
-        "train": {"learning_rate": candidate.rate / candidate.clip, "evaluate_every": candidate.rounds},
-    }
-    if epsilon < float("inf"):
-        tree["privacy"]["epsilon"] = epsilon
-    return parse(tree, "frontier")
-
-
 LINEAR_SPACE = SearchSpace(rounds=(300, 800), rate=108.0, growth=0.75, clips=(0.5,), exponents=(0.5, 0.0))
 RATES_ONLY_SPACE = SearchSpace(
     rounds=(300, 800), rate=108.0, growth=0.75, clips=(0.5,), exponents=(0.5,), gossip=(6,), turns=0
@@ -155,7 +115,7 @@ def make(name: str, scale: Scale, runs: FigureRuns, out: Path, progress: Progres
     used: list[RunConfig] = []
     try:
         for model, space in spaces.items():
-            search = _ModelFrontier(data=data, model=model, space=space, scale=scale, runs=runs, used=used)
+            search = ModelFrontier(data=data, model=model, space=space, scale=scale, runs=runs, used=used)
             progress(f"{name}: {model}: choosing settings on the validation split")
             best = search.tune()
             progress(
@@ -185,7 +145,7 @@ def data_of(name: str) -> str:
 
 
 @dataclass(kw_only=True)
-class _ModelFrontier:
+class ModelFrontier:
     """The frontier of one model on one data set. Appends every run it uses to `used`."""
 
     data: str
@@ -224,18 +184,41 @@ class _ModelFrontier:
         return rows
 
     def _finals(self, setting: BestSetting) -> list[RunConfig]:
-        return [self._config(setting.case, setting.candidate, seed) for seed in self.scale.seeds]
+        return [self.config(setting.case, setting.candidate, seed) for seed in self.scale.seeds]
 
-    def _config(
+    def config(
         self, case: Case, candidate: Candidate, seed: int, validation: float | None = None
     ) -> RunConfig:
-        contender = self.contenders[case.contender]
-        return frontier_run(
-            self.scale, self.data, self.model, contender, case.epsilon, candidate, seed, validation
-        )
+        """Return the configuration of one run; its noise is calibrated later.
+
+        ε of `case` is infinite for a method without noise, and then no budget is set. `validation`: the share
+        of training records to test on; None tests on the test set.
+        """
+        contender, scale, parts = self.contenders[case.contender], self.scale, CONTENDER_MODELS[self.model]
+        tuned: dict[str, Any] = {"gossip": candidate.gossip} if "gossip" in contender.knobs else {}
+        if "exponent" in contender.knobs:
+            power = {"kind": "power", "exponent": candidate.exponent}
+            tuned["noise_schedule"] = power if candidate.exponent else {"kind": "constant"}
+        budget = {"epsilon": case.epsilon} if math.isfinite(case.epsilon) else {}
+        tree: dict[str, Any] = {
+            "seed": seed,
+            "rounds": candidate.rounds,
+            "topology": {"agents": scale.agents, "connection": scale.connection or 0.2},
+            "method": {"name": contender.method, **contender.fixed, **tuned},
+            "privacy": {"clip": candidate.clip, "colluders": contender.colluders, **budget},
+            "data": {
+                "name": scale.data.get(self.data, self.data),
+                **({"records": scale.records} if scale.records else {}),
+                **({"validation": validation} if validation else {}),
+                **parts.get("data", {}),
+            },
+            "model": parts["model"],
+            "train": {"learning_rate": candidate.rate / candidate.clip, "evaluate_every": candidate.rounds},
+        }
+        return parse(tree, "frontier")
 
     def _validation_accuracies(self, settings: list[tuple[Case, Candidate]]) -> list[float]:
-        config = partial(self._config, validation=VALIDATION_SHARE)
+        config = partial(self.config, validation=VALIDATION_SHARE)
         configs = [config(*setting, seed) for setting in settings for seed in self.space.seeds]
         self._execute(configs)
         return list(np.reshape(self._accuracies(configs), (-1, len(self.space.seeds))).mean(axis=1))

@@ -19,7 +19,7 @@ from topdp.base.array_types import Floats, Indices, Ints
 from topdp.errors import InputError
 from topdp.plan import NOBODY, PerRound, Plan
 from topdp.plan.schedules import Schedule
-from topdp.protocols.averaging import expect_gossip, metropolis_sources, mixing_sources, own_sources
+from topdp.protocols.averaging import expect_gossip, mixing_sources, own_sources
 from topdp.protocols.pair_secrets import SECRETS, secret_pairs
 from topdp.protocols.protocol import Protocol, check_deviation
 from topdp.topology import Topology
@@ -40,7 +40,7 @@ def broadcast_plan(
     draw, std, known_by = noise
     n, each = topology.agents, 1 + expect_gossip(gossip)
     own = np.arange(n)
-    first = own_sources(topology) if gossip else metropolis_sources(topology)
+    first = own_sources(topology) if gossip else mixing_sources(topology, 1)[0]
     mixes = mixing_sources(topology, gossip, chebyshev)
     source, weight = (np.stack(parts) for parts in zip(first, *mixes, strict=True))
     sent, unsent = np.array(topology.neighbours), np.full_like(topology.neighbours, NOBODY)

@@ -135,11 +135,6 @@ def mixing_sources(topology: Topology, steps: int, chebyshev: bool = True) -> li
     return sources
 
 
-def metropolis_sources(topology: Topology) -> Sources:
-    """Return `metropolis` as sources and weights."""
-    return _as_sources(topology, _weights(topology))
-
-
 def own_sources(topology: Topology) -> Sources:
     """Return sources and weights with which each agent continues from its own row."""
     weights = np.zeros((topology.agents, 1 + topology.neighbours.shape[1]))

@@ -171,14 +171,20 @@ class ClippedGradients:
         key = (inputs.shape[2:], inputs.dtype, rows.dtype, rows.device)
         if key not in self._elements:
             self._elements[key] = self._check(rows, inputs, targets)
+        if copies > 1 and self._folded is not None and self._folded.shares:
+            once = math.prod(inputs.shape[2:])
+            elements = once + copies * max(1, self._elements[key] - once)
+            capacity = microbatch // copies if microbatch else _activation_budget(rows.device) // elements
+            out = out.zero_() if fresh else out
+            for i, j in example_blocks(n // copies, b, capacity):
+                own = by_copy(rows, copies)[:, i].flatten(0, 1)
+                weight = None if weights is None else by_copy(weights, copies)[:, i, j].flatten(0, 1)
+                losses, contributions = self._contributions(own, inputs[i, j], targets[i, j], copies)
+                sums = torch.zeros_like(own)
+                self._add(sums, losses, contributions, weight, None)
+                by_copy(out, copies)[:, i] += by_copy(sums, copies)
+            return out
         if copies > 1:
-            if self._folded is not None and self._folded.shares:
-                once = math.prod(inputs.shape[2:])
-                elements = once + copies * max(1, self._elements[key] - once)
-                capacity = microbatch // copies if microbatch else _activation_budget(rows.device) // elements
-                out = out.zero_() if fresh else out
-                self._add_shared(out, rows, inputs, targets, weights, capacity, copies)
-                return out
             inputs, targets = (torch.cat([part] * copies) for part in (inputs, targets))
         capacity = microbatch or _activation_budget(rows.device) // self._elements[key]
         for i, j in example_blocks(n, b, capacity):
@@ -238,26 +244,6 @@ class ClippedGradients:
                 return False
             slow = self._plain.outputs(probes, sample)
         return fast.shape == slow.shape and torch.allclose(fast, slow, 1e-3, 1e-3 * float(slow.abs().max()))
-
-    def _add_shared(
-        self,
-        out: Tensor,
-        rows: Tensor,
-        inputs: Tensor,
-        targets: Tensor,
-        weights: Tensor | None,
-        capacity: int,
-        copies: int,
-    ) -> None:
-        """Add the sums of `clipped_sum` for rows whose copies share the same records."""
-        for i, j in example_blocks(inputs.shape[0], inputs.shape[1], capacity):
-            block_rows = by_copy(rows, copies)[:, i].flatten(0, 1)
-            weight = None if weights is None else by_copy(weights, copies)[:, i, j].flatten(0, 1)
-            x, y = inputs[i, j], targets[i, j]
-            losses, contributions = self._contributions(block_rows, x, y, copies)
-            sums = torch.zeros_like(block_rows)
-            self._add(sums, losses, contributions, weight, None)
-            by_copy(out, copies)[:, i] += by_copy(sums, copies)
 
     def _contributions(
         self, rows: Tensor, inputs: Tensor, targets: Tensor, copies: int = 1
