@@ -64,9 +64,9 @@ class Quick(CudaMixer):
             return  # nothing is computed while recording
         self._made(*arguments)
 
-    def _made(self, before, gradient, out, packed, clock, first, round, chosen=None, agents=0):
-        assert chosen is None and agents == 0
-        made = len(out)
+    def _made(self, work, packed, clock, first=0, chosen=None):
+        assert chosen is None and work.first == 0
+        before, gradient, out, round, made = work.before, work.gradient, work.out, work.round, len(work.out)
         if clock is not None:
             position, round = clock.tolist()
             first, stop = packed.starts[position : position + 2].tolist()

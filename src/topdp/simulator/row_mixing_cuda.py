@@ -145,9 +145,7 @@ class CudaMixer:
         if work.only is not None:
             chosen = torch.from_numpy(work.only.astype(np.int32)).to(self.device)
         if chosen is None or len(chosen):
-            self._launch(
-                work.before, work.gradient, work.out, packed, None, first, work.round, chosen, work.first
-            )
+            self._launch(work, packed, None, first, chosen)
 
     def by_clock(
         self, before: Tensor, gradient: Tensor, out: Tensor, packed: PackedRows, clock: Tensor
@@ -156,29 +154,26 @@ class CudaMixer:
 
         `packed` and the clock are int32 and float32 on the device, and `out` has room for any round.
         """
-        self._launch(before, gradient, out, packed, clock, 0, 0)
+        self._launch(RowWork(round=0, before=before, gradient=gradient, out=out), packed, clock)
 
     def _launch(
         self,
-        before: Tensor,
-        gradient: Tensor,
-        out: Tensor,
+        work: RowWork,
         packed: PackedRows,
         clock: Tensor | None,
-        first: int,
-        round: int,
+        first: int = 0,
         chosen: Tensor | None = None,
-        agents: int = 0,
     ) -> None:
-        """Launch the kernel. `chosen`: places of the rows to make; `agents`: the place of the first
-        gradient's agent.
+        """Launch the kernel, for the round of `clock` or of `work`, whose rows begin at `first`.
+
+        `chosen`: places of the rows to make.
         """
-        d = out.shape[1]
+        before, gradient, out, d = work.before, work.gradient, work.out, work.out.shape[1]
         grid = (len(out if chosen is None else chosen), triton.cdiv(d, 4 * LANES))
         with torch.cuda.device_of(out):  # Triton launches on the current device
             _round[grid](
                 out, before, gradient, *packed.tables()[1:], chosen, clock,
-                None if clock is None else packed.starts, first, agents, round, d,
+                None if clock is None else packed.starts, first, work.first, work.round, d,
                 out.stride(0), before.stride(0), gradient.stride(0),
                 W=packed.slot.shape[1], V=packed.draw.shape[1], LANES=LANES,
                 SOME=chosen is not None, BY_CLOCK=clock is not None, num_warps=WARPS,

@@ -19,7 +19,7 @@ pytest.importorskip("triton")
 if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("a GPU runs them itself", allow_module_level=True)
 
-from topdp.learning.gradients import clipping_cuda, convolution_cuda, pooling_cuda
+from topdp.learning.gradients import clipping_cuda, window_layers_cuda
 
 AGENTS, EXAMPLES = 2, 3
 overflows = pytest.mark.filterwarnings("ignore:(overflow|invalid):RuntimeWarning")  # of the interpreter
@@ -49,7 +49,7 @@ def test_convolutions_and_their_gradients_equal_those_of_torch(layer, with_bias)
     bias = normal(AGENTS, outputs + 3)[:, 1 : 1 + outputs] if with_bias else None
     x = normal(AGENTS, EXAMPLES, channels, height, width).requires_grad_()
 
-    out = convolution_cuda.convolve(x, weight, bias, geometry)
+    out = window_layers_cuda.convolve(x, weight, bias, geometry)
     own = [None, None] if bias is None else bias
     expected = [
         functional.conv2d(x[i], weight[i], own[i], geometry.stride, 0, geometry.dilation)
@@ -63,7 +63,7 @@ def test_convolutions_and_their_gradients_equal_those_of_torch(layer, with_bias)
     )
 
     unfolded = delta.view(AGENTS, EXAMPLES, *delta.shape[1:])
-    found = convolution_cuda.per_example_gradients(x.detach(), unfolded, geometry)
+    found = window_layers_cuda.per_example_gradients(x.detach(), unfolded, geometry)
     for i in range(AGENTS):
         for j in range(EXAMPLES):
             kernel = weight[i].clone().requires_grad_()
@@ -78,7 +78,7 @@ def test_a_batch_for_all_agents_is_not_copied():
     channels, outputs, height, width, geometry = LAYERS["the paper's first"]
     x = torch.randn(EXAMPLES, channels, height, width)
     weight = torch.randn(AGENTS, outputs, channels, *geometry.kernel)
-    out = convolution_cuda.convolve(x.expand(AGENTS, *x.shape), weight, None, geometry)
+    out = window_layers_cuda.convolve(x.expand(AGENTS, *x.shape), weight, None, geometry)
     torch.testing.assert_close(
         out, torch.cat([functional.conv2d(x, own) for own in weight]), rtol=1e-4, atol=1e-4
     )
@@ -106,14 +106,14 @@ def test_convolutions_of_several_blocks_read_only_their_own_blocks(channels, out
     geometry = ConvolutionGeometry((3, 3), (1, 1), (1, 1), 1)
     x = lay(torch.randn(1, 2, channels, 15, 13, generator=generator)).requires_grad_()
     weight = torch.randn(1, outputs, channels, 3, 3, generator=generator)
-    out, expected = convolution_cuda.convolve(x, weight, None, geometry), functional.conv2d(x[0], weight[0])
+    out, expected = window_layers_cuda.convolve(x, weight, None, geometry), functional.conv2d(x[0], weight[0])
     torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)
     delta = lay(torch.randn(expected.shape, generator=generator))
     torch.testing.assert_close(
         *(torch.autograd.grad(y, x, delta)[0] for y in (out, expected)), rtol=1e-4, atol=1e-4
     )
     last = delta if lay is between_nan else delta.contiguous(memory_format=torch.channels_last)
-    found = convolution_cuda.per_example_gradients(x.detach(), last[None], geometry)
+    found = window_layers_cuda.per_example_gradients(x.detach(), last[None], geometry)
     for j in range(2):
         by_torch = conv2d_weight(x[0, j : j + 1].detach(), weight[0].shape, delta[j : j + 1])
         torch.testing.assert_close(found[0, j], by_torch.flatten(), rtol=1e-3, atol=1e-3)
@@ -124,23 +124,23 @@ def test_elements_too_far_apart_in_memory_are_copied(monkeypatch):
     channels, outputs, height, width, geometry = LAYERS["the paper's first"]
     x = torch.randn(channels, AGENTS, EXAMPLES, height, width).permute(1, 2, 0, 3, 4)
     weight = torch.randn(AGENTS, outputs, channels, *geometry.kernel)
-    convolved = convolution_cuda.convolve(x, weight, None, geometry)
+    convolved = window_layers_cuda.convolve(x, weight, None, geometry)
     delta = torch.randn(outputs, AGENTS, EXAMPLES, *convolved.shape[2:]).permute(1, 2, 0, 3, 4)
-    gradients = convolution_cuda.per_example_gradients(x, delta, geometry)
+    gradients = window_layers_cuda.per_example_gradients(x, delta, geometry)
 
     largest = max(x[0, 0].numel(), delta[0, 0].numel())
-    monkeypatch.setattr(convolution_cuda, "MAX_EXAMPLE_SPAN", largest + 1)
+    monkeypatch.setattr(window_layers_cuda, "MAX_EXAMPLE_SPAN", largest + 1)
     near = x.contiguous()
-    assert convolution_cuda._with_small_span(near) is near
+    assert window_layers_cuda._with_small_span(near) is near
     copied = []
     real = torch.Tensor.contiguous
     monkeypatch.setattr(torch.Tensor, "contiguous", lambda self: copied.append(self.shape) or real(self))
-    assert torch.equal(convolution_cuda.convolve(x, weight, None, geometry), convolved)
-    assert torch.equal(convolution_cuda.per_example_gradients(x, delta, geometry), gradients)
+    assert torch.equal(window_layers_cuda.convolve(x, weight, None, geometry), convolved)
+    assert torch.equal(window_layers_cuda.per_example_gradients(x, delta, geometry), gradients)
     assert copied == [x.shape, x.shape, delta.flatten(3).shape]
-    monkeypatch.setattr(convolution_cuda, "MAX_EXAMPLE_SPAN", x[0, 0].numel())
+    monkeypatch.setattr(window_layers_cuda, "MAX_EXAMPLE_SPAN", x[0, 0].numel())
     with pytest.raises(ValueError, match="one example"):
-        convolution_cuda.convolve(x, weight, None, geometry)
+        window_layers_cuda.convolve(x, weight, None, geometry)
 
 
 @pytest.mark.parametrize("lay", [between_nan, among_nan])
@@ -152,7 +152,7 @@ def test_max_pooling_and_its_gradient_equal_those_of_torch(kernel, lay):
     x[0, 0, 0, :2] = torch.nan
     x[1] = -torch.inf
     x = lay(x).requires_grad_()
-    out, expected = pooling_cuda.max_pool(x, kernel), functional.max_pool2d(x, kernel)
+    out, expected = window_layers_cuda.max_pool(x, kernel), functional.max_pool2d(x, kernel)
     assert torch.equal(out.nan_to_num(nan=5.0), expected.nan_to_num(nan=5.0))
     assert out.isnan().any()
     delta = lay(torch.randn(out.shape, generator=generator))
@@ -161,7 +161,9 @@ def test_max_pooling_and_its_gradient_equal_those_of_torch(kernel, lay):
 
 def test_second_derivatives_are_refused():
     x = torch.randn(1, 1, 4, 4, requires_grad=True)
-    (gradient,) = torch.autograd.grad((pooling_cuda.max_pool(x, (2, 2)) ** 2).sum(), x, create_graph=True)
+    (gradient,) = torch.autograd.grad(
+        (window_layers_cuda.max_pool(x, (2, 2)) ** 2).sum(), x, create_graph=True
+    )
     with pytest.raises(RuntimeError, match="once_differentiable"):
         gradient.sum().backward()
 

@@ -1,7 +1,7 @@
 """Norms and clip factors of examples on an NVIDIA GPU: one kernel in place of many.
 
 A small round on a GPU takes time in proportion to its number of kernels. The arithmetic is that of
-`safe_norms.squared_norms` and `clipping_rules.clip_factors`. Needs Triton, as `convolution_cuda` does.
+`safe_norms.squared_norms` and `clipping_rules.clip_factors`. Needs Triton, as `window_layers_cuda` does.
 """
 
 # Triton compiles the kernels below from their source: annotations and untyped names are Triton's.

@@ -70,7 +70,7 @@ class ConvolutionRule(LayerRule):
         bias = None if self._bias is None else self.tape.weights(self._bias)
         n, b = x.shape[:2]
         if self.geometry.has_kernels(x):
-            from topdp.learning.gradients.convolution_cuda import convolve
+            from topdp.learning.gradients.window_layers_cuda import convolve
 
             return convolve(x, weight, bias, self.geometry)
         if x.device.type == "cpu":
@@ -112,7 +112,7 @@ class MaxPoolRule(nn.MaxPool2d):
         return pooled
 
     def folded(self, x: Tensor) -> Tensor:
-        from topdp.learning.gradients.pooling_cuda import max_pool
+        from topdp.learning.gradients.window_layers_cuda import max_pool
 
         return max_pool(x, _pair(self.kernel_size))
 

@@ -246,7 +246,7 @@ class ConvolutionGeometry:
         return tuple((size - dilation * (k - 1) - 1) // stride + 1 for size, k, stride, dilation in axes)
 
     def has_kernels(self, x: Tensor) -> bool:
-        """Whether `convolution_cuda` supports it."""
+        """Whether `window_layers_cuda` supports it."""
         return self.groups == 1 and len(self.kernel) == 2 and takes_cuda_kernels(x)
 
 
@@ -274,7 +274,7 @@ class Convolution(Contribution):
         largest = groups * (K * L + (out * K if direct else 2 * L * L))
         norms = x.new_empty(n, b)
         if direct and len(self.uses) == 1 and self.geometry.has_kernels(x):
-            from topdp.learning.gradients.convolution_cuda import per_example_gradients
+            from topdp.learning.gradients.window_layers_cuda import per_example_gradients
 
             for i, j in example_blocks(n, b, n * b if keep else _cached_examples(out * K, x.device)):
                 gradients = per_example_gradients(x[i, j], delta[i, j], self.geometry)

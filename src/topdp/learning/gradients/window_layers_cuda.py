@@ -1,8 +1,13 @@
-"""Convolutions on an NVIDIA GPU in which every agent has its own kernel, and their per-example gradients.
+"""Convolutions in which every agent has its own kernel, and max-pooling, on an NVIDIA GPU.
 
 Libraries run agents as groups of one convolution, with one small launch per group, or first copy every patch
-of every image. Here one launch serves all agents, and patches are read in place. Needs Triton, which comes
-with PyTorch's CUDA builds; `convolutions` and `ghost_norms` import this module only if there is a GPU.
+of every image. Here one launch serves all agents, and patches are read in place.
+
+PyTorch's gradient of max-pooling adds up what overlapping windows send back, and takes longer here than a
+convolution. Without overlap, every input reads from its only window.
+
+Needs Triton, which comes with PyTorch's CUDA builds; `convolutions` and `ghost_norms` import this module only
+if there is a GPU.
 """
 
 # Triton compiles the kernels below from their source: annotations and untyped names are Triton's.
@@ -23,6 +28,7 @@ from topdp.errors import InputError
 
 if TYPE_CHECKING:
     from topdp.learning.gradients.ghost_norms import ConvolutionGeometry
+
 
 # These block sizes and numbers of warps were the fastest on an H200 with the paper's network.
 CONVOLUTION_BLOCK = 128  # positions, or kernel elements, in one program
@@ -235,3 +241,76 @@ def _padded_power_of_two(size: int) -> int:
 def _precision() -> str:
     """Follow torch's setting for matrix products. Few channels are always multiplied in float32."""
     return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
+
+
+POOLING_BLOCK_ELEMENTS = 512  # elements in one program
+
+
+@triton.jit
+def _pool_forward(out, winner, x, size, H: tl.constexpr, W: tl.constexpr, HEIGHT: tl.constexpr,
+             WIDTH: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, B: tl.constexpr):  # fmt: skip
+    """The largest value of each window, and its index: the first of equal values, as in PyTorch."""
+    i = tl.program_id(0).to(tl.int64) * B + tl.arange(0, B)
+    spot = (i % (HEIGHT * WIDTH)).to(tl.int32)
+    corner = x + i // (HEIGHT * WIDTH) * (H * W) + (spot // WIDTH) * (KH * W) + (spot % WIDTH) * KW
+    largest = tl.load(corner, mask=i < size, other=0.0)
+    which = tl.zeros((B,), tl.int32)
+    for tap in tl.static_range(1, KH * KW):
+        value = tl.load(corner + (tap // KW) * W + tap % KW, mask=i < size, other=0.0)
+        better = (value > largest) | (value != value)  # NaN stays
+        largest = tl.where(better, value, largest)
+        which = tl.where(better, tap, which)
+    tl.store(out + i, largest, mask=i < size)
+    tl.store(winner + i, which.to(tl.uint8), mask=i < size)
+
+
+@triton.jit
+def _pool_backward(dx, delta, winner, size, H: tl.constexpr, W: tl.constexpr, HEIGHT: tl.constexpr,
+              WIDTH: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, B: tl.constexpr):  # fmt: skip
+    """dx[i] = delta of the window of i, if i was its largest value."""
+    i = tl.program_id(0).to(tl.int64) * B + tl.arange(0, B)
+    p = (i % (H * W)).to(tl.int32)
+    y, z = p // W, p % W
+    inside = (i < size) & (y < HEIGHT * KH) & (z < WIDTH * KW)
+    window = i // (H * W) * (HEIGHT * WIDTH) + (y // KH) * WIDTH + z // KW
+    won = tl.load(winner + window, mask=inside, other=0).to(tl.int32) == (y % KH) * KW + z % KW
+    delta_block = tl.load(delta + window, mask=inside, other=0.0)
+    tl.store(dx + i, tl.where(won, delta_block, 0.0), mask=i < size)
+
+
+class _MaxPool(torch.autograd.Function):
+    """Max-pooling. Of equal values the first counts, of several NaNs the last, as in PyTorch."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, kernel: tuple[int, int]) -> Tensor:
+        x = x.contiguous()
+        H, W = x.shape[-2:]
+        height, width = H // kernel[0], W // kernel[1]
+        out = x.new_empty(*x.shape[:-2], height, width)
+        winner = torch.empty_like(out, dtype=torch.uint8)
+        ctx.sizes = {"H": H, "W": W, "HEIGHT": height, "WIDTH": width, "KH": kernel[0], "KW": kernel[1]}
+        ctx.shape = x.shape
+        with torch.cuda.device_of(x):  # Triton launches on the current device
+            _pool_forward[(triton.cdiv(out.numel(), POOLING_BLOCK_ELEMENTS),)](
+                out, winner, x, out.numel(), **ctx.sizes, B=POOLING_BLOCK_ELEMENTS
+            )
+        ctx.save_for_backward(winner)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *deltas: Tensor) -> tuple[Tensor, None]:
+        (winner,) = ctx.saved_tensors
+        delta = deltas[0].contiguous()
+        dx = delta.new_empty(ctx.shape)
+        with torch.cuda.device_of(delta):
+            _pool_backward[(triton.cdiv(dx.numel(), POOLING_BLOCK_ELEMENTS),)](
+                dx, delta, winner, dx.numel(), **ctx.sizes, B=POOLING_BLOCK_ELEMENTS
+            )
+        return dx, None
+
+
+def max_pool(x: Tensor, kernel: tuple[int, int]) -> Tensor:
+    """Pool x [..., H, W] in small windows, which are unrolled; the rest beyond the last window is dropped."""
+    out: Tensor = _MaxPool.apply(x, kernel)
+    return out
