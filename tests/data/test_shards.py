@@ -107,7 +107,7 @@ def test_tokens_stay_integers() -> None:
     tokens, labels = np.arange(12).reshape(4, 3), np.array([0, 1, 0, 1])
     shards = Shards.from_arrays([(tokens, labels)], dtype=torch.int64)
     assert shards.inputs.dtype == torch.int64 and shards.inputs[0].tolist() == tokens.tolist()
-    with pytest.raises(DataError, match="agent 0: expected integer inputs"):
+    with pytest.raises(DataError, match=r"agent 0: expected integer inputs for torch.int64, got \d"):
         Shards.from_arrays([(tokens + 0.5, labels)], dtype=torch.int64)
     with pytest.raises(DataError, match=r"one of the dtypes .*float16"):
         Shards.from_arrays([(tokens, labels)], dtype=torch.float16)
@@ -151,7 +151,9 @@ def test_unfit_records_are_refused_with_their_agent(changes: dict[str, Any], rea
 
 
 def test_labels_out_of_range_and_shapes_that_differ() -> None:
-    with pytest.raises(DataError, match=r"agent 1: expected labels in 0\.\.1, got 2 at index 2 \(2 in all\)"):
+    with pytest.raises(
+        DataError, match=r"agent 1: expected labels in 0\.\.1, got 2 at index 2 \(2 such labels\)"
+    ):
         Shards.from_arrays([blobs(2, classes=2), blobs(6)], classes=2)
     with pytest.raises(DataError, match=r"test records: expected labels in 0\.\.2, got 3"):
         Shards.from_arrays([blobs(6)], test=blobs(8, classes=4))
@@ -172,7 +174,7 @@ def test_the_error_for_a_loader_names_the_right_constructor() -> None:
     loader = DataLoader(TensorDataset(torch.zeros(4, 2), torch.tensor([0, 1, 0, 1])), batch_size=2)
     assert Shards.from_torch([loader, loader.dataset], test=loader).counts == (4, 4)
     for one in (loader, loader.dataset):
-        with pytest.raises(DataError, match=r"agent 0: .* got a \w+: use Shards.from_torch"):
+        with pytest.raises(DataError, match=r"agent 0: .* got a \w+\. Use Shards.from_torch"):
             Shards.from_arrays([one])  # type: ignore[list-item]
     for given in (loader, loader.dataset, torch.zeros(3), 5, zip([1], [2], strict=True)):
         with pytest.raises(DataError, match="Expected a list with the records of each agent, got a"):

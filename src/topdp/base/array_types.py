@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
-# Integers of any width: plans keep their index arrays small.
+# Integers of any width, because plans keep their index arrays small.
 Indices = NDArray[np.integer[Any]]
-
 AnyArray = NDArray[Any]

@@ -58,7 +58,7 @@ def data_look(
     The columns are for you alone; the schema is to be filled in.
     """
     with show_progress(err, "data"):
-        from topdp.data.readers.file_preview import preview_columns
+        from topdp.data.readers.raw_tables import preview_columns
         from topdp.data.readers.table_schema import schema_template
 
         columns = preview_columns(file, delimiter)

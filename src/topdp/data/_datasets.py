@@ -1,21 +1,21 @@
-"""Data sets by name or by path, as arrays ready for training. Which agent holds which record: see
-`partitions`.
+"""Data sets by name or by path, as arrays that are ready for training.
+
+`partitions` decides which agent holds which record.
 """
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeGuard
 
 import numpy as np
 
+from topdp.base.array_types import AnyArray
 from topdp.base.progress import Progress, silent
-from topdp.data import _npz_files as npz_files
-from topdp.data.readers.record_paths import TABLE_SUFFIXES, train_and_test
-from topdp.data.readers.table_schema import Schema
-from topdp.data.record_checks import Array
+from topdp.data.readers.raw_tables import TABLE_SUFFIXES
+from topdp.data.readers.record_paths import train_and_test
+from topdp.data.readers.table_schema import EMPTY_SCHEMA, Schema
 from topdp.errors import DataError
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ class Dataset:
     """Training records and test records.
 
     `train_inputs` and `test_inputs` are [records, ...]; for data sets of the catalogue, uint8 [N, C, H, W].
-    Targets are [records, ...] in int64, float32 or float64; with `classes`, labels in 0..classes-1. Without
-    test records nothing is evaluated.
+    Targets are [records, ...] in int64, float32 or float64. If `classes` is not None, targets are labels in
+    0..classes-1. Without test records, nothing is evaluated.
 
     Guarantees: `mean` and `deviation` are public constants fixed in the catalogue (none for a user's own
     data). Nothing here is computed from the records, so preparing them costs no privacy.
@@ -42,29 +42,28 @@ class Dataset:
     """
 
     name: str
-    train_inputs: Array
-    train_targets: Array
-    test_inputs: Array | None
-    test_targets: Array | None
+    train_inputs: AnyArray
+    train_targets: AnyArray
+    test_inputs: AnyArray | None
+    test_targets: AnyArray | None
     classes: int | None
     mean: tuple[float, ...] = ()
     deviation: tuple[float, ...] = ()
     tokens: bool = False
     """Whether inputs are token ids."""
     class_names: tuple[str, ...] | None = None
-    """The names that the labels number: those of a schema, or of folders."""
+    """The name of each label, from the schema or from the folders of the classes."""
 
-    def scale(self, inputs: Array) -> Array:
-        """Return `inputs` for a model, as float32: bytes divided by 255, then (x - mean) / deviation per
-        channel.
+    def scale(self, inputs: AnyArray) -> AnyArray:
+        """Return `inputs` as a model receives them: (x - mean) / deviation for each channel, in float32.
 
-        Token ids stay integers, as int64.
+        Bytes are first divided by 255. Without a mean, nothing is subtracted. Token ids become int64 instead.
         """
         if self.tokens:
             return inputs.astype(np.int64)
         factor = np.float32(1 / 255 if inputs.dtype == np.uint8 else 1)
         if not self.mean:
-            scaled: Array = inputs.astype(np.float32)
+            scaled: AnyArray = inputs.astype(np.float32)
             if factor != 1:
                 scaled *= factor
             return scaled
@@ -74,11 +73,11 @@ class Dataset:
         scaled -= np.array(self.mean, np.float32).reshape(channels) / deviation
         return scaled
 
-    def train(self) -> tuple[Array, Array]:
+    def train(self) -> tuple[AnyArray, AnyArray]:
         """Return all training inputs, scaled, and their targets."""
         return self.scale(self.train_inputs), self.train_targets
 
-    def test(self) -> tuple[Array, Array] | None:
+    def test(self) -> tuple[AnyArray, AnyArray] | None:
         """Return all test inputs, scaled, and their targets; None if there are none."""
         if self.test_inputs is None or self.test_targets is None:
             return None
@@ -103,12 +102,15 @@ def load(
     schema: Schema | None = None,
     test: str | os.PathLike[str] | None = None,
 ) -> Dataset:
-    """Load the data set `name`: one of `CATALOGUE`, fetched and verified, or the path of a user's own
-    records.
+    """Return the data set `name`: one of `CATALOGUE`, fetched and verified, or the user's own records at a
+    path.
 
-    A name of the catalogue takes precedence over a path of the same spelling; write `./mnist` for a folder. A
-    path holds `.npz` arrays or anything that `readers.record_paths` reads, with a `schema` that states what
-    is publicly known about it. `test` is then the path of test records.
+    If a path has the same spelling as a name of the catalogue, the name takes precedence; write `./mnist` for
+    a folder. A path leads to `.npz` arrays, tables or folders of images (`readers.record_paths`). `schema`
+    states what is publicly known about these records, and `test` is the path of test records.
+
+    `data_dir`, `download` and `progress`: as for `fetch`. Unlike `fetch`, this function does not copy a data
+    set from `data_dir` to the cache.
 
     >>> import numpy as np
     >>> import tempfile
@@ -124,12 +126,7 @@ def load(
             from topdp.data._dataset_downloads import catalogue_entry
 
             catalogue_entry(text)
-        if test is not None or not _holds_arrays(text):
-            train, held_out = train_and_test(text, schema, test)
-        elif schema is not None:
-            raise DataError(f"{text}: expected no schema for .npz arrays, which are used unchanged.")
-        else:
-            train, held_out = npz_files.read_npz_dataset(text)
+        train, held_out = train_and_test(text, schema or EMPTY_SCHEMA, test)
         return Dataset(
             name=text,
             train_inputs=train.inputs,
@@ -142,7 +139,8 @@ def load(
         )
     if schema is not None or test is not None:
         raise DataError(
-            f"{name}: expected no schema and no other test records for a data set of the catalogue."
+            f"{name}: expected no schema and no other test records for a data set of the catalogue, got "
+            f"{'a schema' if schema is not None else 'test records'}. Remove them."
         )
     from topdp.data._dataset_downloads import catalogue_entry, fetch, from_folder
 
@@ -164,7 +162,7 @@ def load(
 
 
 def _is_catalogued(name: str | os.PathLike[str]) -> TypeGuard[str]:
-    """Whether `name` is one of the catalogue; paths need not import it."""
+    """Return whether `name` is a data set of the catalogue. The catalogue is not imported for most paths."""
     if not isinstance(name, str) or os.sep in name or "." in name:
         return False
     from topdp.data.catalogue import CATALOGUE
@@ -172,25 +170,16 @@ def _is_catalogued(name: str | os.PathLike[str]) -> TypeGuard[str]:
     return name in CATALOGUE
 
 
-def _targets(entry: CatalogueEntry, stored: Array) -> Array:
-    """Return labels as int64, or real-valued targets in [-1, 1] by the entry's public range."""
+def _targets(entry: CatalogueEntry, stored: AnyArray) -> AnyArray:
+    """Return labels as int64, or real-valued targets scaled from the public range of `entry` to [-1, 1]."""
     if entry.target_range is None:
         return stored.astype(np.int64)
     low, high = entry.target_range
     return (2 * (stored - low) / (high - low) - 1).astype(np.float32)
 
 
-def _holds_arrays(text: str) -> bool:
-    """Whether `text` is a path of `.npz` arrays, or of nothing at all: then the error asks for arrays."""
-    place = Path(text).expanduser()
-    if not place.is_dir():
-        return place.suffix not in TABLE_SUFFIXES
-    others = any(entry.is_dir() or entry.suffix in TABLE_SUFFIXES for entry in place.iterdir())
-    return (place / "train.npz").exists() or not others
-
-
 def available() -> list[DatasetStatus]:
-    """Return the data sets of the catalogue, whether the cache holds each, and its size there.
+    """Return, for each data set of the catalogue, whether the cache contains it, and its size in the cache.
 
     >>> [(row.name, row.bytes) for row in available() if row.name == "mnist"]
     [('mnist', 54950000)]

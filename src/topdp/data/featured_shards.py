@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from topdp.base.array_types import Ints
+from topdp.base.array_types import AnyArray, Ints
 from topdp.base.progress import Progress, silent
 from topdp.data._datasets import Dataset
 from topdp.data.features.feature_cache import (
@@ -24,7 +24,6 @@ from topdp.data.features.feature_cache import (
     is_cached,
 )
 from topdp.data.features.feature_maps import FeatureMap
-from topdp.data.record_checks import Array
 from topdp.data.shards import Shards
 
 Device = torch.device | str
@@ -117,7 +116,7 @@ def input_shape(dataset: Dataset, features: FeatureMap | None) -> tuple[int, ...
     return tuple(example.shape) if features is None else features.shape(example)
 
 
-def _source(dataset: Dataset, records: Array, part: str) -> RecordSource:
+def _source(dataset: Dataset, records: AnyArray, part: str) -> RecordSource:
     scaling = f"mean {dataset.mean}, deviation {dataset.deviation}"
     return RecordSource(records, dataset.scale, scaling, f"{dataset.name}, {part}")
 

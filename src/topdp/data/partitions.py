@@ -12,16 +12,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from topdp.base.array_types import Ints
+from topdp.base.array_types import AnyArray, Ints
 from topdp.errors import DataError, InputError
 from topdp.plan.random_streams import stream
 
-Labels = npt.NDArray[Any]
 
-
-def partition(labels: Labels, agents: int, kind: str, seed: int, **options: Any) -> list[Ints]:
+def partition(labels: AnyArray, agents: int, kind: str, seed: int, **options: Any) -> list[Ints]:
     """Deal the records with these `labels` out to `agents` by the partition `kind` of `PARTITIONS`.
 
     >>> import numpy as np
@@ -41,7 +38,7 @@ def partition(labels: Labels, agents: int, kind: str, seed: int, **options: Any)
     return deal(labels, agents, seed, **options)
 
 
-def iid(labels: Labels, agents: int, seed: int) -> list[Ints]:
+def iid(labels: AnyArray, agents: int, seed: int) -> list[Ints]:
     """Shuffle, then cut into shards of equal size, floor(records / agents), as in the paper.
 
     The remainder (records mod agents) is left out, so that all sizes are equal.
@@ -53,7 +50,7 @@ def iid(labels: Labels, agents: int, seed: int) -> list[Ints]:
 
 
 def sizes(
-    labels: Labels, agents: int, seed: int, sizes: Sequence[float] | None = None, ratio: float | None = None
+    labels: AnyArray, agents: int, seed: int, sizes: Sequence[float] | None = None, ratio: float | None = None
 ) -> list[Ints]:
     """Shuffle, then cut into shards of unequal size. Give exactly one of the two options.
 
@@ -92,7 +89,7 @@ def sizes(
 
 
 def dirichlet(
-    labels: Labels, agents: int, seed: int, alpha: float = 0.5, minimum: int = 1, attempts: int = 1000
+    labels: AnyArray, agents: int, seed: int, alpha: float = 0.5, minimum: int = 1, attempts: int = 1000
 ) -> list[Ints]:
     """Deal each label's records out in proportions drawn from Dirichlet(`alpha`, ..., `alpha`).
 
@@ -127,7 +124,7 @@ def dirichlet(
     )
 
 
-def label(labels: Labels, agents: int, seed: int, labels_per_agent: int = 2) -> list[Ints]:
+def label(labels: AnyArray, agents: int, seed: int, labels_per_agent: int = 2) -> list[Ints]:
     """Give each agent records of only `labels_per_agent` labels.
 
     In random order, agents take the labels held by the fewest agents so far (ties at random), so labels are
@@ -164,7 +161,7 @@ PARTITIONS: dict[str, Callable[..., list[Ints]]] = {
 }
 
 
-def _expect_enough_records(labels: Labels, agents: int, minimum: int = 1) -> None:
+def _expect_enough_records(labels: AnyArray, agents: int, minimum: int = 1) -> None:
     if agents < 1:
         raise InputError(f"Expected at least 1 agent, got {agents}.")
     if minimum < 1:
@@ -177,7 +174,7 @@ def _expect_enough_records(labels: Labels, agents: int, minimum: int = 1) -> Non
         )
 
 
-def _records_by_label(labels: Labels, generator: np.random.Generator) -> list[Ints]:
+def _records_by_label(labels: AnyArray, generator: np.random.Generator) -> list[Ints]:
     """Return, for each label that occurs, its records in random order."""
     if labels.ndim != 1 or labels.dtype.kind not in "uib":
         raise DataError(

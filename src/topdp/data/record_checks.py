@@ -1,40 +1,40 @@
-"""Requirements on inputs and targets before training. Refuses; never repairs."""
+"""Check inputs and targets before training: raise an error for invalid records, and never repair them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from topdp.base.array_types import Ints
+from topdp.base.array_types import AnyArray, Ints
 from topdp.errors import DataError
 
-Array = npt.NDArray[Any]
 MAX_UNSTATED_CLASSES = 1000
-"""More classes than this, and than records, must be stated explicitly."""
+"""A user must state the number of classes if it exceeds both this number and the number of records."""
 _MAX_FLOAT32 = float(np.finfo(np.float32).max)
 
 
 class Records(NamedTuple):
-    """Inputs as read: bytes of images, scaled numbers, token ids, or the arrays of an `.npz`."""
+    """Inputs and targets as read. Inputs are bytes, scaled numbers, token ids, or the arrays of an `.npz`."""
 
-    inputs: Array
-    targets: Array
+    inputs: AnyArray
+    targets: AnyArray
     classes: int | None = None
-    """The stated number of classes; None if targets are numbers, or labels whose largest determines it."""
+    """The stated number of classes; None if targets are numbers, or if the largest label determines it."""
     class_names: tuple[str, ...] | None = None
 
 
-def check_records(inputs: Array, targets: Array, what: str) -> tuple[Array, Array]:
-    """Return `inputs` and `targets` as arrays ready for training; the message of a `DataError` begins with
-    `what`.
+def check_records(inputs: AnyArray, targets: AnyArray, what: str) -> tuple[AnyArray, AnyArray]:
+    """Return `inputs` unchanged, and `targets` as int64, float32 or float64.
 
-    Numeric, non-empty, of equal length, every number finite; targets in one of the types of `check_targets`.
+    Boolean targets become 0 and 1. Integers stay integers; their meaning depends on the loss. Raise
+    DataError, with a message that begins with `what`, unless both are numeric, not empty, of equal length and
+    finite.
     """
-    if inputs.dtype.kind not in "uifb":
-        raise DataError(f"{what}: expected numeric inputs, got dtype {inputs.dtype}.")
+    for values, name in ((inputs, "inputs"), (targets, "targets")):
+        if values.dtype.kind not in "uifb":
+            raise DataError(f"{what}: expected numeric {name}, got dtype {values.dtype}.")
     if inputs.ndim < 2:
         raise DataError(f"{what}: expected inputs of shape [records, ...], got shape {inputs.shape}.")
     if targets.ndim < 1:
@@ -43,31 +43,21 @@ def check_records(inputs: Array, targets: Array, what: str) -> tuple[Array, Arra
         raise DataError(f"{what}: expected as many targets as inputs, got {len(targets)} and {len(inputs)}.")
     if len(inputs) == 0:
         raise DataError(f"{what}: expected at least one record, got none.")
-    if inputs.size == 0:
-        raise DataError(f"{what}: expected inputs with at least one number, got shape {inputs.shape}.")
-    _expect_finite(inputs, what, "inputs")
-    return inputs, check_targets(targets, what)
+    for values, name in ((inputs, "inputs"), (targets, "targets")):
+        if values.size == 0:
+            raise DataError(f"{what}: expected {name} with at least one number, got shape {values.shape}.")
+        _expect_finite(values, what, name)
+    if targets.dtype.kind == "f":
+        return inputs, targets.astype(np.float64 if targets.dtype.itemsize >= 8 else np.float32)
+    if targets.dtype == np.uint64 and targets.max() > np.iinfo(np.int64).max:
+        raise DataError(f"{what}: expected whole targets below 2^63, got {targets.max()}.")
+    return inputs, targets.astype(np.int64)
 
 
-def check_targets(targets: Array, what: str) -> Array:
-    """Return `targets` [records, ...] as int64, float32 or float64, every number finite.
-
-    Booleans become 0 and 1. Integers stay integers; their meaning depends on the loss.
+def check_labels(labels: AnyArray, what: str, classes: int | None = None) -> Ints:
+    """Return `labels` [records] as int64. Raise DataError unless all are integers of at least 0, and also
+    below `classes` if this is given.
     """
-    if targets.dtype.kind not in "uifb":
-        raise DataError(f"{what}: expected numeric targets, got dtype {targets.dtype}.")
-    if targets.size == 0:
-        raise DataError(f"{what}: expected targets with at least one number, got shape {targets.shape}.")
-    if targets.dtype.kind != "f":
-        if targets.dtype == np.uint64 and targets.max() > np.iinfo(np.int64).max:
-            raise DataError(f"{what}: expected whole targets below 2^63, got {targets.max()}.")
-        return targets.astype(np.int64)
-    _expect_finite(targets, what, "targets")
-    return targets.astype(np.float64 if targets.dtype.itemsize >= 8 else np.float32)
-
-
-def check_labels(labels: Array, what: str, classes: int | None = None) -> Ints:
-    """Return `labels` [records] as int64, all integers of at least 0 and, if given, below `classes`."""
     if labels.ndim != 1:
         raise DataError(f"{what}: expected labels of shape [records], got shape {labels.shape}.")
     if labels.dtype.kind not in "uifb":
@@ -82,62 +72,67 @@ def check_labels(labels: Array, what: str, classes: int | None = None) -> Ints:
     if len(bad):
         expected = "of at least 0" if classes is None else f"in 0..{classes - 1}"
         raise DataError(
-            f"{what}: expected labels {expected}, got {whole[bad[0]]} at index {bad[0]} ({len(bad)} in all)."
+            f"{what}: expected labels {expected}, got {whole[bad[0]]} at index {bad[0]} "
+            f"({len(bad)} such labels)."
         )
     return whole
 
 
-def is_numbering(labels: Sequence[Array]) -> bool:
-    """Whether the integers of all agents can number classes: 10^9 among a hundred records cannot."""
+def is_numbering(labels: Sequence[AnyArray]) -> bool:
+    """Return whether the integers of all agents can number classes: 10^9 among a hundred records cannot."""
     largest = max(int(agent_labels.max()) for agent_labels in labels)
     return largest < max(MAX_UNSTATED_CLASSES, sum(map(len, labels)))
 
 
-def count_classes(labels: Sequence[Array], what: str) -> int:
-    """Return how many classes the labels of all agents number, if not stated: the largest + 1, at least
-    two.
+def count_classes(labels: Sequence[AnyArray], what: str) -> int:
+    """Return the number of classes that the labels of all agents imply: the largest label + 1.
+
+    Raise DataError if the labels cannot number classes (`is_numbering`), or if there are fewer than two
+    classes.
     """
     largest = max(int(agent_labels.max()) for agent_labels in labels)
     if not is_numbering(labels):
         raise DataError(
             f"{what}: expected labels that number the classes 0, 1, 2, ..., got {largest} among "
-            f"{sum(map(len, labels))} records. Number them, or state the number of classes."
+            f"{sum(map(len, labels))} records. Number the classes, or state how many there are."
         )
     return expect_two_classes(largest + 1, what)
 
 
 def expect_two_classes(classes: int, what: str) -> int:
-    """Return `classes` if there are at least two."""
+    """Return `classes`; raise DataError if it is below two."""
     if classes < 2:
         raise DataError(
-            f"{what}: expected labels of at least two classes, got only 0: nothing can be learnt. "
-            "State the number of classes if others occur elsewhere."
+            f"{what}: expected labels of at least two classes, got only the label 0, so nothing can be "
+            "learnt. If other labels occur elsewhere, state the number of classes."
         )
     return classes
 
 
-def _expect_finite(values: Array, what: str, called: str) -> None:
+def _expect_finite(values: AnyArray, what: str, name: str) -> None:
     if values.dtype.kind != "f":
         return
-    # NaN passes through min and max and fails both comparisons; only then bad records are searched.
+    # A NaN makes min and max NaN, and then both comparisons are false. Only then are bad records searched.
     with np.errstate(invalid="ignore"):
-        # Compared as Python floats: in float16 the limit would be infinite.
+        # Compare as Python floats, because the limit would be infinite in float16.
         if float(values.min()) >= -_MAX_FLOAT32 and float(values.max()) <= _MAX_FLOAT32:
             return
         values = values.astype(np.float64)
         fine = (values >= -_MAX_FLOAT32) & (values <= _MAX_FLOAT32)
     bad = np.flatnonzero(~fine.reshape(len(values), -1).all(axis=1))
     raise DataError(
-        f"{what}: expected finite {called} (in float32), got NaN, infinite or larger ones in "
-        f"{len(bad)} records, the first at index {bad[0]}. Remove or repair them."
+        f"{what}: expected finite {name} (in float32), got NaN, infinite or too large numbers in "
+        f"{len(bad)} records, the first at index {bad[0]}. Remove or repair these records."
     )
 
 
 def check_same_shape(
-    values: Array, expected: tuple[int, ...], what: str, like: str, called: str = "records"
+    values: AnyArray, expected: tuple[int, ...], what: str, like: str, name: str = "records"
 ) -> None:
-    """Refuse records whose shape differs from `expected`, the shape of the records of `like`."""
+    """Raise DataError unless each element of `values` along the first axis has the shape `expected`.
+
+    For the message: `what` says whose records these are, `like` whose records have the expected shape, and
+    `name` whether the values are whole records or targets.
+    """
     if values.shape[1:] != expected:
-        raise DataError(
-            f"{what}: expected {called} of shape {expected} as in {like}, got {values.shape[1:]}."
-        )
+        raise DataError(f"{what}: expected {name} of shape {expected} as in {like}, got {values.shape[1:]}.")

@@ -1,4 +1,4 @@
-"""The records of all agents in one padded tensor on one device, checked once."""
+"""The records of all agents as padded tensors on one device, checked once."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
-from topdp.base.array_types import Ints
+from topdp.base.array_types import AnyArray, Ints
 from topdp.data._datasets import Dataset
 from topdp.data.readers.record_paths import SiteRecords, read_site_files, read_site_frames
-from topdp.data.readers.table_schema import Schema
+from topdp.data.readers.table_schema import EMPTY_SCHEMA, Schema
 from topdp.data.readers.torch_loaders import read_items
-from topdp.data.record_checks import Array, check_labels, check_records, check_same_shape, is_numbering
+from topdp.data.record_checks import check_labels, check_records, check_same_shape, is_numbering
 from topdp.errors import DataError
 
 AgentRecords = tuple[Any, Any]
@@ -32,8 +32,8 @@ class Shards:
     """The records of n agents, and optionally test records.
 
     Agent i holds `inputs[i, :sizes[i]]` and `targets[i, :sizes[i]]`; the rest of its row is zero padding.
-    Every record has been checked: finite, one shape for all; with `classes`, labels in 0..classes-1. Further
-    requirements on targets depend on the loss.
+    Every record has been checked: its numbers are finite, and all records have one shape. If `classes` is not
+    None, the targets are labels in 0..classes-1. Further requirements on targets depend on the loss.
 
     >>> import numpy as np
     >>> x, y = np.zeros((8, 2)), np.arange(8) % 2
@@ -52,12 +52,12 @@ class Shards:
     """[n], int64, on the device of the inputs; the same numbers as `counts`."""
     counts: tuple[int, ...]
     classes: int | None
-    """The number of classes if the targets are labels, one integer of at least 0 per record; else None."""
+    """The number of classes if the targets are labels (one integer of at least 0 per record), else None."""
     test_inputs: Tensor | None = None
     """[M, ...], or None."""
     test_targets: Tensor | None = None
     origin: str | None = None
-    """For inputs that are features: the digest of the records and of the feature map."""
+    """If the inputs are features: the digest of the records and of the feature map. Otherwise None."""
 
     @property
     def agents(self) -> int:
@@ -70,9 +70,9 @@ class Shards:
     def digest(self) -> str:
         """Return the SHA-256 of all records of all agents, in their order.
 
-        Features are identified by the records that they are computed from, because their last digits differ
-        between machines. For simulated runs, whose seed discloses as much to anyone with their folder; not
-        for anything that is published.
+        For features, the digest is that of the records from which they are computed, because the last digits
+        of features differ between machines. Never publish the digest. It is only for the folders of simulated
+        runs, where the seed discloses as much about the records.
         """
         if self.origin is not None:
             return self.origin
@@ -83,15 +83,15 @@ class Shards:
         return sha.hexdigest()
 
     def heading(self, counts: tuple[int, ...]) -> bytes:
-        """Return the first bytes of a digest for agents with `counts` records: counts, types and shapes."""
+        """Return the first bytes of a digest of agents with `counts` records: counts, types and shapes."""
         inputs, targets = ((len(counts), *values.shape[1:]) for values in (self.inputs, self.targets))
         head = f"{counts} {self.inputs.dtype} {inputs}"
         if self.targets.dim() != 2 or self.targets.dtype != torch.int64:
             head += f" {self.targets.dtype} {targets}"
         return head.encode()
 
-    def records(self, agent: int) -> tuple[Array, Array]:
-        """Return inputs and targets of one agent, without padding."""
+    def records(self, agent: int) -> tuple[AnyArray, AnyArray]:
+        """Return the inputs and the targets of one agent, without padding."""
         count = self.counts[agent]
         inputs, targets = (
             values[agent, :count].cpu().contiguous().numpy() for values in (self.inputs, self.targets)
@@ -118,7 +118,7 @@ class Shards:
         return replace(self, **moved)
 
     def pooled(self) -> Shards:
-        """Return all records as those of a single agent."""
+        """Return shards in which a single agent has all records."""
         inputs, targets = (
             torch.cat([values[agent, :count] for agent, count in enumerate(self.counts)])[None]
             for values in (self.inputs, self.targets)
@@ -135,15 +135,18 @@ class Shards:
         held_out: Ints | None = None,
         only: Sequence[int] | None = None,
     ) -> Shards:
-        """Deal out `dataset`, scaled by its public constants: agent i holds the records `parts[i]`.
+        """Return shards of `dataset`, scaled by its public constants. Agent i holds the records `parts[i]`.
 
-        With `held_out`, these training records are the test records instead of the test set. `only`: the
-        agents whose records are dealt out, padded as for all.
+        If `held_out` is given, these training records replace the test records. If `only` is given, the
+        shards contain only these agents, with the same padding as for all agents.
         """
         records = len(dataset.train_targets)
         for agent, part in enumerate(parts):
             if len(part) and not (part.min() >= 0 and part.max() < records):
-                raise DataError(f"agent {agent}: expected record indices in 0..{records - 1}, got others.")
+                raise DataError(
+                    f"agent {agent}: expected record indices in 0..{records - 1}, got indices in "
+                    f"{part.min()}..{part.max()}."
+                )
         _expect_disjoint(parts if held_out is None else [*parts, held_out])
         counts = _counts(parts)
         longest = max(counts)
@@ -170,12 +173,13 @@ class Shards:
         *,
         dtype: torch.dtype = torch.float32,
     ) -> Shards:
-        """Return shards of a user's own (inputs, targets), one pair of arrays or tensors per agent.
+        """Return shards of a user's own arrays or tensors: one pair (inputs, targets) per agent.
 
-        Inputs are not scaled, only converted to `dtype`: float32, float64, or int64 for inputs that are
-        indices, such as tokens. Targets have any shape after the first axis; integers and booleans are kept
-        in int64, others in float32 or float64. With `classes` they must be labels; without, one integer of at
-        least 0 per record is a label, and `classes` is the largest + 1.
+        Inputs are not scaled. They are converted to `dtype`: float32, float64, or int64 for inputs that are
+        indices, such as tokens. Targets may have any shape after the first axis. Integers and booleans become
+        int64, other targets float32 or float64. If `classes` is given, targets must be labels. If not,
+        targets that are one integer of at least 0 per record are labels, and the number of classes is the
+        largest + 1.
         """
         _expect_sequence(agents)
         pairs = {f"agent {agent}": pair for agent, pair in enumerate(agents)}
@@ -210,11 +214,10 @@ class Shards:
         *,
         dtype: torch.dtype = torch.float32,
     ) -> Shards:
-        """Return shards of `torch.utils.data.Dataset`s of (input, target) items, or of `DataLoader`s, one per
-        agent.
+        """Return shards of one torch `Dataset` of (input, target) items, or one `DataLoader`, per agent.
 
-        Each item is read once, now: a random transform is drawn once, not every round. A loader is iterated
-        over once, in its order.
+        This call reads each item once, so a random transform is drawn once and not in every round. It
+        iterates over a loader once, in the order of the loader.
         """
         _expect_sequence(agents)
         pairs = [read_items(source, f"agent {agent}") for agent, source in enumerate(agents)]
@@ -229,10 +232,11 @@ class Shards:
     ) -> Shards:
         """Return shards of one file or folder per agent: CSV, Parquet, `.npz`, or folders of images.
 
-        `schema` states what is publicly known of the records. Patterns such as `sites/*.csv` expand in sorted
-        order. How records become numbers follows from the schema alone, never from the records.
+        `schema` states what is publicly known of the records. It alone determines how records become numbers;
+        the records never do. The files that match a pattern such as `sites/*.csv` are in sorted order.
         """
-        return _site_shards(read_site_files(agents, test, None if schema is None else Schema.of(schema)))
+        public = EMPTY_SCHEMA if schema is None else Schema.of(schema)
+        return _site_shards(read_site_files(agents, test, public))
 
     @staticmethod
     def from_frames(
@@ -247,7 +251,9 @@ class Shards:
         >>> Shards.from_frames(frames, schema=schema).inputs[1, :, 0].tolist()
         [0.6000000238418579, -0.800000011920929]
         """
-        return _site_shards(read_site_frames(agents, test, Schema() if schema is None else Schema.of(schema)))
+        _expect_sequence(agents)
+        public = EMPTY_SCHEMA if schema is None else Schema.of(schema)
+        return _site_shards(read_site_frames(agents, test, public))
 
 
 def _make_shards(
@@ -270,8 +276,8 @@ def _expect_sequence(agents: Any) -> None:
         agents, Sequence
     ):
         raise DataError(
-            f"Expected a list with the records of each agent, got a {type(agents).__name__}: give [records], "
-            "or split them for several agents."
+            f"Expected a list with the records of each agent, got a {type(agents).__name__}. For one agent "
+            "give [records]; for several agents split the records."
         )
     if not agents:
         raise DataError("Expected the records of at least one agent, got none.")
@@ -282,7 +288,7 @@ def _site_shards(sites: SiteRecords) -> Shards:
     return Shards.from_arrays(sites.agents, sites.test, sites.classes, dtype=dtype)
 
 
-def _counts(parts: Sequence[Array]) -> tuple[int, ...]:
+def _counts(parts: Sequence[AnyArray]) -> tuple[int, ...]:
     if not parts:
         raise DataError("Expected the records of at least one agent, got none.")
     for agent, part in enumerate(parts):
@@ -292,7 +298,10 @@ def _counts(parts: Sequence[Array]) -> tuple[int, ...]:
 
 
 def _expect_disjoint(parts: Sequence[Ints]) -> None:
-    """A record held twice would be protected half as well as the accounts state."""
+    """Raise DataError if two agents hold the same record.
+
+    Such a record would be protected half as well as the accounts state.
+    """
     if not parts:
         return
     all_indices = np.concatenate(parts)
@@ -303,17 +312,17 @@ def _expect_disjoint(parts: Sequence[Ints]) -> None:
         raise DataError(f"Expected every record at one agent only, got record {repeated} at agents {agents}.")
 
 
-def _classes(targets: Sequence[Array]) -> int | None:
-    """Return the largest label + 1; None if the targets are not labels, or are integers to predict."""
+def _classes(targets: Sequence[AnyArray]) -> int | None:
+    """Return the largest label + 1, or None if the targets are not labels but numbers to predict."""
     labels = all(part.ndim == 1 and part.dtype == np.int64 and part.min() >= 0 for part in targets)
     return max(int(part.max()) for part in targets) + 1 if labels and is_numbering(targets) else None
 
 
-def _checked_pair(pair: AgentRecords, dtype: torch.dtype, what: str) -> tuple[Array, Array]:
+def _checked_pair(pair: AgentRecords, dtype: torch.dtype, what: str) -> tuple[AnyArray, AnyArray]:
     if isinstance(pair, TorchDataset | DataLoader):
         raise DataError(
-            f"{what}: expected a pair (inputs, targets) of arrays, got a {type(pair).__name__}: use "
-            "Shards.from_torch."
+            f"{what}: expected a pair (inputs, targets) of arrays, got a {type(pair).__name__}. Use "
+            "Shards.from_torch for it."
         )
     try:
         first, second = pair
@@ -325,15 +334,16 @@ def _checked_pair(pair: AgentRecords, dtype: torch.dtype, what: str) -> tuple[Ar
     try:
         inputs, targets = _as_array(first), _as_array(second)
     except (TypeError, ValueError) as error:
-        raise DataError(f"{what}: expected inputs and targets as arrays, but {error}.") from error
+        raise DataError(f"{what}: expected inputs and targets as arrays, got: {error}.") from error
     inputs, targets = check_records(inputs, targets, what)
     if dtype not in _NUMPY_TYPES:
         raise DataError(f"Expected one of the dtypes {', '.join(map(str, _NUMPY_TYPES))}, got {dtype}.")
     converted = inputs.astype(_NUMPY_TYPES[dtype])
     if dtype == torch.int64 and not np.array_equal(converted, inputs):
-        raise DataError(f"{what}: expected integer inputs for {dtype}, got others.")
+        position = int(np.flatnonzero(converted != inputs)[0])
+        raise DataError(f"{what}: expected integer inputs for {dtype}, got {inputs.flat[position]}.")
     return converted, targets
 
 
-def _as_array(values: Any) -> Array:
+def _as_array(values: Any) -> AnyArray:
     return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)

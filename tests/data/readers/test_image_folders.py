@@ -24,7 +24,7 @@ def test_folders_are_classes_in_sorted_order_and_images_are_bytes(tmp_path: Path
     put(tmp_path, "dog/b.png", value=2)
     put(tmp_path, "cat/a.png", value=1)
     put(tmp_path, "dog/a.png", value=3)
-    images, numbers = read_images(tmp_path)
+    images, numbers, *_ = read_images(tmp_path)
     assert images.shape == (3, 3, 4, 6) and images.dtype == np.uint8
     assert images[:, 0, 0, 0].tolist() == [1, 3, 2] and numbers.tolist() == [0, 1, 1]
 
@@ -38,7 +38,7 @@ def test_a_site_without_a_class_counts_all_stated_classes(tmp_path: Path) -> Non
 def test_images_are_converted_to_a_stated_size_and_to_grey(tmp_path: Path) -> None:
     put(tmp_path, "a/1.png", (4, 6, 3))
     put(tmp_path, "b/1.png", (8, 8))
-    images, _ = read_images(tmp_path, Schema.of({"size": [5, 7], "channels": 1}))
+    images = read_images(tmp_path, Schema.of({"size": [5, 7], "channels": 1})).inputs
     assert images.shape == (2, 1, 5, 7)
 
 

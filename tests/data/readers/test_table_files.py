@@ -13,11 +13,9 @@ import pandas
 import pytest
 
 from topdp.data.readers._encoding import encode_table
-from topdp.data.readers._frames import read_frame
-from topdp.data.readers._table_files import read_csv
-from topdp.data.readers.file_preview import ColumnPreview, preview_columns
+from topdp.data.readers.raw_tables import ColumnPreview, preview_columns, read_csv, read_frame
 from topdp.data.readers.record_paths import expand_paths, read_records, read_site_files, records_of_frame
-from topdp.data.readers.table_schema import Schema
+from topdp.data.readers.table_schema import EMPTY_SCHEMA, Schema
 from topdp.errors import DataError, InputError
 
 SCHEMA = Schema.of({
@@ -107,7 +105,9 @@ def test_real_targets_are_unchanged_or_scaled_by_a_stated_range(csv: Any) -> Non
 @pytest.mark.parametrize("gap", ["", "NA", "nan", "?", " null "])
 def test_a_missing_value_is_refused_or_filled_in_as_stated(csv: Any, gap: str) -> None:
     path = csv(HEADER + f"ann,50,nurse,no\nbob,{gap},nurse,no\ncem,0,{gap},no\n")
-    with pytest.raises(DataError, match=r"a.csv, line 3: expected a value of 'age', got none \(1 in all\)"):
+    with pytest.raises(
+        DataError, match=r"a.csv, line 3: expected a value of 'age', got a missing value \(1 of 3 records"
+    ):
         read_records(path, SCHEMA)
     filled = Schema.of({**SCHEMA.tree(), "missing": {"age": 75, "job": "other"}, "indicators": ["age"]})
     assert read_records(path, filled).inputs.tolist() == [
@@ -134,14 +134,14 @@ def test_gaps_in_frames_and_parquet_are_missing(tmp_path: Path) -> None:
         lambda s: read_records(tmp_path / "a.parquet", s),
     ):
         assert read(filled).inputs.tolist() == [[0, 0, 1, 0], [-1, 1, 0, 0]]
-        with pytest.raises(DataError, match="record 1: expected a value of 'age', got none"):
+        with pytest.raises(DataError, match="record 1: expected a value of 'age', got a missing value"):
             read(Schema.of(tree))
 
 
 def test_without_a_schema_the_error_shows_a_template_without_values(csv: Any) -> None:
     path = csv(HEADER + ROWS)
     with pytest.raises(InputError) as refused:
-        read_records(path, None)
+        read_records(path)
     text = str(refused.value).replace(str(path), "")
     assert "age = []" in text and "name = []" in text
     assert not any(value in text for value in ("ann", "nurse", "pilot", "25", "yes"))
@@ -158,7 +158,7 @@ def test_without_a_schema_the_error_shows_a_template_without_values(csv: Any) ->
         (HEADER, "expected at least one record below the header, got none"),
         (
             "name;age;job;ill\nann;1;nurse;no\n",
-            "Is it separated by ';'\\? State delimiter = ';' in the schema",
+            "If the columns are separated by ';', state delimiter = ';' in the schema",
         ),
         (HEADER + "ann,25,nurse\n", "line 2: expected 4 values as in the header, got 3"),
         (HEADER + ROWS + "ann,2,5,nurse,no\n", "line 5: expected 4 values as in the header, got 5"),
@@ -167,7 +167,7 @@ def test_without_a_schema_the_error_shows_a_template_without_values(csv: Any) ->
         (HEADER + "ann,old,nurse,no\n", "line 2: expected a number in 'age', got 'old'"),
         (HEADER + "ann,inf,nurse,no\n", "line 2: expected a finite number in 'age'"),
         (HEADER + "ann,1,nurse,perhaps\n", "expected one of the classes no, yes in 'ill', got 'perhaps'"),
-        (HEADER + "ann,1,nurse,\n", "line 2: expected a value of the target 'ill', got none"),
+        (HEADER + "ann,1,nurse,\n", "line 2: expected a value of the target 'ill', got a missing value"),
         (HEADER.replace("job", "work") + ROWS, "expected the column 'job' of the schema, got name"),
         (HEADER + 'ann,1,"nurse\n', "cannot be read as CSV"),
     ],
@@ -272,7 +272,7 @@ def test_arrays_need_no_schema_and_classes_are_counted_over_all_sites(tmp_path: 
     np.savez(tmp_path / "a.npz", inputs=np.zeros((2, 3)), labels=np.zeros(2, int))
     np.savez(tmp_path / "b.npz", train_inputs=np.zeros((2, 3)), train_labels=np.array([1, 2]))
     assert [read_records(tmp_path / f"{name}.npz").classes for name in "ab"] == [None, None]
-    assert read_site_files([tmp_path / "*.npz"], None, None).agents[1][1].tolist() == [1, 2]
+    assert read_site_files([tmp_path / "*.npz"], None, EMPTY_SCHEMA).agents[1][1].tolist() == [1, 2]
     np.savez(tmp_path / "c.npz", inputs=np.zeros((2, 3)), labels=np.zeros(2, int), classes=3)
     assert read_records(tmp_path / "c.npz").classes == 3
     for arrays, message in (
@@ -307,7 +307,7 @@ def test_patterns_name_sites_in_sorted_order(csv: Any, tmp_path: Path) -> None:
     assert [path.name for path in expand_paths([f"{tmp_path}/*.csv"])] == ["a.csv", "b.csv", "c.csv"]
     with pytest.raises(DataError, match="found none"):
         expand_paths([f"{tmp_path}/*.parquet"])
-    with pytest.raises(DataError, match=r"got .*a.csv twice: a record is at one agent only"):
+    with pytest.raises(DataError, match=r"got .*a.csv twice. A record may be at one agent only"):
         expand_paths([tmp_path / "a.csv", f"{tmp_path}/a*"])
 
 
@@ -342,7 +342,7 @@ def test_files_and_frames_encode_a_record_alike(tmp_path: Path) -> None:
 def test_a_site_named_by_a_link_is_the_same_site(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("x", encoding="utf-8")
     (tmp_path / "link.csv").symlink_to(tmp_path / "a.csv")
-    with pytest.raises(DataError, match="twice: a record is at one agent only"):
+    with pytest.raises(DataError, match=r"twice\. A record may be at one agent only"):
         expand_paths([tmp_path / "a.csv", tmp_path / "link.csv"])
 
 

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from topdp.data.readers import _encoding as encoding
-from topdp.data.readers import _frames as frames
-from topdp.data.readers import table_schema, token_ids
+from topdp.data.readers import raw_tables, table_schema, token_ids
 from topdp.data.readers.table_schema import Schema, SchemaError, schema_template
 from topdp.errors import InputError
 
@@ -46,7 +45,7 @@ def test_the_order_in_which_columns_are_stated_does_not_matter() -> None:
     one, other = Schema.of(turned), Schema.of(WHOLE)
     assert one.digest() == other.digest() and one.inputs == other.inputs
     records = {"weight": [0.0], "age": [100.0], "job": ["nurse"], "ill": ["no"], "name": ["x"]}
-    made = [encoding.encode_table(frames.read_frame(records), each)[0].tolist() for each in (one, other)]
+    made = [encoding.encode_table(raw_tables.read_frame(records), each)[0].tolist() for each in (one, other)]
     assert made[0] == made[1] == [[1.0, 0.0, -1.0, 0.0, 1.0, 0.0]]
     swapped = {**WHOLE, "categories": {"job": ["nurse", "clerk"]}}
     assert Schema.of(swapped).digest() != other.digest()
@@ -64,7 +63,7 @@ def test_the_order_in_which_columns_are_stated_does_not_matter() -> None:
         ({"target": "age"}, "expected the target 'age' in classes only"),
         ({"target": []}, "target: expected the name of the column"),
         ({"target": "job", "classes": None}, "expected the values of the target 'job' in classes"),
-        ({"target": "name"}, "expected every column in one place, got 'name' in two"),
+        ({"target": "name"}, "expected each column under one key, got 'name' under two"),
         ({"ranges": {"age": [100, 0]}}, r"ranges.age: expected \[least, largest\]"),
         ({"ranges": {"age": [0]}}, r"ranges.age: expected \[least, largest\]"),
         ({"ranges": {"age": [0, float("inf")]}}, r"ranges.age: expected \[least, largest\]"),
@@ -72,7 +71,7 @@ def test_the_order_in_which_columns_are_stated_does_not_matter() -> None:
         ({"ranges": ["age"]}, "ranges: .*dictionary, got"),
         ({"categories": {"job": ["other"]}}, "without 'other', which is added"),
         ({"categories": {"job": []}}, "categories.job: expected the public values"),
-        ({"categories": {"age": ["a"]}}, "got 'age' in two"),
+        ({"categories": {"age": ["a"]}}, "got 'age' under two"),
         ({"missing": {"job": "pilot"}}, "missing.job: expected one of its categories or 'other'"),
         ({"missing": {"age": "old"}}, "missing.age: expected a number, got 'old'"),
         ({"missing": {"age": float("nan")}}, "missing.age: expected a number or a category"),
@@ -122,9 +121,7 @@ def test_a_template_is_toml_that_is_refused_until_filled_in() -> None:
         Schema.of(tree)
 
 
-@pytest.mark.parametrize(
-    "module", [table_schema, frames, token_ids, encoding], ids=lambda module: module.__name__
-)
+@pytest.mark.parametrize("module", [table_schema, raw_tables, token_ids], ids=lambda module: module.__name__)
 def test_examples_in_the_docstrings_run(module: Any) -> None:
     found = doctest.testmod(module)
     assert found.attempted > 0 and found.failed == 0

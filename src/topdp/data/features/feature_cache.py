@@ -23,11 +23,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from topdp.base.array_types import AnyArray
 from topdp.base.files import FileError, atomic_path
 from topdp.base.progress import Progress, silent
 from topdp.data._dataset_downloads import cache_folder
 from topdp.data.features.feature_maps import FeatureMap
-from topdp.data.record_checks import Array
 from topdp.errors import DataError
 
 RECORDS_PER_CHUNK = 1000  # records per chunk
@@ -45,8 +45,8 @@ chunk.
 class RecordSource:
     """Records, and how they are scaled before they are mapped; `scaling` describes it in words."""
 
-    records: Array
-    scale: Callable[[Array], Array]
+    records: AnyArray
+    scale: Callable[[AnyArray], AnyArray]
     scaling: str
     name: str
 

@@ -1,8 +1,8 @@
 """Encode a table as arrays, following a schema: numbers in [-1, 1], one-hot categories, targets.
 
 **Guarantees.** Record k of the result depends on record k and on the schema, never on another record or on
-the number of records: nothing is fitted. Statements about values (how many were outside of a range) go only
-to this machine's log; they are facts about private records and are released nowhere.
+the number of records: nothing is fitted. Statements about values (how many were outside of a range) are facts
+about private records. They go only to the log of this machine and are never released.
 """
 
 from __future__ import annotations
@@ -13,30 +13,28 @@ from contextlib import suppress
 
 import numpy as np
 
-from topdp.base.array_types import Bools, Floats, Ints
-from topdp.data.readers._raw_table import Table, is_missing
+from topdp.base.array_types import AnyArray, Bools, Floats, Ints
+from topdp.data.readers.raw_tables import Table, as_text, is_missing
 from topdp.data.readers.table_schema import OTHER_CATEGORY, Schema, SchemaError, schema_template
 from topdp.data.readers.token_ids import token_ids
-from topdp.data.record_checks import Array
 from topdp.errors import DataError
 
 logger = logging.getLogger("topdp.data")
 
 
-def encode_table(table: Table, schema: Schema) -> tuple[Array, Array]:
-    """Return (inputs, targets) of all records.
+def encode_table(table: Table, schema: Schema) -> tuple[AnyArray, AnyArray]:
+    """Return the inputs and the targets of all records.
 
-    A number x in the range [a, b] becomes 2(x - a)/(b - a) - 1; values outside are clipped to the range. A
-    category becomes one column per listed value and one for all others. Targets are the index of a class, a
-    number (scaled like inputs if it has a range), or one number for each target column.
+    A number x with the range [a, b] becomes 2(x - a)/(b - a) - 1; values outside the range are first clipped
+    to it. A category becomes one column for each listed value and one column for all other values. A target
+    becomes the index of its class if the schema lists classes. Otherwise it stays a number, scaled like an
+    input if it has a range; several target columns become several numbers.
     """
     expect_columns(table, schema)
-    if schema.text is not None:
-        texts = [
-            _expect_text(value, table, row) for row, value in enumerate(table.columns[schema.text.column])
-        ]
-        text = schema.text
-        inputs: Array = token_ids(texts, text.length, text.vocabulary, text.unit)
+    text = schema.text
+    if text is not None:
+        texts = [_expect_text(value, table, row) for row, value in enumerate(table.columns[text.column])]
+        inputs: AnyArray = token_ids(texts, text.length, text.vocabulary, text.unit)
     else:
         parts = [part for column in schema.inputs for part in _inputs(table, schema, column)]
         inputs = np.concatenate(parts, axis=1).astype(np.float32)
@@ -44,14 +42,14 @@ def encode_table(table: Table, schema: Schema) -> tuple[Array, Array]:
 
 
 def expect_columns(table: Table, schema: Schema) -> None:
-    """Refuse a table in which a column of the schema is missing, or with a column that the schema does not
-    mention.
+    """Raise an error if a column of the schema is not in the table, or if the schema does not mention a
+    column of the table.
     """
     columns = list(table.columns)
     if schema.targets == ("",):
         raise SchemaError(
             f"{table.origin}: expected a schema that names the target and what is publicly known of every "
-            f"column, got none. Fill in and save as schema.toml:\n\n{schema_template(columns)}\n"
+            f"column, got none. Fill in this text and save it as schema.toml:\n\n{schema_template(columns)}\n"
         )
     missing = [name for name in (*schema.targets, *schema.inputs) if name not in columns]
     if missing:
@@ -78,9 +76,10 @@ def _inputs(table: Table, schema: Schema, column: str) -> list[Floats]:
     if gaps.any() and column not in schema.missing:
         example = f"{column} = {'0' if column in schema.ranges else repr(OTHER_CATEGORY)}"
         raise DataError(
-            f"{table.where(int(gaps.argmax()))}: expected a value of {column!r}, got none ({int(gaps.sum())} "
-            f"in all). State a public fill under [missing], such as {example} (and the column in indicators, "
-            "if the model should see that it was missing); or remove the records."
+            f"{table.where(int(gaps.argmax()))}: expected a value of {column!r}, got a missing value "
+            f"({int(gaps.sum())} of {table.rows} records lack it). State a public fill under [missing], such "
+            f"as {example}, or remove the records. To show the model where a value was missing, also list "
+            "the column under indicators."
         )
     if numbers is None:
         encoded = _one_hot(values, gaps, listed, schema.missing.get(column))
@@ -90,8 +89,8 @@ def _inputs(table: Table, schema: Schema, column: str) -> list[Floats]:
     return [encoded, gaps[:, None].astype(float)] if column in schema.indicators else [encoded]
 
 
-def _one_hot(values: Array, gaps: Bools, listed: tuple[str, ...], fill: float | str | None) -> Floats:
-    position = {name: columns for columns, name in enumerate(listed)}
+def _one_hot(values: AnyArray, gaps: Bools, listed: tuple[str, ...], fill: float | str | None) -> Floats:
+    position = {name: index for index, name in enumerate(listed)}
     one_hot = np.zeros((len(values), len(listed) + 1))
     columns = [
         position.get(str(fill) if gap else _category_text(value, position), len(listed))
@@ -102,7 +101,7 @@ def _one_hot(values: Array, gaps: Bools, listed: tuple[str, ...], fill: float | 
 
 
 def _numbers(table: Table, column: str) -> tuple[Floats, Bools]:
-    """Return the values of `column` as numbers, with 0 for missing ones, and which are missing."""
+    """Return the values of `column` as numbers, 0 where missing, and for each value whether it is missing."""
     values = table.columns[column]
     try:
         plain = values.astype(float)
@@ -113,8 +112,8 @@ def _numbers(table: Table, column: str) -> tuple[Floats, Bools]:
                 numbers[row] = float(values[row])
             except (TypeError, ValueError):
                 raise DataError(
-                    f"{table.where(int(row))}: expected a number in {column!r}, got {values[row]!r:.80}. Is "
-                    "it a category? Then list its public values under [categories]."
+                    f"{table.where(int(row))}: expected a number in {column!r}, got {values[row]!r:.80}. If "
+                    "it is a category, list its public values under [categories]."
                 ) from None
     else:
         gaps = np.isnan(plain)
@@ -137,7 +136,7 @@ def _scale_to_range(numbers: Floats, table: Table, schema: Schema, column: str) 
     return scaled
 
 
-def _targets(table: Table, schema: Schema) -> Array:
+def _targets(table: Table, schema: Schema) -> AnyArray:
     if schema.classes is not None:
         return class_numbers(table, schema.targets[0], schema.classes)
     parts = []
@@ -145,7 +144,7 @@ def _targets(table: Table, schema: Schema) -> Array:
         try:
             numbers, gaps = _numbers(table, column)
         except DataError as error:
-            raise DataError(f"{error} For a target, list them in classes.") from None
+            raise DataError(f"{error} List the values of a target in classes instead.") from None
         _expect_targets(table, column, gaps)
         parts.append(_scale_to_range(numbers, table, schema, column) if column in schema.ranges else numbers)
     targets = np.stack(parts, axis=1).astype(np.float32)
@@ -153,7 +152,7 @@ def _targets(table: Table, schema: Schema) -> Array:
 
 
 def class_numbers(table: Table, column: str, classes: tuple[str, ...]) -> Ints:
-    """Return the index of each record's class in the public list."""
+    """Return, for each record, the index of its class in `classes`. Raise DataError for other values."""
     values = table.columns[column]
     _expect_targets(table, column, is_missing(values, classes))
     position = {name: at for at, name in enumerate(classes)}
@@ -162,7 +161,8 @@ def class_numbers(table: Table, column: str, classes: tuple[str, ...]) -> Ints:
         row = int((numbers < 0).argmax())
         raise DataError(
             f"{table.where(row)}: expected one of the classes {', '.join(classes)} in {column!r}, got "
-            f"{as_text(values[row])!r:.80} ({int((numbers < 0).sum())} in all)."
+            f"{as_text(values[row])!r:.80} ({int((numbers < 0).sum())} of {len(values)} values are not in "
+            "the list). Correct the values, or add the missing classes to the schema."
         )
     return numbers
 
@@ -170,29 +170,16 @@ def class_numbers(table: Table, column: str, classes: tuple[str, ...]) -> Ints:
 def _expect_targets(table: Table, column: str, gaps: Bools) -> None:
     if gaps.any():
         raise DataError(
-            f"{table.where(int(gaps.argmax()))}: expected a value of the target {column!r}, got none "
-            f"({int(gaps.sum())} in all). Remove records whose target is unknown."
+            f"{table.where(int(gaps.argmax()))}: expected a value of the target {column!r}, got a missing "
+            f"value ({int(gaps.sum())} of {table.rows} records lack it). Remove the records without a target."
         )
 
 
-def as_text(value: object) -> str:
-    """Return a value as it is written in lists of categories and classes: 1.0 and True as 1.
-
-    >>> as_text(" nurse "), as_text(1.0), as_text(np.int64(3)), as_text(False)
-    ('nurse', '1', '3', '0')
-    """
-    if isinstance(value, bool | np.bool_):
-        return str(int(value))
-    if isinstance(value, float | np.floating) and float(value).is_integer():
-        return str(int(value))
-    return str(value).strip()
-
-
 def _category_text(value: object, listed: Container[str]) -> str:
-    """Return `as_text(value)`, but read text that is not listed as the number or boolean that it spells.
+    """Return `as_text(value)`; for text that is not in `listed`, return the number or boolean that it spells.
 
-    Files write 1 as 1.0 if another record of the column has no value. A record must be encoded the same
-    whatever other records exist, and the same from a file as from a frame.
+    If another record lacks a value in the column, files write 1 as 1.0. The result must not depend on that: a
+    record is encoded in the same way whatever other records exist, and from a file as from a frame.
     """
     text = as_text(value)
     if text in listed or not isinstance(value, str):

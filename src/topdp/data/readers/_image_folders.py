@@ -1,7 +1,7 @@
-"""Folders of images to arrays: one folder per class, all images of one size. Colours are not changed.
+"""Read folders of images as arrays: one folder per class, all images of one size. Colours are not changed.
 
-**Guarantees.** Each image is read separately: nothing is fitted. The classes are the stated list, or else the
-names of the folders, which are assumed to be public.
+**Guarantees.** Each image is read separately: nothing is fitted. The classes are the list in the schema if it
+has one. Otherwise they are the names of the folders, which are assumed to be public.
 """
 
 from __future__ import annotations
@@ -12,37 +12,40 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from topdp.base.array_types import Ints
+from topdp.base.array_types import AnyArray
 from topdp.data._image_decoding import DECODING_ERRORS
-from topdp.data.readers.table_schema import Schema, SchemaError
-from topdp.data.record_checks import Array
+from topdp.data.readers.table_schema import EMPTY_SCHEMA, Schema, SchemaError
+from topdp.data.record_checks import Records
 from topdp.errors import DataError
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
 _PILLOW_MODES = {1: "L", 3: "RGB"}
 
 
-def read_images(path: str | os.PathLike[str], schema: Schema | None = None) -> tuple[Array, Ints]:
-    """Return (images as bytes [N, C, H, W], class numbers) of a folder with one folder per class.
+def read_images(path: str | os.PathLike[str], schema: Schema = EMPTY_SCHEMA) -> Records:
+    """Return the images in a folder with one folder per class: bytes [N, C, H, W] and class numbers [N].
 
-    `schema.classes` lists the classes in order; by default they are the sorted names of the folders. All
-    images must have one size, or are resized to `schema.size` = [height, width]. `schema.channels` converts
-    all to grey (1) or colour (3).
+    `schema.classes` lists the classes in order; by default they are the sorted names of the folders. If
+    `schema.size` is [height, width], all images are resized to it; otherwise they must have one size. If
+    `schema.channels` is 1 or 3, all images are converted to grey or to colour.
     """
-    stated = Schema() if schema is None else schema
-    if stated.targets != ("",) or stated.inputs:
-        raise SchemaError(f"{path}: expected classes, size and channels for images, got columns of a table.")
+    if schema.targets != ("",) or schema.inputs:
+        raise SchemaError(
+            f"{path}: expected classes, size and channels for images, got columns of a table. "
+            "Remove the columns from the schema."
+        )
     folder = Path(path).expanduser()
-    classes = stated.classes or class_folders(folder)
-    unknown = [name for name in class_folders(folder) if name not in classes]
+    folders = _class_folders(folder)
+    classes = schema.classes or folders
+    unknown = [name for name in folders if name not in classes]
     if unknown:
         raise DataError(f"{folder}: expected folders named {', '.join(classes)}, got {unknown[0]!r}.")
-    images: list[Array] = []
+    images: list[AnyArray] = []
     numbers: list[int] = []
-    first: tuple[Path, Array] | None = None
+    first: tuple[Path, AnyArray] | None = None
     for number, name in enumerate(classes):
         for file in _image_files(folder / name):
-            image = _read(file, stated)
+            image = _read(file, schema)
             first = first or (file, image)
             if image.shape != first[1].shape:
                 raise DataError(
@@ -56,11 +59,11 @@ def read_images(path: str | os.PathLike[str], schema: Schema | None = None) -> t
         raise DataError(
             f"{folder}: expected images ({' '.join(IMAGE_SUFFIXES)}) in one folder per class, got none."
         )
-    return np.stack(images), np.array(numbers, np.int64)
+    return Records(np.stack(images), np.array(numbers, np.int64), len(classes), classes)
 
 
-def class_folders(folder: Path) -> tuple[str, ...]:
-    """Return the names of the folders in `folder`, sorted."""
+def _class_folders(folder: Path) -> tuple[str, ...]:
+    """Return the sorted names of the folders in `folder`, without those that begin with a dot."""
     if not folder.is_dir():
         raise DataError(f"Expected a folder of images, got {folder}, which is not a folder.")
     return tuple(sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and entry.name[0] != "."))
@@ -76,7 +79,7 @@ def _image_files(folder: Path) -> list[Path]:
     return files
 
 
-def _read(file: Path, schema: Schema) -> Array:
+def _read(file: Path, schema: Schema) -> AnyArray:
     try:
         with Image.open(file) as opened:
             grey = opened.mode in ("1", "L", "LA", "I", "I;16", "F")
@@ -93,6 +96,6 @@ def _read(file: Path, schema: Schema) -> Array:
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
 
-def _describe_image(image: Array) -> str:
+def _describe_image(image: AnyArray) -> str:
     channels, height, width = image.shape
     return f"{height} x {width} pixels in {'grey' if channels == 1 else 'colour'}"

@@ -4,68 +4,65 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from topdp.base.array_types import AnyArray
 from topdp.data import _npz_files as npz_files
-from topdp.data.readers.table_schema import Schema
-from topdp.data.record_checks import Array, Records, check_records, check_same_shape
+from topdp.data.readers._encoding import encode_table
+from topdp.data.readers.raw_tables import TABLE_SUFFIXES, Table, read_frame, read_table
+from topdp.data.readers.table_schema import EMPTY_SCHEMA, Schema
+from topdp.data.record_checks import Records, check_records, check_same_shape
 from topdp.errors import DataError
-
-if TYPE_CHECKING:
-    from topdp.data.readers._raw_table import Table
-
-TABLE_SUFFIXES = (".csv", ".tsv", ".txt", ".parquet", ".pq")
 
 
 class SiteRecords(NamedTuple):
-    """(inputs, targets) of each agent and of the test set, ready for `Shards.from_arrays`."""
+    """The inputs and targets of each agent and of the test records, ready for `Shards.from_arrays`."""
 
-    agents: list[tuple[Array, Array]]
-    test: tuple[Array, Array] | None
+    agents: list[tuple[AnyArray, AnyArray]]
+    test: tuple[AnyArray, AnyArray] | None
     classes: int | None
     tokens: bool
     """Whether inputs are token ids, which stay integers."""
 
 
-def read_records(path: str | os.PathLike[str], schema: Schema | None = None) -> Records:
-    """Return the records at `path`, prepared by `schema`.
+def read_records(path: str | os.PathLike[str], schema: Schema = EMPTY_SCHEMA) -> Records:
+    """Return the records at `path`: a table, an `.npz` file, or a folder of images, prepared by `schema`.
 
-    An `.npz` holds arrays `inputs` and `targets` (or `labels`), also under the names `train_inputs` and so
-    on. It takes no schema: its numbers are used unchanged.
+    An `.npz` file has the arrays `inputs` and `targets` (or `labels`), or `train_inputs` and so on. It takes
+    no schema, because its numbers are used unchanged.
     """
     place = Path(path).expanduser()
     if place.is_dir():
-        from topdp.data.readers._image_folders import class_folders, read_images
+        from topdp.data.readers._image_folders import read_images  # imports Pillow
 
-        inputs, numbers = read_images(place, schema)
-        names = (schema.classes if schema is not None else None) or class_folders(place)
-        return Records(inputs, numbers, len(names), names)
+        return read_images(place, schema)
     if place.suffix == ".npz":
-        if schema is not None and schema != Schema():
-            raise DataError(
-                f"{place}: expected no schema for .npz, whose arrays are used unchanged. Remove it."
-            )
+        _expect_no_schema(place, schema)
         return npz_files.read_npz_records(place)
-    return records_of_table(read_table(place, schema), schema)
+    return _encode_records(read_table(place, schema.delimiter), schema)
 
 
 def train_and_test(
-    path: str | os.PathLike[str], schema: Schema | None, test: str | os.PathLike[str] | None = None
+    path: str | os.PathLike[str], schema: Schema, test: str | os.PathLike[str] | None = None
 ) -> tuple[Records, Records | None]:
-    """Return the records at `path` and the test records: at `test`, or beside `train` in a folder of both.
+    """Return the training records at `path`, and the test records, or None if there are none.
 
-    A folder may hold `train.csv` and `test.csv` (or `.tsv`, `.parquet`), or folders `train` and `test` with
-    one folder per class.
+    `path` and `test` name files or folders as for `read_records`. If `test` is None, `path` may contain both:
+    a folder with `train.csv` and `test.csv` (or `.tsv`, `.parquet`, `.pq`, `.npz`), a folder with the folders
+    `train` and `test`, each with one folder per class, or one `.npz` file.
     """
     place = Path(path).expanduser()
-    for end in ("", ".csv", ".tsv", ".parquet", ".pq"):
-        if place.is_dir() and (place / f"train{end}").exists():
-            beside = place / f"test{end}"
-            place, test = place / f"train{end}", test or (beside if beside.exists() else None)
+    if test is None and _holds_arrays(place):
+        _expect_no_schema(place, schema)
+        return npz_files.read_npz_dataset(place)
+    for suffix in ("", ".csv", ".tsv", ".parquet", ".pq"):
+        if place.is_dir() and (place / f"train{suffix}").exists():
+            beside = place / f"test{suffix}"
+            place, test = place / f"train{suffix}", test or (beside if beside.exists() else None)
             break
     train = _check(read_records(place, schema), str(path))
     if test is None:
@@ -74,6 +71,23 @@ def train_and_test(
     _expect_same_classes(held_out, str(test), train, str(place))
     check_same_shape(held_out.inputs, train.inputs.shape[1:], str(test), "the training records")
     return train, held_out
+
+
+def _holds_arrays(place: Path) -> bool:
+    """Return whether to read `.npz` arrays at `place`: also if nothing is there, so that the error asks for
+    them.
+    """
+    if not place.is_dir():
+        return place.suffix not in TABLE_SUFFIXES
+    others = any(entry.is_dir() or entry.suffix in TABLE_SUFFIXES for entry in place.iterdir())
+    return (place / "train.npz").exists() or not others
+
+
+def _expect_no_schema(place: Path, schema: Schema) -> None:
+    if schema != EMPTY_SCHEMA:
+        raise DataError(
+            f"{place}: expected no schema for .npz arrays, which are used unchanged. Remove the schema."
+        )
 
 
 def _check(records: Records, what: str) -> Records:
@@ -90,68 +104,56 @@ def _expect_same_classes(records: Records, name: str, like: Records, like_name: 
         )
 
 
-def read_table(place: Path, schema: Schema | None = None) -> Table:
-    """Return the table in a file, read by the ending of its name."""
-    from topdp.data.readers._table_files import read_csv, read_parquet
-
-    if not place.is_file():
-        raise DataError(f"Expected a file or folder with records at {place}, which does not exist.")
-    if place.suffix in (".parquet", ".pq"):
-        return read_parquet(place)
-    if place.suffix not in TABLE_SUFFIXES:
-        raise DataError(
-            f"{place}: expected a name that ends with {', '.join(TABLE_SUFFIXES)} or .npz, or a folder of "
-            f"images, got {place.suffix!r}."
-        )
-    return read_csv(place, None if schema is None else schema.delimiter)
-
-
 def records_of_frame(frame: Any, schema: Schema, origin: str) -> Records:
-    """Return the records in a frame, prepared by `schema`."""
-    from topdp.data.readers._frames import declared_classes, read_frame
+    """Return the records in a frame, prepared by `schema`. `origin` names the frame in messages.
 
-    table = read_frame(frame, origin)
-    declared = declared_classes(frame, schema)
+    If the schema lists no classes, a Hugging Face dataset may declare them for the target. Declared names
+    come from the description of the dataset, not from its records.
+    """
+    table, features = read_frame(frame, origin), getattr(frame, "features", None)
+    if schema.classes is not None or len(schema.targets) != 1 or not isinstance(features, Mapping):
+        return _encode_records(table, schema)
+    declared = getattr(features.get(schema.targets[0]), "names", None)
     if declared is None:
-        return records_of_table(table, schema)
+        return _encode_records(table, schema)
     # The values are numbers of the declared classes.
-    numbered = Schema.of({**schema.tree(), "classes": [str(at) for at in range(len(declared))]})
-    return records_of_table(table, numbered)._replace(class_names=declared)
+    numbered = Schema.of({**schema.tree(), "classes": [str(number) for number in range(len(declared))]})
+    return _encode_records(table, numbered)._replace(class_names=tuple(map(str, declared)))
 
 
-def records_of_table(table: Table, schema: Schema | None) -> Records:
-    stated = Schema() if schema is None else schema
-    from topdp.data.readers._encoding import encode_table
-
-    inputs, targets = encode_table(table, stated)
-    return Records(inputs, targets, None if stated.classes is None else len(stated.classes), stated.classes)
+def _encode_records(table: Table, schema: Schema) -> Records:
+    inputs, targets = encode_table(table, schema)
+    return Records(inputs, targets, None if schema.classes is None else len(schema.classes), schema.classes)
 
 
 def expand_paths(patterns: Sequence[str | os.PathLike[str]]) -> list[Path]:
-    """Return the files or folders named by paths and patterns (`hospitals/*.csv`), one site each.
+    """Return the files or folders that paths and patterns (`hospitals/*.csv`) name: one for each site.
 
-    Patterns expand in sorted order, so agent k is the k-th name.
+    The files that match a pattern are in sorted order. Agent k has the k-th path of the result.
     """
     paths: list[Path] = []
     for pattern in patterns:
         text = os.path.expanduser(os.fspath(pattern))
         names = sorted(glob.glob(text)) if glob.has_magic(text) else [text]
         if not names:
-            raise DataError(f"Expected files that match {text}, found none.")
+            raise DataError(f"Expected files that match {text}, found none. Check the pattern.")
         paths += map(Path, names)
     if not paths:
         raise DataError("Expected at least one file, one for each site, got none.")
     places = [path.resolve() for path in paths]  # resolves links and ..
     repeated = [path for path, place in zip(paths, places, strict=True) if places.count(place) > 1]
     if repeated:
-        raise DataError(f"Expected every site once, got {repeated[0]} twice: a record is at one agent only.")
+        raise DataError(
+            f"Expected every site once, got {repeated[0]} twice. A record may be at one agent only: "
+            "remove the repetition."
+        )
     return paths
 
 
 def read_site_files(
-    agents: Sequence[str | os.PathLike[str]], test: str | os.PathLike[str] | None, schema: Schema | None
+    agents: Sequence[str | os.PathLike[str]], test: str | os.PathLike[str] | None, schema: Schema
 ) -> SiteRecords:
-    """Read one file or folder per agent."""
+    """Return the records in `agents`, one file or folder per agent, and in `test`, prepared by `schema`."""
     if isinstance(agents, str | os.PathLike):
         agents = [agents]
     paths = expand_paths(agents)
@@ -166,25 +168,21 @@ def read_site_files(
 
 
 def read_site_frames(agents: Sequence[Any], test: Any, schema: Schema) -> SiteRecords:
-    """Read one frame per agent."""
-    if not isinstance(agents, list | tuple):
-        raise DataError(f"Expected a list with one frame per agent, got a {type(agents).__name__}.")
+    """Return the records in `agents`, one frame per agent, and in the frame `test`, prepared by `schema`."""
     names = [f"agent {agent}" for agent in range(len(agents))]
     site_records = [records_of_frame(frame, schema, name) for frame, name in zip(agents, names, strict=True)]
     held_out = None if test is None else records_of_frame(test, schema, "test records")
     return _combine_sites(site_records, names, held_out, schema)
 
 
-def _scale_images(inputs: Array) -> Array:
-    """Scale bytes of images to [0, 1]; all else is unchanged."""
+def _scale_images(inputs: AnyArray) -> AnyArray:
+    """Return bytes of images scaled to [0, 1], and other inputs unchanged."""
     return inputs.astype(np.float32) / np.float32(255) if inputs.dtype == np.uint8 else inputs
 
 
 def _combine_sites(
-    site_records: list[Records], names: list[str], test: Records | None, schema: Schema | None
+    site_records: list[Records], names: list[str], test: Records | None, schema: Schema
 ) -> SiteRecords:
-    if not site_records:
-        raise DataError("Expected the records of at least one agent, got none.")
     for name, records in zip(names, site_records, strict=True):
         _expect_same_classes(records, name, site_records[0], names[0])
     if test is not None:
@@ -193,5 +191,5 @@ def _combine_sites(
         [(_scale_images(records.inputs), records.targets) for records in site_records],
         None if test is None else (_scale_images(test.inputs), test.targets),
         site_records[0].classes,
-        schema is not None and schema.text is not None,
+        schema.text is not None,
     )

@@ -1,8 +1,8 @@
 """Schemas: what is publicly known of a user's records, stated before they are read.
 
-A schema states ranges, categories, classes, fills and sizes because they must not come from private records:
-a mean, a list of values or a vocabulary taken from them discloses something about them, and no account would
-count it. This module reads no records.
+A schema states ranges, categories, classes, fills and sizes, because they must not come from private records.
+A mean, a list of values or a vocabulary that is computed from private records discloses something about them,
+and no account would count it. This module reads no records.
 
 **Guarantees.** Everything that a reader does to a record follows from the schema and that record alone, so
 preparing records costs no privacy. This holds if the schema itself was written without looking at them.
@@ -34,11 +34,11 @@ from topdp.base import toml_text
 from topdp.errors import InputError
 
 OTHER_CATEGORY = "other"
-"""The column of values that are not a listed category, and the fill that stands for it."""
+"""The category of all values that are not listed; also the fill that gives a missing value this category."""
 
 
 class SchemaError(InputError):
-    """An unusable schema: which key, what was expected, and what came."""
+    """An unusable schema. The message names the key, what was expected and what was received."""
 
 
 def _texts(value: Any) -> tuple[str, ...]:
@@ -108,9 +108,9 @@ class TextColumn(BaseModel):
 class Schema(BaseModel):
     """The public facts about records.
 
-    For a table: `target`, the column or columns to predict, with `classes` if it is one of a public list, and
-    every other column in exactly one of `ranges`, `categories`, `text` and `ignore`. For folders of images:
-    `classes`, `size` and `channels`.
+    For a table, `target` is the column to predict, or the columns. If the target is one of several classes,
+    `classes` lists them. Every other column belongs to exactly one of `ranges`, `categories`, `text` and
+    `ignore`. For folders of images, a schema may state `classes`, `size` and `channels`.
 
     >>> schema = Schema(target="ill", classes=("no", "yes"), ranges={"age": (0, 100)}, missing={"age": 40})
     >>> schema.inputs, schema.width
@@ -151,7 +151,10 @@ class Schema(BaseModel):
 
     @staticmethod
     def of(given: Schema | Mapping[str, Any] | str | os.PathLike[str], origin: str = "schema") -> Schema:
-        """Return a schema from a schema, its keys, or the path of a TOML file with them."""
+        """Return the schema `given`, or the schema with the keys in `given`, or in the TOML file `given`.
+
+        `origin` names the schema in error messages; for a file, messages name its path instead.
+        """
         if isinstance(given, Schema):
             return given
         if not isinstance(given, Mapping):
@@ -170,8 +173,8 @@ class Schema(BaseModel):
     def inputs(self) -> tuple[str, ...]:
         """The input columns of a model: numbers first, then categories, each sorted by name.
 
-        The stated order is not used: a manifest is identified by a hash that ignores the order of keys, and
-        all agents must have the same number in the same place.
+        The order in which a schema states columns is not used. A manifest is identified by a hash that
+        ignores this order, and all agents must have the same number in the same position.
         """
         if self.text is not None:
             return (self.text.column,)
@@ -180,27 +183,25 @@ class Schema(BaseModel):
 
     @property
     def width(self) -> int:
-        """The number of numbers that one record becomes."""
+        """How many numbers the input of one record has after encoding."""
         if self.text is not None:
             return self.text.length
         return sum(len(self.names(column)) for column in self.inputs)
 
     def names(self, column: str) -> list[str]:
-        """Return the names of the numbers that `column` becomes."""
+        """Return the names of the numbers into which `column` is encoded."""
         names = [column]
         if column in self.categories:
             names = [f"{column}={value}" for value in (*self.categories[column], OTHER_CATEGORY)]
         return [*names, f"{column} is missing"] if column in self.indicators else names
 
     def tree(self) -> dict[str, Any]:
-        """Return the keys that are set, ready for TOML and JSON."""
+        """Return the keys that are not empty, as values for TOML and JSON."""
         keys = self.model_dump(mode="json")
         return {key: value for key, value in keys.items() if value not in (None, [], {}, "")}
 
     def digest(self) -> str:
-        """Return the SHA-256 of what is stated; the same on every machine and in whatever order columns are
-        stated.
-        """
+        """Return the SHA-256 of the keys. It is the same on every machine and for every order of columns."""
         text = json.dumps(self.tree(), ensure_ascii=True, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(b"topdp schema\n" + text.encode("ascii")).hexdigest()
 
@@ -208,8 +209,8 @@ class Schema(BaseModel):
     def _check(self) -> Schema:
         if self.text is not None and (set(self.ranges) | set(self.categories)) - set(self.targets):
             raise ValueError(
-                "text: expected no other inputs besides a text column, got ranges or categories. Move them "
-                "to ignore: a model takes one tensor, of tokens or of numbers."
+                "text: expected no other inputs besides a text column, got ranges or categories. Move their "
+                "columns to ignore, because a model takes one tensor, either of tokens or of numbers."
             )
         used = [self.text.column] if self.text is not None else []
         used += [*self.ranges, *self.categories, *self.ignore]
@@ -220,14 +221,14 @@ class Schema(BaseModel):
         repeated |= set(self.targets) & {*self.ignore, *(() if self.text is None else (self.text.column,))}
         if repeated:
             raise ValueError(
-                f"expected every column in one place, got {', '.join(map(repr, sorted(repeated)))} in two."
+                f"expected each column under one key, got {', '.join(map(repr, sorted(repeated)))} under two."
             )
         if self.classes is not None:
             if len(self.targets) > 1:
                 raise ValueError("classes: expected a single target column, got several.")
             if set(self.targets) & (set(self.ranges) | set(self.categories)):
                 raise ValueError(
-                    f"expected the target {self.target!r} in classes only, got it as a column too."
+                    f"expected the target {self.target!r} in classes only, got it among the columns too."
                 )
         elif set(self.targets) & set(self.categories):
             raise ValueError(f"expected the values of the target {self.target!r} in classes, not categories.")
@@ -248,8 +249,12 @@ class Schema(BaseModel):
         return self
 
 
+EMPTY_SCHEMA = Schema()
+"""A schema that states nothing."""
+
+
 def _explain(error: Any) -> str:
-    """Return one finding of pydantic as a message: which key, what was expected, and what came."""
+    """Return a message for an error of pydantic: the key, what was expected and what was received."""
     place = ".".join(map(str, error["loc"]))
     if error["type"] == "extra_forbidden":
         near = difflib.get_close_matches(place, Schema.model_fields, n=1)
@@ -260,7 +265,7 @@ def _explain(error: Any) -> str:
 
 
 def read_schema_keys(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return the keys in a TOML file, unchecked."""
+    """Return the keys in a TOML file. Raise SchemaError if it is not TOML; the keys are not checked."""
     try:
         return toml_text.parse_toml(Path(path).expanduser().read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:
@@ -269,9 +274,11 @@ def read_schema_keys(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise SchemaError(f"Expected TOML in {path}: {error}") from None
 
 
-def schema_template(columns: Iterable[str], schema: Schema | None = None) -> str:
-    """Return a schema for `columns` to be filled in. It contains only names of columns: names are public,
-    values are not.
+def schema_template(columns: Iterable[str], schema: Schema = EMPTY_SCHEMA) -> str:
+    """Return the text of a schema for `columns`, in which a user fills in the values.
+
+    It contains what `schema` states already. Of the table it contains only the names of columns, because
+    names are public and values are not.
 
     >>> print(schema_template(["age", "job"]))
     target = ""     # the column to predict
@@ -283,19 +290,18 @@ def schema_template(columns: Iterable[str], schema: Schema | None = None) -> str
     [categories]    # or move a column here, and list its values
     [missing]       # what replaces a missing value
     """
-    stated = Schema() if schema is None else schema
-    unmentioned = [name for name in columns if name not in {*stated.targets, *stated.inputs, *stated.ignore}]
+    unmentioned = [name for name in columns if name not in {*schema.targets, *schema.inputs, *schema.ignore}]
     lines = [
-        f"target = {_toml_value(stated.target)}     # the column to predict",
-        f"classes = {_toml_value(stated.classes or ())}    # its values; remove this line if it is a number",
-        f"ignore = {_toml_value(stated.ignore)}     # columns that are not used",
+        f"target = {_toml_value(schema.target)}     # the column to predict",
+        f"classes = {_toml_value(schema.classes or ())}    # its values; remove this line if it is a number",
+        f"ignore = {_toml_value(schema.ignore)}     # columns that are not used",
         "[ranges]        # numbers: the smallest and the largest, from public knowledge",
-        *(f"{_toml_key(name)} = {_toml_value(limits)}" for name, limits in stated.ranges.items()),
+        *(f"{_toml_key(name)} = {_toml_value(limits)}" for name, limits in schema.ranges.items()),
         *(f"{_toml_key(name)} = []" for name in unmentioned),
         "[categories]    # or move a column here, and list its values",
-        *(f"{_toml_key(name)} = {_toml_value(values)}" for name, values in stated.categories.items()),
+        *(f"{_toml_key(name)} = {_toml_value(values)}" for name, values in schema.categories.items()),
         "[missing]       # what replaces a missing value",
-        *(f"{_toml_key(name)} = {_toml_value(fill)}" for name, fill in stated.missing.items()),
+        *(f"{_toml_key(name)} = {_toml_value(fill)}" for name, fill in schema.missing.items()),
     ]
     return "\n".join(lines)
 
