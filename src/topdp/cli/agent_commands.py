@@ -117,8 +117,7 @@ def take_part(arguments: dict[str, Any], make_hooks: Callable[[], AgentHooks] | 
     if not json_log:
         from topdp.views.terminal.progress_display import show_progress
 
-        with show_progress(err, "agent") as progress:
-            progress("loading torch")
+        with show_progress(err, "agent", "loading torch"):
             from topdp.agents.node import agent_process
     from topdp.agents.node import agent_log, agent_process, shutdown
 

@@ -43,8 +43,7 @@ def bench(
     """
     if not minutes >= 0:
         raise InputError(f"--minutes: expected a number of at least 0, got {minutes}.")
-    with show_progress(err, "bench") as progress:
-        progress("loading torch")
+    with show_progress(err, "bench", "loading torch") as progress:
         import torch
 
         from topdp.experiments.bench import bench_job, bench_report, contestants, floors

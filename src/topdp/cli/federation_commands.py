@@ -56,8 +56,7 @@ def create(
     The settings are graph, method, rounds and rules. The noise is calibrated.
     """
     expect_agents_installed()
-    with show_progress(err, "federation") as progress:
-        progress("reading cards")
+    with show_progress(err, "federation", "reading cards") as progress:
         from topdp.agents.agreement import federation_manifest
 
         if records is None:
@@ -109,8 +108,7 @@ def canaries(
     expect_agents_installed()
     if place.exists():
         raise config.ConfigError(f"--out: {place} exists, and agents may use it. Name another file.")
-    with show_progress(err, "federation") as progress:
-        progress("loading torch")
+    with show_progress(err, "federation", "loading torch") as progress:
         import torch
 
         from topdp import data as datasets
@@ -170,8 +168,7 @@ def demo(
     expect_agents_installed()
     settings = config.read(file, preset, [*(changes or []), f"topology.agents={agents}"])
     place = folder or Path("runs") / f"federation-{datetime.now():%Y%m%d-%H%M%S}"
-    with show_progress(err, "federation") as progress:
-        progress("loading torch")
+    with show_progress(err, "federation", "loading torch") as progress:
         from topdp.agents.development import child_processes
 
         child_processes.warm_up()  # in parallel, on another core

@@ -80,8 +80,7 @@ def reproduce(
         raise ConfigError(f"--minutes: expected a number >= 0, got {minutes}.")
     place = folder or Path("reproduction-quick" if quick else "reproduction")
     how = f"the same command; finished runs are in {place}."
-    with show_progress(err, "reproduce") as progress, continue_with(how):
-        progress("loading torch")
+    with show_progress(err, "reproduce", "loading torch") as progress, continue_with(how):
         from topdp.experiments import reproduce
         from topdp.experiments.lenses import FULL_SCALE, QUICK_SCALE
         from topdp.runs.assembly import choose_device

@@ -76,8 +76,7 @@ def amend(
     expect_agents_installed()
     if place.exists():
         raise ConfigError(f"--out: {place} exists, and agents may run it. Name another file.")
-    with show_progress(err, "federation") as progress:
-        progress("calibrating")
+    with show_progress(err, "federation", "calibrating"):
         from topdp.agents.agreement import federation_manifest
         from topdp.agents.agreement.identity_card import read_card
         from topdp.agents.agreement.manifest import read_manifest

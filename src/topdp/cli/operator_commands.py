@@ -142,8 +142,7 @@ def export_model(
     """
     from topdp.views.terminal.progress_display import show_progress
 
-    with show_progress(err, "export") as progress:
-        progress("loading torch")
+    with show_progress(err, "export", "loading torch"):
         from topdp.agents.node.agent_model_file import export_model as export
 
         round = export(state, file, format)

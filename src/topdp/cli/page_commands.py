@@ -26,8 +26,7 @@ def report(
 
     The page shows curves, graph, privacy and settings, and compares several runs.
     """
-    with show_progress(err, "report") as progress:
-        progress("reading")
+    with show_progress(err, "report", "reading") as progress:
         from topdp.views.pages.page_assets import expect_ours
         from topdp.views.pages.page_runs import runs_in
         from topdp.views.pages.report_page import write_report
@@ -74,8 +73,7 @@ def statement(
     statement of its own part from its own ledger, which is verified and not changed. A damaged ledger is
     refused (exit code 4).
     """
-    with show_progress(err, "statement") as progress:
-        progress("reading")
+    with show_progress(err, "statement", "reading"):
         from topdp.views.statement.run_statement import write_statement
 
         of_agent = (run / "ledger.sqlite").exists()

@@ -62,8 +62,7 @@ def plan(
       topdp plan --set privacy.epsilon=2 --beside method.name=plain,correlated
     """
     given = _as_typed(target, preset, changes)
-    with show_progress(err, "plan") as progress, options.continue_with(options.START_AGAIN):
-        progress("planning")
+    with show_progress(err, "plan", "planning") as progress, options.continue_with(options.START_AGAIN):
         from topdp.runs.planner.setting_answers import PlannerQuestion, recommendation, stages
         from topdp.runs.sweep_grid import columns
         from topdp.views.terminal.planned_table import planned
@@ -105,8 +104,7 @@ def account(
     """
     named = [name.strip() for name in answers.split(",") if name.strip()]
     asked = _run_or_config(target, preset, changes)
-    with show_progress(err, "account") as progress:
-        progress("planning")
+    with show_progress(err, "account", "planning") as progress:
         from topdp.privacy.observers.coalitions import expect_coalition
         from topdp.runs import planning
         from topdp.runs.named_records import record_counts
@@ -152,8 +150,7 @@ def recommend(
       topdp recommend --set topology.agents=12 --set privacy.epsilon=2
     """
     wanted = config.read(target, preset, changes)
-    with show_progress(err, "recommend") as progress, options.continue_with(options.START_AGAIN):
-        progress("planning")
+    with show_progress(err, "recommend", "planning") as progress, options.continue_with(options.START_AGAIN):
         from topdp.runs.named_records import record_counts
         from topdp.runs.recommend import recommend as recommend_method
         from topdp.runs.run_outline import RunOutline
@@ -207,8 +204,7 @@ def audit(
     recordings.
     """
     wanted = _run_or_config(target, preset, changes)
-    with show_progress(err, "audit") as progress, options.continue_with(options.START_AGAIN):
-        progress("loading torch")
+    with show_progress(err, "audit", "loading torch") as progress, options.continue_with(options.START_AGAIN):
         from topdp import audit as audits
         from topdp.audit.audit_folder import expect_new_folder, new_audit_folder, write_audit
         from topdp.audit.rehearsal_record import rehearsal_folder

@@ -61,8 +61,7 @@ def run(
         raise ConfigError(
             "Expected --out with torchrun, got none. Add it, so that a restarted run finds its folder."
         )
-    with show_progress(err if leads() else Console(quiet=True), title) as progress:
-        progress("loading torch")
+    with show_progress(err if leads() else Console(quiet=True), title, "loading torch") as progress:
         from topdp.runs import run as runs
         from topdp.views.terminal import tables
 
@@ -113,8 +112,7 @@ def compare(
         _compare_seeds(wanted, seeds, place, device, as_json, how)
         return
     results: dict[str, Result] = {}
-    with show_progress(err, "compare") as progress, options.continue_with(how):
-        progress("loading torch")
+    with show_progress(err, "compare", "loading torch") as progress, options.continue_with(how):
         from topdp.runs import run as runs
         from topdp.runs.pictures.learning_curves import curves, heading
         from topdp.runs.run_outline import RunOutline, why_plans_are_equal
@@ -148,8 +146,7 @@ def _of_one_plan(results: dict[str, Result]) -> list[list[str]]:
 def _compare_seeds(
     wanted: dict[str, RunConfig], seeds: int, place: Path, device: str, as_json: bool, how: str
 ) -> None:
-    with show_progress(err, "compare") as progress, options.continue_with(how):
-        progress("loading torch")
+    with show_progress(err, "compare", "loading torch") as progress, options.continue_with(how):
         from topdp.runs import sweep, sweep_grid, sweep_summary
         from topdp.runs.pictures.learning_curves import heading
         from topdp.runs.run_outline import RunOutline
@@ -247,8 +244,7 @@ def sweep(
     how = f"topdp sweep --resume {place}"
     if executor == "ray":
         how += " --executor ray" + "".join(f" {key} {value}" for key, value in machines.items() if value)
-    with show_progress(err, "sweep") as progress, options.continue_with(how):
-        progress("loading torch")
+    with show_progress(err, "sweep", "loading torch") as progress, options.continue_with(how):
         from topdp.runs import sweep as sweeps
         from topdp.runs import sweep_grid, sweep_summary
         from topdp.runs.pictures.learning_curves import heading
@@ -307,8 +303,7 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Write a trained network to a file that other tools read. Reads no data."""
-    with show_progress(err, "export") as progress:
-        progress("loading torch")
+    with show_progress(err, "export", "loading torch"):
         from topdp.runs.model_export import export_run, format_of
 
         written = export_run(run, file, format, agent, best)

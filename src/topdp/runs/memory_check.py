@@ -6,6 +6,7 @@ refused. Not a limit of any kind on what is allocated later.
 
 from __future__ import annotations
 
+import math
 import platform
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,17 +70,14 @@ def expect_room(engine: Engine, group: ProcessGroup | None = None) -> None:
     for place in dict.fromkeys(need.place for need in needs):
         there = [need for need in needs if need.place == place]
         # Records are in memory already, and are not free any more.
-        total = sum(need.rows + need.gradients for need in there)
+        rows, gradients = sum(need.rows for need in there), sum(need.gradients for need in there)
         free = [need.free for need in there if need.free is not None]
-        if total > UNCHECKED_BYTES and free and total > min(free):
-            parts = " and ".join(
-                f"{sum(getattr(need, part) for need in there) / 1e9:.1f} GB of {part}"
-                for part in ("rows", "gradients")
-            )
+        if rows + gradients > max(UNCHECKED_BYTES, min(free, default=math.inf)):
             raise InputError(
                 f"Expected room for {engine.plan.agents} agents of {engine.gradients.flat.dimension} "
-                f"parameters: {parts} are needed on {place}, where {min(free) / 1e9:.1f} GB are free. Use "
-                "more machines (torchrun), fewer agents, a smaller model, or train.rows = bfloat16."
+                f"parameters: {rows / 1e9:.1f} GB of rows and {gradients / 1e9:.1f} GB of gradients are "
+                f"needed on {place}, where {min(free) / 1e9:.1f} GB are free. Use more machines (torchrun), "
+                "fewer agents, a smaller model, or train.rows = bfloat16."
             )
 
 

@@ -9,6 +9,7 @@ because terminals and browsers have their own fonts.
 from __future__ import annotations
 
 import logging
+import re
 import textwrap
 import unicodedata
 from collections.abc import Iterable, Iterator
@@ -60,15 +61,13 @@ def with_codes(text: str, missing: Iterable[str]) -> str:
     >>> with_codes("Spital 東京", "東京"), with_codes("a\\tb", "\\t")
     ('Spital [U+6771 +1]', 'a[U+0009]b')
     """
-    undrawable, written, run = set(missing), "", ""
-    for letter in [*text, ""]:
-        if letter and letter in undrawable:
-            run += letter
-            continue
-        if run:
-            written += f"[U+{ord(run[0]):04X}{f' +{len(run) - 1}' if len(run) > 1 else ''}]"
-        written, run = written + letter, ""
-    return written
+
+    def code(run: re.Match[str]) -> str:
+        first, others = run[0][0], len(run[0]) - 1
+        return f"[U+{ord(first):04X}{f' +{others}' if others else ''}]"
+
+    undrawable = "|".join(map(re.escape, missing))
+    return re.sub(f"({undrawable})+", code, text) if undrawable else text
 
 
 @cache

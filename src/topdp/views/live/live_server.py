@@ -36,14 +36,11 @@ def bound_socket(host: str, port: int) -> socket.socket:
         addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (socket.gaierror, UnicodeError) as error:
         raise InputError(f"--host: expected an address of this machine, got {host!r}.") from error
-    family, kind, protocol, _, address = addresses[0]
-    listener = socket.socket(family, kind, protocol)
+    family, *_, address = addresses[0]
+    both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(128)
+        return socket.create_server(address, family=family, backlog=128, dualstack_ipv6=both)
     except OSError as error:
-        listener.close()
         if error.errno == errno.EADDRINUSE:
             raise UnavailableError(
                 f"Port {port} of {host} is in use by another program, perhaps by a topdp dash. Stop that "
@@ -56,7 +53,6 @@ def bound_socket(host: str, port: int) -> socket.socket:
         raise InputError(
             f"--host: expected an address of this machine, got {host!r}: {error.strerror}."
         ) from None
-    return listener
 
 
 class LimitedConnection(H11Protocol):

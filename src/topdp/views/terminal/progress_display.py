@@ -124,8 +124,11 @@ class ProgressBars(ProgressDisplay):
 
 
 @contextmanager
-def show_progress(console: Console, title: str) -> Iterator[ProgressDisplay]:
-    """Display progress during the work of a command; enter before its slow imports. Yields the display."""
+def show_progress(console: Console, title: str, stage: str = "") -> Iterator[ProgressDisplay]:
+    """Display progress during the work of a command; enter before its slow imports. Yields the display.
+
+    `stage`: the first stage, which is reported at once.
+    """
     if console.is_terminal:
         columns = (
             rich_progress.SpinnerColumn(),
@@ -138,9 +141,14 @@ def show_progress(console: Console, title: str) -> Iterator[ProgressDisplay]:
             rich_progress.TimeRemainingColumn(),
         )
         with rich_progress.Progress(*columns, console=console, transient=True) as bars:
-            yield ProgressBars(console, title, bars)
+            display = ProgressBars(console, title, bars)
+            if stage:
+                display(stage)
+            yield display
         return
     lines, over = ProgressLines(console, title), threading.Event()
+    if stage:
+        lines(stage)
 
     def beat() -> None:
         while not over.wait(0.1):

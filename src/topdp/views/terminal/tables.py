@@ -71,14 +71,11 @@ def options(methods: Sequence[Mapping[str, Any]]) -> Table:
         caption="noise: variance over that of pooled records; sent: estimates to each neighbour",
     )  # fmt: skip
     for method in methods:
-        fits = method["noise"] is not None
-        table.add_row(
-            method["method"],
-            f"{method['noise']:.3g}" if fits else "",
-            f"{method['between']:.3g}" if fits else "",
-            str(method["sent"]) if fits else "",
-            "" if fits else method["reason"],
-        )
+        if method["noise"] is None:
+            table.add_row(method["method"], "", "", "", method["reason"])
+        else:
+            noise, between = f"{method['noise']:.3g}", f"{method['between']:.3g}"
+            table.add_row(method["method"], noise, between, str(method["sent"]))
     return table
 
 
