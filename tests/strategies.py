@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import types
 import typing
+from functools import partial
 from typing import Any, Literal
 
 import annotated_types as limits
@@ -109,6 +110,9 @@ def values(annotation: Any, metadata: tuple[Any, ...] | list[Any] = ()) -> st.Se
         return st.lists(values(arguments[0]), min_size=1, max_size=4)
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return sections(annotation)
+    validators = [one.func for one in metadata if isinstance(getattr(one, "func", None), partial)]
+    if validators:  # one of the names in a registry
+        return st.sampled_from(validators[0].keywords["known"])
     if annotation is str:
         return st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
     if annotation is type(None):

@@ -8,9 +8,10 @@ from __future__ import annotations
 import difflib
 import json
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal
 
 import tomli_w
 from pydantic import (
@@ -47,20 +48,6 @@ PRESETS_FOLDER = Path(__file__).parent / "presets"
 GIVEN = "given in Python"  # instead of the name of a data set, model, loss or metric
 
 
-if TYPE_CHECKING:
-    TopologyKind: TypeAlias = str
-    MethodName: TypeAlias = str
-    OptimiserKind: TypeAlias = str
-    RobustRule: TypeAlias = str
-    RowType: TypeAlias = str
-else:  # the names in the registries: a new entry there needs no change here
-    TopologyKind = Literal[tuple(FAMILIES)]
-    MethodName = Literal[tuple(METHODS)]
-    OptimiserKind = Literal[OPTIMISER_KINDS]
-    RobustRule = Literal["mean", *ROBUST_RULES]
-    RowType = Literal["model", *ROUNDED_ROW_TYPES]
-
-
 class ConfigError(InputError):
     """A configuration that cannot be run; the message says what was expected, what came and what to do."""
 
@@ -69,8 +56,20 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
+def _expect_known(name: str, known: tuple[str, ...]) -> str:
+    """Raise as pydantic does for a `Literal`, so that `_explain` suggests the nearest name."""
+    if name not in known:
+        raise PydanticKnownError("literal_error", {"expected": " or ".join(map(repr, known))})
+    return name
+
+
+def _one_of(known: Iterable[str]) -> AfterValidator:
+    """One of the names in a registry: a new entry there needs no change here."""
+    return AfterValidator(partial(_expect_known, known=tuple(known)))
+
+
 class TopologyConfig(Section):
-    kind: TopologyKind = "random"
+    kind: Annotated[str, _one_of(FAMILIES)] = "random"
     agents: Annotated[int, Field(ge=2)] = 30
     connection: Annotated[float, Field(gt=0, le=1)] = 0.2
     hubs: Count = 2
@@ -112,7 +111,7 @@ class NoiseScheduleConfig(Section):
 
 
 class MethodConfig(Section):
-    name: MethodName = "top-dp"
+    name: Annotated[str, _one_of(METHODS)] = "top-dp"
     mode: Literal["sync", "async"] = "sync"
     alpha: Annotated[float, Field(ge=0, le=1)] = 0.25
     own_share: Annotated[float, Field(ge=0, le=1)] = 1.0  # of the noise that equal agents add to a message
@@ -146,13 +145,6 @@ def _known_answer(name: str) -> str:
     from topdp.privacy.answers import ON_REQUEST
 
     return _expect_known(name, ON_REQUEST)
-
-
-def _expect_known(name: str, known: tuple[str, ...]) -> str:
-    """Raise as pydantic does for a `Literal`, so that `_explain` suggests the nearest name."""
-    if name not in known:
-        raise PydanticKnownError("literal_error", {"expected": " or ".join(map(repr, known))})
-    return name
 
 
 class PrivacyConfig(Section):
@@ -229,19 +221,20 @@ class TrainConfig(Section):
     fading_period: Count | None = None  # after so many rounds each; None: a third of all
     warmup: Annotated[int, Field(ge=0)] = 0  # rounds in which steps grow to their size
     rounds_per_epoch: Count | None = None
-    optimiser: OptimiserKind = "sgd"  # after the noise
+    optimiser: Annotated[str, _one_of(OPTIMISER_KINDS)] = "sgd"  # after the noise
     momentum: Share = 0.9  # of momentum and nesterov, and Adam's first
     second_moment: Share = 0.999  # Adam's
     floor: Positive = 1e-8  # of Adam's root
     weight_decay: NotNegative = 0.0
     average: Share = 0.0  # the share of the past in the average of estimates that is reported; 0: none
-    rows: RowType = "model"  # in which numbers rows are kept; model: in those of its own
+    # In which numbers rows are kept; model: in those of its own.
+    rows: Annotated[str, _one_of(["model", *ROUNDED_ROW_TYPES])] = "model"
     evaluate_every: Count = 10
     checkpoint_every: Count = 100
 
 
 class RobustConfig(Section):
-    rule: RobustRule = "mean"  # how rows of others enter a mix
+    rule: Annotated[str, _one_of(["mean", *ROBUST_RULES])] = "mean"  # how rows of others enter a mix
     hostile: Count = 1  # of the rows that an agent mixes, at most so many are hostile
     radius: Positive | Auto = "auto"  # of "clipped"; auto: by the distances of the rows that came
 

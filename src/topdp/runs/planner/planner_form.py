@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, get_args
+from typing import Any
 
 import tomli_w
 
@@ -17,10 +17,11 @@ from topdp.data.catalogue import CATALOGUE
 from topdp.errors import InputError, TopdpError
 from topdp.privacy.answers import GUARANTEES
 from topdp.runs import config as configs
-from topdp.runs.config import MethodConfig, RunConfig, TopologyConfig, did_you_mean
+from topdp.runs.config import RunConfig, did_you_mean
 from topdp.runs.methods import METHODS
 from topdp.runs.planner.plan_traffic import ROW_SIZES
 from topdp.runs.planner.setting_answers import PAGE, PlannerQuestion
+from topdp.topology import FAMILIES
 
 MAX_VALUE_CHARACTERS = 200
 
@@ -49,22 +50,16 @@ class Field:
         return "" if default is None else f"{default:g}" if isinstance(default, float) else str(default)
 
 
-def _choices(section: Any, key: str) -> tuple[str, ...]:
-    return get_args(section.model_fields[key].annotation)
-
-
 _PAIRWISE = tuple(name for name, method in METHODS.items() if "async" in method.modes)
 _IN_STEPS = tuple(name for name, method in METHODS.items() if method.noise_kind == "steps")
 
 FORM_FIELDS = (
-    Field("method.name", "Method", choices=_choices(MethodConfig, "name")),
+    Field("method.name", "Method", choices=tuple(METHODS)),
     Field("method.mode", "Agents act", choices=("sync", "async"), only=("method.name", _PAIRWISE)),
     Field("method.alpha", "α, weight of one's own row", "0 to 1", only=("method.name", _PAIRWISE)),
     Field("method.noise_schedule.factor", "c, noise falls by", "0 to 1", only=("method.name", _IN_STEPS)),
     Field("method.noise_schedule.period", "every so many rounds", only=("method.name", _IN_STEPS)),
-    Field(
-        "topology.kind", "Graph", choices=tuple(k for k in _choices(TopologyConfig, "kind") if k != "file")
-    ),
+    Field("topology.kind", "Graph", choices=tuple(k for k in FAMILIES if k != "file")),
     Field("topology.agents", "Agents", f"2 to {PAGE.agents}"),
     Field("topology.connection", "Share of adjacent pairs", "0 to 1", only=("topology.kind", ("random",))),
     Field("topology.degree", "Neighbours of an agent", only=("topology.kind", ("regular", "small-world"))),
