@@ -86,11 +86,8 @@ def reproduce(
         from topdp.runs.assembly import choose_device
         from topdp.views.terminal import tables
 
-        names, lenses, scale = (
-            reproduce.named_figures(figure),
-            reproduce.named_lenses(lens),
-            QUICK_SCALE if quick else FULL_SCALE,
-        )
+        names, lenses = reproduce.named_figures(figure), reproduce.named_lenses(lens)
+        scale = QUICK_SCALE if quick else FULL_SCALE
         if redraw:
             progress("drawing")
             made = reproduce.redraw(names, lenses, scale, place)

@@ -20,15 +20,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from topdp.privacy.answers import WORST_CASE
 
 MAX_SHOWN_CHARGES = 400  # a curve has no room for more
-HIDDEN_FACTS = (
-    "agent",
-    "id",
-    "seen",
-    "heard",
-    "waits_for",
-    "quarantined",
-    "worst_case",
-)  # or shown in another form
+# Not shown, or shown in another form.
+HIDDEN_FACTS = ("agent", "id", "seen", "heard", "waits_for", "quarantined", "worst_case")
 NORMAL_WAIT_SECONDS = 5.0  # a wait of this length is normal in every round
 NEIGHBOUR_SILENCE_SECONDS = 60.0  # a neighbour not heard for this long counts as silent
 

@@ -19,10 +19,6 @@ from topdp.runs.sweep_summary import Spread, as_number, label_of, metric_names, 
 
 MAX_PICTURE_LINES = 8  # more are drawn as points in a column
 MAX_TICK_LABELS = 10  # up to here every value of a key gets a tick label
-LINE_COLOURS = (
-    chart_style.BLUE, chart_style.RED, chart_style.GREEN, chart_style.PURPLE, chart_style.ORANGE,
-    chart_style.SKY, chart_style.GREY,
-)  # fmt: skip
 LINE_MARKERS = ("o", "s", "D", "^", "v", "P", "X")
 
 
@@ -99,18 +95,15 @@ def _lines(axes: Any, spreads: Sequence[Spread], metric: str, along: str) -> Non
     drawn: dict[str, tuple[list[float], ...]] = {}
     for label, line in lines.items():
         line = [one for one in line if one.values(metric)]
-        line.sort(key=lambda one: _number(as_number(one.chosen[along])))
-        places = [_number(as_number(one.chosen[along])) for one in line]
+        line.sort(key=lambda one: float(one.chosen[along]))
+        places = [float(one.chosen[along]) for one in line]
         statistics = [one.of(metric) for one in line]
         drawn[label] = places, *([_number(one[key]) for one in statistics] for key in ("mean", "deviation"))
     for number, (label, same) in enumerate(coinciding(drawn).items()):
-        spare = {
-            "color": LINE_COLOURS[number % len(LINE_COLOURS)],
-            "marker": LINE_MARKERS[number % len(LINE_MARKERS)],
-        }
+        spare = {"marker": LINE_MARKERS[number % len(LINE_MARKERS)]}  # in the next colour of the figure
         style = chart_style.look(label) if label in chart_style.METHOD_LOOKS else spare
         axes.errorbar(*drawn[label], label=joined_label(same) or None, capsize=3, **style)
-    numbers = [_number(as_number(one.chosen[along])) for one in spreads]
+    numbers = [float(one.chosen[along]) for one in spreads]
     if min(numbers) > 0 and max(numbers) / min(numbers) >= 8:
         axes.set_xscale("log")
     values = dict(zip(numbers, (one.chosen[along] for one in spreads), strict=True))
