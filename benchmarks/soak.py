@@ -210,7 +210,7 @@ def main() -> None:
     # More rounds than there is time for.
     rounds = int(options.minutes * 60 / max(options.pace, 0.02)) + 1000
     folder = options.out / "run" / "agents"
-    _, manifest, _ = federation_demo.prepared(
+    _, manifest, _ = federation_demo.prepare(
         configuration(data, options.agents, rounds), folder, Rules(idle_timeout=60.0)
     )
     wrong = observed(options, folder, list(manifest.names))

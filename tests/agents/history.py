@@ -20,8 +20,7 @@ from topdp.agents.agreement import run_setup as setups
 from topdp.agents.agreement.federation_manifest import complete_config
 from topdp.agents.agreement.identity import generate
 from topdp.agents.agreement.manifest import Rules, new_manifest
-from topdp.agents.development.development_hooks import DevelopmentHooks
-from topdp.agents.development.failpoints import Failpoints
+from topdp.agents.development.development_hooks import DevelopmentHooks, Failpoints
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_check import verify
 from topdp.agents.ledger.ledger_entries import TamperedError, digest_of
@@ -193,7 +192,7 @@ class Federation:
         )
         hooks = DevelopmentHooks(
             seeded=options.pop("seeded", True),
-            rehearse=options.pop("rehearsal", None),
+            rehearsal=options.pop("rehearsal", None),
             failpoints=options.pop("failpoints", None),
         )
         with mock.patch.object(agent_context, "build_meter", self._meter):

@@ -29,7 +29,7 @@ from faults.disk import disks
 from faults.jobs import prepared
 from faults.network import Network
 from faults.schedules import Kill, Schedule, drawn
-from topdp.agents.development.failpoints import Failpoints
+from topdp.agents.development.development_hooks import Failpoints
 from topdp.agents.ledger import ledger_database
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.runtime import live_pairing_loop

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from topdp.agents.development import failpoints
+from topdp.agents.development import development_hooks
 
 SPAN = 10.0  # seconds in which faults begin; a run without any takes about as long
 
@@ -136,11 +136,11 @@ def _cut(found, chance, names, links, begin, span):
 
 
 def _kills(found, chance, job, names, span):
-    places = [*failpoints.ROUND_POINTS]
+    places = [*development_hooks.ROUND_POINTS]
     if job.live_pairing:
-        places = [*failpoints.PAIRING_POINTS, "before_ledger", "in_ledger", "after_ledger"]
+        places = [*development_hooks.PAIRING_POINTS, "before_ledger", "in_ledger", "after_ledger"]
     if job.shares_draws:
-        places += failpoints.SHARING_POINTS
+        places += development_hooks.SHARING_POINTS
     for _ in range(chance.choice([0, 1, 1, 2, 3, 5])):
         back = chance.choice([0.1, span()])
         kind = chance.choice(["place", "place", "step", "moment"])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from topdp import topology
-from topdp.agents.development import failpoints
+from topdp.agents.development import development_hooks
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_entries import LedgerError, ReleaseCost
 from topdp.agents.ledger.pairing_records import PairingRecords
@@ -67,7 +67,7 @@ def test_agents_that_find_their_partners_train_and_agree_on_who_met_whom(tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", [*failpoints.PAIRING_POINTS, "in_ledger", "after_ledger"])
+@pytest.mark.parametrize("place", [*development_hooks.PAIRING_POINTS, "in_ledger", "after_ledger"])
 def test_killed_at_any_place_of_a_meeting_both_commit_or_neither(tmp_path, place):
     _, run = met(tmp_path, failpoints={i: f"{place}:{1 + i % 2}" for i in range(6)})
     assert len(run.wire.crashed) >= 3

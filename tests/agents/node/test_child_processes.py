@@ -69,7 +69,7 @@ def test_a_signal_ends_the_agents_of_a_demonstration_and_then_itself(number, hea
     monkeypatch.setattr(child_processes, "start", start)
     before = [signal.getsignal(one) for one in child_processes.END_SIGNALS]
     with pytest.raises(Interrupted, match=signal.Signals(number).name) as stopped:
-        federation_demo.processes(tmp_path, ["ada", "bob"])
+        federation_demo.run_processes(tmp_path, ["ada", "bob"])
     assert stopped.value.code == ExitCode.INTERRUPTED
     assert [process.exitcode for process in made] == [-signal.SIGTERM] * 2
     assert [signal.getsignal(one) for one in child_processes.END_SIGNALS] == before

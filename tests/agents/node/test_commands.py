@@ -139,9 +139,9 @@ def test_one_of_six_that_share_noise_is_killed_for_good_and_the_others_end(data,
         "rounds=10",
     )
     rules = manifest.Rules(dead_neighbour="go-on", idle_timeout=8.0)
-    parts, terms, _ = federation_demo.prepared(wanted, tmp_path / "agents", rules)
-    codes = federation_demo.processes(
-        tmp_path / "agents", terms.names, failpoints={3: "after_mark:4"}, for_good=[3]
+    parts, terms, _ = federation_demo.prepare(wanted, tmp_path / "agents", rules)
+    codes = federation_demo.run_processes(
+        tmp_path / "agents", terms.names, failpoints={3: "after_mark:4"}, not_restarted=[3]
     )
     assert codes[3] == -9 and all(code in (0, 3) for i, code in enumerate(codes) if i != 3)
     for i, name in enumerate(terms.names):

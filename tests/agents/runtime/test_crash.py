@@ -6,7 +6,7 @@ import pytest
 import torch
 from history import Wire, abandon, faults, federation, live, on_virtual_time
 
-from topdp.agents.development import failpoints
+from topdp.agents.development import development_hooks
 from topdp.agents.ledger.ledger_entries import LedgerError
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("quick")
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("mode", ["sync", "async"])
-@pytest.mark.parametrize("place", failpoints.ROUND_POINTS)
+@pytest.mark.parametrize("place", development_hooks.ROUND_POINTS)
 def test_each_of_six_agents_killed_at_each_place_ends_as_if_nothing_had_been(tmp_path, mode, place):
     made = federation(tmp_path, f"method.mode={mode}", rounds=5)
     run = on_virtual_time(live(made, failpoints={i: f"{place}:{1 + i % 2}" for i in range(6)}))
@@ -73,4 +73,4 @@ def test_a_start_that_fails_leaves_the_folder_to_the_next(tmp_path, monkeypatch,
 @pytest.mark.parametrize("choice", ["nowhere:1", "after_ledger", "after_ledger:0", "after_ledger:x"])
 def test_a_failpoint_that_is_none_is_refused(choice):
     with pytest.raises(ValueError, match="Expected TOPDP_FAILPOINT"):
-        failpoints.Failpoints(choice)
+        development_hooks.Failpoints(choice)

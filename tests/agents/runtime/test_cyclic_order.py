@@ -9,7 +9,7 @@ import torch
 from history import Wire, faults, federation, live, on_virtual_time
 
 from builders import blobs_file, cyclic_pairs
-from topdp.agents.development import failpoints, federation_demo
+from topdp.agents.development import development_hooks, federation_demo
 from topdp.agents.ledger.ledger_entries import TamperedError
 from topdp.agents.runtime.agent_gradients import AgentGradients
 from topdp.errors import DataError, TrustError
@@ -55,7 +55,7 @@ def booked_and_true(made, used, agent):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("place", "mode"), cyclic_pairs(failpoints.ROUND_POINTS, ["sync", "async", "async"], 1)
+    ("place", "mode"), cyclic_pairs(development_hooks.ROUND_POINTS, ["sync", "async", "async"], 1)
 )
 def test_a_record_keeps_its_place_in_the_cycle_whatever_kills_the_agent(tmp_path, used, place, mode):
     made = federation(

@@ -8,7 +8,7 @@ from symbolic import symbolic
 from topdp import topology
 from topdp.agents.agreement import run_setup as setups
 from topdp.agents.agreement.manifest import new_manifest
-from topdp.agents.development import failpoints
+from topdp.agents.development import development_hooks
 from topdp.agents.ledger.ledger import Ledger
 from topdp.runs.config import parse
 from topdp.runs.run_outline import analysis_of
@@ -91,7 +91,7 @@ def unbroken(tmp_path_factory):
 
 
 # In the round in which it ends, everywhere; before and after it, around the books.
-AROUND = [(place, 0) for place in failpoints.ROUND_POINTS] + [
+AROUND = [(place, 0) for place in development_hooks.ROUND_POINTS] + [
     (place, around) for around in (-1, 1) for place in ("before_ledger", "in_ledger", "after_ledger")
 ]
 

@@ -10,7 +10,7 @@ import pytest
 from history import Crash, Wire, abandon, federation, on_virtual_time, sharing
 
 from topdp.agents.agreement.run_marks import RunSecret
-from topdp.agents.development.failpoints import Failpoints
+from topdp.agents.development.development_hooks import Failpoints
 from topdp.agents.ledger.ledger_database import LEDGER_FILE
 from topdp.agents.ledger.ledger_entries import TamperedError
 from topdp.errors import TrustError
@@ -21,7 +21,7 @@ MAKERS = {"own": federation, "shared": sharing}
 
 def marked(made):
     """The last round that is marked beside ada's key: of her books, and of the key of the run."""
-    place = RunSecret(made.private(0).folder, made.setup.manifest.hash).place
+    place = RunSecret(made.private(0).folder, made.setup.manifest.hash).folder
     return [
         json.loads((place / name).read_text())["round"]
         for name in ("books", "mark")

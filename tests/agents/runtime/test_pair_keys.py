@@ -15,8 +15,8 @@ from history import IDENTITIES, Wire, abandon, faults, live, on_virtual_time, sh
 from topdp import topology
 from topdp.agents.agreement.run_marks import RunSecret
 from topdp.agents.agreement.signatures import Notice, encode_notices
-from topdp.agents.development import failpoints
-from topdp.agents.development.failpoints import Failpoints
+from topdp.agents.development import development_hooks
+from topdp.agents.development.development_hooks import Failpoints
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.runtime import agent_draws
 from topdp.agents.runtime.agent_draws import SystemDraws
@@ -105,7 +105,7 @@ def test_derived_draws_are_the_same_at_both_ends_and_in_the_simulator(tmp_path, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", failpoints.ROUND_POINTS + failpoints.SHARING_POINTS)
+@pytest.mark.parametrize("place", development_hooks.ROUND_POINTS + development_hooks.SHARING_POINTS)
 def test_killed_anywhere_the_run_goes_on_with_the_same_draws(tmp_path, place):
     made = sharing(tmp_path, rounds=3, gossip=1)
     each = 1 if place == "after_key" else 2

@@ -9,7 +9,7 @@ import torch
 from history import federation, live, on_virtual_time
 
 from builders import SETTINGS
-from topdp.agents.development.development_hooks import Rehearse
+from topdp.agents.development.development_hooks import Rehearsal
 from topdp.agents.development.rehearsal_audit import MANIFEST_FILE, of_recordings, plant
 from topdp.audit import Audit, AuditError, AuditRequest
 from topdp.audit.rehearsal_record import CANARIES_FILE, RECORDING_FOLDER, AgentRecording, RehearsalCanaries
@@ -36,7 +36,10 @@ def rehearsed(folder, *changes, seeded=True, failpoints=None, options=None, **jo
     given = {
         i: {
             "seeded": seeded,
-            "rehearsal": Rehearse(RehearsalCanaries.load(folder / CANARIES_FILE), folder / name / "state"),
+            "rehearsal": Rehearsal(
+                RehearsalCanaries.load(folder / CANARIES_FILE),
+                AgentRecording(folder / name / "state" / RECORDING_FOLDER),
+            ),
             **(options or {}).get(i, {}),
         }
         for i, name in enumerate(made.names)
@@ -134,7 +137,7 @@ def test_canaries_of_another_plan_are_refused(tmp_path):
     second = federation(tmp_path / "two", agents=4, rounds=4)
     planted = plant(first.setup, (1, 4, 4), 3, AuditRequest())
     with pytest.raises(AuditError, match="of another plan"):
-        second.context(0, rehearsal=Rehearse(planted, tmp_path))
+        second.context(0, rehearsal=Rehearsal(planted, AgentRecording(tmp_path / RECORDING_FOLDER)))
 
 
 def test_without_a_rehearsal_nothing_is_noted(tmp_path):

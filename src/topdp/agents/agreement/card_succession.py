@@ -15,9 +15,10 @@ its certificate, so no card can make a ledger unusable. At most `MAX_SUCCESSORS`
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -269,18 +270,13 @@ def renew(folder: Path, address: str | None = None, keep_key: bool = False) -> S
 
 def load_identities(folder: Path) -> list[Identity]:
     """Return all identities of the agent in `folder`, oldest first, including expired ones."""
-    identities = [identity.load_identity(folder)]
-    while (path := _successor_file(folder, len(identities))).exists():
-        identities.append(identity.load_identity(path.parent))
-    return identities
+    folders = [folder, *(file.parent for file in _successor_files(folder))]
+    return [identity.load_identity(each) for each in folders]
 
 
 def load_successors(folder: Path) -> list[Successor]:
     """Return the successors that `renew` has made in `folder`, oldest first."""
-    successors: list[Successor] = []
-    while (path := _successor_file(folder, len(successors) + 1)).exists():
-        successors.append(Successor.read(read_text(path)))
-    return successors
+    return [Successor.read(read_text(file)) for file in _successor_files(folder)]
 
 
 def has_successor(folder: Path, number: int) -> bool:
@@ -290,6 +286,12 @@ def has_successor(folder: Path, number: int) -> bool:
 
 def _successor_file(folder: Path, number: int) -> Path:
     return folder / f"{RENEWAL_FOLDER_PREFIX}{number}" / SUCCESSOR_FILE
+
+
+def _successor_files(folder: Path) -> Iterator[Path]:
+    """Iterate over the files of all successors in `folder`, oldest first."""
+    files = (_successor_file(folder, number) for number in itertools.count(1))
+    return itertools.takewhile(Path.exists, files)
 
 
 def _signed_bytes(number: int, before: str, card: Card) -> bytes:

@@ -28,7 +28,7 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from topdp.base.files import write_atomically
+from topdp.base.files import FileError, write_atomically
 from topdp.errors import InputError, TrustError
 
 RUNS_FOLDER = "runs"
@@ -46,7 +46,7 @@ class RunSecret:
     """The key of the run that an agent takes part in. `folder` is its identity folder."""
 
     def __init__(self, folder: Path, federation: str) -> None:
-        self.place = folder / RUNS_FOLDER / federation[:32]
+        self.folder = folder / RUNS_FOLDER / federation[:32]
         self._public = ""  # public half of the key, in hex, once this process takes part in the run
 
     def begin(self) -> str:
@@ -55,17 +55,13 @@ class RunSecret:
         key = X25519PrivateKey.generate()
         public = key.public_key().public_bytes_raw().hex()
         try:
-            self.place.mkdir(mode=0o700, parents=True, exist_ok=True)
-            handle = os.open(self.place / RUN_KEY_FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(handle, "wb") as file:
-                file.write(key.private_bytes_raw().hex().encode())
-                file.flush()
-                os.fsync(handle)
-            _sync_folder(self.place)
-        except OSError as error:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_atomically(self.folder / RUN_KEY_FILE, key.private_bytes_raw().hex(), mode=0o600)
+            _sync_folder(self.folder)
+        except (OSError, FileError) as error:
             raise InputError(
-                f"Could not write the key of this run to {self.place}: {error.strerror}. Agents that share "
-                "noise need a writable identity folder."
+                f"Could not write the key of this run: {error} Agents that share noise need a writable "
+                "identity folder."
             ) from error
         self._write(_RunMark(public, -1))
         self._public = public
@@ -79,7 +75,7 @@ class RunSecret:
         mark = self._read()
         if mark is None or mark.public != public:
             raise TrustError(
-                f"Expected the mark of this state folder's run in {self.place}, but found "
+                f"Expected the mark of this state folder's run in {self.folder}, but found "
                 f"{'none' if mark is None else 'that of another run'}: the shared noise of the run cannot be "
                 "reproduced. Use the identity and state folders that belong together; without them this "
                 "agent must leave the federation."
@@ -93,10 +89,12 @@ class RunSecret:
             )
         self._public = public
         try:
-            return X25519PrivateKey.from_private_bytes(bytes.fromhex((self.place / RUN_KEY_FILE).read_text()))
+            return X25519PrivateKey.from_private_bytes(
+                bytes.fromhex((self.folder / RUN_KEY_FILE).read_text())
+            )
         except (OSError, ValueError) as error:
             raise TrustError(
-                f"Expected the key of this run in {self.place / RUN_KEY_FILE}, but found none: it is erased "
+                f"Expected the key of this run in {self.folder / RUN_KEY_FILE}, but found none: it is erased "
                 "when a run ends. This run cannot be continued; a new state folder begins a new one."
             ) from error
 
@@ -105,7 +103,7 @@ class RunSecret:
         mark = self._read()
         if mark is None or mark.public != self._public:
             raise TrustError(
-                f"Expected the mark of this agent's run in {self.place}, but found that of another run: two "
+                f"Expected the mark of this agent's run in {self.folder}, but found that of another run: two "
                 "runs use one manifest and identity at the same time. End one of them."
             )
         if round > mark.round:
@@ -113,23 +111,23 @@ class RunSecret:
 
     def erase(self) -> None:
         """Erase the key. The mark stays."""
-        path = self.place / RUN_KEY_FILE
+        path = self.folder / RUN_KEY_FILE
         try:
             with path.open("r+b") as file:
                 file.write(bytes(os.fstat(file.fileno()).st_size))
                 file.flush()
                 os.fsync(file.fileno())
             path.unlink()
-            _sync_folder(self.place)
+            _sync_folder(self.folder)
         except FileNotFoundError:
             pass
         except OSError as error:
             raise InputError(
-                f"Could not erase the key of a run in {self.place}: {error.strerror}."
+                f"Could not erase the key of a run in {self.folder}: {error.strerror}."
             ) from error
 
     def _read(self) -> _RunMark | None:
-        path = self.place / RUN_MARK_FILE
+        path = self.folder / RUN_MARK_FILE
         try:
             tree = json.loads(path.read_text(encoding="utf-8"))
             return _RunMark(str(tree["public"]), int(tree["round"]))
@@ -141,7 +139,7 @@ class RunSecret:
             ) from None
 
     def _write(self, mark: _RunMark) -> None:
-        write_atomically(self.place / RUN_MARK_FILE, json.dumps(asdict(mark)) + "\n", mode=0o600)
+        write_atomically(self.folder / RUN_MARK_FILE, json.dumps(asdict(mark)) + "\n", mode=0o600)
 
 
 @dataclass(frozen=True)
@@ -210,15 +208,13 @@ class RollbackMark:
                 "agents run under this manifest with one identity. End one of them; both have spent."
             )
         entry = _MarkedEntry(ledger_id, round, head)
-        beside = self.path.with_name(f".{ROLLBACK_MARK_FILE}")
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            beside.write_text(json.dumps(asdict(entry)) + "\n", encoding="utf-8")
-            os.replace(beside, self.path)
-        except OSError as error:
+            write_atomically(self.path, json.dumps(asdict(entry)) + "\n", durable=False)
+        except (OSError, FileError) as error:
             raise InputError(
-                f"Could not write {self.path}: {error.strerror}. The file reveals old copies of the state "
-                "folder. Make the identity folder writable, or make room on the disk. Nothing was sent."
+                f"Could not write the rollback mark, which reveals old copies of the state folder: {error} "
+                "Make the identity folder writable, or make room on the disk. Nothing was sent."
             ) from error
         self._last = entry
 
@@ -227,7 +223,7 @@ class RollbackMark:
             tree = json.loads(self.path.read_text(encoding="utf-8"))
             return _MarkedEntry(str(tree["books"]), int(tree["round"]), str(tree["head"]))
         except (OSError, ValueError, KeyError, TypeError):
-            return None  # lost, or never written: neighbours report what they have in any case
+            return None  # it was lost or never written; neighbours report the rows that they have in any case
 
 
 def _sync_folder(folder: Path) -> None:

@@ -1,1 +1,1 @@
-"""What no organisation runs: demonstrations on one machine, rehearsals for audits, failpoints for tests."""
+"""Code for development only: demonstrations on one machine, rehearsals for audits, failpoints for tests."""

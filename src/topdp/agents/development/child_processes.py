@@ -1,15 +1,16 @@
-"""Child processes of a demonstration: each is forked with torch imported, and ends with its command.
+"""The child processes of a demonstration: each is forked with torch imported, and runs one command.
 
-Importing torch takes most of an agent's start, and on one machine it need be done only once (`start`). Each
-agent is still a process of its own, which runs the very command `topdp agent start`. Not for real sites:
-there one command starts one agent.
+Importing torch takes most of an agent's start, and on one machine one import suffices (`start`). Each agent
+is a separate process, which runs the same command `topdp agent start` as a real site. There, one command
+starts one agent.
 
-Signals that ask the command to end take effect between two steps, so that no child is half started
-(`EndSignals`). Children are then terminated, and killed after a while (`terminate_all`). If the parent is
-killed, its children notice (`end_with_parent`). How an agent ends on a signal is in `node/shutdown.py`.
+Signals that ask the parent to end take effect between two steps, so that no child is half started
+(`EndSignals`). The parent then terminates its children, and kills those that do not end (`terminate_all`). If
+the parent is killed, its children end too (`end_with_parent`). `node/shutdown.py` describes how an agent ends
+on a signal.
 
-gRPC must not be imported before a fork (`wire/grpc_transport.py`), nor may there be threads: the server
-imports neither, and computes nothing.
+gRPC must not be imported before a fork (`wire/grpc_transport.py`), and no threads may run. The fork server
+imports no gRPC, and it computes nothing.
 """
 
 from __future__ import annotations
@@ -31,45 +32,46 @@ from topdp.agents.node.shutdown import AGENT_SHUTDOWN_SECONDS
 from topdp.errors import Interrupted
 
 PRELOADED_MODULES = ("topdp.agents.node.agent_process", "topdp.cli.agent_commands", "topdp.cli.app")
-"""Imported once, before the first agent is forked."""
+"""The modules that are imported once, before the first agent is forked."""
 SINGLE_THREAD_VARIABLES = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-"""Keep numerical libraries to the main thread, so that forks are safe."""
+"""The settings that keep numerical libraries on the main thread, so that forks are safe."""
 END_SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
-"""Windows has no SIGHUP."""
+"""The signals that ask a process to end; Windows has no SIGHUP."""
 
 
 class EndSignals:
     """A context in which a signal that asks this process to end only makes `reader` readable.
 
-    Signals that the process ignores, as under `nohup`, stay ignored. Only the main thread receives signals.
+    Signals that the process ignores, for example under `nohup`, stay ignored. Only the main thread receives
+    signals.
     """
 
     def __enter__(self) -> Self:
         self.reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
-        self._by: int | None = None
-        self._before: dict[int, Any] = {}
+        self._received: int | None = None
+        self._previous: dict[int, Any] = {}
         if threading.current_thread() is threading.main_thread():
-            heard = [number for number in END_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-            self._before = {number: signal.signal(number, self._hear) for number in heard}
+            handled = [number for number in END_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+            self._previous = {number: signal.signal(number, self._note) for number in handled}
         return self
 
     def __exit__(self, *error: object) -> None:
-        for number, handler in self._before.items():
+        for number, handler in self._previous.items():
             signal.signal(number, handler)
         os.close(self.reader)
         os.close(self._writer)
 
     def expect_none(self) -> None:
         """Raise Interrupted if a signal has arrived."""
-        if self._by is not None:
+        if self._received is not None:
             raise Interrupted(
-                f"Interrupted by {signal.Signals(self._by).name}: all child processes have ended."
+                f"Interrupted by {signal.Signals(self._received).name}: all child processes have ended."
             )
 
-    def _hear(self, number: int, frame: object) -> None:
-        if self._by is None:
-            self._by = number
+    def _note(self, number: int, frame: object) -> None:
+        if self._received is None:
+            self._received = number
             os.write(self._writer, b"!")
 
 
@@ -86,7 +88,7 @@ def terminate_all(
     for i, process in running.items():
         process.join(max(0.0, deadline - time.monotonic()))
         if process.exitcode is None:
-            log(f"{names[i]} did not end within {timeout:g} s, and is killed")
+            log(f"{names[i]} did not end within {timeout:g} s and is killed")
             process.kill()
             process.join()
         assert process.exitcode is not None
@@ -95,9 +97,10 @@ def terminate_all(
 
 
 def end_with_parent() -> None:
-    """End this child of `multiprocessing` as soon as its parent is gone.
+    """End this child of `multiprocessing` as soon as its parent has ended.
 
-    Restores SIGTERM if the parent ignores it: otherwise it could not be terminated before it has a handler.
+    Restores the default of SIGTERM, which the parent may ignore: otherwise the child could not be terminated
+    before it has a handler.
     """
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     parent = multiprocessing.parent_process()
@@ -112,25 +115,24 @@ def end_with_parent() -> None:
 
 
 def warm_up() -> None:
-    """Begin the imports, in parallel with what the caller does next."""
+    """Begin the imports of the fork server, which then run in parallel with the caller."""
     if sys.platform != "linux":
         return
     from multiprocessing import forkserver
 
     forkserver.set_forkserver_preload([*PRELOADED_MODULES])
-    before = dict(os.environ)
+    original = dict(os.environ)
     try:
         os.environ.update(SINGLE_THREAD_VARIABLES)
         forkserver.ensure_running()
     finally:
-        os.environ.clear()
-        os.environ.update(before)
+        _replace_environment(original)
 
 
 def start(arguments: Sequence[str], log: Path, **variables: str) -> BaseProcess:
-    """Start `topdp` with these arguments and environment variables in a process of its own.
+    """Start `topdp` with these arguments and environment variables in a new process.
 
-    Its output is appended to `log`.
+    The process appends its error output to the file `log`; its standard output is dropped.
     """
     warm_up()
     environment = {**os.environ, **SINGLE_THREAD_VARIABLES, **variables}
@@ -144,11 +146,15 @@ def start(arguments: Sequence[str], log: Path, **variables: str) -> BaseProcess:
 
 def _run_command(arguments: list[str], environment: dict[str, str], log: Path) -> None:
     end_with_parent()
-    gc.freeze()  # what was imported stays: collecting it would only copy its pages
-    os.environ.clear()
-    os.environ.update(environment)
-    with log.open("ab") as file, open(os.devnull, "wb") as nowhere:
-        os.dup2(nowhere.fileno(), 1)
+    gc.freeze()  # imported objects stay: collecting them would only copy their memory pages
+    _replace_environment(environment)
+    with log.open("ab") as file, open(os.devnull, "wb") as devnull:
+        os.dup2(devnull.fileno(), 1)
         os.dup2(file.fileno(), 2)
     sys.argv = ["topdp", *arguments]
     runpy.run_module("topdp", run_name="__main__", alter_sys=True)
+
+
+def _replace_environment(variables: Mapping[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(variables)

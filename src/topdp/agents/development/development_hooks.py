@@ -1,13 +1,20 @@
-"""What replaces an agent's hooks in demonstrations, rehearsals and tests: seeds, canaries, failpoints.
+"""The hooks of agents in demonstrations, rehearsals and tests: seeded draws, canaries and failpoints.
 
-**Guarantees.** None. With a seed the noise can be repeated, and with canaries the agent's gradients are
-written down without noise; the ledger and every result record both for good. A round that is computed again
-after a crash is noted again, so the notes are of what was sent.
+**Guarantees.** None. With a seed anyone can reproduce the noise, and with canaries the agent records its
+gradients without noise; the ledger and every result state both permanently. A round that is computed again
+after a crash is recorded again, so the recordings describe what was sent.
+
+With `TOPDP_FAILPOINT=after_ledger:3` a process kills itself when it reaches that point for the third time, by
+SIGKILL as in a power cut: nothing is flushed, and no handler runs. Tests in one process pass their own action
+instead, which abandons the agent.
 """
 
 from __future__ import annotations
 
 import logging
+import os
+import signal
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +25,6 @@ import torch
 from torch import Tensor
 
 from topdp.agents.agreement.card_succession import load_identities
-from topdp.agents.development.failpoints import Failpoints
 from topdp.agents.runtime.agent_draws import AgentDraws
 from topdp.agents.runtime.agent_hooks import AgentHooks
 from topdp.agents.runtime.agent_rows import PlanPart
@@ -33,13 +39,62 @@ from topdp.simulator.simulated_noise import SimulatedDraws
 
 logger = logging.getLogger("topdp.agents")
 
+FAILPOINT_VARIABLE = "TOPDP_FAILPOINT"
+
+ROUND_POINTS = (
+    "before_compute",
+    "before_ledger",
+    "in_ledger",
+    "after_ledger",
+    "before_send",
+    "after_send",
+    "before_receive",
+    "after_receive",
+)
+"""The points of a planned round, in the order in which an agent reaches them."""
+
+PAIRING_POINTS = ("after_propose", "after_prepare", "before_commit", "after_commit", "after_told")
+"""The points of an exchange."""
+
+SHARING_POINTS = ("after_key", "after_mark")
+"""The points of an agent that shares draws."""
+
+
+class Failpoints:
+    """Counts how often an agent reaches each point, and acts at the chosen one, if any."""
+
+    def __init__(self, choice: str | None = None, act: Callable[[str], None] | None = None) -> None:
+        """`choice`: a point and a count, such as `after_ledger:3`. `act`: by default, kill the process."""
+        self._counts: Counter[str] = Counter()
+        self.name, self.count = _parse_failpoint(choice) if choice else ("", 0)
+        self._act = act or _kill
+
+    def reached(self, name: str) -> None:
+        self._counts[name] += 1
+        if name == self.name and self._counts[name] == self.count:
+            self._act(name)
+
+
+def _parse_failpoint(choice: str) -> tuple[str, int]:
+    points = ROUND_POINTS + PAIRING_POINTS + SHARING_POINTS
+    name, _, count = choice.partition(":")
+    if name not in points or not count.isdigit() or int(count) < 1:
+        raise InputError(
+            f"Expected {FAILPOINT_VARIABLE}=NAME:COUNT with NAME one of {', '.join(points)}, got {choice!r}."
+        )
+    return name, int(count)
+
+
+def _kill(name: str) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
 
 @final
 class SeededDraws(AgentDraws):
-    """Draws named by a seed. Anyone who knows the seed can subtract the noise."""
+    """Draws that a seed determines. Anyone who knows the seed can subtract the noise."""
 
     def __init__(self, seed: int, plan: Plan, dtype: torch.dtype = torch.float32) -> None:
-        """`dtype`: that of the model, in which the simulator draws."""
+        """`dtype`: the type of the model, in which the simulator draws."""
         self.seed, self.dtype = seed, dtype
         self._noise = SimulatedDraws(seed, plan.draws, plan.releases)
 
@@ -54,27 +109,26 @@ class SeededDraws(AgentDraws):
 
 
 @dataclass(frozen=True)
-class Rehearse:
-    """Canaries that all agents were given, and the state folder in which this one takes notes."""
+class Rehearsal:
+    """The canaries that all agents were given, and the recording of one agent."""
 
     planted: RehearsalCanaries
-    state: Path
+    recording: AgentRecording
 
 
 @final
 class DevelopmentHooks(AgentHooks):
-    """Hooks for development: draws of a seed, canaries in place of records, and failpoints, each optional."""
+    """Hooks for development: seeded draws, canaries in place of records, and failpoints, each optional."""
 
     def __init__(
         self,
         *,
         seeded: bool = False,
-        rehearse: Rehearse | None = None,
+        rehearsal: Rehearsal | None = None,
         failpoints: Failpoints | None = None,
     ) -> None:
-        self.seeded, self.rehearsal = seeded, rehearse is not None
-        self._rehearse = rehearse
-        self._notes = AgentRecording(rehearse.state / RECORDING_FOLDER) if rehearse else None
+        self.seeded, self.rehearsal = seeded, rehearsal is not None
+        self._rehearsal = rehearsal
         self._failpoints = failpoints or Failpoints()
         self._gradient: Floats | None = None
 
@@ -82,39 +136,39 @@ class DevelopmentHooks(AgentHooks):
         return SeededDraws(seed, part.plan, dtype) if self.seeded else super().draws(part, seed, dtype)
 
     def prepare(self, part: PlanPart, batches: Batches, clip: float, start: Tensor) -> None:
-        if self._rehearse is None or self._notes is None:
+        if self._rehearsal is None:
             return
-        planted = self._rehearse.planted
+        planted = self._rehearsal.planted
         if planted.plan != part.plan.digest():
             raise AuditError(
                 "Expected canaries that were planted for this manifest, got those of another plan."
             )
         self._part, self._batches, self._clip = part, batches, clip
         self._coordinates = torch.from_numpy(planted.canaries.coordinates)
-        self._notes.keep_start(self._at_canaries(start))
+        self._rehearsal.recording.keep_start(self._at_canaries(start))
 
     def mean_gradient(
         self, round: int, chosen: Tensor | None, mean_of: Callable[[Tensor | None], Tensor]
     ) -> Tensor:
-        """Note the mean without canaries, then add those that stand among the round's records."""
-        if self._rehearse is None:
+        """Record the mean without canaries, then add the canaries among the round's records."""
+        if self._rehearsal is None:
             return mean_of(chosen)
-        planted, canaries = self._rehearse.planted, self._rehearse.planted.canaries
+        planted, canaries = self._rehearsal.planted, self._rehearsal.planted.canaries
         records = torch.arange(self._batches.records) if chosen is None else chosen
-        owns = self._part.agent == canaries.owner
+        is_owner = self._part.agent == canaries.owner
         used = canaries.among(records.numpy())
-        mean = mean_of(records[torch.from_numpy(used < 0)] if owns else records)
+        mean = mean_of(records[torch.from_numpy(used < 0)] if is_owner else records)
         self._gradient = self._at_canaries(mean)
-        if owns:
+        if is_owner:
             canaries.add(mean, self._clip / self._batches.divisor, planted.signs[round], used[used >= 0])
         return mean
 
     def rows_made(
         self, round: int, rows: Mapping[int, Tensor], received: Mapping[int, Tensor], draws: AgentDraws
     ) -> None:
-        if self._notes is None:
+        if self._rehearsal is None:
             return
-        self._notes.keep(
+        self._rehearsal.recording.keep(
             round,
             {row: self._at_canaries(value) for row, value in rows.items()},
             {row: self._at_canaries(value) for row, value in received.items()},
@@ -127,7 +181,7 @@ class DevelopmentHooks(AgentHooks):
         self._failpoints.reached(point)
 
     def _shared(self, round: int, rows: Mapping[int, Tensor], draws: AgentDraws) -> dict[int, Tensor]:
-        """The draws of `round` that another agent knows too. Drawn again, they are the same."""
+        """Return the draws of `round` that another agent knows too; drawing them again gives the same."""
         like = next(iter(rows.values()))
         shared = {draw: torch.zeros_like(like) for _, draw, _ in self._part.shared(round)}
         for draw, row in shared.items():
@@ -139,18 +193,20 @@ class DevelopmentHooks(AgentHooks):
 
 
 def rehearsal_hooks(start: Mapping[str, Any], *, seeded: bool, canaries: Path | None) -> DevelopmentHooks:
-    """The hooks of an agent process that gets the arguments `start`; its log warns of each."""
-    name, rehearse = load_identities(start["identity"])[0].card.name, None
+    """Return the hooks of an agent process with the arguments `start`, and log a warning for each."""
+    name, rehearsal = load_identities(start["identity"])[0].card.name, None
     if canaries is not None:
         if start["live_pairing"]:
             raise InputError("--canaries: expected an agent that follows a plan. Remove --live-pairing.")
-        rehearse = Rehearse(RehearsalCanaries.load(canaries), start["state"])
-        words = (
-            "%s: REHEARSAL: canaries stand in the place of records, and gradients are written down without "
-            "noise in %s; not for data that others must not see"
+        recording = AgentRecording(start["state"] / RECORDING_FOLDER)
+        rehearsal = Rehearsal(RehearsalCanaries.load(canaries), recording)
+        text = (
+            "%s: REHEARSAL: canaries replace records, and gradients are recorded without noise in %s; not for "
+            "data that others must not see"
         )
-        logger.warning(words, name, start["state"] / RECORDING_FOLDER, extra={"event": "rehearsal"})
+        logger.warning(text, name, recording.folder, extra={"event": "rehearsal"})
     if seeded:
-        words = "%s: SEEDED: anyone who knows the seed can repeat the noise; for tests"
-        logger.warning(words, name, extra={"event": "seeded"})
-    return DevelopmentHooks(seeded=seeded, rehearse=rehearse, failpoints=Failpoints.from_environment())
+        text = "%s: SEEDED: anyone who knows the seed can reproduce the noise; for tests"
+        logger.warning(text, name, extra={"event": "seeded"})
+    failpoints = Failpoints(os.environ.get(FAILPOINT_VARIABLE))
+    return DevelopmentHooks(seeded=seeded, rehearsal=rehearsal, failpoints=failpoints)

@@ -1,8 +1,8 @@
-"""A whole federation on this machine: one process per agent, gRPC and mutual TLS, one command.
+"""A whole federation on one machine: one process per agent, with gRPC and mutual TLS, from one command.
 
-Each process has its own identity, its own records and the manifest, as on a machine of its own, and ends by
-itself. The final estimates and results are gathered for this demonstration only: real organisations keep
-theirs. The run folder is of the same kind as the simulator's.
+Each process has its own identity, its own records and the manifest, like an agent on a separate machine, and
+ends by itself. Only this demonstration collects the final estimates and results; real organisations keep
+theirs. The run folder has the format of the simulator's.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from topdp.agents.agreement import federation_manifest, identity
 from topdp.agents.agreement.manifest import Manifest, Rules
 from topdp.agents.agreement.run_setup import RunSetup
 from topdp.agents.development import child_processes
-from topdp.agents.development.rehearsal_audit import plant
+from topdp.agents.development.rehearsal_audit import MANIFEST_FILE, plant
 from topdp.agents.runtime.agent import ESTIMATE_FILE, RESULT_FILE
 from topdp.agents.runtime.agent_timing import TIMED_PARTS
 from topdp.audit import AuditRequest
@@ -65,15 +65,15 @@ def run(
 ) -> dict[str, Any]:
     """Execute `config` on processes; return the JSON object of `topdp federation demo --json`.
 
-    `failpoints`: where an agent is killed once; it is then started again. `rehearse`: with canaries in the
-    records of the agent that loses most, and notes of everything, for an audit. `relay`: no agent opens a
-    port.
+    `budgets`: smaller budgets of some agents. `failpoints`: for some agents, a point at which the agent is
+    killed once; it is then started again. `rehearse`: plant canaries in the records of the agent with the
+    largest privacy loss, and record all rows for an audit. `relay`: no agent opens a port.
     """
-    begun = time.perf_counter()
+    start = time.perf_counter()
     rules = rules or Rules(idle_timeout=60.0)
     if relay:
         rules = rules.model_copy(update={"relay": _free_addresses(1)[0]})
-    parts, manifest, account = prepared(config, out / "agents", rules)
+    parts, manifest, account = prepare(config, out / "agents", rules)
     folder, names, shards = out / "agents", manifest.names, parts.shards
     if rehearse:
         outputs = parts.task.outputs(shards.targets.flatten(0, 1), shards.classes)
@@ -85,20 +85,20 @@ def run(
         if rules.relay:
             server = child_processes.start(["relay", "--listen", rules.relay], folder / "relay.log")
             stack.callback(child_processes.terminate_all, {0: server}, ["the relay"], lambda _: None)
-        codes = processes(folder, names, seeded, budgets or {}, failpoints or {}, progress=progress)
+        codes = run_processes(folder, names, seeded, budgets or {}, failpoints or {}, progress=progress)
     results = []
-    ended_by_us = -signal.SIGTERM  # because another one had failed, which is reported first
-    for name, code in sorted(zip(names, codes, strict=True), key=lambda agent: agent[1] == ended_by_us):
+    ended_by_demo = -signal.SIGTERM  # because another agent failed, which is reported instead
+    for name, code in sorted(zip(names, codes, strict=True), key=lambda agent: agent[1] == ended_by_demo):
         path = folder / name / "state" / RESULT_FILE
         if code not in SUCCESS_CODES or not path.exists():
             log = (folder / name / "log.jsonl").read_text(encoding="utf-8").splitlines()
             raise DemoError(f"{name} ended with exit code {code}: {log[-1] if log else 'its log is empty'}")
         results.append({**json.loads(path.read_text(encoding="utf-8")), "code": code})
     job = PlannedRun(parts, RunSetup.of(manifest).plan, account)
-    return _gathered(job, manifest, out, results, time.perf_counter() - begun)
+    return _collect(job, manifest, out, results, time.perf_counter() - start)
 
 
-def prepared(config: RunConfig, folder: Path, rules: Rules) -> tuple[Assembly, Manifest, Account]:
+def prepare(config: RunConfig, folder: Path, rules: Rules) -> tuple[Assembly, Manifest, Account]:
     """Write identities, records and the manifest of all agents to `folder`."""
     out = folder.parent
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -112,7 +112,7 @@ def prepared(config: RunConfig, folder: Path, rules: Rules) -> tuple[Assembly, M
         for name, address in zip(names, addresses, strict=True)
     ]
     manifest, account, _ = federation_manifest.build_manifest(cards, graph, shards.counts, config, rules)
-    manifest.write(folder / "manifest.toml")
+    manifest.write(folder / MANIFEST_FILE)
     records = _records(parts)
     for i, name in enumerate(names):
         _write_records(folder / name / "records.npz", records, i)
@@ -137,38 +137,38 @@ def parse_budgets(texts: list[str], agents: int) -> dict[int, float]:
     return budgets
 
 
-def processes(
+def run_processes(
     folder: Path,
     names: Sequence[str],
     seeded: bool = False,
     budgets: Mapping[int, float] = MappingProxyType({}),
     failpoints: Mapping[int, str] = MappingProxyType({}),
-    for_good: Collection[int] = (),
+    not_restarted: Collection[int] = (),
     progress: Progress = silent,
 ) -> list[int]:
     """Start one process per agent and wait for all; return their exit codes.
 
-    One that is killed by its failpoint is started once more, or gone `for_good`. A signal ends all of them,
-    and then this process.
+    An agent that its failpoint kills is started again unless `not_restarted` contains it. A signal ends all
+    agents, and then this process.
     """
+    has_canaries = (folder / CANARIES_FILE).exists()
 
-    def started(i: int, failpoint: str | None) -> BaseProcess:
-        place = folder / names[i]
-        rehearses = seeded or failpoint is not None or (folder / CANARIES_FILE).exists()
+    def start_agent(i: int, failpoint: str | None) -> BaseProcess:
+        own = folder / names[i]
+        rehearses = seeded or failpoint is not None or has_canaries
         command = ["agent", "rehearse" if rehearses else "start", "--json", "--json-log"]
-        command += ["--manifest", str(folder / "manifest.toml"), "--identity", str(place / "identity")]
-        command += ["--data", str(place / "records.npz"), "--state", str(place / "state")]
-        if (folder / CANARIES_FILE).exists():
-            command += ["--canaries", str(folder / CANARIES_FILE)]
+        command += ["--manifest", str(folder / MANIFEST_FILE), "--identity", str(own / "identity")]
+        command += ["--data", str(own / "records.npz"), "--state", str(own / "state")]
+        command += ["--canaries", str(folder / CANARIES_FILE)] if has_canaries else []
         command += ["--seeded"] * seeded + (["--epsilon", str(budgets[i])] if i in budgets else [])
-        return child_processes.start(command, place / "log.jsonl", TOPDP_FAILPOINT=failpoint or "")
+        return child_processes.start(command, own / "log.jsonl", TOPDP_FAILPOINT=failpoint or "")
 
     running: dict[int, BaseProcess] = {}
     codes: dict[int, int] = {}
     with child_processes.EndSignals() as signals:
         try:
             for i in range(len(names)):
-                running[i] = started(i, failpoints.get(i))
+                running[i] = start_agent(i, failpoints.get(i))
             while running:
                 wait([signals.reader, *(process.sentinel for process in running.values())])
                 signals.expect_none()
@@ -176,21 +176,22 @@ def processes(
                     if (code := process.exitcode) is None:
                         continue
                     del running[i]
-                    if code == -9 and i in failpoints and i not in for_good:
-                        progress(f"{names[i]} was killed at {failpoints[i]}, is started again")
-                        running[i] = started(i, None)
+                    if code == -signal.SIGKILL and i in failpoints and i not in not_restarted:
+                        progress(f"{names[i]} was killed at {failpoints[i]}, and is started again")
+                        running[i] = start_agent(i, None)
                     else:
                         codes[i] = code
-                if any(code not in SUCCESS_CODES for i, code in codes.items() if i not in for_good):
-                    break  # the others would wait for it
+                if any(code not in SUCCESS_CODES for i, code in codes.items() if i not in not_restarted):
+                    break  # the other agents would wait for this one
         finally:
             codes |= child_processes.terminate_all(running, names, progress)
     return [codes[i] for i in range(len(names))]
 
 
-def _gathered(
+def _collect(
     job: PlannedRun, manifest: Manifest, out: Path, results: list[dict[str, Any]], seconds: float
 ) -> dict[str, Any]:
+    """Write the run folder `out` from the files of all agents; return the summary with their results."""
     parts = job.parts
     estimates = torch.stack(
         [load_file(out / "agents" / name / "state" / ESTIMATE_FILE)["estimate"] for name in manifest.names]
@@ -199,7 +200,7 @@ def _gathered(
     if parts.shards.test_inputs is not None:
         scores = parts.engine(job.plan).evaluate(State(0, estimates))
         metrics = [metrics_of(parts.run.config.rounds, scores)]
-    folder = new_run_folder(out / "agents" / "run", job)  # `out` is not empty: its files are moved there
+    folder = new_run_folder(out / "agents" / "run", job)  # moved to `out` below, which is not empty
     folder.save_metrics(metrics)
     folder.finish(
         estimates.numpy(),
@@ -222,7 +223,7 @@ def _gathered(
 
 
 def _records(parts: Assembly) -> Shards:
-    """The agents' unchanged records: each agent computes its features itself."""
+    """Return the agents' records without features, because each agent computes its features itself."""
     config = parts.run.config
     if config.data.features == "none":
         return parts.shards
@@ -231,7 +232,7 @@ def _records(parts: Assembly) -> Shards:
 
 
 def _write_records(path: Path, shards: Shards, agent: int) -> None:
-    """The agent's records as a user would bring them; without test records, since agents evaluate nothing."""
+    """Write an agent's records in the format of user data; without test records, which agents do not use."""
     count = shards.counts[agent]
     target_name = "targets" if shards.classes is None else "labels"
     arrays: dict[str, Any] = {

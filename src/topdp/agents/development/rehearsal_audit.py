@@ -1,7 +1,7 @@
-"""Audits of real agents: canaries for a manifest before a rehearsal, findings from the notes after it.
+"""Audits of real agents: canaries for a manifest before a rehearsal, findings from the recordings after it.
 
-folder/manifest.toml, folder/canaries.npz        what all agents were given
-folder/NAME/state/recording/                     the notes of each
+folder/manifest.toml, folder/canaries.npz        the files that all agents were given
+folder/NAME/state/recording/                     the recording of each agent
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def plant(
 
 
 def of_recordings(folder: Path, request: AuditRequest, progress: Progress = silent) -> PreparedAudit:
-    """Prepare an audit of what agents recorded in a rehearsal."""
+    """Prepare an audit of the recordings of a rehearsal in `folder`."""
     setup = RunSetup.of(manifests.read_manifest(folder / MANIFEST_FILE))
     planted = RehearsalCanaries.load(folder / CANARIES_FILE)
     if planted.plan != setup.plan.digest():
@@ -62,9 +62,9 @@ def of_recordings(folder: Path, request: AuditRequest, progress: Progress = sile
     dimension = max(int(planted.canaries.coordinates.max()) + 1, len(planted.canaries))
     audit = _audit(setup, dimension, request, progress, planted.signs)
 
-    def execute(shown: Progress) -> Findings:
+    def execute(progress: Progress) -> Findings:
         rounds = recorded_rounds(recordings, audit.observer, planted.canaries)
-        return audit.judge(planted.canaries, recordings[0].start, rounds, planted.seed, shown)
+        return audit.judge(planted.canaries, recordings[0].start, rounds, planted.seed, progress)
 
     return PreparedAudit(setup.manifest.config, setup.plan.agents, execute)
 

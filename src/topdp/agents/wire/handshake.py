@@ -149,7 +149,7 @@ async def dial(stream: FrameStream, party: HandshakeParty, peer: Card) -> None:
 
 
 async def listen(stream: FrameStream, party: HandshakeParty, peer: Card) -> None:
-    """Prove both identities as the end that was dialled; `peer` is the card that the dialer presented to TLS."""
+    """Prove both identities as the end that was dialled; `peer` is the card that TLS has seen."""
     hello = (await _read(stream, "hello")).hello
     check_hello(hello, party, peer)
     check_validity(peer)

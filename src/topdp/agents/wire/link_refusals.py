@@ -1,4 +1,4 @@
-"""The reasons for which links end, and a log that reports each peer and kind once, so that nobody can fill it.
+"""The reasons why links end, and a log that reports each peer and kind once, so that nobody can fill it.
 
 An event that continues is reported again after an hour, with the number of its occurrences.
 """

@@ -1,4 +1,4 @@
-"""One open link, with the requests and replies of both ends over one stream; and a neighbour over all its links.
+"""One open link, with requests and replies in both directions; and a neighbour over all its links.
 
 The two ends are equal, whichever of them dialled. The stream is authenticated (`handshake`), but its content
 is not trusted: everything that violates the rules of `wire.proto` ends the link. Memory and time are limited.
