@@ -193,7 +193,7 @@ class DevelopmentHooks(AgentHooks):
 
 
 def rehearsal_hooks(start: Mapping[str, Any], *, seeded: bool, canaries: Path | None) -> DevelopmentHooks:
-    """Return the hooks of an agent process with the arguments `start`, and log a warning for each."""
+    """Return the hooks of an agent process with the arguments `start`; log a warning for each."""
     name, rehearsal = load_identities(start["identity"])[0].card.name, None
     if canaries is not None:
         if start["live_pairing"]:
@@ -201,8 +201,8 @@ def rehearsal_hooks(start: Mapping[str, Any], *, seeded: bool, canaries: Path | 
         recording = AgentRecording(start["state"] / RECORDING_FOLDER)
         rehearsal = Rehearsal(RehearsalCanaries.load(canaries), recording)
         text = (
-            "%s: REHEARSAL: canaries replace records, and gradients are recorded without noise in %s; not for "
-            "data that others must not see"
+            "%s: REHEARSAL: canaries replace records, and gradients are recorded without noise in %s; not "
+            "for data that others must not see"
         )
         logger.warning(text, name, recording.folder, extra={"event": "rehearsal"})
     if seeded:
