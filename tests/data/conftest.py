@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from data_files import small_arrays
 
-from topdp.data._image_decoding import Arrays
+from topdp.data._dataset_decoding import Arrays
 from topdp.data.catalogue import CATALOGUE
 
 

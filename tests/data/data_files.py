@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from topdp.data._image_decoding import ARRAY_NAMES, Arrays
+from topdp.data._dataset_decoding import ARRAY_NAMES, Arrays
 
 
 def small_arrays(name: str, seed: int = 0) -> Arrays:

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from topdp.data._image_decoding import ARRAY_NAMES
+from topdp.data._dataset_decoding import ARRAY_NAMES
 from topdp.data.catalogue import CATALOGUE, CatalogueEntry
 from topdp.runs.pictures.chart_style import DATA_TITLES
 

