@@ -43,9 +43,8 @@ from topdp.runs.planning import seal_of, sealed
 from topdp.runs.result import Result
 from topdp.runs.run_folder import STARTING, RunFolder
 from topdp.runs.run_outline import RunOutline
-from topdp.simulator.ranks.agent_partition import AgentPartition, partition
 from topdp.simulator.ranks.process_group import ProcessGroup, join_group, local_device
-from topdp.simulator.ranks.ranked_engine import BorderExchange, RankedEngine
+from topdp.simulator.ranks.ranked_engine import AgentPartition, BorderExchange, RankedEngine, partition
 from topdp.simulator.ranks.torchrun_environment import others
 from topdp.simulator.row_layout import RowLayout
 

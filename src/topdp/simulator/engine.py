@@ -7,7 +7,7 @@ evaluate, print or save between releases. `Fetch` brings the rows of agents on o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
@@ -367,11 +367,19 @@ class Engine(Simulation):
         bad = torch.nonzero(~torch.isfinite(norms)).flatten().cpu().numpy()
         return divergence_error(self.layout.agents[bad].tolist()) if self.copies == 1 else error
 
-    def _layer_randomness(self, round: int) -> AbstractContextManager[None]:
+    @contextmanager
+    def _layer_randomness(self, round: int) -> Iterator[None]:
         """Seed torch's global generators, from which random layers draw, by the round; restore them later."""
         if not self.random_layers:
-            return nullcontext()
-        return _seeded(int(stream(self.seed, "layers", round).integers(2**63)), self.device)
+            yield
+            return
+        on_gpu = self.device.type == "cuda"
+        with torch.random.fork_rng(devices=[self.device] if on_gpu else []):
+            seed = int(stream(self.seed, "layers", round).integers(2**63))
+            torch.default_generator.manual_seed(seed)
+            if on_gpu:
+                torch.cuda.manual_seed(seed)
+            yield
 
     def _widened(self, rows: Tensor) -> Tensor:
         """Return the same numbers in the model's type; rounded rows go to memory that the next call
@@ -403,19 +411,7 @@ def _mixer(plan: Plan, draws: Draws, device: torch.device, layout: RowLayout) ->
 def _as_type(shards: Shards, dtype: torch.dtype) -> Shards:
     """Convert floating-point records to the type of parameters; integers, such as tokens, are unchanged."""
 
-    def typed(values: Tensor) -> Tensor:
-        return values.to(dtype) if values.is_floating_point() else values
-
-    shards = replace(shards, inputs=typed(shards.inputs), targets=typed(shards.targets))
-    if shards.test_inputs is None or shards.test_targets is None:
-        return shards
-    return replace(shards, test_inputs=typed(shards.test_inputs), test_targets=typed(shards.test_targets))
-
-
-@contextmanager
-def _seeded(seed: int, device: torch.device) -> Iterator[None]:
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.default_generator.manual_seed(seed)
-        if device.type == "cuda":
-            torch.cuda.manual_seed(seed)
-        yield
+    names = ("inputs", "targets", "test_inputs", "test_targets")
+    values = {name: getattr(shards, name) for name in names}
+    floating = {name: v.to(dtype) for name, v in values.items() if v is not None and v.is_floating_point()}
+    return replace(shards, **floating)

@@ -6,8 +6,8 @@ import pytest
 
 from topdp import topology
 from topdp.errors import InputError
-from topdp.simulator.ranks import agent_partition as cutting
-from topdp.simulator.ranks.agent_partition import blocks_of, partition
+from topdp.simulator.ranks import ranked_engine as cutting
+from topdp.simulator.ranks.ranked_engine import blocks_of, partition
 
 
 @pytest.fixture

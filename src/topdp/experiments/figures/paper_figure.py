@@ -7,7 +7,7 @@ this file alone, so that they can be made again without the runs. `figure_pictur
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,10 +30,8 @@ class Panel:
     x: tuple[float, ...] | None = None
     xlabel: str = "epoch"
 
-    def configs(self) -> Iterator[RunConfig]:
-        for points in self.lines.values():
-            for seeds in points:
-                yield from seeds
+    def configs(self) -> list[RunConfig]:
+        return [config for points in self.lines.values() for seeds in points for config in seeds]
 
 
 Place = tuple[str, str, float | None, int]
