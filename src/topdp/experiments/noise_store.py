@@ -86,11 +86,7 @@ class NoiseStore:
         epsilons = []
         for config, unit in zip(configs, units, strict=True):
             epsilon, delta = config.privacy.epsilon, config.privacy.delta
-            if unit is None:
-                raise InputError(
-                    "Expected a run with privacy.epsilon, got one with privacy.sigma. Set privacy.epsilon."
-                )
-            assert isinstance(epsilon, float)
+            assert unit is not None and isinstance(epsilon, float)  # not a run with a given σ
             # The ratio between this μ and the budget's is the same at every budget.
             mu = mu_by_unit[run_name(unit)] * _mu(epsilon, delta) / _mu(1.0, delta)
             epsilons.append(float(epsilon_of(mu, delta)))

@@ -45,14 +45,12 @@ def read_json(file: Path) -> dict[str, Any]:
         return {}
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(content, dict):
+            raise ValueError(f"it holds a {type(content).__name__}")
     except (OSError, ValueError) as error:
         raise InputError(
-            f"Expected JSON in {file}: {error}. Remove the file, or choose another --out."
+            f"Expected a JSON object in {file}: {error}. Remove the file, or choose another --out."
         ) from error
-    if not isinstance(content, dict):
-        raise InputError(
-            f"Expected a JSON object in {file}, got another value. Remove the file, or choose another --out."
-        )
     return content
 
 
