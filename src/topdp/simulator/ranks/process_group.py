@@ -92,19 +92,13 @@ class ProcessGroup:
             raise
         except Exception as error:
             failed = error
-        self.expect_no_failure(failed)
+        if self.any(failed is not None):
+            errors = self.all(None if failed is None else _described(failed))
+            if failed is not None:
+                raise failed
+            rank, (message, code, diverged) = next(item for item in enumerate(errors) if item[1] is not None)
+            raise DivergedError(message) if diverged else OtherRankError(rank, message, code)
         return result  # type: ignore[return-value]  # set where nothing failed
-
-    def expect_no_failure(self, failed: Exception | None) -> None:
-        """Raise `failed`, or an OtherRankError if another rank failed; do nothing if no rank failed."""
-        if not self.any(failed is not None):
-            return
-        off = isinstance(failed, DivergedError)
-        errors = self.all(None if failed is None else (_message(failed), _code(failed), off))
-        if failed is not None:
-            raise failed
-        rank, (message, code, off) = next(item for item in enumerate(errors) if item[1] is not None)
-        raise DivergedError(message) if off else OtherRankError(rank, message, code)
 
     def expect_same(self, what: str, value: object, to_do: str) -> None:
         """Raise RankError on all ranks if the `value` of some rank differs from that of rank 0."""
@@ -176,9 +170,8 @@ def local_device(name: str) -> str:
     return f"cuda:{local}" if name == "cuda" else name
 
 
-def _message(error: Exception) -> str:
-    return str(error) if isinstance(error, TopdpError) else f"{type(error).__name__}: {error}"
-
-
-def _code(error: Exception) -> int:
-    return int(error.code) if isinstance(error, TopdpError) else int(ExitCode.UNEXPECTED)
+def _described(error: Exception) -> tuple[str, int, bool]:
+    """Return the message of an error, its exit code, and whether training diverged."""
+    if isinstance(error, TopdpError):
+        return str(error), int(error.code), isinstance(error, DivergedError)
+    return f"{type(error).__name__}: {error}", int(ExitCode.UNEXPECTED), False
