@@ -1,12 +1,12 @@
 """How private a plan is, computed from the plan itself before any data is read.
 
-`account` computes the answers, `calibrate` the least noise that meets a budget, `spending` the cost of each
-release. They build on four packages: `answers`, one object for each privacy answer; `observers`, what an
-observer of rows learns (`adaptive`, `view`, `coalitions`, `worst_case`, `outsider`); `published`, the
-calibrations of the literature (`CALIBRATIONS`, `side_by_side`); `basics`, single Gaussian releases, and how
-much one record can change.
+`account` computes the answers, `calibrate` the least noise that meets a budget, and `spending` the cost of
+each release. They build on four packages. `answers` has one object for each privacy answer. `observers`
+computes what an observer of rows learns (`adaptive`, `view`, `coalitions`, `worst_case`, `outsider`).
+`published` contains the calibrations of the literature (`CALIBRATIONS`, `side_by_side`). `basics` treats
+single Gaussian releases, and how much one record can change.
 
-Where no analysis covers a plan, `NotCovered` is raised with the reason. Nothing is estimated instead.
+If no analysis covers a plan, `NotCovered` is raised with the reason. Nothing is estimated instead.
 """
 
 from typing import TYPE_CHECKING

@@ -1,9 +1,9 @@
-"""The search for noise with which every agent just meets its own budget, where agents differ.
+"""The search for noise with which every agent just meets its own budget, if agents differ.
 
-An agent's noise also hides its neighbours, so the search treats all agents together. Accounts are slow. A
-quick model shows how agents depend on each other, and accounts only correct the model.
+The noise of an agent also hides its neighbours, so the search treats all agents together. Accounts are slow.
+A quick model therefore shows how agents depend on each other, and accounts only correct the model.
 
-**Guarantees.** None of its own: the caller divides the result by its account.
+**Guarantees.** None of its own: the caller scales the result until its account meets the budgets.
 """
 
 from __future__ import annotations
@@ -15,36 +15,39 @@ import numpy as np
 
 from topdp.base.array_types import Floats
 
-# A function from noise [agents] to each agent's loss over its budget [agents]. Multiplying the noise by s
-# must divide the result by s.
+# A function of noise [agents] that returns each agent's loss divided by its budget [agents]. If the noise is
+# multiplied by s, the result must be divided by s.
 Excess = Callable[[Floats], Floats]
 
-# Called with the result of each account.
+# A function that is called with the result of each account.
 Report = Callable[[Floats], None]
 
-MAX_ACCOUNTS = 10  # of each kind
-BUDGET_TOLERANCE = 5e-4  # relative distance below its budget at which an agent may end
-INTERIM_TOLERANCE = 1e-2  # the same where a better account follows
-FIRST_TOLERANCE = 0.5  # the same before the first account
-MAX_MODEL_CALLS = 40  # between two accounts
-MIXED_STEPS = 8  # earlier steps from which the next one is mixed
-# Mixing moves an agent's noise by at most a factor of e from where its own excess would.
+MAX_ACCOUNTS = 10  # the most calls of each account
+BUDGET_TOLERANCE = 5e-4  # the relative distance below its budget at which an agent may end
+INTERIM_TOLERANCE = 1e-2  # the same distance, if a more precise account follows
+FIRST_TOLERANCE = 0.5  # the same distance, before the first account
+MAX_MODEL_CALLS = 40  # the most calls of the model between two calls of an account
+MIXED_STEPS = 8  # the number of earlier steps from which the next step is computed
+# Mixing changes an agent's noise by at most a factor of e, compared with the noise that its excess proposes.
 MAX_MIXING_STEP = 1.0
 
 
 class Balance(NamedTuple):
-    """Noise [agents], and the excess by its account."""
+    """The noise of each agent [agents], and each agent's excess by the account of this noise [agents]."""
 
     noise: Floats
     excess: Floats
 
 
 def balance(accounts: Sequence[Excess], least: Floats, report: Report | None = None) -> Balance:
-    """Return noise at which all agents have the same excess by the last account, except those at `least`.
+    """Return noise [agents] at which all agents have the same excess, except agents with their `least` noise.
 
-    Divided by the common excess, no agent's noise can be lowered: that agent would exceed its budget.
-    `accounts`: in order of precision. The first is the model, which is called often; each of the others
-    corrects it. Where the search does not converge, the nearest result is returned.
+    The excess is that of the last account. If the noise is multiplied by this excess, every agent meets its
+    budget, and no agent's noise can be lowered, because that agent would then exceed its budget.
+
+    `accounts`: in order of precision. The first is the model, which is called often. Each of the others
+    corrects the model. If the search does not converge, the result with the smallest distance from the
+    budgets is returned. `report` is called with the excess of each account.
 
     >>> import numpy as np
     >>> def account(noise):  # a neighbour's noise hides half as well as an agent's own
@@ -54,17 +57,19 @@ def balance(accounts: Sequence[Excess], least: Floats, report: Report | None = N
     [3.33, 1.33]
     """
     model, floor = accounts[0], np.log(least)
-    alike = np.full_like(floor, floor.max())
-    # Agents with large budgets may rely on noise of their neighbours; with equal noise none does.
-    noise = floor if np.isfinite(model(least)).all() else alike
+    equal = np.full_like(floor, floor.max())
+    # Agents with large budgets may rely on noise of their neighbours. If all noise is equal, no agent does.
+    noise = floor if np.isfinite(model(least)).all() else equal
     result = Balance(np.exp(noise), np.full_like(floor, np.inf))
-    off, left, walk = np.zeros_like(floor), FIRST_TOLERANCE, _AndersonMixing()
+    correction, distance, mixing = np.zeros_like(floor), FIRST_TOLERANCE, _AndersonMixing()
     for account in accounts[1:] or accounts:
-        close = BUDGET_TOLERANCE if account is accounts[-1] else INTERIM_TOLERANCE
-        result, off, left = _corrected(account, model, result.noise, off, left, close, floor, walk, report)
-        walk.rest()
+        tolerance = BUDGET_TOLERANCE if account is accounts[-1] else INTERIM_TOLERANCE
+        result, correction, distance = _corrected(
+            account, model, result.noise, correction, distance, tolerance, floor, mixing, report
+        )
+        mixing.forget_point()
     if not np.isfinite(result.excess).all():
-        result = Balance(np.exp(alike), accounts[-1](np.exp(alike)))
+        result = Balance(np.exp(equal), accounts[-1](np.exp(equal)))
     return result
 
 
@@ -72,103 +77,109 @@ def _corrected(
     account: Excess,
     model: Excess,
     start: Floats,
-    off: Floats,
-    left: float,
-    close: float,
+    correction: Floats,
+    distance: float,
+    tolerance: float,
     floor: Floats,
-    walk: _AndersonMixing,
+    mixing: _AndersonMixing,
     report: Report | None,
 ) -> tuple[Balance, Floats, float]:
-    """Correct the model by `account` until every agent is within `close` of its budget.
+    """Correct the model by `account` until every agent is within `tolerance` of its budget.
 
-    `start`: the first noise [agents]. `off`: the current correction [agents], ln(account / model). `left`:
-    the current distance (`_left`); the model is solved to a fiftieth of it. `floor`: ln of the least noise
-    [agents]. `walk`: the mixing of earlier steps.
+    `start`: the first noise [agents]. `correction`: the present correction [agents], ln(account / model).
+    `distance`: the present distance from the budgets (`_distance`); the model is solved to a fiftieth of it.
+    `floor`: ln of the least noise [agents]. `mixing`: computes the next noise from earlier steps.
 
-    Return the balance with the smallest distance, the correction at that noise, and the distance.
+    Return the balance with the smallest distance, the correction at its noise, and its distance.
     """
-    best, nearest, off_there = None, np.inf, off
+    best, least_distance, best_correction = None, np.inf, correction
     noise = np.log(start)
     for number in range(MAX_ACCOUNTS):
-        proposed = _model_optimum(model, off, noise, floor, max(left / 50, BUDGET_TOLERANCE / 4))
-        noise = np.maximum(walk.onward(noise, proposed), floor) if number else proposed
+        proposed = _model_optimum(model, correction, noise, floor, max(distance / 50, BUDGET_TOLERANCE / 4))
+        noise = np.maximum(mixing.next_point(noise, proposed), floor) if number else proposed
         result = Balance(np.exp(noise), account(np.exp(noise)))
         if report is not None:
             report(result.excess)
-        logs = _logarithm(result.excess)
-        left = _left(noise, logs, floor)
-        off = _difference(logs, _logarithm(model(result.noise)))
-        if best is None or left < nearest:
-            best, nearest, off_there = result, left, off
-        if left <= close or not np.isfinite(left):
+        log_excess = _logarithm(result.excess)
+        distance = _distance(noise, log_excess, floor)
+        correction = _difference(log_excess, _logarithm(model(result.noise)))
+        if best is None or distance < least_distance:
+            best, least_distance, best_correction = result, distance, correction
+        if distance <= tolerance or not np.isfinite(distance):
             break
     assert best is not None
-    return best, off_there, nearest
+    return best, best_correction, least_distance
 
 
 class _AndersonMixing:
-    """Anderson mixing (1965): the next step towards a fixed point, computed from the last few steps."""
+    """Anderson mixing (1965): computes the next step towards a fixed point from the last few steps."""
 
     def __init__(self) -> None:
         self._last: tuple[Floats, Floats] | None = None
         self._steps: list[tuple[Floats, Floats]] = []  # (change of the point, change of the move)
 
-    def onward(self, place: Floats, proposal: Floats) -> Floats:
-        """Return the next point after `place`, for which the fixed-point map gives `proposal`."""
-        move = proposal - place
+    def next_point(self, point: Floats, proposal: Floats) -> Floats:
+        """Return the next point after `point`, for which the fixed-point map gives `proposal`."""
+        move = proposal - point
         if self._last is not None:
-            self._steps = [*self._steps, (place - self._last[0], move - self._last[1])][-MIXED_STEPS:]
-        self._last = place, move
+            self._steps = [*self._steps, (point - self._last[0], move - self._last[1])][-MIXED_STEPS:]
+        self._last = point, move
         if not self._steps:
             return proposal
-        # The least-squares mixture of the moves at the last points.
-        steps, changes = (np.stack(these, axis=1) for these in zip(*self._steps, strict=True))
+        # The combination of earlier changes that is nearest to the present move, by least squares.
+        steps, changes = (np.stack(parts, axis=1) for parts in zip(*self._steps, strict=True))
         back = (steps + changes) @ np.linalg.lstsq(changes, move, rcond=1e-8)[0]
         return np.asarray(proposal - np.clip(back, -MAX_MIXING_STEP, MAX_MIXING_STEP))
 
-    def rest(self) -> None:
-        """Forget the last point, because another account follows. Keep the steps, which remain similar."""
+    def forget_point(self) -> None:
+        """Forget the last point, because another account follows. Keep the steps, which stay similar."""
         self._last = None
 
 
-def _model_optimum(model: Excess, off: Floats, noise: Floats, floor: Floats, close: float) -> Floats:
-    """Return ln of the noise [agents] at which model times exp(`off`) is 1 for every agent above its `floor`.
+def _model_optimum(
+    model: Excess, correction: Floats, noise: Floats, floor: Floats, tolerance: float
+) -> Floats:
+    """Return ln of the noise [agents] at which the corrected model states that every agent meets its budget.
 
-    `noise`: ln of the noise at which the search starts. `close`: the distance at which it ends, in
-    logarithms.
+    That is, model times exp(`correction`) is 1 for every agent whose noise is above its `floor`. `noise`: ln
+    of the noise at which the search starts. `tolerance`: the distance, in logarithms, at which it ends.
     """
-    walk, best, nearest = _AndersonMixing(), noise, np.inf
+    mixing, best, least_distance = _AndersonMixing(), noise, np.inf
     for _ in range(MAX_MODEL_CALLS):
-        # If only its own noise counted, an agent's noise would have to grow by its excess.
-        proposal = np.maximum(noise + _logarithm(model(np.exp(noise))) + off, floor)
+        # If only an agent's own noise hid it, this noise would have to grow by the agent's excess.
+        proposal = np.maximum(noise + _logarithm(model(np.exp(noise))) + correction, floor)
         if not np.isfinite(proposal).all():
-            noise = (noise + best) / 2  # here some agent relies on its neighbours' noise alone
+            noise = (noise + best) / 2  # at this noise some agent relies on its neighbours' noise alone
             continue
-        left = float(np.abs(proposal - noise).max())
-        if left < nearest:
-            best, nearest = noise, left
-        if left <= close:
+        distance = float(np.abs(proposal - noise).max())
+        if distance < least_distance:
+            best, least_distance = noise, distance
+        if distance <= tolerance:
             break
-        noise = np.maximum(walk.onward(noise, proposal), floor)
+        noise = np.maximum(mixing.next_point(noise, proposal), floor)
     return best
 
 
-def _left(noise: Floats, logs: Floats, floor: Floats) -> float:
-    """Return the largest distance of an agent from its budget or floor, in logarithms of noise."""
-    largest = logs.max()
+def _distance(noise: Floats, log_excess: Floats, floor: Floats) -> float:
+    """Return the largest distance of an agent from its budget or from its floor, whichever is nearer.
+
+    Distances are in logarithms of noise, after all noise was scaled so that the largest excess is 1. `noise`:
+    ln of the noise. `log_excess`: ln of the excess.
+    """
+    largest = log_excess.max()
     if not np.isfinite(largest):
         return np.inf
-    return float(np.minimum(largest - logs, noise + largest - floor).max())
+    return float(np.minimum(largest - log_excess, noise + largest - floor).max())
 
 
 def _logarithm(excess: Floats) -> Floats:
-    """Return ln of `excess`; -inf for agents about which no observer learns: they end at the floor."""
+    """Return ln of `excess`. It is -inf for agents about which no observer learns; these end at the floor."""
     with np.errstate(divide="ignore"):
         return np.asarray(np.log(excess))
 
 
 def _difference(account: Floats, model: Floats) -> Floats:
-    """Return account minus model; 0 where either is infinite."""
+    """Return `account` minus `model` [agents], and 0 for agents for which either is infinite."""
     with np.errstate(invalid="ignore"):
         difference = account - model
     return np.where(np.isfinite(difference), difference, 0.0)

@@ -1,6 +1,6 @@
 """The account of a plan: all privacy answers side by side, each as numbers or with the reason for a refusal.
 
-This file only puts the answers together; `answers/` says what each of them guarantees.
+This file only puts the answers together. `answers/` states what each answer guarantees.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from topdp.privacy.query import DEFAULT_QUERY, Query
 # The false-alarm rates at which an account states the power of the best attacker.
 FALSE_ALARMS = (0.01, 0.05)
 
-# JSON lists observers one by one up to this number.
+# The most observers for which JSON lists each pair of owner and observer.
 MAX_LISTED_OBSERVERS = 100
 
 
@@ -36,7 +36,8 @@ class Account:
 
     `answers`: by JSON key, in the order of `ANSWERS`; `account.adaptive` is `account.answers["adaptive"]`.
     `guarantee`: the name of the answer that meets the budget; None if the noise was given instead of a
-    budget. `colluders`: the size of the coalitions, in the answers that depend on it.
+    budget. `colluders`: the size of the coalitions, in the answers that depend on it. `warnings`: sentences
+    for the user.
 
     >>> from topdp.privacy import Analysis, account
     >>> import numpy as np
@@ -67,12 +68,12 @@ class Account:
 
     @property
     def views(self) -> dict[str, View]:
-        """The loss of every owner to every observer, by answer."""
+        """The loss of every owner to every observer, for each answer that has it, by JSON key."""
         return {key: answer.view for key, answer in self.answers.items() if answer.view is not None}
 
     @property
     def epsilon(self) -> dict[str, float | None]:
-        """The largest ε over agents, by answer; None where it is infinite, refused or not requested."""
+        """The largest ε over agents, by JSON key; None if it is infinite, refused or not requested."""
         return {key: answer.largest for key, answer in self.answers.items()}
 
     def answer(self, name: str) -> Answer:
@@ -80,7 +81,10 @@ class Account:
         return self.answers.get(answer_kind(name).key, NOT_ASKED)
 
     def summary(self) -> dict[str, Any]:
-        """Return the `privacy` object of a run: the largest ε and μ over agents, null with a reason."""
+        """Return the `privacy` object of a run, for JSON: the largest ε and μ over agents of each answer.
+
+        A value that is infinite, refused or not requested is None; `reasons` states why.
+        """
         reasons = {
             key: answer.reason for key, answer in self.answers.items() if answer.reason and answer.asked
         }
@@ -97,7 +101,7 @@ class Account:
         }
 
     def details(self) -> dict[str, Any]:
-        """Return the complete account for JSON, with values per agent and per observer (privacy.json)."""
+        """Return the complete account for JSON (privacy.json), with values for each agent and observer."""
         answers = {key: answer for key, answer in self.answers.items() if answer.asked}
         return {
             **self.summary(),
@@ -105,7 +109,7 @@ class Account:
             "epsilon_per_agent": {key: _json(answer.epsilon) for key, answer in answers.items()},
             "mu_per_agent": {key: _json(answer.mu) for key, answer in answers.items()},
             "sees_most": {
-                key: [list(J) for J in answer.observers]
+                key: [list(members) for members in answer.observers]
                 for key, answer in answers.items()
                 if answer.observers is not None
             },
@@ -119,9 +123,10 @@ class Account:
 
     @classmethod
     def from_details(cls, details: dict[str, Any], analysis: Analysis) -> Account:
-        """Return the account that `details` wrote. Of amplified losses it has only ε and μ, not each pair.
+        """Return the account that `details` wrote.
 
-        Details that an older version wrote may lack some answers; the account then lacks them, too.
+        If a loss is amplified by sampling, the account has ε and μ, but not the loss of each pair of owner
+        and observer. If an older version wrote `details` without some answers, the account lacks them, too.
         """
         reasons, seen_by = details.get("reasons", {}), details["sees_most"]
         pairs = {} if analysis.exposure().sampled else details["pairs"]
@@ -154,10 +159,11 @@ def account(
     known: View | None = None,
     query: Query = DEFAULT_QUERY,
 ) -> Account:
-    """Return the account of `plan`: the quick answers for every agent, and the other answers on request.
+    """Return the account of `plan`: all answers that are quick to compute, and others on request.
 
-    `answers`: the names of the answers to compute in addition. `guarantee`: the answer to which the noise
-    was calibrated; it is always computed. `known`: its view, if the calibration has computed it already.
+    `answers`: the names of the other answers to compute. `guarantee`: the answer to which the noise was
+    calibrated; it is always computed. `known`: the view of this answer, if the calibration has already
+    computed it. An answer that does not cover the plan is refused, with the reason.
 
     >>> from topdp.privacy import Analysis
     >>> import numpy as np
@@ -178,7 +184,7 @@ def account(
     largest = max(batches.records for batches in analysis.batches)
     if delta * largest >= 1:
         warnings = (
-            f"delta {delta:g} is not less than 1/{largest}, one over the records of an agent. Such a delta "
+            f"delta {delta:g} is not less than 1/{largest}, and an agent has {largest} records. Such a delta "
             "permits a method that publishes a record unprotected. Use a smaller delta.",
         )
     result = Account(
@@ -198,8 +204,9 @@ def account(
 def with_answer(
     account: Account, kind: AnswerKind, plan: Plan, view: View | None = None, query: Query = DEFAULT_QUERY
 ) -> Account:
-    """Return `account` with the answer `kind` added; `view`: the losses to its observers, if already
-    computed.
+    """Return `account` with the answer `kind` of `plan` added.
+
+    `view`: the losses to the observers of the answer, if already computed.
 
     >>> from topdp.privacy import Analysis, account
     >>> import numpy as np
@@ -220,9 +227,9 @@ def with_answer(
         answer = Answer(None, str(refusal))
     if answer.epsilon is not None and np.isinf(answer.epsilon).any():
         exposed = np.flatnonzero(np.isinf(answer.epsilon))
-        some = ", ".join(map(str, exposed[:5])) + (", ..." if len(exposed) > 5 else "")
+        first = ", ".join(map(str, exposed[:5])) + (", ..." if len(exposed) > 5 else "")
         reason = (
-            f"What agents {some} send is not hidden by noise. Use a method with noise, alpha and "
+            f"What agents {first} send is not hidden by noise. Use a method with noise, alpha and "
             "own_share > 0, and a budget or sigma for every agent."
         )
         answer = replace(answer, reason=reason)
@@ -232,25 +239,25 @@ def with_answer(
 
 
 def _json(values: Floats | None) -> list[float | None] | None:
-    """Return `values` for JSON, which has neither infinity nor nan: null replaces them."""
+    """Return `values` for JSON, with None for infinity and nan, which JSON cannot represent."""
     if values is None:
         return None
     return [float(value) if math.isfinite(value) else None for value in values]
 
 
 def _pairs_to_json(view: View) -> dict[str, Any]:
-    """Return μ [owner][observer] for JSON: the upper bound, and the value of the aligned record."""
+    """Return μ [owner][observer] for JSON: the upper bound `mu`, and the value of the aligned record."""
     return {
-        "observers": [list(J) for J in view.observers],
+        "observers": [list(members) for members in view.observers],
         "mu": None if view.upper is None else [_json(row) for row in view.upper],
         "mu_aligned": [_json(row) for row in view.lower],
     }
 
 
 def _pairs_from_json(pairs: dict[str, Any]) -> View:
-    """Return the view of all owners that `_pairs_to_json` wrote; no agent observes itself."""
-    observers = tuple(tuple(J) for J in pairs["observers"])
-    asked = np.array([[i not in J for J in observers] for i in range(len(pairs["mu"]))])
+    """Return the view that `_pairs_to_json` wrote, if it had all owners. No agent observes itself."""
+    observers = tuple(tuple(members) for members in pairs["observers"])
+    asked = np.array([[i not in members for members in observers] for i in range(len(pairs["mu"]))])
     lower, upper = (
         np.where(asked, [[math.inf if mu is None else mu for mu in row] for row in pairs[key]], np.nan)
         for key in ("mu_aligned", "mu")

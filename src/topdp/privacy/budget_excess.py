@@ -1,6 +1,6 @@
 """The factor by which each agent's loss exceeds its budget, exactly or by quicker approximations.
 
-`balance` and `calibrate` choose the noise by it.
+`balance` and `calibrate` use this factor, the *excess*, to choose the noise.
 """
 
 from __future__ import annotations
@@ -25,18 +25,21 @@ from topdp.privacy.observers.view import Bound, View
 from topdp.privacy.published.calibration import least_noise
 from topdp.privacy.query import DEFAULT_QUERY, Query
 
-# Writes the plan for full-scale standard deviations [agents], always with the same random choices.
+# A function that returns the plan for full-scale standard deviations [agents], always with the same random
+# choices.
 Writer = Callable[[Floats], Plan]
 
-FIRST_RELEASES = 32  # releases that show how agents depend on each other
-LEAST_SAMPLED_NOISE = 1e-3  # over the noise that one release would need if its sample were public
+FIRST_RELEASES = 32  # the number of releases by which the quick model shows how agents depend on each other
+# The least noise of an agent with Poisson samples, relative to the noise that one release would need if its
+# sample were public.
+LEAST_SAMPLED_NOISE = 1e-3
 
 
 class BudgetExcess:
-    """The loss of each agent over its budget [agents], by accounts of increasing precision and cost.
+    """The excess of each agent [agents]: its loss divided by its budget, at several precisions and costs.
 
-    This is the factor by which all noise of the plan would have to grow for the agent to meet its budget.
-    Noise times s divides it by s.
+    The excess is the factor by which all noise of the plan would have to grow for the agent to meet its
+    budget. If all noise is multiplied by s, the excess is divided by s.
     """
 
     def __init__(
@@ -56,9 +59,9 @@ class BudgetExcess:
         self._views: dict[bytes, View] = {}
 
     def least(self) -> Floats:
-        """Return the full-scale noise [agents] with which a single release meets the budget.
+        """Return the full-scale noise [agents] with which a single release meets the budget of its agent.
 
-        No agent gets less, even where noise of others would hide it.
+        The search gives no agent less noise, even if the noise of other agents would hide it.
         """
         plan = self.write(self.exposure.sensitivity)
         noisy = (plan.rate > 0) & (plan.scale > 0)
@@ -69,24 +72,25 @@ class BudgetExcess:
         return np.asarray(amplified * self.exposure.sensitivity / self.target * min(steps, default=1.0))
 
     def ever_better(self, least: Floats) -> list[Excess]:
-        """Return functions that compute the excess, in order of precision, for noise of at least `least`.
+        """Return functions that compute the excess for noise of at least `least`, in order of precision.
 
-        The first function is cheap.
+        The first function is quick.
         """
         self._note = "balancing noise, step 1"
         if not self.kind.on_request:
             return [self.quick, self.whole]
         releases, first = self.write(least).releases, FIRST_RELEASES
         while 2 * first < releases and (self.quick(least, first) == 0).any():
-            first *= 2  # in fewer releases no other agent reads some agent's rows
+            first *= 2  # in fewer releases, there is an agent whose rows no other agent reads
         if 2 * first >= releases:
             return [self.quick, self.whole]
         return [partial(self.quick, releases=first), partial(self.quick, report=True), self.whole]
 
     def quick(self, deviation: Floats, releases: int | None = None, report: bool = False) -> Floats:
-        """Return the excess [agents] for aligned records, without amplification.
+        """Return the excess [agents] for aligned records, without amplification by sampling.
 
-        `deviation`: full-scale noise [agents]. `releases`: count only the first ones; default all.
+        `deviation`: the full-scale noise [agents]. `releases`: the number of first releases that count; None:
+        all. `report`: whether progress is reported.
         """
         plan = self.write(deviation)
         if releases is not None:
@@ -95,7 +99,7 @@ class BudgetExcess:
         return np.asarray(np.where(view.asked, view.lower, 0.0).max(axis=1) / self.target)
 
     def whole(self, deviation: Floats) -> Floats:
-        """Return the excess [agents] by the account itself, at full-scale noise `deviation` [agents]."""
+        """Return the excess [agents] according to the account, at full-scale noise `deviation` [agents]."""
         view = self._observe(self.write(deviation))
         self._views[deviation.tobytes()] = view
         excess = view.worst() / self.target
@@ -104,9 +108,10 @@ class BudgetExcess:
         return excess
 
     def certified(self, deviation: Floats, factor: float) -> tuple[Floats, View | None]:
-        """Return full-scale noise [agents] at which the account meets every budget, and the view of its plan.
+        """Return full-scale noise [agents] with which the account meets every budget, and its plan's view.
 
-        The result is `deviation` times `factor`, slightly enlarged where necessary.
+        The noise is `deviation` times `factor`, slightly enlarged if necessary. The view is None if no
+        account at `deviation` was computed before.
         """
         view = self._views.get(deviation.tobytes())
         if not self.exposure.sampled:
@@ -115,14 +120,14 @@ class BudgetExcess:
                 view = replace(view, lower=view.lower / factor, upper=view.upper / factor)
             return deviation * factor, view
         step = 1e-9
-        while True:  # loss distributions lie on a grid, and do not scale to the last digit
+        while True:  # loss distributions lie on a grid, and do not scale exactly with the noise
             view = self._observe(self.write(deviation * factor))
             if (view.worst_epsilon(self.delta) <= self.epsilon).all():
                 return deviation * factor, view
             factor, step = factor * (1 + step), 2 * step
 
     def note(self, excess: Floats) -> None:
-        """Record the state of the search for progress reports."""
+        """Record the state of the search, which progress reports then show. `excess`: of the last account."""
         self._steps += 1
         agent = int(excess.argmax())
         self._note = (
@@ -138,28 +143,24 @@ class BudgetExcess:
 
 
 def _beginning(plan: Plan, releases: int) -> Plan:
-    """Return the plan that consists of the first `releases` releases."""
-
-    def first(of: PerRound) -> PerRound:
-        return PerRound(of.values, of.which[:releases])
-
+    """Return the plan that consists of the first `releases` releases of `plan`."""
     changed: dict[str, Any] = {
-        part.name: first(getattr(plan, part.name))
-        for part in fields(plan)
-        if isinstance(getattr(plan, part.name), PerRound)
+        field.name: PerRound(value.values, value.which[:releases])
+        for field in fields(plan)
+        if isinstance(value := getattr(plan, field.name), PerRound)
     }
     return replace(plan, rate=plan.rate[:releases], scale=plan.scale[:releases], **changed)
 
 
 def _least_scale(loss: Loss, epsilon: float, delta: float) -> float:
-    """Return the factor by which all noise has to grow for a loss to meet (ε, δ)."""
+    """Return the factor by which all noise would have to grow for `loss` to meet (ε, δ)."""
     if isinstance(loss, SmallestLoss):
         return min(_least_scale(part, epsilon, delta) for part in loss.losses)
     if isinstance(loss, SampledLoss):
         if not loss.releases or loss.releases[0][0] == 0:
             return np.inf if loss.releases else 0.0
         least = loss.releases[0][0]
-        # Under the plain rule the shape is the same for all noise, and the search runs once.
+        # Under the plain rule the shape does not depend on the noise, so the search runs only once.
         shape = tuple((round(z / least, 12), count) for z, count in loss.releases)
         return _least_multiplier(loss.rate, shape, epsilon, delta) / least
     return loss.mu / float(mu_of(epsilon, delta))
@@ -169,7 +170,10 @@ def _least_scale(loss: Loss, epsilon: float, delta: float) -> float:
 def _least_multiplier(
     rate: float, shape: tuple[tuple[float, int], ...], epsilon: float, delta: float
 ) -> float:
-    """Return the least z at which sampled releases with noise multipliers z·shape meet (ε, δ)."""
+    """Return the least z at which sampled releases with noise multipliers z·shape meet (ε, δ).
+
+    `shape`: pairs of a relative noise multiplier and the number of releases that have it.
+    """
 
     def claim(z: float) -> float:
         try:
@@ -177,6 +181,6 @@ def _least_multiplier(
         except NotCovered:
             if z >= 1:
                 raise
-            return np.inf  # loss distributions cannot represent so little noise
+            return np.inf  # too little noise for loss distributions
 
     return least_noise(claim, epsilon, "Poisson samples")

@@ -1,8 +1,9 @@
 """Calibration: the least noise for which the account meets a budget (ε, δ) under the chosen guarantee.
 
-Scaling all noise of a plan by s divides every μ by s. So one account at unit noise and one division calibrate
-a common budget. Agents with different budgets, records or batches get different noise (`balance`). That
-search ends with the same common division, so it errs on the private side wherever it stops.
+If all noise of a plan is multiplied by s, every μ is divided by s. So if all agents have the same budget, one
+account at unit noise and one multiplication calibrate the noise. Agents with different budgets, records or
+batches get different noise (`balance`). That search ends with the same common multiplication, so it errs on
+the private side wherever it stops.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from topdp.privacy.observers.view import View
 from topdp.privacy.published.claims import Analysis
 from topdp.privacy.query import DEFAULT_QUERY, Query
 
-# Covers the rounding of the last product, and of bounds that are computed again at other noise.
+# Covers the rounding in the last multiplication, and in bounds that are computed again at other noise.
 ROUNDING_MARGIN = 1 + 1e-7
 
 
 @dataclass(frozen=True, eq=False)
 class CalibratedNoise:
-    """Full-scale standard deviations [agents], and the view of their plan where one was computed.
+    """Full-scale standard deviations [agents], and the view of their plan if one was computed.
 
     >>> import numpy as np
     >>> CalibratedNoise(np.array([0.1, 0.2])).view is None
@@ -46,15 +47,16 @@ def calibrate(
     query: Query = DEFAULT_QUERY,
     shares: Floats | None = None,
 ) -> CalibratedNoise:
-    """Return the full-scale noise with which the plan of `write` meets every agent's ε.
+    """Return the least full-scale noise with which the plan that `write` returns meets every agent's ε.
 
-    `write` returns the plan for full-scale standard deviations [agents]. `epsilon` [agents]: the budgets.
-    `shares` [agents]: the noise of each agent up to a common factor, if the caller chooses the proportions.
+    `write` returns the plan for full-scale standard deviations [agents]. `guarantee`: the name of the answer
+    that must meet the budgets. `epsilon` [agents]: the budgets. `shares` [agents]: the noise of each agent up
+    to a common factor, if the caller chooses the proportions.
 
-    **Guarantees.** The account of the plan under `guarantee` is at most ε for every agent, and at least (1 -
-    1e-6)·ε for the agent that binds. Where agents differ, each agent whose noise could be lower is within
-    5e-4 of the μ of its budget, if the search converges (`balance`). A plan that no noise makes
-    private is refused.
+    **Guarantees.** The ε of every agent, by the account of the plan under `guarantee`, is at most the agent's
+    budget. For the agent that determines the noise, it is at least (1 - 1e-6) times the budget. If agents
+    differ and the search converges (`balance`), each agent whose noise could be lower is within 5e-4 of the μ
+    of its budget. NotCovered is raised for a plan that no noise makes private.
 
     >>> from topdp.privacy import Analysis, account
     >>> import numpy as np
@@ -82,7 +84,7 @@ def calibrate(
         return CalibratedNoise(noise)
     budget_excess = BudgetExcess(write, exposure, kind, epsilon=epsilon, delta=delta, query=query)
     needs = exposure.sensitivity / budget_excess.target
-    # Agents that differ only in their position in the graph get the same noise, as in the paper.
+    # If agents differ only in their position in the graph, all get the same noise, as in the paper.
     if shares is not None:
         search = Balance(shares, budget_excess.whole(shares))
     elif np.ptp(needs) <= 1e-12 * needs.max() and len(set(exposure.batches)) == 1:
@@ -97,6 +99,7 @@ def calibrate(
 
 
 def _expect_finite(excess: Floats, guarantee: str) -> None:
+    """Raise NotCovered if no noise, or any noise, meets the budgets: an excess is infinite, or all are 0."""
     if not np.isfinite(excess).all():
         exposed = ", ".join(map(str, np.flatnonzero(~np.isfinite(excess))[:5]))
         raise NotCovered(
@@ -105,5 +108,5 @@ def _expect_finite(excess: Floats, guarantee: str) -> None:
         )
     if excess.max() == 0:
         raise NotCovered(
-            f"No agent reads rows of another agent in this plan: there is no {guarantee} epsilon."
+            f"No agent reads rows of another agent in this plan, so there is no {guarantee} epsilon."
         )

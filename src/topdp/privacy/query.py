@@ -1,6 +1,6 @@
-"""The options of an account: the number of colluders, whether slow answers are allowed, progress reports.
+"""The query: settings of an account, such as the number of colluders and whether slow answers are allowed.
 
-The budget and δ are separate arguments.
+The budget and δ are not part of the query; functions take them as separate arguments.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from topdp.privacy.observers.view import Bound, View
 
 
-# A function that computes what the observers of an answer learn of every owner.
+# A function that returns the loss of every owner to every observer of an answer.
 Observe: TypeAlias = "Callable[[AnswerKind, Plan, Exposure, Query, Bound], View]"
 
 
 def observe(kind: AnswerKind, plan: Plan, exposure: Exposure, query: Query, bound: Bound) -> View:
-    """Compute what the observers of an answer learn of every owner."""
+    """Return the loss of every owner to every observer of the answer `kind`."""
     return kind.observe(plan, exposure, query, bound)
 
 
@@ -33,7 +33,7 @@ class Query:
 
     `colluders`: the size of the coalitions, in answers that depend on it. `allow_slow`: also compute answers
     that take very long; otherwise they are refused, or replaced by an upper bound. `progress` is called
-    after each step. `observe` computes what observers learn; a cache can take its place.
+    after each step. `observe` computes the losses to observers; it can be replaced by a cache.
 
     >>> Query(colluders=2).allow_slow
     False
@@ -45,8 +45,8 @@ class Query:
     observe: Observe = observe
 
 
-# One colluder; answers that take very long are refused.
+# One colluder; answers that take very long are refused or replaced by an upper bound.
 DEFAULT_QUERY = Query()
 
-# One colluder; nothing is refused because it takes long.
+# One colluder; no answer is refused because it takes very long.
 UNHURRIED_QUERY = Query(allow_slow=True)

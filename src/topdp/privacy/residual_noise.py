@@ -1,7 +1,8 @@
-"""The residual noise of a plan: how much noise remains in the estimates, in their average and between them.
+"""The residual noise of a plan: how much noise remains in the average of the estimates, and around it.
 
-This concerns utility, not privacy. Noise enters rows and rows mix, both linearly, so the covariance of all
-rows follows from the plan alone. It compares methods before any data is read.
+Residual noise affects utility, not privacy. Noise is added to rows, and rows are mixed, both linearly. The
+covariance of all rows therefore follows from the plan alone, and methods can be compared before any data is
+read.
 """
 
 from __future__ import annotations
@@ -16,14 +17,15 @@ from topdp.base.array_types import AnyArray, Floats
 from topdp.errors import InputError
 from topdp.plan import Capability, Plan, unsupported
 
-MAX_DENSE_ROWS = 100  # rows
-CACHED_MATRICES = 16  # kinds of rounds
+MAX_DENSE_ROWS = 100  # the most rows for which matrices are dense
+CACHED_MATRICES = 16  # the number of different releases whose matrices are kept
 
 
 class ResidualNoise(NamedTuple):
-    """Variances of one parameter, after each release.
+    """The variances of one parameter after each release.
 
-    `average` [releases]: of the mean of all estimates. `between` [releases]: of an estimate around that mean.
+    `average` [releases]: the variance of the mean of all estimates. `between` [releases]: the mean variance
+    of an estimate around that mean.
     """
 
     average: Floats
@@ -31,12 +33,14 @@ class ResidualNoise(NamedTuple):
 
 
 def supports(plan: Plan) -> str | None:
-    """Return None, or the need of `plan` that is not linear. Rounding is supported, but not in the result."""
+    """Return None, or the feature of `plan` that is not linear. Rounding is supported, but not counted."""
     return unsupported(plan, {Capability.ROUNDED_ROWS, Capability.SHARED_DRAWS, Capability.PRUNED_ROWS})
 
 
 def residual_noise(plan: Plan) -> ResidualNoise:
-    """Return the residual noise of a plan, as if gradients did not react to noise. Rounding is not included.
+    """Return the residual noise of `plan`, as if gradients did not react to noise. Rounding is not counted.
+
+    Raise InputError if rows of the plan are not linear.
 
     >>> import numpy as np
     >>> from topdp import protocols, topology
@@ -48,7 +52,7 @@ def residual_noise(plan: Plan) -> ResidualNoise:
     ([0.25, 0.25, 0.5, 0.5], [0.75, 0.0, 0.75, 0.0])
     """
     if reason := supports(plan):
-        raise InputError(f"Expected a plan of linear rows, got {reason}. Its residual noise is not known.")
+        raise InputError(f"Expected a plan of linear rows, got {reason}. Its residual noise is unknown.")
     n, m = plan.agents, plan.rows
     cached = lru_cache(maxsize=CACHED_MATRICES)
     mixing, fresh = cached(partial(_mixing, plan)), cached(partial(_fresh, plan))
@@ -66,16 +70,19 @@ def residual_noise(plan: Plan) -> ResidualNoise:
 
 
 def _mixing(plan: Plan, source: int, weight: int) -> Any:
-    """Return W [rows, rows] from the indices of the source and weight tables."""
+    """Return W [rows, rows], the weights by which rows mix.
+
+    The arguments are indices of the plan's tables of sources and weights.
+    """
     W = _matrix(plan.source.values[source], plan.weight.values[weight], plan.rows)
     # A small dense matrix is as fast as a sparse one.
     return W.toarray() if plan.rows <= MAX_DENSE_ROWS else W
 
 
 def _fresh(plan: Plan, source: int, draw: int, std: int) -> Floats:
-    """Return N Nᵀ [rows, rows] at unit scale.
+    """Return N Nᵀ [rows, rows], the covariance of the noise that one release adds, at unit scale.
 
-    The arguments are the indices of the tables of sources (which rows exist), draws and deviations.
+    The arguments are indices of the plan's tables of sources (which rows exist), draws and deviations.
     """
     exists = (plan.source.values[source] >= 0).any(axis=1)
     draws = np.where(exists[:, None], plan.draw.values[draw], -1)
@@ -84,7 +91,10 @@ def _fresh(plan: Plan, source: int, draw: int, std: int) -> Floats:
 
 
 def _matrix(columns: AnyArray, values: Floats, width: int) -> sparse.csr_array:
-    """Return the sparse matrix [rows, width] with these entries; column -1 is padding."""
+    """Return the sparse matrix [rows, width] with the entry values[r, i] at column columns[r, i] of row r.
+
+    Negative columns are padding.
+    """
     used = columns >= 0
     starts = np.concatenate([[0], np.cumsum(used.sum(axis=1))])
     return sparse.csr_array((values[used], columns[used], starts), shape=(len(columns), width))

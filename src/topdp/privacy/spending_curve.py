@@ -1,18 +1,18 @@
 """The spending curve of one owner: cumulative ε after each release, under each guarantee.
 
 An owner that may stop early, or that chooses its partners during the run, computes its cost here before it
-sends. The curves use the functions of the account, so the last value of a curve equals the account. Agents
-enforce the budgets.
+sends. The curves use the functions of the account, so the last value of a curve equals the account. Real
+agents enforce the budgets.
 
 - `worst-case`: the cost, against all other agents together, of the releases that the owner has made. It
-  assumes nothing about others: it holds if they are late, malicious or departed.
+  assumes nothing about other agents: it also holds if they are late, malicious or departed.
 - `adaptive`, `view`, `claimed`: the final cost of the plan if the owner's data enter rounds 0 .. r and no
-  later ones. The first two count all that observers read in *all* rounds. That includes rounds after r, in
-  which others still pass on what the owner sent. They rely on the noise that the owner continues to add. All
-  three hold for the plan as written only.
+  later rounds. `adaptive` and `view` count all that observers read in *all* rounds, including rounds after r,
+  in which other agents still pass on what the owner sent. They rely on the noise that the owner continues to
+  add. All three hold only for the plan as written.
 
-**Guarantees.** Every value is at least the ε so defined; adjacency and sensitivity are the analysis's. Values
-between checkpoints are rounded up to the next one. An infinite ε raises an error.
+**Guarantees.** Every value is at least the ε so defined. Adjacency and sensitivity are those of the analysis.
+The value of a release between two checkpoints is that of the later checkpoint. An infinite ε raises an error.
 """
 
 from __future__ import annotations
@@ -33,16 +33,19 @@ from topdp.privacy.observers.worst_case import composed, information
 from topdp.privacy.published.claims import Analysis
 from topdp.privacy.query import DEFAULT_QUERY, Query
 
-# The number of releases at which a curve is computed; a release between two gets the value of the later one.
+# The number of releases at which a curve is computed (checkpoints). A release between two checkpoints gets
+# the value of the later checkpoint.
 CURVE_CHECKPOINTS = 48
 
-# The releases made so far, in order: (round, 1/z²).
+# The releases that an owner has made, in order, as pairs (round, 1/z²).
 ReleaseHistory = Sequence[tuple[int, float]]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Spending:
-    """The cost of the releases of one owner; `information` [releases] is 1/z² of each in the plan.
+    """The cost of the releases of one owner. `information` [releases]: 1/z² of each release of the plan.
+
+    z is the noise multiplier of the release at the owner's sensitivity.
 
     >>> from topdp.privacy import Analysis, spending
     >>> import numpy as np
@@ -68,29 +71,33 @@ class Spending:
     sensitivity: float  # of the owner's mean gradient, to one of its records
     information: Floats
     query: Query = DEFAULT_QUERY
-    _worst_case_at: dict[int, float] = field(default_factory=dict, repr=False)  # by last planned release
+    _worst_case_at: dict[int, float] = field(default_factory=dict, repr=False)  # ε by the last release
 
     @property
     def batches(self) -> Batches:
         return self.analysis.batches[self.owner]
 
     def curve(self, guarantee: str) -> Floats:
-        """Return [releases] ε after each release of the plan if the owner's data enter no later one."""
-        places = _checkpoints(self.plan.releases)
-        values = np.asarray(guarantee_kind(guarantee).spending_curve(self, places))
+        """Return ε after each release of the plan [releases], if the owner's data enter no later release.
+
+        Raise PrivacyError if an ε is infinite.
+        """
+        checkpoints = _checkpoints(self.plan.releases)
+        values = np.asarray(guarantee_kind(guarantee).spending_curve(self, checkpoints))
         if not np.isfinite(values).all():
             raise PrivacyError(
                 f"Expected a finite {guarantee} epsilon of agent {self.owner}, got an infinite one after "
-                f"round {places[int(np.isinf(values).argmax())]}: noise does not hide what it sends."
+                f"round {checkpoints[int(np.isinf(values).argmax())]}: noise does not hide what it sends."
             )
-        # A bound for more releases also bounds fewer.
+        # A bound for more releases is also a bound for fewer releases.
         least = np.minimum.accumulate(values[::-1])[::-1]
-        return np.asarray(least[np.searchsorted(places, np.arange(self.plan.releases))])
+        return np.asarray(least[np.searchsorted(checkpoints, np.arange(self.plan.releases))])
 
     def worst_case(self, history: ReleaseHistory) -> float:
-        """Return ε of the releases in `history` if all others collude; they need not be those of the plan.
+        """Return the ε of the releases in `history` if all other agents collude.
 
-        Poisson samples: ε of all planned releases up to the next checkpoint, which include `history`.
+        The releases may differ from those of the plan. With Poisson samples, the result is the ε of all
+        planned releases up to the next checkpoint, which include `history`.
         """
         if not history:
             return 0.0
@@ -102,9 +109,10 @@ class Spending:
         return self.composed(per_round)
 
     def release(self, rate: float, scale: float, std: float) -> float:
-        """1/z² of one release outside the plan: step `rate` under noise of deviation `scale`·`std`.
+        """Return 1/z² of one release outside the plan, with step `rate` and noise of deviation `scale`·`std`.
 
-        The noise is the owner's own and fresh; other noise that the row may carry does not count.
+        The noise must be the owner's own, from a fresh draw. Other noise that the row may carry does not
+        count. Raise NotCovered for Poisson samples.
         """
         if self.batches.sampled:
             raise NotCovered(
@@ -116,23 +124,29 @@ class Spending:
         return (rate * self.sensitivity / (scale * std)) ** 2 if scale * std else float("inf")
 
     def checkpoint(self, round: int) -> int:
-        """Return the first release from `round` onwards at which curves are computed."""
-        places = _checkpoints(self.plan.releases)
-        return places[int(np.searchsorted(places, round))]
+        """Return the first checkpoint at or after `round`."""
+        checkpoints = _checkpoints(self.plan.releases)
+        return checkpoints[int(np.searchsorted(checkpoints, round))]
 
     def composed(self, per_round: Floats) -> float:
-        """Return ε of releases under fresh noise; `per_round` [releases]: 1/z² at the owner's sensitivity."""
+        """Return the ε of several releases, each with fresh noise.
+
+        `per_round` [releases]: 1/z² of each release, at the owner's sensitivity.
+        """
         return composed(per_round, self.batches, self.analysis.adjacency).epsilon(self.delta)
 
     def planned_worst_case(self, releases: Sequence[int]) -> list[float]:
-        """Return one ε for each of `releases`: of all planned releases up to it, if all others collude."""
+        """Return for each r in `releases` the ε of the planned releases 0 .. r, if all others collude."""
         for last in releases:
             if last not in self._worst_case_at:
                 self._worst_case_at[last] = self.composed(self.information[: last + 1])
         return [self._worst_case_at[last] for last in releases]
 
     def amplified(self, mu: Floats, releases: Sequence[int]) -> Floats:
-        """Return ε [releases] of `mu` [releases]; for Poisson samples at most the worst-case ε."""
+        """Return the ε of each value of `mu`; with Poisson samples, at most the worst-case ε of the releases.
+
+        `releases`: the last release that each value of `mu` covers.
+        """
         epsilon = epsilon_of(mu, self.delta)
         return np.minimum(epsilon, self.planned_worst_case(releases)) if self.batches.sampled else epsilon
 
@@ -140,7 +154,7 @@ class Spending:
 def spending(
     plan: Plan, analysis: Analysis, owner: int, delta: float, query: Query = DEFAULT_QUERY
 ) -> Spending:
-    """Return the cost of the releases of `owner` at δ; raise an error if a release has no noise.
+    """Return the cost of the releases of `owner` at δ = `delta`; raise PrivacyError if one has no noise.
 
     >>> from topdp.privacy import Analysis
     >>> import numpy as np
@@ -166,8 +180,8 @@ def spending(
     per_release = information(plan)[:, owner] * sensitivity**2
     if not np.isfinite(per_release).all():
         raise PrivacyError(
-            "Expected noise in every row that carries a gradient, got rows without noise. No finite charge "
-            "covers them. Use a method with noise, and a budget or sigma for every agent."
+            "Expected noise in every row that carries a gradient, got rows without noise, which no finite "
+            "charge covers. Use a method with noise, and a budget or sigma for every agent."
         )
     return Spending(
         plan=plan,
@@ -181,5 +195,5 @@ def spending(
 
 
 def _checkpoints(releases: int) -> list[int]:
-    """Return the rounds at which a curve is computed, the last one included."""
-    return sorted({int(place) for place in np.linspace(0, releases - 1, min(releases, CURVE_CHECKPOINTS))})
+    """Return the releases at which a curve is computed; the last release is one of them."""
+    return sorted({int(at) for at in np.linspace(0, releases - 1, min(releases, CURVE_CHECKPOINTS))})

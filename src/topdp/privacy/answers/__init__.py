@@ -1,8 +1,8 @@
-"""The privacy answers: one object for each, in one ordered collection.
+"""The privacy answers: one object for each answer, in one ordered collection.
 
     ANSWERS["worst_case"].against(colluders=1)
 
-Configurations use names (`worst-case`), JSON uses keys (`worst_case`); `answer_kind` accepts both.
+Configurations use names (`worst-case`), and JSON uses keys (`worst_case`). `answer_kind` accepts both.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from topdp.privacy.answers._worst_case import WORST_CASE
 from topdp.privacy.answers.answer_kind import NOT_ASKED, Answer, AnswerKind, Status
 from topdp.privacy.basics.refusals import PrivacyError
 
-# By JSON key, in the order of JSON and tables.
+# All answers by JSON key, in the order of JSON and tables.
 ANSWERS: dict[str, AnswerKind] = {kind.key: kind for kind in (CLAIMED, VIEW, ADAPTIVE, OUTSIDER, WORST_CASE)}
 
 # The names of the answers that can be a guarantee.
@@ -33,7 +33,10 @@ _BY_NAME = {kind.name: kind for kind in ANSWERS.values()}
 
 
 def answer_kind(name: str) -> AnswerKind:
-    """Return the answer with a name, such as `worst-case`, or a JSON key, such as `worst_case`."""
+    """Return the answer with the given name (`worst-case`) or JSON key (`worst_case`).
+
+    Raise PrivacyError if there is none.
+    """
     try:
         return ANSWERS.get(name) or _BY_NAME[name]
     except KeyError:

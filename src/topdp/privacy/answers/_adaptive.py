@@ -1,4 +1,4 @@
-"""The adaptive answer: the loss to agents that also read every estimate; no assumptions on gradients."""
+"""The adaptive answer: the loss to agents that also read every estimate, without assumptions on gradients."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class AdaptiveAnswer(ObservedAnswer):
         immediate = plan.agents == 1 or Capability.ROUNDED_ROWS in plan.needs
         if immediate or adaptive.has_short_form(plan, self.public, query.colluders):
             return 0.0
-        # Where computing every coalition takes too long, `adaptive` uses a bound by neighbourhoods.
+        # If computing every coalition takes too long, `adaptive` uses a bound by neighbourhoods.
         work = view_effort.reader_work(plan, math.comb(plan.agents, query.colluders))
         return min(work, view_effort.MAX_UNASKED_WORK)
 

@@ -1,4 +1,4 @@
-"""The claimed answer: ε by the method's own published analysis of its full-scale noise."""
+"""The claimed answer: the ε that the method's own published analysis states for its full-scale noise."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ class ClaimedAnswer(AnswerKind):
         return Answer(epsilon, losses=losses, warnings=tuple(warned))
 
     def closed_form_noise(self, write: Writer, analysis: Analysis, epsilon: Floats, delta: float) -> Floats:
-        """Return the noise by the method's own analysis, which treats each agent separately."""
+        """Return the noise [agents] by the method's own analysis, which treats each agent separately."""
         exposure = analysis.exposure()
-        shape = noise_multipliers(write(exposure.sensitivity), exposure)  # z per round at unit noise
+        shape = noise_multipliers(write(exposure.sensitivity), exposure)  # z of each release at unit noise
         from topdp.privacy.published.calibrations import CALIBRATIONS
 
         rule = CALIBRATIONS[analysis.calibration]
@@ -88,7 +88,7 @@ class ClaimedAnswer(AnswerKind):
 def _least_scale(
     rule: Calibration, z: Floats, epsilon: float, delta: float, batches: Batches, adjacency: Adjacency
 ) -> float:
-    """Return the smallest factor on the noise multipliers `z` for which the rule claims at most ε."""
+    """Return the smallest factor on the noise multipliers `z` with which `rule` claims at most ε."""
     if np.ptp(z) == 0:
         return rule.calibrate(epsilon, delta, len(z), batches, adjacency).noise_multiplier / float(z[0])
 
@@ -96,11 +96,11 @@ def _least_scale(
         return rule.claim(scale * z, delta, batches, adjacency)
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", PrivacyWarning)  # of noise that the search only tries
+        warnings.simplefilter("ignore", PrivacyWarning)  # about noise that the search only tries
         from topdp.privacy.published.calibration import least_noise
 
         scale = least_noise(claim, epsilon, rule.name)
-    claim(scale)
+    claim(scale)  # gives the warning about the noise that is used
     return scale
 
 

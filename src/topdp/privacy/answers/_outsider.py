@@ -1,4 +1,4 @@
-"""The outsider answer: the loss to an observer of every link and every estimate that is no agent."""
+"""The outsider answer: the loss to an observer that is no agent and reads every link and every estimate."""
 
 from __future__ import annotations
 

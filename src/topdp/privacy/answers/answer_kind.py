@@ -1,4 +1,4 @@
-"""The abstract class of all privacy answers, and the numbers that one of them gives for a plan."""
+"""The abstract class of all privacy answers, and the class of the numbers that an answer gives for a plan."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Status(StrEnum):
-    """The kind of number that an answer is, for programs; `reason` explains it to people.
+    """Whether an answer is a number, and if not, why; for programs. `Answer.reason` explains it to people.
 
     >>> from topdp.privacy import Answer
     >>> Answer(None, "No analysis covers it.").status is Status.REFUSED
@@ -34,20 +34,21 @@ class Status(StrEnum):
     """
 
     FINITE = "finite"
-    # Noise does not hide some agent.
+    # There is an agent that noise does not hide.
     INFINITE = "infinite"
     # No analysis covers the plan.
     REFUSED = "refused"
-    # It was not asked for, and not computed.
+    # The answer was not requested, and was not computed.
     NOT_ASKED = "not asked"
 
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """The ε [agents] of one answer; None if it was refused or not requested, and `reason` states why.
+    """The numbers of one answer: `epsilon` [agents], or None if the answer was refused or not requested.
 
-    `losses`: one loss per agent, where more is known than ε at one δ. `observers`: for each agent the
-    observer that learns most about it. `view`: the loss of every agent to every observer.
+    `reason`: why `epsilon` is None or infinite. `losses`: the loss of each agent, which gives ε at any δ;
+    empty if only ε at one δ is known. `observers`: for each agent the observer that learns most about it.
+    `view`: the loss of every agent to every observer.
 
     >>> import numpy as np
     >>> Answer(np.array([0.5, 1.0])).largest
@@ -77,16 +78,19 @@ class Answer:
 
     @property
     def largest(self) -> float | None:
-        """The largest ε over all agents; None when refused or infinite."""
+        """The largest ε over all agents; None if the answer is refused, not requested or infinite."""
         return largest_finite(self.epsilon)
 
     @property
     def mu(self) -> Floats | None:
-        """[agents] the μ of Gaussian differential privacy; nan where no μ is known (amplified samples)."""
+        """The μ of Gaussian differential privacy [agents]; nan if no μ is known (amplified samples)."""
         return np.array([loss.mu for loss in self.losses]) if self.losses else None
 
     def power(self, false_alarms: float) -> Floats | None:
-        """Return [agents]: the power of the best test for one record at this false-alarm rate; or None."""
+        """Return the power of the best test for one record of each agent, at this false-positive rate.
+
+        The result is [agents], or None if no losses are known.
+        """
         if not self.losses:
             return None
         return np.array([loss.power(false_alarms) for loss in self.losses])
@@ -96,7 +100,7 @@ NOT_ASKED = Answer(None, "Not asked for: name it in privacy.answers.", asked=Fal
 
 
 def largest_finite(values: Floats | None) -> float | None:
-    """Return the largest of `values`; None if `values` is None or empty, or the largest is not finite."""
+    """Return the largest of `values`; None if `values` is None, or the largest value is not finite."""
     if values is None:
         return None
     largest = float(values.max())
@@ -119,18 +123,18 @@ class AnswerKind(ABC):
     name: ClassVar[str]
     # The observer and the assumptions, in sentences, for an account.
     assumptions: ClassVar[str]
-    # The observer and the assumptions in a phrase ("ε is ..."), for any number of colluders.
+    # The observer and the assumptions, in a phrase that continues "ε is ...", for any number of colluders.
     scope: ClassVar[str]
     # What the observer reads in addition to the rows that it receives and makes.
     public: ClassVar[Public]
 
     # Whether the answer holds without assumptions on models or data.
     proved: ClassVar[bool] = True
-    # Whether the answer is expensive, and is computed only on request.
+    # Whether the answer takes long to compute, and is computed only on request.
     on_request: ClassVar[bool] = False
-    # Whether the answer can be a guarantee: noise is calibrated to it, and agents charge by it.
+    # Whether the answer can be a guarantee, to which noise is calibrated and by which agents charge.
     takes_budget: ClassVar[bool] = True
-    # Whether noise of other agents counts. Then the answer holds only for the plan as written.
+    # Whether noise of other agents counts. If so, the answer holds only for the plan as written.
     relies_on_others: ClassVar[bool] = True
     # Whether the observers are coalitions of the configured number of colluders.
     counts_colluders: ClassVar[bool] = False
@@ -147,7 +151,7 @@ class AnswerKind(ABC):
 
     @abstractmethod
     def against(self, colluders: int) -> str:
-        """Return the observer in words, as the object of a sentence ("the guarantee against ...")."""
+        """Return the observer in words that continue "the guarantee against ..."."""
 
     @abstractmethod
     def supports(self, plan: Plan, query: Query) -> str | None:
@@ -156,8 +160,8 @@ class AnswerKind(ABC):
     def covers(self, analysis: Analysis) -> str | None:
         """Return None, or the reason why the answer does not cover the adjacency and batches of `analysis`.
 
-        Most answers cover both adjacencies and all batches. Where no amplification by sampling is known,
-        they count a sampled record as if it were in every round.
+        Most answers cover both adjacencies and all batches. If no amplification by sampling is known, they
+        count a sampled record as if it were in every round.
         """
         return None
 
@@ -165,27 +169,29 @@ class AnswerKind(ABC):
     def account(
         self, plan: Plan, analysis: Analysis, delta: float, query: Query, view: View | None = None
     ) -> Answer:
-        """Return the answer with ε [agents]. `view`: the losses to the observers, if already computed."""
+        """Return the answer for `plan`. `view`: the losses to the observers, if already computed."""
 
     def observe(self, plan: Plan, exposure: Exposure, query: Query, bound: Bound = "upper") -> View:
-        """Return the loss of every owner to every observer; `bound` as in `view`."""
+        """Return the loss of every owner to every observer. `bound`: which bound to compute, as in `view`."""
         raise NotCovered(f"The {self.name} answer has no observers.")
 
     def closed_form_noise(
         self, write: Writer, analysis: Analysis, epsilon: Floats, delta: float
     ) -> Floats | None:
-        """Return the full-scale standard deviations [agents] that meet the budgets; None if only a search
-        over plans finds them.
+        """Return the full-scale standard deviations [agents] that meet the budgets.
+
+        Return None if they can be found only by a search over plans.
         """
         return None
 
     def spending_curve(self, spending: Spending, releases: Sequence[int]) -> Floats | list[float]:
-        """Return one ε for each release r of `releases`: the cost if the owner's data enter none after r."""
+        """Return for each r in `releases` the ε if the owner's data enter no release after r."""
         raise NotCovered(f"The {self.name} answer has no cost by releases.")
 
     def work(self, plan: Plan, query: Query) -> float:
-        """Return the estimated operations of `observe`, in the unit of `view_work`; 0 if immediate or
-        refused.
+        """Return the estimated number of operations of `observe`, in the unit of `view_work`.
+
+        It is 0 if the answer is immediate or refused.
         """
         return 0.0
 
@@ -194,11 +200,11 @@ class AnswerKind(ABC):
         return 0.5
 
     def hides_rows(self, plan: Plan, colluders: int) -> bool:
-        """Return whether the answer relies on noise in rows that some observer does not see."""
+        """Return whether the answer relies on noise in hidden rows, which some observer does not see."""
         return False
 
     def composes_releases(self, plan: Plan) -> bool:
-        """Return whether the answer composes single releases even if agents are missing (`in_the_open`)."""
+        """Return whether the answer composes single releases, also if agents are missing (`in_the_open`)."""
         return False
 
 

@@ -1,5 +1,5 @@
-"""Single releases: (ε, δ) of their noise, and how much one record can change, and when.
+"""Single releases: the (ε, δ) of their noise, how much one record can change them, and when.
 
-Exact for Gaussian noise (`gaussian`), an upper bound for Poisson samples (`poisson`). `observers` covers the
-rows of plans.
+Results are exact for Gaussian noise (`gaussian`), and upper bounds for Poisson samples (`poisson`).
+`observers` covers the rows of plans.
 """

@@ -1,7 +1,7 @@
 """The influence of one record on a plan: how much it changes, and in which rounds. All accountants use it.
 
-An `Exposure` states for every agent the largest change that one of its records makes to the agent's *mean
-gradient*, and the batches that use the record. The code that draws batches must keep these promises.
+An `Exposure` states for every agent the largest change that one record can make to the agent's *mean
+gradient*, and the batches that use the record. The code that chooses batches must not exceed either.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from topdp.plan import Capability, Plan, unsupported
 from topdp.plan.batches import Adjacency, Batches, Full, expect_adjacency
 from topdp.privacy.basics.refusals import PrivacyError, expect_supported
 
-# Needs that an accountant supports if it counts every row as seen: fresh noise hides a row's gradient,
-# whatever function of earlier rows it is added to.
+# The capabilities that an accountant supports if it counts every row as seen. In such an account, fresh noise
+# hides the gradient in a row, whatever function of earlier rows both are added to.
 COVERED_NEEDS = frozenset(
     {Capability.ADAPTIVE_STEPS, Capability.ROBUST_MIXING, Capability.ROUNDED_ROWS, Capability.SHARED_DRAWS}
 )
@@ -27,15 +27,15 @@ COVERED_NEEDS = frozenset(
 
 @dataclass(frozen=True, eq=False)
 class Exposure:
-    """What one record of each agent can change, and when.
+    """How much one record of each agent can change the agent's mean gradient, and in which rounds.
 
-    `sensitivity` [agents]: the largest change in norm of the agent's mean gradient: clip/b under add-remove,
-    2·clip/b under replace-one, b the records averaged over. `batches`: one for each agent; they state when a
-    record is used, and `sensitivity` by how much.
+    `sensitivity` [agents]: the largest norm of this change. It is clip/b under add-remove and 2·clip/b under
+    replace-one, where b is the number by which the agent divides a sum of gradients. `batches`: the batches
+    of each agent, which state in which rounds a record is used.
 
     **Guarantees.** The accounts hold for two data sets that differ in one record of one agent, under
-    `adjacency`; a row made with step λ changes by at most λ·sensitivity in every round that uses the record.
-    The caller promises that gradients are clipped to this sensitivity.
+    `adjacency`. A row made with step λ then changes by at most λ·sensitivity in every round that uses the
+    record. The caller promises that gradients are clipped to this sensitivity.
 
     >>> import numpy as np
     >>> from topdp.plan import Full
@@ -64,13 +64,11 @@ class Exposure:
 
     @property
     def sampled(self) -> bool:
-        """Whether some agent draws its records at random."""
+        """Whether the batches of some agent are drawn at random."""
         return any(batches.sampled for batches in self.batches)
 
     def periods(self) -> Ints:
-        """Return [agents]: a record that is used in round r is used again in round r + period; 1: every
-        round.
-        """
+        """Return for each agent the number of rounds from one use of a record to its next use [agents]."""
         return np.array([batches.period for batches in self.batches])
 
 
@@ -80,9 +78,10 @@ def exposure(
     batches: Batches | Sequence[Batches] | None = None,
     adjacency: Adjacency = "add-remove",
 ) -> Exposure:
-    """Return what one record of each agent can change.
+    """Return the `Exposure` of `agents` agents.
 
-    `sensitivity` and `batches` are one value for all agents, or one for each. The default is full batches.
+    `sensitivity` and `batches` are one value for all agents, or one value for each agent. The default is full
+    batches.
 
     >>> from topdp.plan import Cycle
     >>> exposure(3, 0.5, Cycle(records=2000, size=100)).periods().tolist()
@@ -102,15 +101,15 @@ def exposure(
 
 
 def uncovered_reason(plan: Plan, covered: Collection[Capability]) -> str | None:
-    """Return None, or the reason why an accountant that supports the needs `covered` refuses `plan`."""
+    """Return None, or the reason why an accountant that supports only `covered` refuses `plan`."""
     if Capability.PRUNED_ROWS in plan.needs:
-        return "A pruned plan lacks rows that are sent; account the plan it was pruned from."
+        return "A pruned plan lacks rows that are sent. Use the plan from which it was pruned."
     need = unsupported(plan, covered)
     return need and f"Not covered: {need}. No analysis is known; use another guarantee or method."
 
 
 def check(plan: Plan, exposure: Exposure) -> None:
-    """Raise PrivacyError if no accountant covers the plan: it is pruned, or has another number of agents."""
+    """Raise PrivacyError if no accountant supports `plan`, or `exposure` is for another number of agents."""
     expect_supported(uncovered_reason(plan, COVERED_NEEDS))
     if plan.agents != exposure.agents:
         raise PrivacyError(

@@ -1,10 +1,11 @@
-"""Poisson-sampled Gaussian releases, by dp-accounting: loss distributions and Rényi curves.
+"""Poisson-sampled Gaussian releases, computed with dp-accounting: loss distributions and Rényi curves.
 
 Full and cyclic batches have closed forms in `gaussian`.
 
-**Guarantees.** Adjacency `add-remove`, sensitivity one clipped gradient, every release with fresh noise and a
-fresh, secret coin for each record. Both functions are upper bounds. Many different noise multipliers are
-grouped, each group with its least: that errs on the private side, by about a hundredth in noise.
+**Guarantees.** The adjacency is `add-remove`, and the sensitivity is one clipped gradient. Every release has
+fresh noise, and a fresh, secret coin for each record. Both functions return upper bounds. Many different
+noise multipliers are grouped, and each group counts with its least noise multiplier. This errs on the private
+side, by about a hundredth of the noise.
 """
 
 from __future__ import annotations
@@ -21,21 +22,27 @@ import numpy as np
 from topdp.base.array_types import Floats
 from topdp.privacy.basics.refusals import NotCovered
 
-# dp-accounting raises a Fourier transform to the T-th power; on full batches, where the truth is known, that
-# lost up to 3.4e-17·T of δ (μ from 0.1 to 3, T up to 1e5). Six times that is subtracted from δ beforehand.
+# dp-accounting raises a Fourier transform to the T-th power. On full batches, for which δ is known exactly,
+# rounding then lost up to 3.4e-17·T of δ (μ from 0.1 to 3, T up to 1e5). Six times this amount is subtracted
+# from δ beforehand.
 _FOURIER_LOSS = 2e-16
-# Orders are integers from 11 on: these have a finite sum. A missing order costs tightness, never privacy.
+# Orders from 11 on are integers, for which the divergence is a finite sum. Fewer orders make the result less
+# tight, never less private.
 _ORDERS = np.array(
     [1 + x / 10 for x in range(1, 100)] + list(range(11, 64)) + [int(64 * 1.1**k) for k in range(38)],
     dtype=float,
 )
 
-# More distinct noise multipliers than these are `grouped`, with this tolerance.
+# If there are more distinct noise multipliers than this, `grouped` groups them, with this tolerance.
 MAX_UNGROUPED, GROUP_TOLERANCE = 64, 0.02
 
 
 def loss_distribution_epsilon(noise_multipliers: Floats, delta: float, rate: float) -> float:
-    """Return ε at δ by the composed privacy loss distribution (Doroshenko et al. 2022, arXiv:2207.04380)."""
+    """Return ε at δ by the composed privacy loss distribution (Doroshenko et al. 2022, arXiv:2207.04380).
+
+    `noise_multipliers`: one value for each release. `rate`: the probability of a record to be sampled. Raise
+    NotCovered if the distributions are too coarse for δ, or cannot represent so little noise.
+    """
     from dp_accounting.pld import privacy_loss_distribution
 
     releases = len(noise_multipliers)
@@ -70,7 +77,10 @@ def _one_release(z: float, interval: float, rate: float) -> Any:
 
 
 def renyi_curve(noise_multipliers: Floats, rate: float) -> tuple[Floats, Floats]:
-    """Return orders a and the Rényi divergences of the composition at them (Mironov, Talwar, Zhang 2019)."""
+    """Return Rényi orders, and the divergence of the composition at each (Mironov, Talwar, Zhang 2019).
+
+    `noise_multipliers`: one value for each release. `rate`: the probability of a record to be sampled.
+    """
     from dp_accounting import dp_event
     from dp_accounting.rdp import RdpAccountant
 
@@ -80,16 +90,18 @@ def renyi_curve(noise_multipliers: Floats, rate: float) -> tuple[Floats, Floats]
             event = dp_event.PoissonSampledDpEvent(rate, dp_event.GaussianDpEvent(float(z)))
             accountant.compose(event, int(count))
     curve = np.asarray(accountant.rdp, dtype=np.float64)
-    # A divergence below 0 is a rounding failure of the series; such an order is not used.
+    # A negative divergence is the result of rounding in the series. Such an order is not used.
     return _ORDERS, np.where(curve >= 0, curve, np.inf)
 
 
 def grouped(noise_multipliers: Floats) -> list[tuple[float, int]]:
-    """Return pairs (noise multiplier, number of releases), ascending; many similar ones become their least.
+    """Return pairs (noise multiplier, number of releases), in ascending order.
 
-    Each distinct multiplier needs a separate loss distribution, so noise that changes in every round would
-    take hours. A group ends when its Σ 1/z² would exceed the true one by (2%)² of the total, which
-    makes about fifty groups of noise that follows linearly falling steps.
+    If there are many distinct values, similar values are grouped, and the least value stands for its group.
+    Each value needs a separate loss distribution, so noise that changes in every round would take hours.
+
+    The least value makes the Σ 1/z² of a group too large. A group ends when this error would exceed (2%)² of
+    the Σ 1/z² of all releases. Noise that follows linearly falling steps makes about fifty groups.
     """
     distinct, counts = np.unique(noise_multipliers, return_counts=True)
     if len(distinct) <= MAX_UNGROUPED:
@@ -107,7 +119,10 @@ def grouped(noise_multipliers: Floats) -> list[tuple[float, int]]:
 
 
 def _interval(noise_multipliers: Floats, rate: float) -> float:
-    """Return the grid spacing of the loss: fine compared with its spread in one release, and affordable."""
+    """Return the spacing of the grid of losses: small compared with the spread of one release's loss.
+
+    It is large enough for the grid to remain affordable.
+    """
     z = float(np.min(noise_multipliers))
     span = 10 / z + 1 / (2 * z * z)
     spread = min(rate * math.sqrt(math.expm1(min(1 / (z * z), 700.0))), span)
@@ -118,7 +133,7 @@ def _interval(noise_multipliers: Floats, rate: float) -> float:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence dp-accounting's log about orders that it skips: `renyi_curve` treats these as infinite."""
+    """Silence dp-accounting's log about orders that it skips, because `renyi_curve` does not use them."""
     logger = logging.getLogger("absl")
     before, logger.disabled = logger.disabled, True
     try:

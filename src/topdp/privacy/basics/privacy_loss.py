@@ -1,7 +1,7 @@
 """Privacy losses: the results of accountants, which give ε at any δ.
 
-`GaussianLoss` is one number μ. `SampledLoss` is a product of subsampled Gaussian releases, which has no μ;
-its curve comes from dp-accounting's privacy loss distributions.
+`GaussianLoss` is one number μ. `SampledLoss` is the composition of subsampled Gaussian releases. It has no μ;
+its ε comes from dp-accounting's privacy loss distributions.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from topdp.privacy.basics.gaussian import epsilon_of
 from topdp.privacy.basics.poisson import loss_distribution_epsilon
 from topdp.privacy.basics.refusals import NotCovered, PrivacyError, expect_delta
 
-# At most this many different noise multipliers are composed one by one; more are rounded down to a grid.
+# The most different noise multipliers that are composed one by one; more are rounded down to a grid.
 MAX_NOISE_MULTIPLIERS = 64
 
 
-# δ at which the curve of sampled releases bounds an attacker's power.
+# The values of δ at which the ε of sampled releases is used to bound an attacker's power.
 POWER_DELTAS = (1e-6, 1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1)
 
 
@@ -33,18 +33,18 @@ class Loss(Protocol):
 
     @property
     def mu(self) -> float:
-        """The μ of Gaussian differential privacy; nan where none is known."""
+        """The μ of Gaussian differential privacy; nan if no μ is known."""
 
     def epsilon(self, delta: float) -> float:
-        """Return the least proven ε at this δ; infinite if no finite ε holds."""
+        """Return the least ε that is proved at this δ; infinite if no finite ε holds."""
 
     def power(self, false_alarms: float) -> float:
-        """Return the power of the best attacker: its true-positive rate at this false-alarm rate."""
+        """Return the power of the best attacker: its true-positive rate at this false-positive rate."""
 
 
 @dataclass(frozen=True)
 class GaussianLoss:
-    """μ-Gaussian differential privacy; exact."""
+    """The loss of μ-Gaussian differential privacy; ε and power are exact."""
 
     mu: float
 
@@ -62,12 +62,13 @@ class GaussianLoss:
 
 @dataclass(frozen=True)
 class SampledLoss:
-    """Independent Gaussian releases, each of a fresh Poisson sample of the records.
+    """The loss of independent Gaussian releases, each of a fresh Poisson sample of the records.
 
-    `releases`: pairs (noise multiplier, number of releases), by ascending noise multiplier.
+    `rate`: the probability that a sample contains a record. `releases`: pairs (noise multiplier, number of
+    releases), by ascending noise multiplier.
 
-    **Guarantees.** Adjacency add-remove; the sample is secret. Pessimistic discretisation: ε is never below
-    the true one (Doroshenko et al. 2022, arXiv:2207.04380, through dp-accounting).
+    **Guarantees.** The adjacency is add-remove, and the samples are secret. Discretisation is pessimistic: ε
+    is never below the true ε (Doroshenko et al. 2022, arXiv:2207.04380, through dp-accounting).
     """
 
     rate: float
@@ -86,7 +87,7 @@ class SampledLoss:
         return _epsilon(self.rate, self.releases, delta)
 
     def power(self, false_alarms: float) -> float:
-        # power <= e^ε·α + δ and <= 1 - e^-ε(1 - δ - α), for every (ε, δ) of the curve
+        # power <= e^ε·α + δ and power <= 1 - e^-ε(1 - δ - α), for every (ε, δ) that holds
         bounds = [1.0]
         for delta in POWER_DELTAS:
             epsilon = self.epsilon(delta)
@@ -97,7 +98,7 @@ class SampledLoss:
 
 @dataclass(frozen=True)
 class SmallestLoss:
-    """The smallest of several upper bounds of one loss, taken separately at each δ."""
+    """The smallest of several upper bounds of one loss, chosen separately at each δ."""
 
     losses: tuple[Loss, ...]
 
@@ -113,7 +114,10 @@ class SmallestLoss:
         return self._smallest(lambda loss: loss.power(false_alarms))
 
     def _smallest(self, value: Callable[[Loss], float]) -> float:
-        """Return the smallest value; losses that raise NotCovered are left out if another one does not."""
+        """Return the smallest `value` of the losses, without losses for which `value` raises NotCovered.
+
+        Raise NotCovered if it does so for all losses.
+        """
         values, refusal = [], NotCovered("Expected a loss, got none.")
         for loss in self.losses:
             try:
@@ -126,10 +130,10 @@ class SmallestLoss:
 
 
 def sampled_loss(noise_multipliers: Floats, rate: float) -> SampledLoss:
-    """Return the loss of one release per noise multiplier; infinite ones (nothing released) are left out.
+    """Return the loss of one release for each noise multiplier, with samples of probability `rate`.
 
-    More than `MAX_NOISE_MULTIPLIERS` different ones are rounded down, towards less noise, to a geometric
-    grid.
+    Infinite noise multipliers (nothing is released) are ignored. If there are more than
+    `MAX_NOISE_MULTIPLIERS` different values, they are rounded down, towards less noise, to a geometric grid.
     """
     z = noise_multipliers[np.isfinite(noise_multipliers)]
     if (z == 0).any():

@@ -1,7 +1,8 @@
 """The errors of the privacy package, and the checks of ε and δ.
 
-`PrivacyError` is invalid input, `NotCovered` valid input that no analysis here covers, `PrivacyWarning` a
-number that is returned although the method's own claim for it is false.
+`PrivacyError` means that the input is invalid. `NotCovered` means that the input is valid, but that no
+analysis in topdp covers it. `PrivacyWarning` means that a number is returned although the method's own claim
+is false.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class PrivacyError(InputError):
 
 
 class NotCovered(PrivacyError):  # noqa: N818 - a result, not a fault
-    """Valid input that the requested analysis does not cover. Nothing is estimated instead.
+    """Valid input that the requested analysis does not cover; nothing is estimated instead.
 
     >>> from topdp.plan import Poisson
     >>> from topdp.privacy import CALIBRATIONS
@@ -36,7 +37,7 @@ agents, not records. Use 'tight', 'optimal' or 'moments'.
 
 
 class PrivacyWarning(UserWarning):
-    """The method's own claim is smaller than its exact privacy loss.
+    """A warning that the ε that a method claims is smaller than its exact ε.
 
     >>> import warnings
     >>> from topdp.privacy import CALIBRATIONS
@@ -49,7 +50,7 @@ class PrivacyWarning(UserWarning):
 
 
 def expect_supported(reason: str | None) -> None:
-    """Raise NotCovered with `reason`, which an accountant's `supports` returned; do nothing if it is None."""
+    """Raise NotCovered if `reason`, which an accountant's `supports` returned, is not None."""
     if reason is not None:
         raise NotCovered(reason)
 
@@ -71,6 +72,7 @@ def expect_delta(delta: float) -> float:
 
 
 def _number(name: str, value: float) -> float:
+    """Return `value` as a float; raise PrivacyError, which mentions `name`, if it is not a number."""
     try:
         return float(value)
     except (TypeError, ValueError, OverflowError):

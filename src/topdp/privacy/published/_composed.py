@@ -1,8 +1,8 @@
 """The calibrations that compose releases one by one: tight, optimal, moments.
 
-With full batches each is a map between ε and μ = √(Σ 1/z_t²), the Rényi divergence of the composition being
-RDP(a) = a μ²/2 (Mironov 2017, Corollary 3). All three are sound everywhere; they differ in how tight they
-are.
+With full batches, each calibration is a map between ε and μ = √(Σ 1/z_t²). The Rényi divergence of the
+composition is then RDP(a) = a μ²/2 (Mironov 2017, Corollary 3). All three are sound for all inputs, and
+differ in how tight they are.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from topdp.privacy.published.calibration import Calibration, worst_mu
 
 
 class _Composed(Calibration):
+    """Base class of calibrations that are a map between ε and μ; subclasses define `_mu` and `_epsilon`."""
+
     @final
     def _noise(self, epsilon: float, delta: float, releases: int, batches: Batches) -> float:
         root = math.sqrt(batches.participations(releases))
@@ -36,22 +38,25 @@ class _Composed(Calibration):
         return self._epsilon(worst_mu(z, batches), delta)
 
     @abstractmethod
-    def _mu(self, epsilon: float, delta: float) -> float: ...
+    def _mu(self, epsilon: float, delta: float) -> float:
+        """Return the largest μ for which the method claims (ε, δ)."""
 
     @abstractmethod
-    def _epsilon(self, mu: float, delta: float) -> float: ...
+    def _epsilon(self, mu: float, delta: float) -> float:
+        """Return the ε that the method claims for μ at δ."""
 
 
 @final
 class Tight(_Composed):
-    """The exact trade-off: δ = Φ(-ε/μ + μ/2) - e^ε Φ(-ε/μ - μ/2), μ = √(Σ 1/z_t²).
+    """The exact relation δ = Φ(-ε/μ + μ/2) - e^ε Φ(-ε/μ - μ/2), with μ = √(Σ 1/z_t²).
 
     Source: Balle, Wang 2018 (arXiv:1805.06530), Theorem 8; Dong, Roth, Su 2019 (arXiv:1905.02383).
 
-    **Guarantees.** Exact for full and cyclic batches, either adjacency (z is in units of that adjacency's
-    sensitivity Δ), noise equal or not; no calibration can require less. Poisson batches: the privacy loss
-    distribution of dp-accounting, add-remove, Δ = clip / expected batch size, an upper bound that is tight
-    up to its grid. Each release must carry fresh noise. Not private: nowhere.
+    **Guarantees.** Exact for full and cyclic batches, for either adjacency (z is in units of that adjacency's
+    sensitivity Δ), and for equal and unequal noise. No calibration can require less noise. For Poisson
+    batches it uses the privacy loss distribution of dp-accounting (add-remove, Δ = clip / expected batch
+    size), an upper bound that is tight up to its grid. Each release must carry fresh noise. The claim is
+    never false.
     """
 
     name: ClassVar[str] = "tight"
@@ -70,20 +75,21 @@ class Tight(_Composed):
 class Moments(_Composed):
     """The moments accountant with its own conversion: ε = min over a > 1 of RDP(a) + ln(1/δ)/(a - 1).
 
-    Full batch, with L = ln(1/δ): ε = μ²/2 + μ√(2L), so z = √T / (√(2L + 2ε) - √(2L)).
+    For full batches, with L = ln(1/δ), this is ε = μ²/2 + μ√(2L), so z = √T / (√(2L + 2ε) - √(2L)).
     Source: Abadi et al. 2016 (arXiv:1607.00133), Theorem 2; Mironov 2017 (arXiv:1702.07476), Proposition 3.
 
-    **Guarantees.** Sound for full and cyclic batches, either adjacency, noise equal or not; for Poisson
-    batches (add-remove, Δ = clip / expected batch size) at the orders of dp-accounting, with this conversion
-    and not with its better one. Errs on the private side: 31% more noise than needed at ε = 1, δ = 1e-5,
-    full batch. Not private: nowhere.
+    **Guarantees.** Sound for full and cyclic batches, for either adjacency, and for equal and unequal noise.
+    Also sound for Poisson batches (add-remove, Δ = clip / expected batch size), at the Rényi orders listed in
+    `basics/poisson.py`, with the conversion above and not with the better one of dp-accounting. It errs on
+    the private side: at ε = 1, δ = 1e-5 and full batches, it requires 31% more noise than needed. The claim
+    is never false.
     """
 
     name: ClassVar[str] = "moments"
 
     def _mu(self, epsilon: float, delta: float) -> float:
         twice = -2 * math.log(delta)
-        # (√(2L + 2ε) - √(2L)) without the cancellation
+        # √(2L + 2ε) - √(2L), written without cancellation
         return 2 * epsilon / (math.sqrt(twice + 2 * epsilon) + math.sqrt(twice))
 
     def _epsilon(self, mu: float, delta: float) -> float:
@@ -98,20 +104,20 @@ class Moments(_Composed):
 class Optimal(_Composed):
     """Rényi accounting, optimal conversion: ε = min over a > 1 of RDP(a) + ln(1 - 1/a) - ln(aδ)/(a - 1).
 
-    Full batch: RDP(a) = a μ²/2, minimised over real a. Source: Asoodeh et al. 2021 (arXiv:2008.06529; the
-    line in closed form is arXiv:2001.05990, Equation 20, and Canonne, Kamath, Steinke 2020,
-    arXiv:2004.00010, Proposition 12).
+    For full batches, RDP(a) = a μ²/2, minimised over real a. Source: Asoodeh et al. 2021 (arXiv:2008.06529).
+    The formula in closed form is arXiv:2001.05990, Equation 20, and Canonne, Kamath, Steinke 2020
+    (arXiv:2004.00010), Proposition 12.
 
-    **Guarantees.** Sound for full and cyclic batches, either adjacency, noise equal or not; for Poisson
-    batches (add-remove, Δ = clip / expected batch size) at the orders of dp-accounting. Errs on the private
-    side, 8% more noise than needed at ε = 1, δ = 1e-5, full batch; any order at which the search ends gives a
-    valid ε. Not private: nowhere.
+    **Guarantees.** Sound for full and cyclic batches, for either adjacency, and for equal and unequal noise.
+    Also sound for Poisson batches (add-remove, Δ = clip / expected batch size), at the Rényi orders listed in
+    `basics/poisson.py`. It errs on the private side: at ε = 1, δ = 1e-5 and full batches, it requires 8% more
+    noise than needed. Every order at which the search ends gives a valid ε. The claim is never false.
     """
 
     name: ClassVar[str] = "optimal"
 
     def _mu(self, epsilon: float, delta: float) -> float:
-        # For one order, ε = aμ²/2 + excess(a): the order that allows the largest μ.
+        # For one order, ε = aμ²/2 + excess(a). The result uses the order that allows the largest μ.
         return math.sqrt(2 * _largest(lambda x: (epsilon - _excess(x, delta)) / (1 + x)))
 
     def _epsilon(self, mu: float, delta: float) -> float:
@@ -133,7 +139,10 @@ _ORDERS_LESS_ONE = np.logspace(-8, 14, 1001)
 
 
 def _largest(function: Callable[[Floats], Floats]) -> float:
-    """Return the maximum over x = a - 1 > 0: the best of a wide grid, refined between its neighbours."""
+    """Return the maximum of `function` over x = a - 1 > 0.
+
+    This is the best value on a wide grid, refined between the neighbours of its point.
+    """
     values = function(_ORDERS_LESS_ONE)
     best = int(np.argmax(values))
     low, high = _ORDERS_LESS_ONE[max(best - 1, 0)], _ORDERS_LESS_ONE[min(best + 1, len(values) - 1)]

@@ -1,6 +1,6 @@
-"""The calibrations stated for equal noise in all releases, with claims that may be false.
+"""The calibrations that are published for equal noise in all releases; their claims may be false.
 
-None covers Poisson batches. Where the exact value is larger than the claim, `calibrate` and `claim` warn.
+None covers Poisson batches. If the exact ε is larger than the claim, `calibrate` and `claim` give a warning.
 """
 
 from __future__ import annotations
@@ -23,14 +23,16 @@ from topdp.privacy.published.calibration import Calibration, least_noise, shares
 class Udp(Calibration):
     """User-level DP of Wei et al.: std = Δ √(2qT ln(1/δ)) / ε with q = 1, so z = √(2T ln(1/δ)) / ε.
 
-    Source: Wei et al. 2021, "User-Level Privacy-Preserving Federated Learning" (arXiv:2003.00229), Theorem
-    1; there Δ = 2λC/|D_i|, here the Δ of the chosen adjacency. q, the share of agents active in a round, is
-    1: who is active is not secret here. Unequal noise: ε = √(2 ln(1/δ) Σ 1/z_t²).
+    Source: Wei et al. 2021, "User-Level Privacy-Preserving Federated Learning" (arXiv:2003.00229), Theorem 1.
+    There Δ = 2λC/|D_i|; here Δ is that of the chosen adjacency. q is the share of agents that are active in a
+    round. Here q = 1, because it is not secret which agents are active. For unequal noise, ε = √(2 ln(1/δ) Σ
+    1/z_t²).
 
-    **Guarantees.** Full and cyclic batches, either adjacency. The formula leaves out the term μ²/2 of the
-    Rényi divergence: **not private** for ε above `limit(delta)`, 7.97 at δ = 1e-5, whatever T; there it
-    warns with the exact value. Below, it errs on the private side: 29% more noise than needed at ε = 1, δ =
-    1e-5. Poisson batches: refused, no such analysis.
+    **Guarantees.** Covers full and cyclic batches, with either adjacency. The formula leaves out the term
+    μ²/2 of the Rényi divergence. It is therefore **not private** for ε above `limit(delta)`, which is 7.97 at
+    δ = 1e-5, whatever T. Above the limit it gives a warning with the exact ε. Below the limit it errs on the
+    private side: at ε = 1 and δ = 1e-5, it requires 29% more noise than needed. Poisson batches are refused,
+    because there is no such analysis.
     """
 
     name: ClassVar[str] = "udp"
@@ -51,32 +53,32 @@ class Udp(Calibration):
         """Return the largest ε for which the formula is private at δ; 0 if there is none."""
         root = math.sqrt(-2 * math.log(expect_delta(delta)))
 
-        def short(log_epsilon: float) -> float:
+        def shortfall(log_epsilon: float) -> float:
             epsilon = math.exp(log_epsilon)
             return gaussian.epsilon_of(epsilon / root, delta) - epsilon
 
-        # For large ε the exact value exceeds the claim by about μ²/2; go down to the first where it does not.
+        # For large ε the exact ε exceeds the claim by about μ²/2. Find the largest ε for which it does not.
         grid = np.logspace(5, -6, 200)
         private = np.flatnonzero(gaussian.epsilon_of(grid / root, delta) <= grid)
         if len(private) == 0:
             return 0.0
         above, below = math.log(grid[private[0] - 1]), math.log(grid[private[0]])
-        return math.exp(brentq(short, below, above, xtol=1e-12)) * (1 - 1e-9)
+        return math.exp(brentq(shortfall, below, above, xtol=1e-12)) * (1 - 1e-9)
 
 
 @final
 class Advanced(Calibration):
-    """Advanced composition: ε = ε0 √(2T ln(1/δ')) + T ε0 (e^ε0 - 1), δ' = δ/2, δ0 = δ/(2T) a release.
+    """Advanced composition: ε = ε0 √(2T ln(1/δ')) + T ε0 (e^ε0 - 1), with δ' = δ/2 and δ0 = δ/(2T).
 
-    One release is (ε0, δ0)-private by z = √(2 ln(1.25/δ0)) / ε0. Source: Dwork, Rothblum, Vadhan 2010,
-    Theorem III.3; Dwork, Roth 2014, Theorem A.1 for one release. The paper prints no split of δ; halves are
-    ours. Unequal noise: ε = √(2 ln(1/δ') Σ ε_t²) + Σ ε_t (e^ε_t - 1), which is implied by Kairouz, Oh,
-    Viswanath 2015 (arXiv:1311.0776), Theorem 3.5.
+    One release is (ε0, δ0)-private with z = √(2 ln(1.25/δ0)) / ε0. Source: Dwork, Rothblum, Vadhan 2010,
+    Theorem III.3; Dwork, Roth 2014, Theorem A.1 for one release. The paper does not print how it splits δ;
+    the halves are our choice. For unequal noise, ε = √(2 ln(1/δ') Σ ε_t²) + Σ ε_t (e^ε_t - 1), which Kairouz,
+    Oh, Viswanath 2015 (arXiv:1311.0776), Theorem 3.5 implies.
 
-    **Guarantees.** Full and cyclic batches, either adjacency. Theorem A.1 is proved for ε0 < 1 only: beyond,
-    the formula is **not proved**, and where the exact value exceeds the claim it warns. Otherwise it errs
-    far on the private side: 8 to 9 times the noise needed at ε = 1, δ = 1e-5, T from 1e2 to 1e4. Poisson
-    batches: refused, the formula has no amplification.
+    **Guarantees.** Covers full and cyclic batches, with either adjacency. Theorem A.1 is proved only for ε0 <
+    1. For larger ε0 the formula is **not proved**; if the exact ε exceeds the claim, it gives a warning.
+    Otherwise it errs far on the private side: at ε = 1, δ = 1e-5 and T from 1e2 to 1e4, it requires 8 to 9
+    times the noise needed. Poisson batches are refused, because the formula has no amplification.
     """
 
     name: ClassVar[str] = "advanced"
@@ -102,17 +104,17 @@ class Advanced(Calibration):
 class Theorem1(Calibration):
     """Theorem 1 of the paper: σ = 8 √(T ln(1/δ) ln(1.25/δ)) / (ε |D_i|), std = σ C.
 
-    Its sensitivity is C/|D_i| whatever the batch, so z = 8 √(T ln(1/δ) ln(1.25/δ)) / ε with full batches and
-    size/|D_i| of that with smaller ones; under replace-one σ doubles. Unequal noise: the paper does not
-    charge for decay, so the claim is that of the first release. Noise that grows is refused: the paper does
-    not treat it.
+    The theorem uses the sensitivity C/|D_i| whatever the batch. So z = 8 √(T ln(1/δ) ln(1.25/δ)) / ε with
+    full batches, and size/|D_i| times this with smaller batches. Under replace-one σ doubles. The paper does
+    not account for decay of the noise, so the claim is that of the first release. Noise that grows is
+    refused, because the paper does not treat it.
 
-    **Guarantees.** Its proof composes a pure-DP bound over (ε', δ) steps, which is invalid. With full
-    batches and equal noise the σ is private all the same: at δ = 1e-5 it is 26 to 21 times the noise needed
-    for ε from 0.5 to 5, and too little only above ε = 1.6e4. **Not private** with batches smaller than the
-    data set (δ = 1e-5, T = 100, Poisson batches of 1 of 2000: claimed 1, 2, 5 are really 1.9, 17.8, 150),
-    nor under decay that goes on for long. Cyclic batches and decay warn, with the exact value, where it
-    exceeds the claim; Poisson batches are refused, with the number.
+    **Guarantees.** The proof is invalid, because it composes a bound for pure DP over (ε', δ) steps. With
+    full batches and equal noise, σ is private nevertheless: at δ = 1e-5 it is 26 to 21 times the noise needed
+    for ε from 0.5 to 5, and too little only above ε = 1.6e4. σ is **not private** with batches smaller than
+    the data set (δ = 1e-5, T = 100, Poisson batches of 1 of 2000: ε claimed to be 1, 2 and 5 is really 1.9,
+    17.8 and 150), nor under long decay. For cyclic batches and decay, it gives a warning with the exact ε if
+    that exceeds the claim. Poisson batches are refused with an error that states the exact ε.
     """
 
     name: ClassVar[str] = "theorem1"

@@ -1,6 +1,6 @@
-"""The abstract class of published calibrations: noise for a budget, and the claimed ε for a noise.
+"""The abstract class of published calibrations: the noise for a budget, and the claimed ε for given noise.
 
-Each result is compared with the exact value for the same releases, and a warning says when the method's own
+Each result is compared with the exact ε of the same releases, and a warning is given if the method's own
 claim is smaller. `view` and `worst_case` compute what is learned from a plan.
 """
 
@@ -34,11 +34,11 @@ from topdp.privacy.basics.refusals import (
 
 @dataclass(frozen=True, kw_only=True)
 class Calibrated:
-    """The noise that one method requires, in several units.
+    """The noise that one method requires for a budget, in several units.
 
-    `noise_multiplier` is noise std / Δ; `sigma` is noise std / clip, the paper's σ; `sensitivity` is Δ /
-    clip. `exact_epsilon` is the exact ε of the same releases at `delta`, None for sampled batches (not
-    computed).
+    `noise_multiplier`: the standard deviation of the noise divided by Δ. `sigma`: the same divided by the
+    clip, the paper's σ. `sensitivity`: Δ / clip. `exact_epsilon`: the exact ε of the same releases at
+    `delta`, or None for sampled batches, for which it is not computed.
 
     >>> from topdp.plan import Full
     >>> from topdp.privacy import CALIBRATIONS
@@ -60,7 +60,9 @@ class Calibrated:
 
 
 class Calibration(ABC):
-    """One method. Subclasses compute z for a budget and ε for a noise, for the releases that use one record.
+    """A published method to convert between noise and ε, for the releases that use one record.
+
+    Subclasses compute z for a budget, and the claimed ε for given noise multipliers.
 
     >>> from topdp.plan import Full
     >>> from topdp.privacy import CALIBRATIONS
@@ -83,8 +85,9 @@ class Calibration(ABC):
     ) -> Calibrated:
         """Return the noise with which the method's own analysis gives (ε, δ) for releases of equal noise.
 
-        `releases` includes the one before the loop: T rounds of the paper's algorithms are T + 1 releases.
-        Warns (`PrivacyWarning`) where the claim is false.
+        `releases` includes the release before the loop: T rounds of the paper's algorithms are T + 1
+        releases. Warn (`PrivacyWarning`) if the claim is false. Raise NotCovered if the method does not cover
+        the batches.
         """
         epsilon, delta = expect_epsilon(epsilon), expect_delta(delta)
         count = expect_count("releases", releases)
@@ -94,11 +97,11 @@ class Calibration(ABC):
             expect_supported(self.supports(batches, adjacency, remark))
             z, exact = self._sampled_noise(epsilon, delta, count, batches.rate), None
         else:
-            # z is rounded up so that `claim` of it never exceeds ε by rounding.
+            # z is rounded up, so that the claim for z never exceeds ε because of rounding.
             z = self._noise(epsilon, delta, count, batches) * (1 + 1e-13)
             if not 0 < z < math.inf:
                 raise PrivacyError(
-                    f"Expected a budget for finite noise above 0, got {epsilon=} for {count} releases."
+                    f"Expected a budget that finite noise > 0 meets, got {epsilon=} for {count} releases."
                 )
             exact = gaussian.epsilon_of(
                 math.sqrt(batches.participations(count)) * gaussian.compose([z]), delta
@@ -125,10 +128,10 @@ class Calibration(ABC):
         batches: Batches | None = None,
         adjacency: Adjacency = "add-remove",
     ) -> float:
-        """Return the ε that the method claims for releases of these noise multipliers, in order.
+        """Return the ε that the method claims for releases with these noise multipliers.
 
-        One number per release; `batches` None means full. Infinite if a release has no noise. Warns
-        (`PrivacyWarning`) where the exact ε is larger.
+        `noise_multipliers`: one number for each release, in order. `batches`: None means full batches. The
+        result is infinite if a release has no noise. Warn (`PrivacyWarning`) if the exact ε is larger.
         """
         z, delta = expect_noise(noise_multipliers), expect_delta(delta)
         expect_adjacency(adjacency)
@@ -144,23 +147,25 @@ class Calibration(ABC):
 
     @abstractmethod
     def _noise(self, epsilon: float, delta: float, releases: int, batches: Batches) -> float:
-        """Return z for full or cyclic batches."""
+        """Return the noise multiplier that the method requires, for full or cyclic batches."""
 
     @abstractmethod
     def _claim(self, z: Floats, delta: float, batches: Batches) -> float:
-        """Return ε for full or cyclic batches, all noise above 0."""
+        """Return the claimed ε for full or cyclic batches; all noise multipliers `z` are above 0."""
 
     def _sampled_claim(self, z: Floats, delta: float, rate: float) -> float:
+        """Return the claimed ε for Poisson batches that contain each record with probability `rate`."""
         raise NotCovered(f"Calibration '{self.name}' has no analysis of Poisson batches.")
 
     def _sampled_noise(self, epsilon: float, delta: float, releases: int, rate: float) -> float:
+        """Return the noise multiplier that the method requires for Poisson batches."""
         return least_noise(
             lambda z: self._sampled_claim(np.full(releases, z), delta, rate), epsilon, self.name
         )
 
     @final
     def supports(self, batches: Batches, adjacency: Adjacency = "add-remove", remark: str = "") -> str | None:
-        """Return None, or the reason why the method's analysis does not cover the batches.
+        """Return None, or the reason why the method's analysis does not cover the batches and adjacency.
 
         `remark`: a sentence about the requested noise, which some reasons include.
         """
@@ -176,10 +181,11 @@ class Calibration(ABC):
         return None
 
     def _sampling_remark(self, epsilon: float, delta: float, releases: int, batches: Batches) -> str:
-        """Return a remark for `supports` on the noise that the method would require."""
+        """Return a remark for `supports` about the noise that the method would require."""
         return ""
 
     def _compare(self, claimed: float, exact: float, delta: float, batches: Batches) -> None:
+        """Give a PrivacyWarning if the exact ε is larger than the claimed ε."""
         if exact > claimed * (1 + 1e-9):
             where = ""
             if not isinstance(batches, Full):
@@ -192,14 +198,15 @@ class Calibration(ABC):
             )
 
     def _remedy(self, delta: float) -> str:
+        """Return the end of the warning: what to do if the claim is false."""
         return "Use 'tight'."
 
 
 def exact_epsilon(noise_multipliers: ArrayLike, delta: float, batches: Batches) -> float:
-    """Return ε at δ of releases of these noise multipliers, each with fresh noise.
+    """Return ε at δ of releases with these noise multipliers, each with fresh noise.
 
-    Exact for full and cyclic batches (the record with the least noise in its releases); for Poisson batches
-    an upper bound, under add-remove, that is tight up to its grid.
+    For full and cyclic batches, the result is exact for the record whose releases have the least noise. For
+    Poisson batches, it is an upper bound under add-remove, tight up to its grid.
     """
     z, delta = expect_noise(noise_multipliers), expect_delta(delta)
     if batches.sampled:
@@ -213,12 +220,12 @@ def worst_mu(z: Floats, batches: Batches) -> float:
 
 
 def shares(z: Floats, batches: Batches) -> list[Floats]:
-    """Return the noise multipliers of the releases that use one record, for each position in the cycle."""
+    """Return for each position in the cycle the noise multipliers of the releases that use its record."""
     return [z[start :: batches.period] for start in range(min(batches.period, len(z)))]
 
 
 def expect_noise(noise_multipliers: ArrayLike) -> Floats:
-    """Return the noise multipliers as an array; raise PrivacyError unless all are finite and >= 0."""
+    """Return the noise multipliers [releases]; raise PrivacyError unless all are finite and >= 0."""
     gaussian.compose(noise_multipliers)
     z = np.asarray(noise_multipliers, dtype=np.float64)
     if z.ndim != 1 or z.size == 0:
@@ -227,7 +234,11 @@ def expect_noise(noise_multipliers: ArrayLike) -> Floats:
 
 
 def least_noise(claim: Callable[[float], float], epsilon: float, name: str) -> float:
-    """Return the least z whose claim is at most ε, to 1e-9 on the private side; `claim` falls as z grows."""
+    """Return the least z with claim(z) <= ε, up to a relative error of 1e-9 on the private side.
+
+    `claim`: the claimed ε for z, which must fall as z grows. `name`: the method, for errors. Raise NotCovered
+    if no noise, or hardly any noise, meets ε.
+    """
     high = 1.0
     while claim(high) > epsilon:
         high *= 2
@@ -238,7 +249,7 @@ def least_noise(claim: Callable[[float], float], epsilon: float, name: str) -> f
         low, high = low / 2, low
         if low < 1e-6:
             raise NotCovered(
-                f"Calibration '{name}' meets epsilon={epsilon:g} with hardly any noise: not accounted."
+                f"Calibration '{name}' meets epsilon={epsilon:g} with hardly any noise: use a smaller one."
             )
 
     def gap(log_z: float) -> float:

@@ -1,4 +1,4 @@
-"""The published calibrations by name, and a comparison of the noise of each for one budget."""
+"""The published calibrations by name, and a comparison of the noise that each requires for one budget."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def side_by_side(
     poisson: int | None = None,
     progress: Progress = silent,
 ) -> dict[str, Any]:
-    """Return the JSON object of `topdp calibrate`: σ of each calibration, or null with the reason of a
-    refusal.
+    """Return the JSON object of `topdp calibrate`: the σ of each calibration, or None if it is refused.
 
-    `progress` receives the name of each calibration as it begins.
+    `remarks` has the reasons of refusals, and warnings. `cycle`, `poisson`: the size of cyclic or Poisson
+    batches; the default is full batches. `progress` receives the name of each calibration as it begins.
 
     >>> found = side_by_side(1.0, 1e-5, releases=1000, records=2000)
     >>> round(found["sigma"]["tight"], 5), round(found["sigma"]["theorem1"], 4)

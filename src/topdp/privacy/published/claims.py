@@ -1,6 +1,6 @@
-"""The claim of a method's own published analysis for a plan: its full-scale noise under its calibration.
+"""The ε that a method's own published analysis claims for a plan, from full-scale noise and a calibration.
 
-As in the paper, the claim does not charge for the noise that Top-DP saves; `view` and `worst_case` do.
+As in the paper, the claim does not account for the noise that Top-DP saves. `view` and `worst_case` do.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ from topdp.protocols import protocol_of
 
 @dataclass(frozen=True)
 class Analysis:
-    """A calibration by name, and how each agent uses its records.
+    """The inputs of an account apart from the plan: a calibration, and how each agent uses its records.
+
+    `calibration`: the name of the method whose claim is computed. `batches`: of each agent. `clip`: the bound
+    on the norm of one record's gradient.
 
     >>> from topdp.plan import Cycle
     >>> analysis = Analysis("tight", (Cycle(2000, 20),) * 3, clip=4.0)
@@ -46,7 +49,7 @@ class Analysis:
             raise PrivacyError(f"Expected a finite clip > 0, got {self.clip}.")
 
     def exposure(self) -> Exposure:
-        """Return the sensitivity and batches, as the other accountants use them."""
+        """Return the sensitivity and batches of each agent, as accountants use them."""
         sensitivity = np.array([self.clip * batches.sensitivity(self.adjacency) for batches in self.batches])
         return Exposure(sensitivity, self.batches, self.adjacency)
 
@@ -73,7 +76,7 @@ class Analysis:
         return next(filter(None, reasons), None)
 
     def claim(self, plan: Plan, delta: float) -> tuple[Floats, list[str]]:
-        """Return [agents] the claimed ε, and the warnings of the calibration."""
+        """Return the claimed ε [agents], and the warnings of the calibration."""
         z = noise_multipliers(plan, self.exposure())
         by_noise: dict[tuple[bytes, Batches], float] = {}
         with warnings.catch_warnings(record=True) as caught:
@@ -87,7 +90,7 @@ class Analysis:
         return np.array(claims), list(dict.fromkeys(messages))
 
     def claim_of(self, agent: int, noise_multipliers: Floats, delta: float) -> float:
-        """Return the claimed ε of one agent for releases of these noise multipliers."""
+        """Return the claimed ε of `agent` for releases with these noise multipliers."""
         from topdp.privacy.published.calibrations import CALIBRATIONS
 
         rule = CALIBRATIONS[self.calibration]
@@ -109,7 +112,10 @@ def claim_reason(plan: Plan) -> str | None:
 
 
 def noise_multipliers(plan: Plan, exposure: Exposure) -> Floats:
-    """Return [releases, agents] z = full-scale standard deviation / (λ · sensitivity)."""
+    """Return z = full-scale standard deviation / (λ · sensitivity) of each release and agent.
+
+    The result is [releases, agents]. Raise NotCovered if no published analysis covers the plan.
+    """
     check(plan, exposure)
     expect_supported(claim_reason(plan))
     of_rounds = _without_last_digits(plan.scale / plan.rate)
@@ -117,7 +123,10 @@ def noise_multipliers(plan: Plan, exposure: Exposure) -> Floats:
 
 
 def _without_last_digits(values: Floats) -> Floats:
-    """Return `values`; those that differ by rounding become their least, because λγ/λ is not always γ."""
+    """Return `values`, with values that differ only by rounding replaced by the least of them.
+
+    They differ because in floating point λγ/λ is not always γ.
+    """
     distinct, where = np.unique(values, return_inverse=True)
     first = np.diff(distinct, prepend=-1.0) > 1e-13 * distinct
     return np.asarray(distinct[first][np.cumsum(first) - 1][where])
