@@ -81,12 +81,7 @@ class Observer:
 
 
 def observer_named(
-    text: str,
-    sees: str,
-    owner: int,
-    plan: Plan,
-    account: Account,
-    query: Query = DEFAULT_QUERY,
+    text: str, sees: str, owner: int, plan: Plan, account: Account, query: Query = DEFAULT_QUERY
 ) -> Observer:
     """Return the observer that `text` names. `worst`: the one that learns most about `owner` by the account.
 

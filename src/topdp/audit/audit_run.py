@@ -19,12 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from topdp.audit.audit_observer import (
-    Observer,
-    expect_observer,
-    observer_named,
-    seen_by_guarantee,
-)
+from topdp.audit.audit_observer import Observer, expect_observer, observer_named, seen_by_guarantee
 from topdp.audit.canaries import CANARY_KINDS, AuditError, Canaries, canary_count, plant_canaries, signs
 from topdp.audit.canary_scores import ObservedRound, canary_scores, execute, information
 from topdp.audit.findings import Findings, KindFindings, gaussian, guesses_for, guessing
@@ -244,10 +239,7 @@ class PreparedAudit:
 
 
 def of_config(
-    config: RunConfig,
-    request: AuditRequest,
-    device: str = "auto",
-    progress: Progress = silent,
+    config: RunConfig, request: AuditRequest, device: str = "auto", progress: Progress = silent
 ) -> PreparedAudit:
     """Return the prepared audit of the plan that a configuration gives."""
     request.expect_possible(RunOutline.of(config).graph.agents)
@@ -257,10 +249,7 @@ def of_config(
 
 
 def of_run(
-    path: Path,
-    request: AuditRequest,
-    device: str = "auto",
-    progress: Progress = silent,
+    path: Path, request: AuditRequest, device: str = "auto", progress: Progress = silent
 ) -> PreparedAudit:
     """Return the prepared audit of the plan in the run folder `path`."""
     folder = RunFolder.open(path)

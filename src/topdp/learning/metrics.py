@@ -103,12 +103,13 @@ def _is_multilabel(truth: Tensor) -> bool:
     return truth.dim() == 2 and truth.shape[1] > 1
 
 
-def _class_counts(truth: Tensor, predicted: Tensor, classes: int) -> tuple[Tensor, Tensor, Tensor]:
+def _class_counts(truth: Tensor, predicted: Tensor, outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return, for each class or label, how often it is predicted correctly, true, and predicted."""
     if _is_multilabel(truth):
         return (truth * predicted).sum(0).double(), truth.sum(0).double(), predicted.sum(0).double()
 
     def count(labels: Tensor) -> Tensor:
+        classes = outputs.shape[1] if outputs.dim() > 1 else 2
         return torch.bincount(labels.flatten(), minlength=max(classes, 2)).double()
 
     return count(truth[truth == predicted]), count(truth), count(predicted)
@@ -128,7 +129,7 @@ def per_class_accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
     truth, predicted = _labels_and_predictions(outputs, targets)
     if _is_multilabel(truth):
         return (truth == predicted).double().mean(0)
-    correct, true, _ = _class_counts(truth, predicted, outputs.shape[1] if outputs.dim() > 1 else 2)
+    correct, true, _ = _class_counts(truth, predicted, outputs)
     return correct / true
 
 
@@ -137,9 +138,7 @@ def f1_macro(outputs: Tensor, targets: Tensor) -> Tensor:
     over all.
     """
     truth, predicted = _labels_and_predictions(outputs, targets)
-    correct, true, predicted_counts = _class_counts(
-        truth, predicted, outputs.shape[1] if outputs.dim() > 1 else 2
-    )
+    correct, true, predicted_counts = _class_counts(truth, predicted, outputs)
     scores = 2 * correct / (true + predicted_counts).clamp_min(1)
     return scores.mean() if _is_multilabel(truth) else scores[true + predicted_counts > 0].mean()
 

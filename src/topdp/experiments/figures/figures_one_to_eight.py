@@ -9,14 +9,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from topdp.experiments.figures.paper_figure import (
-    Cases,
-    Check,
-    FigureNumbers,
-    Panel,
-    PaperFigure,
-    percent,
-)
+from topdp.experiments.figures.paper_figure import Cases, Check, FigureNumbers, Panel, PaperFigure, percent
 from topdp.experiments.lenses import MODES, PROPOSED, Scale, method_lines, methods_by_label
 
 ALPHAS = (0.75, 0.5, 0.25, 0.125)
@@ -162,8 +155,7 @@ def connection_panels(scale: Scale, lens: str) -> list[Panel]:
     factor = (scale.connection or 0.2) / 0.2
     return [
         Panel(
-            f"rate {rate:g}",
-            method_lines(scale, lens, {"topology": {"connection": min(1.0, rate * factor)}}),
+            f"rate {rate:g}", method_lines(scale, lens, {"topology": {"connection": min(1.0, rate * factor)}})
         )
         for rate in (0.1, 0.4)
     ]

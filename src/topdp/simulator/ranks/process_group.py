@@ -21,12 +21,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from topdp.errors import ExitCode, TopdpError
 from topdp.learning.gradients import DivergedError
-from topdp.simulator.ranks.torchrun_environment import (
-    RankError,
-    local_rank,
-    restarts,
-    timeout_of_environment,
-)
+from topdp.simulator.ranks.torchrun_environment import RankError, local_rank, restarts, timeout_of_environment
 
 Value = TypeVar("Value")
 
