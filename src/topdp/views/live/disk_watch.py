@@ -117,16 +117,24 @@ def version_of(source: LiveSource) -> Hashable:
     return source.signature(), alive
 
 
-def _as_json(facts: dict[str, Any], name: str) -> bytes:
-    """Encode as JSON. Infinite numbers and broken characters, which JSON lacks, give a problem instead."""
+def facts_or_problem(source: LiveSource, read: ReadSource) -> bytes:
+    """Return what `read` returns for the source as JSON, or as `problem` why it cannot be read or shown.
+
+    Infinite numbers and broken characters, which JSON lacks, are a problem, too.
+    """
     try:
-        return json.dumps(facts, allow_nan=False, ensure_ascii=False).encode()
-    except ValueError:
+        expect_plain(source)
+        return json.dumps(read(source), allow_nan=False, ensure_ascii=False).encode()
+    except TopdpError as error:
+        problem = str(error)
+    except Exception as error:  # a source with unexpected damage must not hide the others
+        trace = logger.isEnabledFor(logging.DEBUG)
+        logger.warning("could not read %s: %r", source.path, error, exc_info=trace)
         problem = (
-            f"Expected finite numbers and valid text in {name}, got others. Its files were changed or are "
-            "damaged."
+            f"Expected files written by topdp in {source.name}, got others: {error!r:.200}. They were "
+            "changed or are damaged."
         )
-        return json.dumps({"problem": problem, "name": name}).encode()
+    return json.dumps({"problem": source.without_path(problem), "name": source.name}).encode()
 
 
 class AnswerCache:
@@ -147,36 +155,22 @@ class AnswerCache:
             return self._cached(source, version_of(source))
 
     def _answer(self, source: LiveSource, version: Hashable) -> bytes:
-        try:
-            with self._slots:
-                return _as_json(self._read(source), source.name)
-        except Exception as error:  # the page must show a message for unexpected errors, too
-            logger.exception("could not read %s", source.path)
-            problem = f"Expected files written by topdp in {source.name}, got others: {error!r:.200}."
-            return _as_json({"problem": source.without_path(problem), "name": source.name}, source.name)
+        with self._slots:
+            return facts_or_problem(source, self._read)
 
 
 def summary(source: LiveSource) -> dict[str, Any]:
     """Return the summary as JSON. `problem`: why the source cannot be read, or None."""
     identity = {"id": source.id, "kind": source.kind, "name": source.name, "changed": source.changed_at()}
-    try:
-        expect_plain(source)
-        facts = _run(source.path) if source.kind == "run" else _agent(source.path)
-        json.dumps(facts, allow_nan=False, ensure_ascii=False).encode()
-        return {**identity, **facts, "problem": None}
-    except TopdpError as error:
-        problem = str(error)
-    except Exception as error:  # a source with unexpected damage must not hide the others
-        logger.debug("could not read %s", source.path, exc_info=True)
-        problem = (
-            f"Expected files written by topdp, got others: {error!r:.200}. They were changed or are damaged."
-        )
-    return {**identity, "state": "cannot be read", "problem": source.without_path(problem)}
+    facts = json.loads(facts_or_problem(source, _listed_run if source.kind == "run" else _listed_agent))
+    if "problem" in facts:
+        return {**identity, "state": "cannot be read", "problem": facts["problem"]}
+    return {**identity, **facts, "problem": None}
 
 
-def _run(path: Path) -> dict[str, Any]:
-    folder = RunFolder.open(path)
-    config, line = folder.config, last_line(path / "metrics.jsonl")
+def _listed_run(source: LiveSource) -> dict[str, Any]:
+    folder = RunFolder.open(source.path)
+    config, line = folder.config, last_line(source.path / "metrics.jsonl")
     names = metric_names(line) if line else []
     score = f"{names[0]} {metric_text(names[0], line[names[0]]['mean'])}" if line and names else None
     return {
@@ -190,10 +184,10 @@ def _run(path: Path) -> dict[str, Any]:
     }
 
 
-def _agent(path: Path) -> dict[str, Any]:
+def _listed_agent(source: LiveSource) -> dict[str, Any]:
     from topdp.agents.node.agent_status import read_status
 
-    facts = read_status(path)
+    facts = read_status(source.path)
     return {
         "agent": str(facts["agent"]),
         "state": facts["process"] if facts["doing"] is None else f"{facts['process']}, {facts['doing']}",

@@ -29,13 +29,12 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from topdp.errors import TopdpError
 from topdp.runs.run_folder import RunFolder
 from topdp.views.live import page_access
 from topdp.views.live.agent_page import agent_view, published
 from topdp.views.live.disk_watch import AnswerCache, DiskWatch
 from topdp.views.live.federation_page import FederationFeed
-from topdp.views.live.live_sources import LiveSource, SourceKind, expect_plain
+from topdp.views.live.live_sources import LiveSource, SourceKind
 from topdp.views.live.page_events import Events, EventStream, TooManyListeners
 from topdp.views.live.page_templates import page
 from topdp.views.live.planner_page import planner_routes
@@ -163,11 +162,7 @@ def application(dash: Dash, access: page_access.Access, secure: bool = False) ->
 
 
 def _facts(source: LiveSource) -> dict[str, Any]:
-    try:
-        expect_plain(source)
-        return run_facts(RunFolder.open(source.path)) if source.kind == "run" else agent_view(source.path)
-    except TopdpError as error:
-        return {PROBLEM: source.without_path(str(error)), "name": source.name}
+    return run_facts(RunFolder.open(source.path)) if source.kind == "run" else agent_view(source.path)
 
 
 async def _error_response(request: Request, error: HTTPException) -> Response:
