@@ -164,3 +164,9 @@ def plan_answers(
     """The last of the planner's answers about a setting, which has them all."""
     *_, last = stages(PlannerQuestion.of(config, limits), quick, memory=memory)
     return last
+
+
+def registered_names(metadata: Iterable[Any]) -> tuple[str, ...]:
+    """The names that a key of the configuration takes from a registry, by the metadata of its field."""
+    validators = [one.func for one in metadata if isinstance(getattr(one, "func", None), partial)]
+    return validators[0].keywords["known"] if validators else ()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import types
 import typing
-from functools import partial
 from typing import Any, Literal
 
 import annotated_types as limits
@@ -17,7 +16,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from builders import PROTOCOLS
+from builders import PROTOCOLS, registered_names
 from topdp import topology
 from topdp.plan import NOBODY, PerRound, Plan, Schedule, learning_rates, schedule, step_decay
 from topdp.plan.schedules import FADING_KINDS
@@ -110,9 +109,8 @@ def values(annotation: Any, metadata: tuple[Any, ...] | list[Any] = ()) -> st.Se
         return st.lists(values(arguments[0]), min_size=1, max_size=4)
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return sections(annotation)
-    validators = [one.func for one in metadata if isinstance(getattr(one, "func", None), partial)]
-    if validators:  # one of the names in a registry
-        return st.sampled_from(validators[0].keywords["known"])
+    if names := registered_names(metadata):
+        return st.sampled_from(names)
     if annotation is str:
         return st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
     if annotation is type(None):

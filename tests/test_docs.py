@@ -11,6 +11,7 @@ from typing import Any, get_args
 import pytest
 import typer
 
+from builders import registered_names
 from topdp.cli.app import app
 from topdp.data.catalogue import CATALOGUE, CatalogueEntry
 from topdp.errors import DataError
@@ -72,6 +73,7 @@ def literals(section: type[config.Section], prefix: str = "") -> dict[str, set[s
         else:
             names = get_args(field.annotation) or ()
             words = {word for one in names for word in (get_args(one) or (one,)) if isinstance(word, str)}
+            words |= set(registered_names(field.metadata))
             if len(words) > 1:
                 found[prefix + name] = words
     return found

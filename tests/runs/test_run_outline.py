@@ -6,6 +6,7 @@ from typing import get_args
 import numpy as np
 import pytest
 
+from builders import registered_names
 from topdp.data import PARTITIONS
 from topdp.errors import InputError
 from topdp.plan import Cycle, Full, Poisson, for_curvature, power_of_rate, step_decay
@@ -33,8 +34,10 @@ def protocol(config):
     ],
 )
 def test_the_names_that_can_be_chosen_are_those_that_are_known(section, key, known):
-    chosen = section.model_fields[key].annotation
-    names = get_args(get_args(chosen)[0]) or get_args(chosen)  # one that may be left out is `names | None`
+    field = section.model_fields[key]
+    names = registered_names(field.metadata)
+    if not names:  # one that may be left out is `names | None`
+        names = get_args(get_args(field.annotation)[0]) or get_args(field.annotation)
     assert sorted(names) == sorted(known)
 
 
