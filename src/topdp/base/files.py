@@ -1,6 +1,7 @@
 """Atomic file writes, new folders, and locks between processes.
 
-Not for files that are appended to (logs), nor for secrets, which need strict permissions from the first byte.
+Do not use this module for files to which a program appends (logs), nor for secrets, which need strict
+permissions from the first byte.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from filelock import lock_descriptor
 
 from topdp.errors import InputError
 
-# The exceptions of file readers when bytes are missing, changed, or belong to another kind of file.
+# What file readers raise if bytes are missing or changed, or if they belong to another kind of file.
 UNREADABLE_FILE_ERRORS = (
     OSError,
     EOFError,
@@ -25,7 +26,7 @@ UNREADABLE_FILE_ERRORS = (
     TypeError,
     LookupError,
     AttributeError,
-    RuntimeError,  # too deep nesting, unknown compression, or an encrypted archive
+    RuntimeError,  # for nesting that is too deep, unknown compression, or an encrypted archive
     OverflowError,
     zlib.error,
     zipfile.BadZipFile,
@@ -35,7 +36,7 @@ UNREADABLE_FILE_ERRORS = (
 class FileError(InputError):
     """A path that cannot be written or read.
 
-    The disk is full, the file system is read-only, or the path has another type than expected.
+    For example, the disk is full, the file system is read-only, or a file is where a folder should be.
     """
 
 
@@ -54,10 +55,11 @@ def read_text(path: Path) -> str:
 
 
 def write_atomically(path: Path, content: str | bytes, mode: int = 0o666, durable: bool = True) -> None:
-    """Replace the content of `path` atomically; `mode` is the mode of a new file, before the process's umask.
+    """Replace the content of `path` atomically.
 
-    After a full disk or a kill, the file contains either the complete old or the complete new content.
-    `durable`: wait until the content is on disk, so that this also holds after a power cut.
+    Even if the disk is full or the process is killed, the file contains either the complete old content or
+    the complete new content. If `durable` is true, wait until the content is on disk, so that this also holds
+    after a power cut. `mode` is the mode of a new file, to which the process's umask is applied.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -71,9 +73,10 @@ def write_atomically(path: Path, content: str | bytes, mode: int = 0o666, durabl
 
 @contextmanager
 def atomic_path(path: Path, mode: int = 0o666, durable: bool = True) -> Iterator[Path]:
-    """Yield a temporary path beside `path`, for writers that need a path; on success, rename it to `path`.
+    """Yield a temporary path beside `path`, for writers that need a path. Rename it to `path` if the body
+    succeeds.
 
-    `mode` and `durable`: as for `write_atomically`.
+    If the body fails, remove the temporary file. `mode` and `durable`: as for `write_atomically`.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
@@ -100,7 +103,9 @@ def make_folder(path: Path) -> None:
 
 @contextmanager
 def remove_new_folders_on_error(path: Path) -> Iterator[None]:
-    """Remove `path` and its new, empty parents if the body fails."""
+    """If the body fails, remove the folder `path` and those of its parents that the body created, if
+    empty.
+    """
     new_folders = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:
         yield
@@ -113,10 +118,12 @@ def remove_new_folders_on_error(path: Path) -> Iterator[None]:
 
 @contextmanager
 def exclusive_lock(path: Path) -> Iterator[bool]:
-    """Hold the lock on `path`, a folder or a file; raise `LockHeldError` at once if another process holds it.
+    """Hold the lock on `path`, a folder or a file, while the body runs. The file is created if it does not
+    exist.
 
-    Creates the file if it does not exist. The operating system releases the lock when the process ends, even
-    if it is killed. Yields True; on a file system without locks False: other processes are then not excluded.
+    Raise `LockHeldError` at once if another process holds the lock. The operating system releases the lock
+    when the process ends, even if it is killed. Yield True if the lock is held. Yield False if the file
+    system has no locks; other processes are then not excluded.
     """
     if path.is_dir() and os.name == "nt":
         path = path / ".lock"  # Windows cannot open folders
@@ -133,7 +140,7 @@ def exclusive_lock(path: Path) -> Iterator[bool]:
         if not is_free:
             raise LockHeldError(
                 f"Expected {path} to be free, but another process is using it. "
-                "Wait for it, or name another folder."
+                "Wait until that process ends, or name another folder."
             )
         yield has_locks
     finally:
@@ -141,7 +148,7 @@ def exclusive_lock(path: Path) -> Iterator[bool]:
 
 
 def _flush_to_disk(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDWR)  # Windows flushes only what is open for writing
+    descriptor = os.open(path, os.O_RDWR)  # Windows flushes only files that are open for writing
     try:
         os.fsync(descriptor)
     finally:

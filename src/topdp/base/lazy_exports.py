@@ -1,4 +1,4 @@
-"""Package fronts that import each exported name when it is first used, to keep imports cheap."""
+"""Let a package import each name that it exports only when the name is first used, to keep imports cheap."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Any
 
 
 def lazy_exports(package: str, exports: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
-    """Return the `__getattr__` of `package`; `exports` maps its modules to the names that they export."""
+    """Return the function `__getattr__` for `package`. `exports` maps its modules to the names that they
+    export.
+    """
     modules = {name: module for module, names in exports.items() for name in names}
 
     def get(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Checks of single numbers, used by several packages. Not for budgets (ε, δ)."""
+"""Checks of single numbers, which several packages use. Budgets (ε, δ) have checks of their own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from topdp.errors import InputError
 
 
 def expect_count(name: str, count: SupportsIndex, least: int = 1) -> int:
-    """Return `count` as an int if it is a whole number of at least `least`; else raise InputError.
+    """Return `count` as an int. Raise InputError, with `name`, unless it is a whole number of at least
+    `least`.
 
     >>> expect_count("releases", 0)
     Traceback (most recent call last):

@@ -1,6 +1,6 @@
-"""The one interface by which a long operation reports progress: a function. Shows nothing itself.
+"""The interface through which every long operation reports its progress: a function that receives reports.
 
-`views/terminal/progress_display.py` shows reports on a terminal or in a log.
+`views/terminal/progress_display.py` shows the reports on a terminal or in a log.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from typing import Any, Protocol
 
 
 class Progress(Protocol):
-    """A function that receives progress reports of a long operation. Operations call it often.
+    """A function that receives the progress reports of a long operation. Operations call it often.
 
-    `stage`: what the operation does, in a few words. `done` of `total`: how many of its steps are complete; a
-    `total` of None is not known. `unit`: what one step is ("round", "observer", "run", "byte"); empty for a
-    stage without steps. `metrics`: the last evaluation, during training.
+    `stage`: what the operation is doing, in a few words. `done`: how many steps of the stage are complete.
+    `total`: how many steps the stage has; None if that is not known. `unit`: what one step is ("round",
+    "observer", "run", "byte"); empty for a stage without steps. `metrics`: during training, the results of
+    the last evaluation.
 
     >>> def show(stage, done=0, total=None, /, **details):
     ...     print(stage, done, total, details)

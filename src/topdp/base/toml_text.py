@@ -11,14 +11,14 @@ from typing import Any
 
 from topdp.errors import InputError
 
-# The longest text that is parsed; a manifest of 10,000 agents has a sixth of that.
+# The longest text that is parsed. The manifest of 10,000 agents is a sixth as long.
 MAX_TOML_CHARACTERS = 64 * 2**20
 
 # The largest number of parts of a dotted key. The keys of topdp have at most four.
 MAX_KEY_PARTS = 32
 
 _KEY_PART = r"""(?:[A-Za-z0-9_-]+|"(?:[^"\\\n]|\\.)*"|'[^'\n]*')"""
-# Matches only where a key can begin: the search stays linear in the length of the text.
+# Matches only where a key can begin, so that the time of the search is linear in the length of the text.
 _KEY_WITH_TOO_MANY_PARTS = re.compile(
     rf"""(?<![\w.'"\\-]){_KEY_PART}(?:[ \t]*\.[ \t]*{_KEY_PART}){{{MAX_KEY_PARTS}}}"""
 )
@@ -29,10 +29,10 @@ class TomlError(InputError):
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """Parse `text` like `tomllib.loads`, which raises TOMLDecodeError for invalid text.
+    """Return the keys and values in `text`, like `tomllib.loads`.
 
-    Raise TomlError for text that is too long or too deeply nested, or has keys of too many parts. Both errors
-    are ValueErrors.
+    Raise TOMLDecodeError if `text` is not TOML. Raise TomlError if it is too long or too deeply nested, or if
+    a key has too many parts. Both errors are ValueErrors.
 
     >>> parse_toml("a.b = 1")
     {'a': {'b': 1}}

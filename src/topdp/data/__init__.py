@@ -1,6 +1,7 @@
 """Data sets: fetched, verified and cached; a user's own files and frames; partitions; shards; image features.
 
-`Shards` and `ScatteringFeatures` need torch and are imported on first use; the rest works without torch.
+`Shards` and `ScatteringFeatures` need torch and are imported when they are first used. All other names work
+without torch.
 """
 
 from typing import TYPE_CHECKING

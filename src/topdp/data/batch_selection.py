@@ -1,6 +1,6 @@
-"""The records that each agent uses in a round: index tensors drawn from (seed, round) alone.
+"""The records that each agent uses in a round, as tensors of indices that depend only on (seed, round).
 
-`plan.batches` defines what a batch is and what its sum is divided by. Gradients are computed elsewhere.
+`plan.batches` defines what a batch is, and by what its sum is divided. Gradients are computed elsewhere.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ Device = str | torch.device | None
 
 @dataclass(frozen=True, eq=False)
 class Selection:
-    """The records of one round, b per agent, padded with weight 0.
+    """The records of one round: b per agent, where padding has the weight 0.
 
-    The mean gradient of agent i is sum over k of weights[i, k] * gradient(record indices[i, k]) / divisor[i].
-    `indices` None means all records in order (b = N_max), `weights` None means all ones.
+    The mean gradient of agent i is the sum over k of weights[i, k] * gradient(record indices[i, k]), divided
+    by divisor[i]. If `indices` is None, an agent uses all records in order (b = N_max). If `weights` is None,
+    all weights are 1.
     """
 
     indices: Tensor | None
@@ -38,13 +39,15 @@ class Selection:
 
 
 def select(batches: Sequence[Batches], seed: int, round: int, device: Device = None) -> Selection:
-    """Return the records of `round`, one batch per agent; all agents have batches of one kind.
+    """Return the records of `round`, with one batch per agent.
 
-    `Full`: all records. `Cycle`: the shard is shuffled once and cut; batch `round` modulo the period.
-    `Poisson`: a fresh draw for this round, padded to the longest batch (at least 1).
+    All agents must have batches of one kind. `Full`: all records. `Cycle`: the shard is shuffled once and cut
+    into batches, of which this is number `round` modulo the period. `Poisson`: a random choice that is new in
+    every round, padded to the longest batch (at least 1).
 
-    **Guarantees.** The divisor is that of the batches in every round. A round's Poisson draw is independent
-    of all others. Anyone who knows the seed can repeat the draw; against them it hides nothing.
+    **Guarantees.** In every round, the divisor is that of the batches. The Poisson choice of a round is
+    independent of the choices of all other rounds. Anyone who knows the seed can repeat the choice, so it
+    hides nothing from them.
 
     >>> select([Full(3), Full(3)], seed=0, round=7).divisor.tolist()
     [3.0, 3.0]
@@ -56,15 +59,15 @@ def select(batches: Sequence[Batches], seed: int, round: int, device: Device = N
     if kinds == {Full}:
         return _full_batches(frozen_batches, device_name)
     if kinds == {Cycle}:
-        return _cycle_batch(frozen_batches, seed, round, device_name)
+        return _cycle_batches(frozen_batches, seed, range(round, round + 1), device_name)[0]
     if kinds == {Poisson}:
-        return _draw_poisson(frozen_batches, seed, round, device_name)
+        return _poisson_batch(frozen_batches, seed, round, device_name)
     got = ", ".join(sorted(kind.kind for kind in kinds)) or "none"
     raise InputError(f"Expected batches of one kind, one for each agent, got {got}.")
 
 
 def select_many(batches: Sequence[Batches], seed: int, rounds: range) -> list[Selection]:
-    """Return the result of `select` for each of these rounds, on the CPU. Faster for many rounds.
+    """Return the result of `select` for each of `rounds`, on the CPU. This is faster than one call per round.
 
     >>> [chosen.indices.tolist() for chosen in select_many([Cycle(4, size=2)], 0, range(2))]
     [[[2, 3]], [[1, 0]]]
@@ -72,18 +75,14 @@ def select_many(batches: Sequence[Batches], seed: int, rounds: range) -> list[Se
     frozen_batches = tuple(batches)
     kinds = {type(batch) for batch in frozen_batches}
     if kinds == {Cycle}:
-        indices, weights, periods, divisor = _cycles(frozen_batches, seed, "cpu")
-        turns = torch.from_numpy(np.arange(rounds.start, rounds.stop)[:, None] % periods)
-        row = torch.arange(len(frozen_batches))
-        selections = zip(indices[row, turns], weights[row, turns], strict=True)
-        return [Selection(chosen, weight, divisor) for chosen, weight in selections]
+        return _cycle_batches(frozen_batches, seed, rounds, "cpu")
     return [select(frozen_batches, seed, round, "cpu") for round in rounds]
 
 
 def select_for_agents(
     agents: Sequence[int], batches: Sequence[Batches], seed: int, round: int, device: Device = None
 ) -> Selection:
-    """Return the result of `select` for some `agents`, given the batches of all."""
+    """Return the rows of `agents` in the result of `select`, where `batches` are those of all agents."""
     selection, rows = select(batches, seed, round, device), list(agents)
     return Selection(
         None if selection.indices is None else selection.indices[rows],
@@ -101,17 +100,19 @@ def _full_batches(batches: tuple[Batches, ...], device: str) -> Selection:
     return Selection(None, (torch.arange(max(counts), device=device) < N[:, None]).float(), N.float())
 
 
-def _cycle_batch(batches: tuple[Batches, ...], seed: int, round: int, device: str) -> Selection:
+def _cycle_batches(batches: tuple[Batches, ...], seed: int, rounds: range, device: str) -> list[Selection]:
     indices, weights, periods, divisor = _cycles(batches, seed, device)
-    turn = torch.from_numpy(round % periods).to(indices.device)
+    turns = torch.from_numpy(np.asarray(rounds)[:, None] % periods).to(indices.device)
     row = torch.arange(len(batches), device=indices.device)
-    return Selection(indices[row, turn], weights[row, turn], divisor)
+    selections = zip(indices[row, turns], weights[row, turns], strict=True)
+    return [Selection(chosen, weight, divisor) for chosen, weight in selections]
 
 
 @lru_cache(maxsize=8)
 def _cycles(batches: tuple[Batches, ...], seed: int, device: str) -> tuple[Tensor, Tensor, Ints, Tensor]:
-    """Return all batches of all agents: indices, weights [n, longest period, largest size]; periods, divisor
-    [n].
+    """Return all batches of all agents: the indices and weights of records, the periods and the divisors.
+
+    Indices and weights are [n, longest period, largest size]; periods and divisors are [n].
     """
     periods = np.array([batch.period for batch in batches])
     shape = (len(batches), int(periods.max()), max(batch.divisor for batch in batches))
@@ -130,8 +131,8 @@ def _cycles(batches: tuple[Batches, ...], seed: int, device: str) -> tuple[Tenso
 
 
 @lru_cache(maxsize=8)
-def _poisson_batches(batches: tuple[Batches, ...], device: str) -> tuple[Ints, Floats, int, Tensor]:
-    """Return the numbers of records and the rates [n, 1] of all agents, the largest divisor, and the divisor
+def _poisson_settings(batches: tuple[Batches, ...], device: str) -> tuple[Ints, Floats, int, Tensor]:
+    """Return the record counts [n, 1] and rates [n, 1] of all agents, the largest divisor, and all divisors
     [n].
     """
     N = np.array([batch.records for batch in batches])[:, None]
@@ -140,25 +141,25 @@ def _poisson_batches(batches: tuple[Batches, ...], device: str) -> tuple[Ints, F
 
 
 def typical_batch_width(batches: Sequence[Batches]) -> int:
-    """Return how many records of one agent a round holds: the maximum; for Poisson batches, a width that is
-    hardly ever exceeded.
+    """Return the largest number of records of one agent in a round.
+
+    For Poisson batches, return a number that is hardly ever exceeded.
     """
+    largest = max(batch.divisor for batch in batches)
     if not any(isinstance(batch, Poisson) for batch in batches):
-        return max(batch.divisor for batch in batches)
-    return min(
-        max(batch.records for batch in batches), _geometric_draws(max(batch.divisor for batch in batches))
-    )
+        return largest
+    return min(max(batch.records for batch in batches), _geometric_draws(largest))
 
 
 def _geometric_draws(largest: int) -> int:
     return int(largest + 6 * largest**0.5) + 4
 
 
-def _draw_poisson(batches: tuple[Batches, ...], seed: int, round: int, device: str) -> Selection:
-    N, q, largest, divisor = _poisson_batches(batches, device)
+def _poisson_batch(batches: tuple[Batches, ...], seed: int, round: int, device: str) -> Selection:
+    N, q, largest, divisor = _poisson_settings(batches, device)
     generator = stream(seed, "poisson", round)
-    # The gaps between the records chosen by independent trials are geometric. So this is exact Poisson
-    # sampling, at the cost of the chosen records instead of all records.
+    # If records are chosen by independent trials, the gaps between chosen records are geometric. So this is
+    # exact Poisson sampling, and its cost depends on the number of chosen records instead of all records.
     columns = _geometric_draws(largest)
     places = np.cumsum(generator.geometric(q, (len(N), columns)), axis=1) - 1
     while (places[:, -1] < N[:, 0]).any():

@@ -1,7 +1,7 @@
-"""Shards whose inputs are features: of a data set that is dealt out, or of existing shards.
+"""Shards whose inputs are features, made from a data set and a partition, or from existing shards.
 
-`features/feature_cache` computes and caches the features of records. This module writes them to the places of
-their records, one chunk at a time, so that nothing of their size is in memory twice.
+`features/feature_cache` computes and caches the features of records. This module writes them to the positions
+of their records, one chunk at a time, so that the features of a data set are never in memory twice.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ from topdp.data.features.feature_maps import FeatureMap
 from topdp.data.shards import Shards
 
 Device = torch.device | str
-MIN_CACHED_SHARE = 1 / 4  # of a data set: for fewer records only their features are computed, and not cached
+MIN_CACHED_SHARE = 1 / 4
+"""If agents use a smaller share of a data set, only the features of their records are computed, and not
+cached.
+"""
 
 
 def of_dataset(
@@ -40,15 +43,16 @@ def of_dataset(
 ) -> Shards:
     """Return shards like `Shards.from_dataset`, with features as inputs.
 
-    They are cached for the whole data set, independent of the partition.
+    The features of the whole data set are cached, so that the cache serves every partition.
     """
     whole = _source(dataset, dataset.train_inputs, "train")
     shape = features.shape(whole.example)
     shards = Shards.from_dataset(dataset, parts, held_out)
     n, longest = shards.inputs.shape[:2]
-    # One tensor of all features: of the agents, padded, then of the test records.
+    # One tensor for all features: first those of the agents, with padding, then those of the test records.
     values = torch.zeros(n * longest + (0 if shards.test_inputs is None else len(shards.test_inputs)), *shape)
     inputs, tests = values[: n * longest], values[n * longest :]
+    # For each record its row in `values`, or -1 if nobody holds it.
     place = np.full(len(dataset.train_targets), -1)
     for agent, part in enumerate(parts):
         place[part] = agent * longest + np.arange(len(part))
@@ -79,9 +83,7 @@ def of_dataset(
 def of_shards(
     shards: Shards, features: FeatureMap, device: Device = "cpu", progress: Progress = silent
 ) -> Shards:
-    """Return the same agents with the features of their records; each agent's features are cached
-    separately.
-    """
+    """Return `shards` with features as inputs. The features of each agent are cached separately."""
     n, longest = shards.inputs.shape[:2]
     inputs = torch.zeros(n, longest, *features.shape(shards.inputs[0, 0].cpu()))
     for agent, count in enumerate(shards.counts):
@@ -102,8 +104,9 @@ def of_shards(
 def of_records(
     records: Tensor, features: FeatureMap | None, name: str, progress: Progress = silent
 ) -> Tensor:
-    """Return [records, ...]: the model inputs for one agent's records. Features are cached for the next
-    time.
+    """Return the model inputs [records, ...] for one agent's records: their features, or else the records.
+
+    Features are cached for the next call. `name` names the records in progress reports and errors.
     """
     if features is None:
         return records
@@ -111,7 +114,7 @@ def of_records(
 
 
 def input_shape(dataset: Dataset, features: FeatureMap | None) -> tuple[int, ...]:
-    """The shape of the model input for one record."""
+    """Return the shape of the model input for one record of `dataset`."""
     example = _source(dataset, dataset.train_inputs, "train").example
     return tuple(example.shape) if features is None else features.shape(example)
 
@@ -126,7 +129,7 @@ def _unscaled_source(records: Tensor, name: str) -> RecordSource:
 
 
 def _features_origin(shards: Shards, features: FeatureMap) -> str | None:
-    """Return the origin of features; None for a user's own map, whose values alone identify them."""
+    """Return the origin of features. It is None for a user's own map, because only its values identify it."""
     if features.identity is None:
         return None
     return hashlib.sha256(f"{features.identity} {shards.digest()}".encode()).hexdigest()

@@ -1,7 +1,7 @@
 """Partitions: ways to deal the records of a data set out to agents. Only targets are read, never inputs.
 
-Every function returns one array of indices per agent. No two agents hold the same record: accountants count a
-record once, at the agent that holds it.
+Every partition returns one array of record indices per agent. No two agents hold the same record, because
+accountants count a record once, at the agent that holds it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ from topdp.plan.random_streams import stream
 
 
 def partition(labels: AnyArray, agents: int, kind: str, seed: int, **options: Any) -> list[Ints]:
-    """Deal the records with these `labels` out to `agents` by the partition `kind` of `PARTITIONS`.
+    """Return the record indices of each of `agents` agents, dealt out by the partition `kind` of
+    `PARTITIONS`.
+
+    `labels`: the target of each record. `options`: the further parameters of the partition.
 
     >>> import numpy as np
     >>> [len(part) for part in partition(np.arange(10) % 2, 3, "iid", seed=0)]
@@ -33,15 +36,15 @@ def partition(labels: AnyArray, agents: int, kind: str, seed: int, **options: An
     if unknown:
         raise InputError(
             f"Expected for {kind!r} only the options {', '.join(accepted) or '(none)'}, got "
-            f"{', '.join(unknown)}."
+            f"{', '.join(unknown)}. Remove the other options."
         )
     return deal(labels, agents, seed, **options)
 
 
 def iid(labels: AnyArray, agents: int, seed: int) -> list[Ints]:
-    """Shuffle, then cut into shards of equal size, floor(records / agents), as in the paper.
+    """Shuffle the records and cut them into shards of equal size, floor(records / agents), as in the paper.
 
-    The remainder (records mod agents) is left out, so that all sizes are equal.
+    The remaining records (records mod agents) go to no agent, so that all sizes are equal.
     """
     _expect_enough_records(labels, agents)
     size = len(labels) // agents
@@ -52,16 +55,20 @@ def iid(labels: AnyArray, agents: int, seed: int) -> list[Ints]:
 def sizes(
     labels: AnyArray, agents: int, seed: int, sizes: Sequence[float] | None = None, ratio: float | None = None
 ) -> list[Ints]:
-    """Shuffle, then cut into shards of unequal size. Give exactly one of the two options.
+    """Shuffle the records and cut them into shards of unequal size. Give exactly one of `sizes` and `ratio`.
 
-    `sizes` gives one number per agent: counts (integers), or fractions of all records (at most 1 in sum;
-    rounded down). `ratio` makes sizes fall geometrically from agent 0, which holds `ratio` times as many
-    records as the last agent; all records are dealt out, except for fewer than one per agent.
+    `sizes` has one number per agent: counts (integers), or fractions of all records. The sum of fractions is
+    at most 1, and their counts are rounded down. `ratio` makes sizes fall geometrically: agent 0 holds
+    `ratio` times as many records as the last agent. Then all records are dealt out, except for fewer than one
+    per agent.
     """
     _expect_enough_records(labels, agents)
     records = len(labels)
     if (sizes is None) == (ratio is None):
-        raise InputError("Expected exactly one of the options 'sizes' and 'ratio' for the partition 'sizes'.")
+        got = "none" if sizes is None else "both"
+        raise InputError(
+            f"Expected exactly one of the options 'sizes' and 'ratio' for the partition 'sizes', got {got}."
+        )
     if ratio is not None:
         if not (math.isfinite(ratio) and ratio >= 1):
             raise InputError(f"Expected ratio >= 1, got {ratio}.")
@@ -91,25 +98,25 @@ def sizes(
 def dirichlet(
     labels: AnyArray, agents: int, seed: int, alpha: float = 0.5, minimum: int = 1, attempts: int = 1000
 ) -> list[Ints]:
-    """Deal each label's records out in proportions drawn from Dirichlet(`alpha`, ..., `alpha`).
+    """Deal the records of each label out in proportions drawn from Dirichlet(`alpha`, ..., `alpha`).
 
-    Small `alpha`: few labels per agent and unequal sizes; large `alpha`: nearly iid. All records are dealt
-    out. The proportions are drawn again, at most `attempts` times, until every agent holds at least `minimum`
-    records.
+    With a small `alpha`, agents have few labels and unequal sizes; with a large one, the partition is nearly
+    iid. All records are dealt out. The proportions are drawn again, up to `attempts` times in total, until
+    every agent holds at least `minimum` records. Raise DataError if that never happens.
     """
     _expect_enough_records(labels, agents, minimum)
     if not (math.isfinite(alpha) and alpha > 0):
         raise InputError(f"Expected alpha > 0, got {alpha}.")
     generator = stream(seed, "partition")
     records_by_label = _records_by_label(labels, generator)
-    of_each = np.array([len(records) for records in records_by_label])
+    counts = np.array([len(records) for records in records_by_label])
     best = 0
     for _ in range(attempts):
         shares = generator.dirichlet(np.full(agents, alpha), len(records_by_label))
-        # Rounded cumulative shares: every record of a label is dealt out, and counts deviate by less than
-        # one.
-        cuts = np.rint(np.cumsum(shares, axis=1) * of_each[:, None]).astype(np.int64)
-        cuts[:, -1] = of_each
+        # Cumulative shares are rounded, so that every record of a label is dealt out, and counts deviate from
+        # the shares by less than one.
+        cuts = np.rint(np.cumsum(shares, axis=1) * counts[:, None]).astype(np.int64)
+        cuts[:, -1] = counts
         totals = np.diff(cuts, axis=1, prepend=0).sum(axis=0)
         best = max(best, int(totals.min()))
         if totals.min() >= minimum:
@@ -127,9 +134,10 @@ def dirichlet(
 def label(labels: AnyArray, agents: int, seed: int, labels_per_agent: int = 2) -> list[Ints]:
     """Give each agent records of only `labels_per_agent` labels.
 
-    In random order, agents take the labels held by the fewest agents so far (ties at random), so labels are
-    shared evenly. A label's records are cut into equal shares, up to one record, for the agents that hold it.
-    Labels that no agent holds are left out; they exist only if agents * labels_per_agent < labels.
+    Agents take turns in random order. Each takes the labels that the fewest agents have taken so far, with
+    ties decided at random, so that labels are shared evenly. The records of a label are divided among the
+    agents that took it, in shares that differ by at most one record. If agents * labels_per_agent is smaller
+    than the number of labels, no agent takes some of the labels, and their records go to no agent.
     """
     _expect_enough_records(labels, agents)
     generator = stream(seed, "partition")
@@ -146,7 +154,7 @@ def label(labels: AnyArray, agents: int, seed: int, labels_per_agent: int = 2) -
         if len(group) > len(records):
             raise DataError(
                 f"Expected at least one record of label {labels[records[0]]} for each of the {len(group)} "
-                f"agents that hold it, got {len(records)}. Use fewer agents or labels per agent."
+                f"agents that hold it, got {len(records)}. Use fewer agents or fewer labels per agent."
             )
         for agent, share in zip(group, np.array_split(records, len(group)) if group else [], strict=True):
             pieces[agent].append(share)
@@ -175,7 +183,7 @@ def _expect_enough_records(labels: AnyArray, agents: int, minimum: int = 1) -> N
 
 
 def _records_by_label(labels: AnyArray, generator: np.random.Generator) -> list[Ints]:
-    """Return, for each label that occurs, its records in random order."""
+    """Return, for each label that occurs, the indices of its records in random order."""
     if labels.ndim != 1 or labels.dtype.kind not in "uib":
         raise DataError(
             "Expected one integer label for each record to deal them out by label, got targets of shape "

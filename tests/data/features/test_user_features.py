@@ -97,7 +97,7 @@ def test_a_module_that_mixes_records_is_refused():
         (lambda record: torch.fft.fft(record), "a tensor of real numbers, got a Tensor"),
         (
             lambda record: record.reshape(3, 3),
-            "failed on a made-up record of shape \\(1, 4, 4\\): RuntimeError",
+            "failed on a synthetic record of shape \\(1, 4, 4\\): RuntimeError",
         ),
         (lambda record: record.add_(1), "do not change records"),
         (nn.Sequential(nn.Flatten(0)), "a batch of one to a batch of one"),

@@ -32,7 +32,7 @@ def test_texts_are_cut_and_padded_by_words_or_characters() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("one text",), "got one text: give"),
+        (("one text",), r"got one text\. Give \[text\]"),
         ((["a"], 0), "Expected length >= 1"),
         ((["a"], 4, 2), "at least 3 ids"),
         ((["a"], 4, 99, "byte"), "Expected unit"),

@@ -1,8 +1,8 @@
-"""The scattering transform of images, of order two: which waves of which direction are where.
+"""The scattering transform of images, of order two: it shows where in an image waves of each direction are.
 
-|x ∗ ψ| shows where a wave is. An average makes it insensitive to small shifts, and a second round of both
-recovers what the average blurs (Bruna and Mallat 2013). Nothing is learned, and nothing is computed from more
-than one image. `feature_maps` normalises the result.
+|x ∗ ψ| shows where the wave ψ occurs in the image x. Its average is insensitive to small shifts. A second
+wavelet and average recover what the first average blurs (Bruna and Mallat 2013). Nothing is learned, and
+nothing is computed from more than one image. `feature_maps` normalises the result.
 
 The filters are Morlet wavelets and an averaging Gaussian, computed in float64. Scale j has wavelets of
 wavelength 2^j·8/3 pixels in `WAVELET_ANGLES` directions. The average has a width of 2^(WAVELET_SCALES-1)·0.8
@@ -26,7 +26,7 @@ SCATTERING_STRIDE = 2**WAVELET_SCALES
 ENVELOPE_WIDTH = 0.8  # deviation of the envelope at scale 0, in pixels
 WAVE_FREQUENCY = 3 * np.pi / 4  # of the wave at scale 0, in radians per pixel
 ENVELOPE_ELONGATION = WAVELET_ANGLES / 4  # of the envelope across the wave: more directions, longer crests
-ALIASED_COPIES = 3  # copies of the spectrum on either side that a pixel grid folds into one
+ALIASED_COPIES = 3  # a pixel grid folds this many copies of the spectrum, on either side, into one
 SCATTERING_VERSION = 1  # increase when the values change
 MIRRORED_PIXELS = 4  # pixels mirrored at each edge, so that a wave does not wrap around to the opposite edge
 SCATTERING_CHANNELS = 1 + WAVELET_SCALES * WAVELET_ANGLES + WAVELET_ANGLES**2
@@ -35,10 +35,11 @@ MIN_IMAGE_SIDE = 8
 
 @final
 class Scattering:
-    """The transform of grey images [m, height, width]: [m, 81, height // 4, width // 4].
+    """The function that maps grey images [m, height, width] to coefficients [m, 81, height // 4, width // 4].
 
-    Channel 0 is the average; 1-8 and 9-16 are the waves of scale 0 and 1 by direction; 17 + 8·k + l is, of
-    the waves of scale 0 in direction k, those of scale 1 in direction l.
+    Every channel is an average: channel 0 of the image, channels 1-8 and 9-16 of the modulus of its waves of
+    scale 0 and of scale 1, by direction. Channel 17 + 8·k + l is computed like channel 9 + l, but from the
+    modulus of the waves of scale 0 in direction k instead of the image.
 
     >>> Scattering(28, 28)(torch.rand(2, 28, 28)).shape
     torch.Size([2, 81, 7, 7])
@@ -82,7 +83,10 @@ class Scattering:
         )
 
     def _on_every_second_pixel(self, spectrum: Tensor) -> Tensor:
-        """Return |· ∗ ψ| at scale 1. Dropping pixels adds up the quarters of a spectrum."""
+        """Return |x ∗ ψ| at scale 1 on every second pixel, given the spectrum of x.
+
+        Dropping every second pixel adds up the four quarters of the spectrum.
+        """
         first, *others = zip(_quarters(spectrum), self._coarse, strict=True)
         folded = first[0] * first[1]
         for part, wave in others:
@@ -94,12 +98,12 @@ class Scattering:
 
 
 def _quarters(spectrum: Tensor) -> list[Tensor]:
-    """Return the four quarters [..., h, w, 2] of [..., 2h, 2w, 2]."""
+    """Return the four quarters [..., h, w, 2] of `spectrum` [..., 2h, 2w, 2]."""
     return [part for rows in spectrum.chunk(2, -3) for part in rows.chunk(2, -2)]
 
 
 def _wave_modulus(spectrum: Tensor) -> Tensor:
-    """Return the modulus, in space, of waves given in frequency as pairs of real numbers."""
+    """Return the modulus of waves at each pixel, given their spectrum as pairs of real numbers."""
     squares = torch.view_as_real(torch.fft.ifft2(torch.view_as_complex(spectrum))).square_()
     return (squares[..., 0] + squares[..., 1]).sqrt_()
 
@@ -109,8 +113,9 @@ def _round_up_to_even(size: int) -> int:
 
 
 def wavelets(height: int, width: int, scale: int) -> Floats:
-    """Return [angles, height, width]: Fourier transforms of the wavelets of one scale on a periodic grid, all
-    real.
+    """Return the Fourier transforms [angles, height, width] of the wavelets of one scale on a periodic grid.
+
+    All of them are real.
 
     A Morlet wavelet is a wave under a Gaussian, minus a term that makes its mean zero (Bruna and Mallat
     2013): ψ̂(ω) = ĝ(ω - ξ) - ĝ(-ξ)/ĝ(0) · ĝ(ω), with ĝ folded by the grid.
@@ -130,7 +135,7 @@ def wavelets(height: int, width: int, scale: int) -> Floats:
 
 
 def _folded_gaussian(height: int, width: int, deviation: float, angle: float, frequency: float) -> Floats:
-    """Return [height, width]: a Gaussian around `frequency` in the direction `angle`, folded by the grid."""
+    """Return a Gaussian [height, width] around `frequency` in the direction `angle`, folded by the grid."""
     y = 2 * np.pi * np.fft.fftfreq(height)[:, None]
     x = 2 * np.pi * np.fft.fftfreq(width)[None, :]
     total = np.zeros((height, width))
@@ -144,10 +149,11 @@ def _folded_gaussian(height: int, width: int, deviation: float, angle: float, fr
 
 
 def averages(size: int, margin: int, padded: int, step: int) -> Floats:
-    """Return [size // SCATTERING_STRIDE, padded // step]: Gaussian means around points spread evenly over an
-    axis of `size`.
+    """Return a matrix [size // SCATTERING_STRIDE, padded // step] of weights.
 
-    The columns are the pixels 0, step, 2·step... of the padded axis, which begins `margin` before the axis.
+    Each row is a Gaussian average around one of the points that are spread evenly over an axis of `size`
+    pixels. The columns are the pixels 0, step, 2·step... of the padded axis, which begins `margin` pixels
+    before that axis.
     """
     count = size // SCATTERING_STRIDE
     points = (np.arange(count) + 0.5) * size / count - 0.5

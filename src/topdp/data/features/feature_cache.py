@@ -1,10 +1,12 @@
-"""Features of many records: computed in chunks with progress, and cached.
+"""Features of many records: computed in chunks, with progress reports, and cached in files.
 
 A file is named by a digest of the records, of the map and of the device type, so it never becomes stale. It
-is written atomically. A damaged file is computed again. This module does not know which agent holds a record.
+is written atomically. The features in a damaged file are computed again. This module does not know which
+agent holds a record.
 
-**Guarantees.** Features disclose as much as the records, and the name of a file discloses which records they
-may be of: only the owner of the folder and its files has permission to read them.
+**Guarantees.** Features disclose as much as the records. The name of a file discloses of which records they
+may be, because it can be computed from those records. Therefore only the owner of the folder and its files
+has permission to read them.
 """
 
 from __future__ import annotations
@@ -30,20 +32,24 @@ from topdp.data._dataset_downloads import cache_folder
 from topdp.data.features.feature_maps import FeatureMap
 from topdp.errors import DataError
 
-RECORDS_PER_CHUNK = 1000  # records per chunk
+RECORDS_PER_CHUNK = 1000
 FEATURE_FILE_MAGIC = b"topdp features 1\n"
 DIGEST_BYTES = hashlib.sha256().digest_size
 
 FeatureChunk = tuple[int, Tensor]
-"""The number of the first record, and features [m, ...] of it and the following ones. Valid until the next
-chunk.
+"""The index of the first record, and the features [m, ...] of it and the m - 1 records that follow.
+
+The features are valid until the next chunk is requested.
 """
 
 
 @final
 @dataclass(frozen=True)
 class RecordSource:
-    """Records, and how they are scaled before they are mapped; `scaling` describes it in words."""
+    """Records, and the function `scale` that prepares them for the feature map.
+
+    `scaling` describes that function in words, and `name` names the records in messages.
+    """
 
     records: AnyArray
     scale: Callable[[AnyArray], AnyArray]
@@ -55,7 +61,7 @@ class RecordSource:
 
     @property
     def example(self) -> Tensor:
-        """Return one record as the feature map receives it."""
+        """The first record, as the feature map receives it."""
         return torch.from_numpy(self.scale(self.records[:1]))[0]
 
 
@@ -66,9 +72,10 @@ def feature_chunks(
     progress: Progress = silent,
     keep: bool = True,
 ) -> Iterator[FeatureChunk]:
-    """Yield the features of all records, chunk by chunk in order.
+    """Yield the features of all records in chunks, in the order of the records.
 
-    If the cache turns out to be damaged on the way, all chunks are yielded again from the first.
+    If a damaged chunk is found in the cache, all chunks are yielded again from the first. If `keep` is false,
+    the cache is neither read nor written.
     """
     device_of_map = torch.device(device)
     shape = (len(source), *features.shape(source.example))
@@ -93,7 +100,7 @@ def all_features(
     device: torch.device | str = "cpu",
     progress: Progress = silent,
 ) -> Tensor:
-    """Return [records, *features] in one tensor."""
+    """Return the features of all records in one tensor [records, *features]."""
     all_values = torch.empty(len(source), *features.shape(source.example))
     for first, chunk in feature_chunks(features, source, device, progress):
         all_values[first : first + len(chunk)] = chunk
@@ -101,18 +108,20 @@ def all_features(
 
 
 def is_cached(features: FeatureMap, source: RecordSource, device: torch.device | str = "cpu") -> bool:
-    """Whether the cache has a file of these features."""
+    """Return whether the cache has a file of these features."""
     path = _cache_path(features, source, torch.device(device))
     return path is not None and path.exists()
 
 
 class _DamagedError(Exception):
-    """The file in the cache is not what was written."""
+    """The content of a file in the cache is not what was written."""
 
 
 def _cache_path(features: FeatureMap, source: RecordSource, device: torch.device) -> Path | None:
-    """The path of the cache file. It depends on the device type, since devices round differently: a run must
-    not depend on where cached features were computed.
+    """Return the path of the cache file, or None if nothing identifies the feature map.
+
+    The path depends on the device type, because types of devices round differently, and a run must not depend
+    on where cached features were computed.
     """
     if features.identity is None:
         return None
@@ -140,7 +149,7 @@ def _compute_chunks(
         if len(bad):
             raise DataError(
                 f"{source.name}: expected finite features, got NaN or infinite ones for {len(bad)} records, "
-                f"the first at index {first + int(bad[0])}."
+                f"the first at index {first + int(bad[0])}. Remove or repair these records."
             )
         yield first, values
 
@@ -158,7 +167,9 @@ def _file_header(shape: tuple[int, ...]) -> bytes:
 def _write_chunks(
     path: Path, shape: tuple[int, ...], computed: Iterator[FeatureChunk]
 ) -> Iterator[FeatureChunk]:
-    """Pass chunks on and write them to the cache. A full disk costs the cache, not the run."""
+    """Yield the chunks in `computed` and write them to the cache. If that fails, warn, and yield them all the
+    same.
+    """
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with atomic_path(path, mode=0o600) as temporary, temporary.open("wb") as file:

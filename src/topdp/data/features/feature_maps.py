@@ -1,7 +1,8 @@
-"""Feature maps by name: what a record becomes before a model sees it. A user's own map is in `user_features`.
+"""Feature maps by name: functions that turn a record into the input of a model. `user_features` has users'
+own.
 
-A feature map is fixed before data are read and processes one record at a time. So it costs no privacy: a
-record changes only its own features.
+A feature map is fixed before data are read, and it processes one record at a time. It therefore costs no
+privacy: a record changes only its own features.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from topdp.learning.core_threads import single_threaded_pool
 Shape = tuple[int, ...]
 
 SCATTERING_GROUPS = 27
-# Added to the variance of a group, for a record of variance 1. Second-order coefficients are that small.
+# Added to the variance of a group, which is computed for a record of variance 1. It is small because the
+# second-order coefficients of such a record are small.
 VARIANCE_EPSILON = 1e-9
 MAX_PIXELS_PER_PART = 1 << 15  # pixels of the images that one thread transforms at a time
 
@@ -35,24 +37,23 @@ class FeatureMap(Protocol):
 
     @property
     def identity(self) -> str | None:
-        """A text that determines the values of the map, including its version; None if they cannot be
-        determined.
-        """
+        """A text that determines the values of the map, version included; None if no text determines them."""
 
     def shape(self, example: Tensor) -> Shape:
-        """Return the shape of the features of records like `example`; else raise `InputError`."""
+        """Return the shape of the features of `example`. Raise InputError if the map cannot process it."""
 
     def __call__(self, records: Tensor) -> Tensor:
-        """Map [m, *record] to [m, *features], on the device of the records."""
+        """Return the features [m, *features] of `records` [m, *record], on the device of the records."""
 
 
 @final
 class ScatteringFeatures:
-    """The scattering transform of an image, normalised in groups of channels; every record has length 1.
+    """The scattering transform of an image, normalised in groups of channels; the features have norm 1.
 
-    Each record is brought to mean 0 and variance 1, transformed channel by channel, and normalised within
-    each of `groups` groups of neighbouring channels, over the group and space. Its features then have the
-    length √(their number), whatever the record, and are divided by that.
+    Each record is first brought to mean 0 and variance 1. Then it is transformed channel by channel, and
+    normalised within each of `groups` groups of neighbouring channels, over all channels and pixels of the
+    group. The norm of the features is then √(their number) for every record. Finally, they are divided by
+    that norm.
 
     **Guarantees.** The features of a record follow from that record alone, and have a norm of at most 1. No
     constant here comes from data.
@@ -111,7 +112,7 @@ class ScatteringFeatures:
             ).rsqrt_() / math.sqrt(math.prod(shape))
             return coefficients.reshape(len(part), *shape)
 
-        # As many as fit near a processor; a GPU has room for more.
+        # A part is small enough for the cache of a processor core; a GPU processes larger parts.
         pixels = max(1, math.prod(records.shape[1:]))
         parts = torch.split(
             records,
@@ -126,8 +127,10 @@ class ScatteringFeatures:
 
 
 def _standardise(records: Tensor) -> Tensor:
-    """Bring every record to mean 0 and variance 1, or less if it is flat: a record that is flat up to
-    rounding becomes 0.
+    """Return every record brought to mean 0 and variance 1.
+
+    The variance is smaller for records that are nearly constant. A record that is constant up to rounding
+    becomes 0.
     """
     flat = records.flatten(1)
     centred = flat - flat.mean(1, keepdim=True)

@@ -1,7 +1,8 @@
 """A user's own feature map: any function of one record, run so that no record can influence another.
 
-A function gets one record as a tensor; a `torch.nn.Module` gets a batch of one, in evaluation mode. Many run
-at a time in `isolated_vmap`, or one after the other where torch cannot. Named maps are in `feature_maps`.
+A function receives one record as a tensor. A `torch.nn.Module` receives a batch of one, in evaluation mode.
+Many records are processed at a time in `isolated_vmap`; where torch cannot do this, they are processed one
+after the other. `feature_maps` contains the maps that have a name.
 """
 
 from __future__ import annotations
@@ -23,20 +24,21 @@ from topdp.learning.gradients.path_check import random_like
 
 RecordFunction = Callable[[Tensor], Any]
 FEATURE_MAPS_TEXT = "feature maps"
-RECORDS_PER_PASS = 64  # records
-PROBE_RECORDS = 3  # made-up records for the checks
-FEATURE_PROBE_SCALES = (1e-3, -1.0, 1e3, 1e10)  # scales of more made-up records: unusual values may be kept
+RECORDS_PER_PASS = 64
+PROBE_RECORDS = 3
+FEATURE_PROBE_SCALES = (1e-3, -1.0, 1e3, 1e10)
+"""Scales of further probes, because a map may keep state only if it sees unusual values."""
 
 
 @final
 class UserFeatures:
     """Features computed by a user's function.
 
-    **Guarantees.** The features of a record are a function of that record: each record runs in its own call
-    or in `isolated_vmap`. A map in which something changes from call to call is refused, as far as
-    `kept_state` can find it. So are a map that draws random numbers, and a module whose output for a record
-    depends on the other records of a batch. Assumption: the function is chosen without looking at private
-    records, and is not written to circumvent this.
+    **Guarantees.** The features of a record are a function of that record alone, because each record is
+    processed in its own call or in `isolated_vmap`. Three kinds of maps are refused: a map in which something
+    changes from call to call, as far as `kept_state` can detect it; a map that draws random numbers; and a
+    module whose output for a record depends on the other records of a batch. Assumption: the function is
+    chosen without looking at private records, and is not written to circumvent these checks.
 
     >>> features = UserFeatures(lambda image: image.mean(-1))
     >>> features.shape(torch.zeros(1, 4, 4)), features(torch.ones(5, 1, 4, 4)).shape
@@ -58,8 +60,9 @@ class UserFeatures:
         self._loop = False
 
     def shape(self, example: Tensor) -> Shape:
-        """Check the function on made-up records like `example`, once, and return the shape of its
-        features.
+        """Return the shape of the features of `example`.
+
+        The first call for a shape and type checks the function on probes: synthetic records like `example`.
         """
         key = tuple(example.shape), example.dtype
         if key not in self._shapes:
@@ -99,9 +102,9 @@ class UserFeatures:
             raise
         except Exception as error:
             raise InputError(
-                f"The feature map failed on a made-up record of shape {tuple(example.shape)}: "
-                f"{type(error).__name__}: {str(error)[:200]} A function gets one record, a torch module a "
-                "batch of one."
+                f"The feature map failed on a synthetic record of shape {tuple(example.shape)}: "
+                f"{type(error).__name__}: {str(error)[:200]} A function receives one record, a torch module "
+                "a batch of one."
             ) from error
         for size in FEATURE_PROBE_SCALES if example.is_floating_point() else ():
             with suppress(Exception):  # the map may refuse such records
@@ -109,8 +112,8 @@ class UserFeatures:
         memory.expect_unchanged()
         if not torch.equal(one_by_one, repeated):
             raise InputError(
-                "Expected a feature map that returns the same features in every call, got one that does "
-                "not. Draw random numbers once, outside of it."
+                "Expected a feature map that returns the same features in every call, got different features "
+                "in two calls. Draw random numbers once, outside of the map."
             )
         self._expect_unmixed(probes, one_by_one)
         before = leaked_tensors()
@@ -124,20 +127,21 @@ class UserFeatures:
         return tuple(one_by_one.shape[1:])
 
     def _expect_unmixed(self, probes: Tensor, alone: Tensor) -> None:
-        """Refuse a module that mixes a batch. Only modules see batches, and only here: users should learn of
-        the mistake.
+        """Raise InputError if a module mixes the records of a batch.
+
+        A module receives a batch of several records only in this check, which shows users their mistake.
         """
         if not isinstance(self._code, nn.Module):
             return
         try:
             batch_features = self._code(probes)
-        except Exception:  # it accepts only batches of one, and gets no others
+        except Exception:  # the module accepts only batches of one, and receives no other batches
             return
         if not isinstance(batch_features, Tensor) or not _nearly_equal(batch_features, alone):
             raise InputError(
                 "Expected a feature map of one record at a time, got a module whose features of a record "
-                "depend on the others in its batch. Features that mix records would carry one past the "
-                "clipping of another."
+                "depend on the other records in its batch. Clipping could not bound the influence of a "
+                "record that changes the features of other records."
             )
 
     def _call(self, record: Tensor) -> Any:

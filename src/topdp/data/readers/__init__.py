@@ -1,1 +1,1 @@
-"""Readers of a user's own records, from files and frames to arrays: tables, text, images, torch data sets."""
+"""Read a user's own records, from files and frames, as arrays: tables, text, images, torch data sets."""

@@ -1,8 +1,8 @@
 """Text as token ids of a fixed length: hashed, or numbered by a public list. No vocabulary is learned.
 
-**Guarantees.** The ids of a text depend on that text alone. A vocabulary built from private texts would
-disclose which words occur in them, and so would its length; so words are hashed by default. Two words may
-then share an id: with 4096 ids and a few thousand frequent words, some do.
+**Guarantees.** The ids of a text depend on that text alone. A vocabulary that is built from private texts
+would disclose which words occur in them, and even its length would disclose something. Words are therefore
+hashed by default. Two words may then share an id: with 4096 ids and a few thousand frequent words, some do.
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ from topdp.errors import InputError
 
 PADDING_ID = 0
 UNKNOWN_ID = 1
-"""With a public list: the id of every word not on it."""
+"""If the vocabulary is a public list: the id of every word that is not on it."""
 _WORD_PATTERN = re.compile(r"\w+|[^\w\s]")
 
 
 def token_ids(
     texts: Sequence[str], length: int = 64, vocabulary: int | Sequence[str] = 4096, unit: str = "word"
 ) -> Ints:
-    """Return [texts, length]: the first `length` words or characters of each text, then zeros.
+    """Return an array [texts, length]: the ids of the first `length` words or characters, then zeros.
 
-    `vocabulary` is a number of ids, into which words are hashed, or a public list of words: then word k has
-    the id k + 2, and all others have 1. Texts are lower-cased; a word consists of letters and digits, or is
-    one other character. An embedding needs `vocabulary` rows; with a list, two more than the list has words.
+    If `vocabulary` is a number, words are hashed into that many ids. If it is a public list of words, word k
+    of the list has the id k + 2, and all other words have the id 1. Texts are lower-cased. A word consists of
+    letters and digits, or is one other character. An embedding needs `vocabulary` rows; for a list, it needs
+    two rows more than the list has words.
 
     >>> token_ids(["The cat.", "the"], length=4, vocabulary=["the", "cat"]).tolist()
     [[2, 3, 1, 0], [2, 0, 0, 0]]
@@ -38,7 +39,7 @@ def token_ids(
     (True, True, 0)
     """
     if isinstance(texts, str):
-        raise InputError("Expected a list of texts, got one text: give [text].")
+        raise InputError("Expected a list of texts, got one text. Give [text] instead.")
     if length < 1:
         raise InputError(f"Expected length >= 1, got {length}.")
     if unit not in ("word", "character"):
@@ -54,7 +55,7 @@ def token_ids(
         for at, token in enumerate(_tokens(text, unit, length)):
             if isinstance(vocabulary, int):
                 if token not in id_of:
-                    # The same on every machine, unlike Python's hash().
+                    # Unlike Python's hash(), CRC-32 is the same on every machine.
                     id_of[token] = 1 + zlib.crc32(token.encode("utf-8", "replace")) % (vocabulary - 1)
                 ids[row, at] = id_of[token]
             else:

@@ -1,7 +1,7 @@
-"""torch data sets and loaders to arrays: every item is read once, now.
+"""Read torch data sets and loaders as tensors. Every item is read once, when `read_items` is called.
 
-**Guarantees.** A loader that yields an item twice is refused: accountants count an item as one record, and a
-record that occurs k times moves sums by k clips.
+**Guarantees.** A loader that yields an item twice is refused. Accountants count an item as one record, but a
+record that occurs k times can change a sum of gradients by k times the clip.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ logger = logging.getLogger("topdp.data")
 
 
 def read_items(source: Any, what: str) -> tuple[Tensor, Tensor]:
-    """Return (inputs, targets) of a `Dataset` of pairs, or of a `DataLoader` that is iterated over once.
+    """Return the inputs and the targets of a `Dataset` of pairs, or of a `DataLoader`, which is iterated over
+    once.
 
-    A random transform is drawn once, not every round. A loader decides the order of records: one that
-    shuffles gives another order each time, and one that drops its last batch omits records.
+    A random transform is drawn once and not in every round. The order of records is that of the loader: a
+    loader that shuffles gives another order in each call. A loader that drops its last batch omits records.
+    Both are logged as warnings. `what` names the source in messages.
     """
     if isinstance(source, DataLoader):
         return _read_batches(source, what)
@@ -46,12 +48,12 @@ def _read_batches(loader: DataLoader[Any], what: str) -> tuple[Tensor, Tensor]:
     _expect_records_once(loader, what)
     if isinstance(loader.sampler, RandomSampler):
         logger.warning(
-            "%s: the DataLoader shuffles: records are taken in the order of this one pass. A run can be "
-            "resumed only with the same order; use shuffle=False, topdp draws its own batches",
+            "%s: the DataLoader shuffles, so the records have the order of this one pass. A run can be "
+            "resumed only with the same order. Use shuffle=False, because topdp draws its own batches",
             what,
         )
     if loader.drop_last:
-        logger.warning("%s: the DataLoader drops its last batch: those records take no part", what)
+        logger.warning("%s: the DataLoader drops its last batch, whose records are not used", what)
     pairs = []
     for index, batch in enumerate(loader):
         value, target = _record_pair(batch, what, f"batch {index}")
@@ -68,17 +70,17 @@ def _expect_records_once(loader: DataLoader[Any], what: str) -> None:
     if isinstance(loader.dataset, IterableDataset):
         if loader.num_workers > 0:
             raise DataError(
-                f"{what}: expected num_workers=0 for an iterable data set, got {loader.num_workers}: each "
+                f"{what}: expected num_workers=0 for an iterable data set, got {loader.num_workers}. Each "
                 "worker may yield all records."
             )
         return
     indices = list(loader.sampler if loader.batch_sampler is None else chain(*loader.batch_sampler))
-    # Indices of a custom sampler may have any type, also unhashable ones: compare them as texts.
+    # Compare indices as texts, because those of a custom sampler may have any type, even an unhashable one.
     if len(set(map(str, indices))) < len(indices) or getattr(loader.sampler, "replacement", False):
         raise DataError(
-            f"{what}: expected a DataLoader that yields every record once, got one whose sampler yields some "
-            "twice: one record would count as several, and noise hides only one. Remove the sampler; topdp "
-            "draws its own batches."
+            f"{what}: expected a DataLoader that yields every record once, got one whose sampler may yield a "
+            "record twice. It would count as several records, and noise hides only one. Remove the sampler; "
+            "topdp draws its own batches."
         )
 
 
@@ -100,7 +102,7 @@ def _record_pair(item: Any, what: str, where: str) -> tuple[Tensor, Tensor]:
 
 
 def _join_items(pairs: list[tuple[Tensor, Tensor]], what: str, each: str) -> tuple[Tensor, Tensor]:
-    """Stack items, or concatenate batches."""
+    """Return the inputs and the targets of all `pairs`: items are stacked, batches are concatenated."""
     if not pairs:
         raise DataError(f"{what}: expected at least one record, got none.")
     join = torch.stack if each == "item" else torch.cat
