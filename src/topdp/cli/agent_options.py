@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from topdp.agents.node.status_file import epsilon_in_words as epsilon_in_words
+from topdp.agents.node.agent_status import epsilon_in_words as epsilon_in_words
 from topdp.errors import InputError
 
 REQUIRED_PACKAGES = ("cryptography", "google.protobuf", "grpc", "prometheus_client")

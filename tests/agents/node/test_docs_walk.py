@@ -19,7 +19,7 @@ import pytest
 
 from builders import blobs_file
 from command_lines import command, parsed
-from topdp.agents.node.status_file import ProcessStatus
+from topdp.agents.node.agent_status import ProcessStatus
 
 pytestmark = pytest.mark.slow
 

@@ -16,11 +16,10 @@ from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_check import verify
 from topdp.agents.ledger.ledger_entries import ReleaseCost
 from topdp.agents.node import agent_model_file
-from topdp.agents.node.agent_status import describe_status, read_status
+from topdp.agents.node.agent_status import ProcessStatus, describe_status, process_birth, read_status
 from topdp.agents.node.node_monitor import NodeMonitor
 from topdp.agents.node.operator_orders import PAUSE_FILE, STOP_FILE, OperatorOrders
 from topdp.agents.node.owner_evaluation import OwnerEvaluation
-from topdp.agents.node.status_file import ProcessStatus, process_birth
 from topdp.agents.wire.link_refusals import REPEAT_SECONDS, RefusalLog
 from topdp.agents.wire.wire_codes import ReplyCode
 from topdp.base.files import FileError
@@ -157,7 +156,7 @@ def test_people_are_not_told_what_is_not_so(topdp, state):
 
 def test_status_shows_delta_beside_epsilon(tmp_path):
     ledger = Ledger(tmp_path / "books", "federation", "ada")
-    start_choices.record_delta(ledger, 2e-6)
+    ledger.database.remember(start_choices.DELTA_KEY, repr(2e-6))
     ledger.close()
     facts = read_status(tmp_path / "books")
     assert facts["delta"] == 2e-6 and "at delta 2e-06" in describe_status(facts)["epsilon"]

@@ -293,8 +293,7 @@ class Ledger(LedgerFacts):
     ) -> None:
         """Store a row that `inbox` has accepted; if `body` is None, only its digest."""
         with self.database.transaction() as db:
-            stored_rows.keep_signature(db, sender, round, digest, signature)
-            db.execute("INSERT INTO inbox VALUES (?, ?, ?, ?, NULL)", (sender, round, digest, body))
+            stored_rows.insert_received(db, sender, round, digest, body, signature)
 
     def unapplied_body(self, sender: str, round: int) -> bytes | None:
         """Return the bytes of the row of `sender` in `round` if it was not used yet, else None."""

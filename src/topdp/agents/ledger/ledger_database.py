@@ -1,8 +1,9 @@
-"""The SQLite file of an agent's ledger: its tables, format versions, lock and transactions.
+"""The SQLite file of an agent's ledger: its format versions, lock and transactions.
 
-What the tables mean is described in `ledger`, `event_journal`, `notice_store` and `pairing_records`. A
-format that was ever used is not changed here: a new format is a migration step. A file of an older format is
-migrated when it is opened for writing, after a copy was saved beside it.
+The tables are in `ledger_format_*.sql`; what they mean is described in `ledger`, `event_journal`,
+`notice_store` and `pairing_records`. A format that was ever used is not changed here: a new format is a
+migration step. A file of an older format is migrated when it is opened for writing, after a copy was saved
+beside it.
 
 **Guarantees.** Committed data survive a power cut. A process that opens the file for reading sees a
 consistent snapshot from opening to closing, whatever the agent writes meanwhile, and changes nothing, not
@@ -16,6 +17,7 @@ import os
 import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from importlib.resources import files
 from pathlib import Path
 
 from topdp.agents.ledger import event_journal
@@ -29,39 +31,6 @@ SYNCHRONOUS_MODE = "FULL"  # tests that only simulate a crash turn it off
 
 LEDGER_FORMAT = 5
 OLDEST_LEDGER_FORMAT = 4  # the oldest format that can be migrated
-
-TABLES_FORMAT_4 = """
-CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE charges (number INTEGER PRIMARY KEY, entry TEXT NOT NULL, hash TEXT NOT NULL);
-CREATE TABLE outbox (
-    receiver TEXT, round INTEGER, digest TEXT NOT NULL, body BLOB,
-    PRIMARY KEY (receiver, round));
-CREATE TABLE inbox (
-    sender TEXT, round INTEGER, digest TEXT NOT NULL, body BLOB, applied INTEGER,
-    PRIMARY KEY (sender, round));
-CREATE TABLE peers (
-    name TEXT PRIMARY KEY, quarantined TEXT, quarantined_for TEXT, finished INTEGER, told INTEGER)
-WITHOUT ROWID;
-CREATE TABLE state (one INTEGER PRIMARY KEY CHECK (one = 1), round INTEGER NOT NULL, body BLOB NOT NULL);
-CREATE TABLE pairs (
-    id TEXT PRIMARY KEY, partner TEXT NOT NULL, role TEXT NOT NULL, status TEXT NOT NULL,
-    own_round INTEGER NOT NULL, partner_round INTEGER, told INTEGER NOT NULL DEFAULT 0, applied INTEGER);
-CREATE TABLE statements (
-    number INTEGER PRIMARY KEY, author TEXT NOT NULL, run TEXT NOT NULL, about TEXT NOT NULL,
-    text TEXT NOT NULL, signature TEXT NOT NULL, UNIQUE (author, run, about));
-"""
-
-# Partial indexes hold only what a round looks up: a lookup in round 8,000 takes as long as in round 1.
-MIGRATION_4_TO_5 = """
-CREATE TABLE notes (
-    number INTEGER PRIMARY KEY, charges INTEGER NOT NULL, place TEXT NOT NULL, key TEXT NOT NULL, value);
-CREATE TABLE delivered (receiver TEXT PRIMARY KEY, round INTEGER NOT NULL) WITHOUT ROWID;
-CREATE INDEX outbox_waiting ON outbox (receiver, round) WHERE body IS NOT NULL;
-CREATE INDEX inbox_bodies ON inbox (round) WHERE body IS NOT NULL;
-CREATE INDEX pairs_prepared ON pairs (id) WHERE status = 'prepared';
-CREATE INDEX pairs_ready ON pairs (id) WHERE status = 'committed' AND applied IS NULL;
-CREATE INDEX pairs_untold ON pairs (id) WHERE status = 'committed' AND told = 0;
-"""
 
 # SQLite uses one code for a wrong statement and for a missing table; the statements here are tested.
 DAMAGE_MESSAGES = ("malformed", "not a database", "no such table", "no such column", "decode", "unsupported")
@@ -125,8 +94,8 @@ class LedgerDatabase:
         db.execute("PRAGMA journal_mode = WAL")
         if self._is_new(identity):
             with self.transaction():
-                execute_all(db, TABLES_FORMAT_4)
-                execute_all(db, MIGRATION_4_TO_5)
+                execute_file(db, "ledger_format_4.sql")
+                execute_file(db, "ledger_format_4_to_5.sql")
                 for key, value in {"format": str(LEDGER_FORMAT), **identity}.items():
                     event_journal.set_fact(db, key, value)
             return db
@@ -273,14 +242,15 @@ def connect(path: Path, writable: bool, timeout: float = 5.0) -> sqlite3.Connect
 def _migrate(db: sqlite3.Connection, format: int) -> None:
     """Migrate the tables from `format` to LEDGER_FORMAT."""
     assert OLDEST_LEDGER_FORMAT <= format < LEDGER_FORMAT
-    execute_all(db, MIGRATION_4_TO_5)
+    execute_file(db, "ledger_format_4_to_5.sql")
     event_journal.backfill(db)
     event_journal.set_fact(db, "migrated_from", str(format))
     event_journal.set_fact(db, "format", str(LEDGER_FORMAT))
 
 
-def execute_all(db: sqlite3.Connection, statements: str) -> None:
-    for statement in statements.split(";\n"):
+def execute_file(db: sqlite3.Connection, name: str) -> None:
+    """Execute the SQL statements in a file of this package."""
+    for statement in files(__package__).joinpath(name).read_text("utf-8").split(";\n"):
         db.execute(statement)
 
 

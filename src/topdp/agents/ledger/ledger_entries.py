@@ -98,6 +98,15 @@ def expect_bookable(cost: ReleaseCost) -> None:
             raise LedgerError(f"Expected a finite {name} >= 0, got {value}: it is not charged.")
 
 
+def finite_or_none(value: float) -> float | None:
+    """Return the value as JSON and SQL store it: None stands for infinity."""
+    return value if math.isfinite(value) else None
+
+
+def infinite_if_none(value: float | None) -> float:
+    return math.inf if value is None else value
+
+
 def digest_of(body: bytes) -> str:
     return hashlib.sha256(body).hexdigest()
 

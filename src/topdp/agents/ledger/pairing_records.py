@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_entries import LedgerError, digest_of
-from topdp.agents.ledger.stored_rows import ANY_RECEIVER, keep_signature
+from topdp.agents.ledger.stored_rows import ANY_RECEIVER, insert_received
 from topdp.agents.wire.wire_codes import ReplyCode
 
 PairStatus = Literal["prepared", "committed", "aborted"]
@@ -147,12 +147,10 @@ class PairingRecords:
         if self.ledger.quarantined(partner) is not None or self.find(id) is not None:
             return False
         if self.ledger.finished(partner):
-            return False  # after a restart, a finished partner is not asked for its state, so it gets no rows
+            return False  # after a restart, this agent does not ask a finished partner for its state
         with self.ledger.database.transaction() as db:
-            db.execute(
-                "INSERT INTO pairs VALUES (?, ?, 'acceptor', 'prepared', ?, NULL, 0, NULL)",
-                (id, partner, self.ledger.round),
-            )
+            query = "INSERT INTO pairs VALUES (?, ?, 'acceptor', 'prepared', ?, NULL, 0, NULL)"
+            db.execute(query, (id, partner, self.ledger.round))
         return True
 
     def committed(self, id: str, partner: str, round: int, body: bytes, signature: bytes = b"") -> ReplyCode:
@@ -194,13 +192,10 @@ class PairingRecords:
         return ReplyCode.OK if round > self.ledger.last_received(partner) else ReplyCode.GAP
 
     def _write(
-        self, id: str, partner: str, role: str, own: int, round: int, body: bytes, signature: bytes
+        self, id: str, partner: str, role: str, own_round: int, round: int, body: bytes, signature: bytes
     ) -> None:
         told = 1 if role == "acceptor" else 0
         with self.ledger.database.transaction() as db:
-            keep_signature(db, partner, round, digest_of(body), signature)
-            db.execute("INSERT INTO inbox VALUES (?, ?, ?, ?, NULL)", (partner, round, digest_of(body), body))
-            db.execute(
-                "INSERT OR REPLACE INTO pairs VALUES (?, ?, ?, 'committed', ?, ?, ?, NULL)",
-                (id, partner, role, own, round, told),
-            )
+            insert_received(db, partner, round, digest_of(body), body, signature)
+            query = "INSERT OR REPLACE INTO pairs VALUES (?, ?, ?, 'committed', ?, ?, ?, NULL)"
+            db.execute(query, (id, partner, role, own_round, round, told))

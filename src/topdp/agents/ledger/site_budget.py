@@ -5,11 +5,14 @@ reserves its whole budget here. When the ledger of a run is final, the run count
 is a record: a run counts for the records that were in it, and a limit applies to the record that has spent
 most. Without a limit, runs are only recorded. The site budget never leaves the site.
 
-**Guarantees.** For every record, ε and δ of the runs that the record was in are added (`spent_sums`). Each ε
-is under the guarantee of its run, so the sum holds against observers that see in every run no more than that
-guarantee covers. A run whose noise can be reproduced, or that records gradients without noise (seeded noise,
-canaries), has no finite ε. A reservation is on disk before the first release, and is raised before a charge
-exceeds it. Only a final ledger releases the unspent part of a reservation.
+**Guarantees.** For every record, ε and δ of the runs that the record was in are added (basic composition,
+which also holds where each run and its budget are chosen after seeing the earlier ones; Rogers et al. 2016,
+arXiv:1605.08294). Where a record was in runs under add-remove and under replace-one, the former count as (2ε,
+(1+e^ε)δ): replacing is removing and adding. Each ε is under the guarantee of its run, so the sum holds
+against observers that see in every run no more than that guarantee covers. A run whose noise can be
+reproduced, or that records gradients without noise (seeded noise, canaries), has no finite ε. A reservation
+is on disk before the first release, and is raised before a charge exceeds it. Only a final ledger releases
+the unspent part of a reservation.
 """
 
 from __future__ import annotations
@@ -25,36 +28,33 @@ from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 
-from topdp.agents.ledger.ledger_database import READ_ERRORS, connect, execute_all, transaction
-from topdp.agents.ledger.ledger_entries import LedgerError, TamperedError
-from topdp.agents.ledger.record_fingerprints import DataFingerprint
-from topdp.agents.ledger.spent_sums import (
-    RunCost,
-    SpentBudget,
-    largest_sum_with,
-    largest_sums,
-    sum_by_adjacency,
+from topdp.agents.ledger.ledger_database import READ_ERRORS, connect, execute_file, transaction
+from topdp.agents.ledger.ledger_entries import (
+    LedgerError,
+    TamperedError,
+    finite_or_none,
+    infinite_if_none,
 )
+from topdp.agents.ledger.record_fingerprints import DataFingerprint
 from topdp.errors import BudgetError, TopdpError, TrustError
 
 SITE_BUDGET_FILE = "site.sqlite"
 SITE_BUDGET_FORMAT = 1
 LOCK_TIMEOUT_SECONDS = 60.0
 
-# `books` identifies the ledger of a run; `name` identifies a data set.
-SITE_BUDGET_TABLES = """
-CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE sets (name BLOB PRIMARY KEY, source BLOB NOT NULL, records INTEGER NOT NULL);
-CREATE TABLE members (record BLOB, name BLOB, PRIMARY KEY (record, name)) WITHOUT ROWID;
-CREATE TABLE runs (
-    number INTEGER PRIMARY KEY, books TEXT NOT NULL, name BLOB NOT NULL, federation TEXT NOT NULL,
-    agent TEXT NOT NULL, folder TEXT NOT NULL, begun TEXT NOT NULL, guarantee TEXT NOT NULL,
-    adjacency TEXT NOT NULL, delta REAL NOT NULL, epsilon REAL, final INTEGER NOT NULL DEFAULT 0,
-    charges INTEGER NOT NULL DEFAULT 0, UNIQUE (books, name));
-CREATE TABLE limits (number INTEGER PRIMARY KEY, time TEXT NOT NULL, epsilon REAL, delta REAL)
-"""
-
 UNUSABLE_MESSAGES = ("locked", "readonly", "full", "unable to open", "Permission")
+
+
+RunCost = tuple[str, float, float]  # adjacency, ε, δ
+
+
+@dataclass(frozen=True)
+class SpentBudget:
+    """The sums of ε and δ over runs, and the number of runs."""
+
+    epsilon: float = 0.0
+    delta: float = 0.0
+    runs: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +98,7 @@ class SiteBudget:
             if writable:
                 with transaction(self._db) as db:
                     if not db.execute("SELECT 1 FROM sqlite_master").fetchone():
-                        execute_all(db, SITE_BUDGET_TABLES)
+                        execute_file(db, "site_budget.sql")
                         facts = {"format": str(SITE_BUDGET_FORMAT), "key": secrets.token_hex(32)}
                         db.executemany("INSERT INTO meta VALUES (?, ?)", list(facts.items()))
             meta = dict(self._db.execute("SELECT key, value FROM meta").fetchall())
@@ -155,7 +155,7 @@ class SiteBudget:
                 self._add_records(db, data)
                 self._expect_within_limit(request, self.spent(data))
                 row = {**asdict(request), "name": data.name, "begun": _now(), "charges": charges}
-                row |= {"books": row.pop("ledger_id"), "epsilon": _to_column(request.epsilon)}
+                row |= {"books": row.pop("ledger_id"), "epsilon": finite_or_none(request.epsilon)}
                 del row["spent"]
                 placeholders = ", ".join("?" * len(row))
                 db.execute(f"INSERT INTO runs ({', '.join(row)}) VALUES ({placeholders})", [*row.values()])
@@ -167,11 +167,9 @@ class SiteBudget:
                     f"site budget records, got {charges}: the ledger is an old copy, which lacks what was "
                     "spent since. Restore the newest copy."
                 )
-            reserved = max(_from_column(epsilon), request.spent) if final else request.epsilon
-            db.execute(
-                "UPDATE runs SET epsilon = ?, charges = ? WHERE number = ?",
-                (_to_column(reserved), charges, number),
-            )
+            reserved = max(infinite_if_none(epsilon), request.spent) if final else request.epsilon
+            query = "UPDATE runs SET epsilon = ?, charges = ? WHERE number = ?"
+            db.execute(query, (finite_or_none(reserved), charges, number))
             return reserved
 
     def _expect_within_limit(self, request: BudgetRequest, before: dict[str, SpentBudget]) -> None:
@@ -197,7 +195,7 @@ class SiteBudget:
         with self._writing() as db:
             runs = db.execute("SELECT number, epsilon FROM runs WHERE books = ?", (ledger_id,)).fetchall()
             for number, reserved in runs:
-                raised = _to_column(max(_from_column(reserved), epsilon))
+                raised = finite_or_none(max(infinite_if_none(reserved), epsilon))
                 db.execute("UPDATE runs SET epsilon = ? WHERE number = ?", (raised, number))
 
     def finalize(self, ledger_id: str, epsilon: float, charges: int) -> int:
@@ -207,10 +205,8 @@ class SiteBudget:
         records; `epsilon` counts in full for each of them.
         """
         with self._writing() as db:
-            values = (_to_column(epsilon), charges, ledger_id)
-            return db.execute(
-                "UPDATE runs SET epsilon = ?, charges = ?, final = 1 WHERE books = ?", values
-            ).rowcount
+            query = "UPDATE runs SET epsilon = ?, charges = ?, final = 1 WHERE books = ?"
+            return db.execute(query, (finite_or_none(epsilon), charges, ledger_id)).rowcount
 
     # Sums
 
@@ -232,12 +228,8 @@ class SiteBudget:
             costs = self._costs()
             if not costs.keys() <= source.keys():
                 raise TypeError("a run on records that are not recorded")
-            return largest_sums(
-                [
-                    sum_by_adjacency([cost for name in names for cost in costs.get(name, [])])
-                    for names in groups
-                ]
-            )
+            costs_of_records = ([cost for name in names for cost in costs.get(name, [])] for names in groups)
+            return largest_sums([sum_by_adjacency(each) for each in costs_of_records])
 
     def _memberships(self, data: DataFingerprint | None) -> Iterator[tuple[set[bytes], set[bytes]]]:
         """Yield for every record (of `data`) the data sets that contain it, and its further sources."""
@@ -255,10 +247,9 @@ class SiteBudget:
         columns = (
             "number, federation, agent, folder, begun, guarantee, adjacency, delta, epsilon, final, records"
         )
+        query = f"SELECT {columns} FROM runs LEFT JOIN sets USING (name) ORDER BY number"
         with self._errors():
-            rows = self._db.execute(
-                f"SELECT {columns} FROM runs LEFT JOIN sets USING (name) ORDER BY number"
-            ).fetchall()
+            rows = self._db.execute(query).fetchall()
             if any(row[-1] is None for row in rows):
                 raise TypeError("a run on records that are not recorded")
         runs = [dict(zip(columns.split(", "), row, strict=True)) for row in rows]
@@ -279,16 +270,12 @@ class SiteBudget:
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise LedgerError(f"{name}: expected a finite number > 0, got {value}.")
         with self._writing() as db:
-            db.execute(
-                "INSERT INTO limits (time, epsilon, delta) VALUES (?, ?, ?)",
-                (_now(), limit.epsilon, limit.delta),
-            )
+            query = "INSERT INTO limits (time, epsilon, delta) VALUES (?, ?, ?)"
+            db.execute(query, (_now(), limit.epsilon, limit.delta))
 
     def _add_records(self, db: sqlite3.Connection, data: DataFingerprint) -> None:
-        new = db.execute(
-            "INSERT OR IGNORE INTO sets VALUES (?, ?, ?)", (data.name, data.source, len(data.records))
-        )
-        if new.rowcount:
+        data_set = (data.name, data.source, len(data.records))
+        if db.execute("INSERT OR IGNORE INTO sets VALUES (?, ?, ?)", data_set).rowcount:
             rows = ((record, data.name) for record in data.records)
             db.executemany("INSERT INTO members VALUES (?, ?)", rows)
 
@@ -297,16 +284,67 @@ class SiteBudget:
         costs: dict[bytes, list[RunCost]] = {}
         rows = self._db.execute("SELECT name, adjacency, epsilon, delta FROM runs")
         for name, adjacency, epsilon, delta in rows:
-            costs.setdefault(name, []).append((adjacency, _from_column(epsilon), delta))
+            costs.setdefault(name, []).append((adjacency, infinite_if_none(epsilon), delta))
         return costs
 
 
-def _to_column(epsilon: float) -> float | None:
-    return epsilon if math.isfinite(epsilon) else None
+def as_replace_one(adjacency: str, epsilon: float, delta: float) -> tuple[float, float]:
+    """Return (ε, δ) of a run under replace-one, given its (ε, δ) under `adjacency`.
+
+    >>> as_replace_one("replace-one", 1.0, 1e-5), as_replace_one("add-remove", 0.5, 0.0)
+    ((1.0, 1e-05), (1.0, 0.0))
+    """
+    if adjacency == "replace-one":
+        return epsilon, delta
+    # Removing and adding: two steps; Dwork and Roth 2014, Theorem 2.2 and the remark on δ.
+    factor = 1 + math.exp(epsilon) if epsilon < 700 else math.inf
+    return 2 * epsilon, min(1.0, delta * factor) if delta else 0.0
 
 
-def _from_column(epsilon: float | None) -> float:
-    return math.inf if epsilon is None else epsilon
+def sum_by_adjacency(costs: list[RunCost]) -> dict[str, SpentBudget]:
+    """Map adjacency to what a record in these runs has spent; `mixed` if the runs have both adjacencies."""
+    kinds = {adjacency for adjacency, _, _ in costs}
+    if len(kinds) > 1:
+        costs = [("mixed", *as_replace_one(*cost)) for cost in costs]
+    return {
+        kind: SpentBudget(
+            math.fsum(epsilon for _, epsilon, _ in costs)
+            if math.isfinite(max(e for _, e, _ in costs))
+            else math.inf,
+            math.fsum(delta for *_, delta in costs),
+            len(costs),
+        )
+        for kind in {adjacency for adjacency, _, _ in costs}
+    }
+
+
+def largest_sums(records: list[dict[str, SpentBudget]]) -> dict[str, SpentBudget]:
+    """Return for each adjacency (or `mixed`) the largest ε, δ and number of runs over all records."""
+    largest: dict[str, SpentBudget] = {}
+    for sums in records:
+        for kind, spent in sums.items():
+            other = largest.get(kind, SpentBudget())
+            largest[kind] = SpentBudget(
+                max(spent.epsilon, other.epsilon), max(spent.delta, other.delta), max(spent.runs, other.runs)
+            )
+    return largest
+
+
+def largest_sum_with(before: dict[str, SpentBudget], run: RunCost) -> SpentBudget:
+    """Return the largest ε, δ and number of runs after `run` is added.
+
+    `before` maps each adjacency to its largest sums (`largest_sums`).
+    """
+    adjacency, epsilon, delta = run
+    after = [SpentBudget(epsilon, delta, 1)]
+    for kind, spent in before.items():
+        earlier, added = (spent.epsilon, spent.delta), (epsilon, delta)
+        if kind != adjacency:
+            # Converting the sums as if they were one run gives at least the sum of the converted runs.
+            earlier = earlier if kind == "mixed" else as_replace_one(kind, *earlier)
+            added = as_replace_one(adjacency, *added)
+        after.append(SpentBudget(earlier[0] + added[0], earlier[1] + added[1], spent.runs + 1))
+    return SpentBudget(max(s.epsilon for s in after), max(s.delta for s in after), max(s.runs for s in after))
 
 
 def _now() -> str:

@@ -20,7 +20,8 @@ from topdp.errors import DataError, TrustError
 
 LEDGER_ID_KEY = "books"
 SEEDED_KEY, REHEARSAL_KEY = "seeded", "rehearsal"
-BUDGET_KEY, UPGRADE_KEY, DELTA_KEY = "budget", "upgrade", "delta"
+BUDGET_KEY, UPGRADE_KEY = "budget", "upgrade"
+DELTA_KEY = "delta"  # of the manifest; all charges refer to it
 TEST_OPTIONS = {SEEDED_KEY: "--seeded", REHEARSAL_KEY: "--canaries"}
 
 
@@ -115,12 +116,6 @@ def record_upgrade(ledger: Ledger) -> None:
     """Record permanently that a person confirms this ledger to be the newest."""
     if "migrated_from" in ledger.meta and not ever_chosen(ledger, UPGRADE_KEY):
         ledger.database.remember(UPGRADE_KEY, str(True))
-
-
-def record_delta(ledger: Ledger, delta: float) -> None:
-    """Record the manifest's δ, to which all charges refer, for programs that read the ledger alone."""
-    if DELTA_KEY not in ledger.meta:
-        ledger.database.remember(DELTA_KEY, repr(delta))
 
 
 def recorded_budget(ledger: Ledger) -> float | None:

@@ -66,8 +66,13 @@ def receiver_of(database: LedgerDatabase, peer: str) -> str:
     return ANY_RECEIVER if database.meta.get("partners") == "found" else peer
 
 
-def keep_signature(db: Connection, sender: str, round: int, digest: str, signature: bytes) -> None:
-    """Store the signature of the newest row of `sender`. Call it in the transaction that stores the row."""
+def insert_received(
+    db: Connection, sender: str, round: int, digest: str, body: bytes | None, signature: bytes
+) -> None:
+    """Store a received row, and the signature of the newest row of `sender`. If `body` is None, store only
+    the digest.
+    """
+    db.execute("INSERT INTO inbox VALUES (?, ?, ?, ?, NULL)", (sender, round, digest, body))
     if signature:
         text = json.dumps([round, digest, signature.hex()])
         db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (SIGNATURE_KEY_PREFIX + sender, text))

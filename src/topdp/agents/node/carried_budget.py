@@ -18,6 +18,7 @@ from topdp.agents.agreement.run_marks import RollbackMark
 from topdp.agents.ledger import start_choices
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_check import verify
+from topdp.agents.ledger.ledger_entries import infinite_if_none
 from topdp.errors import BudgetError, InputError, TrustError
 
 
@@ -69,8 +70,7 @@ def remaining_budget(amendment: Amendment, name: str, ledger: Ledger) -> float:
             "--amended-by`, so that it spends nothing more."
         )
     granted = min(amendment.granted[name], start_choices.recorded_budget(ledger) or math.inf)
-    spent = math.inf if ledger.spent is None else ledger.spent
-    remaining = granted - max(amendment.spent[name], spent)
+    remaining = granted - max(amendment.spent[name], infinite_if_none(ledger.spent))
     if remaining <= 0:
         raise BudgetError(
             f"Expected a remaining budget > 0 for {name}, got {remaining:.6g} of {granted:.6g}: the previous "

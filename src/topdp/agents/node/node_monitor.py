@@ -16,8 +16,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from topdp.agents.ledger.ledger_entries import LedgerError
-from topdp.agents.node.operator_orders import STOP_FILE, OperatorOrders
-from topdp.agents.node.status_file import (
+from topdp.agents.node.agent_status import (
     STATUS_INTERVAL_SECONDS,
     AgentState,
     ProcessStatus,
@@ -25,6 +24,7 @@ from topdp.agents.node.status_file import (
     progress_in_words,
     scores_in_words,
 )
+from topdp.agents.node.operator_orders import STOP_FILE, OperatorOrders
 from topdp.agents.runtime.agent import Agent
 from topdp.base.files import FileError
 

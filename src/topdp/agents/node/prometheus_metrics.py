@@ -11,14 +11,13 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
-from math import inf
 
 from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from topdp.agents.ledger.ledger_database import LEDGER_FILE
-from topdp.agents.ledger.ledger_entries import LedgerError
+from topdp.agents.ledger.ledger_entries import LedgerError, infinite_if_none
 from topdp.agents.runtime.agent import Agent
 from topdp.errors import UnavailableError
 
@@ -50,7 +49,7 @@ def metric_families(agent: Agent) -> Iterator[MetricFamily]:
     owed = {peer: len(agent.sender.owes(peer)) for peer in peers.neighbours}
     distrusted = {peer: float(ledger.quarantined(peer) is not None) for peer in peers.neighbours}
     yield gauge("topdp_rounds", "Rounds in the ledger, round 0 included.", {"": ledger.round + 1})
-    yield gauge("topdp_epsilon_spent", spent, {"": inf if ledger.spent is None else ledger.spent})
+    yield gauge("topdp_epsilon_spent", spent, {"": infinite_if_none(ledger.spent)})
     yield gauge("topdp_epsilon_budget", "Epsilon that the agent may spend.", {"": agent.context.epsilon})
     without = "1 once the budget is spent: rows carry noise and no data."
     yield gauge("topdp_without_data", without, {"": float(agent.loop.out_of_budget)})

@@ -18,7 +18,7 @@ import numpy as np
 
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_database import LEDGER_FILE
-from topdp.agents.ledger.ledger_entries import LedgerError
+from topdp.agents.ledger.ledger_entries import LedgerError, infinite_if_none
 from topdp.agents.ledger.record_fingerprints import fingerprint_records
 from topdp.agents.ledger.site_budget import BudgetRequest, SiteBudget
 from topdp.agents.ledger.start_choices import protects_data
@@ -105,7 +105,7 @@ def close_run(site: Path, state: Path) -> float:
 
 
 def _spent(ledger: Ledger) -> float:
-    return math.inf if ledger.spent is None or not protects_data(ledger) else ledger.spent
+    return infinite_if_none(ledger.spent) if protects_data(ledger) else math.inf
 
 
 def _ledger_id(ledger: Ledger) -> str:

@@ -112,7 +112,8 @@ class Agent:
             requested=context.requested,
             granted=context.setup.budget(part.agent),
         )
-        start_choices.record_delta(self.ledger, manifest.config.privacy.delta)
+        if start_choices.DELTA_KEY not in self.ledger.meta:  # for programs that read the ledger alone
+            self.ledger.database.remember(start_choices.DELTA_KEY, repr(manifest.config.privacy.delta))
         if self.live_pairing:  # charges by the worst case; each agent counts its own rounds
             every = uniform_norm_limits(part.plan, manifest.rules.largest_norm)
             context = replace(context, limits=every)

@@ -14,7 +14,6 @@ has: under the rule to wait the agent waits for it; under the rule to go on, row
 from __future__ import annotations
 
 import asyncio
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -25,7 +24,7 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from topdp.agents.ledger.ledger_entries import EntryKind, ReleaseCost
+from topdp.agents.ledger.ledger_entries import EntryKind, ReleaseCost, infinite_if_none
 from topdp.agents.runtime.agent_context import AgentContext
 from topdp.agents.runtime.agent_rows import within
 from topdp.agents.runtime.agent_timing import PeerWaits, RoundTiming
@@ -61,7 +60,7 @@ class AgentLoop(ABC):
         self.paused: Callable[[], bool] = lambda: False  # whether a person wants no further release for now
         self.activity: Activity = "waits"
         self.history = [
-            (e.round, _information(e.information)) for e in self.ledger.entries() if e.kind == "release"
+            (e.round, infinite_if_none(e.information)) for e in self.ledger.entries() if e.kind == "release"
         ]
 
     @property
@@ -190,7 +189,7 @@ class AgentLoop(ABC):
         if self.shared_draws is not None:
             self.shared_draws.note(round)
         if kind == "release":
-            self.history.append((round, _information(cost.information)))
+            self.history.append((round, infinite_if_none(cost.information)))
         self.peers.wake()
 
     def _bounded(self, round: int, number: int, row: Tensor) -> Tensor:
@@ -253,11 +252,6 @@ class AgentLoop(ABC):
     def _raise_faults(self) -> None:
         if self.peers.fault is not None:
             raise self.peers.fault
-
-
-def _information(information: float | None) -> float:
-    """1/z² as the ledger holds it: None stands for no noise."""
-    return math.inf if information is None else information
 
 
 class TickClock:

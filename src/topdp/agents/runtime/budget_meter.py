@@ -24,7 +24,7 @@ from typing import Literal, final
 import numpy as np
 
 from topdp.agents.agreement.run_setup import RunSetup
-from topdp.agents.ledger.ledger_entries import ReleaseCost
+from topdp.agents.ledger.ledger_entries import ReleaseCost, finite_or_none
 from topdp.base.array_types import Floats
 from topdp.privacy.answers import guarantee_kind
 from topdp.privacy.basics.privacy_loss import GaussianLoss
@@ -81,7 +81,7 @@ class BudgetMeter:
             after = self._learned(history, round)
         else:
             after = worst if self.by_plan is None or not planned else float(self.by_plan[round])
-        return ReleaseCost(_charge(total, after), _finite(worst), _finite(information))
+        return ReleaseCost(_charge(total, after), finite_or_none(worst), finite_or_none(information))
 
     def owed(self, history: ReleaseHistory, total: float, planned: bool) -> ReleaseCost:
         """Return the cost of a round that the agent's data do not enter.
@@ -95,7 +95,7 @@ class BudgetMeter:
             charge = _charge(total, self._learned(history))
         else:
             charge = 0.0 if planned else _charge(total, worst)
-        return ReleaseCost(charge, _finite(worst), 0.0)
+        return ReleaseCost(charge, finite_or_none(worst), 0.0)
 
     def without(self, gone: Mapping[int, int]) -> BudgetMeter:
         """The meter if agents count as colluders, each from its round on."""
@@ -159,10 +159,6 @@ def _charge(total: float, after: float) -> float:
     while total + charge < after < math.inf:
         charge = math.nextafter(charge, math.inf)
     return charge
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 @final

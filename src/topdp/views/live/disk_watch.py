@@ -107,7 +107,7 @@ def version_of(source: LiveSource) -> Hashable:
     """Return a value that changes when the source changes. The death of an agent changes no file."""
     if source.kind == "run":
         return source.signature()
-    from topdp.agents.node.status_file import ProcessStatus, StatusFileError
+    from topdp.agents.node.agent_status import ProcessStatus, StatusFileError
 
     try:
         standing = ProcessStatus.read(source.path)
