@@ -25,7 +25,7 @@ from topdp.agents.agreement.run_setup import RunSetup
 from topdp.agents.runtime import agent_draws
 from topdp.agents.runtime.agent_context import AgentContext, build_context
 from topdp.agents.runtime.agent_draws import AgentDraws, SystemDraws
-from topdp.agents.runtime.agent_rows import make
+from topdp.agents.runtime.agent_rows import make_rows
 from topdp.runs import config
 from topdp.runs.run_outline import RunOutline
 
@@ -64,8 +64,8 @@ def agent() -> tuple[AgentContext, int]:
 def round_of(mine: AgentContext, draws: AgentDraws) -> Callable[[], object]:
     part = mine.part
     own = {part.agent: mine.start}
-    received = {row: mine.start.clone() for row in part.read(0).values()}
-    return lambda: make(part, 1, own, received, mine.gradients, draws)
+    received = {row: mine.start.clone() for row in part.read_rows(0).values()}
+    return lambda: make_rows(part, 1, own, received, mine.gradients, draws)
 
 
 def best(contestants: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:

@@ -73,7 +73,7 @@ async def measured(folder: Path, name: str, rows: int, numbers: int) -> dict[str
         applied = [(other, r - 1)] if r else []
         ledger.release(r, ReleaseCost(0.01, 0.01, 0.01), {other: body}, b"state", applied)
         seconds["ledger"].append(time.perf_counter() - begun)
-        peers.wake()
+        peers.wake_senders()
         while ledger.unapplied_body(other, r) is None:
             peers.changed.clear()
             await peers.changed.wait()

@@ -15,7 +15,7 @@ from topdp.learning.gradients import ClippedGradients
 def quick(monkeypatch):
     monkeypatch.setattr(ledger_database, "SYNCHRONOUS_MODE", "OFF")
     seeds = itertools.count()
-    monkeypatch.setattr(live_pairing_loop, "CHANCE", lambda: random.Random(next(seeds)))
+    monkeypatch.setattr(live_pairing_loop, "PARTNER_ORDER", lambda: random.Random(next(seeds)))
     known = {}  # gradients of one small model: checked once, not once for each agent and restart
 
     def shared(flat, clip, *kinds, **options):

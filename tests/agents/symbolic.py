@@ -66,7 +66,7 @@ class Draws:
     names: Coordinates
     seeded: bool = True
 
-    def share(self, seeds):
+    def set_pair_seeds(self, seeds):
         """A draw that is shared is a coordinate like any other."""
 
     def add(self, row, std, round, draw):
@@ -104,9 +104,9 @@ class Symbolic(Federation):
                 self._known.clear()
                 self.sent[sender, receiver, message.round] = message.body
 
-        original = planned_loop.kept
+        original = planned_loop.rows_needed_later
 
-        def kept(part, round, rows):
+        def rows_needed_later(part, round, rows):
             self._known.clear()
             self.estimates_made[part.agent, round] = rows[part.agent].numpy().copy()
             return original(part, round, rows)
@@ -114,7 +114,7 @@ class Symbolic(Federation):
         wire.lose = note
         # Coordinates are coefficients here, not numbers with noise: the grid of rows would only round them.
         with (
-            mock.patch.object(planned_loop, "kept", kept),
+            mock.patch.object(planned_loop, "rows_needed_later", rows_needed_later),
             mock.patch.object(hidden_rows, "GRID_STEP_PER_STD", 2.0**-50),
             mock.patch.object(agent_context, "expect_exact", lambda *facts: None),
         ):

@@ -147,9 +147,9 @@ class Injector:
         agent, ended = self.running.get(name, (None, None))[1], {*self.outcomes, *self.gone}
         if agent is None:
             return False
-        if agent.shared_draws is not None and not agent.shared_draws.gossip.begun:
-            return bool(ended.intersection(agent.shared_draws.missing()))
-        ended |= {*agent.peers.left_by, *filter(agent.peers.given_up, agent.peers.neighbours)}
+        if agent.shared_draws is not None and not agent.shared_draws.gossip.has_begun:
+            return bool(ended.intersection(agent.shared_draws.missing_agents()))
+        ended |= {*agent.peers.excluded_by, *filter(agent.peers.is_excluded, agent.peers.neighbours)}
         may = self.job.job.tolerates_silence or agent.loop.all_done
         return may and ended.issuperset(agent.peers.neighbours)
 
@@ -157,7 +157,7 @@ class Injector:
         agent = self.running.get(name, (None, None))[1]
         if agent is None:
             return "not started"
-        silent = {peer: ticks for peer, ticks in agent.peers.silent.items() if ticks}
+        silent = {peer: ticks for peer, ticks in agent.peers.silent_ticks.items() if ticks}
         return f"round {agent.ledger.round}, silent: {silent}"
 
     # One agent
@@ -342,7 +342,7 @@ def quick():
     try:
         with (
             mock.patch.object(ledger_database, "SYNCHRONOUS_MODE", "OFF"),
-            mock.patch.object(live_pairing_loop, "CHANCE", lambda: random.Random(next(seeds))),
+            mock.patch.object(live_pairing_loop, "PARTNER_ORDER", lambda: random.Random(next(seeds))),
             mock.patch("os.fsync", lambda handle: None),
             disks(),
         ):

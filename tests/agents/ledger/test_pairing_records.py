@@ -251,7 +251,7 @@ def test_who_hands_over_what_is_no_row_is_quarantined(tmp_path, case, who, caplo
         agent = made.agent(0, Liar().transport("ada"), live_pairing=True)
         agent.ledger.release(0, ReleaseCost(0.1), {ANY_RECEIVER: b"row"}, b"state")
         if who == "acceptor":
-            await agent.loop._ask()
+            await agent.loop._propose_to_neighbours()
         else:
             reply = await agent.requests.handle("bob", Message.of(MessageKind.COMMIT, 0, GARBAGE[case]))
             assert reply.code is ReplyCode.NOT_A_ROW
@@ -297,7 +297,7 @@ def test_books_that_cannot_be_written_are_not_held_against_the_partner(tmp_path)
             Reply(ReplyCode.OK, body=Handover(0, "", row).pack())
         )
         with pytest.raises(LedgerError, match="Make the folder writable"):
-            await agent.loop._ask()
+            await agent.loop._propose_to_neighbours()
         agent.ledger.database.connection.execute("PRAGMA query_only = 0")
         found = agent.ledger.quarantined("bob")
         agent.ledger.close()

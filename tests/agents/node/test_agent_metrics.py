@@ -95,7 +95,7 @@ def test_books_that_are_closed_have_no_numbers(tmp_path):
 def test_what_was_refused_paused_and_waited_for_is_counted(tmp_path):
     async def scene(agent):
         agent.loop.paused = lambda: True
-        agent.loop.waits.now(["bob"])
+        agent.loop.waits.set_peers(["bob"])
         for kind in ("stranger", "stranger", "linked"):
             agent.peers.refusals.report("bob", kind, "words")
         async with prometheus_metrics.serve_metrics(agent, 0) as port:

@@ -326,7 +326,7 @@ def test_who_is_paused_releases_nothing_and_goes_on_answering(tmp_path, tolerate
         await asyncio.sleep(1)
         before = lives[0].ledger.round
         await asyncio.sleep(40)  # ten idle timeouts
-        stood = lives[0].ledger.round, [list(agent.loop.waits.since) for agent in lives[1:]]
+        stood = lives[0].ledger.round, [list(agent.loop.waits.started) for agent in lives[1:]]
         waited, departed = lives[1].ledger.round, [agent.ledger.departed for agent in lives]
         held.clear()
         lives[0].peers.changed.set()

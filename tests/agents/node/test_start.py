@@ -29,7 +29,7 @@ print([name for name in slow if name in sys.modules], len(os.listdir("/proc/self
 
 def test_the_stages_of_a_start_begin_with_the_birth_of_the_process():
     stages = StartTiming()
-    stages.over("imports")
-    stages.over("plan")
-    assert stages.wall["imports"] > stages.processor["plan"] >= 0
-    assert stages.words().endswith(f"plan {stages.wall['plan']:.2f})")
+    stages.end_stage("imports")
+    stages.end_stage("plan")
+    assert stages.seconds["imports"] > stages.seconds["plan"] >= 0
+    assert stages.describe().endswith(f"plan {stages.seconds['plan']:.2f})")

@@ -30,7 +30,7 @@ def books(made, number):
 
 
 def sent_to(made, number, round):
-    return [made.names[to] for to in made.context(number).part.sent(round)]
+    return [made.names[to] for to in made.context(number).part.sent_rows(round)]
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
@@ -160,10 +160,14 @@ def test_what_no_data_enter_costs_nothing_unless_the_plan_was_departed_from(tmp_
     gauge = build_meter(federation(tmp_path, "privacy.guarantee=view", agents=4, rounds=4).setup, 0)
     history = [(r, float(gauge.planned[r])) for r in range(3)]
     worst = gauge.worst_case(history)
-    assert gauge.owed(history, 0.5 * worst, planned=True) == ReleaseCost(0.0, worst, 0.0)
-    late = gauge.owed(history, 0.3 * worst, planned=False)
+    assert gauge.cost_without_data(history, 0.5 * worst, planned=True) == ReleaseCost(0.0, worst, 0.0)
+    late = gauge.cost_without_data(history, 0.3 * worst, planned=False)
     assert 0.3 * worst + late.charge >= worst and late.charge == pytest.approx(0.7 * worst)
-    assert gauge.owed(history, worst, planned=False).charge == 0 == gauge.owed([], 0.0, False).charge
+    assert (
+        gauge.cost_without_data(history, worst, planned=False).charge
+        == 0
+        == gauge.cost_without_data([], 0.0, False).charge
+    )
 
 
 @pytest.mark.parametrize("guarantee", ["adaptive", "view", "claimed"])

@@ -10,7 +10,7 @@ from sites import Federation, run, until_answered
 from topdp.agents.agreement import card_succession, identity
 from topdp.agents.agreement.card_succession import CardDirectory, sign_successor
 from topdp.agents.ledger.ledger import Ledger
-from topdp.agents.runtime.card_updates import KNOWN_TO_KEY, CardUpdates, chosen, restored
+from topdp.agents.runtime.card_updates import KNOWN_TO_KEY, CardUpdates, choose_identity, restore_directory
 from topdp.agents.wire.transport import Message, Reply, Unreachable
 from topdp.agents.wire.wire_codes import MessageKind, ReplyCode
 from topdp.errors import TrustError
@@ -35,7 +35,7 @@ def test_all_agents_learn_of_a_new_card_and_the_run_goes_on(tmp_path, kind):
     assert not faults(found) and all(result["finished"] for result in made.results())
     for number, name in enumerate(made.names):
         ledger = Ledger(made.state(number), writable=False)
-        known = restored(made.setup.manifest, ledger.meta)
+        known = restore_directory(made.setup.manifest, ledger.meta)
         assert known.card(made.names[2]) == successor.card, name
         ledger.close()
 
@@ -45,15 +45,15 @@ def test_an_agent_shows_its_new_card_once_all_neighbours_know_it(tmp_path):
     renewing(made, 0)
     manifest, held = made.setup.manifest, card_succession.load_identities(made.private(0).folder)
     neighbours = manifest.neighbours(made.names[0])
-    assert chosen(manifest, held, {}) == held[0]
-    assert chosen(manifest, held, {KNOWN_TO_KEY + neighbours[0]: "1"}).card == held[0].card
+    assert choose_identity(manifest, held, {}) == held[0]
+    assert choose_identity(manifest, held, {KNOWN_TO_KEY + neighbours[0]: "1"}).card == held[0].card
     on_virtual_time(live(made))
     ledger = Ledger(made.state(0), writable=False)
     assert {ledger.meta[KNOWN_TO_KEY + peer] for peer in neighbours} == {"1"}
-    assert chosen(manifest, held, ledger.meta).card == held[1].card
+    assert choose_identity(manifest, held, ledger.meta).card == held[1].card
     ledger.close()
     with pytest.raises(TrustError, match="the manifest lists"):
-        chosen(manifest, [identity.generate(made.names[0], "a.org:1")], {})
+        choose_identity(manifest, [identity.generate(made.names[0], "a.org:1")], {})
 
 
 def test_statements_of_an_agent_hold_under_its_new_key(tmp_path):
@@ -77,10 +77,10 @@ def test_a_card_that_was_taken_is_known_after_a_restart_and_a_second_one_is_a_fo
     cards, ledger = taken(tmp_path)
     name = CARDS[3].name
     new, thief = (identity.generate(name, CARDS[3].address) for _ in range(2))
-    assert cards.take(sign_successor(1, IDENTITIES[name], new).text().encode())[0] is ReplyCode.OK
+    assert cards.accept(sign_successor(1, IDENTITIES[name], new).text().encode())[0] is ReplyCode.OK
     again = CardUpdates(federation(tmp_path).setup.manifest, CARDS[0].name, ledger=ledger)
     assert again.directory.card(name) == new.card
-    code, words, culprit = again.take(sign_successor(1, IDENTITIES[name], thief).text().encode())
+    code, words, culprit = again.accept(sign_successor(1, IDENTITIES[name], thief).text().encode())
     assert (code, culprit) == (ReplyCode.EQUIVOCATION, name) and "two parties" in words
     assert again.directory.card(name) == new.card
     ledger.close()
@@ -89,7 +89,7 @@ def test_a_card_that_was_taken_is_known_after_a_restart_and_a_second_one_is_a_fo
 def test_garbage_is_no_card(tmp_path):
     cards, ledger = taken(tmp_path)
     for body in (b"", b"\xff\xfe", b"[]", b"x" * 10**5):
-        assert cards.take(body)[0] is ReplyCode.NOT_A_STATEMENT
+        assert cards.accept(body)[0] is ReplyCode.NOT_A_STATEMENT
     ledger.close()
 
 
@@ -143,7 +143,7 @@ def test_who_renews_without_end_is_quarantined_and_not_passed_on(tmp_path):
             assert [reply.ok for reply in replies] == [True] * card_succession.MAX_SUCCESSORS + [False, False]
             assert "at most" in agent.ledger.quarantined(pest).words
             told = 0
-            while (card := agent.cards.untold(other)) is not None:
+            while (card := agent.cards.next_unsent(other)) is not None:
                 agent.cards.record_reply(other, card[0], Reply(ReplyCode.OK))
                 told += 1
             assert told == card_succession.MAX_SUCCESSORS
@@ -162,7 +162,7 @@ def test_an_honest_agent_keeps_below_that_and_says_so(tmp_path, caplog):
         place.mkdir(parents=True)
         (place / card_succession.SUCCESSOR_FILE).write_text(card.text())
     for _ in range(3):
-        cards.look()
+        cards.load_renewals()
     assert cards.directory.number(cards.name) == card_succession.MAX_SUCCESSORS
     assert sum("make a new one" in record.message for record in caplog.records) == 1
     ledger.close()

@@ -134,31 +134,33 @@ def test_an_old_copy_of_the_folder_has_the_same_order(tmp_path):
     made = federation(tmp_path / "now", "data.batch={cycle=7}", agents=3, rounds=4)
     made.agent(0, Wire().transport("ada")).ledger.close()
     shutil.copytree(made.state(0), tmp_path / "copy")
-    before = [made.context(0, seeded=False).gradients._chosen(r).tolist() for r in range(5)]
+    before = [made.context(0, seeded=False).gradients._records_of(r).tolist() for r in range(5)]
     on_virtual_time(live(made))
     shutil.rmtree(made.state(0))
     shutil.copytree(tmp_path / "copy", made.state(0))
     with pytest.raises(TrustError, match="old copy"):
         made.agent(0, Wire().transport("ada"), seeded=False)
     again = made.context(0, seeded=False)
-    assert [again.gradients._chosen(r).tolist() for r in range(5)] == before
+    assert [again.gradients._records_of(r).tolist() for r in range(5)] == before
 
 
 def test_what_is_written_of_the_records_tells_nothing_without_the_key(tmp_path):
     made = federation(tmp_path, "data.batch={cycle=7}", agents=3, rounds=2)
     gradients = made.context(0).gradients
-    assert gradients.order(b"one") == gradients.order(b"one") != gradients.order(b"another")
-    assert gradients.order(b"one") != made.context(1).gradients.order(b"one")
+    assert (
+        gradients.order_digest(b"one") == gradients.order_digest(b"one") != gradients.order_digest(b"another")
+    )
+    assert gradients.order_digest(b"one") != made.context(1).gradients.order_digest(b"one")
     gradients.targets = gradients.targets.clone()
-    before = gradients.order(b"one")
+    before = gradients.order_digest(b"one")
     gradients.targets[3] = (gradients.targets[3] + 1) % 3
-    assert gradients.order(b"one") != before
+    assert gradients.order_digest(b"one") != before
 
 
 def test_samples_are_drawn_anew_by_every_process_and_every_round(tmp_path):
     made = federation(tmp_path, "data.batch={poisson=10}", "method.name=plain", agents=3, rounds=2)
     samples = {
-        tuple(made.context(0, seeded=False).gradients._chosen(r).tolist())
+        tuple(made.context(0, seeded=False).gradients._records_of(r).tolist())
         for r in (0, 0, 1)
         for _ in range(3)
     }
@@ -168,7 +170,9 @@ def test_samples_are_drawn_anew_by_every_process_and_every_round(tmp_path):
 def test_an_empty_sample_has_no_gradient(tmp_path, monkeypatch):
     made = federation(tmp_path, "data.batch={poisson=10}", "method.name=plain", agents=3, rounds=2)
     mine = made.context(0, seeded=False)
-    monkeypatch.setattr("topdp.agents.runtime.agent_draws.coins", lambda count, rate: np.zeros(count, bool))
+    monkeypatch.setattr(
+        "topdp.agents.runtime.agent_draws.coin_flips", lambda count, rate: np.zeros(count, bool)
+    )
     assert torch.equal(mine.gradients.mean(0, mine.start), torch.zeros_like(mine.start))
 
 

@@ -296,7 +296,7 @@ def test_one_neighbour_cannot_count_an_agent_out_nor_speak_for_others(tmp_path):
             message = Message.of(MessageKind.NEWS, 1, encode_notices([one]))
             codes.append((await ada.requests.handle("bob", message)).code)
         ada.ledger.database.connection.execute("UPDATE peers SET quarantined = NULL")
-        gone = ada.shared_draws.departures.gone()
+        gone = ada.shared_draws.departures.departed_agents()
         for agent in agents:
             agent.stop()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -10,7 +10,7 @@ from history import federation
 from torch import nn
 
 from topdp.agents.runtime.agent_draws import SystemDraws
-from topdp.agents.runtime.agent_gradients import AgentGradients, ExactGradients, terms
+from topdp.agents.runtime.agent_gradients import AgentGradients, ExactGradients, count_terms
 from topdp.agents.runtime.row_guards import MAX_ROUNDED_SHARE, rounded_share
 from topdp.errors import InputError
 from topdp.learning.gradients import ClippedGradients
@@ -99,7 +99,7 @@ def test_what_a_record_adds_up_by_itself_is_counted():
     conv = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(32, 2))
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     text = nn.Sequential(nn.Embedding(5, 8), layer, nn.Flatten(), nn.Linear(72, 2))
-    assert terms(FlatModel(conv), image) == 16 and terms(FlatModel(text), words) >= 9
+    assert count_terms(FlatModel(conv), image) == 16 and count_terms(FlatModel(text), words) >= 9
     exact = ExactGradients(FlatModel(conv), 1.0, loss="cross-entropy", clipping="flat", record=image)
     assert exact.rounding_bound(2000, 1.0, 2000) * 2000 < MAX_ROUNDED_SHARE / 10
 
@@ -129,7 +129,7 @@ class Tied(nn.Module):
 
 
 def test_a_weight_that_two_layers_have_in_common_is_used_twice():
-    assert terms(FlatModel(Tied()), torch.zeros(1, 3)) == 2
+    assert count_terms(FlatModel(Tied()), torch.zeros(1, 3)) == 2
 
 
 def test_the_share_is_that_of_the_rounds_that_use_a_record(tmp_path):

@@ -144,13 +144,13 @@ def test_batches_are_not_read_once_the_budget_has_ended(tmp_path, batch, own, mo
     )
     from topdp.agents.runtime.agent_gradients import AgentGradients
 
-    read, original = [], AgentGradients._chosen
+    read, original = [], AgentGradients._records_of
     monkeypatch.setattr(
         AgentGradients,
-        "_chosen",
+        "_records_of",
         lambda self, round: read.append((self.agent, round)) or original(self, round),
     )
-    monkeypatch.setattr(AgentGradients, "order", lambda self, key: "the same")
+    monkeypatch.setattr(AgentGradients, "order_digest", lambda self, key: "the same")
     on_virtual_time(live(made, options={0: {"epsilon": own}}))
     _, stopped = books(made, 0)
     assert 0 < stopped < 9 and [r for agent, r in read if agent == 0] == list(range(stopped))

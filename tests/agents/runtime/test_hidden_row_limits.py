@@ -15,7 +15,7 @@ from topdp.agents.agreement.hidden_rows import max_exact_norm, relies_on_hidden_
 from topdp.agents.agreement.manifest import Rules
 from topdp.agents.agreement.run_setup import RunSetup
 from topdp.agents.runtime.agent_draws import AgentDraws
-from topdp.agents.runtime.agent_rows import grid_of, make, within
+from topdp.agents.runtime.agent_rows import grid_of, make_rows, shorten
 from topdp.agents.runtime.row_guards import NORM_TOLERANCE, expect_exact, hidden_norm_limits, mixing_share
 from topdp.agents.wire import row_payload
 from topdp.errors import InputError
@@ -50,16 +50,16 @@ class Known(AgentDraws):
 def longest(kit, row, round=1):
     """As long as neighbours may send it, in one number: where rounding is coarsest."""
     value = torch.zeros_like(kit.start)
-    value[3] = kit.limits.of(round, row) * (1 - 1e-9)
+    value[3] = kit.limits.limit_of(round, row) * (1 - 1e-9)
     return value
 
 
 def messages(made, draws):
     """The hidden rows of round 2, made of the longest that are taken; and what they are made of."""
     kit = made.context(0)
-    part, own = kit.part, {row: longest(kit, row) for row in kit.part.made(1)}
-    received = {row: longest(kit, row) for row in part.read(1).values()}
-    rows = make(part, 2, own, received, None, draws)
+    part, own = kit.part, {row: longest(kit, row) for row in kit.part.own_rows(1)}
+    received = {row: longest(kit, row) for row in part.read_rows(1).values()}
+    rows = make_rows(part, 2, own, received, None, draws)
     return kit, {row: value for row, value in rows.items() if row >= part.plan.agents}, {**received, **own}
 
 
@@ -102,16 +102,16 @@ def test_no_hidden_row_is_ever_too_long_whatever_neighbours_send(tmp_path, guara
     part, plan = kit.part, kit.part.plan
     own, received = {0: kit.start}, {}
     for round in range(plan.releases):
-        rows = make(part, round, own, received, kit.gradients, Known())
+        rows = make_rows(part, round, own, received, kit.gradients, Known())
         for row, value in rows.items():
             seen = guarantee == "adaptive" and row < plan.agents
             if not plan.memories[row] and not seen:
-                assert float(value.norm()) <= kit.limits.of(round, row) <= 60.0
+                assert float(value.norm()) <= kit.limits.limit_of(round, row) <= 60.0
         own = {
-            row: value if plan.memories[row] else within(value, kit.limits.of(round, row))
+            row: value if plan.memories[row] else shorten(value, kit.limits.limit_of(round, row))
             for row, value in rows.items()
         }
-        received = {row: longest(kit, row, round) for row in part.read(round).values()}
+        received = {row: longest(kit, row, round) for row in part.read_rows(round).values()}
 
 
 def test_a_row_longer_than_its_round_allows_is_refused_and_one_as_long_is_taken(tmp_path):
@@ -120,16 +120,16 @@ def test_a_row_longer_than_its_round_allows_is_refused_and_one_as_long_is_taken(
     async def scene():
         agent, task = await alone(made, 0, Wire())
         kit = agent.context
-        (peer, row), *_ = ((made.names[k], row) for k, row in kit.part.read(1).items())
-        agent._check(peer, 1, row_payload.encode(longest(kit, row).numpy()))
-        assert kit.limits.of(1, row) < 1e4
+        (peer, row), *_ = ((made.names[k], row) for k, row in kit.part.read_rows(1).items())
+        agent._check_row(peer, 1, row_payload.encode(longest(kit, row).numpy()))
+        assert kit.limits.limit_of(1, row) < 1e4
         # Two ways to add up squares differ in the last digits: honest rows that were made shorter are taken.
         at_most = longest(kit, row) / (1 - 1e-9)
-        agent._check(peer, 1, row_payload.encode((at_most * (1 + 1e-14)).numpy()))
+        agent._check_row(peer, 1, row_payload.encode((at_most * (1 + 1e-14)).numpy()))
         with pytest.raises(InputError, match="norm at most"):
-            agent._check(peer, 1, row_payload.encode((longest(kit, row) * 1.001).numpy()))
+            agent._check_row(peer, 1, row_payload.encode((longest(kit, row) * 1.001).numpy()))
         with pytest.raises(InputError, match="F64"):
-            agent._check(peer, 1, row_payload.encode(longest(kit, row).float().numpy()))
+            agent._check_row(peer, 1, row_payload.encode(longest(kit, row).float().numpy()))
         await ended(agent, task)
 
     on_virtual_time(scene())
@@ -142,7 +142,7 @@ def test_where_every_row_counts_as_seen_nothing_changes(tmp_path):
         )
         assert not relies_on_hidden_rows(guarantee, made.setup.plan, 1, not tolerates_silence)
         kit = made.context(0)
-        assert kit.start.dtype == torch.float32 and kit.limits.of(0, 0) == 1e4
+        assert kit.start.dtype == torch.float32 and kit.limits.limit_of(0, 0) == 1e4
     assert not relies_on_hidden_rows("adaptive", hiding(tmp_path).setup.plan, 1, follows_plan=False)
 
 
@@ -212,7 +212,7 @@ def test_rows_without_noise_have_room_for_the_longest_that_are_taken(tmp_path):
     quiet = [r for r in range(1, plan.releases) if not plan[r].std.any()]
     assert quiet
     for r in quiet:
-        assert every.others[r] > every.taken(r - 1, 0) * (1 + NORM_TOLERANCE / 2)
+        assert every.others[r] > every.accepted_norm(r - 1, 0) * (1 + NORM_TOLERANCE / 2)
 
 
 def test_a_view_counts_on_hidden_rows_whoever_shares_draws(tmp_path):

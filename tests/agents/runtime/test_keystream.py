@@ -146,9 +146,9 @@ def test_noise_has_the_deviation_it_is_given():
 
 
 def test_coins_fall_as_often_as_they_should():
-    assert not agent_draws.coins(1000, 0.0).any() and agent_draws.coins(1000, 1.0).all()
+    assert not agent_draws.coin_flips(1000, 0.0).any() and agent_draws.coin_flips(1000, 1.0).all()
     for share in (0.01, 0.5):
-        fallen = agent_draws.coins(MANY, share)
+        fallen = agent_draws.coin_flips(MANY, share)
         assert len(fallen) == MANY
         assert within(fallen.mean(), share, math.sqrt(share * (1 - share) / MANY))
 

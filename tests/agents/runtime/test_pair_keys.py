@@ -20,7 +20,7 @@ from topdp.agents.development.development_hooks import Failpoints
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.runtime import agent_draws
 from topdp.agents.runtime.agent_draws import SystemDraws
-from topdp.agents.runtime.pair_keys import RUN_KEY, RunKey, agree, draw_key
+from topdp.agents.runtime.pair_keys import RUN_KEY, RunKey, derive_run, draw_key
 from topdp.agents.wire.transport import Message
 from topdp.agents.wire.wire_codes import MessageKind, ReplyCode
 from topdp.errors import TrustError
@@ -56,8 +56,8 @@ class OwnSeeded(SystemDraws):
         super().__init__(shared)
         self.simulated, self.known = seeded, seeds
 
-    def share(self, seeds):
-        super().share(seeds)
+    def set_pair_seeds(self, seeds):
+        super().set_pair_seeds(seeds)
         for draw, seed in seeds.items():
             assert self.known.setdefault(draw, seed) == seed, "the two ends have different seeds"
 
@@ -156,7 +156,7 @@ def keys_of(count, plan="plan"):
 
 
 def seed(private, stated, me, other, federation="federation"):
-    return agree(federation, stated, me, [other], private[me])[1][other]
+    return derive_run(federation, stated, me, [other], private[me])[1][other]
 
 
 def test_two_agents_derive_one_seed_that_follows_from_all_that_is_bound_into_it():
@@ -167,7 +167,7 @@ def test_two_agents_derive_one_seed_that_follows_from_all_that_is_bound_into_it(
     shared = seed(private, stated, 0, 2)
     assert shared == seed(private, stated, 2, 0) and len(shared) == 32
     # An independent HKDF-SHA256 (RFC 5869) over what the guarantee lists.
-    run, _ = agree("federation", stated, 0, [], private[0])
+    run, _ = derive_run("federation", stated, 0, [], private[0])
     secret = private[0].exchange(private[2].public_key())
     bound = ["topdp pair draws 1", "federation", "plan", run, 0, 2, stated[0].public, stated[2].public]
     extracted = hmac.digest(bytes.fromhex(run), secret, hashlib.sha256)
@@ -204,7 +204,7 @@ def test_a_point_of_low_order_is_no_key(point):
         RunKey.read(json.dumps(["plan", point, "00" * 32]))
     private, stated = keys_of(2)
     with pytest.raises(TrustError, match="from agent 1"):
-        agree("federation", [stated[0], replace(stated[1], public=point)], 0, [1], private[0])
+        derive_run("federation", [stated[0], replace(stated[1], public=point)], 0, [1], private[0])
 
 
 @pytest.mark.parametrize("text", ["", "[]", '["plan", "00", "00"]', '["plan", 3, "00"]', "[" * 5000, "{}"])
@@ -361,10 +361,10 @@ def test_a_second_run_of_one_manifest_has_other_keys_and_an_old_one_is_found_out
 def test_an_old_key_that_all_others_repeat_gives_no_old_seed(tmp_path):
     """Even if everybody else replays what it said before: this agent's own part of the run is fresh."""
     private, stated = keys_of(4)
-    run_before, seeds_before = agree("federation", stated, 0, [1, 2, 3], private[0])
+    run_before, seeds_before = derive_run("federation", stated, 0, [1, 2, 3], private[0])
     mine = X25519PrivateKey.generate()
     again = [RunKey.fresh("plan", mine.public_key().public_bytes_raw().hex()), *stated[1:]]
-    run_after, seeds_after = agree("federation", again, 0, [1, 2, 3], mine)
+    run_after, seeds_after = derive_run("federation", again, 0, [1, 2, 3], mine)
     assert run_after != run_before and not set(seeds_after.values()) & set(seeds_before.values())
 
 
@@ -477,7 +477,7 @@ def test_without_the_guards_a_second_row_would_leave(tmp_path, monkeypatch):
     monkeypatch.setattr(RunSecret, "resume", lambda self, public, booked: resume(self, public, 10**6))
     monkeypatch.setattr(RollbackMark, "_read", lambda self: self._last)
     monkeypatch.setattr(PeerBeliefs, "judge", lambda *_: True)
-    monkeypatch.setattr(PlannedLoop, "_lost", lambda self, peer: True)
+    monkeypatch.setattr(PlannedLoop, "_is_lost", lambda self, peer: True)
     made = sharing(tmp_path / "run", rounds=40)
     wire, _ = on_virtual_time(rolled_back(made, tmp_path, [made.state(0)]))
     assert max(rows_of_ada(wire).values()) == 2

@@ -69,18 +69,18 @@ def test_the_dead_are_gone_on_without_where_the_manifest_says_so(tmp_path, mode,
     assert {outcome.code for outcome in run.outcomes.values()} == {0}
     departed = [outcome.result["departed"] for outcome in run.outcomes.values()]
     assert any(departed) and all(why is None or "nothing from dan" in why for why in departed)
-    assert "stands in for it" in caplog.text and "dan" in caplog.text
+    assert "own estimate replaces it" in caplog.text and "dan" in caplog.text
     run.federation.state(3).mkdir(exist_ok=True)
     shutil.rmtree(run.federation.state(3))
     assert faults(run) == []
 
 
 def test_what_is_missing_is_replaced_by_the_agents_own_estimate():
-    from topdp.agents.runtime.agent_rows import mixed
+    from topdp.agents.runtime.agent_rows import mix_rows
 
     own, other = torch.ones(3), torch.full((3,), 5.0)
-    assert mixed([(0, 0.25), (7, 0.75)], {0: own, 7: other}, own).tolist() == [4.0] * 3
-    assert mixed([(0, 0.25), (7, 0.75)], {0: own}, own).tolist() == [1.0] * 3
+    assert mix_rows([(0, 0.25), (7, 0.75)], {0: own, 7: other}, own).tolist() == [4.0] * 3
+    assert mix_rows([(0, 0.25), (7, 0.75)], {0: own}, own).tolist() == [1.0] * 3
 
 
 def test_who_comes_back_takes_up_the_round_where_the_others_are(tmp_path):
@@ -307,7 +307,7 @@ def test_what_comes_too_early_is_sent_again_and_what_is_refused_is_not(tmp_path,
         agent = made.agent(0, wire.transport("ada"))
         task = asyncio.create_task(agent.run())
         await asyncio.sleep(10)
-        owed, refused = agent.sender.owes("bob"), "bob" in agent.peers.refused_by
+        owed, refused = agent.sender.rounds_owed("bob"), "bob" in agent.peers.refused_by
         await ended(agent, task)
         return bodies, owed, refused
 
@@ -555,7 +555,7 @@ def test_a_process_that_slept_holds_no_silence_against_others(tmp_path):
         agent, task = await alone(made, 0, Wire())
         asyncio.get_running_loop().now += 200.0
         await asyncio.sleep(0.01)
-        silent = dict(agent.peers.silent)
+        silent = dict(agent.peers.silent_ticks)
         await ended(agent, task)
         return silent
 

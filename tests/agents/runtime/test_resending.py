@@ -96,16 +96,16 @@ def test_a_greeting_that_nobody_asked_for_settles_no_doubt(tmp_path):
         await ended(agent, task)
         wire = Wire()
         agent, task = await alone(made, 0, wire)
-        doubts = [agent.peers.beliefs.unheard()]
+        doubts = [agent.peers.beliefs.unheard_peers()]
         await agent.requests.handle("bob", message(0, newcomer(agent, "bob"), MessageKind.HELLO))
-        doubts.append(agent.peers.beliefs.unheard())
+        doubts.append(agent.peers.beliefs.unheard_peers())
 
         async def bob(sender, asked):
             return Reply(ReplyCode.OK, body=newcomer(agent, "bob"))
 
         wire.handlers["bob"] = bob
         await asyncio.sleep(5)
-        doubts.append(agent.peers.beliefs.unheard())
+        doubts.append(agent.peers.beliefs.unheard_peers())
         await ended(agent, task)
         return doubts
 

@@ -51,7 +51,7 @@ def test_agents_that_share_draws_mix_robustly_too(tmp_path):
 
 def far(watch, *distances, round=0):
     rows = {f"peer{k}": torch.full((4,), away / 2.0) for k, away in enumerate(distances)}
-    return watch.far(round, torch.zeros(4), rows)
+    return watch.find_far(round, torch.zeros(4), rows)
 
 
 def test_far_rows_are_told_once_counted_and_left_out_by_the_rule(caplog):
@@ -59,8 +59,7 @@ def test_far_rows_are_told_once_counted_and_left_out_by_the_rule(caplog):
     watch = RowMonitor(RefusalLog("ant"), largest_drift=8.0)
     assert far(watch, 1.0, 1.2, 0.8, 6.0) == [] and watch.drifts["peer3"] == pytest.approx(6 / 1.1)
     assert far(watch, 1.0, 1.2, 0.8, 60.0) == ["peer3"] == far(watch, 1.0, 1.2, 0.8, 60.0)
-    assert watch.left_out == {"peer3": 2} and watch.warnings == {"peer3": 3}
-    assert watch.norms["peer3"] == pytest.approx(60.0)
+    assert watch.refusals.counts == {("peer3", "drift"): 3}
     assert [record.event for record in caplog.records] == ["drift"]
 
 

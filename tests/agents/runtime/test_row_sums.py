@@ -11,7 +11,7 @@ from memory_transport import MemoryNetwork
 from topdp.agents.agreement.hidden_rows import GRID_STEP_PER_STD
 from topdp.agents.runtime.agent import Agent
 from topdp.agents.runtime.agent_draws import AgentDraws, _normals, random_words
-from topdp.agents.runtime.agent_rows import grid_of, make, mixed, noised
+from topdp.agents.runtime.agent_rows import add_noise, grid_of, make_rows, mix_rows
 from topdp.errors import InputError
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -41,9 +41,9 @@ def test_a_step_far_below_a_unit_of_the_row_enters_whole(tmp_path):
     made = federation(tmp_path, "method.name=plain", agents=3, rounds=2)
     kit = made.context(0)
     own, received = {0: kit.start}, {1: far(kit.start), 2: far(kit.start, -HUGE / 3)}
-    mix = mixed(kit.part.sources(1, 0), {**received, **own}, kit.start)
+    mix = mix_rows(kit.part.sources(1, 0), {**received, **own}, kit.start)
     assert float(mix.abs().max()) > 1e5
-    row = make(kit.part, 1, own, received, kit.gradients, Cancelling(mix))[0]
+    row = make_rows(kit.part, 1, own, received, kit.gradients, Cancelling(mix))[0]
     step = float(kit.part.plan[1].step[0]) * kit.gradients.mean(1, kit.start)
     grid = grid_of(float(kit.part.plan[1].std[0][0]))
     assert 1e-3 < float(step.abs().max()) < 0.1
@@ -73,13 +73,15 @@ def test_a_step_enters_whole_in_meetings_too(tmp_path):
 def test_numbers_of_a_row_with_noise_are_multiples_of_a_public_step():
     """Where mix and draw cancel, float32 would show all digits of float64 that are left."""
     row = torch.full((5,), 1 / 3, dtype=torch.float64)
-    found = noised(row, lambda noise: noise.add_(-1 / 3 + 1e-9 * torch.arange(5)), [0.3, -0.1], torch.float32)
+    found = add_noise(
+        row, lambda noise: noise.add_(-1 / 3 + 1e-9 * torch.arange(5)), [0.3, -0.1], torch.float32
+    )
     assert found.tolist() == [0.0] * 5 and found.dtype == torch.float32
-    found = noised(row * 0 + 1e5 / 3, lambda noise: noise.sub_(1e5), [0.3, -0.1], torch.float64)
+    found = add_noise(row * 0 + 1e5 / 3, lambda noise: noise.sub_(1e5), [0.3, -0.1], torch.float64)
     grid = grid_of(0.1)
     assert GRID_STEP_PER_STD * 0.05 < grid <= GRID_STEP_PER_STD * 0.1 and math.frexp(grid)[0] == 0.5
     assert float(found[0]) / grid == round(float(found[0]) / grid) and abs(float(found[0]) + 2e5 / 3) <= grid
-    assert noised(row.clone(), lambda noise: None, [], torch.float64).equal(row)  # no noise, no grid
+    assert add_noise(row.clone(), lambda noise: None, [], torch.float64).equal(row)  # no noise, no grid
 
 
 def test_draws_are_those_of_exact_arithmetic_far_below_the_step():
@@ -97,7 +99,7 @@ def test_draws_are_those_of_exact_arithmetic_far_below_the_step():
 
 def test_a_run_whose_records_drown_in_rounding_is_refused_at_the_start(tmp_path):
     tiny = federation(tmp_path / "tiny", "method.name=plain", "privacy.clip=1e-9", agents=3, rounds=2)
-    with pytest.raises(InputError, match=r"rounding of .* Take a norm below .* a larger clip"):
+    with pytest.raises(InputError, match=r"rounding of .* Use a norm below .* a larger clip"):
         tiny.context(0)
     federation(
         tmp_path / "small", "method.name=plain", "privacy.clip=1e-9", agents=3, rounds=2, largest_norm=10.0

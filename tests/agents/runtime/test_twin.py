@@ -11,7 +11,7 @@ from history import IDENTITIES, faults, federation, live, on_virtual_time, shari
 from builders import PROTOCOLS, SETTINGS
 from topdp import topology
 from topdp.agents.development.development_hooks import SeededDraws
-from topdp.agents.runtime.agent_rows import PlanPart, kept, make
+from topdp.agents.runtime.agent_rows import PlanPart, make_rows, rows_needed_later
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -139,8 +139,10 @@ def test_who_takes_up_a_run_where_adam_steps_goes_on_from_its_estimate(tmp_path)
     changes = *MEMORIES["adam"], "train.optimiser=adam"
     part = federation(tmp_path, *changes, graph=GRAPHS["ring"], rounds=6).context(0).part
     before, after = np.flatnonzero(part.plan.adaptive.rate)[:2].tolist()
-    own = {row: torch.full((3,), 0.5) for row in part.made(before)}
-    left = kept(part, before, own)
-    assert set(part.made(after)) - set(left)  # where the round began
-    rows = make(part, after, left, {}, None, SeededDraws(0, part.plan))
-    assert rows.keys() == set(part.made(after)) and all(torch.isfinite(row).all() for row in rows.values())
+    own = {row: torch.full((3,), 0.5) for row in part.own_rows(before)}
+    left = rows_needed_later(part, before, own)
+    assert set(part.own_rows(after)) - set(left)  # where the round began
+    rows = make_rows(part, after, left, {}, None, SeededDraws(0, part.plan))
+    assert rows.keys() == set(part.own_rows(after)) and all(
+        torch.isfinite(row).all() for row in rows.values()
+    )

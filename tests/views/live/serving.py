@@ -17,9 +17,9 @@ import httpx
 from builders import blobs_file
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_entries import ReleaseCost
+from topdp.agents.node.agent_status import ProcessStatus, process_birth
 from topdp.agents.node.node_monitor import NodeMonitor
 from topdp.agents.node.operator_orders import PAUSE_FILE, OperatorOrders
-from topdp.agents.node.agent_status import ProcessStatus, process_birth
 from topdp.runs import config
 from topdp.runs.run import run
 from topdp.views.live.live_app import Dash, application

@@ -183,7 +183,7 @@ class DevelopmentHooks(AgentHooks):
     def _shared(self, round: int, rows: Mapping[int, Tensor], draws: AgentDraws) -> dict[int, Tensor]:
         """Return the draws of `round` that another agent knows too; drawing them again gives the same."""
         like = next(iter(rows.values()))
-        shared = {draw: torch.zeros_like(like) for _, draw, _ in self._part.shared(round)}
+        shared = {draw: torch.zeros_like(like) for _, draw, _ in self._part.shared_in(round)}
         for draw, row in shared.items():
             draws.add(row, 1.0, round, draw)
         return shared

@@ -36,7 +36,6 @@ from topdp.agents.runtime.agent_timing import StartTiming
 from topdp.agents.wire.link_refusals import quoted
 from topdp.agents.wire.transport import end_all
 from topdp.errors import DataError, ExitCode, TopdpError
-from topdp.runs.config import ConfigError
 from topdp.runs.named_records import named_schema
 
 if TYPE_CHECKING:
@@ -80,44 +79,32 @@ class _AgentProcess:
 
     def __init__(self, options: AgentOptions, log_filter: AgentLogFilter, hooks: AgentHooks | None) -> None:
         self.options, self.log_filter, self.timing = options, log_filter, StartTiming()
-        self.timing.over("imports")
+        self.timing.end_stage("imports")
         torch.set_num_threads(1)
         manifest = read_manifest(options.manifest)
         self.identities = card_succession.load_identities(options.identity)
         first = self.identities[0]  # its key derives what must stay the same after a renewal
         name, number = first.card.name, manifest.number(first.card.name)
         meta = _read_ledger_meta(options.state, options.upgrade)
-        self.identity = card_updates.chosen(manifest, self.identities, meta)
-        own = card_updates.since(
+        self.identity = card_updates.choose_identity(manifest, self.identities, meta)
+        own = card_updates.successors_after(
             card_succession.load_successors(options.identity),
             card_succession.card_digest(manifest.card(name)),
         )
-        self.directory = card_updates.restored(manifest, meta, own[: card_succession.MAX_SUCCESSORS])
+        self.directory = card_updates.restore_directory(manifest, meta, own[: card_succession.MAX_SUCCESSORS])
         log_filter.agent = name
         epsilon = _own_budget(options, manifest, name)
         setup = RunSetup.of(manifest)
-        self.timing.over("plan")
+        self.timing.end_stage("plan")
         if ":" in manifest.config.model.name:
             model = quoted(manifest.config.model.name)
             words = (
                 "%s: the manifest names code of this machine, which is imported and called: model.name = %s"
             )
             logger.warning(words, name, model, extra={"event": "code"})
-        if options.live_pairing:
-            from topdp.agents.runtime import live_pairing_loop
-
-            if reason := live_pairing_loop.supports(setup.plan):
-                raise ConfigError(
-                    f"--live-pairing: expected a manifest with method.mode = async alone, got {reason}."
-                )
         self.dataset = _load_records(options.data, manifest)
         self.records = inputs, targets = self.dataset.train()
-        if len(targets) != setup.counts[number]:
-            raise DataError(
-                f"{options.data}: expected {setup.counts[number]} training records, as the manifest says for "
-                f"{name}, got {len(targets)}. The noise is calibrated for that number."
-            )
-        self.timing.over("data")
+        self.timing.end_stage("data")
         self.context = build_context(
             setup,
             number,
@@ -129,10 +116,10 @@ class _AgentProcess:
             hooks=hooks,
             progress=_log_features,
         )
-        self.timing.over("features and account")
+        self.timing.end_stage("features and account")
         # One gradient before the first greeting reports faults of the model or the data.
         self.context.gradients.mean(0, self.context.start)
-        self.timing.over("first gradient")
+        self.timing.end_stage("first gradient")
         self.evaluation = None if options.evaluate is None else self._owner_evaluation(options.evaluate)
 
     def _owner_evaluation(self, every: int) -> OwnerEvaluation:
@@ -175,9 +162,9 @@ class _AgentProcess:
 
     async def run(self) -> AgentOutcome:
         options, agent = self.options, self._open()
-        self.timing.over("links and ledger")
+        self.timing.end_stage("links and ledger")
         ready = {"agent": agent.name, "event": "ready"}
-        logger.info("%s: ready after %s", agent.name, self.timing.words(), extra=ready)
+        logger.info("%s: ready after %s", agent.name, self.timing.describe(), extra=ready)
         shutdown = Shutdown(agent.stop, agent.ledger.close)
         shutdown.listen()
         async with AsyncExitStack() as stack:

@@ -123,9 +123,7 @@ def process_birth(process: int) -> str:
     """Return a name that no other process has: machine, its boot, process namespace, and start time."""
     try:
         facts = Path(f"/proc/{process}/stat").read_text(encoding="ascii", errors="replace")
-        fields = facts.rpartition(")")[
-            2
-        ].split()  # after the name, which may contain anything
+        fields = facts.rpartition(")")[2].split()  # after the name, which may contain anything
         return _machine_id() + ("" if fields[0] == "Z" else fields[19])
     except (OSError, IndexError):
         try:

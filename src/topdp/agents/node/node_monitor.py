@@ -118,7 +118,7 @@ class NodeMonitor:
             round=agent.ledger.round,
             rounds=self._rounds(),
             budget=agent.context.epsilon,
-            waits_for=dict(loop.waits.since),
+            waits_for=dict(loop.waits.started),
             heard=dict(agent.peers.heard_at),
             scores=self.scores,
             code=code,

@@ -46,7 +46,7 @@ def metric_families(agent: Agent) -> Iterator[MetricFamily]:
     gauge, counter = partial(metric, GaugeMetricFamily), partial(metric, CounterMetricFamily)
     ledger, peers = agent.ledger, agent.peers
     spent = "Epsilon charged, under the guarantee that the agent charges by."
-    owed = {peer: len(agent.sender.owes(peer)) for peer in peers.neighbours}
+    owed = {peer: len(agent.sender.rounds_owed(peer)) for peer in peers.neighbours}
     distrusted = {peer: float(ledger.quarantined(peer) is not None) for peer in peers.neighbours}
     yield gauge("topdp_rounds", "Rounds in the ledger, round 0 included.", {"": ledger.round + 1})
     yield gauge("topdp_epsilon_spent", spent, {"": infinite_if_none(ledger.spent)})
@@ -66,7 +66,7 @@ def metric_families(agent: Agent) -> Iterator[MetricFamily]:
     now = time.time()
     silent = {peer: max(0.0, now - heard) for peer, heard in peers.heard_at.items()}
     yield gauge("topdp_silent_seconds", "Seconds since the last message of a neighbour.", silent, "peer")
-    waits = {peer: max(0.0, now - since) for peer, since in agent.loop.waits.since.items()}
+    waits = {peer: max(0.0, now - since) for peer, since in agent.loop.waits.started.items()}
     waits = dict.fromkeys(peers.neighbours, 0.0) | waits
     yield gauge("topdp_waits_seconds", "Seconds of the current wait for a neighbour.", waits, "peer")
     waited = {peer: agent.loop.waits.seconds(peer) for peer in peers.neighbours}

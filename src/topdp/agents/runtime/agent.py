@@ -1,6 +1,6 @@
-"""One agent: its ledger, neighbours and loop put together, from the first greeting to the result.
+"""One agent with its ledger, neighbours and loop, from the first greeting to the result.
 
-At the end it leaves `result.json` and `estimate.safetensors` in its state folder, beside the ledger.
+At the end the agent writes `result.json` and `estimate.safetensors` to its state folder, beside the ledger.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from topdp.agents.runtime.row_guards import uniform_norm_limits
 from topdp.agents.wire.link_refusals import RefusalLog
 from topdp.agents.wire.transport import Transport, end_all
 from topdp.base.files import write_atomically
-from topdp.errors import ExitCode, InputError
+from topdp.errors import ExitCode
 from topdp.plan import Capability
 from topdp.privacy.answers import WORST_CASE, answer_kind
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 RESULT_FILE, ESTIMATE_FILE = "result.json", "estimate.safetensors"
 GRACE_SECONDS = 3.0
-"""How long an agent that was asked to stop may take to finish the step it is in."""
+"""How long an agent that was asked to stop may take to finish its current step."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,7 @@ class AgentOutcome:
 
 
 class Agent:
-    """One agent on one state folder, whose ledger it locks. `run` ends after the last round, or after
-    `stop`.
-    """
+    """One agent with its state folder, whose ledger it locks. `run` ends after the last round or `stop`."""
 
     def __init__(
         self,
@@ -71,10 +69,10 @@ class Agent:
         live_pairing: bool = False,
         directory: CardDirectory | None = None,
     ) -> None:
-        """`live_pairing`: the agent looks for partners while it runs, instead of taking them from the plan;
-        all agents of a federation do, or none.
+        """`live_pairing`: whether the agent finds partners while it runs, instead of using those of the plan.
+        Either all agents of a federation do so, or none.
 
-        `private`: the identity that signs, and the folder that holds keys of runs. `directory`: the cards
+        `private`: the identity that signs, and the folder that contains keys of runs. `directory`: the cards
         that the transport reads, if it reads any.
         """
         self.folder, self.name, self.private, self.live_pairing = folder, context.name, private, live_pairing
@@ -83,7 +81,8 @@ class Agent:
             from topdp.agents.runtime import live_pairing_loop
 
             self._loop_class = live_pairing_loop.LivePairingLoop
-            _expect_live_pairing(live_pairing_loop.supports(context.part.plan), context)
+            sampled = context.meter.spending.batches.sampled
+            live_pairing_loop.expect_supported(context.part.plan, sampled)
         manifest, meter = context.manifest, context.meter
         by_plan = (meter.by_plan is not None or meter.in_the_open) and not live_pairing
         self.ledger = Ledger(
@@ -96,11 +95,11 @@ class Agent:
             reserve=context.setup.reserve if by_plan else 0,
         )
         try:
-            # A changed byte would be the basis of the next charge, and its hash would cover it.
+            # The next charge would build on a changed byte, and its hash would hide the change.
             verify(self.ledger)
             self._assemble(context, transport, directory)
         except BaseException:
-            self.ledger.close()  # and its lock: a later start in this process finds it free
+            self.ledger.close()  # releases its lock for a later start in this process
             raise
 
     def _assemble(self, context: AgentContext, transport: Transport, directory: CardDirectory | None) -> None:
@@ -114,9 +113,8 @@ class Agent:
         )
         if start_choices.DELTA_KEY not in self.ledger.meta:  # for programs that read the ledger alone
             self.ledger.database.remember(start_choices.DELTA_KEY, repr(manifest.config.privacy.delta))
-        if self.live_pairing:  # charges by the worst case; each agent counts its own rounds
-            every = uniform_norm_limits(part.plan, manifest.rules.largest_norm)
-            context = replace(context, limits=every)
+        if self.live_pairing:  # the agent charges by worst case, and each agent counts its own rounds
+            context = replace(context, limits=uniform_norm_limits(part.plan, manifest.rules.largest_norm))
         self.context = context = replace(context, epsilon=epsilon)
         self.cards = CardUpdates(
             manifest, self.name, ledger=self.ledger, folder=private.folder, directory=directory
@@ -130,7 +128,7 @@ class Agent:
             self.shared_draws = SharedDraws(context, self.ledger, private)
             self.shared_draws.gossip.directory = self.cards.directory
         self.mark = RollbackMark(private.folder, manifest.hash)
-        in_doubt = self._resumes()
+        may_lack_rows = self._resume_from_mark()
         neighbours = list(manifest.neighbours(self.name))
         sent = {name: part.rounds_from(manifest.number(name)) for name in neighbours}
         plan = "live pairing" if self.live_pairing else part.plan.digest()
@@ -141,46 +139,48 @@ class Agent:
             ledger=self.ledger,
             inbox=Inbox(self.ledger, sent, gaps=manifest.rules.tolerates_silence),
             transport=transport,
-            check_row=self._check,
+            check_row=self._check_row,
             refusals=RefusalLog(self.name),
             signatures=RowSignatures(self.name, manifest, private.identity, self.cards.directory),
             last_round=part.plan.releases - 1,
             hooks=hooks,
             gossip=self.shared_draws.gossip if self.shared_draws else None,
             card_updates=self.cards,
-            in_doubt=in_doubt,
+            may_lack_rows=may_lack_rows,
         )
         if self.shared_draws is not None:
             self.shared_draws.attach(self.peers)
         self.requests, self.sender = RequestHandlers(self.peers), OutboxSender(self.peers)
         self.loop = self._loop_class(
-            context, self.peers, finished=self._write_results, shared_draws=self.shared_draws, mark=self._note
+            context, self.peers, finish=self._write_results, shared_draws=self.shared_draws, mark=self._mark
         )
 
-    def _check(self, peer: str, round: int, body: bytes) -> None:
-        """Raise PayloadError unless the bytes are a row of this federation, no longer than one of `round` may
-        be.
-        """
+    def _check_row(self, peer: str, round: int, body: bytes) -> None:
+        """Raise PayloadError if the bytes are no row of this federation, or its norm exceeds the limit."""
         number = self.context.manifest.number(peer)
-        # In live pairing a partner hands over its estimate.
-        row = self.context.part.read(round).get(number, number)
-        self.context.decode(body, self.context.limits.taken(round, row))
+        # With live pairing, a partner sends its estimate.
+        row = self.context.part.read_rows(round).get(number, number)
+        self.context.decode(body, self.context.limits.accepted_norm(round, row))
 
-    def _resumes(self) -> bool:
-        """Whether rows of this agent may be out that its ledger lacks. Refuses an old copy of the ledger."""
+    def _resume_from_mark(self) -> bool:
+        """Return whether neighbours may have rows that this ledger lacks. Raise TrustError for an old
+        copy.
+        """
         ledger = self.ledger
         if start_choices.LEDGER_ID_KEY not in ledger.meta:
             ledger.database.remember(start_choices.LEDGER_ID_KEY, secrets.token_hex(16))
-        others = self.mark.resume(ledger.meta[start_choices.LEDGER_ID_KEY], ledger.round, ledger.has_entry)
+        had_other_ledger = self.mark.resume(
+            ledger.meta[start_choices.LEDGER_ID_KEY], ledger.round, ledger.has_entry
+        )
         if ledger.round >= 0:
-            self._note(ledger.round)  # after a kill between entry and mark: no row of it has left yet
-        return others or ledger.round >= 0
+            self._mark(ledger.round)  # after a kill between entry and mark, none of its rows was sent
+        return had_other_ledger or ledger.round >= 0
 
-    def _note(self, round: int) -> None:
+    def _mark(self, round: int) -> None:
         self.mark.note(self.ledger.meta[start_choices.LEDGER_ID_KEY], round, self.ledger.head)
 
     def stop(self) -> None:
-        """Ask the agent to end. What was done is on disk, and the same command continues."""
+        """Ask the agent to end. All finished work is on disk, and the same command continues."""
         self.loop.stopping.set()
         self.peers.changed.set()
 
@@ -196,9 +196,10 @@ class Agent:
             self.ledger.close()
 
     async def _run_loop(self) -> bool:
-        """Run the loop; once asked to stop, give it `GRACE_SECONDS` to finish the step it is in.
+        """Run the loop. Once the agent is asked to stop, the loop has `GRACE_SECONDS` to finish its step.
 
-        What is cancelled then was not in the ledger, so nobody has seen it: it is done anew after a restart.
+        A step that is cancelled then is not in the ledger, so nobody has seen it. A restarted agent repeats
+        it.
         """
         rounds = asyncio.create_task(self.loop.run())
         stopping = asyncio.create_task(self.loop.stopping.wait())
@@ -258,19 +259,8 @@ class Agent:
     def _write_results(self) -> None:
         outcome = self._outcome(True)
         if self.shared_draws is not None:
-            self.shared_draws.end()
+            self.shared_draws.erase_key()
         write_atomically(self.folder / ESTIMATE_FILE, save({"estimate": self.loop.reported().contiguous()}))
         write_atomically(
             self.folder / RESULT_FILE, json.dumps({**outcome.result, "code": outcome.code}, indent=2) + "\n"
         )
-
-
-def _expect_live_pairing(reason: str | None, context: AgentContext) -> None:
-    """Refuse live pairing for what it does not support; `reason`: what of the plan."""
-    if reason:
-        raise InputError(
-            f"Expected a plan of method.mode = 'async' alone for live pairing, got {reason}: "
-            "partners' rows come one by one. Use train.optimiser = 'sgd' and robust.rule = 'mean'."
-        )
-    if context.meter.spending.batches.sampled:
-        raise InputError("Expected full or cyclic batches for live pairing, got Poisson batches.")

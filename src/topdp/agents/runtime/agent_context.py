@@ -1,4 +1,4 @@
-"""What one agent computes with: its part of the plan, its gradients, its draws, the meter of its budget."""
+"""Objects with which one agent computes: its part of the plan, its gradients, draws and budget meter."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from topdp.agents.runtime.budget_meter import BudgetMeter, build_meter
 from topdp.agents.runtime.row_guards import (
     RowNormLimits,
     expect_exact,
-    expect_fine,
+    expect_small_rounding,
     hidden_norm_limits,
     mixing_share,
     rounded_share,
@@ -30,6 +30,7 @@ from topdp.agents.runtime.row_guards import (
 from topdp.agents.wire import row_payload
 from topdp.base.array_types import AnyArray
 from topdp.base.progress import Progress, silent
+from topdp.errors import DataError
 from topdp.learning.models import FlatModel
 from topdp.plan.batches import Batches, Cycle
 from topdp.privacy.basics.gaussian import mu_of
@@ -38,12 +39,12 @@ from topdp.runs.model_fit import expect_fitting
 from topdp.runs.named_model import named_task
 from topdp.runs.named_records import named_features
 
-MAX_ROW_HEAD_BYTES = 1024  # before a row that is handed over
+MAX_ROW_HEAD_BYTES = 1024  # before a row that is sent in an exchange
 
 
 @dataclass(frozen=True)
 class PrivateFiles:
-    """An identity, and the folder that holds it and the keys of runs."""
+    """An identity, and the folder that contains it and the keys of runs."""
 
     identity: Identity
     folder: Path
@@ -51,7 +52,7 @@ class PrivateFiles:
 
 @dataclass(frozen=True, kw_only=True)
 class AgentContext:
-    """What an agent computes with."""
+    """Objects with which an agent computes."""
 
     setup: RunSetup
     part: PlanPart
@@ -60,11 +61,11 @@ class AgentContext:
     draws: AgentDraws
     hooks: AgentHooks
     meter: BudgetMeter
-    limits: RowNormLimits  # how long rows may be
+    limits: RowNormLimits  # the largest norms of rows
     epsilon: float  # the agent's budget
-    order: str | None  # the records in the order of cyclic batches; the same after every restart
-    requested: float | None = None  # the budget of this start; None: that of earlier starts, if any
-    in_thread: bool = False  # compute beside the event loop, so that links stay alive
+    order: str | None  # digest of the records in the order of cyclic batches; the same after every restart
+    requested: float | None = None  # the budget that this start requests; None: that of earlier starts
+    in_thread: bool = False  # whether to compute in another thread, so that links stay alive
 
     @property
     def manifest(self) -> Manifest:
@@ -75,7 +76,7 @@ class AgentContext:
         return self.manifest.names[self.part.agent]
 
     def decode(self, body: bytes, largest_norm: float = math.inf) -> AnyArray:
-        """The row [d] in `body`; raise PayloadError unless it is one of this federation, and not longer."""
+        """Return the row [d] in `body`. Raise PayloadError if it has another type, size or a larger norm."""
         return row_payload.decode(body, len(self.start), dtype_name(self.start), largest_norm)
 
 
@@ -90,29 +91,34 @@ def build_context(
     hooks: AgentHooks | None = None,
     progress: Progress = silent,
 ) -> AgentContext:
-    """Return what `agent` computes with. `epsilon`: its own budget, at most the manifest's.
+    """Return the objects with which `agent` computes. `epsilon`: its own budget, at most the manifest's.
 
-    `records` are its own, unchanged; the manifest says which features of them the model sees. `key`: a secret
-    of the agent, the same after every restart, that keys the digest `order`. `hooks`: what development
-    replaces; None in production.
+    `records` are unchanged; the manifest defines the features of them that the model sees. `key`: a secret of
+    the agent, the same after every restart, with which the digest `order` is made. `hooks`: replacements of
+    steps for development; None in production.
     """
     config, rules = setup.manifest.config, setup.manifest.rules
-    privacy = config.privacy
+    privacy, name = config.privacy, setup.manifest.names[agent]
     granted = setup.budget(agent)
     if epsilon is not None and not (math.isfinite(epsilon) and epsilon > 0):
         raise ConfigError(f"--epsilon: expected a finite number > 0, got {epsilon}.")
     if epsilon is not None and epsilon > granted:
         raise ConfigError(
-            f"--epsilon: expected at most {granted:.6g}, the budget that the manifest grants "
-            f"{setup.manifest.names[agent]}, got {epsilon:.6g}: an own budget can only be smaller."
+            f"--epsilon: expected at most {granted:.6g}, the budget that the manifest grants {name}, got "
+            f"{epsilon:.6g}: an agent's own budget can only be smaller."
         )
     inputs, targets = records
+    if len(targets) != setup.counts[agent]:
+        raise DataError(
+            f"Expected {setup.counts[agent]} training records, as the manifest says for {name}, got "
+            f"{len(targets)}. The noise is calibrated for that number."
+        )
     if (features := named_features(config)) is not None:
-        from topdp.data import featured_shards  # images only: not loaded where records stay as they are
+        from topdp.data import featured_shards  # images only: agents without features do not load it
 
-        inputs = featured_shards.of_records(inputs, features, setup.manifest.names[agent], progress)
+        inputs = featured_shards.of_records(inputs, features, name, progress)
     task = named_task(config)
-    targets = task.targets(targets, setup.manifest.names[agent])
+    targets = task.targets(targets, name)
     flat = FlatModel(setup.model(tuple(inputs.shape[1:]), task.outputs(targets, classes)))
     expect_fitting(flat, task, inputs[:1], targets[:1], classes)
     analysis = setup.run.analysis
@@ -138,16 +144,16 @@ def build_context(
     bounds = uniform_norm_limits(setup.plan, rules.largest_norm)
     norm = float(torch.linalg.vector_norm(start.double()))
     if hidden:
-        longest = max(_max_gradient_norm(batches, privacy.clip) for batches in analysis.batches)
-        facts = (longest, len(start), rules.largest_norm, norm)
-        bounds = hidden_norm_limits(setup.plan, privacy.guarantee, *facts)
+        gradient = max(_max_gradient_norm(batches, privacy.clip) for batches in analysis.batches)
+        sizes = (gradient, len(start), rules.largest_norm, norm)
+        bounds = hidden_norm_limits(setup.plan, privacy.guarantee, *sizes)
         expect_exact(setup.plan, rules.largest_norm)
     elif not norm <= rules.largest_norm:
         raise ConfigError(
             f"rules.largest_norm: expected at least {norm:.3g}, the norm of the public start, got "
-            f"{rules.largest_norm:g}: what is rounded next to longer rows is not accounted for."
+            f"{rules.largest_norm:g}: accounts do not cover rounding next to longer rows."
         )
-    _expect_fine_rounding(setup, meter, exact, analysis.batches[agent], hidden)
+    _expect_small_rounding(setup, meter, exact, analysis.batches[agent], hidden)
     return AgentContext(
         setup=setup,
         part=part,
@@ -159,7 +165,7 @@ def build_context(
         limits=bounds,
         epsilon=granted if epsilon is None else epsilon,
         requested=epsilon,
-        order=gradients.order(key),
+        order=gradients.order_digest(key),
         in_thread=in_thread,
     )
 
@@ -169,11 +175,11 @@ def dtype_name(row: Tensor) -> str:
 
 
 def _row_type(rules: Rules, model: torch.dtype, hidden: bool) -> torch.dtype:
-    """The type in which rows travel; rows that some do not see (`hidden`) must not be rounded."""
+    """Return the type in which rows travel. Hidden rows must not be rounded."""
     if hidden and rules.dtype == "float32":
         raise ConfigError(
-            'rules.dtype: expected "float64" or "auto", got "float32": privacy.guarantee counts on rows that '
-            "some do not see, and rounding those to float32 is no sum. Make the manifest anew, or take "
+            'rules.dtype: expected "float64" or "auto", got "float32": privacy.guarantee relies on hidden '
+            "rows, and a row that is rounded to float32 is no sum. Make a new manifest, or use "
             'privacy.guarantee = "worst-case".'
         )
     if rules.dtype == "auto":
@@ -182,41 +188,42 @@ def _row_type(rules: Rules, model: torch.dtype, hidden: bool) -> torch.dtype:
 
 
 def _expect_row_fits_message(rules: Rules, start: Tensor) -> None:
-    """Refuse rows that links would not carry: the first would be charged, and nobody would get it."""
+    """Raise ConfigError if links would refuse the rows: the first would be charged and never arrive."""
     dtype = dtype_name(start)
     needed = row_payload.largest_size(len(start), dtype) + MAX_ROW_HEAD_BYTES
     if needed > rules.largest_body:
         raise ConfigError(
             f"rules.largest_body: expected at least {needed}, the bytes of a row of {len(start)} {dtype}, "
-            f"got {rules.largest_body}: make the manifest anew with a larger one, or take a smaller model."
+            f"got {rules.largest_body}. Make a new manifest with a larger value, or use a smaller model."
         )
 
 
 def _max_gradient_norm(batches: Batches, clip: float) -> float:
-    """The largest norm of a mean gradient."""
-    return clip * _records_of(batches) / batches.divisor
+    """Return the largest norm of a mean gradient."""
+    return clip * _batch_records(batches) / batches.divisor
 
 
-def _records_of(batches: Batches) -> int:
+def _batch_records(batches: Batches) -> int:
+    """Return the largest number of records in a batch."""
     return batches.size if isinstance(batches, Cycle) else batches.records
 
 
-def _expect_fine_rounding(
-    setup: RunSetup, meter: BudgetMeter, exact: ExactGradients, mine: Batches, hidden: bool
+def _expect_small_rounding(
+    setup: RunSetup, meter: BudgetMeter, exact: ExactGradients, batches: Batches, hidden: bool
 ) -> None:
-    """Refuse a run in which rounding before noise adds noticeably to what is charged."""
+    """Raise InputError if rounding before noise adds noticeably to the cost that is charged."""
     privacy, largest = setup.manifest.config.privacy, setup.manifest.rules.largest_norm
     share = rounded_share(
         setup.plan,
         meter.spending.owner,
-        meter.planned if meter.most is None else meter.most,
+        meter.planned if meter.coalition_information is None else meter.coalition_information,
         meter.spending.sensitivity,
-        _max_gradient_norm(mine, privacy.clip),
+        _max_gradient_norm(batches, privacy.clip),
         largest,
-        exact.rounding_bound(_records_of(mine), privacy.clip, mine.divisor),
+        exact.rounding_bound(_batch_records(batches), privacy.clip, batches.divisor),
         together=not hidden,
         period=meter.spending.batches.period,
     )
     if hidden and meter.by_plan is not None:
         share += mixing_share(setup.plan, largest, mu_of(float(meter.by_plan[-1]), privacy.delta))
-    expect_fine(share, largest)
+    expect_small_rounding(share, largest)

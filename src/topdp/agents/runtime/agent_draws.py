@@ -1,25 +1,24 @@
-"""The random numbers of one agent: its noise, and its sample where batches are Poisson.
+"""The random numbers of one agent: its noise, and its sample if batches are Poisson.
 
-Draws are numbers that nobody can repeat. Draws that two agents share come from the seed that these two agreed
-on (`pair_keys`). The order of cyclic batches is not random: it counts as known (`agent_gradients`). Not for
-simulations, whose numbers are named by a seed (`plan.random_streams`), and not for keys or names, which
-`secrets` makes.
+Nobody can reproduce an agent's own draws. Draws that two agents share come from their pair secret
+(`pair_keys`). The order of cyclic batches is not random: it counts as known (`agent_gradients`). Simulations
+use other numbers, which a seed names (`plan.random_streams`); `secrets` makes keys and names.
 
 **Guarantees.** Bits are the keystream of ChaCha20 under 256 fresh bits of the operating system for every
-`NUMBERS_PER_KEY` numbers. No key is kept: none is used twice, after a fork, a restart or in another process
-either, and working out some numbers reveals nothing of others. Normal draws are those of Box and Muller in
-float64, up to 9.3 deviations; docs/privacy.md states what floating point does not promise. Under given keys
-the same numbers come again, on another machine up to the last digit of its logarithm and cosine.
+`NUMBERS_PER_KEY` numbers. No key is stored, so no key is used twice, not even after a fork, after a restart
+or in another process, and some of the numbers reveal nothing of others. Normal draws are those of Box and
+Muller in float64, up to 9.3 deviations; docs/privacy.md states what floating point does not guarantee. The
+same keys give the same numbers, on another machine up to the last digit of its logarithm and cosine.
 
-A round that was computed and is not in the ledger, because the agent was killed, is computed again with a new
-sample and new noise. That is right, and repeating the old ones would add nothing: what is not in the ledger
-never left the process, so nobody has seen the first attempt, and a kill that does not depend on what was
-drawn leaves the second as fresh as the first. Shared draws are the same in both attempts. That is right too:
-one row is seen with them, and they are independent of all else in it. Two *different rows* under one shared
-draw, both seen, would cost many times their charges, because the draw is gone from their difference. So what
-is in the ledger is never computed again: its stored bytes are sent. And an agent whose ledger lacks a row
-that left makes no further ones (`agreement/run_marks.py`). Nothing that was drawn is ever written down, and
-of keys only the run's, until the run ends.
+If an agent is killed after it computed a round and before the round is in its ledger, it computes the round
+again with a new sample and new noise. This is correct, and repeating the old numbers would add nothing: what
+is not in the ledger was not sent, so nobody has seen the first attempt; and if the kill does not depend on
+the numbers, those of the second attempt are as fresh as the first. Shared draws are the same in both
+attempts. This is correct too: one row with them is seen, and they are independent of everything else in it.
+Two *different rows* with the same shared draw, both seen, would cost many times their charges, because the
+draw cancels in their difference. So a round in the ledger is never computed again: its stored bytes are sent.
+An agent whose ledger lacks a row that was sent makes no further rows (`agreement/run_marks.py`). Draws are
+never written to disk; of the keys, only the key of the run is, until the run ends.
 """
 
 from __future__ import annotations
@@ -43,16 +42,15 @@ from topdp.plan.batches import Batches
 NUMBERS_PER_KEY = 2**16  # numbers under one key, and in memory at a time
 ZERO_BYTES = bytes(8 * NUMBERS_PER_KEY)  # their encryption is the keystream itself
 
-
 KeyOfPiece = Callable[[int], bytes]
-"""The key under which piece 0, 1, 2, ... of a draw is made."""
+"""Returns the key of piece 0, 1, 2, ... of a draw."""
 
 
 class AgentDraws(ABC):
     """The draws of one agent."""
 
-    def share(self, seeds: Mapping[int, bytes]) -> None:  # noqa: B027 - draws of a seed need no other
-        """`seeds`: for each draw that this agent shares, by its number, the seed of the pair."""
+    def set_pair_seeds(self, seeds: Mapping[int, bytes]) -> None:  # noqa: B027 - seeded draws need no secrets
+        """Use these pair secrets for shared draws. `seeds` maps the number of a draw to its secret."""
 
     @abstractmethod
     def add(self, row: Tensor, std: float, round: int, draw: int) -> None:
@@ -60,37 +58,37 @@ class AgentDraws(ABC):
 
     @abstractmethod
     def sample(self, batches: tuple[Batches, ...], agent: int, round: int) -> Tensor:
-        """The records of `agent` that the coins of `round` choose."""
+        """Return the records of `agent` in the Poisson sample of `round`."""
 
 
 @final
 class SystemDraws(AgentDraws):
-    """Draws that nobody can repeat, not even this agent; only the partner can repeat a shared draw."""
+    """Draws that nobody can reproduce, not even this agent; only its partner can reproduce a shared draw."""
 
     def __init__(self, shared: frozenset[int] = frozenset()) -> None:
-        """`shared`: the draws that need a seed."""
+        """`shared`: the draws that need a pair secret."""
         self.shared = shared
         self._seeds: Mapping[int, bytes] = {}
 
-    def share(self, seeds: Mapping[int, bytes]) -> None:
+    def set_pair_seeds(self, seeds: Mapping[int, bytes]) -> None:
         self._seeds = dict(seeds)
 
     def add(self, row: Tensor, std: float, round: int, draw: int) -> None:
-        # Without the pair's seed it is not made at all: a draw that the other agent lacks never cancels.
+        # Without the pair secret this raises: a draw that the other agent lacks would never cancel.
         key = None
         if draw in self.shared:
             from topdp.agents.runtime.pair_keys import draw_key
 
             key = partial(draw_key, self._seeds[draw], round, draw)
-        done = 0
+        end = 0
         for z in normals(len(row), key):
-            part = row[done : done + len(z)]
-            part.copy_(z.mul_(std).add_(part))  # in float64 until the sum is made: rounded once
-            done += len(z)
+            start, end = end, end + len(z)
+            part = row[start:end]
+            part.copy_(z.mul_(std).add_(part))  # the sum is in float64, and rounded once
 
     def sample(self, batches: tuple[Batches, ...], agent: int, round: int) -> Tensor:
-        mine = batches[agent]
-        return torch.from_numpy(np.flatnonzero(coins(mine.records, mine.rate)))
+        own = batches[agent]
+        return torch.from_numpy(np.flatnonzero(coin_flips(own.records, own.rate)))
 
 
 def random_words(count: int, key: bytes | None = None) -> NDArray[np.uint64]:
@@ -101,9 +99,9 @@ def random_words(count: int, key: bytes | None = None) -> NDArray[np.uint64]:
 
 
 def normals(count: int, key: KeyOfPiece | None = None) -> Iterator[Tensor]:
-    """`count` standard normal draws in float64, `NUMBERS_PER_KEY` at a time; fresh ones without `key`."""
-    for piece, begun in enumerate(range(0, count, NUMBERS_PER_KEY)):
-        yield _normals(min(NUMBERS_PER_KEY, count - begun), key(piece) if key else None)
+    """Yield `count` standard normal numbers in float64, `NUMBERS_PER_KEY` at a time; fresh without `key`."""
+    for piece, start in enumerate(range(0, count, NUMBERS_PER_KEY)):
+        yield _normals(min(NUMBERS_PER_KEY, count - start), key(piece) if key else None)
 
 
 def _normals(count: int, key: bytes | None) -> Tensor:
@@ -119,7 +117,7 @@ def _normals(count: int, key: bytes | None) -> Tensor:
     return both.mul_(torch.from_numpy(np.sqrt(-2 * np.log(u)))).view(-1)[:count]
 
 
-def coins(count: int, probability: float) -> Bools:
-    """`count` coins, each True with `probability` (to 2⁻⁵³)."""
-    parts = [random_words(min(NUMBERS_PER_KEY, count - begun)) for begun in range(0, count, NUMBERS_PER_KEY)]
+def coin_flips(count: int, probability: float) -> Bools:
+    """Return `count` independent coin flips, each True with `probability` (to 2⁻⁵³)."""
+    parts = [random_words(min(NUMBERS_PER_KEY, count - start)) for start in range(0, count, NUMBERS_PER_KEY)]
     return np.concatenate([(part >> np.uint64(11)) * 2.0**-53 < probability for part in parts])

@@ -1,14 +1,15 @@
-"""What every agent does round after round, whatever its partners: charge before release, and an orderly end.
+"""The part of the agent loop that all agents share: charge before release, and an orderly end.
 
-`planned_loop` follows a plan, `live_pairing_loop` looks for partners; both are final. They differ in which
-neighbours they wait for and in what they compute.
+`planned_loop` follows a plan, `live_pairing_loop` finds partners while it runs. They differ in the neighbours
+for which they wait and in what they compute.
 
-**Guarantees.** A charge is on disk, with the bytes and the state that it pays for, before a byte leaves. Time
-only decides how long to wait: waiting is counted in ticks of this process, so a stopped process or a clock
-that jumps costs one tick. An agent whose budget allows no further release goes on as before, noise included,
-but its data enter no more: others keep the noise that they count on, and its own spending ends there. After a
-start no data enter a round while a neighbour that may have newer rows of this agent has not reported which it
-has: under the rule to wait the agent waits for it; under the rule to go on, rows carry noise alone meanwhile.
+**Guarantees.** A charge is on disk, with the bytes and the state that it pays for, before a byte is sent.
+Time only decides how long to wait: waits are counted in ticks of this process, so a stopped process or a
+clock that jumps costs one tick. If the budget of an agent allows no further release, the agent continues with
+noise, but its data enter no further round: the others keep the noise that they rely on, and the agent spends
+nothing more. After a start, no data enter a round until every neighbour that may have newer rows of this
+agent has reported which rows it has. Under the rule to wait, the agent waits for that; under the rule to go
+on, its rows carry only noise until then.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from torch import Tensor
 
 from topdp.agents.ledger.ledger_entries import EntryKind, ReleaseCost, infinite_if_none
 from topdp.agents.runtime.agent_context import AgentContext
-from topdp.agents.runtime.agent_rows import within
+from topdp.agents.runtime.agent_rows import shorten
 from topdp.agents.runtime.agent_timing import PeerWaits, RoundTiming
 from topdp.agents.runtime.budget_meter import allows
 from topdp.agents.runtime.peer_contacts import TICKS_PER_TIMEOUT, PeerContacts
@@ -36,28 +37,28 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Activity = Literal["waits", "computes", "ends"]
-"""What an agent does at the moment, for people: wait between releases, compute one, or end."""
+"""The current activity, for people: the agent waits between releases, computes one, or ends."""
 
 
 @dataclass(eq=False, repr=False)
 class AgentLoop(ABC):
-    """One agent from its first round to its end."""
+    """The loop of one agent, from its first round to its end."""
 
     context: AgentContext
     peers: PeerContacts
     _: KW_ONLY
-    finished: Callable[[], None]  # called after the last round, before the agent sends what it still owes
-    shared_draws: SharedDraws | None  # where agents share draws
-    mark: Callable[[int], None]  # called when a round is in the ledger, before its rows leave
+    finish: Callable[[], None]  # called after the last round, before the agent sends its remaining messages
+    shared_draws: SharedDraws | None  # None if no draws are shared
+    mark: Callable[[int], None]  # called when a round is in the ledger, before its rows are sent
 
     def __post_init__(self) -> None:
-        self._heard = False  # has waited, as long as the rule allows, for what neighbours have
-        self.drained = 0  # ticks since the last round
+        self._has_waited_for_reports = False
+        self.ticks_at_end = 0  # ticks since the last round
         self.ledger, self.hooks = self.peers.ledger, self.context.hooks
         self.meter, self.name = self.context.meter, self.context.name
         self.stopping = asyncio.Event()
         self.timing, self.waits = RoundTiming(), PeerWaits()
-        self.paused: Callable[[], bool] = lambda: False  # whether a person wants no further release for now
+        self.paused: Callable[[], bool] = lambda: False  # whether a person has paused releases
         self.activity: Activity = "waits"
         self.history = [
             (e.round, infinite_if_none(e.information)) for e in self.ledger.entries() if e.kind == "release"
@@ -65,7 +66,9 @@ class AgentLoop(ABC):
 
     @property
     def out_of_budget(self) -> bool:
-        """Whether the agent's data enter no further round; final, whatever budget a restart gets."""
+        """Whether the agent's data enter no further round. A restart with another budget does not change
+        it.
+        """
         return self.ledger.stopped_at is not None
 
     @property
@@ -74,41 +77,43 @@ class AgentLoop(ABC):
         return self.ledger.is_complete(self.context.part.plan.releases)
 
     def estimate(self) -> Tensor:
-        return self._own()[self.context.part.agent]
+        return self._own_rows()[self.context.part.agent]
 
     def reported(self) -> Tensor:
-        """The row that the owner gets: the estimate, or the average of estimates if the plan has one."""
-        own = self._own()
+        """Return the row that the owner gets: the estimate, or the average of estimates if the plan has
+        one.
+        """
+        own = self._own_rows()
         return own.get(self.context.part.reported, own[self.context.part.agent])
 
     async def run(self) -> bool:
-        """Do all remaining rounds, then send what is still owed. False: asked to stop before the end."""
+        """Execute the remaining rounds, then send the remaining messages. Return False if asked to stop."""
         while not self.all_done:
             self._raise_faults()
-            if not await self._may_release() or not await self._next_round():
+            if not await self._wait_while_paused() or not await self._next_round():
                 return False
-        self.finished()
+        self.finish()
         return await self._drain()
 
-    # What the two kinds of loop differ in
+    # Differences between the two kinds of loop
 
     @abstractmethod
     async def _next_round(self) -> bool:
-        """Do one round, or find that there is none to do; False if asked to stop meanwhile."""
+        """Execute one round, or skip rounds. Return False if asked to stop before."""
 
     @abstractmethod
-    def _stays_with(self) -> list[str]:
-        """The neighbours that may still need this agent."""
+    def _peers_in_need(self) -> list[str]:
+        """Return the neighbours that may still need this agent."""
 
-    async def _settle(self) -> None:  # noqa: B027 - under a plan, `outbox_sender` sends what is owed
-        """Do what this agent can do by itself for the neighbours that need it."""
+    async def _settle(self) -> None:  # noqa: B027 - under a plan, `outbox_sender` suffices
+        """Do what this agent can do at its end for the neighbours that need it."""
 
-    # What they share
+    # Common parts
 
-    async def _may_release(self) -> bool:
-        """Wait while a person has paused this agent; False if asked to stop.
+    async def _wait_while_paused(self) -> bool:
+        """Wait while a person has paused this agent. Return False if asked to stop.
 
-        A paused agent makes no new release, and goes on answering, receiving and sending what is in its
+        A paused agent makes no new release. It continues to answer, to receive, and to send the rows in its
         ledger.
         """
         ticks = TickClock(self.context.manifest.rules.idle_timeout)
@@ -120,11 +125,12 @@ class AgentLoop(ABC):
     def _decide(self, round: int, information: float, planned: bool) -> tuple[EntryKind, ReleaseCost]:
         """Decide whether the agent's data enter `round`, and what that costs.
 
-        Decided by budget, plan and departures, never by the data: so the decision reveals nothing of them.
+        The decision depends on budget, plan and departures, never on the data, so it reveals nothing about
+        them.
         """
         meter, total = self.meter, self.ledger.total
-        # Where draws are shared, nothing is made until it is known that this ledger is no old copy.
-        is_in_doubt = self.shared_draws is None and bool(self.peers.beliefs.unheard())
+        # With shared draws, `PlannedLoop` makes no round before it knows that this ledger is no old copy.
+        is_in_doubt = self.shared_draws is None and bool(self.peers.beliefs.unheard_peers())
         if not self.out_of_budget and not is_in_doubt:
             cost = meter.cost(round, self.history, total, information, planned)
             if allows(self.context.epsilon, total, cost):
@@ -132,19 +138,19 @@ class AgentLoop(ABC):
             self.ledger.stop_data(round)
             words = (
                 f"round {round} would bring the spent epsilon to {total + cost.charge:.6g}, the budget is "
-                f"{self.context.epsilon:.6g}: from here on its rows carry noise and no data"
+                f"{self.context.epsilon:.6g}: from now on its rows carry noise and no data"
             )
             self.peers.refusals.note("budget", words, round=round)
-        return "noise", meter.owed(self.history, total, planned)
+        return "noise", meter.cost_without_data(self.history, total, planned)
 
-    async def _heard_all(self, for_ever: bool) -> bool:
-        """Wait, once after a start, until the neighbours have reported what they have of this agent; False:
-        asked to stop.
+    async def _wait_for_reports(self, for_ever: bool) -> bool:
+        """Wait once after a start until the neighbours have reported which rows of this agent they have.
 
-        Not `for_ever`: for the idle timeout. Then the agent goes on without data until they have reported.
+        Return False if asked to stop. Unless `for_ever`, wait at most for the idle timeout; the agent then
+        continues without data until they have reported.
         """
         ticks, waited = TickClock(self.context.manifest.rules.idle_timeout), 0
-        while not self._heard and (unheard := self.peers.beliefs.unheard()):
+        while not self._has_waited_for_reports and (unheard := self.peers.beliefs.unheard_peers()):
             self._raise_faults()
             if self.stopping.is_set():
                 return False
@@ -156,10 +162,10 @@ class AgentLoop(ABC):
                         f"{', '.join(unheard)}: not heard since the start of this agent, whose ledger might "
                         f"be an old copy: {'waits for it' if for_ever else goes_on}"
                     )
-                    self.peers.refusals.note("unheard", words)
+                    self.peers.refusals.note("unheard_peers", words)
             if waited >= TICKS_PER_TIMEOUT and not for_ever:
                 break
-        self._heard = True
+        self._has_waited_for_reports = True
         self._raise_faults()
         return True
 
@@ -174,7 +180,7 @@ class AgentLoop(ABC):
         pair: str | None = None,
         notes: Mapping[str, str] | None = None,
     ) -> None:
-        """Write charge, bytes and state in one transaction; nothing is sent before."""
+        """Write charge, bytes and state to the ledger in one transaction, before anything is sent."""
         for peer in filter(self.ledger.finished, self.peers.neighbours):
             self.peers.acknowledge(peer, round - 1)
         self.hooks.reached("before_ledger")
@@ -187,19 +193,19 @@ class AgentLoop(ABC):
         self.hooks.reached("after_ledger")
         self.mark(round)
         if self.shared_draws is not None:
-            self.shared_draws.note(round)
+            self.shared_draws.mark_round(round)
         if kind == "release":
             self.history.append((round, infinite_if_none(cost.information)))
-        self.peers.wake()
+        self.peers.wake_senders()
 
-    def _bounded(self, round: int, number: int, row: Tensor) -> Tensor:
-        """The row, shortened if others would refuse it: rows just below the largest norm plus a step may
-        exceed it.
+    def _bound_norm(self, round: int, number: int, row: Tensor) -> Tensor:
+        """Return the row, shortened if it exceeds the largest norm, because neighbours would refuse it.
 
-        Where the guarantee relies on hidden rows, only estimates are ever shortened (`row_guards`).
+        A row just below the largest norm may exceed it after a step. If the guarantee relies on hidden rows,
+        only estimates are ever shortened (`row_guards`).
         """
-        largest = self.context.limits.of(round, number)
-        bounded = within(row, largest)
+        largest = self.context.limits.limit_of(round, number)
+        bounded = shorten(row, largest)
         if bounded is not row:
             words = (
                 f"the row of round {round} exceeded the largest norm, {largest:g}, and was shortened: a "
@@ -208,15 +214,15 @@ class AgentLoop(ABC):
             self.peers.refusals.note("largest_norm", words, round=round)
         return bounded
 
-    def _own(self) -> Mapping[int, Tensor]:
-        """The agent's rows of the last round in the ledger."""
+    def _own_rows(self) -> Mapping[int, Tensor]:
+        """Return the agent's rows of the last round in the ledger."""
         state = self.ledger.state()
         if state is None:
             return {self.context.part.agent: self.context.start}
         return {int(row): value for row, value in load(state[1]).items()}
 
-    def _received(self, peer: str, round: int) -> Tensor:
-        """The row that `peer` sent in `round`."""
+    def _received_row(self, peer: str, round: int) -> Tensor:
+        """Return the row that `peer` sent in `round`."""
         body = self.ledger.unapplied_body(peer, round)
         assert body is not None
         return torch.from_numpy(self.context.decode(body))
@@ -232,21 +238,21 @@ class AgentLoop(ABC):
             return await asyncio.to_thread(timed) if self.context.in_thread else timed()
 
     async def _drain(self) -> bool:
-        """Stay while a neighbour needs this agent. Return False if asked to stop before that."""
+        """Continue while a neighbour needs this agent. Return False if asked to stop before that."""
         self.peers.finish()
         self.activity = "ends"
-        for peer in self.peers.silent:
-            self.peers.silent[peer] = 0
+        for peer in self.peers.silent_ticks:
+            self.peers.silent_ticks[peer] = 0
         ticks = TickClock(self.context.manifest.rules.idle_timeout)
-        while self._stays_with():
+        while self._peers_in_need():
             self._raise_faults()
             if self.stopping.is_set():
                 return False
             await self._settle()
-            if stays_with := self._stays_with():
-                self.waits.now(stays_with)
-                self.drained += await ticks.wait(self.peers)
-        self.waits.now(())
+            if peers_in_need := self._peers_in_need():
+                self.waits.set_peers(peers_in_need)
+                self.ticks_at_end += await ticks.wait(self.peers)
+        self.waits.set_peers(())
         return True
 
     def _raise_faults(self) -> None:
@@ -255,16 +261,14 @@ class AgentLoop(ABC):
 
 
 class TickClock:
-    """Counts ticks of silence, at most one per call: time in which this process slept does not count against
-    peers.
-    """
+    """Counts ticks of silence, at most one per call: time in which this process sleeps blames no peer."""
 
     def __init__(self, idle_timeout: float) -> None:
         self.length = idle_timeout / TICKS_PER_TIMEOUT
         self.next = asyncio.get_running_loop().time() + self.length
 
     async def wait(self, peers: PeerContacts) -> bool:
-        """Wait until something changes or a tick is over; return whether it is over."""
+        """Wait until something changes or the tick ends; return whether the tick has ended."""
         loop = asyncio.get_running_loop()
         with suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, self.next - loop.time())):

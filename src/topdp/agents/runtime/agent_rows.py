@@ -1,13 +1,13 @@
 """The rows of one agent: its part of a plan, and the arithmetic that makes its rows as the simulator does.
 
-A round needs the agent's own rows of the round before, the rows that came in, its own clipped gradient and
-its own draws. How rows travel, what they cost and when a round closes is decided elsewhere. The simulator
-adds up in the type of the model, because it shows its rows to nobody.
+A round needs the agent's own rows of the previous round, the rows that arrived, its own clipped gradient and
+its own draws. Other modules decide how rows travel, what they cost and when a round ends. The simulator adds
+in the type of the model, because it shows its rows to nobody.
 
-**Guarantees.** Nothing that depends on data is rounded to the type of the model before it has its noise: one
-unit in the last place of a large row could otherwise exceed what a record may move it. What remains is
-rounding in float64, which `row_guards` bounds. All numbers of a row with noise are multiples of a public step
-far below its deviation: so none shows single digits of a draw, whatever cancels (docs/privacy.md, "Noise has
+**Guarantees.** No value that depends on data is rounded to the type of the model before it has its noise: one
+unit in the last place of a large row could otherwise exceed what a record may move it. Only rounding in
+float64 remains, which `row_guards` bounds. All numbers of a row with noise are multiples of a public step far
+below its deviation, so no number shows single digits of a draw, whatever cancels (docs/privacy.md, "Noise has
 finitely many digits").
 """
 
@@ -27,22 +27,17 @@ from topdp.agents.runtime.agent_gradients import AgentGradients
 from topdp.plan import Capability, Plan, PlanError, ReleaseKind, unsupported
 from topdp.plan.plan import NOBODY
 
-NORM_MARGIN = 1e-6  # relative: how far below the largest norm a shortened row lies
-
-Adds = Callable[[Tensor], None]
-"""Adds noise to a row of float64, in place."""
+NORM_MARGIN = 1e-6  # relative: how far below the largest norm a shortened row is
 
 
 def supports(plan: Plan) -> str | None:
-    """Return None, or why agents cannot execute the plan: their rows lie on another grid, and all rows are
-    needed.
-    """
+    """Return None if agents can execute the plan, and otherwise the reason why they cannot."""
     return unsupported(plan, {Capability.ADAPTIVE_STEPS, Capability.ROBUST_MIXING, Capability.SHARED_DRAWS})
 
 
 @dataclass(frozen=True)
 class PlanPart:
-    """The part of a plan that one agent executes: the rows it makes, sends and reads in every round."""
+    """The part of a plan that one agent executes: the rows that it makes, sends and reads in every round."""
 
     plan: Plan
     agent: int
@@ -51,22 +46,22 @@ class PlanPart:
         if reason := supports(self.plan):
             raise PlanError(f"Expected a plan that agents can execute, got one with {reason}.")
         _ = self.partner
-        for r in range(self.plan.releases):
-            there = {self.agent: set(self.made(r - 1))} if r else {}
-            there |= {sender: {row} for sender, row in self.read(r - 1).items()} if r else {}
-            for row in self.made(r) if r else []:
+        for r in range(1, self.plan.releases):
+            available = {self.agent: set(self.own_rows(r - 1))}
+            available |= {sender: {row} for sender, row in self.read_rows(r - 1).items()}
+            for row in self.own_rows(r):
                 for source, _ in self.sources(r, row):
-                    if source not in there.get(int(self.plan.owner[source]), ()):
+                    if source not in available.get(int(self.plan.owner[source]), ()):
                         raise PlanError(
                             f"Row {row} of round {r} needs row {source}, which its owner never reads."
                         )
 
     @cached_property
     def partner(self) -> dict[int, int]:
-        """{draw: the agent that it is shared with}, for all draws that this agent shares."""
+        """Map each draw that this agent shares to the agent that it is shared with."""
         partners: dict[int, int] = {}
-        mine = self.plan.draw.values[:, self.plan.owner == self.agent]
-        for draw in np.unique(mine[mine >= 0]).tolist():
+        draws = self.plan.draw.values[:, self.plan.owner == self.agent]
+        for draw in np.unique(draws[draws >= 0]).tolist():
             knows = set(self.plan.known_by[draw].tolist()) - {NOBODY}
             if self.agent not in knows or len(knows) > 2:
                 raise PlanError(
@@ -77,30 +72,31 @@ class PlanPart:
                 partners[draw] = other
         return partners
 
-    def shared(self, round: int) -> list[tuple[int, int, float]]:
-        """(row, draw, deviation) of every shared draw that enters a row of this agent in `round`."""
-        this = self.plan[round]
-        return [
-            (row, draw, std)
-            for row in self.made(round)
-            for draw, std in zip(this.draw[row].tolist(), this.std[row].tolist(), strict=True)
-            if draw in self.partner and std
-        ]
+    def draws(self, round: int, row: int) -> list[tuple[int, float]]:
+        """Return (draw, deviation) of every draw that enters `row` in `round`."""
+        deviations = self.plan.std[round][row] * self.plan.scale[round]
+        pairs = zip(self.plan.draw[round][row].tolist(), deviations.tolist(), strict=True)
+        return [(draw, std) for draw, std in pairs if draw >= 0 and std]
 
-    def made(self, round: int) -> list[int]:
-        """The rows that the agent makes in `round`."""
-        mine = (self.plan.owner == self.agent) & self.plan.exists[round]
-        return [int(row) for row in np.flatnonzero(mine)]
+    def shared_in(self, round: int) -> list[tuple[int, int, float]]:
+        """Return (row, draw, deviation) of every shared draw that enters a row of this agent in `round`."""
+        rows = self.own_rows(round)
+        return [(row, *pair) for row in rows for pair in self.draws(round, row) if pair[0] in self.partner]
+
+    def own_rows(self, round: int) -> list[int]:
+        """Return the rows that the agent makes in `round`."""
+        owned = (self.plan.owner == self.agent) & self.plan.exists[round]
+        return [int(row) for row in np.flatnonzero(owned)]
 
     def sources(self, round: int, row: int) -> list[tuple[int, float]]:
-        """The rows of the round before that enter `row`, with their weights."""
+        """Return the rows of the previous round that enter `row`, with their weights."""
         pairs = zip(self.plan.source[round][row].tolist(), self.plan.weight[round][row].tolist(), strict=True)
         return [(source, weight) for source, weight in pairs if source >= 0 and weight]
 
-    def sent(self, round: int) -> dict[int, int]:
-        """{receiver: the row it is sent}"""
+    def sent_rows(self, round: int) -> dict[int, int]:
+        """Map each receiver to the row that this agent sends to it."""
         rows: dict[int, int] = {}
-        for row in self.made(round):
+        for row in self.own_rows(round):
             for receiver in self.plan.readers[round][row].tolist():
                 if receiver >= 0 and receiver != self.agent:
                     if receiver in rows:
@@ -108,27 +104,27 @@ class PlanPart:
                     rows[receiver] = row
         return rows
 
-    def read(self, round: int) -> dict[int, int]:
-        """{sender: the row that it sends to this agent}"""
-        return self._read[round]
+    def read_rows(self, round: int) -> dict[int, int]:
+        """Map each sender to the row that it sends to this agent."""
+        return self._read_rows[round]
 
     @cached_property
-    def _read(self) -> list[dict[int, int]]:
-        to_me = (self.plan.readers.values == self.agent).any(axis=-1)[self.plan.readers.which]
-        to_me &= self.plan.exists & (self.plan.owner != self.agent)
+    def _read_rows(self) -> list[dict[int, int]]:
+        is_read = (self.plan.readers.values == self.agent).any(axis=-1)[self.plan.readers.which]
+        is_read &= self.plan.exists & (self.plan.owner != self.agent)
         rounds: list[dict[int, int]] = [{} for _ in range(self.plan.releases)]
-        for round, row in zip(*(index.tolist() for index in np.nonzero(to_me)), strict=True):
+        for round, row in zip(*(index.tolist() for index in np.nonzero(is_read)), strict=True):
             rounds[round][int(self.plan.owner[row])] = row
         return rounds
 
     @property
     def reported(self) -> int:
-        """The row that the owner of the agent gets at the end."""
+        """The row that the agent's owner gets at the end."""
         return self.agent if self.plan.reported is None else int(self.plan.reported[self.agent])
 
     def rounds_from(self, sender: int) -> list[int]:
-        """The rounds in which `sender` sends to this agent."""
-        return [round for round, read in enumerate(self._read) if sender in read]
+        """Return the rounds in which `sender` sends to this agent."""
+        return [round for round, rows in enumerate(self._read_rows) if sender in rows]
 
 
 @dataclass(frozen=True)
@@ -136,32 +132,30 @@ class RowChanges:
     """How the rows of a round differ from the plan because an agent has departed."""
 
     left_out: frozenset[int] = frozenset()  # draws that do not enter
-    taken_back: tuple[tuple[int, int, int, float], ...] = ()  # (row, round, draw, deviation) of earlier ones
+    taken_back: tuple[tuple[int, int, int, float], ...] = ()  # (row, round, draw, deviation) of earlier draws
 
 
 AS_PLANNED = RowChanges()
 
 
-def mixed(parts: Iterable[tuple[int, float]], before: Mapping[int, Tensor], instead: Tensor) -> Tensor:
-    """Σ weight · row in float64, in the order of the simulator; `instead` replaces a row that did not
-    arrive.
+def mix_rows(parts: Iterable[tuple[int, float]], before: Mapping[int, Tensor], substitute: Tensor) -> Tensor:
+    """Return Σ weight · row in float64, in the order of the simulator.
+
+    `parts`: (row, weight). `before` holds the rows; `substitute` replaces a row that did not arrive.
     """
-    target = torch.zeros_like(instead, dtype=torch.float64)
+    target = torch.zeros_like(substitute, dtype=torch.float64)
     for source, weight in parts:
-        target.add_(before.get(source, instead).double(), alpha=weight)
+        target.add_(before.get(source, substitute).double(), alpha=weight)
     return target
 
 
-def stepped(mix: Tensor, gradient: Tensor, step: float) -> Tensor:
-    """`mix` plus the step of a gradient, both float64: the one sum of them that is rounded before noise."""
-    return mix.add_(gradient, alpha=step)
+def add_noise(
+    row: Tensor, add: Callable[[Tensor], None], deviations: Sequence[float], dtype: torch.dtype
+) -> Tensor:
+    """Return `row` with its noise, on the grid of the smallest of its `deviations`, in the type `dtype`.
 
-
-def noised(row: Tensor, add: Adds, deviations: Sequence[float], dtype: torch.dtype) -> Tensor:
-    """`row` with its noise, on the grid of the least of its `deviations`, in the type that leaves.
-
-    The noise is summed first, so rounding the whole is a function of the exact sum, however many draws it
-    has.
+    `add` adds the noise to a row of float64, in place. The noise is summed first, so the rounded result is a
+    function of the exact sum, however many draws it has.
     """
     smallest = min((abs(deviation) for deviation in deviations if deviation), default=0.0)
     if not smallest:
@@ -172,12 +166,12 @@ def noised(row: Tensor, add: Adds, deviations: Sequence[float], dtype: torch.dty
     return row.add_(noise).div_(grid).round_().mul_(grid).to(dtype)
 
 
-def within(row: Tensor, largest_norm: float) -> Tensor:
-    """`row`, shortened if its norm exceeds `largest_norm`; otherwise the same object.
+def shorten(row: Tensor, largest_norm: float) -> Tensor:
+    """Return `row`, shortened if its norm exceeds `largest_norm`; otherwise the same object.
 
-    A function of a row that has its noise. Rounding the result again must not bring it back above the bound.
+    Call it on rows that have their noise. Rounding the result again does not bring it above the bound.
 
-    >>> within(torch.tensor([3.0, 4.0]), 5.1).tolist(), within(torch.tensor([30.0, 40.0]), 5.0).norm() < 5
+    >>> shorten(torch.tensor([3.0, 4.0]), 5.1).tolist(), shorten(torch.tensor([30.0, 40.0]), 5.0).norm() < 5
     ([3.0, 4.0], tensor(True))
     """
     norm = float(torch.linalg.vector_norm(row.double()))
@@ -186,89 +180,90 @@ def within(row: Tensor, largest_norm: float) -> Tensor:
     return (row.double() * ((1 - NORM_MARGIN) * largest_norm / norm)).to(row.dtype)
 
 
-def make(
+def make_rows(
     part: PlanPart,
     round: int,
     own: Mapping[int, Tensor],
     received: Mapping[int, Tensor],
     gradients: AgentGradients | None,
     draws: AgentDraws,
-    changed: RowChanges = AS_PLANNED,
+    changes: RowChanges = AS_PLANNED,
 ) -> dict[int, Tensor]:
-    """The agent's rows of `round`. Before round 0, `own` holds the public start as its estimate.
+    """Return the agent's rows of `round`. Before round 0, `own` holds the public start as its estimate.
 
-    `gradients` None: the agent's data do not enter and are not read; all else is as in any round.
-
-    A source that did not arrive is replaced by the agent's own estimate of the round before. That changes no
-    draw of its own, so what the worst case counts stays as it is.
+    If `gradients` is None, the agent's data are not read and do not enter; all else is as in any round. A
+    source that did not arrive is replaced by the agent's own estimate of the previous round. That changes no
+    draw of the agent, so its worst case stays the same.
     """
     if part.plan.kinds[round] is ReleaseKind.ADAPTIVE:
-        return _adaptive(part, round, own)
-    this, estimate = part.plan[round], own[part.agent]
+        return _adaptive_rows(part, round, own)
+    release, estimate = part.plan[round], own[part.agent]
     before = {**received, **own} if round else {}
     gradient: Tensor | None = None
     rows: dict[int, Tensor] = {}
-    for row in part.made(round):
-        target = _mix(part, round, row, before, estimate)
-        if this.step[row] and gradients is not None:
+    for row in part.own_rows(round):
+        target = _mix_sources(part, round, row, before, estimate)
+        if release.step[row] and gradients is not None:
             if gradient is None:
                 gradient = gradients.mean(round, estimate)
-            target = stepped(target, gradient, float(this.step[row]))
-        noise = [
-            (std, round, draw)
-            for draw, std in zip(this.draw[row].tolist(), this.std[row].tolist(), strict=True)
-            if draw >= 0 and std and draw not in changed.left_out
-        ]
-        noise += [(-std, then, draw) for of, then, draw, std in changed.taken_back if of == row]
-        rows[row] = noised(target, partial(_add, draws, noise), [n[0] for n in noise], estimate.dtype)
+            target.add_(
+                gradient, alpha=float(release.step[row])
+            )  # rounded once, in float64, before the noise
+        noise = [(std, round, draw) for draw, std in part.draws(round, row) if draw not in changes.left_out]
+        noise += [(-std, earlier, draw) for of, earlier, draw, std in changes.taken_back if of == row]
+        deviations = [std for std, *_ in noise]
+        rows[row] = add_noise(target, partial(_add_draws, draws, noise), deviations, estimate.dtype)
     return rows
 
 
-def _add(draws: AgentDraws, noise: list[tuple[float, int, int]], row: Tensor) -> None:
+def _add_draws(draws: AgentDraws, noise: list[tuple[float, int, int]], total: Tensor) -> None:
     for std, round, draw in noise:
-        draws.add(row, std, round, draw)
+        draws.add(total, std, round, draw)
 
 
-def _mix(part: PlanPart, round: int, row: int, before: Mapping[int, Tensor], instead: Tensor) -> Tensor:
+def _mix_sources(
+    part: PlanPart, round: int, row: int, before: Mapping[int, Tensor], substitute: Tensor
+) -> Tensor:
     """Return the agent's row before its gradient and noise, in float64.
 
-    A robust rule mixes the rows of others; it reads no data, so any function of rows is allowed.
+    A robust rule mixes the rows of other agents; it reads no data, so any function of rows is allowed.
     """
     sources, robust = part.sources(round, row), part.plan.robust
     if robust is None:
-        return mixed(sources, before, instead)
+        return mix_rows(sources, before, substitute)
     from topdp.simulator.robust_mixing import robust_mean
 
     owner = part.plan.owner
-    target = mixed([entry for entry in sources if owner[entry[0]] == part.agent], before, instead)
+    target = mix_rows([pair for pair in sources if owner[pair[0]] == part.agent], before, substitute)
     others = [
-        (before.get(source, instead), weight) for source, weight in sources if owner[source] != part.agent
+        (before.get(source, substitute), weight) for source, weight in sources if owner[source] != part.agent
     ]
     if others:
         rows, weights = zip(*others, strict=True)
         received = torch.stack(rows)[None]
-        target += robust_mean(robust, instead[None], received, received.new_tensor(weights)[None])[0]
+        target += robust_mean(robust, substitute[None], received, received.new_tensor(weights)[None])[0]
     return target
 
 
-def _adaptive(part: PlanPart, round: int, own: Mapping[int, Tensor]) -> dict[int, Tensor]:
-    """The rows of an adaptive release: made of the agent's own rows, and sent to nobody.
+def _adaptive_rows(part: PlanPart, round: int, own: Mapping[int, Tensor]) -> dict[int, Tensor]:
+    """Return the rows of an adaptive release: made of the agent's own rows, and sent to nobody.
 
-    An agent that takes up a run in the middle of a round did not keep where that round began: it counts as
-    begun there.
+    An agent that rejoins a run in the middle of a round did not store the row with which that round began; it
+    uses its estimate in place of that row.
     """
     from topdp.simulator.adaptive_step import adaptive_step
 
     assert part.plan.adaptive is not None
     sources = part.plan.source[round][part.agent, : 1 + part.plan.adaptive.memories].tolist()
     own = {sources[1]: own[part.agent], **own}
-    stepped_rows = zip(sources, adaptive_step(part.plan, round, [own[row] for row in sources]), strict=True)
-    return {row: own[row] for row in part.made(round)} | dict(stepped_rows)
+    stepped = zip(sources, adaptive_step(part.plan, round, [own[row] for row in sources]), strict=True)
+    return {row: own[row] for row in part.own_rows(round)} | dict(stepped)
 
 
-def kept(part: PlanPart, round: int, rows: Mapping[int, Tensor]) -> dict[int, Tensor]:
-    """The rows that are needed later: the estimate, what is reported, and rows that enter again."""
-    again = {part.agent, part.reported}
+def rows_needed_later(part: PlanPart, round: int, rows: Mapping[int, Tensor]) -> dict[int, Tensor]:
+    """Return the rows needed after `round`: the estimate, the reported row, and sources of later rows."""
+    needed = {part.agent, part.reported}
     if round + 1 < part.plan.releases:
-        again |= {source for row in part.made(round + 1) for source, _ in part.sources(round + 1, row)}
-    return {row: value for row, value in rows.items() if row in again}
+        later = part.own_rows(round + 1)
+        needed |= {source for row in later for source, _ in part.sources(round + 1, row)}
+    return {row: value for row, value in rows.items() if row in needed}

@@ -1,16 +1,16 @@
-"""Whether an agent's budget allows its next release, known before it sends; and what the ledger is charged.
+"""The cost of an agent's next release, computed before the release, and whether the budget allows it.
 
-`privacy` computes what a release costs. An agent charges by the guarantee of its manifest. All guarantees but
-the worst case hold for the plan as written, so they are charged only where the rule is to wait for
-neighbours; and from the first departure from the plan that the agent sees (a neighbour that it quarantines,
-or that refuses its rows), it charges by the worst case.
+`privacy` computes the cost. An agent charges by the guarantee of its manifest. All guarantees except the
+worst case hold only for the plan as written. So they are charged only under the rule to wait for neighbours,
+and only until the agent sees the first departure from the plan (a neighbour that it quarantines, or that
+refuses its rows). From then on it charges by worst case.
 
-Not so where draws are shared and everybody sees every row (`in_the_open`): there a row that is missing, or is
-mixed of others, tells nobody more, so the adaptive answer is charged whichever agents are missing. Agents
-that are gone for good count as colluders, from the round that the agent has stated.
+There is one exception: draws are shared and all agents see every row (`in_the_open`). A row that is missing,
+or is mixed from other rows, then tells no agent more, so the adaptive answer is charged whichever agents are
+missing. Departed agents count as colluders, from the round that the agent has stated.
 
-**Guarantees.** `ReleaseCost.charge` brings the total to at least the ε that `privacy` gives. Whether data
-enter a round follows from budget, plan and departures alone, never from the data.
+**Guarantees.** `ReleaseCost.charge` brings the total to at least the ε that `privacy` computes. Whether data
+enter a round depends on budget, plan and departures alone, never on the data.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Literal, final
-
-import numpy as np
 
 from topdp.agents.agreement.run_setup import RunSetup
 from topdp.agents.ledger.ledger_entries import ReleaseCost, finite_or_none
@@ -33,7 +31,7 @@ from topdp.privacy.query import Query
 from topdp.privacy.spending_curve import ReleaseHistory, Spending, spending
 
 BUDGET_MARGIN = 1e-9  # relative: a calibrated plan meets its budget up to rounding
-TALLY_MARGIN = 1 + 1e-14  # on the root
+TALLY_MARGIN = 1 + 1e-14  # covers the rounding of the square root
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,90 +40,85 @@ class BudgetMeter:
 
     spending: Spending
     by_plan: Floats | None  # [releases] ε under the guarantee of the plan; None: charges by worst case
-    # [releases] where rows are in the open: 1/z² to the coalition that learns most
-    most: Floats | None = None
-    reserved: int = 0  # releases that are charged beside, each the most telling that was made
-    _known: dict[int, float] = field(default_factory=dict, repr=False)
-    _added: dict[str, tuple[ReleaseHistory, ReleaseTally]] = field(default_factory=dict, repr=False)
+    # [releases] where all agents see all rows: 1/z² to the coalition that learns most; otherwise None
+    coalition_information: Floats | None = None
+    reserved: int = 0  # further releases that are charged, each like the release with the largest 1/z²
+    _composed: dict[int, float] = field(default_factory=dict, repr=False)
+    _tallies: dict[str, tuple[ReleaseHistory, ReleaseTally]] = field(default_factory=dict, repr=False)
 
     @property
     def planned(self) -> Floats:
-        """[releases] 1/z² of the agent's releases in the plan, at its sensitivity."""
+        """[releases] 1/z² of the agent's releases in the plan, at the agent's sensitivity."""
         return self.spending.information
 
     @property
     def in_the_open(self) -> bool:
-        """Whether what is charged holds whichever agents are missing."""
-        return self.most is not None
+        """Whether charges hold whichever agents are missing."""
+        return self.coalition_information is not None
 
-    def worst_case(self, history: ReleaseHistory) -> float:
-        """ε of the releases (round, 1/z²) if all others collude."""
+    def worst_case(self, history: ReleaseHistory, one_more: tuple[int, float] | None = None) -> float:
+        """Return ε of the releases (round, 1/z²), and of one more, if all other agents collude."""
         if self.spending.batches.sampled:
-            return self.spending.worst_case(history[-1:])
-        return self._epsilon(self._tally("worst", history).mu())
+            return self.spending.worst_case([one_more] if one_more else history[-1:])
+        return self._epsilon(self._tally("worst", history).mu(one_more))
 
     def cost(
         self, round: int, history: ReleaseHistory, total: float, information: float, planned: bool
     ) -> ReleaseCost:
         """Return the cost of the release of `round` for an agent that has spent `total`.
 
-        `history`: its releases so far. `planned` False: something has departed from the plan.
+        `history`: its releases so far. `planned`: whether the plan was followed so far.
         """
-        sampled = self.spending.batches.sampled
-        worst = (
-            self.spending.worst_case([(round, information)])
-            if sampled
-            else self._epsilon(self._tally("worst", history).mu((round, information)))
-        )
-        if self.most is not None:
-            after = self._learned(history, round)
+        worst = self.worst_case(history, (round, information))
+        if self.in_the_open:
+            after = self._coalition_epsilon(history, round)
         else:
             after = worst if self.by_plan is None or not planned else float(self.by_plan[round])
         return ReleaseCost(_charge(total, after), finite_or_none(worst), finite_or_none(information))
 
-    def owed(self, history: ReleaseHistory, total: float, planned: bool) -> ReleaseCost:
+    def cost_without_data(self, history: ReleaseHistory, total: float, planned: bool) -> ReleaseCost:
         """Return the cost of a round that the agent's data do not enter.
 
-        It is nothing, with one exception: once the plan is not followed, earlier releases have cost what the
-        worst case says; and where rows are in the open, what they have cost if one more agent counts as a
-        colluder.
+        It is zero, with two exceptions. Once the plan is not followed, earlier releases cost as much as the
+        worst case states. Where all agents see all rows, earlier releases cost more once one more agent
+        counts as a colluder.
         """
         worst = self.worst_case(history)
-        if self.most is not None:
-            charge = _charge(total, self._learned(history))
+        if self.in_the_open:
+            charge = _charge(total, self._coalition_epsilon(history))
         else:
             charge = 0.0 if planned else _charge(total, worst)
         return ReleaseCost(charge, finite_or_none(worst), 0.0)
 
-    def without(self, gone: Mapping[int, int]) -> BudgetMeter:
-        """The meter if agents count as colluders, each from its round on."""
-        assert self.most is not None
-        one = self.spending
-        most = most_learned_since(one.plan, one.owner, gone, one.query)
-        return replace(self, most=most * one.sensitivity**2, _known={}, _added={})
+    def with_colluders(self, first_rounds: Mapping[int, int]) -> BudgetMeter:
+        """Return the meter that counts these agents as colluders, each from its round on."""
+        run = self.spending
+        learned = most_learned_since(run.plan, run.owner, first_rounds, run.query) * run.sensitivity**2
+        return replace(self, coalition_information=learned, _composed={}, _tallies={})
 
-    def _learned(self, history: ReleaseHistory, one_more: int | None = None) -> float:
-        """ε of the releases made, and of one more, to the coalition that learns most of each."""
-        assert self.most is not None
+    def _coalition_epsilon(self, history: ReleaseHistory, one_more: int | None = None) -> float:
+        """Return ε of the releases made, and of one more, to the coalition that learns most of each."""
+        assert self.coalition_information is not None
         if not history and one_more is None:
             return 0.0
         if self.spending.batches.sampled:  # all up to the next checkpoint: composing samples takes time
             last = self.spending.checkpoint(history[-1][0] if one_more is None else one_more)
-            if last not in self._known:
-                self._known[last] = self.spending.composed(self.most[: last + 1])
-            return self._known[last]
-        more = None if one_more is None else (one_more, float(self.most[one_more]))
-        # A record is in one of `period` classes of rounds: each gets the reserve once.
-        return self._epsilon(self._tally("learned", history).mu(more, self.reserved))
+            if last not in self._composed:
+                self._composed[last] = self.spending.composed(self.coalition_information[: last + 1])
+            return self._composed[last]
+        more = None if one_more is None else (one_more, float(self.coalition_information[one_more]))
+        # A record is in one of `period` classes of rounds; each class gets the reserve once.
+        return self._epsilon(self._tally("coalition", history).mu(more, self.reserved))
 
-    def _tally(self, what: Literal["worst", "learned"], history: ReleaseHistory) -> ReleaseTally:
-        """Return the sum of `history`. It only grows, so what was added before is not added again."""
-        of, tally = self._added.get(what, (None, None))
-        if tally is None or of is not history or tally.count > len(history):
+    def _tally(self, what: Literal["worst", "coalition"], history: ReleaseHistory) -> ReleaseTally:
+        """Return the sum of `history`. A history only grows, so this adds only its new releases."""
+        earlier, tally = self._tallies.get(what, (None, None))
+        if tally is None or earlier is not history or tally.count > len(history):
             tally = ReleaseTally(self.spending.batches.period)
-            self._added[what] = history, tally
-        for made, information in (history[k] for k in range(tally.count, len(history))):
-            tally.add(made, information if self.most is None or what == "worst" else float(self.most[made]))
+            self._tallies[what] = history, tally
+        learned = self.coalition_information if what == "coalition" else None
+        for round, information in (history[k] for k in range(tally.count, len(history))):
+            tally.add(round, information if learned is None else float(learned[round]))
         return tally
 
     def _epsilon(self, mu: float) -> float:
@@ -133,12 +126,12 @@ class BudgetMeter:
 
 
 def allows(epsilon: float, total: float, cost: ReleaseCost) -> bool:
-    """Whether an agent that has spent `total` may make the release: not if that would exceed the budget."""
+    """Return whether the release keeps an agent that has spent `total` within its budget `epsilon`."""
     return bool(total + cost.charge <= epsilon * (1 + BUDGET_MARGIN))
 
 
 def build_meter(setup: RunSetup, agent: int) -> BudgetMeter:
-    """The meter of `agent`. Where agents may go on without a neighbour, it does not charge by the plan."""
+    """Return the meter of `agent`. It charges by the plan only under the rule to wait for neighbours."""
     plan, analysis, privacy = setup.plan, setup.run.analysis, setup.manifest.config.privacy
     follows_plan = not setup.manifest.rules.tolerates_silence
     query = Query(colluders=setup.coalition, allow_slow=privacy.allow_slow)
@@ -146,9 +139,7 @@ def build_meter(setup: RunSetup, agent: int) -> BudgetMeter:
     kind = guarantee_kind(privacy.guarantee)
     if kind.composes_releases(plan):
         reserved = 0 if follows_plan or not recalls_draws(analysis.exposure()) else RESERVED_RELEASES
-        return BudgetMeter(
-            spending=spent, by_plan=None, most=np.zeros(plan.releases), reserved=reserved
-        ).without({})
+        return BudgetMeter(spending=spent, by_plan=None, reserved=reserved).with_colluders({})
     by_plan = spent.curve(privacy.guarantee) if follows_plan and kind.relies_on_others else None
     return BudgetMeter(spending=spent, by_plan=by_plan)
 
@@ -163,13 +154,13 @@ def _charge(total: float, after: float) -> float:
 
 @final
 class ReleaseTally:
-    """What releases add up to, one after the other: the same work for every release, however many were made.
+    """The sum of 1/z² over releases of one owner. The work per release does not grow with their number.
 
-    Releases of one owner, each in one of `period` classes of rounds. Adds exactly, so the sum does not depend
-    on order or grouping; rounded once, upwards. Not for Poisson samples, whose composition is no sum.
+    Each release is in one of `period` classes of rounds. The sum is exact, so it does not depend on order or
+    grouping; it is rounded once, upwards. Poisson samples are not supported: their composition is no sum.
 
-    **Guarantees.** Never below Σ 1/z² over the releases of the class of rounds that adds up to most: a record
-    is in one of `period` such classes.
+    **Guarantees.** μ² is never below Σ 1/z² over the releases of the class of rounds with the largest sum: a
+    record is in one of `period` such classes.
 
     >>> tally = ReleaseTally(period=2)
     >>> for r, information in [(0, 0.5), (1, 2.0), (2, 1.75)]:
@@ -181,32 +172,33 @@ class ReleaseTally:
     def __init__(self, period: int = 1) -> None:
         self.count, self._period = 0, period
         self._sums: dict[int, Fraction] = {}
-        self._most, self._largest, self._bare = Fraction(0), 0.0, False  # bare: a release had no noise
+        self._largest_sum, self._largest, self._has_bare_release = Fraction(0), 0.0, False
 
     def add(self, round: int, information: float) -> None:
         self.count += 1
         if math.isinf(information):
-            self._bare = True
+            self._has_bare_release = True  # it had no noise
             return
-        total = self._with(round, information)
+        total = self._sum_with(round, information)
         self._sums[round % self._period] = total
-        self._most, self._largest = max(self._most, total), max(self._largest, information)
+        self._largest_sum, self._largest = max(self._largest_sum, total), max(self._largest, information)
 
     def mu(self, one_more: tuple[int, float] | None = None, reserved: int = 0) -> float:
-        """μ at the sensitivity for which 1/z² is given; with one more release, or so many of the largest."""
+        """Return μ at the sensitivity of 1/z², with `one_more` release and `reserved` more of the largest."""
         round, information = one_more or (0, 0.0)
-        if self._bare or math.isinf(information):
+        if self._has_bare_release or math.isinf(information):
             return math.inf
-        most = max(self._most, self._with(round, information))
+        largest_sum = max(self._largest_sum, self._sum_with(round, information))
         # μ² = Σ_r 1/z_r² over the rounds that use the record; arXiv:1905.02383, Corollary 3.3
-        return math.sqrt(_up(most + reserved * Fraction(max(self._largest, information)))) * TALLY_MARGIN
+        reserve = reserved * Fraction(max(self._largest, information))
+        return math.sqrt(_round_up(largest_sum + reserve)) * TALLY_MARGIN
 
-    def _with(self, round: int, information: float) -> Fraction:
+    def _sum_with(self, round: int, information: float) -> Fraction:
         return self._sums.get(round % self._period, Fraction(0)) + Fraction(information)
 
 
-def _up(value: Fraction) -> float:
-    """The nearest number that is not below; infinite if there is none."""
+def _round_up(value: Fraction) -> float:
+    """Return the smallest float that is not below `value`; infinity if there is none."""
     try:
         nearest = float(value)
     except OverflowError:

@@ -1,13 +1,14 @@
-"""New cards of agents, from neighbour to neighbour, until all have them: certificates and addresses.
+"""New cards of agents, with certificates and addresses, exchanged until all agents have them.
 
-An agent sends its neighbours what `topdp agent renew` has made while it runs; every agent passes on what it
-accepted. `agreement/card_succession.py` states which card may follow which; `wire` states which certificate a
-link accepts.
+An agent sends its neighbours the cards that `topdp agent renew` makes while the agent runs; every agent
+passes on the cards that it accepted. `agreement/card_succession.py` defines which card may follow which;
+`wire` decides which certificate a link accepts.
 
-**Guarantees.** An accepted card is in the ledger before it is answered, so a restart knows it, and a
-contradiction is found after years. A neighbour that passes on an unsigned card is quarantined; so is an agent
-whose key has signed two successors, or more than a manifest takes, until a person has looked. An agent shows
-a new certificate only once all its neighbours have confirmed that they know it.
+**Guarantees.** An accepted card is in the ledger before the reply is sent, so a restarted agent still has it,
+and a contradiction is detected even years later. A neighbour that passes on an unsigned card is quarantined.
+So is an agent whose key has signed two successors, or more successors than a manifest takes, until a person
+has examined it. An agent presents a new certificate only after all its neighbours have confirmed that they
+have it.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ ACCEPTED_KEY, KNOWN_TO_KEY, SHOWN_KEY = "card of ", "card known to ", "card show
 
 
 class CardUpdates:
-    """The cards of all agents, in the ledger of one."""
+    """The cards of all agents, as the ledger of one agent records them."""
 
     def __init__(
         self,
@@ -49,12 +50,12 @@ class CardUpdates:
         folder: Path | None = None,
         directory: CardDirectory | None = None,
     ) -> None:
-        """`folder`: the identity folder of this agent, where a renewal appears while it runs."""
+        """`folder`: the identity folder of this agent, in which a renewal appears while it runs."""
         self.name, self.ledger, self.folder = name, ledger, folder
-        self.directory = directory or restored(manifest, ledger.meta)
+        self.directory = directory or restore_directory(manifest, ledger.meta)
         self._base = card_succession.card_digest(manifest.card(name))
-        self._to_tell = kept(ledger.meta)
-        self._told: dict[str, int] = {}
+        self._to_send = recorded_successors(ledger.meta)
+        self._sent_counts: dict[str, int] = {}  # neighbour -> how many of these cards were sent to it
         self._log = RefusalLog(name)
         self.directory.on_shown = self._note_shown
 
@@ -62,12 +63,12 @@ class CardUpdates:
         if number := self.directory.number(name):
             self.ledger.database.remember(SHOWN_KEY + name, str(number))
 
-    def look(self) -> None:
-        """Take up cards that were renewed at this site since the last call."""
-        own = [successor.number for successor in self._to_tell if successor.card.name == self.name]
-        if self.folder is None or not card_succession.has_successor(self.folder, max(own, default=0)):
+    def load_renewals(self) -> None:
+        """Record the cards that were renewed at this site since the last call."""
+        numbers = [successor.number for successor in self._to_send if successor.card.name == self.name]
+        if self.folder is None or not card_succession.has_successor(self.folder, max(numbers, default=0)):
             return
-        renewed = since(card_succession.load_successors(self.folder), self._base)
+        renewed = successors_after(card_succession.load_successors(self.folder), self._base)
         if len(renewed) > MAX_SUCCESSORS:
             words = (
                 f"the last {len(renewed) - MAX_SUCCESSORS} are not shown: a manifest takes "
@@ -75,34 +76,36 @@ class CardUpdates:
             )
             self._log.report(self.name, "card", words)
         for successor in renewed[:MAX_SUCCESSORS]:
-            if self._keep(successor):
+            if self._record(successor):
                 words = "neighbours are told; shown once all know it, after a restart"
                 self._log.note("card", f"card {successor.number}: {words}", logging.INFO)
 
-    def untold(self, peer: str) -> tuple[int, bytes] | None:
-        """Return the number and the bytes of the next card that this agent has not yet sent to `peer`."""
-        self.look()
-        which = self._told.get(peer, 0)
-        return (which, self._to_tell[which].text().encode()) if which < len(self._to_tell) else None
+    def next_unsent(self, peer: str) -> tuple[int, bytes] | None:
+        """Return the position and the bytes of the next card that this agent has not yet sent to `peer`."""
+        self.load_renewals()
+        position = self._sent_counts.get(peer, 0)
+        if position >= len(self._to_send):
+            return None
+        return position, self._to_send[position].text().encode()
 
-    def record_reply(self, peer: str, which: int, reply: Reply) -> None:
-        """Record the answer of `peer`. A peer that accepts no cards is not asked again before a restart."""
-        self._told[peer] = which + 1
-        successor = self._to_tell[which]
+    def record_reply(self, peer: str, position: int, reply: Reply) -> None:
+        """Record the reply of `peer` to a card. A refused card is not sent to it again before a restart."""
+        self._sent_counts[peer] = position + 1
+        successor = self._to_send[position]
         if reply.ok and successor.card.name == self.name:
             self.ledger.database.remember(KNOWN_TO_KEY + peer, str(successor.number))
         elif not reply.ok:
             words = f"does not accept card {successor.number} of {successor.card.name}: {reply.code.words}"
             self._log.report(peer, "card", words)
 
-    def take(self, body: bytes) -> tuple[ReplyCode, str, str | None]:
-        """Take a card that a neighbour passes on.
+    def accept(self, body: bytes) -> tuple[ReplyCode, str, str | None]:
+        """Accept or refuse a card that a neighbour passes on.
 
-        Return the reply code, words, and the agent whose key was misused or None.
+        Return the reply code, an explanation, and the agent whose key was misused, or None.
         """
         try:
             successor = Successor.read(body.decode("utf-8", errors="replace"))
-            self._keep(successor)
+            self._record(successor)
         except CardForkError as fork:
             return ReplyCode.EQUIVOCATION, str(fork), successor.card.name
         except SuccessorLimitError as error:
@@ -113,34 +116,36 @@ class CardUpdates:
             return ReplyCode.NOT_A_STATEMENT, f"passed on something that is no card: {error}", None
         return ReplyCode.OK, "", None
 
-    def _keep(self, successor: Successor) -> bool:
-        """Whether the card is new in the ledger."""
+    def _record(self, successor: Successor) -> bool:
+        """Record a valid card in the ledger; return whether it is new."""
         self.directory.accept(successor)
         name, key = successor.card.name, f"{ACCEPTED_KEY}{successor.card.name} {successor.number}"
         if key in self.ledger.meta or not self.directory.has(successor):
             return False
         self.ledger.database.remember(key, successor.text())
-        self._to_tell.append(successor)
+        self._to_send.append(successor)
         self._log.note("card", f"card {successor.number} of {name} is accepted", logging.INFO, peer=name)
         return True
 
 
-def kept(meta: Mapping[str, str]) -> list[Successor]:
-    """The successors in the ledger, each after the one before it."""
+def recorded_successors(meta: Mapping[str, str]) -> list[Successor]:
+    """Return the successors in the ledger, each after its predecessor."""
     successors = [Successor.read(text) for key, text in meta.items() if key.startswith(ACCEPTED_KEY)]
     return sorted(successors, key=lambda successor: successor.number)
 
 
-def since(successors: Sequence[Successor], base: str) -> Sequence[Successor]:
+def successors_after(successors: Sequence[Successor], base: str) -> Sequence[Successor]:
     """Return the successors after the card with this digest. The manifest may list a renewed card."""
     first = next((k for k, each in enumerate(successors) if each.before == base), len(successors))
     return successors[first:]
 
 
-def restored(manifest: Manifest, meta: Mapping[str, str], own: Sequence[Successor] = ()) -> CardDirectory:
-    """The cards of all agents as the ledger has them; `own`: this site's renewals."""
+def restore_directory(
+    manifest: Manifest, meta: Mapping[str, str], own: Sequence[Successor] = ()
+) -> CardDirectory:
+    """Return the cards of all agents that the ledger records, and this site's own renewals (`own`)."""
     directory = CardDirectory(manifest)
-    for successor in [*kept(meta), *own]:
+    for successor in [*recorded_successors(meta), *own]:
         directory.restore(successor)
     for name in manifest.names:
         if meta.get(SHOWN_KEY + name) == str(directory.number(name)):
@@ -148,24 +153,24 @@ def restored(manifest: Manifest, meta: Mapping[str, str], own: Sequence[Successo
     return directory
 
 
-def chosen(manifest: Manifest, identities: Sequence[Identity], meta: Mapping[str, str]) -> Identity:
-    """Return the newest identity that all neighbours know, or else the one in the manifest.
+def choose_identity(manifest: Manifest, identities: Sequence[Identity], meta: Mapping[str, str]) -> Identity:
+    """Return the newest identity whose card all neighbours have, or else the one in the manifest.
 
-    An expired identity is replaced by the newest one, which a neighbour that knows its card accepts.
+    An expired identity is replaced by the newest one: a neighbour that has the new card accepts it.
     """
     name = identities[0].card.name
     if len(identities) == 1:
         expect_valid(identities[0], "the identity folder")
     listed = manifest.card(name)
-    prints = [identity.card.fingerprint for identity in identities]
-    if listed.fingerprint not in prints:
+    fingerprints = [identity.card.fingerprint for identity in identities]
+    if listed.fingerprint not in fingerprints:
         raise TrustError(
-            f"Expected the certificate that the manifest lists for {name}, got {prints[-1]}: use the "
+            f"Expected the certificate that the manifest lists for {name}, got {fingerprints[-1]}: use the "
             "identity whose card is in the manifest."
         )
     neighbours = manifest.neighbours(name)
-    shown_to_all = min((int(meta.get(KNOWN_TO_KEY + peer, "0")) for peer in neighbours), default=0)
-    best = identities[max(prints.index(listed.fingerprint), min(shown_to_all, len(identities) - 1))]
-    best = identities[-1] if best.card.validity_problem() else best
-    expect_valid(best, "the identity folder")
-    return best
+    known_to_all = min((int(meta.get(KNOWN_TO_KEY + peer, "0")) for peer in neighbours), default=0)
+    newest = max(fingerprints.index(listed.fingerprint), min(known_to_all, len(identities) - 1))
+    chosen = identities[-1] if identities[newest].card.validity_problem() else identities[newest]
+    expect_valid(chosen, "the identity folder")
+    return chosen

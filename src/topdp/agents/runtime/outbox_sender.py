@@ -1,8 +1,8 @@
-"""What an agent sends to its neighbours: for each, a task sends what the ledger holds for it, oldest first.
+"""Sending to neighbours: one task per neighbour sends the rows that the ledger has for it, oldest first.
 
-It sends the stored bytes and no others, until they are acknowledged. A neighbour out of reach is a normal
-state: the task waits. Greetings compare what both sides have, so a restored backup is noticed
-(`peer_judgement`).
+A task sends the stored bytes and no others, until they are acknowledged. It waits while the neighbour is
+unreachable, which is a normal state. Greetings compare the rows that both sides have, so a restored backup is
+detected (`peer_judgement`).
 
 **Guarantees.** Nothing is sent that is not in the ledger.
 """
@@ -25,28 +25,29 @@ from topdp.errors import TopdpError
 
 @final
 class OutboxSender:
-    """What one agent owes its neighbours, and how it gets there."""
+    """Sends rows, notices, cards and the last message of one agent to its neighbours."""
 
     def __init__(self, peers: PeerContacts) -> None:
         self.peers = peers
         self.ledger, self.refusals, self.gossip = peers.ledger, peers.refusals, peers.gossip
-        self._gaps: Counter[str] = Counter()  # how often each lacked an earlier row, one time after another
+        self._gaps: Counter[str] = Counter()  # how often in succession each neighbour lacked an earlier row
 
-    def owes(self, peer: str) -> list[int]:
-        """The rounds that `peer` has not acknowledged and may need."""
+    def rounds_owed(self, peer: str) -> list[int]:
+        """Return the rounds whose rows `peer` has not acknowledged and may need."""
         if peer in self.peers.refused_by or self.ledger.finished(peer):
             return []
         waiting = self.ledger.unacknowledged(peer)
-        # A neighbour this far behind takes up the round of the others, which these rows show.
+        # A neighbour that is this far behind skips to the round of the others, which these rows show.
         return waiting[-2:] if self.peers.inbox.gaps and len(waiting) > self.peers.inbox.window else waiting
 
     async def serve(self, peer: str) -> None:
+        """Send to `peer` until there is nothing more to send."""
         greeted, pause = False, MIN_PAUSE_SECONDS
-        while not self.peers.ends_with(peer):
+        while not self.peers.sends_nothing_to(peer):
             self.peers.to_send[peer].clear()
             try:
-                if not greeted or peer in self.peers.asked:
-                    self.peers.asked.discard(peer)
+                if not greeted or peer in self.peers.to_greet:
+                    self.peers.to_greet.discard(peer)
                     greeted = await self._greet(peer)
                 message = self._next(peer) if greeted else None
                 if greeted and message is None:
@@ -58,9 +59,10 @@ class OutboxSender:
             except Unreachable:
                 greeted = False
             except TopdpError:
-                raise  # the ledger or a disk: a fault of our own
+                raise  # a fault of this agent, such as a full disk
             except Exception as error:
-                self.refusals.report(peer, "failed", "its answer, by our fault", logging.ERROR, error)
+                words = "its reply was not handled, because of an error in this agent"
+                self.refusals.report(peer, "failed", words, logging.ERROR, error)
                 greeted = False
             await asyncio.sleep(pause)
             pause = min(2 * pause, MAX_PAUSE_SECONDS)
@@ -70,33 +72,33 @@ class OutboxSender:
         body = self.peers.greeting(peer).encode()
         reply = await self.peers.request(peer, Message.of(MessageKind.HELLO, 0, body))
         if reply.code is ReplyCode.OTHER_TERMS:
-            self.peers.differ(peer)
+            self.peers.handle_other_terms(peer)
             return False
-        self.peers.heard(peer)
+        self.peers.note_message(peer)
         if reply.code is ReplyCode.GONE:
-            if not self.peers.takes_last_words(peer, reply.body):
-                self.peers.left(peer)
+            if not self.peers.accept_parting_notices(peer, reply.body):
+                self.peers.record_exclusion(peer)
             return False
         if reply.body or reply.ok:
             code = self.peers.take_greeting(peer, reply.body, last_received)
             if code is ReplyCode.NOT_A_GREETING:
-                self.refusals.report(peer, "not_a_greeting", "its answer is refused")
+                self.refusals.report(peer, "not_a_greeting", "its reply is refused")
             if code is not ReplyCode.OK:
                 return False
         if not reply.ok and reply.code is not ReplyCode.FAILED:
             self.refusals.report(peer, "refused", f"the greeting: {quoted(reply.reason)}")
             if reply.code in (ReplyCode.QUARANTINED, ReplyCode.ROLLED_BACK):
-                self.peers.refused_for_good(peer, "the greeting")
+                self.peers.record_refusal(peer, "the greeting")
         return reply.ok
 
     def _next(self, peer: str) -> Message | None:
-        card = self.peers.card_updates.untold(peer)
+        card = self.peers.card_updates.next_unsent(peer)
         if card is not None:
             return Message.of(MessageKind.CARD, *card)
-        news = self.gossip.untold(peer) if self.gossip else None
-        if news is not None:
-            return Message.of(MessageKind.NEWS, *news)
-        waiting = self.owes(peer)
+        notices = self.gossip.next_unsent(peer) if self.gossip else None
+        if notices is not None:
+            return Message.of(MessageKind.NEWS, *notices)
+        waiting = self.rounds_owed(peer)
         if waiting:
             round, body = waiting[0], self.ledger.body(peer, waiting[0])
             signature = self.peers.signatures.sign(peer, round, digest_of(body))
@@ -109,7 +111,7 @@ class OutboxSender:
         self.peers.hooks.reached("before_send")
         reply = await self.peers.request(peer, message)
         self.peers.hooks.reached("after_send")
-        self.peers.heard(peer)
+        self.peers.note_message(peer)
         if reply.ok and message.kind is MessageKind.ROW:
             self._gaps.pop(peer, None)
             self.peers.acknowledge(peer, message.round)
@@ -117,17 +119,17 @@ class OutboxSender:
             self.peers.card_updates.record_reply(peer, message.round, reply)
         elif reply.ok and message.kind is MessageKind.NEWS:
             assert self.gossip is not None
-            self.gossip.acknowledged(peer, message.round)
+            self.gossip.note_acknowledged(peer, message.round)
         elif reply.ok:
             self.ledger.note_finish_known(peer)
         elif reply.code is ReplyCode.GONE:
-            self.peers.ask(peer)  # its answer may hold its last statements
+            self.peers.greet_again(peer)  # its reply may contain its last notices
         elif reply.code is ReplyCode.GAP and self._gaps[peer] + 1 < MAX_GAPS:
             self._gaps[peer] += 1
-            self.peers.ask(peer)  # it reports what it lacks, which may be what it had acknowledged
+            self.peers.greet_again(peer)  # it reports what it lacks, perhaps rows that it had acknowledged
         elif reply.code not in (ReplyCode.LATER, ReplyCode.FAILED):
             words = f"{message.kind.name} of round {message.round}: {quoted(reply.reason)}"
             self.refusals.report(peer, "refused", words)
-            self.peers.refused_for_good(peer, "the row" if message.kind is MessageKind.ROW else "")
+            self.peers.record_refusal(peer, "the row" if message.kind is MessageKind.ROW else "")
         self.peers.changed.set()
         return reply.ok

@@ -1,15 +1,15 @@
-"""Seeds that two agents share and nobody else knows: X25519 keys of one run, then HKDF, then ChaCha20.
+"""Pair secrets, which only two agents know: X25519 keys of one run, then HKDF, then ChaCha20.
 
 Each agent states one fresh public key and one fresh nonce for a run. The *run's name* is a hash of what all
-have stated, so two agents with the same name have the same keys of all, and no run has the name of another:
-every agent's own part of it is fresh. `agent_draws` adds draws to rows; `statement_gossip` carries the
-notices.
+agents have stated. So two agents with the same run name have the same keys of all agents, and no two runs
+have the same name, because every agent contributes a fresh part. `agent_draws` adds draws to rows;
+`statement_gossip` exchanges the notices.
 
-**Guarantees.** The seed of a pair follows from the two private keys, and looks random to anybody else
-(computational Diffie-Hellman on X25519, HKDF-SHA256: RFC 7748, RFC 5869). Bound into it: label and version,
-the manifest, the plan, the run, both agents' numbers and public keys, lower number first: the order that
-decides who adds and who subtracts. Bound into the key of each piece of a draw: round, draw and piece. So no
-two draws of any pair, run, plan or federation have a key in common, and both ends of a pair have the same.
+**Guarantees.** A pair secret follows from the two private keys, and looks random to all others (computational
+Diffie-Hellman on X25519, HKDF-SHA256: RFC 7748, RFC 5869). It depends on label and version, the manifest, the
+plan, the run, and both agents' numbers and public keys, lower number first (this order decides which agent
+adds and which subtracts). The key of each piece of a draw also depends on round, draw and piece. So no two
+draws of any pair, run, plan or federation have a key in common, and both agents of a pair have the same keys.
 Keys that give everybody the same secret (points of low order) are refused.
 """
 
@@ -29,15 +29,15 @@ from topdp.errors import TrustError
 
 SEED_LABEL = "topdp pair draws 1"
 RUN_KEY = "run key"
-"""The subject of notices that hold one."""
+"""The subject of notices that state a key."""
 
 KEYS_AGREED = "agreed"
-"""The subject of notices that the keys of all are here, in the run that they name."""
+"""The subject of notices which confirm that their author has the keys of all agents of the named run."""
 
 
 @dataclass(frozen=True)
 class RunKey:
-    """What an agent states of itself before round 0."""
+    """The key of the run that an agent states before round 0."""
 
     plan: str  # digest
     public: str  # hex
@@ -52,31 +52,29 @@ class RunKey:
 
     @classmethod
     def read(cls, text: str) -> RunKey:
-        """Raise ValueError for anything but a key, and for a key that gives everybody the same secret."""
+        """Return the key in `text`. Raise ValueError if it is none, or gives everybody the same secret."""
         try:
             plan, public, nonce = json.loads(text)
-            whole = len(bytes.fromhex(public)) == len(bytes.fromhex(nonce)) == 32 and isinstance(plan, str)
+            is_valid = len(bytes.fromhex(public)) == len(bytes.fromhex(nonce)) == 32 and isinstance(plan, str)
         except (TypeError, RecursionError):
-            whole = False
-        if not whole:
+            is_valid = False
+        if not is_valid:
             raise ValueError("expected a plan, a public key and a nonce of 32 bytes each")
-        _exchange(X25519PrivateKey.generate(), public)
+        _shared_secret(X25519PrivateKey.generate(), public)
         return cls(plan, public.lower(), nonce.lower())
 
 
-def agree(
+def derive_run(
     federation: str,
     keys: Iterable[RunKey],
     me: int,
     partners: Iterable[int],
     private: X25519PrivateKey | None,
 ) -> tuple[str, dict[int, bytes]]:
-    """Return the run's name, and the pair seeds of this agent by the number of the other.
+    """Return the run's name, and the pair secret of this agent with each of its partners.
 
-    Both follow from the keys of all agents, in the order of their numbers.
-
-    `partners`: the agents with which this one shares draws. `private` None: a run that has ended, of which
-    only the name is left.
+    `keys`: those of all agents, in the order of their numbers. `partners`: the agents with which this one
+    shares draws. `private` is None if the run has ended and the key was erased; then only the name is known.
     """
     keys = list(keys)
     run = run_name(federation, keys)
@@ -84,33 +82,33 @@ def agree(
         return run, {}
     if private.public_key().public_bytes_raw().hex() != keys[me].public:
         raise TrustError("Expected the private half of the key that this agent has stated, got another one.")
-    return run, {other: _seed(federation, keys, run, me, other, private) for other in partners}
+    return run, {other: _pair_secret(federation, keys, run, me, other, private) for other in partners}
 
 
 def run_name(federation: str, keys: list[RunKey]) -> str:
-    """The run's name, in hex: a hash of what all agents have stated."""
+    """Return the run's name, in hex: a hash of what all agents have stated."""
     stated = [[key.plan, key.public, key.nonce] for key in keys]
     return hashlib.sha256(json.dumps(["topdp run 1", federation, stated]).encode()).hexdigest()
 
 
 def draw_key(seed: bytes, round: int, draw: int, piece: int) -> bytes:
-    """The key of ChaCha20 for one piece of one draw."""
+    """Return the key of ChaCha20 for one piece of one draw."""
     return HKDFExpand(SHA256(), 32, json.dumps(["draw", round, draw, piece]).encode()).derive(seed)
 
 
-def _seed(
+def _pair_secret(
     federation: str, keys: list[RunKey], run: str, me: int, other: int, private: X25519PrivateKey
 ) -> bytes:
     low, high = sorted((me, other))
-    bound = [SEED_LABEL, federation, keys[me].plan, run, low, high, keys[low].public, keys[high].public]
+    context = [SEED_LABEL, federation, keys[me].plan, run, low, high, keys[low].public, keys[high].public]
     try:
-        secret = _exchange(private, keys[other].public)
+        secret = _shared_secret(private, keys[other].public)
     except ValueError as error:
         raise TrustError(f"Expected a key from agent {other} that makes a secret: {error}.") from None
-    return HKDF(SHA256(), 32, bytes.fromhex(run), json.dumps(bound).encode()).derive(secret)
+    return HKDF(SHA256(), 32, bytes.fromhex(run), json.dumps(context).encode()).derive(secret)
 
 
-def _exchange(private: X25519PrivateKey, public: str) -> bytes:
+def _shared_secret(private: X25519PrivateKey, public: str) -> bytes:
     try:
         return private.exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(public)))
     except ValueError:

@@ -1,4 +1,4 @@
-"""The state of each neighbour in this process: silent or not, trusted or not, and whether it refuses rows.
+"""The state of each neighbour in this process: whether it is silent, trusted, or refuses rows.
 
 `request_handlers`, `outbox_sender` and the loops share this state. Facts that must survive a restart are in
 the ledger.
@@ -33,10 +33,9 @@ from topdp.errors import TrustError
 if TYPE_CHECKING:
     from topdp.agents.runtime.statement_gossip import StatementGossip
 
-TICKS_PER_TIMEOUT = 8  # ticks of silence in one idle timeout
+TICKS_PER_TIMEOUT = 8  # ticks in one idle timeout
 MAX_RESENDS_PER_ROUND = 32  # rows sent again to one neighbour between two rounds of this agent
-MAX_GAPS = 3  # how often a neighbour may leave out the same round, although greetings report that it lacks
-
+MAX_GAPS = 3  # how often a neighbour may leave out a round that greetings report as missing
 
 RowCheck = Callable[[str, int, bytes], object]
 """Raises ValueError if a body is not a row that this neighbour may have made in this round."""
@@ -47,7 +46,7 @@ RequestHandler = Callable[[str, Message], Awaitable[Reply]]
 @final
 @dataclass(kw_only=True, eq=False, repr=False)
 class PeerContacts:
-    """The neighbours of one agent: what it exchanges messages with, and their state in this process."""
+    """The neighbours of one agent, the objects that exchange messages with them, and their state."""
 
     name: str
     neighbours: list[str]
@@ -61,27 +60,29 @@ class PeerContacts:
     last_round: int  # of the plan
     hooks: AgentHooks
     card_updates: CardUpdates
-    gossip: StatementGossip | None = None  # where draws are shared
-    in_doubt: bool = False  # the ledger may be an old copy: see `peer_judgement`
+    gossip: StatementGossip | None = None  # None if no draws are shared
+    may_lack_rows: bool = False  # the ledger may be an old copy: see `peer_judgement`
 
     def __post_init__(self) -> None:
-        self.handlers: dict[MessageKind, RequestHandler] = {}  # what answers each kind of request
-        self.finishing = False  # all rounds are done: neighbours are informed
-        self.given_up: Callable[[str], bool] = lambda peer: False  # whether this agent has excluded a peer
+        self.handlers: dict[MessageKind, RequestHandler] = {}
+        self.finishing = False  # True once all rounds are in the ledger: neighbours are informed
+        self.is_excluded: Callable[[str], bool] = lambda peer: False  # whether this agent has excluded a peer
         self.beliefs = PeerBeliefs(self)
         self.sent: Counter[str] = Counter()  # bytes of the bodies of messages to each neighbour
         self.received: Counter[str] = Counter()
-        self.changed = asyncio.Event()  # a message arrived, or the state of a neighbour changed
-        self.silent = dict.fromkeys(self.neighbours, 0)  # ticks since the last message
+        self.changed = asyncio.Event()  # set if a message arrives or the state of a neighbour changes
+        self.silent_ticks = dict.fromkeys(self.neighbours, 0)  # ticks since the last message
         self.heard_at = dict.fromkeys(self.neighbours, time())  # shown to people; no decision depends on it
         self.refused_by: set[str] = set()  # neighbours that accept nothing more from this agent
-        self.differing: set[str] = set()  # neighbours that have other terms
-        self._differed = 0  # ticks since the first of them, while no neighbour has the same terms
-        self.left_by: set[str] = set()  # neighbours that count this agent as departed
+        self.peers_with_other_terms: set[str] = set()  # neighbours that have other terms
+        self._ticks_with_other_terms = (
+            0  # ticks since the first of them, while no neighbour has the same terms
+        )
+        self.excluded_by: set[str] = set()  # neighbours that count this agent as departed
         self.fault: BaseException | None = None  # the error that ends this agent
         self.tasks: list[asyncio.Task[None]] = []
-        self._again: dict[str, tuple[int, int]] = {}  # peer -> (own round, number of rows sent again in it)
-        self.asked: set[str] = set()  # neighbours to which another greeting is due
+        self._resent: dict[str, tuple[int, int]] = {}  # peer -> (own round, number of rows sent again in it)
+        self.to_greet: set[str] = set()  # neighbours to which another greeting must be sent
         self.to_send = {peer: asyncio.Event() for peer in self.neighbours}
 
     async def request(self, peer: str, message: Message) -> Reply:
@@ -91,30 +92,30 @@ class PeerContacts:
         self.received[peer] += len(reply.body)
         return reply
 
-    def ask(self, peer: str) -> None:
-        """Send `peer` another greeting: a neighbour that waits for others is alive but sends nothing."""
-        self.asked.add(peer)
+    def greet_again(self, peer: str) -> None:
+        """Send `peer` another greeting. A neighbour that waits for others sends nothing, but replies."""
+        self.to_greet.add(peer)
         self.to_send[peer].set()
 
     def finish(self) -> None:
-        """Inform the neighbours that all rounds are done."""
+        """Inform the neighbours that this agent has finished all rounds."""
         self.finishing = True
-        self.wake()
+        self.wake_senders()
 
-    def wake(self) -> None:
-        """Wake the senders of all neighbours: there is something new to send."""
+    def wake_senders(self) -> None:
+        """Wake the senders of all neighbours, because there is something new to send."""
         for event in self.to_send.values():
             event.set()
 
     def tick(self) -> None:
         """Count one more tick of silence for all neighbours, and send each of them a greeting."""
         for peer in self.neighbours:
-            self.silent[peer] += 1
-            self.ask(peer)
-        if self.differing and not self.beliefs.met:
-            self._differed += 1
-            if self._differed >= TICKS_PER_TIMEOUT:
-                self._end_by_terms()
+            self.silent_ticks[peer] += 1
+            self.greet_again(peer)
+        if self.peers_with_other_terms and not self.beliefs.reported:
+            self._ticks_with_other_terms += 1
+            if self._ticks_with_other_terms >= TICKS_PER_TIMEOUT:
+                self._fail_by_terms()
 
     def greeting(self, peer: str) -> Greeting:
         """Return what this agent reports to `peer`."""
@@ -131,11 +132,11 @@ class PeerContacts:
             seen_signature=received.signature,
             sent=sent.round,
             sent_digest=sent.digest,
-            statements=self.gossip.news.total() if self.gossip else 0,
+            statements=self.gossip.store.total() if self.gossip else 0,
         )
 
     def take_greeting(self, peer: str, body: bytes, received: int | None) -> ReplyCode:
-        """Learn what `peer` reports in a greeting; return how to answer it.
+        """Apply what `peer` reports in a greeting, and return the code of the reply.
 
         `received`: the highest round received from `peer` before this agent requested the greeting; None if
         the agent did not request it.
@@ -145,16 +146,16 @@ class PeerContacts:
         except GreetingError:
             return ReplyCode.NOT_A_GREETING
         if greeting.terms != self.terms:
-            self.differ(peer)
+            self.handle_other_terms(peer)
             return ReplyCode.OTHER_TERMS
-        self.heard(peer)
-        self.learn(peer, greeting, received)
+        self.note_message(peer)
+        self._apply_greeting(peer, greeting, received)
         return ReplyCode.OK
 
-    def learn(self, peer: str, greeting: Greeting, received: int | None) -> None:
+    def _apply_greeting(self, peer: str, greeting: Greeting, received: int | None) -> None:
         if self.gossip is not None and self.gossip.run and greeting.run not in ("", self.gossip.run):
-            words = "holds other keys of this run than this agent: an agent has stated two"
-            if self.gossip.begun:
+            words = "has other keys of this run than this agent: an agent has stated two"
+            if self.gossip.has_begun:
                 self.distrust(peer, ReplyCode.OTHER_TERMS, words)
             else:
                 self.fail(TrustError(f"{peer} {words}."))
@@ -163,11 +164,11 @@ class PeerContacts:
             return
         self.acknowledge(peer, greeting.seen)
         self._send_again(peer, greeting)
-        self.beliefs.met.add(peer)
+        self.beliefs.reported.add(peer)
         if received is not None:
             self.beliefs.answered.add(peer)
-        self.beliefs.passed[peer] = (greeting.sent, greeting.round)
-        self.differing.discard(peer)
+        self.beliefs.passed_rounds[peer] = (greeting.sent, greeting.round)
+        self.peers_with_other_terms.discard(peer)
         self.changed.set()
 
     def _send_again(self, peer: str, greeting: Greeting) -> None:
@@ -177,12 +178,12 @@ class PeerContacts:
         until this agent's own next round, so no neighbour can make it send without end.
         """
         if self.gossip is not None:
-            self.gossip.learn(peer, greeting.statements)
-        round, times = self._again.get(peer, (-1, 0))
-        times = times if round == self.ledger.round else 0
-        times += self.ledger.requeue(peer, greeting.seen, MAX_RESENDS_PER_ROUND - times)
-        self._again[peer] = (self.ledger.round, times)
-        if times >= MAX_RESENDS_PER_ROUND:
+            self.gossip.note_reported_count(peer, greeting.statements)
+        round, count = self._resent.get(peer, (-1, 0))
+        count = count if round == self.ledger.round else 0
+        count += self.ledger.requeue(peer, greeting.seen, MAX_RESENDS_PER_ROUND - count)
+        self._resent[peer] = (self.ledger.round, count)
+        if count >= MAX_RESENDS_PER_ROUND:
             self.refusals.report(peer, "again", "repeatedly requests rows that it has acknowledged")
         self.to_send[peer].set()
 
@@ -192,32 +193,32 @@ class PeerContacts:
             if round <= last:
                 self.ledger.acknowledge(peer, round)
 
-    def heard(self, peer: str) -> None:
-        self.silent[peer] = 0
+    def note_message(self, peer: str) -> None:
+        self.silent_ticks[peer] = 0
         self.heard_at[peer] = time()
 
-    def differ(self, peer: str) -> None:
+    def handle_other_terms(self, peer: str) -> None:
         """Handle a greeting of `peer` with other terms.
 
         A neighbour that had the same terms before is quarantined. If all neighbours have other terms, the
         fault is this agent's own, and it ends.
         """
         words = "has another manifest, plan or model than this agent"
-        if peer in self.beliefs.met:  # it had the same terms before, so its claim must end no agent
+        if peer in self.beliefs.reported:  # it had the same terms before, so its claim must end no agent
             self.distrust(peer, ReplyCode.OTHER_TERMS, words)
             return
         self.refusals.report(peer, "other_terms", words)
-        self.differing.add(peer)
-        if not set(self.neighbours) - self.differing:
-            self._end_by_terms()
+        self.peers_with_other_terms.add(peer)
+        if not set(self.neighbours) - self.peers_with_other_terms:
+            self._fail_by_terms()
 
-    def _end_by_terms(self) -> None:
+    def _fail_by_terms(self) -> None:
         self.fail(
             TrustError(
                 "Expected neighbours with the manifest, plan and model of this agent, but "
-                f"{', '.join(sorted(self.differing))} has another manifest, plan or model, and no neighbour "
-                "has the same. Give all agents the same manifest, the same version of topdp and data of the "
-                "same shape."
+                f"{', '.join(sorted(self.peers_with_other_terms))} has another manifest, plan or model, and "
+                "no neighbour has the same. Give all agents the same manifest, the same version of topdp and "
+                "data of the same shape."
             )
         )
 
@@ -231,19 +232,19 @@ class PeerContacts:
         self.ledger.quarantine(peer, code, words)
         self.changed.set()
 
-    def ends_with(self, peer: str) -> bool:
+    def sends_nothing_to(self, peer: str) -> bool:
         """Return whether there is nothing more to send to `peer`."""
-        lost = self.ledger.quarantined(peer) is not None or self.given_up(peer)
-        return lost or peer in self.refused_by
+        is_closed = self.ledger.quarantined(peer) is not None or self.is_excluded(peer)
+        return is_closed or peer in self.refused_by
 
-    def left(self, peer: str) -> None:
-        """Record that `peer` has gone on without this agent, for good."""
+    def record_exclusion(self, peer: str) -> None:
+        """Record that `peer` counts this agent as departed, for good."""
         self.refusals.report(peer, "gone", "counts this agent as gone: it was silent for too long")
-        self.left_by.add(peer)
+        self.excluded_by.add(peer)
         self.refused_by.add(peer)
         self.changed.set()
 
-    def takes_last_words(self, peer: str, body: bytes) -> bool:
+    def accept_parting_notices(self, peer: str, body: bytes) -> bool:
         """Accept the notices that `peer` sends with its refusal; return whether to greet `peer` again.
 
         Applies only while this agent has not begun the run and `peer` has gone on without it. A run begins
@@ -251,26 +252,26 @@ class PeerContacts:
         the notice of an agent that sends nothing more; `peer` sends all notices with its refusal. So this
         agent begins too, or learns that it counts as departed. After it has begun, it ignores these notices.
         """
-        if self.gossip is None or self.gossip.begun or not body:
+        if self.gossip is None or self.gossip.has_begun or not body:
             return False
-        # Later: keys are here that name the run, and the rest is asked for again.
+        # LATER: all keys have arrived now, and the next greeting requests the remaining notices.
         return self.take_notices(peer, body).code is ReplyCode.LATER
 
     def take_notices(self, peer: str, body: bytes) -> Reply:
-        """Keep what agents have signed and `peer` passes on; return the answer."""
+        """Store the notices that `peer` passes on, and return the reply."""
         assert self.gossip is not None
         try:
-            code, words = self.gossip.take(body)
+            code, words = self.gossip.accept(body)
         except TrustError as error:
             self.fail(error)
             return Reply(ReplyCode.OTHER_TERMS)
         if code is ReplyCode.NOT_A_STATEMENT:
             self.distrust(peer, code, words)
         self.changed.set()
-        self.wake()
+        self.wake_senders()
         return Reply(code, words)
 
-    def refused_for_good(self, peer: str, what: str) -> None:
+    def record_refusal(self, peer: str, what: str) -> None:
         """Record that `peer` accepts nothing more from this agent; the agent does not wait for it any more.
 
         `what`: the refused message, which is recorded as a departure from the plan; empty: none is recorded.

@@ -6,10 +6,10 @@ signature for a row that its ledger lacks (`agreement/signatures.py`); a neighbo
 without a signature is quarantined, and so is a neighbour that contradicts itself.
 
 After a start, an agent whose ledger is not empty does not know whether the ledger is the newest copy. It
-knows once every neighbour that may have its rows has reported them in reply to a request of this process: a
-greeting sent earlier may have been made before a row of the previous process arrived. Not requested:
-neighbours that are quarantined, excluded or finished according to this ledger; nothing new is sent to them
-after that entry, so they have no row that this ledger lacks.
+knows that once every neighbour that may have its rows has reported them in reply to a request of this
+process: a greeting sent earlier may have been made before a row of the previous process arrived. It requests
+no report from neighbours that are quarantined, excluded or finished according to this ledger: nothing new is
+sent to them after that entry, so they have no row that this ledger lacks.
 
 **Guarantees.** If the ledger of an agent is an old copy, the agent's data are used in no round before all
 those neighbours have reported (`agent_loop`); and a neighbour with a newer row in its ledger presents it.
@@ -33,36 +33,36 @@ class PeerBeliefs:
     """What neighbours have reported to this process, and the rows that they have sent."""
 
     def __init__(self, peers: PeerContacts) -> None:
-        """Begin without reports."""
         self.peers, self.neighbours, self.ledger = peers, peers.neighbours, peers.ledger
-        self.met: set[str] = set()  # neighbours that have reported which rows they received
+        self.reported: set[str] = set()  # neighbours that have reported which rows they received
         self.answered: set[str] = set()  # those that reported it in reply to a request of this process
-        self.shown = dict.fromkeys(self.neighbours, -1)  # the highest round of a row from each neighbour
-        self.passed: dict[str, tuple[int, int]] = {}  # (round of its last row for this agent, its last round)
+        self.newest_shown = dict.fromkeys(self.neighbours, -1)  # highest round of a row from each neighbour
+        # Neighbour -> (round of its last row for this agent, its last round).
+        self.passed_rounds: dict[str, tuple[int, int]] = {}
 
-    def unheard(self) -> list[str]:
-        """Return the neighbours that may have rows of this agent which its ledger lacks."""
-        if not self.peers.in_doubt:
+    def unheard_peers(self) -> list[str]:
+        """Return the neighbours that may have rows of this agent that its ledger lacks."""
+        if not self.peers.may_lack_rows:
             return []
         return [peer for peer in self.neighbours if peer not in self.answered and not self._is_closed(peer)]
 
-    def round_of(self, peer: str) -> int:
+    def newest_round_of(self, peer: str) -> int:
         """Return the highest round of a row that `peer` has ever sent."""
-        return max(self.shown[peer], self.ledger.last_received(peer))
+        return max(self.newest_shown[peer], self.ledger.last_received(peer))
 
     def skips_rounds(self, peer: str, round: int) -> bool:
-        """Return whether `peer` reports that its `round` is over without a row for this agent.
+        """Return whether `peer` reports that its `round` has passed without a row for this agent.
 
         The report is accepted without proof: it concerns only rows of `peer`, which could also withhold them.
         """
-        last, done = self.passed.get(peer, (-1, -1))
-        return last < round <= done
+        last_sent, last = self.passed_rounds.get(peer, (-1, -1))
+        return last_sent < round <= last
 
     def judge(self, peer: str, greeting: Greeting, received: int | None) -> bool:
         """Apply the consequence of a greeting: the end of this agent, a quarantine of `peer`, or none.
 
-        Return whether what it reports counts. `received`: the highest round received from `peer` before this
-        agent requested the greeting; None if the agent did not request it.
+        Return whether the agent uses what the greeting reports. `received`: the highest round received from
+        `peer` before this agent requested the greeting; None if the agent did not request it.
         """
         receiver = stored_rows.receiver_of(self.ledger.database, peer)
         own_digest = self.ledger.digest_sent(receiver, greeting.seen) if greeting.seen >= 0 else None
@@ -79,7 +79,7 @@ class PeerBeliefs:
             code = ReplyCode.ROLLED_BACK
             words = f"rolled back: sent round {greeting.sent} before, and now has another row for it"
         elif greeting.charged < newest and received is None:
-            self.peers.ask(peer)  # the greeting may be outdated: another one decides
+            self.peers.greet_again(peer)  # the greeting may be outdated: another one decides
             return False
         elif greeting.charged < newest:
             code = ReplyCode.ROLLED_BACK
@@ -99,4 +99,4 @@ class PeerBeliefs:
 
     def _is_closed(self, peer: str) -> bool:
         ledger = self.ledger
-        return ledger.quarantined(peer) is not None or ledger.finished(peer) or self.peers.given_up(peer)
+        return ledger.quarantined(peer) is not None or ledger.finished(peer) or self.peers.is_excluded(peer)

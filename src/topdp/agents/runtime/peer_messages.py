@@ -1,7 +1,7 @@
-"""The bodies of messages between neighbours: greetings, and rows handed over in an exchange.
+"""The bodies of messages between neighbours: greetings, and rows sent in an exchange.
 
-Every field states the values it may have, so a body that was read holds no others. `peer_judgement` decides
-what to believe of a greeting.
+Every field states its valid values, so a decoded body contains no others. `peer_judgement` decides which
+reports of a greeting to believe.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class GreetingError(ValueError):
 
 @dataclass(frozen=True)
 class LinkTerms:
-    """What both ends of a link must hold alike."""
+    """The terms that both agents of a link must have in common."""
 
     federation: Term  # hash of the manifest
     plan: Term  # digest of the plan
@@ -41,18 +41,18 @@ class LinkTerms:
 
 @dataclass(frozen=True, kw_only=True)
 class Greeting:
-    """What an agent reports to a neighbour: their common terms, and what it has of the other."""
+    """A report to a neighbour: the common terms, and the newest rows from it and for it."""
 
     terms: LinkTerms
-    charged: OptionalRound  # the last round whose rows may have left
-    seen: OptionalRound  # the highest round that it has from the other
-    round: OptionalRound  # the last round in its ledger; nothing is decided by it
-    run: OptionalDigest  # the run's name, where draws are shared and all keys are there
-    seen_digest: OptionalDigest  # of that row from the other; empty if there is none
-    seen_signature: HexSignature  # the other's signature under that row
-    sent: OptionalRound  # the highest round of which it has a row for the other
+    charged: OptionalRound  # the last round whose rows may have been sent
+    seen: OptionalRound  # the highest round received from the neighbour
+    round: OptionalRound  # the last round in the ledger
+    run: OptionalDigest  # the run's name, if draws are shared and all keys have arrived; otherwise empty
+    seen_digest: OptionalDigest  # of the row of round `seen`; empty if there is none
+    seen_signature: HexSignature  # the neighbour's signature under that row
+    sent: OptionalRound  # the highest round with a row for the neighbour
     sent_digest: OptionalDigest
-    statements: Annotated[int, Field(ge=-1, le=MAX_STATEMENTS)] = 0  # in its ledger, where draws are shared
+    statements: Annotated[int, Field(ge=-1, le=MAX_STATEMENTS)] = 0  # number of notices in the ledger
 
     def encode(self) -> bytes:
         return json.dumps(asdict(self), sort_keys=True).encode()
@@ -81,12 +81,16 @@ HANDOVER_HEAD_ADAPTER = TypeAdapter(tuple[Annotated[int, Field(ge=0)], MeetingNa
 
 @dataclass(frozen=True)
 class Handover:
-    """A row handed over in an exchange. `body` is as it came: `row_payload` decides whether it is a row."""
+    """A row sent in an exchange. `row_payload` decides whether `body` is a valid row."""
 
     round: int
-    meeting: str  # empty where the request has named it
+    meeting: str  # id of the exchange; empty if the request contains it
     body: bytes
     signature: str = ""  # the sender's signature under that row, in hex
+
+    @property
+    def signature_bytes(self) -> bytes:
+        return bytes.fromhex(self.signature)
 
     def pack(self) -> bytes:
         head = json.dumps([self.round, self.meeting, self.signature]).encode()
@@ -94,7 +98,7 @@ class Handover:
 
     @classmethod
     def unpack(cls, packed: bytes, last: int = 2**31) -> Handover:
-        """Return what was packed, or raise PayloadError; `last` is the last round of the plan.
+        """Return the row in `packed`, or raise PayloadError; `last` is the last round of the plan.
 
         >>> Handover.unpack(Handover(3, "name", b"row").pack())
         Handover(round=3, meeting='name', body=b'row', signature='')

@@ -1,14 +1,15 @@
-"""What keeps rounding and long rows from weakening a guarantee, or refuses the run.
+"""Limits on rounding and on the norm of rows, so that neither weakens a guarantee; other runs are refused.
 
-Rounding before noise adds to μ (`rounded_share`), under every guarantee. Under `adaptive` and `view` there is
-more: a row that some do not see hides what it was made of, because it is a sum of rows, steps and noise
-(docs/privacy.md, step 2 of the proof). A row that is rounded to float32 on its way, or shortened because it
-is too long, is no sum. Where every row counts as seen, any function of a row that has its noise is free.
+Rounding before noise adds to μ under every guarantee (`rounded_share`). The guarantees `adaptive` and `view`
+need more: a hidden row protects the rows that it was made of because it is a sum of rows, steps and noise
+(docs/privacy.md, step 2 of the proof). A row that is rounded to float32 before it is sent, or shortened
+because it is too long, is no sum. If every row counts as seen, any function of a row that has its noise costs
+nothing.
 
 **Guarantees.** Rounding in float64 adds at most `MAX_ROUNDED_SHARE` to an agent's μ, or the agent does not
-start. Where a guarantee hides rows, one with noise is an exact multiple of its step when it leaves
-(`expect_exact`), and no honest row gets too long, whatever neighbours send (`hidden_norm_limits`): except
-with a probability below 10⁻²⁰ a row. Mixing rounds in float64; `mixing_share` bounds what that adds to μ.
+start. If a guarantee relies on hidden rows, a row with noise is an exact multiple of its step when it is sent
+(`expect_exact`). No honest row then becomes too long, whatever neighbours send (`hidden_norm_limits`), except
+with a probability below 10⁻²⁰ per row. Mixing rounds in float64; `mixing_share` bounds what that adds to μ.
 """
 
 from __future__ import annotations
@@ -27,30 +28,30 @@ from topdp.privacy.answers import guarantee_kind
 from topdp.privacy.observers.observer_filter import Public
 
 FLOAT64_UNIT = 2.0**-53  # relative error of one operation in float64, at most
-MAX_ROUNDED_SHARE = 1e-3  # of an agent's μ: what rounding before noise may add
+MAX_ROUNDED_SHARE = 1e-3  # what rounding before noise may add, as a share of an agent's μ
 
 TAIL_DEVIATIONS = 10.0
-"""A draw of d numbers is longer than √d by more deviations than this with a probability below 10⁻²¹."""
+"""The norm of a draw of d numbers exceeds √d by more deviations than this with a probability below 10⁻²¹."""
 
 NORM_TOLERANCE = 1e-9
-"""Relative difference between two ways to compute a norm: sender and reader use different ones."""
+"""Relative difference between the norms that a sender and a reader compute in different ways."""
 
 
 @final
 @dataclass(frozen=True)
 class RowNormLimits:
-    """[releases] the largest norm of rows in each round: of estimates, and of all others."""
+    """[releases] the largest norm of estimates, and of all other rows, in each round."""
 
     estimates: Floats
     others: Floats
     agents: int
 
-    def of(self, round: int, row: int) -> float:
+    def limit_of(self, round: int, row: int) -> float:
         return float((self.estimates if row < self.agents else self.others)[round])
 
-    def taken(self, round: int, row: int) -> float:
-        """The largest norm of a row that comes in. The tolerance covers how its sender added up squares."""
-        return self.of(round, row) * (1 + NORM_TOLERANCE)
+    def accepted_norm(self, round: int, row: int) -> float:
+        """Return the largest norm of a received row. The tolerance covers other orders of summing squares."""
+        return self.limit_of(round, row) * (1 + NORM_TOLERANCE)
 
 
 def uniform_norm_limits(plan: Plan, largest_norm: float) -> RowNormLimits:
@@ -62,15 +63,15 @@ def uniform_norm_limits(plan: Plan, largest_norm: float) -> RowNormLimits:
 def hidden_norm_limits(
     plan: Plan, guarantee: str, gradient: float, d: int, largest_norm: float, start: float
 ) -> RowNormLimits:
-    """Return limits that no row of an honest agent exceeds if the rows sent to it did not.
+    """Return limits that no row of an honest agent exceeds if the rows that it received did not.
 
-    `gradient`: the largest norm of a mean gradient, of any agent; `start`: the norm of the public start.
+    `gradient`: the largest norm of a mean gradient of any agent; `start`: the norm of the public start.
 
-    Under `adaptive` estimates count as seen, and are shortened to E where they are longer. A hidden row is
-    H_r <= Σ|weights of seen rows|·E + Σ|weights of hidden ones|·H_{r-1} + step + noise = A_r·E + B_r, and E
-    is chosen so that none exceeds `largest_norm`. Under `view` all rows are hidden, and E is that of the
-    start. H_r grows by twice `NORM_TOLERANCE` in every round: a row without noise, made of rows as long as
-    are accepted, has no other room.
+    Under `adaptive`, estimates count as seen, and are shortened to norm E if they are longer. The norm of a
+    hidden row is H_r <= Σ|weights of seen rows|·E + Σ|weights of hidden rows|·H_{r-1} + step + noise = A_r·E
+    + B_r, and E is chosen so that no row exceeds `largest_norm`. Under `view`, all rows are hidden, and E is
+    the norm of the start. H_r grows by twice `NORM_TOLERANCE` in every round, because a row without noise
+    that is made of rows of the largest accepted norm has no other margin.
     """
     seen = np.zeros(plan.rows, bool)
     if guarantee_kind(guarantee).public is not Public.NOTHING:
@@ -79,52 +80,46 @@ def hidden_norm_limits(
     A, B = np.ones(plan.releases), np.zeros(plan.releases)
     for r in range(plan.releases):
         weight, known, unknown = _weights(plan, r, seen)
-        reach = (weight * lengths[plan.source[r]] * known).sum(axis=1)
+        seen_part = (weight * lengths[plan.source[r]] * known).sum(axis=1)
         hidden = plan.exists[r] & ~seen
         if hidden.any():
-            more = (weight * unknown).sum(axis=1)
-            this = plan[r]
-            grows = np.abs(this.step) * gradient + np.abs(this.std).sum(axis=1) * (
-                math.sqrt(d) + TAIL_DEVIATIONS
-            )
-            room = 1 + 2 * NORM_TOLERANCE
-            a, b = (
-                room * max(1.0, float((reach + more * a)[hidden].max())),
-                room * float((more * b + grows)[hidden].max()),
-            )
+            hidden_part, release, margin = (weight * unknown).sum(axis=1), plan[r], 1 + 2 * NORM_TOLERANCE
+            noise = np.abs(release.std).sum(axis=1) * (math.sqrt(d) + TAIL_DEVIATIONS)
+            growth = np.abs(release.step) * gradient + noise
+            a = margin * max(1.0, float((seen_part + hidden_part * a)[hidden].max()))
+            b = margin * float((hidden_part * b + growth)[hidden].max())
         A[r], B[r] = a, b
-        lengths = np.where(plan.memories, reach, 1.0)
+        lengths = np.where(plan.memories, seen_part, 1.0)
     longest = float(((largest_norm - B) / A).min())
     if not longest >= start:
         raise InputError(
             f"rules.largest_norm: expected at least {float((A * max(start, 1.0) + B).max()):.3g}, which "
             f"honest rows may reach in {plan.releases} releases, got {largest_norm:g}: hidden rows that are "
-            'made shorter are no sums, and privacy.guarantee counts on sums. Take that, or "worst-case".'
+            'shortened are no sums, and privacy.guarantee relies on sums. Use that value, or "worst-case".'
         )
     others = np.minimum(A * longest + B, largest_norm)
     return RowNormLimits(np.full(plan.releases, longest) if seen.any() else others, others, plan.agents)
 
 
 def expect_exact(plan: Plan, largest_norm: float) -> None:
-    """Refuse rows that float64 cannot hold as multiples of their steps, and steps as large as others'
-    noise.
-    """
+    """Raise InputError unless float64 can hold rows as multiples of their steps, below all noise."""
     expect_steps_below_noise(plan)
-    most = max_exact_norm(plan)
-    if not largest_norm <= most:
+    largest_exact = max_exact_norm(plan)
+    if not largest_norm <= largest_exact:
         raise InputError(
-            f"rules.largest_norm: expected at most {most:.3g}, so that float64 holds rows of that length to "
-            f"2⁻²⁰ of their noise, of deviation {smallest_noise_std(plan):.3g}, got {largest_norm:g}: "
-            "privacy.guarantee counts on rows that some do not see, and these must not be rounded. Make the "
-            'manifest anew with `topdp federation create`, which takes that, or take "worst-case".'
+            f"rules.largest_norm: expected at most {largest_exact:.3g}, so that float64 holds rows of that "
+            f"norm to 2⁻²⁰ of their noise, of deviation {smallest_noise_std(plan):.3g}, got "
+            f"{largest_norm:g}: privacy.guarantee relies on hidden rows, and these must not be rounded. "
+            'Make a new manifest with `topdp federation create`, which uses that value, or use "worst-case".'
         )
 
 
 def mixing_share(plan: Plan, largest_norm: float, mu: float) -> float:
-    """The share of itself by which μ may be too low because mixing hidden rows rounds in float64.
+    """Return the relative error by which μ may be too low because mixing hidden rows rounds in float64.
 
-    Each of k sources adds a product and a sum, each off by a unit of what was summed, in either of two
-    worlds. Next to a row's own noise, that counts as if the row were seen. Without noise it is passed on.
+    Each of k sources adds a product and a sum, each with an error of one unit of what was summed, in both
+    neighbouring data sets. If a row has noise, its error counts as if the row were seen. Without noise, the
+    error is passed on.
     """
     off, total = np.zeros(plan.rows), 0.0
     for r in range(plan.releases):
@@ -140,11 +135,11 @@ def mixing_share(plan: Plan, largest_norm: float, mu: float) -> float:
 
 
 def _weights(plan: Plan, r: int, seen: Bools) -> tuple[Floats, Bools, Bools]:
-    """[rows, sources]: |weight|, and which sources are seen and which are not."""
+    """Return [rows, sources]: |weight|, and which sources are seen and which are not."""
     source = plan.source[r]
-    there = source >= 0
-    known = there & seen[source]
-    return np.where(there, np.abs(plan.weight[r]), 0.0), known, there & ~known
+    exists = source >= 0
+    known = exists & seen[source]
+    return np.where(exists, np.abs(plan.weight[r]), 0.0), known, exists & ~known
 
 
 def rounded_share(
@@ -158,44 +153,47 @@ def rounded_share(
     together: bool = True,
     period: int = 1,
 ) -> float:
-    """The share of itself by which the agent's μ may be too low because of rounding before noise.
+    """Return the relative error by which the agent's μ may be too low because of rounding before noise.
 
-    `information` [releases]: 1/z² of the agent's releases. `moved`: Δ, how far one record moves its mean
-    gradient; `gradient`: the largest norm of that mean; `off`: what rounding inside it adds to Δ.
-    `largest_norm`: of rows that are sent, or estimates. `period`: a record is in one of so many classes of
-    rounds.
+    `information` [releases]: 1/z² of the agent's releases. `moved`: Δ, how far one record moves the agent's
+    mean gradient; `gradient`: the largest norm of that mean; `off`: what rounding inside it adds to Δ.
+    `largest_norm`: of rows that are sent, or of estimates. `period`: the number of classes of rounds, of
+    which a record is in one.
 
-    A quotient, product or sum is off by `FLOAT64_UNIT` of itself, number by number, so in norm too: the mean,
-    its product with the step, and the sum with the mix, in either of two worlds. Relative to step · Δ that is
-    the share of one release. In the worst case shifts of releases add up like the sides of a right triangle,
-    and so do their roundings; without `together` the largest share counts, whatever is made of shifts. What a
-    robust rule takes of k rows, number by number, may be √k times as long as they are.
+    The relative error of a quotient, product or sum is `FLOAT64_UNIT` in each number, and so in the norm.
+    This applies to the mean, its product with the step, and the sum with the mix, in both neighbouring data
+    sets. Relative to step · Δ, the result is the share of one release. In the worst case, shifts of releases
+    add up like the sides of a right triangle, and so do their roundings. Without `together`, the largest
+    share counts, however shifts combine. A robust rule that selects numbers from k rows may return a row that
+    is √k times as long as these.
     """
-    mine = plan.owner == agent
+    owned = plan.owner == agent
     norms, shares = np.ones(plan.rows), np.zeros(plan.releases)
     for r in range(plan.releases):
         source, weight = plan.source[r], np.abs(plan.weight[r])
         mixes = np.where(source >= 0, weight * norms[source], 0.0).sum(axis=1)
         if plan.robust is not None:
             mixes *= np.sqrt(np.maximum((source >= 0).sum(axis=1), 1))
-        carries = mine & (plan[r].step != 0)
+        carries = owned & (plan[r].step != 0)
         if carries.any():
             step, largest = abs(plan.rate[r]), float(mixes[carries].max()) * largest_norm
             shares[r] = (2 * FLOAT64_UNIT * (largest + 3 * step * gradient) + step * off) / (step * moved)
-        norms = np.where(plan.memories, mixes, 1.0)  # what an agent keeps for itself nobody has measured
+        norms = np.where(
+            plan.memories, mixes, 1.0
+        )  # nobody checks the norm of rows that an agent does not send
     if not together:
         return float(shares.max())
-    off_by = information * shares[: len(information)] ** 2
-    most = [max(float(what[k::period].sum()) for k in range(period)) for what in (off_by, information)]
-    return math.sqrt(most[0] / most[1])
+    squares = information * shares[: len(information)] ** 2
+    largest_sums = [max(float(x[k::period].sum()) for k in range(period)) for x in (squares, information)]
+    return math.sqrt(largest_sums[0] / largest_sums[1])
 
 
-def expect_fine(share: float, largest_norm: float) -> None:
-    """Refuse a run whose `rounded_share` is too large for any account."""
+def expect_small_rounding(share: float, largest_norm: float) -> None:
+    """Raise InputError if a `rounded_share` is too large for any account."""
     if not share <= MAX_ROUNDED_SHARE:
         raise InputError(
             f"Expected one record to move a row by far more than float64 rounds rows of norm {largest_norm:g}"
             f" (rules.largest_norm) and sums of gradients, got rounding of {share:.1g} of that, above "
-            f"{MAX_ROUNDED_SHARE:g}: noise does not cover it. Take a norm below "
+            f"{MAX_ROUNDED_SHARE:g}: noise does not cover it. Use a norm below "
             f"{largest_norm * MAX_ROUNDED_SHARE / share:.1g}, a larger clip, larger steps or smaller batches."
         )

@@ -1,8 +1,9 @@
-"""Monitor incoming rows: their distance from the agent's own row, and their norm.
+"""Monitor how far received rows are from the agent's own row.
 
 A row whose distance is much larger than the median, or than that of all earlier rows of the same neighbour,
-is reported once and counted. If the manifest limits the drift, rows beyond the limit are omitted from the mix
-like rows that did not arrive: the agent's own estimate replaces them. Robust mixing does not need this.
+is reported once, and counted in the log of refusals. If the manifest limits the drift, rows beyond the limit
+are omitted from the mix like rows that did not arrive: the agent's own estimate replaces them. Robust mixing
+does not need this.
 
 **Guarantees.** All values are functions of rows that were sent. Omitting a row departs from the plan, and the
 ledger records it: if charges rely on the noise of others, the agent charges by the worst case from then on
@@ -11,6 +12,7 @@ ledger records it: if charges rely on the noise of others, the agent charges by 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from statistics import median
 
@@ -30,47 +32,36 @@ MIN_PAST_ROWS = 4
 
 
 class RowMonitor:
-    """Statistics of each neighbour: last distance over median distance, last norm, omitted rows."""
+    """Compares the distances of received rows. `drifts`: last distance of each neighbour over the median."""
 
     def __init__(self, refusals: RefusalLog, largest_drift: float = 0.0) -> None:
-        """Begin without observations.
-
-        `largest_drift`: rows whose distance exceeds this multiple of the median are omitted; 0: no limit.
-        """
+        """`largest_drift`: omit rows whose distance exceeds this multiple of the median; 0: no limit."""
         self.refusals, self.largest_drift = refusals, largest_drift
         self.drifts: dict[str, float] = {}
-        self.norms: dict[str, float] = {}
-        self.left_out: dict[str, int] = {}
-        self.warnings: dict[str, int] = {}
-        self._largest: dict[str, float] = {}
-        self._seen: dict[str, int] = {}
+        self._largest: dict[str, float] = {}  # distance of the rows that were not omitted
+        self._row_counts: Counter[str] = Counter()
 
-    def far(self, round: int, own: Tensor, received: Mapping[str, Tensor]) -> list[str]:
+    def find_far(self, round: int, own: Tensor, received: Mapping[str, Tensor]) -> list[str]:
         """Observe the rows of `round`, and return the senders whose rows must be omitted.
 
         `own` [d]: the agent's own row. `received`: maps each sender to its row [d].
         """
         distance = {peer: float(torch.linalg.vector_norm(row - own)) for peer, row in received.items()}
         middle = median(distance.values()) if distance else 0.0
-        out = []
+        omitted = []
         for peer, away in distance.items():
-            self.norms[peer] = float(torch.linalg.vector_norm(received[peer]))
             drift = self.drifts[peer] = away / middle if middle else 1.0
             before = self._largest.get(peer, 0.0)
-            if self._seen.get(peer, 0) >= MIN_PAST_ROWS and before and away > REPORTED_JUMP * before:
-                words = f"{away / before:.3g} times as far from this agent's row as any earlier one"
-                self._warn(peer, "jump", round, words)
+            row = f"the row of round {round} is"
+            if self._row_counts[peer] >= MIN_PAST_ROWS and before and away > REPORTED_JUMP * before:
+                words = f"{row} {away / before:.3g} times as far from this agent's row as any earlier one"
+                self.refusals.report(peer, "jump", words)
             if drift > REPORTED_DRIFT:
-                words = f"{drift:.3g} times as far from this agent's row as the median neighbour's"
-                self._warn(peer, "drift", round, words)
+                words = f"{row} {drift:.3g} times as far from this agent's row as the median neighbour's"
+                self.refusals.report(peer, "drift", words)
             if self.largest_drift and drift > self.largest_drift:
-                self.left_out[peer] = self.left_out.get(peer, 0) + 1
-                out.append(peer)
+                omitted.append(peer)
             else:
                 self._largest[peer] = max(before, away)
-            self._seen[peer] = self._seen.get(peer, 0) + 1
-        return out
-
-    def _warn(self, peer: str, kind: str, round: int, words: str) -> None:
-        self.warnings[peer] = self.warnings.get(peer, 0) + 1
-        self.refusals.report(peer, kind, f"the row of round {round} is {words}")
+            self._row_counts[peer] += 1
+        return omitted
