@@ -1,4 +1,4 @@
-"""Atomic file writes, new folders, and locks between processes.
+"""Atomic file writes, reads of arrays without pickle, new folders, and locks between processes.
 
 Do not use this module for files to which a program appends (logs), nor for secrets, which need strict
 permissions from the first byte.
@@ -14,8 +14,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import numpy as np
 from filelock import lock_descriptor
 
+from topdp.base.array_types import AnyArray
 from topdp.errors import InputError
 
 # What file readers raise if bytes are missing or changed, or if they belong to another kind of file.
@@ -52,6 +54,19 @@ def read_text(path: Path) -> str:
         raise FileError(f"Expected a file {path}, but found none. Check the path.") from None
     except (OSError, UnicodeDecodeError) as error:
         raise FileError(f"Could not read {path}: {getattr(error, 'strerror', error)}.") from None
+
+
+def read_arrays(path: Path) -> dict[str, AnyArray]:
+    """Return all arrays of an `.npz` file by name; nothing is unpickled.
+
+    Raise one of `UNREADABLE_FILE_ERRORS` if the file cannot be read.
+    """
+    with path.open("rb") as file:
+        if not zipfile.is_zipfile(file):
+            raise ValueError("expected an archive of named arrays, got another kind of file")
+        file.seek(0)
+        with np.load(file, allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
 
 
 def write_atomically(path: Path, content: str | bytes, mode: int = 0o666, durable: bool = True) -> None:

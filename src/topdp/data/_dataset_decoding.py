@@ -25,16 +25,15 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from topdp.base import files
 from topdp.base.array_types import AnyArray, Floats
-from topdp.data._npz_files import read_arrays
+from topdp.base.files import UNREADABLE_FILE_ERRORS, read_arrays
 from topdp.data.readers.token_ids import token_ids
 from topdp.errors import DataError
 
 Bytes = npt.NDArray[np.uint8]
 Arrays = dict[str, AnyArray]
 ARRAY_NAMES = ("train_inputs", "train_labels", "test_inputs", "test_labels")
-DECODING_ERRORS = (*files.UNREADABLE_FILE_ERRORS, tarfile.TarError, SyntaxError)
+DECODING_ERRORS = (*UNREADABLE_FILE_ERRORS, tarfile.TarError, SyntaxError)
 """What the standard library, numpy and Pillow raise for bytes that they cannot decode. Pillow reports a
 broken PNG chunk as a SyntaxError.
 """

@@ -84,23 +84,19 @@ def is_numbering(labels: Sequence[AnyArray]) -> bool:
     return largest < max(MAX_UNSTATED_CLASSES, sum(map(len, labels)))
 
 
-def count_classes(labels: Sequence[AnyArray], what: str) -> int:
-    """Return the number of classes that the labels of all agents imply: the largest label + 1.
+def count_classes(labels: Sequence[AnyArray], what: str, stated: int | None = None) -> int:
+    """Return the number of classes: `stated`, or if this is None the largest label of all agents + 1.
 
-    Raise DataError if the labels cannot number classes (`is_numbering`), or if there are fewer than two
-    classes.
+    Raise DataError if there are fewer than two classes, or if the labels cannot number classes
+    (`is_numbering`).
     """
     largest = max(int(agent_labels.max()) for agent_labels in labels)
-    if not is_numbering(labels):
+    if stated is None and not is_numbering(labels):
         raise DataError(
             f"{what}: expected labels that number the classes 0, 1, 2, ..., got {largest} among "
             f"{sum(map(len, labels))} records. Number the classes, or state how many there are."
         )
-    return expect_two_classes(largest + 1, what)
-
-
-def expect_two_classes(classes: int, what: str) -> int:
-    """Return `classes`; raise DataError if it is below two."""
+    classes = largest + 1 if stated is None else stated
     if classes < 2:
         raise DataError(
             f"{what}: expected labels of at least two classes, got only the label 0, so nothing can be "

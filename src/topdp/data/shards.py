@@ -235,8 +235,7 @@ class Shards:
         `schema` states what is publicly known of the records. It alone determines how records become numbers;
         the records never do. The files that match a pattern such as `sites/*.csv` are in sorted order.
         """
-        public = EMPTY_SCHEMA if schema is None else Schema.of(schema)
-        return _site_shards(read_site_files(agents, test, public))
+        return _site_shards(read_site_files(agents, test, Schema.of(schema or EMPTY_SCHEMA)))
 
     @staticmethod
     def from_frames(
@@ -252,8 +251,7 @@ class Shards:
         [0.6000000238418579, -0.800000011920929]
         """
         _expect_sequence(agents)
-        public = EMPTY_SCHEMA if schema is None else Schema.of(schema)
-        return _site_shards(read_site_frames(agents, test, public))
+        return _site_shards(read_site_frames(agents, test, Schema.of(schema or EMPTY_SCHEMA)))
 
 
 def _make_shards(

@@ -18,7 +18,7 @@ from topdp.base.progress import Progress, silent
 from topdp.data import Shards, batch_selection
 from topdp.data.featured_shards import of_shards
 from topdp.data.features.user_features import UserFeatures
-from topdp.data.record_checks import count_classes, expect_two_classes
+from topdp.data.record_checks import count_classes
 from topdp.errors import InputError
 from topdp.learning.gradients import ClippedGradients
 from topdp.learning.losses import CUSTOM_LOSS
@@ -219,8 +219,7 @@ def _fitted(shards: Shards, task: Task) -> Shards:
     classes = shards.classes if task.loss.name in (CUSTOM_LOSS, "cross-entropy") else None
     if task.loss.name == "cross-entropy" and targets.dim() == 2:
         held = [targets[agent, :count].cpu().numpy() for agent, count in enumerate(shards.counts)]
-        known = count_classes(held, "all agents") if classes is None else classes
-        classes = expect_two_classes(known, "all agents")
+        classes = count_classes(held, "all agents", classes)
     if targets is shards.targets and test is shards.test_targets and classes == shards.classes:
         return shards
     return replace(shards, targets=targets, test_targets=test, classes=classes)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from topdp.data.features import _scattering as scattering
-from topdp.data.features._scattering import MIRRORED_PIXELS, SCATTERING_CHANNELS, Scattering
+from topdp.data.features import feature_maps
+from topdp.data.features.feature_maps import MIRRORED_PIXELS, SCATTERING_CHANNELS, Scattering
 
 
 def morlet(height, width, scale, k):
@@ -76,7 +76,7 @@ def test_all_filters_together_lose_little_and_add_nothing(size):
     radius = np.hypot(omega[:, None], omega[None, :])
     total = np.exp(-(1.6**2) * radius**2)
     for scale in (0, 1):
-        power = (scattering.wavelets(size, size, scale) ** 2).sum(0)
+        power = (feature_maps.wavelets(size, size, scale) ** 2).sum(0)
         opposite = np.roll(power[::-1, ::-1], (1, 1), (0, 1))  # of the other half plane, for real images
         total += (power + opposite) / 2
     assert total.max() < 1.01
@@ -85,7 +85,7 @@ def test_all_filters_together_lose_little_and_add_nothing(size):
 
 @pytest.mark.parametrize("scale", [0, 1])
 def test_wavelets_have_mean_zero_and_different_directions(scale):
-    bank = scattering.wavelets(36, 36, scale)
+    bank = feature_maps.wavelets(36, 36, scale)
     assert np.abs(bank[:, 0, 0]).max() < 1e-12
     omega = 2 * np.pi * np.fft.fftfreq(36)
     for k, one in enumerate(bank):
@@ -96,7 +96,7 @@ def test_wavelets_have_mean_zero_and_different_directions(scale):
 
 def test_averages_are_means_around_points_spread_evenly():
     for size in (8, 9, 28, 33):
-        weights = scattering.averages(size, MIRRORED_PIXELS, size + 2 * MIRRORED_PIXELS, 1)
+        weights = feature_maps.averages(size, MIRRORED_PIXELS, size + 2 * MIRRORED_PIXELS, 1)
         np.testing.assert_allclose(weights.sum(1), 1)
         centres = weights @ (np.arange(size + 2 * MIRRORED_PIXELS) - MIRRORED_PIXELS)
         np.testing.assert_allclose(centres + centres[::-1], size - 1, atol=1e-2)

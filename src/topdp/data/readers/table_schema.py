@@ -11,7 +11,6 @@ preparing records costs no privacy. This holds if the schema itself was written 
 from __future__ import annotations
 
 import difflib
-import hashlib
 import json
 import math
 import os
@@ -113,8 +112,8 @@ class Schema(BaseModel):
     `ignore`. For folders of images, a schema may state `classes`, `size` and `channels`.
 
     >>> schema = Schema(target="ill", classes=("no", "yes"), ranges={"age": (0, 100)}, missing={"age": 40})
-    >>> schema.inputs, schema.width
-    (('age',), 1)
+    >>> schema.inputs
+    ('age',)
     >>> Schema.of({"target": "ill", "range": {"age": [0, 100]}})
     Traceback (most recent call last):
         ...
@@ -181,29 +180,10 @@ class Schema(BaseModel):
         named = (*sorted(self.ranges), *sorted(self.categories))
         return tuple(name for name in named if name not in self.targets)
 
-    @property
-    def width(self) -> int:
-        """How many numbers the input of one record has after encoding."""
-        if self.text is not None:
-            return self.text.length
-        return sum(len(self.names(column)) for column in self.inputs)
-
-    def names(self, column: str) -> list[str]:
-        """Return the names of the numbers into which `column` is encoded."""
-        names = [column]
-        if column in self.categories:
-            names = [f"{column}={value}" for value in (*self.categories[column], OTHER_CATEGORY)]
-        return [*names, f"{column} is missing"] if column in self.indicators else names
-
     def tree(self) -> dict[str, Any]:
         """Return the keys that are not empty, as values for TOML and JSON."""
         keys = self.model_dump(mode="json")
         return {key: value for key, value in keys.items() if value not in (None, [], {}, "")}
-
-    def digest(self) -> str:
-        """Return the SHA-256 of the keys. It is the same on every machine and for every order of columns."""
-        text = json.dumps(self.tree(), ensure_ascii=True, sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(b"topdp schema\n" + text.encode("ascii")).hexdigest()
 
     @model_validator(mode="after")
     def _check(self) -> Schema:
