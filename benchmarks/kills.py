@@ -77,7 +77,7 @@ def recorded(pace: str, log: str, history: str, together: str, *arguments: str) 
     from topdp.agents.ledger.ledger_entries import digest_of
     from topdp.agents.runtime.peer_messages import Handover
     from topdp.agents.wire.grpc_transport import GrpcTransport
-    from topdp.agents.wire.wire_codes import MessageKind
+    from topdp.agents.wire.transport import MessageKind
     from topdp.cli import app
 
     file = os.open(history, os.O_CREAT | os.O_APPEND | os.O_WRONLY)

@@ -33,7 +33,7 @@ def agent(pace: str, *arguments: str) -> None:
     import asyncio
 
     from topdp.agents.wire.grpc_transport import GrpcTransport
-    from topdp.agents.wire.wire_codes import MessageKind
+    from topdp.agents.wire.transport import MessageKind
     from topdp.cli import app
 
     request = GrpcTransport.request

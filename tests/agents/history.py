@@ -30,8 +30,7 @@ from topdp.agents.runtime.agent import Agent
 from topdp.agents.runtime.agent_context import PrivateFiles, build_context
 from topdp.agents.runtime.budget_meter import build_meter
 from topdp.agents.runtime.peer_messages import Handover
-from topdp.agents.wire.transport import Handler, Transport, Unreachable
-from topdp.agents.wire.wire_codes import MessageKind
+from topdp.agents.wire.transport import Handler, MessageKind, Transport, Unreachable
 from topdp.learning.gradients import ClippedGradients
 from topdp.runs import config as configurations
 from topdp.runs.run_outline import batches_of

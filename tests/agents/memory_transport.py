@@ -7,8 +7,7 @@ import hashlib
 import logging
 from typing import Any
 
-from topdp.agents.wire.transport import Handler, Message, Reply, Transport, Unreachable, end_all
-from topdp.agents.wire.wire_codes import ReplyCode
+from topdp.agents.wire.transport import Handler, Message, Reply, ReplyCode, Transport, Unreachable, end_all
 
 logger = logging.getLogger("topdp.agents")
 

@@ -14,8 +14,7 @@ from topdp.agents.agreement.identity_card import Card
 from topdp.agents.agreement.manifest import Manifest, Rules, new_manifest
 from topdp.agents.wire import grpc_channels
 from topdp.agents.wire.grpc_transport import GrpcTransport
-from topdp.agents.wire.transport import Message, Reply, Unreachable
-from topdp.agents.wire.wire_codes import ReplyCode
+from topdp.agents.wire.transport import Message, Reply, ReplyCode, Unreachable
 from topdp.runs.config import RunConfig
 
 NAMES = ("ant", "bee", "cat", "dog")

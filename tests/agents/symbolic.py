@@ -17,7 +17,7 @@ from history import Federation, Wire, live, on_virtual_time
 from topdp.agents.agreement import hidden_rows
 from topdp.agents.runtime import agent_context, planned_loop
 from topdp.agents.wire import row_payload
-from topdp.agents.wire.wire_codes import MessageKind
+from topdp.agents.wire.transport import MessageKind
 from topdp.privacy.basics.gaussian import epsilon_of
 
 

@@ -22,8 +22,7 @@ from topdp.agents.ledger.ledger_facts import FINAL_ROUND_KEY
 from topdp.agents.node import agent_process, amending
 from topdp.agents.node.amending import MembershipChange, amend, granted_budgets
 from topdp.agents.node.carried_budget import remaining_budget
-from topdp.agents.wire.transport import Message
-from topdp.agents.wire.wire_codes import MessageKind, ReplyCode
+from topdp.agents.wire.transport import Message, MessageKind, ReplyCode
 from topdp.errors import BudgetError, InputError, TrustError
 
 pytestmark = pytest.mark.usefixtures("quick")

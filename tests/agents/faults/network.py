@@ -16,8 +16,7 @@ from history import Event
 from faults.clock import TURN
 from topdp.agents.ledger.ledger_entries import digest_of
 from topdp.agents.runtime.peer_messages import Handover
-from topdp.agents.wire.transport import Transport, Unreachable
-from topdp.agents.wire.wire_codes import MessageKind
+from topdp.agents.wire.transport import MessageKind, Transport, Unreachable
 from topdp.errors import TopdpError
 
 

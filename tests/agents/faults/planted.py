@@ -19,8 +19,7 @@ from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.runtime.agent_loop import AgentLoop
 from topdp.agents.runtime.outbox_sender import OutboxSender
 from topdp.agents.wire import row_payload
-from topdp.agents.wire.transport import Message, Unreachable
-from topdp.agents.wire.wire_codes import MessageKind, ReplyCode
+from topdp.agents.wire.transport import Message, MessageKind, ReplyCode, Unreachable
 from topdp.errors import TopdpError
 
 

@@ -17,7 +17,7 @@ from topdp.agents.ledger.ledger_check import verify
 from topdp.agents.ledger.ledger_database import LEDGER_FILE
 from topdp.agents.ledger.ledger_entries import LedgerError, ReleaseCost, TamperedError, digest_of
 from topdp.agents.ledger.stored_rows import MAX_RESENT_ROWS
-from topdp.agents.wire.wire_codes import ReplyCode
+from topdp.agents.wire.transport import ReplyCode
 from topdp.errors import DataError
 
 

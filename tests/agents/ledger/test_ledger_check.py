@@ -18,7 +18,7 @@ from topdp.agents.ledger.ledger_entries import ReleaseCost, TamperedError, diges
 from topdp.agents.ledger.notice_store import NoticeStore
 from topdp.agents.ledger.pairing_records import PairingRecords
 from topdp.agents.ledger.stored_rows import OUTBOX_ROUNDS
-from topdp.agents.wire.wire_codes import ReplyCode
+from topdp.agents.wire.transport import ReplyCode
 from topdp.errors import TopdpError
 
 

@@ -11,7 +11,7 @@ from topdp.agents.ledger.ledger_check import verify
 from topdp.agents.ledger.ledger_database import LEDGER_FILE, LEDGER_FORMAT
 from topdp.agents.ledger.ledger_entries import LedgerError, ReleaseCost, TamperedError, digest_of
 from topdp.agents.node import agent_process
-from topdp.agents.wire.wire_codes import ReplyCode
+from topdp.agents.wire.transport import ReplyCode
 from topdp.errors import TrustError
 
 FORMAT_4 = Path(__file__).with_name("format_4.sql")  # as the last topdp of that format wrote it

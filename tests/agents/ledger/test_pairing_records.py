@@ -20,8 +20,7 @@ from topdp.agents.ledger.pairing_records import PairingRecords
 from topdp.agents.ledger.stored_rows import ANY_RECEIVER
 from topdp.agents.runtime.peer_messages import Handover
 from topdp.agents.wire import row_payload
-from topdp.agents.wire.transport import Message, Reply
-from topdp.agents.wire.wire_codes import MessageKind, ReplyCode
+from topdp.agents.wire.transport import Message, MessageKind, Reply, ReplyCode
 from topdp.errors import InputError
 
 pytestmark = pytest.mark.usefixtures("quick")

@@ -10,7 +10,7 @@ from history import Wire, federation
 from prometheus_client.parser import text_string_to_metric_families
 
 from topdp.agents.node import prometheus_metrics
-from topdp.agents.wire.wire_codes import ReplyCode
+from topdp.agents.wire.transport import ReplyCode
 from topdp.errors import UnavailableError
 
 pytestmark = pytest.mark.usefixtures("quick")

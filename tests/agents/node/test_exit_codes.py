@@ -21,8 +21,7 @@ from topdp.agents.agreement.manifest import Manifest
 from topdp.agents.ledger import start_choices
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_entries import ReleaseCost
-from topdp.agents.wire.transport import Reply
-from topdp.agents.wire.wire_codes import MessageKind, ReplyCode
+from topdp.agents.wire.transport import MessageKind, Reply, ReplyCode
 from topdp.base.files import write_atomically
 from topdp.runs import config
 

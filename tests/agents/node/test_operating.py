@@ -21,7 +21,7 @@ from topdp.agents.node.node_monitor import NodeMonitor
 from topdp.agents.node.operator_orders import PAUSE_FILE, STOP_FILE, OperatorOrders
 from topdp.agents.node.owner_evaluation import OwnerEvaluation
 from topdp.agents.wire.link_refusals import REPEAT_SECONDS, RefusalLog
-from topdp.agents.wire.wire_codes import ReplyCode
+from topdp.agents.wire.transport import ReplyCode
 from topdp.base.files import FileError
 from topdp.cli import operator_commands
 from topdp.data import Dataset

@@ -11,8 +11,7 @@ from topdp.agents.agreement import card_succession, identity
 from topdp.agents.agreement.card_succession import CardDirectory, sign_successor
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.runtime.card_updates import KNOWN_TO_KEY, CardUpdates, choose_identity, restore_directory
-from topdp.agents.wire.transport import Message, Reply, Unreachable
-from topdp.agents.wire.wire_codes import MessageKind, ReplyCode
+from topdp.agents.wire.transport import Message, MessageKind, Reply, ReplyCode, Unreachable
 from topdp.errors import TrustError
 
 pytestmark = pytest.mark.usefixtures("quick")

@@ -17,8 +17,7 @@ from topdp import topology
 from topdp.agents.agreement.signatures import Notice, encode_notices
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.runtime import budget_meter
-from topdp.agents.wire.transport import Message
-from topdp.agents.wire.wire_codes import MessageKind, ReplyCode
+from topdp.agents.wire.transport import Message, MessageKind, ReplyCode
 from topdp.errors import TrustError
 
 pytestmark = pytest.mark.usefixtures("quick")

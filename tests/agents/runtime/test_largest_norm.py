@@ -11,7 +11,7 @@ from test_planned_loop import alone, ended, message, newcomer
 
 from topdp.agents.runtime.agent import Agent
 from topdp.agents.wire import row_payload
-from topdp.agents.wire.wire_codes import MessageKind
+from topdp.agents.wire.transport import MessageKind
 
 pytestmark = pytest.mark.usefixtures("quick")
 LARGEST = 50.0

@@ -14,8 +14,7 @@ from topdp.agents.ledger.pairing_records import PairingRecords
 from topdp.agents.ledger.stored_rows import MAX_RESENT_ROWS
 from topdp.agents.runtime import planned_loop
 from topdp.agents.wire import row_payload
-from topdp.agents.wire.transport import Message
-from topdp.agents.wire.wire_codes import MessageKind, ReplyCode
+from topdp.agents.wire.transport import Message, MessageKind, ReplyCode
 
 pytestmark = pytest.mark.usefixtures("quick")
 HELLO = MessageKind.HELLO

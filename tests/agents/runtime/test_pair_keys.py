@@ -21,8 +21,7 @@ from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.runtime import agent_draws
 from topdp.agents.runtime.agent_draws import SystemDraws
 from topdp.agents.runtime.pair_keys import RUN_KEY, RunKey, derive_run, draw_key
-from topdp.agents.wire.transport import Message
-from topdp.agents.wire.wire_codes import MessageKind, ReplyCode
+from topdp.agents.wire.transport import Message, MessageKind, ReplyCode
 from topdp.errors import TrustError
 from topdp.simulator import fused_rows
 from topdp.simulator.simulated_noise import SimulatedDraws

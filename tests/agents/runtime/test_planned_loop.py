@@ -16,8 +16,7 @@ from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_check import verify
 from topdp.agents.runtime.peer_contacts import MAX_GAPS
 from topdp.agents.wire import row_payload
-from topdp.agents.wire.transport import Message, Reply, Unreachable
-from topdp.agents.wire.wire_codes import MessageKind, ReplyCode
+from topdp.agents.wire.transport import Message, MessageKind, Reply, ReplyCode, Unreachable
 from topdp.errors import TrustError
 
 pytestmark = pytest.mark.usefixtures("quick")

@@ -10,8 +10,7 @@ from test_planned_loop import alone, ended, message, newcomer
 
 from topdp import topology
 from topdp.agents.runtime.peer_contacts import MAX_RESENDS_PER_ROUND
-from topdp.agents.wire.transport import Reply
-from topdp.agents.wire.wire_codes import MessageKind, ReplyCode
+from topdp.agents.wire.transport import MessageKind, Reply, ReplyCode
 
 pytestmark = pytest.mark.usefixtures("quick")
 

@@ -12,8 +12,7 @@ from topdp.agents.agreement import federation_manifest as federations
 from topdp.agents.agreement.manifest import Rules
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_check import verify
-from topdp.agents.wire.transport import Message
-from topdp.agents.wire.wire_codes import MessageKind
+from topdp.agents.wire.transport import Message, MessageKind
 from topdp.privacy.basics.gaussian import epsilon_of
 from topdp.runs import config
 from topdp.runs.config import ConfigError

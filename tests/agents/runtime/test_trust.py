@@ -16,8 +16,7 @@ from topdp.agents.agreement.signatures import RowSignatures
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_entries import ReleaseCost, digest_of
 from topdp.agents.ledger.stored_rows import ANY_RECEIVER
-from topdp.agents.wire.transport import Message, Reply
-from topdp.agents.wire.wire_codes import MessageKind, ReplyCode
+from topdp.agents.wire.transport import Message, MessageKind, Reply, ReplyCode
 from topdp.errors import TrustError
 
 pytestmark = pytest.mark.usefixtures("quick")

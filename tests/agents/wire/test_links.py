@@ -2,8 +2,7 @@
 
 from topdp.agents.wire import wire_pb2 as wire
 from topdp.agents.wire.links import PLAIN_FIELDS, announced_message, request_head
-from topdp.agents.wire.transport import Message
-from topdp.agents.wire.wire_codes import MessageKind
+from topdp.agents.wire.transport import Message, MessageKind
 
 
 def test_every_field_of_a_message_arrives():

@@ -43,8 +43,7 @@ from topdp.agents.wire.link_bodies import PIECE_BYTES
 from topdp.agents.wire.link_limits import PendingRequests
 from topdp.agents.wire.link_refusals import LinkEnded, RefusalLog
 from topdp.agents.wire.links import Link
-from topdp.agents.wire.transport import Message, Reply, Unreachable
-from topdp.agents.wire.wire_codes import MessageKind, ReplyCode
+from topdp.agents.wire.transport import Message, MessageKind, Reply, ReplyCode, Unreachable
 
 LISTENS = ("ant", "cat", "bee")  # bee has the highest number: it is dialled by both
 DIALS = ("bee", "ant", "cat")  # bee has the lowest: it dials both
@@ -1041,16 +1040,16 @@ class Server:
 
 
 class Refusing(FrameStream):
-    """A peer that has refused us: gRPC says so to whoever writes next, before or after whoever reads."""
+    """A peer that has refused the link: gRPC tells the next caller that writes, before or after a reader."""
 
     async def read(self):
         await asyncio.Event().wait()
 
     async def write(self, frame):
-        raise LinkEnded("refused", "the peer refused us: 'no'")
+        raise LinkEnded("refused", "the peer refused the link: 'no'")
 
     async def end(self):
-        raise LinkEnded("refused", "the peer refused us: 'no'")
+        raise LinkEnded("refused", "the peer refused the link: 'no'")
 
 
 def test_a_peer_that_refuses_us_while_we_write_is_out_of_reach_and_no_fault_of_ours(caplog):
@@ -1066,7 +1065,7 @@ def test_a_peer_that_refuses_us_while_we_write_is_out_of_reach_and_no_fault_of_o
             refusals=RefusalLog("bee"),
         )
         serving = asyncio.create_task(link.run())
-        with pytest.raises(Unreachable, match="refused us"):
+        with pytest.raises(Unreachable, match="refused the link"):
             await link.request(ROW)
         await link.finish()
         assert (await serving).kind == "refused"

@@ -21,8 +21,7 @@ from topdp.agents.wire.byte_pipes import Connection
 from topdp.agents.wire.link_refusals import LinkEnded, RefusalLog
 from topdp.agents.wire.links import MAX_PINGS
 from topdp.agents.wire.port_guard import PortGuard, client_hello
-from topdp.agents.wire.transport import Message
-from topdp.agents.wire.wire_codes import MessageKind
+from topdp.agents.wire.transport import Message, MessageKind
 
 ROW = Message.of(MessageKind.ROW, 3, b"numbers")
 
@@ -154,7 +153,7 @@ import asyncio, resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
 from pathlib import Path
 from sites import Federation, run, until_answered
-from topdp.agents.wire.wire_codes import MessageKind
+from topdp.agents.wire.transport import MessageKind
 from topdp.agents.wire.transport import Message
 
 async def body():

@@ -18,8 +18,7 @@ from topdp.agents.wire.byte_pipes import connect, join
 from topdp.agents.wire.grpc_transport import GrpcTransport
 from topdp.agents.wire.relay_server import RelayLimits, RelayServer
 from topdp.agents.wire.relay_tunnels import CALL, JOINED, WAIT, greeting, meeting_place
-from topdp.agents.wire.transport import Message, Unreachable
-from topdp.agents.wire.wire_codes import MessageKind
+from topdp.agents.wire.transport import Message, MessageKind, Unreachable
 from topdp.errors import InputError, UnavailableError
 
 ROW = Message.of(MessageKind.ROW, 3, b"numbers")
@@ -418,7 +417,7 @@ import asyncio, sys
 from sites import Echo, MADE, at, run, until_answered
 from topdp.agents.agreement.identity import load
 from topdp.agents.agreement.manifest import read
-from topdp.agents.wire.wire_codes import MessageKind
+from topdp.agents.wire.transport import MessageKind
 from topdp.agents.wire.grpc_transport import GrpcTransport
 from topdp.agents.wire.transport import Message
 from pathlib import Path

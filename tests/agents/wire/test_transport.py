@@ -22,8 +22,7 @@ from topdp.agents.wire.link_bodies import PIECE_BYTES, IncomingBody, pieces
 from topdp.agents.wire.link_limits import CHECKS_PER_TIMEOUT, Backoff, StallDetector
 from topdp.agents.wire.link_refusals import LinkEnded, RefusalLog
 from topdp.agents.wire.relay_server import RelayServer
-from topdp.agents.wire.transport import Message, Reply, Unreachable
-from topdp.agents.wire.wire_codes import MessageKind, ReplyCode
+from topdp.agents.wire.transport import Message, MessageKind, Reply, ReplyCode, Unreachable
 from topdp.errors import InputError, TrustError, UnavailableError
 
 ROOT = Path(__file__).parents[3]

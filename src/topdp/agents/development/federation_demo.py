@@ -154,14 +154,14 @@ def run_processes(
     has_canaries = (folder / CANARIES_FILE).exists()
 
     def start_agent(i: int, failpoint: str | None) -> BaseProcess:
-        own = folder / names[i]
+        agent_folder = folder / names[i]
         rehearses = seeded or failpoint is not None or has_canaries
         command = ["agent", "rehearse" if rehearses else "start", "--json", "--json-log"]
-        command += ["--manifest", str(folder / MANIFEST_FILE), "--identity", str(own / "identity")]
-        command += ["--data", str(own / "records.npz"), "--state", str(own / "state")]
+        command += ["--manifest", str(folder / MANIFEST_FILE), "--identity", str(agent_folder / "identity")]
+        command += ["--data", str(agent_folder / "records.npz"), "--state", str(agent_folder / "state")]
         command += ["--canaries", str(folder / CANARIES_FILE)] if has_canaries else []
         command += ["--seeded"] * seeded + (["--epsilon", str(budgets[i])] if i in budgets else [])
-        return child_processes.start(command, own / "log.jsonl", TOPDP_FAILPOINT=failpoint or "")
+        return child_processes.start(command, agent_folder / "log.jsonl", TOPDP_FAILPOINT=failpoint or "")
 
     running: dict[int, BaseProcess] = {}
     codes: dict[int, int] = {}

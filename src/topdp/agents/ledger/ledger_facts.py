@@ -18,7 +18,7 @@ from typing import Any
 from topdp.agents.ledger import event_journal
 from topdp.agents.ledger.ledger_database import LEDGER_FILE, READ_ERRORS, LedgerDatabase, database_error
 from topdp.agents.ledger.ledger_entries import TamperedError
-from topdp.agents.wire.wire_codes import ReplyCode
+from topdp.agents.wire.transport import ReplyCode
 
 DEPARTED_SUBJECT_PREFIX = "without "  # followed by a name: the subject of a notice that an agent is gone
 FINAL_ROUND_KEY, LEAVING_KEY = "ends", "leaves"

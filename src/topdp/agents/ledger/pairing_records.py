@@ -19,7 +19,7 @@ from typing import Any, Literal
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_entries import LedgerError, digest_of
 from topdp.agents.ledger.stored_rows import ANY_RECEIVER, insert_received
-from topdp.agents.wire.wire_codes import ReplyCode
+from topdp.agents.wire.transport import ReplyCode
 
 PairStatus = Literal["prepared", "committed", "aborted"]
 PAIR_COLUMNS = "id, partner, role, status, own_round, partner_round, told, applied"

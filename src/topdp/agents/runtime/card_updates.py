@@ -31,8 +31,7 @@ from topdp.agents.agreement.identity import Identity, expect_valid
 from topdp.agents.agreement.manifest import Manifest
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.wire.link_refusals import RefusalLog
-from topdp.agents.wire.transport import Reply
-from topdp.agents.wire.wire_codes import ReplyCode
+from topdp.agents.wire.transport import Reply, ReplyCode
 from topdp.errors import TrustError
 
 ACCEPTED_KEY, KNOWN_TO_KEY, SHOWN_KEY = "card of ", "card known to ", "card shown by "

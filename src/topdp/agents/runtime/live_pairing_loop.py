@@ -31,8 +31,7 @@ from topdp.agents.runtime.agent_rows import add_noise, mix_rows
 from topdp.agents.runtime.peer_contacts import TICKS_PER_TIMEOUT
 from topdp.agents.runtime.peer_messages import Handover
 from topdp.agents.wire import row_payload
-from topdp.agents.wire.transport import Message, Reply, Unreachable
-from topdp.agents.wire.wire_codes import MessageKind, ReplyCode
+from topdp.agents.wire.transport import Message, MessageKind, Reply, ReplyCode, Unreachable
 from topdp.errors import InputError
 from topdp.plan import Plan, unsupported
 from topdp.protocols import protocol_of

@@ -18,8 +18,7 @@ from topdp.agents.ledger.ledger_entries import digest_of
 from topdp.agents.runtime.peer_contacts import MAX_GAPS, PeerContacts
 from topdp.agents.wire.link_limits import MAX_PAUSE_SECONDS, MIN_PAUSE_SECONDS
 from topdp.agents.wire.link_refusals import quoted
-from topdp.agents.wire.transport import Message, Unreachable
-from topdp.agents.wire.wire_codes import MessageKind, ReplyCode
+from topdp.agents.wire.transport import Message, MessageKind, ReplyCode, Unreachable
 from topdp.errors import TopdpError
 
 

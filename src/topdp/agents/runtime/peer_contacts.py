@@ -26,8 +26,7 @@ from topdp.agents.runtime.card_updates import CardUpdates
 from topdp.agents.runtime.peer_judgement import PeerBeliefs
 from topdp.agents.runtime.peer_messages import Greeting, GreetingError, LinkTerms
 from topdp.agents.wire.link_refusals import RefusalLog
-from topdp.agents.wire.transport import Message, Reply, Transport
-from topdp.agents.wire.wire_codes import MessageKind, ReplyCode
+from topdp.agents.wire.transport import Message, MessageKind, Reply, ReplyCode, Transport
 from topdp.errors import TrustError
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from topdp.agents.ledger import stored_rows
 from topdp.agents.runtime.peer_messages import Greeting
-from topdp.agents.wire.wire_codes import ReplyCode
+from topdp.agents.wire.transport import ReplyCode
 from topdp.errors import TrustError
 
 if TYPE_CHECKING:

@@ -18,8 +18,7 @@ from topdp.agents.ledger.ledger_entries import LedgerError, TamperedError, diges
 from topdp.agents.ledger.stored_rows import receiver_of
 from topdp.agents.runtime.peer_contacts import MAX_GAPS, PeerContacts
 from topdp.agents.runtime.peer_messages import MAX_STATEMENTS
-from topdp.agents.wire.transport import Message, Reply, Unreachable
-from topdp.agents.wire.wire_codes import MessageKind, ReplyCode
+from topdp.agents.wire.transport import Message, MessageKind, Reply, ReplyCode, Unreachable
 
 
 @final

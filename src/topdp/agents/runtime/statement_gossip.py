@@ -22,7 +22,7 @@ from topdp.agents.agreement.signatures import Notice, NoticeError, decode_notice
 from topdp.agents.ledger.notice_store import NoticeStore
 from topdp.agents.runtime.pair_keys import KEYS_AGREED, RUN_KEY, RunKey
 from topdp.agents.wire.link_refusals import quoted
-from topdp.agents.wire.wire_codes import ReplyCode
+from topdp.agents.wire.transport import ReplyCode
 from topdp.errors import TrustError
 
 MAX_RESENDS = 32  # how often a neighbour is sent all notices once more

@@ -174,5 +174,5 @@ class AcceptedStream(_GrpcStream):
 def _call_error(code: Any, details: str | None) -> LinkEnded:
     """Return the reason for the end of a call: the peer's refusal, or an error of the network."""
     if code == grpc.StatusCode.PERMISSION_DENIED:
-        return LinkEnded("refused", f"the peer refused us: {quoted(details)}")
+        return LinkEnded("refused", f"the peer refused the link: {quoted(details)}")
     return LinkEnded("lost", f"{getattr(code, 'name', code)}: {quoted(details)}")

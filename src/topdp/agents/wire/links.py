@@ -31,8 +31,7 @@ from topdp.agents.wire.handshake import FrameStream
 from topdp.agents.wire.link_bodies import PIECE_BYTES, IncomingBody, Key, LinkWriter
 from topdp.agents.wire.link_limits import CHECKS_PER_TIMEOUT, PendingRequests, StallDetector
 from topdp.agents.wire.link_refusals import OUR_FAULT, LinkEnded, RefusalLog
-from topdp.agents.wire.transport import Handler, Message, Reply, Unreachable, end_all
-from topdp.agents.wire.wire_codes import KNOWN_MESSAGE_KINDS, KNOWN_REPLY_CODES, MessageKind, ReplyCode
+from topdp.agents.wire.transport import Handler, Message, MessageKind, Reply, ReplyCode, Unreachable, end_all
 from topdp.errors import InputError
 
 MAX_REASON_LETTERS = 1000
@@ -213,7 +212,7 @@ class Link:
             raise LinkEnded("protocol", f"expected request {self._peers_last_id + 1}, got {head.id}")
         if len(self._unanswered) >= self.rules.in_flight:
             raise LinkEnded("flood", f"expected at most {self.rules.in_flight} requests under way, got more")
-        if head.kind not in KNOWN_MESSAGE_KINDS:
+        if head.kind not in tuple(MessageKind):
             raise LinkEnded("protocol", f"expected a known kind of message, got number {head.kind}")
         self._peers_last_id = head.id
         self._unanswered.add(head.id)
@@ -223,7 +222,7 @@ class Link:
         pending = self._pending.get(head.id)
         if pending is None or not pending.is_sent or pending.head is not None:
             raise LinkEnded("protocol", f"got a response to request {head.id}, which waits for none")
-        if head.code not in KNOWN_REPLY_CODES:
+        if head.code not in tuple(ReplyCode):
             raise LinkEnded("protocol", f"expected a known code of a reply, got number {head.code}")
         if len(head.words) > MAX_REASON_LETTERS:
             raise LinkEnded("protocol", f"expected words of at most {MAX_REASON_LETTERS} letters")

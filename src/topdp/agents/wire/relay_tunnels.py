@@ -42,8 +42,8 @@ def meeting_place(secret: bytes, federation: str, listener: str, dialer: str) ->
     >>> meeting_place(b"", "00" * 32, "ada", "bob") == meeting_place(b"", "00" * 32, "bob", "ada")
     False
     """
-    words = f"topdp relay 1\n{federation}\n{listener}\n{dialer}\n".encode()
-    return hmac.digest(secret, words, "sha256").hex()
+    content = f"topdp relay 1\n{federation}\n{listener}\n{dialer}\n".encode()
+    return hmac.digest(secret, content, "sha256").hex()
 
 
 def greeting(role: str, place: str) -> bytes:

@@ -1,7 +1,8 @@
-"""The interface of transports, and the messages that they carry.
+"""The interface of transports, and the messages that they carry, with the codes of requests and replies.
 
 A transport delivers requests between authenticated peers and returns their replies. It does not interpret
-rounds, budgets or ledgers; the agent decides whether to send or accept a message.
+rounds, budgets or ledgers; the agent decides whether to send or accept a message. The numbers of the codes
+are those of `wire.proto` (a test compares them); `links` refuses frames with other numbers.
 """
 
 from __future__ import annotations
@@ -12,9 +13,8 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
-
-from topdp.agents.wire.wire_codes import MessageKind, ReplyCode
+from enum import IntEnum
+from typing import Any, Self
 
 logger = logging.getLogger("topdp.agents")
 
@@ -50,12 +50,66 @@ async def ends(tasks: Iterable[asyncio.Task[Any]], purpose: str) -> None:
 def named(task: asyncio.Task[Any]) -> str:
     """Return a task's function, and the line that it executes."""
     frames = task.get_stack(limit=1)
-    place = f" at {frames[0].f_code.co_filename}:{frames[0].f_lineno}" if frames else ""
-    return f"{getattr(task.get_coro(), '__qualname__', task.get_name())}{place}"
+    position = f" at {frames[0].f_code.co_filename}:{frames[0].f_lineno}" if frames else ""
+    return f"{getattr(task.get_coro(), '__qualname__', task.get_name())}{position}"
 
 
 class Unreachable(ConnectionError):  # noqa: N818 - a state of the world, not a fault
     """The peer did not reply; the request may have arrived. Sending the same bytes again is safe."""
+
+
+class MessageKind(IntEnum):
+    """What an agent requests of a neighbour."""
+
+    HELLO = 1
+    ROW = 2
+    BYE = 4
+    PROPOSE = 5
+    COMMIT = 6
+    RESOLVE = 7
+    NEWS = 8
+    CARD = 9
+
+
+class ReplyCode(IntEnum):
+    """The replies of a neighbour, and the verdicts on a received row.
+
+    Programs decide by codes; `words` explains a code to people.
+    """
+
+    words: str
+
+    def __new__(cls, number: int, words: str = "") -> Self:
+        code = int.__new__(cls, number)
+        code._value_, code.words = number, words
+        return code
+
+    OK = 1, "accepted"
+    AGAIN = 2, "accepted, as before"
+    ABORTED = 3, "the exchange did not take place"
+    COMMITTED = 4, "the exchange took place"
+    LATER = 5, "too far ahead: send it again later"
+    STRANGER = 6, "this agent receives no rows from you"
+    UNKNOWN_KIND = 7, "this agent does not answer this kind of message"
+    UNKNOWN_ROUND = 8, "this agent receives no row from you in this round"
+    GAP = 9, "an earlier round is missing"
+    DAMAGED = 10, "the digest does not match the bytes"
+    EQUIVOCATION = 11, "a different row for this round arrived before"
+    QUARANTINED = 12, "quarantined"
+    ROLLED_BACK = 13, "your ledger is an old copy: you knew more before"
+    OTHER_TERMS = 14, "another manifest, plan or start"
+    NOT_A_GREETING = 15, "expected a greeting"
+    NOT_A_ROW = 16, "expected a row"
+    BUSY = 17, "busy, or no further exchanges"
+    UNDECIDED = 18, "not decided yet"
+    NO_MEETING = 19, "there is no undecided exchange with you"
+    FAILED = 20, "no reply: send the request again"
+    NOT_A_STATEMENT = 21, "expected notices"
+    GONE = 22, "you were silent for too long and count as gone"
+
+    @property
+    def accepted(self) -> bool:
+        return self <= ReplyCode.COMMITTED
 
 
 @dataclass(frozen=True, kw_only=True)
