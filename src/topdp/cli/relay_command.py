@@ -21,11 +21,9 @@ def relay(
     import asyncio
     import signal
 
-    from topdp.agents.wire.byte_pipes import checked_address
     from topdp.agents.wire.relay_server import RelayLimits, RelayServer
 
     expect_unix()
-    checked_address(listen)
 
     async def serve() -> None:
         limits = RelayLimits(connections=connections, per_address=per_address)

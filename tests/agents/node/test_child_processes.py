@@ -78,9 +78,10 @@ def test_a_signal_ends_the_agents_of_a_demonstration_and_then_itself(number, hea
 def test_a_signal_that_is_ignored_stays_so():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with child_processes.EndSignals() as asked:
+        with child_processes.note_end_signals() as received:
             os.kill(os.getpid(), signal.SIGHUP)
-            asked.expect_none()
+            child_processes.expect_no_signal(received)
+            assert received == []
     finally:
         signal.signal(signal.SIGHUP, before)
 

@@ -4,10 +4,10 @@ Importing torch takes most of an agent's start, and on one machine one import su
 is a separate process, which runs the same command `topdp agent start` as a real site. There, one command
 starts one agent.
 
-Signals that ask the parent to end take effect between two steps, so that no child is half started
-(`EndSignals`). The parent then terminates its children, and kills those that do not end (`terminate_all`). If
-the parent is killed, its children end too (`end_with_parent`). `node/shutdown.py` describes how an agent ends
-on a signal.
+Signals that ask the parent to end take effect between two steps, so no child is half started
+(`note_end_signals`). The parent then terminates its children, and kills those that do not end
+(`terminate_all`). If the parent is killed, its children end too (`end_with_parent`). `node/shutdown.py`
+describes how an agent ends on a signal.
 
 gRPC must not be imported before a fork (`wire/grpc_transport.py`), and no threads may run. The fork server
 imports no gRPC, and it computes nothing.
@@ -23,10 +23,11 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from topdp.agents.node.shutdown import AGENT_SHUTDOWN_SECONDS
 from topdp.errors import Interrupted
@@ -39,40 +40,31 @@ END_SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP")
 """The signals that ask a process to end; Windows has no SIGHUP."""
 
 
-class EndSignals:
-    """A context in which a signal that asks this process to end only makes `reader` readable.
+@contextmanager
+def note_end_signals() -> Iterator[list[int]]:
+    """Within the context, only append signals that ask this process to end to a list, which is yielded.
 
     Signals that the process ignores, for example under `nohup`, stay ignored. Only the main thread receives
     signals.
     """
-
-    def __enter__(self) -> Self:
-        self.reader, self._writer = os.pipe()
-        os.set_blocking(self._writer, False)
-        self._received: int | None = None
-        self._previous: dict[int, Any] = {}
-        if threading.current_thread() is threading.main_thread():
-            handled = [number for number in END_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-            self._previous = {number: signal.signal(number, self._note) for number in handled}
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for number, handler in self._previous.items():
+    received: list[int] = []
+    previous = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in END_SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                previous[number] = signal.signal(number, lambda number, frame: received.append(number))
+    try:
+        yield received
+    finally:
+        for number, handler in previous.items():
             signal.signal(number, handler)
-        os.close(self.reader)
-        os.close(self._writer)
 
-    def expect_none(self) -> None:
-        """Raise Interrupted if a signal has arrived."""
-        if self._received is not None:
-            raise Interrupted(
-                f"Interrupted by {signal.Signals(self._received).name}: all child processes have ended."
-            )
 
-    def _note(self, number: int, frame: object) -> None:
-        if self._received is None:
-            self._received = number
-            os.write(self._writer, b"!")
+def expect_no_signal(received: Sequence[int]) -> None:
+    """Raise Interrupted if a signal has arrived."""
+    if received:
+        name = signal.Signals(received[0]).name
+        raise Interrupted(f"Interrupted by {name}: all child processes have ended.")
 
 
 def terminate_all(

@@ -46,10 +46,7 @@ from topdp.runs.run_outline import RunOutline
 from topdp.simulator.simulation import State
 
 SUCCESS_CODES = (ExitCode.DONE, ExitCode.BUDGET)
-
-
-class DemoError(InputError):
-    """An agent of the demonstration failed."""
+SIGNAL_CHECK_SECONDS = 0.25  # how often the demonstration checks whether a signal asks it to end
 
 
 def run(
@@ -92,7 +89,7 @@ def run(
         path = folder / name / "state" / RESULT_FILE
         if code not in SUCCESS_CODES or not path.exists():
             log = (folder / name / "log.jsonl").read_text(encoding="utf-8").splitlines()
-            raise DemoError(f"{name} ended with exit code {code}: {log[-1] if log else 'its log is empty'}")
+            raise InputError(f"{name} ended with exit code {code}: {log[-1] if log else 'its log is empty'}")
         results.append({**json.loads(path.read_text(encoding="utf-8")), "code": code})
     job = PlannedRun(parts, RunSetup.of(manifest).plan, account)
     return _collect(job, manifest, out, results, time.perf_counter() - start)
@@ -165,13 +162,13 @@ def run_processes(
 
     running: dict[int, BaseProcess] = {}
     codes: dict[int, int] = {}
-    with child_processes.EndSignals() as signals:
+    with child_processes.note_end_signals() as signals:
         try:
             for i in range(len(names)):
                 running[i] = start_agent(i, failpoints.get(i))
             while running:
-                wait([signals.reader, *(process.sentinel for process in running.values())])
-                signals.expect_none()
+                wait([process.sentinel for process in running.values()], SIGNAL_CHECK_SECONDS)
+                child_processes.expect_no_signal(signals)
                 for i, process in list(running.items()):
                     if (code := process.exitcode) is None:
                         continue

@@ -64,21 +64,15 @@ def limit_and_probe(end: Connection) -> Connection:
 
 
 def host_and_port(address: str) -> tuple[str, int]:
-    """Split `host:port`.
+    """Split `host:port`; raise InputError unless the address has this form.
 
     >>> host_and_port("[::1]:7400")
     ('::1', 7400)
     """
     host, _, port = address.rpartition(":")
-    return host.strip("[]"), int(port)
-
-
-def checked_address(address: str) -> str:
-    """Return `address`; raise InputError unless it is `host:port`."""
-    host, _, port = address.rpartition(":")
     if not (host and port.isascii() and port.isdigit() and 1 <= int(port) <= 65535):
         raise InputError(f"Expected host:port with a port from 1 to 65535, got {address!r:.80}.")
-    return address
+    return host.strip("[]"), int(port)
 
 
 async def connect(address: str) -> Connection:

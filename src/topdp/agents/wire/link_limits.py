@@ -15,13 +15,11 @@ from topdp.agents.wire.transport import end_all
 MIN_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.2, 3.0  # between attempts to reach a neighbour
 CHECKS_PER_TIMEOUT = 4  # how often a link is checked, and sends a ping, per idle timeout
 
-Clock = Callable[[], float]
-
 
 class StallDetector:
     """The times at which items last made progress; finds the items that have made none for too long."""
 
-    def __init__(self, limit: float, clock: Clock) -> None:
+    def __init__(self, limit: float, clock: Callable[[], float]) -> None:
         """`limit`: seconds without progress after which an item is stalled."""
         self.limit, self.clock = limit, clock
         self._last_progress: dict[Hashable, float] = {}
