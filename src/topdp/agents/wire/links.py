@@ -210,7 +210,7 @@ class Link:
             raise LinkEnded("protocol", f"expected request {self._peers_last_id + 1}, got {head.id}")
         if len(self._unanswered) >= self.rules.in_flight:
             raise LinkEnded("flood", f"expected at most {self.rules.in_flight} requests under way, got more")
-        if head.kind not in tuple(MessageKind):
+        if int(head.kind) not in tuple(MessageKind):
             raise LinkEnded("protocol", f"expected a known kind of message, got number {head.kind}")
         self._peers_last_id = head.id
         self._unanswered.add(head.id)
@@ -220,7 +220,7 @@ class Link:
         pending = self._pending.get(head.id)
         if pending is None or not pending.is_sent or pending.head is not None:
             raise LinkEnded("protocol", f"got a response to request {head.id}, which waits for none")
-        if head.code not in tuple(ReplyCode):
+        if int(head.code) not in tuple(ReplyCode):
             raise LinkEnded("protocol", f"expected a known code of a reply, got number {head.code}")
         if len(head.words) > MAX_REASON_LETTERS:
             raise LinkEnded("protocol", f"expected words of at most {MAX_REASON_LETTERS} letters")
