@@ -152,7 +152,7 @@ def test_frames_text_and_a_networkx_graph_train(place: Path) -> None:
     schema = {"target": "spam", "classes": ["n", "y"], "text": {"column": "note", "length": 4}}
     text = topdp.Shards.from_frames(notes, schema=schema)
     assert text.inputs.dtype == torch.int64 and text.inputs.shape == (2, 8, 4)
-    with pytest.raises(DataError, match="Expected a list with one frame per agent, got a DataFrame"):
+    with pytest.raises(DataError, match="Expected a list with the records of each agent, got a DataFrame"):
         topdp.Shards.from_frames(frames[0], schema="schema.toml")  # type: ignore[arg-type]
 
 
@@ -180,7 +180,7 @@ def test_image_folders_are_data_sets_and_sites(tmp_path: Path) -> None:
     ("labels", "message"),
     [
         ([0, 10**9], "expected labels that number the classes 0, 1, 2, ..., got 1000000000 among"),
-        ([0, 0], "expected labels of at least two classes, got only 0"),
+        ([0, 0], "expected labels of at least two classes, got only the label 0"),
         ([0, -1], r"expected labels .*of at least 0.*, got -1"),
         ([0.0, 0.5], r"expected (integer )?labels.*, got 0.5"),
     ],

@@ -78,10 +78,11 @@ class RunFolder:
         """An existing run; anything else is refused by name."""
         folder = cls(path)
         info = folder.read_json("run.json")
-        if not isinstance(info, dict) or info.get("format") != RUN_FORMAT:
+        format = info.get("format") if isinstance(info, dict) else None
+        if format != RUN_FORMAT:
             raise RunFolderError(
-                f"Expected a run of format {RUN_FORMAT} in {path}, got {info!r:.80}: it is of another "
-                "version of topdp. Use that version for it, or run it anew."
+                f"Expected a run of format {RUN_FORMAT} in {path}, got {format!r:.80}: another version of "
+                "topdp wrote it. Use that version, or run it again."
             )
         return folder
 
