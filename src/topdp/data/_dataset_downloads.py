@@ -95,7 +95,7 @@ def fetch(
         for folder in map(_installed_folder, entry.installed)
     ]
     if download:
-        attempts += [(source.what, partial(_download, entry, source, progress)) for source in sources(entry)]
+        attempts += [(source[0], partial(_download, entry, source, progress)) for source in sources(entry)]
     for what, read in attempts:
         try:
             arrays = read()
@@ -187,10 +187,11 @@ def _from_cache(entry: CatalogueEntry, path: Path, tried: list[str]) -> decoding
 
 
 def _download(entry: CatalogueEntry, source: DownloadSource, progress: Progress) -> decoding.Arrays:
+    what, take = source
     with _temporary_folder(entry) as work:
-        source.take(work, progress)
+        take(work, progress)
         progress(f"decoding and verifying {entry.name}")
-        return _read_verified(entry, work, source.what)
+        return _read_verified(entry, work, what)
 
 
 def _read_verified(entry: CatalogueEntry, folder: Path, where: str) -> decoding.Arrays:

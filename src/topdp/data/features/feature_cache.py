@@ -56,9 +56,6 @@ class RecordSource:
     scaling: str
     name: str
 
-    def __len__(self) -> int:
-        return len(self.records)
-
     @property
     def example(self) -> Tensor:
         """The first record, as the feature map receives it."""
@@ -78,7 +75,7 @@ def feature_chunks(
     the cache is neither read nor written.
     """
     device_of_map = torch.device(device)
-    shape = (len(source), *features.shape(source.example))
+    shape = (len(source.records), *features.shape(source.example))
     path = _cache_path(features, source, device_of_map) if keep else None
     if path is not None and path.exists():
         with suppress(_DamagedError):
@@ -101,7 +98,7 @@ def all_features(
     progress: Progress = silent,
 ) -> Tensor:
     """Return the features of all records in one tensor [records, *features]."""
-    all_values = torch.empty(len(source), *features.shape(source.example))
+    all_values = torch.empty(len(source.records), *features.shape(source.example))
     for first, chunk in feature_chunks(features, source, device, progress):
         all_values[first : first + len(chunk)] = chunk
     return all_values

@@ -1,10 +1,10 @@
-"""Feature maps by name: functions that turn a record into the input of a model. `user_features` has users'
-own.
+"""Feature maps by name: functions that turn a record into the input of a model. Also the scattering
+transform.
 
 A feature map is fixed before data are read, and it processes one record at a time. It therefore costs no
-privacy: a record changes only its own features.
+privacy: a record changes only its own features. A user's own map is in `user_features`.
 
-The scattering transform of an image, of order two, shows where in the image waves of each direction are.
+The scattering transform of an image has order two. It shows where in the image waves of each direction are.
 |x ∗ ψ| shows where the wave ψ occurs in the image x. Its average is insensitive to small shifts. A second
 wavelet and average recover what the first average blurs (Bruna and Mallat 2013). Nothing is learned, and
 nothing is computed from more than one image. `ScatteringFeatures` normalises the result.

@@ -20,6 +20,7 @@ from topdp.data.readers.token_ids import token_ids
 from topdp.errors import DataError
 
 logger = logging.getLogger("topdp.data")
+MISSING_TARGET_ADVICE = "Remove the records without a target."
 
 
 def encode_table(table: Table, schema: Schema) -> tuple[AnyArray, AnyArray]:
@@ -73,14 +74,13 @@ def _inputs(table: Table, schema: Schema, column: str) -> list[Floats]:
     values = table.columns[column]
     listed = schema.categories.get(column, ())
     numbers, gaps = (None, is_missing(values, listed)) if listed else _numbers(table, column)
-    if gaps.any() and column not in schema.missing:
+    if column not in schema.missing:
         example = f"{column} = {'0' if column in schema.ranges else repr(OTHER_CATEGORY)}"
-        raise DataError(
-            f"{table.where(int(gaps.argmax()))}: expected a value of {column!r}, got a missing value "
-            f"({int(gaps.sum())} of {table.rows} records lack it). State a public fill under [missing], such "
-            f"as {example}, or remove the records. To show the model where a value was missing, also list "
-            "the column under indicators."
-        )
+        _expect_no_gaps(
+            table, repr(column), gaps,
+            f"State a public fill under [missing], such as {example}, or remove the records. To show the "
+            "model where a value was missing, also list the column under indicators.",
+        )  # fmt: skip
     if numbers is None:
         encoded = _one_hot(values, gaps, listed, schema.missing.get(column))
     else:
@@ -145,7 +145,7 @@ def _targets(table: Table, schema: Schema) -> AnyArray:
             numbers, gaps = _numbers(table, column)
         except DataError as error:
             raise DataError(f"{error} List the values of a target in classes instead.") from None
-        _expect_targets(table, column, gaps)
+        _expect_no_gaps(table, f"the target {column!r}", gaps, MISSING_TARGET_ADVICE)
         parts.append(_scale_to_range(numbers, table, schema, column) if column in schema.ranges else numbers)
     targets = np.stack(parts, axis=1).astype(np.float32)
     return targets[:, 0] if len(parts) == 1 else targets
@@ -154,7 +154,7 @@ def _targets(table: Table, schema: Schema) -> AnyArray:
 def class_numbers(table: Table, column: str, classes: tuple[str, ...]) -> Ints:
     """Return, for each record, the index of its class in `classes`. Raise DataError for other values."""
     values = table.columns[column]
-    _expect_targets(table, column, is_missing(values, classes))
+    _expect_no_gaps(table, f"the target {column!r}", is_missing(values, classes), MISSING_TARGET_ADVICE)
     position = {name: at for at, name in enumerate(classes)}
     numbers = np.array([position.get(_category_text(value, position), -1) for value in values], np.int64)
     if (numbers < 0).any():
@@ -167,11 +167,11 @@ def class_numbers(table: Table, column: str, classes: tuple[str, ...]) -> Ints:
     return numbers
 
 
-def _expect_targets(table: Table, column: str, gaps: Bools) -> None:
+def _expect_no_gaps(table: Table, what: str, gaps: Bools, advice: str) -> None:
     if gaps.any():
         raise DataError(
-            f"{table.where(int(gaps.argmax()))}: expected a value of the target {column!r}, got a missing "
-            f"value ({int(gaps.sum())} of {table.rows} records lack it). Remove the records without a target."
+            f"{table.where(int(gaps.argmax()))}: expected a value of {what}, got a missing value "
+            f"({int(gaps.sum())} of {table.rows} records lack it). {advice}"
         )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Sequence
+from itertools import islice
 
 import numpy as np
 
@@ -53,13 +54,14 @@ def token_ids(
     ids = np.full((len(texts), length), PADDING_ID, np.int64)
     for row, text in enumerate(texts):
         for at, token in enumerate(_tokens(text, unit, length)):
-            if isinstance(vocabulary, int):
-                if token not in id_of:
-                    # Unlike Python's hash(), CRC-32 is the same on every machine.
-                    id_of[token] = 1 + zlib.crc32(token.encode("utf-8", "replace")) % (vocabulary - 1)
-                ids[row, at] = id_of[token]
-            else:
-                ids[row, at] = id_of.get(token, UNKNOWN_ID)
+            if token not in id_of:
+                # Unlike Python's hash(), CRC-32 is the same on every machine.
+                id_of[token] = (
+                    1 + zlib.crc32(token.encode("utf-8", "replace")) % (vocabulary - 1)
+                    if isinstance(vocabulary, int)
+                    else UNKNOWN_ID
+                )
+            ids[row, at] = id_of[token]
     return ids
 
 
@@ -67,9 +69,4 @@ def _tokens(text: str, unit: str, length: int) -> list[str]:
     lower = text.lower()
     if unit == "character":
         return list(lower[:length])
-    tokens = []
-    for match in _WORD_PATTERN.finditer(lower):
-        tokens.append(match.group())
-        if len(tokens) == length:
-            break
-    return tokens
+    return [match.group() for match in islice(_WORD_PATTERN.finditer(lower), length)]
