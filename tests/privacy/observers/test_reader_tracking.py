@@ -104,7 +104,7 @@ def test_what_is_of_another_kind_is_said_to_be():
         lay_out(ways, [ReaderQuestion((0,), np.arange(1, 7), np.arange(7, plan.rows))])
     source = np.array(plan.source.values)
     source[2:, 7:, 0] = np.roll(np.arange(7, plan.rows), 5)  # messages of two messages
-    with pytest.raises(UnsuitedError, match="meet"):
+    with pytest.raises(UnsuitedError, match="from two hidden rows"):
         ways = RowFlow(replace(plan, source=PerRound(source, plan.source.which)))
         lay_out(ways, [ReaderQuestion((0,), np.arange(1, 7), np.arange(7, plan.rows))])
 

@@ -1,12 +1,12 @@
 """Losses to observers that read all estimates, computed precisely for each owner's worst observer.
 
-First every pair of owner and observer gets a rough bound: each change is followed for a few rounds, and a
-bound on the rest is added. Then, for each owner, the pair that may have the largest loss is computed
-precisely, until no rough bound of that owner is larger. `_reader_tracking` follows the changes; `view` covers
-other observers.
+First every pair of owner and observer gets a rough bound: each change of a gradient is followed for a few
+rounds, and a bound on what later rounds can reveal is added. Then, for each owner, the pair that may have the
+largest loss is computed precisely. This is repeated until no rough bound of that owner is larger than a
+precise one. `_reader_tracking` follows the changes. `view` covers other observers.
 
-**Guarantees.** As `view`: `upper` is sound for every pair, and as tight as this method allows for each
-owner's largest. `lower` is the value of the aligned record. The result does not depend on the number of
+**Guarantees.** As `view`: `upper` is sound for every pair. For each owner, its largest value is as tight as
+this method allows. `lower` is the value of the aligned record. The result does not depend on the number of
 cores.
 """
 
@@ -29,15 +29,16 @@ from topdp.privacy.observers.view import Bound, View, amplified
 from topdp.privacy.observers.worst_case import every_round_mu, information
 from topdp.privacy.query import DEFAULT_QUERY, Query
 
-Pair = tuple[int, int]  # owner, position of the observer
+Pair = tuple[int, int]  # an owner, and the position of an observer
 
-# The most rounds for which a change is followed, and the tolerated rest, relative to the largest change: for
-# the rough bound, and for the precise one. A bound on the rest is added.
+# For rough and for precise bounds: the most rounds for which a change is followed, and the rest that may be
+# ignored, relative to the largest change. A bound on the rest is added.
 FIRST_FOLLOWED, PRECISELY_FOLLOWED = (24, 2e-3), (2048, MAX_FAR_PART)
 
-# Observers at a time: less overhead for each, and still a matrix that stays near the processor.
+# The number of observers that are computed together. More would have less overhead, but their matrices would
+# no longer fit into the caches of the processor.
 OBSERVERS_PER_BATCH = 5
-MAX_SUMMED_CLASSES = 8  # sums over more classes of rounds cost more than single changes
+MAX_SUMMED_CLASSES = 8  # sums over more residue classes of rounds take longer than single changes
 
 
 def estimate_readers(
@@ -47,7 +48,10 @@ def estimate_readers(
     bound: Bound = "upper",
     query: Query = DEFAULT_QUERY,
 ) -> View:
-    """Return the loss of every other agent to each of `coalitions`; with bound="quick" the rough bounds.
+    """Return the loss of every agent to each of `coalitions` of which it is no member.
+
+    `bound`: "upper" gives precise bounds, "quick" rough bounds, and "aligned" only the values of aligned
+    records.
 
     >>> import numpy as np
     >>> from topdp import topology
@@ -66,7 +70,7 @@ def estimate_readers(
         pairs.tighten(query.progress)
     sensitivity = exposure.sensitivity[:, None]
     per_release = information(flow.plan)
-    # No observer learns more than all others together, who see all rows of an owner.
+    # No observer learns more than all other agents together, who see all rows of an owner.
     ceiling = every_round_mu(per_release, pairs.period)[:, None]
     lower = np.where(pairs.asked, sensitivity * np.minimum(np.sqrt(pairs.reached), ceiling), np.nan)
     samples = amplified(exposure, per_release)
@@ -76,7 +80,11 @@ def estimate_readers(
 
 
 class _PairBounds:
-    """μ² at unit sensitivity [agents, observers]: the values of aligned records, and upper bounds."""
+    """Bounds of μ² at unit sensitivity for each owner and observer.
+
+    `reached` [agents, observers]: the value of the aligned record, which changes all gradients in the same
+    direction. `upper` [agents, observers]: an upper bound for all records.
+    """
 
     def __init__(self, flow: RowFlow, exposure: Exposure, coalitions: list[tuple[int, ...]]) -> None:
         self.flow, self.coalitions, self.period = flow, coalitions, exposure.periods()
@@ -89,12 +97,12 @@ class _PairBounds:
         self.hidden = np.flatnonzero(flow.secret)
 
     def bound_all(self, bound: Bound, progress: Progress) -> None:
-        """Bound every pair, following each change for a few rounds."""
+        """Compute a rough bound of every pair, following each change for a few rounds."""
         all_pairs = [(o, np.flatnonzero(self.asked[:, o])) for o in range(len(self.coalitions))]
         single = bound != "aligned" or self.period.max() > MAX_SUMMED_CLASSES
         rough = self.period.max() <= MAX_SUMMED_CLASSES
         done, total = 0, len(self.coalitions)
-        halves = 2 if bound == "upper" else 1  # the rough bounds are about half of the work
+        parts = 2 if bound == "upper" else 1  # the rough bounds are about half of the work for precise bounds
         track = partial(self._track, rough=rough, single=single, sums=bound != "quick")
         for batch in parallel_map(track, _batched(all_pairs)):
             for o, owners, changes in batch:
@@ -105,12 +113,12 @@ class _PairBounds:
                         self.reached[i, o] = max(low, self.reached[i, o])
                         self.upper[i, o] = high
                 done += 1
-                progress("accounting", -(-done // halves), total, unit="observer")
+                progress("accounting", -(-done // parts), total, unit="observer")
 
     def tighten(self, progress: Progress) -> None:
-        """Compute precisely the pairs that may be an owner's largest, until each owner's largest is tight."""
+        """Compute precise bounds of pairs until, for each owner, the pair with the largest bound has one."""
         observers = len(self.coalitions)
-        left = observers // 2
+        remaining = observers // 2
         while wanted := self._wanted():
             by_observer = [
                 (o, np.array([i for i, at in wanted if at == o])) for o in sorted({o for _, o in wanted})
@@ -120,13 +128,16 @@ class _PairBounds:
                     self.reached[i, o] = max(low, self.reached[i, o])
                     self.upper[i, o] = max(min(high, self.upper[i, o]), self.reached[i, o])
                     self.tight[i, o] = True
-            left //= 2
-            done = max(-(-observers // 2), observers - max(1, left))
+            remaining //= 2
+            done = max(-(-observers // 2), observers - max(1, remaining))
             progress("accounting", done, observers, unit="observer")
         progress("accounting", observers, observers, unit="observer")
 
     def _wanted(self) -> list[Pair]:
-        """Return the two pairs with the largest bounds of every owner whose largest bound is not tight."""
+        """Return the pairs with the two largest bounds of each owner whose largest bound is not yet precise.
+
+        Pairs that have been computed precisely are left out.
+        """
         pairs: list[Pair] = []
         for i in range(len(self.upper)):
             order = np.argsort(-np.where(self.asked[i], self.upper[i], -1.0), kind="stable")[:2]
@@ -137,6 +148,7 @@ class _PairBounds:
     def _track(
         self, batch: list[tuple[int, Ints]], rough: bool, single: bool, sums: bool = True
     ) -> list[tuple[int, Ints, TrackedChanges]]:
+        """Follow the changes of each observer and its owners in `batch`, and return them with the results."""
         questions = [ReaderQuestion(self.coalitions[o], owners, self.hidden) for o, owners in batch]
         owner_count = max(len(owners) for _, owners in batch)
         periods = np.ones((len(batch), owner_count), np.int64)
@@ -149,6 +161,7 @@ class _PairBounds:
         return [(o, owners, changes) for (o, owners), changes in zip(batch, tracker.all(), strict=True)]
 
     def _bounded(self, batch: list[tuple[int, Ints]]) -> dict[Pair, tuple[float, float]]:
+        """Return the precise bounds (lower, upper) of μ² of each pair in `batch`."""
         return {
             (i, o): bracket_band(changes.bands[place], int(self.period[i]))
             for o, owners, changes in self._track(batch, rough=False, single=True)
@@ -157,4 +170,5 @@ class _PairBounds:
 
 
 def _batched(parts: list[tuple[int, Ints]]) -> list[list[tuple[int, Ints]]]:
+    """Return `parts` in lists of at most OBSERVERS_PER_BATCH elements."""
     return [parts[start : start + OBSERVERS_PER_BATCH] for start in range(0, len(parts), OBSERVERS_PER_BATCH)]

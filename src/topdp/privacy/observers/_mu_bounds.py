@@ -1,14 +1,15 @@
 """Bounds of μ² from the Gram matrix M or a band of it, over all changes that one record can make.
 
-The changes u_r of the gradient in the rounds that use the record are vectors with |u_r| <= 1 (times the
-sensitivity), and μ² = max Σ M_rs <u_r, u_s>. In the Gram matrix of the u_r this is a semidefinite program,
-whose dual gives sound bounds: for every D > 0, μ² <= λ Σ D_r, λ the largest eigenvalue of D^-½ M D^-½.
+A record changes the gradients of the rounds that use it. These changes u_r are vectors with |u_r| <= 1 (times
+the sensitivity), and μ² = max Σ M_rs <u_r, u_s>. As a function of the inner products <u_r, u_s>, this is a
+semidefinite program. Its dual gives sound bounds: for every D > 0, μ² <= λ Σ D_r, where λ is the largest
+eigenvalue of D^-½ M D^-½.
 
-**Guarantees.** Sound for every choice of u, also for vectors in different directions. Equal u_r (the aligned
-record) reach `lower`. Upper and lower are equal for a single round, and where the aligned record is
-the worst and a certificate proves it. Elsewhere `upper` exceeds the value of some record by a few thousandths
-at most in all cases that we have tried. Rounding in `upper` errs on the private side. The part of M outside a
-band is added to `upper` and subtracted from `lower`.
+**Guarantees.** `upper` is sound for every choice of u, also for vectors in different directions. Equal u_r
+(the *aligned record*) reach `lower`. The two are equal for a single round, and if the aligned record is the
+worst record and a certificate proves it. Otherwise `upper` exceeds the value of some record by at most a few
+thousandths in all cases that we have tried. Rounding in `upper` errs on the private side. The part of M
+outside a band is added to `upper` and subtracted from `lower`.
 """
 
 from __future__ import annotations
@@ -22,16 +23,17 @@ from scipy.sparse import csr_array, diags_array
 from topdp.base.array_types import Floats
 from topdp.privacy.observers.gram_matrix import Band
 
-BOUND_PRECISION = 1 + 1e-9  # of the bisection for the best bound
-WEIGHT_STEPS = 120  # iterations towards the best weights
+BOUND_PRECISION = 1 + 1e-9  # the relative precision of the bisection for the best bound
+WEIGHT_STEPS = 120  # the number of iterations towards the best weights D
 FLOAT64_EPSILON = float(np.finfo(np.float64).eps)
-MAX_DENSE_BAND = 160  # below this size of a band, the whole matrix is as fast
+MAX_DENSE_BAND = 160  # up to this number of releases, computing with the whole matrix is as fast
 
 
 def bracket(M: Floats, period: int = 1, enough: float = 0.0) -> tuple[float, float]:
     """Return bounds (lower, upper) of μ² at unit sensitivity for the worst residue class modulo `period`.
 
-    The upper bound is not refined below `enough`.
+    A record is used in the rounds of one residue class. An upper bound that is at most `enough` is not
+    refined further.
 
     >>> bracket(np.array([[2.0, 1.0], [1.0, 2.0]]))[0]
     6.0
@@ -43,6 +45,7 @@ def bracket(M: Floats, period: int = 1, enough: float = 0.0) -> tuple[float, flo
 
 
 def _bracket(M: Floats, enough: float) -> tuple[float, float]:
+    """Return the bounds of `bracket` for a record that is used in every round."""
     if not np.isfinite(M).all():
         return np.inf, np.inf
     largest = float(M.diagonal().max(initial=0.0))
@@ -61,7 +64,8 @@ def _bracket(M: Floats, enough: float) -> tuple[float, float]:
     return largest * lower, largest * max(upper, lower) * (1 + 4 * len(M) * FLOAT64_EPSILON)
 
 
-# A function of a value: whether a Cholesky factor proves that no eigenvalue of a matrix lies above it.
+# A function that returns whether a Cholesky factor proves that no eigenvalue of a matrix exceeds a given
+# value.
 Certificate = Callable[[float], bool]
 
 
@@ -72,13 +76,14 @@ def best_bound(
     times: Callable[[Floats], Floats],
     scaled: Callable[[Floats], Certificate],
 ) -> float:
-    """Return the least of `upper` and the bounds on μ² that some choices of D prove, given μ² >= `lower`.
+    """Return the least of `upper` and the upper bounds on μ² that several choices of D prove.
 
-    `diagonal` is that of M, `times` multiplies by M, `scaled` returns the certificate of D^-½ M D^-½.
+    `lower`, `upper`: known bounds. `diagonal`: that of M. `times`: multiplies by M. `scaled`: returns the
+    certificate of D^-½ M D^-½.
     """
     size = len(diagonal)
-    # A factor that exists in floating point proves its matrix positive but for
-    # size²·FLOAT64_EPSILON of the diagonal.
+    # If a matrix has a Cholesky factor in floating point, it is positive up to size²·FLOAT64_EPSILON of its
+    # diagonal.
     rounding = 1 + size**2 * FLOAT64_EPSILON
     close = rounding**4
     row_sums = times(np.ones((size, 1)))[:, 0]
@@ -87,11 +92,11 @@ def best_bound(
         guesses.insert(0, row_sums)
         d = _positive(row_sums)
         if upper > lower * close and scaled(d)(rounding**3 * lower / float(d.sum())):
-            upper = lower * close  # the aligned record is the worst
+            upper = lower * close  # the aligned record is the worst record
     if upper > lower * close:
         d, reached = balanced(times, size)
-        # The guesses help where M is almost diagonal, or aligned almost the worst; else a trial rejects
-        # them.
+        # The guesses help if M is almost diagonal, or if the aligned record is almost the worst. Otherwise
+        # one trial rejects them.
         for weights in (d, *guesses):
             d = _positive(weights)
             total = float(d.sum())
@@ -101,7 +106,7 @@ def best_bound(
 
 
 def bisected(holds: Certificate, low: float, high: float) -> float:
-    """Return a value for which `holds` is true, just above the least in [low, high]; `high` if none is."""
+    """Return a value just above the least in [low, high] for which `holds` is true; `high` if none is."""
     if not holds(high / BOUND_PRECISION):
         return high
     while high > low * BOUND_PRECISION:
@@ -114,19 +119,21 @@ def bisected(holds: Certificate, low: float, high: float) -> float:
 
 
 def _positive(d: Floats) -> Floats:
-    """Return `d` with positive weights: a round about which J learns nothing may have any small weight."""
+    """Return `d` with zeros replaced by small weights, which rounds that reveal nothing may have."""
     return np.asarray(np.maximum(d, FLOAT64_EPSILON * d.max()))
 
 
 def balanced(times: Callable[[Floats], Floats], size: int) -> tuple[Floats, float]:
-    """Return weights D near the least bound, and the value of μ² for some u; `times` multiplies by M.
+    """Return weights D [size] that give almost the least bound, and the value of μ² for some u.
 
-    u ← M u / |M u|, round by round, never lowers Σ M_rs <u_r, u_s>, since M is positive semidefinite. At the
-    limit D_r = |(M u)_r| solves the dual (vectors as short as Burer and Monteiro's, 2003). Momentum makes it
-    faster. Only tightness depends on how far it converges. It branches nowhere, so that noise scaled by s
-    gives a bound scaled by 1/s up to rounding: calibration relies on that.
+    `times` multiplies by M. The value for u is Σ M_rs <u_r, u_s>. The iteration u ← M u / |M u|, round by
+    round, never lowers it, because M
+    is positive semidefinite. At its limit, D_r = |(M u)_r| solves the dual. The vectors u_r have few
+    components (Burer and Monteiro 2003). Momentum makes the iteration faster. Its convergence affects only
+    how tight the bound is. The iteration has no branches, so if noise is multiplied by s, the bound of μ is
+    divided by s, up to rounding. Calibration relies on this.
     """
-    # A start near the aligned record, irregular without a random generator whose numbers might change.
+    # The start is near the aligned record, and irregular without random numbers, which might change.
     turns = np.outer(np.arange(1, size + 1), np.sqrt([2.0, 3.0, 5.0, 7.0, 11.0, 13.0]))
     u = before = _unit(1.0 + 0.4 * np.cos(turns))
     for _ in range(WEIGHT_STEPS):
@@ -136,15 +143,22 @@ def balanced(times: Callable[[Floats], Floats], size: int) -> tuple[Floats, floa
 
 
 def _unit(u: Floats) -> Floats:
+    """Return `u` with each row divided by its norm."""
     return np.asarray(u / np.maximum(np.linalg.norm(u, axis=1, keepdims=True), np.finfo(np.float64).tiny))
 
 
 def proves(failed: int, diagonal: Floats) -> bool:
-    """Return whether a Cholesky factor is a proof: LAPACK does not report a division by 0 as a failure."""
+    """Return whether LAPACK computed a Cholesky factor, which proves that the matrix is positive.
+
+    `failed`: LAPACK's status. `diagonal`: that of the factor, which is checked too, because LAPACK does not
+    report a division by 0 as a failure.
+    """
     return failed == 0 and bool(np.isfinite(diagonal).all())
 
 
 def _certificate(M: Floats) -> Certificate:
+    """Return the certificate of the matrix M."""
+
     def holds(value: float) -> bool:
         factor, failed = dpotrf((value * np.eye(len(M)) - M).T, lower=1, clean=0, overwrite_a=1)
         return proves(failed, factor.diagonal())
@@ -153,11 +167,11 @@ def _certificate(M: Floats) -> Certificate:
 
 
 def bracket_band(band: Band, period: int = 1, enough: float = 0.0) -> tuple[float, float]:
-    """Return the bounds of `bracket` for a matrix that is known near its diagonal only."""
+    """Return the bounds of `bracket` for a matrix that is known only near its diagonal."""
     if band.leaks.any() or not (np.isfinite(band.values).all() and np.isfinite(band.rest).all()):
         return np.inf, np.inf
     R = len(band.values)
-    # Row sums of a class hold every entry above the diagonal twice.
+    # The sum over a residue class contains every entry above the diagonal twice.
     twice = band.values[:, ::period] * np.where(np.arange(0, band.values.shape[1], period) > 0, 2.0, 1.0)
     which = np.arange(R) % period
     rest = np.bincount(which, band.rest)
@@ -175,7 +189,7 @@ def bracket_band(band: Band, period: int = 1, enough: float = 0.0) -> tuple[floa
 
 
 def _upper_of_band(B: Floats) -> float:
-    """Return the best certified bound for the matrix with the band B [releases, width]."""
+    """Return the best certified upper bound of μ² for the matrix with the band B [releases, width]."""
     size, width = B.shape
     if size <= MAX_DENSE_BAND:
         return float(bracket(_whole(B).toarray())[1])
@@ -191,7 +205,7 @@ def _upper_of_band(B: Floats) -> float:
         below = (B / root[:, None] / ahead[np.arange(size)[:, None] + np.arange(width)]).T
 
         def holds(value: float) -> bool:
-            # [width, size]: entry (k, r) is that of row r + k, column r
+            # [width, size]: entry (k, r) is the entry of the matrix in row r + k and column r
             shifted = np.array(-below, order="F")
             shifted[0] += value
             factor, failed = dpbtrf(shifted, lower=1, overwrite_ab=1)
@@ -204,6 +218,7 @@ def _upper_of_band(B: Floats) -> float:
 
 
 def _whole(B: Floats) -> csr_array:
+    """Return the symmetric sparse matrix with the band B [releases, width]."""
     size, width = B.shape
     width = min(width, size)
     lines = [B[: size - k, k] for k in range(width)]

@@ -1,16 +1,17 @@
 """Upper bounds for large graphs, each computed from the neighbourhood of one owner.
 
-Every row made outside a ball around the owner counts as seen by all observers. Then nothing depends on rows
-outside the ball, and a distant observer learns no more than any other that reads all of these. A larger ball
-hides more rows: its bound is tighter, and takes longer. Balls grow around the observers that may learn most,
-up to the largest ball that is allowed. On small graphs `_estimate_readers` computes every observer instead.
+The neighbourhood is a ball around the owner. Every row made outside the ball counts as seen by all observers.
+Then the bound does not depend on rows outside the ball, and a distant observer learns no more than any other
+observer that reads all these rows. In a larger ball, more rows are hidden: its bound is tighter, and takes
+longer. Balls grow for the observers that may learn most, up to the largest ball that is allowed. On small
+graphs `_estimate_readers` computes every observer instead.
 
-**Guarantees.** An upper bound for every coalition of `colluders` agents, never a sample of them: an observer
-that sees more rows never learns less, and the proof of `adaptive` (docs/privacy.md) holds for any rows that
-are seen in the order of rounds. A coalition is bounded by its *trace*: its members that read, make or know
-noise of rows in the ball, or of rows that are made of those. The other members know nothing that does not
-already count as seen. `lower` is 0: no lower bound is computed. The result does not depend on the number of
-cores.
+**Guarantees.** The result is an upper bound for every coalition of `colluders` agents, never for a sample of
+them. An observer that sees more rows never learns less, and the proof of `adaptive` (docs/privacy.md) holds
+for any rows that are seen in the order of rounds. A coalition is bounded by its *trace*. The trace contains
+the members that read, make or know noise of rows in the ball, or of rows that are made from these rows. The
+other members know nothing that does not already count as seen. `lower` is 0, because no lower bound is
+computed. The result does not depend on the number of cores.
 """
 
 from __future__ import annotations
@@ -46,34 +47,35 @@ from topdp.privacy.query import DEFAULT_QUERY, Query
 
 Trace = tuple[int, ...]
 
-# The most rows that may be hidden in a ball; the first affordable limit is used.
+# The limits on the number of rows that may be hidden in a ball. The first affordable limit is used.
 BALL_ROW_LIMITS = (160, 80, 40, 20, 0)
 
 # The limit if slow answers are allowed.
 SLOW_BALL_ROW_LIMIT = 400
 
-# Seconds of one core that a bound may take by default.
+# The seconds on one core that a bound may take by default.
 MAX_UNASKED_SECONDS = 600.0
 
-# The most edges from the owner to the edge of its ball.
+# The largest radius of a ball, in edges.
 MAX_BALL_RADIUS = 8
 
 # The most traces of the first ball. If there are more, the search begins with the smallest ball.
 MAX_FIRST_TRACES = 24
 
-# Rounds for which a change is followed, and the tolerated rest, relative to the largest change.
+# The most rounds for which a change is followed, and the rest that may be ignored, relative to the largest
+# change. A bound on the rest is added.
 BALL_FOLLOWED_ROUNDS, BALL_BEARABLE_REST = 64, 2e-5
 
 # The most rows of all questions in a batch.
 ROWS_PER_BATCH = 8192
 
-# With more agents the answer lists only the largest value of each owner, not every pair.
+# With more agents than this, the answer has only the largest value of each owner, not of every pair.
 MAX_LISTED_AGENTS = 2000
 
 
 @dataclass(frozen=True)
 class PlanNeighbourhoods:
-    """The distances between agents of a plan, by the rows that they exchange."""
+    """The balls around agents of a plan. Agents are adjacent if one uses a hidden row of the other."""
 
     flow: RowFlow
     balls: dict[tuple[int, int], Ints] = field(default_factory=dict)
@@ -84,7 +86,7 @@ class PlanNeighbourhoods:
 
     @cached_property
     def _links(self) -> Any:
-        """Sparse [n, n]: whether one agent makes a row from a hidden row of the other."""
+        """Whether one agent makes a row from a hidden row of the other, sparse [n, n]."""
         n, owner = self.plan.agents, self.plan.owner
         source, user = self.flow.users.nonzero()
         pairs = np.unique(owner[source].astype(np.int64) * n + owner[user])
@@ -93,17 +95,17 @@ class PlanNeighbourhoods:
 
     @cached_property
     def _readers(self) -> Any:
-        """Sparse [m, n]: whether the agent reads the row in some release."""
+        """Whether the agent reads the row in some release, sparse [m, n]."""
         return _relation(self.plan.readers.values, self.plan.rows, self.plan.agents)
 
     @cached_property
     def _knowers(self) -> Any:
-        """Sparse [m, n]: whether the agent knows noise that enters the row."""
+        """Whether the agent knows noise that enters the row, sparse [m, n]."""
         draws = _relation(self.plan.draw.values, self.plan.rows, self.plan.draws)
         return (draws @ _relation(self.plan.known_by[None], self.plan.draws, self.plan.agents)).tocsr()
 
     def hidden(self, owner: int, reach: int) -> Ints:
-        """Return the rows that may be hidden in the ball of radius `reach` around an owner."""
+        """Return the rows that may be hidden in the ball of radius `reach` (in edges) around `owner`."""
         key = owner, reach
         if key not in self.balls:
             ball = np.array([owner])
@@ -114,7 +116,11 @@ class PlanNeighbourhoods:
         return self.balls[key]
 
     def near(self, owner: int, reach: int) -> frozenset[int]:
-        """Return the other agents that read, make or know noise of rows which do not count as seen."""
+        """Return the agents that can be in a trace of the ball of radius `reach` around `owner`.
+
+        These are the other agents that read, make or know noise of rows which do not count as seen, or of
+        rows made from these.
+        """
         hidden = self.hidden(owner, reach)
         rows = np.union1d(hidden, self.flow.entered(hidden))
         rows = np.union1d(rows, self.flow.rows_of[owner])
@@ -134,13 +140,14 @@ class PlanNeighbourhoods:
 
 @dataclass
 class _OwnerBounds:
-    """Upper bounds of μ² at unit sensitivity, for traces that together represent all coalitions."""
+    """Upper bounds of one owner's μ² at unit sensitivity, for traces that represent all coalitions."""
 
-    number: int
-    farthest: int
-    bounds: dict[tuple[int, Trace], float] = field(default_factory=dict)  # (reach, trace)
+    number: int  # of the owner
+    farthest: int  # the largest allowed radius of its ball
+    bounds: dict[tuple[int, Trace], float] = field(default_factory=dict)  # by radius and trace
 
     def largest(self) -> tuple[int, Trace]:
+        """Return the radius and trace with the largest bound."""
         return max(self.bounds, key=lambda key: (self.bounds[key], key))
 
 
@@ -153,7 +160,7 @@ def neighbourhood_bound(
 ) -> View:
     """Return upper bounds on the loss of each owner to any coalition of `query.colluders` agents.
 
-    `owners`: default all agents. `room`: the most rows that may be hidden in a ball; a larger limit gives
+    `owners`: by default all agents. `room`: the most rows that may be hidden in a ball; a larger number gives
     tighter bounds and takes longer.
 
     >>> import numpy as np
@@ -193,7 +200,7 @@ def affordable_ball_rows(flow: RowFlow, query: Query) -> int:
 
 
 def _seconds(around: PlanNeighbourhoods, owner: int, colluders: int, room: int) -> float:
-    """Return the estimated seconds on one core for the first balls and for those that grow."""
+    """Return the estimated seconds on one core for all balls of one owner."""
     farthest, first = around.farthest(owner, room), 0
     inner = len(around.near(owner, 0))
     if farthest and _sets(len(around.near(owner, 1)), colluders) <= MAX_FIRST_TRACES:
@@ -202,22 +209,25 @@ def _seconds(around: PlanNeighbourhoods, owner: int, colluders: int, room: int) 
     for reach in range(first, farthest + 1):
         rows = len(around.hidden(owner, reach))
         near = len(around.near(owner, reach)) if reach <= 1 else inner
-        # Measured on one core of an AMD EPYC: seconds a round, by rows that may be hidden.
+        # The seconds for one round as a function of the rows that may be hidden, measured on an AMD EPYC
+        # core.
         total += _sets(near, colluders) * (4e-6 + 3.5e-7 * rows + 8e-9 * rows**2)
     return total * around.plan.releases
 
 
 def _sets(agents: int, most: int) -> int:
+    """Return the number of sets of at most `most` of `agents` agents."""
     return sum(math.comb(agents, size) for size in range(most + 1))
 
 
 class _BallSearch:
-    """The search that grows balls around the observers that may learn most."""
+    """The search that enlarges the ball of each owner for the traces that may learn most."""
 
     def __init__(self, around: PlanNeighbourhoods, periods: Ints, colluders: int, room: int) -> None:
         self.around, self.periods, self.colluders, self.room = around, periods, colluders, room
 
     def all(self, owners: Sequence[int], progress: Progress) -> list[_OwnerBounds]:
+        """Return the bounds of all `owners`."""
         states = [_OwnerBounds(i, self.around.farthest(i, self.room)) for i in owners]
         pending = [(state, self._first(state)) for state in states]
         done, total = 0, 0
@@ -234,6 +244,7 @@ class _BallSearch:
         return states
 
     def _first(self, state: _OwnerBounds) -> list[tuple[int, Trace]]:
+        """Return the radius and the traces with which the search for an owner begins."""
         for reach in range(min(1, state.farthest), -1, -1):
             near = self.around.near(state.number, reach)
             nodes = [(reach, trace) for trace in _up_to(self.colluders, near)]
@@ -242,12 +253,15 @@ class _BallSearch:
         return nodes
 
     def _grown(self, state: _OwnerBounds) -> list[tuple[int, Trace]]:
-        """Remove the largest entry if its ball can grow, and return its replacements in the larger ball."""
+        """Remove the trace with the largest bound if its ball can grow, and return its replacements.
+
+        These are the traces of the same coalitions in the next larger ball.
+        """
         reach, trace = state.largest()
         if reach >= state.farthest or state.bounds[reach, trace] == 0:
             return []
         del state.bounds[reach, trace]
-        # The coalitions of the entry have their other members, if any, outside the smaller ball.
+        # Other members of these coalitions, if there are any, have no part in the smaller ball.
         new = self.around.near(state.number, reach + 1) - self.around.near(state.number, reach)
         return [
             (reach + 1, tuple(sorted((*trace, *others))))
@@ -255,7 +269,7 @@ class _BallSearch:
         ]
 
     def _batched(self, asked: list[_Node]) -> list[list[_Node]]:
-        """Yield batches of balls of similar size."""
+        """Return `asked` in batches of balls of similar size."""
 
         def size(node: _Node) -> int:
             return len(self.around.hidden(node[0].number, node[1]))
@@ -263,7 +277,7 @@ class _BallSearch:
         batches: list[list[_Node]] = []
         room = 0
         for node in sorted(asked, key=lambda node: (size(node), node[0].number, node[2])):
-            needs = 4 * size(node) + 8  # including rows that are made of hidden ones
+            needs = 4 * size(node) + 8  # includes rows that are made from hidden rows
             if needs > room:
                 batches.append([])
                 room = ROWS_PER_BATCH
@@ -272,6 +286,7 @@ class _BallSearch:
         return batches
 
     def _values(self, batch: list[_Node]) -> list[float]:
+        """Return an upper bound of μ² for each ball and trace in `batch`."""
         questions = [
             ReaderQuestion(trace, np.array([state.number]), self.around.hidden(state.number, reach))
             for state, reach, trace in batch
@@ -280,7 +295,9 @@ class _BallSearch:
         try:
             layout = lay_out(self.around.flow, questions)
             tracked = ChangeTracker(layout, None, BALL_FOLLOWED_ROUNDS, rest=BALL_BEARABLE_REST).all()
-        except UnsuitedError:  # such as a row without noise: all others together are the bound
+        except (
+            UnsuitedError
+        ):  # such as a row without noise; the loss to all others together is then the bound
             return [np.inf] if len(batch) == 1 else [self._values([node])[0] for node in batch]
         return [
             bracket_band(changes.bands[0], period, np.inf)[1]
@@ -288,10 +305,11 @@ class _BallSearch:
         ]
 
 
-_Node = tuple[_OwnerBounds, int, Trace]
+_Node = tuple[_OwnerBounds, int, Trace]  # an owner, the radius of its ball, and a trace
 
 
 def _view(around: PlanNeighbourhoods, exposure: Exposure, colluders: int, bounds: list[_OwnerBounds]) -> View:
+    """Return the bounds as a view, with one observer for each agent or one that stands for all coalitions."""
     n = around.plan.agents
     per_release = information(around.plan)
     ceiling = every_round_mu(per_release, exposure.periods())
@@ -301,7 +319,7 @@ def _view(around: PlanNeighbourhoods, exposure: Exposure, colluders: int, bounds
     for state in bounds:
         i = state.number
         if listed:
-            # An agent in no trace is far from all balls.
+            # The bound of the empty trace is that of agents outside the ball.
             upper[i] = max((value for (_, trace), value in state.bounds.items() if not trace), default=0.0)
             for (_, trace), value in state.bounds.items():
                 upper[i, list(trace)] = value
@@ -326,6 +344,7 @@ def _view(around: PlanNeighbourhoods, exposure: Exposure, colluders: int, bounds
 
 
 def _from_to(numbers: list[int]) -> str:
+    """Return the range of ascending `numbers` in words."""
     return f"{numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else f"{numbers[0]}"
 
 
@@ -335,7 +354,10 @@ def _up_to(count: int, agents: frozenset[int]) -> list[Trace]:
 
 
 def _relation(values: Any, rows: int, columns: int) -> Any:
-    """Return the sparse relation [rows, columns] of `values` [kinds, rows, ...], padded with negatives."""
+    """Return whether `values` [kinds, rows, ...] contains a column in some kind, sparse [rows, columns].
+
+    Negative values are padding.
+    """
     codes = np.empty(0, np.int64)
     for kind in values:
         row, slot = np.nonzero(kind >= 0)

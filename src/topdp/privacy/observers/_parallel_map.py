@@ -1,9 +1,9 @@
-"""A parallel map by threads, for linear algebra, which releases the interpreter lock.
+"""A parallel map that uses threads, for linear algebra, which releases the interpreter lock.
 
-Threads do not run a user's script again, as new processes would, so a script needs no `__main__` guard.
+New processes would run a user's script again, so the script would need a `__main__` guard. Threads do not.
 
-**Guarantees.** Items are independent and every core runs one thread: the results are the same to the last bit
-for any number of cores.
+**Guarantees.** Items are computed independently, and every core runs one thread. The results are therefore
+the same to the last bit for any number of cores.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Result = TypeVar("Result")
 
 
 def cores() -> int:
-    """Return the number of cores that this process may use; the variable TOPDP_CORES limits it."""
+    """Return the number of cores that this process may use, at most the environment variable TOPDP_CORES."""
     available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(available, int(os.environ.get("TOPDP_CORES", available)))
 
@@ -28,13 +28,13 @@ def cores() -> int:
 def parallel_map(
     function: Callable[[Item], Result], items: Sequence[Item], workers: int | None = None
 ) -> Iterator[Result]:
-    """Yield `function(item)` in the order of the items; `workers`: the number of threads, default all cores.
+    """Yield `function(item)` in the order of the items. `workers`: the number of threads; None: all cores.
 
     >>> list(parallel_map(abs, [-1, 2, -3]))
     [1, 2, 3]
     """
     workers = min(len(items), cores() if workers is None else workers)
-    # One BLAS thread per worker: the matrices are small, and waiting threads would block other workers.
+    # Each worker uses one BLAS thread. The matrices are small, and waiting threads would block other workers.
     with threadpool_limits(1, "blas"):
         if workers < 2:
             yield from map(function, items)

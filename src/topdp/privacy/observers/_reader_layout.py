@@ -1,15 +1,16 @@
 """Arrays of the rows that affect losses to observers of every estimate, for many observers at once.
 
-A *question* names an observer, the owners, and which rows may be hidden from the observer; all other rows
-count as seen. A row is hidden if it may be hidden, and the observer neither reads it, nor makes it, nor makes
-another row from it. This file arranges rows and rounds; `_reader_tracking` computes the covariance of the
-hidden rows.
-`observer_filter` is for observers that do not read estimates.
+A *question* is: how much does an observer learn about some owners? It states the observer, the owners, and
+which rows may be hidden from the observer. All other rows count as seen. A row is hidden if it may be hidden,
+and if the observer does not read it, make it, or make another row from it. This file arranges the rows and
+rounds in arrays. `_reader_tracking` computes the covariance of the hidden rows. `observer_filter` is for
+observers that do not read estimates.
 
-**Guarantees.** The caller chooses which rows may be hidden: counting more rows as seen never lowers a loss.
-Rows that reveal nothing are left out: seen rows that contain neither a hidden row nor a gradient of the
-owners in question, and hidden rows that enter no later row. `UnsuitedError` is raised for a row in which two
-hidden rows meet, a draw that enters two rows, or a row that reveals something and has no noise.
+**Guarantees.** The caller may choose which rows may be hidden, because counting more rows as seen never
+lowers a loss. Rows that reveal nothing are left out: seen rows that contain neither a hidden row nor a
+gradient of an owner in the question, and hidden rows that enter no later row. `UnsuitedError` is raised for a
+row that is made from two hidden rows, for a draw that enters two rows, and for a row that reveals something
+and has no noise.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from topdp.plan import Capability, Plan, unsupported
 
 NO_ROW = -1
 
-# What pads the arrays of a layout.
+# The values that pad the arrays of a layout.
 EMPTY_ENTRIES = {"at": NO_ROW, "weight": 0.0, "variance": 0.0, "tells": False, "step": 0.0, "owner": NO_ROW}
 
 
@@ -37,7 +38,7 @@ class UnsuitedError(Exception):
 
 
 class ReaderQuestion(NamedTuple):
-    """How much `members` learn about `owners` if only the rows `hidden` may be hidden from them."""
+    """How much do `members` learn about `owners`, if only the rows `hidden` may be hidden from them?"""
 
     members: tuple[int, ...]
     owners: Ints
@@ -52,7 +53,10 @@ def related_columns(relation: Any, rows: Ints) -> Ints:
 
 @dataclass(frozen=True)
 class RowFlow:
-    """A plan whose estimates are public, and the relation between its other rows: which enters which."""
+    """A plan whose estimates are public, and which of its other rows enter which rows.
+
+    Raise UnsuitedError for a plan that the method does not support.
+    """
 
     plan: Plan
 
@@ -65,18 +69,18 @@ class RowFlow:
         for r in range(1, plan.releases):
             used = plan.source[r][(plan.source[r] >= 0) & (plan.weight[r] != 0)]
             if not plan.exists[r - 1, used].all():
-                raise UnsuitedError("A row is made of one that does not exist.")
+                raise UnsuitedError("A row is made from a row that does not exist.")
         if need := unsupported(plan, {Capability.SHARED_DRAWS}):
             raise UnsuitedError(f"Not covered: {need}.")
 
     @cached_property
     def secret(self) -> Bools:
-        """[m] rows that are neither estimates nor memories of estimates."""
+        """For each row, whether it is neither an estimate nor a memory row, as Booleans [m]."""
         return np.asarray((np.arange(self.plan.rows) >= self.plan.agents) & ~self.plan.memories)
 
     @cached_property
     def users(self) -> Any:
-        """Sparse [m, m]: entry (a, b) states whether row b is made from secret row a in some release."""
+        """Whether row b is made from the `secret` row a in some release, as entry (a, b), sparse [m, m]."""
         plan, m = self.plan, self.plan.rows
         codes: Ints = np.empty(0, np.int64)
         kinds = np.unique(np.stack([plan.source.which, plan.weight.which]), axis=1)
@@ -90,7 +94,7 @@ class RowFlow:
 
     @cached_property
     def rows_of(self) -> list[Ints]:
-        """The rows of every agent."""
+        """The rows that each agent makes."""
         order = np.argsort(self.plan.owner, kind="stable")
         return np.split(order, np.cumsum(np.bincount(self.plan.owner, minlength=self.plan.agents))[:-1])
 
@@ -103,10 +107,11 @@ class RowFlow:
 class ReaderLayout:
     """The relevant rows of a batch of questions, as arrays [releases, batch, rows] padded to one size.
 
-    `at`: the position of the hidden row of the previous round that enters the row (at most one), or NO_ROW;
-    `weight`: its weight. `live`: the row is hidden and enters a later row. `tells`: the row is seen and
-    contains a hidden row or the step of an owner in question. `variance`: of the fresh noise in the row that
-    the observer does not know.
+    `at`: the position of the hidden row of the previous round that enters the row (there is at most one), or
+    NO_ROW. `weight`: the weight of that hidden row. `variance`: of the fresh noise in the row that the
+    observer does not know. `live`: whether the row is hidden and enters a later row. `tells`: whether the row
+    is seen, and contains a hidden row or the gradient of an owner in the question. `step`: the factor of that
+    gradient.
     """
 
     at: NDArray[np.int32]
@@ -115,7 +120,7 @@ class ReaderLayout:
     live: Bools
     tells: Bools
     step: Floats
-    owner: NDArray[np.int32]  # [batch, rows] position among the owners of the question, or NO_ROW
+    owner: NDArray[np.int32]  # [batch, rows] the position among the owners of the question, or NO_ROW
 
     @property
     def widest(self) -> int:
@@ -124,16 +129,17 @@ class ReaderLayout:
 
 
 def lay_out(flow: RowFlow, questions: Sequence[ReaderQuestion]) -> ReaderLayout:
-    """Return the layout of `questions`, padded to the largest; callers should batch questions of similar
-    size.
+    """Return the layout of `questions`, padded to the size of the largest question.
+
+    Callers should batch questions of similar size.
     """
-    shareds: dict[tuple[bytes, bytes], _SharedRows] = {}
+    shared: dict[tuple[bytes, bytes], _SharedRows] = {}
     parts = []
     for question in questions:
         key = question.owners.tobytes(), question.hidden.tobytes()
-        if key not in shareds:
-            shareds[key] = _shared_rows(flow, question.owners, question.hidden)
-        parts.append(_question_rows(flow, shareds[key], question.members))
+        if key not in shared:
+            shared[key] = _shared_rows(flow, question.owners, question.hidden)
+        parts.append(_question_rows(flow, shared[key], question.members))
     width = max(part["at"].shape[1] for part in parts)
     whole: dict[str, NDArray[Any]] = {}
     for name, empty in EMPTY_ENTRIES.items():
@@ -149,29 +155,30 @@ def lay_out(flow: RowFlow, questions: Sequence[ReaderQuestion]) -> ReaderLayout:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class _SharedRows:
-    """The part of a layout that does not depend on the observer: [releases, rows(, sources)]."""
+    """The part of a layout that does not depend on the observer, as arrays [releases, rows] or as stated."""
 
-    rows: Ints
+    rows: Ints  # [rows] their numbers in the plan
     exists: Bools
-    hideable: Bools  # [rows]
-    at: Ints  # for each source, the hideable row of the previous round
-    weight: Floats
+    hideable: Bools  # [rows] whether the row may be hidden
+    at: Ints  # [releases, rows, sources] the position of the source if it may be hidden, or NO_ROW
+    weight: Floats  # [releases, rows, sources]
     step: Floats
-    owner: NDArray[np.int32]
-    variance: Floats  # of all fresh noise, known or not
+    owner: NDArray[np.int32]  # [rows]
+    variance: Floats  # of all fresh noise, whether or not the observer knows it
 
 
 def _shared_rows(flow: RowFlow, owners: Ints, hidden: Ints) -> _SharedRows:
+    """Return the rows that matter for `owners` if only rows `hidden` may be hidden."""
     plan = flow.plan
     hidden = hidden[flow.secret[hidden]]
     mine = [flow.rows_of[i] for i in owners.tolist()]
     rows = np.unique(np.concatenate([hidden, flow.entered(hidden), *mine]).astype(np.int64))
-    place = np.full(plan.rows, NO_ROW, np.int32)
-    place[hidden] = np.searchsorted(rows, hidden)
+    index = np.full(plan.rows, NO_ROW, np.int32)
+    index[hidden] = np.searchsorted(rows, hidden)
     source = plan.source.values[:, rows]
     weight = plan.weight.values[:, rows][plan.weight.which]
     exists = np.asarray((source >= 0).any(axis=-1))[plan.source.which]
-    at = np.where(source >= 0, place[source], NO_ROW)[plan.source.which]
+    at = np.where(source >= 0, index[source], NO_ROW)[plan.source.which]
     at[weight == 0] = NO_ROW
     at[0] = NO_ROW
     position = np.full(plan.agents, NO_ROW, np.int32)
@@ -183,7 +190,7 @@ def _shared_rows(flow: RowFlow, owners: Ints, hidden: Ints) -> _SharedRows:
     return _SharedRows(
         rows=rows,
         exists=exists,
-        hideable=place[rows] >= 0,
+        hideable=index[rows] >= 0,
         at=at,
         weight=weight,
         step=step,
@@ -193,7 +200,7 @@ def _shared_rows(flow: RowFlow, owners: Ints, hidden: Ints) -> _SharedRows:
 
 
 def _question_rows(flow: RowFlow, shared: _SharedRows, members: tuple[int, ...]) -> dict[str, NDArray[Any]]:
-    """Return the arrays of `ReaderLayout` for one question [releases, rows], except `live`."""
+    """Return the arrays of `ReaderLayout` for one question, [releases, rows], except `live`."""
     plan, rows, at = flow.plan, shared.rows, shared.at
     J = np.zeros(plan.agents, bool)
     J[list(members)] = True
@@ -203,7 +210,7 @@ def _question_rows(flow: RowFlow, shared: _SharedRows, members: tuple[int, ...])
     unknown = shared.exists & (shared.hideable & ~own)
     if reads.any():
         unknown &= ~reads[plan.readers.which]
-    # J has the rows from which it makes its own.
+    # J knows the rows from which it makes its own rows.
     made = at[1:, own]
     round, row, slot = np.nonzero(made >= 0)
     unknown[round, made[round, row, slot]] = False
@@ -211,7 +218,7 @@ def _question_rows(flow: RowFlow, shared: _SharedRows, members: tuple[int, ...])
     enters = np.zeros(at.shape, bool)
     enters[1:] = (at[1:] >= 0) & unknown[np.arange(R - 1)[:, None, None], at[1:]]
     if sources > 1 and (np.count_nonzero(enters, axis=-1) > 1).any():
-        raise UnsuitedError("Two hidden rows meet in one.")
+        raise UnsuitedError("A row is made from two hidden rows.")
     hidden_source, share = np.full((R, count), NO_ROW, np.int32), np.zeros((R, count))
     for s in range(sources):
         hidden_source[enters[:, :, s]] = at[:, :, s][enters[:, :, s]]
@@ -228,7 +235,7 @@ def _question_rows(flow: RowFlow, shared: _SharedRows, members: tuple[int, ...])
 
 
 def _live(at: NDArray[np.int32], tells: Bools) -> Bools:
-    """Return the hidden rows that enter, directly or through other rows, a row which reveals something."""
+    """Return whether a row enters, directly or through other rows, a row for which `tells` is true."""
     live = np.zeros_like(tells)
     for r in range(len(at) - 1, 0, -1):
         batch, row = np.nonzero((tells[r] | live[r]) & (at[r] >= 0))
@@ -237,7 +244,7 @@ def _live(at: NDArray[np.int32], tells: Bools) -> Bools:
 
 
 def _variance(plan: Plan, known: Bools, rows: Ints) -> Floats:
-    """Return [releases, rows]: the variance of fresh noise, without the draws marked in `known`."""
+    """Return the variance of the fresh noise in `rows` [releases, rows], without draws marked in `known`."""
     draw = plan.draw.values[:, rows]
     counts = (draw >= 0) & ~known[draw]
     square = np.square(plan.std.values[:, rows])

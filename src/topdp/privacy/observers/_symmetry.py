@@ -1,13 +1,13 @@
 """Symmetries of a plan: observers that see the same up to a relabelling of the agents are computed once.
 
-A relabelling counts only if the *plan* is the same afterwards: sources, weights, gradients, noise, readers
-and known draws of every round, and what a record can change. A symmetric graph is not enough: partners and
-covers that are drawn at random break its symmetry. So this helps where plans contain no random choice
-(`dsgd`, `muffliato`, secrets between all), and in user-defined plans.
+A relabelling is a symmetry only if the *plan* is the same afterwards: the sources, weights, gradients, noise,
+readers and known draws of every round, and what a record can change. A symmetric graph is not enough, because
+partners and covers that are drawn at random break its symmetry. So symmetries help with plans that contain no
+random choice (`dsgd`, `muffliato`, pair secrets between all agents), and with user-defined plans.
 
-**Guarantees.** Nothing is assumed: each relabelling is checked entry by entry, numbers to the last bit. If
-none passes, every observer is computed. Not all symmetries are found: rotations, reflections, flipped bits
-and cycles among equal agents are tried.
+**Guarantees.** Nothing is assumed: each relabelling is checked entry by entry, and numbers to the last bit.
+If no relabelling passes, every observer is computed. Not all symmetries are found: rotations, reflections,
+flipped bits and cycles among equal agents are tried.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from topdp.base.array_types import Ints
 from topdp.plan import Capability, Plan, unsupported
 from topdp.privacy.basics.exposure import Exposure
 
-# Plans with more kinds of rounds are most likely random and are not compared.
+# Plans with more different rounds than this are most likely random, and are not compared.
 MAX_COMPARED_ROUNDS = 64
 
 Coalition = tuple[int, ...]
@@ -30,7 +30,11 @@ Coalition = tuple[int, ...]
 def symmetric_coalitions(
     plan: Plan, exposure: Exposure, coalitions: Sequence[Coalition]
 ) -> dict[int, tuple[int, Ints]]:
-    """Map each coalition that sees the same as an earlier one to (position of the earlier one, relabelling).
+    """Return for each coalition that sees the same as an earlier coalition how the two are related.
+
+    The result maps the position of the coalition to the pair (position of the earlier coalition,
+    relabelling), where the relabelling [agents] gives the new number of each agent. Other coalitions are not
+    in the result.
 
     >>> from topdp import topology
     >>> from topdp.plan import Schedule
@@ -52,7 +56,7 @@ def symmetric_coalitions(
     generators = [turn for turn in _candidates(plan) if _is_symmetry(plan, exposure, turn)]
     if not generators:
         return {}
-    place = {J: at for at, J in enumerate(coalitions)}
+    position = {J: at for at, J in enumerate(coalitions)}
     symmetric: dict[int, tuple[int, Ints]] = {}
     for first, J in enumerate(coalitions):
         if first in symmetric:
@@ -62,7 +66,7 @@ def symmetric_coalitions(
             K, so_far = waiting.pop(0)
             for turn in generators:
                 moved = tuple(sorted(turn[list(K)].tolist()))
-                at = place.get(moved)
+                at = position.get(moved)
                 if at is None or at == first or at in symmetric:
                     continue
                 symmetric[at] = first, turn[so_far]
@@ -71,6 +75,7 @@ def symmetric_coalitions(
 
 
 def _candidates(plan: Plan) -> Iterator[Ints]:
+    """Yield relabellings that may be symmetries of the plan."""
     n = plan.agents
     own = np.arange(n)
     yield (own + 1) % n
@@ -80,15 +85,15 @@ def _candidates(plan: Plan) -> Iterator[Ints]:
         yield own ^ bit
         bit *= 2
     # Cycles of agents with equal numbers of readers and sources and the same noise, such as leaves of a star.
-    looks: dict[Any, list[int]] = {}
+    alike: dict[Any, list[int]] = {}
     for agent in range(n):
         key = (
             (plan.readers.values[:, agent] >= 0).sum(),
             (plan.source.values[:, agent] >= 0).sum(),
             np.sort(plan.std.values[:, agent], axis=None).tobytes(),
         )
-        looks.setdefault(key, []).append(agent)
-    for agents in looks.values():
+        alike.setdefault(key, []).append(agent)
+    for agents in alike.values():
         if 1 < len(agents) < n:
             turn = own.copy()
             turn[agents] = np.roll(agents, -1)
@@ -96,7 +101,7 @@ def _candidates(plan: Plan) -> Iterator[Ints]:
 
 
 def _is_symmetry(plan: Plan, exposure: Exposure, turn: Ints) -> bool:
-    """Return whether the plan and the exposure are the same after agent i is renamed to turn[i]."""
+    """Return whether the plan and the exposure are the same after each agent i is renamed to turn[i]."""
     if not np.array_equal(exposure.sensitivity[turn], exposure.sensitivity):
         return False
     if any(exposure.batches[i] != exposure.batches[j] for i, j in enumerate(turn.tolist())):
@@ -109,7 +114,7 @@ def _is_symmetry(plan: Plan, exposure: Exposure, turn: Ints) -> bool:
     names = _draws(plan, kinds.tolist(), np.arange(plan.agents))
     moved = _draws(plan, kinds.tolist(), turn)
     if len(set(names)) != len(names) or sorted(names) != sorted(moved):
-        return False  # draws are identified by where they enter and which agents know them
+        return False  # draws are identified by the rows that they enter and by the agents that know them
     for this, r in zip(rounds, kinds.tolist(), strict=True):
         carries = plan.carries[r]
         for a, b in enumerate(turn.tolist()):
@@ -121,17 +126,22 @@ def _is_symmetry(plan: Plan, exposure: Exposure, turn: Ints) -> bool:
 
 
 def _mixed(this: Any, row: int, turn: Ints | None) -> list[tuple[int, float]]:
+    """Return the sources of `row`, renamed by `turn`, and their weights, in ascending order."""
     pairs = zip(this.source[row].tolist(), this.weight[row].tolist(), strict=True)
     return sorted((s if turn is None else int(turn[s]), w) for s, w in pairs if s >= 0)
 
 
 def _named(agents: Ints, turn: Ints | None) -> list[int]:
+    """Return `agents` without padding, renamed by `turn`, in ascending order."""
     listed = agents[agents >= 0]
     return sorted((listed if turn is None else turn[listed]).tolist())
 
 
 def _draws(plan: Plan, rounds: list[int], turn: Ints) -> list[tuple[Any, ...]]:
-    """Return for every draw the relabelled agents that know it, the rows that it enters, and deviations."""
+    """Return for every draw the agents that know it, and the round, row and deviation of each use.
+
+    Agents and rows are renamed by `turn`.
+    """
     enters: list[list[tuple[int, int, float]]] = [[] for _ in range(plan.draws)]
     for r in rounds:
         for row, (draws, stds) in enumerate(zip(plan.draw[r].tolist(), plan.std[r].tolist(), strict=True)):

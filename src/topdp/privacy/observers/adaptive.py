@@ -1,21 +1,22 @@
 """The loss to coalitions that also read every agent's estimate, without assumptions on gradients.
 
-An agent's gradient is taken at its estimate. An observer that sees all estimates knows where all gradients
-are taken. The others' gradients are the same functions in two neighbouring worlds, so they carry nothing more
-about the owner's record. docs/privacy.md has the statement and the proof.
+An agent's gradient is taken at its estimate, so an observer that sees all estimates knows where all gradients
+are taken. In two neighbouring data sets, the gradients of the other agents are the same functions of these
+estimates. They therefore carry nothing more about the owner's record. docs/privacy.md has the statement and
+the proof.
 
-**Guarantees.** Observers: every coalition of `colluders` agents (which covers all smaller ones), with all
-that `view` gives them and every agent's estimate of every round. **No assumption on gradients, models or
+**Guarantees.** Observers: every coalition of `colluders` agents (which covers all smaller coalitions), with
+all that `view` gives them and every agent's estimate of every round. **No assumption on gradients, models or
 losses**: they may depend on all that was released before, and colluders may send whatever they like.
-Required: a gradient reads its agent's own estimates, its own data, and randomness that no noise depends on;
-one record changes it by at most the sensitivity, in the rounds of its batches, whatever came before;
-partners, order and stops do not depend on data. Adjacency and sensitivity are the exposure's. `upper` is a
-certified bound on the exact μ; where every row is seen it is exact. An estimate that is never sent also
-counts as seen: if it has no noise of its own, the answer is infinite.
+Required: a gradient reads its agent's own estimates, its own data, and randomness that no noise depends on.
+One record changes the gradient by at most the sensitivity, in the rounds of its batches, whatever came
+before. Partners, order and stops do not depend on data. Adjacency and sensitivity are those of the exposure.
+`upper` is a certified bound on the exact μ; if every row is seen, it is exact. An estimate that is never sent
+also counts as seen, so if it has no noise of its own, the answer is infinite.
 
 With a robust rule (`Plan.robust`), rows are not sums of rows. Then every row counts as seen, whether or not
-it is sent, and a round reveals only the gradient and the noise that it adds, whatever function of earlier
-rows they are added to.
+it is sent. A round reveals only the gradient and the noise that it adds, whatever function of earlier rows
+they are added to.
 
 With rounding (`Plan.rounded`), rows are functions of sums. If every row is seen, rounding is post-processing
 of a release with noise, and the answer holds. If a row is hidden from some observer, the plan is refused.
@@ -46,17 +47,18 @@ from topdp.privacy.observers.view import Bound, View, amplified, leading_view, v
 from topdp.privacy.observers.worst_case import all_draws_count, every_round, every_round_mu, information
 from topdp.privacy.query import DEFAULT_QUERY, Query
 
-# The most work if slow answers are allowed, about two hours of one core; above it a bound is computed.
+# The most work if slow answers are allowed: about two hours on one core. Otherwise a bound is computed.
 MAX_SLOW_WORK = 60 * view_effort.MAX_UNASKED_WORK
 
-# More coalitions than these are computed one by one only if slow answers are allowed.
+# The most coalitions that are computed one by one unless slow answers are allowed.
 MAX_UNASKED_COALITIONS = 2000
 
 
 def adaptive(plan: Plan, exposure: Exposure, query: Query = DEFAULT_QUERY, bound: Bound = "upper") -> View:
     """Return the loss of each owner to every coalition of `query.colluders` agents that reads all estimates.
 
-    With 0 colluders, the observer reads only estimates. `bound`: as in `view`.
+    With 0 colluders, the observer reads only estimates. `bound`: which bound to compute, as in `view`. Raise
+    NotCovered if the answer does not cover the plan, or would take too long.
 
     >>> from topdp.privacy import exposure
     >>> import numpy as np
@@ -80,7 +82,7 @@ def adaptive(plan: Plan, exposure: Exposure, query: Query = DEFAULT_QUERY, bound
 
 
 def outsider(plan: Plan, exposure: Exposure, query: Query = DEFAULT_QUERY) -> View:
-    """Return the loss of each owner to an observer of every link and every estimate that knows no draw.
+    """Return the loss of each owner to an outsider, which reads every link and estimate, but knows no draw.
 
     >>> from topdp.privacy import exposure
     >>> import numpy as np
@@ -100,11 +102,11 @@ def outsider(plan: Plan, exposure: Exposure, query: Query = DEFAULT_QUERY) -> Vi
 def leading_adaptive(
     plan: Plan, exposure: Exposure, owner: int, last: Sequence[int], query: Query = DEFAULT_QUERY
 ) -> tuple[Floats, Floats]:
-    """Return the sound μ of `owner` to the worst coalition if its data enter no round after each of `last`.
+    """Return for each r in `last` a sound μ of `owner` if its data enter no round after r, and 1/z².
 
-    The first result [len(last)] treats Poisson samples as if the record were in every round. The second
-    [releases] is for their amplification: 1/z² of each release at unit sensitivity, to the observer that
-    sees all rows of the release and learns most.
+    The first result [len(last)] is the μ to the worst coalition. It treats Poisson samples as if the record
+    were in every round. The second result [releases] is used for their amplification: it is 1/z² of each
+    release at unit sensitivity, to the observer that sees all rows of the release and learns most.
     """
     check(plan, exposure)
     expect_colluders(query.colluders, plan.agents)
@@ -124,7 +126,7 @@ def leading_adaptive(
 
 
 def has_short_form(plan: Plan, public: Public, colluders: int) -> bool:
-    """Return whether observers that read the `public` rows see all rows: then the answer is immediate."""
+    """Return whether the answer is immediate, because observers that read the `public` rows see all rows."""
     if not plan.std.values.any() or _all_seen(plan, public, [()]):
         return True
     if public is Public.LINKS:
@@ -134,7 +136,7 @@ def has_short_form(plan: Plan, public: Public, colluders: int) -> bool:
 
 
 def adaptive_reason(plan: Plan, public: Public, colluders: int) -> str | None:
-    """Return None, or the reason why the plan is not covered, such as rounded rows that are hidden."""
+    """Return None, or the reason why no answer covers the plan, such as hidden rows that are rounded."""
     reason = uncovered_reason(plan, COVERED_NEEDS)
     if reason is None and Capability.ROUNDED_ROWS in plan.needs:
         return None if has_short_form(plan, public, colluders) else nonlinear_reason(plan)
@@ -142,16 +144,16 @@ def adaptive_reason(plan: Plan, public: Public, colluders: int) -> str | None:
 
 
 def in_the_open(plan: Plan) -> bool:
-    """Return whether draws are shared and every row is an estimate. Then releases compose one by one."""
+    """Return whether draws are shared and every row counts as seen, so that releases compose one by one."""
     noisy = bool(plan.std.values.any())
     return noisy and not all_draws_count(plan) and _all_seen(plan, Public.ESTIMATES, [()])
 
 
 def most_learned(plan: Plan, query: Query = DEFAULT_QUERY) -> Floats:
-    """Return [releases, agents]: 1/z² of each release, at sensitivity 1, to the coalition that learns most.
+    """Return 1/z² of each release, at sensitivity 1, to the coalition that learns most [releases, agents].
 
-    For plans that are `in_the_open`, where releases compose. A row that is missing, or that mixes other rows
-    than the plan states, reveals no more: rows are sums of rows that were seen and of fresh noise.
+    The plan must be `in_the_open`, so that releases compose. A row that is missing, or that mixes other rows
+    than the plan states, reveals no more, because rows are sums of rows that were seen and of fresh noise.
 
     >>> import numpy as np
     >>> import topdp
@@ -167,7 +169,7 @@ def most_learned(plan: Plan, query: Query = DEFAULT_QUERY) -> Floats:
 
 
 def expect_colluders(colluders: int, agents: int) -> None:
-    """Raise PrivacyError unless at least one agent is no colluder."""
+    """Raise PrivacyError unless `colluders` is a number of agents that leaves at least one agent outside."""
     if isinstance(colluders, bool) or not isinstance(colluders, int) or not 0 <= colluders < agents:
         raise PrivacyError(
             f"Expected privacy.colluders from 0 to {agents - 1} for {agents} agents, got {colluders!r}."
@@ -175,22 +177,28 @@ def expect_colluders(colluders: int, agents: int) -> None:
 
 
 def _coalitions(plan: Plan, query: Query) -> list[Coalition]:
-    """Return all coalitions of `query.colluders` agents; one per agent if all coalitions learn the same."""
+    """Return all coalitions of `query.colluders` agents, or one for each agent if all learn the same.
+
+    Raise NotCovered if there are too many.
+    """
     n, colluders = plan.agents, query.colluders
     possible = math.comb(n, colluders)
     if possible > n and all_draws_count(plan) and _all_seen(plan, Public.ESTIMATES, [()]):
         return [tuple(sorted((first + k) % n for k in range(colluders))) for first in range(n)]
     if possible > MAX_UNASKED_COALITIONS and not query.allow_slow:
         raise NotCovered(
-            f"{colluders} of {n} agents can collude in {possible} ways, which would take very long. "
-            "Take fewer colluders, guarantee='worst-case', which covers any number, or "
+            f"{colluders} of {n} agents can collude in {possible} ways, and to compute each would take very "
+            "long. Use fewer colluders, guarantee='worst-case', which covers any number, or "
             "privacy.allow_slow=true."
         )
     return list(itertools.combinations(range(n), colluders))
 
 
 def _neighbourhood_bound(plan: Plan, exposure: Exposure, query: Query, bound: Bound) -> View | None:
-    """Return the bound by neighbourhoods if computing every coalition takes too long; otherwise None."""
+    """Return the bound by neighbourhoods, or None if it is not needed or does not support the plan.
+
+    It is needed if it takes too long to compute every coalition.
+    """
     possible = math.comb(plan.agents, query.colluders)
     work = view_effort.reader_work(plan, possible)
     few = possible <= MAX_UNASKED_COALITIONS and work <= view_effort.MAX_UNASKED_WORK
@@ -204,7 +212,7 @@ def _neighbourhood_bound(plan: Plan, exposure: Exposure, query: Query, bound: Bo
         view = neighbourhood_bound(flow, exposure, query, room=room)
     except UnsuitedError:
         return None
-    # The search for noise uses the bound itself in place of aligned records.
+    # In the search for noise, the bound itself replaces the values of aligned records.
     if bound != "aligned" or view.upper is None:
         return view
     return replace(view, lower=view.upper, upper=None)
@@ -218,7 +226,8 @@ def _seen_by(
     query: Query,
     bound: Bound = "upper",
 ) -> View:
-    noiseless = not plan.std.values.any()  # then estimates reveal everything
+    """Return the loss of each owner to each of `coalitions`, which also read the `public` rows."""
+    noiseless = not plan.std.values.any()  # if so, estimates reveal everything
     if not noiseless and not _all_seen(plan, public, coalitions):
         if public is Public.ESTIMATES:
             try:
@@ -230,7 +239,7 @@ def _seen_by(
         noisy = shared_noise.noisy_releases(plan)
         units = shared_noise.information_of(plan, noisy, coalitions)
         return _composed(plan, exposure, noisy, coalitions, units)
-    # All noise is its owner's own: all observers learn the same.
+    # All noise is own noise of the owner, so all observers learn the same.
     per_release = information(plan)
     each = every_round_mu(per_release, exposure.periods())
     mu = np.repeat((each * exposure.sensitivity)[:, None], len(coalitions), axis=1)
@@ -239,7 +248,7 @@ def _seen_by(
 
 
 def _exact_view(exposure: Exposure, coalitions: list[Coalition], mu: Floats, per_release: Floats) -> View:
-    """Return the view of the exact losses `mu` [agents, coalitions] to all agents outside each coalition."""
+    """Return the view with the exact losses `mu` [agents, coalitions] of agents outside each coalition."""
     for o, J in enumerate(coalitions):
         mu[list(J), o] = np.nan
     samples, asked = amplified(exposure, per_release), ~np.isnan(mu)
@@ -247,7 +256,7 @@ def _exact_view(exposure: Exposure, coalitions: list[Coalition], mu: Floats, per
 
 
 def _by_coalitions(plan: Plan, exposure: Exposure, query: Query) -> View:
-    """Return the view for plans with shared draws whose rows are all seen, coalition by coalition."""
+    """Return the view of a plan with shared draws whose rows are all seen, computed for each coalition."""
     noisy, coalitions, units = _units(plan, query)
     if coalitions is not None:
         return _composed(plan, exposure, noisy, coalitions, units)
@@ -262,8 +271,9 @@ def _by_coalitions(plan: Plan, exposure: Exposure, query: Query) -> View:
 def _units(plan: Plan, query: Query) -> tuple[NoisyReleases, list[Coalition] | None, Floats]:
     """Return the releases, the coalitions, and 1/z² [kinds, coalitions, agents] at unit sensitivity.
 
-    The values of a coalition's own members are 0. If there are too many coalitions to compute each, they are
-    None, and one bound [kinds, 1, agents] covers all of them.
+    1/z² is 0 for members of the coalition. If there are too many coalitions to compute each, the second
+    result is None, and the third is one bound [kinds, 1, agents] for all coalitions. Raise NotCovered if
+    there is no such bound.
     """
     noisy = shared_noise.noisy_releases(plan)
     coalitions = shared_noise.worst_coalitions(plan, noisy, query)
@@ -274,7 +284,7 @@ def _units(plan: Plan, query: Query) -> tuple[NoisyReleases, list[Coalition] | N
         raise NotCovered(
             f"{query.colluders} of {plan.agents} agents can collude in "
             f"{math.comb(plan.agents, query.colluders)} ways, which would take very long, and the secrets "
-            'are connected too weakly for a bound. Take a larger secrets_degree, secrets = "all", fewer '
+            'are connected too weakly for a bound. Use a larger secrets_degree, secrets = "all", fewer '
             "colluders, or privacy.allow_slow=true."
         )
     return noisy, None, units
@@ -283,7 +293,10 @@ def _units(plan: Plan, query: Query) -> tuple[NoisyReleases, list[Coalition] | N
 def _composed(
     plan: Plan, exposure: Exposure, noisy: NoisyReleases, coalitions: list[Coalition], units: Floats
 ) -> View:
-    """Return μ of every owner and coalition; `units` [kinds, coalitions, agents]: 1/z² of each kind."""
+    """Return the view that composes the releases of a plan for every owner and coalition.
+
+    `units` [kinds, coalitions, agents]: 1/z² of each kind of release, at unit sensitivity.
+    """
     mu = np.zeros((plan.agents, len(coalitions)))
     ceiling = every_round_mu(information(plan), exposure.periods())  # the loss to all others together
     for i, period in enumerate(exposure.periods().tolist()):
@@ -292,7 +305,7 @@ def _composed(
 
 
 def _each_release(noisy: NoisyReleases, units: Floats) -> Floats:
-    """Return [releases, agents]: 1/z² at unit sensitivity, to the worst coalition of each release."""
+    """Return 1/z² at unit sensitivity to the worst coalition of each release [releases, agents]."""
     without_gradient = np.zeros((1, units.shape[2]))
     largest = np.concatenate([units.max(axis=1), without_gradient])
     with np.errstate(invalid="ignore"):
@@ -300,7 +313,11 @@ def _each_release(noisy: NoisyReleases, units: Floats) -> Floats:
 
 
 def _every_round(noisy: NoisyReleases, units: Floats, period: int, last: int | None = None) -> Floats:
-    """Return [coalitions]: μ at unit sensitivity of a record in its rounds; `units` [kinds, coalitions]."""
+    """Return μ at unit sensitivity of the worst record that is used once in `period` rounds [coalitions].
+
+    `units` [kinds, coalitions]: 1/z² of each kind of release. `last`: the last release that counts; None:
+    all.
+    """
     stop = len(noisy.which) if last is None else last + 1
     worst = np.zeros(units.shape[1])
     for s in range(min(period, stop)):
@@ -317,9 +334,9 @@ def _every_round(noisy: NoisyReleases, units: Floats, period: int, last: int | N
 
 def _all_seen(plan: Plan, public: Public, coalitions: Sequence[Coalition]) -> bool:
     """Return whether each of `coalitions` sees every row that is made."""
-    if Capability.ROBUST_MIXING in plan.needs:  # no other account covers rows that are not linear
+    if Capability.ROBUST_MIXING in plan.needs:  # such rows are not linear, and always count as seen
         return True
-    others = plan.exists & ~plan.memories  # memories follow from the estimates
+    others = plan.exists & ~plan.memories  # memory rows follow from the estimates
     if public is not Public.NOTHING and not others[:, plan.agents :].any():
         return True
     marked = (np.isin(np.arange(plan.agents), J) for J in coalitions)

@@ -1,8 +1,8 @@
-"""The views of coalitions of up to c agents, with a limit on the work.
+"""The views of coalitions of up to c agents, with a limit on the number of coalitions.
 
-A larger coalition never learns less, so coalitions of exactly c agents cover all smaller ones without the
-owner. If there are more than `limit` of them, a sample is taken, and the result is marked as a lower bound on
-the worst.
+A larger coalition never learns less. So coalitions of exactly c agents cover all smaller coalitions that do
+not contain the owner. If there are more than `limit` coalitions, a sample is computed, and the result is
+marked as a lower bound on the worst coalition.
 """
 
 from __future__ import annotations
@@ -28,9 +28,11 @@ from topdp.privacy.query import UNHURRIED_QUERY, Query
 class Coalitions:
     """The views of coalitions of `size` agents.
 
+    `possible`: the number of all coalitions of `size` agents. `complete`: whether all are computed.
+
     **Guarantees.** As `view`, for each coalition. If `complete`, no coalition of up to `size` agents learns
-    more than the worst one here (by the view's upper bound). If not, `worst` is only a lower bound:
-    coalitions outside the sample may learn more.
+    more than the worst coalition in the view (by the view's upper bound). If not, `worst` is only a lower
+    bound, because coalitions outside the sample may learn more.
 
     >>> from topdp.privacy import coalitions, exposure
     >>> import numpy as np
@@ -61,14 +63,15 @@ class Coalitions:
         )
 
     def worst(self) -> tuple[Floats, tuple[tuple[int, ...], ...]]:
-        """Return [agents]: the largest computed μ, and its coalition (empty if no loss was computed)."""
+        """Return the largest computed μ of each agent, and its coalition (empty if no loss was computed)."""
         return self._largest(self.view.lower if self.view.upper is None else self.view.upper)
 
     def worst_epsilon(self, delta: float) -> tuple[Floats, tuple[tuple[int, ...], ...]]:
-        """Return [agents]: the largest computed sound ε, Poisson samples included, and its coalition."""
+        """Return the largest computed sound ε of each agent, with amplification, and its coalition."""
         return self._largest(self.view.epsilon(delta))
 
     def _largest(self, losses: Floats) -> tuple[Floats, tuple[tuple[int, ...], ...]]:
+        """Return the largest of `losses` [agents, observers] of each agent, and its coalition."""
         ranked = np.where(np.isnan(losses), -1.0, losses)
         largest, best = ranked.max(axis=1), ranked.argmax(axis=1)
         pairs = zip(best, largest, strict=True)
@@ -86,10 +89,10 @@ def coalitions(
     bound: Literal["upper", "aligned"] = "aligned",
     query: Query = UNHURRIED_QUERY,
 ) -> Coalitions:
-    """Return the losses of all other agents to all coalitions of `size` agents, or to `limit` sampled ones.
+    """Return the losses of agents to all coalitions of `size` other agents, or to `limit` sampled coalitions.
 
-    A sampled coalition is drawn around an owner: first from the agents that read its rows, then from all.
-    `query`: as in `view`.
+    A sampled coalition is drawn for one owner: first from the agents that read its rows, and then from all
+    other agents. `seed`: of the sample. `bound`, `query`: as in `view`.
 
     >>> from topdp.privacy import exposure
     >>> import numpy as np
@@ -115,17 +118,18 @@ def coalitions(
 
 
 def expect_coalition(size: int, agents: int) -> None:
-    """Raise PrivacyError unless at least one agent is outside coalitions of this size."""
+    """Raise PrivacyError unless `size` is from 1 to `agents` - 1, so that some agent is outside."""
     if agents < 2:
         raise PrivacyError("Expected at least two agents, got one. No other agent observes it.")
     if not 1 <= expect_count("coalition size", size) < agents:
         raise PrivacyError(
-            f"Expected coalitions of 1 to {agents - 1} of the {agents} agents, got {size}: at least one "
+            f"Expected coalitions of 1 to {agents - 1} of the {agents} agents, got {size}. At least one "
             "agent must stay outside."
         )
 
 
 def _sample(plan: Plan, size: int, limit: int, seed: int) -> list[tuple[int, ...]]:
+    """Return at most `limit` different coalitions, each drawn for one owner, as `coalitions` states."""
     generator = stream(seed, "coalitions")
     reads = np.zeros((plan.agents, plan.agents), bool)
     for readers in plan.readers.values:

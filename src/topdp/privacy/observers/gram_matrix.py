@@ -1,21 +1,21 @@
 """The Gram matrix M = Aᵀ(BBᵀ)⁺A: how well an observer detects changes of an owner's gradients.
 
-A change u_r of owner i's gradient in round r shifts the mean of the rows that coalition J sees. Whitened by
-the covariance of the noise unknown to J (`observer_filter`), the shifts of all rounds form a matrix D with M
-= DᵀD. Distinguishing u from no change is as hard as distinguishing N(μ, 1) from N(0, 1), μ² = uᵀMu.
+A change u_r of owner i's gradient in round r shifts the mean of the rows that coalition J sees. The shifts of
+all rounds, whitened by the covariance of the noise unknown to J (`observer_filter`), form a matrix D with
+M = DᵀD. To distinguish u from no change is as hard as to distinguish N(μ, 1) from N(0, 1), with μ² = uᵀMu.
 
-`aligned` computes only sums over rounds, for all owners at once; `grams` computes M itself; `bands` computes
-M near its diagonal, with a bound on the rest, for long plans.
+`aligned` computes only sums of M over rounds, for all owners at once. `grams` computes M itself. `bands` is
+for long plans: it computes M near its diagonal, and a bound on the rest.
 
-The effect of a change dies out: an observer learns about it within a few rounds, or never, because fresh
-noise hides it. So `bands` follows the shift of round s until the information that it can still reveal is
-negligible. Everything that is seen from a given round onwards depends on the rows of this round and on noise
-drawn later. An observer of those rows themselves would learn SᵀP⁻¹S of a shift S, with P their covariance
-given the past. The rows that are seen cannot reveal more.
+The effect of a change dies out: an observer learns about the change within a few rounds, or never, because
+fresh noise hides it. So `bands` follows the shift of round s until the information that it can still reveal
+is negligible. Everything that J sees from a given round onwards depends on the rows of this round and on
+noise drawn later. An observer of all these rows would learn SᵀP⁻¹S about a shift S, where P is their
+covariance given what J saw before. The rows that J sees cannot reveal more.
 
-**Guarantees.** Of `bands`: the whitened shift of each change is D_s = near part + far part, and |far part| <=
-`rest`[s]. `values` is the Gram matrix of the near parts. Hence for every u, |Σ u_s D_s| lies within Σ |u_s|
-rest[s] of the length that `values` gives (triangle inequality).
+**Guarantees.** In `bands`, the whitened shift of each change is D_s = near part + far part, with |far part|
+<= `rest`[s]. `values` is the Gram matrix of the near parts. Hence, for every u, |Σ u_s D_s| differs from the
+length that `values` gives by at most Σ |u_s| rest[s] (triangle inequality).
 """
 
 from __future__ import annotations
@@ -34,24 +34,27 @@ from topdp.privacy.observers.observer_filter import FilteredRound, Public, filte
 # In plans with more releases, M is computed near its diagonal only, with a bound on the rest (`Band`).
 LONG_PLAN_RELEASES = 512
 
-ROUNDS_PER_BLOCK = 64  # rounds between additions to M, and between attempts to drop old changes
-# A shift of a noiseless row counts as 0 below this share of the shifts that entered the row.
+# The number of rounds between additions to M, and between attempts to stop following old changes.
+ROUNDS_PER_BLOCK = 64
+# A shift of a seen row without noise counts as 0 if it is below this share of the shifts that entered the
+# row.
 SHIFT_ROUNDING = 1e-10
 
 # The most that the far part of a change may add to a length, relative to the largest change seen. Half of it
 # is for rounding.
 MAX_FAR_PART = 1e-10
 
-# A shift of a row without noise of its own counts as 0 below this share of the shifts that entered the row.
+# The same share as SHIFT_ROUNDING, for the decision whether an old change can still reveal something.
 NOISELESS_ROUNDING = 1e-13
 
 
 def aligned(
     plan: Plan, coalition: Bools, owners: Ints, period: Ints, public: Public = Public.NOTHING
 ) -> list[Floats]:
-    """Return for each of `owners` an array [period]: 1ᵀM1 over the rounds of each residue class.
+    """Return for each of `owners` the sum of the elements of M over each residue class of rounds [period].
 
-    `period` [agents]: the modulus of the classes. Values are infinite where J sees the shift without noise.
+    `coalition` [agents]: the members of J. `period` [agents]: the modulus of each agent's residue classes. A
+    sum is infinite if J sees the shift without noise.
     """
     if not len(owners):
         return []
@@ -71,7 +74,7 @@ def aligned(
 def grams(plan: Plan, coalition: Bools, owners: Ints, public: Public = Public.NOTHING) -> Iterator[Floats]:
     """Yield M [releases, releases] of each of `owners`, per unit of gradient change.
 
-    Row and column r are infinite where J sees the change of round r without noise.
+    Row and column r are infinite if J sees the change of round r without noise.
     """
     R = plan.releases
     for band in bands(plan, coalition, owners, public, whole=True):
@@ -85,13 +88,12 @@ def grams(plan: Plan, coalition: Bools, owners: Ints, public: Public = Public.NO
 
 
 def filter_shifts(this: FilteredRound, S: Floats, column: Ints) -> tuple[Floats, Floats, Bools]:
-    """Filter shifts S [unknown rows, columns] through one round.
+    """Filter shifts S [unknown rows, columns] through one round; each column is a change or a sum of changes.
 
-    Return the next S, the whitened shifts that are seen, and a mask of the columns that leak (are seen
-    without noise). `column` [live]: the column that the gradient of this round enters in each row; -1 for
-    none.
+    Return the next S, the whitened shifts that J sees, and a mask of the columns that leak (are seen without
+    noise). `column` [live]: the column of S to which the gradient in each row belongs; -1: none.
     """
-    # S ← W S + step; D is the part of it that J sees; S ← S - K D (Kalman 1960)
+    # S ← W S + step; D is the part of S that J sees; S ← S - K D (Kalman 1960)
     S = np.asarray(this.mix @ S)
     rows = np.flatnonzero((column >= 0) & (this.step != 0))
     S[rows, column[rows]] += this.step[rows]
@@ -117,7 +119,7 @@ class Band:
     leaks: Bools  # [releases]: whether the change is seen without noise
 
     def leading(self, releases: int) -> Band:
-        """Return the band of the first `releases`: the information if the owner's data enter no later one."""
+        """Return the band for the case that the owner's data enter only the first `releases` releases."""
         values = self.values[:releases].copy()
         values[np.arange(releases)[:, None] + np.arange(values.shape[1]) >= releases] = 0.0
         return Band(values, self.rest[:releases], self.leaks[:releases])
@@ -132,27 +134,27 @@ def bands(
     widest: int | None = None,
     whole: bool = False,
 ) -> Iterator[Band]:
-    """Yield the band of each owner, as the agents marked in `coalition` see it together.
+    """Yield the band of each of `owners`, as the agents marked in `coalition` [agents] see it together.
 
-    `whole`: follow each change to the end, so that the band is all of M. Raise NotCovered if changes have to
-    be followed for more than `widest` rounds.
+    `whole`: follow each change to the end, so that the band is all of M. `widest`: the most rounds for which
+    a change may be followed; raise NotCovered if more are needed.
     """
     R, o = plan.releases, len(owners)
-    place = np.full(plan.agents, -1)
-    place[owners] = np.arange(o)
+    position = np.full(plan.agents, -1)
+    position[owners] = np.arange(o)
     values, rest, leaks = (
         np.zeros((o, R, R if whole else ROUNDS_PER_BLOCK)),
         np.zeros((o, R)),
         np.zeros((o, R), bool),
     )
-    low = high = 0  # the changes that are followed
+    low = high = 0  # the changes of rounds low .. high - 1 are followed
     S = np.zeros((0, 0))
     waiting: list[Floats] = []
     for r, this in enumerate(filtered_rounds(plan, coalition, public)):
         if r == high:
-            values = _with(values, waiting, low, high)
+            values = _with_products(values, waiting, low, high)
             followed = S.reshape(len(S), o, high - low)
-            dropped, charge = (0, 0.0) if whole else _done(this, followed, float(values[:, :, 0].max()))
+            dropped, charge = (0, 0.0) if whole else _negligible(this, followed, float(values[:, :, 0].max()))
             if widest is not None and high - low - dropped > widest:
                 raise NotCovered(
                     f"The view has to follow each change for more than {widest} rounds, because "
@@ -164,19 +166,20 @@ def bands(
             wider = np.zeros((len(S), o, high - low))
             wider[:, :, : r - low] = followed[:, :, dropped:]
             S = wider.reshape(len(S), o * (high - low))
-        column = np.where(place[this.owner] >= 0, place[this.owner] * (high - low) + r - low, -1)
+        of_owner = position[this.owner]
+        column = np.where(of_owner >= 0, of_owner * (high - low) + r - low, -1)
         S, D, leaked = filter_shifts(this, S, column)
         waiting.append(D)
         leaks[:, low:high] |= leaked.reshape(o, -1)
-    values = _with(values, waiting, low, high)
+    values = _with_products(values, waiting, low, high)
     for owner in range(o):
         yield Band(values[owner], rest[owner], leaks[owner])
 
 
-def _with(values: Floats, waiting: list[Floats], low: int, high: int) -> Floats:
-    """Return the band of M with the products of the shifts that were seen since the last call.
+def _with_products(values: Floats, waiting: list[Floats], low: int, high: int) -> Floats:
+    """Return the band `values` of M plus the products of the shifts that J saw since the last call.
 
-    Empties `waiting`, the whitened shifts D [seen, owners·width] of each round.
+    `waiting`: the whitened shifts D [seen, owners·width] of each round; the list is emptied.
     """
     width = high - low
     if not waiting:
@@ -194,8 +197,11 @@ def _with(values: Floats, waiting: list[Floats], low: int, high: int) -> Floats:
     return values
 
 
-def _done(this: FilteredRound, S: Floats, largest: float) -> tuple[int, float]:
-    """Return the number of the oldest changes whose rest is negligible, and the bound on each rest."""
+def _negligible(this: FilteredRound, S: Floats, largest: float) -> tuple[int, float]:
+    """Return how many of the oldest changes can be dropped, and the bound on what each can still reveal.
+
+    `S` [unknown rows, owners, changes]: the shifts. `largest`: the most that one change has revealed so far.
+    """
     charge = MAX_FAR_PART * float(np.sqrt(largest))
     if not S.size:
         return S.shape[2], charge
@@ -203,11 +209,12 @@ def _done(this: FilteredRound, S: Floats, largest: float) -> tuple[int, float]:
     white = whiten(this.before, this.variance)
     if not np.isfinite(white.guard):
         return 0, charge
-    left = white.inverse @ shifts[white.fresh] * white.guard
-    over = np.einsum("kc,kc->c", left, left) > (charge / 2) ** 2
-    # Rows without noise of their own reveal nothing new, unless a change shifts only them.
+    revealed = white.inverse @ shifts[white.fresh] * white.guard
+    over = np.einsum("kc,kc->c", revealed, revealed) > (charge / 2) ** 2
+    # A row without noise of its own reveals nothing new, unless its shift differs from that of the other
+    # rows.
     alone = np.abs(shifts[white.null] - white.weights @ shifts[white.fresh])
-    entered = np.where(this.variance > 0, this.size, 0.0)[white.null]  # without noise nothing was rounded
+    entered = np.where(this.variance > 0, this.size, 0.0)[white.null]  # without noise there is no rounding
     over |= (alone > NOISELESS_ROUNDING * entered[:, None]).any(axis=0)
     over = over.reshape(S.shape[1:]).any(axis=0)
     return (int(over.argmax()) if over.any() else len(over)), charge

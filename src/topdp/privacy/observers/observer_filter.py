@@ -1,17 +1,18 @@
 """A Kalman filter: the covariance of the rows unknown to an observer, updated from round to round.
 
-For a coalition J every row is linear in Gaussian draws. J knows the rows that it reads or makes. P is the
-conditional covariance of the other rows given all that J has seen. A round mixes P, adds the fresh
-noise and conditions on what J sees: a Kalman filter without measurement noise (Kalman 1960). This file does
-not use gradients, owners or budgets: `gram_matrix` sends shifts through the gains computed here.
+The observer is a coalition J. Every row is linear in Gaussian draws. J knows the rows that it reads or makes.
+P is the conditional covariance of the other rows, given all that J has seen. Each round mixes P, adds the
+fresh noise, and conditions on what J sees. This is a Kalman filter without measurement noise (Kalman 1960).
+This file does not use gradients, owners or budgets: `gram_matrix` sends shifts through the gains computed
+here.
 
-The state contains only *live* rows: those that J sees now, and those that enter a row that J sees later. Rows
-that J knows have no covariance and are left out, so the state is smaller than the plan. Work per
-round is O(rows²·(sources + rows seen)); nothing is dense in the rounds.
+The state contains only *live* rows: rows that J sees now, and rows that enter a row that J sees later. Rows
+that J knows have no covariance and are left out, so the state is smaller than the plan. The work for one
+round is O(rows²·(sources + rows seen)), and memory does not grow with the square of the number of rounds.
 
 **Rounding.** Rounding errors are about 1e-16 of V, the variance that entered a row from draws and rows
-unknown to J. A row that J sees counts as noiseless when at most `NOISE_RESOLUTION`·V of its variance is left.
-The loss is stated for noise whose variance is smaller by `VARIANCE_ROUNDING`·V in every row that J sees; less
+unknown to J. A row that J sees counts as noiseless if at most `NOISE_RESOLUTION`·V of its variance is left.
+The loss is stated for noise whose variance is smaller by `VARIANCE_ROUNDING`·V in every row that J sees. Less
 noise never gives a smaller loss.
 """
 
@@ -34,7 +35,7 @@ from topdp.privacy.basics.refusals import PrivacyError, expect_supported
 # Below this share of the variance that entered a row, the row counts as having no noise of its own.
 NOISE_RESOLUTION = 1e-13
 
-# The share of the variance that entered a row which, because of rounding, does not count as noise.
+# The share of the variance that entered a row which does not count as noise, because of rounding.
 VARIANCE_ROUNDING = 1e-14
 
 
@@ -48,32 +49,35 @@ class Public(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class FilteredRound:
-    """One round from the position of J: how shifts of the unknown rows propagate, and which of them J sees.
+    """One round as J sees it: how shifts of the unknown rows propagate, and which of these rows J sees.
 
-    Live rows are ordered: first those that stay unknown (`kept`), then those seen. Among the seen ones
-    `fresh` rows have noise of their own given the others; `null` rows have none and are exact equations for
-    J.
+    Live rows are ordered: first the `kept` rows, which stay unknown, then the seen rows. Seen rows are of two
+    kinds. A *fresh* row has noise of its own, given the fresh rows before it. A *null* row has none: it is an
+    exact equation for J.
     """
 
-    rows: Ints  # [live] their numbers in the plan
-    mix: Any  # sparse [live, kept rows of the previous round]
+    rows: Ints  # [live] the numbers of the live rows in the plan
+    mix: Any  # sparse [live, kept rows of the previous round]: the weights of their sources
     owner: Ints  # [live]
     step: Floats  # [live]
-    kept: int
-    fresh: Ints  # [k] positions among the live rows
-    inverse: Floats  # [k, k] L⁻¹, L Lᵀ the conditional covariance of the fresh rows
-    gain: Floats  # [k, kept] L⁻¹ · covariance of the fresh rows with the kept ones
-    guard: float  # >= 1: by how much whitened shifts are enlarged for rounding
-    null: Ints  # [l] positions among the live rows
-    null_weights: Floats  # [l, k] of the fresh rows in the null ones
+    kept: int  # the number of kept rows
+    fresh: Ints  # [k] the positions of fresh rows among the live rows
+    inverse: Floats  # [k, k] L⁻¹, where L Lᵀ is the conditional covariance of the fresh rows
+    gain: Floats  # [k, kept] L⁻¹ · covariance of the fresh rows with the kept rows
+    guard: float  # >= 1: the factor by which whitened shifts are enlarged because of rounding
+    null: Ints  # [l] the positions of null rows among the live rows
+    null_weights: Floats  # [l, k] the weights of the fresh rows in the null rows
     null_size: Floats  # [l] a bound on the shifts that entered a null row, for comparison with rounding
     before: Floats  # [live, live] P of the live rows before J sees some of them
-    variance: Floats  # [live] V, the variance that entered them unseen
+    variance: Floats  # [live] V, the variance that entered the rows unseen
     size: Floats  # [live] the same for shifts, per unit of gradient
 
 
 def nonlinear_reason(plan: Plan) -> str | None:
-    """Return None, or the reason why no analysis covers hidden rows: rows are not sums of rows and noise."""
+    """Return None, or the reason why no analysis covers hidden rows of `plan`.
+
+    Analyses of hidden rows cover only rows that are sums of rows, gradients and noise.
+    """
     need = unsupported(plan, {Capability.SHARED_DRAWS, Capability.PRUNED_ROWS})
     return need and (
         f"Not covered: {need}. No analysis covers rows that are hidden from an observer in such plans. Use "
@@ -84,7 +88,10 @@ def nonlinear_reason(plan: Plan) -> str | None:
 
 
 def filtered_rounds(plan: Plan, coalition: Bools, public: Public = Public.NOTHING) -> Iterator[FilteredRound]:
-    """Yield the rounds of `plan` as the agents marked in `coalition` [agents] see them together."""
+    """Yield the rounds of `plan` as the agents marked in `coalition` [agents] see them together.
+
+    `public`: what they can read in addition. Raise NotCovered if rows of the plan are not linear.
+    """
     expect_supported(nonlinear_reason(plan))
     unknown = unknown_draws(plan, coalition)
     seen, live = _live(plan, coalition, unknown, public)
@@ -93,7 +100,7 @@ def filtered_rounds(plan: Plan, coalition: Bools, public: Public = Public.NOTHIN
     for r in range(plan.releases):
         keep = np.flatnonzero(live[r] & ~seen[r])
         rows, kept = np.concatenate([keep, np.flatnonzero(live[r] & seen[r])]), len(keep)
-        with np.errstate(over="ignore", invalid="ignore"):  # an overflow is refused by name
+        with np.errstate(over="ignore", invalid="ignore"):  # `_advance` raises an error for an overflow
             sight, before = _advance(plan, plan[r], rows, kept, unknown, distinct[plan.draw.which[r]], before)
         yield sight
 
@@ -103,14 +110,19 @@ class _Unknown:
     """The state of the filter: the live rows that J has not seen, and their conditional covariance."""
 
     rows: Ints
-    P: Floats  # conditional covariance
-    variance: Floats  # V: the variance that entered unseen, never reduced; P_aa <= V_a
-    size: Floats  # the same for shifts, per unit of gradient: bounds |shift| before any conditioning
+    P: Floats  # the conditional covariance
+    variance: Floats  # V: the variance that entered unseen, without any conditioning; P_aa <= V_a
+    size: Floats  # the same for shifts, per unit of gradient: a bound on |shift| without any conditioning
 
 
 def _advance(
     plan: Plan, this: Round, rows: Ints, kept: int, unknown: Bools, distinct: bool, before: _Unknown
 ) -> tuple[FilteredRound, _Unknown]:
+    """Return the filtered round `this`, and the state after it.
+
+    `rows`: the live rows, of which the first `kept` stay unknown. `unknown` [draws]: the draws that J does
+    not know. `distinct`: whether no draw enters two rows of the round. `before`: the state before the round.
+    """
     position = np.full(plan.rows, -1)
     position[before.rows] = np.arange(len(before.rows))
     source, weight = this.source[rows], this.weight[rows]
@@ -146,7 +158,7 @@ def _advance(
         guard=white.guard,
         null=kept + white.null,
         null_weights=white.weights,
-        # Without any unseen noise nothing was ever subtracted: then every shift is one.
+        # Without any unseen noise nothing was ever subtracted, so there is no rounding: every shift counts.
         null_size=np.where(variance[kept:] > 0, size[kept:], 0.0)[white.null],
         before=whole,
         variance=variance,
@@ -173,7 +185,7 @@ def _add_noise(P: Floats, plan: Plan, this: Round, rows: Ints, unknown: Bools, d
 
 
 def _gather(share: Floats, at: Ints, values: Floats) -> Floats:
-    """Return for each row Σ share·value over its sources."""
+    """Return for each row the sum of `share`·`values` over its sources; `at`: their positions in `values`."""
     if not len(values):
         return np.zeros(len(share))
     return np.asarray((share * values[at]).sum(axis=1))
@@ -183,11 +195,11 @@ def _gather(share: Floats, at: Ints, values: Floats) -> Floats:
 class Whitening:
     """The transformation that makes the rows seen in a round independent."""
 
-    fresh: Ints  # rows with noise of their own, given the earlier rows
-    inverse: Floats  # L⁻¹ [fresh, fresh], L Lᵀ the covariance of the fresh rows
+    fresh: Ints  # the rows with noise of their own, given the earlier rows
+    inverse: Floats  # L⁻¹ [fresh, fresh], where L Lᵀ is the covariance of the fresh rows
     null: Ints  # the other rows
-    weights: Floats  # Q [null, fresh]: the null rows as combinations of the fresh ones
-    # The factor by which whitened shifts grow when C loses VARIANCE_ROUNDING·V; infinite if C may vanish.
+    weights: Floats  # Q [null, fresh]: the null rows as combinations of the fresh rows
+    # The factor by which whitened shifts grow if C loses VARIANCE_ROUNDING·V; infinite if C could vanish.
     guard: float
 
 
@@ -240,20 +252,21 @@ def whiten(C: Floats, variance: Floats) -> Whitening:
 
 
 def _inverse(L: Floats) -> Floats:
-    """Return the inverse of a lower triangular matrix; skips input checks, which would dominate the time."""
+    """Return the inverse of a lower triangular matrix, without the input checks, which would take longer."""
     return np.asarray(dtrtri(L, lower=1)[0], np.float64) if len(L) else np.zeros((0, 0))
 
 
 def _guard(inverse: Floats, variance: Floats) -> float:
+    """Return `Whitening.guard` of the fresh rows."""
     # C - E >= (1 - ρ) C with E = VARIANCE_ROUNDING·V and ρ = tr(L⁻¹ E L⁻ᵀ)
     share = VARIANCE_ROUNDING * float((inverse * inverse @ variance).sum())
     return 1 / math.sqrt(1 - share) if share < 0.5 else math.inf
 
 
 def unknown_draws(plan: Plan, coalition: Bools) -> Bools:
-    """Return [draws]: whether no member of J knows the draw.
+    """Return for each draw whether no member of J knows it, as Booleans [draws].
 
-    The owner of a row knows the draws that enter it, even where `known_by` does not list it.
+    The owner of a row knows the draws that enter it, even if `known_by` does not list the owner.
     """
     unknown = np.asarray(~(coalition[plan.known_by] & (plan.known_by >= 0)).any(axis=1))
     entering = plan.draw.values[:, coalition[plan.owner]]
@@ -262,7 +275,10 @@ def unknown_draws(plan: Plan, coalition: Bools) -> Bools:
 
 
 def seen_rows(plan: Plan, coalition: Bools, public: Public) -> Bools:
-    """Return [releases, m]: whether J reads or makes the row or one made of it, or the row is public."""
+    """Return for each release and row whether J sees the row, as Booleans [releases, m].
+
+    J sees a row if it reads or makes the row, makes another row from it, or if the row is public.
+    """
     readers = plan.readers.values
     reads = ((coalition[readers] | (public is Public.LINKS)) & (readers >= 0)).any(axis=-1)
     seen = reads[plan.readers.which] | coalition[plan.owner]
@@ -273,15 +289,15 @@ def seen_rows(plan: Plan, coalition: Bools, public: Public) -> Bools:
     seen[round[later] - 1, source[round, row, slot][later]] = True
     if public is not Public.NOTHING:
         seen[:, : plan.agents] = True
-        seen[:, plan.memories] = True  # they follow from known estimates
+        seen[:, plan.memories] = True  # memory rows follow from estimates, which J knows
     return np.asarray(seen & plan.exists)
 
 
 def _live(plan: Plan, coalition: Bools, unknown: Bools, public: Public) -> tuple[Bools, Bools]:
     """Return two masks [releases, m]: the rows that J sees, and the live rows.
 
-    Live rows are those that J sees, and those that enter a row that J sees later. Not live, because they
-    reveal nothing, are J's own rows of which J knows every term, and memory rows of estimates that J sees.
+    A row is live if J sees it, or if it enters a row that J sees later. Two kinds of rows reveal nothing, and
+    are not live: J's own rows of which J knows every term, and memory rows of estimates that J sees.
     """
     seen = seen_rows(plan, coalition, public)
     own = np.flatnonzero(coalition[plan.owner])
@@ -289,11 +305,11 @@ def _live(plan: Plan, coalition: Bools, unknown: Bools, public: Public) -> tuple
     for r in range(plan.releases - 1, -1, -1):
         live_own = own[live[r, own]]
         draw, std = plan.draw[r][live_own], plan.std[r][live_own]
-        surprise = ((draw >= 0) & (std != 0) & unknown[draw]).any(axis=1)
+        reveals = ((draw >= 0) & (std != 0) & unknown[draw]).any(axis=1)
         if r > 0:
             source, weight = plan.source[r][live_own], plan.weight[r][live_own]
-            surprise |= ((source >= 0) & (weight != 0) & ~seen[r - 1, source]).any(axis=1)
-        live[r, live_own[~surprise]] = False
+            reveals |= ((source >= 0) & (weight != 0) & ~seen[r - 1, source]).any(axis=1)
+        live[r, live_own[~reveals]] = False
         if r > 0:
             source, weight = plan.source[r][live[r]], plan.weight[r][live[r]]
             used = source[(source >= 0) & (weight != 0)]

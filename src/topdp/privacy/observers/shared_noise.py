@@ -1,9 +1,10 @@
 """The loss to coalitions from releases in which every row is seen and some draws are shared.
 
-Given the rows of the previous release, a release is one Gaussian mechanism on each owner's gradient, with the
-draws that the coalition does not know as noise. The loss depends on which draws the coalition knows, so each
-coalition is computed separately, as one small matrix of a batch. If there are too many coalitions, symmetry
-shows which ones learn most, or one bound covers all, by the connectivity of the graph of secrets.
+Given the rows of the previous release, a release is one Gaussian mechanism on each owner's gradient. Its
+noise are the draws that the coalition does not know. The loss depends on which draws the coalition knows, so
+each coalition is computed separately, as one small matrix of a batch. If there are too many coalitions,
+symmetry shows which coalitions learn most, or one bound covers all of them. This bound uses the connectivity
+of the graph of pair secrets.
 
 **Guarantees.** As `adaptive`: exact for each coalition that is computed, up to rounding on the side of larger
 loss. `connectivity_bound` is never below the exact value of any coalition of that size.
@@ -28,31 +29,31 @@ from topdp.privacy.query import Query
 
 Coalition = tuple[int, ...]
 
-MAX_BATCH_NUMBERS = 1 << 22  # in matrices that are inverted at once
+MAX_BATCH_NUMBERS = 1 << 22  # the most numbers in matrices that are inverted at once
 
-# The largest ρ, the share of the noise that rounding may take. Above it, rows are processed one by one.
+# The largest share ρ of the noise that may count as rounding. Above it, rows are processed one by one.
 MAX_ROUNDING_SHARE = 1e-6
 
-# The most multiplications for computing coalitions one by one by default: some seconds.
+# The most multiplications for computing coalitions one by one by default: they take some seconds.
 MAX_UNASKED_PRODUCTS = 4e9
 
 
 class ReleasePattern(NamedTuple):
-    """A release at unit step and scale, which many rounds repeat."""
+    """A release at unit step and scale; many rounds may have the same pattern."""
 
-    noise: Any  # sparse [draws, rows] standard deviations
+    noise: Any  # sparse [draws, rows]: the standard deviation of each draw in each row
     products: Any  # sparse [draws, rows·rows]: what each draw adds to the covariance of the rows
-    steps: Floats  # [rows, agents] which row carries the gradient of which agent
+    steps: Floats  # [rows, agents]: 1 if the row carries the gradient of the agent, otherwise 0
     owner: Ints  # [rows]
 
 
 class NoisyReleases(NamedTuple):
-    """The releases of a plan that carry gradients: the pattern of each, and the square of step over scale."""
+    """The releases of a plan that carry gradients."""
 
-    knows: Any  # sparse [agents, draws]: whether the agent knows the draw, or makes a row of it
-    kinds: list[ReleasePattern]
-    which: Ints  # [releases]; -1: carries nothing
-    ratio: Floats  # [releases]
+    knows: Any  # sparse [agents, draws]: whether the agent knows the draw, or makes a row that it enters
+    kinds: list[ReleasePattern]  # the different patterns
+    which: Ints  # [releases] the pattern of each release; -1: the release carries no gradient
+    ratio: Floats  # [releases] (step / scale)²
 
 
 def noisy_releases(plan: Plan) -> NoisyReleases:
@@ -71,12 +72,13 @@ def noisy_releases(plan: Plan) -> NoisyReleases:
 
 
 def _kind(plan: Plan, round: int) -> ReleasePattern:
+    """Return the pattern of the release in `round`."""
     tells = plan.carries[round] | ((plan.draw[round] >= 0) & (plan.std[round] != 0)).any(axis=1)
-    rows = np.flatnonzero(plan.exists[round] & tells)  # the other rows follow from rows seen before
+    rows = np.flatnonzero(plan.exists[round] & tells)  # the other rows follow from rows that were seen before
     m, draw, std = len(rows), plan.draw[round][rows], plan.std[round][rows]
     enters = (draw >= 0) & (std != 0)
     entries = (std[enters], (draw[enters], np.nonzero(enters)[0]))
-    noise = sparse.coo_array(entries, shape=(plan.draws, m)).tocsr()  # adds up entries at the same position
+    noise = sparse.coo_array(entries, shape=(plan.draws, m)).tocsr()  # adds entries at the same position
     noise.eliminate_zeros()
     steps = np.zeros((m, plan.agents))
     steps[np.arange(m), plan.owner[rows]] = plan.carries[round][rows]
@@ -84,21 +86,21 @@ def _kind(plan: Plan, round: int) -> ReleasePattern:
 
 
 def _products(noise: Any) -> Any:
-    """Return [draws, rows·rows]: the outer product of the entries of each draw."""
+    """Return the outer product of the entries of each draw, as a sparse array [draws, rows·rows]."""
     count, m = np.diff(noise.indptr), noise.shape[1]
     squares = count.astype(np.int64) ** 2
     # Entry e of draw d is multiplied with all entries of d in turn.
     first = np.repeat(np.arange(noise.nnz), np.repeat(count, count))
     draw = np.repeat(np.arange(len(count)), squares)
-    place = np.arange(squares.sum()) - np.repeat(np.cumsum(squares) - squares, squares)
-    second = noise.indptr[draw] + place % np.maximum(count, 1)[draw]
+    position = np.arange(squares.sum()) - np.repeat(np.cumsum(squares) - squares, squares)
+    second = noise.indptr[draw] + position % np.maximum(count, 1)[draw]
     values = noise.data[first] * noise.data[second]
     at = noise.indices[first].astype(np.int64) * m + noise.indices[second]
     return sparse.coo_array((values, (draw, at)), shape=(len(count), m * m)).tocsr()
 
 
 def _known_draws(plan: Plan) -> Any:
-    """Return [agents, draws]: whether the agent knows the draw, or owns a row that it enters."""
+    """Return which draws each agent knows, by `known_by` or as the owner of a row [agents, draws], sparse."""
     draw, who = np.nonzero(plan.known_by >= 0)
     entering = plan.draw.values
     made = np.broadcast_to(plan.owner[:, None], entering.shape)[entering >= 0]
@@ -109,10 +111,10 @@ def _known_draws(plan: Plan) -> Any:
 
 
 def worst_coalitions(plan: Plan, noisy: NoisyReleases, query: Query) -> list[Coalition] | None:
-    """Return coalitions that include the worst one for each agent; None if there are too many."""
+    """Return coalitions that include the worst coalition for each agent; None if there are too many."""
     n, colluders = plan.agents, query.colluders
     if len(noisy.kinds) == 1 and (own := _equal_pairs(noisy.kinds[0], noisy.knows)) is not None:
-        # docs/privacy.md: where all share secrets, the agents with most own noise are the worst colluders.
+        # docs/privacy.md: if all pairs share secrets, the agents with most own noise are the worst colluders.
         order = np.argsort(-own, kind="stable").tolist()
         worst, others = order[:colluders], order[colluders:]
         return [tuple(sorted(worst))] + [
@@ -125,12 +127,12 @@ def worst_coalitions(plan: Plan, noisy: NoisyReleases, query: Query) -> list[Coa
 
 
 def enumerable(agents: int, colluders: int) -> bool:
-    """Return whether all coalitions are computed one by one by default, for agents with one row each."""
+    """Return whether all coalitions are computed one by one by default, if each agent has one row."""
     return math.comb(agents, colluders) * 2 * agents**3 <= MAX_UNASKED_PRODUCTS
 
 
 def information_of(plan: Plan, noisy: NoisyReleases, coalitions: Sequence[Coalition]) -> Floats:
-    """Return [kinds, coalitions, agents]: 1/z² at unit step, scale and sensitivity; 0 for members."""
+    """Return 1/z² at unit step, scale and sensitivity [kinds, coalitions, agents]; 0 for members."""
     result = np.zeros((len(noisy.kinds), len(coalitions), plan.agents))
     members = np.zeros((len(coalitions), plan.agents), bool)
     for o, J in enumerate(coalitions):
@@ -146,13 +148,16 @@ def information_of(plan: Plan, noisy: NoisyReleases, coalitions: Sequence[Coalit
 
 
 def _squared(kind: ReleasePattern, unknown: Bools, members: Bools) -> Floats:
-    """Return [coalitions, agents]: sᵀC⁻¹s, C the covariance of the draws unknown to each coalition."""
+    """Return sᵀC⁻¹s [coalitions, agents], where C is the covariance of the draws unknown to each coalition.
+
+    s is the step of the agent in each row. `unknown` [coalitions, draws], `members` [coalitions, agents].
+    """
     m = len(kind.owner)
     if not m:  # a round without rows releases nothing
         return np.zeros((len(unknown), kind.steps.shape[1]))
     C = np.asarray(unknown.astype(float) @ kind.products).reshape(-1, m, m)
     rows = np.arange(m)
-    C[:, rows, rows] += members[:, kind.owner]  # members know their own rows: no release
+    C[:, rows, rows] += members[:, kind.owner]  # the members' own rows are no release; 1 makes C invertible
     variance = C[:, rows, rows]
     with np.errstate(all="ignore"):
         scale = np.sqrt(variance)
@@ -171,7 +176,7 @@ def _squared(kind: ReleasePattern, unknown: Bools, members: Bools) -> Floats:
 
 
 def _one_by_groups(C: Floats, kind: ReleasePattern) -> Floats:
-    """Return [agents]: sᵀC⁺s, also for rows without noise; rows that share no draws are independent."""
+    """Return sᵀC⁺s [agents], also for rows without noise, by groups of rows that share no draws."""
     result = np.zeros(kind.steps.shape[1])
     labels = connected_components(sparse.csr_array(C), directed=False)[1]
     for label in range(labels.max(initial=-1) + 1):
@@ -181,23 +186,24 @@ def _one_by_groups(C: Floats, kind: ReleasePattern) -> Floats:
 
 
 def _generalized(C: Floats, S: Floats) -> Floats:
-    """Return sᵀC⁺s for each column s of S; infinite where s leaves the range of C."""
+    """Return sᵀC⁺s for each column s of S; it is infinite if s is not in the range of C."""
     white = whiten(C, C.diagonal())
-    left = np.abs(S[white.null] - white.weights @ S[white.fresh])
-    # Rounding in the weights is compared with all that enters the row, from any step.
+    exposed = np.abs(S[white.null] - white.weights @ S[white.fresh])
+    # Rounding in the weights is compared with the steps of all agents in the row.
     entered = (S[white.null] + np.abs(white.weights) @ S[white.fresh]).sum(axis=1, keepdims=True)
-    leaks = (left > STEP_ROUNDING * entered).any(axis=0)
+    leaks = (exposed > STEP_ROUNDING * entered).any(axis=0)
     D = white.inverse @ S[white.fresh] if len(white.fresh) else np.zeros((0, S.shape[1]))
-    if not np.isfinite(white.guard):  # there may be no noise but rounding
+    if not np.isfinite(white.guard):  # all noise may be rounding
         return np.where(leaks | D.any(axis=0), np.inf, 0.0)
     return np.where(leaks, np.inf, np.square(D * white.guard).sum(axis=0))
 
 
 def connectivity_bound(plan: Plan, noisy: NoisyReleases, colluders: int) -> Floats | None:
-    """Return [kinds, 1, agents]: an upper bound on 1/z² for every coalition of `colluders`; None if unknown.
+    """Return an upper bound on 1/z² for every coalition of `colluders` agents [kinds, 1, agents].
 
-    For pairs with opposite signs NNᵀ is a diagonal of own noise plus a Laplacian. Removing an agent lowers
-    its second eigenvalue by at most the heaviest edge (Fiedler 1973).
+    Return None if no bound is known. If the noise consists of own noise and of pair noise with opposite
+    signs, its covariance NNᵀ is a diagonal of own noise plus a Laplacian. The removal of an agent lowers the
+    second eigenvalue of the Laplacian by at most the heaviest edge (Fiedler 1973).
     """
     result = []
     for kind in noisy.kinds:
@@ -215,28 +221,30 @@ def connectivity_bound(plan: Plan, noisy: NoisyReleases, colluders: int) -> Floa
 
 
 def by_connectivity(own: Floats, connected: float, colluders: int) -> Floats:
-    """Return [agents]: the largest possible [(diag(own) + L)⁻¹]_ii.
+    """Return the largest possible [(diag(own) + L)⁻¹]_ii of each agent i [agents].
 
-    `own` [agents]: the variances of own noise. `connected`: λ such that after the removal of any `colluders`
-    agents the Laplacian L of the remaining m satisfies L >= λ·(I - 11ᵀ/m).
+    `own` [agents]: the variances of own noise. `connected`: a number λ such that, after the removal of any
+    `colluders` agents, the Laplacian L of the m remaining agents satisfies L >= λ·(I - 11ᵀ/m).
 
     >>> by_connectivity(np.array([0.1, 0.1, 0.2]), connected=5.0, colluders=1).round(2).tolist()
     [5.1, 5.1, 3.38]
     """
-    # With D + λ(I - 11ᵀ/m) instead, by Sherman and Morrison: 1/(d_i+λ) + λ/(d_i+λ)² / Σ_j d_j/(d_j+λ);
-    # that is largest if the agents with most own noise collude.
-    kept = own / (own + connected)
+    # For D + λ(I - 11ᵀ/m), by Sherman and Morrison, it is 1/(d_i+λ) + λ/(d_i+λ)² / Σ_j d_j/(d_j+λ). This is
+    # largest if the agents with most own noise collude.
+    share = own / (own + connected)
     order = np.argsort(-own, kind="stable")
     worst, runner_up = order[:colluders], order[colluders : colluders + 1]
-    left = np.full(len(own), kept.sum() - kept[worst].sum())
-    left[worst] += kept[worst] - kept[runner_up].sum()
-    return np.asarray((1 + connected / (own + connected) / left) / (own + connected))
+    total = np.full(len(own), share.sum() - share[worst].sum())
+    total[worst] += share[worst] - share[runner_up].sum()
+    return np.asarray((1 + connected / (own + connected) / total) / (own + connected))
 
 
 def _own_and_pairs(kind: ReleasePattern, knows: Any) -> tuple[Floats, Floats] | None:
-    """Return own variances [n] and weights [n, n] of pairs; None if the noise has another form.
+    """Return the variances of own noise [n] and of pair noise [n, n]; None if the noise has another form.
 
-    Also None if an agent knows a draw that enters none of its rows: such a draw hides nothing from it.
+    The form is: one row for each agent, and draws that enter one row, or two rows with opposite signs. Also
+    return None if an agent knows a draw that enters none of its rows, because such a draw hides nothing from
+    that agent.
     """
     n, noise = kind.steps.shape[1], kind.noise
     if len(kind.owner) != n or not np.array_equal(kind.steps, np.eye(n)):
@@ -258,7 +266,7 @@ def _own_and_pairs(kind: ReleasePattern, knows: Any) -> tuple[Floats, Floats] | 
 
 
 def _equal_pairs(kind: ReleasePattern, knows: Any) -> Floats | None:
-    """Return own variances [n] if every two agents share noise of the same variance; otherwise None."""
+    """Return the variances of own noise [n] if all pairs share noise of the same variance; otherwise None."""
     parts = _own_and_pairs(kind, knows)
     if parts is None or len(parts[0]) < 2:
         return None

@@ -1,13 +1,14 @@
 """The loss to coalitions from the releases of the remaining agents, after some agents have departed.
 
-For plans in which every row is an estimate, every observer sees all rows, and draws are shared.
+This module treats plans in which every row is an estimate, every observer sees all rows, and draws are
+shared.
 
-**Guarantees.** From the round of its departure onwards an agent counts as a member of the coalition: the
-coalition knows all that the agent knows. This covers rows of others that still carry draws shared with the
-agent, rows that omit these draws, and rows that take back draws of earlier rounds. An observer that knows the
-draws can add or subtract them, and the remaining row has fresh noise in every round. It also covers the case
-that the agent has not departed and that an observer sees its rows. In each release the coalition that learns
-most counts, so the sum over releases is at least that of any coalition.
+**Guarantees.** From the round of its departure onwards, an agent counts as a member of the coalition, so the
+coalition knows all that the agent knows. This covers rows of other agents that still carry draws shared with
+the agent, rows that omit these draws, and rows that take back draws of earlier rounds. For an observer that
+knows the draws can add or subtract them, and the remaining row has fresh noise in every round. It also covers
+the case that the agent has not departed and that an observer sees its rows. In each release the coalition
+that learns most counts, so the sum over releases is at least the sum of any one coalition.
 """
 
 from __future__ import annotations
@@ -25,26 +26,30 @@ from topdp.privacy.observers.adaptive import in_the_open, most_learned
 from topdp.privacy.observers.worst_case import every_round_mu, information
 from topdp.privacy.query import DEFAULT_QUERY, Query
 
-# The number of noisy rounds for which an agent takes back the draws that it shared with a departed agent.
+# The number of noisy rounds whose draws an agent takes back if it shared them with a departed agent.
 RECALLED_ROUNDS = 2
 
-# The number of releases, each as costly as the most revealing of the plan, that a ledger reserves for the
-# departure of its own agent. Others may have seen the agent's last rows without confirming it. When they then
-# take back the draws that these rows shared with theirs, they reveal more about the agent: at most this much,
-# by the proof in docs/privacy.md.
+# The number of releases, each as costly as the most revealing release of the plan, that a ledger reserves for
+# the departure of its own agent. Other agents may have seen the agent's last rows without confirming that
+# they have. If they then take back the draws that these rows shared with their own rows, they reveal more
+# about the agent: at most as much as these releases, by the proof in docs/privacy.md.
 RESERVED_RELEASES = RECALLED_ROUNDS**2
 
 
 def recalls_draws(exposure: Exposure) -> bool:
-    """Return whether agents take back draws that they shared with a departed agent: not for Poisson samples.
+    """Return whether agents take back draws that they shared with a departed agent.
 
-    With Poisson samples the charge for a completed round cannot grow afterwards.
+    They do not if some agent has Poisson samples, because the charge for a completed round can then not grow
+    afterwards.
     """
     return not exposure.sampled
 
 
 def with_reserve(plan: Plan, exposure: Exposure, query: Query = DEFAULT_QUERY) -> float:
-    """Return the factor on all noise with which budgets that just cover the plan also cover the reserve."""
+    """Return the factor on all noise with which budgets that just cover the plan also cover the reserve.
+
+    The reserve is that of RESERVED_RELEASES. The factor is 1 if agents take back no draws.
+    """
     if not in_the_open(plan) or not recalls_draws(exposure):
         return 1.0
     learned = most_learned(plan, query)
@@ -54,9 +59,10 @@ def with_reserve(plan: Plan, exposure: Exposure, query: Query = DEFAULT_QUERY) -
 
 
 def survivors(plan: Plan, gone: Collection[int]) -> Plan:
-    """Return the releases of the remaining agents, renumbered, without draws that a departed agent knows.
+    """Return a plan of the remaining agents' releases, without draws that an agent in `gone` knows.
 
-    For accounts only: the mixing weights are not kept.
+    Agents and draws are renumbered. The plan is for accounts only, because it lacks the mixing weights. Raise
+    PlanError if some row of `plan` is a message.
 
     >>> import numpy as np
     >>> import topdp
@@ -69,24 +75,25 @@ def survivors(plan: Plan, gone: Collection[int]) -> Plan:
     """
     if plan.rows - plan.memories.sum() != plan.agents:
         raise PlanError("Expected a plan in which every row is an estimate, got one with messages.")
-    left = np.array([agent for agent in range(plan.agents) if agent not in gone])
-    number = np.full(plan.agents + 1, NOBODY)  # the last stands for NOBODY
-    number[left] = np.arange(len(left))
+    remaining = np.array([agent for agent in range(plan.agents) if agent not in gone])
+    n = len(remaining)
+    number = np.full(plan.agents + 1, NOBODY)  # the last element is the new number of NOBODY
+    number[remaining] = np.arange(n)
     is_kept = ~np.isin(plan.known_by, list(gone)).any(axis=1)
     renamed = np.full(plan.draws + 1, NOBODY)
     renamed[:-1][is_kept] = np.arange(is_kept.sum())
-    own = np.where(plan.exists[:, left, None], np.arange(len(left))[:, None], NOBODY)
+    own = np.where(plan.exists[:, remaining, None], np.arange(n)[:, None], NOBODY)
     return replace(
         plan,
-        agents=len(left),
-        owner=np.arange(len(left)),
+        agents=n,
+        owner=np.arange(n),
         source=_each_once(own),
-        weight=PerRound.same(np.ones((len(left), 1)), plan.releases),
-        carries=_of(plan.carries, plan.carries.values[:, left]),
-        draw=_of(plan.draw, renamed[plan.draw.values[:, left]]),
-        std=_of(plan.std, plan.std.values[:, left]),
+        weight=PerRound.same(np.ones((n, 1)), plan.releases),
+        carries=PerRound(plan.carries.values[:, remaining], plan.carries.which),
+        draw=PerRound(renamed[plan.draw.values[:, remaining]], plan.draw.which),
+        std=PerRound(plan.std.values[:, remaining], plan.std.which),
         known_by=number[plan.known_by[is_kept]],
-        readers=PerRound.same(np.full((len(left), 1), NOBODY), plan.releases),
+        readers=PerRound.same(np.full((n, 1), NOBODY), plan.releases),
         reported=None,
         adaptive=None,
         robust=None,
@@ -96,11 +103,10 @@ def survivors(plan: Plan, gone: Collection[int]) -> Plan:
 def most_learned_since(
     plan: Plan, owner: int, gone: Mapping[int, int], query: Query = DEFAULT_QUERY
 ) -> Floats:
-    """Return [releases]: 1/z² of each release of `owner`, at sensitivity 1, to the coalition that learns
-    most.
+    """Return 1/z² of each release of `owner`, at sensitivity 1, to the coalition that learns most [releases].
 
-    `gone` maps departed agents to the round from which each counts as a colluder, in addition to
-    `query.colluders` others.
+    `gone` maps each departed agent to the round from which it counts as a colluder, in addition to
+    `query.colluders` other agents.
 
     >>> import numpy as np
     >>> import topdp
@@ -114,28 +120,26 @@ def most_learned_since(
     begins = np.array([max(0, first) for first in gone.values()], np.int64)
     cuts = sorted({0, *begins.tolist()})
     for start, stop in zip(cuts, [*cuts[1:], plan.releases], strict=True):
-        out = {agent for agent, first in gone.items() if first <= start}
-        result[start:stop] = _most(plan, owner, out, query)[start:stop]
+        departed = {agent for agent, first in gone.items() if first <= start}
+        result[start:stop] = _most_without(plan, owner, departed, query)[start:stop]
     return result
 
 
-def _most(plan: Plan, owner: int, out: set[int], query: Query) -> Floats:
-    if query.colluders < plan.agents - len(out):
-        left = survivors(plan, out) if out else plan
+def _most_without(plan: Plan, owner: int, departed: set[int], query: Query) -> Floats:
+    """Return the values of `most_learned_since` if the agents in `departed` collude in all rounds."""
+    if query.colluders < plan.agents - len(departed):
+        remaining = survivors(plan, departed) if departed else plan
         try:
-            number = owner - sum(agent < owner for agent in out)
-            return np.asarray(most_learned(left, query)[:, number])
+            number = owner - sum(agent < owner for agent in departed)
+            return np.asarray(most_learned(remaining, query)[:, number])
         except NotCovered:
-            if not out:
+            if not departed:
                 raise
-    # Too few agents remain, or no bound is known: the loss to all others together is never smaller.
+    # Too few agents remain, or no bound is known. The loss to all other agents together is never smaller.
     return np.asarray(information(plan)[:, owner])
 
 
-def _of(part: PerRound, values: Floats) -> PerRound:
-    return PerRound(values, part.which)
-
-
 def _each_once(values: Floats) -> PerRound:
+    """Return a `PerRound` with the array values[r] in round r; equal arrays are stored once."""
     distinct, which = np.unique(values, axis=0, return_inverse=True)
     return PerRound(distinct, which.reshape(-1).astype(np.int32))

@@ -1,23 +1,25 @@
-"""The view: the loss of each owner to an agent or a coalition, from all rows that it reads.
+"""The view: the loss of each owner to an agent or a coalition, from all rows that the observer reads.
 
 `worst_case` covers all other agents together. If estimates are public, the same numbers need no assumption on
 gradients (`adaptive`).
 
-**Guarantees.** Observer: a coalition J of one or more agents, honest but curious, with all rows it receives
-in all rounds, all rows it makes, all that is `public`, its own draws and all draws that it shares, its own
-data and gradients, and all random choices of the protocol. Unknown to it: all other draws. Assumed, unless
-estimates are public: gradients are fixed inputs, that is, a changed record changes its owner's own gradients,
-and no later gradient of any agent reacts to that (exact for a linear loss). Adjacency and sensitivity are the
-exposure's. Then what J sees is Gaussian, O = A u + B z, and μ² = max uᵀMu with M = Aᵀ(BBᵀ)⁺A over the changes
-u that one record can make. `upper` is never below it, nor above what all others together learn; `lower` is
-what an aligned record reaches. Both are infinite when A leaves the range of B. Rounding, and the part of long
-plans that is left out (less than a millionth of the largest μ of that observer), err on the side of larger μ;
-`observer_filter` defines what counts as no noise.
+**Guarantees.** Observer: a coalition J of one or more agents, honest but curious, with all rows that it
+receives in all rounds, all rows that it makes, all that is `public`, its own draws and all draws that it
+shares, its own data and gradients, and all random choices of the protocol. J does not know any other draw.
+Assumed, unless estimates are public: gradients are fixed inputs. That is, a changed record changes its
+owner's own gradients, and no later gradient of any agent reacts to that (exact for a linear loss). Adjacency
+and sensitivity are those of the exposure.
 
-**Poisson samples.** Given the coins of the record, it changes gradients in some rounds and by no more than
-the sensitivity. So the μ of a record that is in every round bounds each case, and also the mixture of all
-cases (joint convexity of δ(ε)). This bound has no amplification. With amplification, what all others together
-learn bounds every observer. The smaller of the two counts.
+What J sees is then Gaussian, O = A u + B z, and μ² = max uᵀMu with M = Aᵀ(BBᵀ)⁺A over the changes u that one
+record can make. `upper` is never below this μ, and never above what all other agents together learn. `lower`
+is the value that an aligned record reaches. Both are infinite if A is not in the range of B. Rounding, and
+the part of long plans that is left out (less than a millionth of the largest μ of that observer), err on the
+side of larger μ. `observer_filter` defines when a row counts as having no noise.
+
+**Poisson samples.** Given the coins of the record, the record changes gradients in some rounds, by no more
+than the sensitivity. So the μ of a record that is in every round is a bound for each result of the coins, and
+also for their mixture (joint convexity of δ(ε)). This bound has no amplification. What all other agents
+together learn, with amplification, is also a bound for every observer. The smaller of the two bounds counts.
 """
 
 from __future__ import annotations
@@ -45,26 +47,29 @@ from topdp.privacy.observers.worst_case import composed, every_round, every_roun
 from topdp.privacy.query import UNHURRIED_QUERY, Query
 
 Observer = int | Sequence[int]
-# Which bound to compute. `quick` is a looser upper bound in about half the time, where one exists.
+# Which bound to compute. `aligned`: only the value of the aligned record. `quick`: a looser upper bound in
+# about half the time, if there is one.
 Bound = Literal["upper", "aligned", "quick"]
 
 
-# Memory for the matrices M of one observer. Owners that do not fit are processed in several batches.
+# The memory for the matrices M of one observer. Owners that do not fit are computed in several batches.
 GRAM_MATRIX_BYTES = 1 << 29
 
-# The same for all observers that are computed in parallel.
+# The memory for the matrices M of all observers that are computed in parallel.
 ALL_GRAM_MATRICES_BYTES = 1 << 31
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class View:
-    """μ [agents, observers] of every owner to every observer.
+    """The loss of every owner to every observer, as bounds of μ [agents, observers].
 
-    Values are nan for an observer's own data and for owners that were not requested. `upper` is a sound
-    bound, None if not requested; `lower` is the value of the aligned record. They differ where M has negative
-    entries. Upper values that cannot be an owner's largest are not as tight as possible. For owners with
-    Poisson samples μ is that of a record in every round; `samples` has a loss with amplification that bounds
-    every observer. The smaller of the two counts.
+    `upper`: a sound upper bound, or None if it was not requested. `lower`: the value of the aligned record,
+    which changes all gradients in the same direction. They may differ if M has negative entries. Both are nan
+    for an observer's own data and for owners that were not requested (`asked`). Upper bounds that cannot be
+    the largest of an owner are not as tight as possible.
+
+    For owners with Poisson samples, μ is that of a record that is in every round, and `samples` has a loss
+    with amplification that bounds every observer. The smaller of the two counts.
 
     >>> from topdp.privacy import exposure, view
     >>> import numpy as np
@@ -86,17 +91,17 @@ class View:
     upper: Floats | None
     asked: Bools  # [agents, observers]
     samples: dict[int, Loss] = field(default_factory=dict)
-    note: str = ""  # how observers were bounded, if not one by one
+    note: str = ""  # how the bound was computed, if observers were not computed one by one
 
     def loss(self, owner: int, observer: int) -> Loss:
-        """Return the sound loss of one pair; `observer` is an index into `observers`."""
+        """Return the sound loss of one owner to one observer; `observer` is an index into `observers`."""
         if not self.asked[owner, observer]:
             raise PrivacyError(f"Expected a pair that was computed, got owner {owner}, observer {observer}.")
         gaussian = GaussianLoss(float(self._sound()[owner, observer]))
         return SmallestLoss((gaussian, self.samples[owner])) if owner in self.samples else gaussian
 
     def largest(self, owner: int) -> Loss:
-        """Return the sound loss of one owner to the observer that learns most."""
+        """Return the sound loss of one owner to the observer that learns most about it."""
         return self.loss(owner, self.sees_most(owner))
 
     def sees_most(self, owner: int) -> int:
@@ -104,7 +109,7 @@ class View:
         return int(np.where(self.asked[owner], self._sound()[owner], -1.0).argmax())
 
     def epsilon(self, delta: float) -> Floats:
-        """Return [agents, observers]: the sound ε at this δ; nan where μ is nan."""
+        """Return the sound ε at this δ [agents, observers]; it is nan if μ is nan."""
         result = np.full(self.asked.shape, np.nan)
         result[self.asked] = epsilon_of(self._sound()[self.asked], delta) if self.asked.any() else 0.0
         for owner, loss in self.samples.items():
@@ -112,17 +117,18 @@ class View:
         return result
 
     def worst_epsilon(self, delta: float) -> Floats:
-        """Return [agents]: the sound ε to the observer that learns most. Faster than `epsilon`."""
+        """Return the largest sound ε over the observers [agents]; this is faster than `epsilon`."""
         epsilon = np.asarray(epsilon_of(self.worst(), delta))
         for owner, loss in self.samples.items():
             epsilon[owner] = min(epsilon[owner], loss.epsilon(delta))
         return epsilon
 
     def worst(self) -> Floats:
-        """Return [agents]: the largest sound μ over the observers; nan for owners that were not requested."""
+        """Return the largest sound μ over the observers [agents]; nan for owners that were not requested."""
         return np.where(self.asked.any(axis=1), np.where(self.asked, self._sound(), 0.0).max(axis=1), np.nan)
 
     def _sound(self) -> Floats:
+        """Return `upper`; raise PrivacyError if it was not requested."""
         if self.upper is None:
             raise PrivacyError("Expected a view with upper bounds, got one computed with bound='aligned'.")
         return self.upper
@@ -139,11 +145,11 @@ def view(
 ) -> View:
     """Return the loss of each owner to each observer.
 
-    `observers`: agents, or coalitions as sequences of agents; default every agent alone. `owners`: `linked`
-    are those of which the observer sees some row, `all` are all others. `bound="aligned"` computes only the
-    lower value, for all owners at once and many times faster; `quick` is the same as `upper` here. `query`:
-    unless it allows slow answers, plans that take very long are refused; the observers are not those of its
-    colluders. `public`: what every observer can read.
+    `observers`: agents, or coalitions as sequences of agents; by default every agent alone. `owners`: agents,
+    or `linked`, the agents of which the observer sees some row, or `all`, all agents outside the coalition.
+    `bound`: `aligned` computes only the lower value, for all owners at once and many times faster; `quick` is
+    the same as `upper` here. `query`: unless it allows slow answers, plans that take very long are refused;
+    its number of colluders is not used. `public`: what every observer can read in addition.
 
     >>> from topdp.privacy import exposure
     >>> import numpy as np
@@ -174,7 +180,7 @@ def view(
     wanted = [np.flatnonzero(asked[:, o]) for o in range(len(members))]
     reached = np.zeros(asked.shape)  # μ² at unit sensitivity of aligned records
     per_release = information(plan)
-    # No observer learns more than all others together, who see all rows of an owner.
+    # No observer learns more than all other agents together, who see all rows of an owner.
     ceiling = every_round_mu(per_release, period) * sensitivity
     same = symmetric_coalitions(plan, exposure, members) if isinstance(owners, str) else {}
     first = [o for o in range(len(members)) if o not in same]
@@ -211,17 +217,21 @@ def view(
     )
 
 
-def _relabelled(same: dict[int, tuple[int, Ints]], *pairs: Floats) -> None:
-    """Copy values to coalitions that see the same up to a relabelling of the agents."""
+def _relabelled(same: dict[int, tuple[int, Ints]], *arrays: Floats) -> None:
+    """Copy `values` [agents, observers] to observers that see the same up to a relabelling of the agents.
+
+    `same`: the result of `symmetric_coalitions`.
+    """
     for at, (first, turn) in same.items():
-        for values in pairs:
+        for values in arrays:
             values[turn, at] = values[:, first]
 
 
 def view_reason(plan: Plan) -> str | None:
-    """Return None, or the reason why no view covers the plan: pruned, not linear, or negative weights.
+    """Return None, or the reason why no view covers the plan.
 
-    With negative weights the bounds on rounding grow until the view is infinite because of rounding only.
+    Pruned plans, plans that are not linear, and plans with negative weights are not covered. With negative
+    weights the bounds on rounding grow until the view is infinite, only because of rounding.
     """
     reason = uncovered_reason(plan, COVERED_NEEDS) or nonlinear_reason(plan)
     negative = np.where(plan.weight.values < 0, -plan.weight.values, 0.0).sum(axis=-1)
@@ -235,7 +245,10 @@ def view_reason(plan: Plan) -> str | None:
 
 
 def amplified(exposure: Exposure, per_release: Floats) -> dict[int, Loss]:
-    """Return owner -> loss for owners with Poisson samples; `per_release` [releases, agents] >= 1/z²."""
+    """Return the loss with amplification of each owner that has Poisson samples, by its number.
+
+    `per_release` [releases, agents]: 1/z² of each release at unit sensitivity, or an upper bound on it.
+    """
     return {
         i: composed(per_release[:, i], batches, exposure.adjacency, float(exposure.sensitivity[i]))
         for i, batches in enumerate(exposure.batches)
@@ -252,11 +265,10 @@ def leading_view(
     observers: Sequence[Observer] | None = None,
     public: Public = Public.NOTHING,
 ) -> Floats:
-    """Return [len(last)]: the sound μ of `owner` to the worst observer, if its data enter no round after
-    `last`.
+    """Return for each r in `last` a sound μ of `owner` to the worst observer [len(last)].
 
-    The observers (default: every other agent alone) read all rounds of the plan nevertheless. Poisson
-    samples count as if the record were in every round.
+    It is the μ if the owner's data enter no round after r. The observers (by default every other agent alone)
+    read all rounds of the plan nevertheless. Poisson samples count as if the record were in every round.
     """
     check(plan, exposure)
     if observers is None:
@@ -270,7 +282,7 @@ def leading_view(
             members = _members(J, plan.agents, public is not Public.NOTHING)
             coalition = np.isin(np.arange(plan.agents), members)
             for _, M in _matrices(plan, coalition, np.array([owner]), UNHURRIED_QUERY, public):
-                # u_r = 0 from the first round without the data: only the leading block of M counts.
+                # u_r = 0 in all rounds without the data, so only the leading block of M counts.
                 upper = [_bracket(_leading(M, r + 1), period)[1] for r in last]
                 worst = np.maximum(worst, np.sqrt(upper) * sensitivity)
     per_release = information(plan)[:, owner]
@@ -281,7 +293,10 @@ def leading_view(
 def _matrices(
     plan: Plan, coalition: Bools, owners: Ints, query: Query, public: Public
 ) -> Iterator[tuple[int, Floats | Band]]:
-    """Yield (owner, M): the whole matrix, or for long plans only its band; some owners at a time."""
+    """Yield each owner and its M: the whole matrix, or for long plans only its band.
+
+    Owners are computed in batches that fit into GRAM_MATRIX_BYTES.
+    """
     long = plan.releases > LONG_PLAN_RELEASES
     entries = plan.releases * LONG_PLAN_RELEASES // 2 if long else plan.releases**2
     step = max(1, GRAM_MATRIX_BYTES // (8 * entries))
@@ -296,15 +311,20 @@ def _matrices(
 
 
 def _bracket(M: Floats | Band, period: int, enough: float = 0.0) -> tuple[float, float]:
+    """Return bounds (lower, upper) of μ² from a matrix M or its band, as `bracket` does."""
     return bracket_band(M, period, enough) if isinstance(M, Band) else bracket(M, period, enough)
 
 
 def _leading(M: Floats | Band, releases: int) -> Floats | Band:
+    """Return the part of M that belongs to the first `releases` releases."""
     return M.leading(releases) if isinstance(M, Band) else M[:releases, :releases]
 
 
 def _members(observer: Observer, agents: int, outsider: bool = False) -> tuple[int, ...]:
-    """Return the agents of `observer`, sorted; with `outsider` the result may be empty."""
+    """Return the agents of `observer`, sorted. Raise PrivacyError if they are no agents of the plan.
+
+    `outsider`: whether the observer may have no agents.
+    """
     try:
         J = tuple(sorted({int(j) for j in (observer if isinstance(observer, Sequence) else [observer])}))
     except (TypeError, ValueError):
@@ -317,6 +337,7 @@ def _members(observer: Observer, agents: int, outsider: bool = False) -> tuple[i
 
 
 def _owners(plan: Plan, coalition: Bools, owners: str | Sequence[int], public: Public) -> Bools:
+    """Return which agents outside `coalition` are `owners` (as in `view`), as Booleans [agents]."""
     chosen = np.zeros(plan.agents, bool)
     if isinstance(owners, str):
         if owners not in ("linked", "all"):

@@ -1,4 +1,4 @@
-"""Estimates of the work of a view, so that views which take too long are refused before they begin."""
+"""Estimates of the work of a view, by which views that take too long are refused before they begin."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from topdp.privacy.query import Query
 # Estimated multiplications and additions per minute on one core.
 OPERATIONS_PER_MINUTE = 7.5e11
 
-# The most work of an answer unless slow answers are allowed: about 1,800 releases among 30 agents.
+# The most operations of an answer unless slow answers are allowed: about 1,800 releases among 30 agents.
 MAX_UNASKED_WORK = 2 * OPERATIONS_PER_MINUTE
 
-# The least work of a round for one observer, in the same unit.
+# The least number of operations for one observer in one round.
 OPERATIONS_PER_ROUND = 5e6
 
-# Rounds for which changes are followed in a long plan: on the paper's graphs; at most by default.
+# The number of rounds for which a change is followed in a long plan: usually, on the paper's graphs; and at
+# most, unless slow answers are allowed.
 USUAL_FOLLOWED_ROUNDS, MAX_FOLLOWED_ROUNDS = 256, 2048
 
-# The work of a spending curve, which has about 48 checkpoints, over that of one view of the same plan.
+# The work of a spending curve, which has about 48 checkpoints, divided by the work of one view of the plan.
 VIEWS_PER_CURVE = 4.0
 
 # The estimated number of rounds for which `_estimate_readers` follows a change.
@@ -32,13 +33,13 @@ READER_FOLLOWED_ROUNDS = 14
 def view_work(
     plan: Plan, observers: int | None = None, public: Public = Public.NOTHING, owners: int | None = None
 ) -> float:
-    """Return the estimated operations of `view`.
+    """Return the estimated number of operations that `view` needs.
 
-    `observers`, `owners`: their numbers; the default is every agent as an observer of all others.
+    `observers`, `owners`: how many there are of each; by default every agent is an observer of all others.
     """
     n, R = plan.agents, plan.releases
     last = plan.readers[R // 2]
-    seen = max(1.0, float((last >= 0).sum()) / n)  # rows an observer reads in a round
+    seen = max(1.0, float((last >= 0).sum()) / n)  # the number of rows that an observer reads in a round
     if public is not Public.NOTHING:
         seen += n
     followed = R if R <= LONG_PLAN_RELEASES else min(R, USUAL_FOLLOWED_ROUNDS)
@@ -50,9 +51,12 @@ def view_work(
 
 
 def reader_work(plan: Plan, observers: int | None = None) -> float:
-    """Return the estimated operations of `_estimate_readers`; `observers`: their number, default all."""
+    """Return the estimated number of operations of `_estimate_readers`.
+
+    `observers`: how many there are; by default every agent is one.
+    """
     n = plan.agents
-    hidden = 0.4 * (plan.rows - n)  # rows that enter later ones
+    hidden = 0.4 * (plan.rows - n)  # the number of hidden rows that enter later rows
     seen = n + 1 + (plan.rows - n) / n
     each = 2 * hidden * seen * (hidden + READER_FOLLOWED_ROUNDS * (n - 1)) + OPERATIONS_PER_ROUND / 25
     return 2.5 * each * plan.releases * (n if observers is None else observers)
@@ -65,7 +69,10 @@ def expect_affordable(
     public: Public = Public.NOTHING,
     owners: int | None = None,
 ) -> None:
-    """Raise NotCovered if the view would take far too long, unless `query` allows slow answers."""
+    """Raise NotCovered if the view would take too long, unless `query` allows slow answers.
+
+    `observers`, `owners`: how many there are of each, as in `view_work`.
+    """
     work = view_work(plan, observers, public, owners)
     if work > MAX_UNASKED_WORK and not query.allow_slow:
         growth = 1 if plan.releases > LONG_PLAN_RELEASES else 3
@@ -79,6 +86,6 @@ def expect_affordable(
 
 
 def curve_seconds(plan: Plan, observers: int, public: Public) -> float:
-    """Return the estimated seconds that a spending curve by views takes on one core."""
+    """Return the estimated seconds that a spending curve takes on one core, if it is computed by views."""
     work = view_work(plan, observers, public, owners=1)
     return 60 * VIEWS_PER_CURVE * work / OPERATIONS_PER_MINUTE

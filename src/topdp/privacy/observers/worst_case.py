@@ -1,15 +1,16 @@
 """The worst case: the loss of an owner to all other agents together, release by release.
 
 Given all rows of the previous release, the owner's terms in a release are one Gaussian mechanism on its
-gradient, spread over all rows that carry it. `view` covers smaller coalitions, under one more assumption.
+gradient, spread over all rows that carry the gradient. `view` covers smaller coalitions, under one more
+assumption.
 
-**Guarantees.** Observers: all other agents together, who see every row the owner makes in every round (its
-own estimate included, sent or not), all their own rows, gradients and draws, and all random choices of the
-protocol. Only draws that the owner alone knows, and that enter no row of another agent, count as noise. No
-assumption on gradients: they may depend on all that was released before (adaptive composition). Adjacency and
-sensitivity are the exposure's. Exact for Gaussian noise: these observers reach the number. Poisson samples:
-amplification per round, composed by privacy loss distributions, from the private side (add-remove only; no
-amplification under replace-one).
+**Guarantees.** Observers: all other agents together, who see every row that the owner makes in every round
+(its own estimate included, sent or not), all their own rows, gradients and draws, and all random choices of
+the protocol. Only draws that the owner alone knows, and that enter no row of another agent, count as noise.
+No assumption on gradients: they may depend on all that was released before (adaptive composition). Adjacency
+and sensitivity are those of the exposure. The result is exact for Gaussian noise: these observers can attain
+it. With Poisson samples, the amplification of each round is composed by privacy loss distributions, with
+errors on the private side (under add-remove only; there is no amplification under replace-one).
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ from topdp.privacy.basics.refusals import PrivacyError
 from topdp.privacy.observers.observer_filter import whiten
 
 ROUNDS_PER_BATCH = 1024
-# The share of a row's step that counts as rounding when the step is compared with the range of the noise.
+# The share of a row's step that counts as rounding in the test whether noise hides the step at all.
 STEP_ROUNDING = 1e-10
 
 
 @dataclass(frozen=True)
 class WorstCase:
-    """The loss of every owner to all others. `mu` [agents] is nan for owners with Poisson samples.
+    """The loss of every owner to all other agents. `mu` [agents] is nan for owners with Poisson samples.
 
     >>> from topdp.privacy import exposure, worst_case
     >>> import numpy as np
@@ -54,8 +55,8 @@ class WorstCase:
     losses: tuple[Loss, ...]
 
     def epsilon(self, delta: float) -> Floats:
-        """Return [agents]: ε at `delta`; infinite for an agent that sends a gradient without noise."""
-        # All Gaussian losses at once; amplified ones, whose μ is nan here, one by one.
+        """Return ε at `delta` [agents]; it is infinite for an agent that sends a gradient without noise."""
+        # All Gaussian losses are computed at once. Amplified losses, whose μ is nan, are computed one by one.
         epsilon = np.asarray(epsilon_of(np.nan_to_num(self.mu, posinf=np.inf), delta))
         for owner in np.flatnonzero(np.isnan(self.mu)).tolist():
             epsilon[owner] = self.losses[owner].epsilon(delta)
@@ -63,7 +64,7 @@ class WorstCase:
 
 
 def worst_case(plan: Plan, exposure: Exposure) -> WorstCase:
-    """Return what all other agents together learn about one record of each owner.
+    """Return the loss of each owner to all other agents together.
 
     >>> from topdp.privacy import exposure
     >>> import numpy as np
@@ -87,17 +88,19 @@ def worst_case(plan: Plan, exposure: Exposure) -> WorstCase:
 
 
 def composed(information: Floats, batches: Batches, adjacency: Adjacency, sensitivity: float = 1.0) -> Loss:
-    """Return the loss of an owner's releases under fresh noise; all accountants compose rounds by this
-    function.
+    """Return the loss of an owner's releases under fresh noise; all accountants compose rounds by this.
 
-    `information` [releases]: 1/z² of each from round 0 onwards, at sensitivity 1; 0 if nothing was released.
-    Poisson samples: a subsampled Gaussian release in each round, or the loss of a record that is in every
-    round, if that is smaller (given the coins, the record is in some of the rounds; δ(ε) is jointly convex).
-    Under replace-one adjacency only the latter: which pair of data sets is worst for samples under
-    composition is subtle (Lebeda et al. 2024, arXiv:2405.20769).
+    `information` [releases]: 1/z² of each release from round 0 onwards, at sensitivity 1; 0 if nothing was
+    released.
+
+    With Poisson samples, the result is the smaller of two losses. One is that of a subsampled Gaussian
+    release in each round. The other is that of a record that is in every round. It is an upper bound, because
+    the coins put the record into only some of the rounds, and δ(ε) is jointly convex. Under replace-one
+    adjacency, the result is always the second loss, because it is subtle which pair of data sets is the worst
+    for composed samples (Lebeda et al. 2024, arXiv:2405.20769).
     """
     if not (information >= 0).all():
-        raise PrivacyError("Expected information >= 0 for every release, got negative or nan values.")
+        raise PrivacyError(f"Expected information >= 0 for every release, got {information.min()}.")
     unamplified = GaussianLoss(sensitivity * every_round(information, batches.period))
     if not batches.sampled or adjacency != "add-remove":
         return unamplified
@@ -108,22 +111,28 @@ def composed(information: Floats, batches: Batches, adjacency: Adjacency, sensit
 
 
 def every_round(information: Floats, period: int) -> float:
-    """Return μ at unit sensitivity of the worst record that is used once in `period` rounds."""
+    """Return μ at unit sensitivity of the worst record that is used once in `period` rounds.
+
+    `information` [releases]: 1/z² of each release.
+    """
     # μ² = Σ_r 1/z_r² over the rounds that use the record; arXiv:1905.02383, Corollary 3.3
     classes = [information[s::period].sum() for s in range(min(period, len(information)))]
     return float(np.sqrt(max(classes)) * (1 + 1e-14))
 
 
 def every_round_mu(information: Floats, periods: Ints) -> Floats:
-    """Return [agents]: μ at unit sensitivity of each agent's worst record, by `every_round`."""
+    """Return μ at unit sensitivity of each agent's worst record [agents], by `every_round`.
+
+    `information` [releases, agents]: 1/z² of each release. `periods` [agents]: how often a record is used.
+    """
     return np.array([every_round(information[:, i], period) for i, period in enumerate(periods.tolist())])
 
 
 def information(plan: Plan) -> Floats:
-    """Return [releases, agents]: 1/z² of every owner's release in every round, at unit sensitivity.
+    """Return 1/z² of every owner's release in every round, at unit sensitivity [releases, agents].
 
-    1/z² = stepᵀ(BBᵀ)⁺step over the owner's rows of the round, B the standard deviations of the draws that
-    count; infinite when `step` leaves the range of B.
+    1/z² = stepᵀ(BBᵀ)⁺step over the owner's rows of the round, where B contains the standard deviations of the
+    draws that count as noise. It is infinite if `step` is not in the range of B.
     """
     counts, independent = _counting(plan)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
@@ -136,7 +145,7 @@ def information(plan: Plan) -> Floats:
     )
     for start in range(0, plan.releases, ROUNDS_PER_BATCH):
         rounds = slice(start, start + ROUNDS_PER_BATCH)
-        # No draw enters two rows: BBᵀ is diagonal, and 1/z² = Σ_rows (step/std)².
+        # No draw enters two rows, so BBᵀ is diagonal, and 1/z² = Σ_rows (step/std)².
         std = np.where(counts.values[counts.which[rounds]], plan.std.values[plan.std.which[rounds]], 0.0)
         variance = np.square(std).sum(axis=-1)
         with np.errstate(divide="ignore"):
@@ -147,24 +156,30 @@ def information(plan: Plan) -> Floats:
 
 
 def all_draws_count(plan: Plan) -> bool:
-    """Return whether all noise is own noise: then `information` is exact for every observer of all rows."""
+    """Return whether all noise is own noise; `information` is then exact for every observer of all rows."""
     counts, _ = _counting(plan)
     enters = (plan.draw.values >= 0)[plan.draw.which] & (plan.std.values != 0)[plan.std.which]
     return not bool((enters & ~counts.values[counts.which]).any())
 
 
 def _carries(plan: Plan, rounds: slice) -> Bools:
-    """Return [releases, m]: whether the row carries a gradient."""
+    """Return for each release in `rounds` and each row whether it carries its owner's gradient.
+
+    The result is Boolean [releases, m].
+    """
     return np.asarray(plan.carries.values[plan.carries.which[rounds]] & plan.exists[rounds])
 
 
 def _counting(plan: Plan) -> tuple[PerRound, bool]:
-    """Return [kinds, m, v]: whether the draw hides the row's owner; and whether no draw enters two rows."""
+    """Return which draws count as noise for the row's owner, and whether no draw enters two rows.
+
+    The first result has Boolean arrays [m, v], as `Plan.draw`.
+    """
     first = plan.known_by.max(axis=1, initial=-1)
     alone = ((plan.known_by == first[:, None]) | (plan.known_by < 0)).all(axis=1)
-    keeper = np.where(alone, first, -1)
+    only_knower = np.where(alone, first, -1)
     draw = plan.draw.values
-    counts = (draw >= 0) & (keeper[draw] == plan.owner[:, None])
+    counts = (draw >= 0) & (only_knower[draw] == plan.owner[:, None])
     independent = True
     for kind in range(len(draw)):
         entries = draw[kind][draw[kind] >= 0]
@@ -179,7 +194,7 @@ def _counting(plan: Plan) -> tuple[PerRound, bool]:
 
 
 def _shared(plan: Plan, counts: PerRound, carries: Bools, ratio: Floats) -> Floats:
-    """Return `information` for plans whose draws enter several rows; equal rounds are computed once."""
+    """Return `information` for a plan in which draws enter several rows; equal rounds are computed once."""
     result = np.zeros((plan.releases, plan.agents))
     known: dict[Any, Floats] = {}
     for r in np.flatnonzero(plan.rate > 0).tolist():
@@ -203,7 +218,11 @@ def _shared(plan: Plan, counts: PerRound, carries: Bools, ratio: Floats) -> Floa
 
 
 def _release(draw: Ints, std: Floats, step: Floats) -> float:
-    """Return stepᵀ(BBᵀ)⁺step for the rows of one owner in one round."""
+    """Return stepᵀ(BBᵀ)⁺step for the rows of one owner in one round; infinite if noise does not hide `step`.
+
+    `draw`, `std` [rows, v]: the draws of each row and their standard deviations; 0 for draws that do not
+    count.
+    """
     if not step.any():
         return 0.0
     names, column = np.unique(draw, return_inverse=True)
@@ -211,8 +230,8 @@ def _release(draw: Ints, std: Floats, step: Floats) -> float:
     np.add.at(B, (np.arange(len(draw))[:, None], column.reshape(draw.shape)), std)
     C = B @ B.T
     white = whiten(C, C.diagonal())
-    left = np.abs(step[white.null] - white.weights @ step[white.fresh])
-    if (left > STEP_ROUNDING * (step[white.null] + np.abs(white.weights) @ step[white.fresh])).any():
+    exposed = np.abs(step[white.null] - white.weights @ step[white.fresh])
+    if (exposed > STEP_ROUNDING * (step[white.null] + np.abs(white.weights) @ step[white.fresh])).any():
         return np.inf
     D = white.inverse @ step[white.fresh]
     return float(D @ D) * white.guard**2
