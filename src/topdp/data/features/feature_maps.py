@@ -160,28 +160,26 @@ class Scattering:
     """
 
     def __init__(self, height: int, width: int, device: torch.device | str = "cpu") -> None:
-        padded = (
-            _round_up_to_even(height + 2 * MIRRORED_PIXELS),
-            _round_up_to_even(width + 2 * MIRRORED_PIXELS),
-        )
+        # The padded sides are even.
+        tall, wide = (side + side % 2 + 2 * MIRRORED_PIXELS for side in (height, width))
         self._pad = (
             MIRRORED_PIXELS,
-            padded[1] - width - MIRRORED_PIXELS,
+            MIRRORED_PIXELS + width % 2,
             MIRRORED_PIXELS,
-            padded[0] - height - MIRRORED_PIXELS,
+            MIRRORED_PIXELS + height % 2,
         )
 
         def pairs(values: Floats) -> Tensor:  # one real factor for each part of a complex number
             return torch.from_numpy(values).float().unsqueeze(-1).repeat_interleave(2, -1).to(device)
 
-        self._fine = pairs(wavelets(*padded, scale=0))
-        self._coarse = [part.contiguous() for part in _quarters(pairs(wavelets(*padded, scale=1)))]
+        self._fine = pairs(wavelets(tall, wide, scale=0))
+        self._coarse = [part.contiguous() for part in _quarters(pairs(wavelets(tall, wide, scale=1)))]
         self._rows, self._columns = (
             [
-                torch.from_numpy(averages(size, MIRRORED_PIXELS, whole, step)).float().to(device)
+                torch.from_numpy(averages(size, MIRRORED_PIXELS, padded, step)).float().to(device)
                 for step in (1, 2)
             ]
-            for size, whole in zip((height, width), padded, strict=True)
+            for size, padded in ((height, tall), (width, wide))
         )
 
     def __call__(self, images: Tensor) -> Tensor:
@@ -233,10 +231,6 @@ def _wave_modulus(spectrum: Tensor) -> Tensor:
     """Return the modulus of waves at each pixel, given their spectrum as pairs of real numbers."""
     squares = torch.view_as_real(torch.fft.ifft2(torch.view_as_complex(spectrum))).square_()
     return (squares[..., 0] + squares[..., 1]).sqrt_()
-
-
-def _round_up_to_even(size: int) -> int:
-    return size + size % 2
 
 
 def wavelets(height: int, width: int, scale: int) -> Floats:

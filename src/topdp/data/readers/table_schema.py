@@ -18,16 +18,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, final
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PositiveInt,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BaseModel, BeforeValidator, Field, PositiveInt, ValidationError, model_validator
 
 from topdp.base import toml_text
 from topdp.errors import InputError
@@ -68,7 +59,8 @@ def _range(value: Any) -> tuple[float, float]:
     return low, high
 
 
-def _expect_no_other(values: tuple[str, ...]) -> tuple[str, ...]:
+def _categories(value: Any) -> tuple[str, ...]:
+    values = _texts(value)
     if not values or OTHER_CATEGORY in values:
         raise ValueError(f"expected the public values without {OTHER_CATEGORY!r}, which is added")
     return values
@@ -92,10 +84,8 @@ ValueRange = Annotated[tuple[float, float], BeforeValidator(_range)]
 
 
 @final
-class TextColumn(BaseModel):
+class TextColumn(BaseModel, frozen=True, extra="forbid", strict=True):
     """A column of text that becomes token ids: hashed into `vocabulary` ids, or numbered by a public list."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     column: str
     length: PositiveInt = 64
@@ -104,7 +94,7 @@ class TextColumn(BaseModel):
 
 
 @final
-class Schema(BaseModel):
+class Schema(BaseModel, frozen=True, extra="forbid"):
     """The public facts about records.
 
     For a table, `target` is the column to predict, or the columns. If the target is one of several classes,
@@ -120,14 +110,12 @@ class Schema(BaseModel):
     topdp.data.readers.table_schema.SchemaError: schema: no such key 'range'. Did you mean 'ranges'?
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     target: Annotated[str | tuple[str, ...], BeforeValidator(_target)] = ""
     classes: Annotated[Texts, Field(min_length=2)] | None = None
     ranges: dict[str, ValueRange] = {}
-    categories: dict[str, Annotated[Texts, AfterValidator(_expect_no_other)]] = {}
+    categories: dict[str, Annotated[tuple[str, ...], BeforeValidator(_categories)]] = {}
     text: TextColumn | None = None
-    missing: dict[str, Annotated[Any, AfterValidator(_fill)]] = {}
+    missing: dict[str, Annotated[Any, BeforeValidator(_fill)]] = {}
     indicators: Texts = ()
     ignore: Texts = ()
     delimiter: Annotated[str, Field(min_length=1, max_length=1)] | None = None
