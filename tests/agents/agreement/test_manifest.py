@@ -141,7 +141,10 @@ CHANGES = {
     "no links key": (lambda t: t.pop("links"), "links: Field required"),
     "no links": (lambda t: t.update(links=[]), "links"),
     "links of another kind": (lambda t: t.update(links=3), "links: Input should be a valid list"),
-    "stranger": (lambda t: t["links"].append(["ant", "ape"]), "name of a card, got 'ape'"),
+    "stranger": (
+        lambda t: t["links"].append(["ant", "ape"]),
+        "links: expected the name of an agent in the manifest, got 'ape'",
+    ),
     "three ends": (lambda t: t["links"].append(["ant", "bee", "cat"]), "links.4: List should have at most 2"),
     "nested ends": (lambda t: t["links"].append([["ant"], "bee"]), "links.4.0: Input should be a valid str"),
     "self loop": (lambda t: t["links"].append(["ant", "ant"]), "self loops"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -166,11 +166,7 @@ class Manifest:
 
     def number(self, name: str) -> int:
         """Return the agent's number in plans. Raise ManifestError if it is not a member."""
-        if name not in self.names:
-            raise ManifestError(
-                f"Expected an agent of the manifest, got {name!r}.{did_you_mean(name, [*self.names])}"
-            )
-        return self.names.index(name)
+        return _number(self.names, name, "Expected")
 
     def card(self, name: str) -> Card:
         return self.cards[self.number(name)]
@@ -308,15 +304,15 @@ def _parse_section(kind: type[AnySection], tree: Any, *path: str) -> AnySection:
 
 
 def _link(names: list[str], first: str, second: str) -> tuple[int, int]:
-    i, j = sorted((_number(names, first), _number(names, second)))
+    i, j = sorted(_number(names, name, "links: expected") for name in (first, second))
     return i, j
 
 
-def _number(names: list[str], name: str) -> int:
+def _number(names: Sequence[str], name: str, expected: str) -> int:
+    """Return the position of `name`. Raise ManifestError that begins with `expected` if there is none."""
     if name not in names:
-        raise ManifestError(
-            f"links: expected the name of a card, got {name!r:.80}.{did_you_mean(name, names)}"
-        )
+        nearest = did_you_mean(name, [*names])
+        raise ManifestError(f"{expected} the name of an agent in the manifest, got {name!r:.80}.{nearest}")
     return names.index(name)
 
 

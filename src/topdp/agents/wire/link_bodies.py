@@ -93,8 +93,6 @@ class LinkWriter:
         self._lock = asyncio.Lock()
         self._window = asyncio.Semaphore(PIECES_IN_FLIGHT)
         self._outgoing: dict[Key, _PieceCounts] = {}
-        self._unconfirmed: dict[Key, int] = {}
-        self._is_confirming = False
 
     @property
     def is_writing(self) -> bool:
@@ -138,25 +136,20 @@ class LinkWriter:
         async with self._lock:
             if before is not None:
                 before()
-            await self._write(frame)
+            try:
+                await self._stream.write(frame)
+            except LinkEnded as ended:
+                raise self._end_link(ended) from ended
 
     async def end(self) -> None:
         """End the stream after the frame that is being written."""
         async with self._lock:
             await self._stream.end()
 
-    def note_receipt(self, key: Key, count: int) -> bool:
-        """Record that `count` pieces of a body have arrived; return whether to call `send_receipts`."""
-        self._unconfirmed[key] = count
-        begins, self._is_confirming = not self._is_confirming, True
-        return begins
-
-    async def send_receipts(self) -> None:
-        while self._unconfirmed:
-            async with self._lock:
-                (answer, number), count = self._unconfirmed.popitem()
-                await self._write(wire.Frame(received=wire.Received(id=number, answer=answer, pieces=count)))
-        self._is_confirming = False
+    async def send_receipt(self, key: Key, count: int) -> None:
+        """Tell the peer that `count` pieces of a body have arrived."""
+        answer, number = key
+        await self.write(wire.Frame(received=wire.Received(id=number, answer=answer, pieces=count)))
 
     def accept_receipt(self, receipt: wire.Received) -> None:
         """Note how many pieces of a body the peer has, and permit as many further ones."""
@@ -173,9 +166,3 @@ class LinkWriter:
         for item in self._stalls.items():
             if isinstance(item, tuple) and item[0] != "body":
                 self._stalls.note_progress(item)
-
-    async def _write(self, frame: wire.Frame) -> None:
-        try:
-            await self._stream.write(frame)
-        except LinkEnded as ended:
-            raise self._end_link(ended) from ended

@@ -240,8 +240,8 @@ class Link:
         item = ("pending", number) if answer else ("body", number)
         self._stalls.note_progress(item)
         is_complete = body.add(piece)
-        if body.size > PIECE_BYTES and self._writer.note_receipt((answer, number), body.pieces):
-            self._spawn(self._writer.send_receipts())
+        if body.size > PIECE_BYTES:
+            self._spawn(self._writer.send_receipt((answer, number), body.pieces))
         if not is_complete:
             return
         del self._incoming[answer, number]
@@ -319,7 +319,6 @@ class Neighbour:
         self.handshakes = 0  # under way, opened by the neighbour
         self.attempts = 0  # to dial the neighbour, since the last link
         self.problem = "it has not been reached yet"
-        self._is_closed = False
 
     async def open_link(self, timeout: float) -> Link:
         """Return the neighbour's open link, or the next one that opens within `timeout` seconds."""
@@ -345,12 +344,10 @@ class Neighbour:
         finally:
             if self.link is link:
                 self.link = None
-                if not self._is_closed:
-                    self.has_link.clear()
+                self.has_link.clear()
 
     async def close(self) -> None:
         """End the link; requests that wait for a link fail."""
-        self._is_closed = True
         link, self.link = self.link, None
         self.has_link.set()
         if link is not None:
