@@ -88,8 +88,7 @@ def write_atomically(path: Path, content: str | bytes, mode: int = 0o666, durabl
 
 @contextmanager
 def atomic_path(path: Path, mode: int = 0o666, durable: bool = True) -> Iterator[Path]:
-    """Yield a temporary path beside `path`, for writers that need a path. Rename it to `path` if the body
-    succeeds.
+    """Yield a temporary path beside `path` for a writer. If the body succeeds, rename it to `path`.
 
     If the body fails, remove the temporary file. `mode` and `durable`: as for `write_atomically`.
     """
@@ -118,9 +117,7 @@ def make_folder(path: Path) -> None:
 
 @contextmanager
 def remove_new_folders_on_error(path: Path) -> Iterator[None]:
-    """If the body fails, remove the folder `path` and those of its parents that the body created, if
-    empty.
-    """
+    """If the body fails, remove the folder `path` and its parents if they are new and empty."""
     new_folders = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:
         yield
@@ -133,8 +130,7 @@ def remove_new_folders_on_error(path: Path) -> Iterator[None]:
 
 @contextmanager
 def exclusive_lock(path: Path) -> Iterator[bool]:
-    """Hold the lock on `path`, a folder or a file, while the body runs. The file is created if it does not
-    exist.
+    """Hold the lock on the folder or file `path` while the body runs. Create the file if it does not exist.
 
     Raise `LockHeldError` at once if another process holds the lock. The operating system releases the lock
     when the process ends, even if it is killed. Yield True if the lock is held. Yield False if the file

@@ -8,9 +8,7 @@ from typing import Any
 
 
 def lazy_exports(package: str, exports: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
-    """Return the function `__getattr__` for `package`. `exports` maps its modules to the names that they
-    export.
-    """
+    """Return `__getattr__` for `package`. `exports` maps its modules to the names that they export."""
     modules = {name: module for module, names in exports.items() for name in names}
 
     def get(name: str) -> Any:

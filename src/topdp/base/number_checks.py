@@ -9,8 +9,7 @@ from topdp.errors import InputError
 
 
 def expect_count(name: str, count: SupportsIndex, least: int = 1) -> int:
-    """Return `count` as an int. Raise InputError, with `name`, unless it is a whole number of at least
-    `least`.
+    """Return `count` as an int. Raise InputError unless it is a whole number of at least `least`.
 
     >>> expect_count("releases", 0)
     Traceback (most recent call last):

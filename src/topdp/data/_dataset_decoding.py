@@ -74,9 +74,7 @@ def read_idx(path: Path) -> Bytes:
 
 
 def idx_files(folder: Path) -> Arrays | None:
-    """Return the arrays in the four files of MNIST and Fashion-MNIST under their original names, with or
-    without `.gz`.
-    """
+    """Return the arrays in the four files of MNIST or Fashion-MNIST, with or without the suffix `.gz`."""
     stems = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
     # The name as downloaded, as unpacked, and with the dot that some unpackers write instead of the dash.
     spellings = [
@@ -90,9 +88,7 @@ def idx_files(folder: Path) -> Arrays | None:
 
 
 def csv_files(folder: Path) -> Arrays | None:
-    """Return the arrays in `mnist_train.csv` and `mnist_test.csv`: a header, then a label and 784 pixels a
-    line.
-    """
+    """Return the arrays in `mnist_train.csv` and `mnist_test.csv`: below a header, a label and 784 pixels."""
     paths = _find_files(folder, [("mnist_train.csv",), ("mnist_test.csv",)])
     if paths is None:
         return None
@@ -101,9 +97,7 @@ def csv_files(folder: Path) -> Arrays | None:
 
 
 def cifar_batches(folder: Path) -> Arrays | None:
-    """Return the arrays in CIFAR-10's binary version: six files of records, each a label byte and 3,072
-    pixels.
-    """
+    """Return the arrays in CIFAR-10's binary version: per record, a label byte and 3,072 pixels."""
     names = [*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"]
     paths = _find_files(folder, [(name,) for name in names])
     if paths is None:
@@ -161,8 +155,9 @@ def breast_cancer(folder: Path) -> Arrays | None:
 
 
 def diabetes(folder: Path) -> Arrays | None:
-    """Return the arrays in scikit-learn's `diabetes_data_raw.csv.gz` (ten numbers per line) and
-    `diabetes_target.csv.gz`.
+    """Return the arrays in scikit-learn's `diabetes_data_raw.csv.gz` and `diabetes_target.csv.gz`.
+
+    The lines of the first file have ten numbers, those of the second file one.
     """
     files = [folder / "diabetes_data_raw.csv.gz", folder / "diabetes_target.csv.gz"]
     if not all(file.is_file() for file in files):
@@ -174,8 +169,7 @@ def diabetes(folder: Path) -> Arrays | None:
 
 
 def spam_assassin(folder: Path) -> Arrays | None:
-    """Return the arrays in the JSON files of messages, one file each with `text` and `group`. Label 1 is
-    spam.
+    """Return the arrays in JSON files with one message each, with its `text` and `group`. Label 1 is spam.
 
     Only the subject and the body of a message are used, because other headers reveal when and where the mail
     was gathered. Markup is removed. Only ASCII is read, so that ids are the same under every version of

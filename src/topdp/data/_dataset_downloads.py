@@ -203,9 +203,7 @@ def _read_verified(entry: CatalogueEntry, folder: Path, where: str) -> decoding.
 
 
 def _read_folder(entry: CatalogueEntry, folder: Path) -> decoding.Arrays | None:
-    """Return the arrays in `folder`, from plain files or else from a package archive; None if it has
-    neither.
-    """
+    """Return the arrays in `folder`, from plain files or else from a package archive; or return None."""
     if not folder.is_dir():
         return None
     arrays = _read_files(entry, folder)
@@ -221,9 +219,7 @@ def _read_folder(entry: CatalogueEntry, folder: Path) -> decoding.Arrays | None:
 
 @contextmanager
 def _temporary_folder(entry: CatalogueEntry) -> Iterator[Path]:
-    """Yield a temporary folder beside the cached data sets. Raise DiskError if the disk is full or
-    read-only.
-    """
+    """Yield a temporary folder in the cache. Raise DiskError if the disk is full or read-only."""
     cache = cache_folder()
     # The archive, its unpacked files and the arrays exist at the same time.
     with translate_disk_errors(cache, 4 * entry.bytes):

@@ -98,8 +98,7 @@ def load(
     schema: Schema | None = None,
     test: str | os.PathLike[str] | None = None,
 ) -> Dataset:
-    """Return the data set `name`: one of `CATALOGUE`, fetched and verified, or the user's own records at a
-    path.
+    """Return the data set `name` of `CATALOGUE`, fetched and verified, or the user's own records at a path.
 
     If a path has the same spelling as a name of the catalogue, the name takes precedence; write `./mnist` for
     a folder. A path leads to `.npz` arrays, tables or folders of images (`readers.record_paths`). `schema`

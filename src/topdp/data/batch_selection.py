@@ -132,9 +132,7 @@ def _cycles(batches: tuple[Batches, ...], seed: int, device: str) -> tuple[Tenso
 
 @lru_cache(maxsize=8)
 def _poisson_settings(batches: tuple[Batches, ...], device: str) -> tuple[Ints, Floats, int, Tensor]:
-    """Return the record counts [n, 1] and rates [n, 1] of all agents, the largest divisor, and all divisors
-    [n].
-    """
+    """Return the record counts and rates [n, 1], the largest divisor, and the divisors [n] of all agents."""
     N = np.array([batch.records for batch in batches])[:, None]
     q = np.array([batch.rate for batch in batches])[:, None]
     return N, q, max(batch.divisor for batch in batches), _divisor(batches, device)

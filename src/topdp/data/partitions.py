@@ -19,8 +19,7 @@ from topdp.plan.random_streams import stream
 
 
 def partition(labels: AnyArray, agents: int, kind: str, seed: int, **options: Any) -> list[Ints]:
-    """Return the record indices of each of `agents` agents, dealt out by the partition `kind` of
-    `PARTITIONS`.
+    """Return the record indices of each agent, dealt out by the partition `kind` of `PARTITIONS`.
 
     `labels`: the target of each record. `options`: the further parameters of the partition.
 

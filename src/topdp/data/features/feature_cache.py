@@ -164,9 +164,7 @@ def _file_header(shape: tuple[int, ...]) -> bytes:
 def _write_chunks(
     path: Path, shape: tuple[int, ...], computed: Iterator[FeatureChunk]
 ) -> Iterator[FeatureChunk]:
-    """Yield the chunks in `computed` and write them to the cache. If that fails, warn, and yield them all the
-    same.
-    """
+    """Yield the chunks in `computed`, and write them to the cache. If writing fails, warn and continue."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with atomic_path(path, mode=0o600) as temporary, temporary.open("wb") as file:

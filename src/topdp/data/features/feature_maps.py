@@ -1,5 +1,4 @@
-"""Feature maps by name: functions that turn a record into the input of a model. Also the scattering
-transform.
+"""Feature maps by name, which turn a record into the input of a model, and the scattering transform.
 
 A feature map is fixed before data are read, and it processes one record at a time. It therefore costs no
 privacy: a record changes only its own features. A user's own map is in `user_features`.

@@ -22,9 +22,7 @@ from topdp.errors import DataError
 DELIMITERS = ",;\t|"
 TABLE_SUFFIXES = (".csv", ".tsv", ".txt", ".parquet", ".pq")
 MISSING_SPELLINGS = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
-"""How files spell a missing value, in upper or lower case. A category that a schema lists is never
-missing.
-"""
+"""How files spell a missing value, in upper or lower case. A listed category is never missing."""
 MAX_PREVIEW_VALUES = 12
 """A preview lists the distinct values of a column if there are at most this many."""
 
@@ -236,9 +234,7 @@ def _frame_values(column: Any) -> AnyArray:
 
 
 def is_missing(values: AnyArray, listed: tuple[str, ...] = ()) -> Bools:
-    """Return a Boolean array: for each of `values`, whether it is missing. The texts in `listed` never
-    are.
-    """
+    """Return a Boolean array: for each value, whether it is missing. The texts in `listed` never are."""
     if values.dtype.kind == "f":
         return np.isnan(values)
     if values.dtype.kind in "uib":
@@ -273,8 +269,7 @@ def as_text(value: object) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnPreview:
-    """The content of one column: how many values are missing, and the least, the largest and the distinct
-    ones.
+    """The content of one column: the number of missing values, the least, largest and distinct values.
 
     `values` is empty if there are more than `MAX_PREVIEW_VALUES` distinct values.
     """

@@ -20,8 +20,7 @@ logger = logging.getLogger("topdp.data")
 
 
 def read_items(source: Any, what: str) -> tuple[Tensor, Tensor]:
-    """Return the inputs and the targets of a `Dataset` of pairs, or of a `DataLoader`, which is iterated over
-    once.
+    """Return the inputs and targets of a `Dataset` of pairs, or of a `DataLoader`, iterated over once.
 
     A random transform is drawn once and not in every round. The order of records is that of the loader: a
     loader that shuffles gives another order in each call. A loader that drops its last batch omits records.
