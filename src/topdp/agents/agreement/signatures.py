@@ -35,22 +35,20 @@ class NoticeError(ValueError):
 
 @dataclass(frozen=True)
 class RowSignatures:
-    """Makes and verifies the signatures of rows for one agent. Without an identity, signatures are empty."""
+    """Makes and verifies the signatures of rows for one agent."""
 
     name: str
     manifest: Manifest
-    identity: Identity | None
+    identity: Identity
     directory: CardDirectory | None = None  # the successors of the manifest's cards
 
     def sign(self, receiver: str, round: int, digest: str) -> bytes:
         """Return this agent's signature of a row for `receiver` with this digest."""
-        if self.identity is None:
-            return b""
         return self.identity.sign(self._signed_bytes(self.name, receiver, round, digest))
 
     def verify_own(self, receiver: str, round: int, digest: str, signature: bytes) -> bool:
-        """Return whether this agent signed that row; True without an identity, which permits no check."""
-        return self.identity is None or self.verify(self.name, receiver, round, digest, signature)
+        """Return whether this agent signed that row."""
+        return self.verify(self.name, receiver, round, digest, signature)
 
     def verify(self, sender: str, receiver: str, round: int, digest: str, signature: bytes) -> bool:
         """Return whether `sender` signed that row with the key of any of its cards."""
