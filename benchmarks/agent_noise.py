@@ -64,7 +64,7 @@ def agent() -> tuple[AgentContext, int]:
 def round_of(mine: AgentContext, draws: AgentDraws) -> Callable[[], object]:
     part = mine.part
     own = {part.agent: mine.start}
-    received = {row: mine.start.clone() for row in part.read_rows(0).values()}
+    received = {row: mine.start.clone() for row in part.read_rows[0].values()}
     return lambda: make_rows(part, 1, own, received, mine.gradients, draws)
 
 

@@ -58,7 +58,7 @@ def messages(made, draws):
     """The hidden rows of round 2, made of the longest that are taken; and what they are made of."""
     kit = made.context(0)
     part, own = kit.part, {row: longest(kit, row) for row in kit.part.own_rows(1)}
-    received = {row: longest(kit, row) for row in part.read_rows(1).values()}
+    received = {row: longest(kit, row) for row in part.read_rows[1].values()}
     rows = make_rows(part, 2, own, received, None, draws)
     return kit, {row: value for row, value in rows.items() if row >= part.plan.agents}, {**received, **own}
 
@@ -111,7 +111,7 @@ def test_no_hidden_row_is_ever_too_long_whatever_neighbours_send(tmp_path, guara
             row: value if plan.memories[row] else shorten(value, kit.limits.limit_of(round, row))
             for row, value in rows.items()
         }
-        received = {row: longest(kit, row, round) for row in part.read_rows(round).values()}
+        received = {row: longest(kit, row, round) for row in part.read_rows[round].values()}
 
 
 def test_a_row_longer_than_its_round_allows_is_refused_and_one_as_long_is_taken(tmp_path):
@@ -120,7 +120,7 @@ def test_a_row_longer_than_its_round_allows_is_refused_and_one_as_long_is_taken(
     async def scene():
         agent, task = await alone(made, 0, Wire())
         kit = agent.context
-        (peer, row), *_ = ((made.names[k], row) for k, row in kit.part.read_rows(1).items())
+        (peer, row), *_ = ((made.names[k], row) for k, row in kit.part.read_rows[1].items())
         agent._check_row(peer, 1, row_payload.encode(longest(kit, row).numpy()))
         assert kit.limits.limit_of(1, row) < 1e4
         # Two ways to add up squares differ in the last digits: honest rows that were made shorter are taken.

@@ -30,10 +30,7 @@ class NoticeStore:
         if earlier is not None:
             return "known" if earlier == notice.text else "another"
         with self.ledger.database.transaction() as db:
-            db.execute(
-                f"INSERT INTO statements ({NOTICE_COLUMNS}) VALUES (?, ?, ?, ?, ?)",
-                astuple(notice),
-            )
+            db.execute(f"INSERT INTO statements ({NOTICE_COLUMNS}) VALUES (?, ?, ?, ?, ?)", astuple(notice))
         return "new"
 
     def text(self, author: str, run: str, about: str) -> str | None:

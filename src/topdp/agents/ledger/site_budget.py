@@ -29,12 +29,7 @@ from operator import itemgetter
 from pathlib import Path
 
 from topdp.agents.ledger.ledger_database import READ_ERRORS, connect, execute_file, transaction
-from topdp.agents.ledger.ledger_entries import (
-    LedgerError,
-    TamperedError,
-    finite_or_none,
-    infinite_if_none,
-)
+from topdp.agents.ledger.ledger_entries import LedgerError, TamperedError, finite_or_none, infinite_if_none
 from topdp.agents.ledger.record_fingerprints import DataFingerprint
 from topdp.errors import BudgetError, TopdpError, TrustError
 

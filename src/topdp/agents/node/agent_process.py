@@ -33,7 +33,7 @@ from topdp.agents.runtime.agent import Agent, AgentOutcome
 from topdp.agents.runtime.agent_context import PrivateFiles, build_context
 from topdp.agents.runtime.agent_hooks import AgentHooks
 from topdp.agents.runtime.agent_timing import StartTiming
-from topdp.agents.wire.link_refusals import quoted
+from topdp.agents.wire.link_refusals import RefusalLog, quoted
 from topdp.agents.wire.transport import end_all
 from topdp.errors import DataError, ExitCode, TopdpError
 from topdp.runs.named_records import named_schema
@@ -69,7 +69,8 @@ def run(
 ) -> AgentOutcome:
     """Run an agent until its last round, or until it is stopped.
 
-    `log_filter` names the agent in log lines. `hooks`: what development replaces; None in production.
+    `log_filter` names the agent in log lines. `hooks`: replacements of steps for development; None in
+    production.
     """
     return asyncio.run(_AgentProcess(options, log_filter or AgentLogFilter(), hooks).run())
 
@@ -83,25 +84,19 @@ class _AgentProcess:
         torch.set_num_threads(1)
         manifest = read_manifest(options.manifest)
         self.identities = card_succession.load_identities(options.identity)
-        first = self.identities[0]  # its key derives what must stay the same after a renewal
+        first = self.identities[0]  # its key derives secrets that must stay the same after a renewal
         name, number = first.card.name, manifest.number(first.card.name)
         meta = _read_ledger_meta(options.state, options.upgrade)
         self.identity = card_updates.choose_identity(manifest, self.identities, meta)
-        own = card_updates.successors_after(
-            card_succession.load_successors(options.identity),
-            card_succession.card_digest(manifest.card(name)),
-        )
-        self.directory = card_updates.restore_directory(manifest, meta, own[: card_succession.MAX_SUCCESSORS])
-        log_filter.agent = name
+        own = card_updates.renewals(options.identity, manifest, name)
+        self.directory = card_updates.restore_directory(manifest, meta, own)
+        log_filter.agent, self.log = name, RefusalLog(name)
         epsilon = _own_budget(options, manifest, name)
         setup = RunSetup.of(manifest)
         self.timing.end_stage("plan")
         if ":" in manifest.config.model.name:
-            model = quoted(manifest.config.model.name)
-            words = (
-                "%s: the manifest names code of this machine, which is imported and called: model.name = %s"
-            )
-            logger.warning(words, name, model, extra={"event": "code"})
+            words = "the manifest names code of this machine, which is imported and called: model.name ="
+            self.log.note("code", f"{words} {quoted(manifest.config.model.name)}")
         self.dataset = _load_records(options.data, manifest)
         self.records = inputs, targets = self.dataset.train()
         self.timing.end_stage("data")
@@ -117,7 +112,7 @@ class _AgentProcess:
             progress=_log_features,
         )
         self.timing.end_stage("features and account")
-        # One gradient before the first greeting reports faults of the model or the data.
+        # One gradient before the first greeting, so that faults of the model or the data are reported.
         self.context.gradients.mean(0, self.context.start)
         self.timing.end_stage("first gradient")
         self.evaluation = None if options.evaluate is None else self._owner_evaluation(options.evaluate)
@@ -126,10 +121,10 @@ class _AgentProcess:
         """Return the evaluation of this agent's model for its owner."""
         from topdp.agents.node.owner_evaluation import OwnerEvaluation
 
-        name = self.context.name
-        evaluation = OwnerEvaluation(self.context.setup, self.dataset, name, every)
-        words = "%s: evaluates every %d rounds on %d %s records of its own: for its owner, not for publishing"
-        logger.info(words, name, every, evaluation.records, evaluation.on, extra={"event": "evaluate"})
+        evaluation = OwnerEvaluation(self.context.setup, self.dataset, self.context.name, every)
+        records = f"{evaluation.records} {evaluation.on} records of its own"
+        words = f"evaluates every {every} rounds on {records}: for its owner, not for publishing"
+        self.log.note("evaluate", words, logging.INFO)
         return evaluation
 
     def _open(self) -> Agent:
@@ -156,15 +151,14 @@ class _AgentProcess:
             start_choices.record_upgrade(agent.ledger)
         if amended is not None and last_round is not None:
             agent.ledger.end_with(last_round, [name for name in manifest.names if name not in amended.names])
-            words = "%s: this run was amended: it ends with round %d"
-            logger.info(words, agent.name, last_round, extra={"event": "amended"})
+            words = f"this run was amended: it ends with round {last_round}"
+            self.log.note("amended", words, logging.INFO)
         return agent
 
     async def run(self) -> AgentOutcome:
         options, agent = self.options, self._open()
         self.timing.end_stage("links and ledger")
-        ready = {"agent": agent.name, "event": "ready"}
-        logger.info("%s: ready after %s", agent.name, self.timing.describe(), extra=ready)
+        self.log.note("ready", f"ready after {self.timing.describe()}", logging.INFO)
         shutdown = Shutdown(agent.stop, agent.ledger.close)
         shutdown.listen()
         async with AsyncExitStack() as stack:
@@ -192,14 +186,14 @@ class _AgentProcess:
 
 
 def _own_budget(options: AgentOptions, manifest: Manifest, name: str) -> float | None:
-    """Return the agent's own budget: the option, or what an earlier run has left, whichever is smaller."""
+    """Return the agent's own budget: the smaller of the option and the rest of an earlier run's budget."""
     amendments.expect_all_signed(manifest)
     remaining = carry_budget_over(manifest, name, options.after, options.identity)
     return min((budget for budget in (remaining, options.epsilon) if budget is not None), default=None)
 
 
 def _read_ledger_meta(state: Path, upgrade: bool) -> dict[str, str]:
-    """Return the facts in the ledger of a state folder; none if it cannot be read: `Agent` reports why."""
+    """Return the facts in the ledger of a state folder; none if it cannot be read (`Agent` reports why)."""
     try:
         ledger = Ledger(state, writable=False)
     except (LedgerError, TamperedError):

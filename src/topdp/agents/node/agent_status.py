@@ -194,7 +194,7 @@ def read_status(state: Path) -> dict[str, Any]:
     status = ProcessStatus.read(state)
     if facts["budget"] is None and status is not None:  # the ledger of a version that did not record budgets
         facts["budget"] = status.budget
-    facts |= {"paused": OperatorOrders(state).since(PAUSE_FILE), **_process_facts(status)}
+    facts |= {"paused": OperatorOrders(state).given_at(PAUSE_FILE), **_process_facts(status)}
     if facts["rounds"] is not None and facts["ends"] is not None:  # the process may not know the end yet
         facts["rounds"] = min(facts["rounds"], max(facts["ends"], facts["round"]))
     return facts

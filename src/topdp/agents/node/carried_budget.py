@@ -2,9 +2,9 @@
 
 **Guarantees.** Privacy costs compose: a run that ends early has sent a part of the rows that its account
 covers, and the new run begins at the public start. So both together are (ε₁ + ε₂, δ₁ + δ₂)-private
-(sequential composition), under the conditions of "A run that is amended" in docs/privacy.md. As ε₁ counts the
-larger of the amendment's value and that of the agent's own ledger, which must be complete and the newest. An
-agent that the amendment omits does not begin, and of two amendments only one is run.
+(sequential composition), under the conditions of "A run that is amended" in docs/privacy.md. ε₁ is the larger
+of the amendment's value and that of the agent's own ledger, which must be complete and the newest. An agent
+with an earlier run that the amendment omits does not start. Only one of two amendments can run.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from topdp.errors import BudgetError, InputError, TrustError
 def carry_budget_over(manifest: Manifest, name: str, state: Path | None, identity: Path) -> float | None:
     """Return ε that `name` may spend under an amendment, by its ledger in `state`; None for a new member.
 
-    From then on the rest of that budget belongs to this amendment alone.
+    From then on, only this amendment can use the rest of that budget.
     """
     amendment = manifest.amends
     if amendment is None and state is not None:

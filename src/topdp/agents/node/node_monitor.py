@@ -1,7 +1,7 @@
-"""The monitor beside an agent, in its process: takes up orders, writes the status file, logs progress.
+"""The monitor of an agent, in its process: executes orders, writes the status file and logs progress.
 
-It polls orders, writes the status when it changes, and logs progress every `report` seconds. It decides
-nothing about the run: the agent itself asks, before each release, whether it is paused.
+It polls orders, writes the status when it changes, and logs progress every `report` seconds. It does not
+control the run: before each release, the agent itself checks whether it is paused.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class NodeMonitor:
         """`stop` asks the process to end. `report`: seconds between two lines of progress; 0: none."""
         self.agent, self.orders, self.stop = agent, orders, stop
         self.report, self.evaluation = report, evaluation
-        self.scores: dict[str, Any] | None = None  # the newest ones
+        self.scores: dict[str, Any] | None = None  # of the newest evaluation
         self._birth = process_birth(os.getpid())
         self._written_at = self._reported_at = 0.0
         self._written: ProcessStatus | None = None
@@ -83,7 +83,7 @@ class NodeMonitor:
             await asyncio.sleep(POLL_SECONDS)
 
     def poll(self) -> None:
-        """Take up orders, write the status, and log progress when it is due."""
+        """Execute orders, write the status if it has changed, and log progress if it is due."""
         agent = self.agent
         if not agent.loop.stopping.is_set() and self.orders.take_stop():
             self._log("asked to stop", "stop")
@@ -171,8 +171,6 @@ class NodeMonitor:
         logger.info("%s: %s", name, words, extra=extra)
 
 
-def _stable_fields(status: ProcessStatus) -> tuple[object, ...]:
+def _stable_fields(status: ProcessStatus) -> dict[str, Any]:
     """Return the fields whose changes are written at once."""
-    waits = tuple(status.waits_for.items())
-    scored_round = status.scores and status.scores["round"]
-    return status.state, status.round, waits, scored_round, status.code
+    return status.model_dump(exclude={"written", "heard"})

@@ -1,8 +1,8 @@
 """Orders to an agent from another shell, as files in its state folder instead of signals or sockets.
 
-Files work with paths of any length, across containers that share the folder, and while no agent runs. `pause`
-outlives a restart because its file does. Write access to the folder permits giving orders: the folder is made
-for its owner alone, and a file of another user is ignored.
+Files work with paths of any length, across containers that share the folder, and while no agent runs. An
+agent stays paused after a restart, because the file remains. Anyone with write access to the folder may give
+orders: only its owner has access, and a file of another user is ignored.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class OperatorOrders:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._foreign: set[str] = set()
+        self._reported_orders: set[str] = set()  # orders of other users that were logged
 
     # For the agent
 
-    def since(self, order: str) -> float | None:
-        """Return when the order was given, by the time of its file; None if it is not given.
+    def given_at(self, order: str) -> float | None:
+        """Return the time of the order's file, in seconds since the epoch; None if there is no such order.
 
         Only files of the user of this process, or of root, are orders.
         """
@@ -43,10 +43,10 @@ class OperatorOrders:
             return None
         if stat.S_ISREG(status.st_mode) and status.st_uid in (os.geteuid(), 0):
             return status.st_mtime
-        if order not in self._foreign:
-            self._foreign.add(order)
+        if order not in self._reported_orders:
+            self._reported_orders.add(order)
             logger.warning(
-                "%s is not obeyed: it is no file of this process's user; check who can write to %s",
+                "%s is not obeyed: it belongs to another user or is no plain file; check who can write to %s",
                 path,
                 self.folder,
                 extra={"event": "foreign order"},
@@ -54,11 +54,11 @@ class OperatorOrders:
         return None
 
     def is_paused(self) -> bool:
-        return self.since(PAUSE_FILE) is not None
+        return self.given_at(PAUSE_FILE) is not None
 
     def take_stop(self) -> bool:
         """Return whether to stop, once: an order is for the process that read it, not for the next one."""
-        if self.since(STOP_FILE) is None:
+        if self.given_at(STOP_FILE) is None:
             return False
         (self.folder / STOP_FILE).unlink(missing_ok=True)
         return True
@@ -68,7 +68,7 @@ class OperatorOrders:
     def give(self, order: str) -> bool:
         """Give an order. Return whether it is new."""
         self._expect_owner()
-        if self.since(order) is not None:
+        if self.given_at(order) is not None:
             return False
         text = json.dumps({"order": order, "since": time.time()}) + "\n"
         write_atomically(self.folder / order, text, mode=0o600)

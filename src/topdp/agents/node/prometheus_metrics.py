@@ -1,6 +1,6 @@
-"""Metrics of an agent for Prometheus, on loopback only. Read-only; none is computed from data.
+"""Metrics of an agent for Prometheus, on loopback only. No metric is computed from data.
 
-The server has threads of its own. The ledger is for one thread, so metrics are read in the agent's.
+The server has its own threads. Only the agent's thread may use the ledger, so that thread reads the metrics.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from topdp.agents.ledger.ledger_entries import LedgerError, infinite_if_none
 from topdp.agents.runtime.agent import Agent
 from topdp.errors import UnavailableError
 
-LOOPBACK_ADDRESS = "127.0.0.1"  # a proxy can make them available elsewhere
+LOOPBACK_ADDRESS = "127.0.0.1"  # a proxy can serve the metrics on other addresses
 SCRAPE_TIMEOUT_SECONDS = 5.0
-LINK_EVENTS = ("linked", "lost", "replaced")  # events of links that are no refusals
+LINK_EVENTS = ("linked", "lost", "replaced")  # events that are no refusals
 
 MetricFamily = GaugeMetricFamily | CounterMetricFamily
 
@@ -56,13 +56,11 @@ def metric_families(agent: Agent) -> Iterator[MetricFamily]:
     yield gauge("topdp_seconds", "Seconds by part.", agent.loop.timing.seconds, "part")
     yield gauge("topdp_owed", "Rows that a neighbour has not acknowledged.", owed, "peer")
     yield gauge("topdp_quarantined", "1 if a neighbour is quarantined.", distrusted, "peer")
-    yield gauge(
-        "topdp_rounds_planned",
-        "Rounds of the plan, round 0 included.",
-        {"": agent.context.part.plan.releases},
-    )
+    releases = agent.context.part.plan.releases
+    yield gauge("topdp_rounds_planned", "Rounds of the plan, round 0 included.", {"": releases})
     yield gauge("topdp_paused", "1 while a person has paused releases.", {"": float(agent.loop.paused())})
-    yield gauge("topdp_ledger_bytes", "Size of the ledger on disk.", {"": _ledger_bytes(agent)})
+    ledger_bytes = sum(file.stat().st_size for file in agent.folder.glob(f"{LEDGER_FILE}*"))
+    yield gauge("topdp_ledger_bytes", "Size of the ledger on disk.", {"": ledger_bytes})
     now = time.time()
     silent = {peer: max(0.0, now - heard) for peer, heard in peers.heard_at.items()}
     yield gauge("topdp_silent_seconds", "Seconds since the last message of a neighbour.", silent, "peer")
@@ -89,11 +87,6 @@ def _refusals(agent: Agent) -> CounterMetricFamily:
         if reason not in LINK_EVENTS:
             family.add_metric([agent.name, peer, reason], count)
     return family
-
-
-def _ledger_bytes(agent: Agent) -> int:
-    """Return the size of the ledger with SQLite's files beside it."""
-    return sum(file.stat().st_size for file in agent.folder.glob(f"{LEDGER_FILE}*"))
 
 
 class AgentCollector(Collector):

@@ -1,4 +1,4 @@
-"""The end of an agent's process on a signal: in order if possible, within a stated time in any case.
+"""The end of an agent's process on a signal: orderly if possible, and always within a fixed time.
 
 The first SIGTERM or SIGINT asks the agent to end; a second one ends the process at once. If the agent has not
 ended `AGENT_SHUTDOWN_SECONDS` after the first, the log names the tasks that hang, and the process exits. The
@@ -38,7 +38,7 @@ class Shutdown:
 
     def __init__(self, stop: Callable[[], None], close: Callable[[], None]) -> None:
         self.stop, self.close = stop, close
-        self.asked = False
+        self.is_stopping = False
 
     def listen(self) -> None:
         """Handle signals in the running event loop from now on."""
@@ -47,31 +47,31 @@ class Shutdown:
             self._loop.add_signal_handler(number, self.ask, number)
 
     def ask(self, number: int) -> None:
-        """Handle one more signal."""
-        if self.asked:
-            self._end(f"{signal.Signals(number).name} once more: ends at once")
-        self.asked = True
-        self._loop.call_later(AGENT_SHUTDOWN_SECONDS, self._hung)
+        """Handle a signal: ask the agent to stop at the first one, exit at the second."""
+        if self.is_stopping:
+            self._exit_now(f"second signal ({signal.Signals(number).name}): the process exits immediately")
+        self.is_stopping = True
+        self._loop.call_later(AGENT_SHUTDOWN_SECONDS, self._exit_late)
         watcher = threading.Timer(
-            AGENT_SHUTDOWN_SECONDS + BLOCKED_LOOP_SECONDS, self._blocked, [threading.get_ident()]
+            AGENT_SHUTDOWN_SECONDS + BLOCKED_LOOP_SECONDS, self._exit_blocked, [threading.get_ident()]
         )
         watcher.daemon = True
         watcher.start()
         self.stop()
 
-    def _hung(self) -> NoReturn:
+    def _exit_late(self) -> NoReturn:
         for task in asyncio.all_tasks(self._loop):
-            logger.error("asked to stop, and still at work: %s", named(task), extra={"event": "shutdown"})
-        self._end(f"asked to stop, and had not ended after {AGENT_SHUTDOWN_SECONDS:g} s: ends the hard way")
+            logger.error("asked to stop, but still running: %s", named(task), extra={"event": "shutdown"})
+        self._exit_now(f"did not end within {AGENT_SHUTDOWN_SECONDS:g} s after it was asked to stop: exits")
 
-    def _blocked(self, thread: int) -> NoReturn:
-        """Exit, in a thread of its own. The ledger is not closed: it belongs to the thread that hangs."""
+    def _exit_blocked(self, thread: int) -> NoReturn:
+        """Exit from another thread. The ledger is not closed, because it belongs to the thread that hangs."""
         frame = sys._current_frames().get(thread)
         where = "".join(traceback.format_stack(frame)[-3:]) if frame else "nowhere"
-        logger.error("asked to stop, and hangs:\n%s", where, extra={"event": "shutdown"})
+        logger.error("asked to stop, but its event loop is blocked:\n%s", where, extra={"event": "shutdown"})
         exit_now(ExitCode.INTERRUPTED)
 
-    def _end(self, words: str) -> NoReturn:
+    def _exit_now(self, words: str) -> NoReturn:
         logger.error("%s; the same command continues", words, extra={"event": "shutdown"})
         try:
             self.close()
@@ -82,15 +82,15 @@ class Shutdown:
 def exit_now(code: int) -> NoReturn:
     """End the process now, without waiting for computing threads or Python's own cleanup."""
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):  # its reader is gone
+        with suppress(OSError, ValueError):  # the reader of the stream has closed it
             stream.flush()
     os._exit(code)
 
 
 def exit_without_cleanup(code: int) -> None:
-    """Make this program end without cleanup: all is on disk, and unloading torch and gRPC takes seconds.
+    """Make this program end without cleanup. All results are on disk, and unloading torch takes seconds.
 
-    Does nothing unless the command `topdp` is running, so not in tests.
+    It has an effect only if the command `topdp` is running, so not in tests.
     """
     main = sys.modules.get("__main__")
     spec = getattr(main, "__spec__", None)

@@ -159,7 +159,7 @@ class Agent:
         """Raise PayloadError if the bytes are no row of this federation, or its norm exceeds the limit."""
         number = self.context.manifest.number(peer)
         # With live pairing, a partner sends its estimate.
-        row = self.context.part.read_rows(round).get(number, number)
+        row = self.context.part.read_rows[round].get(number, number)
         self.context.decode(body, self.context.limits.accepted_norm(round, row))
 
     def _resume_from_mark(self) -> bool:

@@ -48,7 +48,7 @@ class PlanPart:
         _ = self.partner
         for r in range(1, self.plan.releases):
             available = {self.agent: set(self.own_rows(r - 1))}
-            available |= {sender: {row} for sender, row in self.read_rows(r - 1).items()}
+            available |= {sender: {row} for sender, row in self.read_rows[r - 1].items()}
             for row in self.own_rows(r):
                 for source, _ in self.sources(r, row):
                     if source not in available.get(int(self.plan.owner[source]), ()):
@@ -104,12 +104,9 @@ class PlanPart:
                     rows[receiver] = row
         return rows
 
-    def read_rows(self, round: int) -> dict[int, int]:
-        """Map each sender to the row that it sends to this agent."""
-        return self._read_rows[round]
-
     @cached_property
-    def _read_rows(self) -> list[dict[int, int]]:
+    def read_rows(self) -> list[dict[int, int]]:
+        """[releases] for each round, map each sender to the row that it sends to this agent."""
         is_read = (self.plan.readers.values == self.agent).any(axis=-1)[self.plan.readers.which]
         is_read &= self.plan.exists & (self.plan.owner != self.agent)
         rounds: list[dict[int, int]] = [{} for _ in range(self.plan.releases)]
@@ -124,7 +121,7 @@ class PlanPart:
 
     def rounds_from(self, sender: int) -> list[int]:
         """Return the rounds in which `sender` sends to this agent."""
-        return [round for round, rows in enumerate(self._read_rows) if sender in rows]
+        return [round for round, rows in enumerate(self.read_rows) if sender in rows]
 
 
 @dataclass(frozen=True)
@@ -206,9 +203,8 @@ def make_rows(
         if release.step[row] and gradients is not None:
             if gradient is None:
                 gradient = gradients.mean(round, estimate)
-            target.add_(
-                gradient, alpha=float(release.step[row])
-            )  # rounded once, in float64, before the noise
+            # The sum is rounded once, in float64, before the noise.
+            target.add_(gradient, alpha=float(release.step[row]))
         noise = [(std, round, draw) for draw, std in part.draws(round, row) if draw not in changes.left_out]
         noise += [(-std, earlier, draw) for of, earlier, draw, std in changes.taken_back if of == row]
         deviations = [std for std, *_ in noise]

@@ -52,7 +52,7 @@ class CardUpdates:
         """`folder`: the identity folder of this agent, in which a renewal appears while it runs."""
         self.name, self.ledger, self.folder = name, ledger, folder
         self.directory = directory or restore_directory(manifest, ledger.meta)
-        self._base = card_succession.card_digest(manifest.card(name))
+        self._manifest = manifest
         self._to_send = recorded_successors(ledger.meta)
         self._sent_counts: dict[str, int] = {}  # neighbour -> how many of these cards were sent to it
         self._log = RefusalLog(name)
@@ -67,7 +67,7 @@ class CardUpdates:
         numbers = [successor.number for successor in self._to_send if successor.card.name == self.name]
         if self.folder is None or not card_succession.has_successor(self.folder, max(numbers, default=0)):
             return
-        renewed = successors_after(card_succession.load_successors(self.folder), self._base)
+        renewed = renewals(self.folder, self._manifest, self.name)
         if len(renewed) > MAX_SUCCESSORS:
             words = (
                 f"the last {len(renewed) - MAX_SUCCESSORS} are not shown: a manifest takes "
@@ -133,8 +133,10 @@ def recorded_successors(meta: Mapping[str, str]) -> list[Successor]:
     return sorted(successors, key=lambda successor: successor.number)
 
 
-def successors_after(successors: Sequence[Successor], base: str) -> Sequence[Successor]:
-    """Return the successors after the card with this digest. The manifest may list a renewed card."""
+def renewals(folder: Path, manifest: Manifest, name: str) -> Sequence[Successor]:
+    """Return the successors in an identity folder of the card that the manifest lists for `name`."""
+    successors = card_succession.load_successors(folder)
+    base = card_succession.card_digest(manifest.card(name))
     first = next((k for k, each in enumerate(successors) if each.before == base), len(successors))
     return successors[first:]
 
@@ -144,7 +146,7 @@ def restore_directory(
 ) -> CardDirectory:
     """Return the cards of all agents that the ledger records, and this site's own renewals (`own`)."""
     directory = CardDirectory(manifest)
-    for successor in [*recorded_successors(meta), *own]:
+    for successor in [*recorded_successors(meta), *own[:MAX_SUCCESSORS]]:
         directory.restore(successor)
     for name in manifest.names:
         if meta.get(SHOWN_KEY + name) == str(directory.number(name)):

@@ -74,9 +74,7 @@ class PeerContacts:
         self.heard_at = dict.fromkeys(self.neighbours, time())  # shown to people; no decision depends on it
         self.refused_by: set[str] = set()  # neighbours that accept nothing more from this agent
         self.peers_with_other_terms: set[str] = set()  # neighbours that have other terms
-        self._ticks_with_other_terms = (
-            0  # ticks since the first of them, while no neighbour has the same terms
-        )
+        self._ticks_with_other_terms = 0  # since the first of them, if no neighbour has the same terms
         self.excluded_by: set[str] = set()  # neighbours that count this agent as departed
         self.fault: BaseException | None = None  # the error that ends this agent
         self.tasks: list[asyncio.Task[None]] = []

@@ -79,16 +79,15 @@ class PlannedLoop(AgentLoop):
         }
         self.hooks.rows_made(round, rows, received, draws)
         names = self.context.manifest.names
-        bodies = {
-            names[to]: row_payload.encode(rows[row].numpy()) for to, row in part.sent_rows(round).items()
-        }
+        sent = part.sent_rows(round).items()
+        bodies = {names[receiver]: row_payload.encode(rows[row].numpy()) for receiver, row in sent}
         applied = [(sender, round - 1) for sender in senders]
         self._release(round, kind, cost, bodies, rows_needed_later(part, round, rows), applied, notes=notes)
 
     def _remove_far_rows(self, round: int, received: dict[int, Tensor], senders: list[str]) -> None:
         """Remove rows whose distance exceeds the manifest's limit from `received`."""
         number = self.context.manifest.number
-        row_of = {peer: self.context.part.read_rows(round - 1)[number(peer)] for peer in senders}
+        row_of = {peer: self.context.part.read_rows[round - 1][number(peer)] for peer in senders}
         rows = {peer: received[row] for peer, row in row_of.items()}
         for peer in self.monitor.find_far(round - 1, self.estimate(), rows):
             del received[row_of[peer]]
@@ -107,9 +106,8 @@ class PlannedLoop(AgentLoop):
         waited = 0
         while not shared_draws.agree_on_keys() or not self._all_answered(peers):
             self.peers.wake_senders()  # send the notice of the agreement
-            self.waits.set_peers(
-                {*shared_draws.missing_agents(), *(set(peers) - self.peers.beliefs.answered)}
-            )
+            unheard = set(peers) - self.peers.beliefs.answered
+            self.waits.set_peers({*shared_draws.missing_agents(), *unheard})
             self._raise_faults()
             if self.stopping.is_set():
                 return False
@@ -153,7 +151,7 @@ class PlannedLoop(AgentLoop):
         if round < 0:
             return None if self.stopping.is_set() else ({}, [], [])
         names = self.context.manifest.names
-        expected = {names[sender]: row for sender, row in self.context.part.read_rows(round).items()}
+        expected = {names[sender]: row for sender, row in self.context.part.read_rows[round].items()}
         ticks = TickClock(self.context.manifest.rules.idle_timeout)
         while True:
             self._raise_faults()

@@ -81,9 +81,8 @@ class SharedDraws:
             keys, part = gossip.keys(), self.context.part
             names, partner = self.context.manifest.names, part.partner
             stated, others = [keys[name] for name in names], sorted(set(partner.values()))
-            gossip.run, seeds = derive_run(
-                self.context.manifest.hash, stated, part.agent, others, self._private
-            )
+            federation = self.context.manifest.hash
+            gossip.run, seeds = derive_run(federation, stated, part.agent, others, self._private)
             if self._private is not None:
                 self.context.draws.set_pair_seeds({draw: seeds[other] for draw, other in partner.items()})
             gossip.publish(KEYS_AGREED, "")
