@@ -100,7 +100,7 @@ class Ledger(LedgerFacts):
 
     @property
     def spent(self) -> float | None:
-        """ε spent; None: infinite. After a departure, includes what will be charged for earlier releases."""
+        """ε spent; None: infinite. After a departure, it includes later charges for earlier releases."""
         if self.last_entry is None or self._by_guarantee:
             return self.total
         return None if self.worst_case is None else max(self.total, self.worst_case)
@@ -126,7 +126,7 @@ class Ledger(LedgerFacts):
 
     @property
     def last_sent_round(self) -> int:
-        """The last round whose rows may have left; -1 before the first."""
+        """The last round whose rows may have been sent; -1 before the first."""
         if self._last_sent is None:
             numbers = reversed(range(self.charge_count))
             self._last_sent = next((e.round for e in map(self._charge, numbers) if e.digests), -1)

@@ -200,14 +200,16 @@ def _check_inbox(ledger: Ledger, entries: list[LedgerEntry]) -> None:
 def _check_pairs(ledger: Ledger, entries: list[LedgerEntry]) -> None:
     rounds = {entry.round for entry in entries}
     query = "SELECT id, status, own_round, partner, partner_round, applied FROM pairs"
-    for id, status, own, partner, theirs, applied in ledger.database.rows(query):
+    for id, status, own_round, partner, partner_round, applied in ledger.database.rows(query):
         is_committed = status == "committed"
         fits = (
             status in PAIR_STATES
-            and own in rounds
+            and own_round in rounds
             and (applied is None or (is_committed and applied in rounds))
         )
-        if not fits or (is_committed and ledger.digest_received(str(partner), int(str(theirs))) is None):
+        if not fits or (
+            is_committed and ledger.digest_received(str(partner), int(str(partner_round))) is None
+        ):
             raise TamperedError(f"The exchange {id} with {partner} is impossible.")
 
 

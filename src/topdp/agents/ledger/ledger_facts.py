@@ -129,10 +129,7 @@ class LedgerFacts:
 
     @property
     def departed(self) -> str | None:
-        """The reason why the plan is no longer followed, beyond the reserve;
-
-        None while the reserve suffices.
-        """
+        """The reason why the plan is no longer followed; None while it is, or while the reserve suffices."""
         return self.meta.get("departed")
 
     def departed_members(self) -> dict[str, int]:

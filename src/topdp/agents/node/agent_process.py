@@ -59,9 +59,9 @@ class AgentOptions:
     evaluate: int | None = None
     report: float = 30.0
     amended_by: Path | None = None  # the manifest that replaces this one
-    after: Path | None = None  # under an amendment, the state folder of the run before
+    after: Path | None = None  # under an amendment, the state folder of the previous run
     site: Path | None = None
-    upgrade: bool = False  # continue a run that an older version began
+    upgrade: bool = False  # whether to continue a run that an older version began
 
 
 def run(

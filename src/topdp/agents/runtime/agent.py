@@ -69,8 +69,8 @@ class Agent:
         live_pairing: bool = False,
         directory: CardDirectory | None = None,
     ) -> None:
-        """`live_pairing`: whether the agent finds partners while it runs, instead of using those of the plan.
-        Either all agents of a federation do so, or none.
+        """`live_pairing`: whether the agent finds partners while it runs; all agents of a federation do, or
+        none.
 
         `private`: the identity that signs, and the folder that contains keys of runs. `directory`: the cards
         that the transport reads, if it reads any.

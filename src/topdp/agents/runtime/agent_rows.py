@@ -106,7 +106,7 @@ class PlanPart:
 
     @cached_property
     def read_rows(self) -> list[dict[int, int]]:
-        """[releases] for each round, map each sender to the row that it sends to this agent."""
+        """[releases] the rows that this agent reads in each round, by sender."""
         is_read = (self.plan.readers.values == self.agent).any(axis=-1)[self.plan.readers.which]
         is_read &= self.plan.exists & (self.plan.owner != self.agent)
         rounds: list[dict[int, int]] = [{} for _ in range(self.plan.releases)]

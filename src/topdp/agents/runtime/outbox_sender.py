@@ -4,7 +4,7 @@ A task sends the stored bytes and no others, until they are acknowledged. It wai
 unreachable, which is a normal state. Greetings compare the rows that both sides have, so a restored backup is
 detected (`peer_judgement`).
 
-**Guarantees.** Nothing is sent that is not in the ledger.
+**Guarantees.** Every row that is sent is in the ledger.
 """
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ class PlannedLoop(AgentLoop):
         return all(peer in answered or finished(peer) or self._is_lost(peer) for peer in peers)
 
     async def _wait_for_departures(self, round: int) -> bool:
-        """If an agent has departed, wait until all agents have stated that. Return False if asked to stop."""
+        """Wait until all agents have stated every departure. Return False if asked to stop."""
         if self.shared_draws is None:
             return True
         ticks = TickClock(self.context.manifest.rules.idle_timeout)

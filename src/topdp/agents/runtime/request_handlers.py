@@ -39,7 +39,7 @@ class RequestHandlers:
             peers.handlers[MessageKind.NEWS] = self._news
 
     async def handle(self, peer: str, message: Message) -> Reply:
-        """Answer one request of an authenticated peer."""
+        """Return the reply to one request of an authenticated peer."""
         self.peers.received[peer] += len(message.body)
         reply = await self._answer(peer, message)
         self.peers.sent[peer] += len(reply.body)

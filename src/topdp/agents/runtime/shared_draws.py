@@ -1,4 +1,4 @@
-"""What an agent needs to share draws with others: its key of the run, the pair secrets, and who has departed.
+"""Shared draws of one agent: its key of the run, the pair secrets, and the effects of departures.
 
 One object accompanies an agent from its first start to the end of a run. It creates or finds the agent's key,
 states it in a notice, waits for the keys of all other agents, passes the pair secrets to the draws, marks the
