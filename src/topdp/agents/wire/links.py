@@ -19,7 +19,7 @@ import logging
 import time
 from collections.abc import Coroutine
 from contextlib import suppress
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, fields
 from functools import partial
 from typing import Any
 
@@ -39,17 +39,20 @@ MAX_PINGS = 64
 """Pings in a quarter of the idle timeout. An honest peer sends one; more may have waited in a buffer."""
 
 
+SHARED_FIELDS = [each.name for each in fields(Message) if each.name not in ("kind", "digest", "body")]
+"""The fields that `Message` and `wire.Request` share, with the same names and types."""
+
+
 def request_head(message: Message) -> wire.Request:
     """Return the request that announces `message`, without its body."""
-    digest = bytes.fromhex(message.digest)
-    kind, round, signature = message.kind.name, message.round, message.signature
-    return wire.Request(kind=kind, round=round, digest=digest, signature=signature)
+    shared = {name: getattr(message, name) for name in SHARED_FIELDS}
+    return wire.Request(kind=message.kind.name, digest=bytes.fromhex(message.digest), **shared)
 
 
 def announced_message(head: wire.Request, body: bytes) -> Message:
     """Return the message that `head` announced, once its body has arrived."""
-    kind, digest = MessageKind(head.kind), head.digest.hex()
-    return Message(kind=kind, round=head.round, digest=digest, body=body, signature=head.signature)
+    shared = {name: getattr(head, name) for name in SHARED_FIELDS}
+    return Message(kind=MessageKind(head.kind), digest=head.digest.hex(), body=body, **shared)
 
 
 def _new_future() -> asyncio.Future[Any]:
