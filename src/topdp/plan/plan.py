@@ -222,19 +222,15 @@ class Plan:
     @cached_property
     def needs(self) -> frozenset[Capability]:
         """The capabilities that executors and accountants of the plan must support."""
+        shared = np.flatnonzero((self.known_by >= 0).sum(axis=1) > 1)
         needs = {
             Capability.ADAPTIVE_STEPS: self.adaptive is not None,
             Capability.ROBUST_MIXING: self.robust is not None,
             Capability.ROUNDED_ROWS: self.rounded is not None,
-            Capability.SHARED_DRAWS: self._shares_draws(),
+            Capability.SHARED_DRAWS: np.isin(self.draw.values, shared).any(),
             Capability.PRUNED_ROWS: self.pruned,
         }
         return frozenset(need for need, needed in needs.items() if needed)
-
-    def _shares_draws(self) -> bool:
-        """Return whether some draw that is used is known by several agents."""
-        shared = np.flatnonzero((self.known_by >= 0).sum(axis=1) > 1)
-        return bool(len(shared)) and bool(np.isin(self.draw.values, shared).any())
 
     @cached_property
     def memories(self) -> Bools:
@@ -361,15 +357,11 @@ def _validate(plan: Plan) -> None:
         rows = part.values.shape[1]
         if len(part) != R or rows != m:
             raise PlanError(f"Expected {name} for {R} releases and {m} rows, got {len(part)} and {rows}.")
-    for name, array, least in [
-        ("weight", plan.weight.values, -np.inf),
-        ("std", plan.std.values, -np.inf),
-        ("rate", plan.rate, 0.0),
-        ("scale", plan.scale, 0.0),
-    ]:
-        invalid = array[~(np.isfinite(array) & (array >= least))]
+    numbers = {"weight": plan.weight.values, "std": plan.std.values, "rate": plan.rate, "scale": plan.scale}
+    for name, array in numbers.items():
+        limit = " >= 0" if name in ("rate", "scale") else ""
+        invalid = array[~np.isfinite(array) | ((array < 0) & bool(limit))]
         if invalid.size:
-            limit = " >= 0" if least == 0 else ""
             raise PlanError(f"Expected finite values{limit} in {name}, got {invalid[0]}.")
     if plan.reported is not None and not np.array_equal(plan.owner[plan.reported], np.arange(n)):
         raise PlanError(
@@ -432,8 +424,8 @@ def _validate_robust(plan: Plan) -> None:
         if least < 0 or largest_sum > 1 + 1e-9:
             raise PlanError(
                 f"Expected received rows with weights >= 0 that add up to at most 1 for the robust rule "
-                f"{plan.robust.rule}, got a weight of {least:g} or a sum of {largest_sum:g} in release {r}. "
-                "Accelerated averaging has such weights: use chebyshev = false."
+                f"{plan.robust.rule}, got weights from {least:g} and sums up to {largest_sum:g} in release "
+                f"{r}. Accelerated averaging has such weights: use chebyshev = false."
             )
         max_received = max(max_received, int(others.sum(axis=1).max(initial=0)))
     if max_received == 0:

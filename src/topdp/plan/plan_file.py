@@ -60,18 +60,14 @@ def load(path: Path) -> Plan:
             arrays = {name: archive[name] for name in archive.files}
         meta = json.loads(str(arrays.pop("meta")))
         version = meta["format"]
-        values: dict[str, Any] = {
-            "agents": int(meta["agents"]),
-            "protocol": str(meta["protocol"]),
-            "pruned": bool(meta["pruned"]),
-        }
+        values: dict[str, Any] = {"agents": int(meta["agents"]), "protocol": str(meta["protocol"])}
+        values["pruned"] = bool(meta["pruned"])
     except UNREADABLE_FILE_ERRORS as error:
         raise PlanError(
             f"Expected a plan written by topdp in {path}, but it cannot be read: {error}"
         ) from error
-    expected = PLAN_FORMAT
-    if "robust" in meta or "rounded" in meta:
-        expected = ROBUST_PLAN_FORMAT if "robust" in meta else ROUNDED_PLAN_FORMAT
+    expected = ROUNDED_PLAN_FORMAT if "rounded" in meta else PLAN_FORMAT
+    expected = ROBUST_PLAN_FORMAT if "robust" in meta else expected
     if version != expected:
         raise PlanError(
             f"Expected plan format {expected} in {path}, got {version}. Use the topdp that wrote it."

@@ -329,9 +329,10 @@ def _view(around: PlanNeighbourhoods, exposure: Exposure, colluders: int, bounds
     upper = exposure.sensitivity[:, None] * np.minimum(np.sqrt(upper), ceiling[:, None])
     asked = ~np.isnan(upper)
     reach = sorted({state.largest()[0] for state in bounds})
+    edges = f"{reach[0]} to {reach[-1]}" if len(reach) > 1 else f"{reach[0]}"
     note = (
-        f"at most: bounded by the rows within {_from_to(reach)} edges of each agent, all rows beyond counted "
-        "as seen; privacy.allow_slow=true uses larger neighbourhoods, and needs less noise."
+        f"at most: bounded by the rows within {edges} edges of each agent, all rows beyond counted as seen; "
+        "privacy.allow_slow=true uses larger neighbourhoods, and needs less noise."
     )
     return View(
         observers=observers,
@@ -341,11 +342,6 @@ def _view(around: PlanNeighbourhoods, exposure: Exposure, colluders: int, bounds
         samples=amplified(exposure, per_release),
         note=note,
     )
-
-
-def _from_to(numbers: list[int]) -> str:
-    """Return the range of ascending `numbers` in words."""
-    return f"{numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else f"{numbers[0]}"
 
 
 def _up_to(count: int, agents: frozenset[int]) -> list[Trace]:

@@ -142,11 +142,8 @@ def bands(
     R, o = plan.releases, len(owners)
     position = np.full(plan.agents, -1)
     position[owners] = np.arange(o)
-    values, rest, leaks = (
-        np.zeros((o, R, R if whole else ROUNDS_PER_BLOCK)),
-        np.zeros((o, R)),
-        np.zeros((o, R), bool),
-    )
+    values = np.zeros((o, R, R if whole else ROUNDS_PER_BLOCK))
+    rest, leaks = np.zeros((o, R)), np.zeros((o, R), bool)
     low = high = 0  # the changes of rounds low .. high - 1 are followed
     S = np.zeros((0, 0))
     waiting: list[Floats] = []
@@ -166,8 +163,7 @@ def bands(
             wider = np.zeros((len(S), o, high - low))
             wider[:, :, : r - low] = followed[:, :, dropped:]
             S = wider.reshape(len(S), o * (high - low))
-        of_owner = position[this.owner]
-        column = np.where(of_owner >= 0, of_owner * (high - low) + r - low, -1)
+        column = np.where(position[this.owner] >= 0, position[this.owner] * (high - low) + r - low, -1)
         S, D, leaked = filter_shifts(this, S, column)
         waiting.append(D)
         leaks[:, low:high] |= leaked.reshape(o, -1)

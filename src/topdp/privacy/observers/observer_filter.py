@@ -215,11 +215,10 @@ def whiten(C: Floats, variance: Floats) -> Whitening:
             L = np.asarray(np.linalg.cholesky(C / scale[:, None] / scale), np.float64) * scale[:, None]
             if (L.diagonal() ** 2 > NOISE_RESOLUTION * variance).all():
                 inverse = _inverse(L)
-                nothing = np.empty(0, np.int64)
                 return Whitening(
                     fresh=np.arange(k),
                     inverse=inverse,
-                    null=nothing,
+                    null=np.empty(0, np.int64),
                     weights=np.empty((0, k)),
                     guard=_guard(inverse, variance),
                 )
@@ -241,13 +240,12 @@ def whiten(C: Floats, variance: Floats) -> Whitening:
             null.append(a)
     f = len(fresh)
     inverse = inverse[:f, :f]
-    guard = _guard(inverse, variance[fresh])
     return Whitening(
         fresh=np.array(fresh, np.int64),
         inverse=inverse,
         null=np.array(null, np.int64),
         weights=Q[: len(null), :f],
-        guard=guard,
+        guard=_guard(inverse, variance[fresh]),
     )
 
 

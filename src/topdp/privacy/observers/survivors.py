@@ -83,11 +83,12 @@ def survivors(plan: Plan, gone: Collection[int]) -> Plan:
     renamed = np.full(plan.draws + 1, NOBODY)
     renamed[:-1][is_kept] = np.arange(is_kept.sum())
     own = np.where(plan.exists[:, remaining, None], np.arange(n)[:, None], NOBODY)
+    sources, which = np.unique(own, axis=0, return_inverse=True)
     return replace(
         plan,
         agents=n,
         owner=np.arange(n),
-        source=_each_once(own),
+        source=PerRound(sources, which.reshape(-1).astype(np.int32)),
         weight=PerRound.same(np.ones((n, 1)), plan.releases),
         carries=PerRound(plan.carries.values[:, remaining], plan.carries.which),
         draw=PerRound(renamed[plan.draw.values[:, remaining]], plan.draw.which),
@@ -137,9 +138,3 @@ def _most_without(plan: Plan, owner: int, departed: set[int], query: Query) -> F
                 raise
     # Too few agents remain, or no bound is known. The loss to all other agents together is never smaller.
     return np.asarray(information(plan)[:, owner])
-
-
-def _each_once(values: Floats) -> PerRound:
-    """Return a `PerRound` with the array values[r] in round r; equal arrays are stored once."""
-    distinct, which = np.unique(values, axis=0, return_inverse=True)
-    return PerRound(distinct, which.reshape(-1).astype(np.int32))

@@ -249,7 +249,7 @@ def least_noise(claim: Callable[[float], float], epsilon: float, name: str) -> f
         low, high = low / 2, low
         if low < 1e-6:
             raise NotCovered(
-                f"Calibration '{name}' meets epsilon={epsilon:g} with hardly any noise: use a smaller one."
+                f"Calibration '{name}' meets epsilon={epsilon:g} with hardly any noise. Lower epsilon."
             )
 
     def gap(log_z: float) -> float:
