@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, TypeGuard
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -115,12 +115,8 @@ def load(
     ...     load(f"{folder}/own.npz").classes
     3
     """
-    if not _is_catalogued(name):
-        text = os.fspath(name)
-        if os.sep not in text and not text.endswith((".npz", *TABLE_SUFFIXES)) and not os.path.exists(text):
-            from topdp.data._dataset_downloads import catalogue_entry
-
-            catalogue_entry(text)
+    entry, text = _catalogue_entry(name), os.fspath(name)
+    if entry is None:
         train, held_out = train_and_test(text, schema or EMPTY_SCHEMA, test)
         return Dataset(
             name=text,
@@ -137,14 +133,13 @@ def load(
             f"{name}: expected no schema and no other test records for a data set of the catalogue, got "
             f"{'a schema' if schema is not None else 'test records'}. Remove them."
         )
-    from topdp.data._dataset_downloads import catalogue_entry, fetch, from_folder
+    from topdp.data._dataset_downloads import fetch, from_folder
 
-    entry = catalogue_entry(name)
     stored = from_folder(entry, data_dir)
     if stored is None:
-        stored = fetch(name, data_dir=data_dir, download=download, progress=progress).arrays
+        stored = fetch(text, data_dir=data_dir, download=download, progress=progress).arrays
     return Dataset(
-        name=name,
+        name=text,
         train_inputs=stored["train_inputs"],
         train_targets=_targets(entry, stored["train_labels"]),
         test_inputs=stored["test_inputs"],
@@ -156,13 +151,22 @@ def load(
     )
 
 
-def _is_catalogued(name: str | os.PathLike[str]) -> TypeGuard[str]:
-    """Return whether `name` is a data set of the catalogue. The catalogue is not imported for most paths."""
-    if not isinstance(name, str) or os.sep in name or "." in name:
-        return False
+def _catalogue_entry(name: str | os.PathLike[str]) -> CatalogueEntry | None:
+    """Return the entry of the catalogue with this name, or None if `name` is a path.
+
+    Raise DataError if it is neither. The catalogue is not imported for a path with a separator or suffix.
+    """
+    text = os.fspath(name)
+    if os.sep in text or text.endswith((".npz", *TABLE_SUFFIXES)):
+        return None
+    from topdp.data._dataset_downloads import catalogue_entry
     from topdp.data.catalogue import CATALOGUE
 
-    return name in CATALOGUE
+    if isinstance(name, str) and name in CATALOGUE:
+        return CATALOGUE[name]
+    if not os.path.exists(text):
+        catalogue_entry(text)  # raises the error that names the data sets
+    return None
 
 
 def _targets(entry: CatalogueEntry, stored: AnyArray) -> AnyArray:

@@ -48,6 +48,7 @@ class CatalogueEntry:
     addresses: tuple[str, ...] = ()
     packages: tuple[Package, ...]
     readers: tuple[Callable[[Path], decoding.Arrays | None], ...]
+    """Functions of `_dataset_decoding`, each for one format."""
     archives: tuple[str, ...]
     """Name patterns of archives that contain the files."""
     members: tuple[str, ...]
@@ -71,21 +72,6 @@ class CatalogueEntry:
         )
 
 
-READERS = {
-    reader.__name__: reader
-    for reader in (
-        decoding.idx_files,
-        decoding.csv_files,
-        decoding.cifar_batches,
-        decoding.cifar_sheets,
-        decoding.breast_cancer,
-        decoding.diabetes,
-        decoding.spam_assassin,
-    )
-}
-"""The functions that `readers` in `catalogue.toml` names."""
-
-
 def _entry(name: str, table: dict[str, Any]) -> CatalogueEntry:
     """Return the entry of one table of `catalogue.toml`."""
     arrays, ranges = table.pop("arrays"), table.pop("ranges", ())
@@ -94,7 +80,7 @@ def _entry(name: str, table: dict[str, Any]) -> CatalogueEntry:
     if ranges:
         table["mean"] = [(low + high) / 2 for low, high in ranges]
         table["deviation"] = [(high - low) / 2 for low, high in ranges]
-    table["readers"] = [READERS[reader] for reader in table["readers"]]
+    table["readers"] = [getattr(decoding, reader) for reader in table["readers"]]
     return TypeAdapter(CatalogueEntry).validate_python({"name": name, **table})
 
 

@@ -71,10 +71,10 @@ def train_and_test(
             beside = place / f"test{suffix}"
             place, test = place / f"train{suffix}", test or (beside if beside.exists() else None)
             break
-    train = _check(read_records(place, schema), str(path))
+    train = read_records(place, schema)
     if test is None:
         return train, None
-    held_out = _check(read_records(test, schema), f"the test records of {path}")
+    held_out = read_records(test, schema)
     _expect_same_classes(held_out, str(test), train, str(place))
     check_same_shape(held_out.inputs, train.inputs.shape[1:], str(test), "the training records")
     return train, held_out
@@ -191,11 +191,6 @@ def _stated_classes(arrays: dict[str, AnyArray], what: str) -> int | None:
     return int(stated.reshape(()))
 
 
-def _check(records: Records, what: str) -> Records:
-    inputs, targets = check_records(records.inputs, records.targets, what)
-    return records._replace(inputs=inputs, targets=targets)
-
-
 def _expect_same_classes(records: Records, name: str, like: Records, like_name: str) -> None:
     if records.class_names != like.class_names:
         expected, got = (", ".join(part.class_names or ("none",)) for part in (like, records))
@@ -223,7 +218,7 @@ def records_of_frame(frame: Any, schema: Schema, origin: str) -> Records:
 
 
 def _encode_records(table: Table, schema: Schema) -> Records:
-    inputs, targets = encode_table(table, schema)
+    inputs, targets = check_records(*encode_table(table, schema), table.origin)
     return Records(inputs, targets, None if schema.classes is None else len(schema.classes), schema.classes)
 
 

@@ -175,18 +175,17 @@ class Schema(BaseModel, frozen=True, extra="forbid"):
 
     @model_validator(mode="after")
     def _check(self) -> Schema:
-        if self.text is not None and (set(self.ranges) | set(self.categories)) - set(self.targets):
+        encoded, text = {*self.ranges, *self.categories}, [] if self.text is None else [self.text.column]
+        if text and encoded - set(self.targets):
             raise ValueError(
                 "text: expected no other inputs besides a text column, got ranges or categories. Move their "
                 "columns to ignore, because a model takes one tensor, either of tokens or of numbers."
             )
-        used = [self.text.column] if self.text is not None else []
-        used += [*self.ranges, *self.categories, *self.ignore]
-        for name in (*self.targets, *used):
-            if not name and (used or self.targets != ("",)):
-                raise ValueError("target: expected the name of the column to predict, got none.")
+        used = [*text, *self.ranges, *self.categories, *self.ignore]
+        if "" in (*self.targets, *used) and (used or self.targets != ("",)):
+            raise ValueError("target: expected the name of the column to predict, got none.")
         repeated = {name for name in used if used.count(name) > 1}
-        repeated |= set(self.targets) & {*self.ignore, *(() if self.text is None else (self.text.column,))}
+        repeated |= set(self.targets) & {*self.ignore, *text}
         if repeated:
             raise ValueError(
                 f"expected each column under one key, got {', '.join(map(repr, sorted(repeated)))} under two."
@@ -194,7 +193,7 @@ class Schema(BaseModel, frozen=True, extra="forbid"):
         if self.classes is not None:
             if len(self.targets) > 1:
                 raise ValueError("classes: expected a single target column, got several.")
-            if set(self.targets) & (set(self.ranges) | set(self.categories)):
+            if encoded & set(self.targets):
                 raise ValueError(
                     f"expected the target {self.target!r} in classes only, got it among the columns too."
                 )
