@@ -147,7 +147,7 @@ class Injector:
         agent, ended = self.running.get(name, (None, None))[1], {*self.outcomes, *self.gone}
         if agent is None:
             return False
-        if agent.shared_draws is not None and not agent.shared_draws.gossip.has_begun:
+        if agent.shared_draws is not None and not agent.shared_draws.notices.has_begun:
             return bool(ended.intersection(agent.shared_draws.missing_agents()))
         ended |= {*agent.peers.excluded_by, *filter(agent.peers.is_excluded, agent.peers.neighbours)}
         may = self.job.job.tolerates_silence or agent.loop.all_done

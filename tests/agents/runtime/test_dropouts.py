@@ -278,7 +278,7 @@ def test_one_neighbour_cannot_count_an_agent_out_nor_speak_for_others(tmp_path):
         while agents[0].ledger.round < 2:
             await asyncio.sleep(0.01)
         ada = agents[0]
-        run = ada.shared_draws.gossip.run
+        run = ada.shared_draws.notices.run
         said = [
             statement(made, "cleo", "silent dan", "2", run),  # a neighbour's word: believed, and not enough
             statement(made, "fay", "silent dan", "2", run),  # no neighbour of dan's

@@ -30,7 +30,7 @@ NOTICE_FIELDS = ("author", "run", "about", "text", "signature")
 
 
 class NoticeError(ValueError):
-    """Bytes that are not encoded notices. `statement_gossip` catches it."""
+    """Bytes that are not encoded notices. `notice_exchange` catches it."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Notices in a ledger: the agent's own and all received ones; the first of an author on a subject counts.
 
-Which notices are accepted is decided in `runtime/statement_gossip`.
+Which notices are accepted is decided in `runtime/notice_exchange`.
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ class Agent:
             from topdp.agents.runtime.shared_draws import SharedDraws
 
             self.shared_draws = SharedDraws(context, self.ledger, private)
-            self.shared_draws.gossip.directory = self.cards.directory
+            self.shared_draws.notices.directory = self.cards.directory
         self.mark = RollbackMark(private.folder, manifest.hash)
         may_lack_rows = self._resume_from_mark()
         neighbours = list(manifest.neighbours(self.name))
@@ -144,7 +144,7 @@ class Agent:
             signatures=RowSignatures(self.name, manifest, private.identity, self.cards.directory),
             last_round=part.plan.releases - 1,
             hooks=hooks,
-            gossip=self.shared_draws.gossip if self.shared_draws else None,
+            notices=self.shared_draws.notices if self.shared_draws else None,
             card_updates=self.cards,
             may_lack_rows=may_lack_rows,
         )

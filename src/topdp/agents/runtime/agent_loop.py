@@ -261,7 +261,9 @@ class AgentLoop(ABC):
 
 
 class TickClock:
-    """Counts ticks of silence, at most one per call: time in which this process sleeps blames no peer."""
+    """Counts ticks of silence: at most one per call, so a sleep of this process does not count against
+    peers.
+    """
 
     def __init__(self, idle_timeout: float) -> None:
         self.length = idle_timeout / TICKS_PER_TIMEOUT

@@ -28,7 +28,7 @@ from topdp.agents.agreement.signatures import Notice
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_facts import DEPARTED_SUBJECT_PREFIX
 from topdp.agents.runtime.agent_rows import PlanPart, RowChanges
-from topdp.agents.runtime.statement_gossip import StatementGossip
+from topdp.agents.runtime.notice_exchange import NoticeExchange
 from topdp.privacy.observers.survivors import RECALLED_ROUNDS
 
 SILENT, LEFT_OUT = "silent ", "left out "
@@ -37,11 +37,11 @@ SILENT, LEFT_OUT = "silent ", "left out "
 class Departures:
     """What one agent knows of departed agents."""
 
-    def __init__(self, part: PlanPart, gossip: StatementGossip, ledger: Ledger, takes_back: bool) -> None:
-        self.part, self.gossip, self.ledger, self.takes_back = part, gossip, ledger, takes_back
-        self.manifest = gossip.manifest
-        self.name = gossip.identity.card.name
-        gossip.checks |= {SILENT: self._check_silent, DEPARTED_SUBJECT_PREFIX: self._check_departed}
+    def __init__(self, part: PlanPart, notices: NoticeExchange, ledger: Ledger, takes_back: bool) -> None:
+        self.part, self.notices, self.ledger, self.takes_back = part, notices, ledger, takes_back
+        self.manifest = notices.manifest
+        self.name = notices.identity.card.name
+        notices.checks |= {SILENT: self._check_silent, DEPARTED_SUBJECT_PREFIX: self._check_departed}
 
     # Notices of this agent
 
@@ -49,16 +49,16 @@ class Departures:
         """State that `peer` is silent for good; return whether that is new."""
         is_new = not self.is_given_up(peer)
         if is_new:
-            self.gossip.publish(SILENT + peer, str(self.ledger.last_received(peer)))
+            self.notices.publish(SILENT + peer, str(self.ledger.last_received(peer)))
         return is_new
 
     def is_given_up(self, peer: str) -> bool:
-        run = self.gossip.run
-        return bool(run) and self.gossip.store.text(self.name, run, SILENT + peer) is not None
+        run = self.notices.run
+        return bool(run) and self.notices.store.text(self.name, run, SILENT + peer) is not None
 
     def count_as_colluder(self, name: str, first: int) -> None:
         """State that the ledger of this agent covers `name` as a colluder in all rounds from `first` on."""
-        self.gossip.publish(DEPARTED_SUBJECT_PREFIX + name, str(first))
+        self.notices.publish(DEPARTED_SUBJECT_PREFIX + name, str(first))
 
     # Consequences of all notices
 
@@ -69,7 +69,7 @@ class Departures:
         """
         silent = {
             (author, about.removeprefix(SILENT)): int(text)
-            for author, about, text in self.gossip.store.starting(self.gossip.run, SILENT)
+            for author, about, text in self.notices.store.starting(self.notices.run, SILENT)
         }
         candidates: set[str] = set()
         departed = {subject for _, subject in silent}
@@ -85,7 +85,7 @@ class Departures:
     def covered_from(self, name: str) -> int | None:
         """Return the round from which all remaining agents count `name` as a colluder, or None."""
         departed = self.departed_agents()
-        stated = self.gossip.store.on(self.gossip.run, DEPARTED_SUBJECT_PREFIX + name)
+        stated = self.notices.store.on(self.notices.run, DEPARTED_SUBJECT_PREFIX + name)
         remaining = [other for other in self.manifest.names if other not in departed]
         if name not in departed or any(other not in stated for other in remaining):
             return None
@@ -93,7 +93,7 @@ class Departures:
 
     def unsettled_agents(self) -> list[str]:
         """Return the agents that a neighbour calls silent and that not all others count as colluders yet."""
-        subjects = {about for _, about, _ in self.gossip.store.starting(self.gossip.run, SILENT)}
+        subjects = {about for _, about, _ in self.notices.store.starting(self.notices.run, SILENT)}
         names = sorted(about.removeprefix(SILENT) for about in subjects)
         return [name for name in names if self.covered_from(name) is None]
 

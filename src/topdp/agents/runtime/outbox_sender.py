@@ -28,7 +28,7 @@ class OutboxSender:
 
     def __init__(self, peers: PeerContacts) -> None:
         self.peers = peers
-        self.ledger, self.refusals, self.gossip = peers.ledger, peers.refusals, peers.gossip
+        self.ledger, self.refusals, self.notices = peers.ledger, peers.refusals, peers.notices
         self._gaps: Counter[str] = Counter()  # how often in succession each neighbour lacked an earlier row
 
     def rounds_owed(self, peer: str) -> list[int]:
@@ -94,7 +94,7 @@ class OutboxSender:
         card = self.peers.card_updates.next_unsent(peer)
         if card is not None:
             return Message.of(MessageKind.CARD, *card)
-        notices = self.gossip.next_unsent(peer) if self.gossip else None
+        notices = self.notices.next_unsent(peer) if self.notices else None
         if notices is not None:
             return Message.of(MessageKind.NEWS, *notices)
         waiting = self.rounds_owed(peer)
@@ -117,8 +117,8 @@ class OutboxSender:
         elif message.kind is MessageKind.CARD:
             self.peers.card_updates.record_reply(peer, message.round, reply)
         elif reply.ok and message.kind is MessageKind.NEWS:
-            assert self.gossip is not None
-            self.gossip.note_acknowledged(peer, message.round)
+            assert self.notices is not None
+            self.notices.note_acknowledged(peer, message.round)
         elif reply.ok:
             self.ledger.note_finish_known(peer)
         elif reply.code is ReplyCode.GONE:

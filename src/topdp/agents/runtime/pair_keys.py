@@ -3,7 +3,7 @@
 Each agent states one fresh public key and one fresh nonce for a run. The *run's name* is a hash of what all
 agents have stated. So two agents with the same run name have the same keys of all agents, and no two runs
 have the same name, because every agent contributes a fresh part. `agent_draws` adds draws to rows;
-`statement_gossip` exchanges the notices.
+`notice_exchange` exchanges the notices.
 
 **Guarantees.** A pair secret follows from the two private keys, and looks random to all others (computational
 Diffie-Hellman on X25519, HKDF-SHA256: RFC 7748, RFC 5869). It depends on label and version, the manifest, the

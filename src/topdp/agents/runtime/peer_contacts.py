@@ -30,7 +30,7 @@ from topdp.agents.wire.transport import Message, MessageKind, Reply, ReplyCode, 
 from topdp.errors import TrustError
 
 if TYPE_CHECKING:
-    from topdp.agents.runtime.statement_gossip import StatementGossip
+    from topdp.agents.runtime.notice_exchange import NoticeExchange
 
 TICKS_PER_TIMEOUT = 8  # ticks in one idle timeout
 MAX_RESENDS_PER_ROUND = 32  # rows sent again to one neighbour between two rounds of this agent
@@ -59,7 +59,7 @@ class PeerContacts:
     last_round: int  # of the plan
     hooks: AgentHooks
     card_updates: CardUpdates
-    gossip: StatementGossip | None = None  # None if no draws are shared
+    notices: NoticeExchange | None = None  # None if no draws are shared
     may_lack_rows: bool = False  # the ledger may be an old copy: see `peer_judgement`
 
     def __post_init__(self) -> None:
@@ -124,12 +124,12 @@ class PeerContacts:
             charged=self.ledger.last_sent_round,
             seen=received.round,
             round=self.ledger.round,
-            run=self.gossip.run if self.gossip else "",
+            run=self.notices.run if self.notices else "",
             seen_digest=received.digest,
             seen_signature=received.signature,
             sent=sent.round,
             sent_digest=sent.digest,
-            statements=self.gossip.store.total() if self.gossip else 0,
+            statements=self.notices.store.total() if self.notices else 0,
         )
 
     def take_greeting(self, peer: str, body: bytes, received: int | None) -> ReplyCode:
@@ -150,9 +150,9 @@ class PeerContacts:
         return ReplyCode.OK
 
     def _apply_greeting(self, peer: str, greeting: Greeting, received: int | None) -> None:
-        if self.gossip is not None and self.gossip.run and greeting.run not in ("", self.gossip.run):
+        if self.notices is not None and self.notices.run and greeting.run not in ("", self.notices.run):
             words = "has other keys of this run than this agent: an agent has stated two"
-            if self.gossip.has_begun:
+            if self.notices.has_begun:
                 self.distrust(peer, ReplyCode.OTHER_TERMS, words)
             else:
                 self.fail(TrustError(f"{peer} {words}."))
@@ -174,8 +174,8 @@ class PeerContacts:
         Its ledger was restored from an older copy, or the greeting is outdated. The number of rows is limited
         until this agent's own next round, so no neighbour can make it send without end.
         """
-        if self.gossip is not None:
-            self.gossip.note_reported_count(peer, greeting.statements)
+        if self.notices is not None:
+            self.notices.note_reported_count(peer, greeting.statements)
         round, count = self._resent.get(peer, (-1, 0))
         count = count if round == self.ledger.round else 0
         count += self.ledger.requeue(peer, greeting.seen, MAX_RESENDS_PER_ROUND - count)
@@ -249,16 +249,16 @@ class PeerContacts:
         the notice of an agent that sends nothing more; `peer` sends all notices with its refusal. So this
         agent begins too, or learns that it counts as departed. After it has begun, it ignores these notices.
         """
-        if self.gossip is None or self.gossip.has_begun or not body:
+        if self.notices is None or self.notices.has_begun or not body:
             return False
         # LATER: all keys have arrived now, and the next greeting requests the remaining notices.
         return self.take_notices(peer, body).code is ReplyCode.LATER
 
     def take_notices(self, peer: str, body: bytes) -> Reply:
         """Store the notices that `peer` passes on, and return the reply."""
-        assert self.gossip is not None
+        assert self.notices is not None
         try:
-            code, words = self.gossip.accept(body)
+            code, words = self.notices.accept(body)
         except TrustError as error:
             self.fail(error)
             return Reply(ReplyCode.OTHER_TERMS)

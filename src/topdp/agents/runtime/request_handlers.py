@@ -27,7 +27,7 @@ class RequestHandlers:
 
     def __init__(self, peers: PeerContacts) -> None:
         self.peers = peers
-        self.ledger, self.refusals, self.gossip = peers.ledger, peers.refusals, peers.gossip
+        self.ledger, self.refusals, self.notices = peers.ledger, peers.refusals, peers.notices
         self._gaps: dict[str, tuple[int | None, int]] = {}  # the round that each left out, and how often
         peers.handlers |= {
             MessageKind.HELLO: self._hello,
@@ -35,7 +35,7 @@ class RequestHandlers:
             MessageKind.BYE: self._bye,
             MessageKind.CARD: self._card,
         }
-        if self.gossip is not None:
+        if self.notices is not None:
             peers.handlers[MessageKind.NEWS] = self._news
 
     async def handle(self, peer: str, message: Message) -> Reply:
@@ -55,7 +55,7 @@ class RequestHandlers:
             return self._refuse(peer, ReplyCode.UNKNOWN_KIND, message)
         if self.peers.is_excluded(peer):
             is_greeting = message.kind is MessageKind.HELLO
-            notices = self.gossip.parting_notices(peer) if is_greeting and self.gossip else b""
+            notices = self.notices.parting_notices(peer) if is_greeting and self.notices else b""
             return replace(self._refuse(peer, ReplyCode.GONE, message), body=notices)
         is_notice = message.kind in (MessageKind.NEWS, MessageKind.CARD)  # has a number instead of a round
         if not -1 <= message.round <= (MAX_STATEMENTS if is_notice else self.peers.last_round):

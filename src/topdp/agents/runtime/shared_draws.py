@@ -4,7 +4,7 @@ One object accompanies an agent from its first start to the end of a run. It cre
 states it in a notice, waits for the keys of all other agents, passes the pair secrets to the draws, marks the
 rounds that were made, and erases the key. It applies the result of `departures` to the agent loop: for which
 neighbours the loop does not wait, which colluders the meter counts, and when the agent must stop.
-`statement_gossip` exchanges the notices.
+`notice_exchange` exchanges the notices.
 
 **Guarantees.** No shared draw is made before this agent has the keys of all agents, and all agents have
 stated the run that these keys name: so no agent begins while another one has stated two different keys. A key
@@ -22,9 +22,9 @@ from topdp.agents.ledger.notice_store import NoticeStore
 from topdp.agents.runtime.agent_context import AgentContext, PrivateFiles
 from topdp.agents.runtime.budget_meter import BudgetMeter, allows
 from topdp.agents.runtime.departures import Departures
+from topdp.agents.runtime.notice_exchange import NoticeExchange
 from topdp.agents.runtime.pair_keys import KEYS_AGREED, RUN_KEY, RunKey, derive_run
 from topdp.agents.runtime.peer_contacts import TICKS_PER_TIMEOUT, PeerContacts
-from topdp.agents.runtime.statement_gossip import StatementGossip
 from topdp.errors import TrustError
 from topdp.privacy.observers.survivors import recalls_draws
 from topdp.privacy.spending_curve import ReleaseHistory
@@ -39,21 +39,21 @@ class SharedDraws:
     def __init__(self, context: AgentContext, ledger: Ledger, private: PrivateFiles) -> None:
         self.context, self.ledger, self.hooks = context, ledger, context.hooks
         manifest, self.plan = context.manifest, context.part.plan.digest()
-        self.gossip = StatementGossip(manifest, private.identity, self.plan, NoticeStore(ledger))
+        self.notices = NoticeExchange(manifest, private.identity, self.plan, NoticeStore(ledger))
         self.secret = RunSecret(private.folder, manifest.hash)
         exposure = context.meter.spending.analysis.exposure()
-        self.departures = Departures(context.part, self.gossip, ledger, recalls_draws(exposure))
+        self.departures = Departures(context.part, self.notices, ledger, recalls_draws(exposure))
         self._meter = context.meter
         self._counts: dict[str, int] = {}  # agent -> round from which this meter counts it as a colluder
         self._delays: dict[str, int] = {}  # agent -> ticks for which rows were held back because of it
         self._private: X25519PrivateKey | None = None  # None once all rounds are in the ledger
         if LEFT_BEHIND_KEY in ledger.meta:
             raise self._left_behind_error()
-        stated = self.gossip.store.text(context.name, "", RUN_KEY)
+        stated = self.notices.store.text(context.name, "", RUN_KEY)
         if stated is None:
             public = self.secret.begin()
             self.hooks.reached("after_key")
-            self.gossip.publish(RUN_KEY, RunKey.fresh(self.plan, public).text())
+            self.notices.publish(RUN_KEY, RunKey.fresh(self.plan, public).text())
             self._private = self.secret.resume(public, ledger.round)
         elif not ledger.is_complete(context.part.plan.releases):
             self._private = self.secret.resume(RunKey.read(stated).public, ledger.round)
@@ -68,26 +68,26 @@ class SharedDraws:
 
     def missing_agents(self) -> list[str]:
         """Return the agents whose keys have not arrived; then, those that have not confirmed all keys."""
-        run = self.gossip.run
-        authors = self.gossip.store.on(run, KEYS_AGREED) if run else self.gossip.keys()
+        run = self.notices.run
+        authors = self.notices.store.on(run, KEYS_AGREED) if run else self.notices.keys()
         return [name for name in self.context.manifest.names if name not in authors]
 
     def agree_on_keys(self) -> bool:
         """Derive pair secrets once all keys have arrived; return whether all agents have confirmed the
         keys.
         """
-        gossip = self.gossip
-        if not gossip.run and not self.missing_agents():
-            keys, part = gossip.keys(), self.context.part
+        notices = self.notices
+        if not notices.run and not self.missing_agents():
+            keys, part = notices.keys(), self.context.part
             names, partner = self.context.manifest.names, part.partner
             stated, others = [keys[name] for name in names], sorted(set(partner.values()))
             federation = self.context.manifest.hash
-            gossip.run, seeds = derive_run(federation, stated, part.agent, others, self._private)
+            notices.run, seeds = derive_run(federation, stated, part.agent, others, self._private)
             if self._private is not None:
                 self.context.draws.set_pair_seeds({draw: seeds[other] for draw, other in partner.items()})
-            gossip.publish(KEYS_AGREED, "")
-        gossip.has_begun = gossip.has_begun or bool(gossip.run and not self.missing_agents())
-        return gossip.has_begun
+            notices.publish(KEYS_AGREED, "")
+        notices.has_begun = notices.has_begun or bool(notices.run and not self.missing_agents())
+        return notices.has_begun
 
     def mark_round(self, round: int) -> None:
         """Record on disk that the row of `round` is in the ledger and may be sent from now on."""
@@ -135,7 +135,7 @@ class SharedDraws:
 
     def _exclude(self, peer: str, reason: str) -> bool:
         """State that `peer` is silent if the manifest has the rule `go-on`; return whether it has."""
-        if not self.context.manifest.rules.tolerates_silence or not self.gossip.has_begun:
+        if not self.context.manifest.rules.tolerates_silence or not self.notices.has_begun:
             return False
         if self.departures.give_up(peer):
             self.peers.refusals.report(peer, "given_up", f"{reason}: its further rows are refused")

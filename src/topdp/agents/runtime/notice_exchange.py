@@ -31,7 +31,7 @@ NoticeCheck = Callable[[Notice], None]
 """Raises ValueError if the text does not fit the subject of the notice."""
 
 
-class StatementGossip:
+class NoticeExchange:
     """The notices of all agents, and which of them each neighbour has."""
 
     def __init__(self, manifest: Manifest, identity: Identity, plan: str, store: NoticeStore) -> None:
@@ -60,7 +60,7 @@ class StatementGossip:
         return {author: RunKey.read(text) for author, text in self.store.on("", RUN_KEY).items()}
 
     def next_unsent(self, peer: str) -> tuple[int, bytes] | None:
-        """Return the bytes of all notices that `peer` has not acknowledged, after the number of the last."""
+        """Return the notices that `peer` has not acknowledged, as (number of the last, bytes), or None."""
         start = self._sent_after[peer] = self._acknowledged.get(peer, 0)
         waiting = self.store.after(start)
         return (waiting[-1][0], encode_notices(notice for _, notice in waiting)) if waiting else None
