@@ -108,7 +108,7 @@ def test_a_wrong_file_in_the_named_folder_is_refused(
     write_idx(tmp_path / "elsewhere", small_arrays("mnist"))
     write_idx(tmp_path / "data", small_arrays("mnist", seed=1))
     with pytest.raises(
-        DataError, match=r"data: train_inputs is not that of mnist: expected SHA-256 .* Refused"
+        DataError, match=r"data: train_inputs is not that of mnist: expected SHA-256 .* Replace the files"
     ):
         load("mnist", data_dir=tmp_path / "data")
     assert leftovers(own_cache) == []

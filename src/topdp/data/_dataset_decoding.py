@@ -9,6 +9,7 @@ order of the file, becomes a test record. Nothing is unpickled: of CIFAR-10, onl
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import math
 import re
@@ -201,26 +202,20 @@ def read_cached_arrays(path: Path) -> Arrays | None:
 def unpack(archive: Path, into: Path, wanted: Callable[[str], bool]) -> None:
     """Extract members of a `.tgz`, `.whl` or `.deb` archive into the folder `into`, without subfolders.
 
-    `wanted` decides for each member, by its base name, whether to extract it. Of a `.deb`, all `*-ubyte.gz`
-    files are extracted instead.
+    `wanted` decides for each member, by its base name, whether to extract it.
     """
     try:
-        if archive.suffix == ".deb":
-            _unpack_deb(archive, into)
-        elif zipfile.is_zipfile(archive):
+        if zipfile.is_zipfile(archive):
             with zipfile.ZipFile(archive) as package:
                 for member in package.infolist():
                     if wanted(Path(member.filename).name):
                         _save(package.open(member), into / Path(member.filename).name)
         else:
-            with tarfile.open(archive) as tar:
+            with _open_tar(archive) as tar:
                 for entry in tar:
-                    if (
-                        wanted(Path(entry.name).name)
-                        and entry.isfile()
-                        and (source := tar.extractfile(entry))
-                    ):
-                        _save(source, into / Path(entry.name).name)
+                    name = Path(entry.name).name
+                    if wanted(name) and entry.isfile() and (source := tar.extractfile(entry)):
+                        _save(source, into / name)
     except DECODING_ERRORS as error:
         # For a damaged stream, gzip raises an OSError without errno. An OSError with errno is a full disk.
         if isinstance(error, OSError) and error.errno is not None:
@@ -233,19 +228,20 @@ def _save(source: IO[bytes], path: Path) -> None:
         shutil.copyfileobj(source, out, 1 << 20)
 
 
-def _unpack_deb(archive: Path, into: Path) -> None:
+def _open_tar(archive: Path) -> tarfile.TarFile:
+    """Return the tar archive in the file `archive`, or inside it if it is a Debian package."""
+    if archive.suffix != ".deb":
+        return tarfile.open(archive)
     tool = shutil.which("dpkg-deb")
     if tool is None:
         raise DataError(
             f"{archive}: expected the tool dpkg-deb to unpack the archive, which is not installed. It exists "
             "on Debian-like Linux systems; on other systems use another source."
         )
-    tree = into / "package"
-    done = subprocess.run([tool, "-x", str(archive), str(tree)], capture_output=True, text=True, check=False)
+    done = subprocess.run([tool, "--fsys-tarfile", str(archive)], capture_output=True, check=False)
     if done.returncode:
-        raise damage_error(archive, done.stderr.strip() or f"dpkg-deb ended with {done.returncode}")
-    for path in tree.rglob("*-ubyte.gz"):
-        path.rename(into / path.name)
+        raise damage_error(archive, done.stderr.decode(errors="replace").strip() or done.returncode)
+    return tarfile.open(fileobj=io.BytesIO(done.stdout))
 
 
 def _find_files(folder: Path, spellings: Sequence[tuple[str, ...]]) -> list[Path] | None:

@@ -127,7 +127,7 @@ def catalogue_entry(name: str) -> CatalogueEntry:
 
 
 def from_folder(
-    entry: CatalogueEntry, data_dir: str | os.PathLike[str] | None, tried: list[str] | None = None
+    entry: CatalogueEntry, data_dir: str | os.PathLike[str] | None, tried: list[str]
 ) -> decoding.Arrays | None:
     """Return the verified arrays in `data_dir`, or else in the folder that `TOPDP_DATA` names.
 
@@ -139,15 +139,17 @@ def from_folder(
         return None
     folder = Path(chosen).expanduser()
     if not folder.is_dir():
-        raise DataError(f"Expected a folder with data sets, got {folder}, which is not a folder.")
+        raise DataError(
+            f"Expected a folder with data sets, got {folder}, which is not a folder. "
+            "Correct --data-dir or TOPDP_DATA."
+        )
     for place in entry.folders:
         where = folder / place
         arrays = decoding.read_cached_arrays(where / f"{entry.name}.npz") or _read_folder(entry, where)
         if arrays is not None:
             verify_arrays(entry, arrays, str(where))
             return arrays
-    if tried is not None:
-        tried.append(f"{folder}: contains no files of {entry.name}")
+    tried.append(f"{folder}: contains no files of {entry.name}")
     return None
 
 
@@ -158,7 +160,7 @@ def verify_arrays(entry: CatalogueEntry, arrays: decoding.Arrays, where: str) ->
         if array.shape != shape or array.dtype != entry.types[name]:
             raise DataError(
                 f"{where}: expected {name} of {entry.name} to be {entry.types[name]} of shape {shape}, "
-                f"got {array.dtype} of shape {array.shape}. Refused."
+                f"got {array.dtype} of shape {array.shape}. Replace the files."
             )
         digest = hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()
         if digest != entry.sha256[name]:
@@ -166,7 +168,7 @@ def verify_arrays(entry: CatalogueEntry, arrays: decoding.Arrays, where: str) ->
             hint = f" (these are the bytes of {matching[0]})" if matching else ""
             raise DataError(
                 f"{where}: {name} is not that of {entry.name}: expected SHA-256 "
-                f"{entry.sha256[name][:16]}..., got {digest[:16]}...{hint}. Refused."
+                f"{entry.sha256[name][:16]}..., got {digest[:16]}...{hint}. Replace the files."
             )
 
 

@@ -135,7 +135,7 @@ def load(
         )
     from topdp.data._dataset_downloads import fetch, from_folder
 
-    stored = from_folder(entry, data_dir)
+    stored = from_folder(entry, data_dir, [])
     if stored is None:
         stored = fetch(text, data_dir=data_dir, download=download, progress=progress).arrays
     return Dataset(

@@ -140,15 +140,14 @@ class Shards:
         If `held_out` is given, these training records replace the test records. If `only` is given, the
         shards contain only these agents, with the same padding as for all agents.
         """
-        records = len(dataset.train_targets)
+        records, counts = len(dataset.train_targets), _counts(parts)
         for agent, part in enumerate(parts):
-            if len(part) and not (part.min() >= 0 and part.max() < records):
+            if part.min() < 0 or part.max() >= records:
                 raise DataError(
                     f"agent {agent}: expected record indices in 0..{records - 1}, got indices in "
                     f"{part.min()}..{part.max()}."
                 )
         _expect_disjoint(parts if held_out is None else [*parts, held_out])
-        counts = _counts(parts)
         longest = max(counts)
         if only is not None:
             parts, counts = [parts[agent] for agent in only], tuple(counts[agent] for agent in only)
@@ -300,8 +299,6 @@ def _expect_disjoint(parts: Sequence[Ints]) -> None:
 
     Such a record would be protected half as well as the accounts state.
     """
-    if not parts:
-        return
     all_indices = np.concatenate(parts)
     records, holders = np.unique(all_indices, return_counts=True)
     if len(records) != len(all_indices):
