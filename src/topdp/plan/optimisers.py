@@ -269,6 +269,7 @@ class _MixTables:
         used = (source != NOBODY).any(axis=(0, 1))
 
         def padded(part: PerRound, fill: Any) -> PerRound:
+            """Return `part` with `fill` in memory rows and in inserted releases."""
             values = part.values
             if len(at):
                 values = np.concatenate([values, np.full_like(values[:1], fill)])

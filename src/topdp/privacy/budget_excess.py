@@ -135,10 +135,12 @@ class BudgetExcess:
         )
 
     def _observe(self, plan: Plan, bound: Bound = "upper", report: bool = True) -> View:
+        """Return the loss of every owner to every observer of the answer; `report`: also report progress."""
         query = replace(self.query, progress=self._report if report else silent)
         return query.observe(self.kind, plan, self.exposure, query, bound)
 
     def _report(self, stage: str, done: int = 0, total: int | None = None, /, **details: Any) -> None:
+        """Report progress with the state of the search (`note`)."""
         self.query.progress(f"{stage}: {self._note}" if self._note else stage, done, total, **details)
 
 

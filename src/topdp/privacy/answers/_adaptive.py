@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True, eq=False)
 class AdaptiveAnswer(ObservedAnswer):
+    """The answer against agents or coalitions that also read every estimate; the default guarantee."""
+
     name = "adaptive"
     assumptions = (
         "Each other agent, or the colluders together, with all that the view gives them and also every "

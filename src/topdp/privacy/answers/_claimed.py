@@ -30,8 +30,10 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True, eq=False)
 class ClaimedAnswer(AnswerKind):
+    """The answer that the method's own published analysis states; it may be wrong."""
+
     name = "claimed"
-    assumptions = "What the method's own analysis says of its full-scale noise; saved noise counts as free."
+    assumptions = "The method's own analysis of its full-scale noise; noise that it saves counts as free."
     scope = "against nobody in particular: the method's own published analysis says so"
     public = Public.NOTHING
     proved = False

@@ -18,6 +18,8 @@ from topdp.privacy.query import Query
 @final
 @dataclass(frozen=True, eq=False)
 class OutsiderAnswer(ObservedAnswer):
+    """The answer against an outsider that reads every link and every estimate; it cannot be a guarantee."""
+
     name = "outsider"
     assumptions = (
         "Somebody who reads every link and every agent's estimate in every round, and knows nobody's draws. "

@@ -23,11 +23,13 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True, eq=False)
 class ViewAnswer(ObservedAnswer):
+    """The answer against each other agent alone, if gradients do not react; it proves no protection."""
+
     name = "view"
     assumptions = (
         "Each other agent alone, honest but curious, with all rows it reads in all rounds, its own draws and "
-        "data, and all random choices of the protocol, in training whose gradients do not react: others' "
-        "later gradients may react to a changed record, and that is not in it. Information, no guarantee."
+        "data, and all random choices of the protocol. Assumes that gradients do not react: others' later "
+        "gradients may react to a changed record, which this does not cover. Information, no guarantee."
     )
     scope = "against every other agent alone, in training whose gradients do not react"
     public = Public.NOTHING

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True, eq=False)
 class WorstCaseAnswer(AnswerKind):
+    """The answer against all other agents together, who see every row that the agent makes."""
+
     name = "worst-case"
     assumptions = (
         "All other agents together, who see every row the agent makes, its own estimate included. "

@@ -69,6 +69,7 @@ def loss_distribution_epsilon(noise_multipliers: Floats, delta: float, rate: flo
 
 @lru_cache(maxsize=MAX_UNGROUPED)  # ledgers compose the same release again in every round
 def _one_release(z: float, interval: float, rate: float) -> Any:
+    """Return the privacy loss distribution of one sampled release, on a grid with spacing `interval`."""
     from dp_accounting.pld import privacy_loss_distribution
 
     return privacy_loss_distribution.from_gaussian_mechanism(

@@ -155,5 +155,6 @@ def _gaussian_epsilon(mu: float, delta: float) -> float:
 
 @lru_cache(maxsize=256)
 def _epsilon(rate: float, releases: tuple[tuple[float, int], ...], delta: float) -> float:
+    """Return the ε of `SampledLoss`; all noise multipliers must be above 0."""
     z, counts = np.array(releases).T
     return loss_distribution_epsilon(np.repeat(z, counts.astype(np.int64)), delta, rate)

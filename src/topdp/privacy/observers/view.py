@@ -186,9 +186,11 @@ def view(
     first = [o for o in range(len(members)) if o not in same]
 
     def sums(o: int) -> list[Floats]:
+        """Return for each owner the μ² of aligned records to observer o, one for each residue class."""
         return aligned(plan, coalitions[o], wanted[o], period, public)
 
     def brackets(o: int) -> list[tuple[float, float]]:
+        """Return for each owner the bounds (lower, upper) of μ² to observer o."""
         matrices = _matrices(plan, coalitions[o], wanted[o], query, public)
         return [_bracket(M, int(period[i]), float(largest[i])) for i, M in matrices]
 
