@@ -187,7 +187,9 @@ def test_unfit_items_are_refused_with_their_index() -> None:
     good = (torch.zeros(2), 0)
     with pytest.raises(DataError, match=r"agent 1: expected item 1 to be a pair .* transform"):
         Shards.from_torch([Items([good]), Items([good, ("an image", 0)])])
-    with pytest.raises(DataError, match=r"agent 0: expected every item in one shape: .*entry 0 and \[3\]"):
+    with pytest.raises(
+        DataError, match=r"agent 0: expected every item in one shape, got: .*entry 0 and \[3\]"
+    ):
         Shards.from_torch([Items([good, (torch.zeros(3), 0)])])
     with pytest.raises(DataError, match="agent 0: expected at least one record"):
         Shards.from_torch([Items([])])

@@ -86,7 +86,8 @@ def sizes(
     if counts.min() < 1:
         agent = int(counts.argmin())
         raise DataError(
-            f"Expected at least 1 record for every agent, got {counts[agent]} of {records} for agent {agent}."
+            f"Expected at least 1 record for every agent, got {counts[agent]} of {records} for agent "
+            f"{agent}. Use fewer agents or less unequal sizes."
         )
     if counts.sum() > records:
         raise DataError(f"Expected sizes with a sum of at most {records} records, got {counts.sum()}.")

@@ -168,7 +168,10 @@ def test_without_a_schema_the_error_shows_a_template_without_values(csv: Any) ->
         (HEADER + "ann,inf,nurse,no\n", "line 2: expected a finite number in 'age'"),
         (HEADER + "ann,1,nurse,perhaps\n", "expected one of the classes no, yes in 'ill', got 'perhaps'"),
         (HEADER + "ann,1,nurse,\n", "line 2: expected a value of the target 'ill', got a missing value"),
-        (HEADER.replace("job", "work") + ROWS, "expected the column 'job' of the schema, got name"),
+        (
+            HEADER.replace("job", "work") + ROWS,
+            "expected the column 'job' of the schema, got only the columns name",
+        ),
         (HEADER + 'ann,1,"nurse\n', "cannot be read as CSV"),
     ],
 )

@@ -70,7 +70,7 @@ def test_shuffling_and_dropping_give_warnings(caplog: pytest.LogCaptureFixture) 
         (Items({"image": 1, "label": 2}), "got a dictionary: image, label"),
         (
             Items((torch.ones(2), 1), (torch.ones(3), 1)),
-            r"every item in one shape: .*\[2\] at entry 0 and \[3\] at entry 1",
+            r"every item in one shape, got: .*\[2\] at entry 0 and \[3\] at entry 1",
         ),
         (TensorDataset(torch.ones(2)), "got 1 tensors"),
         (DataLoader(PAIRS, batch_size=None), "expected a DataLoader with batches"),

@@ -105,14 +105,14 @@ class ScatteringFeatures:
         if min(height, width) < MIN_IMAGE_SIDE:
             hint = " Channels come first." if len(record) == 3 and width in (1, 3, 4) else ""
             raise InputError(
-                f"Expected images of at least {MIN_IMAGE_SIDE}x{MIN_IMAGE_SIDE} for the features "
-                f"'scattering', got "
+                f"Expected images for 'scattering' of at least {MIN_IMAGE_SIDE}x{MIN_IMAGE_SIDE}, got "
                 f'{height}x{width} (records of shape {record}).{hint} Use data.features = "none".'
             )
         count = math.prod(channels) * SCATTERING_CHANNELS
         if self.groups < 1 or count % self.groups:
             raise InputError(
-                f"Expected data.feature_groups to divide the {count} channels of features, got {self.groups}."
+                f"Expected data.feature_groups to divide the {count} channels of features, got "
+                f"{self.groups}. Choose a divisor of that number."
             )
         return count, height // SCATTERING_STRIDE, width // SCATTERING_STRIDE
 

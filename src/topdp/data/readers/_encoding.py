@@ -55,7 +55,8 @@ def expect_columns(table: Table, schema: Schema) -> None:
     missing = [name for name in (*schema.targets, *schema.inputs) if name not in columns]
     if missing:
         raise DataError(
-            f"{table.origin}: expected the column {missing[0]!r} of the schema, got {', '.join(columns)}."
+            f"{table.origin}: expected the column {missing[0]!r} of the schema, got only the columns "
+            f"{', '.join(columns)}. Add the column, or correct the schema."
         )
     unmentioned = [name for name in columns if name not in {*schema.targets, *schema.inputs, *schema.ignore}]
     if unmentioned:

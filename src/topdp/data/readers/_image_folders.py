@@ -39,7 +39,10 @@ def read_images(path: str | os.PathLike[str], schema: Schema = EMPTY_SCHEMA) -> 
     classes = schema.classes or folders
     unknown = [name for name in folders if name not in classes]
     if unknown:
-        raise DataError(f"{folder}: expected folders named {', '.join(classes)}, got {unknown[0]!r}.")
+        raise DataError(
+            f"{folder}: expected folders named {', '.join(classes)}, got {unknown[0]!r}. "
+            "Rename the folder, or add the class to the schema."
+        )
     images: list[AnyArray] = []
     numbers: list[int] = []
     first: tuple[Path, AnyArray] | None = None
@@ -85,7 +88,9 @@ def _read(file: Path, schema: Schema) -> AnyArray:
             grey = opened.mode in ("1", "L", "LA", "I", "I;16", "F")
             channels = schema.channels or (1 if grey else 3)
             if opened.mode.startswith(("I", "F")):
-                raise DataError(f"{file}: expected 8 bits per colour, got mode {opened.mode!r}.")
+                raise DataError(
+                    f"{file}: expected 8 bits per colour, got mode {opened.mode!r}. Convert the image."
+                )
             image = opened.convert(_PILLOW_MODES[channels])
             if schema.size is not None and (image.height, image.width) != schema.size:
                 height, width = schema.size

@@ -150,7 +150,8 @@ def _expect_header(header: list[str], path: Path, cut: str) -> None:
             )
     if "" in header:
         raise DataError(
-            f"{path}: expected a name for every column, got none for column {header.index('') + 1}."
+            f"{path}: expected a name for every column, got none for column {header.index('') + 1}. "
+            "Add the name to the header."
         )
 
 

@@ -108,5 +108,5 @@ def _join_items(pairs: list[tuple[Tensor, Tensor]], what: str, each: str) -> tup
     try:
         inputs, targets = (join(list(parts)) for parts in zip(*pairs, strict=True))
     except RuntimeError as error:
-        raise DataError(f"{what}: expected every {each} in one shape: {error}.") from error
+        raise DataError(f"{what}: expected every {each} in one shape, got: {error}.") from error
     return inputs, targets
