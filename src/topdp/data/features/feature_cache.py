@@ -151,6 +151,10 @@ def _compute_chunks(
         yield first, values
 
 
+def _digest(content: memoryview) -> bytes:
+    return hashlib.sha256(content).digest()
+
+
 def _file_header(shape: tuple[int, ...]) -> bytes:
     return (
         FEATURE_FILE_MAGIC + json.dumps({"shape": list(shape), "chunk": RECORDS_PER_CHUNK}).encode() + b"\n"
@@ -169,7 +173,7 @@ def _write_chunks(
                 yield first, chunk
                 content = chunk.contiguous().numpy().data
                 file.write(content)
-                file.write(hashlib.sha256(content).digest())
+                file.write(_digest(content))
     except (FileError, OSError) as error:
         warnings.warn(
             f"Features are not cached. {error} Make room for "
@@ -189,8 +193,7 @@ def _read_chunks(path: Path, shape: tuple[int, ...]) -> Iterator[FeatureChunk]:
             for first in range(0, shape[0], RECORDS_PER_CHUNK):
                 chunk = buffer[: shape[0] - first]
                 content = memoryview(chunk.numpy().data).cast("B")
-                length = file.readinto(content)
-                if length != len(content) or file.read(DIGEST_BYTES) != hashlib.sha256(content).digest():
+                if file.readinto(content) != len(content) or file.read(DIGEST_BYTES) != _digest(content):
                     raise _DamagedError
                 yield first, chunk
     except OSError as error:
