@@ -51,21 +51,21 @@ def of_dataset(
     values = torch.zeros(n * longest + (0 if shards.test_inputs is None else len(shards.test_inputs)), *shape)
     inputs, tests = values[: n * longest], values[n * longest :]
     # For each record its row in `values`, or -1 if nobody holds it.
-    place = np.full(len(dataset.train_targets), -1)
+    position = np.full(len(dataset.train_targets), -1)
     for agent, part in enumerate(parts):
-        place[part] = agent * longest + np.arange(len(part))
+        position[part] = agent * longest + np.arange(len(part))
     if held_out is not None:
-        place[held_out] = len(inputs) + np.arange(len(held_out))
-    used_records = np.flatnonzero(place >= 0)
-    if len(used_records) < MIN_CACHED_SHARE * len(place) and not is_cached(features, whole, device):
+        position[held_out] = len(inputs) + np.arange(len(held_out))
+    used_records = np.flatnonzero(position >= 0)
+    if len(used_records) < MIN_CACHED_SHARE * len(position) and not is_cached(features, whole, device):
         some = _source(dataset, dataset.train_inputs[used_records], "train")
-        place = place[used_records]
+        position = position[used_records]
         chunks = feature_chunks(features, some, device, progress, keep=False)
     else:
         chunks = feature_chunks(features, whole, device, progress)
     for first, chunk in chunks:
-        places = torch.from_numpy(place[first : first + len(chunk)])
-        values[places[places >= 0]] = chunk[places >= 0]
+        positions = torch.from_numpy(position[first : first + len(chunk)])
+        values[positions[positions >= 0]] = chunk[positions >= 0]
     if held_out is None and dataset.test_inputs is not None:
         test = _source(dataset, dataset.test_inputs, "test")
         for first, chunk in feature_chunks(features, test, device, progress):

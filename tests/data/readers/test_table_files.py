@@ -158,7 +158,7 @@ def test_without_a_schema_the_error_shows_a_template_without_values(csv: Any) ->
         (HEADER, "expected at least one record below the header, got none"),
         (
             "name;age;job;ill\nann;1;nurse;no\n",
-            "If the columns are separated by ';', state delimiter = ';' in the schema",
+            "If ';' separates the columns, state delimiter = ';' in the schema",
         ),
         (HEADER + "ann,25,nurse\n", "line 2: expected 4 values as in the header, got 3"),
         (HEADER + ROWS + "ann,2,5,nurse,no\n", "line 5: expected 4 values as in the header, got 5"),

@@ -123,7 +123,7 @@ class ScatteringFeatures:
         if key not in self._transforms:
             self._transforms[key] = Scattering(height, width, records.device)
 
-        def work(part: Tensor) -> Tensor:
+        def transform(part: Tensor) -> Tensor:
             images = _standardise(part.float()).reshape(-1, height, width)
             coefficients = self._transforms[key](images).reshape(len(part), self.groups, -1)
             coefficients -= coefficients.mean(2, keepdim=True)
@@ -140,10 +140,10 @@ class ScatteringFeatures:
         )
         workers = 1 if records.is_cuda else min(len(parts), torch.get_num_threads())
         if workers == 1:
-            return torch.cat([work(part) for part in parts])
+            return torch.cat([transform(part) for part in parts])
         if self._pool is None:
             self._pool = single_threaded_pool(torch.get_num_threads())
-        return torch.cat(list(self._pool.map(work, parts)))
+        return torch.cat(list(self._pool.map(transform, parts)))
 
 
 @final

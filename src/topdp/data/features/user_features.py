@@ -67,7 +67,7 @@ class UserFeatures:
         key = tuple(example.shape), example.dtype
         if key not in self._shapes:
             with torch.no_grad(), torch.random.fork_rng(devices=[]):
-                self._shapes[key] = self._checked(example)
+                self._shapes[key] = self._check_on_probes(example)
         return self._shapes[key]
 
     def __call__(self, records: Tensor) -> Tensor:
@@ -76,25 +76,25 @@ class UserFeatures:
             self._code.to(records.device)
         else:
             records = records.cpu()  # a function may hold its own tensors, which stay on the CPU
-        return torch.cat([self._of(part, shape) for part in torch.split(records, RECORDS_PER_PASS)])
+        return torch.cat([self._map_part(part, shape) for part in torch.split(records, RECORDS_PER_PASS)])
 
-    def _of(self, records: Tensor, shape: Shape) -> Tensor:
-        memory = self._memory(records, contents=self._loop)
+    def _map_part(self, records: Tensor, shape: Shape) -> Tensor:
+        snapshot = self._snapshot(records, contents=self._loop)
         with torch.no_grad():
             features = self._one_by_one(records) if self._loop else self._isolated(records)
-        memory.expect_unchanged()
+        snapshot.expect_unchanged()
         if features.shape[1:] != shape:
             raise _shape_error(shape, features.shape[1:])
         return features
 
-    def _memory(self, records: Tensor, contents: bool) -> StateSnapshot:
+    def _snapshot(self, records: Tensor, contents: bool) -> StateSnapshot:
         return StateSnapshot(
             {"the feature map": self._code}, records, contents=contents, what=FEATURE_MAPS_TEXT
         )
 
-    def _checked(self, example: Tensor) -> Shape:
+    def _check_on_probes(self, example: Tensor) -> Shape:
         probes = random_like(example, (PROBE_RECORDS,), 2, torch.Generator().manual_seed(0))
-        memory = self._memory(probes, contents=True)
+        snapshot = self._snapshot(probes, contents=True)
         try:
             one_by_one = self._one_by_one(probes)
             repeated = self._one_by_one(probes)
@@ -103,13 +103,13 @@ class UserFeatures:
         except Exception as error:
             raise InputError(
                 f"The feature map failed on a synthetic record of shape {tuple(example.shape)}: "
-                f"{type(error).__name__}: {str(error)[:200]} A function receives one record, a torch module "
+                f"{type(error).__name__}: {str(error)[:200]}. A function receives one record, a torch module "
                 "a batch of one."
             ) from error
         for size in FEATURE_PROBE_SCALES if example.is_floating_point() else ():
             with suppress(Exception):  # the map may refuse such records
                 self._one_by_one(probes[:1] * size)
-        memory.expect_unchanged()
+        snapshot.expect_unchanged()
         if not torch.equal(one_by_one, repeated):
             raise InputError(
                 "Expected a feature map that returns the same features in every call, got different features "
@@ -126,7 +126,7 @@ class UserFeatures:
             self._loop = not _nearly_equal(isolated, one_by_one)
         return tuple(one_by_one.shape[1:])
 
-    def _expect_unmixed(self, probes: Tensor, alone: Tensor) -> None:
+    def _expect_unmixed(self, probes: Tensor, one_by_one: Tensor) -> None:
         """Raise InputError if a module mixes the records of a batch.
 
         A module receives a batch of several records only in this check, which shows users their mistake.
@@ -137,14 +137,14 @@ class UserFeatures:
             batch_features = self._code(probes)
         except Exception:  # the module accepts only batches of one, and receives no other batches
             return
-        if not isinstance(batch_features, Tensor) or not _nearly_equal(batch_features, alone):
+        if not isinstance(batch_features, Tensor) or not _nearly_equal(batch_features, one_by_one):
             raise InputError(
                 "Expected a feature map of one record at a time, got a module whose features of a record "
                 "depend on the other records in its batch. Clipping could not bound the influence of a "
                 "record that changes the features of other records."
             )
 
-    def _call(self, record: Tensor) -> Any:
+    def _map_record(self, record: Tensor) -> Any:
         if not isinstance(self._code, nn.Module):
             return self._code(record)
         features = self._code(record.unsqueeze(0))
@@ -156,17 +156,17 @@ class UserFeatures:
         return features.squeeze(0)
 
     def _isolated(self, records: Tensor) -> Tensor:
-        def map_one(record: Tensor) -> Any:
+        def map_alone(record: Tensor) -> Any:
             with forbid_batch_access():
-                return self._call(record)
+                return self._map_record(record)
 
-        features: Tensor = isolated_vmap(map_one, (0,))(records)
+        features: Tensor = isolated_vmap(map_alone, (0,))(records)
         return features.float()
 
     def _one_by_one(self, records: Tensor) -> Tensor:
         results: list[Tensor] = []
         for record in records:
-            features = self._call(record)
+            features = self._map_record(record)
             if isinstance(features, np.ndarray):
                 features = torch.from_numpy(features)
             if not isinstance(features, Tensor) or features.is_complex():

@@ -107,20 +107,20 @@ def read_csv(path: Path, delimiter: str | None = None) -> Table:
     Raise DataError, with the line number, if a row has another length than the header, if a column has no
     name, if another delimiter would split the header, or if the file is not UTF-8.
     """
-    cut = delimiter or ("\t" if path.suffix == ".tsv" else ",")
+    separator = delimiter or ("\t" if path.suffix == ".tsv" else ",")
     rows, lines = [], []
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.reader(file, delimiter=cut, strict=True)
+            reader = csv.reader(file, delimiter=separator, strict=True)
             header = [name.strip() for name in next(reader, [])]
-            _expect_header(header, path, cut)
+            _expect_header(header, path, separator)
             for row in reader:
                 if not row or (len(row) == 1 < len(header) and not row[0].strip()):
                     continue  # a blank line
                 if len(row) != len(header):
                     raise DataError(
                         f"{path}, line {reader.line_num}: expected {len(header)} values as in the header, "
-                        f"got {len(row)}. Quote values that contain the delimiter {cut!r}."
+                        f"got {len(row)}. Quote values that contain the delimiter {separator!r}."
                     )
                 rows.append(row)
                 lines.append(reader.line_num)
@@ -138,15 +138,15 @@ def read_csv(path: Path, delimiter: str | None = None) -> Table:
     return make_table(str(path), header, map(object_array, zip(*rows, strict=True)), np.array(lines))
 
 
-def _expect_header(header: list[str], path: Path, cut: str) -> None:
+def _expect_header(header: list[str], path: Path, separator: str) -> None:
     if not header:
         raise DataError(f"{path}: expected a header line with the names of the columns, got an empty file.")
     if len(header) == 1:
         better = max(DELIMITERS, key=header[0].count)
-        if better != cut and header[0].count(better):
+        if better != separator and header[0].count(better):
             raise DataError(
-                f"{path}: expected columns separated by {cut!r}, got one column {header[0]!r:.80}. If the "
-                f"columns are separated by {better!r}, state delimiter = {better!r} in the schema."
+                f"{path}: expected columns separated by {separator!r}, got one column {header[0]!r:.80}. If "
+                f"{better!r} separates the columns, state delimiter = {better!r} in the schema."
             )
     if "" in header:
         raise DataError(

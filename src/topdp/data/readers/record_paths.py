@@ -258,17 +258,16 @@ def read_site_files(
             f"Expected test records that no agent holds, got {test}. Metrics on them, and the choice of "
             "the best round, would disclose private records without noise. Give other records, or none."
         )
-    names = [str(path) for path in paths]
-    site_records = [read_records(path, schema) for path in paths]
-    return _combine_sites(site_records, names, None if test is None else read_records(test, schema), schema)
+    sites = {str(path): read_records(path, schema) for path in paths}
+    return _combine_sites(sites, None if test is None else read_records(test, schema), schema)
 
 
 def read_site_frames(agents: Sequence[Any], test: Any, schema: Schema) -> SiteRecords:
     """Return the records in `agents`, one frame per agent, and in the frame `test`, prepared by `schema`."""
     names = [f"agent {agent}" for agent in range(len(agents))]
-    site_records = [records_of_frame(frame, schema, name) for frame, name in zip(agents, names, strict=True)]
+    sites = {name: records_of_frame(frame, schema, name) for name, frame in zip(names, agents, strict=True)}
     held_out = None if test is None else records_of_frame(test, schema, "test records")
-    return _combine_sites(site_records, names, held_out, schema)
+    return _combine_sites(sites, held_out, schema)
 
 
 def _scale_images(inputs: AnyArray) -> AnyArray:
@@ -276,16 +275,14 @@ def _scale_images(inputs: AnyArray) -> AnyArray:
     return inputs.astype(np.float32) / np.float32(255) if inputs.dtype == np.uint8 else inputs
 
 
-def _combine_sites(
-    site_records: list[Records], names: list[str], test: Records | None, schema: Schema
-) -> SiteRecords:
-    for name, records in zip(names, site_records, strict=True):
-        _expect_same_classes(records, name, site_records[0], names[0])
-    if test is not None:
-        _expect_same_classes(test, "test records", site_records[0], names[0])
+def _combine_sites(sites: dict[str, Records], test: Records | None, schema: Schema) -> SiteRecords:
+    """Return the records of `sites`, by name, and of `test`. Raise DataError if their classes differ."""
+    first_name, first = next(iter(sites.items()))
+    for name, records in [*sites.items(), *([] if test is None else [("test records", test)])]:
+        _expect_same_classes(records, name, first, first_name)
     return SiteRecords(
-        [(_scale_images(records.inputs), records.targets) for records in site_records],
+        [(_scale_images(records.inputs), records.targets) for records in sites.values()],
         None if test is None else (_scale_images(test.inputs), test.targets),
-        site_records[0].classes,
+        first.classes,
         schema.text is not None,
     )
