@@ -123,11 +123,12 @@ class Link:
             return await asyncio.shield(self._end)  # cancelling `run` must not cancel the shared future
         finally:
             self.cut("lost", "the link was closed")
-            await end_all(self._tasks, f"the link with {self.peer}")
             for pending in self._pending.values():
                 self._fail(pending)
             self._pending.clear()
             self._incoming.clear()
+            # The last step, because gRPC may cancel `run` a second time while it waits.
+            await end_all(self._tasks, f"the link with {self.peer}")
 
     async def request(self, message: Message) -> Reply:
         if len(message.body) > self.rules.largest_body:
