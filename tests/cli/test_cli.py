@@ -24,7 +24,7 @@ def test_a_plan_beyond_memory_is_refused_in_one_line(topdp, monkeypatch):
     def too_large(config):
         raise MemoryError("Unable to allocate 8 TiB")
 
-    monkeypatch.setattr(run_outline, "named_links", too_large)
+    monkeypatch.setattr(run_outline, "named_graph", too_large)
     done = topdp("account", *SMALL)
     assert done.code == 2 and "Not enough memory: Unable to allocate 8 TiB." in done.err
 
@@ -245,7 +245,10 @@ WRONG = {
     "config nan": (["account", *SMALL, "--set", "privacy.epsilon=nan"], "privacy.epsilon"),
     "config sigma": (["account", *SMALL, "--set", "privacy.sigma=inf"], "privacy.sigma"),
     "config clip": (["account", *SMALL, "--set", "privacy.clip=0"], "privacy.clip"),
-    "budgets": (["account", *SMALL, "--set", "privacy.epsilon=[1.0, 2.0]"], "expected one number or 5"),
+    "budgets": (
+        ["account", *SMALL, "--set", "privacy.epsilon=[1.0, 2.0]"],
+        "expected one number, or a list of 5 numbers, one per agent, got a list of 2",
+    ),
     "no noise helps": (
         ["account", *SMALL, "--set", "method.alpha=0.0"],
         "No amount of noise gives a finite",
@@ -280,7 +283,7 @@ def test_foreign_folders_and_foreign_plans_are_refused(topdp, finished, tmp_path
     ring = topology.ring(7)
     save(PlainSynchronous(0.5).plan(ring, rounds, np.ones(7), 0), other / "plan.npz")
     done = topdp("account", other)
-    assert done.code == 2 and "plan of its config.toml" in " ".join(done.err.split())
+    assert done.code == 2 and "Expected the plan of config.toml in" in " ".join(done.err.split())
     (other / "plan.npz").write_bytes(b"not a plan")
     done = topdp("account", other)
     assert done.code == 2 and "plan" in done.err and "Traceback" not in done.err

@@ -169,7 +169,7 @@ def test_a_byte_order_mark_is_ignored(topdp, here):
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        (["top", "top-dp"], "The noise of top-dp falls every 1000 rounds, and these are 150"),
+        (["top", "top-dp"], "The noise of top-dp decreases every 1000 rounds, and the run has 150"),
         (["plain", "li18"], "--set privacy.guarantee=claimed"),
         (["plain", "plain"], "they do not differ"),
     ],
@@ -180,7 +180,7 @@ def test_methods_with_one_plan_are_explained_by_their_difference(changes, says):
 
 def test_methods_that_differ_only_later_are_reported(topdp, here):
     done = topdp("compare", *RUN[1:], "--methods", "top,top-dp", "--out", "both")
-    assert done.code == 0 and "falls every 1000 rounds, and these are 2" in " ".join(done.out.split())
+    assert done.code == 0 and "decreases every 1000 rounds, and the run has 2" in " ".join(done.out.split())
 
 
 class Pairs(torch.utils.data.Dataset):
@@ -242,7 +242,7 @@ def test_numbers_of_numpy_and_torch_are_accepted():
         (["run"], "Expected --out with torchrun"),
         (["sweep", "--seeds", "2"], "topdp sweep runs in one process, got 2 ranks"),
         (["compare"], "topdp compare runs in one process, got 2 ranks"),
-        (["run", "--out", "new", "--device", "cuda:7"], "cuda:7 was asked for"),
+        (["run", "--out", "new", "--device", "cuda:7"], "expected a CUDA device of this machine, got cuda:7"),
         (
             ["run", "--out", "new", "--set", "attack.name=drift"],
             "attack.name: 'drift' is not for several ranks",

@@ -191,8 +191,14 @@ def test_run_and_compare_without_test_records_say_so(regression, topdp):
         ("train.loss=msee", "train.loss: got 'msee'. Did you mean 'mse'"),
         ('train.metrics=["r22"]', "train.metrics: got 'r22'. Did you mean 'r2'"),
         ('train.metrics=["accuracy"]', "one of mae, mse, r2 for the loss mse"),
-        ('train.loss="given in Python"', 'train.loss: "given in Python" stands for a function'),
-        ('train.metrics=["given in Python: bias"]', 'train.metrics: "given in Python: bias" stands for'),
+        (
+            'train.loss="given in Python"',
+            "train.loss: expected a name, got 'given in Python', which stands for a Python function",
+        ),
+        (
+            'train.metrics=["given in Python: bias"]',
+            "train.metrics: expected a name, got 'given in Python: bias', which stands for",
+        ),
         ("data.partition=label", "one integer label for each record"),
     ],
 )

@@ -186,12 +186,18 @@ BAD = {
     "steps in words": (["method.gossip=many"], "method.gossip: expected"),
     "pair noise below 0": (["method.pair_noise=-0.1"], "method.pair_noise: expected a number from 0 to"),
     "secrets of another kind": (["method.secrets=some"], "method.secrets: got 'some'"),
-    "no async mode": (["method.mode=async"], "method.mode: correlated has sync alone"),
-    "central in pairs": (["method.name=central", "method.mode=async"], "central has sync alone"),
+    "no async mode": (["method.mode=async"], "method.mode: expected sync for correlated, got 'async'"),
+    "central in pairs": (
+        ["method.name=central", "method.mode=async"],
+        "method.mode: expected sync for central, got 'async'",
+    ),
     "a batch that is never used": (["method.gossip=4", "data.batch={cycle=6}"], "only 1 of 5 batches"),
     "no claim": (["privacy.guarantee=claimed"], "No published analysis covers plans of protocol"),
     "no view": (["privacy.guarantee=view", "method.gossip=3"], "or method.chebyshev=false"),
-    "one sigma too many": (["privacy.sigma=[0.1,0.1]"], "privacy.sigma: expected one number or 8"),
+    "one sigma too many": (
+        ["privacy.sigma=[0.1,0.1]"],
+        "privacy.sigma: expected one number, or a list of 8 numbers, one per agent, got a list of 2",
+    ),
 }
 
 

@@ -155,7 +155,7 @@ class Centred(nn.Module):
         (Centred(), "one record at a time"),
         (lambda record: record[record > 0], "one shape for all records"),
         ("scatering", "Did you mean 'scattering'"),
-        ("given", "stands for a function"),
+        ("given", "stands for a Python function"),
         (3, "a name, a function of one record or a torch module"),
     ],
 )
@@ -175,7 +175,7 @@ def test_from_python_what_mixes_or_is_no_map_is_refused_before_anything_is_writt
         ((9, 9, 3), [], "Channels come first"),
         ((1, 8, 8), ["data.feature_groups=10"], "divide the 81 channels"),
         ((1, 8, 8), ["data.features=scatter"], "Did you mean 'scattering'"),
-        ((1, 8, 8), ["data.features=given"], "stands for a function"),
+        ((1, 8, 8), ["data.features=given"], "stands for a Python function"),
         ((1, 8, 8), ["data.feature_groups=0"], "data.feature_groups"),
     ],
 )

@@ -26,7 +26,8 @@ def test_rows_are_counted_twice_and_as_they_stand(engine):
 def test_what_cannot_fit_is_refused_with_both_numbers(engine, monkeypatch):
     monkeypatch.setattr(memory_check, "UNCHECKED_BYTES", 0)
     monkeypatch.setattr(memory_check, "free_on", lambda device: 3000)
-    with pytest.raises(InputError, match=r"4 agents of 51 parameters: .* GB of rows .* 0\.0 GB are free"):
+    words = r"4 agents with 51 parameters each: .* GB of rows .* got 0\.0 GB of free memory"
+    with pytest.raises(InputError, match=words):
         memory_check.expect_room(engine)
 
 
@@ -50,7 +51,8 @@ def test_records_that_a_gpu_has_no_room_for_are_refused_before_they_are_sent(mon
     memory_check.expect_room_for_records(shards, gpu)
     monkeypatch.setattr(memory_check, "free_on", lambda device: held - 1)
     memory_check.expect_room_for_records(shards, torch.device("cpu"))
-    with pytest.raises(InputError, match=r"records of 4 agents on cuda: they take .* --device cpu"):
+    words = r"GB of free memory on cuda for the records of 4 agents, got .* --device cpu"
+    with pytest.raises(InputError, match=words):
         memory_check.expect_room_for_records(shards, gpu)
     monkeypatch.setattr(memory_check, "free_on", lambda device: None)
     memory_check.expect_room_for_records(shards, gpu)

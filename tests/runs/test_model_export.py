@@ -137,7 +137,7 @@ def test_no_run_an_unfinished_run_and_a_damaged_file_are_one_line(named, topdp, 
     with pytest.raises(ZeroDivisionError):
         topdp_train(shards, tmp_path / "broken", callbacks=[lambda run: 1 / 0])
     done = topdp("export", tmp_path / "broken", "--out", tmp_path / "m.pt")
-    assert done.code == 2 and "Finish it first" in " ".join(done.err.split())
+    assert done.code == 2 and "Finish the run first" in " ".join(done.err.split())
     topdp_train(shards, tmp_path / "whole")
     done = topdp("export", tmp_path / "whole", "--best", "--out", tmp_path / "m.pt")
     assert done.code == 2 and "best.safetensors" in done.err

@@ -87,7 +87,7 @@ def test_one_file_is_dealt_out_as_other_data_sets_are(place: Path) -> None:
     [
         (
             ["topology.agents=4"],
-            "a file for each of the 4 agents of the graph, got 3: set topology.agents to 3",
+            "a file for each of the 4 agents of the graph, got 3 files. Set topology.agents to 3",
         ),
         (["data.partition=label"], "expected no partition, validation or records"),
         (["data.validation=0.1"], "expected no partition, validation or records"),

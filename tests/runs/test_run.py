@@ -280,7 +280,7 @@ def test_an_account_of_another_plan_is_not_believed(broken_off):
     folder, other = broken_off
     shutil.copy(other / "plan.npz", folder / "plan.npz")
     for read in (run.resume, planning.account_of_run):
-        with pytest.raises(RunFolderError, match="of another plan, or was changed"):
+        with pytest.raises(RunFolderError, match="was changed or belongs to another plan"):
             read(folder)
 
 

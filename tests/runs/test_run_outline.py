@@ -117,5 +117,7 @@ def test_one_tuple_of_batches_for_everybody(batch, expected):
 @pytest.mark.parametrize("batch", ["{cycle=6}", "{poisson=6}"])
 def test_batches_larger_than_the_smallest_shard_are_refused(batch):
     config = read(changes=[f"data.batch={batch}"])
-    with pytest.raises(InputError, match=r"at most 5 records, all that agent 1 holds, got 6\. Use smaller"):
+    with pytest.raises(
+        InputError, match=r"at most 5 records, because agent 1 has no more, got 6\. Use smaller"
+    ):
         batches_of(config, (9, 5, 7))

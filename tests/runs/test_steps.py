@@ -26,8 +26,14 @@ def test_steps_and_warm_up_by_their_keys():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        (["train.learning_rate=[1,2]"], "a list of 4, one a round, got 2"),
-        (["train.learning_rate=[1,2,3,4]", "train.warmup=1"], "put the warm-up into it"),
+        (
+            ["train.learning_rate=[1,2]"],
+            r"a list of 4 numbers, one for each round \(or of 5, .*got a list of 2",
+        ),
+        (
+            ["train.learning_rate=[1,2,3,4]", "train.warmup=1"],
+            "expected 0 with a list of learning rates, got 1. Put the warm-up into train.learning_rate",
+        ),
         (["train.learning_rate=[]"], "or a list of them, one a round"),
         (["train.learning_rate=[1,-1,1,1]"], "or a list of them, one a round"),
         (["train.warmup=9"], "warm-up of 0 to 4"),

@@ -234,7 +234,7 @@ def test_the_command_says_spreads_in_table_csv_picture_and_json(topdp, command, 
     assert done.code == 0, done.err
     assert "±" in done.out and "runs 1 to 12 of 12: training" in done.err
     words = " ".join(done.out.split())
-    assert "Each ε is of one run alone." in words and "12 runs depends on all of them" in words
+    assert "Each ε is that of one run alone." in words and "12 runs depends on all of them" in words
     assert (tmp_path / "s" / "sweep.png").stat().st_size > 10_000
     again = topdp(*asked, "--out", tmp_path / "s", "--json")
     told = json.loads(again.out)
@@ -270,7 +270,7 @@ def test_the_command_says_spreads_in_table_csv_picture_and_json(topdp, command, 
         (["--over", "train.optimiser=sgd,adam"], "optimiser = adam, seed 0: Expected a method"),
         (["--over", "privacy.epsilon"], "--over key=value,value"),
         (["--over", "privacy.epsilon=1,,2"], "--over key=value,value"),
-        (["--over", "privacy.epsilon=1,1"], "one of them twice"),
+        (["--over", "privacy.epsilon=1,1"], "expected different values, got 1,1"),
         (["--over", "rounds=4,8", "--over", "rounds=16"], "got rounds twice"),
         (["--over", "seed=1,2", "--seeds", "2"], "got both. Remove one."),
         (["--over", "rounds=1,2", "--seeds", "6000"], "at most 10000 runs"),
@@ -320,7 +320,7 @@ def test_a_sweep_does_not_go_on_with_other_records(small, tmp_path, monkeypatch)
         arrays = dict(held)
     arrays["train_inputs"] = arrays["train_inputs"][::-1].copy()
     np.savez(own, **arrays)
-    with pytest.raises(runs.RunFolderError, match="Expected the records with which"):
+    with pytest.raises(runs.RunFolderError, match=r"the records of the run in .*, got other records"):
         run_all(wanted, tmp_path / "s")
 
 

@@ -1,6 +1,6 @@
-"""Runs: from a configuration to a run folder. `run.py` is the walk; read it first.
+"""Runs: from a configuration to a run folder. `run.py` lists the steps; read it first.
 
-What needs torch is imported when first asked for, so that runs can be planned and reported without it.
+Names that need torch are imported on first use, so that runs can be planned and reported without torch.
 """
 
 from typing import TYPE_CHECKING

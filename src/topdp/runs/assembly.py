@@ -1,6 +1,7 @@
 """A resolved run with its model and records, and the engine that executes it.
 
-For runs, figures and federations. Parts that do not fit each other are refused before anything is computed.
+Used by runs, figures and federations. If these parts do not fit each other, an error is raised before any
+computation.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ from topdp.simulator.hostile import Attack, choose_attack
 from topdp.simulator.row_layout import RowLayout
 from topdp.simulator.run_stacking import StackedBatches, StackedNoise, stack_plans, stack_shards
 
-MAX_BACKBONE_NUMBERS = 1 << 29  # 2 GiB: larger outputs of frozen layers are computed in every release
+MAX_BACKBONE_NUMBERS = 1 << 29  # 2 GiB; larger outputs of frozen layers are not stored
 
 
 class Everyone(NamedTuple):
-    """The number of records of each agent, and the digest of all of them in their order."""
+    """The number of records of each agent, and the digest of the records of all agents in their order."""
 
     counts: tuple[int, ...]
     digest: str
@@ -50,7 +51,7 @@ class Everyone(NamedTuple):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Assembly:
-    """A resolved run with its records and model; makes the engine for any plan of its agents."""
+    """A resolved run with its records and model. It makes the engine for any plan of the agents."""
 
     run: ResolvedRun
     shards: Shards
@@ -58,13 +59,15 @@ class Assembly:
     device: torch.device
     task: Task
     everyone: Everyone | None = None
-    """Facts about the records of all agents, where `shards` are of some only."""
+    """Facts about the records of all agents; None if `shards` contains the records of all agents."""
 
     @classmethod
     def of(
         cls, config: RunConfig, device: torch.device | str = "cpu", progress: Progress = silent
     ) -> Assembly:
-        """Assemble a run from the names in `config`. Refuse wrong names before a data set is fetched."""
+        """Assemble a run from the names in `config`. Raise ConfigError for unknown names before a data set is
+        fetched.
+        """
         task, outline = named_task(config), RunOutline.of(config)
         return cls.of_records(outline, load_shards(outline, progress, device), task, device)
 
@@ -77,7 +80,7 @@ class Assembly:
         device: torch.device | str = "cpu",
         everyone: Everyone | None = None,
     ) -> Assembly:
-        """The named model for records that are dealt out already."""
+        """Assemble a run from an outline, the records of its agents, and the model that the outline names."""
         shards = _fitted(shards, task)
         outputs = task.outputs(shards.targets.flatten(0, 1), shards.classes)
         model = named_model(outline.config, tuple(shards.inputs.shape[2:]), outputs)
@@ -93,7 +96,7 @@ class Assembly:
         task: Task,
         everyone: Everyone | None = None,
     ) -> Assembly:
-        """A user's own model, records and task; raises ConfigError where they do not fit each other."""
+        """Assemble a run from a user's own model, records and task. Raise ConfigError if they do not fit."""
         counts = shards.counts if everyone is None else everyone.counts
         if len(counts) != outline.graph.agents:
             raise ConfigError(
@@ -126,18 +129,20 @@ class Assembly:
 
     @cached_property
     def _after_backbone(self) -> tuple[ClippedGradients, Shards]:
-        """The trained part of the model, and its inputs: the outputs of frozen layers, computed once.
+        """The gradients and inputs of the trained part of the model, if frozen layers precede that part.
 
-        Rows are the same, because they hold only trained parameters.
+        The inputs are the outputs of the frozen layers, computed once. Otherwise, and if these outputs cannot
+        be stored, the gradients and shards of the whole model. The rows are the same in both cases, because
+        they contain only trained parameters.
         """
         parts = split_backbone(self.flat.module)
-        if parts is None or self.flat.dtype != torch.float32:  # the type in which features are kept
+        if parts is None or self.flat.dtype != torch.float32:  # the type in which features are stored
             return self.gradients, self.shards
         frozen, trained = parts
         features = UserFeatures(frozen)
         try:
             shape = features.shape(self.shards.inputs[0, 0].cpu())
-        except InputError:  # no function of one record: then it is one part of the model, and looked at there
+        except InputError:  # no function of one record; the gradients of the whole model check that as well
             return self.gradients, self.shards
         if math.prod(shape) * self.shards.inputs[:, :, 0].numel() > MAX_BACKBONE_NUMBERS:
             return self.gradients, self.shards
@@ -145,23 +150,26 @@ class Assembly:
             shards = of_shards(self.shards, features, self.device)
         except (MemoryError, torch.OutOfMemoryError):
             raise
-        except Exception:  # of a record, which then counts as zero: no record may end a run
+        except Exception:  # due to a record; no record may end a run, and the whole model takes it as zero
             return self.gradients, self.shards
         privacy = self.run.config.privacy
         gradients = ClippedGradients(trained, privacy.clip, self.task.loss, privacy.clipping)
         return gradients, shards
 
     def engine(self, plan: Plan, layout: RowLayout | None = None, fetch: Fetch | None = None) -> Engine:
-        """Return the engine of all agents or, with a `layout`, of those agents that this process holds."""
+        """Return the engine that executes `plan` for all agents, or only for the agents of `layout`.
+
+        `fetch`: how the engine gets rows of other agents.
+        """
         gradients, shards = self._after_backbone
         attack, seed, batches = self.attack, self.run.config.seed, self.run.batches
-        held = range(self.run.graph.agents) if layout is None else layout.agents.tolist()
-        select = None if layout is None else partial(batch_selection.select_for_agents, held, batches, seed)
+        agents = range(self.run.graph.agents) if layout is None else layout.agents.tolist()
+        select = None if layout is None else partial(batch_selection.select_for_agents, agents, batches, seed)
         return Engine(
             plan,
             gradients,
             shards if attack is None else attack.records(shards),
-            [batches[agent] for agent in held],
+            [batches[agent] for agent in agents],
             seed=seed,
             device=self.device,
             select=select,
@@ -173,14 +181,14 @@ class Assembly:
 
 
 def stacked_engine(runs: Sequence[Assembly], plans: Sequence[Plan], test_records: int) -> Engine:
-    """Return one engine for many runs: their agents side by side, with the draws and batches of each run.
+    """Return one engine that executes all runs, each with its own draws and batches.
 
-    All are tested on the first `test_records` of the first run. Runs that use all of the same records read
-    them once, where the sets of records come in turn: a, b, c, a, b, c.
+    All runs are tested on the first `test_records` test records of the first run. With full batches, runs
+    that share a set of records read it from the same memory if the sets repeat in order: a, b, c, a, b, c.
     """
     first = runs[0]
     stacked = StackedBatches(tuple((parts.run.batches, parts.run.config.seed) for parts in runs))
-    distinct = _in_turn(runs) if stacked.full else len(runs)
+    distinct = _repeats_after(runs) if stacked.full else len(runs)
     shards = stack_shards([parts.shards for parts in runs[:distinct]]) if distinct > 1 else first.shards
     if shards.test_inputs is not None and shards.test_targets is not None:
         test = shards.test_inputs[:test_records], shards.test_targets[:test_records]
@@ -200,17 +208,17 @@ def stacked_engine(runs: Sequence[Assembly], plans: Sequence[Plan], test_records
     )
 
 
-def _in_turn(runs: Sequence[Assembly]) -> int:
-    """Return after how many runs the records of the first run repeat, and so on to the end of `runs`."""
-    turn = next((at for at, parts in enumerate(runs) if at and parts.shards is runs[0].shards), len(runs))
-    again = len(runs) % turn == 0 and all(
-        parts.shards is runs[at % turn].shards for at, parts in enumerate(runs)
+def _repeats_after(runs: Sequence[Assembly]) -> int:
+    """Return the number of runs after which the sets of records repeat in order; len(runs) if they do not."""
+    period = next((i for i, parts in enumerate(runs) if i and parts.shards is runs[0].shards), len(runs))
+    repeats = len(runs) % period == 0 and all(
+        parts.shards is runs[i % period].shards for i, parts in enumerate(runs)
     )
-    return turn if again else len(runs)
+    return period if repeats else len(runs)
 
 
 def _fitted(shards: Shards, task: Task) -> Shards:
-    """The same shards with targets in the type that the loss needs; themselves where they have it."""
+    """Return the shards with targets of the type that the loss needs; `shards` itself if nothing changes."""
     for agent, count in enumerate(shards.counts):
         task.targets(shards.targets[agent, :count], f"agent {agent}")
     targets, test = task.targets(shards.targets, "padding"), shards.test_targets
@@ -218,15 +226,15 @@ def _fitted(shards: Shards, task: Task) -> Shards:
         test = task.targets(test, "test records")
     classes = shards.classes if task.loss.name in (CUSTOM_LOSS, "cross-entropy") else None
     if task.loss.name == "cross-entropy" and targets.dim() == 2:
-        held = [targets[agent, :count].cpu().numpy() for agent, count in enumerate(shards.counts)]
-        classes = count_classes(held, "all agents", classes)
+        labels = [targets[agent, :count].cpu().numpy() for agent, count in enumerate(shards.counts)]
+        classes = count_classes(labels, "all agents", classes)
     if targets is shards.targets and test is shards.test_targets and classes == shards.classes:
         return shards
     return replace(shards, targets=targets, test_targets=test, classes=classes)
 
 
 def _largest(shards: Shards, task: Task) -> int | None:
-    """Return how many outputs the labels need, test records included, under a loss about classes."""
+    """Return how many outputs the labels of all records need; None if the loss is not about classes."""
     if task.loss.name != "cross-entropy":
         return None
     labels = [shards.targets, *([] if shards.test_targets is None else [shards.test_targets])]
@@ -234,7 +242,7 @@ def _largest(shards: Shards, task: Task) -> int | None:
 
 
 def choose_device(name: str) -> torch.device:
-    """Return the device with this name; `auto` is a GPU if there is one."""
+    """Return the device with this name; `auto` is a GPU if there is one. Raise ConfigError without it."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -245,7 +253,7 @@ def choose_device(name: str) -> torch.device:
         raise ConfigError(f"--device: expected auto, cpu, cuda or cuda:N, got {name!r}.")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(
-            f"--device: {name} was asked for, and this machine shows {torch.cuda.device_count()} CUDA "
-            "devices. Use --device cpu, or --device auto."
+            f"--device: expected a CUDA device of this machine, got {name}, and it has "
+            f"{torch.cuda.device_count()} CUDA devices. Use --device cpu, or --device auto."
         )
     return device

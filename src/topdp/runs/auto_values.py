@@ -32,29 +32,29 @@ from topdp.runs.resolved_run import ResolvedRun
 from topdp.runs.run_outline import RunOutline
 from topdp.topology import Topology
 
-# Where there are too many coalitions to enumerate: up to this many agents, all of them share secrets.
+# If there are too many coalitions to enumerate, all agents of a graph up to this size share secrets.
 MAX_COMPLETE_SECRETS_AGENTS = 64
 LARGE_GRAPH_PARTNERS = (16, 24, 32, 48)  # numbers of partners with which a bound exists on larger graphs
 
-PAIR_NOISE_STRENGTHS = (3.0, 10.0, 30.0)  # pair noise over the noise that an agent needs alone
-GOSSIP_STEPS = (1, 2, 3, 4, 6, 8, 12)  # averaging steps between gradients
-PARTNER_COUNTS = (4, 6, 8, 12, 16)  # beside the smallest count that colluders cannot cut
+PAIR_NOISE_STRENGTHS = (3.0, 10.0, 30.0)  # pair noise over the noise that an agent needs without pair noise
+GOSSIP_STEPS = (1, 2, 3, 4, 6, 8, 12)  # numbers of averaging steps between gradients
+PARTNER_COUNTS = (4, 6, 8, 12, 16)  # tried besides the smallest counts that exceed the number of colluders
 
 DISAGREEMENT_PRICE = 0.05
-"""The price of noise between agents, over that of noise in their average, after `TRIAL_ROUNDS` rounds."""
+"""The price of noise between agents, relative to noise in their average, after `TRIAL_ROUNDS` rounds."""
 
 MESSAGE_PRICE = 0.005
-"""The price of sending one estimate to all neighbours, over that of the noise with pooled records."""
+"""The price of sending one estimate to all neighbours, relative to the noise with pooled records."""
 
 TRIAL_ROUNDS = 40  # rounds after which noise is compared
 
-MAX_SECANT_STEPS = 8  # in the search of the allocation for a configured pair noise
-LOG_RATIO_TOLERANCE = 1e-3  # in the logarithm of that pair noise
-STRENGTH_RANGE = (1e-3, 1e6)  # beyond it own noise does not change, or is negligible
+MAX_SECANT_STEPS = 8  # of the search for the allocation that has the configured pair noise
+LOG_RATIO_TOLERANCE = 1e-3  # of the logarithm of the pair noise in that search
+STRENGTH_RANGE = (1e-3, 1e6)  # below it, own noise does not change; above it, own noise is negligible
 
 
 def with_auto_values(outline: RunOutline, analysis: Analysis, schedule: Schedule) -> RunConfig:
-    """The configuration with a number for each `auto` that the method uses.
+    """Return the configuration with a number for each `auto` that the method uses.
 
     Raise InputError for settings that cannot be run.
     """
@@ -75,12 +75,16 @@ def with_auto_values(outline: RunOutline, analysis: Analysis, schedule: Schedule
 
 
 def _not_accelerated(config: RunConfig) -> RunConfig:
-    """Switch acceleration off under a robust rule: it extrapolates beyond the rows that the rule keeps."""
+    """Return the configuration without Chebyshev acceleration if it has a robust rule, because acceleration
+    extrapolates beyond the rows that the rule accepts.
+    """
     return config if config.robust.rule == "mean" else _with(config, method={"chebyshev": False})
 
 
 def noise_shares(run: ResolvedRun) -> Floats | None:
-    """[agents] own noise up to a common factor, where agents with shared noise need different amounts."""
+    """Return the own noise of each agent [agents], up to a common factor; None if all agents need the same or
+    the method has no pair noise.
+    """
     protocol = run.protocol
     if not isinstance(protocol, Correlated):
         return None
@@ -89,26 +93,27 @@ def noise_shares(run: ResolvedRun) -> Floats | None:
         return None
     pairs = secret_pairs(protocol.secrets, run.graph, protocol.degree, config.seed)
     if not guarantee_kind(config.privacy.guarantee).relies_on_others:
-        return alone  # all others together know the noise of pairs
+        return alone  # all other agents together know the pair noise
     return _at_ratio(pairs, alone, config.privacy.colluders, protocol.pair_noise)
 
 
 def _at_ratio(pairs: Ints, alone: Floats, colluders: int, ratio: float) -> Floats:
-    """Search own noise for which pair noise over own noise is about `ratio` (secant method on logarithms).
+    """Return own noise [agents] for which pair noise divided by own noise is about `ratio`.
 
-    The search begins with the strengths that `auto` tries, one of which it chose. Calibration corrects the
-    remaining difference.
+    A secant search on logarithms, which begins with the strengths that `auto` tries. If `auto` chose `ratio`,
+    it belongs to one of them. Calibration corrects the remaining difference. `alone` [agents]: the noise that
+    each agent needs without pair noise.
     """
     if ratio == 0:
         return alone
     tried = {strength: allocated(pairs, alone, colluders, strength) for strength in PAIR_NOISE_STRENGTHS}
     for _ in range(MAX_SECANT_STEPS):
-        off = {strength: math.log(allocation.pair_noise / ratio) for strength, allocation in tried.items()}
-        first, second = sorted(off, key=lambda strength: abs(off[strength]))[:2]
-        if abs(off[first]) < LOG_RATIO_TOLERANCE:
+        error = {strength: math.log(allocation.pair_noise / ratio) for strength, allocation in tried.items()}
+        first, second = sorted(error, key=lambda strength: abs(error[strength]))[:2]
+        if abs(error[first]) < LOG_RATIO_TOLERANCE:
             break
-        slope = (off[second] - off[first]) / math.log(second / first)
-        step = -off[first] / max(slope, 0.5)  # own noise falls as pair noise grows
+        slope = (error[second] - error[first]) / math.log(second / first)
+        step = -error[first] / max(slope, 0.5)  # own noise decreases as pair noise increases
         strength = float(np.clip(first * math.exp(np.clip(step, -3.0, 3.0)), *STRENGTH_RANGE))
         if strength in tried:
             break
@@ -117,7 +122,7 @@ def _at_ratio(pairs: Ints, alone: Floats, colluders: int, ratio: float) -> Float
 
 
 def allocated(pairs: Ints, alone: Floats, colluders: int, strength: float) -> Allocation:
-    """`allocate`, cached: the same allocation is computed for `auto` and for the plan."""
+    """Return the result of `allocate`, cached, because `auto` and the plan need the same allocation."""
     return _allocated(pairs.astype(np.int64).tobytes(), alone.tobytes(), colluders, strength)
 
 
@@ -128,7 +133,7 @@ def _allocated(pairs: bytes, alone: bytes, colluders: int, strength: float) -> A
 
 
 class Choice(NamedTuple):
-    """One way to share noise, and its price."""
+    """One combination of partners, pair noise and averaging steps, and its price."""
 
     price: float
     degree: int
@@ -151,15 +156,15 @@ def _correlated(outline: RunOutline, analysis: Analysis, schedule: Schedule) -> 
             _expect_uncut(config, graph, degree)
         except InputError:
             if choices or degree != degrees[-1]:
-                continue  # another number of partners may hold
+                continue  # colluders may be unable to cut a graph with another number of partners
             raise
         pairs = secret_pairs(c.secrets, graph, degree, config.seed)
         if c.pair_noise == "auto":
             tried = [allocated(pairs, alone, colluders, strength) for strength in PAIR_NOISE_STRENGTHS]
-            ways = [(allocation.pair_noise, allocation.own) for allocation in tried]
+            ratios_and_noise = [(allocation.pair_noise, allocation.own) for allocation in tried]
         else:
-            ways = [(c.pair_noise, _at_ratio(pairs, alone, colluders, c.pair_noise))]
-        for ratio, own in ways:
+            ratios_and_noise = [(c.pair_noise, _at_ratio(pairs, alone, colluders, c.pair_noise))]
+        for ratio, own in ratios_and_noise:
             shared = averaging.shared(pairs, ratio * math.sqrt(float(np.square(own).mean())))
             for gossip in steps:
                 price = averaging.price(own, alone, shared, gossip, c.chebyshev)
@@ -170,7 +175,10 @@ def _correlated(outline: RunOutline, analysis: Analysis, schedule: Schedule) -> 
 
 
 def _gossip_candidates(outline: RunOutline, analysis: Analysis) -> tuple[int, ...]:
-    """The averaging steps to try: those with which all batches of a cycle are used, if there are any."""
+    """Return the numbers of averaging steps to try: those with which a cycle uses all its batches.
+
+    If there is no such number, return all numbers.
+    """
     periods = {batches.period for batches in analysis.batches}
     adaptive = outline.optimiser.adaptive
     fits = tuple(
@@ -182,7 +190,7 @@ def _gossip_candidates(outline: RunOutline, analysis: Analysis) -> tuple[int, ..
 
 
 def _degrees(config: RunConfig, graph: Topology) -> list[int]:
-    """The numbers of partners to try: more than colluders, and such that an account exists."""
+    """Return the numbers of partners to try: more than the colluders, and such that an account exists."""
     c, n, colluders = config.method, graph.agents, config.privacy.colluders
     if c.secrets_degree != "auto":
         return [c.secrets_degree]
@@ -202,10 +210,10 @@ def _expect_uncut(config: RunConfig, graph: Topology, degree: int) -> None:
 
 
 def _noise_alone(outline: RunOutline, analysis: Analysis, schedule: Schedule) -> Floats:
-    """[agents] the noise that each agent needs without the noise of others, up to a common factor."""
+    """Return the noise [agents] that each agent needs without the noise of others, up to a common factor."""
     agents, epsilon = outline.graph.agents, outline.epsilon
     if epsilon is None or (np.ptp(epsilon) == 0 and len(set(analysis.batches)) == 1):
-        return np.ones(agents)  # the noise is given, or all agents need the same
+        return np.ones(agents)  # the noise is configured, or all agents need the same
 
     def write(deviation: Floats) -> Plan:
         return Dsgd().plan(outline.graph, schedule, deviation, outline.config.seed)
@@ -214,9 +222,9 @@ def _noise_alone(outline: RunOutline, analysis: Analysis, schedule: Schedule) ->
 
 
 class _Averaging:
-    """The noise that is left after some rounds on a graph, from the eigenvalues of its Metropolis weights.
+    """The residual noise after some rounds on a graph, from the eigenvalues of its Metropolis weights.
 
-    Equals `residual_noise` of the plans, without writing them: mixing scales each eigenvector.
+    It is equal to `residual_noise` of the plans, but needs no plan, because mixing scales each eigenvector.
     """
 
     def __init__(self, graph: Topology) -> None:
@@ -226,15 +234,17 @@ class _Averaging:
     def price(
         self, own: Floats, alone: Floats, shared: Floats | float, gossip: int, chebyshev: bool
     ) -> float:
-        """Return noise in the average and between agents, over that of pooled records, plus messages' price.
+        """Return the noise in the average and between agents, relative to pooled records, plus the price of
+        messages.
 
-        `shared` [agents]: the variance of pairs' noise in each direction.
+        `own`, `alone` [agents]: each agent's own noise, and the noise that it needs without pair noise.
+        `shared` [agents]: the variance of pair noise along each eigenvector.
         """
-        n, others = self.agents, slice(None, -1)  # the last direction is that of the average
+        n, others = self.agents, slice(None, -1)  # the last eigenvector is that of the average
         variance = np.square(own) @ np.square(self.vectors) + shared
         roots = mixing_roots(self.values, gossip, chebyshev) if gossip else [0.0]
         retained = np.prod([np.square((self.values - root) / (1 - root)) for root in roots], axis=0)[others]
-        # Σ_t p^2t over the rounds; without averaging steps the noise of the last round is not mixed.
+        # Σ_t p^2t over the rounds; without averaging steps, the noise of the last round is not mixed.
         rounds = np.arange(TRIAL_ROUNDS) + (1 if gossip else 0)
         between = float(variance[others] @ np.power(retained[:, None], rounds).sum(axis=1)) / n
         average = TRIAL_ROUNDS * float(np.square(own).sum()) / n**2
@@ -242,30 +252,36 @@ class _Averaging:
         return (average + DISAGREEMENT_PRICE * between) / pooled + MESSAGE_PRICE * max(1, gossip)
 
     def shared(self, pairs: Ints, pair: float) -> Floats:
-        """[agents]: uᵀ(s²L)u of every direction u, L the Laplacian of the secrets."""
-        apart = self.vectors[pairs[:, 0]] - self.vectors[pairs[:, 1]]
-        return np.asarray(pair**2 * np.square(apart).sum(axis=0))
+        """Return the variance of pair noise along each eigenvector u [agents]: uᵀ(s²L)u, where s = `pair` and
+        L is the Laplacian of the graph of `pairs`.
+        """
+        difference = self.vectors[pairs[:, 0]] - self.vectors[pairs[:, 1]]
+        return np.asarray(pair**2 * np.square(difference).sum(axis=0))
 
 
 def _expect_all_batches(outline: RunOutline, config: RunConfig, analysis: Analysis) -> None:
-    """Raise ConfigError where some batches of a cycle always fall on releases that only mix."""
+    """Raise ConfigError if some batches of a cycle would never be used, because their turn always comes in an
+    averaging or adaptive step.
+    """
     if not isinstance(config.data.batch, CycleBatch):
         return
     gossip, optimiser = outline.method.gossip_steps(config.method), outline.optimiser
-    each = 1 + gossip + optimiser.adaptive
+    releases = 1 + gossip + optimiser.adaptive
     settings = f"gossip = {gossip}" + (f" and {optimiser.kind}" if optimiser.adaptive else "")
     for batches in analysis.batches:
-        if (common := math.gcd(batches.period, each)) > 1:
+        if (common := math.gcd(batches.period, releases)) > 1:
             raise ConfigError(
-                f"data.batch: with {settings} only "
-                f"{batches.period // common} of {batches.period} "
-                f"batches would be used, since {batches.period} and {each} have a common factor. "
-                "Take another gossip, another size of batches, or full ones."
+                "data.batch: expected a cycle of which all batches are used, got only "
+                f"{batches.period // common} of {batches.period} batches with {settings}, because "
+                f"{batches.period} and the {releases} releases of a round have a common factor. Use another "
+                "gossip, another batch size, or full batches."
             )
 
 
 def differing_keys(given: RunConfig, begun: RunConfig) -> list[str]:
-    """Return the keys in which `given` differs from the settings of a run, except for `auto`."""
+    """Return the keys in which `given` differs from `begun`, the configuration of a run. An `auto` in `given`
+    never differs.
+    """
     chosen = {
         key: getattr(begun.method, key)
         for key in ("secrets_degree", "pair_noise", "gossip")
@@ -280,7 +296,7 @@ def differing_keys(given: RunConfig, begun: RunConfig) -> list[str]:
 
 
 def _flat(tree: dict[str, Any]) -> dict[str, Any]:
-    """Return dotted keys and their values."""
+    """Return the values of a nested dictionary by their dotted keys."""
     parts = [
         {f"{name}.{key}": inner for key, inner in value.items()} if isinstance(value, dict) else {name: value}
         for name, value in tree.items()

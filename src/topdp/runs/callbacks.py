@@ -1,4 +1,4 @@
-"""Callbacks: functions and objects of a user that a run calls as it goes.
+"""Callbacks: functions and objects of a user that a run calls while it runs.
 
 A callback is an object with any of the methods below, or a plain function, which is called after every round.
 
@@ -6,19 +6,20 @@ A callback is an object with any of the methods below, or a plain function, whic
     on_round(run)       after every round; round 0 is the release before the loop
     on_evaluation(run)  after rounds in which estimates were tested
     on_end(result)      when the run is done or was stopped, and everything is on disk
-    on_break(error)     when Ctrl-C or an error ends it instead
+    on_break(error)     when Ctrl-C or an error ends the run instead
 
 `run` is a `Running`: round, metrics, estimates, plan, configuration and account. It has no gradients, losses
-or other statistics of training records, and gives copies: nothing that a callback does changes the run, but
-for `run.stop(reason)`. Callbacks are for the simulator; agents stop by their plan and budget alone.
+or other statistics of training records. It returns copies, so that a callback can change the run only with
+`run.stop(reason)`. Only the simulator calls callbacks; real agents stop by their plan and budget alone.
 
-**Guarantees.** A run that is stopped reports the ε of its whole plan. What has been released by then is a
-part of what the whole plan releases, and where to stop follows from estimates, which the answers `adaptive`,
-`outsider` and `worst_case` count as seen in every round, and from public records: a function of what those
-observers see, which tells them nothing more. So the ε of the plan is an upper bound. The rounds until then
-would cost less by themselves, but that holds for a number of rounds fixed before, not for one chosen on the
-way; it is not reported. `view` and `claimed` do not count estimates as seen, and do not cover a stop. Nothing
-covers a rule that reads private records: test records count as public.
+**Guarantees.** A run that a callback stops reports the ε of its whole plan. This ε is an upper bound for the
+following reason. The releases before the stop are a part of all releases of the plan. The round of the stop
+is a function of public records and of the estimates. The answers `adaptive`, `outsider` and `worst_case`
+assume that observers read the estimates of every round, so the stop tells these observers nothing more. The
+rounds before the stop alone would cost less, but that cost holds for a number of rounds that is fixed in
+advance, not for a number chosen during the run; it is not reported. `view` and `claimed` do not assume that
+observers read estimates, and do not cover a stop. No answer covers a rule that reads private records; test
+records count as public.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ CALLBACK_METHODS = ("on_start", "on_round", "on_evaluation", "on_end", "on_break
 @final
 @dataclass(eq=False, repr=False, kw_only=True)
 class Running:
-    """A run under way, as callbacks see it: read-only, but for `stop`.
+    """A running run, as callbacks see it: read-only, except for `stop`.
 
     >>> import torch, topdp
     >>> x = torch.rand(4, 50, 3)  # three agents and a test set
@@ -68,21 +69,21 @@ class Running:
     config: RunConfig
     plan: Plan
     privacy: Account
-    """How private the whole plan is, known before the first round."""
+    """The account of the whole plan, computed before the first round."""
     flat: FlatModel  # of the whole model, frozen layers included
     folder: Path | None
     lines: InitVar[list[Metrics]]
-    """All evaluations, which the loop appends."""
+    """All evaluations; the training loop appends to this list."""
     stopped_at: int | None
-    """The round after which this run was stopped once, where it goes on now."""
+    """The round after which a callback stopped this run earlier; None: the run was not stopped."""
     larger_is_better: dict[str, bool | None]
-    """Of every metric whether more is better; None: neither."""
+    """For every metric, whether more is better; None: neither."""
     round: int | None = field(default=None, init=False)
-    """Rounds done; None before the first release."""
+    """The last complete round; None before the first release."""
     evaluated: bool = field(default=False, init=False)
-    """Whether `metrics` are of this very round."""
+    """Whether the last complete round was evaluated, so that `metrics` belong to it."""
     _rows: Callable[[], Tensor] | None = field(default=None, init=False)
-    _kept: Tensor | None = field(default=None, init=False)
+    _estimates: Tensor | None = field(default=None, init=False)
     _reason: str | None = field(default=None, init=False)
 
     def __post_init__(self, lines: list[Metrics]) -> None:
@@ -104,19 +105,19 @@ class Running:
 
     @property
     def estimates(self) -> Tensor:
-        """[agents, d] of this round: a copy on the processor, made when first asked for."""
+        """The estimates after this round [agents, d], as a copy on the CPU that is made on first use."""
         if self._rows is None:
-            raise InputError("Expected a callback after a round to ask for estimates: there are none yet.")
-        if self._kept is None:
-            self._kept = self._rows().detach().cpu().clone()
-        return self._kept.clone()
+            raise InputError("Expected a complete round before estimates are read, got none. Use on_round.")
+        if self._estimates is None:
+            self._estimates = self._rows().detach().cpu().clone()
+        return self._estimates.clone()
 
     def model(self, agent: int) -> nn.Module:
-        """The network of one agent as it is now."""
+        """Return the network of one agent after this round."""
         return self.flat.load(self.estimates[agent])
 
     def stop(self, reason: str) -> None:
-        """End the run after this round. It can be resumed, and then runs to its end."""
+        """End the run after this round. The run can be resumed, and then continues to its last round."""
         self._reason = self._reason or str(reason)
 
     @property
@@ -126,14 +127,14 @@ class Running:
         return Stopped(self.round, self._reason)
 
     def advance(self, round: int, evaluated: bool, rows: Callable[[], Tensor]) -> None:
-        """Move on to a round that is complete; `rows` returns its estimates."""
+        """Store that `round` is complete. `rows` returns its estimates."""
         self.round, self.evaluated = round, evaluated
-        self._rows, self._kept = rows, None
+        self._rows, self._estimates = rows, None
 
 
 @final
 class Callbacks:
-    """The callbacks of one run, checked before it is planned and called in their order."""
+    """The callbacks of one run, which are checked before the run is planned, and called in their order."""
 
     def __init__(self, given: Iterable[object] = ()) -> None:
         self._given = [_checked(callback) for callback in given]
@@ -145,7 +146,7 @@ class Callbacks:
         self._call("on_start", run, "before the first round")
 
     def after_round(self, run: Running) -> None:
-        """Call all callbacks, also after one has asked to stop."""
+        """Call all callbacks, even if one of them stops the run."""
         where = f"after round {run.round}"
         self._call("on_round", run, where)
         if run.evaluated:
@@ -155,7 +156,10 @@ class Callbacks:
         self._call("on_end", result, "at the end")
 
     def broke(self, error: BaseException) -> None:
-        """Tell all callbacks why the run ended; their own errors become notes on that error."""
+        """Call `on_break` of all callbacks with the error that ended the run.
+
+        If `on_break` itself raises an error, `error` gets a note about it.
+        """
         for callback in self._given:
             if (method := getattr(callback, "on_break", None)) is not None:
                 try:
@@ -165,25 +169,25 @@ class Callbacks:
 
     def _call(self, name: str, argument: Any, where: str) -> None:
         for callback in self._given:
-            plain = name == "on_round" and not _has_methods(callback)
-            method = callback if plain else getattr(callback, name, None)
+            is_function = name == "on_round" and not _has_methods(callback)
+            method = callback if is_function else getattr(callback, name, None)
             if method is None:
                 continue
             try:
                 method(argument)  # type: ignore[operator]
             except Exception as error:
-                called = _name(callback) if plain else f"{_name(callback)}.{name}"
+                called = _name(callback) if is_function else f"{_name(callback)}.{name}"
                 error.add_note(f"Raised by the callback {called} {where}.")
                 raise
 
 
 @final
 class StopEarly:
-    """Stop when `metric` has not become better in the last `patience` evaluations.
+    """A callback that stops a run when `metric` has not become better in the last `patience` evaluations.
 
-    The mean over agents counts, on test records, which are taken as public; without them it is refused. A run
-    that is resumed where it was broken off stops where it would have; one that is resumed after a stop gets
-    new patience.
+    It uses the mean of the metric over agents on test records, which count as public. It raises InputError if
+    the run has no test records. A run that is resumed after an interruption stops after the same round as
+    without the interruption. A run that is resumed after a stop waits for `patience` further evaluations.
 
     >>> StopEarly(patience=3)
     StopEarly(patience=3, metric=None)
@@ -205,7 +209,7 @@ class StopEarly:
     def on_round(self, run: Running) -> None:
         if run.metrics is None:
             raise InputError(
-                "StopEarly: expected shards with a test set, got none: there is nothing public to decide by."
+                "StopEarly: expected shards with a test set, got none. Add a test set, or remove StopEarly."
             )
 
     def on_evaluation(self, run: Running) -> None:
@@ -213,22 +217,22 @@ class StopEarly:
         name = self.metric or first_metric(lines[-1], run.larger_is_better)
         values = [metric_of(line, name, run.larger_is_better) for line in lines]
         better = [-math.inf if math.isnan(value) else value for value in values]
-        since = len(better) - 1 - better.index(max(better))
-        if since >= self.patience:
-            run.stop(f"{name} has not become better in {since} evaluations")
+        evaluations = len(better) - 1 - better.index(max(better))
+        if evaluations >= self.patience:
+            run.stop(f"{name} has not become better in {evaluations} evaluations")
 
 
 def expect_list(given: Iterable[object]) -> list[object]:
-    """The callbacks as a list; a single one that is not in a list is refused."""
+    """Return the callbacks as a list. Raise ConfigError for a callback that is not in a list."""
     if callable(given) or _has_methods(given) or not isinstance(given, Iterable):
-        raise ConfigError("callbacks: expected a list of callbacks, got one by itself: write [callback].")
+        raise ConfigError(f"callbacks: expected a list of callbacks, got {given!r:.80}. Use [callback].")
     return list(given)
 
 
 def _checked(callback: object) -> object:
     if inspect.isclass(callback):
         raise ConfigError(
-            f"callbacks: expected an object, got the class {callback.__name__}: write it with ()."
+            f"callbacks: expected an object, got the class {callback.__name__}. Use {callback.__name__}()."
         )
     named = [
         name for name in dir(callback) if name.startswith("on_") and callable(getattr(callback, name, None))

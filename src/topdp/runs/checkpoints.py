@@ -1,12 +1,12 @@
-"""The checkpoints of an unfinished run: one file of a single process, or one part of each rank.
+"""The checkpoints of an unfinished run: one file from a single process, or one part from each rank.
 
     checkpoint.safetensors   single process: the rows of a release, in the order of their numbers
     checkpoint-<release>.<rank>-of-<ranks>.safetensors   part of a rank: rows of its agents and their numbers
 
-A rank removes its older parts once all ranks have written theirs, and a run continues from the newest release
-for which every rank finds its rows. So a kill at any moment leaves a complete checkpoint. Parts contain the
-numbers of their rows: a run can continue with another number of ranks, or in one process, if all parts are in
-one folder.
+A rank removes its older parts only after all ranks have written their new parts. A run continues from the
+newest release for which every rank can read the rows of its agents. So there is a complete checkpoint even if
+a process is killed at any moment. Because parts contain the numbers of their rows, a run can continue with
+another number of ranks, or in one process, if all parts are in one folder.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ PART_NAME = re.compile(r"checkpoint-(\d+)\.(\d+)-of-(\d+)\.safetensors")
 
 
 class Checkpoint(NamedTuple):
-    """The number of releases made, and the rows of the last one; bfloat16 as its bits."""
+    """The number of complete releases, and the rows of the last of them; bfloat16 as its bits."""
 
     releases: int
     rows: np.ndarray
 
 
 class CheckpointPart(NamedTuple):
-    """A file with the rows `numbers` after `releases` releases."""
+    """A file with some rows of the last of `releases` complete releases, and the `numbers` of these rows."""
 
     releases: int
     numbers: Ints
@@ -55,29 +55,31 @@ class Checkpoints:
         self.path, self.layout, self.group = path, layout, group
 
     def newest(self) -> Checkpoint | None:
-        """The rows of the newest release from which all ranks can continue; None where there is none."""
+        """Return this process's rows of the newest release from which all ranks can continue, or None."""
         parts = self._parts() if self.group is None else self.group.together(self._parts)
-        mine = sorted({part.releases for part in parts if self._has(parts, part.releases)}, reverse=True)
-        by_rank = [mine] if self.group is None else self.group.all(mine)
+        own = sorted({part.releases for part in parts if self._has(parts, part.releases)}, reverse=True)
+        by_rank = [own] if self.group is None else self.group.all(own)
         releases = max(set(by_rank[0]).intersection(*by_rank[1:]), default=0)
         self._expect_marked(releases, by_rank)
         return Checkpoint(releases, self._read(parts, releases)) if releases else None
 
     def save(self, folder: RunFolder | None, state: State) -> None:
-        """Save the rows of a release; called by all ranks for the same one."""
+        """Save the rows of the last release. All ranks call this method for the same release.
+
+        `folder`: the run folder; None on all ranks except rank 0.
+        """
         rows = as_array(state.rows)
         if self.group is None:
             RunFolder(self.path).save_checkpoint(state.releases, rows)
         else:
             self.group.together(lambda: self._write_part(state.releases, rows))
-            # From here on all ranks have this one.
-            if folder is not None:
+            if folder is not None:  # and all ranks have written their parts
                 ranks = self.group.size
                 folder.mark(folder.state, checkpoint={"releases": state.releases, "ranks": ranks})
         self.forget(but=state.releases)
 
     def forget(self, but: int | None = None) -> None:
-        """Remove all checkpoints of the run, `but` the one after that many releases by as many ranks."""
+        """Remove the checkpoints of the run, except the one after `but` releases by the present ranks."""
         for file in self.path.glob("checkpoint*.safetensors"):
             if part := PART_NAME.fullmatch(file.name):
                 current = self.group is not None and (int(part[1]), int(part[3])) == (but, self.group.size)
@@ -89,7 +91,7 @@ class Checkpoints:
     def _write_part(self, releases: int, rows: np.ndarray) -> None:
         assert self.group is not None
         name = f"checkpoint-{releases}.{self.group.rank}-of-{self.group.size}.safetensors"
-        self.path.mkdir(parents=True, exist_ok=True)  # on a machine that does not share the folder
+        self.path.mkdir(parents=True, exist_ok=True)  # missing on a machine that does not share the folder
         tensors = {
             "releases": np.array([releases]),
             "numbers": self.layout.made(releases - 1).astype(np.int64),
@@ -99,7 +101,9 @@ class Checkpoints:
             write_tensors(beside, tensors, None)
 
     def _parts(self) -> list[CheckpointPart]:
-        """Return all files with rows. Ignore unreadable parts of ranks; refuse a bad single file."""
+        """Return all files with rows. Ignore parts of ranks that cannot be read. Raise RunFolderError if the
+        file of a single process cannot be read or is not of this plan.
+        """
         parts, plan = [], self.layout.plan
         for file in sorted(self.path.glob("checkpoint*.safetensors")):
             if file.name == SINGLE_CHECKPOINT:
@@ -133,24 +137,29 @@ class Checkpoints:
                 return np.asarray(values)
             if rows is None:
                 rows = np.empty((len(wanted), values.shape[1]), values.dtype)
-            if values.dtype != rows.dtype:  # bits of bfloat16 are no numbers of float32
+            if values.dtype != rows.dtype:  # bits of bfloat16 cannot be mixed with numbers of float32
                 raise RunFolderError(
-                    f"Expected parts of one run in {self.path}, got rows of {rows.dtype} and {values.dtype}."
+                    f"Expected parts of one run in {self.path}, got rows of {rows.dtype} and {values.dtype}. "
+                    "Remove the parts of the other run."
                 )
             rows[np.searchsorted(wanted, part.numbers[here])] = values[here]
         assert rows is not None
         return rows
 
     def _expect_marked(self, newest: int, by_rank: list[list[int]]) -> None:
-        """Raise RunFolderError where the checkpoint of run.json, which all ranks had, is incomplete."""
+        """Raise RunFolderError if all ranks had a newer checkpoint according to run.json.
+
+        `newest`: the number of releases of the newest checkpoint that is complete now. `by_rank`: for each
+        rank, the numbers of releases for which it can read its rows.
+        """
         file, marked = self.path / "run.json", 0
         if file.exists() and (self.group is None or self.group.leads):
             marked = (RunFolder(self.path).read_json("run.json").get("checkpoint") or {}).get("releases", 0)
         marked = marked if self.group is None else self.group.led(marked)
         if newest < marked:
-            without = [rank for rank, mine in enumerate(by_rank) if max(mine, default=0) < marked]
+            without = [rank for rank, releases in enumerate(by_rank) if max(releases, default=0) < marked]
             raise RunFolderError(
-                f"Expected the checkpoint after {marked} releases in {self.path}, which all ranks had by "
-                f"run.json; ranks {without} do not find or cannot read the rows of their agents. Restore the "
-                "missing parts, or start with the former ranks and folders."
+                f"Expected the checkpoint after {marked} releases in {self.path}, which all ranks had "
+                f"according to run.json; ranks {without} do not find or cannot read the rows of their "
+                "agents. Restore the missing parts, or start with the former ranks and folders."
             )

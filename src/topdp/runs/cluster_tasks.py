@@ -1,9 +1,10 @@
-"""What a machine of a cluster computes for a sweep: one stack of runs, from records that are sent along.
+"""The part of a sweep that a machine of a cluster computes: one stack of runs, with records that it receives.
 
-The machine needs topdp and the packages of users' own models. It reads no file of the user and writes none.
-How tasks get there is for `ray_cluster.py`.
+The machine needs topdp and the packages of users' own models. It neither reads nor writes a file of the user.
+`ray_cluster.py` sends the tasks.
 
-**Guarantees.** Plan, noise and account are those that the same configuration has on the driver's machine.
+**Guarantees.** Plan, noise and account equal those of the same configuration on the machine that starts the
+sweep.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ from topdp.topology import Topology
 
 @dataclass(frozen=True, kw_only=True)
 class StackTask:
-    """Runs to compute together, or one. Their records follow separately, because several tasks share them."""
+    """One run, or several to compute together. Records are sent apart, because several tasks share them."""
 
     configs: tuple[RunConfig, ...]
-    records: tuple[str, ...]  # the names of the sets of records, in their order
-    graphs: dict[str, Topology]  # those that are in files
+    records: tuple[str, ...]  # the names of the sets of records, in the order in which `compute` gets them
+    graphs: dict[str, Topology]  # the graphs that are in files, which the machine cannot read
     device: str
     threads: int
 
@@ -47,21 +48,21 @@ class StackTask:
 
     @property
     def user_modules(self) -> tuple[str, ...]:
-        """The modules of users' own models, which the machine must have, too."""
+        """The modules of users' own models, which the machine must have as well."""
         names = {config.model.name for config in self.configs} - set(MODELS)
         return tuple(sorted({name.partition(":")[0] for name in names if ":" in name}))
 
 
 class StackResult(NamedTuple):
-    """The runs of a task; or the error that ends them on any machine."""
+    """The finished runs of a task, or an error that would occur on every machine."""
 
     runs: list[FinishedRun]
     error: TopdpError | None
-    where: str
+    where: str  # the machine that computed them
 
 
 def compute(pickled: bytes, records: Sequence[bytes], where: str = "") -> StackResult:
-    """Compute a pickled task."""
+    """Compute a pickled `StackTask` with its pickled records, on the machine named `where`."""
     try:
         with translate_memory_errors():
             return StackResult(_runs_of(pickle.loads(pickled), records), None, where)

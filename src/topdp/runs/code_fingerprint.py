@@ -1,8 +1,9 @@
-"""By which code numbers are made: compared between machines before one of them makes any for another.
+"""A fingerprint of the code that computes; two machines compare it before one computes for the other.
 
-**Guarantees.** An ε is as good as the code that computed it. Two machines agree here if every source file of
-topdp is the same, byte for byte, and the packages that plans, noise and accounts are computed by have the
-same versions. Builds of one version for another device (`2.9+cpu`) count as the same. Needs no torch.
+**Guarantees.** An ε is only as good as the code that computed it. Two machines have the same fingerprint if
+every source file of topdp is the same, byte for byte, and the packages that compute plans, noise and accounts
+have the same versions. Builds of one version for different devices (`2.9+cpu`) count as the same version.
+Needs no torch.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ SOURCE = "source of topdp"
 
 
 def fingerprint(modules: tuple[str, ...] = ()) -> dict[str, str]:
-    """Return versions or digests of topdp, the packages that it computes with, and further modules.
+    """Return the versions of topdp and of the packages that it computes with, and digests of source code.
+
+    The digests are those of topdp's source files and of the file of each module in `modules`.
 
     >>> sorted(fingerprint())[:2]
     ['dp-accounting', 'networkx']
@@ -37,7 +40,7 @@ def fingerprint(modules: tuple[str, ...] = ()) -> dict[str, str]:
 
 
 def difference(here: Mapping[str, str], there: Mapping[str, str]) -> str:
-    """Return in words what differs; empty if nothing does.
+    """Return a text that names each difference between two fingerprints; empty if there is none.
 
     >>> difference({"topdp": "0.2.0", "torch": "2.9"}, {"topdp": "0.1.0", "torch": "2.9"})
     'topdp is 0.1.0 there, 0.2.0 here'
@@ -54,7 +57,7 @@ def _version(package: str) -> str:
 
 
 def _of_module(name: str) -> str:
-    """The digest of the file from which a module would be imported."""
+    """Return the digest of the file from which the module `name` would be imported, or "missing"."""
     try:
         module = find_spec(name)
         return _digest(Path(module.origin).read_bytes()) if module and module.origin else "missing"

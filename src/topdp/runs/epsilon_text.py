@@ -1,4 +1,4 @@
-"""How an epsilon and the name of a privacy answer are written for people."""
+"""Text for people: the name of a privacy answer, and its epsilon."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from topdp.privacy.answers import ANSWERS
 
 
 def answer_words(answer: str) -> str:
-    """The name of an answer in tables and on pages, by its JSON key."""
+    """Return the name that tables and pages show for an answer; `answer` is its JSON key."""
     return ANSWERS[answer].label
 
 
 def epsilon_text(privacy: Mapping[str, Any], key: str) -> str:
-    """A number, `infinite` or `refused`; never anything in between."""
+    """Return the ε of the answer `key` as a number, or its status if it has none: `infinite` or `refused`."""
     value = privacy["epsilon"][key]
     return str(privacy["status"][key]) if value is None else f"{value:.4g}"

@@ -1,7 +1,8 @@
-"""Runs computed without a folder: a stack of runs as one, or a single run, and how to write their folders.
+"""Runs of a sweep, computed alone or stacked, and written to run folders only when they are finished.
 
-For sweeps, on this machine (`sweep.py`) and on others (`cluster_tasks.py`), which send a `FinishedRun` back.
-It holds no records. Not for `topdp run`, which has a folder, checkpoints and callbacks (`run.py`).
+Sweeps compute them on this machine (`sweep.py`) or on others (`cluster_tasks.py`), which send back a
+`FinishedRun`. A `FinishedRun` contains no records. `topdp run` uses `run.py` instead, which has a folder,
+checkpoints and callbacks.
 """
 
 from __future__ import annotations
@@ -33,21 +34,21 @@ from topdp.runs.run_stacks import Dealer, Stack
 
 @dataclass(frozen=True, kw_only=True)
 class FinishedRun:
-    """The plan, account and results of a run; without results where it diverged."""
+    """The plan, account and results of a run; without results if the run diverged."""
 
     config: RunConfig
     plan: Plan
     privacy: dict[str, Any]  # the content of privacy.json
-    begun: dict[str, Any]  # the facts of run.json from the start on
+    begun: dict[str, Any]  # the entries of run.json from the start on
     metrics: list[Metrics]
     notes: dict[str, str]
     estimates: NDArray[Any] | None
     best: best_estimates.Best | None
-    ended: dict[str, Any] | None  # the facts of run.json at the end
+    ended: dict[str, Any] | None  # further entries of run.json at the end
 
     @classmethod
     def of(cls, job: PlannedRun, result: Result | None) -> FinishedRun:
-        """`result`: None where the run diverged."""
+        """Return the finished run of `job`. `result`: None if the run diverged."""
         return cls(
             config=job.parts.run.config,
             plan=job.plan,
@@ -61,12 +62,12 @@ class FinishedRun:
         )
 
     def write(self, path: Path) -> None:
-        """Write the run's folder, as `topdp run` leaves it; replace one that was only begun."""
+        """Write the run's folder with the files that `topdp run` would write. Replace an unfinished run."""
         if (path / "run.json").exists():
             try:
                 shutil.rmtree(path)
             except OSError as error:
-                raise FileError(f"Could not empty {path}: {error.strerror}.") from error
+                raise FileError(f"Could not replace the run in {path}: {error.strerror}.") from error
         folder = begun_folder(path, self.config, self.plan, self.privacy, self.begun)
         if self.estimates is None or self.ended is None:
             folder.mark("diverged")
@@ -77,12 +78,12 @@ class FinishedRun:
 
 
 def run_stacked(configs: Sequence[RunConfig], dealer: Dealer, progress: Progress) -> list[FinishedRun] | None:
-    """Compute stackable runs (`run_stacks.stackable`) as one; None where one of them diverges."""
+    """Compute stackable runs (`run_stacks.stackable`) as one. Return them, or None if one run diverges."""
     started = time.perf_counter()
     jobs = [PlannedRun(parts, *plan_and_account(parts.run, progress)) for parts in dealer.assemblies(configs)]
     test_inputs = jobs[0].parts.shards.test_inputs
     if test_inputs is None:
-        raise InputError("Expected runs with test records in a stack, got some without.")
+        raise InputError("Expected test records for runs in a stack, got none. Run them one by one.")
     stack = Stack.of([job.parts for job in jobs], [job.plan for job in jobs], len(test_inputs))
     histories: list[list[Metrics]] = [[] for _ in jobs]
     larger = {metric.name: metric.larger_is_better for metric in stack.engine.metrics}
@@ -107,7 +108,7 @@ def run_stacked(configs: Sequence[RunConfig], dealer: Dealer, progress: Progress
 
 
 def run_single(config: RunConfig, dealer: Dealer, progress: Progress = silent) -> FinishedRun:
-    """Compute one run to its end, or until it diverges."""
+    """Compute one run until it ends or diverges, and return it."""
     (parts,) = dealer.assemblies([config])
     job = plan_run(parts, progress)
     try:

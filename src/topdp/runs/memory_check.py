@@ -1,7 +1,7 @@
 """Check before a run that its rows and gradients fit into memory.
 
-An estimate from below (Python, activations and the account come on top), so that nothing which would run is
-refused. Not a limit of any kind on what is allocated later.
+The estimate is a lower bound, because it omits Python, activations and the account. So no run that would fit
+is refused. Later allocations are not limited.
 """
 
 from __future__ import annotations
@@ -19,37 +19,37 @@ from topdp.simulator.engine import Engine, agents_per_pass
 from topdp.simulator.ranks.process_group import ProcessGroup
 from topdp.simulator.row_buffers import padded_width
 
-UNCHECKED_BYTES = 1 << 30  # smaller needs are not checked
+UNCHECKED_BYTES = 1 << 30  # a run that needs less memory is not checked
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class MemoryNeed:
-    """The bytes needed on one device of one machine, and their purpose."""
+    """The bytes that rows and gradients need on one device of one machine, and the free bytes there."""
 
-    place: str
+    place: str  # the name of the machine, and of the device if it is a GPU
     rows: int
     gradients: int
-    free: int | None
+    free: int | None  # None: unknown
 
 
 def need_of(engine: Engine) -> MemoryNeed:
-    """Return the bytes of rows (before and after a round), and of the gradients of one pass."""
+    """Return the bytes of rows (before and after a round), and of the gradients that one pass computes."""
     flat = engine.gradients.flat
     rounded = engine.plan.rounded
-    width, wide = padded_width(flat.dimension, engine.device), flat.dtype.itemsize
-    kept = engine.buffers.stored.itemsize
-    agents, together = len(engine.layout.agents), agents_per_pass(flat.dimension, rounded is not None)
+    width = padded_width(flat.dimension, engine.device)
+    agents, pass_size = len(engine.layout.agents), agents_per_pass(flat.dimension, rounded is not None)
     if engine.device.type != "cpu" and rounded is None:
-        together = agents
-    # Beside gradients stand the rows that they are taken at, where those have to be widened.
-    beside = width * wide * (1 if rounded is None else 2)
+        pass_size = agents
+    # If rows are rounded, gradients also need a copy of their rows in the type of the model.
+    bytes_per_agent = width * flat.dtype.itemsize * (1 if rounded is None else 2)
     place = platform.node() if engine.device.type == "cpu" else f"{platform.node()} {engine.device}"
-    rows, gradients = 2 * engine.layout.capacity * width * kept, min(agents, together) * beside
+    rows = 2 * engine.layout.capacity * width * engine.buffers.stored.itemsize
+    gradients = min(agents, pass_size) * bytes_per_agent
     return MemoryNeed(place=place, rows=rows, gradients=gradients, free=free_on(engine.device))
 
 
 def expect_room_for_records(shards: Shards, device: torch.device) -> None:
-    """Raise InputError for records that do not fit on a GPU, before they are sent there."""
+    """Raise InputError if the records do not fit on a GPU, before they are copied to it."""
     if device.type == "cpu":
         return
     parts = (shards.inputs, shards.targets, shards.test_inputs, shards.test_targets)
@@ -57,32 +57,34 @@ def expect_room_for_records(shards: Shards, device: torch.device) -> None:
     total, free = sum(part.nbytes for part in sent), free_on(device)
     if total > UNCHECKED_BYTES and free is not None and total > free:
         raise InputError(
-            f"Expected room for the records of {shards.agents} agents on {device}: they take "
-            f"{total / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free there. Use fewer records, smaller "
-            "features, or --device cpu."
+            f"Expected {total / 1e9:.1f} GB of free memory on {device} for the records of {shards.agents} "
+            f"agents, got {free / 1e9:.1f} GB. Use fewer records, smaller features, or --device cpu."
         )
 
 
 def expect_room(engine: Engine, group: ProcessGroup | None = None) -> None:
-    """Raise InputError for a run that does not fit; ranks of one machine share its memory."""
-    mine = need_of(engine)
-    needs = [mine] if group is None else group.all(mine)
+    """Raise InputError if the rows and gradients of a run do not fit into memory.
+
+    `group`: all ranks of the run; ranks on one machine share its memory.
+    """
+    own_need = need_of(engine)
+    needs = [own_need] if group is None else group.all(own_need)
     for place in dict.fromkeys(need.place for need in needs):
         there = [need for need in needs if need.place == place]
-        # Records are in memory already, and are not free any more.
+        # The records are in memory already, so that the free memory no longer includes them.
         rows, gradients = sum(need.rows for need in there), sum(need.gradients for need in there)
         free = [need.free for need in there if need.free is not None]
         if rows + gradients > max(UNCHECKED_BYTES, min(free, default=math.inf)):
             raise InputError(
-                f"Expected room for {engine.plan.agents} agents of {engine.gradients.flat.dimension} "
-                f"parameters: {rows / 1e9:.1f} GB of rows and {gradients / 1e9:.1f} GB of gradients are "
-                f"needed on {place}, where {min(free) / 1e9:.1f} GB are free. Use more machines (torchrun), "
-                "fewer agents, a smaller model, or train.rows = bfloat16."
+                f"Expected memory for {engine.plan.agents} agents with {engine.gradients.flat.dimension} "
+                f"parameters each: {rows / 1e9:.1f} GB of rows and {gradients / 1e9:.1f} GB of gradients on "
+                f"{place}, got {min(free) / 1e9:.1f} GB of free memory. Use more machines (torchrun), fewer "
+                "agents, a smaller model, or train.rows = bfloat16."
             )
 
 
 def free_on(device: torch.device) -> int | None:
-    """Free bytes on a device; None where they are unknown."""
+    """Return the number of free bytes on a device; None if it is unknown."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     limits = []

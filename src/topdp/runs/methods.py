@@ -1,7 +1,7 @@
-"""The named methods: each is a protocol, a calibration of its noise, and a law of the noise along the rounds.
+"""The named methods: each combines a protocol, a calibration of its noise and a noise schedule.
 
-docs/methods.md says which to choose; docs/paper.md has the table of the paper's. Plans are written by
-protocols/, budgets are met by privacy/: this file only says which goes with which.
+docs/methods.md helps to choose a method; docs/paper.md has a table of the paper's methods. `protocols/`
+writes plans, and `privacy/` computes the noise that meets a budget. This file only combines them.
 """
 
 from __future__ import annotations
@@ -58,9 +58,10 @@ def _correlated(c: MethodConfig) -> Protocol:
 
 @dataclass(frozen=True)
 class Method:
-    """`calibration` None: any, `tight` unless the configuration names another.
+    """A named method. `writer` makes its protocol from the settings.
 
-    `noise_kind`: the kind of noise schedule where the configuration names none.
+    `calibration`: the only calibration; None: any, and `tight` unless the configuration names another.
+    `noise_kind`: the kind of noise schedule if the configuration names none.
     """
 
     name: str
@@ -70,32 +71,34 @@ class Method:
     noise_kind: str = "constant"
     calibration: str | None = None
     modes: tuple[str, ...] = ("sync", "async")
-    pools: bool = False  # all records in one place: needs a trusted party
-    gossips: bool = False  # averaging steps between gradients: the key `gossip`
-    shares_noise: bool = False  # pairs of agents draw the same noise: the keys `secrets_degree`, `pair_noise`
-    reuses_noise: bool = False  # noise in received rows counts towards an agent's own
+    pools: bool = False  # all records are in one place, which needs a trusted party
+    gossips: bool = False  # there are averaging steps between gradients, as many as the key `gossip` states
+    shares_noise: bool = False  # agents add pair noise (keys `secrets_degree`, `pair_noise`)
+    reuses_noise: bool = False  # noise in received rows replaces a part of an agent's own noise
 
     @property
     def tuned(self) -> tuple[str, ...]:
-        """The keys of `method` that may be `auto`, and matter."""
+        """The keys of `method` that may be `auto` and that this method uses."""
         return ("secrets_degree", "pair_noise") * self.shares_noise + ("gossip",) * self.gossips
 
     def gossip_steps(self, c: MethodConfig) -> int:
-        """Averaging steps between two gradients."""
+        """Return the number of averaging steps between two gradients."""
         return chosen_number("gossip", c.gossip) if self.gossips else 0
 
     def protocol(self, c: MethodConfig) -> Protocol:
         if c.mode not in self.modes:
             raise InputError(
-                f"method.mode: {self.name} has {' and '.join(self.modes)} alone, got {c.mode!r}."
+                f"method.mode: expected {' or '.join(self.modes)} for {self.name}, got {c.mode!r}."
             )
         return self.writer(c)
 
 
 def chosen_number(key: str, value: Number | str) -> Number:
-    """The value of a key for which `auto_values.py` has chosen a number."""
+    """Return the value of a key. Raise InputError if it is still `auto`, not a number that `auto_values.py`
+    chose.
+    """
     if isinstance(value, str):
-        raise InputError(f"Expected method.{key} as a number here, got {value!r}.")
+        raise InputError(f"Expected a number for method.{key}, got {value!r}. Name a number.")
     return value
 
 

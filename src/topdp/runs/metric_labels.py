@@ -1,6 +1,6 @@
-"""Text of metrics: the names in a line of metrics.jsonl, and how their values are written.
+"""The names of metrics in a line of metrics.jsonl, and the text of their values.
 
-Computes nothing, and needs no torch; the metrics themselves are in `learning/metrics.py`.
+Needs no torch; `learning/metrics.py` computes the metrics.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ NO_TEST_RECORDS = "no test records: nothing is evaluated"
 
 
 def metric_names(line: Mapping[str, Any]) -> list[str]:
-    """The metrics in a line, the first one first; the loss only where there is no other.
+    """Return the names of the metrics in a line, in its order. The loss is included only if it is alone.
 
     >>> metric_names({"round": 3, "r2": {"mean": 0.5}, "loss": {"mean": 2.0}, "r2_per_agent": [0.5]})
     ['r2']
@@ -24,12 +24,12 @@ def metric_names(line: Mapping[str, Any]) -> list[str]:
 
 
 def evaluated_names(line: Mapping[str, Any]) -> list[str]:
-    """The metrics in a line and the loss: the keys with a mean over agents."""
+    """Return the names of the metrics in a line, with the loss: the keys that have a mean over agents."""
     return [name for name, value in line.items() if isinstance(value, Mapping) and "mean" in value]
 
 
 def is_share(name: str) -> bool:
-    """Whether it is written in percent: accuracies are, and nothing else.
+    """Return whether a metric is written in percent. Only accuracies are.
 
     >>> is_share("balanced-accuracy"), is_share("auroc")
     (True, False)
@@ -38,7 +38,7 @@ def is_share(name: str) -> bool:
 
 
 def metric_text(name: str, value: Any) -> str:
-    """Return one value as text, or the values of all classes from the least to the largest.
+    """Return a value as text. For a list with one value per class, return the smallest and the largest.
 
     >>> metric_text("accuracy", 0.88904), metric_text("mae", 1.23456), metric_text("r2", None)
     ('88.90%', '1.235', 'undefined')
@@ -47,15 +47,17 @@ def metric_text(name: str, value: Any) -> str:
     """
     if isinstance(value, list):
         defined = [number for number in value if number is not None]
-        ends = [min(defined), max(defined)] if defined else [None]
-        return " to ".join(dict.fromkeys(metric_text(name, end) for end in ends))
+        limits = [min(defined), max(defined)] if defined else [None]
+        return " to ".join(dict.fromkeys(metric_text(name, limit) for limit in limits))
     if value is None:
         return "undefined"
     return f"{value:.2%}" if is_share(name) else f"{value:.4g}"
 
 
 def mean_over_classes(value: float | list[float | None] | None) -> float:
-    """A value of a metric, or the mean of its defined values for classes; NaN where there are none.
+    """Return the value of a metric, or the mean of its defined values if it has one value per class.
+
+    Return NaN if no value is defined.
 
     >>> mean_over_classes(0.5), mean_over_classes([0.25, None, 0.75]), mean_over_classes(None)
     (0.5, 0.5, nan)
@@ -65,7 +67,7 @@ def mean_over_classes(value: float | list[float | None] | None) -> float:
 
 
 def between_agents(name: str, spread: Mapping[str, Any]) -> str:
-    """Return the range of a metric over agents as text; empty if the metric has several values.
+    """Return the range of a metric over agents as text; empty if the metric has one value per class.
 
     >>> between_agents("accuracy", {"mean": 0.5, "min": 0.1, "max": 1.0})
     '10.0-100.0'
@@ -77,7 +79,9 @@ def between_agents(name: str, spread: Mapping[str, Any]) -> str:
 
 
 def last_seen(line: Mapping[str, Any] | None) -> str:
-    """The first metric of the last evaluation, with the round after which it was taken: it may be old.
+    """Return the first metric of the last evaluation, `line`, as text; empty without an evaluation.
+
+    The text names the round of the evaluation, because later rounds may not be evaluated yet.
 
     >>> last_seen({"round": 40, "accuracy": {"mean": 0.5}})
     'accuracy 50.00% after round 40'
@@ -89,7 +93,7 @@ def last_seen(line: Mapping[str, Any] | None) -> str:
 
 
 def picture_name(name: str) -> str:
-    """The file of a metric's curve.
+    """Return the name of the file with the learning curve of a metric.
 
     >>> picture_name("accuracy"), picture_name("top/5 of all")
     ('accuracy.png', 'top_5_of_all.png')

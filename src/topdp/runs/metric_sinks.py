@@ -1,11 +1,13 @@
-"""Sinks of metrics beside the run folder: TensorBoard, MLflow and Weights & Biases, where configured.
+"""Sinks: services that receive the metrics of a run, namely TensorBoard, MLflow and Weights & Biases.
 
-Each is a callback. Its package is imported when the sink is named, so that a missing one is reported before
-the run is planned. A sink writes the configuration, the ε of the account, and the metrics of every evaluation
-(mean, worst and best agent), never estimates, gradients, records or losses on them.
+Each sink is a callback. Its package is imported when a configuration names the sink, so that a missing
+package is reported before the run is planned. A sink writes the configuration, the ε of the account, and the
+metrics of every evaluation (mean, worst and best agent). It never writes estimates, gradients, records or
+losses on training records.
 
-Nothing leaves the machine unless its user has arranged it: TensorBoard writes into the run folder, MLflow to
-MLFLOW_TRACKING_URI or else beside the run, and Weights & Biases offline unless WANDB_MODE=online.
+Nothing leaves the machine unless its user has arranged it. TensorBoard writes to the run folder. MLflow
+writes to MLFLOW_TRACKING_URI, or to the run folder without it. Weights & Biases writes to the run folder
+unless WANDB_MODE=online.
 """
 
 from __future__ import annotations
@@ -25,15 +27,15 @@ from topdp.runs.result import Metrics, Result
 
 PROJECT = "topdp"
 
-# Weights & Biases records nothing about the machine: no program, host, commit, packages or output.
+# With these settings, Weights & Biases records no program, host, commit, packages or output of the machine.
 WANDB_PRIVATE_SETTINGS = ("disable_git", "x_disable_meta", "x_disable_stats")
 WANDB_DISABLED: dict[str, Any] = {"console": "off", "save_code": False, "x_save_requirements": False}
 
 
 def callbacks_of(config: RunConfig, given: Iterable[object] = ()) -> Callbacks:
-    """The sinks that a configuration names, each once, then the callbacks of the user.
+    """Return the sinks that a configuration names, each once, followed by the callbacks of the user.
 
-    Raise ConfigError where a package is missing.
+    Raise ConfigError if the package of a sink is missing.
     """
     sinks = [SINKS[name]() for name in dict.fromkeys(config.report.sinks)]
     return Callbacks([*sinks, *expect_list(given)])
@@ -57,7 +59,7 @@ class Sink(ABC):
 
     @abstractmethod
     def open(self, run: Running, settings: dict[str, Any], epsilons: dict[str, float]) -> None:
-        """Begin a record, before the first round."""
+        """Begin the record of a run, before its first round."""
 
     @abstractmethod
     def log(self, values: dict[str, float], round: int) -> None:
@@ -65,12 +67,12 @@ class Sink(ABC):
 
     @abstractmethod
     def close(self, state: str) -> None:
-        """End the record of a run that is done, stopped or broken off; also where it was never opened."""
+        """End the record of a run in `state` (done, stopped or broken off), even if `open` was not called."""
 
 
 @final
 class TensorBoard(Sink):
-    """Event files in the folder `tensorboard` of the run: tensorboard --logdir RUN"""
+    """Event files in the folder `tensorboard` of the run; `tensorboard --logdir RUN` shows them."""
 
     def __init__(self) -> None:
         _package("tensorboard", "tensorboard")
@@ -80,7 +82,7 @@ class TensorBoard(Sink):
     def open(self, run: Running, settings: dict[str, Any], epsilons: dict[str, float]) -> None:
         # A resumed run drops the log entries after the checkpoint from which it continues.
         purge = {} if run.metrics is None else {"purge_step": run.metrics["round"] + 1}
-        self._writer = self._torch.SummaryWriter(log_dir=str(_place(run) / "tensorboard"), **purge)
+        self._writer = self._torch.SummaryWriter(log_dir=str(_folder(run) / "tensorboard"), **purge)
         lines = "\n".join(f"    {key} = {value}" for key, value in settings.items())
         self._writer.add_text("configuration", lines, 0)
         for name, value in epsilons.items():
@@ -98,7 +100,7 @@ class TensorBoard(Sink):
 
 @final
 class MLflow(Sink):
-    """A run in the experiment `topdp`, by MLflow's client: no tags of user, program or commit are added."""
+    """A run in the experiment `topdp`. MLflow's client adds no tags with the user, program or commit."""
 
     def __init__(self) -> None:
         self._tracking = _package("mlflow.tracking", "mlflow")
@@ -106,7 +108,7 @@ class MLflow(Sink):
         self._run = ""
 
     def open(self, run: Running, settings: dict[str, Any], epsilons: dict[str, float]) -> None:
-        uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{_place(run).resolve() / 'mlflow.db'}"
+        uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{_folder(run).resolve() / 'mlflow.db'}"
         self._client = self._tracking.MlflowClient(tracking_uri=uri)
         experiment = self._client.get_experiment_by_name(PROJECT)
         experiment_id = experiment.experiment_id if experiment else self._client.create_experiment(PROJECT)
@@ -138,7 +140,7 @@ class WeightsAndBiases(Sink):
             project=os.environ.get("WANDB_PROJECT", PROJECT),
             name=_title(run),
             config={**settings, **epsilons},
-            dir=str(_place(run)),
+            dir=str(_folder(run)),
             mode=os.environ.get("WANDB_MODE", "offline"),
             settings=self._wandb.Settings(
                 silent=True, **dict.fromkeys(WANDB_PRIVATE_SETTINGS, True), **WANDB_DISABLED
@@ -161,13 +163,13 @@ def _package(module: str, package: str) -> ModuleType:
         return import_module(module)
     except ImportError as error:
         raise ConfigError(
-            f"sinks: expected the package {package!r}, which could not be imported ({error}): "
+            f"report.sinks: expected the package {package!r}, could not import it: {error}. Install it with "
             f"pip install -c constraints.txt '.[{package}]', or remove the sink."
         ) from error
 
 
-def _place(run: Running) -> Path:
-    """The run folder, or the current folder where the run has none."""
+def _folder(run: Running) -> Path:
+    """Return the run folder, or the current folder if the run has no folder."""
     return run.folder if run.folder is not None else Path(".")
 
 
@@ -176,7 +178,7 @@ def _title(run: Running) -> str:
 
 
 def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The configuration by dotted keys, as --set takes them."""
+    """Return the values of a configuration by their dotted keys, as in --set."""
     settings: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, dict):
@@ -187,14 +189,16 @@ def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _epsilons(run: Running) -> dict[str, float]:
-    """The finite ε of the whole plan, by answer."""
+    """Return each finite ε of the whole plan, by its answer."""
     return {
         f"epsilon/{name}": float(value) for name, value in run.privacy.epsilon.items() if value is not None
     }
 
 
 def _values(line: Metrics) -> dict[str, float]:
-    """The defined values by name; those of a metric with a value for each class are numbered."""
+    """Return all defined values of an evaluation by name. If a metric has one value per class, the names end
+    with the number of the class.
+    """
     values: dict[str, float | None] = {}
     for name in evaluated_names(line):
         for key, value in line[name].items():

@@ -1,7 +1,7 @@
-"""A trained network as a file that others can read: safetensors, a state dictionary, or ONNX.
+"""A trained network as a file for other programs: safetensors, a state dictionary, or ONNX.
 
-Files hold numbers under the names that the module gives them, and no code: nothing here is pickled but plain
-tensors, which `torch.load(..., weights_only=True)` reads. Not for going on with a run (`folder.py`).
+Files contain numbers under the names that the module gives them, and no code. Only plain tensors are pickled,
+which `torch.load(..., weights_only=True)` reads. A run cannot continue from these files (`checkpoints.py`).
 """
 
 from __future__ import annotations
@@ -31,39 +31,42 @@ from topdp.runs.run_folder import RunFolder
 
 FORMATS_BY_SUFFIX = {".safetensors": "safetensors", ".pt": "state-dict", ".onnx": "onnx"}
 MEAN_AGENT = "mean"
-PARAMETERS_NOTE = "parameters"  # the note beside estimates that names what lies where
+PARAMETERS_NOTE = "parameters"  # metadata of estimates: the name and shape of each parameter in a row
 
 
 class InputKind(NamedTuple):
-    """The shape of one record, and its type by torch's name."""
+    """The shape of one record, and the name of its type in torch."""
 
     shape: tuple[int, ...]
     dtype: str
 
     @classmethod
     def of(cls, records: Tensor) -> InputKind:
-        """`records` [agents, records, ...]"""
+        """Return the kind of `records` [agents, records, ...]."""
         return cls(tuple(records.shape[2:]), str(records.dtype).removeprefix("torch."))
 
     def blank(self, count: int) -> Tensor:
-        """Return records of zeros, because an export must not contain a private record."""
+        """Return `count` records of zeros, because an export must not contain a private record."""
         return torch.zeros(count, *self.shape, dtype=getattr(torch, self.dtype))
 
 
 def facts_of(parts: Assembly) -> dict[str, Any]:
-    """Return the facts in run.json from which a named model can be built again without records."""
+    """Return the entries of run.json with which a named model can be made again without records."""
     shards, kind = parts.shards, InputKind.of(parts.shards.inputs)
     outputs = parts.task.outputs(shards.targets.flatten(0, 1), shards.classes)
     return {"inputs": list(kind.shape), "input_type": kind.dtype, "outputs": outputs}
 
 
 def notes_of(flat: FlatModel) -> dict[str, str]:
-    """Return the place of each parameter in a row, so that estimates can be read without the module."""
+    """Return metadata for a file of estimates: the names and shapes of the parameters, in the order of a row.
+
+    With it, estimates can be read without the module.
+    """
     return {PARAMETERS_NOTE: json.dumps([[slot.name, list(slot.shape)] for slot in flat.slots])}
 
 
 def chosen_row(estimates: Tensor, agent: int | str) -> Tensor:
-    """[d]: the estimate of one agent, or the mean of all."""
+    """Return the estimate [d] of one agent, or the mean of all. Raise InputError if the agent is unknown."""
     if agent == MEAN_AGENT:
         return estimates.mean(dim=0, dtype=torch.promote_types(estimates.dtype, torch.float32))
     agents = len(estimates)
@@ -77,11 +80,11 @@ def chosen_row(estimates: Tensor, agent: int | str) -> Tensor:
 
 
 def format_of(file: Path, format: str | None) -> str:
-    """The format as named, else by the ending of the file."""
+    """Return `format`, or the format that the suffix of `file` states. Raise InputError if it is unknown."""
     known = list(FORMATS_BY_SUFFIX.values())
     if format is None and file.suffix.lower() not in FORMATS_BY_SUFFIX:
         raise InputError(
-            f"Expected a file ending in {', '.join(FORMATS_BY_SUFFIX)}, or --format, got {file.name!r}."
+            f"Expected a file that ends in {', '.join(FORMATS_BY_SUFFIX)}, or --format, got {file.name!r}."
         )
     named = format or FORMATS_BY_SUFFIX[file.suffix.lower()]
     if named not in known:
@@ -90,23 +93,26 @@ def format_of(file: Path, format: str | None) -> str:
 
 
 def write(module: nn.Module, file: Path, format: str | None, inputs: InputKind | None) -> Path:
-    """Write `module` in evaluation mode: behaviour of training, such as dropout, is switched off."""
+    """Write `module` in evaluation mode, in which dropout and the like are off, to `file`. Return its path.
+
+    `format`: None: as the suffix of `file` states. `inputs`: the input of the module, which ONNX needs.
+    """
     module = module.eval()
     if format_of(file, format) == "onnx":
         return _write_onnx(module, file, inputs)
-    # Copies: tied parameters have one name each in a state dictionary, and files want them apart.
+    # Tied parameters share memory under several names, but a file needs a copy for each name.
     return write_tensors(
         {name: value.detach().cpu().clone() for name, value in module.state_dict().items()}, file, format
     )
 
 
 def write_tensors(tensors: dict[str, Tensor], file: Path, format: str | None) -> Path:
-    """Write tensors by their names, as safetensors or as a state dictionary of torch."""
+    """Write named tensors to `file` as safetensors or as a state dictionary of torch. Return its path."""
     kind = format_of(file, format)
     if kind == "onnx":
         raise InputError(
-            "Expected safetensors or state-dict: ONNX needs the module of this run, which only Python has: "
-            "use result.export(...) there."
+            "Expected the format safetensors or state-dict, got onnx, which needs the module of this run. "
+            "Call result.export(...) in the Python program that started the run."
         )
     plain = {name: value.contiguous() for name, value in tensors.items()}
     make_folder(file.parent)
@@ -121,17 +127,18 @@ def write_tensors(tensors: dict[str, Tensor], file: Path, format: str | None) ->
 def export_run(
     path: Path, file: Path, format: str | None = None, agent: int | str = 0, best: bool = False
 ) -> Path:
-    """The network in a run's folder as a file; reads no data.
+    """Write the network of a run folder to `file`, without reading records. Return the path of the file.
 
-    Of a run that was started from Python only the parameters that were trained are known, by their names.
+    If the run was started from Python, the folder contains only the trained parameters, and the file has
+    them by their names.
     """
-    format_of(file, format)  # said before anything is read
+    format_of(file, format)  # raises an error before anything is read
     folder = RunFolder.open(path)
     name = "best.safetensors" if best else "model.safetensors"
     if not (path / name).exists():
         raise InputError(
-            f"Expected {name} in {path}, a run in state {folder.state!r}: there is none."
-            + ("" if best else f" Finish it first: topdp run --resume {path}")
+            f"Expected {name} in {path}, a run in state {folder.state!r}, got no such file."
+            + ("" if best else f" Finish the run first: topdp run --resume {path}")
         )
     estimates, notes = folder.read_estimates(name, (PARAMETERS_NOTE,))
     row = chosen_row(torch.from_numpy(estimates), agent)
@@ -156,13 +163,15 @@ def _write_onnx(module: nn.Module, file: Path, inputs: InputKind | None) -> Path
     missing = [name for name in ("onnx", "onnxscript") if find_spec(name) is None]
     if missing:
         raise InputError(
-            f"Expected the package{'s' * (len(missing) > 1)} {' and '.join(missing)} for ONNX, which "
-            "are not installed: pip install -c constraints.txt '.[onnx]'"
+            f"Expected the packages onnx and onnxscript for ONNX, could not find {' and '.join(missing)}. "
+            "Install them with pip install -c constraints.txt '.[onnx]'."
         )
     if inputs is None:
-        raise InputError("Expected to know what the model takes, for ONNX; this result does not say.")
+        raise InputError(
+            "Expected a result that states the input of its model, for ONNX, got none. Export as safetensors."
+        )
     device = next(module.parameters()).device
-    # Two records, not one: torch takes a dimension of one for a constant.
+    # Two records, because torch would treat a dimension of size one as a constant.
     blank, records = inputs.blank(2).to(device), torch.export.Dim("records")
     make_folder(file.parent)
     with atomic_path(file) as beside:
@@ -184,7 +193,7 @@ def _write_onnx(module: nn.Module, file: Path, inputs: InputKind | None) -> Path
 
 @contextlib.contextmanager
 def _in_silence() -> Iterator[None]:
-    """Suppress what torch prints, logs and warns of during an export."""
+    """Suppress all output, logs and warnings of torch during an export."""
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

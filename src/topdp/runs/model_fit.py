@@ -1,4 +1,4 @@
-"""Whether a model's outputs go with the targets under the loss; checked before training."""
+"""Check before training that the outputs of a model fit the targets under the loss."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from topdp.runs.config import ConfigError
 
 
 def expect_fitting(flat: FlatModel, task: Task, inputs: Tensor, targets: Tensor, classes: int | None) -> None:
-    """Refuse a model whose outputs for one record, [1, ...], do not go with its target under the loss."""
+    """Raise ConfigError if the model's outputs for one record do not fit its target under the loss.
+
+    `inputs`, `targets` [1, ...]: the record. `classes`: how many outputs the labels need; None: unknown.
+    """
     inputs, targets = (
         part.to("cpu", flat.dtype) if part.is_floating_point() else part.cpu() for part in (inputs, targets)
     )

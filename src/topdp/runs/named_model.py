@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 
 def named_task(config: RunConfig) -> Task:
-    """The loss, and the metrics reported beside it."""
+    """Return the loss of a configuration and the metrics reported beside it. Raise ConfigError for functions
+    and unknown metrics.
+    """
     from topdp.learning.metrics import METRICS
     from topdp.learning.tasks import Task
 
@@ -30,22 +32,23 @@ def named_task(config: RunConfig) -> Task:
 
 
 def expect_named_task(config: RunConfig) -> None:
-    """Raise ConfigError for a loss or a metric that is a function, which only Python can give."""
+    """Raise ConfigError if the loss or a metric is a function, which only `topdp.train` can use."""
     for key, value in (
         ("loss", config.train.loss),
         *(("metrics", metric) for metric in config.train.metrics or ()),
     ):
         if value.startswith(GIVEN):
             raise ConfigError(
-                f'train.{key}: "{value}" stands for a function, which only Python has: use a name here, or '
-                f"topdp.train(..., {key}=...)."
+                f"train.{key}: expected a name, got {value!r}, which stands for a Python function. Use a "
+                f"name, or call topdp.train(..., {key}=...)."
             )
 
 
 def named_model(config: RunConfig, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
-    """Make the network that the configuration names, initialised from its seed.
+    """Return the network that the configuration names, initialised from its seed.
 
-    That is one of the paper's, or what a user's own `package.module:factory` returns.
+    It is one of the models of topdp, or what a user's own `package.module:factory` returns. Raise ConfigError
+    if the factory fails or returns something else.
     """
     import torch
 
@@ -60,8 +63,9 @@ def named_model(config: RunConfig, input_shape: tuple[int, ...], outputs: int) -
             if "allocate memory" in str(error):  # torch has no error of its own for that
                 raise
             raise ConfigError(
-                f"model.name: {config.model.name!r} was called with (input shape, outputs) = "
-                f"({input_shape}, {outputs}) and failed in {_where(error)}: {type(error).__name__}: {error}"
+                f"model.name: expected {config.model.name!r} to make a torch module from (input shape, "
+                f"outputs) = ({input_shape}, {outputs}), got an error in {_where(error)}: "
+                f"{type(error).__name__}: {error}"
             ) from error
     if not isinstance(network, torch.nn.Module):
         raise ConfigError(
@@ -71,7 +75,7 @@ def named_model(config: RunConfig, input_shape: tuple[int, ...], outputs: int) -
 
 
 def named_factory(config: RunConfig) -> Callable[[tuple[int, ...], int], Any]:
-    """The function of (input shape, outputs) that the configuration names."""
+    """Return the function of (input shape, outputs) that the configuration names and that makes a model."""
     from topdp.learning import models
 
     name = config.model.name
@@ -83,14 +87,16 @@ def named_factory(config: RunConfig) -> Callable[[tuple[int, ...], int], Any]:
 
 
 def _where(error: Exception) -> str:
-    """The innermost line of the user's own code in a traceback."""
+    """Return the innermost line of the user's own code in the traceback of `error`, as text."""
     frames = traceback.extract_tb(error.__traceback__)[1:]
     own = [frame for frame in frames if "site-packages" not in frame.filename] or frames
     return f"{own[-1].filename}, line {own[-1].lineno}" if own else "the call itself"
 
 
 def _user_factory(name: str) -> Callable[..., Any]:
-    """The object that `package.module:factory` names, if it can make a model; built-in functions cannot."""
+    """Return the object that `package.module:factory` names. Raise ConfigError if it cannot make a model, as
+    a built-in function cannot.
+    """
     import torch
 
     module, _, attribute = name.partition(":")
@@ -100,8 +106,8 @@ def _user_factory(name: str) -> Callable[..., Any]:
         factory: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
     except Exception as error:
         raise ConfigError(
-            f"model.name: could not import {name!r}: {type(error).__name__}: {error}. Your own modules are "
-            "sought in PYTHONPATH."
+            f"model.name: could not import {name!r}: {type(error).__name__}: {error}. Name the folder of "
+            "your own modules in PYTHONPATH."
         ) from error
     other_class = isclass(factory) and not issubclass(factory, torch.nn.Module)
     if not callable(factory) or isbuiltin(factory) or other_class:

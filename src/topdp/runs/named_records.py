@@ -1,6 +1,6 @@
-"""The records that a configuration names: loaded, mapped to features, and dealt out to agents.
+"""The records that a configuration names: loaded, mapped to features, and distributed to agents.
 
-Torch is imported by the functions that need it, so that records of the catalogue are counted without it.
+Functions import torch only if they need it, so that records of the catalogue can be counted without torch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from topdp.base.array_types import Ints
 from topdp.base.progress import Progress, silent
 from topdp.plan.random_streams import stream
 from topdp.runs.config import ConfigError, RunConfig
-from topdp.runs.run_outline import RunOutline, named_links
+from topdp.runs.run_outline import RunOutline, named_graph
 
 if TYPE_CHECKING:
     import torch
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def record_counts(outline: RunOutline) -> tuple[int, ...]:
-    """Return how many records each agent will hold, without reading the records if possible."""
+    """Return the number of records of each agent, without reading the records if possible."""
     from topdp.data.catalogue import CATALOGUE
 
     data, holders = outline.config.data, _holders(outline)
@@ -48,7 +48,7 @@ def load_shards(
     device: torch.device | str = "cpu",
     only: Sequence[int] | None = None,
 ) -> Shards:
-    """Load the records and deal them out to the agents, or pool what they hold where the method does.
+    """Load the records and return the shards of the agents, or one shard if the method pools all records.
 
     Features are computed on `device`. `only`: the agents whose records are loaded; None: all.
     """
@@ -66,28 +66,29 @@ def load_shards(
 
 
 def named_features(config: RunConfig) -> FeatureMap | None:
-    """The map from a record to what the model sees; None: records stay as they are."""
+    """Return the map from a record to the features that the model sees; None if the model sees records."""
     if config.data.features == "none":
         return None
     from topdp.data.features.feature_maps import FEATURE_MAPS
 
     if config.data.features == "given":
         raise ConfigError(
-            'data.features: "given" stands for a function: use topdp.train(..., features=function).'
+            'data.features: expected a name, got "given", which stands for a Python function. Call '
+            "topdp.train(..., features=function)."
         )
     return FEATURE_MAPS[config.data.features](config.data.feature_groups)
 
 
 def named_schema(config: RunConfig) -> Schema | None:
-    """Return the schema of a user's own records: what is publicly known of them."""
+    """Return the schema of a user's own records, which states what is publicly known about them, or None."""
     from topdp.data.readers.table_schema import Schema
 
     return None if config.data.schema is None else Schema.of(config.data.schema, "data.schema")
 
 
 def _holders(outline: RunOutline) -> int:
-    """The number of agents that hold records, also where the method pools them."""
-    return named_links(outline.config).agents if outline.method.pools else outline.graph.agents
+    """Return the number of agents with records, before the method pools these records, if it does."""
+    return named_graph(outline.config).agents if outline.method.pools else outline.graph.agents
 
 
 def _dataset(config: RunConfig, progress: Progress = silent) -> Dataset:
@@ -95,13 +96,14 @@ def _dataset(config: RunConfig, progress: Progress = silent) -> Dataset:
 
     if config.data.partition == "sizes" and config.data.sizes is None:
         raise ConfigError(
-            'data.sizes: partition = "sizes" needs them, one per agent: counts, or shares of all.'
+            'data.sizes: expected a list with one number per agent for partition = "sizes", got none. Give '
+            "counts, or fractions of all records."
         )
     return data.load(config.data.name, progress=progress, schema=named_schema(config), test=config.data.test)
 
 
 def _agent_files(config: RunConfig) -> list[str] | None:
-    """Return the agents' own files, or the pattern of their names; None if agents share one data set."""
+    """Return the files of the agents, or a pattern of their names; None if agents share one data set."""
     name = config.data.name
     if config.data.sites is not None:
         return config.data.sites
@@ -116,13 +118,14 @@ def _shards_of_files(outline: RunOutline, only: Sequence[int] | None = None) -> 
     assert files is not None
     if data.partition != "iid" or data.validation is not None or data.records is not None:
         raise ConfigError(
-            "data: expected no partition, validation or records where each agent has a file of its own: the "
-            "files say who holds what, and data.test what is tested on."
+            "data: expected no partition, validation or records if each agent has its own file, got at least "
+            "one of them. Remove them: the files state the records of each agent, and data.test the test "
+            "records."
         )
     paths = expand_paths(files)
     if len(paths) != holders:
         raise ConfigError(
-            f"Expected a file for each of the {holders} agents of the graph, got {len(paths)}: set "
+            f"Expected a file for each of the {holders} agents of the graph, got {len(paths)} files. Set "
             f"topology.agents to {len(paths)}."
         )
     chosen = files if only is None else [glob.escape(str(paths[agent])) for agent in only]
@@ -131,7 +134,7 @@ def _shards_of_files(outline: RunOutline, only: Sequence[int] | None = None) -> 
 
 
 def _parts(outline: RunOutline, dataset: Dataset) -> tuple[list[Ints], Ints | None]:
-    """The training records of each agent, and those held out."""
+    """Return the indices of the training records of each agent, and of the records held out (None: none)."""
     from topdp.data import partitions
 
     config, data = outline.config, outline.config.data
@@ -144,16 +147,22 @@ def _parts(outline: RunOutline, dataset: Dataset) -> tuple[list[Ints], Ints | No
         "label": {"labels_per_agent": data.labels_per_agent},
         "sizes": {"sizes": data.sizes},
     }
-    chosen = options.get(data.partition, {})
-    parts = partitions.partition(targets[training], _holders(outline), data.partition, config.seed, **chosen)
+    option = options.get(data.partition, {})
+    parts = partitions.partition(targets[training], _holders(outline), data.partition, config.seed, **option)
     parts = [training[part[: data.records]] for part in parts]
     return [np.concatenate(parts)] if outline.method.pools else parts, held_out
 
 
 def _split(records: int, share: float, seed: int) -> tuple[Ints, Ints]:
-    """Split a validation part off the training records, so that settings are chosen without the test set."""
+    """Return the indices of the records for training and for validation.
+
+    With validation records, settings can be chosen without the test set.
+    """
     order = stream(seed, "validation").permutation(records)
     first = round(share * records)
     if not 0 < first < records:
-        raise ConfigError(f"data.validation: {share:g} of {records} records leaves nothing on one side.")
+        raise ConfigError(
+            f"data.validation: expected a fraction that leaves records for training and validation, got "
+            f"{share:g}, which is {first} of {records} records. Use another fraction."
+        )
     return order[first:], order[:first]

@@ -1,4 +1,4 @@
-"""From a configuration to a plan with its noise, and to how private it is. No data, no torch."""
+"""From a configuration to a plan with its noise, and to the account of the plan. No data, no torch."""
 
 from __future__ import annotations
 
@@ -28,14 +28,17 @@ from topdp.runs.run_folder import RunFolder, RunFolderError
 from topdp.runs.run_outline import RunOutline, budgets, guarantee_of
 from topdp.topology import Topology, read_edge_list
 
-MAX_EXACT_COALITIONS = 500  # more than these are sampled
+MAX_EXACT_COALITIONS = 500  # if there are more coalitions, a sample of them is examined
 
 
 def plan_and_account(
     run: ResolvedRun, progress: Progress = silent, observe: Observe = observe
 ) -> tuple[Plan, Account]:
-    """The plan, calibrated unless σ is given, and its answers. `observe` computes what observers learn."""
-    privacy, seen = run.config.privacy, None
+    """Return the plan, calibrated unless σ is configured, and its account.
+
+    `observe` computes how much observers learn.
+    """
+    privacy, view = run.config.privacy, None
     if run.sigma is not None:
         deviation = run.sigma * privacy.clip  # Algorithm 1: the noise is G(σ²C²)
     else:
@@ -49,15 +52,18 @@ def plan_and_account(
             query_of(run.config, progress, observe),
             noise_shares(run),
         )
-        deviation, seen = calibrated.deviation, calibrated.view
+        deviation, view = calibrated.deviation, calibrated.view
     plan = run.write_plan(deviation)
-    return plan, accounted(run, plan, seen, progress, observe)
+    return plan, accounted(run, plan, view, progress, observe)
 
 
 def accounted(
-    run: ResolvedRun, plan: Plan, known: View | None, progress: Progress, observe: Observe = observe
+    run: ResolvedRun, plan: Plan, view: View | None, progress: Progress, observe: Observe = observe
 ) -> Account:
-    """The answers that the configuration asks for; `known`: that of its guarantee, where it is computed."""
+    """Return the account with the answers that the configuration asks for.
+
+    `view`: what observers learn under the guarantee, if it is already computed; None: it is computed.
+    """
     privacy = run.config.privacy
     return account(
         plan,
@@ -65,13 +71,13 @@ def accounted(
         privacy.delta,
         answers=run.answers,
         guarantee=run.guarantee,
-        known=known,
+        known=view,
         query=query_of(run.config, progress, observe),
     )
 
 
 def query_of(config: RunConfig, progress: Progress = silent, observe: Observe = observe) -> Query:
-    """Return the query with which the configuration asks for its account."""
+    """Return the query (the settings of an account) of a configuration."""
     return Query(
         colluders=config.privacy.colluders,
         allow_slow=config.privacy.allow_slow,
@@ -81,20 +87,26 @@ def query_of(config: RunConfig, progress: Progress = silent, observe: Observe = 
 
 
 def expect_plan_of(run: ResolvedRun, plan: Plan, path: Path) -> None:
-    """Raise RunFolderError for a plan that its configuration would not write with that noise."""
+    """Raise RunFolderError unless `plan`, from the run in `path`, is the plan that `run` writes with the same
+    noise.
+    """
     deviation = plan.full_scale
     same = plan.agents == run.graph.agents
     if same and run.sigma is not None:
         same = np.array_equal(run.sigma * run.config.privacy.clip, deviation)
     if not same or run.write_plan(deviation).digest() != plan.digest():
-        raise RunFolderError(f"Expected plan.npz in {path} to be the plan of its config.toml; it is not.")
+        raise RunFolderError(
+            f"Expected the plan of config.toml in {path / 'plan.npz'}, got another plan. Restore both files, "
+            "or start the run again in another folder."
+        )
 
 
 def sealed(plan: Plan, account: Account) -> dict[str, Any]:
     """Return the content of privacy.json: the account, the digest of its plan, and a digest over both.
 
-    **Guarantees.** An account that was changed, or lies beside another plan, is not read as a run's own: a
-    file under which a run goes on never says less than was spent. It does not stop who computes it anew.
+    **Guarantees.** A run does not continue under an account that was changed or belongs to another plan, so
+    privacy.json never states less than was spent. The digest does not stop a person who computes it again
+    after a change.
     """
     details = {"plan": plan.digest(), **account.details()}
     return {**details, "seal": seal_of(details)}
@@ -105,31 +117,32 @@ def seal_of(details: dict[str, Any]) -> str:
 
 
 def expect_account_of(config: RunConfig, analysis: Analysis, folder: RunFolder) -> Account:
-    """The account in privacy.json of a run; refused if it was written for other settings.
+    """Return the account in privacy.json of a run. Raise RunFolderError if it was written for other settings.
 
-    Those are records, batches, clip, δ, adjacency, colluders and the guarantee. A plan knows none of them, so
-    the same plan under others would be less private than the file says. Nor may the budget be smaller.
+    These settings are records, batches, clip, δ, adjacency, colluders and the guarantee. The plan contains
+    none of them, so the same plan under other settings could be less private than the file states. An error
+    is also raised if the budget in `config` is smaller than the ε in the file.
     """
     privacy = folder.read_json("privacy.json")
     seal = privacy.pop("seal", None) if isinstance(privacy, dict) else None
     if seal is None or seal != seal_of(privacy) or privacy.get("plan") != folder.plan.digest():
         raise RunFolderError(
-            f"Expected the account of plan.npz in {folder.path / 'privacy.json'}; it is of another plan, or "
-            "was changed."
+            f"Expected the account of plan.npz in {folder.path / 'privacy.json'}, got one that was changed "
+            "or belongs to another plan. Restore both files, or start the run again in another folder."
         )
-    begun = {"records": folder.fact("records"), **privacy}
-    now = {
+    stored = {"records": folder.fact("records"), **privacy}
+    current = {
         "records": [batches.records for batches in analysis.batches],
         "delta": config.privacy.delta,
         "colluders": config.privacy.colluders,
         "guarantee": guarantee_of(config),
         **analysis.facts(),
     }
-    others = [key for key, value in now.items() if begun.get(key) != value]
-    if others:
+    changed = [key for key, value in current.items() if stored.get(key) != value]
+    if changed:
         raise RunFolderError(
-            f"Expected the {', '.join(others)} with which the run in {folder.path} was begun, got others: "
-            "its privacy.json does not hold for them."
+            f"Expected the same {', '.join(changed)} as at the start of the run in {folder.path}, got other "
+            "values, for which its privacy.json does not hold. Use the original values, or another folder."
         )
     try:
         account = Account.from_details(privacy, analysis)
@@ -147,23 +160,26 @@ def _expect_within(config: RunConfig, account: Account, folder: RunFolder) -> No
     budget = budgets(config, len(account.analysis.batches))
     if spent is None or (spent > budget * (1 + 1e-9)).any():
         raise RunFolderError(
-            f"Expected the epsilon with which the run in {folder.path} was begun, got a smaller one than its "
-            "privacy.json says."
+            f"Expected an epsilon of at least the one in privacy.json of the run in {folder.path}, got a "
+            "smaller epsilon. Use the original epsilon, or another folder."
         )
 
 
 def graph_of_run(config: RunConfig, path: Path) -> Topology:
-    """A run started from Python keeps its graph beside it."""
-    beside = path / str(config.topology.path)
-    if config.topology.kind == "file" and beside.exists():
-        return read_edge_list(beside)
+    """Return the graph of the run in `path`. It is in that folder if the run was started from Python."""
+    graph_file = path / str(config.topology.path)
+    if config.topology.kind == "file" and graph_file.exists():
+        return read_edge_list(graph_file)
     return RunOutline.of(config).graph
 
 
 def account_of_run(
     path: Path, answers: Collection[str] = (), progress: Progress = silent
 ) -> tuple[ResolvedRun, Plan, Account]:
-    """The account of the plan that a run executed, taken afresh from its plan.npz; also of other answers."""
+    """Return the resolved run, the plan and a new account of the run in `path`.
+
+    The account is computed again from plan.npz. `answers`: names of further answers for the account.
+    """
     folder = RunFolder.open(path)
     config, plan = folder.config, folder.plan
     run = resolve(asking(config, answers), graph_of_run(config, path), counts_of_run(folder))
@@ -173,24 +189,30 @@ def account_of_run(
 
 
 def asking(config: RunConfig, answers: Collection[str]) -> RunConfig:
-    """The configuration that asks for more answers; those must exist."""
+    """Return the configuration with further answers. Raise an error if one of them does not exist."""
     expect_on_request(answers)
     named = [*dict.fromkeys([*config.privacy.answers, *answers])]
     return config.model_copy(update={"privacy": config.privacy.model_copy(update={"answers": named})})
 
 
 def counts_of_run(folder: RunFolder) -> tuple[int, ...]:
-    """The number of records of each agent, as run.json states them."""
+    """Return the number of records of each agent, as run.json states it."""
     records = folder.fact("records")
     if not isinstance(records, list) or not all(type(count) is int and count > 0 for count in records):
-        raise RunFolderError(f"Expected whole numbers of records in run.json of {folder.path}, got others.")
+        raise RunFolderError(
+            f"Expected a list of whole numbers > 0 for `records` in {folder.path / 'run.json'}, got "
+            f"{records!r:.80}. Restore the file."
+        )
     return tuple(records)
 
 
 def coalition_account(
     plan: Plan, account: Account, size: int, seed: int, progress: Progress = silent
 ) -> Coalitions | None:
-    """Return the answer for coalitions of `size` agents; None for single agents, which the account covers."""
+    """Return the answer for coalitions of `size` agents; None if `size` is 1, which the account covers.
+
+    If there are more than `MAX_EXACT_COALITIONS` coalitions, `seed` selects a sample of them.
+    """
     if size == 1:
         return None
     exposure = account.analysis.exposure()
@@ -199,7 +221,7 @@ def coalition_account(
 
 
 def powers(account: Account) -> dict[str, dict[str, float | None]]:
-    """The largest power of an attacker over agents, by answer and share of false alarms."""
+    """Return the largest power of an attacker over agents, by answer and by share of false alarms."""
     return {
         name: {
             f"{share:g}": None if (power := answer.power(share)) is None else float(power.max())
@@ -213,7 +235,7 @@ def powers(account: Account) -> dict[str, dict[str, float | None]]:
 def account_json(
     config: RunConfig, plan: Plan, account: Account, together: Coalitions | None
 ) -> dict[str, Any]:
-    """The JSON object of `topdp account`."""
+    """Return the JSON object of `topdp account`. `together`: the answer for coalitions, if computed."""
     details = {"releases": plan.releases, **account.details(), "power": powers(account)}
     details["sigma"] = (plan.full_scale / config.privacy.clip).tolist()
     if together is not None:

@@ -1,4 +1,4 @@
-"""From a configuration to a resolved run: count records, choose a number for every `auto`. No torch."""
+"""From a configuration to a resolved run: count records and choose a number for every `auto`. No torch."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from topdp.topology import Topology
 def resolve(
     config: RunConfig, graph: Topology | None = None, counts: tuple[int, ...] | None = None
 ) -> ResolvedRun:
-    """Resolve a configuration; `graph` and `counts` are in place of those that it names.
+    """Return the resolved run of a configuration.
 
-    Records of a user's own files are read to count them.
+    `graph` and `counts` (the number of records of each agent) replace those of the configuration. Without
+    `counts`, records in a user's own files are read, to count them.
     """
     outline = RunOutline.of(config, graph)
     return resolve_outline(outline, record_counts(outline) if counts is None else counts)
 
 
 def resolve_outline(outline: RunOutline, counts: tuple[int, ...]) -> ResolvedRun:
-    """Resolve an outline for agent i with counts[i] records."""
+    """Return the resolved run of an outline in which agent i has counts[i] records."""
     analysis, schedule = records_of(outline, counts)
     config = with_auto_values(outline, analysis, schedule)
     return ResolvedRun.with_records(replace(outline, config=config), analysis, schedule)

@@ -1,6 +1,7 @@
-"""A resolved run: one typed object that holds all that a configuration means. No data, no torch.
+"""A resolved run: one typed object with everything that follows from a configuration. No data, no torch.
 
-Everything that executes, accounts or reports a run reads it; nothing is derived from the configuration again.
+All code that executes, accounts for or reports a run reads this object, and derives nothing from the
+configuration again.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from topdp.runs.run_outline import RunOutline, analysis_of
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ResolvedRun(RunOutline):
-    """What a configuration means for a graph and the numbers of records of its agents.
+    """A run outline with the facts that follow from the number of records of each agent.
 
-    In `config` every `auto` that the method uses is a number: it is what a run folder keeps.
+    In `config`, every `auto` that the method uses is a number. The run folder stores this configuration.
 
     >>> from topdp.runs.config import RunConfig
     >>> outline = RunOutline.of(RunConfig())
@@ -40,10 +41,10 @@ class ResolvedRun(RunOutline):
 
     @classmethod
     def with_records(cls, outline: RunOutline, analysis: Analysis, schedule: Schedule) -> Self:
-        """An outline without `auto` where its method needs a number, and what follows from the records."""
-        known = {field.name: getattr(outline, field.name) for field in fields(RunOutline)}
+        """Return the resolved run of an outline in which every `auto` that the method uses is a number."""
+        values = {field.name: getattr(outline, field.name) for field in fields(RunOutline)}
         protocol = outline.method.protocol(outline.config.method)
-        return cls(**known, analysis=analysis, schedule=schedule, protocol=protocol)
+        return cls(**values, analysis=analysis, schedule=schedule, protocol=protocol)
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -56,7 +57,7 @@ class ResolvedRun(RunOutline):
         return self.analysis.batches
 
     def write_plan(self, deviation: Floats) -> Plan:
-        """The plan with full-scale noise [agents]; its random choices are the same every time."""
+        """Return the plan whose full-scale noise is `deviation` [agents]. Random choices follow the seed."""
         inner = self.optimiser.inner(self.schedule)
         plan = self.protocol.plan(self.graph, inner, deviation, self.config.seed)
         plan = optimised(plan, self.optimiser, self.schedule.rate)
@@ -66,14 +67,19 @@ class ResolvedRun(RunOutline):
 
 
 def records_of(outline: RunOutline, counts: tuple[int, ...]) -> tuple[Analysis, Schedule]:
-    """Return how counts[i] records of agent i enter releases, and the steps and noise of all releases."""
+    """Return the analysis (batches and noise) and the schedule of a run in which agent i has counts[i]
+    records.
+    """
     analysis = analysis_of(outline.config, counts)
     fewest = counts.index(min(counts))
     return analysis, _schedule(outline, analysis.batches[fewest].divisor, counts[fewest])
 
 
 def _schedule(outline: RunOutline, batch: int, records: int) -> Schedule:
-    """Step sizes and noise of all releases; an epoch is one pass over `records` unless configured."""
+    """Return the step sizes and noise of all releases.
+
+    An epoch is one pass over `records` in batches of size `batch`, unless `train.rounds_per_epoch` is set.
+    """
     config, train = outline.config, outline.config.train
     if isinstance(train.learning_rate, list):
         rates = _listed_rates(train.learning_rate, config.rounds, train.warmup)
@@ -93,10 +99,14 @@ def _schedule(outline: RunOutline, batch: int, records: int) -> Schedule:
 def _listed_rates(rates: list[float], rounds: int, warmup: int) -> Floats:
     if len(rates) not in (rounds, rounds + 1):
         raise ConfigError(
-            f"train.learning_rate: expected one number, or a list of {rounds}, one a round, got {len(rates)}."
+            f"train.learning_rate: expected one number, or a list of {rounds} numbers, one for each round "
+            f"(or of {rounds + 1}, beginning with round 0), got a list of {len(rates)}."
         )
     if warmup:
-        raise ConfigError("train.warmup: a list of step sizes is taken as it is; put the warm-up into it.")
+        raise ConfigError(
+            f"train.warmup: expected 0 with a list of learning rates, got {warmup}. Put the warm-up into "
+            "train.learning_rate."
+        )
     return np.array(rates if len(rates) > rounds else [rates[0], *rates])
 
 

@@ -21,11 +21,11 @@ from topdp.runs.model_export import InputKind, chosen_row, write
 from topdp.simulator.evaluation import Evaluation
 
 Metrics = dict[str, Any]
-"""One evaluation, as a line of metrics.jsonl holds it."""
+"""One evaluation, as in a line of metrics.jsonl."""
 
 
 class Stopped(NamedTuple):
-    """A callback ended the run after `round`."""
+    """The end of a run that a callback stopped after `round`."""
 
     round: int
     reason: str
@@ -35,13 +35,13 @@ class Stopped(NamedTuple):
         unproved = " and ".join(f"`{kind.name}`" for kind in BY_RANK if not kind.proved)
         return (
             f"Stopped after round {self.round}: {self.reason}. ε is that of the whole plan, an upper bound "
-            f"where test records are public; {unproved} do not cover a stop."
+            f"if the test records are public; {unproved} do not cover a stop."
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """The results of a run. With a folder, everything is on disk as well.
+    """The results of a run. If the run has a folder, they are on disk as well.
 
     >>> import torch, topdp
     >>> x = torch.rand(4, 50, 3)  # three agents and a test set
@@ -56,45 +56,47 @@ class Result:
 
     config: RunConfig
     plan: Plan
-    privacy: Account  # the answers, and who learns what of whom
+    privacy: Account  # the answers: who can learn how much about whom
     metrics: list[Metrics]
-    estimates: Tensor  # [agents, d]; in bfloat16 where train.rows says so
+    estimates: Tensor  # [agents, d]; in bfloat16 if train.rows is bfloat16
     seconds: float
     flat: FlatModel = field(repr=False)
     folder: Path | None = None
-    best: Best | None = field(default=None, repr=False)  # of all evaluations, by the first metric
-    stopped: Stopped | None = None  # by a callback
-    inputs: InputKind | None = field(default=None, repr=False)  # what the model takes
+    best: Best | None = field(default=None, repr=False)  # the best of all evaluations, by the first metric
+    stopped: Stopped | None = None  # None: no callback stopped the run
+    inputs: InputKind | None = field(default=None, repr=False)  # the input of the model
 
     @property
     def scores(self) -> dict[str, dict[str, Any]]:
-        """mean, min and max over agents at the end, of each metric and the loss; empty without a test set."""
+        """For each metric and the loss, mean, min and max over agents at the end; empty without test set."""
         if not self.metrics:
             return {}
         return {name: dict(value) for name, value in self.metrics[-1].items() if isinstance(value, dict)}
 
     @property
     def accuracy(self) -> dict[str, float]:
-        """mean, min and max over agents at the end; empty without a test set, or where it is no metric."""
+        """The mean, min and max over agents at the end; empty if accuracy is not a metric of the run."""
         return self.scores.get("accuracy", {})
 
     def model(self, agent: int) -> nn.Module:
-        """The trained network of one agent."""
+        """Return the trained network of one agent."""
         return self.flat.load(self.estimates[agent])
 
     def best_model(self, agent: int) -> nn.Module:
-        """The network of one agent at the best evaluation of the run (`best`), instead of at the end.
+        """Return the network of one agent at the best evaluation of the run (`best`), instead of at the end.
 
-        Chosen by test records its metric is a little too good; by `data.validation` it is not.
+        If the test set chose the round, the metric of this network is a little too good. If the records held
+        out by `data.validation` chose it, the metric on the test set is not.
         """
         return self.flat.load(self._rows(best=True)[agent])
 
     def export(
         self, file: str | Path, format: str | None = None, *, agent: int | str = 0, best: bool = False
     ) -> Path:
-        """Write the network of one agent, or the "mean" of all, as safetensors, state-dict or onnx.
+        """Write the network of one agent, or the "mean" of all, to `file`. Return its path.
 
-        Without `format`, the suffix of `file` decides: .safetensors, .pt or .onnx.
+        `format`: safetensors, state-dict or onnx; None: as the suffix of `file` states, which is then
+        .safetensors, .pt or .onnx. `best`: the network at the best evaluation instead of at the end.
         """
         module = self.flat.load(chosen_row(self._rows(best), agent))
         return write(module, Path(file), format, self.inputs)
@@ -103,11 +105,11 @@ class Result:
         if not best:
             return self.estimates
         if self.best is None:
-            raise InputError("Expected a run with test records, by which a best round is chosen, got none.")
+            raise InputError("Expected a run with test records to choose its best round by, got none.")
         return self.best.estimates
 
     def summary(self) -> dict[str, Any]:
-        """The JSON object of `topdp run --json`."""
+        """Return the JSON object of `topdp run --json`."""
         return {
             "run": None if self.folder is None else str(self.folder),
             "rounds": self.config.rounds,
@@ -120,7 +122,7 @@ class Result:
 
 
 def metrics_of(round: int, evaluation: Evaluation) -> Metrics:
-    """The line of metrics.jsonl after `round`."""
+    """Return the line of metrics.jsonl for the evaluation after `round`."""
     per_agent = {**evaluation.metrics, "loss": evaluation.loss}
     return {
         "round": round,
@@ -130,7 +132,7 @@ def metrics_of(round: int, evaluation: Evaluation) -> Metrics:
 
 
 def spread(values: Floats) -> dict[str, Any]:
-    """mean, min and max over agents; None where no agent has a finite value.
+    """Return the mean, min and max over agents; None instead of each if no agent has a finite value.
 
     >>> import numpy as np
     >>> spread(np.array([0.25, 0.75, np.nan]))
@@ -144,7 +146,7 @@ def spread(values: Floats) -> dict[str, Any]:
 
 
 def _plain(values: Floats) -> Any:
-    """Return numbers and lists for JSON, which has only finite numbers."""
+    """Return `values` as numbers and lists for JSON, with None for numbers that are not finite."""
     if np.ndim(values):
         return [_plain(value) for value in values]
     return float(values) if np.isfinite(values) else None

@@ -1,6 +1,7 @@
-"""Rows between torch and files: numpy has no bfloat16, so it holds the bits of such numbers as uint16.
+"""Conversion of rows between torch tensors and the numpy arrays that files contain.
 
-Files are written and read in `tensor_files.py`, which needs no torch; here is the step to tensors.
+numpy has no bfloat16, so an array stores the bits of such numbers as uint16. `tensor_files.py` writes and
+reads the files, without torch.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from torch import Tensor
 
 
 def as_array(rows: Tensor) -> NDArray[Any]:
-    """The same memory as an array, where it is on a CPU; bfloat16 as its bits."""
+    """Return the rows as an array; bfloat16 as its bits. The array shares the memory of rows on a CPU."""
     rows = rows.detach().cpu()
     return (rows.view(torch.uint16) if rows.dtype == torch.bfloat16 else rows).numpy()
 
 
 def as_tensor(rows: NDArray[Any]) -> Tensor:
-    """Return the tensor that `as_array` was given.
+    """Return the tensor from which `as_array` made `rows`; it shares their memory.
 
     >>> as_tensor(as_array(torch.tensor([1.0, -3.0], dtype=torch.bfloat16))).tolist()
     [1.0, -3.0]

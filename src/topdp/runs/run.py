@@ -156,7 +156,7 @@ class PlannedRun:
 
     def read(self, folder: RunFolder) -> Result:
         """The result of a run that is done, from its folder."""
-        estimates = as_tensor(folder.kept_estimates("model.safetensors")[0])
+        estimates = as_tensor(folder.stored_estimates("model.safetensors")[0])
         seconds = float(folder.fact("seconds"))
         return self.result(folder.metrics, estimates, seconds, folder.path, read_best(folder))
 

@@ -156,10 +156,10 @@ class RunFolder:
 
     def read_estimates(self, name: str, notes: Sequence[str] = ()) -> tuple[NDArray[Any], dict[str, str]]:
         """Return the estimates and all notes of such a file, which must have the named `notes`."""
-        kept, notes_there = self.kept_estimates(name, notes)
-        return widened(kept), notes_there
+        stored, all_notes = self.stored_estimates(name, notes)
+        return widened(stored), all_notes
 
-    def kept_estimates(self, name: str, notes: Sequence[str] = ()) -> tuple[NDArray[Any], dict[str, str]]:
+    def stored_estimates(self, name: str, notes: Sequence[str] = ()) -> tuple[NDArray[Any], dict[str, str]]:
         """The same, but bfloat16 as its bits (`tensor_files.DTYPE_NAMES`), in half the memory."""
         return self._read(name, partial(_read_estimates, notes=notes))
 

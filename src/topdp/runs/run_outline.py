@@ -1,7 +1,7 @@
-"""What a configuration means before records are counted: method, graph, noise and rules. No data, no torch.
+"""The parts of a run that need no record counts: method, graph, noise and rules. No data, no torch.
 
-`RunOutline.of` is the one place that turns the names of a configuration into these objects; `resolve.py` adds
-what depends on the number of records.
+Only `RunOutline.of` turns the names in a configuration into these objects. `resolve.py` adds the parts that
+depend on the number of records.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from topdp.topology import Topology
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RunOutline:
-    """The parts of a run that need no records. Wrong or contradicting settings raise ConfigError here.
+    """The parts of a run that need no records. `of` raises ConfigError for wrong or contradictory settings.
 
     >>> outline = RunOutline.of(RunConfig())
     >>> outline.method.name, outline.noise_kind, outline.graph.agents, outline.guarantee
@@ -40,25 +40,25 @@ class RunOutline:
     """The kind of noise schedule."""
     graph: Topology
     sigma: Floats | None
-    """[agents] full-scale σ where the configuration gives it; None: to be calibrated."""
+    """The full-scale σ of each agent [agents], as configured; None: the noise is calibrated."""
     epsilon: Floats | None
-    """[agents] budgets to which the noise is calibrated; None where it is given."""
+    """The budget of each agent [agents], to which the noise is calibrated; None: σ is configured."""
     guarantee: str | None
-    """The answer that meets the budget; None where the noise is given."""
+    """The answer that must stay within the budget; None: σ is configured."""
     answers: frozenset[str]
-    """The answers to compute beside the claim and the worst case."""
+    """The answers to compute besides the claim and the worst case."""
     optimiser: Optimiser
     robust: Robust | None
-    """The rule by which received rows enter a mix; None: by their weights."""
+    """The robust rule that mixes received rows; None: rows are mixed by their weights."""
     rounded: str | None
-    """The number format to which rows are rounded; None: they are not."""
+    """The number format to which rows are rounded; None: rows are not rounded."""
 
     @classmethod
     def of(cls, config: RunConfig, graph: Topology | None = None) -> Self:
-        """`graph`: in place of the one that the configuration names."""
+        """Return the outline of a configuration. `graph`: replaces the graph that `config` names."""
         method = method_of(config)
         if graph is None:
-            graph = topology.single() if method.pools else named_links(config)
+            graph = topology.single() if method.pools else named_graph(config)
         sigma, optimiser = _sigma(config, method, graph.agents), optimiser_of(config)
         return cls(
             config=config,
@@ -76,80 +76,93 @@ class RunOutline:
 
 
 def method_of(config: RunConfig) -> Method:
-    """The method that a configuration names, with a calibration that it allows."""
+    """Return the method of a configuration. Raise ConfigError if the method has another calibration."""
     method = METHODS[config.method.name]
     if method.calibration and config.method.calibration not in (None, method.calibration):
         raise ConfigError(
             f"Expected method {method.name!r} with its own calibration {method.calibration!r}, got "
-            f"{config.method.calibration!r}: use method 'plain' to combine freely."
+            f"{config.method.calibration!r}. Use method 'plain', which accepts every calibration."
         )
     return method
 
 
-def named_links(config: RunConfig) -> Topology:
-    """The graph that the configuration names; options of other kinds of graphs are ignored."""
+def named_graph(config: RunConfig) -> Topology:
+    """Return the graph that the configuration names. Options of other kinds of graphs are ignored."""
     family = topology.FAMILIES[config.topology.kind]
     options = {**dict(config.topology), "seed": config.seed}
     return family(**{name: options[name] for name in signature(family).parameters if name in options})
 
 
 def noise_kind(config: RunConfig, method: Method) -> str:
-    """The kind of noise schedule: as configured, else the method's own."""
-    chosen = config.method
-    if chosen.noise_schedule.kind is not None:
-        return chosen.noise_schedule.kind
-    # The other kinds are for noise on gradients.
-    on_gradient = chosen.noise_on == "gradient" or method.noise_kind == "steps"
+    """Return the kind of noise schedule: the configured kind, or else the method's own."""
+    settings = config.method
+    if settings.noise_schedule.kind is not None:
+        return settings.noise_schedule.kind
+    # All kinds except "steps" and "constant" need noise on gradients.
+    on_gradient = settings.noise_on == "gradient" or method.noise_kind == "steps"
     return method.noise_kind if on_gradient else "constant"
 
 
 def guarantee_of(config: RunConfig) -> str | None:
-    """The answer that meets the budget; None where the noise is given."""
-    given = config.privacy.sigma is not None or not METHODS[config.method.name].noisy
-    return None if given else config.privacy.guarantee
+    """Return the answer that must stay within the budget; None if σ is configured or there is no noise."""
+    uncalibrated = config.privacy.sigma is not None or not METHODS[config.method.name].noisy
+    return None if uncalibrated else config.privacy.guarantee
 
 
 def budgets(config: RunConfig, agents: int) -> Floats:
-    """[agents] ε of each agent."""
+    """Return the budget ε of each agent [agents]."""
     return per_agent("privacy.epsilon", config.privacy.epsilon, agents)
 
 
 def per_agent(key: str, value: float | list[float], agents: int) -> Floats:
-    """[agents], from one number for all agents or one for each."""
+    """Return one number per agent [agents]. `value`: one number for all agents, or a list for each of them.
+
+    Raise ConfigError that names `key` if the list has another length.
+    """
     values = np.atleast_1d(np.asarray(value, float))
     if len(values) not in (1, agents):
-        raise ConfigError(f"{key}: expected one number or {agents}, one per agent, got {len(values)}.")
+        raise ConfigError(
+            f"{key}: expected one number, or a list of {agents} numbers, one per agent, got a list of "
+            f"{len(values)}."
+        )
     return np.broadcast_to(values, agents).copy()
 
 
 def batches_of(config: RunConfig, counts: Sequence[int]) -> tuple[Batches, ...]:
-    """Return which of its counts[i] records agent i averages in a release."""
+    """Return, for each agent i, how it selects the records of a release from its counts[i] records.
+
+    Raise InputError if a batch would be larger than the number of records of some agent.
+    """
     batch = config.data.batch
     if not isinstance(batch, CycleBatch | PoissonBatch):
         return tuple(Full(count) for count in counts)
     size = batch.cycle if isinstance(batch, CycleBatch) else batch.poisson
     if size > (smallest := min(counts)):
         raise InputError(
-            f"Expected batches of at most {smallest} records, all that agent {counts.index(smallest)} holds, "
-            f"got {size}. Use smaller batches, fewer agents or a more even partition."
+            f"Expected batches of at most {smallest} records, because agent {counts.index(smallest)} has no "
+            f"more, got {size}. Use smaller batches, fewer agents or a more even partition."
         )
     kind = Cycle if isinstance(batch, CycleBatch) else Poisson
     return tuple(kind(count, size) for count in counts)
 
 
 def analysis_of(config: RunConfig, counts: Sequence[int]) -> Analysis:
-    """Return how the records of each agent enter its releases, and the published analysis of its noise."""
+    """Return the analysis of a run in which agent i has counts[i] records: how the records enter releases,
+    and the published calibration of the noise.
+    """
     batches = batches_of(config, counts)
     return Analysis(calibration_of(config), batches, config.privacy.clip, config.privacy.adjacency)
 
 
 def calibration_of(config: RunConfig) -> str:
-    """The published calibration by which the noise of a method is claimed."""
+    """Return the published calibration from which the claim of a method follows."""
     return METHODS[config.method.name].calibration or config.method.calibration or "tight"
 
 
 def optimiser_of(config: RunConfig) -> Optimiser:
-    """The rule that turns released rows into the next estimates."""
+    """Return the rule that turns released rows into the next estimates. Raise ConfigError if it needs noise
+    on gradients and the configuration has noise on estimates.
+    """
     train = config.train
     optimiser = Optimiser(
         train.optimiser,
@@ -161,26 +174,27 @@ def optimiser_of(config: RunConfig) -> Optimiser:
     )
     if optimiser.adaptive and config.method.noise_on == "estimate":
         raise ConfigError(
-            f'train.optimiser: "{train.optimiser}" needs method.noise_on = "gradient", whose scale it undoes.'
+            f'train.optimiser: expected method.noise_on = "gradient" for "{train.optimiser}", which undoes '
+            'the scale of gradients, got "estimate". Change one of the two.'
         )
     return optimiser
 
 
 def why_plans_are_equal(configs: Sequence[RunConfig]) -> str:
-    """Return why methods with these settings have one plan, and which setting makes them differ."""
+    """Return text that explains why these configurations have the same plan, and how to make them differ."""
     outlines = [RunOutline.of(config) for config in configs]
     if len({calibration_of(config) for config in configs}) > 1:
         return (
-            "They differ in the noise that each claims to need; --set privacy.guarantee=claimed gives it to "
-            "them."
+            "They differ only in the noise that each method claims to need. With --set "
+            "privacy.guarantee=claimed, each method gets that noise."
         )
     kinds = {outline.noise_kind for outline in outlines}
     for outline in outlines:
         period, rounds = outline.config.method.noise_schedule.period, outline.config.rounds
         if len(kinds) > 1 and outline.noise_kind == "steps" and period >= rounds:
             return (
-                f"The noise of {outline.method.name} falls every {period} rounds, and these are {rounds}: a "
-                "smaller --set method.noise_schedule.period shows it."
+                f"The noise of {outline.method.name} decreases every {period} rounds, and the run has "
+                f"{rounds}. They differ with a smaller --set method.noise_schedule.period."
             )
     return "With these settings they do not differ."
 
@@ -198,7 +212,10 @@ def _robust(config: RunConfig, method: Method) -> Robust | None:
     if robust.rule == "mean":
         return None
     if method.pools:
-        raise ConfigError(f"robust.rule: {method.name} mixes no rows of others, got {robust.rule!r}.")
+        raise ConfigError(
+            f"robust.rule: expected mean with method {method.name}, which mixes no rows of others, got "
+            f"{robust.rule!r}. Remove the rule."
+        )
     return Robust(robust.rule, robust.hostile, None if robust.radius == "auto" else robust.radius)
 
 
@@ -206,14 +223,15 @@ def _rounded(config: RunConfig, optimiser: Optimiser) -> str | None:
     train = config.train
     if train.rows == "model":
         return None
-    for key, used, why in (
-        ("robust.rule", config.robust.rule != "mean", "robust rules mix rows as they are"),
-        ("attack.name", config.attack.name != "none", "attacks change rows as they are"),
-        ("train.optimiser", optimiser.adaptive, "its averages change by less than it holds"),
-        ("train.average", train.average > 0, "averages of estimates change by less than it holds"),
+    for key, used, reason in (
+        ("robust.rule", config.robust.rule != "mean", "robust rules mix rows that are not rounded"),
+        ("attack.name", config.attack.name != "none", "attacks change rows that are not rounded"),
+        ("train.optimiser", optimiser.adaptive, "rounding loses small changes of its averages"),
+        ("train.average", train.average > 0, "rounding loses small changes of averages of estimates"),
     ):
         if used:
             raise ConfigError(
-                f'train.rows: "{train.rows}" does not go with {key}: {why}. Use train.rows = "model".'
+                f'train.rows: expected "model" with this {key}, got "{train.rows}": {reason}. Use '
+                'train.rows = "model".'
             )
     return train.rows

@@ -1,7 +1,8 @@
 """Stacked runs: one plan, one model and one engine for the agents of several runs.
 
-Each run keeps the graph, start, batches and noise that it has alone. For figures (`reproduce`) and sweeps
-(`sweep.py`); not for single runs (`run.py`), nor for accounting: each run is accounted by its own plan.
+Each run has the same graph, start, batches and noise as without the stack. Figures (`reproduce`) and sweeps
+(`sweep.py`) use stacks; single runs (`run.py`) do not. Accounting does not use stacks either: each run has
+its own plan and account.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ from topdp.simulator.simulation import State
 from topdp.simulator.stepping import fastest, releases_until_due
 from topdp.topology import Topology
 
-MAX_CACHED_SHARDS = 6  # partitions of a data set that stay on the device between stacks
+MAX_CACHED_SHARDS = 6  # sets of shards that stay on the device between stacks
 
 MAX_STACK_BYTES = {"cuda": 40e9, "cpu": 2e9}  # bytes of rows and records in one stack
 
 Size = Callable[[RunConfig], tuple[float, float]]
-"""How many bytes the records of a run take, and its rows."""
+"""A function that returns the bytes of a run's records, and the bytes of its rows."""
 
 MAY_DIFFER = {
     "privacy": {"epsilon", "delta", "guarantee", "answers", "colluders", "adjacency", "sigma", "allow_slow"},
@@ -45,17 +46,17 @@ MAY_DIFFER = {
         "optimiser", "momentum", "second_moment", "floor", "weight_decay", "average", "checkpoint_every",
     },
 }  # fmt: skip
-"""What runs of a stack need not have in common, beside seed, graph and method: it is all in their plans."""
+"""Keys, besides seed, graph and method, in which runs of a stack may differ, because plans contain them."""
 
 
 @dataclass(frozen=True)
 class Stack:
-    """Runs to execute as one; rounds, evaluations and test records are those of the first."""
+    """Runs to execute as one. Rounds, evaluations and test records are those of the first run."""
 
     engine: Engine
     starts: Tensor  # [agents of all runs, d]
-    agents: list[int]  # of each run
-    config: RunConfig  # of the first
+    agents: list[int]  # the number of agents of each run
+    config: RunConfig  # of the first run
 
     @classmethod
     def of(cls, runs: Sequence[Assembly], plans: Sequence[Plan], test_records: int) -> Stack:
@@ -66,19 +67,19 @@ class Stack:
     def rounds(self) -> Iterator[tuple[int, State, bool]]:
         """Yield the number of a round, the state after it, and whether to evaluate it.
 
-        A CPU yields every round; a GPU yields those to evaluate, and perhaps some others.
+        On a CPU, every round is yielded. On a GPU, at least the rounds to evaluate are yielded.
         """
         simulation, first = fastest(self.engine), self.config
         state = simulation.start(self.starts)
         each, every = simulation.plan.releases_per_round, first.train.evaluate_every
         while state.releases < simulation.plan.releases:
             state = simulation.advance(state, releases_until_due(state.releases, each, first.rounds, every))
-            t, within = divmod(state.releases - each, each)  # rounds done; one release is before the loop
+            t, within = divmod(state.releases - each, each)  # t rounds of the loop are complete after round 0
             if not within:
                 yield t, state, t % first.train.evaluate_every == 0 or t == first.rounds
 
     def evaluations(self, state: State) -> list[Evaluation]:
-        """Return the evaluation of each run, over its own agents."""
+        """Return the evaluation of each run, with the values of its own agents."""
         evaluation = self.engine.evaluate(state)
         ends = np.cumsum(self.agents).tolist()
         places = [slice(end - count, end) for end, count in zip(ends, self.agents, strict=True)]
@@ -86,15 +87,16 @@ class Stack:
         return [Evaluation(evaluation.loss[own], {n: values[own] for n, values in metrics}) for own in places]
 
     def reported(self, state: State) -> list[Tensor]:
-        """[agents, d] of each run."""
+        """Return the reported estimates [agents, d] of each run."""
         return list(torch.split(self.engine.reported(state), self.agents))
 
 
 @dataclass(eq=False)
 class Dealer:
-    """Assembles runs on a device. Records that several runs share are loaded and moved there once.
+    """The assembler of runs on one device. It loads records that several runs share only once.
 
-    `dealt` and `graphs` are what another dealer has made, by its names for them: they are not read again.
+    `dealt` and `graphs`: shards and graphs that exist already, by the names of `name_of_shards` and
+    `name_of_graph`. They are not read again.
     """
 
     device: torch.device
@@ -107,21 +109,21 @@ class Dealer:
 
         Runs that differ only in method and budget share one graph, model and start.
         """
-        made: dict[str, Assembly] = {}
+        assembled: dict[str, Assembly] = {}
         runs = []
         for config in configs:
             outline = RunOutline.of(config, self.graph(config))
             key = str((config.seed, config.topology, _in_common(config)))
-            if key in made:
-                parts = replace(made[key], run=resolve_outline(outline, made[key].run.counts))
+            if key in assembled:
+                parts = replace(assembled[key], run=resolve_outline(outline, assembled[key].run.counts))
             else:
                 parts = Assembly.of_records(outline, self.shards(config), named_task(config), self.device)
-                made[key] = parts
+                assembled[key] = parts
             runs.append(parts)
         return runs
 
     def name_of_shards(self, config: RunConfig) -> str:
-        """The same for runs whose records are dealt out alike."""
+        """Return a name of the shards of a run, which is the same for all runs with the same shards."""
         return f"{config.seed} {self.graph(config).agents} {config.data}"
 
     def graph(self, config: RunConfig) -> Topology:
@@ -132,7 +134,7 @@ class Dealer:
         pools = METHODS[config.method.name].pools
         key = self.name_of_shards(config)
         if key not in self.dealt:
-            if pools:  # what others share out is here already, or soon needed
+            if pools:  # pool the shards of the other methods, which are cached already or needed soon
                 alone = config.method.model_copy(update={"name": "plain"})
                 dealt = self.shards(config.model_copy(update={"method": alone})).pooled()
             else:
@@ -145,26 +147,26 @@ class Dealer:
 
 
 def name_of_graph(config: RunConfig) -> str:
-    """The same for runs on one graph."""
+    """Return a name of the graph of a run, which is the same for all runs on the same graph."""
     return f"{config.seed} {config.topology} {METHODS[config.method.name].pools}"
 
 
 def stackable(configs: Sequence[RunConfig], limit: float, size: Size) -> list[list[RunConfig]]:
-    """The runs in groups that can go together, each within a limit of bytes."""
+    """Return the runs in stacks. The runs of a stack can be executed as one, within `limit` bytes."""
     groups: dict[str, list[RunConfig]] = defaultdict(list)
     for config in configs:
         groups[_in_common(config)].append(config)
     stacks = []
     for group in groups.values():
-        for runs in _in_turn(group):
-            stacks += _within(limit, runs, size)
+        for turns in _in_turns(group):
+            stacks += _within(limit, turns, size)
     return stacks
 
 
 def _in_common(config: RunConfig) -> str:
-    """Return the settings that runs of one stack have in common.
+    """Return text that is equal for two runs if they can be in one stack: the settings that must be equal.
 
-    A key that is added later must be equal, too.
+    These are all keys except a list of exceptions, so a key that is added to the configuration must be equal.
     """
     sections = {
         name: section.model_dump(exclude=MAY_DIFFER.get(name, set()))
@@ -172,7 +174,7 @@ def _in_common(config: RunConfig) -> str:
         if name not in ("seed", "rounds", "topology", "method")
         for section in [getattr(config, name)]
     }
-    # A stack is tested on the records of its first run: what one seed holds out, another trains on.
+    # A stack is tested on the records of its first run, and other seeds may train on records held out there.
     held_out = config.data.validation and config.seed
     method = METHODS[config.method.name]
     releases = config.method.gossip if method.gossips else 0
@@ -181,9 +183,10 @@ def _in_common(config: RunConfig) -> str:
 
 
 def _fits(config: RunConfig) -> bool:
-    """Whether a run can be stacked.
+    """Return whether a run can be stacked with others.
 
-    Adaptive steps, robust mixing and rounding are not linear; attacks and sinks belong to one run.
+    A run cannot if it has adaptive steps, robust mixing or rounding, because these are not linear, nor if it
+    has an attack or sinks, because these apply to one run only.
     """
     linear = not optimiser_of(config).adaptive and config.robust.rule == "mean"
     return (
@@ -191,28 +194,33 @@ def _fits(config: RunConfig) -> bool:
     )
 
 
-def _in_turn(group: list[RunConfig]) -> list[list[list[RunConfig]]]:
-    """Order runs with full batches by seed, so that the records of each seed are read once."""
+def _in_turns(group: list[RunConfig]) -> list[list[list[RunConfig]]]:
+    """Return lists of turns. A turn is a list of runs that enter a stack together.
+
+    With full batches, each turn has one run for each set of records. So these sets repeat in order in a
+    stack, which then reads each of them once (`assembly.stacked_engine`). If sets have different numbers of
+    runs or agents, each set has its own list of turns.
+    """
     if group[0].data.batch != "full":
         return [[[config] for config in group]]
     by_data: dict[tuple[int, int], list[RunConfig]] = defaultdict(list)
     for config in group:
         by_data[config.seed, config.topology.agents].append(config)
-    alike = len({(agents, len(runs)) for (_, agents), runs in by_data.items()}) == 1
-    sets = [list(by_data.values())] if alike else [[runs] for runs in by_data.values()]
-    return [[list(each) for each in zip(*several, strict=True)] for several in sets]
+    same_size = len({(agents, len(runs)) for (_, agents), runs in by_data.items()}) == 1
+    sets = [list(by_data.values())] if same_size else [[runs] for runs in by_data.values()]
+    return [[list(turn) for turn in zip(*runs_by_set, strict=True)] for runs_by_set in sets]
 
 
 def _within(limit: float, turns: list[list[RunConfig]], size: Size) -> list[list[RunConfig]]:
-    """Return stacks of runs, each with as many turns as fit into the `limit`."""
+    """Return stacks of runs, each with as many turns as fit into `limit` bytes."""
     stacks: list[list[RunConfig]] = []
     used = math.inf
     for turn in turns:
         records, rows = (sum(sizes) for sizes in zip(*map(size, turn), strict=True))
-        once = turn[0].data.batch == "full"
-        if used + rows + (0 if once else records) > limit:
+        shared = turn[0].data.batch == "full"  # all turns of a stack read the same records
+        if used + rows + (0 if shared else records) > limit:
             stacks.append([])
-            used = records if once else 0.0
+            used = records if shared else 0.0
         stacks[-1] += turn
-        used += rows + (0 if once else records)
+        used += rows + (0 if shared else records)
     return stacks

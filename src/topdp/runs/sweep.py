@@ -1,15 +1,15 @@
-"""Run every point of a grid of settings and seeds: stacked where possible, else one after another.
+"""Run every point of a grid of settings and seeds: stacked if possible, and otherwise one after another.
 
-    sweeps/<id>/sweep.json     the request
-                001/ 002/ ...  a run folder for each point, as `topdp run` leaves it
+    sweeps/<id>/sweep.json     the settings of the sweep
+                001/ 002/ ...  a run folder for each point, as `topdp run` writes it
 
-Finished runs are not repeated, wherever the sweep was interrupted: the state in a run's folder decides. The
-folders of stacked runs appear at the end of the stack, as do those of runs on a cluster (`ray_cluster.py`). A
-run that diverges is one line of the table, not the end of the sweep. `sweep_grid.py` makes the points,
-`sweep_summary.py` the tables.
+A sweep that continues after an interruption does not repeat finished runs; the state in each run folder
+decides. The folders of stacked runs, and of runs on a cluster (`ray_cluster.py`), appear only when these runs
+are finished. A run that diverges does not end the sweep; the table names it. `sweep_grid.py` makes the
+points, and `sweep_summary.py` the tables.
 
-**Guarantees.** Every run is calibrated and accounted by itself, as if it were the only one; its ε is that of
-one run. What all of them cost together is said by `runs/sweep_summary.py`.
+**Guarantees.** Every run is calibrated and accounted for by itself, as if it were the only one, and its ε is
+that of one run. `sweep_summary.py` states the ε of all runs together.
 """
 
 from __future__ import annotations
@@ -44,30 +44,33 @@ from topdp.runs.training_loop import InterruptedRun
 
 SWEEP_FORMAT = 1
 MAX_STACKED_RUN_BYTES = 4e6
-"""Bytes of records and estimates below which one run does not fill a processor, and several go together: of
-larger ones a stack was no faster, and has no checkpoints. GPUs take any."""
+"""The limit on the bytes of records and estimates of a stacked run on a CPU. A smaller run does not fill a
+processor. Stacks of larger runs were not faster, and have no checkpoints. GPUs stack runs of any size."""
 
 
 @dataclass(frozen=True)
 class SweepRequest:
-    """The settings of a sweep, kept in its folder: the same command continues it, another is refused."""
+    """The settings of a sweep, stored in its folder.
+
+    The same command continues the sweep; a command with other settings raises an error.
+    """
 
     base: str  # the configuration as TOML
     axes: tuple[Axis, ...]
     seeds: int
 
     def keep(self, place: Path) -> None:
-        """Write the request to a new folder, or check that the folder has the same one."""
+        """Write the settings to a new folder. Raise RunFolderError if the folder has others."""
         file = place / "sweep.json"
         if file.exists():
             if self != SweepRequest.read(place):
                 raise RunFolderError(
-                    f"Expected the settings of the sweep in {place}, got others: name another --out, or go "
-                    f"on with it as it was: topdp sweep --resume {place}"
+                    f"Expected the settings of the sweep in {place}, got other settings. Name another --out, "
+                    f"or continue that sweep with: topdp sweep --resume {place}"
                 )
             return
         if place.exists() and (not place.is_dir() or any(place.iterdir())):
-            raise RunFolderError(f"Expected a new or empty folder, {place} exists: name another --out.")
+            raise RunFolderError(f"--out: expected a new or empty folder, got {place}. Name another --out.")
         make_folder(place)
         over = {axis.key: list(axis.values) for axis in self.axes}
         content = {"format": SWEEP_FORMAT, "seeds": self.seeds, "over": over, "base": self.base}
@@ -78,12 +81,12 @@ class SweepRequest:
         try:
             content = json.loads((place / "sweep.json").read_text(encoding="utf-8"))
             if content["format"] != SWEEP_FORMAT:
-                raise ValueError(f"format {content['format']}, of another version of topdp")
+                raise ValueError(f"it has format {content['format']}, of another version of topdp")
             axes = tuple(Axis(str(key), tuple(map(str, values))) for key, values in content["over"].items())
             base = parse_stored(toml_text.parse_toml(content["base"]), "sweep.json").to_toml()
             return cls(base, axes, int(content["seeds"]))
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-            raise RunFolderError(f"Expected a sweep of topdp in {place}: {error}") from error
+            raise RunFolderError(f"Expected a sweep in {place}, could not read it: {error}") from error
 
     def points(self) -> list[SweepPoint]:
         """Return one point for each run."""
@@ -98,7 +101,10 @@ def run_all(
     how_to_continue: str,
     cluster: RayCluster | None = None,
 ) -> None:
-    """Compute the points that have no result in `place` yet, on this machine or on a cluster."""
+    """Compute the points that have no result in `place` yet, on this machine or on `cluster`.
+
+    After an interruption, the error names `how_to_continue`.
+    """
     make_folder(place)
     with exclusive_lock(place):
         chosen = choose_device(device) if cluster is None else torch.device(cluster.device)
@@ -106,7 +112,7 @@ def run_all(
         by_config = {id(point.config): point for point in missing}
         begun = [point for point in missing if (place / point.folder / "run.json").exists()]
         if cluster is not None:
-            begun = []  # where their checkpoints cannot be read: from the start, and so to the same end
+            begun = []  # a cluster cannot read their checkpoints; it begins again, with the same results
         dealer = Dealer(chosen if cluster is None else torch.device("cpu"), progress)
         _expect_the_same_records([point for point in points if point not in missing], missing, place, dealer)
         fresh = [point.config for point in missing if point not in begun]
@@ -126,7 +132,9 @@ def run_all(
 
 
 def is_over(place: Path, point: SweepPoint) -> bool:
-    """Whether a point ran to its end or diverged. Raises RunFolderError where its folder has another run."""
+    """Return whether the run of a point is done or diverged. Raise RunFolderError if its folder has another
+    run.
+    """
     path = place / point.folder
     if not (path / "run.json").exists():
         return False
@@ -140,26 +148,26 @@ def is_over(place: Path, point: SweepPoint) -> bool:
 def _expect_the_same_records(
     done: Sequence[SweepPoint], missing: Sequence[SweepPoint], place: Path, dealer: Dealer
 ) -> None:
-    """Raise RunFolderError where finished runs used other records: results would not be comparable."""
+    """Raise RunFolderError if finished runs used other records, so that results would not be comparable."""
 
-    def dealt(point: SweepPoint) -> str:
+    def name_of_records(point: SweepPoint) -> str:
         config = point.config
         return str((config.data, config.seed, config.topology.agents, METHODS[config.method.name].pools))
 
-    before = {dealt(point): point for point in done}
-    for key, point in {dealt(point): point for point in missing}.items():
+    before = {name_of_records(point): point for point in done}
+    for key, point in {name_of_records(point): point for point in missing}.items():
         if key in before:
             path = place / before[key].folder
             (parts,) = dealer.assemblies([point.config])
             if RunFolder.open(path).fact("data") != parts.shards.digest():
                 raise RunFolderError(
-                    f"Expected the records with which the run in {path} was made, got others: name another "
-                    "--out for a sweep on these."
+                    f"Expected the records of the run in {path}, got other records. Name another --out for a "
+                    "sweep on these records."
                 )
 
 
 def spreads_of(place: Path, points: Sequence[SweepPoint]) -> list[Spread]:
-    """The results of each combination of settings, over its seeds."""
+    """Return the results of each combination of settings, with all its seeds."""
     groups: dict[str, Spread] = {}
     for point in points:
         spread = groups.setdefault(str(point.chosen), Spread(point.chosen, []))
@@ -168,7 +176,7 @@ def spreads_of(place: Path, points: Sequence[SweepPoint]) -> list[Spread]:
 
 
 def results_of(place: Path, point: SweepPoint) -> dict[str, Any]:
-    """The results in a run's folder, as `topdp run --json` prints them; `metrics` is the last evaluation."""
+    """Return the results in a run folder. `metrics` is the last evaluation; None if the run is not done."""
     folder = RunFolder.open(place / point.folder)
     lines = folder.metrics
     return {
@@ -187,7 +195,7 @@ def _stacks(configs: Sequence[RunConfig], dealer: Dealer, device: torch.device) 
     sizes: dict[str, tuple[float, float]] = {}
 
     def size(config: RunConfig) -> tuple[float, float]:
-        """Return the bytes of records and of rows; infinite for runs that are not stacked."""
+        """Return the bytes of records and of rows; infinite for a run that is not stacked."""
         key = str((config.data, config.topology, config.model))
         if key not in sizes:
             (parts,) = dealer.assemblies([config])
@@ -204,13 +212,13 @@ def _stacks(configs: Sequence[RunConfig], dealer: Dealer, device: torch.device) 
     small = [config for config in configs if sum(size(config)) <= limit]
     stacks = [[config] for config in configs if sum(size(config)) > limit]
     for stack in stackable(small, limit, size):
-        fitting = int(limit // sum(size(stack[0])))  # seeds come together, and may be too many
+        fitting = int(limit // sum(size(stack[0])))  # a turn has all seeds, which may be too many
         stacks += [stack[first : first + fitting] for first in range(0, len(stack), fitting)]
     return stacks
 
 
 def _random(parts: Assembly) -> bool:
-    """Whether layers draw random numbers: in a stack, a run would draw others than on its own."""
+    """Return whether layers draw random numbers. In a stack, these numbers would differ from a single run."""
     return any(map(draws_dropout, parts.flat.module.modules()))
 
 
@@ -226,5 +234,5 @@ def _run_stack(
             run.write(place / point.folder)
         return
     for point in stack:
-        with suppress(DivergedError):  # its folder says so
+        with suppress(DivergedError):  # its folder states that it diverged
             run_or_continue(point.config, place / point.folder, device, progress)

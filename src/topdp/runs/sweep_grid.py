@@ -1,8 +1,8 @@
-"""The points of a sweep: every combination of the values that are tried, for each of several seeds.
+"""The points of a sweep: every combination of the values to try, for each of several seeds.
 
-All points are checked before the first one runs: keys, values, and whether each configuration can be planned.
-Needs torch only for the names of models. `sweep.py` runs the points; `topdp plan` shows combinations beside
-each other.
+Before the first point runs, all points are checked: their keys and values, and whether each configuration
+can be planned. Only the names of models need torch. `sweep.py` runs the points; `topdp plan` shows
+combinations side by side.
 """
 
 from __future__ import annotations
@@ -23,22 +23,23 @@ from topdp.runs.resolve import resolve, resolve_outline
 from topdp.runs.run_outline import RunOutline
 from topdp.runs.sweep_summary import label_of
 
-MAX_SWEEP_RUNS = 10_000  # runs of a sweep
-MAX_COLUMNS = 8  # columns that fit beside each other
+MAX_SWEEP_RUNS = 10_000
+MAX_COLUMNS = 8  # columns that fit side by side
 
 Read = Callable[[list[str]], RunConfig]
-"""A configuration with further changes, each `key=value`."""
+"""A function that reads a configuration with further changes, each `key=value`."""
 
 
 class Axis(NamedTuple):
-    """One key and the values that are tried, as they were written."""
+    """One key and the values to try, as the user wrote them."""
 
     key: str
     values: tuple[str, ...]
 
     @classmethod
     def of(cls, text: str, option: str = "--over") -> Axis:
-        """
+        """Return the axis that `text` states. Raise ConfigError that names `option` if `text` is wrong.
+
         >>> Axis.of("privacy.epsilon=0.5,1,2")
         Axis(key='privacy.epsilon', values=('0.5', '1', '2'))
         >>> Axis.of('data.batch="full",{ cycle = 20 }').values
@@ -51,7 +52,7 @@ class Axis(NamedTuple):
                 f"Expected {option} key=value,value,..., for example privacy.epsilon=0.5,1,2, got {text!r}."
             )
         if len(set(parts)) < len(parts):
-            raise ConfigError(f"{option} {key.strip()}: expected different values, got one of them twice.")
+            raise ConfigError(f"{option} {key.strip()}: expected different values, got {values}.")
         return cls(key.strip(), parts)
 
 
@@ -83,7 +84,8 @@ def combinations(axes: Sequence[Axis], option: str) -> list[dict[str, str]]:
 
 
 def changes_to(chosen: Mapping[str, str]) -> list[str]:
-    """
+    """Return the changes `key=value` that set the keys in `chosen` to their values.
+
     >>> changes_to({"rounds": "5", "method.name": "top"})
     ['rounds=5', 'method.name=top']
     """
@@ -91,14 +93,17 @@ def changes_to(chosen: Mapping[str, str]) -> list[str]:
 
 
 def points(read: Read, axes: Sequence[Axis], seeds: int) -> list[SweepPoint]:
-    """Return a point for every combination and seed, seeds innermost, from the configuration's seed on."""
+    """Return a point for each combination of values and each seed, with all seeds of a combination together.
+
+    The seeds begin with that of the configuration.
+    """
     settings = combinations(axes, "--over")
     if seeds > 1 and any("seed" in chosen for chosen in settings):
         raise ConfigError("Expected either --seeds or --over seed=..., got both. Remove one.")
     count = len(settings) * seeds
     if count > MAX_SWEEP_RUNS:
         raise ConfigError(
-            f"Expected at most {MAX_SWEEP_RUNS} runs in a sweep, got {count}: try fewer values at once."
+            f"Expected at most {MAX_SWEEP_RUNS} runs in a sweep, got {count}. Use fewer values or seeds."
         )
     grid_points: list[SweepPoint] = []
     for chosen in settings:
@@ -111,21 +116,21 @@ def points(read: Read, axes: Sequence[Axis], seeds: int) -> list[SweepPoint]:
 
 
 def resolved_points(sweep_points: Sequence[SweepPoint]) -> list[SweepPoint]:
-    """The same points, each with numbers in place of `auto`; raises ConfigError if one cannot be run."""
-    known: dict[str, tuple[int, ...]] = {}
-    return [replace(point, config=_resolved_config(point, known)) for point in sweep_points]
+    """Return the points with a number for every `auto`. Raise ConfigError if one of them cannot be run."""
+    counts: dict[str, tuple[int, ...]] = {}
+    return [replace(point, config=_resolved_config(point, counts)) for point in sweep_points]
 
 
-def _resolved_config(point: SweepPoint, known: dict[str, tuple[int, ...]]) -> RunConfig:
+def _resolved_config(point: SweepPoint, counts: dict[str, tuple[int, ...]]) -> RunConfig:
     config = point.config
     try:
         named_factory(config)
         outline = RunOutline.of(config)
         agents = outline.graph.agents
         key = str((config.data, config.seed, agents, config.topology, outline.method.pools))
-        if key not in known:
-            known[key] = record_counts(outline)
-        run = resolve_outline(outline, known[key])
+        if key not in counts:
+            counts[key] = record_counts(outline)
+        run = resolve_outline(outline, counts[key])
         resolve(_short(run.config), run.graph, run.counts).write_plan(np.ones(agents))
     except InputError as error:
         raise ConfigError(f"{point.label or 'The run'}, seed {point.seed}: {error}") from error
@@ -133,13 +138,16 @@ def _resolved_config(point: SweepPoint, known: dict[str, tuple[int, ...]]) -> Ru
 
 
 def _short(config: RunConfig) -> RunConfig:
-    """The same in two rounds, for a quick trial: protocols and optimisers refuse settings as they write."""
+    """Return the configuration with only two rounds.
+
+    It is planned as a quick trial, because protocols and optimisers check settings when they write plans.
+    """
     steps = {"learning_rate": 1.0, "warmup": 0}
     return config.model_copy(update={"rounds": 2, "train": config.train.model_copy(update=steps)})
 
 
 def _split(text: str) -> list[str]:
-    """Split at commas outside brackets, braces and quotes."""
+    """Split `text` at commas outside brackets, braces and quotes."""
     parts, depth, quote = [""], 0, ""
     for letter in text:
         if quote:
@@ -158,14 +166,14 @@ def _split(text: str) -> list[str]:
 
 
 class Column(NamedTuple):
-    """One setting: its label, and the changes to the configuration that make it."""
+    """One setting in a comparison: its label, its changes to the configuration, and the configuration."""
 
     label: str
     changes: list[str]
     config: RunConfig
 
     def command(self, given: Sequence[str] = ()) -> str:
-        """The command that runs it; `given`: further arguments of the command line."""
+        """Return the command that runs this setting. `given`: further arguments of the command line."""
         changes = (part for change in self.changes for part in ("--set", change))
         return shlex.join(["topdp", "run", *given, *changes])
 
@@ -181,7 +189,7 @@ def columns(read: Read, beside: Sequence[str]) -> list[Column]:
     settings = combinations([Axis.of(text, "--beside") for text in beside], "--beside")
     if len(settings) > MAX_COLUMNS:
         raise ConfigError(
-            f"--beside: expected at most {MAX_COLUMNS} settings beside each other, got {len(settings)}. Use "
-            "fewer values at once."
+            f"--beside: expected at most {MAX_COLUMNS} settings side by side, got {len(settings)}. Use fewer "
+            "values."
         )
     return [Column(label_of(chosen), changes_to(chosen), read(changes_to(chosen))) for chosen in settings]

@@ -1,11 +1,13 @@
 """Results of a sweep over its seeds: numbers, CSV files, and the privacy cost of all its runs together.
 
-A spread is the mean over seeds of a metric's mean over agents, ± their standard deviation (of a sample, so
-none for one seed), and how many runs it is of. Runs that diverged are counted out, and named.
+Each run has one value of a metric, its mean over agents. A spread is the mean of these values over seeds,
+their sample standard deviation (none for one seed), and the number of runs. Runs that diverged are not part
+of a spread, and tables name them.
 
-**Guarantees.** ε of all runs together is an upper bound under the same adjacency and observers as each run's
-own: Gaussian differential privacy composes, μ² = Σ μ_i² (Dong, Roth and Su 2022, Corollary 3.3), whatever is
-chosen from run to run. `view` and `claimed` are no guarantees that compose; the worst case stands for them.
+**Guarantees.** ε of all runs together is an upper bound under the same adjacency and observers as the ε of
+each run. Gaussian differential privacy composes, μ² = Σ μ_i² (Dong, Roth and Su 2022, Corollary 3.3), even if
+the results of a run decide the settings of the next. `view` and `claimed` are no guarantees that compose; the
+worst case is used instead of them.
 """
 
 from __future__ import annotations
@@ -27,10 +29,10 @@ from topdp.runs.epsilon_text import epsilon_text
 
 @dataclass(frozen=True)
 class Spread:
-    """The runs of one combination: what was chosen, and what each seed found."""
+    """The runs with one combination of settings: the values of the keys, and the results for each seed."""
 
     chosen: dict[str, str]
-    runs: list[Mapping[str, Any]] = field(repr=False)  # as `runs.sweep.results_of` gives them, with `seed`
+    runs: list[Mapping[str, Any]] = field(repr=False)  # the results of `runs.sweep.results_of`, with `seed`
 
     @property
     def label(self) -> str:
@@ -41,23 +43,24 @@ class Spread:
         return [run for run in self.runs if run["state"] == "done"]
 
     def values(self, metric: str) -> list[float]:
-        """Return one value for each seed that has one."""
+        """Return the mean of `metric` over agents for each seed whose run is done and has a finite mean."""
         means = [run["metrics"][metric]["mean"] for run in self.done if run["metrics"]]
         return [float(value) for value in means if value is not None]
 
     def of(self, metric: str) -> dict[str, float | int | None]:
-        """mean, deviation and n over seeds."""
+        """Return the mean and standard deviation of `metric` over seeds, and their number n."""
         return spread_of(self.values(metric))
 
     def epsilon(self, answer: str) -> str:
-        """Return one number if it is the same for all seeds, otherwise the range."""
+        """Return ε as text: one number if it is the same for all seeds, and otherwise the range."""
         texts = [epsilon_text(run["privacy"], answer) for run in self.runs]
-        ends = (min(texts, key=_order), max(texts, key=_order))
-        return " to ".join(dict.fromkeys(ends))
+        limits = (min(texts, key=_order), max(texts, key=_order))
+        return " to ".join(dict.fromkeys(limits))
 
 
 def short_key(key: str) -> str:
-    """
+    """Return the last part of a key that tells what it sets.
+
     >>> short_key("privacy.epsilon"), short_key("method.name"), short_key("rounds")
     ('epsilon', 'method', 'rounds')
     """
@@ -65,7 +68,8 @@ def short_key(key: str) -> str:
 
 
 def label_of(chosen: Mapping[str, str]) -> str:
-    """
+    """Return the chosen values as text.
+
     >>> label_of({"method.name": "top", "privacy.epsilon": "2"})
     'top, epsilon = 2'
     """
@@ -77,7 +81,8 @@ def label_of(chosen: Mapping[str, str]) -> str:
 
 
 def spread_of(values: Sequence[float]) -> dict[str, float | int | None]:
-    """
+    """Return the mean of `values`, their sample standard deviation and their number; None if undefined.
+
     >>> spread_of([0.5, 0.7])
     {'mean': 0.6, 'deviation': 0.14142135623730948, 'n': 2}
     >>> spread_of([0.5])
@@ -91,7 +96,7 @@ def spread_of(values: Sequence[float]) -> dict[str, float | int | None]:
 
 
 def metric_names(spreads: Sequence[Spread]) -> list[str]:
-    """Return the metrics that are one number per agent, in the order of the first run that has any."""
+    """Return the names of the metrics with one number per agent, in the order of the first evaluated run."""
     for spread in spreads:
         for run in spread.done:
             if run["metrics"]:
@@ -104,23 +109,23 @@ def metric_names(spreads: Sequence[Spread]) -> list[str]:
 
 
 def summaries(spreads: Sequence[Spread]) -> list[dict[str, Any]]:
-    """The points of `topdp sweep --json`."""
+    """Return the points of `topdp sweep --json`."""
     metrics = metric_names(spreads)
-    kept = ("run", "seed", "state", "seconds")
+    run_keys = ("run", "seed", "state", "seconds")
     return [
         {
-            "chosen": one.chosen,
-            "metrics": {name: one.of(name) for name in metrics},
+            "chosen": spread.chosen,
+            "metrics": {name: spread.of(name) for name in metrics},
             "runs": [
                 {
-                    **{key: run[key] for key in kept},
+                    **{key: run[key] for key in run_keys},
                     "metrics": {name: run["metrics"][name] for name in metrics} if run["metrics"] else None,
                     "epsilon": run["privacy"]["epsilon"],
                 }
-                for run in one.runs
+                for run in spread.runs
             ],
         }
-        for one in spreads
+        for spread in spreads
     ]
 
 
@@ -128,31 +133,31 @@ def write_csv(spreads: Sequence[Spread], place: Path) -> None:
     """Write runs.csv, with a line per run, and sweep.csv, with a line per combination and its spread."""
     metrics, keys = metric_names(spreads), list(spreads[0].chosen)
     answers = list(spreads[0].runs[0]["privacy"]["epsilon"])
-    each: list[list[Any]] = [
+    run_lines: list[list[Any]] = [
         ["run", *keys, "seed", "state", *metrics, *(f"epsilon_{name}" for name in answers), "seconds"]
     ]
-    over: list[list[Any]] = [
+    spread_lines: list[list[Any]] = [
         [*keys, "n", *(f"{name}_{part}" for name in metrics for part in ("mean", "deviation"))]
     ]
-    over[0] += [f"epsilon_{name}" for name in answers]
-    for one in spreads:
-        for run in one.runs:
+    spread_lines[0] += [f"epsilon_{name}" for name in answers]
+    for spread in spreads:
+        for run in spread.runs:
             values = [run["metrics"][name]["mean"] if run["metrics"] else None for name in metrics]
             epsilons = [run["privacy"]["epsilon"][name] for name in answers]
-            line = [Path(run["run"]).name, *one.chosen.values(), run["seed"], run["state"], *values]
-            each.append([*line, *epsilons, run["seconds"]])
-        metric_spreads = [one.of(name) for name in metrics]
-        numbers = [number for spread in metric_spreads for number in (spread["mean"], spread["deviation"])]
-        largest = [_largest([run["privacy"]["epsilon"][name] for run in one.runs]) for name in answers]
-        over.append([*one.chosen.values(), len(one.done), *numbers, *largest])
-    for name, lines in (("runs.csv", each), ("sweep.csv", over)):
+            line = [Path(run["run"]).name, *spread.chosen.values(), run["seed"], run["state"], *values]
+            run_lines.append([*line, *epsilons, run["seconds"]])
+        of_metrics = [spread.of(name) for name in metrics]
+        numbers = [number for part in of_metrics for number in (part["mean"], part["deviation"])]
+        largest = [_largest([run["privacy"]["epsilon"][name] for run in spread.runs]) for name in answers]
+        spread_lines.append([*spread.chosen.values(), len(spread.done), *numbers, *largest])
+    for name, lines in (("runs.csv", run_lines), ("sweep.csv", spread_lines)):
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows(lines)
         write_atomically(place / name, text.getvalue())
 
 
 def cost_together(spreads: Sequence[Spread]) -> str:
-    """Return a line about the privacy cost of a choice among these runs, if their records are private."""
+    """Return text that states the privacy cost of a choice among these runs, if their records are private."""
     runs = [run["privacy"] for spread in spreads for run in spread.runs]
     guarantees = {run["guarantee"] for run in runs}
     named = guarantees.pop() if len(guarantees) == 1 else None
@@ -162,7 +167,7 @@ def cost_together(spreads: Sequence[Spread]) -> str:
     delta = min(run["delta"] for run in runs)
     mu = [run["mu"][kind.key] for run in runs]
     if len({run["adjacency"] for run in runs}) > 1:
-        together = "ε has no one meaning, since their adjacency differs"
+        together = "they have no common ε, because their adjacency differs"
     elif None not in mu:
         total = float(epsilon_of(math.sqrt(sum(value**2 for value in mu)), delta))
         together = f"ε = {total:.4g} ({kind.label}, δ = {delta:g})"
@@ -172,14 +177,14 @@ def cost_together(spreads: Sequence[Spread]) -> str:
         bounded = None not in epsilons and deltas < 1
         together = f"ε = {sum(epsilons):.4g} ({kind.label}, δ = {deltas:g})" if bounded else "ε without bound"
     return (
-        f"Each ε is of one run alone. If these records are private, whatever is chosen among the {len(runs)} "
-        f"runs depends on all of them, also where only the best is published: together {together}. Choose on "
-        "public records to pay for one run."
+        f"Each ε is that of one run alone. If these records are private, a choice among the {len(runs)} runs "
+        f"depends on all of them, even if only the best is published: together {together}. Choose on public "
+        "records to pay for one run."
     )
 
 
 def as_number(value: str) -> float | None:
-    """A value of a key, where it is a number."""
+    """Return the value of a key as a number; None if it is not a number."""
     try:
         return float(value)
     except ValueError:

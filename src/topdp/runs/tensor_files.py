@@ -1,7 +1,7 @@
-"""Arrays written as safetensors piece by piece: of many gigabytes, none is in memory twice.
+"""Arrays in safetensors files, written piece by piece, so that no array is in memory twice.
 
-The package's own writer makes bytes of an array first. Reading is left to it, but for
-bfloat16, which it cannot hand to numpy.
+The writer of the package safetensors first copies an array to bytes. Files are read with the package, except
+for bfloat16, which it cannot return as a numpy array.
 """
 
 from __future__ import annotations
@@ -15,14 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import safe_open
 
-NUMBERS_PER_WRITE = 1 << 24  # numbers written at once
+NUMBERS_PER_WRITE = 1 << 24
 
 DTYPE_NAMES = {"float32": "F32", "float64": "F64", "int64": "I64", "uint16": "BF16"}
-"""numpy has no bfloat16: such numbers are their 16 bits here, and uint16 is nothing else."""
+"""The type of a tensor in a file, by its numpy type. numpy has no bfloat16: uint16 means bits of bfloat16."""
 
 
 def widened(values: NDArray[Any]) -> NDArray[Any]:
-    """Return `values` as numbers. Bits of bfloat16 are the first half of those of float32.
+    """Return bits of bfloat16, stored as uint16, as float32, and other arrays unchanged.
+
+    The 16 bits of a bfloat16 number are the upper half of the bits of the same float32 number.
 
     >>> widened(np.array([0x3F80, 0xC040], np.uint16)).tolist()
     [1.0, -3.0]
@@ -35,7 +37,7 @@ def widened(values: NDArray[Any]) -> NDArray[Any]:
 
 
 def write_tensors(file: Path, tensors: Mapping[str, NDArray[Any]], notes: Mapping[str, str] | None) -> None:
-    """`tensors` as one file; rows may stand apart in memory."""
+    """Write `tensors`, with `notes` as their metadata, to one file. Rows need not be adjacent in memory."""
     header: dict[str, Any] = {} if notes is None else {"__metadata__": dict(notes)}
     first = 0
     for name, values in tensors.items():
@@ -48,18 +50,18 @@ def write_tensors(file: Path, tensors: Mapping[str, NDArray[Any]], notes: Mappin
         }
         first += size
     text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)  # numbers begin where processors like to read them
+    text += b" " * (-len(text) % 8)  # aligns the numbers to 8 bytes
     with file.open("wb") as out:
         out.write(len(text).to_bytes(8, "little") + text)
         for values in tensors.values():
-            some = max(1, NUMBERS_PER_WRITE * len(values) // max(1, values.size))
-            for start in range(0, len(values), some):
-                piece = np.ascontiguousarray(values[start : start + some])
+            rows = max(1, NUMBERS_PER_WRITE * len(values) // max(1, values.size))
+            for start in range(0, len(values), rows):
+                piece = np.ascontiguousarray(values[start : start + rows])
                 out.write(piece.astype(piece.dtype.newbyteorder("<"), copy=False).data.cast("B"))
 
 
 def read_tensor(file: Path, name: str) -> NDArray[Any]:
-    """An array of such a file, whole; bfloat16 as its bits."""
+    """Return the array `name` in `file`, loaded as a whole; bfloat16 as its bits."""
     with safe_open(file, "numpy") as opened:
         if opened.get_slice(name).get_dtype() != "BF16":
             return np.asarray(opened.get_tensor(name))
@@ -67,10 +69,13 @@ def read_tensor(file: Path, name: str) -> NDArray[Any]:
 
 
 def mapped(file: Path, name: str) -> NDArray[Any]:
-    """An array of such a file, of which only the parts in use are loaded; changes stay in memory."""
+    """Return the array `name` as a memory map of `file`; bfloat16 as its bits.
+
+    Only the parts in use are loaded. Changes to the array stay in memory.
+    """
     with file.open("rb") as opened:
         length = int.from_bytes(opened.read(8), "little")
         entry = json.loads(opened.read(length))[name]
-    kind = next(kind for kind, known in DTYPE_NAMES.items() if known == entry["dtype"])
+    kind = next(kind for kind, name_in_file in DTYPE_NAMES.items() if name_in_file == entry["dtype"])
     offset = 8 + length + entry["data_offsets"][0]
     return np.memmap(file, np.dtype(kind), "c", offset, tuple(entry["shape"]))

@@ -24,5 +24,7 @@ def test_records_that_the_loss_cannot_have_are_refused_by_the_agent_itself(tmp_p
 
 
 def test_a_manifest_names_its_loss(tmp_path):
-    with pytest.raises(ConfigError, match=r"stands for a function, which only Python has: use a name here"):
+    with pytest.raises(
+        ConfigError, match=r"expected a name, got .given in Python., which stands for a Python function"
+    ):
         federation(tmp_path, 'train.loss="given in Python"')

@@ -49,7 +49,7 @@ def test_the_command_of_a_column_is_that_setting(topdp):
         (["--set", "topology.agents=1000000"], "topology.agents: expected at most 5000 to plan here"),
         (["--beside", "privacy.epsilon"], "Expected --beside key=value,value,..., for example"),
         (["--beside", "privacy.epsilon=1,1"], "--beside privacy.epsilon: expected different values"),
-        (["--beside", "seed=1,2,3,4,5,6,7,8,9"], "expected at most 8 settings beside each other, got 9"),
+        (["--beside", "seed=1,2,3,4,5,6,7,8,9"], "expected at most 8 settings side by side, got 9"),
         (["--beside", "rounds=1,2", "--beside", "rounds=3,4"], "expected each key once"),
         (["--beside", "privacy.epsilon=1,-1"], "privacy.epsilon: expected a number > 0"),
         (["--set", "model.name=mpl"], "model.name: got 'mpl'. Did you mean 'mlp'?"),

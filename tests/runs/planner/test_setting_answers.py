@@ -208,7 +208,7 @@ def test_memory_does_not_grow_without_end(monkeypatch):
     ],
 )
 def test_what_is_too_large_is_refused_before_anything_is_made(changes, said, monkeypatch):
-    monkeypatch.setattr(run_outline, "named_links", lambda config: pytest.fail("a graph was made"))
+    monkeypatch.setattr(run_outline, "named_graph", lambda config: pytest.fail("a graph was made"))
     with pytest.raises(InputError, match=said):
         PlannerQuestion.of(settings(*changes), PAGE)
 
