@@ -136,7 +136,7 @@ def test_unconnected_draws_are_drawn_again(monkeypatch: pytest.MonkeyPatch) -> N
     assert [regular(60, 2, seed=seed).diameter() for seed in range(5)] == [30] * 5
     monkeypatch.setattr(families, "MAX_GRAPH_DRAWS", 1)
     with pytest.raises(
-        TopologyError, match="connected small-world graph, got none in 1 draws; raise the degree"
+        TopologyError, match=r"connected small-world graph, got none in 1 draws\. Raise the degree"
     ):
         for seed in range(30):  # about one in three is connected
             small_world(100, 2, 1.0, seed=seed)
@@ -322,24 +322,24 @@ def test_describe_is_json_with_the_numbers_of_the_graph() -> None:
         (lambda: star(3, hubs=0), "Expected hubs >= 1, got 0"),
         (lambda: star(5, attach="some"), "Expected attach to be 'one' or 'all', got 'some'"),
         (lambda: regular(5, 5), "Expected degree < agents, got degree 5 for 5 agents"),
-        (lambda: regular(5, 3), r"Expected agents \* degree to be even, got 5 \* 3; change either by one"),
+        (lambda: regular(5, 3), r"Expected agents \* degree to be even, got 5 \* 3\. Change one of them"),
         (lambda: regular(6, 1), "Expected degree >= 2, got 1"),
-        (lambda: small_world(6, 3), "Expected an even degree.* got 3; use"),
+        (lambda: small_world(6, 3), r"Expected an even degree.* got 3\. Use 4"),
         (lambda: small_world(6, 6), "Expected degree < agents"),
         (lambda: small_world(6, 2, 1.5), "Expected 0 <= rewire <= 1, got 1.5"),
         (lambda: ring(5).spectral_gap(1.5), "Expected 0 <= alpha <= 1, got 1.5"),
         (lambda: ring(5).cover_set(0, 2), "Expected two adjacent agents, got 0 and 2"),
         (lambda: ring(5).cover_set(0, -1), "Expected two adjacent agents, got 0 and -1"),
-        (lambda: from_edges([]), r"Expected edges as pairs of agent numbers.*give for example"),
+        (lambda: from_edges([]), r"Expected edges as pairs of agent numbers.*Give for example"),
         (lambda: from_edges([(0, 1), (1,)]), "Expected edges as pairs of agent numbers"),
         (lambda: from_edges([(0, 1, 2)]), "Expected edges as pairs of agent numbers"),
         (lambda: from_edges([(0, 1), (1, 5)], 3), r"from 0 to 2, got the edge \(1, 5\)"),
         (lambda: from_edges([(0, 1), (1, -1)]), r"from 0 to 1, got the edge \(1, -1\)"),
         (lambda: from_edges([(0, 1), (1, 1)]), "Expected no self loops, got one at agent 1"),
-        (lambda: from_edges([(0, 1), (2, 3)]), r"got 2 components: \{0, 1\}, \{2, 3\}; connect them"),
+        (lambda: from_edges([(0, 1), (2, 3)]), r"got 2 components: \{0, 1\}, \{2, 3\}\. Connect them"),
         (lambda: from_edges([(0, 1)], 3), r"got 2 components: \{0, 1\}, \{2\}"),
         (lambda: Topology("x", np.zeros((2, 3))), r"Expected a square adjacency matrix, got shape \(2, 3\)"),
-        (lambda: Topology("x", [[0, 2], [2, 0]]), "edges have no weights"),
+        (lambda: Topology("x", [[0, 2], [2, 0]]), r"got 2\. Edges have no weights"),
         (lambda: Topology("x", [[0, 1], [0, 0]]), "Expected an undirected graph.* got 0→1 without 1→0"),
         (lambda: Topology("x", [[0, 1], [1, 0]], ("a", "a")), "Expected 2 different labels, got 1"),
     ],
@@ -395,7 +395,7 @@ def test_text_names_keep_their_order(tmp_path: Path) -> None:
         ("Source,Target\n0,1\n", "line 1: expected an edge, got the header 'Source,Target'.* directed"),
         (
             "0 1\n1 2 0.5\n",
-            r"line 2: expected an edge without a weight, got 0.5 \(1 such in all\).*weights='ignore'",
+            r"line 2: expected an edge without a weight, got 0.5 \(1 such edges in all\).*weights='ignore'",
         ),
         ("0 1\n7\n", "line 2: expected two names, got '7'"),
         ("0,,1\n", "line 1: expected two names"),

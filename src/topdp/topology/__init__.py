@@ -3,8 +3,8 @@
     N_i    the neighbours of agent i
     N_i^j  = N_i \\ ({j} ∪ N_j), the neighbours of i that are neither j nor adjacent to j
 
-The directed edge i→j is *covered* when N_i^j is not empty: then i has a neighbour whose estimate j does not
-read, and whose noise can replace part of i's own noise in what i sends to j.
+The directed edge i→j is *covered* if N_i^j is not empty. Then i has a neighbour whose estimate j does not
+read. The noise in that estimate can replace part of i's own noise in the message that i sends to j.
 """
 
 from topdp.topology._graph import Topology, TopologyError, from_edges

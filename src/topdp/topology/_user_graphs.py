@@ -1,6 +1,6 @@
-"""Conversion of a user's graph, and its statistics.
+"""Conversion of a user's graph to a `Topology`, and statistics of a graph.
 
-A graph is a `Topology`, a networkx graph, or the path of an edge list.
+A user's graph is a `Topology`, a networkx graph, or the path of an edge list.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 
 def as_topology(graph: Any, *, weights: Weights = "refuse") -> Topology:
-    """Return `graph` as a `Topology`.
+    """Return `graph` as a `Topology`; raise TopologyError if this is not possible.
+
+    `weights`: see `read_edge_list` and `from_networkx`.
 
     >>> import networkx as nx
     >>> as_topology(nx.path_graph(3)).edges.tolist()
@@ -41,18 +43,19 @@ def as_topology(graph: Any, *, weights: Weights = "refuse") -> Topology:
     if isinstance(graph, str | os.PathLike):
         return read_edge_list(os.fspath(graph), weights=weights)
     raise TopologyError(
-        f"Expected a graph: a topdp.Topology, an undirected networkx graph or the path of an edge list; got "
-        f"a {type(graph).__name__}."
+        f"Expected a graph: a topdp.Topology, an undirected networkx graph or the path of an edge list, got "
+        f"a {type(graph).__name__}. For a list of edges use topdp.topology.from_edges."
     )
 
 
 def from_networkx(
     graph: nx.Graph, *, order: Sequence[Hashable] | None = None, weights: Weights = "refuse"
 ) -> Topology:
-    """Convert a `networkx.Graph` that is undirected and connected, without self loops.
+    """Return the `Topology` of a `networkx.Graph`.
 
-    Agent k is node `order[k]`; the default order is sorted, and `labels` keeps the names of nodes unless they
-    are 0 .. n-1. Shards are passed in this order. Weights of edges other than 1 are refused unless
+    The graph must be undirected and connected, without self loops; otherwise raise TopologyError. Agent k is
+    node `order[k]`; by default, nodes are sorted. Pass shards in this order. `labels` holds the names of the
+    nodes unless they are 0 .. n-1. Raise TopologyError for edge weights other than 1 unless
     `weights="ignore"`.
 
     >>> import networkx as nx
@@ -65,19 +68,19 @@ def from_networkx(
     """
     if graph.is_directed():
         raise TopologyError(
-            "Expected an undirected networkx graph, got a directed one: use graph.to_undirected() if every "
-            "edge works both ways; agents that send also receive."
+            "Expected an undirected networkx graph, got a directed one. Agents that send also receive. Use "
+            "graph.to_undirected() if every edge works in both directions."
         )
     if graph.is_multigraph():
         raise TopologyError(
-            "Expected at most one edge between two agents, got a multigraph: use networkx.Graph(graph)."
+            "Expected at most one edge between two agents, got a multigraph. Use networkx.Graph(graph)."
         )
     import networkx as nx  # already imported by the caller
 
     loops = list(nx.nodes_with_selfloops(graph))
     if loops:
         raise TopologyError(
-            f"Expected no self loops, got one at {loops[0]!r} ({len(loops)} in all); remove them, for "
+            f"Expected no self loops, got one at {loops[0]!r} ({len(loops)} in all). Remove them, for "
             "example with graph.remove_edges_from(list(networkx.selfloop_edges(graph)))."
         )
     if len(graph) < 2:
@@ -95,6 +98,7 @@ def from_networkx(
 
 
 def _ordered(graph: nx.Graph, order: Sequence[Hashable] | None) -> list[Any]:
+    """Return the nodes of `graph` in the order of the agents; raise TopologyError if `order` does not fit."""
     if order is not None:
         given = list(order)
         if len(given) != len(graph) or set(given) != set(graph):
@@ -106,13 +110,13 @@ def _ordered(graph: nx.Graph, order: Sequence[Hashable] | None) -> list[Any]:
         return sorted(graph)
     except TypeError:
         raise TopologyError(
-            "Expected nodes that can be sorted, got some that cannot, such as texts and numbers: state "
-            "the order of agents with from_networkx(graph, order=[...])."
+            "Expected nodes that can be sorted, got nodes that cannot, such as texts and numbers. State the "
+            "order of agents with from_networkx(graph, order=[...])."
         ) from None
 
 
 def describe(graph: Topology | nx.Graph | str | Path, alpha: float = 0.5) -> dict[str, Any]:
-    """Return the statistics of a graph for JSON. `alpha` is the weight in `Topology.spectral_gap`.
+    """Return statistics of a graph as a dictionary for JSON; `alpha` is the α of `Topology.spectral_gap`.
 
     >>> from topdp.topology import ring
     >>> numbers = describe(ring(6))

@@ -1,9 +1,9 @@
 """The graphs that `topology.kind` names: families, and text files with one edge per line.
 
-Random graphs are drawn again until one is connected. Weights of edges in a file are refused or ignored: no
-protocol mixes by the weights of a user's edges. Agents mix by α (the paper) or by Metropolis weights, which
-follow from degrees, and proofs and noise assume these weights. Dropping a weight silently would execute
-another run than the user described.
+Random graphs are drawn again until one is connected. Weights of edges in a file are refused or ignored,
+because no protocol mixes by the weights of a user's edges. Agents mix by α (the paper) or by Metropolis
+weights, which follow from degrees, and proofs and noise assume these weights. If a weight were ignored
+without the user's consent, another run would be executed than the user described.
 """
 
 from __future__ import annotations
@@ -20,19 +20,20 @@ from topdp.topology._graph import Topology, TopologyError, components, from_edge
 
 Weights = Literal["refuse", "ignore"]
 
-# First lines of files of directed graphs.
+# The first line of a file with one of these headers shows that the graph is directed.
 HEADERS = (("source", "target"), ("from", "to"), ("src", "dst"))
 
 
 def read_edge_list(path: str | Path, weights: Weights = "refuse") -> Topology:
-    """Return the graph in a text file: one edge per line, two names separated by blanks or a comma.
+    """Return the graph in a text file with one edge per line: two names, separated by blanks or a comma.
 
-    `#` begins a comment. An edge may be listed twice, or once in each direction. Names are whole numbers or
-    text. Numbers 0 .. n-1 are the agents themselves; other numbers become agents in ascending order, text in
-    order of first appearance, and `labels` keeps the names. TopologyError names the line of a self loop, of
-    `->` or a header such as `source target` (a directed file), and of anything but two names; for an
-    unconnected graph it names the components. A number after the two names is the weight of the edge; weights
-    other than 1 are refused unless `weights="ignore"`.
+    `#` begins a comment. An edge may be listed several times, in either direction. Names are whole numbers or
+    text. Numbers 0 .. n-1 are the agents themselves. Other numbers become agents in ascending order, and
+    texts in the order of their first appearance; `labels` then holds the names. A number after the two names
+    is the weight of the edge. Raise TopologyError for weights other than 1 unless `weights="ignore"`. Also
+    raise it, with the number of the line, for a self loop, for `->` or a header such as `source target` (a
+    directed graph), and for a line that does not have two names; and, with the components, for a graph that
+    is not connected.
 
     >>> from pathlib import Path
     >>> import tempfile
@@ -73,28 +74,31 @@ def read_edge_list(path: str | Path, weights: Weights = "refuse") -> Topology:
 
 
 def _link(line: str, where: str) -> tuple[str, str, float]:
-    """Return the two names on a line of an edge list, and the weight after them, by default 1."""
+    """Return the two names on a line of an edge list, and the weight after them, or 1 if there is none.
+
+    Raise TopologyError, with `where` as the position, for any other line.
+    """
     content = line.split("#")[0].strip()
     if any(arrow in content for arrow in ("->", "<-", "=>", "→", "←")):
         raise TopologyError(
-            f"{where}: expected an undirected edge 'a b', got {content!r}; remove the arrows if every edge "
-            f"works both ways: agents that send also receive."
+            f"{where}: expected an undirected edge 'a b', got {content!r}. Agents that send also receive. "
+            f"Remove the arrows if every edge works in both directions."
         )
     names = content.replace(",", " ").split()
     if tuple(name.lower() for name in names[:2]) in HEADERS:
         raise TopologyError(
-            f"{where}: expected an edge, got the header {content!r}, which marks a directed graph; remove "
-            f"the line if every edge works both ways."
+            f"{where}: expected an edge, got the header {content!r}, which marks a directed graph. Remove "
+            f"the line if every edge works in both directions."
         )
     weight = _number(names.pop()) if len(names) == 3 else 1.0
     if len(names) != 2 or weight is None or any(not part.strip() for part in content.split(",")):
         raise TopologyError(
-            f"{where}: expected two names, got {content!r}; write one edge per line, without blanks inside "
+            f"{where}: expected two names, got {content!r}. Write one edge per line, without blanks inside "
             "a name."
         )
     if names[0] == names[1]:
         raise TopologyError(
-            f"{where}: expected two different agents, got the self loop {content!r}; remove it."
+            f"{where}: expected two different agents, got the self loop {content!r}. Remove it."
         )
     return names[0], names[1], weight
 
@@ -108,20 +112,20 @@ def _number(text: str) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def expect_no_weights(placed: Iterable[tuple[str, Any]], weights: str) -> None:
+def expect_no_weights(edge_weights: Iterable[tuple[str, Any]], weights: str) -> None:
     """Raise TopologyError for weights other than 1 unless `weights` is "ignore".
 
-    `placed`: for each edge, its position for the message, and its weight.
+    `edge_weights`: for each edge, its position as the message names it, and its weight.
     """
     if weights not in get_args(Weights):
         raise TopologyError(f"weights: expected 'refuse' or 'ignore', got {weights!r}.")
-    others = [(where, weight) for where, weight in placed if weight != 1]
-    if others and weights == "refuse":
-        where, weight = others[0]
+    weighted = [(where, weight) for where, weight in edge_weights if weight != 1]
+    if weighted and weights == "refuse":
+        where, weight = weighted[0]
         raise TopologyError(
-            f"{where}: expected an edge without a weight, got {weight!r:.40} ({len(others)} such in all). No "
-            "protocol mixes by given weights. Use weights='ignore' to drop them; in a configuration "
-            'topology.weights = "ignore".'
+            f"{where}: expected an edge without a weight, got {weight!r:.40} ({len(weighted)} such edges in "
+            "all). No protocol mixes by given weights. Use weights='ignore' to ignore them; in a "
+            'configuration topology.weights = "ignore".'
         )
 
 
@@ -140,10 +144,10 @@ def random(agents: int, connection: float = 0.2, seed: int = 0) -> Topology:
     n = whole_number("agents", agents)
     if not 0 < connection <= 1:
         raise TopologyError(
-            f"Expected 0 < connection <= 1, got {connection}; it is the share of adjacent pairs."
+            f"Expected 0 < connection <= 1, got {connection}. It is the probability of each edge."
         )
-    # Drawn here, not by networkx, so that a seed names the same graph whatever networkx is installed.
-    starts = np.concatenate([[0], np.cumsum(np.arange(n - 1, 0, -1))])  # of row i among the pairs i < j
+    # Drawn here, not by networkx, so that a seed gives the same graph with every version of networkx.
+    starts = np.concatenate([[0], np.cumsum(np.arange(n - 1, 0, -1))])  # start of row i in the pairs i < j
     for attempt in range(MAX_GRAPH_DRAWS):
         draws = stream(seed, "topology.random", attempt)
         size = draws.binomial(starts[-1], connection)
@@ -155,8 +159,8 @@ def random(agents: int, connection: float = 0.2, seed: int = 0) -> Topology:
     likely = math.log(n) / n
     raise TopologyError(
         f"Expected a connected random graph, got none in {MAX_GRAPH_DRAWS} draws of {n} agents at connection "
-        f"rate {connection}; a connected graph becomes likely from ln(n)/n = {likely:.3g}: raise the rate to "
-        f"{min(1.0, 1.5 * likely):.2g} or more."
+        f"rate {connection}. A connected graph becomes likely from ln(n)/n = {likely:.3g} on. Raise the rate "
+        f"to {min(1.0, 1.5 * likely):.2g} or more."
     )
 
 
@@ -181,7 +185,7 @@ def complete(agents: int) -> Topology:
 
 
 def single() -> Topology:
-    """Return the graph of one party without edges, for pooled records.
+    """Return the graph of one agent without edges, for a party that holds the records of all agents.
 
     >>> single().agents, len(single().edges)
     (1, 0)
@@ -192,8 +196,9 @@ def single() -> Topology:
 def star(agents: int, hubs: int = 2, attach: str = "one") -> Topology:
     """Return a star: agents 0 .. hubs-1 are hubs, all adjacent to each other; the others are leaves.
 
-    With `attach="one"` leaf i is adjacent to hub i mod hubs, so that leaves are split evenly: our reading of
-    the paper's "star topology with two star agents". With `attach="all"` every leaf is adjacent to every hub.
+    With `attach="one"`, leaf i is adjacent to hub i mod hubs, so that leaves are split evenly. This is our
+    reading of the paper's "star topology with two star agents". With `attach="all"`, every leaf is adjacent
+    to every hub.
 
     >>> star(6).edges.tolist()
     [[0, 1], [0, 2], [0, 4], [1, 3], [1, 5]]
@@ -222,8 +227,9 @@ def tree(agents: int) -> Topology:
 def mesh(agents: int) -> Topology:
     """Return a partial mesh: agent i is adjacent to i ± 1, i ± 2, i ± 4, ... up to n/2, modulo n.
 
-    The paper says "partial mesh" without a definition. This one is regular, has near and far edges and degree
-    about 2 log2(n), and for six or more agents lies strictly between the ring and the complete graph.
+    The paper says "partial mesh" without a definition. This mesh is regular with degree about 2 log2(n), has
+    near and far edges, and for six or more agents has more edges than the ring and fewer than the complete
+    graph.
 
     >>> mesh(30).neighbours[0].tolist()
     [1, 2, 4, 8, 22, 26, 28, 29]
@@ -234,16 +240,16 @@ def mesh(agents: int) -> Topology:
 
 
 def grid(agents: int) -> Topology:
-    """Return a grid with rows of ⌈√n⌉ agents; adjacent agents are linked. The last row may be shorter.
+    """Return a grid with rows of ⌈√n⌉ agents, each adjacent to those next to it. The last row may be shorter.
 
     >>> grid(5).edges.tolist()
     [[0, 1], [0, 3], [1, 2], [1, 4], [3, 4]]
     """
     n = whole_number("agents", agents)
     columns = grid_columns(n)
-    beside = [(i, i + 1) for i in range(n - 1) if (i + 1) % columns]
-    below = [(i, i + columns) for i in range(n - columns)]
-    return from_edges(beside + below, n, name="grid")
+    horizontal = [(i, i + 1) for i in range(n - 1) if (i + 1) % columns]
+    vertical = [(i, i + columns) for i in range(n - columns)]
+    return from_edges(horizontal + vertical, n, name="grid")
 
 
 def grid_columns(agents: int) -> int:
@@ -254,18 +260,18 @@ def grid_columns(agents: int) -> int:
 def small_world(agents: int, degree: int = 4, rewire: float = 0.1, seed: int = 0) -> Topology:
     """Return a Watts–Strogatz graph.
 
-    On a circle each agent is adjacent to its `degree` nearest agents; then one end of each edge moves to a
-    random agent with probability `rewire`. Graphs are drawn until one is connected, at most
-    `MAX_GRAPH_DRAWS` times.
+    At first, each agent is adjacent to the `degree` nearest agents on a circle. Then one end of each edge
+    moves to a random agent with probability `rewire`. Graphs are drawn until one is connected. Raise
+    TopologyError after `MAX_GRAPH_DRAWS` draws.
 
     >>> len(small_world(20, degree=4, rewire=0.2, seed=3).edges)
     40
     """
     n, degree = whole_number("agents", agents), _degree(agents, degree)
     if degree % 2:
-        raise TopologyError(f"Expected an even degree, half on each side, got {degree}; use {degree + 1}.")
+        raise TopologyError(f"Expected an even degree, half on each side, got {degree}. Use {degree + 1}.")
     if not 0 <= rewire <= 1:
-        raise TopologyError(f"Expected 0 <= rewire <= 1, got {rewire}; it is the share of moved edges.")
+        raise TopologyError(f"Expected 0 <= rewire <= 1, got {rewire}. It is the share of moved edges.")
     import networkx as nx  # slow to import, and not needed by agents
 
     return _draw_until_connected(
@@ -274,8 +280,9 @@ def small_world(agents: int, degree: int = 4, rewire: float = 0.1, seed: int = 0
 
 
 def regular(agents: int, degree: int = 4, seed: int = 0) -> Topology:
-    """Return a random graph in which every agent has `degree` neighbours; drawn until connected, at most
-    `MAX_GRAPH_DRAWS` times.
+    """Return a random graph in which every agent has `degree` neighbours.
+
+    Graphs are drawn until one is connected. Raise TopologyError after `MAX_GRAPH_DRAWS` draws.
 
     >>> regular(20, degree=3, seed=3).degrees.tolist() == [3] * 20
     True
@@ -283,8 +290,8 @@ def regular(agents: int, degree: int = 4, seed: int = 0) -> Topology:
     n, degree = whole_number("agents", agents), _degree(agents, degree)
     if n * degree % 2:
         raise TopologyError(
-            f"Expected agents * degree to be even, got {n} * {degree}; change either by one: "
-            f"every edge has two ends."
+            f"Expected agents * degree to be even, got {n} * {degree}. Change one of them by one: every edge "
+            f"has two ends."
         )
     if degree == 1 and n > 2:
         raise TopologyError(f"Expected degree >= 2, got 1. {n} agents in pairs are not connected.")
@@ -294,6 +301,7 @@ def regular(agents: int, degree: int = 4, seed: int = 0) -> Topology:
 
 
 def _draw_until_connected(kind: str, draw: Callable[[int], Any], seed: int) -> Topology:
+    """Return the first connected graph that `draw` returns, which gets another number as seed each time."""
     import networkx as nx
 
     for attempt in range(MAX_GRAPH_DRAWS):
@@ -301,21 +309,22 @@ def _draw_until_connected(kind: str, draw: Callable[[int], Any], seed: int) -> T
         if nx.is_connected(graph):
             return from_edges(list(graph.edges), len(graph), name=kind)
     raise TopologyError(
-        f"Expected a connected {kind} graph, got none in {MAX_GRAPH_DRAWS} draws; raise the degree."
+        f"Expected a connected {kind} graph, got none in {MAX_GRAPH_DRAWS} draws. Raise the degree."
     )
 
 
 def _degree(agents: int, degree: int) -> int:
+    """Return `degree`; raise TopologyError unless it is a whole number from 1 to agents - 1."""
     degree = whole_number("degree", degree, least=1)
     if degree >= agents:
         raise TopologyError(
-            f"Expected degree < agents, got degree {degree} for {agents} agents; an agent has at most "
+            f"Expected degree < agents, got degree {degree} for {agents} agents. An agent has at most "
             f"{agents - 1} neighbours."
         )
     return degree
 
 
-# The names of `topology.kind` in a configuration.
+# The values of `topology.kind` in a configuration, and the functions that make the graphs.
 FAMILIES: dict[str, Callable[..., Topology]] = {
     "random": random,
     "ring": ring,
