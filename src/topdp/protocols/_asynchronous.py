@@ -1,9 +1,9 @@
 """The asynchronous protocols: in each round an agent exchanges rows with one neighbour, or steps alone.
 
-`TopAsynchronous` is Algorithm 2 of the paper; `PlainAsynchronous` makes the same exchanges with full noise,
-as the paper runs its baselines. One matching per round pairs the agents, by random search: each online agent,
-in random order, examines its neighbours in random order and pairs with the first neighbour that has no
-partner yet, but not with its own partner of the previous round.
+`TopAsynchronous` is Algorithm 2 of the paper. `PlainAsynchronous` makes the same exchanges with full-scale
+noise, as the paper runs its baselines. In each round, a random search pairs the agents. Each online agent, in
+random order, examines its neighbours in random order. It pairs with the first neighbour that is online and
+has no partner yet, but never with its own partner of the previous round.
 """
 
 from __future__ import annotations
@@ -26,14 +26,17 @@ MATCHING_CHUNK_ROUNDS = 1024
 
 
 class Pairs(NamedTuple):
+    """The partners of all agents in all rounds."""
+
     partner: Ints  # [rounds, n]; NOBODY for an agent without a partner
-    online: Bools  # [rounds, n]
+    online: Bools  # [rounds, n]: whether the agent takes part in the round
 
 
 def draw_pairs(topology: Topology, rounds: int, offline: float, seed: int) -> Pairs:
-    """Draw the partners of all agents in all rounds.
+    """Draw the partners of all agents in all rounds, and return them.
 
-    Exactly round(offline·n) agents, drawn anew, are offline in each round.
+    In each round, exactly round(offline·n) agents are offline; they are drawn again for every round. Raise
+    InputError unless 0 <= offline < 1.
     """
     if not 0 <= offline < 1:
         raise InputError(f"Expected 0 <= offline < 1 (the share of agents that are offline), got {offline}.")
@@ -42,40 +45,41 @@ def draw_pairs(topology: Topology, rounds: int, offline: float, seed: int) -> Pa
     first, second = topology.edges[:, 0], topology.edges[:, 1]
     partner = np.full((rounds, n), NOBODY, np.int64)
     online = np.ones((rounds, n), bool)
-    before = [NOBODY] * n
+    previous = [NOBODY] * n
     for start in range(0, rounds, MATCHING_CHUNK_ROUNDS):
         stop = min(start + MATCHING_CHUNK_ROUNDS, rounds)
         size = stop - start
         rank = stream(seed, "pairs.rank", start).random((size, n)).argsort(axis=1).argsort(axis=1)
         order = stream(seed, "pairs.offline", start).random((size, n)).argsort(axis=1)
         np.put_along_axis(online[start:stop], order[:, :absent], False, axis=1)
-        # The search takes the edges in this order: by the smaller rank of their ends, then at random.
+        # The search goes through the edges in the order of the smaller rank of their ends, then at random.
         tie = stream(seed, "pairs.tie", start).random((size, len(first)))
         keys = np.minimum(rank[:, first], rank[:, second]) + tie
         free = online[start:stop, first] & online[start:stop, second]
         for t in range(start, stop):
             usable = np.flatnonzero(free[t - start])
-            walk = usable[keys[t - start, usable].argsort()]
-            before = _greedy_matching(first[walk].tolist(), second[walk].tolist(), before)
-            partner[t] = before
+            ordered = usable[keys[t - start, usable].argsort()]
+            previous = _greedy_matching(first[ordered].tolist(), second[ordered].tolist(), previous)
+            partner[t] = previous
     return Pairs(partner, online)
 
 
-def _greedy_matching(first: list[int], second: list[int], before: list[int]) -> list[int]:
-    """Return the partner of each agent: edges are matched greedily in the given order.
+def _greedy_matching(first: list[int], second: list[int], previous: list[int]) -> list[int]:
+    """Return the partner of each agent.
 
-    `before`: the partners of the previous round, which are not matched again.
+    `first`, `second`: the ends of edges. The edges are matched greedily in this order. `previous`: the
+    partners of the previous round; two agents that were partners then are not matched again.
     """
-    partner = [NOBODY] * len(before)
+    partner = [NOBODY] * len(previous)
     for i, j in zip(first, second, strict=True):
-        if partner[i] < 0 and partner[j] < 0 and before[i] != j:
+        if partner[i] < 0 and partner[j] < 0 and previous[i] != j:
             partner[i], partner[j] = j, i
     return partner
 
 
 @dataclass(frozen=True)
 class _Asynchronous(UpdateRule):
-    """Base class of both protocols. `offline`: the share of agents that do not take part in a round."""
+    """Base class of both protocols; `offline` is the share of agents that do not take part in a round."""
 
     claimed: ClassVar[bool] = True
     pairwise: ClassVar[bool] = True
@@ -90,7 +94,8 @@ class _Asynchronous(UpdateRule):
         has_partner = pairs.partner >= 0
         own = np.arange(n)
 
-        # An offline agent keeps its estimate; an agent without a partner steps alone (weight 1 on its row).
+        # The estimate of an offline agent does not change. An agent without a partner steps alone: the weight
+        # of its own row is 1.
         source = np.full((R, n, 2), NOBODY, np.int32)
         source[:, :, 0] = own
         source[1:, :, 1] = pairs.partner
@@ -122,13 +127,16 @@ class _Asynchronous(UpdateRule):
 
     @abstractmethod
     def _paired(self, full: Floats, pairs: Pairs) -> Floats:
-        """Return [rounds, n]: the noise of agents with a partner; `full` [n]: of agents without one."""
+        """Return [rounds, n] the standard deviations of the own noise of agents with a partner.
+
+        `full` [n]: the standard deviations of their full-scale noise.
+        """
 
 
 @final
 @dataclass(frozen=True)
 class PlainAsynchronous(_Asynchronous):
-    """Exchanges of estimates that carry full noise.
+    """The protocol in which agents exchange estimates with full-scale noise.
 
     >>> import numpy as np
     >>> import topdp
@@ -147,7 +155,8 @@ class PlainAsynchronous(_Asynchronous):
 @final
 @dataclass(frozen=True)
 class TopAsynchronous(_Asynchronous):
-    """Algorithm 2: an agent adds less noise, because its partner's estimate contains noise already.
+    """The protocol of Algorithm 2: an agent adds less noise, because its partner's estimate already contains
+    noise.
 
     `own_share`: see `reduced`.
 
@@ -155,7 +164,7 @@ class TopAsynchronous(_Asynchronous):
     >>> import topdp
     >>> schedule = topdp.plan.Schedule(rate=np.full(21, 0.5), noise=np.full(21, 0.5))
     >>> plan = TopAsynchronous(0.25, offline=0.0).plan(topdp.topology.ring(5), schedule, np.ones(5), seed=0)
-    >>> bool((plan.std[0] > plan.std[20]).any())  # round 0 has no partners, and so full noise
+    >>> bool((plan.std[0] > plan.std[20]).any())  # round 0 has no partners, and therefore full-scale noise
     True
     """
 

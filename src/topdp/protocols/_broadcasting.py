@@ -1,10 +1,11 @@
-"""Protocols whose rows all others read: `dsgd`, `muffliato`, `correlated`, and `central` with a server.
+"""Protocols whose rows all neighbours read: `dsgd`, `muffliato`, `correlated`, and `central` with a server.
 
-In the first three every agent broadcasts one row to all neighbours: a noised step, then averaging steps. A
-round has K + 1 releases: one in which every row carries its owner's gradient with noise, and K that only mix.
-The rows of the last one are not sent, because the next step begins with them. With K = 0 the noised step
-itself mixes. Agents mix the rows that they broadcast, never a copy of their own row without its noise. So all
-estimates are functions of broadcast rows, and an observer of every link sees every row.
+In the first three, every agent broadcasts one row to all neighbours in each release. A round has K + 1
+releases: one noised step, in which every row carries its owner's gradient with noise, and K averaging steps,
+which only mix rows. The rows of the last averaging step are not sent, because each agent begins its next step
+with its own row. With K = 0, the noised step itself mixes. Agents mix the rows that they broadcast, never a
+copy of their own row without its noise. So all estimates are functions of broadcast rows, and an observer of
+every edge sees every row.
 """
 
 from __future__ import annotations
@@ -34,58 +35,60 @@ def broadcast_plan(
     gossip: int = 0,
     chebyshev: bool = False,
 ) -> Plan:
-    """Return the plan. `noise`: draws and deviations of each row [n, v] in a noised step; `known_by` [draws,
-    u].
+    """Return the plan of a protocol in which every agent broadcasts one row in each release.
+
+    `noise`: the draws and the standard deviations of each row in a noised step, each [n, v], and `known_by`
+    [draws, u]. `gossip`: the number of averaging steps. `chebyshev`: whether these are accelerated.
     """
     draw, std, known_by = noise
-    n, each = topology.agents, 1 + expect_gossip(gossip)
+    n, per_round = topology.agents, 1 + expect_gossip(gossip)
     own = np.arange(n)
     first = own_sources(topology) if gossip else mixing_sources(topology, 1)[0]
     mixes = mixing_sources(topology, gossip, chebyshev)
     source, weight = (np.stack(parts) for parts in zip(first, *mixes, strict=True))
     sent, unsent = np.array(topology.neighbours), np.full_like(topology.neighbours, NOBODY)
 
-    def each_step(kinds: np.ndarray) -> PerRound:
-        return PerRound(kinds, np.tile(np.arange(each, dtype=np.int32), schedule.releases))
+    def each_release(kinds: np.ndarray) -> PerRound:
+        return PerRound(kinds, np.tile(np.arange(per_round, dtype=np.int32), schedule.releases))
 
-    def step_then(of_step: np.ndarray, between: np.ndarray) -> PerRound:
-        kinds = np.stack([of_step, between]) if gossip else of_step[None]
-        which = np.tile(np.minimum(np.arange(each), 1).astype(np.int32), schedule.releases)
+    def step_then_averaging(of_step: np.ndarray, of_averaging: np.ndarray) -> PerRound:
+        kinds = np.stack([of_step, of_averaging]) if gossip else of_step[None]
+        which = np.tile(np.minimum(np.arange(per_round), 1).astype(np.int32), schedule.releases)
         return PerRound(kinds, which)
 
-    def on_steps(values: Floats) -> Floats:
-        spread = np.zeros((schedule.releases, each))
-        spread[:, 0] = values
-        return spread.reshape(-1)
+    def in_steps(values: Floats) -> Floats:
+        by_release = np.zeros((schedule.releases, per_round))
+        by_release[:, 0] = values
+        return by_release.reshape(-1)
 
     return Plan(
         agents=n,
         owner=own,
-        source=each_step(source),
-        weight=each_step(weight),
-        carries=step_then(np.ones(n, bool), np.zeros(n, bool)),
-        rate=on_steps(schedule.rate),
-        draw=step_then(draw, np.full_like(draw, NOBODY)),
-        std=step_then(std, np.zeros_like(std)),
-        scale=on_steps(schedule.noise),
+        source=each_release(source),
+        weight=each_release(weight),
+        carries=step_then_averaging(np.ones(n, bool), np.zeros(n, bool)),
+        rate=in_steps(schedule.rate),
+        draw=step_then_averaging(draw, np.full_like(draw, NOBODY)),
+        std=step_then_averaging(std, np.zeros_like(std)),
+        scale=in_steps(schedule.noise),
         known_by=known_by,
-        readers=each_step(np.stack([sent] * max(each - 1, 1) + [unsent] * min(gossip, 1))),
+        readers=each_release(np.stack([sent] * max(per_round - 1, 1) + [unsent] * min(gossip, 1))),
         protocol=protocol,
     )
 
 
 def own_noise(deviation: Floats) -> tuple[Indices, Floats, Indices]:
-    """Return the noise of `broadcast_plan` with one draw for every agent, which no other agent knows."""
+    """Return the `noise` of `broadcast_plan` if each agent has one draw, which no other agent knows."""
     own = np.arange(len(deviation))[:, None]
     return own, deviation[:, None], own
 
 
 @dataclass(frozen=True)
 class Dsgd(Protocol):
-    """One noised broadcast per round, mixed by Metropolis weights: the common comparison.
+    """The usual baseline: one noised broadcast per round, mixed by Metropolis weights.
 
-    An agent averages the last broadcasts of its neighbours, steps, adds full noise and broadcasts (Lian et
-    al. 2017, with the noise of the Gaussian mechanism).
+    An agent averages its own last broadcast and those of its neighbours, takes a gradient step, adds
+    full-scale noise and broadcasts the result (Lian et al. 2017, with the noise of the Gaussian mechanism).
 
     >>> import numpy as np
     >>> import topdp
@@ -105,10 +108,11 @@ class Dsgd(Protocol):
 
 @dataclass(frozen=True)
 class Muffliato(Protocol):
-    """A noised step, then `gossip` averaging steps, accelerated if `chebyshev` (Cyffers et al. 2022).
+    """The protocol with a noised step, then `gossip` averaging steps (Cyffers et al. 2022).
 
-    The authors account for pairs of agents, from which averaging hides rows. Here all broadcasts count as
-    seen, so averaging improves accuracy at no privacy cost.
+    If `chebyshev`, the averaging steps are accelerated. The authors account for pairs of agents, because
+    averaging hides rows from most agents. Here every broadcast counts as seen, so averaging improves accuracy
+    at no privacy cost.
 
     >>> import numpy as np
     >>> import topdp
@@ -135,19 +139,20 @@ class Muffliato(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Correlated(Protocol):
-    """A step with pair noise and a little own noise, then `gossip` averaging steps.
+    """The protocol with a step with pair noise and a little own noise, then `gossip` averaging steps.
 
-    Pairs of agents draw the same noise and add it with opposite signs. It cancels in the sum over all
-    agents, which contains only the small own noise of each agent. A single row is protected by its own noise
-    and its pair noise. Averaging steps remove the pair noise that remains.
+    Two agents with a pair secret make the same draw and add it with opposite signs. Pair noise therefore
+    cancels in the sum over all agents, which contains only the small own noise of each agent. A single row is
+    protected by its own noise and its pair noise. Averaging steps remove the pair noise that remains in the
+    estimates.
 
-    **Guarantees.** None by itself: accounts read the plan. An observer without the secret of two partners
-    does not know their common draw; each of the partners does. So the draw hides a row from every observer,
-    unless a coalition of partners separates its owner from all other agents in the graph of secrets
-    (`pair_secrets`).
+    **Guarantees.** None by itself: accounts read the plan. An observer without the secret of two agents does
+    not know their shared draw; each of the two agents knows it. So pair noise hides a row from every
+    observer, unless a coalition of agents that share secrets with the row's owner separates the owner from
+    all other agents in the graph of secrets (`pair_secrets`).
 
-    `pair_noise`: the standard deviation of a pair's draw, over the root mean square of agents' own noise.
-    `secrets`, `degree`: which agents share secrets (`secret_pairs`).
+    `pair_noise`: the standard deviation of a shared draw, divided by the root mean square of the agents' own
+    noise. `secrets`, `degree`: which agents share secrets (`secret_pairs`).
 
     >>> import numpy as np
     >>> import topdp
@@ -183,9 +188,7 @@ class Correlated(Protocol):
         )
 
     def _noise(self, own: Floats, pairs: Ints) -> tuple[Indices, Floats, Indices]:
-        """Return the noise of `broadcast_plan`; draws 0 .. n-1 are own noise, the others
-        belong to the pairs.
-        """
+        """Return the `noise` of `broadcast_plan`; draws 0 .. n-1 are own noise, the others shared draws."""
         n = len(own)
         pair = self.pair_noise * math.sqrt(math.fsum(own * own) / n)
         partners = np.bincount(pairs.reshape(-1), minlength=n)
@@ -194,7 +197,7 @@ class Correlated(Protocol):
         draw[:, 0], std[:, 0] = np.arange(n), own
         slot = np.ones(n, np.int64)
         for number, ends in enumerate(pairs.tolist()):
-            for agent, sign in zip(ends, (1.0, -1.0), strict=True):  # the agent with the lower number adds it
+            for agent, sign in zip(ends, (1.0, -1.0), strict=True):  # the lower number has the plus sign
                 draw[agent, slot[agent]], std[agent, slot[agent]] = n + number, sign * pair
                 slot[agent] += 1
         known_by = np.full((n + len(pairs), 2), NOBODY)
@@ -205,10 +208,10 @@ class Correlated(Protocol):
 
 @dataclass(frozen=True)
 class Central(Protocol):
-    """Gradient descent under Gaussian noise on pooled records (Abadi et al. 2016): a bound on accuracy.
+    """Gradient descent with Gaussian noise on the records of all agents (Abadi et al. 2016).
 
-    **Needs a trusted party** that holds the records of all agents, adds the noise and publishes the models.
-    All others see each model.
+    Its accuracy is a bound for comparisons. **It needs a trusted party** that holds the records of all
+    agents, adds the noise and publishes the models. Everyone else sees each model.
 
     >>> import numpy as np
     >>> import topdp
@@ -225,7 +228,7 @@ class Central(Protocol):
         if topology.agents != 1:
             raise InputError(
                 f"Expected one party that holds all records, got a graph of {topology.agents} agents. Use "
-                "topology.single()."
+                "topdp.topology.single()."
             )
         releases = schedule.releases
         draw, std, known_by = own_noise(check_deviation(deviation, 1))

@@ -1,6 +1,7 @@
 """The synchronous protocols: every agent receives a row from each neighbour in every round.
 
-`TopSynchronous` is Algorithm 1 of the paper; `PlainSynchronous` is its Eq. 3, the rule of the baselines.
+`TopSynchronous` is Algorithm 1 of the paper. `PlainSynchronous` is Eq. 3 of the paper, the rule of the
+baselines.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ DRAW_CHUNK_ROUNDS = 512  # bounds the memory of the arrays below
 
 @dataclass(frozen=True)
 class PlainSynchronous(UpdateRule):
-    """Each agent sends one estimate per round, with full noise, to all neighbours (Eq. 3).
+    """The protocol in which each agent sends its estimate, with full-scale noise, to all neighbours (Eq. 3).
+
+    An agent mixes its own estimate with that of one random neighbour.
 
     >>> import numpy as np
     >>> import topdp
@@ -64,11 +67,12 @@ class PlainSynchronous(UpdateRule):
 
 @dataclass(frozen=True)
 class TopSynchronous(UpdateRule):
-    """Algorithm 1: a separate message for each neighbour, with noise that partly comes from another
-    neighbour.
+    """The protocol of Algorithm 1: a separate message for each neighbour, with noise that partly comes from
+    another neighbour.
 
-    The message i→j mixes in the row that some k ∈ N_i^j sent to i, which j never saw, and adds only the
-    remaining noise. Neighbours j with an empty N_i^j read the estimate itself. `own_share`: see `reduced`.
+    The message i→j contains the row that some k ∈ N_i^j sent to i and that j never saw, so i adds only a part
+    of its full-scale noise. Neighbours j with an empty N_i^j read the estimate itself. `own_share`: see
+    `reduced`.
 
     >>> import numpy as np
     >>> import topdp
@@ -100,11 +104,11 @@ class TopSynchronous(UpdateRule):
         inbox = _inbox(topology)
         source = np.full((R, m, 2), NOBODY, _index_type(m))
         source[:, :, 0] = owner
-        source[0, n:] = NOBODY  # round 0 sends the estimate to all: no messages yet
+        source[0, n:] = NOBODY  # in round 0 all neighbours read the estimates, and there are no messages
         served_by = np.zeros((R, messages), np.int32)
         for rounds in _chunks(R):
-            # Algorithm 1: j* is any neighbour. The cover loop walks the neighbours in random order, so the k
-            # that serves j has the smallest key in N_i^j, since j ∈ N_i^k exactly when k ∈ N_i^j.
+            # In Algorithm 1, j* is any neighbour. Its cover loop takes the neighbours in random order. So the
+            # k that serves j has the smallest key in N_i^j, because j ∈ N_i^k exactly when k ∈ N_i^j.
             slots = np.empty((len(rounds), m), np.int64)
             slots[:, :n] = _partner_slots(topology, rounds, seed)
             keys = stream(seed, "cover", rounds.start).random((len(rounds), n, topology.neighbours.shape[1]))
@@ -112,7 +116,7 @@ class TopSynchronous(UpdateRule):
             source[rounds.start : rounds.stop, :, 1] = inbox[owner, slots]
             served_by[rounds.start : rounds.stop] = topology.neighbours[sender, slots[:, n:]]
         source[0, :, 1] = NOBODY
-        # Round 0 sends the estimates: round 1 reads those.
+        # In round 0 agents sent their estimates, so the sources of round 1 are estimates, not messages.
         source[1:2, :, 1] = owner[source[1:2, :, 1]]
 
         return Plan(
@@ -132,27 +136,27 @@ class TopSynchronous(UpdateRule):
 
 
 def _partner_slots(topology: Topology, rounds: range, seed: int) -> Ints:
-    """Return [rounds, agents]: the neighbour with which an agent mixes, as an index into its neighbours."""
+    """Return [rounds, agents] the neighbour with which an agent mixes, as an index into its neighbours."""
     uniform = stream(seed, "partner", rounds.start).random((len(rounds), topology.agents))
     slots: Ints = (uniform * topology.degrees).astype(np.int64)
     return slots
 
 
 def _inbox(topology: Topology) -> Ints:
-    """Return [i, slot]: the row that the neighbour at this slot sends to i from round 1 onwards."""
+    """Return an array [i, slot]: the row that neighbour number `slot` of i sends to i from round 1 on."""
     n, edges, covered = topology.agents, topology.directed, topology.covered
     sending_row = np.where(covered, n + np.cumsum(covered) - 1, edges[:, 0])
-    code = edges[:, 0] * n + edges[:, 1]  # sorted, since directed edges are in lexicographic order
+    code = edges[:, 0] * n + edges[:, 1]  # sorted, because directed edges are in lexicographic order
     inbox = np.full(topology.neighbours.shape, NOBODY, np.int64)
     inbox[topology.neighbours >= 0] = sending_row[np.searchsorted(code, edges[:, 1] * n + edges[:, 0])]
     return inbox
 
 
 def _readers(topology: Topology, receiver: Ints, releases: int) -> PerRound:
-    """Return the readers [n + messages, q] by round.
+    """Return for each round the readers [n + messages, q] of all rows.
 
-    In round 0 all neighbours read the estimates. Later, neighbours on edges that are not covered read the
-    estimates, and receivers read messages.
+    In round 0, all neighbours of an agent read its estimate. Later, only the neighbours to which the directed
+    edge is not covered read the estimate, and the receiver of a message reads the message.
     """
     n, width = topology.neighbours.shape
     first = np.full((n + len(receiver), width), NOBODY, np.int64)
@@ -166,7 +170,7 @@ def _readers(topology: Topology, receiver: Ints, releases: int) -> PerRound:
 
 
 def _weights(mixing: Floats, starts: Bools, releases: int) -> PerRound:
-    """Return the weights by round: round 0 starts from x_0 only, later rounds mix."""
+    """Return the weights for each round: in round 0 the `starts` begin with x_0 alone, later all rows mix."""
     first = np.stack([starts.astype(float), np.zeros(len(starts))], axis=1)
     return PerRound.first_then(first, np.broadcast_to(mixing, first.shape), releases)
 
@@ -174,6 +178,7 @@ def _weights(mixing: Floats, starts: Bools, releases: int) -> PerRound:
 def _deviations(
     deviation: Floats, sender: Ints, served_by: NDArray[np.int32], alpha: float, own_share: float
 ) -> PerRound:
+    """Return the standard deviations of the own noise of all rows: estimates first, then messages."""
     releases = len(served_by)
     if (deviation == deviation[0]).all():
         message = reduced(deviation[sender], deviation[sender], alpha, own_share)

@@ -1,7 +1,7 @@
 """Averaging with neighbours by Metropolis weights, in K plain or accelerated steps.
 
-These releases only mix rows. If all rows are seen, they are functions of rows seen before and cost no
-privacy.
+Averaging steps only mix rows. For an observer that sees all rows, the rows that they make are functions of
+earlier rows, so they cost no privacy.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from topdp.plan import NOBODY
 from topdp.plan.random_streams import stream
 from topdp.topology import Topology
 
-MAX_DENSE_AGENTS = 2000  # more agents: only the ends of the spectrum of W are computed
+MAX_DENSE_AGENTS = 2000  # for more agents, only the ends of the spectrum of W are computed
 WEIGHT_CHUNK_ROWS = 256  # rows of W in memory at a time
 
-# The ends of the spectrum are rounded outwards to these digits, so that every machine writes the same plan.
+# The ends of the spectrum are rounded outwards to this many digits, so that all machines write the same plan.
 SPECTRUM_DIGITS = 6
 ROUNDING_OFFSET = 0.618  # keeps eigenvalues such as 1/128 away from the points where rounding jumps
 
-MAX_GOSSIP_STEPS = 32  # more would lose digits in the factors of a Chebyshev polynomial
+MAX_GOSSIP_STEPS = 32  # with more steps, the factors of a Chebyshev polynomial would lose digits
 
 MAX_ROUNDING_GROWTH = 1e4  # keeps three digits of float32 for the differences between agents
 
 
 def expect_gossip(steps: int) -> int:
-    """Return K; raise InputError unless it is a whole number from 0 to MAX_GOSSIP_STEPS."""
+    """Return `steps`; raise InputError unless it is a whole number from 0 to MAX_GOSSIP_STEPS."""
     steps = expect_count("gossip", steps, least=0)
     if steps > MAX_GOSSIP_STEPS:
         raise InputError(
@@ -42,9 +42,10 @@ def expect_gossip(steps: int) -> int:
 
 
 def metropolis(topology: Topology) -> Floats:
-    """Return W [n, n]: 1/(1 + max(degree i, degree j)) between neighbours, the rest on the diagonal.
+    """Return the matrix W [n, n] of Metropolis weights (Xiao and Boyd 2004).
 
-    Symmetric with rows that sum to one, so that mixing keeps the average (Xiao and Boyd 2004).
+    The weight between neighbours i and j is 1/(1 + max(degree i, degree j)). The diagonal is such that every
+    row sums to one. W is symmetric, so mixing does not change the average.
 
     >>> from topdp import topology
     >>> metropolis(topology.star(3, hubs=1)).round(3).tolist()
@@ -57,21 +58,21 @@ def metropolis(topology: Topology) -> Floats:
 
 
 def mixing_roots(spectrum: Floats, steps: int, chebyshev: bool = True) -> list[float]:
-    """Return the roots of the polynomial in W that K steps apply, in the order of the steps.
+    """Return the roots of the polynomial in W that K = `steps` steps apply, in the order of the steps.
 
-    `spectrum`: the eigenvalues of W, with that of the average last. The steps multiply a direction of
-    eigenvalue λ by Π (λ - root)/(1 - root).
+    `spectrum`: the eigenvalues of W in ascending order; the last one, 1, belongs to the average. The steps
+    together multiply an eigenvector with eigenvalue λ by Π (λ - root)/(1 - root).
     """
     if not chebyshev or steps < 2:
         return [0.0] * steps
     low, high = _other_eigenvalues(spectrum)
-    # T_K on [a, b] has the roots (a + b)/2 + (b - a)/2·cos((2k - 1)π/2K); a factor keeps the average.
+    # The Chebyshev polynomial T_K on [a, b] has the roots (a + b)/2 + (b - a)/2·cos((2k - 1)π/2K).
     angles = (2 * np.arange(1, steps + 1) - 1) * (math.pi / (2 * steps))
     return _stable_order(((low + high) / 2 + (high - low) / 2 * np.cos(angles)).tolist(), low, high)
 
 
 def _other_eigenvalues(spectrum: Floats) -> tuple[float, float]:
-    """Return the interval [a, b] of all eigenvalues of W except that of the average, rounded outwards."""
+    """Return the interval [a, b] of all eigenvalues of W except the last one, rounded outwards."""
     values = spectrum[:-1]
     low = math.floor(float(values[0]) * 10**SPECTRUM_DIGITS - ROUNDING_OFFSET) / 10**SPECTRUM_DIGITS
     high = math.ceil(float(values[-1]) * 10**SPECTRUM_DIGITS + ROUNDING_OFFSET) / 10**SPECTRUM_DIGITS
@@ -79,10 +80,11 @@ def _other_eigenvalues(spectrum: Floats) -> tuple[float, float]:
 
 
 def _stable_order(roots: list[float], low: float, high: float) -> list[float]:
-    """Order the roots so that products of the first factors stay small: next is the root that shrinks most.
+    """Return the roots in an order in which rounding errors stay small.
 
-    Where this would lose digits, because the product of the last factors is large, use Leja's order, which
-    balances first and last factors (Reichel 1990); rows then grow in between.
+    Each next root is the one that makes the product of all factors so far smallest. If this order would lose
+    digits, because the product of the last factors is large, return Leja's order instead, which balances
+    first and last factors (Reichel 1990). Rows then grow between the first and the last step.
     """
     grid = np.linspace(low, high, 20 * len(roots) + 1)
     product, order, remaining = np.ones_like(grid), [], list(roots)
@@ -95,10 +97,10 @@ def _stable_order(roots: list[float], low: float, high: float) -> list[float]:
 
 
 def _leja_order(roots: list[float]) -> list[float]:
-    """Return the roots so that each is the farthest from all earlier ones, by the product of distances."""
+    """Return the roots in Leja's order: each has the largest product of distances to all earlier roots."""
     order, remaining = [min(roots)], sorted(roots)[1:]
     while remaining:
-        distances = [sum(math.log(abs(root - before)) for before in order) for root in remaining]
+        distances = [sum(math.log(abs(root - earlier)) for earlier in order) for root in remaining]
         order.append(remaining.pop(int(np.argmax(np.round(distances, SPECTRUM_DIGITS)))))
     return order
 
@@ -113,16 +115,17 @@ def _rounding_growth(order: list[float], grid: Floats) -> float:
     return float((np.abs(first).max(axis=1) * np.abs(later[::-1]).max(axis=1)).sum())
 
 
-# Sources and weights of a mix, each [n, 1 + largest degree]: the agent itself, then its neighbours.
+# (sources, weights) of an averaging step, each [n, 1 + largest degree]: the agent itself, then neighbours.
 Sources = tuple[Ints, Floats]
 
 
 def mixing_sources(topology: Topology, steps: int, chebyshev: bool = True) -> list[Sources]:
-    """Return K sources and weights, one for each of K = `steps` averaging steps.
+    """Return the sources and weights for each of K = `steps` averaging steps.
 
-    Plain (`chebyshev` false): those of `metropolis` each time. Chebyshev: the polynomial of degree K in W
-    that keeps the average and is smallest on the rest of W's spectrum [a, b] (Manteuffel 1977), as K linear
-    factors, so that each step needs only the rows of the previous step.
+    If `chebyshev` is False, every step has the weights of `metropolis`. Otherwise, the steps together apply
+    the polynomial of degree K in W that does not change the average and is smallest on the interval [a, b] of
+    the other eigenvalues of W (Manteuffel 1977). Each step applies one linear factor of the polynomial, so it
+    needs only the rows of the previous step.
     """
     weights = _weights(topology)
     if not chebyshev or steps < 2:
@@ -136,7 +139,7 @@ def mixing_sources(topology: Topology, steps: int, chebyshev: bool = True) -> li
 
 
 def own_sources(topology: Topology) -> Sources:
-    """Return sources and weights with which each agent continues from its own row."""
+    """Return sources and weights with which each agent continues from its own row, without mixing."""
     weights = np.zeros((topology.agents, 1 + topology.neighbours.shape[1]))
     weights[:, 0] = 1.0
     return _as_sources(topology, weights)
@@ -148,35 +151,33 @@ def _as_sources(topology: Topology, weights: Floats) -> Sources:
 
 
 def _weights(topology: Topology) -> Floats:
-    """Return [n, 1 + largest degree] the weights of `metropolis`, the agent itself first, then its
-    neighbours.
-    """
-    degrees, near = topology.degrees, topology.neighbours
-    weights = np.zeros((topology.agents, 1 + near.shape[1]))
-    each = 1.0 / (1.0 + np.maximum(degrees[:, None], degrees[near]))
-    weights[:, 1:] = np.where(near >= 0, each, 0.0)
+    """Return [n, 1 + largest degree] the weights of `metropolis`: the agent itself, then its neighbours."""
+    degrees, neighbours = topology.degrees, topology.neighbours
+    weights = np.zeros((topology.agents, 1 + neighbours.shape[1]))
+    each = 1.0 / (1.0 + np.maximum(degrees[:, None], degrees[neighbours]))
+    weights[:, 1:] = np.where(neighbours >= 0, each, 0.0)
     n = topology.agents
     for start in range(0, n, WEIGHT_CHUNK_ROWS):
-        # Summed as whole rows of the matrix: the last bit depends on the order.
-        row, slot = np.nonzero(near[start : start + WEIGHT_CHUNK_ROWS] >= 0)
+        # Whole rows of W are summed, as in `metropolis`, because the last bit depends on the order.
+        row, slot = np.nonzero(neighbours[start : start + WEIGHT_CHUNK_ROWS] >= 0)
         whole = np.zeros((min(WEIGHT_CHUNK_ROWS, n - start), n))
-        whole[row, near[start + row, slot]] = weights[start + row, 1 + slot]
+        whole[row, neighbours[start + row, slot]] = weights[start + row, 1 + slot]
         weights[start : start + WEIGHT_CHUNK_ROWS, 0] = 1.0 - whole.sum(axis=1)
     return weights
 
 
 def _spectrum(topology: Topology, weights: Floats) -> Floats:
-    """Return all eigenvalues of W; for a large graph only the least, the largest below that of the average,
-    and 1.
+    """Return all eigenvalues of W in ascending order; for a large graph, only three: the smallest, the second
+    largest, and 1.
 
-    `mixing_roots` rounds them to six digits, so that the algorithm does not matter.
+    `mixing_roots` rounds them to six digits, so it does not matter which algorithm computes them.
     """
     n = topology.agents
     if n <= MAX_DENSE_AGENTS:
         return np.asarray(np.linalg.eigvalsh(metropolis(topology)), np.float64)
     row, slot = np.nonzero(topology.neighbours >= 0)
-    links = sparse.csr_array((weights[row, 1 + slot], (row, topology.neighbours[row, slot])), shape=(n, n))
-    W = (links + sparse.diags_array(weights[:, 0])).tocsr()
+    edges = sparse.csr_array((weights[row, 1 + slot], (row, topology.neighbours[row, slot])), shape=(n, n))
+    W = (edges + sparse.diags_array(weights[:, 0])).tocsr()
 
     def without_average(x: Floats) -> Floats:
         return np.asarray(W @ x - x.mean())

@@ -1,7 +1,7 @@
-"""Pair secrets: which agents share a secret, and so draw the same noise. A secret requires no edge.
+"""Pair secrets: which agents share a secret, and so make the same draws. A secret does not require an edge.
 
 **Guarantees.** If the graph of secrets stays connected after the removal of any `colluders` agents, each
-other agent is hidden by the noise of all remaining ones. Otherwise some agent is hidden only by its own
+remaining agent is hidden by the noise of all remaining agents. Otherwise some agent is hidden only by its own
 noise, or by the noise of a few agents. `expect_uncut` refuses such graphs, and names a degree that is large
 enough.
 """
@@ -23,10 +23,10 @@ SECRETS: tuple[str, ...] = get_args(Secrets)
 
 
 def secret_pairs(kind: str, topology: Topology, degree: int, seed: int) -> Ints:
-    """Return [pairs, 2]: the agents i < j that share a secret, in lexicographic order.
+    """Return the pairs [pairs, 2] of agents i < j that share a secret, in lexicographic order.
 
-    `kind` is one of `regular`: a random graph in which each agent has `degree` partners; `all`: every two
-    agents; `links`: the neighbours in `topology`.
+    `kind` is `regular` (each agent shares secrets with `degree` agents, in a random graph), `all` (every two
+    agents share a secret) or `links` (neighbours in `topology` share a secret).
 
     >>> from topdp import topology
     >>> secret_pairs("links", topology.ring(4), degree=8, seed=0).tolist()
@@ -42,16 +42,19 @@ def secret_pairs(kind: str, topology: Topology, degree: int, seed: int) -> Ints:
     return complete(n).edges if kind == "all" else _regular(expect_degree(degree, n), n, seed)
 
 
-@lru_cache(maxsize=64)  # the same graph is drawn many times while settings are chosen
+@lru_cache(maxsize=64)  # the choice of settings draws the same graph many times
 def _regular(degree: int, agents: int, seed: int) -> Ints:
     return complete(agents).edges if degree == agents - 1 else regular(agents, degree, seed).edges
 
 
 def expect_degree(degree: int, agents: int) -> int:
-    """Return the number of partners of every agent; raise InputError if no such graph exists."""
+    """Return the number of agents with which every agent shares a secret.
+
+    This is `degree`, or agents - 1 if `degree` is larger. Raise InputError if no such connected graph exists.
+    """
     degree = expect_count("secrets_degree", degree)
     if degree >= agents:
-        return agents - 1  # all others
+        return agents - 1
     if agents * degree % 2:
         raise InputError(
             f"Expected an even secrets_degree * agents, got {degree} * {agents}. Use {degree + 1}."
@@ -62,10 +65,14 @@ def expect_degree(degree: int, agents: int) -> int:
 
 
 def expect_uncut(pairs: Ints, agents: int, colluders: int, kind: str, seed: int) -> None:
-    """Raise InputError if the removal of some `colluders` agents disconnects the graph of secrets."""
+    """Raise InputError if the removal of some `colluders` agents disconnects the graph of secrets.
+
+    The message names settings that suffice. `kind` is the kind of the given graph for the message; `seed` is
+    that of `secret_pairs`.
+    """
     partners = np.bincount(pairs.reshape(-1), minlength=agents)
     if not partners.all() and agents > 1:
-        raise InputError(f"Expected a partner for every agent, got none for agent {partners.argmin()}.")
+        raise InputError(f"Expected a secret for every agent, got none for agent {partners.argmin()}.")
     if stays_connected(pairs, agents, colluders):
         return
     weakest = int(partners.argmin())
@@ -77,17 +84,18 @@ def expect_uncut(pairs: Ints, agents: int, colluders: int, kind: str, seed: int)
     remedy = (
         'secrets = "all"' if least == agents - 1 else f'secrets = "regular" with secrets_degree = {least}'
     )
-    where = "only a few others would hide some agents"
+    weakness = "only the noise of a few agents would hide some agent"
     if partners[weakest] <= colluders:
-        where = f"agent {weakest} has {partners[weakest]}: if they collude, only its own noise hides it"
+        sharing = f"all agents that share a secret with it ({partners[weakest]}) collude"
+        weakness = f"only its own noise hides agent {weakest} if {sharing}"
     raise InputError(
-        f"Expected secrets that stay connected without any {colluders} of {agents} agents, got "
-        f"secrets = {kind!r}, where {where}. Use {remedy}, or fewer colluders."
+        f"Expected a graph of secrets that stays connected without any {colluders} of {agents} agents, got "
+        f"secrets = {kind!r}, in which {weakness}. Use {remedy}, or fewer colluders."
     )
 
 
 def stays_connected(pairs: Ints, agents: int, colluders: int) -> bool:
-    """Return whether the graph stays connected after the removal of any `colluders` agents.
+    """Return whether the graph of `pairs` stays connected after the removal of any `colluders` agents.
 
     >>> from topdp import topology
     >>> ring = topology.ring(5).edges
@@ -95,7 +103,7 @@ def stays_connected(pairs: Ints, agents: int, colluders: int) -> bool:
     [True, True, False, False, True]
     """
     if agents - colluders <= 1:
-        return True  # against all others, only own noise protects an agent
+        return True  # one agent is always connected; against all others, only own noise protects it
     if np.bincount(pairs.reshape(-1), minlength=agents).min() <= colluders:
         return False
     weights = np.zeros((agents, agents))
@@ -106,8 +114,11 @@ def stays_connected(pairs: Ints, agents: int, colluders: int) -> bool:
 
 
 def _is_uncut(pairs: Ints, colluders: int) -> bool:
-    """Check by flows between agents (Esfahanian, Hakimi 1984); by searches for few colluders."""
-    import networkx as nx  # slow to import, and rarely needed: the eigenvalue nearly always decides
+    """Return whether the graph stays connected after the removal of any `colluders` agents, by exact methods.
+
+    For at most one colluder by a search, for more by flows between agents (Esfahanian, Hakimi 1984).
+    """
+    import networkx as nx  # slow to import, and rarely needed, because the eigenvalue nearly always decides
 
     graph = nx.Graph(pairs.tolist())
     if colluders < 2:

@@ -19,8 +19,8 @@ from topdp.topology import Topology
 class Protocol(ABC):
     """A rule by which agents mix, perturb and send their estimates.
 
-    With the same seed, protocols make the same random choices (such as partners), so that methods are
-    compared under equal conditions.
+    With the same seed, all protocols make the same random choices (such as the neighbours that agents mix
+    with), so that methods are compared under equal conditions.
 
     A user's own protocol writes a plan from a graph and a schedule:
 
@@ -35,11 +35,13 @@ class Protocol(ABC):
     0.0
     """
 
-    # The name in plans (`Plan.protocol`).
+    # The name of the protocol in plans (`Plan.protocol`).
     name: ClassVar[str] = "custom"
-    # Whether published analyses cover it: every estimate of release 0 carries its owner's full-scale noise.
+    # Whether published analyses cover the protocol. Then every estimate of release 0 must carry its owner's
+    # full-scale noise.
     claimed: ClassVar[bool] = False
-    # Whether agents exchange estimates with one partner at a time, whom they can also find while they run.
+    # Whether agents exchange estimates with one partner at a time. They can then also find partners during a
+    # run.
     pairwise: ClassVar[bool] = False
 
     @abstractmethod
@@ -52,8 +54,9 @@ class Protocol(ABC):
 
 
 def protocol_of(plan: Plan) -> type[Protocol]:
-    """Return the protocol of this package that wrote `plan`; `Protocol` if none did, or an optimiser's rows
-    were added.
+    """Return the class of the protocol in this package that wrote `plan`.
+
+    Return `Protocol` if no protocol of this package did, or if the rows of an optimiser were added later.
 
     >>> import numpy as np
     >>> from topdp import topology
@@ -86,25 +89,28 @@ class UpdateRule(Protocol):
             raise InputError(f"Expected 0 <= alpha <= 1, got {self.alpha}.")
 
     def mixing(self) -> Floats:
-        """Return [own estimate, received row] the weights of the update rule."""
+        """Return the weights of the update rule: of the agent's own estimate, then of the received row."""
         return np.array([self.alpha, 1.0 - self.alpha])
 
 
 DEFAULT_OWN_SHARE = 1.0
-# By default, received noise counts at most as much as the agent's own. Smaller shares gave more noise in the
-# average at equal ε (view, adaptive or worst case; Dirichlet shards, mixed budgets), never clearly less.
+# By default, received noise counts at most as much as the agent's own noise. With smaller shares, the average
+# of the estimates had more noise at equal ε, and never clearly less (`view`, `adaptive` and `worst-case`
+# answers; Dirichlet shards; different budgets).
 
 
 def reduced(own: Floats, received: Floats, alpha: float, own_share: float = DEFAULT_OWN_SHARE) -> Floats:
-    """Return the standard deviation to add when a received row, mixed with weight 1-α, contains noise.
+    """Return the standard deviation of the noise to add if a received row, mixed with weight 1-α, contains
+    noise.
 
-    `own`: the agent's full standard deviation σ_i; `received`: that of the received row. The paper states the
-    formula for one common σ. Where agents differ, the received row may be so noisy that the formula gives 0;
-    an observer that knows the received noise could then read the gradient. So the result is at least
-    `own_share` times √(1 - (1-α)²)·σ_i, the result for equal noise. Where noise is equal this changes
-    nothing.
+    `own`: the standard deviation σ_i of the agent's full-scale noise; `received`: that of the noise in the
+    received row. The paper states the formula for one common σ. If agents have different σ, the received row
+    may be so noisy that the formula gives 0. An observer that knows the received noise could then read the
+    gradient. So the result is at least `own_share` times √(1 - (1-α)²)·σ_i, which is the result for equal
+    noise. If all agents have equal noise, this lower limit changes nothing.
 
-    **Guarantees.** The result is above 0 if own, alpha and own_share are: no row is sent without fresh noise.
+    **Guarantees.** The result is above 0 if `own`, `alpha` and `own_share` are above 0, so no row is sent
+    without fresh noise.
 
     >>> import numpy as np
     >>> own, received = np.ones(3), np.array([0.5, 1.0, 2.0])
@@ -120,14 +126,16 @@ def reduced(own: Floats, received: Floats, alpha: float, own_share: float = DEFA
 
 
 def check_own_share(own_share: float) -> None:
+    """Raise InputError unless `own_share` is from 0 to 1."""
     if not 0 <= own_share <= 1:
         raise InputError(f"Expected 0 <= own_share <= 1, got {own_share}.")
 
 
 def check_deviation(deviation: Floats, agents: int) -> Floats:
+    """Return `deviation` as an array [agents]; raise InputError unless all numbers are finite and >= 0."""
     deviation = np.asarray(deviation, float)
     if deviation.shape != (agents,):
         raise InputError(f"Expected one noise deviation per agent ({agents}), got shape {deviation.shape}.")
-    if not np.isfinite(deviation).all() or (deviation < 0).any():
-        raise InputError("Expected every noise deviation to be finite and >= 0.")
+    if not (valid := np.isfinite(deviation) & (deviation >= 0)).all():
+        raise InputError(f"Expected finite noise deviations >= 0, got {deviation[~valid][0]:g}.")
     return deviation
