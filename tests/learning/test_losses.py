@@ -77,7 +77,7 @@ def test_single_numbers_are_never_broadcast(name, outputs, targets):
 )
 def test_shapes_that_differ_are_refused(name, outputs, targets):
     with pytest.raises(
-        InputError, match=r"Expected outputs of the shape of the targets, got .* Make the model"
+        InputError, match=r"Expected outputs in the shape of the targets, got .* Make the model"
     ):
         named_loss(name)(torch.zeros(outputs), torch.zeros(targets))
 

@@ -140,7 +140,7 @@ def test_undefined_metrics_are_nan():
 
 @pytest.mark.parametrize("name", ["mae", "mse", "r2"])
 def test_numbers_are_never_broadcast(name):
-    with pytest.raises(InputError, match="Expected outputs of the shape of the targets"):
+    with pytest.raises(InputError, match="Expected outputs in the shape of the targets"):
         value(name, np.zeros((5, 3)), np.zeros(5))
 
 
@@ -158,7 +158,7 @@ def test_a_metric_can_be_given_by_name_or_function():
     assert named_metric("r2") is METRICS["r2"] and named_metric(bias).name == "bias"
     mine = Metric("mine", bias, larger_is_better=False)
     assert named_metric(mine) is mine and float(mine(torch.ones(2), torch.zeros(2))) == 1
-    with pytest.raises(InputError, match=r"a metric out of accuracy, .* or a function .* got 'r3'"):
+    with pytest.raises(InputError, match=r"one of the metrics accuracy, .* or a function .* got 'r3'"):
         named_metric("r3")
 
 

@@ -103,7 +103,11 @@ def test_a_failing_loss_is_reported_with_its_arguments():
         ("mse", ["mae", "auroc"], "one of mae, mse, r2 for the loss mse, got 'auroc'"),
         ("mse", ["mae", "mae"], "unique names.* got 'mae' twice"),
         ("mse", [Metric("loss", lambda outputs, targets: 0)], "unique names.* got 'loss'"),
-        ("mse", [lambda o, t: 0, lambda o, t: 1], r"got 'lambda' twice. Use topdp.Metric\(name, function\)"),
+        (
+            "mse",
+            [lambda o, t: 0, lambda o, t: 1],
+            r"got 'lambda' twice. .* name with topdp.Metric\(name, function\)",
+        ),
     ],
 )
 def test_metrics_that_do_not_fit(loss, metrics, reason):

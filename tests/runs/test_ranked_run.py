@@ -89,7 +89,7 @@ def test_ranks_end_where_one_process_ends(folder, tmp_path, name):
         ("features", 2, "data.features: 'scattering' is not for several ranks"),
         ("no memory", 2, "GB of rows and"),
         ("no GPU", 2, "cuda"),
-        ("diverged", 2, "finite norm, got others for agents"),
+        ("diverged", 2, "finite norm, got an infinite or undefined norm for agents"),
         ("dropout", 2, "drop at random"),
     ],
 )

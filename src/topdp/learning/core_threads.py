@@ -13,13 +13,16 @@ import torch
 
 
 def single_threaded_pool(workers: int) -> ThreadPoolExecutor:
-    """Return a pool whose threads each use one core. The calling thread keeps its own setting."""
+    """Return a pool of `workers` threads, each of which computes on one core.
+
+    The calling thread may use `workers` cores afterwards.
+    """
     pool = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,))
-    # Start all threads now: one that starts later would change the setting of the others.
+    # Start all threads now. A thread that started later would change torch's setting for the other threads.
     all_started = Barrier(workers)
     try:
         list(pool.map(lambda _: all_started.wait(), range(workers)))
-    except BaseException:  # no more threads, or an interrupt: release the waiting threads
+    except BaseException:  # a thread could not start, or an interrupt: release the threads that wait
         all_started.abort()
         raise
     torch.set_num_threads(workers)
@@ -27,11 +30,11 @@ def single_threaded_pool(workers: int) -> ThreadPoolExecutor:
 
 
 def run_in_parts(work: Callable[[slice], object], count: int) -> None:
-    """Cut 0 .. count-1 into one part per thread that torch may use, and run `work` on each part in its own
-    thread.
+    """Cut 0 .. count-1 into one part for each thread that torch may use, and run `work` on each part in a
+    separate thread.
 
-    When this function returns or raises, also on an interrupt, no part is still running, so the caller may
-    write to the same memory again.
+    When this function returns or raises an error, even after an interrupt, no part is still running. The
+    caller may then write to the same memory again.
     """
     workers = min(torch.get_num_threads(), count)
     if workers < 2:
@@ -52,7 +55,8 @@ def run_in_parts(work: Callable[[slice], object], count: int) -> None:
 
 @lru_cache(1)
 def _process_pool(workers: int, process: int) -> ThreadPoolExecutor:
-    """Return the pool of this process. Threads do not survive a fork, so `process` is part of the cache
-    key.
+    """Return the pool of this process, which is created on the first call.
+
+    Threads do not survive a fork. The process number is a parameter so that it is part of the cache key.
     """
     return single_threaded_pool(workers)

@@ -1,7 +1,7 @@
 """Losses with one value per example. To add one, write a function here and register its name in `LOSSES`.
 
-What a named loss requires of targets and outputs is in `tasks`; the metrics reported beside it are in
-`metrics`.
+`tasks` states what a named loss requires of targets and outputs. `metrics` contains the metrics that are
+reported together with a loss.
 """
 
 from __future__ import annotations
@@ -22,14 +22,16 @@ CUSTOM_LOSS = "own"
 """The name of a loss that is a user's own function."""
 
 MAX_TRANSPOSED_CLASSES = 32
-"""Up to this many classes the transposed layout is faster: for ten classes, by four to seven times."""
+"""Up to this many classes, scores are transposed before the softmax. For ten classes, this is four to seven
+times as fast."""
 
 VECTOR_WIDTH = 16  # numbers in one vector register of a CPU; some process two at a time
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy of class scores [b, classes, ...] and labels [b, ...]; over several positions, their
-    mean.
+    """Return the cross-entropy of each example's class scores [b, classes, ...] and labels [b, ...].
+
+    If an example has several positions, return their mean.
 
     >>> import torch
     >>> cross_entropy(torch.zeros(2, 4), torch.tensor([0, 3]))
@@ -41,8 +43,9 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
         and outputs.shape[1] <= MAX_TRANSPOSED_CLASSES
         and outputs.device.type == "cpu"
     ):
-        # Examples lie beside each other, so the CPU processes many at once. A remainder that does not fill a
-        # vector register is rounded differently. With padding, an example has the same bits at any position.
+        # Examples lie next to each other in memory, so the CPU processes many at once. Without padding, the
+        # last examples would not fill a vector register and would be rounded differently. With padding, an
+        # example has the same bits at any position.
         padded = functional.pad(outputs.mT, (0, -len(outputs) % VECTOR_WIDTH))
         scores = functional.log_softmax(padded, 0).mT[: len(outputs)]
         return functional.nll_loss(scores, targets, reduction="none")
@@ -50,7 +53,7 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def mse(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The squared difference; over several numbers, their mean.
+    """Return the squared difference for each example; if an example has several numbers, their mean.
 
     >>> import torch
     >>> mse(torch.tensor([[1.0], [3.0]]), torch.tensor([1, 1]))
@@ -60,7 +63,9 @@ def mse(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def huber(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Half the squared difference up to 1, and linear beyond; over several numbers, their mean.
+    """Return the Huber loss for each example; if an example has several numbers, their mean.
+
+    It is half the squared difference where the difference is at most 1, and linear beyond.
 
     >>> import torch
     >>> huber(torch.tensor([1.0, 3.0]), torch.tensor([0.0, 0.0]))
@@ -70,7 +75,9 @@ def huber(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def bce(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Binary cross-entropy of logits and targets from 0 to 1; over several labels, their mean.
+    """Return the binary cross-entropy of each example's logits and targets from 0 to 1.
+
+    If an example has several labels, return their mean.
 
     >>> import torch
     >>> bce(torch.zeros(2, 3), torch.tensor([[0, 1, 1], [0, 0, 1]]))
@@ -78,20 +85,21 @@ def bce(outputs: Tensor, targets: Tensor) -> Tensor:
     """
     pair = match_target_shape(outputs, targets)
     count = pair[0].numel()
-    # Padded as in `cross_entropy`: a number has the same bits at any position.
+    # Padded as in `cross_entropy`, so that a number has the same bits at any position.
     scores, labels = (functional.pad(part.reshape(-1), (0, -count % (2 * VECTOR_WIDTH))) for part in pair)
     losses = functional.binary_cross_entropy_with_logits(scores, labels, reduction="none")[:count]
     return _mean_per_example(losses.view(pair[0].shape))
 
 
 LOSSES: dict[str, Loss] = {"cross-entropy": cross_entropy, "mse": mse, "huber": huber, "bce": bce}
-"""Each of them treats examples one by one, for any values: the gradients rely on it."""
+"""Each loss treats the examples one by one, for any values. The computation of gradients relies on this."""
 
 
 def match_target_shape(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both in the shape of the targets and the type of the outputs. Nothing is ever broadcast.
+    """Return outputs and targets, both in the shape of the targets and with the number type of the outputs.
 
-    Shapes may differ only in axes of length 1 after the first: one number per example may be [b] or [b, 1].
+    Raise InputError if the shapes differ, except in axes of length 1 after the first: one number per example
+    may be [b] or [b, 1]. Nothing is ever broadcast.
 
     >>> import torch
     >>> [part.shape for part in match_target_shape(torch.zeros(5, 1), torch.zeros(5))]
@@ -102,10 +110,10 @@ def match_target_shape(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor
             (*values.shape[:1], *(size for size in values.shape[1:] if size != 1))
             for values in (outputs, targets)
         ]
-        squeezed = outputs.dim() == 0 and targets.numel() == 1  # by the model, on a batch of one
+        squeezed = outputs.dim() == 0 and targets.numel() == 1  # the model removed the axis of a batch of one
         if axes[0] != axes[1] and not squeezed:
             raise InputError(
-                f"Expected outputs of the shape of the targets, got outputs of shape {tuple(outputs.shape)} "
+                f"Expected outputs in the shape of the targets, got outputs of shape {tuple(outputs.shape)} "
                 f"for targets of shape {tuple(targets.shape)}. Make the model return "
                 f"[batch{''.join(f', {length}' for length in targets.shape[1:])}]."
             )
@@ -114,8 +122,9 @@ def match_target_shape(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor
 
 
 def named_loss(loss: str | Loss) -> PerExampleLoss:
-    """Return a loss by name, or wrap the caller's own function. Calling it checks that it returns one value
-    per example.
+    """Return the loss that `loss` names, or the user's own function, as a `PerExampleLoss`.
+
+    Raise InputError if no loss has this name.
     """
     if isinstance(loss, PerExampleLoss):
         return loss
@@ -124,26 +133,26 @@ def named_loss(loss: str | Loss) -> PerExampleLoss:
         return PerExampleLoss(loss, name)
     if loss not in LOSSES:
         raise InputError(
-            f"Expected loss {' or '.join(map(repr, LOSSES))} or a function of (outputs, targets) with one "
-            f"loss per example, got {loss!r}."
+            f"Expected loss {' or '.join(map(repr, LOSSES))} or a function of (outputs, targets) that "
+            f"returns one loss per example, got {loss!r}."
         )
     return PerExampleLoss(LOSSES[loss], loss)
 
 
 def is_named_loss(loss: Loss) -> bool:
-    """Whether `loss` is one of `LOSSES`, as returned by `named_loss`."""
+    """Return whether `loss` is one of `LOSSES`, as returned by `named_loss`."""
     return isinstance(loss, PerExampleLoss) and loss.loss in LOSSES.values()
 
 
 def is_cross_entropy(loss: Loss) -> bool:
-    """Whether `loss` takes the softmax of the outputs."""
+    """Return whether `loss` is `cross_entropy`, which takes the softmax of the outputs."""
     return isinstance(loss, PerExampleLoss) and loss.loss is cross_entropy
 
 
 @final
 @dataclass(frozen=True)
 class PerExampleLoss:
-    """A loss that checks the shape of its result."""
+    """A loss that raises InputError unless it returns one value per example."""
 
     loss: Loss
     name: str = CUSTOM_LOSS
@@ -154,7 +163,7 @@ class PerExampleLoss:
             result = f"shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else type(losses).__name__
             raise InputError(
                 f"Expected one loss per example {tuple(targets.shape[:1])}, got {result}. "
-                "Use reduction='none' and reduce over all axes but the first."
+                "Use reduction='none', and then reduce over all axes except the first."
             )
         return losses
 

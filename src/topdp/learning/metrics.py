@@ -1,8 +1,8 @@
 """Metrics of a model on test records, by name or as functions. To add one, put a `Metric` into `METRICS`.
 
-A metric receives one agent's outputs for all test records and their targets. It returns one number, or one
-per class. Gradients, noise and rounds do not depend on metrics. What a loss requires of targets is in
-`tasks`; which agents are evaluated when is decided by the engine and the training loop.
+A metric receives one agent's outputs for all test records, and the targets of these records. It returns one
+number, or one number per class. Gradients, noise and rounds do not depend on metrics. `tasks` states what a
+loss requires of targets. The engine and the training loop decide which agents are evaluated, and when.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MetricFunction = Callable[[Tensor, Tensor], Any]
 """(outputs [M, ...], targets [M, ...]) -> a number, or [k] numbers"""
 
 CLASS_TARGETS, NUMBER_TARGETS = "classes", "numbers"
-"""What a metric is about: class labels, or real numbers."""
+"""The kinds of targets that a metric can be about: class labels, or real numbers."""
 
 
 @final
@@ -40,17 +40,22 @@ class Metric:
     function: MetricFunction
     _: KW_ONLY
     larger_is_better: bool | None = True
-    """None if neither is better, as for a bias."""
+    """None if neither a larger nor a smaller value is better, as for a bias."""
     about: str | None = None
+    """The kind of targets, such as `CLASS_TARGETS`; None for a user's own function."""
     each: Callable[[Tensor, Tensor], Tensor] | None = None
-    """For a metric that is a mean over records: the value of each record. Then outputs need not be kept."""
+    """For a metric that is a mean over records: a function that returns the value of each record. Then the
+    outputs for all records need not be in memory at once."""
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Any:
         return self.function(outputs, targets)
 
 
 def named_metric(metric: str | Metric | MetricFunction) -> Metric:
-    """Return a metric by name, or wrap the caller's own function under the function's name."""
+    """Return the metric that `metric` names, or a `Metric` of the user's own function, with its name.
+
+    Raise InputError if no metric has this name.
+    """
     if isinstance(metric, Metric):
         return metric
     if callable(metric):
@@ -59,19 +64,19 @@ def named_metric(metric: str | Metric | MetricFunction) -> Metric:
         )
     if metric not in METRICS:
         raise InputError(
-            f"Expected a metric out of {', '.join(METRICS)}, or a function of (outputs, targets), "
+            f"Expected one of the metrics {', '.join(METRICS)}, or a function of (outputs, targets), "
             f"got {metric!r}."
         )
     return METRICS[metric]
 
 
 def labels_and_scores(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return targets and outputs as labels [k] and scores [k, classes], or as 0/1 labels and scores [k,
-    labels].
+    """Return (labels, scores): [k] and [k, classes] for classes; both [k, labels], with labels 0 or 1, for
+    yes/no questions.
 
-    Integer targets with one more axis in the outputs are classes; with several positions, each counts. All
-    other outputs must be logits in the shape of the targets: one for a yes/no question, or one for each of
-    several labels.
+    The targets are classes if they are integers and the outputs have one more axis than the targets; each
+    position of a record is then a separate row of the result. All other outputs must be logits in the shape
+    of the targets: one logit for a yes/no question, or one for each of several labels.
     """
     if not targets.is_floating_point() and outputs.dim() == targets.dim() + 1 and outputs.shape[1] > 1:
         return targets.flatten(), outputs.movedim(1, -1).flatten(0, -2)
@@ -93,18 +98,20 @@ def _correct(outputs: Tensor, targets: Tensor) -> Tensor:
 def _correct_in_top_five(outputs: Tensor, targets: Tensor) -> Tensor:
     truth, scores = labels_and_scores(outputs, targets)
     if truth.dim() != 1:
-        raise InputError("top-5-accuracy: expected a score for each class, got yes/no logits.")
+        raise InputError("top-5-accuracy: expected a score for each class, got yes/no logits. Use accuracy.")
     true_scores = scores.gather(1, truth[:, None])
     return ((scores > true_scores).sum(1) < 5).double().reshape(len(targets), -1).mean(1)
 
 
 def _is_multilabel(truth: Tensor) -> bool:
-    """Whether a record may have several labels. A single yes/no logit counts as two classes."""
+    """Return whether a record may have several labels. A single yes/no logit counts as two classes."""
     return truth.dim() == 2 and truth.shape[1] > 1
 
 
 def _class_counts(truth: Tensor, predicted: Tensor, outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return, for each class or label, how often it is predicted correctly, true, and predicted."""
+    """Return three counts for each class or label: how often it is predicted correctly, how often it is true,
+    and how often it is predicted.
+    """
     if _is_multilabel(truth):
         return (truth * predicted).sum(0).double(), truth.sum(0).double(), predicted.sum(0).double()
 
@@ -116,15 +123,15 @@ def _class_counts(truth: Tensor, predicted: Tensor, outputs: Tensor) -> tuple[Te
 
 
 def balanced_accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The mean of `per_class_accuracy` over the classes that occur."""
+    """Return the mean of `per_class_accuracy` over the classes that occur."""
     return per_class_accuracy(outputs, targets).nanmean()
 
 
 def per_class_accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """[classes]: the share of each class's records that are classified correctly; NaN for a class that does
-    not occur.
+    """Return [classes] the share of each class's records that are classified correctly.
 
-    With several labels per record: how often each label is predicted correctly.
+    The value is NaN for a class that does not occur. With several labels per record, return [labels] the
+    share of records for which each label is predicted correctly.
     """
     truth, predicted = _labels_and_predictions(outputs, targets)
     if _is_multilabel(truth):
@@ -134,8 +141,9 @@ def per_class_accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def f1_macro(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The mean of F1 = 2·correct / (true + predicted) over classes that occur or are predicted; for labels,
-    over all.
+    """Return the mean of F1 = 2·correct / (true + predicted) over the classes that occur or are predicted.
+
+    With several labels per record, return the mean over all labels.
     """
     truth, predicted = _labels_and_predictions(outputs, targets)
     correct, true, predicted_counts = _class_counts(truth, predicted, outputs)
@@ -144,11 +152,11 @@ def f1_macro(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def auroc(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The probability that a record of the class scores higher than a record of another class; a tie counts
-    as a half.
+    """Return the probability that a record of the class scores higher than a record of another class.
 
-    For several labels, or more than two classes (each against the rest, by softmax), the mean over those that
-    have records of both kinds; NaN if there is none.
+    A tie counts as a half. With several labels, or with more than two classes (each against the rest, by
+    softmax), return the mean over the labels or classes that have records of both kinds; NaN if there are
+    none. Return NaN if a score is not finite.
     """
     truth, scores = labels_and_scores(outputs, targets)
     scores = scores.double()
@@ -165,12 +173,13 @@ def auroc(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def _area_under_roc(truth: Tensor, scores: Tensor) -> Tensor:
-    """The Mann-Whitney statistic (Hanley and McNeil 1982) with mean ranks for ties; NaN unless both kinds
-    occur.
+    """Return the Mann-Whitney statistic (Hanley and McNeil 1982) with mean ranks for ties.
+
+    The result is NaN unless both true and false labels occur.
     """
-    _, place, ties = torch.unique(scores, return_inverse=True, return_counts=True)
+    _, distinct, ties = torch.unique(scores, return_inverse=True, return_counts=True)
     last = ties.cumsum(0).double()
-    rank = (last - (ties - 1) / 2)[place]
+    rank = (last - (ties - 1) / 2)[distinct]
     positives = truth.double().sum()
     negatives = len(truth) - positives
     above: Tensor = (rank * truth).sum() - positives * (positives + 1) / 2
@@ -178,15 +187,16 @@ def _area_under_roc(truth: Tensor, scores: Tensor) -> Tensor:
 
 
 def _errors(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return [M, k]: output minus target."""
+    """Return [M, k] the outputs minus the targets."""
     outputs, targets = match_target_shape(outputs, targets)
     return (outputs.double() - targets.double()).reshape(len(targets), -1)
 
 
 def r2(outputs: Tensor, targets: Tensor) -> Tensor:
-    """1 - Σ(target - output)² / Σ(target - mean)²; over several numbers, their mean.
+    """Return R² = 1 - Σ(target - output)² / Σ(target - mean)²; with several numbers per record, their mean.
 
-    If all targets are equal there is nothing to explain: the result is 1 if the outputs meet them, else 0.
+    If all targets are equal, there is nothing to explain. The result is then 1 if all outputs equal the
+    targets, and otherwise 0.
     """
     outputs, targets = (
         part.double().reshape(len(targets), -1) for part in match_target_shape(outputs, targets)
@@ -232,12 +242,13 @@ DEFAULT_METRICS = {
     "huber": ("mae", "r2"),
     CUSTOM_LOSS: (),
 }
-"""What is reported for a loss unless metrics are chosen. The loss itself is always reported."""
+"""By loss: the metrics that are reported unless the user chooses others. The loss is always reported."""
 
 
 def larger_is_better(name: str) -> bool | None:
-    """Whether a larger value is better, for a metric by name or for the loss; None for a user's function,
-    where it is unknown.
+    """Return whether a larger value is better, for the metric with this name or for `loss`.
+
+    Return None for a user's own function, because it is unknown.
 
     >>> larger_is_better("accuracy"), larger_is_better("loss"), larger_is_better("my_own")
     (True, False, None)

@@ -1,7 +1,7 @@
 """The paper's networks, a linear model, and any `nn.Module` as a row of flat parameters.
 
-A row is one vector of d numbers: all trained parameters of the module in the order of `named_parameters`,
-tied parameters once. Gradients are in `gradients`; agents are in the simulator's engine.
+A row is one vector of d numbers: all trained parameters of the module in the order of `named_parameters`.
+Tied parameters occur once. `gradients` computes gradients; the engine of the simulator handles agents.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TRAINABLE_DTYPES = {torch.float32, torch.float64}
 @final
 @dataclass(frozen=True)
 class Slot:
-    """The place of one parameter in a row: `row[start:stop].view(shape)`."""
+    """The position of one parameter in a row: `row[start:stop].view(shape)`."""
 
     name: str
     start: int
@@ -35,8 +35,9 @@ class Slot:
     shape: torch.Size
 
     def part(self, first: int, last: int) -> Slot:
-        """Return entries `first .. last-1` of the leading axis, for a parameter that stacks the weights of
-        several layers.
+        """Return the slot of entries `first .. last-1` of the leading axis.
+
+        For a parameter that stacks the weights of several layers.
 
         >>> Slot("in_proj_weight", 10, 34, torch.Size([6, 4])).part(2, 4)
         Slot(name='in_proj_weight[2:4]', start=18, stop=26, shape=torch.Size([2, 4]))
@@ -55,15 +56,15 @@ class FlatModel:
     """A module whose parameters are read from rows.
 
     The given module is copied and never changed. A row contains only the parameters that require a gradient.
-    The others are a fixed part of the function, the same for all agents, and are neither noised, mixed nor
-    sent.
+    The other parameters are a fixed part of the function and the same for all agents. They are neither
+    noised, mixed nor sent.
 
     **Guarantees.** A module is refused if a normalisation layer lets the examples of a batch influence each
-    other, or if its buffers gather statistics of the data: clipping an example's own gradient would not bound
-    its influence, and the statistics would leave the agent without noise. BatchNorm in evaluation mode does
-    neither: it reads statistics that existed before, and nothing here or in the code that calls it switches a
-    layer out of evaluation mode. Other ways of mixing examples have no effect in
-    `gradients.ClippedGradients`, where each example is a batch of one.
+    other, because clipping an example's gradient would then not bound its influence. A module is also refused
+    if its buffers gather statistics of the data, because these would leave the agent without noise. BatchNorm
+    in evaluation mode does neither: it reads statistics that existed before, and neither this class nor the
+    code that calls it switches a layer out of evaluation mode. Other ways of mixing examples have no effect
+    in `gradients.ClippedGradients`, where each example is a batch of one.
 
     >>> flat = FlatModel(nn.Linear(3, 2))
     >>> flat.dimension, flat.flatten().shape, [slot.name for slot in flat.slots]
@@ -85,12 +86,11 @@ class FlatModel:
                 slots.append(Slot(name, start, stop, parameter.shape))
                 start = stop
         if not slots:
-            raise InputError("Expected a module with at least one parameter to train, got none.")
+            raise InputError("Expected a module with parameters to train, got none. Use requires_grad_().")
         if len(dtypes) > 1 or not dtypes <= TRAINABLE_DTYPES:
             raise InputError(
-                "Expected all parameters in one real floating type, float32 or float64, got "
-                f"{sorted(map(str, dtypes))}. "
-                "Convert the module, for example with module.float()."
+                "Expected all parameters in one real floating-point type, float32 or float64, got "
+                f"{sorted(map(str, dtypes))}. Convert the module, for example with module.float()."
             )
         try:
             self.module = copy.deepcopy(module)
@@ -105,8 +105,9 @@ class FlatModel:
         self.dtype = dtypes.pop()
 
     def flatten(self, module: nn.Module | None = None) -> Tensor:
-        """Return the row [d] of `module`'s trained parameters; by default of the module this was built
-        from.
+        """Return the row [d] of the trained parameters of `module`; by default, of the given module.
+
+        Raise InputError if the parameters have other names or shapes.
         """
         parameters = dict((self.module if module is None else module).named_parameters())
         shapes = {name: p.shape for name, p in parameters.items() if p.requires_grad}
@@ -118,13 +119,13 @@ class FlatModel:
         return torch.cat([parameters[slot.name].detach().reshape(-1) for slot in self.slots])
 
     def named(self, row: Tensor) -> dict[str, Tensor]:
-        """Return views into `row` under the names of the parameters, tied parameters once."""
+        """Return views into `row` by the names of the parameters; tied parameters occur once."""
         if row.shape != (self.dimension,):
             raise InputError(f"Expected a row of {self.dimension} numbers, got shape {tuple(row.shape)}.")
         return {slot.name: row[slot.start : slot.stop].view(slot.shape) for slot in self.slots}
 
     def load(self, row: Tensor) -> nn.Module:
-        """Return a new module with the parameters in `row`, in its type and on its device.
+        """Return a new module with the parameters in `row`, with the number type and on the device of `row`.
 
         A row stored in half precision is converted to the type of this model.
         """
@@ -138,6 +139,7 @@ class FlatModel:
 
 
 def _expect_private_layers(module: nn.Module) -> None:
+    """Raise InputError if a normalisation layer mixes examples or gathers statistics of the data."""
     for path, layer in module.named_modules():
         where = f"{path!r}" if path else "the module itself"
         if isinstance(layer, _BatchNorm) and not has_frozen_statistics(layer):
@@ -147,8 +149,8 @@ def _expect_private_layers(module: nn.Module) -> None:
                 f"Expected a model that treats examples one by one, got {type(layer).__name__} at {where}. "
                 "It mixes the examples of a batch, so clipping one example's gradient does not bound that "
                 "example's influence, and its running statistics would leave without noise. "
-                f"Replace it by nn.GroupNorm({groups}, {features}); or, in a pre-trained backbone, keep its "
-                "statistics: call .eval() on the layer or the backbone before passing the model."
+                f"Replace it by nn.GroupNorm({groups}, {features}). In a pre-trained backbone you can keep "
+                "its statistics instead: call .eval() on the layer or the backbone before you pass the model."
             )
         if isinstance(layer, _InstanceNorm) and layer.track_running_stats:
             raise InputError(
@@ -159,12 +161,18 @@ def _expect_private_layers(module: nn.Module) -> None:
 
 
 def has_frozen_statistics(layer: _BatchNorm) -> bool:
-    """Whether the layer is a function of one example: in evaluation mode and with stored statistics."""
+    """Return whether the layer is in evaluation mode and has stored statistics.
+
+    Its result for an example then depends on no other example.
+    """
     return not layer.training and layer.running_mean is not None and layer.running_var is not None
 
 
 def replace_layers(model: nn.Module, new: Mapping[int, nn.Module]) -> nn.Module:
-    """Return `model` with the layer of each id in `new` replaced, wherever it occurs."""
+    """Replace each layer whose id is in `new` by `new[id]`, wherever it occurs, and return the model.
+
+    `model` itself is changed; if its own id is in `new`, `new[id]` is returned.
+    """
     if id(model) in new:
         return new[id(model)]
     for path, layer in list(model.named_modules(remove_duplicate=False)):
@@ -175,7 +183,7 @@ def replace_layers(model: nn.Module, new: Mapping[int, nn.Module]) -> nn.Module:
 
 
 def initial_row(factory: Callable[[], nn.Module], seed: int) -> Tensor:
-    """Return the row of `factory()`, called with torch's CPU generator seeded; the generator is restored."""
+    """Seed torch's CPU generator, and return the row of `factory()`. The generator is restored afterwards."""
     with torch.random.fork_rng(devices=[]):
         # torch.manual_seed would also reseed the generators of all devices.
         torch.default_generator.manual_seed(seed)
@@ -183,17 +191,19 @@ def initial_row(factory: Callable[[], nn.Module], seed: int) -> Tensor:
 
 
 def mlp(inputs: int = 784, hidden: int = 100, classes: int = 10) -> nn.Sequential:
-    """The paper's MNIST network: 784-100-10 with ReLU, for images [b, 1, 28, 28] or vectors [b, 784]."""
+    """Return the paper's MNIST network: 784-100-10 with ReLU, for images [b, 1, 28, 28] or rows [b, 784]."""
     return nn.Sequential(
         nn.Flatten(), nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, classes)
     )  # fmt: skip
 
 
 def linear(inputs: int = 784, classes: int = 10) -> nn.Sequential:
-    """One linear layer that starts from zero: all classes are equally likely, and no random draw matters.
+    """Return one linear layer whose weights are zero: all classes are equally likely at the start, and the
+    model does not depend on random numbers.
 
-    It has no bias: on records of length 1 a bias would double the square of every gradient's norm, which the
-    noise has to hide (-0.4 points on MNIST at ε = 1, -1.0 on Fashion-MNIST, -1.0 on CIFAR-10 at 3).
+    The layer has no bias. For records of norm 1, a bias would double the square of every gradient's norm, so
+    the noise would have to hide more. It would change the accuracy by -0.4 points on MNIST at ε = 1, by -1.0
+    on Fashion-MNIST, and by -1.0 on CIFAR-10 at ε = 3.
     """
     layer = nn.Linear(inputs, classes, bias=False)
     nn.init.zeros_(layer.weight)
@@ -201,7 +211,7 @@ def linear(inputs: int = 784, classes: int = 10) -> nn.Sequential:
 
 
 def cnn(channels: int = 3, size: int = 32, classes: int = 10) -> nn.Sequential:
-    """The paper's CIFAR-10 network: two convolutions with max-pooling, three linear layers."""
+    """Return the paper's CIFAR-10 network: two convolutions with max-pooling, then three linear layers."""
     side = ((size - 4) // 2 - 4) // 2
     if side < 1:
         raise InputError(f"Expected images of at least 16x16 for the cnn, got {size}x{size}. Use the mlp.")

@@ -1,8 +1,8 @@
 """Loops compiled to machine code by Numba on their first call, and cached on disk where possible.
 
-For what neither torch nor NumPy does in one pass over memory. Compiled loops release the GIL, so threads can
-share the work. Sums are not reordered and no two operations are fused: the results are the same bit for bit
-on every processor.
+Such loops are for work that neither torch nor NumPy can do in one pass over memory. Compiled loops release
+the GIL, so threads can share the work. Sums are not reordered and no two operations are fused, so the results
+are the same bit for bit on every processor.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ Loop = Callable[..., Any]
 
 
 def compiled(loop: Loop) -> Loop:
-    """Return the same function as machine code. Its arguments must be numbers and NumPy arrays."""
+    """Return `loop` as machine code. The arguments of a call must be numbers and NumPy arrays."""
     options = {"nogil": True, "error_model": "numpy"}
     try:
         dispatcher: Any = njit(cache=True, **options)(loop)
-    except RuntimeError:  # no folder for the cache: every process compiles for itself
+    except RuntimeError:  # there is no folder for the cache, so every process compiles the loop itself
         dispatcher = njit(**options)(loop)
     else:
         _ignore_cache_errors(dispatcher._cache)
-        # Numba checks only the loop's own file, and would miss changes in the loops that it calls.
-        with suppress(OSError):  # in an archive, Numba checks the archive
+        # Numba checks only the file of the loop itself, and would miss changes in the loops that it calls.
+        with suppress(OSError):  # the code is in an archive; Numba checks the archive instead
             dispatcher._cache._cache_file._source_stamp = _source_stamp(loop)
     compiled_loop: Loop = dispatcher
     return compiled_loop
 
 
 def _source_stamp(loop: Loop) -> list[tuple[str, float, int]]:
-    """The modification times and sizes of the files of a loop and of the loops it calls."""
+    """Return (file, modification time, size) of each file with the loop or with a loop that it calls."""
     loops, files = [loop], set()
     while loops:
         current = loops.pop()
@@ -47,13 +47,16 @@ def _source_stamp(loop: Loop) -> list[tuple[str, float, int]]:
 
 
 def _ignore_cache_errors(cache: Any) -> None:
-    """Compile again if the cache is damaged, and continue if it cannot be written: neither ends a run."""
+    """Let Numba compile again if the cache is damaged, and continue if the cache cannot be written.
+
+    Neither error then ends a run.
+    """
     load, save = cache.load_overload, cache.save_overload
 
     def load_or_compile(*arguments: Any) -> Any:
         try:
             return load(*arguments)
-        except Exception:  # damaged bytes can raise anything
+        except Exception:  # a damaged file can cause any error
             with suppress(Exception):
                 cache.flush()
             return None

@@ -1,13 +1,13 @@
 """Pre-trained models: adapters in frozen layers (LoRA), and the frozen backbone before the trained part.
 
-With adapters each linear layer of a frozen model learns a low-rank change (Hu et al. 2022). Only adapters and
-explicitly named layers are trained, noised, mixed and sent. For a large model that means far less noise and
-far less traffic. Layers inside `nn.MultiheadAttention` get no adapters, because it reads their weights
-without calling them.
+With adapters, each linear layer of a frozen model learns a low-rank change (Hu et al. 2022). Only adapters
+and explicitly named layers are trained, noised, mixed and sent. For a large model, this means far less noise
+and far less traffic. Layers inside `nn.MultiheadAttention` get no adapters, because `nn.MultiheadAttention`
+reads their weights without calling them.
 
 The output of a frozen backbone for a record never changes, so it can be computed once
-(`data/features/user_features`). This module only splits; it runs no model. A model with adapters inside
-frozen layers has nothing to split off.
+(`data/features/user_features`). This module only splits models and does not run them. A model with adapters
+inside frozen layers has no frozen backbone that could be split off.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ from topdp.learning.models import replace_layers
 
 @final
 class LoraLinear(nn.Module):
-    """y = W x + b + scale · B A x, where only A and B are trained. B starts at zero, so the output is
-    unchanged at first.
+    """A linear layer with an adapter: y = W x + b + scale · B A x, where only A and B are trained.
+
+    B starts at zero, so the adapter does not change the output at first.
     """
 
     def __init__(self, base: nn.Linear, rank: int, scale: float) -> None:
@@ -56,9 +57,10 @@ class LoraLinear(nn.Module):
 
 
 def lora(model: nn.Module, rank: int = 4, scale: float = 1.0, train: Sequence[str] = ()) -> nn.Module:
-    """Return a copy of `model` with adapters in its linear layers and everything else frozen.
+    """Return a copy of `model` with adapters in its linear layers and all other parameters frozen.
 
     `train` names layers of the model that are trained in full, for example a new head. They get no adapters.
+    Raise InputError if `train` names an unknown layer, or if no linear layer can get an adapter.
 
     >>> from torch import nn
     >>> model = lora(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2)), rank=2, train=["2"])
@@ -72,7 +74,7 @@ def lora(model: nn.Module, rank: int = 4, scale: float = 1.0, train: Sequence[st
     missing = [name for name in train if name not in layers or not name]
     if missing:
         raise InputError(
-            f"Expected names of layers to train, got {missing}. Known: {', '.join(layers)[:300]}."
+            f"Expected names of layers to train, got {missing}. The model has {', '.join(layers)[:300]}."
         )
     for name in train:
         layers[name].requires_grad_(True)
@@ -84,14 +86,15 @@ def lora(model: nn.Module, rank: int = 4, scale: float = 1.0, train: Sequence[st
         and not any(path == name or path.startswith(f"{name}.") or name == "" for name in excluded)
     ]
     if not linear_layers:
-        raise InputError("Expected a model with linear layers for adapters, got none.")
+        raise InputError("Expected linear layers for adapters outside `train` and attention, got none.")
     adapted = {id(layer): LoraLinear(layer, rank, scale) for layer in linear_layers}
     return replace_layers(model, adapted)
 
 
 def merged(model: nn.Module) -> nn.Module:
-    """Return a copy in which the adapters are merged into the weights: a model of the kind that was passed to
-    `lora`.
+    """Return a copy of `model` in which the adapters are merged into the weights of their linear layers.
+
+    The copy has the same layers as the model that was passed to `lora`.
     """
     model = copy.deepcopy(model)
     plain = {}
@@ -104,11 +107,12 @@ def merged(model: nn.Module) -> nn.Module:
 
 
 def split_backbone(model: nn.Module) -> tuple[nn.Sequential, nn.Sequential] | None:
-    """Return (frozen, trained), to be run one after the other; None if the model has no such form or nothing
-    would be gained.
+    """Return the two parts (frozen, trained) of a model, which are run one after the other.
 
-    Only a sequential model can be split: `nn.Sequential(backbone, head)`, also with nested `Sequential`s. The
-    frozen part must have weights, none of them trained, and must not draw random numbers in its current mode.
+    Return None if the model cannot be split, or if the frozen part has no weights, because a split would then
+    save nothing. Only a sequential model can be split: `nn.Sequential(backbone, head)`, also with nested
+    `Sequential`s. None of the weights of the frozen part is trained, and it draws no random numbers in its
+    current mode.
 
     >>> body = nn.Sequential(nn.Linear(4, 8), nn.ReLU()).requires_grad_(False)
     >>> frozen, trained = split_backbone(nn.Sequential(body, nn.Linear(8, 2)))
@@ -128,8 +132,9 @@ def split_backbone(model: nn.Module) -> tuple[nn.Sequential, nn.Sequential] | No
 
 
 def _sequential_layers(model: nn.Module) -> list[nn.Module]:
-    """Return the layers that a sequential model runs one after the other. A model with hooks counts as one
-    layer.
+    """Return the layers that a sequential model runs one after the other.
+
+    A model with hooks, or of another kind, counts as one layer.
     """
     if type(model) is not nn.Sequential or has_user_hooks(model):
         return [model]
@@ -141,7 +146,10 @@ def _is_trained(layer: nn.Module) -> bool:
 
 
 def _may_draw(layer: nn.Module) -> bool:
-    """Whether the layer may draw random numbers. Layers from outside torch may, unless in evaluation mode."""
+    """Return whether the layer may draw random numbers.
+
+    A layer that does not belong to torch may always do so, unless it is in evaluation mode.
+    """
     for inner in layer.modules():
         of_torch = type(inner).__module__.startswith("torch.nn.modules.")
         random = isinstance(inner, _DropoutNd | nn.RReLU) or getattr(inner, "dropout", 0) != 0

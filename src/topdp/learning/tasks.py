@@ -1,7 +1,7 @@
 """A task: a loss with its metrics, and what both require of targets and of a model's outputs.
 
-What does not fit is refused before anything is computed. The losses and metrics themselves are in `losses`
-and `metrics`.
+Targets and outputs that do not fit are refused before anything is computed. The losses and metrics themselves
+are in `losses` and `metrics`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ class Task:
     def of(cls, loss: str | Loss = "cross-entropy", metrics: MetricChoice = None) -> Task:
         """Return the task of a loss and its metrics.
 
-        `metrics`: one or several, by name or as functions; None selects the defaults for the loss.
+        `metrics`: one or several metrics, by name or as functions; None selects the defaults for the loss.
+        Raise InputError if a name is unknown, reserved or repeated, or if a metric does not fit the loss.
 
         >>> [metric.name for metric in Task.of("mse").metrics]
         ['mae', 'r2']
@@ -65,35 +66,38 @@ class Task:
         for name in names:
             if names.count(name) > 1 or name in RESERVED_METRIC_NAMES or name.endswith("_per_agent"):
                 raise InputError(
-                    f"Expected metrics with unique names other than {', '.join(RESERVED_METRIC_NAMES)}, "
-                    f"got {name!r}"
-                    f"{' twice' if names.count(name) > 1 else ''}. Use topdp.Metric(name, function)."
+                    f"Expected metrics with unique names other than {', '.join(RESERVED_METRIC_NAMES)} and "
+                    f"*_per_agent, got {name!r}{' twice' if names.count(name) > 1 else ''}. Give the metric "
+                    "another name with topdp.Metric(name, function)."
                 )
         about = LOSS_SUBJECTS.get(task_loss.name)
         for metric in chosen:
             if None not in (about, metric.about) and metric.about != about:
                 fits = ", ".join(name for name, candidate in METRICS.items() if candidate.about == about)
                 raise InputError(
-                    f"metrics: expected one of {fits} for the loss {task_loss.name}, got {metric.name!r}: "
-                    f"it is about {metric.about}."
+                    f"metrics: expected one of {fits} for the loss {task_loss.name}, got {metric.name!r}, "
+                    f"which is about {metric.about}."
                 )
         return cls(task_loss, chosen)
 
     def targets(self, targets: Tensor, what: str) -> Tensor:
-        """Return `targets` [records, ...] in the type that the loss needs; the message of a `DataError`
-        begins with `what`.
+        """Return `targets` [records, ...] in the number type that the loss needs.
+
+        Raise DataError if the loss cannot take the targets; the message begins with `what`.
         """
         convert = _TARGET_CONVERSIONS.get(self.loss.name)
         return targets if convert is None else convert(targets, what)
 
     def outputs(self, targets: Tensor, classes: int | None) -> int:
-        """Return how many outputs a model for these `targets` [records, ...] has."""
+        """Return the number of outputs that a model for these `targets` [records, ...] must have."""
         if self.loss.name == "cross-entropy" or (self.loss.name == CUSTOM_LOSS and classes is not None):
             return classes if classes is not None else int(targets.max()) + 1
         return math.prod(targets.shape[1:])
 
     def expect_outputs(self, outputs: Tensor, targets: Tensor, classes: int | None) -> None:
-        """Refuse a model whose `outputs` for some records do not fit their `targets`."""
+        """Raise InputError if the `outputs` of a model for some records do not fit the `targets` of these
+        records, or if the loss fails on them.
+        """
         if self.loss.name == "cross-entropy":
             _expect_class_scores(outputs, targets, classes)
         elif self.loss.name != CUSTOM_LOSS:
@@ -104,14 +108,17 @@ class Task:
             raise
         except Exception as error:
             raise InputError(
-                f"Expected a loss of (outputs, targets); it failed on outputs of shape "
-                f"{tuple(outputs.shape)} ({outputs.dtype}) and targets of shape "
+                f"Expected a loss that is a function of (outputs, targets), got an error for outputs of "
+                f"shape {tuple(outputs.shape)} ({outputs.dtype}) and targets of shape "
                 f"{tuple(targets.shape)} ({targets.dtype}): {type(error).__name__}: {error}"
             ) from error
 
 
 def _labels(targets: Tensor, what: str) -> Tensor:
-    """Return targets as int64 labels of at least 0: one per record, or one per position."""
+    """Return the targets as int64 labels: one per record, or one per position.
+
+    Raise DataError unless all targets are whole numbers of at least 0.
+    """
     bad = (targets < 0) | (targets != targets.floor()) if targets.is_floating_point() else targets < 0
     if bool(bad.any()):
         at = int(bad.flatten(1).any(1).nonzero()[0]) if bad.dim() > 1 else int(bad.nonzero()[0])
@@ -128,7 +135,7 @@ def _numbers(targets: Tensor, what: str) -> Tensor:
 
 
 def _probabilities(targets: Tensor, what: str) -> Tensor:
-    """Return targets as floats, all of them from 0 to 1."""
+    """Return the targets as floating-point numbers; raise DataError unless all are from 0 to 1."""
     bad = (targets < 0) | (targets > 1)
     if bool(bad.any()):
         advice = (
@@ -151,6 +158,7 @@ _TARGET_CONVERSIONS: dict[str, Callable[[Tensor, str], Tensor]] = {
 
 
 def _expect_class_scores(outputs: Tensor, targets: Tensor, classes: int | None) -> None:
+    """Raise InputError unless `outputs` contain a score for each class and position."""
     positions = tuple(targets.shape[1:])
     result = f"got outputs of shape {tuple(outputs.shape)} for a batch of one record"
     if outputs.dim() != targets.dim() + 1 or tuple(outputs.shape[2:]) != positions:
@@ -159,7 +167,7 @@ def _expect_class_scores(outputs: Tensor, targets: Tensor, classes: int | None) 
         if outputs.shape == targets.shape:
             advice = "For one logit use the loss bce."
         elif outputs.shape[:1] != targets.shape[:1]:
-            advice = "The first axis is that of the records: use squeeze(-1), not squeeze()."
+            advice = "The first axis must be that of the records. Use squeeze(-1), not squeeze()."
         elif tuple(outputs.shape[1:-1]) == positions:
             advice = "Put the classes first: outputs.movedim(-1, 1)."
         raise InputError(

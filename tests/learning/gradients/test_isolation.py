@@ -497,7 +497,7 @@ def test_a_tensor_hidden_outside_the_model_is_found():
             return x
 
     try:
-        with pytest.raises(InputError, match="still holds one of its tensors"):
+        with pytest.raises(InputError, match="still refers to one of its tensors"):
             biggest_move(ClippedGradients(Hides(), 1.0), 1.0)
     finally:
         hidden.last = None

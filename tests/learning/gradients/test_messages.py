@@ -51,9 +51,9 @@ def first_call(model: nn.Module, x: Tensor, y: Tensor | None = None) -> ClippedG
 def test_a_model_that_returns_no_tensor_is_refused_everywhere(make, what):
     gradients = ClippedGradients(Returns(make), 1.0)
     rows, x = gradients.flat.flatten().repeat(2, 1), torch.ones(2, 3, 6)
-    with pytest.raises(InputError, match=f"returns one tensor.*got {what}.*Wrap it"):
+    with pytest.raises(InputError, match=f"returns one tensor.*got {what}.*Wrap the model"):
         gradients.clipped_sum(rows, x, torch.zeros(2, 3).long())
-    with pytest.raises(InputError, match=f"returns one tensor.*got {what}.*Wrap it"):
+    with pytest.raises(InputError, match=f"returns one tensor.*got {what}.*Wrap the model"):
         gradients.outputs(rows, x[0])
 
 

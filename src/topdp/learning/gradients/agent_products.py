@@ -1,4 +1,4 @@
-"""Matrix products of each agent's activations with its own matrices. Not for convolutions."""
+"""Matrix products of each agent's activations with the agent's own matrices. Not for convolutions."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ import torch
 from torch import Tensor
 
 MAX_TRANSPOSED_OUTPUTS = 16
-"""Up to this many outputs a CPU needs half the time for the transposed product."""
+"""Up to this many outputs, a CPU computes the transposed product in half the time."""
 
 
 def agent_linear(a: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return [n, m, out] from a [n, m, in], with every agent's own weight [n, out, in] and bias [n, out]."""
+    """Return the outputs [n, m, out] of a linear layer for activations `a` [n, m, in].
+
+    Every agent has its own weight [n, out, in] and bias [n, out].
+    """
     if a.requires_grad and a.device.type == "cpu":
         product: Tensor = _AgentLinear.apply(a, weight, bias)  # type: ignore[no-untyped-call]
         return product
@@ -30,8 +33,8 @@ def _agent_linear(a: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 class _AgentLinear(torch.autograd.Function):
     """A product that is differentiable in the activations; the weights are constants.
 
-    The gradient has the memory layout of the activations. torch's own gradient would be transposed where the
-    product was, and every later operation on it would take several times as long.
+    The gradient has the memory layout of the activations. If the product was computed transposed, torch's own
+    gradient would be transposed too, and every later operation on it would take several times as long.
     """
 
     @staticmethod
@@ -46,12 +49,12 @@ class _AgentLinear(torch.autograd.Function):
 
 
 def add_outer(out: Tensor, delta: Tensor, a: Tensor, fresh: bool = False) -> None:
-    """Add Σ_m delta [n, m, o] · a [n, m, i] to out [n, o, i]; if `fresh`, overwrite out."""
+    """Add Σ_m delta [n, m, o] · a [n, m, i] to `out` [n, o, i]; if `fresh`, overwrite `out`."""
     out.baddbmm_(delta.mT, a, beta=0 if fresh else 1)
 
 
 def add_sum(out: Tensor, weights: Tensor, a: Tensor, fresh: bool = False) -> None:
-    """Add Σ_m weights [n, m] · a [n, m, i] to out [n, i]; if `fresh`, overwrite out."""
-    # Two steps: the rows of `out` are not contiguous, and `baddbmm_` would take them one by one.
+    """Add Σ_m weights [n, m] · a [n, m, i] to `out` [n, i]; if `fresh`, overwrite `out`."""
+    # In two steps, because the rows of `out` are not contiguous and `baddbmm_` would process them one by one.
     total = torch.matmul(weights.unsqueeze(1), a).squeeze(1)
     out.copy_(total) if fresh else out.add_(total)

@@ -1,8 +1,8 @@
 """The layer rule of MultiheadAttention: four linear layer rules, and torch's formulas between them.
 
-Attention mixes positions of one example, never examples: the first axis of queries, keys and values is the
-batch. torch's attention kernels cannot be used: they have no batching rule for `vmap`, or read the weights
-without calling the layer. So attention is written out as plain matrix products.
+Attention mixes the positions of one example and never mixes examples: the first axis of queries, keys and
+values is the batch. torch's attention kernels cannot be used, because they have no batching rule for `vmap`,
+or read the weights without calling the layer. Attention is therefore computed with plain matrix products.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class AttentionRule(nn.Module):
         E = layer.embed_dim
         packed = slots.get("in_proj_weight")
         for at, name in enumerate(("q", "k", "v")):
-            # Always three parts, even if keys are queries: uses of one parameter must not overlap.
+            # Always three parts, even if the keys are the queries, because slots in use must not overlap.
             weight = slots[f"{name}_proj_weight"] if packed is None else packed.part(at * E, (at + 1) * E)
             part_slots = {"weight": weight}
             if "in_proj_bias" in slots:
@@ -59,7 +59,10 @@ class AttentionRule(nn.Module):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Compute what `nn.MultiheadAttention.forward` computes."""
+        """Return what `nn.MultiheadAttention.forward` returns.
+
+        Raise NotFoldedError for arguments that this rule does not cover.
+        """
         if query.dim() not in (2, 3) or key.dim() != query.dim() or value.dim() != query.dim():
             raise NotFoldedError(f"{self.path} got a query of shape {tuple(query.shape)}")
         if is_causal and attn_mask is None:
@@ -76,7 +79,7 @@ class AttentionRule(nn.Module):
         )
         mask = self._mask(q, k, attn_mask, key_padding_mask, is_causal and not need_weights)
         weights = self._weights(q, k, mask, need_weights)
-        # The backward pass keeps scores, weights, and the weights after dropout.
+        # The backward pass needs scores, weights, and the weights after dropout in memory.
         examples = 1 if self.tape.anchor is not None else self.tape.agents * self.tape.examples
         self.tape.kept += 4 * weights.numel() // examples
         mixed = (weights @ v).transpose(1, 2).flatten(2)
@@ -91,17 +94,17 @@ class AttentionRule(nn.Module):
         return output, weights if batched else weights.squeeze(0)
 
     def _heads(self, project: Any, x: Tensor) -> Tensor:
-        """Return [N, heads, positions, head width]."""
+        """Return the result of the linear layer `project` for `x`, as [N, heads, positions, head width]."""
         projected: Tensor = project(x)
         return projected.view(*projected.shape[:2], self.num_heads, self.head_dim).transpose(1, 2)
 
     def _mask(
         self, q: Tensor, k: Tensor, attn_mask: Tensor | None, key_padding_mask: Tensor | None, causal: bool
     ) -> Tensor | None:
-        """Return what is added to scores [N, heads, L, S]; None if nothing is."""
+        """Return the mask to add to the scores [N, heads, L, S]; None if there is none."""
         L, S = q.shape[2], k.shape[2]
         if causal and key_padding_mask is None:
-            # torch follows the hint here, not the mask.
+            # In this case torch uses a causal mask, and ignores `attn_mask`.
             return _additive_mask(torch.ones(L, S, dtype=torch.bool, device=q.device).triu(1), q.dtype)
         mask = None if attn_mask is None else _additive_mask(attn_mask, q.dtype)
         if mask is not None and mask.dim() == 3:
@@ -112,14 +115,17 @@ class AttentionRule(nn.Module):
         return padding if mask is None else mask + padding
 
     def _weights(self, q: Tensor, k: Tensor, mask: Tensor | None, needed: bool) -> Tensor:
-        """Return [N, heads, L, S]: how much each position takes from each other one."""
+        """Return [N, heads, L, S] the weight with which each position enters each query's output.
+
+        `needed`: whether the caller of the layer asked for the weights.
+        """
         scores = (q * math.sqrt(1 / self.head_dim)) @ k.mT
         if mask is None:
             weights = torch.softmax(scores, -1)
         elif needed:
             weights = torch.softmax(scores + mask, -1)
         else:
-            # Without need_weights, torch gives zero, not NaN, to a position whose mask excludes all others.
+            # Without need_weights, a query whose mask excludes all positions gets 0 instead of NaN in torch.
             fully_masked = (mask == -math.inf).all(-1, keepdim=True)
             weights = torch.softmax((scores + mask).masked_fill(fully_masked, 0), -1).masked_fill(
                 fully_masked, 0
@@ -128,7 +134,7 @@ class AttentionRule(nn.Module):
 
 
 def _additive_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """Turn a boolean mask (True means leave out) into one that is added."""
+    """Return a mask to add to scores: a Boolean mask (True means leave out) becomes 0 and -∞."""
     if mask.dtype != torch.bool:
         return mask
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(mask, -math.inf)

@@ -1,8 +1,8 @@
 """Clipped gradient sums and outputs of all agents at once.
 
-Chooses between the fast path (`folded_path`) and the slow path (`per_example_path`), cuts the work into
-blocks that fit into memory, clips, and leaves out gradients that are not finite. Noise, mixing and rounds
-belong to the engine.
+This module chooses between the fast path (`folded_path`) and the slow path (`per_example_path`), cuts the
+work into blocks that fit into memory, clips, and leaves out gradients that are not finite. The engine handles
+noise, mixing and rounds.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ ExampleKey = tuple[torch.Size, torch.dtype, torch.dtype, torch.device]
 @final
 @dataclass(frozen=True)
 class Statistics:
-    """Statistics per agent [n], weighted over its examples.
+    """Statistics [n] of the agents: means and counts over the examples of each agent.
 
-    Not private: they must not leave the agent.
+    They are not differentially private and must not leave the agent.
     """
 
-    loss: Tensor
-    clipped: Tensor  # share of examples whose gradient was longer than the clip
+    loss: Tensor  # weighted mean over the examples
+    clipped: Tensor  # weighted share of the examples whose gradient was longer than the clip
     ignored: Tensor  # number of examples counted as zero because the model failed on them or overflowed
 
 
@@ -53,28 +53,30 @@ class ClippedGradients:
     """Clipped per-example gradients of one model, for many agents with their own parameters.
 
     `loss` is a name in `LOSSES` or a function (outputs [b, ...], targets [b, ...]) -> losses [b], one per
-    example. `clipping` is one of `CLIPPING_KINDS`: by one factor, layer by layer, or to one length; under
-    each, at most `clip` is left. Parameters with `requires_grad=False` get a zero gradient and do not count
-    in norms. Layers run in the mode (training or evaluation) of the given module. Dropout in training mode
-    draws one mask per example from torch's global generator, which the engine seeds; clipping works with it.
-    The object holds buffers of the current pass, so one object serves one thread.
+    example. `clipping` is one of `CLIPPING_KINDS`: by one factor, layer by layer, or to one norm. Under each
+    rule, the norm of a clipped gradient is at most `clip`. Parameters with `requires_grad=False` get a zero
+    gradient and do not count in norms. Layers run in the mode (training or evaluation) of the given module.
+    Dropout in training mode draws one mask per example from torch's global generator, which the engine seeds;
+    clipping works with it. The object holds buffers of the current pass, so only one thread may use it at a
+    time.
 
     The fast path covers Linear, Conv1d to Conv3d, Embedding, MultiheadAttention and torch's transformer
     layers, RNN, GRU, LSTM and their cells, LayerNorm, RMSNorm, GroupNorm, InstanceNorm, and BatchNorm in
     evaluation mode, together with any functions that `vmap` can map over examples. It also covers parameters
-    that a module reads itself, unless they are most of the model. Other models take the slow path, which one
-    warning announces. On one core the slow path took 2 times as long for the paper's cnn and 10 to 49 times
-    for its mlp; where vmap refuses the model, 8 to 107 times. `benchmarks/layers.py` measures other layers.
+    that a module reads itself, unless they are most of the model. Other models take the slow path, and one
+    warning says so. On one core the slow path took 2 times as long for the paper's cnn and 10 to 49 times as
+    long for its mlp; if vmap refuses the model, 8 to 107 times. `benchmarks/layers.py` measures other layers.
 
-    **Guarantees.** Each example changes only its own agent's sum, by a vector of l2 norm at most clip·weight:
-    for all data, losses and rows, and for either adjacency. An example is a batch of one in all code that is
-    neither ours nor known to treat examples one by one (`layer_rules`, `isolation`). A model or a loss in
-    which something changes from call to call is refused (`kept_state`); random numbers that do not depend on
-    data are allowed. An example adds exactly nothing, and disturbs no other, if its gradient is not finite,
-    if the gradient is so long that its norm is not finite, or if the model fails on the example. Norms and
-    sums are rounded like the rest of the model: nothing is subtracted for the relative error, about 1e-6 in
-    float32 and 1e-15 in float64; where sums cancel or underflow, norms err on the long side. Assumption: user
-    code is not written to circumvent this. Python code can reach everything in its process.
+    **Guarantees.** Each example changes only its own agent's sum, by a vector of l2 norm at most clip·weight.
+    This holds for all data, losses and rows, and for either adjacency. An example is a batch of one in all
+    code that neither belongs to topdp nor is known to treat examples one by one (`layer_rules`, `isolation`).
+    A model or a loss in which something changes from call to call is refused (`kept_state`); random numbers
+    that do not depend on data are allowed. An example adds exactly nothing, and does not disturb any other
+    example, if its gradient is not finite, if the gradient is so long that its norm is not finite, or if the
+    model fails on the example. Norms and sums are rounded like the rest of the model. Nothing is subtracted
+    for the relative error, which is about 1e-6 in float32 and 1e-15 in float64. If sums cancel or underflow,
+    the computed norms are too long rather than too short. Assumption: user code is not written to circumvent
+    this, because Python code can reach everything in its process.
 
     >>> import torch
     >>> gradients = ClippedGradients(nn.Linear(3, 2), clip=1.0)
@@ -91,7 +93,7 @@ class ClippedGradients:
         clipping: str = "flat",
     ) -> None:
         if not (math.isfinite(clip) and clip > 0):
-            raise InputError(f"Expected a finite clip > 0, got clip={clip}.")
+            raise InputError(f"Expected a finite clip > 0, got {clip}.")
         if clipping not in CLIPPING_KINDS:
             raise InputError(f"Expected clipping to be one of {', '.join(CLIPPING_KINDS)}, got {clipping!r}.")
         self.clipping = clipping
@@ -102,10 +104,10 @@ class ClippedGradients:
         self._plain = PerExamplePath(self.flat, self.loss)
         self._folded: FoldedPath | None = None
         self._reason = ""  # why this model takes the slow path
-        self._elements: dict[ExampleKey, int] = {}  # kept in memory by one example, by shape
+        self._elements: dict[ExampleKey, int] = {}  # by shape: the numbers that one example needs in memory
         self._agrees: dict[ExampleKey, bool] = {}  # whether folded outputs agree with those of the slow path
         self._announced = False
-        self._remarks_given: set[str] = set()  # warnings already given
+        self._remarks_given: set[str] = set()  # remarks of which the user was already warned
         self._failure_flags: FailureFlags | None = None
         try:
             self._folded = FoldedPath(self.flat, self.loss)
@@ -114,17 +116,20 @@ class ClippedGradients:
 
     @property
     def fast(self) -> bool:
-        """Whether the model takes the fast path, as far as known: the first call decides."""
+        """Whether the model takes the fast path; only the first call finally decides this."""
         return self._folded is not None
 
     @property
     def repeatable(self) -> bool:
-        """Whether every pass runs the same operations, as far as known: it contains no user code."""
+        """Whether every pass is known to run the same operations, because it contains no user code."""
         return self._folded is not None and self._folded.known and has_no_global_hooks()
 
     @contextmanager
     def noting_failures(self, flags: FailureFlags) -> Iterator[None]:
-        """Let `clipped_sum` run without waiting for the device: `flags` records what it would raise."""
+        """Let `clipped_sum` run without waiting for the device, inside the `with` block.
+
+        `flags` records the failures for which `clipped_sum` would otherwise raise an error.
+        """
         before, self._failure_flags = self._failure_flags, flags
         try:
             yield
@@ -144,19 +149,20 @@ class ClippedGradients:
         fresh: bool = False,
         totals: Tensor | None = None,
     ) -> Tensor:
-        """Return Σ_examples weight · clipped g for each agent; add it to `out` if given.
+        """Return Σ_examples weight · clipped gradient for each agent [n, d]; if `out` is given, add it there.
 
         rows [n, d], inputs and targets [n, b, ...], weights [n, b] (default 1). Examples of weight 0 are
-        padding and add exactly nothing, even if their activations overflow. `microbatch` bounds the examples,
-        of all agents together, in memory at once; the default keeps activations near 64 MB on a CPU and a
-        thirty-second of a GPU's memory. With `copies`, inputs and targets are those of n/copies agents, and
-        rows i, i + n/copies, ... all use those of agent i; they are read once if the model allows it
-        (`linear_layers`). With `fresh`, `out` is overwritten and its content is not read. The sums of which
-        `clipped_sum_and_statistics` makes statistics are added to `totals` [4, n], without copies. Raises
-        DivergedError, with the agents' numbers, if norms of `rows` are not finite.
+        padding and add exactly nothing, even if their activations overflow. `microbatch` bounds the number of
+        examples of all agents together that are in memory at once. By default, activations take about 64 MB
+        on a CPU, or a thirty-second of a GPU's memory. With `copies`, inputs and targets are those of
+        n/copies agents, and rows i, i + n/copies, ... all use those of agent i. They are read only once if
+        the model allows it (`linear_layers`). With `fresh`, `out` is overwritten and its content is not read.
+        If `totals` [4, n] is given, add to it the sums from which `clipped_sum_and_statistics` computes
+        statistics; this is supported only without `copies`. Raise DivergedError, with the numbers of the
+        agents, if norms of `rows` are not finite.
 
         **Guarantees.** One example moves its agent's row of the result by at most clip·weight in l2 norm, and
-        no other row. No record decides whether it raises.
+        moves no other row. No record decides whether this function raises an error.
         """
         n, b = expect_inputs(self.flat, rows, inputs, targets, weights, out, microbatch, copies)
         rows = rows.detach()
@@ -204,7 +210,7 @@ class ClippedGradients:
         out: Tensor | None = None,
         microbatch: int | None = None,
     ) -> tuple[Tensor, Statistics]:
-        """Return `clipped_sum`, and statistics that only the agent itself may see."""
+        """Return the result of `clipped_sum`, and statistics that only the agent itself may see."""
         totals = rows.new_zeros(4, rows.shape[0])
         result = self.clipped_sum(
             rows, inputs, targets, weights, out=out, microbatch=microbatch, totals=totals
@@ -213,9 +219,7 @@ class ClippedGradients:
         return result, Statistics(loss / weight, clipped / weight, ignored.long())
 
     def outputs(self, rows: Tensor, inputs: Tensor) -> Tensor:
-        """Return [n, b, ...]: the outputs of every agent's model, in evaluation mode, for one batch [b,
-        ...].
-        """
+        """Return the outputs [n, b, ...] of all agents' models in evaluation mode for one batch [b, ...]."""
         expect_rows(self.flat, rows)
         key = (inputs.shape[1:], inputs.dtype, rows.dtype, rows.device)
         with torch.no_grad():
@@ -257,16 +261,17 @@ class ClippedGradients:
         except (InputError, MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:
-            if rows.is_cuda:  # after a failed kernel the device cannot be used
+            if rows.is_cuda:  # the device cannot be used after a failed kernel
                 raise
             if copies == 1:
                 made_up = path_check.probe_batch(self.flat, rows, inputs, targets, *inputs.shape[:2])
                 try:
                     path.contributions(*made_up)
-                except Exception:  # on made-up records too: the model is the cause
+                except Exception:  # the model fails on made-up records too, so the model is the cause
                     self._folded = None
                     self._announce(first_line(error))
-                # Else a record caused it, such as an invalid token id. It counts as zero, without a warning.
+                # Otherwise a record is the cause, such as an invalid token id. It counts as zero, and no
+                # warning is given.
                 return self._plain.one_by_one(rows, inputs, targets)
         return self._contributions(rows, torch.cat([inputs] * copies), torch.cat([targets] * copies))
 
@@ -297,8 +302,9 @@ class ClippedGradients:
             totals += torch.stack([losses * weights, clipped, weights, bad & (weights != 0)]).sum(2)
 
     def _check(self, rows: Tensor, inputs: Tensor, targets: Tensor) -> int:
-        """Choose the path for examples of this shape; return how many elements one example keeps in
-        memory.
+        """Choose the path for examples of this shape.
+
+        Return how many numbers the computation keeps in memory for one example.
         """
         with path_check.ignore_harmless_warnings():
             probes = path_check.probe_batch(self.flat, rows, inputs, targets)
@@ -312,7 +318,7 @@ class ClippedGradients:
                 self._folded, self._reason = None, comparison.reason
             refusal = self._plain.try_isolated(*probes)
         self._announce(
-            f"vmap refuses this model ({refusal}); each example runs by itself" if refusal else self._reason
+            f"vmap refuses this model ({refusal}); examples run one by one" if refusal else self._reason
         )
         return 3 * self.flat.dimension
 
@@ -333,10 +339,11 @@ class ClippedGradients:
 
 
 def _evaluation_blocks(rows: Tensor, elements: int) -> tuple[int, int]:
-    """Return how many agents and how many records are evaluated at once, if one pair keeps `elements`.
+    """Return (agents, records): how many agents, on how many records, are evaluated at once.
 
-    On a CPU, several agents always see the same number of records at once: the last digits of products depend
-    on it, and an agent's results must not depend on how many other agents there are.
+    `elements`: how many numbers one agent and one record need in memory. On a CPU, several agents are always
+    evaluated on the same number of records at once. The last digits of products depend on this number, and an
+    agent's results must not depend on how many other agents there are.
     """
     n, budget = max(1, rows.shape[0]), _activation_budget(rows.device)
     if n == 1 or rows.is_cuda:
@@ -345,8 +352,10 @@ def _evaluation_blocks(rows: Tensor, elements: int) -> tuple[int, int]:
 
 
 def _agent_groups(rows: Tensor, height: int) -> list[Tensor]:
-    """Cut rows into groups of `height`. No group has one row unless there is only one: products of a single
-    row round differently.
+    """Return the rows in groups of `height`.
+
+    No group has a single row unless there is only one row, because products of a single row are rounded
+    differently.
     """
     starts = list(range(0, max(1, len(rows)), height))
     if len(starts) > 1 and len(rows) - starts[-1] == 1:
@@ -355,13 +364,13 @@ def _agent_groups(rows: Tensor, height: int) -> list[Tensor]:
 
 
 def _restore_record_axis(outputs: Tensor, records: int) -> Tensor:
-    """Return [n, records, ...]: a model that squeezes loses the axis of a single record."""
+    """Return `outputs` as [n, records, ...], also if the model removed the axis of a single record."""
     lost = records == 1 and (outputs.dim() < 2 or outputs.shape[1] != 1)
     return outputs.unsqueeze(1) if lost else outputs
 
 
 def _activation_budget(device: torch.device) -> int:
-    """Return how many activations may be in memory at once; on a GPU, 1/32 of its memory in float32."""
+    """Return how many activations may be in memory at once; on a GPU, they take 1/32 of its memory."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory // 128)
     return 1 << 24

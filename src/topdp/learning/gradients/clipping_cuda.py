@@ -1,10 +1,10 @@
 """Norms and clip factors of examples on an NVIDIA GPU: one kernel in place of many.
 
-A small round on a GPU takes time in proportion to its number of kernels. The arithmetic is that of
+The time of a small round on a GPU is proportional to its number of kernels. The arithmetic is that of
 `safe_norms.squared_norms` and `clipping_rules.clip_factors`. Needs Triton, as `window_layers_cuda` does.
 """
 
-# Triton compiles the kernels below from their source: annotations and untyped names are Triton's.
+# Triton compiles the kernels below from their source, so annotations and types follow Triton's rules.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, no-any-unimported"
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FACTOR_BLOCK_EXAMPLES = 256  # examples in one program
 
 @triton.jit
 def _squared(out, x, b, size, x_n, x_b, x_k, underflown, WIDTH: tl.constexpr):
-    """out[m] = Σ_k x[m, k]² + underflown"""
+    """Set out[m] to Σ_k x[m, k]² + underflown."""
     m = tl.program_id(0).to(tl.int64)
     own = x + m // b * x_n + m % b * x_b
     total = tl.zeros((WIDTH,), tl.float32)
@@ -33,7 +33,7 @@ def _squared(out, x, b, size, x_n, x_b, x_k, underflown, WIDTH: tl.constexpr):
 
 @triton.jit
 def _flat(factor, longer, bad, squares, clip, size, BLOCK: tl.constexpr):
-    """Store clip / max(norm, clip) (Algorithm 1, line "clip"); a norm that is not finite is 0."""
+    """Store clip / max(norm, clip) (Algorithm 1, line "clip"); a norm that is not finite counts as 0."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = i < size
     norm = tl.sqrt_rn(tl.load(squares + i, mask=inside, other=0.0))
@@ -45,7 +45,7 @@ def _flat(factor, longer, bad, squares, clip, size, BLOCK: tl.constexpr):
 
 
 def squared_norms(x: Tensor, underflown: float) -> Tensor:
-    """Return [n, b]: the squared norm of every x[i, j], plus `underflown`."""
+    """Return [n, b] the squared norm of every x[i, j], plus `underflown`."""
     x = x.flatten(2)
     n, b, size = x.shape
     out = x.new_empty(n, b)
@@ -59,8 +59,8 @@ def squared_norms(x: Tensor, underflown: float) -> Tensor:
 
 
 def flat_clip_factors(squares: Tensor, clip: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Return, each [n, b]: clip factors of gradients with these squared norms; which were longer; which are
-    not finite.
+    """Return three tensors [n, b] for gradients with these squared norms: clip factors, whether the gradient
+    is longer than the clip, and whether its norm is not finite.
     """
     squares = squares.contiguous()  # the kernel ignores strides
     factor = torch.empty_like(squares)

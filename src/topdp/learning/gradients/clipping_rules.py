@@ -1,8 +1,7 @@
-"""Clipping rules: by one factor, layer by layer, or to one length.
+"""Clipping rules: by one factor, layer by layer, or to one norm.
 
-**Guarantees.** Under every rule, what is left of an example's gradient has an l2 norm of at most `clip`,
-whatever the gradient is. So accountants read the clip and need not know the rule. Nothing is subtracted for
-rounding.
+**Guarantees.** Under every rule, an example's clipped gradient has an l2 norm of at most `clip`, whatever the
+gradient is. So accountants read the clip and need not know the rule. Nothing is subtracted for rounding.
 """
 
 from __future__ import annotations
@@ -26,18 +25,20 @@ NORMALISATION_GAMMA = 0.01
 class ClipFactors(NamedTuple):
     """Clip factors of n agents with b examples each."""
 
-    coefficients: list[Tensor]  # for each contribution [n, b]: the factors of its gradients
+    coefficients: list[Tensor]  # for each contribution: the factors [n, b] of its gradients
     shortened: Tensor  # [n, b]: whether the gradient was longer than the clip
-    bad: Tensor  # [n, b]: whether the norm is not finite; its factors are those of a zero gradient
+    bad: Tensor  # [n, b]: whether the norm is not finite; the factors are then those of a zero gradient
 
 
 def layer_of(slot: Slot) -> str:
+    """Return the name of the layer to which the parameter belongs."""
     return slot.name.rpartition(".")[0]
 
 
 def clip_factors(kind: str, contributions: SlotContributions, clip: float, layers: int) -> ClipFactors:
-    """Return the factor for each example's gradient of each parameter. `layers` is the number of layers of
-    the model.
+    """Return the factors for each example's gradient of each parameter under the clipping rule `kind`.
+
+    `layers` is the number of layers of the model.
     """
     if kind == "per-layer":
         return _per_layer_factors(contributions, clip / math.sqrt(layers))
@@ -60,7 +61,10 @@ def clip_factors(kind: str, contributions: SlotContributions, clip: float, layer
 
 
 def _per_layer_factors(contributions: SlotContributions, share: float) -> ClipFactors:
-    """Clip each of L layers to C/√L, so that all together have a norm of at most C (McMahan et al. 2018)."""
+    """Return factors that clip each of L layers to `share` = C/√L (McMahan et al. 2018).
+
+    The gradient of all layers together then has a norm of at most C.
+    """
     layers: dict[str, list[int]] = {}
     for at, (slot, _) in enumerate(contributions):
         layers.setdefault(layer_of(slot), []).append(at)

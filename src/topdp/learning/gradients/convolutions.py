@@ -1,4 +1,4 @@
-"""Layer rules of convolutions over one, two or three axes, and max-pooling by our own kernel on a GPU."""
+"""Layer rules of convolutions over one, two or three axes, and max-pooling with topdp's kernel on a GPU."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class ConvolutionRule(LayerRule):
         )
 
     def _convolve(self, x: Tensor) -> Tensor:
-        """Convolve x [n, b, C, ...] with every agent's own kernel: [n·b, O, ...]."""
+        """Return the convolution [n·b, O, ...] of x [n, b, C, ...] with every agent's own kernel."""
         weight = self.tape.weights(self._slot)
         bias = None if self._bias is None else self.tape.weights(self._bias)
         n, b = x.shape[:2]
@@ -77,7 +77,7 @@ class ConvolutionRule(LayerRule):
             biases = [None] * n if bias is None else list(bias)
             rest = (self.stride, 0, self.dilation, self.groups)
             return torch.cat([self._product(x[i], weight[i], biases[i], *rest) for i in range(n)])
-        # Agents as groups of one convolution.
+        # The agents are the groups of one convolution.
         output: Tensor = self._product(
             x.transpose(0, 1).reshape(b, -1, *x.shape[3:]),
             weight.flatten(0, 1),
@@ -96,8 +96,9 @@ class ConvolutionRule(LayerRule):
 
 @final
 class MaxPoolRule(nn.MaxPool2d):
-    """Max-pooling with windows that do not overlap. On a GPU it uses our own kernel, because PyTorch's
-    gradient is slow.
+    """Max-pooling with windows that do not overlap.
+
+    On a GPU, topdp's own kernel computes it, because PyTorch's gradient is slow.
     """
 
     max_window_elements = 64  # elements of a window; the kernel unrolls the loop over them
@@ -118,11 +119,11 @@ class MaxPoolRule(nn.MaxPool2d):
 
 
 def has_disjoint_windows(layer: nn.Module) -> bool:
-    """Whether `layer` is a plain max-pooling whose windows do not overlap."""
+    """Return whether `layer` is a plain max-pooling whose windows do not overlap."""
     if type(layer) is not nn.MaxPool2d or has_user_hooks(layer) or layer.return_indices or layer.ceil_mode:
         return False
     values = (layer.kernel_size, layer.stride, layer.padding, layer.dilation)
-    # torch accepts other forms too; torch handles those.
+    # torch also accepts other types, such as lists; torch's own max-pooling then runs.
     if not all(type(v) is int or (type(v) is tuple and list(map(type, v)) == [int, int]) for v in values):
         return False
     kernel, *rest = map(_pair, values)

@@ -1,8 +1,8 @@
 """The fast path: one forward and one backward pass for all agents, without a second backward pass.
 
-Runs the model of `layer_rules` and returns contributions (`ghost_norms`). A sequence of known layers under a
-known loss runs directly on the folded batch; all other code runs in `isolated_vmap`. Clipping and blocks
-belong to `clipped_gradients`.
+This module runs the model of `layer_rules` and returns contributions (`ghost_norms`). A sequence of known
+layers with a known loss runs directly on the folded batch; all other code runs in `isolated_vmap`.
+`clipped_gradients` clips and cuts the work into blocks.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from topdp.learning.models import FlatModel
 
 @final
 class FoldedPath:
-    """A model with agents folded into its batch. Raises `NotFoldedError` for layers without a rule.
+    """A model that runs on the folded batch of all agents. Raises `NotFoldedError` for layers without a rule.
 
-    **Guarantees.** The result for an example is a function of that example and of its agent's row, for all
-    values: each layer and function between input and loss is on the list of known layers, is our own layer
-    rule, or runs in `isolated_vmap`; and a model or loss that keeps state between calls is refused
-    (`kept_state`).
+    **Guarantees.** For all values, the result for an example is a function of that example and of its agent's
+    row. The reason is that each layer and function between input and loss is on the list of known layers, is
+    a layer rule of topdp, or runs in `isolated_vmap`, and that a model or loss that keeps state between calls
+    is refused (`kept_state`).
     """
 
     def __init__(self, flat: FlatModel, loss: Loss) -> None:
@@ -42,7 +42,7 @@ class FoldedPath:
         self.known = is_named_loss(loss) and not self._read and consists_of_known_layers(flat.module)
         self._one_first_layer = self.known and _starts_with_linear_layer(self._folded)
         self._where: dict[int, tuple[torch.device, torch.dtype]] = {}
-        self.elements = 0  # kept in memory by the last call of `contributions`, roughly
+        self.elements = 0  # how many numbers the last call of `contributions` kept in memory, roughly
 
     @property
     def shares(self) -> bool:
@@ -52,20 +52,19 @@ class FoldedPath:
     def contributions(
         self, rows: Tensor, inputs: Tensor, targets: Tensor, copies: int = 1
     ) -> LossesAndContributions:
-        """Return losses [n, b] and one contribution per parameter; rows [n, d], inputs and targets [n, b,
-        ...].
+        """Return losses [n, b] and one contribution per parameter.
 
-        If the model `shares`, several `copies` of rows may share records: then there are inputs for n/copies
-        agents.
+        rows [n, d], inputs and targets [n, b, ...]. If the model `shares`, several `copies` of rows may share
+        their records. Inputs and targets are then those of n/copies agents.
         """
-        self._place(self._folded, rows)
+        self._move(self._folded, rows)
         tape = self._tape
         try:
             tape.begin(rows, inputs.shape[1], recording=True, copies=copies)
             targets = targets.expand(copies, *targets.shape).flatten(0, 2)
             with torch.enable_grad():
                 losses = self._losses(inputs.flatten(0, 1), targets)
-                # An output, its gradient, and what the following functions save.
+                # Four times: an output, its gradient, and what the following functions save.
                 recorded = sum(4 * output.numel() for output, _ in tape.records)
                 self.elements = inputs.numel() + recorded + tape.kept * len(losses)
                 contributions = tape.contributions(losses.sum())
@@ -73,9 +72,10 @@ class FoldedPath:
         finally:
             tape.clear()
 
-    def _place(self, module: nn.Module, rows: Tensor) -> None:
-        """Move the model's buffers to the device of the rows. Remembering the last device is faster than
-        checking every buffer.
+    def _move(self, module: nn.Module, rows: Tensor) -> None:
+        """Move the buffers of `module` to the device and the number type of the rows.
+
+        The last device and type are stored, because this is faster than checking every buffer.
         """
         where = (rows.device, rows.dtype)
         if self._where.get(id(module)) != where:
@@ -86,7 +86,7 @@ class FoldedPath:
         """Return the losses [n·b]."""
         if self.known and inputs.dim() > 1 and has_no_global_hooks():
             return self._loss(self._folded(inputs), targets)
-        # A loss that is known to treat examples one by one may see all of them.
+        # A loss that is known to treat examples one by one may get all examples at once.
         loss_is_known = is_named_loss(self._loss)
 
         def example(x: Tensor, y: Tensor, read: dict[str, Tensor]) -> Tensor:
@@ -103,10 +103,13 @@ class FoldedPath:
         return losses
 
     def outputs(self, rows: Tensor, inputs: Tensor) -> Tensor:
-        """Return [n, b, ...]: all agents in evaluation mode on one batch [b, ...], which is never copied."""
+        """Return the outputs [n, b, ...] of all agents in evaluation mode for one batch [b, ...].
+
+        The batch is never copied.
+        """
         if self._read:
             raise NotFoldedError("agents share one batch here, but the model reads parameters itself")
-        self._place(self._evaluator, rows)
+        self._move(self._evaluator, rows)
         try:
             self._tape.begin(rows, inputs.shape[0], recording=False, shared=True)
             outputs: Tensor = self._evaluator(inputs)
@@ -116,7 +119,7 @@ class FoldedPath:
 
 
 def _starts_with_linear_layer(model: nn.Module) -> bool:
-    """Whether the first layer with weights is linear and no layer before it draws random numbers."""
+    """Return whether the first layer with weights is linear and no layer before it draws random numbers."""
     layers = [layer for layer in model.modules() if not isinstance(layer, nn.Sequential)]
     first = next((at for at, layer in enumerate(layers) if isinstance(layer, LayerRule)), None)
     if first is None or not isinstance(layers[first], LinearRule):

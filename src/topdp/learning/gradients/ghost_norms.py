@@ -1,8 +1,9 @@
 """Norms and weighted sums of per-example gradients, from activations and output gradients.
 
-For one parameter, a `Contribution` holds what its uses left behind. From that it computes, for all n agents
-and b examples, the norm of each example's gradient and the weighted sum of the gradients. Per-example
-gradients of a whole model are never in memory. Nothing here depends on modules or on clipping.
+For one parameter, a `Contribution` holds the activations and output gradients of all uses of the parameter.
+From these it computes, for all n agents and b examples, the norm of each example's gradient and the weighted
+sum of the gradients. Per-example gradients of a whole model are never in memory. Nothing here depends on
+modules or on clipping.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ WEIGHT_GRADIENTS = {1: conv1d_weight, 2: conv2d_weight, 3: conv3d_weight}
 
 
 def example_blocks(agents: int, examples: int, capacity: int) -> Iterator[tuple[slice, slice]]:
-    """Cut [agents, examples] into blocks of at most `capacity` examples, each contiguous in memory.
+    """Yield slices (agents, examples) that cut [agents, examples] into blocks.
+
+    Each block has at most `capacity` examples and is contiguous in memory.
 
     >>> [(a.start, a.stop, e.start, e.stop) for a, e in example_blocks(3, 4, 8)]
     [(0, 2, 0, 4), (2, 3, 0, 4)]
@@ -46,12 +49,12 @@ def example_blocks(agents: int, examples: int, capacity: int) -> Iterator[tuple[
 
 
 def _cached_examples(per_example: int, device: torch.device) -> int:
-    """Return how many examples with temporaries of `per_example` elements fit near the processor."""
+    """Return how many examples fit into the cache, if each needs `per_example` temporary numbers."""
     return max(1, (1 << 26 if device.type == "cuda" else 1 << 20) // max(1, per_example))
 
 
 def concatenate(axis: int, parts: Sequence[Tensor]) -> Tensor:
-    """Concatenate the parts; a single part is not copied."""
+    """Return the concatenation of the parts; a single part is returned without a copy."""
     return parts[0] if len(parts) == 1 else torch.cat(list(parts), axis)
 
 
@@ -60,7 +63,7 @@ class Contribution(ABC):
 
     @abstractmethod
     def squared_norms(self) -> Tensor:
-        """Return [n, b]: the squared l2 norm of each example's gradient."""
+        """Return [n, b] the squared l2 norm of each example's gradient."""
 
     @abstractmethod
     def add_to(self, out: Tensor, coefficients: Tensor, fresh: bool = False) -> None:
@@ -70,7 +73,7 @@ class Contribution(ABC):
 
     @abstractmethod
     def blank(self, where: Tensor) -> None:
-        """Set the gradients of the examples `where` [n, b] to exactly zero, whatever they hold."""
+        """Set the gradients of the examples `where` [n, b] to exactly zero, even if they are not finite."""
 
 
 SlotContributions = list[tuple[Slot, Contribution]]
@@ -81,12 +84,12 @@ LossesAndContributions = tuple[Tensor, SlotContributions]
 
 
 def total_norms(contributions: Sequence[Contribution]) -> Tensor:
-    """Return [n, b]: the l2 norm of each example's gradient over all these parameters."""
+    """Return [n, b] the l2 norm of each example's gradient over all these parameters."""
     return total_squared_norms(contributions).sqrt_()
 
 
 def total_squared_norms(contributions: Sequence[Contribution]) -> Tensor:
-    """Return [n, b]: the squares of `total_norms`."""
+    """Return [n, b] the squares of `total_norms`."""
     total = contributions[0].squared_norms()
     for contribution in contributions[1:]:
         total += contribution.squared_norms()
@@ -99,7 +102,7 @@ def _zero_where(x: Tensor, where: Tensor) -> Tensor:
 
 @final
 class Dense(Contribution):
-    """Gradients held explicitly [n, b, size]: of biases and of the weights of normalisation layers."""
+    """Explicit gradients [n, b, size], as of biases and of the weights of normalisation layers."""
 
     def __init__(self, gradients: Tensor) -> None:
         self.gradients = gradients
@@ -116,7 +119,7 @@ class Dense(Contribution):
 
 @final
 class Outer(Contribution):
-    """The weight of a linear layer: gradient = Σ_l δ_l a_lᵀ over positions l; a [n,b,L,in], δ [n,b,L,out]."""
+    """The gradients Σ_l δ_l a_lᵀ of a linear layer's weight; a [n,b,L,in], δ [n,b,L,out], positions l."""
 
     def __init__(self, a: Tensor, delta: Tensor) -> None:
         self.a = a
@@ -130,7 +133,7 @@ class Outer(Contribution):
             return squared_norms(self.a) * squared_norms(self.delta)
         direct = size_in * size_out <= L * (size_in + size_out)
         if direct:
-            # Per-example gradients of this layer need no more memory than its activations: keep them.
+            # Per-example gradients of this layer need no more memory than its activations, so store them.
             self._gradients = torch.matmul(self.delta.mT, self.a).flatten(2)
             return squared_norms(self._gradients)
         norms = self.a.new_empty(n, b)
@@ -155,7 +158,7 @@ class Outer(Contribution):
 
 @final
 class Lookup(Contribution):
-    """The weight of an embedding: row v of its gradient is Σ_l [token_l = v] δ_l; δ [n, b, L, D]."""
+    """The gradients of an embedding's weight: row v of a gradient is Σ_l [token_l = v] δ_l; δ [n,b,L,D]."""
 
     def __init__(self, tokens: Tensor, delta: Tensor) -> None:
         self.tokens = tokens
@@ -183,7 +186,7 @@ class Lookup(Contribution):
 
 @final
 class TiedEmbedding(Contribution):
-    """One matrix used both as an embedding and as the weight of a linear layer."""
+    """The gradients of one matrix that is both an embedding and the weight of a linear layer."""
 
     def __init__(self, lookup: Lookup, outer: Outer) -> None:
         self.lookup = lookup
@@ -201,8 +204,7 @@ class TiedEmbedding(Contribution):
                 output_delta.gather(2, tokens.unsqueeze(1).expand(-1, M, -1))
             )
             norms[i, j] += 2 * inner_products.sum((1, 2)).view_as(norms[i, j])
-        # The sum may cancel. (|X| + |Y|)² <= 2|X|² + 2|Y|² bounds the size relative to which terms are
-        # rounded.
+        # The sum may cancel. Terms are rounded relative to at most (|X| + |Y|)² <= 2|X|² + 2|Y|².
         ones = self.lookup.delta.new_ones(1, 1, L)
         slack = cancellation_slack(ones, self.lookup.delta) + cancellation_slack(
             self.outer.a, self.outer.delta
@@ -219,7 +221,7 @@ class TiedEmbedding(Contribution):
 
 
 def combine(parts: Sequence[Contribution]) -> Contribution | None:
-    """Combine the contributions of all uses of one parameter; None if no rule covers the combination."""
+    """Return one contribution for all uses of one parameter; None if no rule covers the combination."""
     if len(parts) == 1:
         return parts[0]
     match sorted(parts, key=lambda part: type(part).__name__):
@@ -246,15 +248,16 @@ class ConvolutionGeometry:
         return tuple((size - dilation * (k - 1) - 1) // stride + 1 for size, k, stride, dilation in axes)
 
     def has_kernels(self, x: Tensor) -> bool:
-        """Whether `window_layers_cuda` supports it."""
+        """Return whether `window_layers_cuda` supports this geometry for inputs `x`."""
         return self.groups == 1 and len(self.kernel) == 2 and takes_cuda_kernels(x)
 
 
 @final
 class Convolution(Contribution):
-    """The weight of a convolution: inputs [n,b,C,H,W] and output gradients [n,b,O,Ho,Wo], one pair per use.
+    """The gradients of a convolution's weight.
 
-    With one or three axes in place of H, W likewise.
+    `uses` has one pair per use: inputs [n, b, C, H, W] and output gradients [n, b, O, Ho, Wo], or likewise
+    with one or three axes in place of H, W.
     """
 
     def __init__(self, uses: Sequence[tuple[Tensor, Tensor]], geometry: ConvolutionGeometry) -> None:
@@ -299,14 +302,15 @@ class Convolution(Contribution):
         return norms if keep else norms.clamp_min_(0).add_(self._rounding())
 
     def _rounding(self) -> Tensor:
-        """Return [n, b]: the slack for gradients that are summed in another order than their norms were
-        computed.
+        """Return [n, b] the `cancellation_slack` of the squared norms.
+
+        It is needed if the gradients are summed in another order than that in which norms were computed.
         """
         x, delta = (concatenate(2, [use[k].flatten(2) for use in self.uses]) for k in (0, 1))
         return cancellation_slack(x, delta, math.prod(self.geometry.kernel))
 
     def _columns(self, x: Tensor) -> Tensor:
-        """Return [agents·examples·groups, K, L]: every patch that the kernel sees, as one column."""
+        """Return [agents·examples·groups, K, L]: each column is a patch to which the kernel is applied."""
         x = x.flatten(0, 1)
         geometry = self.geometry
         m, C, *sizes = x.shape
@@ -314,7 +318,7 @@ class Convolution(Contribution):
         by_example, by_channel, *steps = x.stride()
         within = (step * dilation for step, dilation in zip(steps, geometry.dilation, strict=True))
         between = (step * stride for step, stride in zip(steps, geometry.stride, strict=True))
-        # Copies runs along the image's rows: ten times faster than F.unfold on a CPU.
+        # This copies whole stretches of image rows, ten times faster than F.unfold on a CPU.
         patches = x.as_strided((m, C, *geometry.kernel, *spots), (by_example, by_channel, *within, *between))
         return patches.reshape(m * geometry.groups, -1, math.prod(spots))
 

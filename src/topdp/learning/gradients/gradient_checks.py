@@ -1,9 +1,9 @@
-"""Checks of `ClippedGradients`: of its arguments, and whether rows and gradients are finite.
+"""Checks for `ClippedGradients`: of its arguments, and whether rows and gradients are finite.
 
-Whether the checks of arguments raise depends on shapes, weights and rows, never on a record. Passes that are
-recorded and replayed (`cuda_program`) cannot check in between whether numbers are finite, because checking
-waits for the device: `FailureFlags` records failures there, and the code that records the passes decides what
-to do about one.
+Whether a check of arguments raises an error depends on shapes, weights and rows, never on a record. During
+passes that are recorded and replayed (`cuda_program`), a check whether numbers are finite is impossible,
+because the check would wait for the device. There `FailureFlags` records failures, and the code that
+replays the passes decides what to do about them.
 """
 
 from __future__ import annotations
@@ -19,11 +19,14 @@ from topdp.learning.models import FlatModel
 
 
 class DivergedError(TopdpError, FloatingPointError):
-    """Training diverged: parameters are not finite. Never raised because of the content of a record."""
+    """Training diverged: the parameters are not finite.
+
+    The error depends only on the parameters, never on the content of a record.
+    """
 
 
 def expect_rows(flat: FlatModel, rows: Tensor) -> None:
-    """Expect rows [n, d]."""
+    """Raise InputError unless `rows` are floating-point numbers [n, d]."""
     if rows.dim() != 2 or rows.shape[1] != flat.dimension or not rows.is_floating_point():
         raise InputError(
             f"Expected rows [n, {flat.dimension}] of floats, got {tuple(rows.shape)} {rows.dtype}."
@@ -40,7 +43,7 @@ def expect_inputs(
     microbatch: int | None,
     copies: int = 1,
 ) -> tuple[int, int]:
-    """Return (n, b) if all shapes and numbers fit; else raise InputError."""
+    """Return (n, b), the numbers of agents and examples; raise InputError unless all arguments fit."""
     expect_rows(flat, rows)
     n, b = rows.shape[0], inputs.shape[1] if inputs.dim() > 1 else -1
     if copies < 1 or n % copies:
@@ -64,32 +67,38 @@ def expect_inputs(
 
 
 def expect_finite(rows: Tensor, weights: Tensor | None) -> None:
-    """Check rows, which are released, never records: an abort that depends on a record would disclose it."""
-    # One pass without a copy, and a single wait on a GPU. Norms are taken row by row: one norm over all rows
-    # takes a CPU eight times as long.
+    """Raise DivergedError if the norm of a row is not finite, and InputError for invalid weights.
+
+    Only rows, which are released, and weights are checked, never records: an error that depends on a record
+    would disclose something about it.
+    """
+    # This takes one pass without a copy, and a single wait on a GPU. Norms are computed row by row, because
+    # one norm over all rows takes a CPU eight times as long.
     lengths = torch.linalg.vector_norm(rows, dim=1)
     good = [torch.isfinite(lengths).all()]
     if weights is not None:
-        good.append(((weights >= 0) & torch.isfinite(weights)).all())
+        valid = (weights >= 0) & torch.isfinite(weights)
+        good.append(valid.all())
     if bool(torch.stack(good).all()):
         return
     if weights is not None and not bool(good[1]):
-        raise InputError("Expected finite weights >= 0, got negative or non-finite ones.")
+        raise InputError(f"Expected finite weights >= 0, got {weights[~valid][0].item():g}.")
     raise divergence_error((~torch.isfinite(lengths)).nonzero().flatten().tolist())
 
 
 def divergence_error(agents: list[int]) -> DivergedError:
+    """Return the error that names the `agents` whose parameters are not finite."""
     return DivergedError(
-        f"Expected parameters with a finite norm, got others for agents {agents}. Lower the learning rate or "
-        "the noise."
+        "Expected parameters with a finite norm, got an infinite or undefined norm for agents "
+        f"{agents}. Lower the learning rate or the noise."
     )
 
 
 class PassOutcome(NamedTuple):
     """The outcome of all passes since the last `clear`."""
 
-    rows: bool  # the parameters of all agents had finite norms
-    examples: bool  # so had all gradients, or the others were left out
+    rows: bool  # whether the parameters of all agents had finite norms
+    examples: bool  # whether all gradients had finite norms, or those without one were left out
 
     @property
     def ok(self) -> bool:
@@ -99,22 +108,22 @@ class PassOutcome(NamedTuple):
 
 @final
 class FailureFlags:
-    """Records whether rows and gradients are finite.
+    """A record of whether rows and gradients were finite.
 
-    With `blanks`, every pass leaves out gradients that are not finite, which takes a little longer. Without,
-    a sum that contains such a gradient is worthless, and the flag says so.
+    With `blanks`, every pass leaves out gradients that are not finite, which takes a little longer. Without
+    `blanks`, a sum that contains such a gradient cannot be used, and the flag says so.
     """
 
     def __init__(self, device: torch.device, blanks: bool = False) -> None:
         self.blanks = blanks
-        self._norm = torch.zeros((), dtype=torch.float64, device=device)  # the largest so far; NaN stays
+        self._norm = torch.zeros((), dtype=torch.float64, device=device)  # the largest norm so far, or NaN
         self._bad = torch.zeros((), dtype=torch.bool, device=device)
 
     def note_rows(self, rows: Tensor) -> None:
         torch.maximum(self._norm, torch.linalg.vector_norm(rows), out=self._norm)
 
     def note_examples(self, bad: Tensor) -> bool:
-        """Record the `bad` examples; return whether they must be left out now."""
+        """Record whether an example is `bad`; return whether the caller must leave out the bad examples."""
         if not self.blanks:
             torch.logical_or(self._bad, bad.any(), out=self._bad)
         return self.blanks
@@ -124,6 +133,6 @@ class FailureFlags:
         self._bad.zero_()
 
     def read(self) -> PassOutcome:
-        """Return the outcome. Waits for the device."""
+        """Wait for the device, and return the outcome of the passes since the last `clear`."""
         norm, bad = torch.stack([self._norm, self._bad.to(self._norm)]).tolist()
         return PassOutcome(math.isfinite(norm), not bad)

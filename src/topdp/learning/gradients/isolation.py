@@ -1,9 +1,9 @@
 """Isolated execution of user code: many examples at once, none of which can influence another.
 
-`vmap` maps the code over batches of one. Inside, each example is a batch of one, so whatever torch function
+`vmap` maps the code over batches of one. Inside, each example is a batch of one, so every torch function that
 the code calls acts on one example, for all values. `vmap` itself refuses code that reads values, writes into
-tensors from outside, or accesses storage. This module refuses the remaining ways around it. What code keeps
-between calls is covered by `kept_state`.
+tensors from outside, or accesses storage. This module refuses the remaining ways in which code could reach
+several examples. `kept_state` covers what code keeps between calls.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _functorch: Any = torch._C._functorch  # the stubs lack the functions for missin
 
 @final
 class BatchAccessError(Exception):
-    """User code could see several examples at once; the message says how."""
+    """An error for user code that could access several examples at once; the message says how."""
 
 
 def isolated_vmap(function: Callable[..., Any], in_dims: tuple[int | None, ...]) -> Callable[..., Any]:
-    """Like `vmap`, with separate random numbers for every example.
+    """Return what `vmap` returns, with separate random numbers for every example.
 
-    Where torch has no batching rule for an operator, it takes one example after the other and warns. That
-    warning is not meant for users and is silenced; `path_check` gives ours.
+    If torch has no batching rule for an operator, torch processes one example after the other and warns. This
+    warning is not meant for users and is suppressed; `path_check` gives a clearer remark instead.
     """
     mapped: Callable[..., Any] = vmap(function, in_dims, randomness="different")
 
@@ -46,12 +46,12 @@ def isolated_vmap(function: Callable[..., Any], in_dims: tuple[int | None, ...])
 
 
 def operator_without_batch_rule(function: Callable[..., object], *arguments: Any) -> str | None:
-    """Return an operator in `function` for which torch has no batching rule, or None."""
+    """Return an operator in `function` for which torch has no batching rule; None if there is none."""
     before = _functorch._is_vmap_fallback_enabled()
     _functorch._set_vmap_fallback_enabled(False)
     try:
         function(*arguments)
-    except Exception as error:  # of many types
+    except Exception as error:  # torch raises many types of errors here
         match = re.search(r"(\S+) hit the vmap fallback", str(error))
         return match[1] if match else None
     finally:
@@ -61,12 +61,15 @@ def operator_without_batch_rule(function: Callable[..., object], *arguments: Any
 
 @contextmanager
 def forbid_batch_access() -> Iterator[None]:
-    """Forbid user code inside `isolated_vmap` to reach the tensor of all examples behind an example.
+    """Forbid user code inside `isolated_vmap` to reach the tensor of all examples through its own example.
 
-    **Guarantees.** Together with `vmap`, code inside computes a function of one example, as far as public
-    means of torch go: no printing of tensors (the text shows all examples), no operator or autograd function
-    with its own batching rule, no mode below `vmap`, no hooks on tensors saved for the backward pass. Hooks
-    on gradients cannot be attached: inside, a tensor does not know its own graph.
+    If the code tries, BatchAccessError or torch's own error is raised.
+
+    **Guarantees.** Together with `vmap`, code inside computes a function of one example, as far as it uses
+    the public functions of torch: it cannot print tensors (the text shows all examples), call operators or
+    autograd functions with their own batching rule, use a mode below `vmap`, or attach hooks to tensors that
+    are saved for the backward pass. Hooks on gradients cannot be attached either, because a tensor inside
+    `isolated_vmap` does not know its own graph.
     """
     with (
         torch.autograd.graph.disable_saved_tensors_hooks("hooks on saved tensors see all examples"),

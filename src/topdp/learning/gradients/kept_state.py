@@ -1,9 +1,9 @@
-"""State that a model and its loss keep from one call to the next, as far as it can be found.
+"""Detection of state that a model and its loss keep from one call to the next.
 
-Where examples run isolated, kept state is the only way left for them to influence each other. So this module
-records everything that user code can reach before a call and compares it afterwards: buffers, attributes,
-containers, class variables, global variables that the code names, closures, default arguments. It runs no
-model.
+If examples run isolated, kept state is the only remaining way in which they could influence each other. So
+this module records everything that user code can reach before a call, and compares it after the call:
+buffers, attributes, containers, class variables, global variables that the code names, closures, default
+arguments. State that cannot be reached in this way is not found. This module runs no model.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from topdp.errors import InputError
 from topdp.learning.losses import PerExampleLoss
 
 StateTokens = list[tuple[str, Any]]
-"""A place and what was found there."""
+"""(name of an object, what its state is compared by) for every object that was reached."""
 
 PLAIN_TYPES = (type(None), bool, int, float, complex, str, bytes)
 CONTAINER_TYPES = (list, tuple, set, frozenset, deque)
@@ -44,18 +44,20 @@ PARAMETER_MIRRORS = {"_flat_weights", "_flat_weight_refs"}  # of nn.RNNBase
 
 @final
 class StateSnapshot:
-    """Compares what user code can reach before and after calls.
+    """The state that user code can reach before a call, to compare it with the state after the call.
 
     `contents`: also compare the values in tensors. Otherwise a tensor counts as unchanged if it is the same
-    object in the same version; inside `isolated_vmap` no value of an example can be written without changing
-    one of them.
+    object with the same version number. This suffices inside `isolated_vmap`, because no value of an example
+    can be written there without a change of the object or of its version number.
     """
 
     def __init__(
         self, code: Mapping[str, Any], *given: Tensor, contents: bool, what: str = "a model and a loss"
     ) -> None:
-        """`code`: what runs, by name; `what` describes it in messages. `given`: the records, which must not
-        be written either.
+        """Record the state.
+
+        `code`: the model, the loss or other code that will run, by name; `what` describes the code in
+        messages. `given`: the records, which the code must not change either.
         """
         self._code = code
         self._what = what
@@ -67,14 +69,15 @@ class StateSnapshot:
     def expect_unchanged(self) -> None:
         """Raise InputError if the state has changed.
 
-        **Guarantees.** Raises if anything that the snapshot covers has changed, before a result is returned.
+        **Guarantees.** The error is raised if anything that the snapshot covers has changed, and before a
+        result is returned.
         """
         for before, after in itertools.zip_longest(self._before, self._tokens()):
             if before != after:
                 raise _state_error((after or before)[0], self._what)
         if self._versions != [tensor._version for tensor in self._given]:
             raise InputError(
-                f"Expected {self._what} that do not change records, got one that writes into its "
+                f"Expected {self._what} that do not change records, got code that writes into its "
                 "input. Write into a copy: x = x.clone()."
             )
 
@@ -82,54 +85,58 @@ class StateSnapshot:
         tokens: StateTokens = []
         visited: dict[int, Any] = {}  # keeps the objects alive: otherwise Python could reuse an id
         for name, root in self._code.items():
-            tokens += _walk(root, name, visited, self._contents, 0)
+            tokens += _state_tokens(root, name, visited, self._contents, 0)
         return tokens
 
 
 def expect_no_leaked_tensors(before: set[int], what: str = "a model and a loss") -> None:
-    """Raise InputError if a tensor of an example was kept.
+    """Raise InputError if user code kept a tensor of an example.
 
-    **Guarantees.** Raises if a tensor from inside `isolated_vmap` still exists anywhere in this process.
+    `before`: the result of `leaked_tensors` before the call.
+
+    **Guarantees.** The error is raised if a tensor from inside `isolated_vmap` still exists anywhere in this
+    process.
     """
     if leaked_tensors() - before:
         gc.collect()
         if leaked_tensors() - before:
-            raise _state_error("a place outside the call, which still holds one of its tensors", what)
+            raise _state_error("something outside the call, which still refers to one of its tensors", what)
 
 
 def leaked_tensors() -> set[int]:
-    """Return the ids of the living tensors from inside `isolated_vmap`."""
+    """Return the ids of the tensors from inside `isolated_vmap` that still exist."""
     batched = torch._C._functorch.is_batchedtensor
     return {id(tensor) for tensor in gc.get_objects() if type(tensor) is Tensor and batched(tensor)}
 
 
-def _state_error(place: str, what: str) -> InputError:
+def _state_error(path: str, what: str) -> InputError:
     return InputError(
-        f"Expected {what} that keep nothing between calls, got one that changes {place}. Kept state would "
-        "carry records past the clipping and the noise. Compute it in each call, create it in __init__, "
+        f"Expected {what} that keep nothing between calls, got code that changes {path}. Such state would "
+        "let records bypass the clipping and the noise. Compute it in each call, create it in __init__, "
         "or put its layer into evaluation mode."
     )
 
 
-def _walk(
-    value: Any, place: str, visited: dict[int, Any], contents: bool, depth: int
+def _state_tokens(
+    value: Any, path: str, visited: dict[int, Any], contents: bool, depth: int
 ) -> Iterator[tuple[str, Any]]:
+    """Yield (path, state) of `value` and of everything that can be reached from it; `path` names `value`."""
     if isinstance(value, PLAIN_TYPES):
-        yield place, (type(value).__name__, repr(value))
+        yield path, (type(value).__name__, repr(value))
         return
     if isinstance(value, Tensor):
-        yield place, _tensor_token(value, contents)
+        yield path, _tensor_token(value, contents)
         if vars(value) and id(value) not in visited:  # Python code may attach attributes to a tensor
             visited[id(value)] = value
             for name, part in vars(value).items():
-                yield from _walk(part, f"{place}.{name}", visited, contents, depth + 1)
+                yield from _state_tokens(part, f"{path}.{name}", visited, contents, depth + 1)
         return
-    yield place, _own_state(value)
+    yield path, _own_state(value)
     if id(value) in visited or depth > MAX_STATE_DEPTH:
         return
     visited[id(value)] = value
     for name, part in _parts(value):
-        yield from _walk(part, f"{place}{name}", visited, contents, depth + 1)
+        yield from _state_tokens(part, f"{path}{name}", visited, contents, depth + 1)
 
 
 def _tensor_token(value: Tensor, contents: bool) -> Any:
@@ -140,14 +147,14 @@ def _tensor_token(value: Tensor, contents: bool) -> Any:
 
 
 def _own_state(value: Any) -> Any:
-    """Return the state of `value` that is not in its parts."""
+    """Return the state of `value` that is not in its `_parts`."""
     if isinstance(value, (dict, *CONTAINER_TYPES)):
         return type(value).__name__, len(value)
     if isinstance(value, itertools.count | itertools.repeat):
         return repr(value)
     if isinstance(value, types.GeneratorType):
         return id(value), -1 if value.gi_frame is None else value.gi_frame.f_lasti
-    if isinstance(value, types.MethodType):  # a new object on every access
+    if isinstance(value, types.MethodType):  # Python makes a new object on every access
         return id(value.__func__), id(value.__self__)
     if isinstance(value, np.ndarray | bytearray | memoryview | array.array):
         return type(value).__name__, hashlib.blake2b(np.asarray(value).tobytes()).digest()
@@ -157,6 +164,7 @@ def _own_state(value: Any) -> Any:
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield (end of the path, object) for each object that code can reach directly from `value`."""
     if isinstance(value, nn.Module):
         yield from _module_parts(value)
     elif isinstance(value, dict):
@@ -189,18 +197,18 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         if hasattr(value, "__dict__"):
             yield from _attributes(vars(value))
             yield "", type(value)
-        # Slots, iterators, random generators: compare what a copy of the object would be made from.
-        with contextlib.suppress(Exception):  # objects that cannot be copied may raise anything
+        # For slots, iterators and random generators: compare what a copy of the object would be made from.
+        with contextlib.suppress(Exception):  # objects that cannot be copied may raise any error
             yield " (inside)", value.__reduce_ex__(4)[1:]
 
 
 def _module_parts(module: nn.Module) -> Iterator[tuple[str, Any]]:
     own = vars(module)
-    # torch has many empty dictionaries in every module; iterating over them costs nothing.
+    # Every module of torch has many empty dictionaries; iterating over them costs nothing.
     for kind in STANDARD_MODULE_ATTRIBUTES:
-        if isinstance(own.get(kind), dict):  # some are flags that tell whether there are hooks
+        if isinstance(own.get(kind), dict):  # other attributes are flags that tell whether there are hooks
             yield from ((f".{key}", part) for key, part in own[kind].items())
-    if isinstance(module, nn.RNNBase):  # it mirrors its parameters in lists that it rebuilds at any time
+    if isinstance(module, nn.RNNBase):  # it lists its parameters again, and may rebuild these lists
         own = {name: part for name, part in own.items() if name not in PARAMETER_MIRRORS}
     if not type(module).__module__.startswith("topdp."):
         yield from (
@@ -216,7 +224,7 @@ def _function_parts(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
             yield f" (closure {name})", cell.cell_contents
-        except ValueError:  # not yet assigned
+        except ValueError:  # the variable is not yet assigned
             continue
     yield from (("", default) for default in (function.__defaults__, function.__kwdefaults__) if default)
     names = {name for code in _nested_codes(function.__code__) for name in code.co_names}
@@ -230,16 +238,16 @@ def _function_parts(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
         yield " (os.environ)", dict(os.environ)
 
 
-def _package_parts(module: types.ModuleType, place: str, names: set[str]) -> Iterator[tuple[str, Any]]:
-    """Return what code that uses these names can reach in a module and in its submodules."""
+def _package_parts(module: types.ModuleType, path: str, names: set[str]) -> Iterator[tuple[str, Any]]:
+    """Yield what code that uses these `names` can reach in a module and in its submodules."""
     if _is_trusted(module.__name__):
         return
     for name in sorted(names & vars(module).keys()):
         value = vars(module)[name]
         if not isinstance(value, types.ModuleType):
-            yield f" (global {place}.{name})", value
+            yield f" (global {path}.{name})", value
         elif value is not module and value.__name__.startswith(f"{module.__name__}."):
-            yield from _package_parts(value, f"{place}.{name}", names)
+            yield from _package_parts(value, f"{path}.{name}", names)
 
 
 def _nested_codes(code: types.CodeType) -> Iterator[types.CodeType]:
@@ -254,7 +262,7 @@ def _attributes(attributes: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _is_ours(kind: type) -> bool:
-    """Whether an object belongs to torch or topdp, which contains only what torch and topdp put there."""
+    """Return whether torch or topdp defines the type `kind`; its objects hold only what these put there."""
     return kind.__module__.partition(".")[0] in ("torch", "topdp")
 
 

@@ -2,13 +2,13 @@
 
 `FoldedModule` is a copy of a module in which a layer rule without weights replaces each supported layer. The
 batch of all agents is folded into one leading axis [n·b, ...], agent by agent. Stateless layers and functions
-run on it unchanged (or in `isolated_vmap`, each example a batch of one). Each layer rule unfolds the batch,
-applies the agents' weights (views of their rows), and records its input and output, from which `ghost_norms`
-makes contributions.
+run on this batch unchanged (or in `isolated_vmap`, where each example is a batch of one). Each layer rule
+unfolds the batch, applies the agents' weights (views of their rows), and records its input and output.
+`ghost_norms` makes contributions from these.
 
-A model of only known layers runs directly on a folded batch, without `isolated_vmap`: they treat the examples
-of a batch one by one, for all values. A layer is known only if this holds for all of its settings, or for
-those checked here. A layer that is not known only loses some speed.
+A model of only known layers runs directly on a folded batch, without `isolated_vmap`, because known layers
+treat the examples of a batch one by one, for all values. A layer counts as known only if this holds for all
+of its settings, or if this module checks its settings. A model with other layers is only slower.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from topdp.learning.gradients.tape import NotFoldedError, Tape, has_user_hooks
 from topdp.learning.models import FlatModel, Slot, replace_layers
 
 RuleFactory = Callable[[Any, Tape, Mapping[str, Slot]], nn.Module]
-"""(layer, tape, the slots of its parameters by their names in the layer) -> its rule."""
+"""(layer, tape, slots of the layer's parameters by their names in the layer) -> the rule of the layer."""
 
-# Layers whose rules treat only the first axis as examples, whatever runs before and after them.
+# Layers whose rules treat only the first axis as examples, whatever layers precede and follow them.
 LAYER_RULES: dict[type[nn.Module], RuleFactory] = {
     nn.Linear: LinearRule,
     nn.Conv1d: ConvolutionRule,
@@ -54,7 +54,7 @@ LAYER_RULES: dict[type[nn.Module], RuleFactory] = {
     nn.BatchNorm2d: BatchNormRule,
     nn.BatchNorm3d: BatchNormRule,
 }
-# Layers composed of others, which have the examples in another axis or return several values.
+# Layers that are composed of other layers, have the examples in another axis, or return several values.
 COMPOSED_LAYER_RULES: dict[type[nn.Module], RuleFactory] = {
     nn.MultiheadAttention: AttentionRule,
     nn.RNN: RecurrentRule,
@@ -70,9 +70,9 @@ COMPOSED_LAYER_RULES: dict[type[nn.Module], RuleFactory] = {
 class FoldedModule:
     """A copy of a module with layer rules in place of its layers.
 
-    `read` lists the parameters of layers without a rule, which the module reads itself;
-    `Tape.copy_per_example` handles those. That is no faster than the slow path, so they must not be most of
-    the model.
+    `read` lists the parameters of layers without a rule. The module reads these parameters itself, and
+    `Tape.copy_per_example` handles them. This is no faster than the slow path. Raises NotFoldedError if these
+    parameters are more than half of the model.
     """
 
     def __init__(self, flat: FlatModel, tape: Tape) -> None:
@@ -88,13 +88,13 @@ class FoldedModule:
 
     def _make_rules(self) -> dict[int, nn.Module]:
         rules: dict[int, nn.Module] = {}
-        inner_layers: set[int] = set()  # of a layer that has a rule
+        inner_layers: set[int] = set()  # ids of the layers inside a layer that has a rule
         for path, layer in self.module.named_modules():
             if id(layer) in inner_layers:
                 continue
             if hasattr(layer, "inplace"):
                 layer.inplace = False  # rules keep a reference to their outputs
-            # A layer that is not trained is an ordinary function: it runs on the folded batch unchanged.
+            # A layer that is not trained is an ordinary function, which runs on the folded batch unchanged.
             if any(parameter.requires_grad for parameter in _rule_parameters(layer).values()):
                 try:
                     rules[id(layer)] = self._make_rule(path, layer)
@@ -102,7 +102,7 @@ class FoldedModule:
                 except NotFoldedError as error:
                     self._reasons.append(str(error))
                     if isinstance(layer, nn.Embedding) and layer.padding_idx is not None:
-                        raise  # torch ignores padding_idx if each example has its own table
+                        raise  # torch ignores padding_idx if each example has its own weight
                     parameters = (p for p in layer.parameters(recurse=False) if p.requires_grad)
                     self.read += [
                         slot for slot in (self._slot_of[id(p)] for p in parameters) if slot not in self.read
@@ -128,14 +128,14 @@ class FoldedModule:
 
 
 def _rule_parameters(layer: nn.Module) -> dict[str, nn.Parameter]:
-    """A layer's own parameters; for a composed layer also those of its inner layers, which the rule
-    replaces.
+    """Return the layer's own parameters; for a composed layer, also the parameters of its inner layers, which
+    the rule replaces.
     """
     return dict(layer.named_parameters(recurse=type(layer) in COMPOSED_LAYER_RULES))
 
 
 def _refusal(layer: nn.Module) -> str | None:
-    """Return why a layer has no rule; None if it has one."""
+    """Return the reason why no rule applies to a layer; None if a rule applies."""
     own = _rule_parameters(layer)
     if type(layer) not in LAYER_RULES and type(layer) not in COMPOSED_LAYER_RULES:
         return "no fast form for parameters of this layer"
@@ -157,7 +157,7 @@ def _refusal(layer: nn.Module) -> str | None:
 BATCH_NORM_BUFFERS = {"running_mean", "running_var", "num_batches_tracked"}  # of BatchNorm in evaluation mode
 
 
-# They work number by number, or window by window within an example.
+# Layers that work number by number, or window by window within an example.
 STATELESS_LAYERS: tuple[type[nn.Module], ...] = (
     nn.Identity, nn.Dropout,
     nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Softplus,
@@ -168,7 +168,7 @@ STATELESS_LAYERS: tuple[type[nn.Module], ...] = (
 
 
 def consists_of_known_layers(module: nn.Module) -> bool:
-    """Whether `module` is a sequence of known layers with all parameters trained and no hooks.
+    """Return whether `module` is a sequence of known layers with all parameters trained and no hooks.
 
     >>> consists_of_known_layers(nn.Sequential(nn.Flatten(), nn.Linear(4, 2), nn.ReLU()))
     True
@@ -179,7 +179,10 @@ def consists_of_known_layers(module: nn.Module) -> bool:
 
 
 def has_no_global_hooks() -> bool:
-    """Whether there are no hooks on all modules of the process: they would be user code in every layer."""
+    """Return whether no hook applies to all modules of the process.
+
+    Such a hook would be user code in every layer.
+    """
     return not torch_module._has_any_global_hook()  # type: ignore[no-untyped-call]
 
 

@@ -1,7 +1,8 @@
 """Layer rules of linear layers and embeddings: layers that multiply by a matrix or look up its rows.
 
-In stacked runs on the same data, a linear layer that a model begins with reads its records once: S rows that
-share an agent's records are one linear layer of S times the width. After it each row is processed separately.
+In stacked runs on the same data, a linear layer at the start of a model reads its records only once: for S
+rows that share an agent's records, it is computed as one linear layer of S times the width. The following
+layers process each row separately.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ from topdp.learning.models import Slot
 
 
 def shared_linear(a: Tensor, weight: Tensor, bias: Tensor | None, copies: int) -> Tensor:
-    """Apply the weights [copies·agents, out, in] to a [agents, b, in]: [copies·agents, b, out]."""
+    """Return the outputs [copies·agents, b, out] for activations `a` [agents, b, in], which copies share.
+
+    `weight` [copies·agents, out, in], `bias` [copies·agents, out].
+    """
     agents, b, _ = a.shape
     wide = _side_by_side(weight, copies)  # [agents, copies·out, in]
     outputs = agent_products.agent_linear(a, wide, None if bias is None else _side_by_side(bias, copies))
@@ -30,18 +34,18 @@ def shared_linear(a: Tensor, weight: Tensor, bias: Tensor | None, copies: int) -
 
 
 def _side_by_side(values: Tensor, copies: int) -> Tensor:
-    """View [copies·agents, out, ...] as [agents, copies·out, ...]."""
+    """Return `values` [copies·agents, out, ...] as [agents, copies·out, ...]."""
     return by_copy(values, copies).transpose(0, 1).flatten(1, 2)
 
 
 def by_copy(values: Tensor, copies: int) -> Tensor:
-    """View [copies·agents, ...] as [copies, agents, ...]."""
+    """Return a view of `values` [copies·agents, ...] as [copies, agents, ...]."""
     return values.view(copies, len(values) // copies, *values.shape[1:])
 
 
 @final
 class SharedOuter(Contribution):
-    """The weight of a linear layer: gradient = δ aᵀ; a [agents, b, in] for all copies, δ [n, b, out]."""
+    """The gradients δ aᵀ of a linear layer's weight; a [agents, b, in] for all copies, δ [n, b, out]."""
 
     def __init__(self, a: Tensor, delta: Tensor) -> None:
         self.a = a
@@ -66,14 +70,17 @@ class SharedOuter(Contribution):
 
     def blank(self, where: Tensor) -> None:
         self.delta = self.delta.masked_fill(where.unsqueeze(2), 0)
-        # If the common factor is not finite, neither is the norm of any copy: all of them are blanked.
+        # If the common factor `a` is not finite, no copy has a finite norm, so all copies are blanked.
         self.a = self.a.masked_fill(~torch.isfinite(self.a).all(2, keepdim=True), 0)
 
 
 @final
 class LinearRule(LayerRule):
     def __init__(self, layer: nn.Module, tape: Tape, slots: Mapping[str, Slot]) -> None:
-        """`layer`: any layer that multiplies by slots["weight"]; the slot determines the sizes."""
+        """Create the rule of `layer`, any layer that multiplies by slots["weight"].
+
+        The slot determines the sizes.
+        """
         super().__init__(tape, slots)
         self._slot = self.weight_slot = slots["weight"]
         self.bias_slot = slots.get("bias")
@@ -93,13 +100,16 @@ class LinearRule(LayerRule):
         )
 
     def _product(self, a: Tensor) -> Tensor:
-        """Return [n, ..., out] from a [n, ..., in], with every agent's own weights."""
+        """Return the outputs [n, ..., out] for activations `a` [n, ..., in] with each agent's own weights."""
         weight = self.tape.weights(self._slot)
         bias = None if self._bias is None else self.tape.weights(self._bias)
         return agent_products.agent_linear(a, weight, bias)
 
     def _shared_by_copies(self, x: Tensor) -> Tensor:
-        """Multiply x [agents·b, in], the records of all copies, as if it were repeated for each copy."""
+        """Return the outputs [n·b, out] for x [agents·b, in], the records that all copies share.
+
+        The result is the same as if x were repeated for each copy.
+        """
         tape = self.tape
         copies, tape.copies = tape.copies, 1
         if x.dim() != 2 or x.shape[0] * copies != tape.agents * tape.examples:
@@ -142,7 +152,7 @@ class EmbeddingRule(LayerRule):
         n = unfolded.shape[0]
         tokens = unfolded.reshape(n, -1)
         agent = torch.arange(n, device=x.device).unsqueeze(1)
-        # A negative index would be a second name of a row, and norms identify rows by their index.
+        # A negative index would be a second name of the same row, but norms identify rows by their index.
         valid = tokens.clamp(0, self.num_embeddings - 1)
         vectors = self.tape.weights(self._slot)[agent, valid]
         invalid = tokens != valid
@@ -151,9 +161,8 @@ class EmbeddingRule(LayerRule):
                 f"Expected token ids from 0 to {self.num_embeddings - 1} for {self.path}, got "
                 f"{int(tokens[invalid][0])} in a record to evaluate."
             )
-        vectors = vectors.masked_fill(
-            invalid.unsqueeze(2), math.nan
-        )  # invalidates only its example, as an error would
+        # NaN invalidates only the example with the invalid token, as an error would.
+        vectors = vectors.masked_fill(invalid.unsqueeze(2), math.nan)
         tokens, output = valid, vectors.view(-1, *x.shape[1:], self.embedding_dim)
         return self.tape.record(output, [ParameterUse(self._slot, self._kind, tokens, self._join)])
 

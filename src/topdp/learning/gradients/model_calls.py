@@ -1,7 +1,7 @@
 """Calls of a model as torch would make them, with clearer errors.
 
-For the first call of a model and for evaluations. Nothing here concerns privacy: the errors are about shapes
-and types, which no value of a record decides.
+The first call of a model and evaluations use this module. It does not affect privacy, because the errors
+depend on shapes and types, never on the values of a record.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ INPUT_SIZES: tuple[tuple[tuple[type[nn.Module], ...], str, int], ...] = (
     ((nn.GroupNorm,), "num_channels", 1),
     ((_BatchNorm, _InstanceNorm), "num_features", 1),
 )
-"""Kinds of layers, the attribute that states the size of their input, and the axis that has this size."""
+"""(types of layers, the attribute that states the size of their input, the input axis with this size)"""
 AXIS_CONTENTS = {-1: "numbers in the last axis", 1: "channels in the second axis"}
 
 
 def call_model(module: nn.Module, parameters: Mapping[str, Tensor], x: Tensor) -> Tensor:
-    """Return the output of `module` with these parameters for a batch; a loss needs one tensor.
+    """Return the output of `module` with these parameters for a batch `x`.
 
-    If a layer received an input that it cannot take, raise an `InputError` that names the layer. Any other
-    error is the model's own and is raised unchanged. An output that is not one tensor is refused, too.
+    If a layer received an input that it cannot take, raise an InputError that names the layer. Raise any
+    other error of the model unchanged. Raise InputError if the output is not one tensor, as a loss needs.
     """
     try:
         outputs = functional_call(module, dict(parameters), (x,))
@@ -54,26 +54,31 @@ def call_model(module: nn.Module, parameters: Mapping[str, Tensor], x: Tensor) -
     elif hasattr(outputs, "logits"):
         what += " with .logits"
     raise InputError(
-        f"Expected a model that returns one tensor, for example a score for each class; got {what}. Wrap it "
-        'in an nn.Module whose forward returns the part to learn from, such as outputs["logits"], '
+        f"Expected a model that returns one tensor, for example a score for each class, got {what}. Wrap the "
+        'model in an nn.Module whose forward returns the part to learn from, such as outputs["logits"], '
         "outputs.logits or outputs[0]."
     )
 
 
 def disable_inference_kernels(module: nn.Module) -> nn.Module:
-    """Disable the inference kernels of torch's encoders, which read weights without calling the layers."""
+    """Disable the inference kernels of torch's encoders, and return `module`, which is changed.
+
+    These kernels read weights without calling the layers.
+    """
     for layer in module.modules():
         if isinstance(layer, nn.TransformerEncoder):
-            layer.use_nested_tensor = (
-                False  # otherwise results may also differ in length from those in training
-            )
+            # With nested tensors, results in evaluation may also have another length than in training.
+            layer.use_nested_tensor = False
         if isinstance(layer, nn.TransformerEncoderLayer):
             layer.activation_relu_or_gelu = 0
     return module
 
 
 def _explain_failure(module: nn.Module, parameters: Mapping[str, Tensor], x: Tensor) -> str | None:
-    """Say which layer received an input that it cannot take; None if that is not what happened."""
+    """Return a message that names the layer that received an input that it cannot take.
+
+    Return None if the failure has another cause.
+    """
     module = copy.deepcopy(module)
     entered: list[tuple[str, nn.Module, tuple[Any, ...]]] = []
     for path, layer in module.named_modules():
@@ -83,7 +88,7 @@ def _explain_failure(module: nn.Module, parameters: Mapping[str, Tensor], x: Ten
         layer.register_forward_hook(lambda *_: entered.pop() and None)
     try:
         functional_call(module, dict(parameters), (x,))
-    except Exception:  # the same error as in the call before
+    except Exception:  # the same error as in the first call
         for path, layer, args in reversed(entered):
             if args and isinstance(args[0], Tensor):
                 reason = _mismatch(layer, args[0])
@@ -98,7 +103,7 @@ def _explain_failure(module: nn.Module, parameters: Mapping[str, Tensor], x: Ten
 
 
 def _mismatch(layer: nn.Module, x: Tensor) -> tuple[str, str] | None:
-    """Return (what the layer takes, what to do) if the input does not fit."""
+    """Return (what the layer accepts, what to do) if the input `x` does not fit; None if it fits."""
     if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
         if not x.is_floating_point():
             return None

@@ -1,8 +1,7 @@
-"""Layer rules of normalisation layers: normalise without weights, then scale and shift with every agent's
-own.
+"""Layer rules of normalisation layers: normalise without weights, then scale and shift with each agent's own.
 
-BatchNorm is covered only in evaluation mode: its statistics never change, so it is a function of one example.
-In training mode `models` refuses it earlier.
+BatchNorm is covered only in evaluation mode. Its statistics then never change, so its result for an example
+depends on no other example. In training mode, `models` has already refused it.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ from topdp.learning.models import Slot
 class _NormRule(LayerRule):
     """Base class of rules that normalise without weights, then scale and shift by every agent's weights."""
 
-    axis: int  # first axis of the weights in the unfolded output
-    width: int
+    axis: int  # the first axis of the unfolded output to which the weights belong
+    width: int  # the number of these axes
 
     def _affine(self, normal: Tensor, lead: tuple[int, ...], trail: tuple[int, ...]) -> Tensor:
         tape = self.tape
@@ -75,7 +74,7 @@ class LastAxesNormRule(_NormRule):
 
 
 class _ChannelNormRule(_NormRule):
-    """Base class of rules with one weight per channel; the channels are the axis after the batch."""
+    """Base class of rules with one weight per channel; the channel axis follows the batch axis."""
 
     axis, width = 3, 1
 
@@ -110,7 +109,7 @@ class InstanceNormRule(_ChannelNormRule):
 
 @final
 class BatchNormRule(_ChannelNormRule):
-    """The rule of BatchNorm layers in evaluation mode, with the statistics of the layer's creation."""
+    """The rule of BatchNorm layers in evaluation mode, with the statistics that the given layer has."""
 
     running_mean: Tensor
     running_var: Tensor

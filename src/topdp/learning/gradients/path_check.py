@@ -1,9 +1,9 @@
 """Checks before a path is used: the model runs, keeps no state, and the fast path agrees with the slow path.
 
-Isolation of examples does not rest on this module: `layer_rules`, `isolation` and `kept_state` ensure it.
-This is a second line of defence, on made-up examples, for every new shape. It finds functions that read a
-layer's weights, outputs that are changed in place, and errors of the model itself. No private record decides
-anything.
+The isolation of examples does not depend on this module: `layer_rules`, `isolation` and `kept_state` ensure
+it. This module is a second line of defence, which runs on made-up examples for every new shape of examples.
+It finds functions that read a layer's weights, outputs that are changed in place, and errors of the model
+itself. No decision depends on a private record.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from topdp.learning.losses import Loss, is_cross_entropy
 from topdp.learning.models import FlatModel
 
 PROBE_AGENTS, PROBE_EXAMPLES = 2, 3
-# Scales of made-up records: a model that keeps unusual values must meet them here first.
+# Scales of made-up records. A model that keeps state only for unusual values must show it here.
 MODEL_PROBE_SCALES = (1.0, 1e-3, -1.0, 1e3, -1e3, 1e10, 1e30)
 
 
@@ -39,7 +39,7 @@ ZERO_GRADIENTS_REASON = (
     "its gradients are zero for all examples made up to compare the two paths (a model with one output under "
     "cross-entropy, which has a single class, cannot learn)"
 )
-# Warnings of torch about how it runs a model. They are harmless and not for the user.
+# Warnings of torch about how it runs a model. They are harmless, and users can do nothing about them.
 HARMLESS_WARNINGS = (
     "LSTM with projections is not supported with oneDNN",
     "The PyTorch API of nested tensors is in prototype stage",
@@ -48,16 +48,16 @@ HARMLESS_WARNINGS = (
 
 
 ProbeBatch = tuple[Tensor, Tensor, Tensor]
-"""Rows near the model's own, made-up records and their targets."""
+"""(rows near the model's own row, made-up records, targets of these records)"""
 
 
 @final
 @dataclass(frozen=True)
 class PathComparison:
-    """Result of comparing the paths.
+    """The result of a comparison of the fast path with the slow path.
 
-    `reason`: why the fast path must not be used; `elements`: what one example keeps in memory there;
-    `remarks`: what makes the fast path slow.
+    `reason`: why the fast path must not be used; None if it may be used. `elements`: how many numbers the
+    fast path keeps in memory for one example. `remarks`: what makes the fast path slow.
     """
 
     reason: str | None
@@ -66,13 +66,13 @@ class PathComparison:
 
 
 def compare_paths(flat: FlatModel, loss: Loss, probes: ProbeBatch) -> PathComparison:
-    """Compare fast and slow gradients of made-up examples.
+    """Compare the gradients of made-up examples on the fast path with those on the slow path.
 
-    **Guarantees.** Compared are the norms of single gradients and one clipped, weighted sum, with different
-    parameters per agent: in float64 if the model allows it (to 1e-8), else in its own type (to 1e-3); both
-    where other code runs for other types, that is on a GPU or with our own products. Layers are in the mode
-    in which they will run, except for dropout. A model that draws random numbers itself can be compared only
-    in evaluation mode.
+    **Guarantees.** The comparison covers the norms of single gradients and one clipped, weighted sum, with
+    different parameters for each agent. It uses float64 with tolerance 1e-8 if the model allows this, and
+    otherwise the type of the rows with tolerance 1e-3. On a GPU it uses both, because other code runs there
+    for other types. Layers are in the mode in which they will run, except that dropout is off. A model that
+    draws random numbers itself can be compared only in evaluation mode.
     """
     rows = probes[0]
     with _forked_generators(rows.device), full_precision_products():
@@ -89,12 +89,12 @@ def compare_paths(flat: FlatModel, loss: Loss, probes: ProbeBatch) -> PathCompar
                     module.eval()
                     folded = FoldedPath(FlatModel(module), loss)
                     losses, contributions = folded.contributions(*records)
-            except Exception as error:  # a model that cannot run folded may raise anything
+            except Exception as error:  # a model that cannot run folded may raise any error
                 reason = first_line(error)
                 continue
             if not folded.known:
                 expect_no_leaked_tensors(before)
-            # One example after the other, by torch alone: no batching rule is involved that could be wrong.
+            # torch computes one example after the other, so no batching rule is involved that could be wrong.
             plain = PerExamplePath(FlatModel(module), loss).one_by_one(*records)
             if not any(isinstance(c, Dense) and bool(c.gradients.any()) for _, c in plain[1]):
                 return PathComparison(ZERO_GRADIENTS_REASON)
@@ -107,25 +107,25 @@ def compare_paths(flat: FlatModel, loss: Loss, probes: ProbeBatch) -> PathCompar
             if operator is None:
                 return PathComparison(None, elements)
             remark = (
-                f"torch has no batching rule for the operator {operator}: it takes one example after the "
-                "other. Results are correct; for speed, use another function in its place."
+                f"torch has no batching rule for the operator {operator}, so it processes one example after "
+                "the other. Results are correct. For speed, use another function in its place."
             )
             return PathComparison(None, elements, (remark,))
     return PathComparison(reason)
 
 
 def model_remarks(flat: FlatModel, loss: Loss, probes: ProbeBatch) -> Iterator[str]:
-    """Yield what the user should know about a model that runs."""
+    """Yield texts of warnings for the user about a model that runs."""
     if _mixes_examples(flat, loss, probes):
         yield (
-            "Examples of a batch influence each other in this model. topdp runs each example as its own "
-            "batch: otherwise clipping its gradient would not bound its influence."
+            "Examples of a batch influence each other in this model. topdp runs each example as a batch of "
+            "one, because clipping an example's gradient would otherwise not bound the example's influence."
         )
     if is_cross_entropy(loss) and _returns_probabilities(flat, probes):
         yield (
-            "The outputs of this model are probabilities, and cross-entropy applies softmax to its inputs. A "
+            "The outputs of this model are probabilities, but cross-entropy applies softmax to its inputs. A "
             "model with two softmax functions learns slowly and remains uncertain. Remove the softmax at "
-            "its end."
+            "the end of the model."
         )
 
 
@@ -137,7 +137,7 @@ def _returns_probabilities(flat: FlatModel, probes: ProbeBatch) -> bool:
 
 
 def _try_model(flat: FlatModel, row: Tensor, x: Tensor) -> Tensor | None:
-    """Return the model's output for made-up records; None if it does not run on them."""
+    """Return the model's output for the made-up records `x`; None if the model does not run on them."""
     module = copy.deepcopy(flat.module).to(device=row.device, dtype=row.dtype)
     with torch.no_grad(), _forked_generators(row.device), suppress(Exception):
         outputs = functional_call(module, flat.named(row), (x.clone(),))
@@ -146,7 +146,7 @@ def _try_model(flat: FlatModel, row: Tensor, x: Tensor) -> Tensor | None:
 
 
 def _mixes_examples(flat: FlatModel, loss: Loss, probes: ProbeBatch) -> bool:
-    """Whether a batch gives other losses than its examples alone; the user should then be told."""
+    """Return whether a batch gives other losses than its examples one by one."""
     rows, x, y = probes[0], probes[1][0], probes[2][0]
     module = _without_dropout(flat.module).to(device=rows.device, dtype=rows.dtype)
     parameters = flat.named(rows[0])
@@ -160,14 +160,15 @@ def _mixes_examples(flat: FlatModel, loss: Loss, probes: ProbeBatch) -> bool:
                 module.eval()  # the model draws random numbers itself
             batch_losses = losses(slice(None))
             single_losses = losses(*(slice(i, i + 1) for i in range(PROBE_EXAMPLES)))
-        except Exception:  # errors are found and reported elsewhere
+        except Exception:  # other checks find and report errors
             return False
-    # Losses that are not finite, alone and together, show nothing.
+    # Losses that are not finite in both cases count as equal.
     scale = float(batch_losses.nan_to_num(0, 0, 0).abs().max())
     return not torch.allclose(batch_losses, single_losses, 1e-3, 1e-3 * scale, equal_nan=True)
 
 
 def _without_dropout(module: nn.Module) -> nn.Module:
+    """Return a copy of `module` whose layers draw no dropout masks."""
     module = copy.deepcopy(module)
     for layer in module.modules():
         if isinstance(layer, _DropoutNd):
@@ -178,7 +179,7 @@ def _without_dropout(module: nn.Module) -> nn.Module:
 
 
 def draws_dropout(layer: nn.Module) -> bool:
-    """Whether it is a layer of torch that draws random numbers in training mode."""
+    """Return whether `layer` is a layer of torch that draws random numbers in training mode."""
     if isinstance(layer, nn.RNNBase | nn.MultiheadAttention):
         return float(layer.dropout) > 0
     return isinstance(layer, _DropoutNd)
@@ -186,7 +187,7 @@ def draws_dropout(layer: nn.Module) -> bool:
 
 @contextmanager
 def ignore_harmless_warnings() -> Iterator[None]:
-    """Ignore `HARMLESS_WARNINGS`, and no other warning."""
+    """Ignore `HARMLESS_WARNINGS` inside the `with` block, and no other warnings."""
     with warnings.catch_warnings():
         for message in HARMLESS_WARNINGS:
             warnings.filterwarnings("ignore", message)
@@ -194,13 +195,13 @@ def ignore_harmless_warnings() -> Iterator[None]:
 
 
 def _forked_generators(device: torch.device) -> AbstractContextManager[None]:
-    """Restore torch's global generators afterwards."""
+    """Return a context that restores torch's global generators at its end."""
     return torch.random.fork_rng([device] if device.type == "cuda" else [])
 
 
 @contextmanager
 def full_precision_products() -> Iterator[None]:
-    """Compute products in full float32 inside, whatever the user has allowed."""
+    """Compute products in full float32 inside the `with` block, whatever precision the user has allowed."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
@@ -213,8 +214,10 @@ def full_precision_products() -> Iterator[None]:
 def probe_rows(
     flat: FlatModel, like: Tensor, generator: torch.Generator | None = None, agents: int = PROBE_AGENTS
 ) -> Tensor:
-    """Return rows of a few agents, all parameters different, near the model's own: the rows of a run may be
-    far off.
+    """Return rows [agents, d] near the model's own row, with different parameters for all agents.
+
+    `like` gives the type and device of the rows. Its values are not used, because the rows of a run may be
+    far from the model's own row.
     """
     generator = torch.Generator().manual_seed(0) if generator is None else generator
     row = flat.flatten().to(like)
@@ -230,20 +233,25 @@ def probe_batch(
     agents: int = PROBE_AGENTS,
     examples: int = PROBE_EXAMPLES,
 ) -> ProbeBatch:
-    """Return rows near the model's own, and made-up records and targets shaped like these."""
+    """Return rows near the model's own row, and made-up records and targets for them.
+
+    Their types, and the shapes of single examples, are those of `rows`, `inputs` and `targets`.
+    """
     generator = torch.Generator().manual_seed(0)
     row_probes = probe_rows(flat, rows, generator, agents)
-    # An integer below all of these is a valid index everywhere.
+    # An integer below all of these sizes is a valid index for every embedding.
     tables = [layer.num_embeddings for layer in flat.module.modules() if isinstance(layer, nn.Embedding)]
     x = random_like(inputs[0, 0], (agents, examples), min(tables, default=2), generator)
-    # Class 1 is valid only if there are two classes.
+    # Class 1 is valid only if the model has at least two outputs.
     outputs = None if targets.is_floating_point() else _try_model(flat, row_probes[0], x[0, :1])
     below = 1 if outputs is not None and outputs.dim() > 1 and outputs.shape[1] <= 1 else 2
     return row_probes, x, random_like(targets[0, 0], (agents, examples), below, generator)
 
 
 def random_like(example: Tensor, lead: tuple[int, ...], below: int, generator: torch.Generator) -> Tensor:
-    """Return made-up examples [*lead, ...] of the shape and type of `example`; integers are below `below`."""
+    """Return made-up examples [*lead, ...] with the shape and type of `example`; integers are less than
+    `below`.
+    """
     shape = (*lead, *example.shape)
     if example.is_floating_point():
         return torch.rand(shape, generator=generator).to(example)
@@ -253,11 +261,11 @@ def random_like(example: Tensor, lead: tuple[int, ...], below: int, generator: t
 def check_model_call(
     flat: FlatModel, loss: Loss, probes: ProbeBatch, inputs: Tensor, targets: Tensor
 ) -> None:
-    """Run model and loss as torch would, so that their own errors surface here.
+    """Run model and loss as torch would, so that their own errors occur here.
 
-    Errors come out unchanged, except where a layer gets an input that it cannot take and where the output is
-    not a tensor (`model_calls`). Records are made up; a model that fails on those must run on some of the
-    real ones.
+    Raise these errors unchanged, except if a layer gets an input that it cannot take or if the output is not
+    a tensor (`model_calls`). Raise InputError if the model does not run on a single example. The model runs
+    on made-up records; if it fails on these, it must run on the first real records instead.
 
     **Guarantees.** A model or a loss that keeps state between two calls is refused.
     """
@@ -278,12 +286,12 @@ def check_model_call(
                 call(x[0, :1], y[0, :1])
             except Exception as error:
                 raise InputError(
-                    "Expected a model that runs on a batch of one example, as topdp runs every example; "
-                    f"it runs on {PROBE_EXAMPLES}, and on one it raised {first_line(error)}. Does it "
-                    "squeeze its batch?"
+                    "Expected a model that runs on a batch of one example, because topdp runs every example "
+                    f"so, got a model that runs on {PROBE_EXAMPLES} examples, but raises on one: "
+                    f"{first_line(error)}. If the model calls squeeze(), name the axis: squeeze(-1)."
                 ) from error
         for size in MODEL_PROBE_SCALES:
-            with suppress(Exception):  # the model may refuse such records; they then count as zero
+            with suppress(Exception):  # the model may fail on such records, which then count as zero
                 call(x[0] * size if x.is_floating_point() else x[0], y[0])
     memory.expect_unchanged()
 
@@ -291,6 +299,7 @@ def check_model_call(
 def _paths_differ(
     fast: LossesAndContributions, plain: LossesAndContributions, dimension: int, tolerance: float
 ) -> bool:
+    """Return whether norms of gradients, or a clipped sum, differ by more than the relative `tolerance`."""
     expected = total_norms([c for _, c in plain[1]])
     scale = float(expected.max())
     if not (
@@ -298,7 +307,7 @@ def _paths_differ(
         and torch.allclose(total_norms([c for _, c in fast[1]]), expected, tolerance, tolerance * scale)
     ):
         return True
-    # Some examples clipped, some not, all with different weights.
+    # The coefficients clip some examples and not others, and give all examples different weights.
     coefficients = expected.mean() / expected.clamp_min(expected.mean())
     coefficients = coefficients * torch.linspace(0.5, 1, coefficients.numel()).view_as(coefficients).to(
         expected

@@ -1,7 +1,8 @@
 """The slow path: per-example gradients of any module, each example as a batch of one.
 
-Runs in `isolated_vmap` over examples and agents where torch can, and in a Python loop where it cannot
-(control flow that depends on data). The caller bounds memory: a block of m examples makes m·d numbers.
+The module runs in `isolated_vmap` over examples and agents if torch supports this, and otherwise in a Python
+loop, for example if its control flow depends on data. The caller must bound the memory: the gradients of a
+block of m examples are m·d numbers.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from topdp.learning.models import FlatModel
 
 @final
 class PerExamplePath:
-    """Per-example gradients of any model.
+    """The computation of per-example gradients of any model.
 
-    **Guarantees.** Each example runs in its own call or in `isolated_vmap`, and a model or loss that keeps
+    **Guarantees.** Each example runs in a separate call or in `isolated_vmap`, and a model or loss that keeps
     state from one call to the next is refused (`kept_state`). So the result for an example is a function of
     that example and of its agent's row. An example on which the model fails has a gradient of NaN.
     """
@@ -39,7 +40,10 @@ class PerExamplePath:
         self._loop = False
 
     def try_isolated(self, rows: Tensor, inputs: Tensor, targets: Tensor) -> str | None:
-        """Try whether these examples, and so others, run in `isolated_vmap`; return the reason if not."""
+        """Return None if the model runs on these examples in `isolated_vmap`, and otherwise the reason.
+
+        If it does not, all later examples run in a Python loop.
+        """
         self._module.to(device=rows.device, dtype=rows.dtype)
         try:
             self._isolated(rows, inputs, targets)
@@ -49,8 +53,9 @@ class PerExamplePath:
         return None
 
     def contributions(self, rows: Tensor, inputs: Tensor, targets: Tensor) -> LossesAndContributions:
-        """Return losses [n, b] and contributions of all parameters; rows [n, d], inputs and targets [n, b,
-        ...].
+        """Return losses [n, b] and the contributions of all parameters.
+
+        rows [n, d], inputs and targets [n, b, ...].
         """
         if self._loop:
             return self.one_by_one(rows, inputs, targets)
@@ -61,7 +66,10 @@ class PerExamplePath:
         return losses, self._dense(gradients)
 
     def one_by_one(self, rows: Tensor, inputs: Tensor, targets: Tensor) -> LossesAndContributions:
-        """Compute `contributions` in a Python loop."""
+        """Return the result of `contributions`, computed in a Python loop.
+
+        Raise InputError if the model changes its parameters.
+        """
         self._module.to(device=rows.device, dtype=rows.dtype)
         memory = StateSnapshot({"model": self._module, "loss": self._loss}, inputs, targets, contents=True)
         losses = rows.new_full(inputs.shape[:2], math.nan)
@@ -78,9 +86,9 @@ class PerExamplePath:
                     )
                 except (MemoryError, torch.OutOfMemoryError):
                     raise
-                except Exception:  # caused by the record: the model ran on others (`path_check`)
+                except Exception:  # the record is the cause, because the model ran on others (`path_check`)
                     gradients[i, j] = math.nan
-            # Also attributes of tensors, and gradients that the model has set.
+            # The model must not set attributes or gradients of its parameters either.
             written = any(vars(leaf) or leaf.grad is not None for leaf in leaves.values())
             frozen = not all(leaf.requires_grad for leaf in leaves.values())
             if (
@@ -89,14 +97,16 @@ class PerExamplePath:
                 or not torch.equal(row_copy.view(torch.uint8), row.contiguous().view(torch.uint8))
             ):
                 raise InputError(
-                    "Expected a model that does not change its parameters, got one that writes them."
+                    "Expected a model that does not change its parameters, got a model that does. Let its "
+                    "forward compute with copies: weight.clone()."
                 )
         memory.expect_unchanged()
         return losses, self._dense(gradients)
 
     def outputs(self, rows: Tensor, inputs: Tensor) -> Tensor:
-        """Return [n, b, ...]: all agents in evaluation mode on one batch [b, ...], one agent after the
-        other.
+        """Return the outputs [n, b, ...] of all agents in evaluation mode for one batch [b, ...].
+
+        The agents run one after the other.
         """
         module = disable_inference_kernels(self._flat.load(rows[0]).eval())
         return torch.stack([call_model(module, self._flat.named(row), inputs) for row in rows])
@@ -113,9 +123,9 @@ class PerExamplePath:
             with forbid_batch_access():
                 return self._example_loss(parameters, x, y)
 
-        # Gradients are taken inside: outside, torch ignores the padding_idx of an embedding.
+        # Gradients are computed inside `isolated_vmap`: outside, torch ignores an embedding's padding_idx.
         examples = isolated_vmap(grad_and_value(example), (None, 0, 0))
-        # By parameter: the gradient of a slice of a row would be as long as the row.
+        # Each parameter is a separate tensor: the gradient of a slice of a row would be as long as the row.
         parameters = {
             slot.name: rows[:, slot.start : slot.stop].view(-1, *slot.shape) for slot in self._flat.slots
         }
@@ -133,5 +143,6 @@ class PerExamplePath:
 
 
 def first_line(error: Exception) -> str:
+    """Return the type of `error` and the first line of its message, shortened."""
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0][:200]}" if text else type(error).__name__

@@ -1,6 +1,6 @@
 """Layer rules of recurrent layers and cells: linear rules, unrolled in time with every agent's own weights.
 
-The input is projected for all steps at once. The contribution of the hidden state is a linear layer used once
+The input is projected for all steps at once. The term of the hidden state is a linear layer that is used once
 per step; its gradient is the sum over steps, as for any layer that is used several times.
 """
 
@@ -18,7 +18,7 @@ from topdp.learning.gradients.tape import NotFoldedError, Tape
 from topdp.learning.models import Slot
 
 RecurrentState = tuple[Tensor, ...]
-"""(h,), or (h, c) of an LSTM; each [N, size]."""
+"""(h,), or (h, c) of an LSTM; each is [N, size]."""
 
 
 def _linear(layer: nn.Module, tape: Tape, slots: Mapping[str, Slot], ending: str) -> LinearRule:
@@ -48,12 +48,12 @@ def _relu(inputs: Tensor, hidden: Tensor, state: RecurrentState) -> RecurrentSta
 
 
 RECURRENT_STEPS = {"LSTM": _lstm, "GRU": _gru, "RNN_TANH": _tanh, "RNN_RELU": _relu}
-"""(contribution of the input, contribution of the hidden state, state) -> next state"""
+"""(term of the input, term of the hidden state, state) -> next state"""
 
 
 @final
 class RecurrentRule(nn.Module):
-    """The rule of an RNN, GRU or LSTM; with all layers, both directions, and projections."""
+    """The rule of an RNN, GRU or LSTM, also with several layers, both directions, or projections."""
 
     def __init__(self, layer: nn.RNNBase, tape: Tape, slots: Mapping[str, Slot]) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class RecurrentRule(nn.Module):
         )
 
     def forward(self, x: Tensor, hx: Any = None) -> tuple[Tensor, Any]:
-        """Compute what the layer computes."""
+        """Return what the layer returns. Raise NotFoldedError for packed sequences."""
         if not isinstance(x, Tensor) or x.dim() not in (2, 3):
             raise NotFoldedError(f"{self.path}: packed sequences have no fast form")
         batched = x.dim() == 3
@@ -134,7 +134,7 @@ class CellRule(nn.Module):
         self.inputs, self.hidden = (_linear(layer, tape, slots, name) for name in ("ih", "hh"))
 
     def forward(self, x: Tensor, hx: Any = None) -> Any:
-        """Compute what the cell computes."""
+        """Return what the cell returns."""
         batched = x.dim() == 2
         inputs = self.inputs(x if batched else x.unsqueeze(0))
         if hx is None:

@@ -1,9 +1,9 @@
-"""Norms in floating point that err on the long side where underflow or cancellation would make them too
-short.
+"""Norms in floating point that are too long rather than too short if sums underflow or cancel.
 
-A gradient is scaled by its norm, so a norm that is too short lets a record count for more than the clip. An
-ordinary relative error is left as it is. A norm that overflows is infinite, and such a gradient counts as
-zero elsewhere.
+A gradient is scaled by its norm, so a record would count for more than the clip if the computed norm were too
+short. Where sums may underflow or cancel, the norms here are therefore too long rather than too short. The
+ordinary relative rounding error is not corrected. A norm that overflows is infinite, and the callers let such
+a gradient count as zero.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ HAS_TRITON = find_spec("triton") is not None
 
 
 def takes_cuda_kernels(x: Tensor) -> bool:
-    """Whether our own GPU kernels support x."""
+    """Return whether topdp's own GPU kernels support `x`."""
     return x.is_cuda and x.dtype == torch.float32 and HAS_TRITON
 
 
 def squared_norms(x: Tensor) -> Tensor:
-    """Return squared l2 norms over all but the first two axes, without a temporary of the size of x.
+    """Return the squared l2 norms over all except the first two axes, without a copy of the size of `x`.
 
-    Never below the exact value by more than a relative rounding error: what may underflow, number by number,
-    is added. Compared with numbers of ordinary size that is nothing.
+    A result is never below the exact value by more than a relative rounding error, because the largest
+    possible underflow of every square is added. For numbers of ordinary size, this makes no difference.
     """
     if takes_cuda_kernels(x):
         from topdp.learning.gradients import clipping_cuda
@@ -41,16 +41,17 @@ def squared_norms(x: Tensor) -> Tensor:
 
 
 def _underflow_slack(x: Tensor) -> float:
-    """The most that squares of numbers too small for their type would have added."""
+    """Return the most that a squared norm can lose because squares of small numbers underflow."""
     return math.prod(x.shape[2:]) * torch.finfo(x.dtype).tiny
 
 
 def cancellation_slack(a: Tensor, delta: Tensor, uses: float = 1.0) -> Tensor:
-    """Return [n, b]: by how much the squared norm of Σ_l δ_l a_lᵀ may come out too low where the sum cancels.
+    """Return [n, b] how much too small the computed squared norm of Σ_l δ_l a_lᵀ may be if the sum cancels.
 
-    a, δ [n, b, ...]. Rounding is relative to |a|²|δ|², a bound on all terms (in which each a enters `uses`
-    times), and not to the remaining sum. Errors of a product grow with the square root of its number of
-    terms: a few units in the last place for 64 terms, 16 for 1,000 (observed on a GPU: up to 5).
+    a and δ are [n, b, ...]. The rounding error is relative to |a|²|δ|², which bounds all terms, and not
+    relative to the sum that remains. Each a enters `uses` times. Errors of a product grow with the square
+    root of its number of terms. This function allows four units in the last place for 64 terms, and 16 for
+    1,000 (observed on a GPU: up to 5).
     """
     tf32 = a.is_cuda and a.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32
     unit = max(_minimum_unit.get(), 2.0**-10 if tf32 else torch.finfo(a.dtype).eps)
@@ -62,12 +63,11 @@ def cancellation_slack(a: Tensor, delta: Tensor, uses: float = 1.0) -> Tensor:
 
 @contextmanager
 def minimum_rounding_unit(unit: float) -> Iterator[None]:
-    """Compute `cancellation_slack` as in a type with at least this rounding unit, within the block.
+    """Compute `cancellation_slack` as for a number type with at least this rounding unit, inside the `with`
+    block.
 
-    Then no sum that remains has terms far longer than itself.
-
-    A record whose terms cancel is scaled to the clip C by its norm, so its terms are at most C / (2·√unit)
-    long.
+    Then no clipped gradient is a sum of terms that are far longer than the gradient. A record whose terms
+    cancel is scaled to the clip C by its norm, so the norms of its terms are at most C / (2·√unit).
     """
     token = _minimum_unit.set(unit)
     try:
@@ -77,7 +77,10 @@ def minimum_rounding_unit(unit: float) -> Iterator[None]:
 
 
 def cudnn_as_precise_as_matmul() -> AbstractContextManager[None]:
-    """Let cuDNN round as matrix products do. By default torch lets only cuDNN round to 10 bits."""
+    """Return a context in which cuDNN rounds as matrix products do.
+
+    By default, torch allows cuDNN, but not matrix products, to round to 10 bits.
+    """
     dnn = torch.backends.cudnn
     settings = {"enabled": dnn.enabled, "benchmark": dnn.benchmark, "deterministic": dnn.deterministic}
     flags: AbstractContextManager[None] = dnn.flags(

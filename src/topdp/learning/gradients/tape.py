@@ -1,9 +1,8 @@
-"""The tape that the layer rules of one model share during one pass: every agent's weights, and the recorded
-uses.
+"""The tape: the weights of all agents, and the uses of parameters that layer rules record during one pass.
 
-A `LayerRule` replaces a layer. It gets the folded batch of all agents, or one example of it inside
-`isolated_vmap`, and records on the `Tape` what `ghost_norms` needs. Which layers have rules is in
-`layer_rules`.
+A `LayerRule` replaces a layer. It gets the folded batch of all agents, or one example of this batch inside
+`isolated_vmap`, and records on the `Tape` what `ghost_norms` needs. `layer_rules` lists the layers that have
+rules.
 """
 
 from __future__ import annotations
@@ -24,13 +23,17 @@ from topdp.learning.models import Slot
 
 @final
 class NotFoldedError(Exception):
-    """The module cannot run folded; the message says which part and why."""
+    """An error for a module that cannot run on a folded batch; the message says which part, and why."""
 
 
 @final
 @dataclass(frozen=True)
 class ParameterUse:
-    """One use of one parameter. `join` makes one contribution of all (saved, delta) of the same `kind`."""
+    """One use of one parameter.
+
+    `saved`: what the gradient needs in addition to the output gradient δ. `join`: makes one contribution from
+    the pairs (saved, δ) of all uses of the same `kind`.
+    """
 
     slot: Slot
     kind: str
@@ -53,13 +56,14 @@ class Tape:
     ) -> None:
         """Start a pass.
 
-        `shared`: all agents get the same batch, given once as [b, ...]; the first rule folds it. `copies`:
-        rows i, i + n/copies, ... get the same batch; the first rule, a linear one, folds it.
+        `examples`: the number of examples of each agent. `recording`: whether rules record the uses of
+        parameters. `shared`: all agents get the same batch, given once as [b, ...]; the first rule folds it.
+        `copies`: rows i, i + n/copies, ... get the same batch; the first rule, which is linear, folds it.
         """
         self.rows, self.examples, self.recording = rows, examples, recording
         self.shared, self.copies = shared, copies
-        self.anchor: Tensor | None = None  # an example, if rules run inside `isolated_vmap` over it
-        self.kept = 0  # elements that one example keeps besides what is recorded
+        self.anchor: Tensor | None = None  # the current example, if rules run inside `isolated_vmap`
+        self.kept = 0  # how many numbers one example needs in memory in addition to those recorded
         self.records: list[tuple[Tensor, list[ParameterUse]]] = []
 
     @property
@@ -68,12 +72,14 @@ class Tape:
         return self.rows.shape[0]
 
     def weights(self, slot: Slot) -> Tensor:
-        """Return [n, *shape]: a view of every agent's own weights."""
+        """Return a view [n, *shape] of every agent's own weights."""
         return self.rows[:, slot.start : slot.stop].view(-1, *slot.shape)
 
     def unfold(self, x: Tensor) -> Tensor:
-        """Return [n, b, m, ...]: a view of the folded x, in whose batch a model may have moved m
-        positions.
+        """Return the folded `x` as [n, b, m, ...].
+
+        The leading axis of `x` is n·b·m: m is 1, unless the model has moved m positions into the batch axis.
+        Raise NotFoldedError if the leading axis is not a multiple of n·b.
         """
         n, b = self.agents, self.examples
         if self.shared:
@@ -85,6 +91,7 @@ class Tape:
         return x.reshape(n, b, x.shape[0] // (n * b), *x.shape[1:])
 
     def record(self, output: Tensor, uses: Sequence[ParameterUse]) -> Tensor:
+        """Record the uses of parameters from which `output` was computed, and return `output`."""
         if self.recording:
             if not output.requires_grad:
                 output.requires_grad_()
@@ -92,9 +99,10 @@ class Tape:
         return output
 
     def copy_per_example(self, slots: Sequence[Slot]) -> dict[str, Tensor]:
-        """Return the parameters that a model reads itself [n·b, *shape]: a recorded copy for each example.
+        """Return the parameters that a model reads itself, by name: a recorded copy for each example.
 
-        The gradient of an example's copy is the gradient of that example, however the model uses the copy.
+        Each is [n·b, *shape]. The gradient of an example's copy is the gradient of that example, however the
+        model uses the copy.
         """
         copies = {}
         for slot in slots:
@@ -105,8 +113,9 @@ class Tape:
         return copies
 
     def contributions(self, loss: Tensor) -> ghost_norms.SlotContributions:
-        """Return the per-example gradients of `loss` (a sum over examples) for every parameter that was
-        used.
+        """Return the per-example gradients of `loss`, a sum over examples, for every parameter that was used.
+
+        Raise NotFoldedError if parameters are tied in a way that no rule covers.
         """
         if not self.records:
             return []
@@ -117,7 +126,7 @@ class Tape:
         )
         for (_, uses), delta in zip(self.records, deltas, strict=True):
             if delta is not None:
-                # A loss may return gradients with gaps in memory: contiguous ones are faster.
+                # Gradients of a loss may have gaps in memory; contiguous gradients are faster.
                 unfolded = self.unfold(delta.contiguous() if delta.dim() == 2 else delta)
                 for use in uses:
                     by_slot[use.slot][use.kind].append((use, unfolded))
@@ -140,7 +149,7 @@ def _join_copies(saved_and_deltas: Sequence[tuple[Any, Tensor]]) -> ghost_norms.
 
 
 def _expect_no_overlap(slots: Sequence[Slot]) -> None:
-    """Refuse slots that overlap: their norms are added up as if they had nothing in common."""
+    """Raise NotFoldedError if slots overlap, because norms are added up as if all slots were disjoint."""
     ordered = sorted(slots, key=lambda slot: slot.start)
     for first, second in pairwise(ordered):
         if second.start < first.stop:
@@ -150,10 +159,12 @@ def _expect_no_overlap(slots: Sequence[Slot]) -> None:
 
 
 class LayerRule(nn.Module):
-    """A stand-in for one layer: it knows the layer's shapes, and the tape gives it the agents' weights."""
+    """A module that replaces one layer: it knows the layer's shapes, and the tape gives it the weights of all
+    agents.
+    """
 
     def __init__(self, tape: Tape, slots: Mapping[str, Slot]) -> None:
-        """`slots`: the layer's own parameters, by their names in the layer."""
+        """Create the rule; `slots` are the layer's own parameters by their names in the layer."""
         super().__init__()
         self.tape = tape
         self.path = ""
@@ -165,7 +176,7 @@ class LayerRule(nn.Module):
 
     @abstractmethod
     def folded(self, x: Tensor) -> Tensor:
-        """Process x [n·b·m, ...] with every agent's own weights, and record it."""
+        """Return the layer's output for x [n·b·m, ...] with every agent's own weights, and record the use."""
 
     def __getattr__(self, name: str) -> Any:
         if name in ("weight", "bias"):
@@ -173,8 +184,10 @@ class LayerRule(nn.Module):
         return super().__getattr__(name)
 
     def _bias_use(self, axis: int, width: int = 1) -> list[ParameterUse]:
-        """Record a bias on `width` axes of the unfolded output: its gradient is δ summed over the other
-        axes.
+        """Return the use of the bias, in a list that is empty if the layer has no bias.
+
+        The bias belongs to `width` axes of the unfolded output, from `axis` on. Its gradient is δ summed over
+        the other axes.
         """
         if self._bias is None:
             return []
@@ -188,17 +201,17 @@ class LayerRule(nn.Module):
 
 
 class FoldedLayer(Protocol):
-    """One of our layers, which treats the examples of a folded batch one by one."""
+    """A layer of topdp that treats the examples of a folded batch one by one."""
 
     tape: Tape
     path: str
 
     def folded(self, x: Tensor) -> Tensor:
-        """Map x [n·b·m, ...] to [n·b·m, ...]."""
+        """Return the output [n·b·m, ...] for x [n·b·m, ...]."""
 
 
 def apply_folded(layer: FoldedLayer, x: Tensor) -> Tensor:
-    """Apply `layer` to a folded batch, or to one example inside `isolated_vmap`."""
+    """Return the output of `layer` for a folded batch, or for one example inside `isolated_vmap`."""
     anchor = layer.tape.anchor
     if anchor is None:
         return layer.folded(x)
@@ -208,7 +221,10 @@ def apply_folded(layer: FoldedLayer, x: Tensor) -> Tensor:
 
 @final
 class _LeaveIsolation(torch.autograd.Function):
-    """Passes from one example in `isolated_vmap` to the folded batch, through one of our layers, and back."""
+    """A call of a topdp layer from inside `isolated_vmap`.
+
+    The layer gets the folded batch of all examples. The caller gets the output for its own example.
+    """
 
     @staticmethod
     def forward(x: Tensor, anchor: Tensor, layer: FoldedLayer) -> Tensor:
@@ -226,13 +242,13 @@ class _LeaveIsolation(torch.autograd.Function):
         count = info.batch_size
         x = x.expand(count, *x.shape) if in_dims[0] is None else x.movedim(in_dims[0], 0)
         if x.dim() < 2:
-            raise NotFoldedError(f"{layer.path}: an input of no axis, where a batch of one was expected")
-        if in_dims[1] is None:  # the model's own vmap: its axis joins the positions of an example
+            raise NotFoldedError(f"{layer.path}: expected a batch of one, got an input without axes")
+        if in_dims[1] is None:  # the model called vmap itself; its axis joins the positions of an example
             output = _LeaveIsolation.apply(  # type: ignore[no-untyped-call]
                 x.flatten(0, 1), anchor, layer
             )
         else:
-            # Only our own code runs here.
+            # Only code of topdp runs here, so the guard against batch access is switched off.
             with torch._C.DisableTorchFunction():
                 output = layer.folded(x.flatten(0, 1))
         return output.unflatten(0, (count, -1)), 0
@@ -246,14 +262,14 @@ def sum_tensors(parts: Sequence[Tensor]) -> Tensor:
 
 
 def sum_positions(x: Tensor, axis: int, width: int) -> Tensor:
-    """Return [n, b, size]: x [n, b, ...] summed over all axes from 2 on except `axis .. axis+width-1`."""
+    """Return [n, b, size] the sum of x [n, b, ...] over all axes from 2 on except `axis .. axis+width-1`."""
     axis %= x.dim()
     others = [k for k in range(2, x.dim()) if not axis <= k < axis + width]
     return (x.sum(others) if any(x.shape[k] > 1 for k in others) else x).reshape(*x.shape[:2], -1)
 
 
 def has_user_hooks(layer: nn.Module) -> bool:
-    """Whether user code is attached to the layer."""
+    """Return whether hooks or a replaced `forward` are attached to the layer."""
     hooks = (
         layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks
     )  # fmt: skip

@@ -1,16 +1,16 @@
 """Convolutions in which every agent has its own kernel, and max-pooling, on an NVIDIA GPU.
 
-Libraries run agents as groups of one convolution, with one small launch per group, or first copy every patch
-of every image. Here one launch serves all agents, and patches are read in place.
+Libraries compute the agents as groups of one convolution, with one small launch per group, or first copy
+every patch of every image. Here one launch serves all agents, and patches are read in place.
 
-PyTorch's gradient of max-pooling adds up what overlapping windows send back, and takes longer here than a
-convolution. Without overlap, every input reads from its only window.
+PyTorch's gradient of max-pooling adds up the gradients of overlapping windows, and takes longer for these
+models than a convolution. Windows here do not overlap, so every input reads the gradient of its only window.
 
-Needs Triton, which comes with PyTorch's CUDA builds; `convolutions` and `ghost_norms` import this module only
+Needs Triton, which is part of PyTorch's CUDA builds; `convolutions` and `ghost_norms` import this module only
 if there is a GPU.
 """
 
-# Triton compiles the kernels below from their source: annotations and untyped names are Triton's.
+# Triton compiles the kernels below from their source, so annotations and types follow Triton's rules.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, no-any-unimported"
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 # These block sizes and numbers of warps were the fastest on an H200 with the paper's network.
-CONVOLUTION_BLOCK = 128  # positions, or kernel elements, in one program
+CONVOLUTION_BLOCK = 128  # positions, or elements of a kernel, in one program
 HALF_CONVOLUTION_BLOCK = 64
 CONVOLUTION_DEPTH = 32  # depth of one step of the matrix units
 HALF_CONVOLUTION_DEPTH = 16
@@ -45,7 +45,7 @@ def _forward(out, x, weight, bias, b, x_n, x_b, x_c, x_h, x_w, w_n, b_n, L: tl.c
              SH: tl.constexpr, SW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr, WIDTH: tl.constexpr,
              BIAS: tl.constexpr, MATRIX: tl.constexpr, BO: tl.constexpr, BK: tl.constexpr, BL: tl.constexpr,
              PRECISION: tl.constexpr):  # fmt: skip
-    """out[m, o, spot] = bias[o] + Σ_k weight[o, k]·patch[m, k, spot]"""
+    """Set out[m, o, spot] to bias[o] + Σ_k weight[o, k]·patch[m, k, spot], for output positions `spot`."""
     m = tl.program_id(0).to(tl.int64)
     agent, example = m // b, m % b
     o, spot = tl.arange(0, BO), tl.program_id(1) * BL + tl.arange(0, BL)
@@ -83,8 +83,9 @@ def _backward(dx, delta, weight, b, H, W, w_n,
               HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
               MATRIX: tl.constexpr, BC: tl.constexpr, BO: tl.constexpr, BL: tl.constexpr,
               PRECISION: tl.constexpr):  # fmt: skip
-    """dx[m, c, p] = Σ_{o, kh, kw} weight[o, c, kh, kw]·delta[m, o, the output position where kernel element
-    (kh, kw) meets p]
+    """Set dx[m, c, p] to Σ_{o, kh, kw} weight[o, c, kh, kw]·delta[m, o, spot].
+
+    Here `spot` is the output position for which kernel element (kh, kw) lies on input position p.
     """
     m = tl.program_id(0).to(tl.int64)
     c, p = tl.arange(0, BC), tl.program_id(1) * BL + tl.arange(0, BL)
@@ -119,7 +120,7 @@ def _per_example(out, x, delta, b, x_n, x_b, x_c, x_h, x_w, d_n, d_b, d_o, L: tl
                  OUT: tl.constexpr, K: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
                  SH: tl.constexpr, SW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr, WIDTH: tl.constexpr,
                  BO: tl.constexpr, BK: tl.constexpr, BL: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """out[m, o, k] = Σ_l delta[m, o, spot]·patch[m, k, spot]"""
+    """Set out[m, o, k] to Σ_spot delta[m, o, spot]·patch[m, k, spot]."""
     m = tl.program_id(0).to(tl.int64)
     agent, example = m // b, m % b
     o, k = tl.arange(0, BO), tl.program_id(1) * BK + tl.arange(0, BK)
@@ -140,7 +141,7 @@ def _per_example(out, x, delta, b, x_n, x_b, x_c, x_h, x_w, d_n, d_b, d_o, L: tl
 
 
 class _Convolve(torch.autograd.Function):
-    """A convolution that is differentiable only in x: gradients of the weights are computed per example."""
+    """A convolution that is differentiable only in x; gradients of the weights are computed per example."""
 
     @staticmethod
     def forward(
@@ -189,16 +190,19 @@ class _Convolve(torch.autograd.Function):
 
 
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: ConvolutionGeometry) -> Tensor:
-    """Convolve x [n, b, C, H, W], already padded, with weight [n, O, C, kh, kw] and bias [n, O]: [n·b, O, H',
-    W'].
+    """Return the convolution [n·b, O, H', W'] of x [n, b, C, H, W] with weight [n, O, C, kh, kw] and bias
+    [n, O].
+
+    x is already padded.
     """
     out: Tensor = _Convolve.apply(x, weight, bias, geometry)
     return out
 
 
 def per_example_gradients(x: Tensor, delta: Tensor, geometry: ConvolutionGeometry) -> Tensor:
-    """Return [n, b, O·K]: the weight's gradients, from inputs [n, b, C, H, W] and output gradients [n, b, O,
-    H', W'].
+    """Return [n, b, O·K] the gradients of the weight for each example.
+
+    x [n, b, C, H, W] are the inputs, `delta` [n, b, O, H', W'] the output gradients.
     """
     n, b, C = x.shape[:3]
     OUT, width = delta.shape[2], delta.shape[4]
@@ -219,10 +223,14 @@ def per_example_gradients(x: Tensor, delta: Tensor, geometry: ConvolutionGeometr
 
 
 def _with_small_span(x: Tensor) -> Tensor:
-    """Return x [n, b, ...], copied if one example's elements lie too far apart in memory."""
+    """Return x [n, b, ...], copied if the elements of one example lie too far apart in memory.
+
+    Raise InputError if an example has too many elements for offsets of 32 bits.
+    """
     if math.prod(x.shape[2:]) >= MAX_EXAMPLE_SPAN:
         raise InputError(
-            f"Expected fewer than {MAX_EXAMPLE_SPAN} numbers for one example, got {tuple(x.shape[2:])}."
+            f"Expected fewer than {MAX_EXAMPLE_SPAN} numbers for one example of a layer, got "
+            f"{tuple(x.shape[2:])}. Make the examples smaller, or compute on a CPU."
         )
     sizes = zip(x.shape[2:], x.stride()[2:], strict=True)
     return x if sum((size - 1) * stride for size, stride in sizes) < MAX_EXAMPLE_SPAN else x.contiguous()
@@ -234,12 +242,15 @@ def _constants(geometry: ConvolutionGeometry) -> dict[str, int]:
 
 
 def _padded_power_of_two(size: int) -> int:
-    """Return the next power of two, at least the minimum of the matrix units."""
+    """Return the smallest power of two >= `size`, but at least 16, the minimum of the matrix units."""
     return max(16, int(triton.next_power_of_2(size)))
 
 
 def _precision() -> str:
-    """Follow torch's setting for matrix products. Few channels are always multiplied in float32."""
+    """Return the precision of products of matrix units, as set in torch for matrix products.
+
+    Layers with few channels use no matrix units, and always compute in float32.
+    """
     return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
 
 
@@ -249,7 +260,7 @@ POOLING_BLOCK_ELEMENTS = 512  # elements in one program
 @triton.jit
 def _pool_forward(out, winner, x, size, H: tl.constexpr, W: tl.constexpr, HEIGHT: tl.constexpr,
              WIDTH: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, B: tl.constexpr):  # fmt: skip
-    """The largest value of each window, and its index: the first of equal values, as in PyTorch."""
+    """Store the largest value of each window, and its index; of equal values the first, as in PyTorch."""
     i = tl.program_id(0).to(tl.int64) * B + tl.arange(0, B)
     spot = (i % (HEIGHT * WIDTH)).to(tl.int32)
     corner = x + i // (HEIGHT * WIDTH) * (H * W) + (spot // WIDTH) * (KH * W) + (spot % WIDTH) * KW
@@ -267,7 +278,7 @@ def _pool_forward(out, winner, x, size, H: tl.constexpr, W: tl.constexpr, HEIGHT
 @triton.jit
 def _pool_backward(dx, delta, winner, size, H: tl.constexpr, W: tl.constexpr, HEIGHT: tl.constexpr,
               WIDTH: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, B: tl.constexpr):  # fmt: skip
-    """dx[i] = delta of the window of i, if i was its largest value."""
+    """Set dx[i] to the delta of the window that contains i if i is its largest value, and otherwise to 0."""
     i = tl.program_id(0).to(tl.int64) * B + tl.arange(0, B)
     p = (i % (H * W)).to(tl.int32)
     y, z = p // W, p % W
@@ -279,7 +290,7 @@ def _pool_backward(dx, delta, winner, size, H: tl.constexpr, W: tl.constexpr, HE
 
 
 class _MaxPool(torch.autograd.Function):
-    """Max-pooling. Of equal values the first counts, of several NaNs the last, as in PyTorch."""
+    """Max-pooling. Of equal values the first one is used, of several NaNs the last one, as in PyTorch."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, kernel: tuple[int, int]) -> Tensor:
@@ -311,6 +322,9 @@ class _MaxPool(torch.autograd.Function):
 
 
 def max_pool(x: Tensor, kernel: tuple[int, int]) -> Tensor:
-    """Pool x [..., H, W] in small windows, which are unrolled; the rest beyond the last window is dropped."""
+    """Return the largest value of each window of x [..., H, W].
+
+    Windows are small, because their loop is unrolled. Numbers beyond the last whole window are ignored.
+    """
     out: Tensor = _MaxPool.apply(x, kernel)
     return out
