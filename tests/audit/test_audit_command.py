@@ -74,7 +74,7 @@ def test_a_run_that_is_not_what_it_says_is_not_audited(topdp, config, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--observer", "0", "--owner", "0"], "other than the audited one, got 0"),
+        (["--observer", "0", "--owner", "0"], "other than the audited agent, got 0"),
         (["--observer", "9"], "expected an agent between 0 and 3, got 9"),
         (["--owner", "4"], "expected an agent between 0 and 3, got 4"),
         (["--sees", "everything"], "--sees: expected a known value, got 'everything'"),

@@ -120,8 +120,8 @@ def test_more_who_look_and_more_that_is_seen_never_learn_less():
     [
         ({"owner": 4}, "--owner: expected an agent between 0 and 3, got 4"),
         ({"observer": "4"}, "--observer: expected an agent between 0 and 3, got 4"),
-        ({"observer": "0", "owner": 0}, "other than the audited one, got 0"),
-        ({"observer": "1,two"}, "expected worst, all, outsider, an agent or several"),
+        ({"observer": "0", "owner": 0}, "other than the audited agent, got 0"),
+        ({"observer": "1,two"}, "expected worst, all, outsider, or agents separated by commas, got '1,two'"),
         ({"sees": "estimate"}, "Did you mean 'estimates'?"),
         ({"canaries": 161}, "at most 160, got 161"),
         ({"canaries": 10}, "at least 40, got 10"),

@@ -81,7 +81,7 @@ def test_as_many_canaries_as_fit_and_no_fewer_than_tell_anything():
     assert canary_count(None, 0, [Full(3000)] * 3, np.ones(1), 5000, 0) == 1000
     assert canary_count(None, 0, full, np.ones(1), 100, 0) == 100
     for asked, records, dimension, said in (
-        (301, 300, 999, "300 records"),
+        (301, 300, 999, "300 usable records"),
         (101, 300, 100, "100 parameters"),
     ):
         with pytest.raises(AuditError, match=said):

@@ -2,7 +2,7 @@
 
 audit.json   lower bounds beside the proved ε
 scores.csv   one line per canary: its kind, whether it was present, its score
-roc.png      true positive rate against false positive rate
+roc.png      true positive rate over false positive rate
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ def expect_new_folder(out: Path) -> None:
 
 @contextmanager
 def new_audit_folder(out: Path) -> Iterator[None]:
-    """Create the folder before the work, so that failures show early. Remove it if the work fails."""
+    """Create `out` before the body of the `with` statement runs, so that errors of the folder come early.
+
+    If the body raises an error, remove the folder.
+    """
     expect_new_folder(out)
     with remove_new_folders_on_error(out):
         make_folder(out)
@@ -42,7 +45,7 @@ def new_audit_folder(out: Path) -> Iterator[None]:
 
 
 def write_audit(findings: Findings, out: Path, title: str) -> dict[str, Any]:
-    """Write all files; return the content of audit.json."""
+    """Write the three files of an audit to `out`, and return the content of audit.json."""
     draw_roc(findings, out / "roc.png", title)
     write_atomically(out / "scores.csv", "\n".join(findings.csv_lines()) + "\n")
     details = {**findings.to_json(), "out": str(out)}
@@ -51,7 +54,7 @@ def write_audit(findings: Findings, out: Path, title: str) -> dict[str, Any]:
 
 
 def draw_roc(findings: Findings, path: Path, title: str) -> Path:
-    """Draw the curves of both kinds, and the highest curve that the proved bound allows."""
+    """Draw the curve of each kind of canary, and the highest curve that the proved bound allows."""
     with house_style():
         figure = Figure(figsize=(5.6, 4.6))
         axes = figure.subplots()
@@ -83,7 +86,10 @@ def roc_curve(scores: Floats, present: Bools) -> tuple[Floats, Floats]:
 
 
 def proved_curve(rates: Floats, findings: Findings) -> Floats:
-    """Return the largest true positive rate at each false positive rate, by μ or else by (ε, δ)."""
+    """Return the largest true positive rate that the proved bound allows at each false positive rate.
+
+    The proved bound is μ, or (ε, δ) if μ is not known.
+    """
     mu, delta = findings.mu, findings.delta
     if mu is not None:
         return np.asarray(ndtr(ndtri(rates) + mu)) if math.isfinite(mu) else np.ones_like(rates)

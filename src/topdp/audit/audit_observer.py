@@ -1,7 +1,8 @@
-"""The observer of an audit: from `worst`, `all`, `outsider` or `1,4` to a coalition and the proved bound.
+"""The observer of an audit: the coalition that `worst`, `all`, `outsider` or `1,4` names, and its bound.
 
-**Guarantees.** The bound is the accountants' for exactly this observer. `received` treats gradients as fixed
-inputs. `estimates` and `all` assume nothing about them, because the observer sees the points at which they
+**Guarantees.** The proved bound is the one that the accountants compute for exactly this observer. If the
+observer sees only `received` rows, the bound treats gradients as fixed inputs. If it sees `estimates` or
+`all` rows, the bound assumes nothing about gradients, because the observer then sees the points at which they
 are taken.
 """
 
@@ -30,16 +31,16 @@ SEES = {"received": Public.NOTHING, "estimates": Public.ESTIMATES, "all": Public
 OBSERVER_NAMES = ("worst", "all", OUTSIDER.name)
 
 SIGN_SWEEPS = 5
-"""The number of sweeps of the search for the best signs. A third one changed nothing on the tested plans."""
+"""The sweeps of the search for the best signs. The tested plans did not change after the second sweep."""
 
 
 @dataclass(frozen=True, eq=False)
 class Observer:
-    """A coalition of agents and the rows that are public to it. Without agents: an outsider."""
+    """A coalition of agents, and the rows that it sees in addition to those sent to it."""
 
     plan: Plan
-    members: tuple[int, ...]
-    sees: str
+    members: tuple[int, ...]  # empty for an outsider
+    sees: str  # a key of SEES
 
     @property
     def public(self) -> Public:
@@ -47,7 +48,7 @@ class Observer:
 
     @property
     def coalition(self) -> Bools:
-        """Return which agents are in the coalition, boolean [agents]."""
+        """For each agent, whether it is in the coalition: a Boolean array [agents]."""
         return np.isin(np.arange(self.plan.agents), self.members)
 
     def proved(self, exposure: Exposure, owner: int) -> Loss:
@@ -57,11 +58,11 @@ class Observer:
         return view(self.plan, exposure, [self.members], [owner], public=self.public).loss(owner, 0)
 
     def aim(self, owner: int, period: int) -> Floats:
-        """Return the sign of the owner's change in each release that this observer sees well, [releases].
+        """Return the signs [releases] of a change in the owner's gradients that this observer sees well.
 
-        All signs are 1 in long plans, where the search would take too long.
-
-        Only the strength of canaries depends on them.
+        Releases that are a multiple of `period` apart use the same records. Each such group of releases is
+        searched separately. In long plans all signs are 1, because the search would take too long. The signs
+        affect only how easily the observer recognises the canaries.
         """
         signs = np.ones(self.plan.releases)
         if self.plan.releases > LONG_PLAN_RELEASES:
@@ -83,9 +84,10 @@ class Observer:
 def observer_named(
     text: str, sees: str, owner: int, plan: Plan, account: Account, query: Query = DEFAULT_QUERY
 ) -> Observer:
-    """Return the observer that `text` names. `worst`: the one that learns most about `owner` by the account.
+    """Return the observer that `text` names; raise AuditError if it names none.
 
-    `sees`: received, estimates or all; see `seen_by_guarantee`.
+    `worst` names the observer that learns most about `owner` according to the account. `sees`: the rows that
+    it sees, as `received`, `estimates` or `all`.
     """
     expect_observer(text, sees, owner, plan.agents)
     if text == OUTSIDER.name:
@@ -102,17 +104,17 @@ def observer_named(
 
 
 def seen_by_guarantee(guarantee: str) -> str:
-    """Return what the observer of a guarantee sees, as `--sees` names it."""
+    """Return what the observer of a guarantee sees, in the words of `--sees`."""
     return _seen(guarantee_kind(guarantee).public)
 
 
 def _seen(public: Public) -> str:
-    """Return the name of the rows that are public to an observer."""
+    """Return the word of `--sees` for the rows that are public to an observer."""
     return next(sees for sees, value in SEES.items() if value is public)
 
 
 def expect_observer(text: str, sees: str | None, owner: int | None, agents: int) -> None:
-    """Raise AuditError unless these name an observer. None for `sees` and `owner` means the default."""
+    """Raise AuditError unless the arguments name an observer. `sees` and `owner` are None by default."""
     if sees is not None and sees not in SEES:
         raise AuditError(f"--sees: expected a known value, got {sees!r}.{did_you_mean(sees, list(SEES))}")
     if owner is not None:
@@ -132,27 +134,31 @@ def _members(text: str, agents: int, owner: int | None) -> tuple[int, ...]:
         members = tuple(sorted({int(part) for part in text.split(",")}))
     except ValueError:
         raise AuditError(
-            "--observer: expected worst, all, outsider, an agent or several with commas, such as 1,4; got "
-            f"{text!r}."
+            f"--observer: expected worst, all, outsider, or agents separated by commas, got {text!r}. Write "
+            "agents as numbers, for example 1,4."
         ) from None
     for agent in members:
         expect_agent("--observer", agent, agents)
     if owner in members:
         raise AuditError(
-            f"--observer: expected agents other than the audited one, got {owner}, which knows its own "
+            f"--observer: expected agents other than the audited agent, got {owner}, which knows its own "
             "records. Name other agents, or another --owner."
         )
     return members
 
 
 def _best_signs(M: Floats) -> Floats:
-    """Return signs u with a large uᵀMu, by a local search from equal signs and from the first eigenvector."""
-    ends, rounding = [], SHIFT_ROUNDING * float(M.diagonal().max(initial=0.0))
+    """Return signs u for which uᵀMu is large.
+
+    One local search starts from equal signs, another from the eigenvector of the largest eigenvalue. Return
+    the better of the two results.
+    """
+    results, rounding = [], SHIFT_ROUNDING * float(M.diagonal().max(initial=0.0))
     for start in (np.ones(len(M)), np.linalg.eigh(M)[1][:, -1]):
         u = np.where(start >= 0, 1.0, -1.0)
         for _ in range(SIGN_SWEEPS):
-            for r in range(len(M)):  # one by one, so that uᵀMu never falls
-                others = float(M[r] @ u - M[r, r] * u[r])
-                u[r] = np.sign(others) if abs(others) > rounding else u[r]
-        ends.append(u)
-    return max(ends, key=lambda u: float(u @ M @ u))
+            for r in range(len(M)):  # one sign at a time, so that uᵀMu never decreases
+                rest = float(M[r] @ u - M[r, r] * u[r])
+                u[r] = np.sign(rest) if abs(rest) > rounding else u[r]
+        results.append(u)
+    return max(results, key=lambda u: float(u @ M @ u))

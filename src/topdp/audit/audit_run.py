@@ -1,4 +1,4 @@
-"""The walk of an audit: owner and observer, one run with canaries, scores, bounds. Read this first.
+"""The stages of an audit: owner and observer, one run with canaries, scores, bounds. Read this first.
 
     observer   guarantee, names       -> owner, observer, proved bound              audit_observer.py
     plant      batches, coins         -> canaries in the owner's shard              canaries.py
@@ -6,8 +6,8 @@
     score      what the observer saw  -> one number per canary                      canary_scores.py
     bound      scores, coins          -> lower bounds on ε, with confidence         findings.py
 
-An audit cannot show that a run is private; it can only show that it is not. It executes the plan once more,
-with canaries in place of records, so its models are not those of the run.
+An audit cannot show that a run is private; it can only show that a run is not private. It executes the plan
+once more, with canaries in place of some records, so its models differ from those of the audited run.
 """
 
 from __future__ import annotations
@@ -43,18 +43,21 @@ from topdp.simulator.simulated_noise import Draws
 
 @dataclass(frozen=True, kw_only=True)
 class AuditRequest:
-    """The settings of an audit. None means the default: what the run's guarantee implies."""
+    """The settings of an audit. None stands for a default, which follows from the run and its guarantee."""
 
-    owner: int | None = None
+    owner: int | None = None  # by default the agent with the largest ε
     observer: str = "worst"
-    sees: str | None = None
-    canaries: int | None = None
+    sees: str | None = None  # by default what the observer of the guarantee sees
+    canaries: int | None = None  # by default as many as fit, up to 1,000
     confidence: float = 0.95
-    delta: float | None = None
+    delta: float | None = None  # by default that of the account
     seed: int = 0
 
     def expect_possible(self, agents: int) -> None:
-        """Raise AuditError for impossible settings, before data are read and accounts computed."""
+        """Raise AuditError or PrivacyError if a setting is impossible.
+
+        Called before data are read and accounts are computed, so that the error comes early.
+        """
         if not 0.5 <= self.confidence < 1:
             raise AuditError(f"--confidence: expected at least 0.5 and below 1, got {self.confidence}.")
         if self.delta is not None:
@@ -63,24 +66,27 @@ class AuditRequest:
 
 
 def supports(plan: Plan) -> str | None:
-    """Return None, or the reason why the attack cannot separate the rows of `plan` into sums."""
+    """Return None if the attack can audit `plan`, and otherwise the reason why it cannot.
+
+    The attack needs rows that are exact sums of rows, gradients and noise.
+    """
     return unsupported(plan, {Capability.ADAPTIVE_STEPS, Capability.ROBUST_MIXING, Capability.SHARED_DRAWS})
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Audit:
-    """An audit before its run: observer, signs and proved bounds. Contains no records."""
+    """An audit before its run: observer, signs and proved bound. It contains no records."""
 
     owner: int
     observer: Observer
-    loss: Loss  # of the owner's records to this observer: the proved bound
+    loss: Loss  # the proved bound on what the observer learns about a record of the owner
     exposure: Exposure
     answers: dict[str, float | str]  # the account's ε for the owner, or the status if there is none
     canaries: int
-    dimension: int  # parameters of the model
+    dimension: int  # the number of parameters of the model
     confidence: float
     delta: float
-    signs: Floats  # [releases, kinds · classes]
+    signs: Floats  # [releases, kinds · classes], as `canaries.signs` returns them
     worth: Floats  # [kinds · classes] μ² of a canary
 
     @classmethod
@@ -94,14 +100,15 @@ class Audit:
         progress: Progress = silent,
         recorded_signs: Floats | None = None,
     ) -> Audit:
-        """Prepare the audit of a plan, or raise AuditError. `dimension`: parameters of the model.
+        """Return the audit of a plan; raise AuditError if `request` is impossible for it.
 
-        `recorded_signs`: those of a recorded run; the default are the best against this observer.
+        `dimension`: the number of parameters of the model. `recorded_signs`: the signs that a recorded
+        rehearsal used; by default, the signs are chosen for this observer (`Observer.aim`).
         """
         request.expect_possible(plan.agents)
         if reason := supports(plan):
             raise AuditError(
-                f"Expected rows that are sums, which the attack can take apart, but got {reason}. Use "
+                f"Expected rows that are exact sums, which the attack can separate, got {reason}. Use "
                 "train.rows=model."
             )
         query = Query(colluders=account.colluders, allow_slow=privacy.allow_slow, progress=progress)
@@ -123,8 +130,8 @@ class Audit:
         worth = information(observer, owner, float(exposure.sensitivity[owner]), pushes)
         if not worth.any():
             raise AuditError(
-                f"Expected an observer that sees something of agent {owner}, got {observer}: nothing it sees "
-                "depends on those records. Name another --observer, or one that --sees more."
+                f"Expected an observer that sees something of agent {owner}, got {observer}. Nothing that it "
+                f"sees depends on the records of agent {owner}. Change --observer or --sees."
             )
         answers = {
             name: str(answer.status) if answer.epsilon is None else float(answer.epsilon[owner])
@@ -147,7 +154,7 @@ class Audit:
         )
 
     def plant(self, seed: int, order: int) -> Canaries:
-        """Draw the canaries and their coins. `order`: the seed of the order of cyclic batches."""
+        """Return canaries that follow from `seed`. `order`: the seed of the order of `cycle` batches."""
         return plant_canaries(
             self.owner,
             self.exposure.batches,
@@ -162,7 +169,10 @@ class Audit:
     def run(
         self, parts: Assembly, seed: int, noise: Draws | None = None, progress: Progress = silent
     ) -> Findings:
-        """Run with canaries and return the findings. `noise` replaces the seed's, to audit a generator."""
+        """Execute the plan with canaries, and return the findings.
+
+        `noise`: draws that replace those that follow from `seed`, for audits of another noise generator.
+        """
         canaries = self.plant(seed, order=seed)
         rounds = execute(parts, self.observer.plan, canaries, self.signs, seed, noise)
         start = parts.start[canaries.coordinates].double().cpu().numpy()
@@ -176,14 +186,15 @@ class Audit:
         seed: int,
         progress: Progress = silent,
     ) -> Findings:
-        """Compute the findings from the rounds of a run. `start`: the initial rows at the canaries'
-        coordinates, [canaries].
+        """Return the findings that follow from the rounds of a run.
+
+        `start` [canaries]: the public initial row at the canaries' coordinates.
         """
 
         def reported() -> Iterator[ObservedRound]:
-            for done, observed in enumerate(rounds):
+            for number, observed in enumerate(rounds):
                 yield observed
-                progress("training", done, self.observer.plan.releases - 1, unit="round")
+                progress("training", number, self.observer.plan.releases - 1, unit="round")
 
         scores = canary_scores(
             self.observer,
@@ -198,8 +209,8 @@ class Audit:
         expected = np.sqrt(self.worth)[canaries.column] * (batches.rate if batches.sampled else 1.0)
         kinds = {}
         for k, name in enumerate(CANARY_KINDS):
-            these = np.arange(len(canaries)) % len(CANARY_KINDS) == k
-            kinds[name] = self._kind(scores[these], canaries.present[these], float(expected[these].mean()))
+            own = np.arange(len(canaries)) % len(CANARY_KINDS) == k
+            kinds[name] = self._kind(scores[own], canaries.present[own], float(expected[own].mean()))
         return Findings(
             owner=self.owner,
             observer=str(self.observer),
@@ -241,7 +252,7 @@ class PreparedAudit:
 def of_config(
     config: RunConfig, request: AuditRequest, device: str = "auto", progress: Progress = silent
 ) -> PreparedAudit:
-    """Return the prepared audit of the plan that a configuration gives."""
+    """Return the prepared audit of the plan that follows from a configuration."""
     request.expect_possible(RunOutline.of(config).graph.agents)
     parts = Assembly.of(config, choose_device(device), progress)
     plan, account = plan_and_account(parts.run, progress)
@@ -256,8 +267,8 @@ def of_run(
     config, plan = folder.config, folder.plan
     if config.started_from_python:
         raise AuditError(
-            f"Expected a run from a configuration, but {path} was started from Python: its folder does not "
-            "contain its data and model. Audit it from Python with topdp.audit.Audit."
+            f"Expected a run of a configuration, got {path}, which was started from Python. Its folder does "
+            "not contain the data and the model. Audit it from Python with topdp.audit.Audit."
         )
     request.expect_possible(plan.agents)
     parts = Assembly.of(config, choose_device(device), progress)

@@ -1,16 +1,21 @@
-"""Canaries: records made to be recognised, which replace some of one agent's own records.
+"""Canaries: records that are easy to recognise, which replace some of one agent's own records.
 
-A canary's clipped gradient has length C and points along one parameter, so that canaries are orthogonal and
-their noise is independent. A fair coin decides whether each canary is present; the observer has to guess the
-coin. There are two kinds, because a fault may hide from one of them. *Aimed* canaries push, round by round,
-in the direction that this observer sees best. *Turning* canaries change their sign every time, which exposes
-noise that is reused.
+A canary's clipped gradient has length C and points along one parameter, its *coordinate*. Each canary has its
+own coordinate, so that canaries are orthogonal and their noise is independent. A fair coin decides whether a
+canary is present; the observer has to guess the coin. There are two kinds, because a fault may hide from one
+of them. An *aimed* canary has, in every round, the sign with which this observer recognises it best. A
+*turning* canary changes its sign every time that it is used, which exposes noise that is reused.
 
-`canary_scores` computes an observer's scores of them.
+The *residue class* of a record is the first round that uses the record. With `cycle` batches, a record is
+used in the rounds that are congruent to its residue class modulo the period. With other batches there is only
+one class, 0. A *column* of canaries consists of those of one kind and one residue class.
 
-**Guarantees.** A canary takes the place of one record, is used when the batches use that record, and is
-divided by what they divide by. So a coin changes the agent's mean gradient by exactly the sensitivity that
-is accounted for: C/b (`add-remove`: present or not) or 2C/b (`replace-one`: C in one direction or the other).
+`canary_scores` computes the observer's score of each canary.
+
+**Guarantees.** A canary takes the place of one record. It is used when the batches use that record, and its
+gradient is divided by the divisor of the batch. So a coin changes the agent's mean gradient by exactly the
+sensitivity that is accounted for: C/b (`add-remove`: present or not) or 2C/b (`replace-one`: C in one
+direction or the other).
 """
 
 from __future__ import annotations
@@ -33,13 +38,14 @@ MIN_CANARIES = 40
 
 
 class AuditError(InputError):
-    """An audit that is impossible as requested."""
+    """An audit that is impossible as requested, or files of an audit that cannot be used."""
 
 
 def signs(aim: Floats, period: int) -> Floats:
-    """Return the sign of each kind and residue class in each round, [releases, kinds · classes].
+    """Return the sign of each column of canaries in each round, [releases, kinds · classes].
 
-    `aim` [releases]: the sign of the aimed canaries in each round.
+    The sign is 0 in rounds that do not use the column. `aim` [releases]: the sign of the aimed canaries in
+    each round. `period`: the number of residue classes.
 
     >>> signs(np.ones(4), period=2).astype(int).tolist()  # aimed in even and odd rounds, turning likewise
     [[1, 0, 1, 0], [0, 1, 0, 1], [1, 0, -1, 0], [0, 1, 0, -1]]
@@ -52,24 +58,24 @@ def signs(aim: Floats, period: int) -> Floats:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Canaries:
-    """The canaries of one agent, with their coins; arrays have one entry per canary."""
+    """The canaries of one agent, with their coins. Each array has one element per canary."""
 
     owner: int
-    records: Ints  # the records that they replace
+    records: Ints  # the record that each canary replaces
     coordinates: Ints  # the parameter along which each canary points
     column: Ints  # each canary's column of `signs`: its kind and residue class
-    push: Floats  # the length of its gradient in units of the clip, according to its coin
+    push: Floats  # the signed length of its gradient in units of the clip: 1 if present, otherwise 0 or -1
 
     def __len__(self) -> int:
         return len(self.records)
 
     @property
     def present(self) -> Ints:
-        """The coins, which the observer has to guess."""
+        """For each canary, whether its coin made it present. The observer has to guess this."""
         return np.asarray(self.push > 0)
 
     def among(self, records: Ints) -> Ints:
-        """Return for each of the owner's `records` the canary that replaces it, or -1."""
+        """Return, for each of the owner's `records`, the canary that replaces it, or -1 if none does."""
         canary = np.full(max(records.max(initial=-1), self.records.max(initial=-1)) + 1, -1)
         canary[self.records] = np.arange(len(self))
         return np.asarray(canary[records])
@@ -77,7 +83,7 @@ class Canaries:
     def select(
         self, batches: Sequence[Batches], seed: int, round: int, device: torch.device
     ) -> CanarySelection:
-        """Return the records that `round` uses, without the replaced ones, and the canaries that it uses."""
+        """Return the records and the canaries that `round` uses. Replaced records have the weight 0."""
         selection = batch_selection.select(batches, seed, round, device)
         weights = selection.weights
         if weights is None:
@@ -99,9 +105,9 @@ class Canaries:
 
 @dataclass(frozen=True, eq=False)
 class CanarySelection(batch_selection.Selection):
-    """The records of a round, and the canaries among them."""
+    """The records that a round uses, and the canaries that it uses."""
 
-    used: Ints
+    used: Ints  # the numbers of the canaries
 
 
 def plant_canaries(
@@ -115,15 +121,16 @@ def plant_canaries(
     seed: int,
     order: int,
 ) -> Canaries:
-    """Replace `count` records of `owner`, those of largest `worth`, by aimed and turning canaries in turn.
+    """Return canaries that replace `count` records of `owner`; aimed and turning canaries alternate.
 
-    `worth` [classes]: the μ² of a canary by residue class of the rounds that use its record.
-    `replace_one`: the coin flips the sign of a canary; otherwise it decides whether the canary is
-    present. `order`: the seed of the order of cyclic batches.
+    The replaced records are those whose residue class has the largest `worth`. `worth` [classes]: the μ² of a
+    canary in each residue class. `replace_one`: whether the coin flips the sign of a canary; otherwise it
+    decides whether the canary is present. `seed` determines coordinates and coins. `order`: the seed of the
+    order of `cycle` batches.
     """
-    place = _residue_classes(owner, batches, order, len(worth))
-    usable = _usable(place, worth)
-    records = usable[np.argsort(-worth[place[usable]], kind="stable")][:count]
+    residue = _residue_classes(owner, batches, order, len(worth))
+    usable = _usable(residue, worth)
+    records = usable[np.argsort(-worth[residue[usable]], kind="stable")][:count]
     random = stream(seed, "audit")
     coordinates = random.permutation(dimension)[:count]
     kind = np.arange(count) % len(CANARY_KINDS)
@@ -132,7 +139,7 @@ def plant_canaries(
         owner=owner,
         records=records,
         coordinates=coordinates,
-        column=kind * len(worth) + place[records],
+        column=kind * len(worth) + residue[records],
         push=push,
     )
 
@@ -140,41 +147,41 @@ def plant_canaries(
 def canary_count(
     requested: int | None, owner: int, batches: Sequence[Batches], worth: Floats, dimension: int, seed: int
 ) -> int:
-    """Return the number of canaries: `requested`, or by default as many as fit up to 1,000.
+    """Return the number of canaries: `requested`, or by default as many as fit, up to 1,000.
 
-    Raise AuditError if they do not fit.
+    Raise AuditError if `requested` is more than fit, or if the number is too small for an audit.
     """
     records = len(_usable(_residue_classes(owner, batches, seed, len(worth)), worth))
     limit = min(records, dimension)
-    reason = f"agent {owner} has {records} records that are used, and the model has {dimension} parameters"
+    reason = f"Agent {owner} has {records} usable records, and the model has {dimension} parameters."
     count = min(DEFAULT_CANARIES, limit) if requested is None else requested
     if count > limit:
         raise AuditError(
-            f"--canaries: expected at most {limit}, got {count}. Each replaces a record and uses a parameter "
-            f"of its own; {reason}."
+            f"--canaries: expected at most {limit}, got {count}. Each canary needs a record and a parameter "
+            f"of its own. {reason}"
         )
     if count < MIN_CANARIES:
         raise AuditError(
-            f"--canaries: expected at least {MIN_CANARIES}, got {count}. Fewer prove nothing; {reason}."
+            f"--canaries: expected at least {MIN_CANARIES}, got {count}, which prove nothing. {reason}"
         )
     return count
 
 
 def _residue_classes(owner: int, batches: Sequence[Batches], seed: int, classes: int) -> Ints:
-    """Return the first round that uses each record, [records]; -1 if none does.
+    """Return the residue class of each record, [records], or -1 if no round uses the record.
 
-    0 where every round uses all records, or random ones.
+    All are 0 if every round uses all records or random records.
     """
     if batches[owner].period == 1:
         return np.zeros(batches[owner].records, np.int64)
-    place = np.full(batches[owner].records, -1)
+    residue = np.full(batches[owner].records, -1)
     for round in range(classes):
         selection = batch_selection.select(batches, seed, round)
         assert selection.indices is not None and selection.weights is not None
-        place[selection.indices[owner][selection.weights[owner] > 0].numpy()] = round
-    return place
+        residue[selection.indices[owner][selection.weights[owner] > 0].numpy()] = round
+    return residue
 
 
-def _usable(place: Ints, worth: Floats) -> Ints:
-    """Return the records used in rounds that carry information."""
-    return np.flatnonzero((place >= 0) & (worth[place] > 0))
+def _usable(residue: Ints, worth: Floats) -> Ints:
+    """Return the records that are used in rounds from which the observer learns something about them."""
+    return np.flatnonzero((residue >= 0) & (worth[residue] > 0))

@@ -1,19 +1,20 @@
 """Runs with canaries, and for each canary a score: the best linear statistic of what the observer saw.
 
-`execute` runs the plan with the same engine, noise, batches and gradients as in any run, and yields
-everything at the canaries' coordinates.
+`execute` runs the plan with the same engine, noise, batches and gradients as in any run. It yields the rows,
+gradients and draws of each round, restricted to the canaries' coordinates.
 
 Given everything seen before, each number that the observer sees is Gaussian with a variance that does not
-depend on data. The innovation of a round, whitened (`privacy.observers`), is noise plus the canary's
-contribution; the products of both, summed over rounds, are the score. In units of its standard deviation the
-score is N(μ, 1) if the canary is present and N(0, 1) if not, with the μ that follows from the plan.
-`findings` derives bounds from the scores.
+depend on data. The *innovation* of a round is what the observer sees minus its expectation. Once whitened
+(`privacy.observers`), it consists of noise and of the contributions of the canaries that are present. The
+score of a canary is the sum over rounds of its contribution times the innovation. In units of its standard
+deviation, the score is N(μ, 1) if the canary is present and N(0, 1) if not, with the μ that follows from the
+plan. `findings` derives bounds from the scores.
 
 **Guarantees.** The scores use the rows that the observer receives or makes, the draws that it knows, and the
-gradients of all agents without the canaries: an observer of differential privacy knows all other records, and
-one that sees the estimates knows the points at which their gradients were taken. An observer that does not
-see the estimates is given these gradients too, which is the assumption of the view: gradients are fixed
-inputs. The coins are not used.
+gradients of all agents without the canaries. They do not use the coins. The scores may use the gradients,
+because in differential privacy an observer knows all other records, and an observer that sees the estimates
+knows the points at which the gradients were taken. An observer that does not see the estimates gets the
+gradients too. This is the assumption of the `view` answer, which treats gradients as fixed inputs.
 """
 
 from __future__ import annotations
@@ -39,38 +40,45 @@ from topdp.simulator.engine import Engine, Intervention
 from topdp.simulator.simulated_noise import Draws, SimulatedDraws
 
 NOISELESS_RESOLUTION = 1e-4
-"""The relative resolution of a change without noise: coarser than rounding, finer than any noise."""
+"""The standard deviation assumed for a row without noise, as a share of the largest change in that row.
+
+It is larger than rounding errors and smaller than any noise.
+"""
 
 
 class ObservedRound(NamedTuple):
-    """One round at the canaries' coordinates. The scores use only the rows that the observer sees."""
+    """The rows, gradients and draws of one round, restricted to the parameters to which canaries point.
 
-    rows: Floats  # [rows of the plan, canaries]; nan where none was made
+    The scores use only the rows that the observer sees.
+    """
+
+    rows: Floats  # [rows of the plan, canaries]; NaN for rows that were not made
     gradients: Floats  # [agents, canaries]: mean gradients of the round, without canaries
-    draws: Callable[[int], Floats]  # returns a draw of the round [canaries]; used for known draws only
+    draws: Callable[[int], Floats]  # returns a draw [canaries]; called only for draws that the observer knows
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shift:
-    """A round as the observer sees it, and the whitened contribution of each column of signs."""
+    """One round as the observer sees it, and the whitened contribution of a canary in each column."""
 
     sight: FilteredRound
-    fresh: Floats  # [fresh rows, columns]
-    leaks: Ints  # the null rows that show a change without noise
-    bare: Floats  # [leaks, columns]
-    unit: Floats  # [leaks]: the resolution in which `bare` is measured
+    fresh: Floats  # [fresh rows, columns]: contributions to rows with noise of their own
+    leaks: Ints  # the null rows (positions in `sight.null`) that show a contribution without noise
+    bare: Floats  # [leaks, columns]: contributions to these rows
+    unit: Floats  # [leaks]: the assumed standard deviation by which `bare` was divided
 
 
 def shifts(observer: Observer, owner: int, sensitivity: float, signs: Floats) -> Iterator[Shift]:
-    """Yield a `Shift` per round.
+    """Yield a `Shift` for each round.
 
-    `signs` [releases, columns]: the owner's change in units of `sensitivity`.
+    `signs` [releases, columns]: the change that a canary of each column causes in the owner's mean gradient
+    of each release, in units of `sensitivity`.
     """
     S = np.zeros((0, signs.shape[1]))
     rounds = filtered_rounds(observer.plan, observer.coalition, observer.public)
     for sight, sign in zip(rounds, signs, strict=True):
         step = np.where(sight.owner == owner, sight.step, 0.0) * sensitivity
-        # S ← W S + step; D is the part of it that J sees; S ← S - K D (Kalman 1960)
+        # S ← W S + step; D is what the observer sees of S; S ← S - K D (Kalman 1960).
         S = np.asarray(sight.mix @ S) + step[:, None] * sign
         D = sight.inverse @ S[sight.fresh]
         rest = S[sight.null] - sight.null_weights @ S[sight.fresh]
@@ -83,7 +91,7 @@ def shifts(observer: Observer, owner: int, sensitivity: float, signs: Floats) ->
 
 
 def information(observer: Observer, owner: int, sensitivity: float, signs: Floats) -> Floats:
-    """Return μ² of a canary for each column of signs."""
+    """Return μ² of a canary in each column of `signs`."""
     total = np.zeros(signs.shape[1])
     for shift in shifts(observer, owner, sensitivity, signs):
         total += (shift.fresh**2).sum(axis=0) + (shift.bare**2).sum(axis=0)
@@ -102,7 +110,7 @@ def canary_scores(
 ) -> Floats:
     """Return the scores [canaries], in units of the standard deviation that follows from the plan.
 
-    `column` [canaries]: of `signs`; `start` [canaries]: the public start of all rows.
+    `column` [canaries]: the column of `signs` of each canary. `start` [canaries]: the public initial row.
     """
     plan = observer.plan
     visible = seen_rows(plan, observer.coalition, observer.public)
@@ -129,13 +137,17 @@ def canary_scores(
 def _expected(
     this: Round, sight: FilteredRound, observed: ObservedRound, before: Floats, knows: Bools
 ) -> Floats:
-    """Return the expectation of the rows, given what was seen `before`, [live, canaries]."""
+    """Return the expectation of the live rows, given what the observer has seen, [live, canaries].
+
+    `before` [rows, canaries]: the rows of the previous round that the observer saw, and expectations of the
+    others. `knows` [draws]: whether the observer knows a draw.
+    """
     rows = sight.rows
     expected = sight.step[:, None] * observed.gradients[sight.owner]
     for source, weight in zip(this.source[rows].T, this.weight[rows].T, strict=True):
         used = (source >= 0) & (weight != 0)
         expected[used] += weight[used, None] * before[source[used]]
-    # Draws that the observer shares with the agent that made the row.
+    # Add the draws that the observer shares with the agent that made the row.
     draw, std = this.draw[rows], this.std[rows]
     for live, entry in np.argwhere((draw >= 0) & (std != 0) & knows[draw]):
         expected[live] += std[live, entry] * observed.draws(int(draw[live, entry]))
@@ -145,22 +157,25 @@ def _expected(
 def execute(
     parts: Assembly, plan: Plan, canaries: Canaries, signs: Floats, seed: int, noise: Draws | None = None
 ) -> Iterator[ObservedRound]:
-    """Yield the rounds. `seed` determines noise, samples and random layers; `noise` replaces its draws."""
+    """Execute `plan` with canaries, and yield what happened in each round.
+
+    `seed` determines noise, samples and random layers. `noise`: draws that replace those of the seed.
+    """
     noise = noise or SimulatedDraws(seed, plan.draws, plan.releases)
     clip, batches = parts.run.config.privacy.clip, parts.run.batches
-    at = torch.from_numpy(canaries.coordinates).to(parts.device)
+    coordinates = torch.from_numpy(canaries.coordinates).to(parts.device)
     gradients: list[Floats] = []
 
     def plant(round: int, selection: Selection, sums: Tensor) -> None:
         assert isinstance(selection, CanarySelection)
-        gradients[:] = [_numbers(sums[:, at] / selection.divisor.to(sums)[:, None])]
+        gradients[:] = [_numbers(sums[:, coordinates] / selection.divisor.to(sums)[:, None])]
         canaries.add(sums[canaries.owner], clip, signs[round], selection.used)
 
     def draw(number: int, round: int) -> Floats:
         if parts.device.type != "cpu":
-            raise AuditError("Draws that agents share cannot be read back from a GPU. Use --device cpu.")
+            raise AuditError("Expected a CPU, got a GPU, on which shared draws are lost. Use --device cpu.")
         row = torch.empty(parts.flat.dimension, dtype=parts.flat.dtype)
-        return _numbers(noise.fill(row, round, number)[at])
+        return _numbers(noise.fill(row, round, number)[coordinates])
 
     engine = Engine(
         plan,
@@ -177,7 +192,7 @@ def execute(
     for round in range(plan.releases):
         state = engine.advance(state)
         rows = np.full((plan.rows, len(canaries)), np.nan)
-        rows[plan.exists[round]] = _numbers(state.rows[:, at])
+        rows[plan.exists[round]] = _numbers(state.rows[:, coordinates])
         yield ObservedRound(rows, gradients[0], partial(draw, round=round))
 
 

@@ -5,13 +5,15 @@ distance of their means in units of the standard deviation is μ, and ε follows
 tightest bound where noise is Gaussian, as everywhere in topdp; but a broken mechanism may break the
 assumption.
 
-`guessing` makes no assumption. The most confident guesses are right too often for a smaller ε (Steinke, Nasr
-and Jagielski 2023, arXiv:2305.08846). The number of guesses must not depend on the scores, or the confidence
-would be lost: `guesses_for` derives it from the expected scores.
+`guessing` makes no assumption. It guesses the coins of the canaries with extreme scores. A value of ε is
+ruled out if more guesses are right than this ε allows (Steinke, Nasr and Jagielski 2023, arXiv:2305.08846).
+The number of guesses must not depend on the scores, because the confidence would then be lost. Therefore
+`guesses_for` derives it from the expected scores.
 
-**Guarantees.** All bounds of one audit hold simultaneously with the stated confidence: the allowed error
-probability is divided evenly among them. So the largest of them may be used. Except with that error
-probability, one above a proved bound reveals a fault of the proof, of the code or of their assumptions.
+**Guarantees.** All lower bounds of one audit hold simultaneously with the stated confidence, because the
+allowed error probability is divided evenly among them. Therefore the largest of them is also a lower bound
+with this confidence. If a lower bound exceeds a proved upper bound, then, except with the allowed error
+probability, the proof, the code or one of their assumptions is wrong.
 """
 
 from __future__ import annotations
@@ -29,26 +31,30 @@ from topdp.base.array_types import Bools, Floats
 from topdp.privacy.basics.gaussian import epsilon_of
 
 MAX_EPSILON = 60.0
-"""The end of the search: no number of guesses that fits into a run shows a larger ε."""
+"""The upper end of the search for ε. No number of guesses that fits into a run could show a larger ε."""
 
 
 @dataclass(frozen=True)
 class Distance:
-    """An estimate of μ, and a lower bound with the requested confidence."""
+    """An estimate of μ, and a lower bound on μ with the requested confidence."""
 
     estimate: float
     lower: float
 
     def epsilon(self, delta: float) -> float:
+        """Return the lower bound on ε that follows from `lower`."""
         return float(epsilon_of(max(self.lower, 0.0), delta))
 
 
 def gaussian(scores: Floats, present: Bools, error: float) -> Distance:
     """Estimate μ from the scores. `lower` exceeds the true μ with probability at most `error`.
 
-    **Guarantees.** Where all scores are independent and normal with one variance, t below is noncentral t
-    with n - 2 degrees of freedom and noncentrality μ/√(1/n₁ + 1/n₀). Its quantile is that of Johnson and
-    Welch (1940), which is below the exact one where errors are at most 1/8 (tested).
+    Both are 0 if there are fewer than two present or two absent canaries.
+
+    **Guarantees.** If all scores are independent and normal with the same variance, `t` has a noncentral t
+    distribution with n - 2 degrees of freedom and noncentrality μ/√(1/n₁ + 1/n₀). Its quantile is
+    approximated as in Johnson and Welch (1940). The approximation is below the exact quantile if `error` is
+    at most 1/8 (tested).
 
     >>> import numpy as np
     >>> present = np.arange(1000) % 2 == 0
@@ -71,8 +77,8 @@ def gaussian(scores: Floats, present: Bools, error: float) -> Distance:
 def guessing(scores: Floats, present: Bools, guesses: int, delta: float, error: float) -> float:
     """Return a lower bound on ε that exceeds the true ε with probability at most `error`, for any scores.
 
-    The canaries with the highest `guesses`/2 scores are guessed present, those with the lowest absent; there
-    is no guess for the others.
+    The `guesses`/2 canaries with the highest scores are guessed present. The `guesses`/2 canaries with the
+    lowest scores are guessed absent. For the other canaries there is no guess.
 
     >>> import numpy as np
     >>> present = np.arange(1000) % 2 == 0
@@ -86,7 +92,7 @@ def guessing(scores: Floats, present: Bools, guesses: int, delta: float, error: 
 
 
 def largest_excluded(canaries: int, guesses: int, right: int, delta: float, error: float) -> float:
-    """Return the largest ε that `right` correct guesses rule out."""
+    """Return the largest ε that `right` correct guesses rule out, or 0 if they rule out none."""
 
     def ruled_out(epsilon: float) -> bool:
         return probability_bound(canaries, guesses, right, epsilon, delta) <= error
@@ -101,10 +107,11 @@ def largest_excluded(canaries: int, guesses: int, right: int, delta: float, erro
 
 
 def probability_bound(canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
-    """Bound the probability of at least `right` correct guesses if (ε, δ) holds.
+    """Return an upper bound on the probability of at least `right` correct guesses if (ε, δ) holds.
 
-    Theorem 5.2 of arXiv:2305.08846: P[W >= v] <= P[B >= v] + 2mδ·max_i P[v - i <= B < v]/i, with B binomial
-    of the guesses and e^ε/(1 + e^ε), m coins in all.
+    Theorem 5.2 of arXiv:2305.08846: P[W >= v] <= P[B >= v] + 2mδ·max_i P[v - i <= B < v]/i. W is the number
+    of correct guesses. B is binomial, with `guesses` trials that succeed with probability e^ε/(1 + e^ε). m is
+    the number of canaries.
     """
     counts = np.arange(1, right + 1)
     # P[B >= k] is the incomplete beta function; P[B >= 0] = 1.
@@ -117,8 +124,8 @@ def probability_bound(canaries: int, guesses: int, right: int, epsilon: float, d
 def guesses_for(canaries: int, mu: float, delta: float, error: float) -> int:
     """Return the number of guesses with the largest expected lower bound on ε.
 
-    The model: a fair coin decides whether the score of a canary is N(0, 1) or N(μ, 1). `error`: the largest
-    probability that the bound is wrong.
+    The expectation assumes that a fair coin decides whether the score of a canary is N(0, 1) or N(μ, 1).
+    `error`: the largest probability that the bound is wrong.
     """
 
     def expected(half: int) -> float:
@@ -139,7 +146,7 @@ class KindFindings:
 
     scores: Floats
     present: Bools
-    mu: float  # the mean distance of present and absent canaries according to the plan
+    mu: float  # the distance of the mean scores of present and absent canaries, according to the plan
     gaussian: Distance | None  # None if records are sampled at random
     epsilon_gaussian: float
     epsilon_guessing: float
@@ -150,8 +157,10 @@ class KindFindings:
         return max(self.epsilon_gaussian, self.epsilon_guessing)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the findings; `spread`: the standard deviations of absent and of present canaries' scores,
-        which theory says are 1 and 1.
+        """Return the findings as JSON.
+
+        `spread`: the standard deviations of the scores of absent and of present canaries. Both are 1 in
+        theory.
         """
         parts = self.scores[~self.present], self.scores[self.present]
         return {
@@ -189,12 +198,15 @@ class Findings:
 
     @property
     def bounds(self) -> dict[str, float | str]:
-        """The upper bounds on ε: the proved one, and the account's answers."""
+        """The values of ε with which `lower` is compared: the proved upper bound, and the account's answers.
+
+        An answer that has no ε is represented by its status.
+        """
         return {"proved": self.proved, **self.answers}
 
     @property
     def exceeds(self) -> list[str]:
-        """The names of the upper bounds that `lower` exceeds. It must not exceed `proved`."""
+        """The names of the `bounds` that `lower` exceeds. It must not exceed `proved`."""
         return [name for name, e in self.bounds.items() if not isinstance(e, str) and self.lower > e]
 
     @property
@@ -225,7 +237,7 @@ class Findings:
         }
 
     def csv_lines(self) -> list[str]:
-        """Return the lines of scores.csv, from which the picture is drawn."""
+        """Return the lines of scores.csv. From these numbers the picture can be drawn."""
         rows = [
             f"{name},{int(present)},{score:.6g}"
             for name, kind in self.kinds.items()
@@ -235,7 +247,7 @@ class Findings:
 
 
 def _number(value: float | str | None) -> float | None:
-    """Return None for infinity, which JSON lacks."""
+    """Return `value`, or None if it is not a finite number, which JSON cannot represent."""
     return value if isinstance(value, float) and math.isfinite(value) else None
 
 

@@ -1,9 +1,9 @@
 """Files of a rehearsal with real agents: the canaries, and what each agent records round by round.
 
-All agents get one file with the canaries. The audited agent puts them in place of records. Every agent
-records, at the canaries' coordinates only, the rows it makes, the rows it received, its gradient without
-canaries, and the draws that it shares. An audit reads its rounds from all these recordings.
-`agents/development` contains the agents' side.
+All agents get one file with the canaries. The audited agent puts them in place of some of its records. Every
+agent records the rows that it makes, the rows that it receives, its gradient without canaries, and the draws
+that it shares, all of them at the canaries' coordinates only. An audit reads its rounds from the recordings
+of all agents. `agents/development` writes the recordings.
 
 **Sensitive**: recordings contain gradients without noise, and the file of canaries contains their coins.
 Rehearse on public data only.
@@ -23,14 +23,14 @@ from topdp.audit.audit_observer import Observer
 from topdp.audit.canaries import AuditError, Canaries
 from topdp.audit.canary_scores import ObservedRound
 from topdp.base.array_types import Bools, Floats
-from topdp.base.files import UNREADABLE_FILE_ERRORS, make_folder, write_atomically
+from topdp.base.files import UNREADABLE_FILE_ERRORS, make_folder, read_arrays, write_atomically
 
 CANARIES_FILE = "canaries.npz"
 RECORDING_FOLDER = "recording"
 
 
 def rehearsal_folder(path: Path) -> Path | None:
-    """Return the folder of a rehearsal: `path` or a folder inside the run folder `path`; else None."""
+    """Return the folder of a rehearsal: `path`, or `path`/agents of a run folder. None if there is none."""
     return next((folder for folder in (path, path / "agents") if (folder / CANARIES_FILE).is_file()), None)
 
 
@@ -40,7 +40,7 @@ class RehearsalCanaries:
 
     canaries: Canaries
     signs: Floats
-    plan: str  # digest
+    plan: str  # the digest of the plan
     seed: int
 
     def save(self, path: Path) -> None:
@@ -56,12 +56,14 @@ class RehearsalCanaries:
             canaries = Canaries(**(parts | {"owner": int(arrays["owner"])}))
             return cls(canaries, arrays["signs"], str(arrays["plan"]), int(arrays["seed"]))
         except (KeyError, ValueError) as error:
-            raise AuditError(f"Expected the canaries of an audit in {path}, got: {error}.") from error
+            raise AuditError(
+                f"Expected the canaries of an audit in {path}, but could not read: {error}."
+            ) from error
 
 
 @dataclass(frozen=True)
 class AgentRecording:
-    """What one agent records in a rehearsal."""
+    """The recording of one agent in a rehearsal: one file for its initial row, and one file per round."""
 
     folder: Path
 
@@ -77,8 +79,9 @@ class AgentRecording:
         gradient: Floats | None,
         shared: Mapping[int, Floats] | None = None,
     ) -> None:
-        """Record the rows made in `round` and those received of the previous round, by row number.
+        """Record the rows made in `round` and the rows received of the previous round, by row number.
 
+        `gradient`: the agent's mean gradient without canaries; None if its records did not enter the round.
         `shared`: the draws of `round` that another agent knows too, by draw number.
         """
         arrays = {f"made-{row}": values for row, values in made.items()}
@@ -117,8 +120,10 @@ def recorded_rounds(
 ) -> Iterator[ObservedRound]:
     """Yield the rounds of a rehearsal from one recording per agent.
 
-    Rows that the observer received come from its own recording. Public rows, and those of the last round,
-    which nobody uses, come from the recordings of the agents that made them.
+    Rows that the observer received come from its own recording. All other rows, such as public rows and those
+    of the last round, which nobody uses, come from the recordings of the agents that made them.
+
+    Raise AuditError if a recording is incomplete, or if the rehearsal did not follow the plan.
     """
     plan, shape = observer.plan, (observer.plan.rows, len(canaries))
     for r in range(plan.releases):
@@ -131,15 +136,16 @@ def recorded_rounds(
             _expect_all(received, expected, j, r)
             for row, value in received.items():
                 values[row] = value
-        if np.isnan(values[this.exists]).any():
-            raise AuditError(f"Expected every row of round {r} in the recordings, but some have no values.")
+        if len(missing := np.flatnonzero(np.isnan(values).any(axis=1) & this.exists)):
+            name = f"row {missing[0]} of agent {plan.owner[missing[0]]}"
+            raise AuditError(f"Expected every row of round {r} in the recordings, got no numbers for {name}.")
         gradients = np.zeros((plan.agents, len(canaries)))
         for i, recording in enumerate(recordings):
             gradient = recording.gradient(r)
             if gradient is None and (this.step[(plan.owner == i) & this.exists] != 0).any():
                 raise AuditError(
-                    f"Expected a rehearsal to the end of the plan, but agent {i}'s records did not enter "
-                    f"round {r}: its budget was used up."
+                    f"Expected a rehearsal to the end of the plan, but the budget of agent {i} was used up "
+                    f"before round {r}. Rehearse again with a larger budget or fewer rounds."
                 )
             gradients[i] = 0.0 if gradient is None else gradient
         draws = {number: draw for j in observer.members for number, draw in recordings[j].shared(r).items()}
@@ -151,7 +157,7 @@ def _expect_all(received: Mapping[int, Floats], expected: Bools, agent: int, rou
     if missing:
         raise AuditError(
             f"Expected a rehearsal that follows the plan, but agent {agent} continued without row "
-            f"{min(missing)} of round {round}."
+            f"{min(missing)} of round {round}. Rehearse again, with all agents until the end."
         )
 
 
@@ -163,7 +169,6 @@ def _write(path: Path, **arrays: np.ndarray) -> None:
 
 def _read(path: Path, what: str) -> dict[str, np.ndarray]:
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            return dict(archive)
+        return read_arrays(path)
     except UNREADABLE_FILE_ERRORS as error:
         raise AuditError(f"Expected {what}, but could not read {path}: {error}.") from error
