@@ -20,7 +20,7 @@ LONG = {"client": "me", "values": {"topology.agents": "100", "topology.kind": "r
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["nowhere"], "got nothing"),
+        (["nowhere"], "it does not exist"),
         (["file"], "got a file"),
         ([], "there is no runs/ here"),
         (["--federation", "none.toml"], "expected a TOML file"),

@@ -63,9 +63,9 @@ def test_a_place_is_asked_with_its_token(ada):
     with served([ada], token=TOKEN, published=PUBLISH) as page:
         (found,) = fetch_agents(PublishingPlace(page.url, PUBLISH, "ada"))
         assert (found["name"], found["epsilon"], found["links"]["bob"]["state"]) == ("ada", 0.375, "heard")
-        with pytest.raises(FetchError, match="it refuses the token"):
+        with pytest.raises(FetchError, match="the token is refused"):
             fetch_agents(PublishingPlace(page.url, "x" * 32))
-        with pytest.raises(FetchError, match="expected bob there, got ada"):
+        with pytest.raises(FetchError, match="expected the agent bob, got ada"):
             fetch_agents(PublishingPlace(page.url, PUBLISH, "bob"))
     with pytest.raises(FetchError, match="cannot be reached"):
         fetch_agents(PublishingPlace(page.url, PUBLISH))
@@ -92,7 +92,7 @@ def test_over_https_a_certificate_that_was_named_is_believed_and_no_other(ada, t
         assert [
             one["name"] for one in fetch_agents(PublishingPlace(page.url, PUBLISH, "ada", certificate))
         ] == ["ada"]
-        with pytest.raises(FetchError, match="its certificate is not trusted"):
+        with pytest.raises(FetchError, match="the certificate of the server is not trusted"):
             fetch_agents(PublishingPlace(page.url, PUBLISH, "ada"))
 
 
@@ -132,7 +132,7 @@ def test_what_is_not_as_it_should_be_is_refused(body, words):
 def test_a_token_is_not_sent_on_to_another_place(ada):
     with served([ada]) as page:
         elsewhere = [("Location", page.url + "/api/published")]
-        with answering(b"", 302, elsewhere) as url, pytest.raises(FetchError, match="it answered 302"):
+        with answering(b"", 302, elsewhere) as url, pytest.raises(FetchError, match="HTTP status 302"):
             fetch_agents(PublishingPlace(url, PUBLISH))
 
 
@@ -157,9 +157,10 @@ def test_the_page_has_own_agents_and_others_and_says_who_was_lost(ada, tmp_path,
             assert [one["name"] for one in view()["agents"]] == ["bob", "ada"]
     # The place is gone; what it said stays, with how long ago.
     with served([tmp_path / "here"], federation=asked) as page:
-        until(lambda: view_of(page)["places"][0]["problem"] == "it cannot be reached", "ada to be lost")
+        problem = "the server cannot be reached"
+        until(lambda: view_of(page)["places"][0]["problem"] == problem, "ada to be lost")
         told = view_of(page)
-        assert told["agents"][1]["lost"] == "it cannot be reached" and told["places"][0]["age"] >= 0
+        assert told["agents"][1]["lost"] == problem and told["places"][0]["age"] >= 0
 
 
 def view_of(page):

@@ -148,7 +148,7 @@ def test_a_plan_that_unpacks_to_too_much_is_not_read(ill, monkeypatch):
     (source,) = (one for one in live_sources.find_sources([ill[0]]).sources if one.name == "ill")
     assert summary(source)["problem"] is None
     monkeypatch.setattr(live_sources, "MAX_UNPACKED_PLAN_BYTES", 1000)
-    assert "too large unpacked" in summary(source)["problem"]
+    assert "too large once unpacked" in summary(source)["problem"]
 
 
 def test_one_that_takes_long_keeps_nobody_from_another(tmp_path):
@@ -179,9 +179,7 @@ def test_one_that_takes_long_keeps_nobody_from_another(tmp_path):
 def test_a_fault_of_ours_is_told_in_words(tmp_path):
     books(tmp_path / "ada")
     (source,) = live_sources.find_sources([tmp_path]).sources
-    assert (
-        "got others: ZeroDivisionError" in json.loads(AnswerCache(lambda one: 1 / 0).get(source))["problem"]
-    )
+    assert "show them: ZeroDivisionError" in json.loads(AnswerCache(lambda one: 1 / 0).get(source))["problem"]
 
 
 # Servers elsewhere

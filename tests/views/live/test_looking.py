@@ -48,7 +48,7 @@ def test_there_is_an_end_to_what_is_shown(tmp_path):
 
 def test_a_wrong_path_is_named(tmp_path):
     (tmp_path / "file").write_text("")
-    for path, words in ((tmp_path / "none", "got nothing"), (tmp_path / "file", "got a file")):
+    for path, words in ((tmp_path / "none", "it does not exist"), (tmp_path / "file", "got a file")):
         with pytest.raises(InputError, match=words):
             live_sources.expect_folders([path])
 
@@ -146,7 +146,8 @@ def test_answers_are_kept_until_something_changes(tmp_path):
 def test_numbers_that_json_does_not_know_are_told_as_damage(tmp_path):
     books(tmp_path / "ada")
     (source,) = live_sources.find_sources([tmp_path]).sources
-    assert "got others" in json.loads(AnswerCache(lambda one: {"loss": float("nan")}).get(source))["problem"]
+    answer = json.loads(AnswerCache(lambda one: {"loss": float("nan")}).get(source))
+    assert "but cannot show them" in answer["problem"]
 
 
 # An agent's own view, and what others see of it

@@ -179,7 +179,7 @@ def test_a_graph_that_is_gone_leaves_its_links(copied):
     found = facts(folder)
     assert len(found["graph"]["links"]["from"]) == 12
     assert found["graph"]["names"] == ["0", "1", "2", "3", "4", "5"]
-    assert any("gone" in note for note in found["notes"])
+    assert any("the graph's file is missing" in note for note in found["notes"])
 
 
 def test_no_parameters_records_or_digests_of_them(made):

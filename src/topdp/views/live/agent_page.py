@@ -1,12 +1,12 @@
-"""The content of an agent's page, and the part of it that is published. Reads the state folder only.
+"""The content of an agent's page, and the part of it that is published. Only the state folder is read.
 
-Reading cannot stop the agent: the ledger is opened read-only, in another process, and SQLite lets the agent
+Reading cannot stop the agent. The ledger is opened read-only, in another process, and SQLite lets the agent
 write meanwhile.
 
-**Guarantees.** Shows neither parameters nor data: rows, digests and keys are not read. The *published* part
-contains no number computed from records: round, ε and budget follow from the plan, and the states of links
-from whether a neighbour was heard. Scores on an agent's own records are only in its own view, because
-publishing them is outside every account.
+**Guarantees.** A page shows neither parameters nor data. Rows, digests and keys are not read. The *published*
+part contains no number computed from records: round, ε and budget follow from the plan, and the states of
+links from whether a neighbour was heard. Scores on an agent's own records are only in its own view, because
+no account covers their publication.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from topdp.privacy.answers import WORST_CASE
 
 MAX_SHOWN_CHARGES = 400  # a curve has no room for more
-# Not shown, or shown in another form.
+# Facts that are not shown, or are shown in another form.
 HIDDEN_FACTS = ("agent", "id", "seen", "heard", "waits_for", "quarantined", "worst_case")
 NORMAL_WAIT_SECONDS = 5.0  # a wait of this length is normal in every round
 NEIGHBOUR_SILENCE_SECONDS = 60.0  # a neighbour not heard for this long counts as silent
@@ -30,7 +30,7 @@ Number = Field(ge=-1, le=10**9)
 
 
 class StrictFacts(BaseModel):
-    """Facts in a response from elsewhere, with exact types."""
+    """Facts in a response of another server, with exact types."""
 
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 
@@ -63,15 +63,14 @@ PUBLISHED_FACTS = [name for name in PublishedAgent.model_fields if name != "link
 def agent_view(state: Path, now: float | None = None) -> dict[str, Any]:
     """Return everything that an agent's own page shows, as JSON. An `epsilon` of None is infinite.
 
-    `costs`: what the run has spent against other observers than that of the charged answer.
+    `costs`: the ε that the run has spent against observers other than that of the charged answer.
     """
     from topdp.agents.node.agent_status import read_status
 
     facts = read_status(state)
     charges, sent = _charges(state)
-    view = {key: value for key, value in facts.items() if key not in HIDDEN_FACTS}
     return {
-        **view,
+        **{key: value for key, value in facts.items() if key not in HIDDEN_FACTS},
         "name": str(facts["agent"]),
         "paused": facts["paused"] is not None,
         "costs": [{"against": WORST_CASE.against(0), "epsilon": facts["worst_case"]}],
@@ -95,8 +94,8 @@ def _links(facts: dict[str, Any], sent: dict[str, int], now: float) -> dict[str,
     links = {}
     for peer in sorted(names):
         heard, waits = facts["heard"].get(peer), facts["waits_for"].get(peer)
-        why = facts["quarantined"].get(peer)
-        if why is not None:
+        quarantine = facts["quarantined"].get(peer)
+        if quarantine is not None:
             state = "refused"
         elif peer in facts["gone"]:
             state = "gone"
@@ -112,13 +111,16 @@ def _links(facts: dict[str, Any], sent: dict[str, int], now: float) -> dict[str,
             "waits": waits,
             "sent": sent.get(peer),
             "received": None if facts["seen"].get(peer, -1) < 0 else facts["seen"][peer],
-            "words": None if why is None else f"{why['code']}: {why['words']}",
+            "words": None if quarantine is None else f"{quarantine['code']}: {quarantine['words']}",
         }
     return links
 
 
 def _charges(state: Path) -> tuple[list[dict[str, Any]], dict[str, int]]:
-    """Return the charges, thinned but with the last one, and the last round sent to each neighbour."""
+    """Return the charges, and the last round sent to each neighbour.
+
+    If there are many charges, return only some of them, including the last.
+    """
     from topdp.agents.ledger.ledger import Ledger
     from topdp.agents.ledger.ledger_entries import LedgerEntry
 

@@ -1,8 +1,8 @@
-"""Watch run and agent folders, at most once a second, and report changes. Reads only changed files.
+"""Watch run and agent folders, at most once a second, and report changes. Only changed files are read.
 
 Checking an unchanged run costs a few system calls. Folders that take long to read are read less often, so
-that watching takes only a small share of a processor. The summary of a run or agent, for the list of all,
-reads only the last line of its metrics.
+that watching takes only a small share of a processor. The summary of a run, for the list of all runs and
+agents, needs only the last line of its metrics.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class DiskWatch:
     def __init__(self, paths: Sequence[Path]) -> None:
         self._paths = list(paths)
         self._watched: dict[str, _WatchedSource] = {}
-        self.cut = False
+        self.cut = False  # whether there may be more sources than the scan returned
 
     def source(self, id: str, kind: str) -> LiveSource | None:
         watched = self._watched.get(id)
@@ -104,7 +104,10 @@ class DiskWatch:
 
 
 def version_of(source: LiveSource) -> Hashable:
-    """Return a value that changes when the source changes. The death of an agent changes no file."""
+    """Return a value that changes when a file of the source changes, or when an agent starts or ends.
+
+    An agent that is killed changes no file.
+    """
     if source.kind == "run":
         return source.signature()
     from topdp.agents.node.agent_status import ProcessStatus, StatusFileError
@@ -118,9 +121,10 @@ def version_of(source: LiveSource) -> Hashable:
 
 
 def facts_or_problem(source: LiveSource, read: ReadSource) -> bytes:
-    """Return what `read` returns for the source as JSON, or as `problem` why it cannot be read or shown.
+    """Return as JSON what `read` returns for the source.
 
-    Infinite numbers and broken characters, which JSON lacks, are a problem, too.
+    If the source cannot be read, or if it contains infinite numbers or invalid characters, which JSON cannot
+    represent, return instead a JSON object whose `problem` is the reason.
     """
     try:
         expect_plain(source)
@@ -131,8 +135,8 @@ def facts_or_problem(source: LiveSource, read: ReadSource) -> bytes:
         trace = logger.isEnabledFor(logging.DEBUG)
         logger.warning("could not read %s: %r", source.path, error, exc_info=trace)
         problem = (
-            f"Expected files written by topdp in {source.name}, got others: {error!r:.200}. They were "
-            "changed or are damaged."
+            f"Expected files written by topdp in {source.name}, but cannot show them: {error!r:.200}. They "
+            "were changed or are damaged."
         )
     return json.dumps({"problem": source.without_path(problem), "name": source.name}).encode()
 
@@ -141,7 +145,7 @@ class AnswerCache:
     """Facts that take long to read, as JSON, cached until their source changes.
 
     `read` runs once at a time for each source, and for at most `MAX_PARALLEL_READS` sources in parallel, so
-    that one that takes minutes does not block the others.
+    that a source that takes minutes does not block the others.
     """
 
     def __init__(self, read: ReadSource) -> None:
@@ -160,7 +164,7 @@ class AnswerCache:
 
 
 def summary(source: LiveSource) -> dict[str, Any]:
-    """Return the summary as JSON. `problem`: why the source cannot be read, or None."""
+    """Return the summary of a source as JSON. `problem`: why the source cannot be read, or None."""
     identity = {"id": source.id, "kind": source.kind, "name": source.name, "changed": source.changed_at()}
     facts = json.loads(facts_or_problem(source, _listed_run if source.kind == "run" else _listed_agent))
     if "problem" in facts:
@@ -199,7 +203,7 @@ def _listed_agent(source: LiveSource) -> dict[str, Any]:
 
 
 def last_line(path: Path) -> dict[str, Any] | None:
-    """Return the last complete line of a file of JSON lines, or None. Reads only the end of the file."""
+    """Return the last complete line of metrics.jsonl, or None if there is none. Read only the file's end."""
     try:
         with path.open("rb") as file:
             end = file.seek(0, os.SEEK_END)

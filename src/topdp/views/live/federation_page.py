@@ -1,6 +1,7 @@
-"""The page of a federation: what its agents publish, side by side. Not what their owners see.
+"""The page of a federation: what its agents publish, side by side. It shows less than their own pages.
 
-Each agent's owner runs `topdp dash` and shares the token for the published facts. A file lists the places:
+Each agent's organisation runs `topdp dash` and shares the token for the published facts. A file lists the
+*places*, which are the addresses of these servers:
 
     [[agent]]
     name = "ada"                        # optional; another agent at this place is then an error
@@ -8,8 +9,8 @@ Each agent's owner runs `topdp dash` and shares the token for the published fact
     token-file = "ada.token"            # or token = "..."
     certificate = "ada.pem"             # for certificates that no public authority has signed
 
-**Guarantees.** Responses from elsewhere are checked, bounded and shown as text. They are claims of their
-authors, and nothing here depends on them. A token is sent only to its own address.
+**Guarantees.** Responses of other servers are checked, limited in size and shown as text. They are claims of
+their authors, and nothing here depends on them. A token is sent only to its own address.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from topdp.views.live.remote_fetch import FetchError, fetch
 
 logger = logging.getLogger("topdp.views.live")
 
-POLL_INTERVAL_SECONDS = 3.0  # per place; three times that for one that does not answer
+POLL_INTERVAL_SECONDS = 3.0  # per place; three times as long if the place does not answer
 MAX_PARALLEL_FETCHES = 16
 MAX_PLACES = 500
 MAX_SHOWN_AGENTS = 5000  # one place may publish a thousand
@@ -48,7 +49,7 @@ class PublishedAgents(StrictFacts):
 
 @dataclass(frozen=True)
 class PublishingPlace:
-    """An address at which agents are published, and how to access it."""
+    """An address at which facts of agents are published, and how to access it."""
 
     url: str
     token: str | None = field(repr=False)
@@ -64,7 +65,10 @@ class _PlaceState:
 
 
 def read_places(file: Path) -> list[PublishingPlace]:
-    """Read the places in a file as above. Paths in it are relative to its folder."""
+    """Return the places that `file` lists in the format above. Paths in it are relative to its folder.
+
+    Raise InputError if the file has another format.
+    """
     try:
         tree = toml_text.parse_toml(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -156,15 +160,15 @@ class FederationFeed:
 
 
 def fetch_agents(place: PublishingPlace) -> list[dict[str, Any]]:
-    """Fetch what is published at a place now."""
+    """Fetch and return the facts that a place publishes now. Raise FetchError if there are none."""
     body = fetch(place.url + PUBLISHED_PATH, place.token, place.certificate)
     try:
         published = PublishedAgents.model_validate_json(body)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"]))[:80]
-        raise FetchError(f"its response is invalid: {where}: {first['msg']}") from error
+        raise FetchError(f"the response is invalid: {where}: {first['msg']}") from error
     names = [agent.name for agent in published.agents]
     if place.name is not None and names != [place.name]:
-        raise FetchError(f"expected {place.name} there, got {', '.join(names)[:80] or 'no agent'}")
+        raise FetchError(f"expected the agent {place.name}, got {', '.join(names)[:80] or 'no agent'}")
     return [json.loads(agent.model_dump_json()) for agent in published.agents]

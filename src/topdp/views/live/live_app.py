@@ -7,8 +7,8 @@
     /federation           what agents publish             /api/federation, /api/published
                           changes                         /api/events
 
-**Guarantees.** Neither parameters nor data are read. Requests cannot change anything, nor access anything
-outside the named folders: they contain the id of a source found there.
+**Guarantees.** Neither parameters nor data are read. Requests cannot change anything. They cannot access
+anything outside the folders that the user names, because a request contains the id of a source in them.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Dash:
 
     def _own(self) -> list[dict[str, Any]]:
         views = [json.loads(self.answers.get(source)) for source in self.watch.sources("agent")]
-        return [published(view) for view in views if PROBLEM not in view]  # problems are on the own page
+        return [published(view) for view in views if PROBLEM not in view]  # an agent's page shows its problem
 
     # Events
 
@@ -155,7 +155,7 @@ class Dash:
 
 
 def application(dash: Dash, access: page_access.Access, secure: bool = False) -> page_access.PageGuard:
-    """Return the application to serve."""
+    """Return the application to serve: the routes of `dash`, protected by a PageGuard."""
     handlers: Any = {HTTPException: _error_response}
     app = Starlette(routes=dash.routes(), lifespan=dash.lifespan, exception_handlers=handlers)
     return page_access.PageGuard(app, access, secure)

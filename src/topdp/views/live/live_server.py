@@ -1,8 +1,8 @@
-"""Serve the live page on a port. Binds before the address is announced, and stops within about a second.
+"""Serve the live page on a port. The port is bound before it is announced; a stop takes about a second.
 
 **Guarantees.** A client that opens connections and sends nothing, or a byte now and then, loses them after
-`REQUEST_SECONDS`, and an address other than this machine has at most `MAX_CONNECTIONS_PER_ADDRESS`. So pages
-stay available to others. By itself the server waits for requests without a limit.
+`REQUEST_SECONDS`. An address other than this machine has at most `MAX_CONNECTIONS_PER_ADDRESS` connections.
+So pages stay available to others. Without this module, uvicorn would wait for requests without a limit.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ SERVER_SHUTDOWN_SECONDS = 1  # for requests in progress
 
 
 def bound_socket(host: str, port: int) -> socket.socket:
-    """Return a listening socket, or raise an error that says why there is none."""
+    """Return a socket that listens on `host` and `port`. Raise InputError or UnavailableError otherwise."""
     try:
         addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (socket.gaierror, UnicodeError) as error:
         raise InputError(f"--host: expected an address of this machine, got {host!r}.") from error
     family, *_, address = addresses[0]
-    both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+    dual = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
     try:
-        return socket.create_server(address, family=family, backlog=128, dualstack_ipv6=both)
+        return socket.create_server(address, family=family, backlog=128, dualstack_ipv6=dual)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise UnavailableError(
@@ -48,7 +48,7 @@ def bound_socket(host: str, port: int) -> socket.socket:
             ) from None
         if error.errno == errno.EACCES:
             raise UnavailableError(
-                f"Port {port} is not allowed for this user. Choose one above 1023."
+                f"Port {port} is not allowed for this user. Choose a port above 1023 with --port."
             ) from None
         raise InputError(
             f"--host: expected an address of this machine, got {host!r}: {error.strerror}."
@@ -86,7 +86,7 @@ class LimitedConnection(H11Protocol):
         super().connection_lost(exc)
 
     def _is_receiving(self) -> bool:
-        """Whether a request is incomplete, and the keep-alive timer does not run."""
+        """Return whether a request is incomplete, and the keep-alive timer does not run."""
         answering = self.cycle is not None and not self.cycle.response_complete
         return not answering and self.timeout_keep_alive_task is None
 
@@ -99,7 +99,7 @@ class LimitedConnection(H11Protocol):
 
 
 class _Server(uvicorn.Server):
-    """Leaves signals to `serve`, which first ends the open streams."""
+    """A server that leaves signals to `serve`, which first ends the open streams."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -116,11 +116,11 @@ async def serve(
     on_start: Callable[[Callable[[], object]], None] | None = None,
     exit_process: Callable[[], object] = lambda: None,
 ) -> None:
-    """Serve until Ctrl-C or SIGTERM.
+    """Serve until Ctrl-C or SIGTERM. Raise InputError if `certificate` or `key` cannot be used.
 
-    `on_start` receives a function that stops the server, and replaces the handling of signals. `exit_process`
-    is called shortly after the stop, or at a second signal: threads may still be computing, and Python would
-    wait for them.
+    If `on_start` is given, it is called with a function that stops the server, and signals are not handled.
+    `exit_process` is called shortly after the stop, or at a second signal, because threads may still be
+    computing, and Python would wait for them.
     """
     logging.getLogger("uvicorn").setLevel(logging.ERROR)
     config = uvicorn.Config(
@@ -141,7 +141,7 @@ async def serve(
         config.load()
     except (OSError, ValueError) as error:
         raise InputError(
-            f"--certificate, --key: expected PEM files that belong together: {error}."
+            f"--certificate, --key: expected PEM files that belong together, cannot load them: {error}."
         ) from error
     server = _Server(config)
 

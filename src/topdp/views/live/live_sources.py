@@ -1,7 +1,7 @@
 """The sources of the live page: run folders and agents' state folders below the paths that a user names.
 
 Each source has an id that does not reveal its path; requests contain ids, never paths. Symbolic links inside
-folders are not followed, neither to folders nor to files, so nothing outside is found or read.
+folders are not followed, neither to folders nor to files. Therefore nothing outside is found or read.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WATCHED_FILES = {
 }
 """A page depends on these files; it changes when one of them does."""
 OTHER_READ_FILES = {"run": ("plan.npz", "graph.txt"), "agent": (f"{LEDGER_FILE}-shm",)}
-"""Pages read these too; they never change alone."""
+"""Pages read these files too. They never change unless a watched file changes."""
 MAX_BYTES_BY_FILE = {"run.json": 10**7, "config.toml": 10**6, "status.json": 10**7, "pause": 10**4}
 MAX_OTHER_FILE_BYTES = 5 * 10**8
 """Pages do not read larger files; commands do."""
@@ -53,7 +53,7 @@ class LiveSource:
         return hashlib.sha256(os.fsencode(self.path)).hexdigest()[:16]
 
     def without_path(self, problem: str) -> str:
-        """Return a message for a page: without the path of the folder, and always valid text.
+        """Return a message for a page, as valid text without the path of the folder.
 
         >>> LiveSource("run", Path("/home/ada/a"), "a").without_path("Expected a run in /home/ada/a.")
         'Expected a run in a.'
@@ -71,20 +71,18 @@ class LiveSource:
 
 @dataclass(frozen=True)
 class SourceListing:
-    """The sources below some paths. `cut`: whether there may be more."""
+    """The sources below some paths. `cut`: whether there may be more sources."""
 
     sources: tuple[LiveSource, ...]
     cut: bool
 
 
 def expect_folders(paths: Iterable[Path]) -> list[Path]:
-    """Return the resolved folders, or raise InputError."""
+    """Return the resolved `paths`. Raise InputError if one of them is not a folder."""
     folders = []
     for path in paths:
         if not path.exists():
-            raise InputError(
-                f"{path}: expected the folder of a run, of several runs, or of an agent's state, got nothing."
-            )
+            raise InputError(f"{path}: expected a folder of runs or of an agent, but it does not exist.")
         if not path.is_dir():
             raise InputError(f"{path}: expected a folder of a run or an agent, got a file. Name its folder.")
         folders.append(path.resolve())
@@ -96,7 +94,7 @@ def find_sources(paths: Iterable[Path], limit: int = MAX_SOURCES) -> SourceListi
     sources: dict[Path, LiveSource] = {}
     scanned = 0
     for top in paths:
-        for path in _walk(top):
+        for path in _folders(top):
             scanned += 1
             if scanned > MAX_SCANNED_FOLDERS:
                 return replace(_newest(list(sources.values()), limit), cut=True)
@@ -108,7 +106,7 @@ def find_sources(paths: Iterable[Path], limit: int = MAX_SOURCES) -> SourceListi
 
 
 def _newest(sources: list[LiveSource], limit: int) -> SourceListing:
-    """Return the `limit` sources that started last, which are the interesting ones."""
+    """Return the `limit` sources that started last, because they are the most interesting ones."""
     if len(sources) <= limit:
         return SourceListing(tuple(sources), cut=False)
 
@@ -120,9 +118,9 @@ def _newest(sources: list[LiveSource], limit: int) -> SourceListing:
 
 
 def expect_plain(source: LiveSource) -> None:
-    """Raise InputError for files that are links, pipes or devices, or too large for a page.
+    """Raise InputError if a file is a link, a pipe or a device, or if it is too large for a page.
 
-    A link may lead to a file that nobody meant to show; reading a pipe may never end.
+    A link may lead to a file that nobody meant to show. Reading a pipe may never end.
     """
     for name in (*WATCHED_FILES[source.kind], *OTHER_READ_FILES[source.kind]):
         try:
@@ -130,21 +128,22 @@ def expect_plain(source: LiveSource) -> None:
         except OSError:
             continue
         if not stat.S_ISREG(status.st_mode):
-            raise InputError(f"Expected plain files in {source.name}, {name} is a link, a pipe or the like.")
+            raise InputError(f"Expected plain files in {source.name}, got a link or a pipe: {name}.")
         if status.st_size > MAX_BYTES_BY_FILE.get(name, MAX_OTHER_FILE_BYTES):
             raise InputError(
-                f"Expected files that a page can show in {source.name}, {name} has "
-                f"{status.st_size / 1e6:.0f} MB. Use topdp report."
+                f"Expected files that a page can show in {source.name}, got {status.st_size / 1e6:.0f} MB in "
+                f"{name}. Use topdp report."
             )
     plan = source.path / "plan.npz"
     if source.kind == "run" and _unpacked_bytes(plan) > MAX_UNPACKED_PLAN_BYTES:
         raise InputError(
-            f"Expected a plan that a page can read in {source.name}, plan.npz is too large unpacked."
+            f"Expected a plan that a page can read in {source.name}, got a plan.npz that is too large once "
+            "unpacked. Use topdp report."
         )
 
 
 def _unpacked_bytes(path: Path) -> int:
-    """Return the bytes that reading the archive takes; 0 for no file or another, which its reader refuses."""
+    """Return the size of the unpacked archive; 0 if it is no archive, which its reader refuses."""
     try:
         with zipfile.ZipFile(path) as archive:
             return sum(member.file_size for member in archive.infolist())
@@ -158,8 +157,8 @@ def _kind(path: Path) -> SourceKind | None:
     return "run" if (path / RUN_INFO_FILE).is_file() else None
 
 
-def _walk(top: Path) -> Iterator[Path]:
-    """Yield every folder from `top` down except hidden ones. Unreadable folders count as empty."""
+def _folders(top: Path) -> Iterator[Path]:
+    """Yield `top` and the folders in it, down to `MAX_DEPTH`, except hidden and unreadable folders."""
     for folder, names, _ in os.walk(top):
         path = Path(folder)
         yield path

@@ -2,10 +2,11 @@
 
 A client with the token sees everything. A client with the token for publishing sees only what is published.
 
-**Guarantees.** Without a token only requests to a loopback name are answered, so that a web site that points
-its own name at this machine learns nothing. With a token, every page and number requires it. It is compared
-in constant time and never stored by the browser: the cookie follows from the token, but not the token from
-the cookie. Loopback does not keep out other people on the same machine; a token does.
+**Guarantees.** If the page has no token, only requests to a loopback name are answered, so that a web site
+that points its own name at this machine learns nothing. If the page has a token, every page and number
+requires it. The token is compared in constant time and never stored by the browser: the cookie follows from
+the token, but not the token from the cookie. Loopback does not keep out other people on the same machine; a
+token does.
 """
 
 from __future__ import annotations
@@ -70,11 +71,11 @@ class Access:
         return hmac.new((self.token or "").encode(), b"topdp dash cookie", hashlib.sha256).hexdigest()
 
     def refusal(self, request: HTTPConnection) -> Refusal | None:
-        """Return why the request is refused, or None."""
+        """Return the refusal of the request, or None if it is allowed."""
         method, path, headers = request.scope["method"], request.scope["path"], request.headers
         if self.token is None and not is_loopback(_host(headers.get("host", ""))):
             return UNKNOWN_HOST
-        # Same-site may be another port of this machine: another program, perhaps of another user.
+        # A same-site request may come from another program on this machine, perhaps of another user.
         if path.startswith("/api/") and headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
             return CROSS_SITE
         if method == "POST" and path.startswith(PLANNER_PATH):
@@ -98,7 +99,7 @@ class Access:
 
 
 class PageGuard:
-    """An application around another one. `secure`: whether it is served over https."""
+    """Middleware that refuses requests without access. `secure`: whether `app` is served over https."""
 
     def __init__(self, app: ASGIApp, access: Access, secure: bool = False) -> None:
         self.app, self.access, self.secure = app, access, secure
@@ -117,7 +118,7 @@ class PageGuard:
         await (self.app if response is None else response)(scope, receive, with_headers)
 
     def _own_response(self, request: HTTPConnection) -> Response | None:
-        """Return the guard's own response, or None to pass the request on."""
+        """Return the guard's own response, or None if `app` is to answer the request."""
         if request.scope["method"] == "GET" and self.access.is_token(request.query_params.get("token", "")):
             return self._welcome()
         refusal = self.access.refusal(request)
@@ -168,7 +169,10 @@ def is_loopback(host: str) -> bool:
 
 
 def token_from(file: Path | None, variable: str) -> str | None:
-    """Return the token in `file`, creating the file if necessary; without `file`, that in `variable`."""
+    """Return the token in `file`, or in the environment variable `variable` if `file` is None.
+
+    If `file` does not exist, create it with a new token. Return None if the variable is not set.
+    """
     if file is None:
         text = os.environ.get(variable)
         return None if not text else _checked(text.strip(), variable)
@@ -194,7 +198,7 @@ def _checked(token: str, place: str) -> str:
     if len(token) < MIN_TOKEN_CHARACTERS or not allowed:
         raise InputError(
             f"{place}: expected a token of at least {MIN_TOKEN_CHARACTERS} letters, digits and signs, got "
-            f"{len(token)} characters. Remove the file, and topdp dash creates a good one."
+            f"{len(token)} characters. Name a file that does not exist: topdp dash writes a token to it."
         )
     return token
 

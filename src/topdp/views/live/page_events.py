@@ -1,9 +1,9 @@
 """Publish events to the pages that listen: replay missed ones, and drop listeners that are too slow.
 
 The name of an event consists of an identifier of the server's start and a number. A page that reconnects
-names the last event it received and gets those after it. If they are no longer stored, or belong to another
-start, it gets a `reset` event. Publishing never waits: a page that does not read is dropped, and reconnects
-by itself.
+names the last event that it received, and gets all later events. If these are no longer stored, or if the
+name is from another start of the server, the page gets a `reset` event. Publishing never waits: a page that
+does not read is dropped, and reconnects by itself.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class PageEvent:
 
 
 class TooManyListeners(UnavailableError):  # noqa: N818 - a state, not a fault
-    """No further page can listen. `by_visitor`: whether this visitor has too many, not all together."""
+    """No further page can listen. `by_visitor`: whether this visitor alone has too many pages open."""
 
     def __init__(self, words: str, by_visitor: bool) -> None:
         super().__init__(words)
@@ -57,7 +57,7 @@ class Events:
         self.start = secrets.token_hex(4)
         self._number = 0
         self._stored: deque[PageEvent] = deque(maxlen=MAX_STORED_EVENTS)
-        self._visitors: dict[asyncio.Queue[PageEvent | None], str] = {}  # by the unread events of a page
+        self._visitors: dict[asyncio.Queue[PageEvent | None], str] = {}  # the visitor of each unread queue
         self._closed = False
 
     @property
@@ -80,7 +80,10 @@ class Events:
                 del self._visitors[unread]
 
     def missed(self, after: str | None) -> list[PageEvent]:
-        """Return the events since `after`, or a reset event. None for a page that opens now."""
+        """Return the events after the event named `after`, or a reset event if they are not known.
+
+        A page that opens now has no last event: `after` is None, and nothing was missed.
+        """
         if after is None:
             return []
         start, _, number = after.partition("-")
@@ -94,19 +97,19 @@ class Events:
     async def listen(
         self, after: str | None = None, heartbeat: float = PAGE_HEARTBEAT_SECONDS, visitor: str = ""
     ) -> AsyncIterator[str]:
-        """Yield server-sent events from `after` on, until closed or dropped, beginning with a heartbeat.
+        """Yield a heartbeat, and then the server-sent events after `after`, until closed or dropped.
 
-        `visitor`: an identifier of the page's user, as far as there is one.
+        `visitor`: an identifier of the page's user, if there is one. Raise TooManyListeners at the start.
         """
         if list(self._visitors.values()).count(visitor) >= MAX_LISTENERS_PER_VISITOR:
             raise TooManyListeners(
                 f"Expected at most {MAX_LISTENERS_PER_VISITOR} open pages per visitor, got one more. Close "
-                "some.",
+                "other pages first.",
                 True,
             )
         if self.listeners >= MAX_LISTENERS:
             raise TooManyListeners(
-                f"Expected at most {MAX_LISTENERS} open pages, got one more. Close some.", False
+                f"Expected at most {MAX_LISTENERS} open pages, got one more. Close other pages first.", False
             )
         unread = asyncio.Queue[PageEvent | None]()
         for event in self.missed(after):
@@ -158,7 +161,7 @@ class EventStream(StreamingResponse):
                 await send(message)
 
         try:
-            # A page that is too slow gets an incomplete response: the server then closes its connection.
+            # A page that is too slow gets an incomplete response, and the server closes its connection.
             with suppress(TimeoutError):
                 await super().__call__(scope, receive, send_in_time)
         finally:

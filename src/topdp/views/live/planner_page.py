@@ -36,7 +36,7 @@ PLAN_REQUEST_SECONDS = 10.0  # to send a request
 PLANNER_THREADS = 2
 MAX_PLAN_REQUESTS = 16  # waiting or computed
 MAX_ANSWER_SECONDS = 120.0
-"""After this time an answer is given up. The command line has no such limit."""
+"""The time after which the page stops computing an answer. The command line has no such limit."""
 
 PLANNER_STYLES = ("topdp.css", "dash.css", "planner.css")
 PLANNER_SCRIPTS = ("tables.js", "planner.js")
@@ -56,12 +56,13 @@ class PlanRequest:
         self.until = time.monotonic() + MAX_ANSWER_SECONDS
 
     def check(self) -> None:
+        """Raise Cancelled if the request was cancelled, and InputError if its time is over."""
         if self.cancelled.is_set():
             raise Cancelled
         if time.monotonic() > self.until:
             raise InputError(
-                f"This takes longer than the {MAX_ANSWER_SECONDS:.0f} s that the page allows. Use the "
-                "command below with plan in place of run."
+                f"This setting takes longer than the {MAX_ANSWER_SECONDS:.0f} s that the page allows. Use "
+                "the command below, with `topdp plan` instead of `topdp run`."
             )
 
 
@@ -75,8 +76,8 @@ class PlannerService:
 
     async def answers(self, client: str, values: Mapping[str, object]) -> AsyncIterator[str]:
         """Yield lines of JSON. A new request of the same client cancels this one."""
-        if before := self.current.pop(client, None):
-            before.cancelled.set()
+        if previous := self.current.pop(client, None):
+            previous.cancelled.set()
         if len(self.current) >= MAX_PLAN_REQUESTS:
             yield _line({"problem": "The server is computing too many answers. Try again in a moment."})
             return
@@ -126,7 +127,7 @@ def answer(
     check: Callable[[], None],
     send: Send,
 ) -> None:
-    """Send the answers about a setting as they become available. `check` cancels by an exception."""
+    """Send the answers about a setting as they become available. `check` raises an exception to cancel."""
 
     def progress(stage: str, done: int = 0, total: int | None = None, /, **details: Any) -> None:
         check()
@@ -136,13 +137,13 @@ def answer(
     options = [part for change in planner_form.as_command(values) for part in ("--set", change)]
     send({"toml": planner_form.as_toml(question.given), "command": shlex.join(["topdp", "run", *options])})
     recommended = False
-    for known in stages(question, False, progress, memory):
+    for setting in stages(question, False, progress, memory):
         check()
-        rows = [[name, *cells] for name, cells in lines([known])]
-        pending = [answer_words(name) for name in known["pending"]]
-        left = known["seconds_left"]
-        send({"lines": rows, "remarks": remarks(known), "pending": pending, "seconds_left": left})
-        if not recommended:  # faster than the following stages may be
+        rows = [[name, *cells] for name, cells in lines([setting])]
+        pending = [answer_words(name) for name in setting["pending"]]
+        seconds = setting["seconds_left"]
+        send({"lines": rows, "remarks": remarks(setting), "pending": pending, "seconds_left": seconds})
+        if not recommended:  # after the first stage, because later stages may take long
             send({"recommended": recommendation(question, options, progress, memory)})
             recommended = True
     send({"done": True})

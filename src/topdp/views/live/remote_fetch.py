@@ -1,8 +1,8 @@
 """One HTTP request to another server, bounded in time and size, and sent to nobody else.
 
-**Guarantees.** No proxy, redirect, cookie or decompression. A server that answers byte by byte, in the
-handshake, the headers or the body, is cut off when the time for the whole response is over. A limit on the
-time between two pieces alone would let such a response take days.
+**Guarantees.** The request uses no proxy, redirect, cookie or decompression. A server that answers byte by
+byte, in the handshake, the headers or the body, is cut off when the time for the whole response is over. A
+limit only on the time between two pieces would let such a response take days.
 """
 
 from __future__ import annotations
@@ -22,16 +22,20 @@ VIEW_CONNECT_SECONDS = 3.0  # for each address of a name
 RESPONSE_SECONDS = 10.0  # for the whole response
 MAX_RESPONSE_BYTES = 2_000_000
 
-STATUS_PROBLEMS = {401: "it refuses the token", 421: "it expects another host name or a token"}
-TOO_LATE = "it did not answer in time"
+STATUS_PROBLEMS = {401: "the token is refused", 421: "another host name or a token is expected"}
+TOO_LATE = "the server did not answer in time"
 
 
 class FetchError(InputError):
-    """A place gave no response or an unexpected one. Caught, and shown on the page."""
+    """A place gave no response or an unexpected one. The error is caught, and shown on the page."""
 
 
 def fetch(url: str, token: str | None, certificate: Path | None) -> bytes:
-    """Return the body at an address. The token is sent with the request."""
+    """Return the body of the response from `url`. Raise FetchError if there is no valid response.
+
+    `token` is sent with the request. `certificate`: the file of a certificate to trust, or None for those of
+    public authorities.
+    """
     parts = urlsplit(url)
     headers = {"Accept": "application/json", "Connection": "close"}
     if token is not None:
@@ -43,20 +47,20 @@ def fetch(url: str, token: str | None, certificate: Path | None) -> bytes:
                 connection.request("GET", parts.path or "/", headers=headers)
                 response = connection.getresponse()
                 if response.status != 200:
-                    problem = STATUS_PROBLEMS.get(response.status, f"it answered {response.status}")
-                    raise FetchError(problem)
+                    problem = f"the server answered with the HTTP status {response.status}"
+                    raise FetchError(STATUS_PROBLEMS.get(response.status, problem))
                 body = response.read(MAX_RESPONSE_BYTES + 1)
             finally:
                 if expired.is_set():
                     raise FetchError(TOO_LATE)
     except ssl.SSLError as error:
-        raise FetchError("its certificate is not trusted") from error
+        raise FetchError("the certificate of the server is not trusted") from error
     except TimeoutError as error:
         raise FetchError(TOO_LATE) from error
     except (OSError, HTTPException, UnicodeError) as error:
-        raise FetchError("it cannot be reached") from error
+        raise FetchError("the server cannot be reached") from error
     if len(body) > MAX_RESPONSE_BYTES:
-        raise FetchError("its answer is too long")
+        raise FetchError("the response is too long")
     return body
 
 
@@ -69,14 +73,17 @@ def _connection(scheme: str, host: str, port: int | None, certificate: Path | No
 
 @contextmanager
 def _time_limit(connection: HTTPConnection) -> Iterator[threading.Event]:
-    """Connect, and close the connection when the time is over, which sets the event."""
+    """Open the connection, and yield an event that is set when the time is over.
+
+    The connection is then shut down. It is closed after the body of the `with` statement.
+    """
     expired, sockets = threading.Event(), list[socket.socket]()
 
     def shut_down() -> None:
         expired.set()
         for open_socket in [*sockets, *([connection.sock] if connection.sock else [])]:
             with suppress(OSError):
-                # Below TLS, whose own shutdown waits for the other side.
+                # Shut down the socket below TLS, because TLS would wait for the other side.
                 socket.socket.shutdown(open_socket, socket.SHUT_RDWR)
 
     timer = threading.Timer(RESPONSE_SECONDS, shut_down)

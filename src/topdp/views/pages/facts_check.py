@@ -57,7 +57,7 @@ def expect_lines(lines: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 
 def expect_agreed(privacy: Mapping[str, Any], account: Account, path: Path) -> None:
-    """Raise RunFolderError unless the totals in privacy.json are those that `account` gives."""
+    """Raise RunFolderError unless the numbers in privacy.json are equal to those of `account`."""
     expected = json.loads(json.dumps(account.details()))
     wrong = [
         name
@@ -77,8 +77,8 @@ def expect_text(facts: Mapping[str, Any], path: Path) -> None:
         json.dumps(facts, allow_nan=False, ensure_ascii=False).encode()
     except ValueError as error:
         raise RunFolderError(
-            f"Expected finite numbers and valid text in the run in {path}, got others: {error}. Its files "
-            "were changed or are damaged."
+            f"Expected finite numbers and valid text in the run in {path}, but cannot encode them: {error}. "
+            "Its files were changed or are damaged."
         ) from error
 
 

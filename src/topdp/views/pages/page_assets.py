@@ -1,4 +1,4 @@
-"""What pages as files consist of: scripts, styles, templates, security policy, embedded facts.
+"""The parts of a page: scripts, styles, templates, security policy, embedded facts.
 
 Scripts are listed in the order in which a page loads them.
 """
@@ -50,7 +50,7 @@ def templates(package: str = "topdp.views.pages", folder: str = "templates") -> 
 
 def policy(scripts: Sequence[str], styles: Sequence[str]) -> str:
     """Return a content security policy that allows only these inline scripts and styles."""
-    kinds = [" ".join(f"'sha256-{_digest(one)}'" for one in kind) or "'none'" for kind in (scripts, styles)]
+    kinds = [" ".join(f"'sha256-{_digest(text)}'" for text in kind) or "'none'" for kind in (scripts, styles)]
     return (
         f"default-src 'none'; script-src {kinds[0]}; style-src {kinds[1]}; img-src data:; base-uri 'none'; "
         "form-action 'none'"
@@ -62,7 +62,7 @@ def _digest(content: str) -> str:
 
 
 def as_json(value: Any) -> str:
-    """Return `value` as JSON for a script element: the text cannot contain `</script>` or `<!--`.
+    """Return `value` as JSON for a script element. The text cannot contain `</script>` or `<!--`.
 
     >>> as_json({"name": "</script><b>"})
     '{"name":"\\\\u003c/script>\\\\u003cb>"}'
@@ -71,12 +71,15 @@ def as_json(value: Any) -> str:
 
 
 def expect_ours(path: Path, mark: str = PAGE_MARK) -> None:
-    """Raise FileError instead of overwriting a file that topdp did not write."""
+    """Raise FileError if `path` is a folder, or a file without `mark`, which topdp did not write.
+
+    Called before `path` is overwritten.
+    """
     if path.is_dir():
         raise FileError(f"--out: expected a file, but {path} is a folder. Name a file in it.")
     try:
-        known = not path.exists() or mark in path.read_text(encoding="utf-8", errors="replace")[:4000]
+        ours = not path.exists() or mark in path.read_text(encoding="utf-8", errors="replace")[:4000]
     except OSError as error:
         raise FileError(f"--out: could not read {path}: {error.strerror}. Name another file.") from error
-    if not known:
+    if not ours:
         raise FileError(f"--out: {path} exists and was not written by topdp. Name another file.")

@@ -23,9 +23,11 @@ MAX_LINKS_FILE_BYTES = 50_000_000
 
 
 def graph_of(folder: RunFolder, plan: Plan) -> tuple[Topology | None, list[str]]:
-    """Return (graph of the plan, notes for the page). The graph is None for one agent or if not connected.
+    """Return (graph of the plan, notes for the page).
 
-    The names of agents are those of the configuration, if its graph contains all edges of the plan.
+    The graph is None if the plan has only one agent, or if the edges of the plan do not connect all agents.
+    Otherwise it is the graph of the configuration, with its names of agents, if that graph contains all edges
+    of the plan. If it does not, the graph consists of the edges of the plan, and agents are numbered.
     """
     if plan.agents == 1:
         return None, []
@@ -37,7 +39,7 @@ def graph_of(folder: RunFolder, plan: Plan) -> tuple[Topology | None, list[str]]
         and configured.adjacency[tuple(links.T)].all()
     ):
         return configured, []
-    notes = ["Names and edges of agents come from the plan: the file of the graph is gone or was changed."]
+    notes = ["Names and edges of agents come from the plan; the graph's file is missing or was changed."]
     try:
         return from_edges(links, plan.agents), notes
     except TopologyError:  # a user's own plan need not be connected
@@ -45,11 +47,14 @@ def graph_of(folder: RunFolder, plan: Plan) -> tuple[Topology | None, list[str]]
 
 
 def _configured_graph(folder: RunFolder, agents: int) -> Topology | None:
-    """Return the graph of the configuration, or None if its file is missing."""
+    """Return the graph of the configuration, or None if its file is missing, too large or unreadable.
+
+    Raise RunFolderError if the configuration has another number of agents than `agents`, that of the plan.
+    """
     topology = folder.config.topology
     if topology.kind == "file":  # a plain file only: reading a pipe would never end
-        places = (folder.path / str(topology.path), Path(str(topology.path)))
-        file = next((place for place in places if place.is_file()), None)
+        paths = (folder.path / str(topology.path), Path(str(topology.path)))
+        file = next((path for path in paths if path.is_file()), None)
         if file is None or file.stat().st_size > MAX_LINKS_FILE_BYTES:
             return None
     elif topology.agents != agents:
@@ -73,22 +78,23 @@ def links_of(plan: Plan) -> Ints:
 
 
 def drawn(agents: int, graph: Topology | None, mu: Floats | None, epsilon: Floats | None) -> dict[str, Any]:
-    """Return the graph as JSON. With `mu` and `epsilon` [owner, observer], each edge has both directions.
+    """Return the graph as JSON.
 
-    The values of the edge from i to j bound what j learns about i's records; null means infinite.
+    If `mu` and `epsilon` [owner, observer] are not None, each edge is listed in both directions. The values
+    of the edge from i to j bound what j learns about i's records; null means infinite.
     """
     labels = None if graph is None else graph.labels
     edges = np.zeros((0, 2), np.int64) if graph is None else graph.edges
     valued = mu is not None and epsilon is not None
     if valued:
         edges = np.concatenate([edges, edges[:, ::-1]])
-    places = (
-        np.zeros((1, 2)) if agents == 1 else layout(graph) if graph and agents <= MAX_DRAWN_AGENTS else None
-    )
+    positions = np.zeros((1, 2)) if agents == 1 else None
+    if graph and 1 < agents <= MAX_DRAWN_AGENTS:
+        positions = layout(graph)
     return {
         "agents": agents,
         "names": [str(agent) for agent in range(agents)] if labels is None else list(labels),
-        "positions": None if places is None else places.round(4).tolist(),
+        "positions": None if positions is None else positions.round(4).tolist(),
         "links": {
             "from": edges[:, 0].tolist(),
             "to": edges[:, 1].tolist(),

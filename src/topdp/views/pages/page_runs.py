@@ -39,7 +39,10 @@ def file_stamp(path: Path) -> tuple[int, int] | None:
 
 
 def _runs_below(path: Path) -> list[Path]:
-    """Return the runs of a comparison (method), of one with seeds (method/seed-0) or of a sweep (001)."""
+    """Return the run folders below `path`, in natural order; none if `path` is not a folder.
+
+    A comparison contains METHOD, a comparison with seeds METHOD/seed-0, and a sweep 001.
+    """
     if not path.is_dir():
         return []
     runs = {file.parent for depth in ("*", "*/*") for file in path.glob(f"{depth}/run.json")}
@@ -47,7 +50,7 @@ def _runs_below(path: Path) -> list[Path]:
 
 
 def _natural_order(path: Path) -> list[tuple[int, str]]:
-    """Return a sort key under which numbers are ordered by value.
+    """Return a sort key that orders numbers by their value.
 
     >>> sorted([Path("a/10"), Path("a/2")], key=_natural_order)
     [PosixPath('a/2'), PosixPath('a/10')]

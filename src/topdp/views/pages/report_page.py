@@ -1,4 +1,4 @@
-"""Write runs as one self-contained HTML file, which fetches nothing. Does not read run folders.
+"""Write the facts of runs as one self-contained HTML file, which fetches nothing.
 
 **Guarantees.** The page contains the facts as JSON in which no markup can begin or end, and displays them as
 text. Its content security policy forbids all addresses, and all scripts and styles except those that it
@@ -32,7 +32,7 @@ def report_html(runs: Sequence[dict[str, Any]]) -> str:
         style=Markup(style),
         scripts=[Markup(script) for script in scripts],
         facts=Markup(page_assets.as_json(list(runs))),
-        runs=[(one["name"], statement(one) if one["privacy"] else None) for one in runs],
+        runs=[(run["name"], statement(run) if run["privacy"] else None) for run in runs],
     )  # fmt: skip
 
 

@@ -1,11 +1,13 @@
-"""Everything that a page shows of one run, as one JSON object. Never parameters, records or their digests.
+"""Everything that a page shows about one run, as one JSON object.
 
-    name, state, stopped, notes    its identity and state, and problems in words
+The object never contains parameters, records or digests of them. Its keys:
+
+    name, state, stopped, notes    identity and state of the run, and problems in words
     method, data, model, rounds, releases, seed, command, versions, seconds, settings
     guarantee          name, answer, words, epsilon (the budget), delta, colluders, adjacency
-    answers            every answer by reliability; `common`: proved, and computed for every run
+    answers            all answers, the most reliable first; `common`: proved, and computed for every run
     graph              agents, names, positions, links: its edges (columns: from, to, mu, epsilon)
-    metrics            names, rounds, values (name -> mean, min, max), agents (the last line)
+    metrics            names, rounds, values (name -> mean, min, max), agents (only of the last evaluation)
     privacy            privacy.json, its numbers unchanged
     power, spending    the power of an attacker; the spending curve
 
@@ -41,17 +43,17 @@ from topdp.views.pages.plain_words import in_utf8, state_in_words
 from topdp.views.statement import privacy_costs
 
 MAX_DRAWN_EVALUATIONS = 400
-"""The most evaluations that a page shows. More are thinned; the first and the last are always shown."""
+"""The most evaluations that a page shows. If there are more, it shows the first, the last and some others."""
 
 CONFIG_SECTIONS = ("rounds", "topology", "method", "privacy", "data", "model", "train")
 
-_SALT = secrets.token_bytes(16)  # records of two runs can be compared in this process, and nowhere else
+_SALT = secrets.token_bytes(16)  # the data of two runs can be compared in this process, and nowhere else
 
-_FIXED = ("config.toml", "plan.npz", "privacy.json", "graph.txt")
+_FIXED_FILES = ("config.toml", "plan.npz", "privacy.json", "graph.txt")  # they do not change during a run
 
 
 def run_facts(folder: RunFolder, max_seconds: float = privacy_costs.MAX_CURVE_SECONDS) -> dict[str, Any]:
-    """Return the facts of the run in `folder`. Raise RunFolderError for a foreign or damaged folder.
+    """Return the facts of the run in `folder`. Raise RunFolderError if the folder is damaged or not a run.
 
     `max_seconds`: the longest time, in seconds, that the spending curve may take; 0 leaves the curve out.
     """
@@ -61,28 +63,29 @@ def run_facts(folder: RunFolder, max_seconds: float = privacy_costs.MAX_CURVE_SE
     if state == STARTING:
         return _not_begun(folder, info)
     try:
-        known = _fixed(folder.path, tuple(file_stamp(folder.path / name) for name in _FIXED), max_seconds)
-        moving = _moving(folder, state, info, known["rounds"])
+        stamps = tuple(file_stamp(folder.path / name) for name in _FIXED_FILES)
+        fixed = _fixed(folder.path, stamps, max_seconds)
+        progress = _progress(folder, state, info, fixed["rounds"])
     except TopdpError:
         raise
     except (*UNREADABLE_FILE_ERRORS, ArithmeticError, MemoryError) as error:
         raise RunFolderError(
             f"Expected a run written by topdp in {folder.path}, but could not read it: {error!r:.200}."
         ) from error
-    facts = {**known, **moving, "notes": [*moving["notes"], *known["notes"]]}
+    facts = {**fixed, **progress, "notes": [*progress["notes"], *fixed["notes"]]}
     facts_check.expect_text(facts, folder.path)
     return facts
 
 
 def _not_begun(folder: RunFolder, info: dict[str, Any]) -> dict[str, Any]:
-    nothing = (
+    missing = (
         "stopped method data model rounds releases seed command settings guarantee graph metrics privacy "
         "power spending seconds"
     )
     return {
         "name": _name(folder.path),
         "state": STARTING,
-        **dict.fromkeys(nothing.split()),
+        **dict.fromkeys(missing.split()),
         "versions": {"topdp": info.get("topdp")},
         "notes": [state_in_words(STARTING)],
     }
@@ -151,7 +154,7 @@ def _fixed(path: Path, stamps: tuple[object, ...], max_seconds: float) -> dict[s
 
 
 def _expect_whole(folder: RunFolder) -> None:
-    """Refuse a truncated configuration, which would otherwise be completed with defaults."""
+    """Raise RunFolderError if config.toml is truncated, because defaults would replace what is missing."""
     stated = toml_text.parse_toml((folder.path / "config.toml").read_text(encoding="utf-8"))
     missing = [name for name in CONFIG_SECTIONS if name not in stated]
     if missing:
@@ -162,23 +165,23 @@ def _expect_whole(folder: RunFolder) -> None:
 
 
 def _name(path: Path) -> str:
-    """Return the folder's name; for a run of a comparison or a sweep, with that folder's name before it.
+    """Return the folder's name. The name of a run in a comparison or a sweep begins with that folder's name.
 
     >>> _name(Path("runs/compare-1/top")), _name(Path("runs/mine"))
     ('compare-1/top', 'mine')
     """
     named = path if path.name not in ("", "..") else path.resolve()
-    above = named.parent
-    among = (
-        above.name.startswith("compare-")
-        or (above / "compare.png").exists()
-        or (above / "sweep.json").exists()
+    parent = named.parent
+    one_of_several = (
+        parent.name.startswith("compare-")
+        or (parent / "compare.png").exists()
+        or (parent / "sweep.json").exists()
     )
-    return in_utf8(f"{above.name}/{named.name}" if among else named.name)
+    return in_utf8(f"{parent.name}/{named.name}" if one_of_several else named.name)
 
 
 def _data(config: RunConfig, folder: RunFolder, counts: tuple[int, ...]) -> dict[str, Any]:
-    """Return the name of the data, and a key that is equal for runs whose curves may share a picture."""
+    """Return the name and size of the data, and a key. Runs with equal keys may share a picture of curves."""
     data = config.data
     tested_on = [data.name, data.sites, data.test, data.validation, config.train.loss]
     if config.started_from_python:
@@ -204,7 +207,7 @@ def _no_links(kind: AnswerKind, agents: int) -> str:
     return f"The answer {kind.name} has no ε for single edges. The page shows every agent's ε instead."
 
 
-def _moving(folder: RunFolder, state: str, info: dict[str, Any], rounds: int) -> dict[str, Any]:
+def _progress(folder: RunFolder, state: str, info: dict[str, Any], rounds: int) -> dict[str, Any]:
     """Return the facts that change during the run."""
     lines = folder.metrics
     facts_check.expect_lines(lines, folder.path)
@@ -232,24 +235,25 @@ def _moving(folder: RunFolder, state: str, info: dict[str, Any], rounds: int) ->
 
 
 def _metrics(lines: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Return metrics.jsonl as columns; values per class only of the last line."""
+    """Return metrics.jsonl as columns, or None if it is empty.
+
+    Metrics with several values, one per class, are returned of the last line only.
+    """
     if not lines:
         return None
-    kept = lines
+    drawn = lines
     if len(lines) > MAX_DRAWN_EVALUATIONS:
-        kept = [
-            lines[round(place * (len(lines) - 1) / (MAX_DRAWN_EVALUATIONS - 1))]
-            for place in range(MAX_DRAWN_EVALUATIONS)
-        ]
+        step = (len(lines) - 1) / (MAX_DRAWN_EVALUATIONS - 1)
+        drawn = [lines[round(number * step)] for number in range(MAX_DRAWN_EVALUATIONS)]
     last = lines[-1]
     names = [*metric_names(last), *(["loss"] if "loss" in last and metric_names(last) != ["loss"] else [])]
     single = [name for name in names if not isinstance(last[name]["mean"], list)]
     return {
         "names": single,
         "shares": [name for name in names if is_share(name)],
-        "rounds": [line["round"] for line in kept],
+        "rounds": [line["round"] for line in drawn],
         "values": {
-            name: {part: [line.get(name, {}).get(part) for line in kept] for part in ("mean", "min", "max")}
+            name: {part: [line.get(name, {}).get(part) for line in drawn] for part in ("mean", "min", "max")}
             for name in single
         },
         "agents": {name: last.get(f"{name}_per_agent") for name in single},

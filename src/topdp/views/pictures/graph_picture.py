@@ -1,4 +1,4 @@
-"""Draw a graph: its edges, and which of their directions are covered. Not for results."""
+"""Draw a graph with its edges, and show which directed edges are covered."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from topdp.topology import Topology, as_topology
 from topdp.topology.families import grid_columns
 
 LABEL_LIMIT = 60
-"""With more agents, numbers, names and arrows are left out, and all lines are solid."""
+"""The most agents whose numbers, names and arrows are drawn. With more agents, all lines are solid."""
 
-_CROWD = 24  # up to this many leaves of one hub are placed on a circle around it; more fill a disc
+_CROWD = 24  # up to this many leaves of one hub are placed on a circle around it; more leaves fill a disc
 
 _WIDTH = 6.4  # inches
 _NODE = "#1F2F46"
@@ -38,19 +38,20 @@ def draw(graph: Topology | nx.Graph | str | Path, path: str | Path, title: str |
     """Draw the graph into a PNG, SVG or PDF file; return its path.
 
     The size of a disc grows with the agent's number of neighbours. The colour of a line shows in how many of
-    its two directions the edge is covered (see `topdp.topology`); if only one is, an arrow shows which.
+    its two directions the edge is covered (see `topdp.topology`). If it is covered in one direction only, an
+    arrow shows this direction.
     """
     topology = as_topology(graph)
-    place = layout(topology)
+    positions = layout(topology)
     with chart_style.house_style():
-        half = np.abs(place).max(axis=0) + (0.08 if topology.labels is None else 0.16)
-        half = np.maximum(half, half[::-1] / (1.25, 2.5))  # not much taller than wide, nor the reverse
-        figure = Figure(figsize=(_WIDTH, _WIDTH * float(half[1] / half[0]) + 1.1))
+        x, y = np.abs(positions).max(axis=0) + (0.08 if topology.labels is None else 0.16)
+        x, y = max(x, y / 1.25), max(y, x / 2.5)  # not much taller than wide, nor much wider than tall
+        figure = Figure(figsize=(_WIDTH, _WIDTH * float(y / x) + 1.1))
         axes = figure.add_subplot()
-        axes.set(xlim=(-half[0], half[0]), ylim=(-half[1], half[1]), aspect="equal")
+        axes.set(xlim=(-x, x), ylim=(-y, y), aspect="equal")
         axes.axis("off")
-        handles = _links(axes, topology, place)
-        _agents(axes, topology, place, points_per_unit=72 * (_WIDTH - 0.3) / (2 * half[0]))
+        handles = _links(axes, topology, positions)
+        _agents(axes, topology, positions, points_per_unit=72 * (_WIDTH - 0.3) / (2 * x))
         axes.set_title(f"{title or _title(topology)}\n", pad=2)
         axes.text(
             0,
@@ -75,15 +76,17 @@ def draw(graph: Topology | nx.Graph | str | Path, path: str | Path, title: str |
 
 
 def layout(topology: Topology) -> Floats:
-    """Return the position of each agent, [n, 2], centred; the wider side spans [-1, 1]. Deterministic.
+    """Return the position of each agent, [n, 2]. Positions are centred; the wider side spans [-1, 1].
+
+    Equal graphs get equal positions.
 
     >>> from topdp.topology import ring
     >>> layout(ring(4)).round(6).tolist()
     [[0.0, 1.0], [1.0, 0.0], [0.0, -1.0], [-1.0, -0.0]]
     """
-    place = _LAYOUTS.get(topology.name, _by_distance)(topology)
-    place = place - (place.max(axis=0) + place.min(axis=0)) / 2
-    scaled: Floats = place / np.abs(place).max()
+    positions = _LAYOUTS.get(topology.name, _by_distance)(topology)
+    positions = positions - (positions.max(axis=0) + positions.min(axis=0)) / 2
+    scaled: Floats = positions / np.abs(positions).max()
     return scaled
 
 
@@ -102,13 +105,13 @@ def _numbers(topology: Topology) -> str:
     return f"{topology.agents} agents, {links}, degree {degree}; {percent}% of directed edges covered"
 
 
-def _links(axes: Any, topology: Topology, place: Floats) -> list[Line2D]:
+def _links(axes: Any, topology: Topology, positions: Floats) -> list[Line2D]:
     """Draw the edges; return the entries of the legend."""
     i, j = topology.edges.T
-    ahead = topology.covered[topology.directed[:, 0] < topology.directed[:, 1]]
-    behind = np.zeros((topology.agents, topology.agents), dtype=np.bool_)
-    behind[tuple(topology.directed.T)] = topology.covered
-    behind = behind[j, i]
+    forward = topology.covered[topology.directed[:, 0] < topology.directed[:, 1]]
+    backward = np.zeros((topology.agents, topology.agents), dtype=np.bool_)
+    backward[tuple(topology.directed.T)] = topology.covered
+    backward = backward[j, i]
     sparse = len(i) < topology.agents + 2 and int(topology.degrees.max()) <= 8
     crowd = len(i) / 3 if sparse else len(i)  # edges of a tree do not cross
     width = float(np.clip(13 / np.sqrt(crowd), 0.4, 1.6))
@@ -116,14 +119,14 @@ def _links(axes: Any, topology: Topology, place: Floats) -> list[Line2D]:
     small = topology.agents <= LABEL_LIMIT
     handles = []
     for directions, text, colour, line in _CLASSES:
-        chosen = ahead.astype(np.int64) + behind == directions
+        chosen = forward.astype(np.int64) + backward == directions
         if not chosen.any():
             continue
         arrows = directions == 1 and small
         line = line if small else "solid"  # dashes of many lines from one point would look like rings
         axes.add_collection(
             LineCollection(
-                place[topology.edges[chosen]],
+                positions[topology.edges[chosen]],
                 colors=colour,
                 linestyles=[line],
                 linewidths=width,
@@ -132,8 +135,8 @@ def _links(axes: Any, topology: Topology, place: Floats) -> list[Line2D]:
             )
         )
         if arrows:
-            start = place[np.where(ahead, i, j)[chosen]]
-            end = place[np.where(ahead, j, i)[chosen]]
+            start = positions[np.where(forward, i, j)[chosen]]
+            end = positions[np.where(forward, j, i)[chosen]]
             axes.add_collection(PolyCollection(list(_arrowheads(start, end)), facecolors=colour, zorder=1.5))
         text = f"{text}, as the arrow points" if arrows else text
         handles.append(
@@ -143,7 +146,7 @@ def _links(axes: Any, topology: Topology, place: Floats) -> list[Line2D]:
 
 
 def _arrowheads(start: Floats, end: Floats) -> Floats:
-    """Return the corners of a triangle half way along each arrow, [m, 3, 2]."""
+    """Return the corners of a triangle in the middle of each arrow, [m, 3, 2]."""
     along = end - start
     along = 0.02 * along / np.linalg.norm(along, axis=1, keepdims=True)
     across = along[:, ::-1] * [-0.7, 0.7]
@@ -151,23 +154,22 @@ def _arrowheads(start: Floats, end: Floats) -> Floats:
     return np.stack([middle + along, middle - along + across, middle - along - across], axis=1)
 
 
-def _agents(axes: Any, topology: Topology, place: Floats, points_per_unit: float) -> None:
-    """Draw the discs, as large as the distance between agents allows, and their numbers."""
-    nearest = cKDTree(place).query(place, k=2)[0][:, 1]
+def _agents(axes: Any, topology: Topology, positions: Floats, points_per_unit: float) -> None:
+    """Draw a disc for each agent, as large as the distances allow, with the agent's number and name."""
+    nearest = cKDTree(positions).query(positions, k=2)[0][:, 1]
     room = points_per_unit * float(np.quantile(nearest, 0.05))
     small = topology.agents <= LABEL_LIMIT
     largest = float(np.clip(0.95 * room, 10, 26) if small else np.clip(0.75 * room, 4, 14))
     share = (topology.degrees - topology.degrees.min()) / max(1, np.ptp(topology.degrees))
     least = 0.7 if small else 0.5
     diameters = largest * (
-        least + (1 - least) * share if np.ptp(topology.degrees) else np.full(len(place), 0.85)
+        least + (1 - least) * share if np.ptp(topology.degrees) else np.full(len(positions), 0.85)
     )
-    axes.scatter(
-        *place.T, s=diameters**2, color=_NODE, edgecolor="white", linewidth=min(1.0, largest / 12), zorder=2
-    )
+    edge = {"edgecolor": "white", "linewidth": min(1.0, largest / 12)}
+    axes.scatter(*positions.T, s=diameters**2, color=_NODE, zorder=2, **edge)
     if not small:
         return
-    for agent, (x, y) in enumerate(place):
+    for agent, (x, y) in enumerate(positions):
         size = float(np.clip(0.5 * diameters[agent], 4.5, 9))
         axes.text(x, y, str(agent), color="white", fontsize=size, ha="center", va="center_baseline", zorder=3)
         if topology.labels is not None:
@@ -212,56 +214,56 @@ def _levels(topology: Topology) -> Floats:
     The levels of a large tree are concentric circles.
     """
     graph = nx.from_numpy_array(topology.adjacency)
-    place = np.zeros((topology.agents, 2))
+    positions = np.zeros((topology.agents, 2))
     children = dict(nx.bfs_successors(graph, 0))
     leaves = 0
     for agent in nx.dfs_postorder_nodes(graph, 0):
         below = children.get(agent, [])
         if below:
-            place[agent, 0] = np.mean([place[child, 0] for child in below])
+            positions[agent, 0] = np.mean([positions[child, 0] for child in below])
         else:
-            place[agent, 0] = leaves
+            positions[agent, 0] = leaves
             leaves += 1
     for agent, depth in nx.single_source_shortest_path_length(graph, 0).items():
-        place[agent, 1] = -depth
+        positions[agent, 1] = -depth
     if leaves > 16:
-        angle = 2 * np.pi * place[:, 0] / leaves
-        place = -place[:, 1:] * np.column_stack([np.sin(angle), np.cos(angle)])
+        angle = 2 * np.pi * positions[:, 0] / leaves
+        positions = -positions[:, 1:] * np.column_stack([np.sin(angle), np.cos(angle)])
     else:
-        width, height = np.maximum(np.ptp(place, axis=0), 1)
-        place /= (width, height / 0.7)
-    return place
+        width, height = np.maximum(np.ptp(positions, axis=0), 1)
+        positions /= (width, height / 0.7)
+    return positions
 
 
 def _hubs(topology: Topology) -> Floats:
-    """Place hubs in the middle, each amid its leaves, and leaves of several hubs on an outer circle."""
+    """Place each hub in the middle of its leaves. Leaves of several hubs are placed on an outer circle."""
     n, degrees = topology.agents, topology.degrees
     shared = degrees.min() > 1
     hubs = np.flatnonzero(degrees == degrees.max() if shared else degrees > 1)
     if len(hubs) in (0, n):
         return _circle(n)
-    place = np.zeros((n, 2))
+    positions = np.zeros((n, 2))
     middle = _circle(len(hubs), turn=-np.pi / 2 if len(hubs) == 2 else 0.0) * (len(hubs) > 1)
     if shared:
         outer = np.setdiff1d(np.arange(n), hubs)
-        place[hubs] = 0.25 * middle
-        place[outer] = _circle(len(outer))
-        return place
+        positions[hubs] = 0.25 * middle
+        positions[outer] = _circle(len(outer))
+        return positions
     most = int(degrees[hubs].max())
     apart = 1.4 if most <= _CROWD else 1.1 / np.sin(np.pi / max(2, len(hubs)))
-    place[hubs] = apart * middle
+    positions[hubs] = apart * middle
     for hub, centre in zip(hubs, middle, strict=True):
         leaves = np.flatnonzero(topology.adjacency[hub] & (degrees == 1))
         if most > _CROWD:
-            place[leaves] = place[hub] + _disc(len(leaves))
+            positions[leaves] = positions[hub] + _disc(len(leaves))
             continue
         if len(hubs) == 1:
             angle = 2 * np.pi * np.arange(len(leaves)) / len(leaves)
         else:
             reach = 0.78 * np.pi if len(hubs) == 2 else 0.4 * np.pi
             angle = np.arctan2(centre[1], centre[0]) + reach * np.linspace(-1, 1, len(leaves))
-        place[leaves] = place[hub] + np.column_stack([np.cos(angle), np.sin(angle)])
-    return place
+        positions[leaves] = positions[hub] + np.column_stack([np.cos(angle), np.sin(angle)])
+    return positions
 
 
 def _disc(count: int) -> Floats:
@@ -274,7 +276,7 @@ def _disc(count: int) -> Floats:
 
 
 def _by_distance(topology: Topology) -> Floats:
-    """Place agents such that distances approximate the number of edges between them."""
+    """Place agents so that their distance approximates the number of edges between them."""
     graph = nx.from_numpy_array(topology.adjacency)
     start = dict(enumerate(_circle(topology.agents)))
     if topology.agents <= 150:

@@ -1,4 +1,4 @@
-"""Draw a sweep: a metric against a key, or along the rounds, with its spread over seeds.
+"""Draw a sweep: a metric against a configuration key, or along the rounds, with its spread over seeds.
 
 `runs/sweep_summary.py` computes the numbers.
 """
@@ -17,16 +17,16 @@ from topdp.runs.pictures.chart_text import wrapped
 from topdp.runs.pictures.learning_curves import coinciding, draw_curves, joined_label
 from topdp.runs.sweep_summary import Spread, as_number, label_of, metric_names, spread_of
 
-MAX_PICTURE_LINES = 8  # more are drawn as points in a column
+MAX_PICTURE_LINES = 8  # more combinations are drawn as points in a column
 MAX_TICK_LABELS = 10  # up to here every value of a key gets a tick label
 LINE_MARKERS = ("o", "s", "D", "^", "v", "P", "X")
 
 
 def picture(spreads: Sequence[Spread], path: Path, title: str) -> Path | None:
-    """Draw the first metric against the first numeric key, with one line for each choice of the others.
+    """Draw the first metric against the first numeric key of a sweep; return the path of the picture.
 
-    Without such a key, or with too many lines, draw all combinations in a column. Return None without a
-    metric.
+    Each combination of the other keys is one line. If no key is numeric, or if there are too many lines, draw
+    all combinations as points in a column. If there is no metric, draw nothing and return None.
     """
     metric = next(iter(metric_names(spreads)), None)
     if metric is None:
@@ -54,8 +54,10 @@ def picture(spreads: Sequence[Spread], path: Path, title: str) -> Path | None:
 
 
 def curves(runs: Mapping[str, Spread], path: Path, title: str) -> Path | None:
-    """Draw the first metric along the rounds: one line per label, with a band of ± one standard
-    deviation over seeds. Return None without a metric.
+    """Draw the first metric along the rounds; return the path of the picture.
+
+    Each label has one line, with a band of ± one standard deviation over seeds. If there is no metric, draw
+    nothing and return None.
     """
     metric = next(iter(metric_names(list(runs.values()))), None)
     if metric is None:
@@ -65,7 +67,7 @@ def curves(runs: Mapping[str, Spread], path: Path, title: str) -> Path | None:
 
 
 def _along_rounds(seeds: Spread, metric: str) -> tuple[list[float], ...]:
-    """Return (rounds, lower edge, mean over seeds, upper edge), with edges one standard deviation away."""
+    """Return (rounds, lower edge, mean, upper edge). The edges are one standard deviation from the mean."""
     by_round: dict[int, list[float]] = {}
     for run in seeds.done:
         for line in run["history"]:
@@ -73,15 +75,18 @@ def _along_rounds(seeds: Spread, metric: str) -> tuple[list[float], ...]:
                 by_round.setdefault(line["round"], []).append(line[metric]["mean"])
     statistics = [spread_of(values) for values in by_round.values()]
     mean = [_number(spread["mean"]) for spread in statistics]
-    half = [_number(spread["deviation"]) for spread in statistics]
-    low, high = ([m + sign * h for m, h in zip(mean, half, strict=True)] for sign in (-1, 1))
+    deviation = [_number(spread["deviation"]) for spread in statistics]
+    low, high = ([m + sign * d for m, d in zip(mean, deviation, strict=True)] for sign in (-1, 1))
     return [float(round) for round in by_round], low, mean, high
 
 
 def _axis(spreads: Sequence[Spread]) -> str | None:
-    """Return the first key with several values, all numeric, if the other keys give few lines; else None."""
+    """Return the key of the horizontal axis: the first key with several values, all of them numeric.
+
+    Return None if no key has such values, or if there would be too many lines.
+    """
     for key in spreads[0].chosen:
-        values = {one.chosen[key] for one in spreads}
+        values = {spread.chosen[key] for spread in spreads}
         if len(values) > 1 and all(as_number(value) is not None for value in values):
             return key if len(spreads) <= MAX_PICTURE_LINES * len(values) else None
     return None
@@ -89,24 +94,24 @@ def _axis(spreads: Sequence[Spread]) -> str | None:
 
 def _lines(axes: Any, spreads: Sequence[Spread], metric: str, along: str) -> None:
     lines: dict[str, list[Spread]] = {}
-    for one in spreads:
-        others = {key: value for key, value in one.chosen.items() if key != along}
-        lines.setdefault(label_of(others), []).append(one)
+    for spread in spreads:
+        others = {key: value for key, value in spread.chosen.items() if key != along}
+        lines.setdefault(label_of(others), []).append(spread)
     drawn: dict[str, tuple[list[float], ...]] = {}
     for label, line in lines.items():
-        line = [one for one in line if one.values(metric)]
-        line.sort(key=lambda one: float(one.chosen[along]))
-        places = [float(one.chosen[along]) for one in line]
-        statistics = [one.of(metric) for one in line]
-        drawn[label] = places, *([_number(one[key]) for one in statistics] for key in ("mean", "deviation"))
+        line = [spread for spread in line if spread.values(metric)]
+        line.sort(key=lambda spread: float(spread.chosen[along]))
+        x = [float(spread.chosen[along]) for spread in line]
+        points = [spread.of(metric) for spread in line]
+        drawn[label] = x, *([_number(point[key]) for point in points] for key in ("mean", "deviation"))
     for number, (label, same) in enumerate(coinciding(drawn).items()):
-        spare = {"marker": LINE_MARKERS[number % len(LINE_MARKERS)]}  # in the next colour of the figure
-        style = chart_style.look(label) if label in chart_style.METHOD_LOOKS else spare
+        default = {"marker": LINE_MARKERS[number % len(LINE_MARKERS)]}  # in the next colour of the figure
+        style = chart_style.look(label) if label in chart_style.METHOD_LOOKS else default
         axes.errorbar(*drawn[label], label=joined_label(same) or None, capsize=3, **style)
-    numbers = [float(one.chosen[along]) for one in spreads]
+    numbers = [float(spread.chosen[along]) for spread in spreads]
     if min(numbers) > 0 and max(numbers) / min(numbers) >= 8:
         axes.set_xscale("log")
-    values = dict(zip(numbers, (one.chosen[along] for one in spreads), strict=True))
+    values = dict(zip(numbers, (spread.chosen[along] for spread in spreads), strict=True))
     if len(values) <= MAX_TICK_LABELS:
         axes.set_xticks(list(values), list(values.values()))
         axes.minorticks_off()
@@ -115,14 +120,14 @@ def _lines(axes: Any, spreads: Sequence[Spread], metric: str, along: str) -> Non
 
 
 def _column(axes: Any, spreads: Sequence[Spread], metric: str) -> None:
-    known = [one for one in spreads if one.values(metric)]
-    statistics = [one.of(metric) for one in known]
+    measured = [spread for spread in spreads if spread.values(metric)]
+    points = [spread.of(metric) for spread in measured]
     axes.errorbar(
-        [spread["mean"] for spread in statistics], range(len(known)),
-        xerr=[_number(spread["deviation"]) for spread in statistics],
+        [point["mean"] for point in points], range(len(measured)),
+        xerr=[_number(point["deviation"]) for point in points],
         fmt="o", color=chart_style.BLUE, capsize=3,
     )  # fmt: skip
-    axes.set_yticks(range(len(known)), [one.label or "all" for one in known])
+    axes.set_yticks(range(len(measured)), [spread.label or "all" for spread in measured])
     axes.invert_yaxis()
 
 

@@ -4,9 +4,8 @@ For statements (`agent_statement.py`). `agents/node/agent_status.py` reports the
 `agents/ledger/site_budget.py` the cost of other runs on the same records.
 
 **Guarantees.** A ledger that is incomplete, or belongs to another manifest, is refused. ε is what was
-charged, which is at least the cost of the releases in the ledger. The μ of a
-record is at least the μ of the Gaussian mechanism with this ε and δ; it is None for random batches, where ε
-does not determine μ.
+charged, which is at least the cost of the releases in the ledger. The μ of `AgentRecord` is at least the μ of
+the Gaussian mechanism with this ε and δ. It is None for random batches, because ε does not determine μ there.
 """
 
 from __future__ import annotations
@@ -56,12 +55,15 @@ class AgentRecord:
 
     @property
     def protects(self) -> bool:
-        """Whether the run can guarantee anything: others know neither the noise nor unnoised gradients."""
+        """Whether the run can guarantee anything: nobody else knows its noise or its unnoised gradients."""
         return not (self.seeded or self.rehearsal)
 
     @property
     def rounded(self) -> bool:
-        """Whether hidden rows were rounded to float32 before sending; then only the worst case holds."""
+        """Whether the guarantee relies on hidden rows that were rounded to float32 before they were sent.
+
+        If so, only the `worst-case` answer holds.
+        """
         setup, rules = self.setup, self.setup.manifest.rules
         guarantee = setup.manifest.config.privacy.guarantee
         hidden = relies_on_hidden_rows(guarantee, setup.plan, setup.coalition, not rules.tolerates_silence)
@@ -69,9 +71,10 @@ class AgentRecord:
 
     @property
     def relied(self) -> AnswerKind:
-        """The answer on which the statement relies: the charged one if it is proved, else the worst case.
+        """The answer on which the statement relies.
 
-        Also the worst case if hidden rows were rounded.
+        This is the charged answer if it is proved and no hidden rows were rounded, and otherwise the
+        `worst-case` answer.
         """
         return self.charging if self.charging.proved and not self.rounded else WORST_CASE
 
@@ -105,22 +108,27 @@ class AgentRecord:
         return self.round >= (last if self.ends is None else min(last, self.ends))
 
     def mu(self, epsilon: float | None) -> float | None:
-        """Return an upper bound on μ from ε: None for random batches or infinite ε, 0 before any release.
+        """Return an upper bound on the μ that `epsilon` implies.
 
-        For Gaussian noise without sampling, ε at this δ determines μ. Releases may have ε = 0 at this δ and
-        still μ > 0.
+        Return None for random batches or an infinite ε, and 0 before the first release. For Gaussian noise
+        without sampling, ε at this δ determines μ. A release may have ε = 0 at this δ although its μ is above
+        0.
         """
         if epsilon is None or self.setup.run.analysis.exposure().sampled:
             return None
         return MU_MARGIN * float(mu_of(max(epsilon, MIN_EPSILON), self.delta)) if self.round >= 0 else 0.0
 
     def powers(self, epsilon: float) -> list[float]:
-        """Return bounds on any attacker's power at each of `FALSE_ALARM_SHARES`, by ε and δ alone."""
+        """Return, for each of `FALSE_ALARM_SHARES`, a bound on any attacker's power, from ε and δ alone."""
         return [power_of_point(epsilon, self.delta, share) for share in FALSE_ALARM_SHARES]
 
 
 def agent_record(state: Path, manifest: Path) -> AgentRecord:
-    """Return the record in the ledger of a state folder. `manifest`: the file with the ledger's manifest."""
+    """Return an agent's part in a run, from the ledger in the folder `state`.
+
+    `manifest`: the file of the manifest with which the agent was started. Raise InputError or TrustError if
+    the ledger belongs to another manifest, agent or δ.
+    """
     agreed = manifests.read_manifest(manifest)
     with closing(Ledger(state, writable=False)) as ledger:
         charges, facts = verify(ledger), charged_facts(ledger)
@@ -131,7 +139,7 @@ def agent_record(state: Path, manifest: Path) -> AgentRecord:
 
 
 def _expect_agreed(facts: dict[str, Any], state: Path, agreed: manifests.Manifest, path: Path) -> None:
-    """Raise an error if the ledger with these facts belongs to another manifest, agent or δ."""
+    """Raise InputError or TrustError if the ledger with `facts` belongs to another manifest, agent or δ."""
     if facts["federation"] != agreed.hash:
         raise InputError(
             f"Expected the manifest of the ledger in {state} "
@@ -141,6 +149,6 @@ def _expect_agreed(facts: dict[str, Any], state: Path, agreed: manifests.Manifes
     delta = facts["delta"]
     if facts["agent"] not in agreed.names or delta not in (None, agreed.config.privacy.delta):
         raise TrustError(
-            f"Expected the agent and delta of {path} in the ledger in {state}, got others. One of "
-            "the files was changed or is damaged."
+            f"Expected an agent and the delta of {path} in the ledger in {state}, got {facts['agent']!r} and "
+            f"{delta}. One of the files was changed or is damaged."
         )

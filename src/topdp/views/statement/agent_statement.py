@@ -86,14 +86,14 @@ def _answer(record: AgentRecord, kind: AnswerKind) -> dict[str, Any]:
     if kind == record.relied:
         epsilon = record.promised
     status = "finite" if record.protects and epsilon is not None else "infinite"
-    known = epsilon if status == "finite" else None
+    finite = epsilon if status == "finite" else None
     return answer_facts(
         kind,
         record.colluders,
         status if record.protects else "not private",
-        known,
-        None if kind is CLAIMED else record.mu(known),
-        [None, None] if known is None else record.powers(known),
+        finite,
+        None if kind is CLAIMED else record.mu(finite),
+        [None, None] if finite is None else record.powers(finite),
     )
 
 
@@ -116,7 +116,7 @@ def _promise(record: AgentRecord) -> dict[str, Any]:
 
 
 def _replaced_run(record: AgentRecord) -> dict[str, Any]:
-    """Return the cost of the run that this one replaces, which is in another ledger."""
+    """Return what the run that this run replaces has cost; that cost is recorded in another ledger."""
     amendment = record.setup.manifest.amends
     if amendment is None or record.agent not in amendment.spent:
         return {}
@@ -146,7 +146,7 @@ def _progress(record: AgentRecord) -> dict[str, Any]:
 
 
 def _larger_groups(record: AgentRecord) -> dict[str, Any]:
-    """Return what is said about more colluders than the guarantee counts, if it counts them."""
+    """Return the facts about more colluders than the guarantee counts; none if it counts no colluders."""
     setup, members = record.setup, len(record.setup.manifest.names)
     reserved = f", {setup.reserve} of them as a reserve for members that drop out"
     return {

@@ -1,11 +1,11 @@
-"""Privacy facts of a page beyond privacy.json: ε of edges, an attacker's power, spending along the rounds.
+"""Privacy facts that a page shows beyond privacy.json: ε of edges, an attacker's power, the spending curve.
 
-Uses the account and the plan of a run and the accountants of `privacy/`; its only own formula is that of
-`power_of_point`. Not for the answers themselves, which pages show as privacy.json contains them.
+This module uses the account and the plan of a run, and the accountants of `privacy/`. It has only one formula
+of its own, in `power_of_point`. Pages take the answers themselves from privacy.json.
 
-**Guarantees.** Adjacency, sensitivity and δ are the account's. The ε of an edge is at least what its observer
-learns: the ε of a sound bound on μ, or the owner's own ε where that is smaller. Power is at least that of the
-best attacker. Curves that would take long are omitted with a note, never estimated.
+**Guarantees.** Adjacency, sensitivity and δ are those of the account. The ε of an edge is at least what its
+observer learns. It is the ε of a sound bound on μ, or the owner's own ε if that is smaller. Power is at least
+that of the best attacker. Curves that would take long are omitted with a note, never estimated.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ from topdp.privacy.query import Query
 from topdp.privacy.spending_curve import Spending, spending
 
 MAX_CURVE_SECONDS = 8.0
-"""The spending curve is omitted if its estimated time exceeds this."""
+"""The spending curve is omitted if its computation is estimated to take longer."""
 
 
 def shown_answer(privacy: dict[str, Any]) -> AnswerKind:
-    """Return the answer that a page shows first: the guarantee, or without a budget the strongest answer.
+    """Return the answer that a page shows first.
 
-    The strongest is the adaptive answer if it has an ε, else the worst case.
+    This is the guarantee if the run has one. Otherwise it is the `adaptive` answer if that has an ε, and the
+    `worst-case` answer if not.
     """
     if privacy["guarantee"] is not None:
         return answer_kind(privacy["guarantee"])
@@ -39,9 +40,9 @@ def shown_answer(privacy: dict[str, Any]) -> AnswerKind:
 
 
 def link_losses(privacy: dict[str, Any], answer: str, agents: int) -> Floats | None:
-    """Return the largest μ over coalitions that contain the observer, [owner, observer].
+    """Return the largest μ over the coalitions that contain the observer, [owner, observer].
 
-    None if privacy.json has no μ per pair for `answer`; nan where no coalition contains the observer.
+    The μ of an observer in no coalition is NaN. Return None if privacy.json has no μ per pair for `answer`.
     """
     pairs = privacy["pairs"].get(answer)
     if pairs is None or pairs["mu"] is None or not any(pairs["observers"]):
@@ -56,9 +57,9 @@ def link_losses(privacy: dict[str, Any], answer: str, agents: int) -> Floats | N
 
 
 def link_epsilons(mu: Floats, own: list[float | None], delta: float) -> Floats:
-    """Return the ε of each μ, [owner, observer], at most the owner's own ε; nan where `mu` is nan.
+    """Return the ε of each μ, [owner, observer], or the owner's own ε if that is smaller.
 
-    `own` [agents]: the ε of each owner, None if infinite.
+    The ε of a μ that is NaN is NaN. `own` [agents]: the ε of each owner; None means infinite.
     """
     own_epsilon = np.array([math.inf if value is None else value for value in own])[:, None]
     defined = ~np.isnan(mu)
@@ -80,7 +81,7 @@ def powers(account: Account) -> dict[str, dict[str, Any]]:
             continue
         values: dict[str, Any] = {"exact": bool(answer.losses) and not sampled}
         for share in FALSE_ALARMS:
-            power = answer.power(share)  # sampled batches without a known μ count as not hidden at all
+            power = answer.power(share)  # without a known μ, sampled batches count as not hidden
             bounds = [] if power is None else [float(power.max())]
             if not values["exact"]:
                 bounds.append(power_of_point(float(answer.epsilon.max()), account.delta, share))
@@ -94,7 +95,7 @@ def power_of_point(epsilon: float, delta: float, false_alarms: float) -> float:
 
     `false_alarms`: the attacker's false positive rate α.
     """
-    # power <= e^ε·α + δ and <= 1 - e^-ε(1 - δ - α): both sides of (ε, δ)-privacy (arXiv:1311.0776)
+    # power <= e^ε·α + δ and power <= 1 - e^-ε(1 - δ - α): both sides of (ε, δ)-privacy (arXiv:1311.0776)
     if math.isinf(epsilon):
         return 1.0
     upper = math.exp(min(epsilon, 700.0)) * false_alarms + delta
@@ -107,8 +108,9 @@ def spent_along(
     """Return (spending curves of the agent with the largest ε, notes on missing curves).
 
     The value at a round is the ε of that agent if its records enter no later round. `epsilon` has a curve for
-    `answer` and for the worst case. `rounds` are 0 .. T; if rounds differ in their number of releases, they
-    are release numbers instead, and `unit` is "release". `max_seconds`: the longest estimated time.
+    `answer` and one for the worst case. `rounds` lists the rounds of the values, and `unit` is "round". If
+    rounds differ in their number of releases, `rounds` lists releases, and `unit` is "release".
+    `max_seconds`: curves that are estimated to take longer are missing.
     """
     values = account.answers[answer].epsilon
     if max_seconds <= 0:
@@ -122,11 +124,11 @@ def spent_along(
     except PrivacyError as error:
         return None, [f"The spending curve is not shown: {error}"]
     curves: dict[str, list[float]] = {}
-    each = plan.releases_per_round
-    uneven = plan.releases != each * (plan.rounds + 1)
-    places = _places(spent, plan.releases)
-    shown = places if uneven else sorted({place // each for place in places})
-    after = places if uneven else [(round + 1) * each - 1 for round in shown]  # the last release of a round
+    per_round = plan.releases_per_round
+    uneven = plan.releases != per_round * (plan.rounds + 1)
+    points = _curve_points(spent, plan.releases)
+    shown = points if uneven else sorted({release // per_round for release in points})
+    ends = points if uneven else [(round + 1) * per_round - 1 for round in shown]  # last releases of rounds
     for kind in dict.fromkeys([ANSWERS[answer], WORST_CASE]):
         if not kind.takes_budget:
             continue
@@ -141,16 +143,16 @@ def spent_along(
         except PrivacyError as error:
             notes.append(f"The spending curve of the answer {kind.name} is not shown: {error}")
             continue
-        curves[kind.key] = [float(curve[place]) for place in after]
+        curves[kind.key] = [float(curve[release]) for release in ends]
     if not curves:
         return None, notes
     unit = "release" if uneven else "round"
     return {"agent": owner, "unit": unit, "rounds": shown, "epsilon": curves}, notes
 
 
-def _places(spent: Spending, releases: int) -> list[int]:
-    """Return the releases at which curves are computed; one between two of them counts as the later one."""
-    places: list[int] = []
-    while not places or places[-1] < releases - 1:
-        places.append(spent.checkpoint(places[-1] + 1 if places else 0))
-    return places
+def _curve_points(spent: Spending, releases: int) -> list[int]:
+    """Return the releases at which curves are computed. A release between two of them counts as the later."""
+    points: list[int] = []
+    while not points or points[-1] < releases - 1:
+        points.append(spent.checkpoint(points[-1] + 1 if points else 0))
+    return points

@@ -1,11 +1,11 @@
-"""The privacy statement of a simulated run, for people who are not statisticians: a dictionary, YAML, a page.
+"""The privacy statement of a simulated run, for people who are not statisticians: as data, YAML or a page.
 
 `agent_statement` does the same for an agent of a federation. A statement does not assess whether an ε is
 small enough.
 
 **Guarantees.** Numbers are those of privacy.json. An answer without a proof (`view`, `claimed`) is never
-called protection: the statement promises the worst case instead, and names the other answer. An infinite ε
-is never called protection either.
+called protection. The statement then promises the `worst-case` answer instead, and also names the answer
+without a proof. An infinite ε is never called protection either.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def _promise(facts: dict[str, Any], kind: AnswerKind, relied: AnswerKind) -> dic
 
 
 def _answers(facts: dict[str, Any]) -> dict[str, Any]:
-    """Return every answer that was computed: the observer, its numbers, and what an attacker achieves."""
+    """Return every answer that was requested: the observer, its numbers, and what an attacker achieves."""
     privacy, answers = facts["privacy"], {}
     for kind in BY_RANK:
         status = privacy["status"].get(kind.key, "not asked")

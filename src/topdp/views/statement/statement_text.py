@@ -1,7 +1,7 @@
-"""The text of privacy statements: `statement.yaml`, filled in with facts. It contains every sentence.
+"""The text of privacy statements: `statement.yaml`, which contains every sentence, filled in with facts.
 
-`run_statement` and `agent_statement` collect the facts of the two kinds of statements. Every text that both
-share stands once.
+`run_statement` and `agent_statement` collect the facts of the two kinds of statements. A text that both kinds
+share occurs only once.
 
 **Guarantees.** Statements contain no seed: anybody who knows the seed of a simulated run can subtract its
 noise.

@@ -18,7 +18,7 @@ out = Console()
 err = Console(stderr=True)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
-"""The option of every command that prints."""
+"""The type of the option `--json`, for every command that prints a result."""
 
 
 def show(*parts: Any) -> None:
@@ -50,12 +50,13 @@ def print_text(text: str) -> None:
 
 
 def remark(text: str) -> None:
-    """Print a sentence that is not part of the output on stderr."""
+    """Print a sentence on stderr, because it is not part of the command's output."""
     err.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager
 def _whole_output() -> Iterator[None]:
+    """Raise FileError if the body of the `with` statement cannot write all of its output."""
     try:
         yield
     except OSError as error:

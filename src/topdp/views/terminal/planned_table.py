@@ -24,10 +24,10 @@ def planned(answer: Mapping[str, Any]) -> list[Table | Text]:
         table.add_row(name, *cells)
     parts: list[Table | Text] = [table]
     for setting in settings:
-        before = f"{setting['label']}: " if setting["label"] else ""
-        parts += [Text(f"{before}{words}") for words in [*remarks(setting), *_left(setting)]]
-    asked = {name for setting in settings for name in setting["privacy"].get("assumptions", {})}
-    parts += [Text(f"{kind.label}: {kind.assumptions}") for key, kind in ANSWERS.items() if key in asked]
+        prefix = f"{setting['label']}: " if setting["label"] else ""
+        parts += [Text(f"{prefix}{words}") for words in [*remarks(setting), *_pending(setting)]]
+    shown = {name for setting in settings for name in setting["privacy"].get("assumptions", {})}
+    parts += [Text(f"{kind.label}: {kind.assumptions}") for key, kind in ANSWERS.items() if key in shown]
     advice = answer["recommended"]
     if "refused" in advice:
         return [*parts, Text(f"No recommendation: {advice['refused']}")]
@@ -66,15 +66,15 @@ def _cells(setting: Mapping[str, Any]) -> dict[str, str]:
 def _sigma(setting: Mapping[str, Any]) -> str:
     if setting["sigma"] is not None:
         return tables.least_to_largest(setting["sigma"])
-    enough = setting.get("sigma_at_most")
-    return "not computed yet" + ("" if enough is None else f"; at most {tables.least_to_largest(enough)}")
+    bound = setting.get("sigma_at_most")
+    return "not computed yet" + ("" if bound is None else f"; at most {tables.least_to_largest(bound)}")
 
 
 def _epsilon(setting: Mapping[str, Any], name: str) -> str:
     privacy = setting["privacy"]
-    met = " (budget)" if ANSWERS[name].name == privacy.get("guarantee") else ""
+    mark = " (budget)" if ANSWERS[name].name == privacy.get("guarantee") else ""
     mu = privacy["mu"][name]
-    return epsilon_text(privacy, name) + ("" if mu is None else f", μ {mu:.3g}") + met
+    return epsilon_text(privacy, name) + ("" if mu is None else f", μ {mu:.3g}") + mark
 
 
 def _power(setting: Mapping[str, Any]) -> str:
@@ -97,17 +97,17 @@ def _number(value: float | None) -> str:
 def remarks(setting: Mapping[str, Any]) -> list[str]:
     """Return warnings, reasons for missing numbers, and automatically chosen values."""
     privacy, chosen = setting["privacy"], setting["chosen"]
-    said = tables.missing_epsilons(privacy)
+    notes = tables.missing_epsilons(privacy)
     if chosen:
-        said.append("chosen: " + ", ".join(f"{key} {value:.4g}" for key, value in chosen.items()))
+        notes.append("chosen: " + ", ".join(f"{key} {value:.4g}" for key, value in chosen.items()))
     for what in ("noise", "traffic"):
         if "reason" in setting[what]:
-            said.append(f"{what}: {setting[what]['reason']}")
-    return [*privacy.get("warnings", ()), *said]
+            notes.append(f"{what}: {setting[what]['reason']}")
+    return [*privacy.get("warnings", ()), *notes]
 
 
-def _left(setting: Mapping[str, Any]) -> list[str]:
-    left = ", ".join(map(answer_words, setting["pending"]))
-    return (
-        [f"not computed yet: {left}; about {setting['seconds_left']:.0f} s without --quick"] if left else []
-    )
+def _pending(setting: Mapping[str, Any]) -> list[str]:
+    """Return a sentence with the answers that are not computed yet, or nothing if there are none."""
+    names = ", ".join(map(answer_words, setting["pending"]))
+    text = f"not computed yet: {names}; about {setting['seconds_left']:.0f} s without --quick"
+    return [text] if names else []

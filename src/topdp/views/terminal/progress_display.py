@@ -1,8 +1,8 @@
-"""Display the progress of a command on stderr. Never writes to stdout.
+"""Display the progress of a command on stderr. Nothing is written to stdout.
 
 One object serves a whole command: the `Progress` to which runs, accountants and data readers report. On a
 terminal it shows bars that change in place and disappear at the end. Elsewhere it prints a line when a stage
-begins, at every tenth of a stage, and after a while without any line.
+begins, at every tenth of a stage, and when no line was printed for a while.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FIRST_LINE_SECONDS, MAX_SILENCE_SECONDS = 0.3, 4.0
 """Seconds without output until the first line of a command, and until further lines of a long stage."""
 
 SILENT_SHARE = 1 / 15
-"""Long commands print less often: after an hour, one line every four minutes."""
+"""The share of a command's time so far that may pass without a line: four minutes after an hour."""
 
 TRANSIENT_UNITS = ("", "byte")
 """A bar with one of these units is removed when another bar begins; bars with other units stay."""
@@ -55,7 +55,7 @@ class ProgressDisplay(ABC):
         self._show(stage, done, total, unit, counted, last_seen(metrics))
 
     def announce(self, stage: str, done: int = 0, total: int | None = None, /, **details: Any) -> None:
-        """Display a progress report that stays on a terminal as a line."""
+        """Display a progress report. On a terminal, the report stays as a line."""
         self(stage, done, total, **details)
 
     @abstractmethod
@@ -63,7 +63,7 @@ class ProgressDisplay(ABC):
 
 
 class ProgressLines(ProgressDisplay):
-    """Lines for logs and pipes. Another thread calls `beat` often, which prints a line after a silence."""
+    """Lines for logs and pipes. Another thread often calls `beat`, which ends long silences with a line."""
 
     def __init__(self, console: Console, title: str) -> None:
         super().__init__(console, title)
@@ -73,17 +73,17 @@ class ProgressLines(ProgressDisplay):
 
     def _show(self, text: str, done: int, total: int | None, unit: str, counted: str, note: str) -> None:
         words = ", ".join(part for part in (text, counted, note) if part)
-        here = (text, 10 * done // total if total and unit not in TRANSIENT_UNITS else 0)
+        tenth = (text, 10 * done // total if total and unit not in TRANSIENT_UNITS else 0)
         self._now = words
-        if here != self._shown:
-            self._shown = here
-            self._say(words)
+        if tenth != self._shown:
+            self._shown = tenth
+            self._print(words)
 
     def beat(self, now: float) -> None:
         if now - self.spoke >= self.limit:
-            self._say(f"{self._now} ({now - self.began:.0f} s)")
+            self._print(f"{self._now} ({now - self.began:.0f} s)")
 
-    def _say(self, words: str) -> None:
+    def _print(self, words: str) -> None:
         self.spoke = time.monotonic()
         self.limit = max(MAX_SILENCE_SECONDS, SILENT_SHARE * (self.spoke - self.began))
         self.console.print(f"{self.title}: {words}", markup=False, highlight=False, soft_wrap=True)
@@ -125,9 +125,10 @@ class ProgressBars(ProgressDisplay):
 
 @contextmanager
 def show_progress(console: Console, title: str, stage: str = "") -> Iterator[ProgressDisplay]:
-    """Display progress during the work of a command; enter before its slow imports. Yields the display.
+    """Yield a display for the progress of a command, which disappears after the body of the `with` statement.
 
-    `stage`: the first stage, which is reported at once.
+    Enter it before slow imports, so that people see that the command works. `stage`: the first stage, which
+    is reported at once.
     """
     if console.is_terminal:
         columns = (

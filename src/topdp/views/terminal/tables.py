@@ -1,4 +1,4 @@
-"""Tables for people, on a terminal. Displays the numbers that commands print as JSON; computes none."""
+"""Tables for people, on a terminal. They display the numbers that commands print as JSON."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def runs(summaries: Mapping[str, Mapping[str, Any]]) -> list[Table | Text]:
     """Return a table of metrics and ε with one line per run, and the reasons for missing ε."""
     first = next(iter(summaries.values()))
     privacy = first["privacy"]
-    met = next(filter(None, (summary["privacy"]["guarantee"] for summary in summaries.values())), None)
+    guarantee = next(filter(None, (summary["privacy"]["guarantee"] for summary in summaries.values())), None)
     answers = [
         name
         for name in privacy["epsilon"]
@@ -38,7 +38,7 @@ def runs(summaries: Mapping[str, Mapping[str, Any]]) -> list[Table | Text]:
         "method", *(metrics or ["metrics"]), "agents",
         *(f"ε\n{answer_words(name)}" for name in answers), "time",
         caption=f"{first['rounds']} rounds; agents: {ends}; {meaning}; "
-        + (f"budget on: {met}" if met else "noise as given"),
+        + (f"budget on: {guarantee}" if guarantee else "noise as given"),
     )  # fmt: skip
     for name, summary in summaries.items():
         values = scores[name]
@@ -57,7 +57,7 @@ def runs(summaries: Mapping[str, Mapping[str, Any]]) -> list[Table | Text]:
 
 
 def missing_epsilons(privacy: Mapping[str, Any]) -> list[str]:
-    """Return for each reason why an ε is missing a line with the answers that it concerns."""
+    """Return one line for each reason why an ε is missing. The line lists the answers without an ε."""
     answers: dict[str, list[str]] = {}
     for name, reason in privacy.get("reasons", {}).items():
         answers.setdefault(reason, []).append(answer_words(name))
@@ -84,45 +84,48 @@ def uncut(*headers: str, **options: Any) -> Table:
     return Table(*(Column(header, overflow="fold") for header in headers), **options)
 
 
-def account(config: RunConfig, plan: Plan, found: Account, together: Coalitions | None) -> list[Table | Text]:
-    """Return tables of the answers, of every agent and of `together`, and the assumptions in words."""
-    exposure, privacy = found.analysis.exposure(), found.summary()
+def account(config: RunConfig, plan: Plan, result: Account, groups: Coalitions | None) -> list[Table | Text]:
+    """Return the tables of an account, and the assumptions of its answers in words.
+
+    The tables show the plan, all answers, the ε of every agent, and, unless `groups` is None, coalitions.
+    """
+    exposure, privacy = result.analysis.exposure(), result.summary()
     rows = uncut("", "", show_header=False, title="How private", title_justify="left")
-    rows.add_row("δ, adjacency", f"{found.delta:g}, {found.analysis.adjacency}")
+    rows.add_row("δ, adjacency", f"{result.delta:g}, {result.analysis.adjacency}")
     rows.add_row("plan", f"{plan.protocol}, {plan.agents} agents, {plan.releases} releases")
     rows.add_row("sensitivity", least_to_largest(exposure.sensitivity))
     rows.add_row("σ, noise per unit of clip", least_to_largest(plan.full_scale / config.privacy.clip))
     rows.add_row("a record is used", ", ".join(dict.fromkeys(map(str, exposure.batches))))
-    for warning in found.warnings:
+    for warning in result.warnings:
         rows.add_row("warning", warning)
     for key, reason in privacy.get("reasons", {}).items():
         rows.add_row(f"ε {answer_words(key)}", f"{epsilon_text(privacy, key)}: {reason}")
-    parts: list[Table | Text] = [rows, _answers(found), _per_agent(config, found)]
-    if together is not None:
-        parts.append(_coalitions(found, together))
-    parts.extend(Text(f"{answer_words(key)}: {ANSWERS[key].assumptions}") for key in _asked(found))
+    parts: list[Table | Text] = [rows, _answers(result), _per_agent(config, result)]
+    if groups is not None:
+        parts.append(_coalitions(result, groups))
+    parts.extend(Text(f"{answer_words(key)}: {ANSWERS[key].assumptions}") for key in _asked(result))
     return parts
 
 
-def _asked(found: Account) -> list[str]:
-    return [name for name, answer in found.answers.items() if answer.asked]
+def _asked(result: Account) -> list[str]:
+    return [name for name, answer in result.answers.items() if answer.asked]
 
 
-def _answers(found: Account) -> Table:
+def _answers(result: Account) -> Table:
     """Return a table with the largest ε and μ over agents, and the best attacker's power, per answer."""
     table = uncut(
         "", "ε", "μ", *(f"power at {share:.0%}" for share in FALSE_ALARMS),
         caption="Largest over agents. Power: how often the best attacker recognises a record, with false "
         "alarms in that share of the cases without it.",
     )  # fmt: skip
-    privacy = found.summary()
-    for name in _asked(found):
-        answer = found.answers[name]
+    privacy = result.summary()
+    for name in _asked(result):
+        answer = result.answers[name]
         powers = [answer.power(share) for share in FALSE_ALARMS]
         mu = privacy["mu"][name]
-        met = " (budget)" if ANSWERS[name].name == found.guarantee else ""
+        mark = " (budget)" if ANSWERS[name].name == result.guarantee else ""
         table.add_row(
-            answer_words(name) + met,
+            answer_words(name) + mark,
             epsilon_text(privacy, name),
             "" if mu is None else f"{mu:.4g}",
             *("" if power is None else f"{power.max():.1%}" for power in powers),
@@ -134,11 +137,11 @@ def least_to_largest(values: Sequence[float] | np.ndarray) -> str:
     return " to ".join(dict.fromkeys(f"{value:.4g}" for value in (min(values), max(values))))
 
 
-def _per_agent(config: RunConfig, found: Account) -> Table:
-    budget = np.broadcast_to(np.asarray(config.privacy.epsilon, float), len(found.analysis.batches))
-    chosen = found.answer(config.privacy.guarantee).epsilon
-    calibrated = found.guarantee is not None and config.privacy.sigma is None
-    answers = {name: found.answers[name] for name in _asked(found)}
+def _per_agent(config: RunConfig, result: Account) -> Table:
+    budget = np.broadcast_to(np.asarray(config.privacy.epsilon, float), len(result.analysis.batches))
+    chosen = result.answer(config.privacy.guarantee).epsilon
+    calibrated = result.guarantee is not None and config.privacy.sigma is None
+    answers = {name: result.answers[name] for name in _asked(result)}
     named = [name for name, answer in answers.items() if any(answer.observers or ())]
     table = uncut(
         "agent", *(f"ε\n{answer_words(name)}" for name in answers),
@@ -154,9 +157,9 @@ def _per_agent(config: RunConfig, found: Account) -> Table:
     return table
 
 
-def _coalitions(found: Account, together: Coalitions) -> Table:
-    table = uncut("agent", "worst coalition", "ε", title=together.statement, title_justify="left")
-    epsilon, members = together.worst_epsilon(found.delta)
+def _coalitions(result: Account, groups: Coalitions) -> Table:
+    table = uncut("agent", "worst coalition", "ε", title=groups.statement, title_justify="left")
+    epsilon, members = groups.worst_epsilon(result.delta)
     for agent, group in enumerate(members):
         table.add_row(str(agent), " ".join(map(str, group)), _number(epsilon, agent))
     return table
@@ -168,10 +171,10 @@ def _number(values: np.ndarray | None, agent: int) -> str:
     return f"{values[agent]:.4g}" if np.isfinite(values[agent]) else "infinite"
 
 
-def facts(title: str, found: Mapping[str, Any]) -> Table:
+def facts(title: str, result: Mapping[str, Any]) -> Table:
     """Return a table of the content that `--json` prints, with one line per key."""
     table = uncut("", "", show_header=False, title=title, title_justify="left")
-    for key, value in found.items():
+    for key, value in result.items():
         table.add_row(key.replace("_", " "), _words(value))
     return table
 
@@ -186,66 +189,66 @@ def _words(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def audit(found: Mapping[str, Any]) -> list[Table | Text]:
+def audit(result: Mapping[str, Any]) -> list[Table | Text]:
     """Return the findings of an audit: lower bounds per kind of canary, proved upper bounds, the verdict."""
     table = uncut(
         "canaries", "μ expected", "μ found", "μ at least", "ε at least", "ε at least, distribution-free",
-        title=f"Agent {found['owner']} audited, {found['observer']} looking", title_justify="left",
-        caption=f"all at once with {found['confidence']:.4g} confidence; δ = {found['delta']:g}; "
-        f"seen: {found['sees']}",
+        title=f"Agent {result['owner']} audited by {result['observer']}", title_justify="left",
+        caption=f"all at once with {result['confidence']:.4g} confidence; δ = {result['delta']:g}; "
+        f"seen: {result['sees']}",
     )  # fmt: skip
-    for name, kind in found["kinds"].items():
+    for name, kind in result["kinds"].items():
         table.add_row(
             f"{kind['canaries']} {name}",
             *(_or_none(kind[key]) for key in ("mu_expected", "mu_estimate", "mu_lower")),
             *(_or_none(kind[key]) for key in ("epsilon_gaussian", "epsilon_distribution_free")),
         )
-    proved_bounds = {"proved": found["epsilon_proved"], **found["epsilon_of_owner"]}
+    proved_bounds = {"proved": result["epsilon_proved"], **result["epsilon_of_owner"]}
     proved = uncut("", "ε")
     for name, value in proved_bounds.items():
-        if found["status"][name] != "not asked":
+        if result["status"][name] != "not asked":
             label = (
                 "proved for this observer"
                 if name == "proved"
-                else f"agent {found['owner']}: {answer_words(name)}"
+                else f"agent {result['owner']}: {answer_words(name)}"
             )
-            proved.add_row(label, _or_none(value, found["status"][name]))
-    return [table, proved, Text(found["verdict"])]
+            proved.add_row(label, _or_none(value, result["status"][name]))
+    return [table, proved, Text(result["verdict"])]
 
 
 def _or_none(value: float | None, instead: str = "") -> str:
     return instead if value is None else f"{value:.4g}"
 
 
-def calibrations(found: Mapping[str, Any]) -> Table:
-    """Return a table of σ by every calibration, its ratio to the tight σ, and the exact ε of its noise."""
+def calibrations(result: Mapping[str, Any]) -> Table:
+    """Return a table with one line per calibration: its σ, the ratio to the tight σ, and the exact ε."""
     table = uncut(
         "calibration", "σ", "noise std", "over tight", "exactly ε", "remark",
-        title=f"ε = {found['epsilon']:g}, δ = {found['delta']:g}, {found['releases']} releases, "
-        f"{found['records']} records ({found['batches']['kind']} batches of {found['batches']['size']})",
-        caption=f"clip {found['clip']:g}, {found['adjacency']}, sensitivity {found['sensitivity']:.4g}",
+        title=f"ε = {result['epsilon']:g}, δ = {result['delta']:g}, {result['releases']} releases, "
+        f"{result['records']} records ({result['batches']['kind']} batches of {result['batches']['size']})",
+        caption=f"clip {result['clip']:g}, {result['adjacency']}, sensitivity {result['sensitivity']:.4g}",
         title_justify="left",
     )  # fmt: skip
-    tight = found["sigma"]["tight"]
-    for name, sigma in found["sigma"].items():
-        exact = found["exact_epsilon"][name]
+    tight = result["sigma"]["tight"]
+    for name, sigma in result["sigma"].items():
+        exact = result["exact_epsilon"][name]
         table.add_row(
             name,
             "refused" if sigma is None else f"{sigma:.5g}",
-            "" if sigma is None else f"{found['noise_std'][name]:.5g}",
+            "" if sigma is None else f"{result['noise_std'][name]:.5g}",
             "" if sigma is None or tight is None else f"{sigma / tight:.3f}",
             "" if exact is None else f"{exact:.4g}",
-            found.get("remarks", {}).get(name, ""),
+            result.get("remarks", {}).get(name, ""),
         )
     return table
 
 
-def verdicts(found: list[dict[str, str]]) -> Table:
+def verdicts(result: list[dict[str, str]]) -> Table:
     """Return a table with one line per claim and its verdict under each lens."""
-    lenses = list(dict.fromkeys(verdict["lens"] for verdict in found))
+    lenses = list(dict.fromkeys(verdict["lens"] for verdict in result))
     table = uncut("figure", "claim", *lenses)
     by_claim: dict[tuple[str, str], dict[str, str]] = {}
-    for verdict in found:
+    for verdict in result:
         by_claim.setdefault((verdict["figure"], verdict["claim"]), {})[verdict["lens"]] = verdict["verdict"]
     for (figure, claim), words in by_claim.items():
         table.add_row(figure, claim, *(words.get(lens, "") for lens in lenses))
@@ -255,8 +258,8 @@ def verdicts(found: list[dict[str, str]]) -> Table:
 def sweep(spreads: Sequence[sweep_summary.Spread]) -> Table:
     """Return a table of a sweep, with one line per combination of settings."""
     metric = next(iter(sweep_summary.metric_names(spreads)), None)
-    met = {run["privacy"]["guarantee"] for spread in spreads for run in spread.runs} - {None}
-    answers = [*sorted({answer_kind(name).key for name in met} - {WORST_CASE.key}), WORST_CASE.key]
+    guarantees = {run["privacy"]["guarantee"] for spread in spreads for run in spread.runs} - {None}
+    answers = [*sorted({answer_kind(name).key for name in guarantees} - {WORST_CASE.key}), WORST_CASE.key]
     short = [sweep_summary.short_key(key) for key in spreads[0].chosen]
     keys = short if len(set(short)) == len(short) else list(spreads[0].chosen)
     result = uncut(
