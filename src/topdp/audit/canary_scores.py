@@ -39,11 +39,8 @@ from topdp.runs.assembly import Assembly
 from topdp.simulator.engine import Engine, Intervention
 from topdp.simulator.simulated_noise import Draws, SimulatedDraws
 
-NOISELESS_RESOLUTION = 1e-4
-"""The standard deviation assumed for a row without noise, as a share of the largest change in that row.
-
-It is larger than rounding errors and smaller than any noise.
-"""
+NOISELESS_RESOLUTION = 1e-4  # larger than rounding errors, smaller than any noise
+"""The standard deviation assumed for a row without noise, as a share of the largest change in that row."""
 
 
 class ObservedRound(NamedTuple):

@@ -56,9 +56,7 @@ class RehearsalCanaries:
             canaries = Canaries(**(parts | {"owner": int(arrays["owner"])}))
             return cls(canaries, arrays["signs"], str(arrays["plan"]), int(arrays["seed"]))
         except (KeyError, ValueError) as error:
-            raise AuditError(
-                f"Expected the canaries of an audit in {path}, but could not read: {error}."
-            ) from error
+            raise AuditError(f"Expected canaries of an audit in {path}, could not read: {error}.") from error
 
 
 @dataclass(frozen=True)

@@ -36,9 +36,9 @@ class OutOfTime(Interrupted):
 
 
 class FigureRuns:
-    """The stored results of runs, one JSON file per run in a folder, and their noise.
+    """The stored results of runs, one JSON file per run in a folder, and the noise of the runs.
 
-    No stack starts after `until`, on the clock of `time.monotonic`.
+    No stack starts after `until`, a time of the clock `time.monotonic`.
     """
 
     def __init__(
@@ -70,8 +70,8 @@ class FigureRuns:
         """Return the number of distinct runs, their total seconds, and their devices and versions."""
         distinct = {run_name(c): c for c in configs}.values()
         notes = [self._read(c)["made"] for c in distinct]
-        others = {key: ", ".join(sorted({note[key] for note in notes})) for key in _environment(self.device)}
-        return {"runs": len(notes), "seconds": round(sum(note["seconds"] for note in notes), 3), **others}
+        names = {key: ", ".join(sorted({note[key] for note in notes})) for key in _environment(self.device)}
+        return {"runs": len(notes), "seconds": round(sum(note["seconds"] for note in notes), 3), **names}
 
     def execute(self, configs: Iterable[RunConfig]) -> None:
         """Execute the runs without a stored result. Raise OutOfTime after the time limit."""
@@ -97,7 +97,7 @@ class FigureRuns:
                 )
 
     def _read(self, config: RunConfig) -> dict[str, Any]:
-        """Return the stored result; empty if there is none with today's format and noise."""
+        """Return the stored result, or an empty dictionary if there is none with current format and noise."""
         try:
             result = json.loads(self._file(config).read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -141,7 +141,7 @@ def estimated_bytes(config: RunConfig) -> tuple[float, float]:
     agents = config.topology.agents
     image = 3072 if "cifar10" in config.data.name else 784
     if config.data.features == "scattering":
-        image *= 5  # 81 numbers in place of 16
+        image *= 5  # 81 numbers replace 16 pixels
     parameters = {"linear": 10 * image, "mlp": 100 * image}.get(config.model.name, 80_000)
     records = config.data.records or 60_000 // agents
     rows = agents * (4 if METHODS[config.method.name].reuses_noise else 1)

@@ -30,7 +30,7 @@ from topdp.runs.config import RunConfig, parse
 
 @dataclass(frozen=True)
 class Contender:
-    """A method, the coalition size that its ε is against, its fixed settings and its tuned ones."""
+    """A method, the coalition size that its ε is against, its fixed settings, and what the search tunes."""
 
     method: str
     colluders: int = 1
@@ -44,18 +44,19 @@ class Contender:
 
 def contenders(agents: int) -> dict[str, Contender]:
     """Return the contenders by name. Only for `correlated` does ε depend on the size of the coalition."""
-    along: frozenset[Knob] = frozenset({"rounds", "exponent"})
-    gossiping: frozenset[Knob] = along | {"gossip"}
-    # An earlier search fixed these settings: the plain rule was best in pairs at every budget, Top-DP nearly
-    # always in sync and with the most rounds. Accounting its plans takes minutes each.
+    schedule_knobs: frozenset[Knob] = frozenset({"rounds", "exponent"})
+    all_knobs: frozenset[Knob] = schedule_knobs | {"gossip"}
+    # An earlier search chose the fixed settings. The plain rule was best in the asynchronous mode at every
+    # budget. Top-DP was nearly always best in the synchronous mode and with the most rounds; the account of
+    # one of its plans takes minutes.
     entrants = [
         Contender("no-noise", fixed={"alpha": 0.5}, knobs=frozenset({"rounds"})),
-        Contender("plain", fixed={"mode": "async", "alpha": 0.5}, knobs=along),
+        Contender("plain", fixed={"mode": "async", "alpha": 0.5}, knobs=schedule_knobs),
         Contender("top", fixed={"alpha": 0.5}),
-        Contender("dsgd", knobs=along),
-        Contender("muffliato", knobs=gossiping),
-        *(Contender("correlated", c, _secrets(agents, c), gossiping) for c in coalitions(agents)),
-        Contender("central", 0, knobs=along),
+        Contender("dsgd", knobs=schedule_knobs),
+        Contender("muffliato", knobs=all_knobs),
+        *(Contender("correlated", c, _secrets(agents, c), all_knobs) for c in coalitions(agents)),
+        Contender("central", 0, knobs=schedule_knobs),
     ]
     return {contender.name: contender for contender in entrants}
 
@@ -68,7 +69,7 @@ def coalitions(agents: int) -> list[int]:
 def _secrets(agents: int, colluders: int) -> dict[str, Any]:
     """Return the settings of pair secrets that `auto` chooses for 30 agents.
 
-    Few agents or large coalitions share secrets with all others.
+    If there are few agents, or if the coalition is large, each agent shares secrets with all other agents.
     """
     if colluders <= 3 and agents - 1 > SECRET_PARTNERS:
         return {"secrets_degree": SECRET_PARTNERS, "pair_noise": 7.0}
@@ -104,9 +105,10 @@ FRONTIERS = [f"frontier-{data}" for data in FULL_SPACES]
 
 
 def make(name: str, scale: Scale, runs: FigureRuns, out: Path, progress: Progress) -> list[RunConfig]:
-    """Tune, run, draw and write the frontier `name`, of one data set; return all runs that it used.
+    """Make the frontier `name`, which covers one data set, and return the configurations of all runs used.
 
-    Works model by model. When the time limit passes, write the results obtained so far.
+    For one model after the other, tune the settings and execute the runs. Then draw the results and write
+    them to `out`. If the time limit passes, write the results obtained so far.
     """
     data = data_of(name)
     scale = scale.of(data)
@@ -146,7 +148,7 @@ def data_of(name: str) -> str:
 
 @dataclass(kw_only=True)
 class ModelFrontier:
-    """The frontier of one model on one data set. Appends every run it uses to `used`."""
+    """The frontier of one model on one data set. It appends every run that it uses to `used`."""
 
     data: str
     model: str
@@ -191,8 +193,8 @@ class ModelFrontier:
     ) -> RunConfig:
         """Return the configuration of one run; its noise is calibrated later.
 
-        ε of `case` is infinite for a method without noise, and then no budget is set. `validation`: the share
-        of training records to test on; None tests on the test set.
+        For a method without noise, the ε of `case` is infinite, and the configuration has no budget.
+        `validation`: the share of training records on which the run is tested; if None, the test set is used.
         """
         contender, scale, parts = self.contenders[case.contender], self.scale, CONTENDER_MODELS[self.model]
         tuned: dict[str, Any] = {"gossip": candidate.gossip} if "gossip" in contender.knobs else {}

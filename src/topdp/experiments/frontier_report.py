@@ -1,4 +1,4 @@
-"""The frontier's numbers as CSV, and the picture and the table made from that file alone."""
+"""The numbers of a frontier as a CSV file, and the picture and the table that follow from this file alone."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ class FrontierRow:
     clip: float
     mode: str
     alpha: float
-    exponent: float  # of the noise along the rounds
+    exponent: float  # of the noise schedule
     gossip: int
-    command: str  # repeats one of these runs, with --set seed=0, 1, ...
+    command: str  # repeats the run of one seed; append --set seed=0, 1, ... to repeat that of another
 
     @classmethod
     def of(
@@ -70,7 +70,7 @@ class FrontierRow:
         accuracies: Sequence[float],
         epsilon_all_others: float,
     ) -> FrontierRow:
-        """Build a row from the accuracies of all seeds and the configuration of one of them."""
+        """Return a row, given the accuracies of all seeds and the configuration of one of them."""
         method, power = config.method, noise_kind(config, METHODS[config.method.name]) == "power"
         gossips = METHODS[method.name].gossips and method.gossip != "auto"
         rate = config.train.learning_rate
@@ -106,7 +106,7 @@ class FrontierRow:
         return f"{title}, {self.colluders} collude{'s' if self.colluders == 1 else ''}"
 
     def setting(self) -> str:
-        """Return the setting in a few words."""
+        """Return the setting as short text."""
         parts = [f"{self.rounds} rounds", f"λ {self.learning_rate:g}", f"clip {self.clip:g}"]
         method = METHODS[self.method]
         parts += [f"α {self.alpha:g}", self.mode] if method.noisy and "async" in method.modes else []
@@ -140,15 +140,16 @@ def read_rows(path: Path) -> list[FrontierRow]:
     keys = [(row.model, row.method, row.colluders, row.epsilon) for row in rows]
     if len(set(keys)) != len(keys) or not rows:
         raise InputError(f"Expected each method once at each budget in {path}.{REDRAW_REMEDY}")
-    if {row.guarantee for row in rows} not in [{name} for name in GUARANTEES]:
+    names = sorted({row.guarantee for row in rows})
+    if names not in [[name] for name in GUARANTEES]:
         raise InputError(
-            f"Expected one guarantee of {', '.join(GUARANTEES)} in {path}, got others.{REDRAW_REMEDY}"
+            f"Expected one guarantee of {', '.join(GUARANTEES)} in {path}, got {names}.{REDRAW_REMEDY}"
         )
     return rows
 
 
 def draw(rows: list[FrontierRow], scale: Scale, stem: Path) -> None:
-    """Draw a panel for each model and a line for each method, with a legend beside it."""
+    """Draw one picture, with a panel for each model, and save it as each of `PICTURE_SUFFIXES`."""
     models = list(dict.fromkeys(row.model for row in rows))
     with house_style():
         picture = Picture(figsize=(0.6 + 5.4 * len(models), 4.6))
@@ -168,7 +169,7 @@ def draw(rows: list[FrontierRow], scale: Scale, stem: Path) -> None:
 
 
 def lines(axis: Axes, rows: Sequence[FrontierRow]) -> None:
-    """Draw the lines of one model on one data set."""
+    """Draw the lines of one model, with a legend beside them. Methods whose lines coincide share a line."""
     ends: dict[str, tuple[float, Line2D]] = {}
     budgets = sorted({row.epsilon for row in rows if math.isfinite(row.epsilon)})
     points = {
@@ -193,7 +194,7 @@ def lines(axis: Axes, rows: Sequence[FrontierRow]) -> None:
     axis.xaxis.set_minor_locator(NullLocator())
     percent_axis(axis)
     axis.margins(y=0.08)
-    # In the legend the best comes first. Labels at the ends of lines would overlap.
+    # The legend lists the best method first. It replaces labels at the ends of lines, which would overlap.
     handles = [ends[name][1] for name in sorted(ends, key=lambda name: -ends[name][0])]
     axis.legend(handles=handles, loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=8, handlelength=3)
 
@@ -220,7 +221,7 @@ def table(name: str, rows: list[FrontierRow], scale: Scale) -> str:
 def accuracies(rows: Sequence[FrontierRow], title: str) -> list[str]:
     """Return the lines of a table of accuracies, with one line per method and one column per budget.
 
-    Methods without a budget have the same number in every column.
+    A method without a budget has the same number in every column.
     """
     budgets = sorted({row.epsilon for row in rows if math.isfinite(row.epsilon)})
     heads = [f"{budget:g}" for budget in budgets]

@@ -1,12 +1,13 @@
 """The paper's setting, and three lenses: three ways to choose noise and batches for each figure.
 
-`printed`: every method uses the noise of its own published analysis, the proposed one that of Theorem 1. All
-assume the paper's sensitivity C/|D_i|, although batches have 20 records. `same`: every method uses one
-full-scale σ, the least that the paper's sensitivity allows; the paper evidently ran this. `honest`: full
-local batches, and every method calibrated to the same true ε (`adaptive`: what each other agent learns,
-whatever the gradients do).
+- `printed`: every method uses the noise that its own published analysis asks for; for the proposed method
+  this is Theorem 1. All assume the paper's sensitivity C/|D_i|, although batches have 20 records.
+- `same`: every method uses the same full-scale σ, the least that the paper's sensitivity allows. The paper
+  evidently ran this.
+- `honest`: batches are full, and every method is calibrated to the same true ε. It is the `adaptive` ε: what
+  each other agent learns, whatever the gradients do.
 
-The figures list the runs they need; `figure_runner` executes them.
+Each figure lists the runs that it needs; `figure_runner` executes them.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ LENSES = {
     "honest": "equal true privacy: every method calibrated to the same adaptive ε, full batches",
 }
 LENS_GUARANTEES = {"printed": CLAIMED.name, "same": CLAIMED.name, "honest": ADAPTIVE.name}
-"""The answer that ε of each lens refers to. For `same`, ε follows from σ by the paper's sensitivity."""
+"""The answer to which the ε of each lens belongs. For `same`, ε follows from σ by the paper's sensitivity."""
 
 PAPER_EPOCHS = 60
 BASELINES = ("li18", "li18-ma", "udp", "optimal")
@@ -39,7 +40,7 @@ PROPOSED = "top-dp"
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """The size of the runs."""
+    """The size of the runs of all figures, such as full or quick."""
 
     name: str
     agents: int
@@ -48,10 +49,10 @@ class Scale:
     honest_rounds: int  # under the lens honest
     seeds: tuple[int, ...]
     batch: int
-    connection: float | None = None  # None: the figure's rate
-    records: int | None = None  # per agent; None: all
+    connection: float | None = None  # the connection rate; None: that of the figure
+    records: int | None = None  # per agent; None: all records
     test_records: int = 10_000
-    evaluations: int | None = None  # None: one per epoch, twenty under the honest lens
+    evaluations: int | None = None  # None: one per epoch, or twenty under the lens honest
     cifar: dict[str, int] = field(default_factory=dict)  # fields that differ for CIFAR-10
     data: dict[str, str] = field(default_factory=dict)  # replacements for data sets, for tests
 
@@ -101,7 +102,7 @@ def figure_run(
     topology: dict[str, Any] | None = None,
     decay: tuple[float, float] = (0.9, 10.0),
 ) -> RunConfig:
-    """Return the configuration of one run of a figure; under the honest lens σ is still to be calibrated.
+    """Return the configuration of one run of a figure. Under the lens `honest`, σ is calibrated later.
 
     `decay`: (factor γ, period in epochs) of the noise. `topology`: settings that replace the random graph.
     """
@@ -114,7 +115,7 @@ def figure_run(
     # The noise decays after the same share of a run as in the paper, however long the run is.
     period = max(1, round(decay[1] * rounds / PAPER_EPOCHS))
     if not METHODS[method].noisy:
-        epsilon = 1.0  # so that one run serves all budgets
+        epsilon = 1.0  # so that all budgets share one run
     tree: dict[str, Any] = {
         "seed": seed,
         "rounds": rounds,
@@ -145,7 +146,7 @@ def figure_run(
 
 
 def _sigma(scale: Scale, lens: str, method: str, agents: int, epsilon: float, data: str) -> float:
-    """Return σ under the paper's own sensitivity C/|D_i|. Like the paper, count the decay as free."""
+    """Return σ under the paper's own sensitivity C/|D_i|. As in the paper, the decay of noise costs no ε."""
     records = CATALOGUE[data].shapes["train_inputs"][0] // agents
     records = min(records, scale.records or records)
     rule = "tight" if lens == "same" else METHODS[method].calibration or "theorem1"
@@ -158,7 +159,7 @@ def _published_sigma(rule: str, epsilon: float, releases: int, records: int) -> 
 
 
 def methods_by_label(lens: str) -> dict[str, str]:
-    """Map labels of lines to methods. Under `same` and `honest` all baselines equal the plain rule."""
+    """Return the method of each line by label. For `same` and `honest`, baselines equal the plain rule."""
     if lens == "printed":
         return {name: name for name in ("no-noise", *BASELINES, PROPOSED)}
     return {"no-noise": "no-noise", "every baseline": "plain", PROPOSED: PROPOSED}
@@ -169,8 +170,8 @@ def method_lines(
 ) -> dict[str, list[list[RunConfig]]]:
     """Return the lines of a panel: a map from each label to the runs of all seeds for each point.
 
-    `points`: arguments of `figure_run`, one dictionary per x. `methods` maps labels to methods; by default it
-    is that of the lens.
+    `points`: one dictionary per x, with arguments of `figure_run`. `methods` maps labels to methods; the
+    default is `methods_by_label(lens)`.
     """
     return {
         label: [

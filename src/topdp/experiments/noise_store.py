@@ -1,12 +1,12 @@
-"""The noise of the honest lens: one stored calibration per plan at ε = 1, scaled to all other cases.
+"""The noise of the lens `honest`: one stored calibration per plan at ε = 1, scaled to all other cases.
 
-For the figures and the frontier, whose accounts take hours to compute. `runs/planning.py` calibrates single
-runs.
+The figures and the frontier use it, because their accounts take hours to compute. `runs/planning.py`
+calibrates single runs.
 
-**Guarantees.** σ is that of `privacy.calibrate`: the least with which no coalition of `privacy.colluders`
-agents learns more than the budget, whatever the gradients do (adaptive, sound bound). One record of one agent
-is added or removed; batches are full, shards equal, and the noise is inside the step. A configuration whose σ
-does not follow from a stored σ by exact scaling is refused.
+**Guarantees.** σ is that of `privacy.calibrate`: the least σ with which no coalition of `privacy.colluders`
+agents learns more than the budget, whatever the gradients do (`adaptive`, a sound bound). One record of one
+agent is added or removed; batches are full, shards are equal, and the noise is inside the step. A
+configuration whose σ does not follow from a stored σ by exact scaling is refused.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from topdp.runs.run_outline import RunOutline, budgets, noise_kind
 
 UNIT_RECORDS = 100
 
-MIN_PARALLEL_ACCOUNT_WORK = 2e4  # in units of `_work`; below it, starting processes costs more than it saves
+MIN_PARALLEL_ACCOUNT_WORK = 2e4  # in units of `_work`; for less work, processes cost more than they save
 
 
 class NoiseStore:
-    """The σ of configurations, in one JSON file that maps the names of configurations at ε = 1 to σ."""
+    """The σ of configurations, stored in a JSON file that maps names of configurations at ε = 1 to σ."""
 
     def __init__(self, file: Path, progress: Progress) -> None:
         self.file = file
@@ -50,7 +50,7 @@ class NoiseStore:
         """Calibrate every configuration whose σ is not stored yet."""
         units = {run_name(unit): unit for unit in map(_at_unit_budget, configs) if unit is not None}
         missing = [unit for key, unit in units.items() if key not in self.unit_sigmas]
-        # Longest first, so that no single long one runs alone at the end.
+        # The longest calibrations come first, so that no long one runs alone at the end.
         missing.sort(key=lambda unit: unit.rounds * unit.topology.agents**3, reverse=True)
         parallel = sum(map(_work, missing)) > MIN_PARALLEL_ACCOUNT_WORK
         for done, (unit, sigma) in enumerate(map_in_processes(_sigma_of, missing, parallel), 1):
@@ -61,7 +61,7 @@ class NoiseStore:
                 self.progress(f"calibrated {done} of {len(missing)} plans")
 
     def sigma(self, config: RunConfig) -> float:
-        """Return the full-scale σ of a run: the given one, zero for no noise, or the calibrated one."""
+        """Return the full-scale σ of a run: the configured σ, the calibrated σ, or 0 if there is no noise."""
         unit = _at_unit_budget(config)
         if unit is None:
             sigma = config.privacy.sigma if METHODS[config.method.name].noisy else 0.0
@@ -76,7 +76,7 @@ class NoiseStore:
         return self.unit_sigmas[run_name(unit)] * budget * rounds * _records(unit) / _records(config)
 
     def epsilon_of_all_others(self, configs: Sequence[RunConfig]) -> list[float]:
-        """Return each run's largest ε over agents, against all other agents together."""
+        """Return for each run the largest ε of an agent, against all other agents together."""
         units = [_at_unit_budget(config) for config in configs]
         distinct = {run_name(unit): unit for unit in units if unit is not None}
         noisy = [(unit, self.unit_sigmas[name]) for name, unit in distinct.items()]
@@ -86,7 +86,7 @@ class NoiseStore:
         epsilons = []
         for config, unit in zip(configs, units, strict=True):
             epsilon, delta = config.privacy.epsilon, config.privacy.delta
-            assert unit is not None and isinstance(epsilon, float)  # not a run with a given σ
+            assert unit is not None and isinstance(epsilon, float)  # its configuration does not state σ
             # The ratio between this μ and the budget's is the same at every budget.
             mu = mu_by_unit[run_name(unit)] * _mu(epsilon, delta) / _mu(1.0, delta)
             epsilons.append(float(epsilon_of(mu, delta)))
@@ -100,7 +100,10 @@ def _mu(epsilon: float, delta: float) -> float:
 
 
 def _at_unit_budget(config: RunConfig) -> RunConfig | None:
-    """Return the configuration at ε = 1 from whose σ that of `config` follows; None if σ is given or zero."""
+    """Return the configuration at ε = 1 from whose σ the σ of `config` follows by scaling.
+
+    Return None if `config` states its σ or has no noise. Raise InputError if its σ cannot follow by scaling.
+    """
     if config.privacy.sigma is not None or not METHODS[config.method.name].noisy:
         return None
     if config.data.batch != "full" or config.data.partition != "iid" or config.method.noise_on != "gradient":
@@ -123,13 +126,13 @@ def _at_unit_budget(config: RunConfig) -> RunConfig | None:
             raise InputError(
                 f"Expected numbers for {', '.join(keys)} and no step decay, got {config.method!r}."
             )
-        # With the mean of 1/σ_t² fixed at 1 only the number of rounds matters. Averaging costs no privacy.
+        # With the mean of 1/σ_t² fixed at 1, only the number of rounds matters. Averaging costs no privacy.
         tree["rounds"] = 1
-        steps = config.method.noise_schedule.model_dump(include={"factor", "period"})  # in stored names too
+        steps = config.method.noise_schedule.model_dump(include={"factor", "period"})  # part of stored names
         tree["method"] = {**tree["method"], "noise_schedule": {"kind": "constant", **steps}, "gossip": 0}
     # With the noise inside the step, σ does not depend on clip, step size, data or model; the number of
-    # records scales it. Only a stated curvature is in units of the step. Rounded rows are refused where some
-    # are hidden.
+    # records scales it. Only a stated curvature is in units of the step. The type of rows is kept, because
+    # accountants refuse rounded rows if some rows are hidden.
     rate = config.train.learning_rate if kind == "curvature" else 1.0
     tree["privacy"] = {
         "delta": config.privacy.delta,
@@ -145,7 +148,7 @@ def _at_unit_budget(config: RunConfig) -> RunConfig | None:
 
 
 def _work(unit: RunConfig) -> float:
-    """Estimate the work of an account: rounds times agents, far less where every row is public."""
+    """Return an estimate of the work of an account: rounds times agents, far less if all rows are public."""
     hidden = METHODS[unit.method.name].reuses_noise and unit.method.mode == "sync"
     return unit.rounds * unit.topology.agents / (1 if hidden else 50)
 

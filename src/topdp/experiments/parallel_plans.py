@@ -1,7 +1,7 @@
 """Plans and accounts on all cores: a map over processes, and the plans of a stack of runs.
 
-Runs that differ only in the scale of their noise share one plan, scaled. This module does not import torch:
-the processes would wait for that import.
+Runs that differ only in the scale of their noise share one plan, which is scaled for each of them. This
+module does not import torch, because every process would wait for the import.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ Result = TypeVar("Result")
 def map_in_processes(
     function: Callable[[Item], Result], items: Sequence[Item], parallel: bool
 ) -> Iterator[tuple[Item, Result]]:
-    """Yield each item with its result, in order of completion. Without `parallel`, use this process only."""
+    """Yield each item with its result, in order of completion. If not `parallel`, use only this process."""
     workers = min(len(items), os.cpu_count() or 1)
     if workers < 2 or not parallel:
         yield from ((item, function(item)) for item in items)
         return
-    # Spawn, because fork copies locks that other threads hold.
+    # Processes are spawned, because a fork would copy locks that other threads hold.
     with _one_thread_each(), ProcessPoolExecutor(workers, get_context("spawn")) as pool:
         tasks = {pool.submit(function, item): item for item in items}
         yield from ((tasks[task], task.result()) for task in as_completed(tasks))
@@ -38,9 +38,9 @@ def map_in_processes(
 
 @contextmanager
 def _one_thread_each() -> Iterator[None]:
-    """Limit processes started inside to one core each.
+    """Limit each process that starts inside the `with` statement to one core.
 
-    Linear algebra libraries read these variables on load.
+    Libraries for linear algebra read the environment variables when they are loaded.
     """
     names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
     before = {name: os.environ.get(name) for name in names}
@@ -55,16 +55,16 @@ def _one_thread_each() -> Iterator[None]:
                 os.environ[name] = value
 
 
-MIN_PARALLEL_AGENT_ROUNDS = 1e6  # below this, starting processes costs more than it saves
+MIN_PARALLEL_AGENT_ROUNDS = 1e6  # for less work, starting processes costs more than it saves
 
 
 def shared_plans(runs: list[ResolvedRun], sigmas: list[float]) -> list[Plan]:
-    """Return the pruned plan of each run with its noise. For the engine, not for accounting."""
+    """Return the pruned plan of each run, with its noise. The engine executes them; accountants do not."""
     keys, distinct = [], {}
     for run in runs:
-        along = run.schedule.rate.tobytes(), run.schedule.noise.tobytes()
+        schedule = run.schedule.rate.tobytes(), run.schedule.noise.tobytes()
         rules = run.optimiser, run.robust, run.rounded
-        keys.append((run.config.seed, str(run.config.topology), run.protocol, *rules, *along))
+        keys.append((run.config.seed, str(run.config.topology), run.protocol, *rules, *schedule))
         distinct[keys[-1]] = run
     work = sum(run.config.rounds * run.graph.agents for run in distinct.values())
     plans = dict(map_in_processes(_unit_plan, list(distinct.values()), work > MIN_PARALLEL_AGENT_ROUNDS))

@@ -1,7 +1,7 @@
-"""The walk of `topdp reproduce`: from names of figures to CSV files, pictures and verdicts.
+"""The stages of `topdp reproduce`: from names of figures to CSV files, pictures and verdicts.
 
-It can be resumed, because runs are stored by name. Pictures and verdicts depend on the CSV files alone, so
-`redraw` makes them again without the runs.
+An interrupted reproduction can continue, because runs are stored by name. Pictures and verdicts depend on the
+CSV files alone, so `redraw` makes them again without the runs.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ QUICK_REMARK = "Small runs: these verdicts are about them, not about the paper."
 
 @dataclass(frozen=True)
 class Reproduction:
-    """The verdicts, and the seconds that the runs of each figure took ("all": each run counted once).
+    """The verdicts, and the seconds that the runs of each figure took, without calibrations.
 
-    Calibrations are not counted.
+    Under the key "all" of `seconds`, a run that several figures share counts only once.
     """
 
     seconds: dict[str, float]
@@ -72,7 +72,11 @@ def reproduce(
     progress: Progress,
     seconds_left: float = math.inf,
 ) -> Reproduction:
-    """Make the figures in `out`. Start no more runs after `seconds_left`."""
+    """Make the figures `names` under each of `lenses`, and write them to `out`.
+
+    Return their verdicts and times. After `seconds_left` seconds no more runs start. A frontier is then made
+    from the finished runs; for other figures, raise OutOfTime.
+    """
     _expect_own_folder(out, scale)
     until = time.monotonic() + seconds_left
     runs = FigureRuns(
@@ -125,9 +129,9 @@ def _expect_own_folder(out: Path, scale: Scale) -> None:
         for file in runs.iterdir()
     )
     if out.is_dir() and any(out.iterdir()) and not own:
-        raise ConfigError(f"--out: expected a new or empty folder, or one of topdp reproduce, got {out}.")
-    others = read_json(out / "made.json").values()
-    if any(note["command"].endswith(QUICK_OPTION) != scale.quick for note in others):
+        raise ConfigError(f"--out: expected a new or empty folder, or figures of topdp reproduce, got {out}.")
+    notes = read_json(out / "made.json").values()
+    if any(note["command"].endswith(QUICK_OPTION) != scale.quick for note in notes):
         content = "full runs" if scale.quick else "quick runs"
         raise ConfigError(
             f"--out: {out} contains results of {content}, which would be overwritten. Choose another folder."
@@ -139,7 +143,7 @@ def _stem(figure: PaperFigure, lens: str) -> str:
 
 
 def _redraw(figure: PaperFigure, lens: str, scale: Scale, out: Path) -> list[ClaimVerdict]:
-    """Draw the picture and write the verdicts of one lens, from its CSV file."""
+    """Draw the picture of one lens from its CSV file; write and return the verdicts."""
     stem = out / _stem(figure, lens)
     numbers = read_numbers(lens, figure.panels(scale, lens), stem.with_suffix(".csv"))
     draw(numbers, f"Figure {figure.number}: {figure.title}{scale.remark}", scale.epochs, stem)

@@ -1,8 +1,8 @@
-"""Names of stored runs, and their JSON and CSV files: finished runs are found again and never repeated.
+"""Names of stored runs, so that no finished run is repeated, and the JSON and CSV files of results.
 
-A name is a digest of the settings that *differ* from their defaults. A key added to configurations later
-therefore changes no name while it keeps its default. If the default of an existing key changes, change
-`NAMING_VERSION` too: otherwise runs with the old value are taken for runs with the new one.
+A name is a digest of the settings that *differ* from their defaults. A key that is added to configurations
+later therefore changes no name while it keeps its default. If the default of an existing key changes, change
+`NAMING_VERSION` too, because stored runs with the old default would otherwise be used for the new one.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ def run_name(config: RunConfig) -> str:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """Return the JSON object in `file`; empty if the file does not exist."""
+    """Return the JSON object in `file`, or an empty one if the file does not exist."""
     if not file.exists():
         return {}
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
         if not isinstance(content, dict):
-            raise ValueError(f"it holds a {type(content).__name__}")
+            raise ValueError(f"got a {type(content).__name__}")
     except (OSError, ValueError) as error:
         raise InputError(
-            f"Expected a JSON object in {file}: {error}. Remove the file, or choose another --out."
+            f"Expected a JSON object in {file}, but: {error}. Remove the file, or choose another --out."
         ) from error
     return content
 
@@ -66,11 +66,14 @@ def write_csv(path: Path, lines: Iterable[Iterable[object]]) -> None:
 
 @contextmanager
 def csv_rows(path: Path, what: str) -> Iterator[csv.DictReader[str]]:
-    """Open the results `what` in a CSV file. Raise InputError if they cannot be read, also by the caller."""
+    """Yield the rows of the CSV file `path`. `what`: the content of the file, in words for messages.
+
+    Raise InputError if the file cannot be read, or if the body of the `with` statement cannot use a row.
+    """
     try:
         with path.open(newline="", encoding="utf-8") as file:
             yield csv.DictReader(file)
     except FileNotFoundError:
         raise InputError(f"Expected {what} in {path}, but it does not exist.{REDRAW_REMEDY}") from None
     except (OSError, KeyError, ValueError, TypeError) as error:
-        raise InputError(f"Expected {what} in {path}: {error!r}.{REDRAW_REMEDY}") from error
+        raise InputError(f"Expected {what} in {path}, cannot read it: {error!r}.{REDRAW_REMEDY}") from error

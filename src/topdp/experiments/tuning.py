@@ -1,10 +1,10 @@
 """Search for the best setting of each contender at each budget.
 
-At two anchor budgets it climbs: it moves to the best neighbouring step size until none is better, then for a
-few turns to the best setting that differs in one respect. These settings are carried over to all budgets,
-with the step size interpolated as a power of ε, and refined once more. All contenders take each step
-together, so that their runs can be stacked. The search executes no runs itself: the caller passes a function
-that measures accuracies.
+The search begins at two *anchor* budgets. It moves to the best neighbouring step size until no neighbour is
+better. Then, for a few turns, it moves to the best setting that differs in one respect. Then the settings
+are carried over to all budgets, with the step size interpolated as a power of ε, and the step size is
+improved once more. All contenders take each step of the search together, so that their runs can be stacked.
+The search executes no runs itself: the caller passes a function that measures accuracies.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Knob = Literal["rounds", "exponent", "gossip"]
 
 
 class Case(NamedTuple):
-    """A contender and a budget, for which the search finds the best setting."""
+    """A contender and a budget. The search finds the best setting for each case."""
 
     contender: str
     epsilon: float
@@ -29,12 +29,12 @@ class Case(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A setting. The rate is λ·C: the step size per clipped gradient of norm one."""
+    """A setting that the search may try."""
 
     rounds: int
-    rate: float
+    rate: float  # λ·C: the step size per clipped gradient of norm one
     clip: float
-    exponent: float  # of the noise along the rounds
+    exponent: float  # of the noise schedule
     gossip: int  # averaging steps between gradients
 
 
@@ -49,12 +49,12 @@ Knobs = Mapping[str, frozenset[Knob]]
 class SearchSpace:
     """The values to search: any step size, and the listed values of everything else.
 
-    The first one is the start.
+    The search starts with the first value of each list.
     """
 
     rounds: tuple[int, ...]
     rate: float  # the start at ε = 1
-    growth: float  # the start grows with this power of ε
+    growth: float  # the rate at the start grows as this power of ε
     clips: tuple[float, ...]
     exponents: tuple[float, ...] = (0.5, 0.25, 0.0)
     gossip: tuple[int, ...] = (6, 3)
@@ -64,7 +64,10 @@ class SearchSpace:
     seeds: tuple[int, ...] = (1000,)
 
     def start(self, case: Case, knobs: frozenset[Knob]) -> Candidate:
-        """Return the first setting: with few rounds, which are cheap, or the most if rounds are not tuned."""
+        """Return the setting at which the search starts.
+
+        It has the first number of rounds, which is cheap, or the largest if the rounds are not tuned.
+        """
         budget = min(case.epsilon, max(self.budgets))
         return Candidate(
             rounds=self.rounds[0] if "rounds" in knobs else max(self.rounds),
@@ -76,15 +79,15 @@ class SearchSpace:
 
     def others(self, candidate: Candidate, knobs: frozenset[Knob]) -> Iterator[Candidate]:
         """Yield the settings that differ in one respect other than the step size."""
-        for clip in _but(self.clips, candidate.clip):
+        for clip in _without(self.clips, candidate.clip):
             yield replace(candidate, clip=clip)
-        for rounds in _but(self.rounds, candidate.rounds) if "rounds" in knobs else []:
-            # With the same step size, and with the same total of all steps.
+        for rounds in _without(self.rounds, candidate.rounds) if "rounds" in knobs else []:
+            # Try the same step size, and the step size with which the sum of all steps stays the same.
             yield replace(candidate, rounds=rounds)
             yield replace(candidate, rounds=rounds, rate=candidate.rate * candidate.rounds / rounds)
-        for exponent in _but(self.exponents, candidate.exponent) if "exponent" in knobs else []:
+        for exponent in _without(self.exponents, candidate.exponent) if "exponent" in knobs else []:
             yield replace(candidate, exponent=exponent)
-        for gossip in _but(self.gossip, candidate.gossip) if "gossip" in knobs else []:
+        for gossip in _without(self.gossip, candidate.gossip) if "gossip" in knobs else []:
             yield replace(candidate, gossip=gossip)
 
 
@@ -97,14 +100,17 @@ class BestSetting(NamedTuple):
 
 
 def tune(space: SearchSpace, knobs: Knobs, no_budget: frozenset[str], measure: Measure) -> list[BestSetting]:
-    """Return the best setting of every contender at every budget. Contenders in `no_budget` have ε = ∞."""
+    """Return the best setting of every contender at every budget.
+
+    Contenders in `no_budget` have only one case, with ε = ∞.
+    """
 
     def cases(budgets: tuple[float, ...]) -> list[Case]:
         return [Case(c, e) for c in knobs for e in ((math.inf,) if c in no_budget else budgets)]
 
     climb = _Climb({case: space.start(case, knobs[case.contender]) for case in cases(space.anchors)}, measure)
     climb.move(_other_rates)
-    climb.move(lambda case, at: space.others(at, knobs[case.contender]), space.turns)
+    climb.move(lambda case, setting: space.others(setting, knobs[case.contender]), space.turns)
     climb.move(_other_rates)
     climb.best = {case: carried_over(climb.best, case) for case in cases(space.budgets)}
     climb.move(_other_rates, 1)
@@ -113,7 +119,7 @@ def tune(space: SearchSpace, knobs: Knobs, no_budget: frozenset[str], measure: M
 
 def carried_over(best: Mapping[Case, Candidate], case: Case) -> Candidate:
     """Return the setting of the nearest budget, with the step size scaled by a power of ε."""
-    settings = {at.epsilon: setting for at, setting in best.items() if at.contender == case.contender}
+    settings = {other.epsilon: best[other] for other in best if other.contender == case.contender}
     if case.epsilon in settings:
         return settings[case.epsilon]
     nearest = min(settings, key=lambda epsilon: abs(math.log(epsilon / case.epsilon)))
@@ -121,7 +127,7 @@ def carried_over(best: Mapping[Case, Candidate], case: Case) -> Candidate:
     slope = 0.0
     if low < high:
         slope = math.log(settings[high].rate / settings[low].rate) / math.log(high / low)
-    # Rounded to the factors of two that the climb uses, so that settings coincide and run only once.
+    # Round to the factors of two that the search uses, so that equal settings are measured only once.
     power = round(slope * math.log2(case.epsilon / nearest))
     return replace(settings[nearest], rate=settings[nearest].rate * 2.0**power)
 
@@ -138,16 +144,14 @@ class _Climb:
         return sum(case.contender == contender for case, _ in self.accuracies)
 
     def move(self, neighbours: Callable[[Case, Candidate], Iterable[Candidate]], turns: int = 8) -> None:
-        """Move every case to its best neighbour, until none improves, at most `turns` times."""
+        """Move every case to its best neighbour, at most `turns` times, until no case moves."""
         for _ in range(turns):
-            # The current setting comes first, so that it stays in a tie.
-            around = {case: (at, *neighbours(case, at)) for case, at in self.best.items()}
-            settings = dict.fromkeys((case, p) for case, several in around.items() for p in several)
+            # The current setting comes first, so that it wins a tie.
+            options = {case: (best, *neighbours(case, best)) for case, best in self.best.items()}
+            settings = dict.fromkeys((case, one) for case, ways in options.items() for one in ways)
             new = [setting for setting in settings if setting not in self.accuracies]
             self.accuracies |= zip(new, self.measure(new), strict=True)
-            best = {
-                case: max(several, key=lambda p: self.accuracies[case, p]) for case, several in around.items()
-            }
+            best = {case: max(ways, key=lambda p: self.accuracies[case, p]) for case, ways in options.items()}
             if best == self.best:
                 return
             self.best = best
@@ -157,5 +161,5 @@ def _other_rates(case: Case, candidate: Candidate) -> Iterable[Candidate]:
     return [replace(candidate, rate=factor * candidate.rate) for factor in (0.5, 2.0)]
 
 
-def _but(values: tuple[Value, ...], value: Value) -> list[Value]:
+def _without(values: tuple[Value, ...], value: Value) -> list[Value]:
     return [other for other in values if other != value]

@@ -1,14 +1,14 @@
 """The benchmark's workload, one private round of agents on random records, and how it is timed.
 
-The workload is defined once for all contestants. A round consists of per-example clipped gradients of every
-agent, Gaussian noise for every agent, one step, and mixing with the rows of some others. Records are random,
-and no privacy is accounted.
+The workload is defined once for all contestants, which are the implementations to be compared. A round
+consists of per-example clipped gradients of every agent, Gaussian noise for every agent, one step, and mixing
+with the rows of some other agents. Records are random, and no account is computed.
 
-Contestants are timed in turns, so that a busy moment affects all of them. In its turn each one runs for a
-while, as in training, where rounds follow each other. In a single round a fast contestant would mostly be
-timed filling caches that others have emptied. With one thread the clock is this process's processor time,
-which excludes the time that other processes take. With more threads it is wall time, because waiting between
-threads is part of the cost.
+Contestants are timed in turns, so that a busy moment of the machine affects all of them. In its turn, each
+contestant runs for a while, as in training, where rounds follow each other. If a turn were a single round, a
+fast contestant would mostly be timed while it fills caches that other contestants have emptied. With one
+thread, the clock is the processor time of this process, which excludes other processes. With more threads it
+is wall time, because waiting between threads is part of the cost.
 """
 
 from __future__ import annotations
@@ -49,7 +49,11 @@ class Turns:
         return float(np.median(self.seconds[name]))
 
     def ratio(self, name: str, to: str) -> dict[str, float]:
-        """Return the ratio of best times, and median and quartiles of the ratios within one turn."""
+        """Return the ratios of the times of `name` to those of `to`.
+
+        `best`: the ratio of the best times. `median`, `low`, `high`: median and quartiles of the ratios in
+        the same turn.
+        """
         each = np.quantile(self.seconds[name] / self.seconds[to], [0.25, 0.5, 0.75]).tolist()
         best = self.best(name) / self.best(to)
         return {"best": best, "median": each[1], "low": each[0], "high": each[2]}
@@ -59,7 +63,7 @@ class Turns:
 
 
 def clock() -> tuple[Callable[[], float], str]:
-    """Return the clock and its name."""
+    """Return a function that reads the clock in seconds, and the name of the clock."""
     if torch.get_num_threads() == 1:
         return time.process_time, "processor time"
     return time.perf_counter, "wall time"
@@ -141,12 +145,15 @@ class BenchData:
 
 
 def mix(rows: Tensor, source: Tensor, alpha: float) -> Tensor:
-    """Return α · own row + (1 - α) · the mean of the others'."""
+    """Return α · the own row + (1 - α) · the mean of the rows in `source`, for each agent."""
     return rows[source].mean(1).mul_(1 - alpha).add_(rows, alpha=alpha)
 
 
 def bench_plan(job: BenchJob, data: BenchData, noise: float) -> Plan:
-    """Return the round as a plan. An estimate mixes its own row and others, with gradient and noise."""
+    """Return a plan whose rounds do the work of `job`.
+
+    Each estimate mixes its owner's row and the rows of other agents, and adds gradient and noise.
+    """
     n, R = job.agents, job.rounds + 1
     own = np.arange(n)[:, None]
     share = (1 - job.alpha) / job.degree
@@ -184,7 +191,7 @@ def bench_engine(job: BenchJob, data: BenchData, noise: float) -> Engine:
 
 
 def topdp_round(job: BenchJob, data: BenchData, noise: float) -> Round:
-    """Return a function that executes topdp's next round; after the last it starts again with the first."""
+    """Return a function that executes the next round with topdp. After the last round comes the first."""
     engine = bench_engine(job, data, noise)
     state = engine.resume(0, data.rows.clone())
 

@@ -20,7 +20,7 @@ from topdp.views.terminal.tables import uncut
 
 
 def machine() -> dict[str, Any]:
-    """Describe the machine and the versions that were measured."""
+    """Return a description of the machine and of the versions that were measured."""
     return {
         "topdp": __version__,
         "torch": torch.__version__,

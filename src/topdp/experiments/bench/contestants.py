@@ -27,7 +27,7 @@ NO_OPACUS_REMARK = (
 
 
 def _opacus(job: BenchJob, data: BenchData, noise: float, *, ghost: bool) -> Round:
-    """Make a round with one Opacus model and optimiser per agent. Their parameters are views of `rows`."""
+    """Return a round with one Opacus model and optimiser per agent. Their parameters are views of `rows`."""
     from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping
     from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
     from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
@@ -65,7 +65,7 @@ def _opacus(job: BenchJob, data: BenchData, noise: float, *, ghost: bool) -> Rou
 
 
 def _vmap(job: BenchJob, data: BenchData, noise: float) -> Round:
-    """The obvious vectorisation: vmap over agents and examples, all gradients in memory."""
+    """Return a round with the obvious vectorisation: vmap over agents and examples, gradients in memory."""
     flat = FlatModel(job.network())
 
     def loss(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
@@ -90,7 +90,7 @@ def _vmap(job: BenchJob, data: BenchData, noise: float) -> Round:
 
 
 def _loop(job: BenchJob, data: BenchData, noise: float) -> Round:
-    """Make a round with one backward pass per example."""
+    """Return a round with one backward pass per example."""
     flat = FlatModel(job.network())
     rows = data.rows.clone()
 
@@ -112,7 +112,7 @@ def _loop(job: BenchJob, data: BenchData, noise: float) -> Round:
 
 
 Contestant = Callable[[BenchJob, BenchData, float], Round]
-"""Returns a round of a job, on data, with a noise multiplier."""
+"""A function that returns a round, given a job, data and a noise multiplier."""
 
 OTHER_CONTESTANTS: dict[str, tuple[str, Contestant]] = {
     "ghost": ("Opacus, ghost clipping, agents in sequence", partial(_opacus, ghost=True)),
@@ -125,7 +125,7 @@ CONTESTANT_TITLES = {TOPDP: "topdp", **{name: title for name, (title, _) in OTHE
 
 
 def available(names: Sequence[str]) -> dict[str, Contestant]:
-    """Return topdp and those of `names` that are installed. Raise InputError for an unknown name."""
+    """Return topdp and the installed contestants of `names`. Raise InputError for an unknown name."""
     for name in names:
         if name not in OTHER_CONTESTANTS:
             hint = did_you_mean(name, list(OTHER_CONTESTANTS))
@@ -151,6 +151,6 @@ def largest_difference(job: BenchJob, data: BenchData, contestants: dict[str, Co
     if not worst < 1e-3:
         raise InputError(
             "Expected the same rows from all contestants without noise, got a relative difference of "
-            f"{worst:.1e}. Change --against."
+            f"{worst:.1e}. Name other contestants with --against."
         )
     return worst

@@ -1,8 +1,9 @@
 """The time of each part of a round, beside its floor: the least time this machine could need for it.
 
-Floors are measured in the same turns as the parts: multiplications over the rate of the fastest matrix
-product that fits into the cache, bytes over the bandwidth of a copy that does not fit, draws over the rate of
-the generator by itself. A part may be faster than its memory floor if its rows stay in the cache.
+A floor is an amount of work divided by a rate of this machine. The rates are measured in the same turns as
+the parts. Multiplications are divided by the rate of the fastest matrix product that fits into the cache,
+bytes by the bandwidth of a copy that does not fit, and draws by the rate of the generator alone. A part may
+be faster than its memory floor if its rows stay in the cache.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from topdp.simulator.row_mixing import CpuMixer, RowWork
 from topdp.simulator.simulated_noise import SimulatedDraws
 
 CACHED_DRAW_NUMBERS = 1 << 17
-"""The number of values of a draw that fits into the cache."""
+"""The length of a draw that fits into the cache."""
 
 MATRIX_SIDES = (256, 512, 1024)
 COPY_NUMBERS = 1 << 25
@@ -38,7 +39,7 @@ class RoundPart:
     part: str
     seconds: float
     floor: float
-    because: str
+    because: str  # the amounts from which the floor follows
 
 
 @dataclass(frozen=True)
@@ -51,17 +52,17 @@ class Rates:
 
 
 def multiplications(job: BenchJob) -> int:
-    """Return the number of multiplications in a round.
+    """Return the number of multiplications in a round of the job's network, which has two weight matrices.
 
-    They are those of the forward pass, of the gradients of both matrices, and of the step back through the
-    second matrix.
+    It counts the forward pass, the gradients of both matrices, and the backward pass through the second
+    matrix.
     """
     first, second = job.inputs * job.hidden, job.hidden * job.classes
     return job.agents * job.batch * (2 * first + 3 * second)
 
 
 def traffic(job: BenchJob) -> tuple[int, int]:
-    """Return the least bytes that gradients and mixing read and write if nothing stays in a cache."""
+    """Return the bytes that (gradients, mixing) must read and write if nothing stays in a cache."""
     rows, records = 4 * job.agents * job.parameters, 4 * job.agents * job.batch * job.inputs
     gradients = 2 * rows + 2 * records  # rows read, sums written; records read forward and for the sums
     mixing = (job.degree + 3) * rows  # own row, other rows and sums read; new rows written
@@ -128,7 +129,7 @@ def _torch_product(square: Tensor) -> Tensor:
 
 
 def _onednn_product(square: Tensor) -> Tensor:
-    """Call oneDNN, which torch contains but does not choose, and which is faster on some processors."""
+    """Multiply with oneDNN, which torch contains but does not choose. It is faster on some processors."""
     if not torch._C._has_mkldnn:
         return _torch_product(square)
     result: Tensor = torch.ops.mkldnn._linear_pointwise.default(square, square, None, "none", [], "")
@@ -136,7 +137,7 @@ def _onednn_product(square: Tensor) -> Tensor:
 
 
 _PRODUCTS = {"torch": _torch_product, "oneDNN": _onednn_product}
-"""The faster one defines the machine's rate of multiplications."""
+"""The faster of the two defines the machine's rate of multiplications."""
 
 
 def _rates(times: Turns) -> Rates:

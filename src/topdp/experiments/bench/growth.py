@@ -1,7 +1,8 @@
 """Growth of a round's time and memory with agents, parameters, degree and rounds, one of them at a time.
 
-Each job runs in this process, smaller ones first. With a limit of minutes, the jobs left out are reported.
-Memory is the peak of a job minus what the process held before: rows, records, plan and activations.
+Each job runs in this process; smaller jobs come first. Jobs that do not begin before the time limit are left
+out and reported. Memory is the peak of a job minus what the process held before the job. It contains rows,
+records, plan and activations.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from topdp.experiments.bench.bench_job import BenchData, BenchJob, bench_engine,
 from topdp.runs.pictures.chart_style import BLUE, RED, house_style, save
 
 SMALL_JOB = BenchJob(agents=100, batch=8, inputs=78, hidden=100, degree=1)
-"""9,000 parameters, so that no single product dominates the time."""
+"""It has 9,000 parameters, so that no single matrix product dominates the time."""
 
 CLEAR_REFS_FILE, STATUS_FILE = Path("/proc/self/clear_refs"), Path("/proc/self/status")
 
@@ -55,9 +56,9 @@ def series() -> dict[str, list[tuple[int, BenchJob]]]:
 
 
 def measure_growth(minutes: float, progress: Progress = silent) -> tuple[list[GrowthPoint], list[str]]:
-    """Return the points of all series, and the jobs left out for lack of time.
+    """Return the points of all series, and the jobs that were left out for lack of time.
 
-    The smallest jobs of all series come first, so that a short time gives points of each.
+    The smallest jobs of all series come first, so that every series has points even if the time is short.
     """
     _measure("warm-up", 2, replace(SMALL_JOB, agents=2))  # loads and compiles what all jobs use
     started, points, left_out = perf_counter(), [], []
@@ -89,7 +90,7 @@ def _measure(name: str, value: int, job: BenchJob) -> GrowthPoint:
 
 
 def _reset_peak_megabytes() -> float | None:
-    """Reset the peak memory of this process; return the megabytes it holds, or None if unknown."""
+    """Reset the recorded peak of this process's memory; return the megabytes in use, or None if unknown."""
     gc.collect()
     try:
         ctypes.CDLL(None).malloc_trim(0)  # otherwise this job would reuse memory that earlier jobs freed
@@ -105,7 +106,7 @@ def _status_megabytes(name: str) -> float:
 
 
 def exponents(points: Sequence[GrowthPoint]) -> dict[str, float]:
-    """Return for each series the k with which time grows as value^k over the upper half of its points."""
+    """Return for each series the k for which time grows as value^k, fitted to its upper half of points."""
     powers = {}
     for name in dict.fromkeys(point.series for point in points):
         own = [point for point in points if point.series == name]

@@ -1,4 +1,4 @@
-"""Draw a figure from its numbers: panels side by side, lines are means over seeds, bands their spread."""
+"""Draw a figure from its numbers: one panel beside the other, with means over seeds as lines and bands."""
 
 from __future__ import annotations
 
@@ -49,20 +49,20 @@ def draw(numbers: FigureNumbers, title: str, epochs: int, stem: Path) -> None:
             axis.set_visible(False)
         for axis in axes[:, 0]:
             axis.set_ylabel("mean test accuracy")
-        shown: dict[str, Any] = {}
+        legend: dict[str, Any] = {}
         for axis in axes.flat:
             handles, labels = axis.get_legend_handles_labels()
-            shown |= dict(zip(labels, handles, strict=True))
-        picture.legend(shown.values(), shown, loc="outside lower center", ncols=min(7, len(shown)))
-        above = f"{title}\n{caption(numbers)}\n{LENSES[numbers.lens]}{bands(numbers)}"
-        above = wrapped(above, int(LETTERS_PER_INCH * picture.get_figwidth()))
-        picture.suptitle(above, x=0.01, ha="left", fontsize=10)
+            legend |= dict(zip(labels, handles, strict=True))
+        picture.legend(legend.values(), legend, loc="outside lower center", ncols=min(7, len(legend)))
+        heading = f"{title}\n{caption(numbers)}\n{LENSES[numbers.lens]}{bands(numbers)}"
+        heading = wrapped(heading, int(LETTERS_PER_INCH * picture.get_figwidth()))
+        picture.suptitle(heading, x=0.01, ha="left", fontsize=10)
         for suffix in PICTURE_SUFFIXES:
             save(picture, stem.with_name(stem.name + suffix))
 
 
 def caption(numbers: FigureNumbers) -> str:
-    """Return the line that every picture carries: data, ε with its guarantee, size of the runs, seeds."""
+    """Return the caption of a picture: data, ε with its guarantee, size of the runs, number of seeds."""
     configs = [config for panel in numbers.panels for config in panel.configs()]
     noisy = [config for config in configs if METHODS[config.method.name].noisy]
     data = " and ".join(dict.fromkeys(data_title(config.data.name) for config in configs))
@@ -78,7 +78,7 @@ def caption(numbers: FigureNumbers) -> str:
 
 
 def bands(numbers: FigureNumbers) -> str:
-    """Explain the bands, if the picture has any."""
+    """Return an explanation of the bands, or an empty text if the picture has none."""
     seeds = {config.seed for panel in numbers.panels for config in panel.configs()}
     return "; bands: least to largest seed" if len(seeds) > 1 else ""
 

@@ -1,4 +1,4 @@
-"""The paper's figures: the runs that each needs, and its claims with their checks.
+"""The paper's figures: for each, the runs that it needs, and its claims with their checks.
 
 `FIGURES` maps the number of a figure to its `PaperFigure`. Register a new figure there.
 """
@@ -28,9 +28,9 @@ def in_each_panel(case: Callable[[FigureNumbers, Panel], tuple[bool, str]]) -> C
 
 
 def gap(numbers: FigureNumbers, panel: Panel, at: int = 0) -> float:
-    """Return the proposed method's accuracy minus the best baseline's, as a fraction; means over seeds.
+    """Return the proposed method's final accuracy minus that of the best baseline, as a fraction.
 
-    `at`: the index of x in a panel with x.
+    Both are means over seeds. `at`: the index of x in a panel with x.
     """
     best = max(numbers.end(panel, label, at) for label in numbers.baselines(panel))
     return numbers.end(panel, PROPOSED, at) - best
@@ -42,12 +42,12 @@ def grow(gaps: Sequence[float]) -> bool:
 
 
 def proposed_along_x(numbers: FigureNumbers, panel: Panel) -> list[float]:
-    """Return the proposed method's accuracy at each x of a panel."""
+    """Return the proposed method's final accuracy at each x of a panel."""
     return [numbers.end(panel, PROPOSED, at) for at in range(len(panel.x or ()))]
 
 
 def beats_baselines(numbers: FigureNumbers) -> Cases:
-    """Check that the proposed method beats every baseline: one case per panel and x."""
+    """Check that the proposed method beats every baseline. Return one case per panel and x."""
     cases = []
     for panel in numbers.panels:
         for at in range(len(panel.x or (0,))):
@@ -59,7 +59,7 @@ def beats_baselines(numbers: FigureNumbers) -> Cases:
 
 
 def ordered(better: str, worse: str) -> Check:
-    """Return a check that the line `better` ends above `worse`: one case per panel that has both."""
+    """Return a check that the line `better` ends above `worse`. It has a case for each panel with both."""
 
     def check(numbers: FigureNumbers) -> Cases:
         cases = []
@@ -150,8 +150,8 @@ def grows_as_the_budget_falls(numbers: FigureNumbers, panel: Panel) -> tuple[boo
 
 
 def connection_panels(scale: Scale, lens: str) -> list[Panel]:
-    # Small graphs at the paper's rates are rarely connected, so smaller scales use proportionally higher
-    # rates.
+    # Small graphs at the paper's rates are rarely connected. Therefore smaller scales use higher rates, in
+    # the same proportion.
     factor = (scale.connection or 0.2) / 0.2
     return [
         Panel(

@@ -1,8 +1,9 @@
 """A figure of the paper as data: panels of lines, their numbers, and claims with the checks that test them.
 
-The numbers are stored as CSV: one row for each panel, line, x, seed and statistic over agents (mean, min,
-max); one column for each evaluated round, for panels with x only the last. Pictures and verdicts depend on
-this file alone, so that they can be made again without the runs. `figure_picture` draws figures.
+The numbers are stored as CSV. There is one row for each panel, line, x, seed and statistic over agents (mean,
+min, max), and one column for each evaluated round. Panels with x have only the last round. Pictures and
+verdicts depend on this file alone, so that they can be made again without the runs. `figure_picture` draws
+figures.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ from topdp.runs.config import RunConfig
 
 @dataclass(frozen=True)
 class Panel:
-    """Lines of runs. `lines`: label -> for each x, the runs of all seeds. Without `x`, x is the epoch."""
+    """The lines of a panel. `lines` maps each label to the runs: for each x, the runs of all seeds.
+
+    If `x` is None, the horizontal axis is the epoch, and each label has one list of runs.
+    """
 
     title: str
     lines: Mapping[str, Sequence[Sequence[RunConfig]]]
@@ -34,17 +38,20 @@ class Panel:
         return [config for points in self.lines.values() for seeds in points for config in seeds]
 
 
-Place = tuple[str, str, float | None, int]
-"""The position of a curve in a figure: panel title, line label, x if the panel has one, seed."""
+CurveKey = tuple[str, str, float | None, int]
+"""What identifies a curve in a figure: panel title, line label, x or None, seed."""
 
 
 @dataclass(frozen=True)
 class FigureNumbers:
-    """The measurements for one figure under one lens. Panels with x have only final accuracies."""
+    """The measurements for one figure under one lens. Panels with x have only final accuracies.
+
+    In methods, `at` is the index of x in a panel with x.
+    """
 
     lens: str
     panels: Sequence[Panel]
-    curves: Mapping[Place, Curve]
+    curves: Mapping[CurveKey, Curve]
 
     def __getitem__(self, title: str) -> Panel:
         return next(panel for panel in self.panels if panel.title == title)
@@ -58,7 +65,7 @@ class FigureNumbers:
         return float(self.final(panel, label, at).mean())
 
     def curve(self, panel: Panel, label: str) -> tuple[Floats, Floats]:
-        """Return (completed share of the run [k], accuracy [seeds, k])."""
+        """Return (completed share of the run [k], mean accuracy over agents [seeds, k])."""
         curves = self._of_seeds(panel, label, 0)
         done = np.array([point["round"] for point in curves[0]]) / max(1, curves[0][-1]["round"])
         return done, np.array([[point["mean"] for point in curve] for curve in curves])
@@ -90,10 +97,10 @@ Check = Callable[[FigureNumbers], Cases]
 
 @dataclass(frozen=True)
 class PaperFigure:
-    """A figure. `panels(scale, lens)` returns its panels with the runs they need.
+    """A figure of the paper. `panels(scale, lens)` returns its panels with the runs that they need.
 
-    `claims`: sentences of the paper, paraphrased, with the check of each. A check without cases under a lens
-    gives no verdict.
+    `claims` maps sentences of the paper, paraphrased, to their checks. If a check has no cases under a lens,
+    the claim gets no verdict.
     """
 
     number: str
@@ -131,9 +138,9 @@ OVER_AGENTS = ("mean", "min", "max")
 def write_numbers(panels: Sequence[Panel], runs: FigureRuns, path: Path) -> None:
     """Write all numbers of a figure under one lens to `path`, with the σ of each run."""
     lines = []
-    for place, config in _places(panels):
+    for key, config in _keyed_runs(panels):
         curve = runs[config]
-        lines.append((place, runs.noise.sigma(config), curve if place[2] is None else curve[-1:]))
+        lines.append((key, runs.noise.sigma(config), curve if key[2] is None else curve[-1:]))
     rounds = sorted({point["round"] for _, _, curve in lines for point in curve})
     table: list[list[object]] = [[*KEY_COLUMNS, *rounds]]
     for (title, label, x, seed), sigma, curve in lines:
@@ -145,27 +152,27 @@ def write_numbers(panels: Sequence[Panel], runs: FigureRuns, path: Path) -> None
 
 
 def read_numbers(lens: str, panels: Sequence[Panel], path: Path) -> FigureNumbers:
-    """Read what `write_numbers` wrote; raise InputError if the file is damaged or incomplete."""
-    curves: dict[Place, Curve] = {}
+    """Return what `write_numbers` wrote; raise InputError if the file is damaged or incomplete."""
+    curves: dict[CurveKey, Curve] = {}
     with csv_rows(path, "the numbers of a figure") as table:
         if (table.fieldnames or [])[: len(KEY_COLUMNS)] != KEY_COLUMNS:
             raise ValueError(f"its columns must begin with {', '.join(KEY_COLUMNS)}")
         for row in table:
             x = float(row["x"]) if row["x"] else None
-            place = row["panel"], row["line"], x, int(row["seed"])
-            at = {int(key): float(value) for key, value in row.items() if key not in KEY_COLUMNS and value}
-            curve = curves.setdefault(place, [{"round": t} for t in at])
+            key = row["panel"], row["line"], x, int(row["seed"])
+            at = {int(t): float(value) for t, value in row.items() if t not in KEY_COLUMNS and value}
+            curve = curves.setdefault(key, [{"round": t} for t in at])
             for point, value in zip(curve, at.values(), strict=True):
                 point[row["over_agents"]] = value
-    for place, _ in _places(panels):
-        if not all("mean" in point for point in curves.get(place, [{}])):
+    for key, _ in _keyed_runs(panels):
+        if not all("mean" in point for point in curves.get(key, [{}])):
             raise InputError(
-                f"Expected the line {place} in {path}, but the file comes from other settings.{REDRAW_REMEDY}"
+                f"Expected the line {key} in {path}, but the file comes from other settings.{REDRAW_REMEDY}"
             )
     return FigureNumbers(lens, panels, curves)
 
 
-def _places(panels: Sequence[Panel]) -> list[tuple[Place, RunConfig]]:
+def _keyed_runs(panels: Sequence[Panel]) -> list[tuple[CurveKey, RunConfig]]:
     return [
         ((panel.title, label, None if panel.x is None else panel.x[at], config.seed), config)
         for panel in panels
