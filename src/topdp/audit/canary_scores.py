@@ -170,7 +170,7 @@ def execute(
 
     def draw(number: int, round: int) -> Floats:
         if parts.device.type != "cpu":
-            raise AuditError("Expected a CPU, got a GPU, on which shared draws are lost. Use --device cpu.")
+            raise AuditError("Expected a CPU, got a GPU, which cannot return draws. Use --device cpu.")
         row = torch.empty(parts.flat.dimension, dtype=parts.flat.dtype)
         return _numbers(noise.fill(row, round, number)[coordinates])
 

@@ -86,9 +86,9 @@ def guessing(scores: Floats, present: Bools, guesses: int, delta: float, error: 
     5.78
     """
     order = np.argsort(scores, kind="stable")
-    half = guesses // 2
-    right = int((~present[order[:half]]).sum() + present[order[len(order) - half :]].sum())
-    return largest_excluded(len(scores), 2 * half, right, delta, error)
+    per_side = guesses // 2
+    right = int((~present[order[:per_side]]).sum() + present[order[len(order) - per_side :]].sum())
+    return largest_excluded(len(scores), 2 * per_side, right, delta, error)
 
 
 def largest_excluded(canaries: int, guesses: int, right: int, delta: float, error: float) -> float:
@@ -128,16 +128,16 @@ def guesses_for(canaries: int, mu: float, delta: float, error: float) -> int:
     `error`: the largest probability that the bound is wrong.
     """
 
-    def expected(half: int) -> float:
+    def expected(per_side: int) -> float:
         def too_many(edge: float) -> float:
-            return float(ndtr(-edge) + ndtr(mu - edge)) - 2 * half / canaries
+            return float(ndtr(-edge) + ndtr(mu - edge)) - 2 * per_side / canaries
 
         edge = brentq(too_many, -40.0, 40.0 + mu)
         share = ndtr(mu - edge) / (ndtr(mu - edge) + ndtr(-edge))
-        return largest_excluded(canaries, 2 * half, int(2 * half * share), delta, error)
+        return largest_excluded(canaries, 2 * per_side, int(2 * per_side * share), delta, error)
 
-    halves = {max(1, int(canaries / 2**k / 2)) for k in np.arange(0, 6.5, 0.5)}
-    return 2 * max(sorted(halves, reverse=True), key=expected)
+    choices = {max(1, int(canaries / 2**k / 2)) for k in np.arange(0, 6.5, 0.5)}
+    return 2 * max(sorted(choices, reverse=True), key=expected)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -74,7 +74,10 @@ class FigureRuns:
         return {"runs": len(notes), "seconds": round(sum(note["seconds"] for note in notes), 3), **names}
 
     def execute(self, configs: Iterable[RunConfig]) -> None:
-        """Execute the runs without a stored result. Raise OutOfTime after the time limit."""
+        """Execute the runs without a stored result, and store their results.
+
+        Raise OutOfTime if the time limit passes before the last stack starts.
+        """
         distinct = {run_name(c): c for c in configs}.values()
         self.noise.calibrate(distinct)
         missing = [c for c in distinct if not self._read(c)]
@@ -124,8 +127,8 @@ class FigureRuns:
                     curve.append({"round": t, **{key: round(float(v), 5) for key, v in point.items()}})
             if time.perf_counter() - reported > REPORT_INTERVAL_SECONDS:
                 reported = time.perf_counter()
-                left = (reported - started) / (t + 1) * (first.rounds - t)
-                self.progress(f"  round {t} of {first.rounds}, {left:.0f} s left in this stack")
+                seconds = (reported - started) / (t + 1) * (first.rounds - t)
+                self.progress(f"  round {t} of {first.rounds}, {seconds:.0f} s left in this stack")
         return curves
 
 

@@ -72,7 +72,7 @@ def read_places(file: Path) -> list[PublishingPlace]:
     try:
         tree = toml_text.parse_toml(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise InputError(f"{file}: expected a TOML file of [[agent]] tables: {error}") from error
+        raise InputError(f"{file}: expected a TOML file of [[agent]] tables, got: {error}") from error
     tables = tree.get("agent")
     if not isinstance(tables, list) or not tables or set(tree) != {"agent"} or len(tables) > MAX_PLACES:
         raise InputError(f"{file}: expected 1 to {MAX_PLACES} [[agent]] tables and nothing else.")

@@ -2,7 +2,7 @@
 
     /                     all runs and agents             /api/runs
     /runs/ID              one run                         /api/runs/ID/facts
-    /compare?run=ID...    several runs                    the same, of each
+    /compare?run=ID...    several runs                    the same, for each run
     /agents/ID            an agent's links and ledger     /api/agents/ID
     /federation           what agents publish             /api/federation, /api/published
                           changes                         /api/events

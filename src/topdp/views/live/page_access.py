@@ -193,11 +193,11 @@ def new_token() -> str:
     return secrets.token_urlsafe(32)
 
 
-def _checked(token: str, place: str) -> str:
+def _checked(token: str, origin: str) -> str:
     allowed = token.isascii() and token.isprintable() and " " not in token
     if len(token) < MIN_TOKEN_CHARACTERS or not allowed:
         raise InputError(
-            f"{place}: expected a token of at least {MIN_TOKEN_CHARACTERS} letters, digits and signs, got "
+            f"{origin}: expected a token of at least {MIN_TOKEN_CHARACTERS} letters, digits and signs, got "
             f"{len(token)} characters. Name a file that does not exist: topdp dash writes a token to it."
         )
     return token

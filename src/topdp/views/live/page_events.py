@@ -1,4 +1,4 @@
-"""Publish events to the pages that listen: replay missed ones, and drop listeners that are too slow.
+"""Publish events to the pages that listen: replay missed events, and drop pages that are too slow.
 
 The name of an event consists of an identifier of the server's start and a number. A page that reconnects
 names the last event that it received, and gets all later events. If these are no longer stored, or if the

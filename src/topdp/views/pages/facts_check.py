@@ -105,9 +105,9 @@ def _is_spread(value: object) -> bool:
     return all(map(_is_value, parts)) and len({isinstance(part, list) for part in parts}) == 1
 
 
-def _refuse(wrong: Sequence[str], place: object) -> None:
+def _refuse(wrong: Sequence[str], where: object) -> None:
     if wrong:
         raise RunFolderError(
-            f"Expected the content that topdp writes in {place}, got invalid values of "
+            f"Expected the content that topdp writes in {where}, got invalid values of "
             f"{', '.join(wrong)[:200]}. The file was changed or is damaged."
         )

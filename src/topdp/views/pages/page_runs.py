@@ -24,7 +24,7 @@ def runs_in(paths: Sequence[Path]) -> list[RunFolder]:
             folders.setdefault(run.resolve(), RunFolder.open(run))
     if len(folders) > MAX_REPORT_RUNS:
         raise RunFolderError(
-            f"Expected at most {MAX_REPORT_RUNS} runs in one report, got {len(folders)}. Name fewer."
+            f"Expected at most {MAX_REPORT_RUNS} runs in one report, got {len(folders)}. Name fewer runs."
         )
     return list(folders.values())
 

@@ -46,7 +46,7 @@ def statement_yaml(content: dict[str, Any]) -> str:
 
 
 def statement_html(content: dict[str, Any]) -> str:
-    """Return a page to print, without scripts."""
+    """Return the statement as an HTML page for print, without scripts."""
     style = static_text("topdp.css")
     page = templates().get_template("statement.html")
     return page.render(said=content, version=__version__, style=Markup(style), policy=policy([], [style]))

@@ -1,4 +1,4 @@
-// The report: reads the facts that the page contains, and shows every run in its element.
+// The report: reads the facts that the page contains, and shows each run in its own element.
 "use strict";
 (() => {
   const topdp = window.topdp;

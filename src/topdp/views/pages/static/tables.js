@@ -31,7 +31,7 @@
   };
   topdp.percent = (value, digits = 2) =>
     value === null || value === undefined ? "undefined" : `${(100 * value).toFixed(digits)}%`;
-  // For upper bounds: rounded up.
+  // A number rounded up, for upper bounds.
   topdp.atMost = (value) => `${(Math.ceil(1e4 * value - 1e-7) / 100).toFixed(2)}%`;
   topdp.metric = (name, shares, value) =>
     value === null || value === undefined
@@ -85,7 +85,7 @@
     return String(a).localeCompare(String(b), undefined, { numeric: true });
   };
 
-  // A fold for long content: filled when it is first opened, and again when its facts change.
+  // A section that can be opened. It is filled when it is first opened, and again when its facts change.
   topdp.fold = (title, fill, { print = false } = {}) => {
     const inside = el("div", {});
     const fold = el("details", { class: print ? "print-open" : null }, el("summary", {}, title), inside);
@@ -116,7 +116,7 @@
   };
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
 
-  // Printed pages use the light theme, and important folds are open.
+  // Printed pages use the light theme, and their important sections are open.
   let before = null;
   addEventListener("beforeprint", () => {
     if (before) return;
