@@ -25,9 +25,9 @@ MAX_LINKS_FILE_BYTES = 50_000_000
 def graph_of(folder: RunFolder, plan: Plan) -> tuple[Topology | None, list[str]]:
     """Return (graph of the plan, notes for the page).
 
-    The graph is None if the plan has only one agent, or if the edges of the plan do not connect all agents.
-    Otherwise it is the graph of the configuration, with its names of agents, if that graph contains all edges
-    of the plan. If it does not, the graph consists of the edges of the plan, and agents are numbered.
+    The graph is that of the configuration, with its names of agents, if it contains all edges of the plan.
+    Otherwise the graph consists of the edges of the plan, and agents are numbered. The graph is None if the
+    plan has only one agent, or if the edges of the plan have to be used but do not connect all agents.
     """
     if plan.agents == 1:
         return None, []

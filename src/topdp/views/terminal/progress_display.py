@@ -125,7 +125,7 @@ class ProgressBars(ProgressDisplay):
 
 @contextmanager
 def show_progress(console: Console, title: str, stage: str = "") -> Iterator[ProgressDisplay]:
-    """Yield a display for the progress of a command, which disappears after the body of the `with` statement.
+    """Display the progress of a command while the body of the `with` statement runs, and yield the display.
 
     Enter it before slow imports, so that people see that the command works. `stage`: the first stage, which
     is reported at once.
