@@ -67,7 +67,7 @@ def test_a_run_that_is_not_what_it_says_is_not_audited(topdp, config, tmp_path):
     file = tmp_path / "run" / "config.toml"
     file.write_text(file.read_text(encoding="utf-8").replace("alpha = 0.25", "alpha = 0.5"), encoding="utf-8")
     done = topdp("audit", tmp_path / "run", "--out", tmp_path / "found")
-    assert done.code == 2 and "Expected plan.npz" in done.err
+    assert done.code == 2 and "Expected the plan of config.toml" in done.err
     assert not (tmp_path / "found").exists()
 
 
