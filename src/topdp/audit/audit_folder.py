@@ -34,7 +34,7 @@ def expect_new_folder(out: Path) -> None:
 
 @contextmanager
 def new_audit_folder(out: Path) -> Iterator[None]:
-    """Create `out` before the body of the `with` statement runs, so that errors of the folder come early.
+    """Create `out` before the body of the `with` statement runs, so that an unusable `out` shows early.
 
     If the body raises an error, remove the folder.
     """

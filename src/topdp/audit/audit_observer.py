@@ -114,7 +114,7 @@ def _seen(public: Public) -> str:
 
 
 def expect_observer(text: str, sees: str | None, owner: int | None, agents: int) -> None:
-    """Raise AuditError unless the arguments name an observer. `sees` and `owner` are None by default."""
+    """Raise AuditError unless the arguments name an observer. `sees`, `owner`: None for the default."""
     if sees is not None and sees not in SEES:
         raise AuditError(f"--sees: expected a known value, got {sees!r}.{did_you_mean(sees, list(SEES))}")
     if owner is not None:

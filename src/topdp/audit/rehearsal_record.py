@@ -30,7 +30,7 @@ RECORDING_FOLDER = "recording"
 
 
 def rehearsal_folder(path: Path) -> Path | None:
-    """Return the folder of a rehearsal: `path`, or `path`/agents of a run folder. None if there is none."""
+    """Return the folder of a rehearsal: `path`, or the folder `agents` in it; None if neither."""
     return next((folder for folder in (path, path / "agents") if (folder / CANARIES_FILE).is_file()), None)
 
 

@@ -62,7 +62,7 @@ def contenders(agents: int) -> dict[str, Contender]:
 
 
 def coalitions(agents: int) -> list[int]:
-    """Return the coalition sizes: one, three and half of the agents."""
+    """Return the coalition sizes: one agent, three agents, and half of the agents."""
     return sorted({1, min(3, agents // 2), agents // 2})
 
 

@@ -146,7 +146,7 @@ def figure_run(
 
 
 def _sigma(scale: Scale, lens: str, method: str, agents: int, epsilon: float, data: str) -> float:
-    """Return σ under the paper's own sensitivity C/|D_i|. As in the paper, the decay of noise costs no ε."""
+    """Return σ under the paper's own sensitivity C/|D_i|. As in the paper, it ignores the decay of noise."""
     records = CATALOGUE[data].shapes["train_inputs"][0] // agents
     records = min(records, scale.records or records)
     rule = "tight" if lens == "same" else METHODS[method].calibration or "theorem1"

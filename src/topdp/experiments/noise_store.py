@@ -87,7 +87,7 @@ class NoiseStore:
         for config, unit in zip(configs, units, strict=True):
             epsilon, delta = config.privacy.epsilon, config.privacy.delta
             assert unit is not None and isinstance(epsilon, float)  # its configuration does not state σ
-            # The ratio between this μ and the budget's is the same at every budget.
+            # The ratio of this μ to the μ of the budget is the same at every budget.
             mu = mu_by_unit[run_name(unit)] * _mu(epsilon, delta) / _mu(1.0, delta)
             epsilons.append(float(epsilon_of(mu, delta)))
         return epsilons

@@ -129,7 +129,7 @@ class FederationFeed:
     async def run(self, events: Events) -> None:
         """Poll every place at its own pace until cancelled, and publish changes.
 
-        Uses its own threads, so that places that do not answer delay only each other.
+        It uses threads of its own, so that places that do not answer delay only each other.
         """
         if not self.places:
             return
@@ -160,7 +160,10 @@ class FederationFeed:
 
 
 def fetch_agents(place: PublishingPlace) -> list[dict[str, Any]]:
-    """Fetch and return the facts that a place publishes now. Raise FetchError if there are none."""
+    """Fetch and return the facts that a place publishes now.
+
+    Raise FetchError if there is no response, or if it is invalid or of another agent.
+    """
     body = fetch(place.url + PUBLISHED_PATH, place.token, place.certificate)
     try:
         published = PublishedAgents.model_validate_json(body)

@@ -26,8 +26,8 @@ from topdp.views.live.page_access import PageGuard, is_loopback
 
 MAX_CONNECTIONS = 256  # a page needs one or two
 MAX_CONNECTIONS_PER_ADDRESS = 64  # for addresses other than this machine
-REQUEST_SECONDS = 10.0  # to send a request
-SERVER_SHUTDOWN_SECONDS = 1  # for requests in progress
+REQUEST_SECONDS = 10.0  # a client must send a request within this time
+SERVER_SHUTDOWN_SECONDS = 1  # the time that a stop leaves to requests in progress
 
 
 def bound_socket(host: str, port: int) -> socket.socket:

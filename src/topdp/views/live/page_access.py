@@ -138,7 +138,7 @@ class PageGuard:
 
 
 def refusal_response(refusal: Refusal, path: str) -> Response:
-    """Return a page for people, or JSON for programs."""
+    """Return the refusal as JSON if `path` is for programs, and otherwise as a page for people."""
     headers = {"www-authenticate": "Bearer"} if refusal is NO_TOKEN else {}
     if path.startswith("/api/"):
         return JSONResponse({"problem": refusal.words}, refusal.status, headers)

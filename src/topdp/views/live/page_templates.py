@@ -9,8 +9,9 @@ LIVE_SCRIPTS = (*PAGE_SCRIPTS, "live.js", "dash.js", "dash-runs.js", "dash-agent
 
 
 def page(template: str, **facts: object) -> str:
-    """Return the HTML of a page. `facts`: the values in the template. `id`, `ids`: the runs or agents of the
-    page. `kind`: the kind of the page, for its script.
+    """Return the HTML of a page: `template`, filled in with `facts`.
+
+    `id`, `ids`: the runs or agents of the page. `kind`: the kind of the page, for its script.
     """
     defaults: dict[str, object] = {"id": "", "ids": [], "planner": False}
     defaults |= {"styles": LIVE_STYLES, "scripts": LIVE_SCRIPTS}

@@ -32,9 +32,9 @@ from topdp.views.live.page_templates import page
 from topdp.views.terminal.planned_table import lines, remarks
 
 MAX_REQUEST_BYTES = 20_000
-PLAN_REQUEST_SECONDS = 10.0  # to send a request
+PLAN_REQUEST_SECONDS = 10.0  # a page must send a request within this time
 PLANNER_THREADS = 2
-MAX_PLAN_REQUESTS = 16  # waiting or computed
+MAX_PLAN_REQUESTS = 16  # requests that wait or are being computed
 MAX_ANSWER_SECONDS = 120.0
 """The time after which the page stops computing an answer. The command line has no such limit."""
 
@@ -67,7 +67,7 @@ class PlanRequest:
 
 
 class PlannerService:
-    """Answers the requests of all pages of a server."""
+    """The service that answers the requests of all pages of a server."""
 
     def __init__(self) -> None:
         self.memory = ObserverCache()

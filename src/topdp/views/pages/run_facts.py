@@ -237,7 +237,7 @@ def _progress(folder: RunFolder, state: str, info: dict[str, Any], rounds: int) 
 def _metrics(lines: list[dict[str, Any]]) -> dict[str, Any] | None:
     """Return metrics.jsonl as columns, or None if it is empty.
 
-    Metrics with several values, one per class, are returned of the last line only.
+    Metrics with several values, one per class, are returned only for the last line.
     """
     if not lines:
         return None

@@ -51,7 +51,7 @@ class AgentRecord:
     departed: str | None
     departures: Collection[str]  # members that dropped out within the reserve
     gone: Collection[str]  # members that count as colluders because they are gone
-    upgraded: bool  # whether a version that signed no rows began the ledger
+    upgraded: bool  # whether the ledger was begun by a version that did not sign rows
 
     @property
     def protects(self) -> bool:

@@ -146,7 +146,7 @@ def _progress(record: AgentRecord) -> dict[str, Any]:
 
 
 def _larger_groups(record: AgentRecord) -> dict[str, Any]:
-    """Return the facts about more colluders than the guarantee counts; none if it counts no colluders."""
+    """Return the facts for the sentences about more colluders than the guarantee counts."""
     setup, members = record.setup, len(record.setup.manifest.names)
     reserved = f", {setup.reserve} of them as a reserve for members that drop out"
     return {
