@@ -128,7 +128,7 @@ def test_what_cannot_be_judged_is_said(tmp_path):
 def test_an_agent_whose_budget_ends_is_no_rehearsal(tmp_path):
     made = rehearsed(tmp_path, options={2: {"epsilon": 1.0}})
     assert made.results()[2]["stopped_at"] is not None
-    with pytest.raises(AuditError, match="agent 2's records did not enter"):
+    with pytest.raises(AuditError, match="the budget of agent 2 was used up before round"):
         of_recordings(tmp_path, AuditRequest()).execute(silent)
 
 
