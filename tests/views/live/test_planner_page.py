@@ -92,7 +92,11 @@ def test_what_it_says_to_copy_is_the_setting(client, tmp_path):
         ({"model.name": "os:abort"}, "model.name", "got 'os:abort'"),
         ({"topology.kind": "file"}, "topology.kind", "got 'file'"),
         ({"privacy.epsilon": "9" * 300}, "privacy.epsilon", "at most 200 characters"),
-        ({"privacy.epsilon": "[1, 2]"}, "privacy.epsilon", "expected one number, or a list of 5 numbers, one per agent, got a list of 2"),
+        (
+            {"privacy.epsilon": "[1, 2]"},
+            "privacy.epsilon",
+            "expected one number, or a list of 5 numbers, one per agent, got a list of 2",
+        ),
     ],
     ids=str,
 )
