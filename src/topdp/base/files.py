@@ -13,12 +13,14 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import numpy as np
 from filelock import lock_descriptor
 
-from topdp.base.array_types import AnyArray
 from topdp.errors import InputError
+
+if TYPE_CHECKING:
+    from topdp.base.array_types import AnyArray
 
 # What file readers raise if bytes are missing or changed, or if they belong to another kind of file.
 UNREADABLE_FILE_ERRORS = (
@@ -61,6 +63,8 @@ def read_arrays(path: Path) -> dict[str, AnyArray]:
 
     Raise one of `UNREADABLE_FILE_ERRORS` if the file cannot be read.
     """
+    import numpy as np  # slow to import, and not needed to write files
+
     with path.open("rb") as file:
         if not zipfile.is_zipfile(file):
             raise ValueError("expected an archive of named arrays, got another kind of file")
