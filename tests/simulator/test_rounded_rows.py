@@ -182,7 +182,7 @@ def test_what_is_not_made_for_rounded_rows_is_refused():
     with pytest.raises(InputError, match="rounded to bfloat16 in a stack of runs"):
         stack_plans([plan])
     shards = blobs(AGENTS)
-    with pytest.raises(InputError, match="rounded where agents are hostile"):
+    with pytest.raises(InputError, match="rounded if agents are hostile"):
         Engine(
             plan,
             ClippedGradients(linear_model(), 1.0),

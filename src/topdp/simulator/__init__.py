@@ -1,1 +1,1 @@
-"""Simulation: execution of plans on data in one process, over ranks or by CUDA replay. Requires torch."""
+"""Simulation: execution of plans on records in one process, over ranks or by CUDA replay. Needs torch."""

@@ -1,7 +1,7 @@
 """The step of a non-linear optimiser at the end of a round, for the simulator and for agents.
 
-The step reads released rows, and rows that are functions of those. So it costs no privacy where every row
-counts as seen. All other rows of a plan are sums, which `row_mixing` makes.
+The step reads released rows, and rows that are functions of released rows. So it costs no privacy in an
+answer for which the observer sees every row. All other rows of a plan are sums, which `row_mixing` makes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from topdp.plan import AdamSettings, AdaptiveSteps, Plan
 
 
 def adaptive_step(plan: Plan, round: int, rows: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Return the estimate and the memory rows after `round`, in the order of `AdaptiveSteps`.
+    """Return the estimate and the rows of the optimiser's state after `round`, in the order of
+    `AdaptiveSteps`.
 
     `rows`: the same rows before `round`, in the same order; each is one row [d], or [agents, d].
     """

@@ -1,7 +1,7 @@
 """One round as device operations that never wait for the CPU, so that they can be recorded.
 
-A clock on the device holds the number of the round, so one recording serves all rounds of its kind.
-`cuda_replay.py` decides when recordings are replayed, and checks them.
+A clock on the device holds the number of the round, so one recording can be replayed for all rounds of its
+kind. `cuda_replay.py` decides when recordings are replayed, and checks them.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from topdp.simulator.simulation import State
 
 @final
 class RoundProgram:
-    """One round of `engine`, which has a `CudaMixer`, on tensors that stay where they are.
+    """One round of `engine`, which has a `CudaMixer`, on tensors whose addresses never change.
 
-    **Guarantees.** Records, divisors, clipping and draws are those of `Engine.advance` in the same round;
-    sums may be rounded differently if the tensors of a round hold more records than the round uses. Gradients
-    that are not finite are left out; otherwise `watch` reports them, and no row made since may be used.
+    **Guarantees.** Records, divisors, clipping and draws are those of `Engine.advance` in the same round.
+    Sums may be rounded differently if the tensors of a round hold more records than the round uses. Gradients
+    that are not finite are either left out, or reported by `watch`. In the second case, no row that was made
+    since the last `begin` may be used.
     """
 
     def __init__(self, engine: Engine, tables: RoundTables, watch: FailureFlags) -> None:
@@ -35,7 +36,7 @@ class RoundProgram:
         self.buffers = (engine.buffers.of(0), engine.buffers.of(1))
         self.sums = engine.buffers.empty(engine.held).zero_()
         self._saved = engine.buffers.empty(engine.buffers.capacity)
-        self._clock = torch.zeros(2, dtype=torch.int32, device=device)  # place in the chunk, round
+        self._clock = torch.zeros(2, dtype=torch.int32, device=device)  # position in the chunk, round
         like = self._mixer.packed(range(1)).tables()
         rows = [tables.length + 1, *[tables.max_rows] * (len(like) - 1)]
         self._packed = PackedRows.of(
@@ -65,18 +66,19 @@ class RoundProgram:
             self._weights[: len(chunk.weights)].copy_(chunk.weights).div_(self._divisor)
 
     def begin(self, state: State, chunk: RoundChunk) -> None:
-        """Set the clock to the round after `state`, and copy the state's rows, which
-        later rounds overwrite.
+        """Set the clock to the round after `state`, and copy the rows of `state`, because later rounds
+        overwrite them.
         """
         before = self.buffers[(state.releases - 1) % 2][: len(state.rows)]
         self._saved[: len(state.rows)].copy_(state.rows)
-        if before.data_ptr() != state.rows.data_ptr():  # a start, or of a checkpoint
+        if before.data_ptr() != state.rows.data_ptr():  # the rows are starts, or come from a checkpoint
             before.copy_(state.rows)
         self.watch.clear()
         self.set_clock(state.releases, chunk)
         self._engine.buffers.begin_both()  # until `end` or `put_back`
 
     def set_clock(self, round: int, chunk: RoundChunk) -> None:
+        """Set the clock to `round`, whose tables are in `chunk`."""
         self._clock.copy_(torch.tensor([round - chunk.rounds.start, round], dtype=torch.int32))
 
     def put_back(self, state: State) -> None:
@@ -85,19 +87,20 @@ class RoundProgram:
         self._engine.buffers.complete(state.releases)
 
     def end(self, state: State, count: int) -> State:
-        """Return the state that `count` rounds after `state` have led to."""
+        """Return the state after `count` rounds that began with `state`."""
         releases = state.releases + count
         made = len(self._engine.layout.made(releases - 1))
-        if count == 1:  # its rows are still there
+        if count == 1:  # the rows of `state` are still in the other buffer
             self._engine.buffers.complete(state.releases)
         self._engine.buffers.complete(releases)
         return State(releases, self.buffers[(releases - 1) % 2][:made])
 
     def make_round(self, odd: int, carries: bool) -> None:
-        """Make the round that the clock shows; `odd`: its number modulo 2; `carries`: whether rows carry
-        gradients.
+        """Make the round that the clock shows.
 
-        All operations here are recorded: a number from the CPU would keep its value of the recording.
+        `odd`: the number of the round modulo 2; `carries`: whether rows carry gradients. All operations here
+        are recorded. So no operation may use a number from the CPU, except these two: every replay would use
+        the value that the number had in the recording.
         """
         before, out = self.buffers[1 - odd], self.buffers[odd]
         self._mixer.by_clock(before, self._mean_gradients(before) if carries else before, out,
@@ -105,7 +108,7 @@ class RoundProgram:
         self._clock += 1
 
     def _mean_gradients(self, before: Tensor) -> Tensor:
-        """Return [agents, d] as `Engine.mean_gradients` does, with divisors applied as weights of records."""
+        """Return [agents, d] as `Engine.mean_gradients` does; divisors are applied as weights of records."""
         engine = self._engine
         inputs, targets, weights = self._batch()
         with engine.gradients.noting_failures(self.watch):

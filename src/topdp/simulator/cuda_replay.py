@@ -1,8 +1,9 @@
 """CUDA replay: executes several rounds of an engine by replaying recordings, and checks the recordings.
 
-Replays number 1, 2, 8, 64, 512, ... of each recording are compared with the engine's round. Rounds that a
-recording cannot handle (an agent diverged, a record overflows) are made again by the engine, from the state
-before them. `cuda_program.py` defines the recorded operations, `engine.py` the rounds.
+Replays number 1, 2, 8, 64, 512, ... of each recording are compared with the round that the engine makes. If a
+recording cannot handle a round, because an agent diverged or a gradient overflows, the engine makes the
+rounds again from the state before them. `cuda_program.py` defines the recorded operations, `engine.py` the
+rounds.
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ from topdp.simulator.row_mixing import RowWork
 from topdp.simulator.row_mixing_cuda import CudaMixer
 from topdp.simulator.simulation import SimulationWrapper, State
 
-# (warm-up, function) -> replay: records the function, which calling the result repeats.
+# (warm-up, function) -> replay: records the function; a call of the result repeats it.
 Record = Callable[[Callable[[], None], Callable[[], None]], Callable[[], None]]
 
 # The environment variable that switches replay off, unless it is empty or 0.
 EAGER_VARIABLE = "TOPDP_EAGER"
 
-# The largest distance of mean gradients, relative to their length, that rounding explains; ten times as much
-# if matrix products are rounded to 10 bits.
+# The largest distance between mean gradients that rounding can cause, relative to their norm. If matrix
+# products are rounded to 10 bits, ten times as much is allowed.
 GRADIENT_TOLERANCE = 1e-3
 
-# The same relative to the clip, which bounds terms that may have cancelled.
+# The same, relative to the clip, which bounds terms that may have cancelled.
 CLIP_TOLERANCE = 1e-6
 
 # The number of replays that may be repeated because norms overflowed, before CUDA replay is switched off.
@@ -46,21 +47,23 @@ MAX_OVERFLOWS = 3
 
 
 class _MismatchError(Exception):
-    """A replay differs from the engine's round."""
+    """An error for a replay that differs from the round that the engine makes."""
 
 
 def supports(plan: Plan) -> str | None:
-    """Return None, or the need of `plan` that CUDA replay does not support."""
+    """Return None if CUDA replay supports `plan`, and otherwise what it needs that is not supported."""
     return unsupported(plan, {Capability.SHARED_DRAWS, Capability.PRUNED_ROWS})
 
 
 @final
 class CudaReplay(SimulationWrapper):
-    """Advances `engine` by replays if they are possible and verified, and otherwise by `Engine.advance`.
+    """A simulation that advances `engine` by replays if they are possible and verified, and otherwise by
+    `Engine.advance`.
 
-    **Guarantees.** Rows are those that `Engine.advance` makes, up to rounding of sums of gradients; draws are
-    those of the round, identical to the last bit wherever they are compared. If a call fails, the state that
-    was passed in is intact; after an interrupt, `holds` returns False for a state whose rows were damaged.
+    **Guarantees.** Rows are those that `Engine.advance` makes, up to rounding of sums of gradients. Draws are
+    those of the round; whenever a replay is compared with the engine, they must be identical to the last bit.
+    If a call fails, the state that was passed in is intact. After an interrupt, `holds` returns False for a
+    state whose rows were damaged.
     """
 
     def __init__(self, engine: Engine, record: Record | None = None) -> None:
@@ -71,7 +74,7 @@ class CudaReplay(SimulationWrapper):
         self._chunk: RoundChunk | None = None
         self._replays: dict[tuple[int, bool], Callable[[], None]] = {}
         self._count: dict[tuple[int, bool], int] = {}
-        self._replay_from = 0  # earlier releases are made by the engine
+        self._replay_from = 0  # the engine makes all earlier releases
         self._overflows = 0
         self._blanks = False
         # The reason why the engine makes every round; None while rounds are replayed.
@@ -86,8 +89,8 @@ class CudaReplay(SimulationWrapper):
             raise
         except _MismatchError as error:
             self._give_up(str(error))
-        except Exception as error:  # of the recording, in many types; an error of the round comes again
-            first = error.__context__ or error  # a recording that was aborted fails once more at its end
+        except Exception as error:  # errors of a recording have many types; the engine repeats other errors
+            first = error.__context__ or error  # an aborted recording raises a second error at its end
             self._give_up(f"{type(first).__name__}: {str(first).partition(chr(10))[0]}")
         else:
             if advanced is not None:
@@ -99,7 +102,7 @@ class CudaReplay(SimulationWrapper):
         program, tables = self._ready()
         r = state.releases
         if self._chunk is None or r not in self._chunk.rounds:
-            self._chunk = None  # until the whole next chunk is loaded
+            self._chunk = None  # no chunk is valid until the next one is completely loaded
             chunk = tables.chunk(r // tables.length)
             program.load(chunk)
             self._chunk = chunk
@@ -121,7 +124,7 @@ class CudaReplay(SimulationWrapper):
             return program.end(state, count)
         program.put_back(state)
         self._replay_from = r + count
-        if not flags.examples:  # from now on they are left out in every round, as the engine does
+        if not flags.examples:  # from now on, leave out such gradients in every round, as the engine does
             self._blanks = True
             self._forget()
         else:
@@ -135,7 +138,7 @@ class CudaReplay(SimulationWrapper):
         """Make one round; return False, without making a row, if the model cannot be recorded."""
         engine = self._engine
         kind = (round % 2, self._carries[round])
-        if kind not in self._replays and not self._recorded(program, kind, round):
+        if kind not in self._replays and not self._try_record(program, kind, round):
             return False
         self._count[kind] += 1
         number = self._count[kind]
@@ -147,18 +150,19 @@ class CudaReplay(SimulationWrapper):
         try:
             self._compare(program, kind[1], State(round, before))
         except _MismatchError as error:
-            if not program.watch.read().ok:  # then all rounds since `begin` are made again
+            if not program.watch.read().ok:  # the caller makes all rounds since `begin` again
                 return True
             if number > 2:
                 raise WrongReplayError(
                     f"Expected round {round} as the engine makes it, but its recording, which was correct "
-                    f"before, differs: {error}. Earlier results of this run may be wrong: do not use them "
-                    f"or resume the run. Please report this, and start again with {EAGER_VARIABLE}=1."
+                    f"before, differs: {error}. Earlier results of this run may be wrong. Do not use them, "
+                    f"do not resume the run, and report this. Start again with {EAGER_VARIABLE}=1."
                 ) from error
             raise
         return True
 
-    def _recorded(self, program: RoundProgram, kind: tuple[int, bool], round: int) -> bool:
+    def _try_record(self, program: RoundProgram, kind: tuple[int, bool], round: int) -> bool:
+        """Record a round of this kind; return False if the model cannot be recorded."""
         assert self._chunk is not None
         chunk = self._chunk
 
@@ -166,7 +170,7 @@ class CudaReplay(SimulationWrapper):
             program.set_clock(round, chunk)
             program.make_round(*kind)
 
-        warm_up()  # the model is inspected when it is first used
+        warm_up()  # only the first use of a model decides whether it is repeatable
         if not self._engine.gradients.repeatable:
             self.reason = "the model does not consist of known layers"
             self._forget()
@@ -177,7 +181,7 @@ class CudaReplay(SimulationWrapper):
         return True
 
     def _compare(self, program: RoundProgram, carries: bool, before: State) -> None:
-        """Raise _MismatchError unless the engine, from the same rows, makes the same round after `before`."""
+        """Raise _MismatchError unless the engine makes the same round from `before` as the replay did."""
         engine, round = self._engine, before.releases
         gradient = before.rows
         if carries:
@@ -196,6 +200,7 @@ class CudaReplay(SimulationWrapper):
             raise _MismatchError(f"the rows of round {round} differ from the recorded ones")
 
     def _ready(self) -> tuple[RoundProgram, RoundTables]:
+        """Return the program and the tables of this run; make them if they do not exist."""
         engine = self._engine
         if self._program is not None and self._program.buffers[0] is not engine.buffers.of(0):
             self._forget()  # the engine has released its buffers
@@ -210,7 +215,7 @@ class CudaReplay(SimulationWrapper):
         return self._program, self._tables
 
     def _forget(self) -> None:
-        """Drop the recordings: they hold memory, and addresses of rows."""
+        """Drop the recordings, which use memory and contain addresses of rows."""
         self._program, self._chunk = None, None
         self._replays, self._count = {}, {}
 
@@ -218,10 +223,10 @@ class CudaReplay(SimulationWrapper):
         self.reason = reason
         self._forget()
         if self._engine.device.type == "cuda":
-            with suppress(RuntimeError):  # of a device on which something failed; rounds do not need this
+            with suppress(RuntimeError):  # the device may have failed; rounds do not need this call
                 torch.cuda.empty_cache()
         warnings.warn(
-            f"Rounds are made one by one on this device: {reason}. Results are correct, but take longer.",
+            f"Rounds are made one by one on this device: {reason}. Results are correct, but slower.",
             stacklevel=4,
         )
 
@@ -230,9 +235,9 @@ class CudaReplay(SimulationWrapper):
 
 
 def _unsupported_engine(engine: Engine, off_device: bool) -> str | None:
-    """Return None, or the reason why rounds of `engine` cannot be recorded.
+    """Return None if rounds of `engine` can be recorded, and otherwise the reason.
 
-    `off_device`: the recorder works without a GPU (in tests).
+    `off_device`: whether the recorder works without a GPU, as in tests.
     """
     if os.environ.get(EAGER_VARIABLE, "0") not in ("", "0"):
         return f"{EAGER_VARIABLE} is set"
@@ -243,16 +248,17 @@ def _unsupported_engine(engine: Engine, off_device: bool) -> str | None:
         "rows are not mixed by one kernel": not isinstance(engine.mixer, CudaMixer),
         "parameters are not of type float32": engine.gradients.flat.dtype != torch.float32,
         "rows come from other processes": engine.fetch is not None or not engine.layout.whole,
-        "an intervention looks into rounds": bool(engine.intervention.plant or engine.intervention.tamper),
+        "an intervention changes rounds": bool(engine.intervention.plant or engine.intervention.tamper),
         "layers draw random numbers": engine.random_layers,
     }
     return next((reason for reason, holds in obstacles.items() if holds), None)
 
 
 def _is_compared(replay: int) -> bool:
-    """Return whether replay number `replay` is compared with the engine: the first two, then ever fewer.
+    """Return whether replay number `replay` is compared with the engine.
 
-    The second shows whether the clock advances. A comparison costs as much as twenty replays.
+    These are the first two replays, and then fewer and fewer. The second replay shows whether the clock
+    advances. A comparison costs as much as twenty replays.
 
     >>> [number for number in range(1000) if _is_compared(number)]
     [1, 2, 8, 64, 512]
@@ -261,7 +267,7 @@ def _is_compared(replay: int) -> bool:
 
 
 def _close(gradients: Tensor, expected: Tensor, clip: float) -> bool:
-    """Return whether all agents' gradients are within the tolerance; NaN never is."""
+    """Return whether the gradients of all agents are within the tolerance of `expected`; NaN never is."""
     coarse = gradients.is_cuda and torch.backends.cuda.matmul.allow_tf32
     distance = torch.linalg.vector_norm(gradients - expected, dim=1)
     lengths = torch.linalg.vector_norm(expected, dim=1)

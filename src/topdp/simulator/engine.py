@@ -1,7 +1,8 @@
 """The engine: executes a plan on data, on one device, for all agents or for those of one rank.
 
 The engine uses plans, gradients and shards. Its callers handle methods, budgets and files, and decide what to
-evaluate, print or save between releases. `Fetch` brings the rows of agents on other ranks (ranks/).
+evaluate, print or save between releases. A `Fetch` function receives the rows of agents on other ranks
+(ranks/).
 """
 
 from __future__ import annotations
@@ -38,36 +39,38 @@ from topdp.simulator.simulated_noise import Draws, SimulatedDraws
 from topdp.simulator.simulation import Simulation, State
 
 MAX_NOISE_STD = 1e30
-# The most entries of gradients in memory at a time, if there are many agents.
+# The largest number of gradient entries in memory at a time, if there are many agents.
 MAX_GRADIENT_NUMBERS = 1 << 26
 
 ALL_AGENTS = slice(None)
 
-# (round, device) -> the records of all agents in that round.
+# (round, device) -> the records that all agents use in the round.
 Select = Callable[[int, torch.device], batch_selection.Selection]
 
-# (round, its records, sums of clipped gradients [agents, d]): may add clipped gradients to the sums.
+# (round, records of the round, sums of clipped gradients [agents, d]) -> None. The function may add clipped
+# gradients to the sums.
 Plant = Callable[[int, batch_selection.Selection, Tensor], None]
 
-# (round, rows that were made [rows, d], their owners): may change rows before any agent reads them.
+# (round, rows that were made [rows, d], their owners) -> None. The function may change rows before any agent
+# reads them.
 Tamper = Callable[[int, Tensor, Ints], None]
 
-# (round, rows of the round before, with room for guests behind them): starts to send and to receive; the
-# function that it returns waits for the guests.
+# (round, rows of the previous round, followed by space for the guests of `row_layout`) -> a function that
+# waits for the guests. The call itself starts to send and to receive rows.
 Fetch = Callable[[int, Tensor], Callable[[], None]]
 
 
 class WrongReplayError(TopdpError):
-    """A recorded round (cuda_replay.py) matched the engine at first, and later did not."""
+    """An error for a recorded round (cuda_replay.py) that first matched the engine, and later did not."""
 
 
 @dataclass(frozen=True)
 class Intervention:
     """What audits and simulated attacks change in a simulation.
 
-    `plant` adds records that are not data: the canaries of an audit. `tamper` is what the `hostile` agents do
-    to their rows; those agents are not evaluated. `every_row`: also make the rows that no later estimate
-    needs, for an audit of their readers.
+    `plant` adds the gradients of records that are not data: the canaries of an audit. `tamper` changes the
+    rows of the `hostile` agents, which are not evaluated. `every_row`: also make the rows that no later
+    estimate needs, for an audit in which the readers of such rows are observers.
     """
 
     plant: Plant | None = None
@@ -76,12 +79,12 @@ class Intervention:
     every_row: bool = False
 
     def supports(self, plan: Plan) -> str | None:
-        """Return None, or the need of `plan` that hostile agents do not support."""
+        """Return None if hostile agents can take part in `plan`, and otherwise what prevents it."""
         return None if self.tamper is None else unsupported(plan, {*Capability} - {Capability.ROUNDED_ROWS})
 
 
 def supports(plan: Plan) -> str | None:
-    """Return None, or the reason why no engine can execute `plan`."""
+    """Return None if an engine can execute `plan`, and otherwise the reason why it cannot."""
     if np.abs(plan.std.values).max(initial=0) * plan.scale.max() > MAX_NOISE_STD:
         return f"noise above {MAX_NOISE_STD:g}, which float32 cannot hold: use a smaller sigma, clip or rate"
     if not plan.exists[:, : plan.agents].all():
@@ -90,23 +93,24 @@ def supports(plan: Plan) -> str | None:
 
 
 class Engine(Simulation):
-    """Runs `plan` on `shards`, with one of `batches` for each agent, in one process.
+    """The execution of `plan` on `shards` in one process; `batches` has one entry for each agent.
 
-    The same seed on the same device gives the same bits. `draws` and `select` replace the seed's noise and
-    records. With `copies` of the shards' agents in the plan, one after the other, all copies of an agent have
-    its records and use all of them in each round. `metrics` None: the usual ones for the loss.
+    The same seed on the same device gives the same bits. `draws` and `select` replace the noise and the
+    records that follow from the seed. With `copies`, the plan contains the agents of `shards` several times,
+    one copy of all agents after the other. All copies of an agent have its records and use all of them in
+    each round. If `metrics` is None, the defaults for the loss are used.
 
-    With a `layout`, shards and batches are those of the agents held here, and `fetch` brings the rows of
-    other agents that theirs are mixed from; agents keep their numbers of the plan. Where there are many
-    agents, their gradients are computed for some of them at a time (`MAX_GRADIENT_NUMBERS`).
+    With a `layout`, shards and batches are those of the agents on this rank. `fetch` then receives the rows
+    of other agents from which rows of these agents are mixed. Agents have the same numbers as in the plan. If
+    there are many agents, gradients are computed for some agents at a time (`MAX_GRADIENT_NUMBERS`).
 
-    Where the plan rounds rows, they are computed in float32 and rounded once, when they are stored. They are
-    widened for some agents at a time, so that no tensor is as large as all rows in float32.
+    If the plan rounds rows, they are computed in float32 and rounded once, when they are stored. They are
+    converted back to float32 for some agents at a time, so that no tensor is as large as all rows in float32.
 
     Only rows on which a later estimate depends are made (`plan.prune`); the statistics are the same.
 
     `mixer`, `buffers`, `select`, `held`, `copies` and `mean_gradients` are for `CudaReplay`, which makes the
-    same rounds in another way; run loops use `Simulation` only.
+    same rounds in another way. Run loops use only the methods of `Simulation`.
     """
 
     def __init__(
@@ -127,25 +131,25 @@ class Engine(Simulation):
         fetch: Fetch | None = None,
     ) -> None:
         self.intervention = intervention or Intervention()
-        # The number of agents whose rows are made here.
+        # The number of agents whose rows this process makes.
         self.held = plan.agents if layout is None else len(layout.agents)
         if shards.agents * copies != self.held:
             raise InputError(f"Expected shards for {self.held} agents, got {shards.agents * copies}.")
         if copies > 1 and not all(isinstance(strategy, Full) for strategy in batches):
-            raise InputError("Expected full batches where several runs share their records, got others.")
+            raise InputError("Expected full batches if several runs share their records, got other batches.")
         if [strategy.records for strategy in batches] != list(shards.counts) * copies:
             raise InputError(
                 f"Expected batches of the records that agents hold, {list(shards.counts)}, got batches of "
-                f"{[strategy.records for strategy in batches]}: noise is calibrated for those."
+                f"{[strategy.records for strategy in batches]} records, for which noise is calibrated."
             )
         self.plan = plan if plan.pruned or self.intervention.every_row else prune(plan)
         if reason := supports(self.plan):
             raise InputError(f"Expected a plan that can be simulated, got {reason}.")
         self.layout = layout or RowLayout(self.plan)
         if self.layout.plan is not self.plan:
-            raise InputError("Expected the layout of the pruned plan that is executed, got another's.")
+            raise InputError("Expected the layout of the pruned plan that is executed, got another plan's.")
         if reason := self.intervention.supports(plan):
-            raise InputError(f"Expected rows that are not rounded where agents are hostile, got {reason}.")
+            raise InputError(f"Expected rows that are not rounded if agents are hostile, got {reason}.")
         self.gradients = gradients
         self.device = torch.device(device)
         self.shards = _as_type(shards, gradients.flat.dtype).to(self.device)
@@ -181,7 +185,7 @@ class Engine(Simulation):
             raise InputError(
                 f"Expected rows of shape {shape} after {releases} releases, got {tuple(rows.shape)}."
             )
-        if releases and rows.dtype != self.buffers.stored:  # rounding is in the plan, and in its account
+        if releases and rows.dtype != self.buffers.stored:  # the account of the plan assumes its rounding
             raise InputError(
                 f"Expected rows of {self.buffers.stored}, as this plan stores them, got {rows.dtype}. "
                 "Resume from a checkpoint of this plan."
@@ -189,7 +193,7 @@ class Engine(Simulation):
         return State(releases, self.buffers.copy_of(rows, self.buffers.stored))
 
     def estimates(self, state: State) -> Tensor:
-        """Return [agents, d], in the type in which rows are stored."""
+        """Return the estimates [agents, d], in the number type in which rows are stored."""
         return state.rows[: self.held]
 
     def reported(self, state: State) -> Tensor:
@@ -199,14 +203,14 @@ class Engine(Simulation):
         return self.buffers.copy_of(state.rows[torch.from_numpy(place)], self.buffers.stored)
 
     def advance(self, state: State, at_most: int = 1) -> State:
-        """Make the next release: this engine always makes one at a time."""
+        """Return the state after the next release. This engine makes only one release per call."""
         r = state.releases
         if self.plan.kinds[r] is ReleaseKind.ADAPTIVE:
             return self._adaptive_release(state)
         made = self.layout.made(r)
         out = self.buffers.begin(r, len(made))
         before, wait_for_guests = self._with_guests(state)
-        # Releases without gradients read no data, and no mixer reads the rows that stand in for gradients.
+        # Releases without gradients read no records. `gradient` is then any tensor, which no mixer reads.
         if not self.plan.carries[r].any():
             self._make(RowWork(round=r, before=before, gradient=before, out=out), wait_for_guests)
             return self._complete(State(r + 1, out))
@@ -216,7 +220,7 @@ class Engine(Simulation):
             only = None
             if agents != ALL_AGENTS:
                 only = np.flatnonzero((owners >= agents.start) & (owners < agents.stop))
-            gradient = self.mean_gradients(state, chosen, agents, self._room_in(out))
+            gradient = self.mean_gradients(state, chosen, agents, self._space_in(out))
             self._make(
                 RowWork(
                     round=r, before=before, gradient=gradient, out=out, only=only, first=agents.start or 0
@@ -235,20 +239,20 @@ class Engine(Simulation):
         return [slice(first, first + count) for first in range(0, self.held, count)]
 
     def _with_guests(self, state: State) -> tuple[Tensor, Callable[[], None]]:
-        """Return the rows of the round before with room for guests behind them, and how to wait for the
-        guests.
+        """Return the rows of the previous round followed by space for guests, and a function that waits until
+        the guests have arrived there.
         """
         r = state.releases
         if self.fetch is None:
             return state.rows, lambda: None
         count = len(state.rows)
-        room = self.buffers.of(r - 1)[: count + sum(len(rows) for _, rows in self.layout.arriving(r))]
-        if room.data_ptr() != state.rows.data_ptr():  # a start, or rows of a checkpoint
-            room[:count] = state.rows
-        return room, self.fetch(r, room)
+        rows = self.buffers.of(r - 1)[: count + sum(len(rows) for _, rows in self.layout.arriving(r))]
+        if rows.data_ptr() != state.rows.data_ptr():  # the rows are starts, or come from a checkpoint
+            rows[:count] = state.rows
+        return rows, self.fetch(r, rows)
 
     def _make(self, work: RowWork, wait_for_guests: Callable[[], None]) -> None:
-        """Make the rows of a release. Rows that need no guests are made while the guests are on their way."""
+        """Make the rows of a release. On a CPU, rows that need no guests are made before guests arrive."""
         if self.fetch is None or self.device.type != "cpu":
             wait_for_guests()
             self.mixer(work)
@@ -260,22 +264,22 @@ class Engine(Simulation):
         self.mixer(replace(work, only=only[waits[only]]))
 
     def _adaptive_release(self, state: State) -> State:
-        """Make estimates by a non-linear optimiser, without data, noise or mixing."""
+        """Return the state after an adaptive step, which uses no records, no noise and no mixing."""
         assert self.plan.adaptive is not None
         r = state.releases
         place, made = self.layout.place(r), self.layout.made(r)
         out = self.buffers.begin(r, len(made))
-        out.copy_(state.rows[torch.from_numpy(place[made])])  # other rows stay as they are
+        out.copy_(state.rows[torch.from_numpy(place[made])])  # rows that the step does not make do not change
         columns = self.plan.source[r][self.layout.agents, : 1 + self.plan.adaptive.memories].T
         position = self.layout.place_made(r)
         before = [state.rows[torch.from_numpy(place[rows])] for rows in columns]
         for rows, value in zip(columns, adaptive_step(self.plan, r, before), strict=True):
-            if self.plan.exists[r][rows].all():  # a pruned plan lacks rows that are not needed again
+            if self.plan.exists[r][rows].all():  # a pruned plan lacks rows that no later release needs
                 out[torch.from_numpy(position[rows])] = value
         return self._complete(State(r + 1, out))
 
     def _complete(self, state: State) -> State:
-        """Return the state that others read, after hostile agents have changed their rows."""
+        """Let hostile agents change their rows, mark the rows as complete, and return the state."""
         if self.intervention.tamper is not None:
             round = state.releases - 1
             owners = self.plan.owner[self.plan.exists[round]].astype(np.int64)
@@ -293,9 +297,9 @@ class Engine(Simulation):
         """Return loss and metrics of each agent on the common test records; NaN for hostile agents."""
         inputs, targets = self.shards.test_inputs, self.shards.test_targets
         if inputs is None or targets is None:
-            raise InputError("Expected shards with a test set, got none: pass test=(inputs, targets).")
+            raise InputError("Expected shards with a test set, got none. Pass test=(inputs, targets).")
         rows = self.reported(state)
-        if len(rows) == 1 < self.plan.agents:  # as in `mean_gradients`
+        if len(rows) == 1 < self.plan.agents:  # for the reason in `mean_gradients`
             rows = self.buffers.copy_of(rows.repeat(2, 1))
             twice = evaluate(self.gradients, self.metrics, rows, inputs, targets)
             return Evaluation(twice.loss[:1], {name: values[:1] for name, values in twice.metrics.items()})
@@ -308,9 +312,10 @@ class Engine(Simulation):
                 values[list(self.intervention.hostile)] = np.nan
         return evaluation
 
-    def _room_in(self, out: Tensor) -> Tensor | None:
-        """Return the places of the estimates, where gradients may stand until then without memory of their
-        own.
+    def _space_in(self, out: Tensor) -> Tensor | None:
+        """Return the rows of the estimates in `out`, which can store the gradients until estimates are made.
+
+        Return None if gradients need separate memory.
         """
         free = self.fetch is None and self.device.type == "cpu" and self.plan.rounded is None
         return out[: self.held] if free else None
@@ -320,11 +325,13 @@ class Engine(Simulation):
         state: State,
         chosen: batch_selection.Selection,
         agents: slice = ALL_AGENTS,
-        room: Tensor | None = None,
+        space: Tensor | None = None,
     ) -> Tensor:
-        """Return sums of clipped gradients of the `chosen` records over the divisor of the sensitivity.
+        """Return the mean gradients of `agents`: sums of clipped gradients of the `chosen` records, divided
+        by the divisor of the sensitivity.
 
-        For all agents, or for some of them; in `room` [agents, d], if given.
+        If `space` [agents, d] is given, the result is stored there. Raise DivergedError, with the numbers of
+        the agents in the plan, if parameters are not finite.
         """
         rows = self._widened(self.estimates(state)[agents])
         inputs, targets = self.shards.inputs[agents], self.shards.targets[agents]
@@ -334,7 +341,7 @@ class Engine(Simulation):
             inputs, targets = inputs[agent, chosen.indices[agents]], targets[agent, chosen.indices[agents]]
         divisor = chosen.divisor[agents].to(rows)[:, None]
         plant = self.intervention.plant
-        if plant is None:  # divide by weights of records: one pass over all sums less
+        if plant is None:  # divide the weights of records instead of the sums, which saves a pass over memory
             weights = (divisor.new_ones(()) if weights is None else weights) / divisor
             weights = weights.expand(-1, targets.shape[1])
         count = len(rows)
@@ -343,8 +350,8 @@ class Engine(Simulation):
             rows = self.buffers.copy_of(rows.repeat(2, 1))
             inputs, targets = torch.cat([inputs, inputs]), torch.cat([targets, targets])
             weights = None if weights is None else torch.cat([weights, weights])
-        if room is not None and len(rows) == count:
-            total = room[agents]
+        if space is not None and len(rows) == count:
+            total = space[agents]
         else:
             if self._sums is None or len(self._sums) < len(rows):
                 self._sums = self.buffers.empty(len(rows))
@@ -362,14 +369,16 @@ class Engine(Simulation):
         return total[:count].div_(divisor)
 
     def _with_agent_numbers(self, state: State, error: DivergedError) -> DivergedError:
-        """Return the same error with the numbers that agents have in the plan."""
+        """Return an error with the numbers of the agents in the plan; with `copies`, return `error`."""
         norms = torch.linalg.vector_norm(self.estimates(state), dim=1, dtype=self.gradients.flat.dtype)
         bad = torch.nonzero(~torch.isfinite(norms)).flatten().cpu().numpy()
         return divergence_error(self.layout.agents[bad].tolist()) if self.copies == 1 else error
 
     @contextmanager
     def _layer_randomness(self, round: int) -> Iterator[None]:
-        """Seed torch's global generators, from which random layers draw, by the round; restore them later."""
+        """Seed torch's global generators, from which random layers draw, for this round, inside the `with`
+        block.
+        """
         if not self.random_layers:
             yield
             return
@@ -382,8 +391,9 @@ class Engine(Simulation):
             yield
 
     def _widened(self, rows: Tensor) -> Tensor:
-        """Return the same numbers in the model's type; rounded rows go to memory that the next call
-        overwrites.
+        """Return the same numbers in the model's number type.
+
+        If rows are rounded, the result is in memory that the next call overwrites.
         """
         if self.plan.rounded is None:
             return rows
@@ -393,7 +403,11 @@ class Engine(Simulation):
 
 
 def agents_per_pass(dimension: int, rounded: bool) -> int:
-    """Return how many agents' gradients are computed together; rounded rows also need widened copies."""
+    """Return for how many agents gradients are computed together.
+
+    `dimension`: numbers per row; `rounded`: whether the rows are rounded, so that each also needs a copy in
+    float32.
+    """
     return max(2, MAX_GRADIENT_NUMBERS // (2 if rounded else 1) // dimension)
 
 
@@ -409,8 +423,10 @@ def _mixer(plan: Plan, draws: Draws, device: torch.device, layout: RowLayout) ->
 
 
 def _as_type(shards: Shards, dtype: torch.dtype) -> Shards:
-    """Convert floating-point records to the type of parameters; integers, such as tokens, are unchanged."""
+    """Return the shards with floating-point records in the number type of the parameters.
 
+    Integers, such as tokens, are not converted.
+    """
     names = ("inputs", "targets", "test_inputs", "test_targets")
     values = {name: getattr(shards, name) for name in names}
     floating = {name: v.to(dtype) for name, v in values.items() if v is not None and v.is_floating_point()}

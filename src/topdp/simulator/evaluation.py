@@ -1,7 +1,7 @@
-"""Evaluates the models of all agents on the common test records: loss and metrics.
+"""Evaluation of the models of all agents on the common test records: loss and metrics.
 
-Means over records are summed chunk by chunk. A metric that needs all outputs together gets them for as many
-agents at a time as fit into memory.
+Means over records are summed chunk by chunk. A metric that needs the outputs for all records at once gets
+them for as many agents at a time as fit into memory.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from topdp.learning.losses import Loss, is_named_loss
 from topdp.learning.metrics import Metric
 
 TEST_CHUNK_RECORDS = 1000
-MAX_HELD_OUTPUTS = 1 << 24  # where a metric needs the outputs of all records
-MAX_EVALUATED_AGENTS = 256  # at a time: more only take more memory
+MAX_HELD_OUTPUTS = 1 << 24  # numbers in memory, if a metric needs the outputs for all records
+MAX_EVALUATED_AGENTS = 256  # at a time; more agents would need more memory and not be faster
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Evaluation:
     """Test loss and metrics of every agent's estimate."""
 
     loss: Floats
-    # By name: [agents], or [agents, k] for a metric with a value per class. NaN: undefined.
+    # By name: [agents], or [agents, k] for a metric with one value per class. NaN means undefined.
     metrics: Mapping[str, Floats]
 
     @property
@@ -47,9 +47,10 @@ def evaluate(
     widened: Callable[[Tensor], Tensor] = lambda rows: rows,
     max_agents: int | None = None,
 ) -> Evaluation:
-    """Evaluate the models with parameters `rows` [n, d] on the records `inputs` and `targets` [M, ...].
+    """Return loss and metrics of the models with parameters `rows` [n, d] on the records `inputs` and
+    `targets` [M, ...].
 
-    `widened` converts rounded rows to the type of the computation, at most `max_agents` of them at a time.
+    `widened` converts rounded rows to the number type of the computation, at most `max_agents` at a time.
     """
     whole = [metric for metric in metrics if metric.each is None]
     count = min(MAX_EVALUATED_AGENTS, len(rows), max_agents or MAX_EVALUATED_AGENTS)
@@ -59,25 +60,26 @@ def evaluate(
         count = max(1, min(count, MAX_HELD_OUTPUTS // (len(targets) * max(1, output.numel()))))
     parts = []
     for start in range(0, len(rows), count):
-        # Products of a single agent are rounded differently: a last one is computed with the one before it.
+        # Products of a single agent are rounded differently, so a single last agent is evaluated together
+        # with the agent before it.
         first = min(start, len(rows) - 2) if count > 1 else start
-        totals, others = _evaluate_part(
+        totals, of_whole = _evaluate_part(
             gradients, metrics, widened(rows[first : start + count]), inputs, targets
         )
-        others = {name: values[start - first :] for name, values in others.items()}
-        parts.append((totals[:, start - first :], others))
-    added = [metric.name for metric in metrics if metric.each is not None]
-    # Only here does the processor wait for a GPU.
+        of_whole = {name: values[start - first :] for name, values in of_whole.items()}
+        parts.append((totals[:, start - first :], of_whole))
+    means = [metric.name for metric in metrics if metric.each is not None]
+    # Only here does the CPU wait for a GPU.
     sums = torch.cat([totals for totals, _ in parts], 1).cpu().numpy() / len(targets)
-    values = dict(zip(dict.fromkeys(("loss", *added)), sums, strict=True))
-    values |= {metric.name: np.concatenate([others[metric.name] for _, others in parts]) for metric in whole}
+    values = dict(zip(dict.fromkeys(("loss", *means)), sums, strict=True))
+    values |= {metric.name: np.concatenate([part[metric.name] for _, part in parts]) for metric in whole}
     return Evaluation(values["loss"], {metric.name: values[metric.name] for metric in metrics})
 
 
 def _evaluate_part(
     gradients: ClippedGradients, metrics: Sequence[Metric], rows: Tensor, inputs: Tensor, targets: Tensor
 ) -> tuple[Tensor, dict[str, Floats]]:
-    """Return sums over records [loss and metrics, n]; and by name, the metrics that need all records."""
+    """Return the sums over records [loss and metrics that are means, n], and the other metrics by name."""
     loss = _by_example(gradients.loss)
     each = {"loss": loss, **{metric.name: metric.each for metric in metrics if metric.each is not None}}
     totals = {name: torch.zeros(len(rows), dtype=torch.float64, device=rows.device) for name in each}
@@ -113,8 +115,9 @@ def _value(metric: Metric, outputs: Tensor, targets: Tensor) -> Floats:
         raise
     except Exception as error:
         raise InputError(
-            f"metric {metric.name}: failed on outputs of shape {tuple(outputs.shape)} and targets of shape "
-            f"{tuple(targets.shape)}: {type(error).__name__}: {error}"
+            f"metric {metric.name}: expected a value, got an error for outputs of shape "
+            f"{tuple(outputs.shape)} and targets of shape {tuple(targets.shape)}: "
+            f"{type(error).__name__}: {error}"
         ) from error
     if value.ndim > 1:
         raise InputError(
@@ -124,8 +127,10 @@ def _value(metric: Metric, outputs: Tensor, targets: Tensor) -> Floats:
 
 
 def _by_example(loss: Loss) -> Loss:
-    """Return a built-in loss as it is; a user's loss gets one example at a time, as in training, if that
-    differs.
+    """Return a function that evaluates `loss` for each example as in training.
+
+    A built-in loss is returned unchanged. A user's loss gets one example at a time if its first results for
+    single examples and for the whole batch differ.
     """
     if is_named_loss(loss):
         return loss
@@ -135,7 +140,7 @@ def _by_example(loss: Loss) -> Loss:
         single = torch.cat([loss(outputs[i : i + 1], targets[i : i + 1]) for i in few])
         try:
             together = loss(outputs, targets)
-        except Exception:  # it was written for one example
+        except Exception:  # the loss was written for one example
             together = single.new_full(targets.shape[:1], math.nan)
         if torch.allclose(together[: len(few)], single, 1e-4, 1e-6, equal_nan=True):
             return together

@@ -1,10 +1,10 @@
-"""Makes rows in one pass over memory: mixing, gradient step and noise, block by block, in the cache.
+"""The computation of rows in one pass over memory: mixing, gradient step and noise, block by block.
 
-Additions and multiplications happen in the order of the plan and are rounded one by one: the bits are the
-same on every processor. What is mixed from what is for `row_mixing`.
+Additions and multiplications happen in the order of the plan and are rounded one by one, so the bits are the
+same on every processor. `row_mixing` decides from which rows a row is mixed.
 """
 
-# Numba compiles these functions from their source: annotations are Numba's.
+# Numba compiles these functions from their source, so annotations and types follow Numba's rules.
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, no-any-unimported"
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NAN_BITS = uint16(0x7FC0)
 
 @intrinsic
 def _row(context, rows, index):
-    """Return row `index` of `rows` [m, d], whose rows are contiguous, as a contiguous array."""
+    """Return row `index` of `rows` [m, d] as a contiguous array; each row must be contiguous in memory."""
     kind = types.Array(rows.dtype, 1, "C")
 
     def write(context, builder, signature, given):
@@ -43,11 +43,12 @@ def _row(context, rows, index):
 @compiled
 def make(before, gradient, out, places, source, weight, owner, step, seeds, std, rounded):
     """Set rows `places` of `out` to Σ weight·(rows `source` of `before`) + step·(row `owner` of `gradient`)
-    + Σ std·draw. The other arguments have one row, or one number, per place.
+    + Σ std·draw.
 
-    Terms with source -1, or with weight, step or deviation 0, are left out. With `rounded`, `before` and
-    `out` hold the bits of bfloat16, and sums are rounded once, when they are stored. Sums have the type of
-    `weight`.
+    `source`, `weight`, `seeds` (of the draws) and `std` have one row for each place; `owner` and `step` have
+    one number. Terms with source -1, or with weight, step or deviation 0, are left out. With `rounded`,
+    `before` and `out` hold the bits of bfloat16, and sums are rounded once, when they are stored. Sums have
+    the number type of `weight`.
     """
     width = out.shape[1]
     words, z = np.empty(BLOCK_PAIRS, np.uint64), np.empty(BLOCK_NUMBERS, np.float32)
@@ -82,7 +83,7 @@ def make(before, gradient, out, places, source, weight, owner, step, seeds, std,
             part = target[low : low + count]
             if rounded:
                 for j in range(count):
-                    # To nearest, ties to even; NaN stays NaN.
+                    # Round to nearest, ties to even; NaN stays NaN.
                     bits = bits_of(float32(total[j]))
                     up = (bits + _HALF + ((bits >> int32(16)) & int32(1))) >> int32(16)
                     part[j] = _NAN_BITS if np.isnan(total[j]) else uint16(up)
@@ -93,7 +94,7 @@ def make(before, gradient, out, places, source, weight, owner, step, seeds, std,
 
 @compiled
 def _add(total, values, factor, count, fresh):
-    """Add `factor` times the first `count` of `values` to `total`; where `fresh`, overwrite `total`."""
+    """Add `factor` times the first `count` of `values` to `total`; if `fresh`, overwrite `total`."""
     if fresh:
         for j in range(count):
             total[j] = factor * values[j]

@@ -1,7 +1,8 @@
 """Hostile agents in a simulated run: which agents they are, the rows that they send, and their records.
 
-By default the seed chooses them. They know all rows and act together, which is more than real neighbours can.
-Accounts hold for honest agents, whatever others send, and evaluations cover honest agents only.
+By default, the seed determines which agents are hostile. They know all rows and act together, which is more
+than real neighbours can do. Accounts hold for honest agents whatever the hostile agents send. Evaluations
+cover honest agents only.
 """
 
 from __future__ import annotations
@@ -21,63 +22,66 @@ from topdp.plan.random_streams import stream
 
 MAX_ACCEPTED_NORM = 1e6  # the default of the manifest's `largest_norm`, above which real agents refuse rows
 
-# (honest estimates [h, d], number of hostile agents, strength, random generator) -> their row [d].
+# (honest estimates [h, d], number of hostile agents, strength, random generator) -> the row [d] they send.
 Attacker = Callable[[Tensor, int, float, torch.Generator], Tensor]
 
 
-def sign_flip(now: Tensor, hostile: int, strength: float, random: torch.Generator) -> Tensor:
-    """Return the honest average with the other sign."""
-    return -strength * now.mean(dim=0)
+def sign_flip(rows: Tensor, hostile: int, strength: float, random: torch.Generator) -> Tensor:
+    """Return the average honest row with the opposite sign, times `strength`."""
+    return -strength * rows.mean(dim=0)
 
 
-def large_norm(now: Tensor, hostile: int, strength: float, random: torch.Generator) -> Tensor:
-    """Return a random direction, `strength` times as long as the longest honest row, at most
-    MAX_ACCEPTED_NORM.
+def large_norm(rows: Tensor, hostile: int, strength: float, random: torch.Generator) -> Tensor:
+    """Return a row in a random direction.
+
+    Its norm is `strength` times the largest norm of an honest row, but at most MAX_ACCEPTED_NORM.
     """
-    longest = float(torch.linalg.vector_norm(now, dim=1).max())
-    return min(strength * longest, MAX_ACCEPTED_NORM) * _direction(now, random)
+    longest = float(torch.linalg.vector_norm(rows, dim=1).max())
+    return min(strength * longest, MAX_ACCEPTED_NORM) * _direction(rows, random)
 
 
-def drift(now: Tensor, hostile: int, strength: float, random: torch.Generator) -> Tensor:
-    """Return the honest average plus `strength` times the honest spread, in one direction for the whole run.
+def drift(rows: Tensor, hostile: int, strength: float, random: torch.Generator) -> Tensor:
+    """Return the average honest row, moved by `strength` times the mean distance of honest rows from it.
 
-    At strength 1 it is no further from the average than honest rows are: its distance does not reveal it.
+    The direction is the same in the whole run. At strength 1, the row is no further from the average than
+    honest rows are, so its distance does not reveal that it is hostile.
     """
-    mean = now.mean(dim=0)
-    spread = float(torch.linalg.vector_norm(now - mean, dim=1).mean())
-    return mean + strength * spread * _direction(now, random)
+    mean = rows.mean(dim=0)
+    spread = float(torch.linalg.vector_norm(rows - mean, dim=1).mean())
+    return mean + strength * spread * _direction(rows, random)
 
 
-def a_little(now: Tensor, hostile: int, strength: float, random: torch.Generator) -> Tensor:
+def a_little(rows: Tensor, hostile: int, strength: float, random: torch.Generator) -> Tensor:
     """Return the row of the attack "a little is enough" (Baruch, Baruch and Goldberg 2019).
 
-    It differs from the honest average by z·strength standard deviations in every coordinate.
-
-    z is the largest number for which, among normal numbers, enough honest ones are further off to form a
-    majority with the hostile ones. The shift is against the sign of the average: a shift in the same
-    direction in all coordinates, as in the paper, does not change the output of a linear classifier.
+    It differs from the average honest row by z·strength standard deviations in every coordinate. Here z is
+    the largest number for which enough honest rows, if normally distributed, are further from the average to
+    form a majority together with the hostile rows. The shift is against the sign of the average, because a
+    shift in the same direction in all coordinates, as in the paper, does not change the output of a linear
+    classifier.
     """
     # Algorithm 3 there: s = ⌊n/2 + 1⌋ - m and z = Φ⁻¹((n - m - s)/(n - m))
-    honest, mean = len(now), now.mean(dim=0)
+    honest, mean = len(rows), rows.mean(dim=0)
     supporters = (honest + hostile) // 2 + 1 - hostile
     within = min(max((honest - supporters) / honest, 0.5), 1 - 0.5 / honest)
     z = float(torch.special.ndtri(torch.tensor(within, dtype=torch.float64)))
-    return mean - strength * z * now.std(dim=0, correction=0) * torch.sign(mean)
+    return mean - strength * z * rows.std(dim=0, correction=0) * torch.sign(mean)
 
 
-def noise(now: Tensor, hostile: int, strength: float, random: torch.Generator) -> Tensor:
+def noise(rows: Tensor, hostile: int, strength: float, random: torch.Generator) -> Tensor:
     """Return a normal row; its standard deviation is `strength` times the root mean square of honest rows."""
-    drawn = torch.randn(now.shape[1], generator=random, dtype=torch.float64)
-    return strength * now.square().mean().sqrt() * drawn.to(now)
+    drawn = torch.randn(rows.shape[1], generator=random, dtype=torch.float64)
+    return strength * rows.square().mean().sqrt() * drawn.to(rows)
 
 
 def _direction(like: Tensor, random: torch.Generator) -> Tensor:
+    """Return a random vector [d] of norm 1; `like` [h, d] gives its length, number type and device."""
     drawn = torch.randn(like.shape[1], generator=random, dtype=torch.float64)
     unit: Tensor = drawn / torch.linalg.vector_norm(drawn)
     return unit.to(like)
 
 
-# By name: the attack, its usual strength, and whether its random numbers are the same in every round.
+# By name: the attack, its default strength, and whether its random numbers are the same in every round.
 ATTACKERS: dict[str, tuple[Attacker, float, bool]] = {
     "sign-flip": (sign_flip, 1.0, False),
     "large-norm": (large_norm, 100.0, False),
@@ -91,7 +95,7 @@ LABEL_FLIP = "label-flip"
 
 
 class AttackSettings(Protocol):
-    """The attributes that the section `attack` of a configuration has."""
+    """The attributes of the section `attack` of a configuration."""
 
     @property
     def name(self) -> str: ...
@@ -104,7 +108,10 @@ class AttackSettings(Protocol):
 
 
 def choose_attack(settings: AttackSettings, agents: int, seed: int) -> Attack | None:
-    """Return the attack that `settings` describe among `agents` agents; None if no agent is hostile."""
+    """Return the attack that `settings` describe among `agents` agents; None if no agent is hostile.
+
+    Raise InputError if an agent does not exist, or if no agent would be honest.
+    """
     if settings.name == "none":
         return None
     if settings.agents is not None:
@@ -112,7 +119,7 @@ def choose_attack(settings: AttackSettings, agents: int, seed: int) -> Attack | 
         if hostile and hostile[-1] >= agents:
             raise InputError(f"Expected attack.agents from 0 to {agents - 1}, got {hostile[-1]}.")
     else:
-        # The order does not depend on the share: a larger share adds hostile agents.
+        # The order does not depend on the share, so a larger share only adds hostile agents.
         order = stream(seed, "hostile").permutation(agents)
         hostile = sorted(order[: round(settings.share * agents)].tolist())
     if len(hostile) > agents - 1:
@@ -126,7 +133,7 @@ def choose_attack(settings: AttackSettings, agents: int, seed: int) -> Attack | 
 
 @dataclass(frozen=True)
 class Attack:
-    """One attack by the agents `hostile`; `strength` None: the default of the attack.
+    """An attack by the agents `hostile`; if `strength` is None, it has the attack's default strength.
 
     >>> import numpy as np, torch
     >>> rows = torch.ones(4, 2)
@@ -143,26 +150,29 @@ class Attack:
     strength: float | None = None
 
     def __call__(self, round: int, rows: Tensor, owner: Ints) -> None:
-        """Replace, in `rows` [rows, d], the rows of hostile agents by the rows that they send instead."""
+        """Replace the rows of hostile agents in `rows` [rows, d] by the rows that they send instead."""
         if self.name == LABEL_FLIP:
-            return  # they follow the plan, on wrong records
-        attacker, usual, steady = ATTACKERS[self.name]
-        theirs = np.isin(owner, self.hostile)
-        now = rows[: self.agents][torch.from_numpy(~theirs[: self.agents]).to(rows.device)]
+            return  # the hostile agents follow the plan, but with wrong labels
+        attacker, default_strength, steady = ATTACKERS[self.name]
+        is_hostile = np.isin(owner, self.hostile)
+        honest = rows[: self.agents][torch.from_numpy(~is_hostile[: self.agents]).to(rows.device)]
         name = 0 if steady else round + 1
         random = torch.Generator().manual_seed(int(stream(self.seed, "attack", name).integers(2**63)))
-        strength = usual if self.strength is None else self.strength
-        sent = attacker(now, len(self.hostile), strength, random)
-        rows[torch.from_numpy(theirs).to(rows.device)] = sent
+        strength = default_strength if self.strength is None else self.strength
+        sent = attacker(honest, len(self.hostile), strength, random)
+        rows[torch.from_numpy(is_hostile).to(rows.device)] = sent
 
     def records(self, shards: Shards) -> Shards:
-        """Return the records on which agents train: with the flipped labels of a label-flip attack."""
+        """Return the records on which agents train: in a label-flip attack, hostile agents flip their labels.
+
+        Raise InputError if the attack is label-flip and the targets are not class labels.
+        """
         if self.name != LABEL_FLIP:
             return shards
         if shards.classes is None or shards.targets.is_floating_point():
-            raise InputError("Expected labels of classes for the attack label-flip, got other targets.")
+            raise InputError(f"Expected class labels for label-flip, got {shards.targets.dtype} targets.")
         targets = shards.targets.clone()
-        theirs = list(self.hostile)
+        hostile = list(self.hostile)
         # Label y becomes C - 1 - y (Fang et al. 2020)
-        targets[theirs] = shards.classes - 1 - targets[theirs]
+        targets[hostile] = shards.classes - 1 - targets[hostile]
         return replace(shards, targets=targets)

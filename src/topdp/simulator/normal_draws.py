@@ -1,11 +1,11 @@
 """Standard normal numbers from counters, in one pass.
 
-The bits are those of a mixed counter, so any part of a draw can be made separately. The rest is additions,
-multiplications, divisions and roots, which IEEE 754 defines to the last bit: the same seed gives the same
-numbers on every processor. `simulated_noise` chooses the seed of each draw.
+Random bits come from a counter whose values are mixed, so any part of a draw can be made separately. All
+other operations are additions, multiplications, divisions and roots, which IEEE 754 defines to the last bit.
+So the same seed gives the same numbers on every processor. `simulated_noise` chooses the seed of each draw.
 """
 
-# Numba compiles these functions from their source: annotations are Numba's.
+# Numba compiles these functions from their source, so annotations and types follow Numba's rules.
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, no-any-unimported"
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from numba.extending import intrinsic
 
 from topdp.learning.numba_cache import compiled
 
-BLOCK_PAIRS = 512  # temporary arrays of a block stay in the cache
+BLOCK_PAIRS = 512  # pairs of numbers in a block; its temporary arrays fit into the cache
 BLOCK_NUMBERS = 2 * BLOCK_PAIRS
 
 _ROOT_HALF = np.int32(0x3F3504F3)  # the bits of √½ in float32
@@ -35,19 +35,20 @@ _C2, _C4, _C6, _C8, _C10 = (np.float32((-1) ** (k // 2) / math.factorial(k)) for
 
 @intrinsic
 def bits_of(context, number):
-    """The bits of a float32."""
+    """Return the bits of a float32."""
     return int32(float32), lambda context, builder, signature, given: builder.bitcast(*given, ir.IntType(32))
 
 
 @intrinsic
 def number_of(context, bits):
+    """Return the float32 with these bits."""
     return float32(int32), lambda context, builder, signature, given: builder.bitcast(*given, ir.FloatType())
 
 
 @compiled
 def words_of(seed, block, words):
-    """Set `words` [BLOCK_PAIRS] to those of block `block` of `seed` [2]."""
-    # SplitMix (Steele, Lea and Flood 2014): a counter with a start and an odd step of its own, mixed.
+    """Set `words` [BLOCK_PAIRS] to the random words of block number `block` for `seed` [2]."""
+    # SplitMix (Steele, Lea and Flood 2014): the mixed values of a counter; the seed gives start and odd step.
     step = seed[1] | uint64(1)
     start = seed[0] + uint64(block) * uint64(BLOCK_PAIRS) * step
     for i in range(BLOCK_PAIRS):
@@ -60,8 +61,9 @@ def words_of(seed, block, words):
 @compiled
 def pairs_of(words, out):
     """Set `out` [BLOCK_NUMBERS] to the normal numbers of `words` [BLOCK_PAIRS]."""
-    # Box and Muller 1958: √(-2 ln u)·(cos 2πv, sin 2πv). Of 32 bits 31 are k, and u = (k + ½)·2⁻³¹, from 2⁻³²
-    # to 1; of 32 others 30 are v within a quarter turn, and two select the quarter.
+    # Box and Muller 1958: √(-2 ln u)·(cos 2πv, sin 2πv). 31 bits of the first 32 bits are a number k, and
+    # u = (k + ½)·2⁻³¹ is from 2⁻³² to 1. 30 bits of the other 32 bits are v within a quarter turn, and the
+    # other two bits select the quarter.
     bits = words.view(np.int32)
     radii, angles, first, second = (
         bits[:BLOCK_PAIRS],

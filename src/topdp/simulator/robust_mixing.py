@@ -1,7 +1,7 @@
 """The arithmetic of robust rules on received rows, for the simulator and for agents.
 
-`plan.robust_rules` defines the rules. The owner's own rows, gradients and noise enter by their weights, in
-`row_mixing`, as in every plan.
+`plan.robust_rules` defines the rules. `row_mixing` adds the owner's own rows, gradients and noise with their
+weights, as in every plan.
 """
 
 from __future__ import annotations
@@ -18,11 +18,14 @@ from topdp.plan import PerRound, Plan, Robust
 from topdp.simulator.row_layout import RowLayout
 from topdp.simulator.row_mixing import RowWork
 
-MAX_RECEIVED_NUMBERS = {"cpu": 1 << 22, "cuda": 1 << 27}  # of received rows in one tensor
+MAX_RECEIVED_NUMBERS = {"cpu": 1 << 22, "cuda": 1 << 27}  # numbers of received rows in one tensor
 
 
 def robust_mean(robust: Robust, own: Tensor, received: Tensor, weight: Tensor) -> Tensor:
-    """Return [g, d] the term for the rows `received` [g, k, d] with weights [g, k], beside `own` [g, d].
+    """Return [g, d] the term that the received rows contribute to g rows under the robust rule.
+
+    `own` [g, d]: the owners' own rows; `received` [g, k, d]: the rows that each of them received, with
+    weights `weight` [g, k].
 
     >>> import torch
     >>> own, others = torch.zeros(1, 2), torch.tensor([[[1.0, 0.0], [0.0, 1.0], [90.0, 90.0]]])
@@ -56,12 +59,12 @@ def robust_mean(robust: Robust, own: Tensor, received: Tensor, weight: Tensor) -
 
 
 def _trimmed_mean(rows: Tensor, spared: int) -> Tensor:
-    """Return [g, d] the mean of [g, k, d] without the `spared` largest and smallest numbers of each
-    coordinate.
+    """Return [g, d] the mean of `rows` [g, k, d] over k, without the `spared` largest and the `spared`
+    smallest numbers of each coordinate.
     """
     if not spared:
         return rows.mean(dim=1)
-    # Bubble sort of whole rows: the largest numbers move to the end, the smallest to the start.
+    # Bubble sort of all coordinates at once: the largest numbers move to the end, the smallest to the start.
     rows = torch.nan_to_num(rows, nan=torch.inf, posinf=torch.inf, neginf=-torch.inf)
     lines = list(rows.unbind(dim=1))
     for done in range(spared):
@@ -80,7 +83,7 @@ def _trimmed_mean(rows: Tensor, spared: int) -> Tensor:
 
 
 def _nearest(distance: Tensor, count: int) -> Tensor:
-    """Return [g, k] 1 where a row is among the `count` nearest, else 0."""
+    """Return [g, k] with 1 for each row that is among the `count` nearest, and 0 for all others."""
     nearest = torch.zeros_like(distance)
     if count:
         nearest.scatter_(1, distance.topk(count, dim=1, largest=False).indices, 1.0)
@@ -88,16 +91,16 @@ def _nearest(distance: Tensor, count: int) -> Tensor:
 
 
 def _weighted(weight: Tensor, rows: Tensor) -> Tensor:
-    """Return Σ_k weight·row; rows of weight 0 may contain any values, also NaN."""
+    """Return Σ_k weight·row [g, d]; rows of weight 0 may contain any values, even NaN."""
     if not rows.isfinite().all():
         rows = torch.where((weight != 0)[:, :, None], rows, 0.0)
     return torch.bmm(weight[:, None], rows)[:, 0]
 
 
 class RobustMixer:
-    """Makes rows with a robust rule:
+    """A mixer that makes rows with a robust rule.
 
-    `mix` adds own rows, gradients and noise; this class adds received rows.
+    `mix` makes the sum of own rows, gradients and noise; this class adds the received rows.
     """
 
     def __init__(self, plan: Plan, mix: Callable[[RowWork], None], layout: RowLayout | None = None) -> None:
@@ -122,24 +125,25 @@ class RobustMixer:
     def _groups(self, round: int, only: Ints | None) -> Iterator[tuple[Ints, Ints, Floats, Ints]]:
         """Yield groups of rows with equally many received rows.
 
-        Each is (places of the rows, places of the sources, weights, places of the owners).
+        Each group is (places of the rows, places of their sources, weights, places of their owners). `only`:
+        the places of the rows to make; None means all.
         """
         plan, made, place = self.plan, self.layout.made(round), self.layout.place(round)
         position = np.full(plan.rows, -1)
         position[made] = np.arange(len(made))
         filled = np.isin(position, only) if only is not None else position >= 0
-        others = plan.received(round) & filled[:, None]
-        counts = others.sum(axis=1)
+        received = plan.received(round) & filled[:, None]
+        counts = received.sum(axis=1)
         for k in np.unique(counts[counts > 0]).tolist():
             rows = np.flatnonzero(counts == k)
-            slot = np.argsort(~others[rows], axis=1, kind="stable")[:, :k]  # in the plan's order
+            slot = np.argsort(~received[rows], axis=1, kind="stable")[:, :k]  # in the order of the plan
             source = np.take_along_axis(plan.source[round][rows], slot, axis=1)
             weight = np.take_along_axis(plan.weight[round][rows], slot, axis=1)
             yield position[rows], place[source], weight, place[plan.owner[rows]]
 
 
 def own_part(plan: Plan) -> Plan:
-    """Return the linear part of a robust plan: the plan in which received rows have no weight."""
+    """Return the linear part of a robust plan: the same plan with weight 0 for received rows."""
     kinds = np.stack([plan.source.which, plan.weight.which])
     _, first, which = np.unique(kinds, axis=1, return_index=True, return_inverse=True)
     weights = np.stack([np.where(plan.received(r), 0.0, plan.weight[r]) for r in first.tolist()])

@@ -1,7 +1,8 @@
 """Tables of many rounds for CUDA replay: the rows to make and the records to use in each round.
 
-They are made on the processor, also by threads while the device works, and copied together. A chunk holds
-for each of its rounds what `CudaMixer` and `batch_selection` return; nothing here draws or decides.
+The CPU makes the tables, partly in threads while the GPU works, and copies the tables of many rounds at once.
+A chunk holds for each of its rounds what `CudaMixer` and `batch_selection` return. This module itself draws
+and decides nothing.
 """
 
 from __future__ import annotations
@@ -24,23 +25,23 @@ from topdp.simulator.engine import Engine
 from topdp.simulator.row_mixing_cuda import CudaMixer, PackedRows
 
 MAX_CHUNK_ROUNDS = 256
-MAX_CHUNK_NUMBERS = 1 << 22  # indices of rows, or of records
+MAX_CHUNK_NUMBERS = 1 << 22  # indices of rows, or of records, in one chunk
 ROUNDS_PER_TASK = 16  # rounds whose records one thread draws in one task
 MAX_TABLE_THREADS = 4
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RoundChunk:
-    """Tables of consecutive rounds, on the processor."""
+    """Tables of consecutive rounds, in the memory of the CPU."""
 
     rounds: range
     packed: PackedRows
-    records: Tensor | None  # [rounds, n·b]: indices into the records of all agents; None: all, in their order
+    records: Tensor | None  # [rounds, n·b]: indices into the records of all agents; None: all in their order
     weights: Tensor | None  # [rounds, n, b]
-    fits: list[bool]  # by round: whether it has no more records than the tables have room for
+    fits: list[bool]  # for each round, whether the tables have space for all of its records
 
     def servable(self, round: int, at_most: int) -> int:
-        """Return the number of consecutive rounds from `round` that the tables hold, at most `at_most`."""
+        """Return how many rounds, from `round` on and at most `at_most`, the tables hold completely."""
         count = 0
         for fits in self.fits[round - self.rounds.start :][:at_most]:
             if not fits:
@@ -50,7 +51,7 @@ class RoundChunk:
 
 
 class _PendingChunk(NamedTuple):
-    """A chunk that threads are making. It does not refer to an engine, so that engines are freed in time."""
+    """A chunk that threads are making. It does not refer to an engine, so that engines can be freed."""
 
     rounds: range
     packed: Callable[[], PackedRows]
@@ -61,8 +62,8 @@ class _PendingChunk(NamedTuple):
 class RoundTables:
     """The chunks of a run of `engine`, by number. With `ahead`, threads make a chunk before it is needed.
 
-    Every round has room for `width` records of each agent. This number depends on the batches only, so that
-    results do not depend on where a run was resumed or evaluated.
+    Every round has space for `width` records of each agent. This number depends only on the batches, so that
+    results do not depend on the round in which a run was resumed or evaluated.
     """
 
     def __init__(self, engine: Engine, mixer: CudaMixer, ahead: bool) -> None:
@@ -79,14 +80,16 @@ class RoundTables:
         self._next: tuple[int, _PendingChunk] | None = None
 
     def rounds(self, number: int) -> range:
+        """Return the rounds of chunk `number`."""
         return range(self._engine.plan.releases)[number * self.length : (number + 1) * self.length]
 
     def chunk(self, number: int) -> RoundChunk:
+        """Return chunk `number`, which `prepare` may have begun."""
         pending, self._next = self._next, None
         return self._finish(pending[1] if pending and pending[0] == number else self._begin(number))
 
     def prepare(self, number: int) -> None:
-        """Begin to make a chunk that will be needed later."""
+        """Begin to make chunk `number`, which will be needed later, if this works in threads."""
         begun = self._next is not None and self._next[0] == number
         if self._pool is not None and not begun and self.rounds(number):
             self._next = (number, self._begin(number))
@@ -99,9 +102,9 @@ class RoundTables:
         return _PendingChunk(rounds, packed, drawn)
 
     def padded(self, chosen: Selection) -> Selection:
-        """Return the records of a round with as much room as the tables have.
+        """Return the records of a round, padded to the `width` of the tables.
 
-        Matrix products of other shapes are rounded differently, which may switch a unit of a model on or off
+        Matrix products of other shapes are rounded differently. This may switch a unit of a model on or off,
         and so change a record's gradient.
         """
         if chosen.indices is None or chosen.weights is None:
@@ -114,7 +117,10 @@ class RoundTables:
         return task if self._pool is None else self._pool.submit(task).result
 
     def _drawn(self, rounds: range) -> list[Selection]:
-        """Draw the tables of a chunk. Must not call the device: threads run this while it records."""
+        """Return the records of these rounds.
+
+        This function must not call the device, because threads run it while the device records.
+        """
         select = self._engine.select
         if isinstance(select, partial) and select.func is batch_selection.select:
             batches, seed = select.args

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from topdp.simulator.simulation import State
 
-# In numbers. The last digits of matrix products on a CPU depend on where rows begin, and an agent's row must
-# not depend on how many others precede it; the matrix units of a GPU prefer aligned rows.
+# In numbers. On a CPU, the last digits of matrix products depend on where rows begin, but an agent's row must
+# not depend on how many rows precede it. On a GPU, matrix units compute faster with aligned rows.
 ROW_ALIGNMENT = {"cpu": 16, "cuda": 32}
 
-# By `Plan.rounded`. torch rounds to nearest, ties to even.
+# The number type of rows, by `Plan.rounded`. torch rounds to nearest, ties to even.
 ROUNDED_TYPES = {"bfloat16": torch.bfloat16}
 
 
@@ -33,7 +33,9 @@ class RowBuffers:
     def __init__(
         self, *, capacity: int, dimension: int, dtype: torch.dtype, stored: torch.dtype, device: torch.device
     ) -> None:
-        """`dtype`: of rows outside the buffers, such as gradients."""
+        """Create the object without memory; `dtype` is the type of rows outside the buffers, such as
+        gradients.
+        """
         self.capacity, self.dimension, self.dtype, self.stored = capacity, dimension, dtype, stored
         self.device = device
         self.release()
@@ -41,7 +43,7 @@ class RowBuffers:
     def release(self) -> None:
         """Free both buffers."""
         self._buffers: list[Tensor] = []
-        # By buffer: the number of releases when all its rows were made; None: it is not complete.
+        # For each buffer, the number of releases after its last row was made; None if it is not complete.
         self._complete: list[int | None] = [None, None]
 
     def of(self, round: int) -> Tensor:
@@ -51,7 +53,10 @@ class RowBuffers:
         return self._buffers[round % 2]
 
     def begin(self, round: int, count: int) -> Tensor:
-        """Return the buffer [count, d] for the rows of `round`; its former rows are lost."""
+        """Return the buffer [count, d] for the rows of `round`, and mark it as incomplete.
+
+        The rows of round - 2, which it contains, will be overwritten.
+        """
         out = self.of(round)[:count]
         self._complete[round % 2] = None
         return out
@@ -61,22 +66,22 @@ class RowBuffers:
         self._complete = [None, None]
 
     def complete(self, releases: int) -> None:
-        """Mark the buffer of the last of `releases` as complete."""
+        """Mark the buffer of release number releases - 1 as complete."""
         self._complete[(releases - 1) % 2] = releases
 
     def holds(self, state: State) -> bool:
-        """Return whether the rows of `state` are intact; rows outside the buffers always are."""
+        """Return whether the rows of `state` are intact; rows outside the buffers are always intact."""
         for buffer, releases in zip(self._buffers, self._complete, strict=False):
             if buffer.data_ptr() == state.rows.data_ptr():
                 return releases == state.releases
         return True
 
     def empty(self, count: int, dtype: torch.dtype | None = None) -> Tensor:
-        """Return [count, d] uninitialised aligned rows outside the buffers."""
+        """Return new rows [count, d] outside the buffers: aligned, with any content."""
         width = padded_width(self.dimension, self.device)
         rows = torch.empty(count, width, dtype=dtype or self.dtype, device=self.device)
         return rows[:, : self.dimension]
 
     def copy_of(self, rows: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """Return an aligned copy outside the buffers."""
+        """Return an aligned copy of `rows` outside the buffers."""
         return self.empty(len(rows), dtype).copy_(rows)

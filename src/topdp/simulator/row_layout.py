@@ -1,8 +1,8 @@
 """Which rows of a round this process makes, and their places in memory.
 
-If other processes hold some agents (`ranks/`), *guests* are the rows of those agents from which local rows
-are mixed; their places are behind the local rows. `row_mixing` makes rows, and
-`ranks/ranked_engine` transfers guests.
+If other processes hold some agents (`ranks/`), the rows of those agents from which local rows are mixed are
+called *guests*. In memory, they follow the local rows. `row_mixing` makes rows, and `ranks/ranked_engine`
+transfers guests.
 """
 
 from __future__ import annotations
@@ -18,46 +18,54 @@ from topdp.plan import Plan
 
 @final
 class RowLayout:
-    """The layout of `plan` on rank `here`; `home[agent]` is the rank of an agent, None: all are here."""
+    """The layout of `plan` on rank `here`.
+
+    `home[agent]` is the rank that holds the agent; if `home` is None, this process holds all agents.
+    """
 
     def __init__(self, plan: Plan, home: Ints | None = None, here: int = 0) -> None:
         self.plan = plan
         self.here = here
         self.home = np.zeros(plan.agents, np.int64) if home is None else np.asarray(home, np.int64)
         self.whole = bool((self.home == here).all())
-        self.agents = np.flatnonzero(self.home == here)  # the agents held here
-        self.place_of = np.full(plan.agents, -1)  # [agents]: the place of an agent's gradient; -1: elsewhere
+        self.agents = np.flatnonzero(self.home == here)  # the agents that this process holds
+        self.place_of = np.full(plan.agents, -1)  # [agents]: the place of an agent's gradient; -1: not here
         self.place_of[self.agents] = np.arange(len(self.agents))
-        self._mine: Bools = self.home[plan.owner] == here
+        self._is_local: Bools = self.home[plan.owner] == here
         self._guests = lru_cache(maxsize=4)(self._guests_of)
 
     def made(self, round: int) -> Ints:
-        """Return the rows made here in `round`, in ascending order; round -1: the starts of the agents."""
+        """Return the rows that this process makes in `round`, in ascending order.
+
+        For round -1, return the agents, because their starts take the place of rows.
+        """
         if round < 0:
             return self.agents
-        return np.flatnonzero(self.plan.exists[round] & self._mine)
+        return np.flatnonzero(self.plan.exists[round] & self._is_local)
 
     def guests(self, round: int) -> dict[tuple[int, int], Ints]:
-        """Map (from rank, to rank) to the rows of the previous round that the second mixes and the first
-        made.
+        """Return for each (sender, receiver) of ranks the rows that are sent between them before `round`.
 
-        Before round 0 they are starts, and have the numbers of their owners.
+        The sender made these rows in the previous round, and the receiver mixes them in `round`. For round 0,
+        they are starts and have the numbers of their owners.
         """
         return {} if self.whole else self._guests(round)
 
     def arriving(self, round: int) -> list[tuple[int, Ints]]:
-        """Return (rank, rows) of the guests that arrive here, in the order of their places."""
+        """Return (sending rank, rows) of the guests that arrive here, in the order of their places."""
         return [(origin, rows) for (origin, to), rows in self.guests(round).items() if to == self.here]
 
     def place(self, round: int) -> Ints:
-        """Return [rows] the place of each row of the round before; -1: neither made here nor a guest."""
+        """Return [rows] the place of each row of the previous round; -1 for a row of other ranks that is no
+        guest.
+        """
         guests = [rows for _, rows in self.arriving(round)]
         if round == 0:
             return self._places(self.plan.agents, self.agents, *guests)[self.plan.owner]
         return self._places(self.plan.rows, self.made(round - 1), *guests)
 
     def place_made(self, round: int) -> Ints:
-        """Return [rows] the place of each row made here in `round`; -1: not made here."""
+        """Return [rows] the place of each row of `round`; -1 for a row that this process does not make."""
         return self._places(self.plan.rows, self.made(round))
 
     @staticmethod
@@ -67,7 +75,7 @@ class RowLayout:
         return place
 
     def needs_guests(self, round: int) -> Bools:
-        """Return [rows] whether a row is mixed from rows that were made elsewhere."""
+        """Return [rows] whether each row is mixed from rows that other ranks made."""
         if self.whole:
             return np.zeros(self.plan.rows, bool)
         source, used = self._sources(round)
@@ -75,7 +83,7 @@ class RowLayout:
 
     @property
     def capacity(self) -> int:
-        """The largest number of rows of a round together with the guests of the next."""
+        """The largest number of rows in memory: the rows of a round and the guests of the next round."""
         if self.whole:
             return int(self.plan.exists.sum(axis=1).max())
         rounds = range(self.plan.releases)

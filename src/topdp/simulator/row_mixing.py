@@ -1,7 +1,7 @@
-"""Makes the rows of a round on the CPU: row = mix·rows + step·gradient + noise.
+"""The computation of the rows of a round on the CPU: row = mix·rows + step·gradient + noise.
 
-`row_mixing_cuda` does the same on a GPU. The plan states what rows are made from; a draw does not depend on
-which other rows are made.
+`row_mixing_cuda` does the same on a GPU. The plan states from what each row is made. A draw does not depend
+on which other rows are made.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from topdp.simulator.simulated_noise import Draws
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RowWork:
-    """The inputs of one round, and the place of its rows."""
+    """The inputs of one round, and the memory for its rows."""
 
     round: int
-    before: Tensor  # [rows made in the round before, d], then guests; before round 0 the agents' starts
+    before: Tensor  # [rows made in the previous round, d], then guests; before round 0 the agents' starts
     gradient: Tensor  # [agents, d]; may share the memory of the estimates in `out`, row by row
     out: Tensor  # [rows made in this round, d]
-    only: Ints | None = None  # places in `out` to fill now; None: all
-    first: int = 0  # the place of the agent with the first gradient, among the agents that are held
+    only: Ints | None = None  # the places in `out` to fill now; None means all
+    first: int = 0  # the place, among the agents of this process, of the agent with the first gradient
 
 
 class CpuMixer:
-    """Makes each row in one pass (`fused_rows`); rows are independent, so threads share them."""
+    """A mixer that makes each row in one pass (`fused_rows`); threads make different rows."""
 
     def __init__(self, plan: Plan, noise: Draws, layout: RowLayout | None = None) -> None:
         self.plan = plan
@@ -42,19 +42,19 @@ class CpuMixer:
         self.noise = noise
 
     def __call__(self, work: RowWork) -> None:
-        if work.out.device.type != "cpu":  # a GPU without our kernels: compute on the processor
-            here = replace(work, before=work.before.cpu(), gradient=work.gradient.cpu(), out=work.out.cpu())
-            self(here)
-            work.out.copy_(here.out)
+        if work.out.device.type != "cpu":  # a device without topdp's kernels: compute on the CPU
+            on_cpu = replace(work, before=work.before.cpu(), gradient=work.gradient.cpu(), out=work.out.cpu())
+            self(on_cpu)
+            work.out.copy_(on_cpu.out)
             return
-        from topdp.simulator import fused_rows  # what it needs is not needed with a GPU
+        from topdp.simulator import fused_rows  # imports Numba, which is not needed with a GPU
 
         before, gradient, out = (_array(part) for part in (work.before, work.gradient, work.out))
         rounded = self.plan.rounded is not None
-        if gradient.dtype == np.uint16:  # no gradients: rows take their place, and are not read
+        if gradient.dtype == np.uint16:  # there are no gradients; these are rows, which are not read
             gradient = np.empty((0, out.shape[1]), np.float32)
-        kind = np.dtype(np.float32) if rounded else gradient.dtype  # of sums
-        # Messages first: gradients may share the memory of estimates.
+        kind = np.dtype(np.float32) if rounded else gradient.dtype  # the number type of sums
+        # Messages are made first, because gradients may share the memory of estimates.
         filled = np.arange(len(work.out)) if work.only is None else work.only
         estimates = self.layout.made(work.round)[filled] < self.plan.agents
         for places in filter(len, (filled[~estimates], filled[estimates])):
@@ -78,23 +78,28 @@ class CpuMixer:
         weight, step = (column[rows].astype(kind) for column in (this.weight, this.step))
         used = (source >= 0) & (weight != 0)
         if (place[source[used]] < 0).any():
-            raise InputError(f"Expected round {work.round} to mix only rows that exist, got others.")
+            missing = source[used][place[source[used]] < 0][0]
+            raise InputError(f"Expected round {work.round} to mix only rows that exist, got row {missing}.")
         return places, np.where(used, place[source], -1), weight, owner, step, seeds, std
 
 
 def _expect_inside(recipes: tuple[Any, ...], before: Any, gradient: Any, out: Any) -> None:
-    """Check indices before compiled loops, which would read and write outside of arrays."""
+    """Raise InputError if an index is too large or too small.
+
+    Compiled loops do not check indices, and would read and write outside of arrays.
+    """
     places, source, _, owner, step, _, _ = recipes
     used = owner[step != 0]
     for indices, rows, least in ((places, out, 0), (source, before, -1), (used, gradient, 0)):
         if indices.size and not least <= indices.min() <= indices.max() < len(rows):
-            raise InputError(f"Expected rows 0 to {len(rows) - 1} of a round, got others.")
-    if len({part.shape[1] for part in (before, gradient, out)}) > 1:
-        raise InputError("Expected rows and gradients of one length, got others.")
+            found = f"{indices.min()} to {indices.max()}"
+            raise InputError(f"Expected rows {least} to {len(rows) - 1} of a round, got {found}.")
+    if len(lengths := {part.shape[1] for part in (before, gradient, out)}) > 1:
+        raise InputError(f"Expected rows and gradients of one length, got {sorted(lengths)}.")
 
 
 def _array(rows: Tensor) -> Any:
-    """Return the rows as a NumPy array; bfloat16, which NumPy lacks, as bits."""
+    """Return the rows as a NumPy array; NumPy lacks bfloat16, so such rows are returned as bits."""
     if rows.stride(1) != 1:
-        raise InputError("Expected rows without gaps, got others.")
+        raise InputError(f"Expected rows without gaps, got a distance of {rows.stride(1)} between numbers.")
     return (rows.view(torch.uint16) if rows.dtype == torch.bfloat16 else rows).detach().numpy()

@@ -1,10 +1,11 @@
-"""Makes the rows of a round on an NVIDIA GPU, in one kernel that reads and writes each row once.
+"""The computation of the rows of a round on an NVIDIA GPU, in one kernel that reads and writes each row once.
 
-Noise comes from the Philox counter (key of the run; column, draw, round), so a draw does not depend on which
-other rows are made. Needs Triton, which comes with PyTorch's CUDA builds; imported only with a GPU.
+Noise comes from the Philox generator with the counter (column, draw, round) and the key of the run, so a draw
+does not depend on which other rows are made. Needs Triton, which is part of PyTorch's CUDA builds; imported
+only if there is a GPU.
 """
 
-# Triton compiles the kernel below from its source: annotations and untyped names are Triton's.
+# Triton compiles the kernel below from its source, so annotations and types follow Triton's rules.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, no-any-unimported"
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from topdp.simulator.row_mixing import RowWork
 from topdp.simulator.simulated_noise import Draws
 
 PACKED_ROUNDS = 256  # rounds whose indices are sent to the GPU at once
-LANES = 256  # four columns a lane: one Philox call gives four normals
+LANES = 256  # each lane makes four columns, because one Philox call gives four normal numbers
 WARPS = 4
 
 
@@ -32,7 +33,7 @@ WARPS = 4
 def _part(out, before, gradient, slot, weight, owner, step, key, draw, std, row, place, agents, round, d,
           out_row, before_row, gradient_row,
           W: tl.constexpr, V: tl.constexpr, LANES: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
-    """`LANES` times four columns of one row; without a mask, sixteen bytes are read and written at once."""
+    """Make `LANES` times four columns of one row; without a mask, sixteen bytes are accessed at once."""
     lane = tl.program_id(1) * LANES + tl.arange(0, LANES)
     column = lane[:, None] * 4 + tl.arange(0, 4)[None, :]
     inside = column < d
@@ -66,7 +67,7 @@ def _part(out, before, gradient, slot, weight, owner, step, key, draw, std, row,
             z = tl.join(tl.join(z0, z1), tl.join(z2, z3))  # [lanes, 2, 2]
             total += deviation * tl.reshape(z, (LANES, 4))
     if out.dtype.element_ty == tl.bfloat16:
-        # To nearest, ties to even, in whole numbers: how a conversion rounds is up to the device.
+        # Round to nearest, ties to even, with whole numbers, because devices convert differently.
         bits = total.to(tl.uint32, bitcast=True)
         bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
         total = tl.where(total == total, bits.to(tl.float32, bitcast=True), total)
@@ -77,13 +78,13 @@ def _part(out, before, gradient, slot, weight, owner, step, key, draw, std, row,
         tl.store(out + place.to(tl.int64) * out_row + column, value)
 
 
-# Numbers that change from round to round would each make Triton compile the kernel anew: for 0, 1, 16, ...
+# Without this list, Triton would compile the kernel again for some values of these numbers, such as 0, 1, 16.
 @triton.jit(do_not_specialize=["first", "agents", "round"])
 def _round(out, before, gradient, slot, weight, owner, step, key, draw, std, chosen, clock, starts,
            first, agents, round, d, out_row, before_row, gradient_row,
            W: tl.constexpr, V: tl.constexpr, LANES: tl.constexpr,
            SOME: tl.constexpr, BY_CLOCK: tl.constexpr):  # fmt: skip
-    """Make the rows of `round`, or `SOME` of them; with `BY_CLOCK`, of the round that the clock shows."""
+    """Make the rows of `round`; with `SOME`, only the `chosen` rows; with `BY_CLOCK`, the clock's round."""
     place = tl.program_id(0)
     made = tl.num_programs(0)
     if BY_CLOCK:
@@ -105,9 +106,9 @@ def _round(out, before, gradient, slot, weight, owner, step, key, draw, std, cho
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PackedRows:
-    """The rows that some rounds make, one after the other, with the places of their sources."""
+    """The rows that consecutive rounds make, one round after the other, with the places of their sources."""
 
-    starts: Tensor  # [rounds + 1] first row of each round, and the end; on the processor
+    starts: Tensor  # [rounds + 1] the first row of each round, and the end; in the memory of the CPU
     slot: Tensor
     weight: Tensor
     owner: Tensor
@@ -127,7 +128,7 @@ class PackedRows:
 
 
 class CudaMixer:
-    """Makes all rows of a round in one launch."""
+    """A mixer that makes all rows of a round in one launch."""
 
     def __init__(
         self, plan: Plan, noise: Draws, device: torch.device, layout: RowLayout | None = None
@@ -152,7 +153,8 @@ class CudaMixer:
     ) -> None:
         """Make the round that `clock` [position in `packed`, number of the round] shows at execution.
 
-        `packed` and the clock are int32 and float32 on the device, and `out` has room for any round.
+        The tables of `packed`, in int32 and float32, and the clock, in int32, are on the device. `out` has
+        space for the rows of any round.
         """
         self._launch(RowWork(round=0, before=before, gradient=gradient, out=out), packed, clock)
 
@@ -164,9 +166,10 @@ class CudaMixer:
         first: int = 0,
         chosen: Tensor | None = None,
     ) -> None:
-        """Launch the kernel, for the round of `clock` or of `work`, whose rows begin at `first`.
+        """Launch the kernel for the round that `clock` shows, or, without a clock, for the round of `work`.
 
-        `chosen`: places of the rows to make.
+        `first`: the first row of this round in `packed`. `chosen`: the places of the rows to make; None means
+        all.
         """
         before, gradient, out, d = work.before, work.gradient, work.out, work.out.shape[1]
         grid = (len(out if chosen is None else chosen), triton.cdiv(d, 4 * LANES))
@@ -183,12 +186,12 @@ class CudaMixer:
         if self._packed is None or self._packed[0] != chunk:
             stop = min((chunk + 1) * PACKED_ROUNDS, self.plan.releases)
             on_host = self.packed(range(chunk * PACKED_ROUNDS, stop))
-            there = (table.to(self.device) for table in on_host.tables()[1:])
-            self._packed = (chunk, PackedRows.of((on_host.starts, *there)))
+            on_device = (table.to(self.device) for table in on_host.tables()[1:])
+            self._packed = (chunk, PackedRows.of((on_host.starts, *on_device)))
         return self._packed[1]
 
     def packed(self, rounds: range) -> PackedRows:
-        """Return the tables of consecutive rounds, on the processor, with 0 for absent entries."""
+        """Return the tables of consecutive rounds in the memory of the CPU, with 0 for absent entries."""
         plan, made = self.plan, [self.layout.made(r) for r in rounds]
         place = np.stack([self.layout.place(r) for r in rounds])
         counts, row = [len(rows) for rows in made], np.concatenate(made)

@@ -1,9 +1,9 @@
-"""Stacked runs: the plans of many runs side by side, and their agents in one tensor program.
+"""Stacked runs: the plans of many runs joined into one plan, and their agents in one computation.
 
-A stack costs little more than one run where single runs do not fill the device. Its runs share the model, the
-clip, the number of rounds and the kind of batches; graphs, methods, step sizes, noise, seeds and data may
-differ, and each run has the noise and batches of the same run by itself. For figures and sweeps. A stacked
-plan is not for accounting; each run is accounted by its own plan.
+A stack takes little longer than one run if single runs do not use the whole device. Its runs share the model,
+the clip, the number of rounds and the kind of batches. Graphs, methods, step sizes, noise, seeds and data may
+differ. Each run has the same noise and batches as if it were executed alone. Figures and sweeps use stacks.
+A stacked plan must not be accounted for; each run is accounted for by its own plan.
 """
 
 from __future__ import annotations
@@ -30,14 +30,17 @@ MAX_CACHED_SELECTIONS = 2000
 
 
 def supports(plan: Plan) -> str | None:
-    """Return None, or the need of `plan` because of which its run cannot be stacked."""
+    """Return None if the run of `plan` can be stacked, and otherwise what prevents it."""
     return unsupported(plan, {Capability.SHARED_DRAWS, Capability.PRUNED_ROWS})
 
 
 def stack_plans(plans: Sequence[Plan]) -> Plan:
-    """Return one pruned plan with the agents, rows and draws of all `plans`, run after run."""
-    if not plans or any(plan.releases != plans[0].releases for plan in plans):
-        raise InputError("Expected at least one plan, all of the same number of rounds.")
+    """Return one pruned plan with the agents, rows and draws of all `plans`, run after run.
+
+    Raise InputError if the plans cannot be stacked.
+    """
+    if len(releases := {plan.releases for plan in plans}) != 1:
+        raise InputError(f"Expected plans with one number of releases, got {sorted(releases)}.")
     if reason := next(filter(None, map(supports, plans)), None):
         raise InputError(f"Expected runs without {reason} in a stack of runs. Run those one by one.")
     pruned = [plan if plan.pruned else prune(plan) for plan in plans]
@@ -52,7 +55,7 @@ def stack_plans(plans: Sequence[Plan]) -> Plan:
     ]
 
     def joined(parts: Iterable[NDArray[Any]], shape: tuple[int, ...], fill: int | float, dtype: type) -> Any:
-        """Join parts [*, rows of a run, width of a run] to one array [*, rows, width]."""
+        """Join parts [*, rows of a run, width of a run] to one array [*, rows, width], padded with `fill`."""
         out: NDArray[Any] = np.full((*shape[:1], total, *shape[1:]), fill, dtype)
         for part, plan, (estimates, others) in zip(parts, pruned, places, strict=True):
             width = (slice(part.shape[2]),) if part.ndim == 3 else ()
@@ -65,7 +68,7 @@ def stack_plans(plans: Sequence[Plan]) -> Plan:
 
     def sources() -> Iterator[NDArray[Any]]:
         for plan, (estimates, others) in zip(pruned, places, strict=True):
-            place = np.r_[estimates, others, NOBODY].astype(np.int32)  # index NOBODY is the last
+            place = np.r_[estimates, others, NOBODY].astype(np.int32)  # index NOBODY, -1, is the last element
             yield place[every(plan.source, np.int32)]
 
     def drawn() -> Iterator[NDArray[Any]]:
@@ -98,7 +101,7 @@ def stack_plans(plans: Sequence[Plan]) -> Plan:
 
 
 def _reported(plans: Sequence[Plan], agents: Ints, messages: Ints) -> Ints | None:
-    """Return the places in the stack of the rows that each run reports."""
+    """Return the numbers, in the stack, of the rows that the runs report; None if all report estimates."""
     if all(plan.reported is None for plan in plans):
         return None
     parts = []
@@ -109,7 +112,7 @@ def _reported(plans: Sequence[Plan], agents: Ints, messages: Ints) -> Ints | Non
 
 
 def stack_shards(shards: Sequence[Shards]) -> Shards:
-    """Join the records of all runs' agents; all runs are tested on the test records of the first."""
+    """Return shards with the agents of all runs; all runs are tested on the test records of the first run."""
     first = shards[0]
     longest = max(max(s.counts) for s in shards)
     padded = [s.padded(longest) for s in shards]
@@ -126,9 +129,9 @@ def stack_shards(shards: Sequence[Shards]) -> Shards:
 
 @dataclass(frozen=True, eq=False)
 class StackedBatches:
-    """The records of each run of a stack, as the run draws them by itself with its own seed."""
+    """The records that each run of a stack uses: the same as if the run were executed alone."""
 
-    runs: tuple[tuple[tuple[Batches, ...], int], ...]  # (one for each agent, seed) of each run
+    runs: tuple[tuple[tuple[Batches, ...], int], ...]  # for each run: (batches of each agent, seed)
     _cache: dict[tuple[int, str], Selection] = field(default_factory=dict, repr=False)
 
     @property
@@ -142,17 +145,18 @@ class StackedBatches:
         return all(isinstance(strategy, Full) for strategy in self.batches)
 
     def select(self, round: int, device: Device = None) -> Selection:
+        """Return the records that all agents of the stack use in `round`."""
         period = self._common_period
         if period is None:
             return self._joined(round, device)
-        turn = (round % period, str(device or "cpu"))
-        if turn not in self._cache:
-            self._cache[turn] = self._joined(turn[0], device)
-        return self._cache[turn]
+        key = (round % period, str(device or "cpu"))
+        if key not in self._cache:
+            self._cache[key] = self._joined(key[0], device)
+        return self._cache[key]
 
     @cached_property
     def _common_period(self) -> int | None:
-        """The period of the whole selection, where it is short enough to be cached."""
+        """The number of rounds after which all selections repeat; None if they do not, or not soon enough."""
         if any(strategy.sampled for strategy in self.batches):
             return None
         period = math.lcm(*{strategy.period for strategy in self.batches})
@@ -175,7 +179,7 @@ class StackedBatches:
 
 
 class StackedNoise(Draws):
-    """The draws of each run of a stack, as the run makes them by itself with its own seed."""
+    """The draws of each run of a stack: the same as if the run were executed alone."""
 
     def __init__(self, plans: Sequence[Plan], seeds: Sequence[int]) -> None:
         self._runs = [SimulatedDraws(seed, p.draws, p.releases) for p, seed in zip(plans, seeds, strict=True)]

@@ -1,8 +1,9 @@
 """The draws of a plan's noise in the simulator, identified by (seed, round, draw).
 
-A draw does not depend on which other draws are made, so pruned, resumed and unbroken runs use the same
-numbers; on a CPU it does not depend on the machine either. Not for real agents, whose noise comes from the
-operating system. `normal_draws` makes normal numbers from a seed; this file chooses the seed of each draw.
+A draw does not depend on which other draws are made, so pruned, resumed and uninterrupted runs use the same
+numbers. On a CPU, a draw does not depend on the machine either. Real agents do not use these draws; their
+noise comes from the operating system. `normal_draws` makes normal numbers from a seed; this module chooses
+the seed of each draw.
 """
 
 from __future__ import annotations
@@ -21,19 +22,21 @@ from topdp.plan.random_streams import stream
 
 Words = npt.NDArray[np.uint64]
 
-MAX_COUNTED_DRAWS = 2**31  # in a round; also the limit of rounds: counters on a GPU have 32 bits
+MAX_COUNTED_DRAWS = (
+    2**31
+)  # limit of draws in a round, and of releases, because counters on a GPU have 32 bits
 
 
 class Draws(ABC):
-    """The draws of a run, or of stacked runs (run_stacking.py). Safe to call from several threads."""
+    """The draws of a run, or of stacked runs (run_stacking.py). Several threads may call the methods."""
 
     @abstractmethod
     def seeds(self, round: int, draws: Ints) -> Words:
-        """Return [draws, 2] the seeds from which `normal_draws` makes these draws of `round`."""
+        """Return the seeds [draws, 2] from which `normal_draws` makes these draws of `round`."""
 
     def fill(self, out: Tensor, round: int, draw: int) -> Tensor:
-        """Set `out` [d] to draw number `draw` of `round`."""
-        from topdp.simulator import normal_draws  # Numba is not needed with a GPU
+        """Set `out` [d] to draw number `draw` of `round`, and return `out`."""
+        from topdp.simulator import normal_draws  # imports Numba, which is not needed with a GPU
 
         z = np.zeros(len(out), np.float64 if out.dtype == torch.float64 else np.float32)
         normal_draws.add(self.seeds(round, np.array([draw]))[0], z.dtype.type(1), z)
@@ -41,17 +44,17 @@ class Draws(ABC):
 
     @abstractmethod
     def names(self, draws: Ints) -> tuple[Ints, Ints]:
-        """Return the key and the number of each draw, for devices with a counter-based generator."""
+        """Return (keys, numbers), which identify these draws for a counter-based generator on a GPU."""
 
 
 class SimulatedDraws(Draws):
-    """The draws of one run, by its seed."""
+    """The draws of one run, which follow from its seed."""
 
     def __init__(self, seed: int, draws: int, releases: int) -> None:
         if max(draws, releases) > MAX_COUNTED_DRAWS:
             raise InputError(
-                f"Expected at most {MAX_COUNTED_DRAWS} draws in a round and rounds in a run, got {draws} in "
-                f"each of {releases} releases."
+                f"Expected at most {MAX_COUNTED_DRAWS} releases, with at most as many draws each, got "
+                f"{releases} releases with {draws} draws."
             )
         self._key = stream(seed, "noise").bytes(32)
         self._counter_key = int(stream(seed, "noise").integers(0, 2**31))

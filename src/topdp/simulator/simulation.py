@@ -1,6 +1,7 @@
-"""The interface by which run loops step a simulation, independent of how it is executed.
+"""The interface through which run loops advance a simulation, whatever executes it.
 
-`Engine` implements it in one process, `RankedEngine` over several, `CudaReplay` by recorded rounds on a GPU.
+`Engine` implements it in one process, `RankedEngine` in several processes, and `CudaReplay` by replaying
+recorded rounds on a GPU.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from topdp.simulator.evaluation import Evaluation
 
 
 class State(NamedTuple):
-    """Progress of a run: the number of releases made, and the rows of the last one, in the plan's order.
+    """The progress of a run: the number of releases made, and the rows of the last one in the plan's order.
 
-    The rows live in one of two buffers that take turns; `Simulation.holds` reports whether they are intact.
+    The rows are in one of two buffers, which later releases overwrite in turn; `Simulation.holds` states
+    whether the rows are intact.
     """
 
     releases: int
@@ -27,28 +29,36 @@ class State(NamedTuple):
 
 
 class Simulation(ABC):
-    """Executes a plan release by release. The state is passed in and returned."""
+    """The execution of a plan, release by release. Methods take a state and return the next one."""
 
     plan: Plan
-    # What `evaluate` reports beside the loss.
+    # The metrics that `evaluate` reports in addition to the loss.
     metrics: Sequence[Metric]
     has_test_records: bool
 
     @abstractmethod
     def start(self, start: Tensor) -> State:
-        """Return the state before round 0: the public start, one row [d] for all agents or [agents, d]."""
+        """Return the state before round 0; `start` is the public start: one row [d] for all agents, or
+        [agents, d].
+        """
 
     @abstractmethod
     def resume(self, releases: int, rows: Tensor) -> State:
-        """Return the state of an interrupted run; `rows` are those of the last of its `releases`."""
+        """Return the state of an interrupted run that made `releases` releases; `rows` are those of the last.
+
+        Raise InputError if `rows` do not fit the plan.
+        """
 
     @abstractmethod
     def advance(self, state: State, at_most: int = 1) -> State:
-        """Make the next release, or several up to `at_most`. The rows of `state` may be overwritten."""
+        """Return the state after the next release, or after several, at most `at_most`.
+
+        The rows of `state` may be overwritten.
+        """
 
     @abstractmethod
     def holds(self, state: State) -> bool:
-        """Return whether the rows of `state` are intact: not overwritten, even in part, by later ones."""
+        """Return whether the rows of `state` are intact: later rows have overwritten no part of them."""
 
     @abstractmethod
     def evaluate(self, state: State) -> Evaluation:
@@ -56,8 +66,8 @@ class Simulation(ABC):
 
     @abstractmethod
     def reported(self, state: State) -> Tensor:
-        """Return [agents, d] the rows that users get: the estimates, or their averages where the plan has
-        some.
+        """Return [agents, d] the rows that users get: the averages of estimates if the plan has averages, and
+        otherwise the estimates.
         """
 
     @abstractmethod
@@ -66,7 +76,7 @@ class Simulation(ABC):
 
 
 class SimulationWrapper(Simulation):
-    """A simulation that steps another one. Subclasses override what they do differently."""
+    """A simulation that calls another one. Subclasses override the methods that they change."""
 
     def __init__(self, inner: Simulation) -> None:
         self._inner = inner

@@ -1,4 +1,4 @@
-"""The choice of the fastest simulation, and of the number of releases until a run loop must act."""
+"""The choice of the fastest simulation, and the number of releases until a run loop must act."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from topdp.simulator.simulation import Simulation
 
 
 def fastest(simulation: Simulation) -> Simulation:
-    """Return `simulation`, or a CUDA replay of it, where a GPU and Triton are available."""
+    """Return a CUDA replay of `simulation` if it runs on a GPU and Triton is available; otherwise itself."""
     triton = find_spec("triton") is not None
     if triton and isinstance(simulation, Engine) and simulation.device.type == "cuda":
         from topdp.simulator.cuda_replay import CudaReplay
@@ -19,10 +19,11 @@ def fastest(simulation: Simulation) -> Simulation:
 
 
 def releases_until_due(releases: int, per_round: int, rounds: int, *every: int) -> int:
-    """Return the number of releases until the next round that is a multiple of one of `every`, or the last.
+    """Return how many releases remain until the end of the next round at which a run loop must act.
 
-    `releases`: the number made so far. `per_round` releases make a round; `rounds` is the number of rounds.
-    Round 0 is the first, and a multiple of all.
+    This is the next round whose number is a multiple of one of the numbers `every`, or the last round.
+    `releases`: the number of releases made so far. `per_round`: the number of releases of a round. `rounds`:
+    the number of the last round. Round 0 is the first round, and a multiple of every number.
 
     >>> [releases_until_due(releases, 1, 25, 10) for releases in (0, 1, 10, 11, 21, 25)]
     [1, 10, 1, 10, 5, 1]

@@ -1,7 +1,7 @@
 """The processes of one simulation, on top of torch.distributed.
 
-They trust each other: each unpickles what the others send. For the machines of one owner behind one firewall;
-organisations that do not trust each other run agents (`agents/`).
+The processes trust each other, because each unpickles what the others send. Use them only on machines of one
+owner behind one firewall. Organisations that do not trust each other run real agents (`agents/`) instead.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Value = TypeVar("Value")
 
 @final
 class OtherRankError(RankError):
-    """An error of another rank, with its exit code."""
+    """An error for the failure of another rank, with the exit code of that failure."""
 
     def __init__(self, rank: int, message: str, code: int) -> None:
         super().__init__(f"Rank {rank} ended: {message}")
@@ -38,7 +38,10 @@ class OtherRankError(RankError):
 @final
 @dataclass(frozen=True)
 class ProcessGroup:
-    """This process among those of the run. All of them must call the same methods in the same order."""
+    """The processes of the run, as seen from this one. All must call the same methods in the same order.
+
+    If another process is lost, every method raises RankError.
+    """
 
     rank: int
     size: int
@@ -50,35 +53,39 @@ class ProcessGroup:
         return self.rank == 0
 
     def all(self, value: Any) -> list[Any]:
-        """Return the `value` of each rank, in their order."""
-        said: list[Any] = [None] * self.size
-        with self._lost():
-            dist.all_gather_object(said, value)
-        return said
+        """Return the `value` of each rank, in the order of ranks."""
+        values: list[Any] = [None] * self.size
+        with self._report_lost_rank():
+            dist.all_gather_object(values, value)
+        return values
 
     def gathered(self, value: Any) -> list[Any] | None:
-        """Return on rank 0 the `value` of each rank, in their order; None on other ranks."""
-        said: list[Any] | None = [None] * self.size if self.leads else None
-        with self._lost():
-            dist.gather_object(value, said, dst=0)
-        return said
+        """Return on rank 0 the `value` of each rank, in the order of ranks; return None on other ranks."""
+        values: list[Any] | None = [None] * self.size if self.leads else None
+        with self._report_lost_rank():
+            dist.gather_object(value, values, dst=0)
+        return values
 
     def led(self, value: Any) -> Any:
-        """Return the `value` of rank 0; those of others are ignored."""
-        box = [value if self.leads else None]
-        with self._lost():
-            dist.broadcast_object_list(box, src=0)
-        return box[0]
+        """Return the `value` of rank 0; the values of other ranks are ignored."""
+        values = [value if self.leads else None]
+        with self._report_lost_rank():
+            dist.broadcast_object_list(values, src=0)
+        return values[0]
 
     def any(self, value: bool) -> bool:
-        """Return whether `value` is true on some rank."""
+        """Return whether `value` is true on at least one rank."""
         flag = torch.tensor(int(value))
-        with self._lost():
+        with self._report_lost_rank():
             dist.all_reduce(flag, dist.ReduceOp.MAX)
         return bool(flag)
 
     def together(self, step: Callable[[], Value]) -> Value:
-        """Return the result of `step` on this rank; raise an error on every rank if `step` fails on any."""
+        """Call `step` on every rank, and return its result on this rank.
+
+        If `step` fails on a rank, raise an error on every rank: the rank's own error if it failed itself, and
+        otherwise OtherRankError or DivergedError.
+        """
         result: Value | None = None
         failed: Exception | None = None
         try:
@@ -88,64 +95,74 @@ class ProcessGroup:
         except Exception as error:
             failed = error
         if self.any(failed is not None):
-            errors = self.all(None if failed is None else _described(failed))
+            errors = self.all(None if failed is None else _description(failed))
             if failed is not None:
                 raise failed
             rank, (message, code, diverged) = next(item for item in enumerate(errors) if item[1] is not None)
             raise DivergedError(message) if diverged else OtherRankError(rank, message, code)
-        return result  # type: ignore[return-value]  # set where nothing failed
+        return result  # type: ignore[return-value]  # not None, because `step` did not fail
 
     def expect_same(self, what: str, value: object, to_do: str) -> None:
-        """Raise RankError on all ranks if the `value` of some rank differs from that of rank 0."""
+        """Raise RankError on all ranks if the `value` of some rank differs from that of rank 0.
+
+        `what` names the value in the message; `to_do` states what the user can do.
+        """
         values = self.all(value)
-        others = [rank for rank, other in enumerate(values) if other != values[0]]
-        if others:
-            named = f"rank {others[0]}" if len(others) == 1 else f"ranks {', '.join(map(str, others))}"
-            raise RankError(f"Expected the same {what} on all ranks, got another on {named}: {to_do}")
+        different = [rank for rank, other in enumerate(values) if other != values[0]]
+        if different:
+            ranks = f"{'rank' if len(different) == 1 else 'ranks'} {', '.join(map(str, different))}"
+            raise RankError(f"Expected the same {what} on all ranks, got another on {ranks}: {to_do}")
 
     def exchange(
         self, sent: Sequence[tuple[int, Tensor]], received: Sequence[tuple[int, Tensor]]
     ) -> Callable[[], None]:
-        """Start to send and receive (rank, tensor) pairs; the function that it returns waits for both."""
+        """Start to send and to receive tensors; return a function that waits until this is complete.
+
+        `sent`, `received`: pairs (rank, tensor).
+        """
         ops = [
             dist.P2POp(dist.irecv if into else dist.isend, tensor, rank)
             for into, pairs in ((True, received), (False, sent))
             for rank, tensor in pairs
         ]
-        with self._lost():
+        with self._report_lost_rank():
             works = dist.batch_isend_irecv(ops) if ops else []
 
         def wait() -> None:
-            with self._lost():
+            with self._report_lost_rank():
                 for work in works:
                     work.wait(timedelta(seconds=self.timeout))
             works.clear()
-            ops.clear()  # tensors that were sent may be overwritten now
+            ops.clear()  # from now on, tensors that were sent may be overwritten
 
         return wait
 
     @contextmanager
-    def _lost(self) -> Iterator[None]:
+    def _report_lost_rank(self) -> Iterator[None]:
+        """Raise RankError if torch raises an error inside the `with` block."""
         try:
             yield
-        except (RuntimeError, ValueError) as error:  # torch has no special error for a lost peer
+        except (RuntimeError, ValueError) as error:  # torch has no special error for a lost process
             waited = "timed out" in str(error).lower() or "timeout" in str(error).lower()
             how = f"it was silent for {self.timeout:g} seconds" if waited else "its connection is closed"
             raise RankError(
                 f"Rank {self.rank} lost another rank: {how}. Checkpoints are intact. Start the same command "
-                "again to continue from the last one."
+                "again to continue from the last checkpoint."
             ) from error
 
 
 @contextmanager
 def join_group(device: torch.device) -> Iterator[ProcessGroup]:
-    """Join the processes that torchrun started; NCCL transfers tensors on GPUs."""
+    """Join the processes that torchrun started, and yield their group; leave the group afterwards.
+
+    NCCL transfers tensors between GPUs. Raise RankError if this process cannot join the others.
+    """
     timeout = timeout_of_environment()
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     try:
         wait = timedelta(seconds=timeout)
         store, rank, size = next(rendezvous("env://", timeout=wait))
-        # torchrun keeps one store over its restarts: ignore the keys of earlier ones.
+        # torchrun uses the same store after a restart, so the prefix separates the keys of each restart.
         store = PrefixStore(f"topdp/{restarts()}", store)
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=wait)
     except (RuntimeError, ValueError) as error:
@@ -153,20 +170,24 @@ def join_group(device: torch.device) -> Iterator[ProcessGroup]:
     try:
         yield ProcessGroup(dist.get_rank(), dist.get_world_size(), timeout)
     finally:
-        with contextlib.suppress(Exception):  # of a lost peer, which was reported before
+        with contextlib.suppress(Exception):  # another process may be lost, which was reported before
             dist.destroy_process_group()
 
 
 def local_device(name: str) -> str:
-    """Return the device of this rank: `cuda` is the GPU with the number of the rank on this machine."""
+    """Return the device of this rank for the setting `name`.
+
+    `cuda` means the GPU whose number is the number of this rank on its machine. `auto` means this GPU if it
+    exists, and otherwise the CPU.
+    """
     local = local_rank()
     if name == "auto":
         return f"cuda:{local}" if torch.cuda.device_count() > local else "cpu"
     return f"cuda:{local}" if name == "cuda" else name
 
 
-def _described(error: Exception) -> tuple[str, int, bool]:
-    """Return the message of an error, its exit code, and whether training diverged."""
+def _description(error: Exception) -> tuple[str, int, bool]:
+    """Return the message of an error, its exit code, and whether it is a DivergedError."""
     if isinstance(error, TopdpError):
         return str(error), int(error.code), isinstance(error, DivergedError)
     return f"{type(error).__name__}: {error}", int(ExitCode.UNEXPECTED), False

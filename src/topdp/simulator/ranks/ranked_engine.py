@@ -1,12 +1,12 @@
-"""A simulation over several ranks: each holds some agents, and steps the engine of those.
+"""A simulation over several ranks: each rank holds some agents, and advances an engine with these agents.
 
-Equally many agents are on each rank, and few edges between ranks. METIS (`pymetis`, in the extra `ranks`)
-cuts the graph if it is installed; otherwise ranks hold blocks of consecutive numbers. Results do not depend
-on the cut, only the traffic does.
+Each rank holds about equally many agents, and few edges connect agents on different ranks. If METIS is
+installed (`pymetis`, in the extra `ranks`), it cuts the graph. Otherwise ranks hold blocks of agents with
+consecutive numbers. Only the traffic depends on the cut, not the results.
 
-All ranks must call the same methods in the same order; if one fails, all end. Each rank sends the border rows
-that others mix, and receives those that it mixes. The plan determines which rows these are, so ranks need not
-request them. All other rows stay local.
+All ranks must call the same methods in the same order; if one rank fails, all ranks end. Each rank sends the
+rows that other ranks mix, and receives the rows that it mixes itself. The plan determines which rows these
+are, so ranks need not request them. All other rows stay local.
 """
 
 from __future__ import annotations
@@ -28,30 +28,29 @@ from topdp.simulator.row_layout import RowLayout
 from topdp.simulator.simulation import SimulationWrapper, State
 from topdp.topology import Topology
 
-MAX_PART_RATIO = (
-    1.05  # the size of the largest part of METIS over the mean; above this ratio, blocks are used
-)
+# If the largest part of METIS has more than this many times the mean number of agents, blocks are used.
+MAX_PART_RATIO = 1.05
 
 
 class AgentPartition(NamedTuple):
-    """A partition of the agents:
+    """An assignment of agents to ranks."""
 
-    `home[agent]` is the rank of an agent, `cut` the number of edges between ranks, `by` the algorithm.
-    """
-
-    home: Ints
-    cut: int
-    by: str
+    home: Ints  # [agents]: the rank of each agent
+    cut: int  # the number of edges between agents on different ranks
+    by: str  # the algorithm
 
     @property
     def statement(self) -> str:
+        """A description of the partition for the user."""
         sizes = np.bincount(self.home)
         held = f"{sizes.min()} to {sizes.max()}" if np.ptp(sizes) else f"{sizes[0]}"
         return f"{len(sizes)} ranks with {held} agents each, {self.cut} edges between them, cut by {self.by}"
 
 
 def partition(graph: Topology, ranks: int) -> AgentPartition:
-    """Assign the agents of `graph` to `ranks`, at least one to each.
+    """Return an assignment of the agents of `graph` to `ranks` ranks, at least one agent to each.
+
+    Raise InputError if there are more ranks than agents.
 
     >>> from topdp import topology
     >>> partition(topology.ring(6), 1).home.tolist()
@@ -59,20 +58,20 @@ def partition(graph: Topology, ranks: int) -> AgentPartition:
     """
     if not 1 <= ranks <= graph.agents:
         raise InputError(
-            f"Expected at most as many ranks as agents, got {ranks} ranks for {graph.agents} agents: start "
-            "fewer (torchrun --nproc-per-node)."
+            f"Expected at most as many ranks as agents, got {ranks} ranks for {graph.agents} agents. Start "
+            "fewer ranks (torchrun --nproc-per-node)."
         )
-    blocks = _described(graph, blocks_of(graph.agents, ranks), "blocks")
+    blocks = _with_cut(graph, blocks_of(graph.agents, ranks), "blocks")
     if ranks == 1 or find_spec("pymetis") is None:
         return blocks
-    metis = _described(graph, _by_metis(graph, ranks), "METIS")
+    metis = _with_cut(graph, _by_metis(graph, ranks), "METIS")
     sizes = np.bincount(metis.home, minlength=ranks)
     fair = sizes.min() >= 1 and sizes.max() <= np.ceil(graph.agents / ranks) * MAX_PART_RATIO
     return metis if fair and metis.cut < blocks.cut else blocks
 
 
 def blocks_of(agents: int, ranks: int) -> Ints:
-    """Return [agents]: the rank of each agent, in blocks of consecutive agents of (almost) equal size.
+    """Return [agents] the rank of each agent, if ranks hold blocks of consecutive agents of about equal size.
 
     >>> blocks_of(5, 2).tolist()
     [0, 0, 0, 1, 1]
@@ -88,14 +87,15 @@ def _by_metis(graph: Topology, ranks: int) -> Ints:
     return np.asarray(cut.vertex_part, np.int64)
 
 
-def _described(graph: Topology, home: Ints, by: str) -> AgentPartition:
+def _with_cut(graph: Topology, home: Ints, by: str) -> AgentPartition:
+    """Return the partition with these ranks, and count the edges between ranks."""
     ends = home[graph.edges]
     return AgentPartition(home, int((ends[:, 0] != ends[:, 1]).sum()), by)
 
 
 @final
 class BorderExchange:
-    """The `fetch` of an engine, over the ranks of `group`."""
+    """The `fetch` function of an engine, which exchanges rows with the other ranks of `group`."""
 
     def __init__(self, layout: RowLayout, group: ProcessGroup) -> None:
         self.layout, self.group = layout, group
@@ -103,7 +103,8 @@ class BorderExchange:
     def __call__(self, round: int, rows: Tensor) -> Callable[[], None]:
         """Start the exchange for `round`, and return a function that waits until all guests have arrived.
 
-        `rows`: the rows made here in the previous round, followed by space for the guests of `round`.
+        `rows`: the rows that this rank made in the previous round, followed by space for the guests of
+        `round`.
         """
         layout = self.layout
         made = layout.made(round - 1)
@@ -122,16 +123,16 @@ class BorderExchange:
 
 
 def _padded(rows: Tensor) -> Tensor:
-    """Return the same rows with their padding: contiguous, so that they can be received in place."""
+    """Return the same rows with their padding, so that they are contiguous and can be received in place."""
     return rows.as_strided((len(rows), rows.stride(0)), (rows.stride(0), 1))
 
 
-MAX_GATHERED_NUMBERS = 1 << 26  # of rows that are sent at a time
+MAX_GATHERED_NUMBERS = 1 << 26  # numbers that a rank sends to rank 0 at a time
 
 
 @final
 class RankedEngine(SimulationWrapper):
-    """`engine` of the agents held here, in `group` with the engines of the others."""
+    """A simulation over the ranks of `group`; `engine` makes the rows of the agents on this rank."""
 
     def __init__(self, engine: Engine, group: ProcessGroup) -> None:
         super().__init__(engine)
@@ -158,8 +159,8 @@ class RankedEngine(SimulationWrapper):
             return rows[:0]
         gathered = torch.empty(len(self._home), d, dtype=rows.dtype)
         for rank in range(self.group.size):
-            theirs = torch.from_numpy(np.flatnonzero(self._home == rank))
-            for first, part in zip(range(0, len(theirs), count), torch.split(theirs, count), strict=True):
+            agents = torch.from_numpy(np.flatnonzero(self._home == rank))
+            for first, part in zip(range(0, len(agents), count), torch.split(agents, count), strict=True):
                 values = rows[first : first + len(part)]
                 if rank != 0:
                     values = torch.empty(len(part), d, dtype=rows.dtype)
@@ -168,6 +169,7 @@ class RankedEngine(SimulationWrapper):
         return gathered
 
     def _in_order(self, parts: list[np.ndarray]) -> np.ndarray:
+        """Return the values of all agents in the order of agents; `parts` holds the values of each rank."""
         ordered = np.empty((len(self._home), *parts[0].shape[1:]), parts[0].dtype)
         for rank, values in enumerate(parts):
             ordered[self._home == rank] = values

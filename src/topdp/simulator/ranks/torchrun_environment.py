@@ -1,4 +1,4 @@
-"""Reads the environment variables that torchrun sets. Needs no torch."""
+"""The environment variables that torchrun sets. Needs no torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DEFAULT_RANK_TIMEOUT_SECONDS = 300.0  # a rank that is silent for longer counts 
 
 
 class RankError(InputError):
-    """The ranks cannot continue together: one is lost, has failed, or executes another run."""
+    """An error for ranks that cannot continue: one of them is lost, has failed, or executes another run."""
 
 
 def started_together() -> bool:
@@ -21,7 +21,7 @@ def started_together() -> bool:
 
 
 def leads() -> bool:
-    """Return whether this process prints: rank 0, or a process that was started by itself."""
+    """Return whether this process prints: it is rank 0, or was started without other ranks."""
     return not started_together() or os.environ["RANK"] == "0"
 
 
@@ -42,16 +42,19 @@ def restarts() -> int:
 
 
 def expect_one_process(command: str) -> None:
-    """Raise RankError if several processes would each execute `command` into one folder."""
+    """Raise RankError if several processes were started, which would all write to the folder of `command`."""
     if started_together() and os.environ["WORLD_SIZE"] != "1":
         size = os.environ["WORLD_SIZE"]
         raise RankError(
-            f"topdp {command} runs in one process, got {size} ranks: use torchrun for topdp run only."
+            f"topdp {command} runs in one process, got {size} ranks. Use torchrun only for topdp run."
         )
 
 
 def timeout_of_environment() -> float:
-    """Return the seconds to wait for another rank, from TOPDP_RANK_TIMEOUT or the default."""
+    """Return the seconds to wait for another rank, from TOPDP_RANK_TIMEOUT or the default.
+
+    Raise InputError if the variable is not a number of seconds.
+    """
     text = os.environ.get("TOPDP_RANK_TIMEOUT", str(DEFAULT_RANK_TIMEOUT_SECONDS))
     try:
         timeout = float(text)
