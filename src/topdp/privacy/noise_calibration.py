@@ -99,7 +99,9 @@ def calibrate(
 
 
 def _expect_finite(excess: Floats, guarantee: str) -> None:
-    """Raise NotCovered if no noise, or any noise, meets the budgets: an excess is infinite, or all are 0."""
+    """Raise NotCovered if an excess is infinite (no amount of noise meets the budgets), or if all are 0
+    (every amount does).
+    """
     if not np.isfinite(excess).all():
         exposed = ", ".join(map(str, np.flatnonzero(~np.isfinite(excess))[:5]))
         raise NotCovered(

@@ -83,7 +83,7 @@ def test_a_plan_in_which_somebody_would_need_what_he_never_reads_is_refused():
     plan = PlainSynchronous(0.5).plan(topology.ring(4), constant_schedule(3), np.ones(4), 0)
     PlanPart(plan, 0)
     readers = PerRound.same(np.full_like(plan.readers[0], -1), plan.releases)
-    with pytest.raises(PlanError, match="never reads"):
+    with pytest.raises(PlanError, match="never receives"):
         PlanPart(replace(plan, readers=readers), 0)
     with pytest.raises(PlanError, match="pruned"):
         PlanPart(prune(plan), 0)

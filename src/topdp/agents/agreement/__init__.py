@@ -1,1 +1,1 @@
-"""What members agree on before a run: identities, manifests, amendments, signatures, marks of runs."""
+"""What members agree on before a run: identities, manifests, amendments, signatures, keys of runs."""

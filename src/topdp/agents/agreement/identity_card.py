@@ -29,7 +29,7 @@ ADDRESS_PATTERN = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9][A-Za-z0-9.-]{0,25
 
 
 class IdentityError(InputError):
-    """A name, address, key or card that cannot be used. A TrustError is one that must not be trusted."""
+    """A name, address, key or card that cannot be used. One that must not be trusted raises TrustError."""
 
 
 @dataclass(frozen=True)

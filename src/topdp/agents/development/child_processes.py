@@ -42,7 +42,7 @@ END_SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP")
 
 @contextmanager
 def note_end_signals() -> Iterator[list[int]]:
-    """Within the context, only append signals that ask this process to end to a list, which is yielded.
+    """Yield a list. Within the context, a signal that asks this process to end is only appended to this list.
 
     Signals that the process ignores, for example under `nohup`, stay ignored. Only the main thread receives
     signals.

@@ -110,7 +110,7 @@ class SeededDraws(AgentDraws):
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """The canaries that all agents were given, and the recording of one agent."""
+    """What one agent of a rehearsal needs: the canaries of all agents, and its own recording of its rows."""
 
     planted: RehearsalCanaries
     recording: AgentRecording

@@ -8,7 +8,8 @@ last charge; a budget that grew; missing charges. Not detected: a tail of the ch
 with everything that belongs to it; plausible additions after the last charge; missing bytes of older rows
 that were perhaps not acknowledged (they are then not sent, which costs no privacy); a chain that was
 recomputed by somebody who can write the file. Neighbours detect a removed tail when they exchange greetings.
-Entries of format 4 carry no digest of the logs.
+Entries of format 4 contain no digest of received rows, notices and the journal, so changes to those are not
+detected.
 """
 
 from __future__ import annotations

@@ -53,7 +53,8 @@ class PlanPart:
                 for source, _ in self.sources(r, row):
                     if source not in available.get(int(self.plan.owner[source]), ()):
                         raise PlanError(
-                            f"Row {row} of round {r} needs row {source}, which its owner never reads."
+                            f"Row {row} of round {r} needs row {source}, which the owner of row {row} "
+                            "never receives."
                         )
 
     @cached_property

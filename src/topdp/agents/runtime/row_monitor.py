@@ -32,7 +32,11 @@ MIN_PAST_ROWS = 4
 
 
 class RowMonitor:
-    """Compares the distances of received rows. `drifts`: last distance of each neighbour over the median."""
+    """Compares how far received rows are from the agent's own row.
+
+    `drifts`: for each neighbour, the distance of its last row, divided by the median distance of the rows of
+    that round.
+    """
 
     def __init__(self, refusals: RefusalLog, largest_drift: float = 0.0) -> None:
         """`largest_drift`: omit rows whose distance exceeds this multiple of the median; 0: no limit."""

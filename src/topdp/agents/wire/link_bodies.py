@@ -108,8 +108,8 @@ class LinkWriter:
     ) -> None:
         """Write a body in pieces. Pieces of other bodies may come between: the lock is per frame.
 
-        `item`: the name of the exchange in the stall detector. `before_last` is called before the last frame
-        is written.
+        `item`: the key under which the stall detector watches this body. `before_last` is called before the
+        last frame is written.
         """
         head.id, head.size = number, len(body)
         answer, remaining = isinstance(head, wire.Response), len(body)

@@ -145,7 +145,7 @@ def _targets(table: Table, schema: Schema) -> AnyArray:
         try:
             numbers, gaps = _numbers(table, column)
         except DataError as error:
-            raise DataError(f"{error} List the values of a target in classes instead.") from None
+            raise DataError(f"{error} If the target is a class, list its values in `classes`.") from None
         _expect_no_gaps(table, f"the target {column!r}", gaps, MISSING_TARGET_ADVICE)
         parts.append(_scale_to_range(numbers, table, schema, column) if column in schema.ranges else numbers)
     targets = np.stack(parts, axis=1).astype(np.float32)

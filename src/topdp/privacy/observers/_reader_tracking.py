@@ -235,7 +235,9 @@ class ChangeTracker:
         self.slots[b, a] = rank
 
     def _drop_old(self, r: int) -> None:
-        """Stop following old changes that can reveal little from round r on, or were followed long enough."""
+        """Stop following changes of gradients in earlier rounds if they can reveal little from round r on, or
+        if they were followed long enough.
+        """
         layout, k, followed = self.layout, self.K + 1, r - self.low
         b, a = np.nonzero((layout.tells[r] | layout.live[r]) & (layout.at[r] >= 0))
         slot = self.slots[b, layout.at[r, b, a]]

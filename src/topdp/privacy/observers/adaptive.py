@@ -269,10 +269,10 @@ def _by_coalitions(plan: Plan, exposure: Exposure, query: Query) -> View:
 
 
 def _units(plan: Plan, query: Query) -> tuple[NoisyReleases, list[Coalition] | None, Floats]:
-    """Return the releases, the coalitions, and 1/z² [kinds, coalitions, agents] at unit sensitivity.
+    """Return the releases, the coalitions, and 1/z² [patterns, coalitions, agents] at unit sensitivity.
 
     1/z² is 0 for members of the coalition. If there are too many coalitions to compute each, the second
-    result is None, and the third is one bound [kinds, 1, agents] for all coalitions. Raise NotCovered if
+    result is None, and the third is one bound [patterns, 1, agents] for all coalitions. Raise NotCovered if
     there is no such bound.
     """
     noisy = shared_noise.noisy_releases(plan)

@@ -100,7 +100,9 @@ def _products(noise: Any) -> Any:
 
 
 def _known_draws(plan: Plan) -> Any:
-    """Return which draws each agent knows, by `known_by` or as the owner of a row [agents, draws], sparse."""
+    """Return a sparse array [agents, draws]: 1 if the agent knows the draw, by `known_by` or as the owner of
+    a row with it.
+    """
     draw, who = np.nonzero(plan.known_by >= 0)
     entering = plan.draw.values
     made = np.broadcast_to(plan.owner[:, None], entering.shape)[entering >= 0]

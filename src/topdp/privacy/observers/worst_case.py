@@ -94,10 +94,10 @@ def composed(information: Floats, batches: Batches, adjacency: Adjacency, sensit
     released.
 
     With Poisson samples, the result is the smaller of two losses. One is that of a subsampled Gaussian
-    release in each round. The other is that of a record that is in every round. It is an upper bound, because
-    the coins put the record into only some of the rounds, and δ(ε) is jointly convex. Under replace-one
-    adjacency, the result is always the second loss, because it is subtle which pair of data sets is the worst
-    for composed samples (Lebeda et al. 2024, arXiv:2405.20769).
+    release in each round. The other is that of a record that is in every round. The second is an upper
+    bound, because sampling puts the record into only some of the rounds, and δ(ε) is jointly convex. Under
+    replace-one adjacency, the result is always the second loss, because it is subtle which pair of data sets
+    is the worst for composed samples (Lebeda et al. 2024, arXiv:2405.20769).
     """
     if not (information >= 0).all():
         raise PrivacyError(f"Expected information >= 0 for every release, got {information.min()}.")

@@ -82,7 +82,8 @@ def read_places(file: Path) -> list[PublishingPlace]:
 def _place(table: object, where: str, folder: Path) -> PublishingPlace:
     keys = ("name", "url", "token", "token-file", "certificate")
     if not isinstance(table, dict) or not all(k in keys and isinstance(v, str) for k, v in table.items()):
-        raise InputError(f"{where}: expected {', '.join(keys)}, each as text, got {table!r:.200}.")
+        # Without the table, which may contain a token.
+        raise InputError(f"{where}: expected only the keys {', '.join(keys)}, each as text.")
     url = table.get("url", "").rstrip("/")
     try:
         parts = urlsplit(url)

@@ -131,8 +131,8 @@ def expect_plain(source: LiveSource) -> None:
             raise InputError(f"Expected plain files in {source.name}, got a link or a pipe: {name}.")
         if status.st_size > MAX_BYTES_BY_FILE.get(name, MAX_OTHER_FILE_BYTES):
             raise InputError(
-                f"Expected files that a page can show in {source.name}, got {status.st_size / 1e6:.0f} MB in "
-                f"{name}. Use topdp report."
+                f"{name} in {source.name} has {status.st_size / 1e6:.0f} MB, which is too large for a live "
+                "page. Use topdp report."
             )
     plan = source.path / "plan.npz"
     if source.kind == "run" and _unpacked_bytes(plan) > MAX_UNPACKED_PLAN_BYTES:
