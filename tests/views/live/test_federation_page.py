@@ -188,7 +188,7 @@ def test_a_file_of_places(tmp_path):
         ("[agent]\nurl = 'https://a'", "expected 1 to"),
         ("other = 1\n[[agent]]\nurl = 'https://a'", "nothing else"),
         ("[[agent]]\nname = 'ada'", "expected url"),
-        ("[[agent]]\nurl = 'https://a'\ntoke = 'x'", "expected name, url"),
+        ("[[agent]]\nurl = 'https://a'\ntoke = 'x'", "expected only the keys name, url"),
         ("[[agent]]\nurl = 3", "each as text"),
         ("[[agent]]\nurl = 'http://ada.example.org'", "expected https"),
         ("[[agent]]\nurl = 'file:///etc/passwd'", "expected url"),
