@@ -96,9 +96,9 @@ class FlatModel:
             self.module = copy.deepcopy(module)
         except RuntimeError as error:
             raise InputError(
-                "Expected a module that can be copied, got one that holds computed tensors (of the old "
-                "torch.nn.utils.weight_norm? Use torch.nn.utils.parametrizations.weight_norm): "
-                f"{str(error).splitlines()[0]}"
+                "Expected a module that can be copied, got computed tensors in it: "
+                f"{str(error).splitlines()[0]} If they come from the old torch.nn.utils.weight_norm, use "
+                "torch.nn.utils.parametrizations.weight_norm."
             ) from error
         self.slots = tuple(slots)
         self.dimension = start
@@ -201,9 +201,9 @@ def linear(inputs: int = 784, classes: int = 10) -> nn.Sequential:
     """Return one linear layer whose weights are zero: all classes are equally likely at the start, and the
     model does not depend on random numbers.
 
-    The layer has no bias. For records of norm 1, a bias would double the square of every gradient's norm, so
-    the noise would have to hide more. It would change the accuracy by -0.4 points on MNIST at ε = 1, by -1.0
-    on Fashion-MNIST, and by -1.0 on CIFAR-10 at ε = 3.
+    The layer has no bias. For records of norm 1, a bias would double the square of every gradient's norm,
+    which the noise has to hide. It would change the accuracy by -0.4 points on MNIST at ε = 1, by -1.0 on
+    Fashion-MNIST, and by -1.0 on CIFAR-10 at ε = 3.
     """
     layer = nn.Linear(inputs, classes, bias=False)
     nn.init.zeros_(layer.weight)

@@ -103,11 +103,11 @@ def reduced(own: Floats, received: Floats, alpha: float, own_share: float = DEFA
     """Return the standard deviation of the noise to add if a received row, mixed with weight 1-α, contains
     noise.
 
-    `own`: the standard deviation σ_i of the agent's full-scale noise; `received`: that of the noise in the
-    received row. The paper states the formula for one common σ. If agents have different σ, the received row
-    may be so noisy that the formula gives 0. An observer that knows the received noise could then read the
-    gradient. So the result is at least `own_share` times √(1 - (1-α)²)·σ_i, which is the result for equal
-    noise. If all agents have equal noise, this lower limit changes nothing.
+    `own`: the standard deviation σ_i of the agent's full-scale noise; `received`: the standard deviation of
+    the noise in the received row. The paper states the formula for one common σ. If agents have different σ,
+    the received row may be so noisy that the formula gives 0. An observer that knows the received noise could
+    then read the gradient. So the result is at least `own_share` times √(1 - (1-α)²)·σ_i, which is the result
+    for equal noise. If all agents have equal noise, this lower limit changes nothing.
 
     **Guarantees.** The result is above 0 if `own`, `alpha` and `own_share` are above 0, so no row is sent
     without fresh noise.

@@ -93,7 +93,7 @@ def supports(plan: Plan) -> str | None:
 
 
 class Engine(Simulation):
-    """The execution of `plan` on `shards` in one process; `batches` has one entry for each agent.
+    """A simulation that executes `plan` on `shards` in one process; `batches` has one entry for each agent.
 
     The same seed on the same device gives the same bits. `draws` and `select` replace the noise and the
     records that follow from the seed. With `copies`, the plan contains the agents of `shards` several times,

@@ -56,8 +56,9 @@ class RowLayout:
         return [(origin, rows) for (origin, to), rows in self.guests(round).items() if to == self.here]
 
     def place(self, round: int) -> Ints:
-        """Return [rows] the place of each row of the previous round; -1 for a row of other ranks that is no
-        guest.
+        """Return [rows] the place of each row of the previous round.
+
+        The place is -1 if another rank made the row and it is no guest.
         """
         guests = [rows for _, rows in self.arriving(round)]
         if round == 0:

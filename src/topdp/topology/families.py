@@ -240,7 +240,8 @@ def mesh(agents: int) -> Topology:
 
 
 def grid(agents: int) -> Topology:
-    """Return a grid with rows of ⌈√n⌉ agents, each adjacent to those next to it. The last row may be shorter.
+    """Return a grid with rows of ⌈√n⌉ agents. Each agent is adjacent to its neighbours in the same row and in
+    the same column. The last row may be shorter.
 
     >>> grid(5).edges.tolist()
     [[0, 1], [0, 3], [1, 2], [1, 4], [3, 4]]

@@ -81,7 +81,7 @@ class AttentionRule(nn.Module):
         weights = self._weights(q, k, mask, need_weights)
         # The backward pass needs scores, weights, and the weights after dropout in memory.
         examples = 1 if self.tape.anchor is not None else self.tape.agents * self.tape.examples
-        self.tape.kept += 4 * weights.numel() // examples
+        self.tape.unrecorded += 4 * weights.numel() // examples
         mixed = (weights @ v).transpose(1, 2).flatten(2)
         output = self.out_proj(mixed)
         if not batched:

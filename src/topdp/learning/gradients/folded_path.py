@@ -46,7 +46,7 @@ class FoldedPath:
 
     @property
     def shares(self) -> bool:
-        """Whether several rows may share their records (`linear_layers`)."""
+        """Whether several rows can be computed with one copy of their records (`linear_layers`)."""
         return self._one_first_layer and has_no_global_hooks()
 
     def contributions(
@@ -66,7 +66,7 @@ class FoldedPath:
                 losses = self._losses(inputs.flatten(0, 1), targets)
                 # Four times: an output, its gradient, and what the following functions save.
                 recorded = sum(4 * output.numel() for output, _ in tape.records)
-                self.elements = inputs.numel() + recorded + tape.kept * len(losses)
+                self.elements = inputs.numel() + recorded + tape.unrecorded * len(losses)
                 contributions = tape.contributions(losses.sum())
             return losses.detach().view(len(rows), -1), contributions
         finally:

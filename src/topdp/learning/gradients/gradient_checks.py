@@ -102,7 +102,7 @@ class PassOutcome(NamedTuple):
 
     @property
     def ok(self) -> bool:
-        """Whether no pass failed."""
+        """Whether all passes succeeded."""
         return self.rows and self.examples
 
 

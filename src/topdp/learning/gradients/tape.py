@@ -63,7 +63,7 @@ class Tape:
         self.rows, self.examples, self.recording = rows, examples, recording
         self.shared, self.copies = shared, copies
         self.anchor: Tensor | None = None  # the current example, if rules run inside `isolated_vmap`
-        self.kept = 0  # how many numbers one example needs in memory in addition to those recorded
+        self.unrecorded = 0  # how many numbers one example needs in memory in addition to those recorded
         self.records: list[tuple[Tensor, list[ParameterUse]]] = []
 
     @property

@@ -153,7 +153,7 @@ class ProcessGroup:
 
 @contextmanager
 def join_group(device: torch.device) -> Iterator[ProcessGroup]:
-    """Join the processes that torchrun started, and yield their group; leave the group afterwards.
+    """Join the processes that torchrun started, yield the process group, and leave it afterwards.
 
     NCCL transfers tensors between GPUs. Raise RankError if this process cannot join the others.
     """
