@@ -98,7 +98,7 @@ def test_a_folder_that_is_no_run_and_one_that_is_not_empty(topdp, config, tmp_pa
     done = topdp("audit", config, "--out", config.parent)
     assert done.code == 2 and "Expected a new or empty folder" in " ".join(done.err.split())
     done = topdp("audit", config.parent, "--set", "rounds=3")
-    assert done.code == 2 and "Expected no settings beside the folder of a run" in " ".join(done.err.split())
+    assert done.code == 2 and "Expected no settings with the folder of a run" in " ".join(done.err.split())
 
 
 def test_a_run_from_python_is_audited_in_python(topdp, tmp_path):

@@ -138,7 +138,7 @@ def test_a_run_is_accounted_with_its_own_settings(topdp, finished):
     more = the_json(topdp("account", finished, "--answers", "view", "--json"))
     assert 0 < more["epsilon"]["view"] < more["epsilon"]["adaptive"] == found["epsilon"]["adaptive"]
     refused = topdp("account", finished, "--set", "privacy.epsilon=2")
-    assert refused.code == 2 and "Expected no settings beside the folder of a run" in refused.err
+    assert refused.code == 2 and "Expected no settings with the folder of a run" in refused.err
 
 
 def test_coalitions_learn_no_less_than_their_members(topdp):

@@ -55,8 +55,11 @@ RUN = ["run", *sets("data.name=blobs.npz", *FEW)]
 AUDIT = ["audit", *sets("data.name=blobs.npz", *FEW)]
 ACCOUNT = ["account", *sets(*FEW)]
 WRONG = {
-    "out is a file": ([*RUN, "--out", "a file"], "--out: expected a new or empty folder, a file is a file"),
-    "out is full": ([*RUN, "--out", "full"], "full has other things in it: name another one."),
+    "out is a file": (
+        [*RUN, "--out", "a file"],
+        "--out: expected a new or empty folder, got the file a file. Name another folder",
+    ),
+    "out is full": ([*RUN, "--out", "full"], "got full, which contains other files. Name another folder."),
     "no cards": (
         ["federation", "create", "one.toml", "--records", "9"],
         "Expected a file one.toml, but found none",
@@ -132,11 +135,12 @@ def test_only_an_unfinished_run_in_the_folder_can_be_continued(topdp, here):
         run.run(wanted, here / "broken", progress=stop)
     said = " ".join(topdp(*RUN, "--out", "broken").err.split())
     assert (
-        "broken has an unfinished run: name another one, or continue that run with --resume broken." in said
+        "got broken, which has an unfinished run. Name another folder, or continue with --resume broken."
+        in said
     )
     assert topdp("run", "--resume", "broken").code == 0
     said = " ".join(topdp(*RUN, "--out", "broken").err.split())
-    assert "broken has a run in it (done): name another one." in said
+    assert "got broken, which contains a run in state 'done'. Name another folder." in said
 
 
 def test_a_default_folder_is_new(topdp, here, monkeypatch):
@@ -245,7 +249,7 @@ def test_numbers_of_numpy_and_torch_are_accepted():
         (["run", "--out", "new", "--device", "cuda:7"], "expected a CUDA device of this machine, got cuda:7"),
         (
             ["run", "--out", "new", "--set", "attack.name=drift"],
-            "attack.name: 'drift' is not for several ranks",
+            "attack.name: expected none with several ranks, got 'drift'",
         ),
     ],
 )

@@ -128,7 +128,7 @@ def test_functions_are_written_as_given_and_asked_for_again(tmp_path):
     text = (tmp_path / "run" / "config.toml").read_text(encoding="utf-8")
     assert 'loss = "given in Python"' in text and '"given in Python: bias"' in text
     for forgotten in ({**own, "loss": "mse"}, {**own, "metrics": ["r2"]}, {**own, "metrics": None}):
-        with pytest.raises(RunFolderError, match="Expected the settings with which"):
+        with pytest.raises(RunFolderError, match="Expected the settings of the run in"):
             train("mse", 1, out=tmp_path / "run", resume=True, **forgotten)
     resumed = train("mse", 1, out=tmp_path / "run", resume=True, **own)
     assert torch.equal(resumed.estimates, train("mse", 1, **own).estimates)

@@ -85,7 +85,7 @@ def test_a_run_on_features_is_not_resumed_on_others(small, tmp_path):
         run.run(small(), tmp_path / "run", "cpu", progress=interrupt)
     place = tmp_path / "run" / "config.toml"
     place.write_text(place.read_text().replace("feature_groups = 27", "feature_groups = 9"))
-    with pytest.raises(RunFolderError, match="Expected the records with which"):
+    with pytest.raises(RunFolderError, match="Expected the same records, in the same order"):
         run.resume(tmp_path / "run", "cpu")
 
 
@@ -139,7 +139,7 @@ def test_from_python_a_run_goes_on_with_its_function_only(tmp_path):
 
     with pytest.raises(InterruptedRun):
         train(lambda record: record.flatten(), progress=interrupt)
-    with pytest.raises(RunFolderError, match="Expected the records with which"):
+    with pytest.raises(RunFolderError, match="Expected the same records, in the same order"):
         train(lambda record: record.flatten() * 2, resume=True)
     assert train(lambda record: record.flatten(), resume=True).metrics
 

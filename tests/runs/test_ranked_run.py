@@ -84,13 +84,13 @@ def test_ranks_end_where_one_process_ends(folder, tmp_path, name):
     [
         ("more ranks than agents", 2, "3 ranks for 2 agents"),
         ("another seed on rank 1", 2, "the same configuration on all ranks, got another on rank 1"),
-        ("an attack", 2, "attack.name: 'drift' is not for several ranks"),
-        ("all records in one place", 2, "'central' has all records in one place"),
-        ("features", 2, "data.features: 'scattering' is not for several ranks"),
+        ("an attack", 2, "attack.name: expected none with several ranks, got 'drift'"),
+        ("all records in one place", 2, "got 'central', which has all records in one place"),
+        ("features", 2, "data.features: expected none with several ranks, got 'scattering'"),
         ("no memory", 2, "GB of rows and"),
         ("no GPU", 2, "cuda"),
         ("diverged", 2, "finite norm, got an infinite or undefined norm for agents"),
-        ("dropout", 2, "drop at random"),
+        ("dropout", 2, "expected a model without dropout with several ranks"),
     ],
 )
 def test_what_cannot_be_is_said_on_every_rank(folder, job, code, words):

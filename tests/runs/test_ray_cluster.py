@@ -157,7 +157,7 @@ class Nodes:
 
 
 def test_more_than_any_node_has_is_refused_instead_of_waited_for():
-    with pytest.raises(ClusterError, match=r"Expected a node with 8 CPUs .* have 4 and 0; 2 and 1"):
+    with pytest.raises(ClusterError, match=r"Expected a node with 8 CPUs .* got nodes with 4 and 0; 2 and 1"):
         ray_cluster.RayCluster(Nodes({"CPU": 4.0}, {"CPU": 2.0, "GPU": 1.0}), 8, 0.0)
 
 
@@ -173,7 +173,7 @@ def on_a_node(monkeypatch):
 
 def test_a_node_with_other_code_computes_nothing(on_a_node, monkeypatch):
     said = on_a_node({**fingerprint(), "topdp": "9.9.9"}, (), 2, b"never looked at")
-    assert "(node 01234567) topdp is" in said and "there, 9.9.9 here" in said
+    assert "(node 01234567): topdp is" in said and "there, 9.9.9 here" in said
     assert os.environ["OMP_NUM_THREADS"] == "2" and os.environ["OMP_WAIT_POLICY"] == "passive"
     monkeypatch.setitem(sys.modules, "topdp.runs.code_fingerprint", None)
     assert "could not be imported, or is older" in on_a_node(fingerprint(), (), 1, b"never looked at")

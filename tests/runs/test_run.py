@@ -252,7 +252,10 @@ def test_a_run_is_not_continued_with_records_in_another_order(tmp_path):
     torch.manual_seed(0)
     with pytest.raises(InterruptedRun):
         train(0, progress=stop)
-    with pytest.raises(RunFolderError, match=r"records with which the run .* in their order"):
+    with pytest.raises(
+        RunFolderError,
+        match=r"the same records, in the same order, as at the start of the run .* Use the original records",
+    ):
         train(5, resume=True)
     assert train(0, resume=True).estimates.isfinite().all()
 
@@ -444,7 +447,7 @@ def test_a_validation_share_that_leaves_nobody_is_refused(small):
     ("place", "wrong", "message"),
     [
         (0, lambda x: x, "to be a .*, got a function"),
-        (1, [1, 2], "to be a Shards, got a list of int: .*from_arrays"),
+        (1, [1, 2], "to be a Shards, got a list of int. Make it with .*from_arrays"),
         (2, [(0, 1)], "Expected a graph: .* got a list"),
         (2, "ring", r"got the name of a family, 'ring'.* topdp.topology.ring\(agents\)"),
     ],

@@ -41,7 +41,7 @@ def init(
 
 
 def _expect_usable(manifest_file: Path, identity: Path) -> None:
-    """Raise an error for a manifest or an identity that cannot be used, before torch is loaded."""
+    """Raise an error if the manifest or the identity cannot be used. This check does not load torch."""
     from topdp.agents.agreement.amendments import expect_all_signed
     from topdp.agents.agreement.card_succession import load_identities
     from topdp.agents.agreement.manifest import read_manifest
@@ -110,7 +110,10 @@ def start(
 
 
 def take_part(arguments: dict[str, Any], make_hooks: Callable[[], AgentHooks] | None = None) -> None:
-    """Run an agent with the `arguments` of `start`. `make_hooks` creates hooks of development commands."""
+    """Run an agent with the `arguments` of `start`, print its result and exit.
+
+    `make_hooks`: makes the hooks of development commands; None: there are none.
+    """
     json_log, as_json = arguments.pop("json_log"), arguments.pop("as_json")
     agent_options.expect_agents_installed()
     _expect_usable(arguments["manifest"], arguments["identity"])
@@ -131,10 +134,10 @@ def take_part(arguments: dict[str, Any], make_hooks: Callable[[], AgentHooks] | 
     ]
     if result["stopped_at"] is not None:
         lines.append(
-            f"Its budget ended before the plan: its records entered no round from {result['stopped_at']} on."
+            f"The budget ended before the plan: no records entered a round from {result['stopped_at']} on."
         )
     if not outcome.finished:
-        lines.append("Stopped on request before the end. The same command continues.")
+        lines.append("The agent was stopped on request before the end. The same command continues the run.")
     print_result(as_json, {**result, "code": outcome.code}, *lines)
     shutdown.exit_without_cleanup(outcome.code)
     raise typer.Exit(outcome.code)

@@ -1,4 +1,4 @@
-"""Options and a check of the installation, for the commands of agents and federations."""
+"""Options of the commands of agents and federations, and a check of the installation."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Site = Annotated[
 
 
 def expect_unix() -> None:
-    """Raise InputError if the system lacks what real agents and relays use."""
+    """Raise InputError unless the operating system is one on which real agents and relays can run."""
     if not hasattr(os, "geteuid"):
         raise InputError(
             f"Expected Linux or macOS, got {platform.system()}: agents need Unix sockets, file owners and "
@@ -45,7 +45,8 @@ def expect_agents_installed() -> None:
     expect_unix()
     try:
         missing = [name for name in REQUIRED_PACKAGES if importlib.util.find_spec(name) is None]
-    except ModuleNotFoundError as error:  # the parent package of one of them
+    except ModuleNotFoundError as error:  # the parent package of a required package is missing
         missing = [str(error.name)]
     if missing:
-        raise InputError("Real agents need more packages. Run: pip install -c constraints.txt '.[agents]'")
+        names = ", ".join(missing)
+        raise InputError(f"Real agents need {names}. Run: pip install -c constraints.txt '.[agents]'")

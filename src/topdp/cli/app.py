@@ -1,7 +1,8 @@
 """The command line: commands by their names in `commands.toml`, exit codes and error output.
 
 Exit codes are those of `topdp.errors`. Tables and `--json` go to stdout; progress and errors go to stderr.
-The module of a command is imported when the command is called or listed: `topdp agent start` loads no other.
+The module of a command is imported only when the command is called or listed in the help. For example,
+`topdp agent start` imports no module of another command.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
-# Spinning OpenMP threads slow everything down on a busy machine. Torch reads this when it is imported.
+# Spinning OpenMP threads slow everything down on a busy machine. Torch reads this setting on import.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import typer
@@ -24,17 +25,18 @@ from topdp import __version__
 from topdp.errors import ExitCode, TopdpError, translate_memory_errors
 from topdp.views.terminal.console import err, show
 
-# The error that typer raises for wrong arguments; newer versions bundle click.
+# The error that typer raises for wrong arguments: a class of click, which newer versions of typer bundle.
 USAGE_ERROR: Any = typer.BadParameter.__mro__[2]
 
+# The commands of a group by name, and the text `help`. A command is `module:function` in this package; a
+# group in a group is another mapping.
 Commands = Mapping[str, Any]
-"""Each command as `module:function` in this package, or the same of a group, whose `help` is a text."""
 
 COMMANDS: Commands = tomllib.loads(Path(__file__).with_name("commands.toml").read_text(encoding="utf-8"))
 
 
 class LazyCommands(Mapping[str, Any]):
-    """Commands by name; each is imported when it is first looked up."""
+    """The commands of a group by name. The module of a command is imported when the command is first read."""
 
     def __init__(self, group: Commands) -> None:
         self._targets = {name: target for name, target in group.items() if name != "help"}
@@ -53,6 +55,7 @@ class LazyCommands(Mapping[str, Any]):
 
 
 def _load(name: str, target: str | Commands) -> Any:
+    """Return the command or group `target` as typer needs it; import the module of a command."""
     if not isinstance(target, str):
         return typer.main.get_group(_group(name, target))
     module, _, function = target.partition(":")
@@ -101,7 +104,10 @@ def version() -> None:
 
 
 def main() -> None:
-    """Run the command. A TopdpError prints its message and sets the exit code; other errors a traceback."""
+    """Run the command of the command line, and exit.
+
+    For a TopdpError, print its message and exit with its code. Other errors print a traceback.
+    """
     try:
         with translate_memory_errors():
             code = app(standalone_mode=False)
@@ -110,11 +116,12 @@ def main() -> None:
     except USAGE_ERROR as error:
         error.show()
         sys.exit(error.exit_code)
-    if code == ExitCode.INTERRUPTED:  # Ctrl-C before a command could name a way to continue
+    if code == ExitCode.INTERRUPTED:  # Ctrl-C before the command could state how to continue
         stop("Interrupted.", ExitCode.INTERRUPTED)
     sys.exit(code if isinstance(code, int) else ExitCode.DONE)
 
 
 def stop(message: object, code: int) -> None:
+    """Print an error message and exit with `code`."""
     err.print(f"topdp: {message}", style="bold red", markup=False, highlight=False, soft_wrap=True)
     sys.exit(code)

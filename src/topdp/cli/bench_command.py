@@ -77,11 +77,11 @@ def bench(
                 remark(contestants.NO_OPACUS_REMARK)
     shown: list[object]
     if growth:
-        left = [f"Left out for lack of time: {job_title}" for job_title in results["left_out"]]
-        drawn = [f"The picture is {picture}"] if results["picture"] else []
-        shown = [bench_report.growth_table(results), *left, *drawn]
+        left_out_lines = [f"Left out for lack of time: {job_title}" for job_title in results["left_out"]]
+        picture_line = [f"The picture is {picture}"] if results["picture"] else []
+        shown = [bench_report.growth_table(results), *left_out_lines, *picture_line]
     else:
-        contest, of_parts = bench_report.contest_table(results), bench_report.floors_table(results)
-        agree = f"Without noise all contestants' rounds agree to {difference:.0e}."
-        shown = [f"One private round: {job}", contest, of_parts, agree]
+        contest, floors_table = bench_report.contest_table(results), bench_report.floors_table(results)
+        agreement = f"Without noise, the rounds of all contestants differ by at most {difference:.0e}."
+        shown = [f"One private round: {job}", contest, floors_table, agreement]
     print_result(as_json, results, *shown)

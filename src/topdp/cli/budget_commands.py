@@ -1,4 +1,4 @@
-"""`topdp agent ledger` and `budget`: what records have spent in one run, and in all runs of a site."""
+"""`topdp agent ledger` and `budget`: what one run has spent, and what all runs of a site have spent."""
 
 from __future__ import annotations
 
@@ -44,11 +44,8 @@ def verify_ledger(state: State, as_json: Json = False) -> None:
     ledger = Ledger(state, writable=False)
     charges = verify(ledger)
     facts = {"charges": charges, "epsilon": ledger.total, "whole": True}
-    print_result(
-        as_json,
-        facts,
-        f"{charges} charges, epsilon {ledger.total:.6g}: the ledger is complete and consistent.",
-    )
+    text = f"{charges} charges, epsilon {ledger.total:.6g}: the ledger is complete and consistent."
+    print_result(as_json, facts, text)
 
 
 def show_site(site: Site = None, identity: IdentityFolder = Path("identity"), as_json: Json = False) -> None:
@@ -104,7 +101,8 @@ def set_limit(
 
     if none == (epsilon is not None or delta is not None):
         raise InputError(
-            "Expected --epsilon, --delta or both, or --none, got none of them or --none with others."
+            "Expected either --epsilon, --delta or both, or --none alone, got "
+            + ("--none with another limit. Remove one." if none else "no option. Add one.")
         )
     budget = SiteBudget(site_folder(site, identity)[0])
     budget.set_limit(SiteLimit(epsilon, delta))
@@ -135,7 +133,7 @@ def close_run(
     print_result(
         as_json,
         {"epsilon": epsilon},
-        f"The run is final: epsilon {epsilon_in_words(epsilon)} spent, its records enter no further round.",
+        f"The run is final: epsilon {epsilon_in_words(epsilon)} spent. Its records enter no further round.",
     )
 
 

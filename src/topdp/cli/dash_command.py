@@ -67,8 +67,8 @@ def dash(
     """
     if any(importlib.util.find_spec(package) is None for package in DASH_PACKAGES):
         raise InputError(
-            "The live page needs starlette and uvicorn, which are not installed: "
-            "pip install -c constraints.txt '.[dash]'."
+            "Expected the packages starlette and uvicorn for the live page, could not find both. Install "
+            "them with pip install -c constraints.txt '.[dash]'."
         )
     import asyncio
     from contextlib import suppress
@@ -106,7 +106,8 @@ def dash(
         if not as_json:
             if token is not None:
                 remark(
-                    f"It needs a token: open {address}?token= with that in {token_file or TOKEN_VARIABLE}."
+                    f"It needs a token: open {address}?token= followed by the token in "
+                    f"{token_file or TOKEN_VARIABLE}."
                 )
             remark("Ctrl-C stops only this page.")
         if not is_loopback(host) and certificate is None:
@@ -119,7 +120,7 @@ def dash(
 
 
 def _exit() -> None:
-    """Exit immediately: this program only reads, so there is no work to finish."""
+    """Exit immediately. This program only reads files, so that there is no work to finish."""
     import os
     import sys
 
@@ -129,7 +130,7 @@ def _exit() -> None:
 
 
 def _url_host(host: str) -> str:
-    """Return the host as written in a URL; the machine's name if the page listens on all addresses."""
+    """Return the host as in a URL; the name of the machine if the page listens on all addresses."""
     import socket
 
     if host in ("0.0.0.0", "::", ""):

@@ -67,8 +67,8 @@ def data_look(
         return
     table = Table("column", "kind", "missing", "smallest", "largest", "values, if few")
     for column in columns:
-        ends = ["" if end is None else f"{end:g}" for end in (column.least, column.largest)]
-        table.add_row(column.column, column.kind, str(column.missing), *ends, ", ".join(column.values))
+        limits = ["" if limit is None else f"{limit:g}" for limit in (column.least, column.largest)]
+        table.add_row(column.column, column.kind, str(column.missing), *limits, ", ".join(column.values))
     show(table)
     remark(
         "These are facts about your records. Whatever you copy into a schema becomes known to everyone who "

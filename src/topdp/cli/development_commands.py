@@ -1,4 +1,4 @@
-"""`topdp agent rehearse`: an agent with seeded noise, canaries or failpoints, for tests and audits only."""
+"""`topdp agent rehearse`: an agent with seeded noise, canaries or failpoints, only for tests and audits."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def _as_start_with_options() -> inspect.Signature:
     """Return the signature of `agent start` with the options `--seeded` and `--canaries` added."""
     start = inspect.signature(agent_commands.start, eval_str=True)
     keyword = inspect.Parameter.KEYWORD_ONLY
-    own = [
+    added = [
         inspect.Parameter("seeded", keyword, default=False, annotation=Seeded),
         inspect.Parameter("canaries", keyword, default=None, annotation=Canaries),
     ]
-    every = [*(each.replace(kind=keyword) for each in start.parameters.values()), *own]
-    return start.replace(parameters=every)
+    parameters = [*(option.replace(kind=keyword) for option in start.parameters.values()), *added]
+    return start.replace(parameters=parameters)
 
 
-# The command line reads the options of `rehearse` from these.
+# The command line reads the options of `rehearse` from its signature and annotations.
 rehearse.__signature__ = _as_start_with_options()  # type: ignore[attr-defined]
 rehearse.__annotations__ = {name: item.annotation for name, item in rehearse.__signature__.parameters.items()}  # type: ignore[attr-defined]

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from topdp.cli.agent_options import ManifestFile, epsilon_in_words, expect_agents_installed
-from topdp.cli.shared_options import Changes, ConfigFile, Preset
+from topdp.cli.shared_options import Changes, ConfigFile, Preset, expect_new_file
 from topdp.runs import config
 from topdp.runs.metric_labels import NO_TEST_RECORDS, metric_names, metric_text
 from topdp.views.terminal.console import Json, err, print_json, print_result, remark, show
@@ -62,7 +62,7 @@ def create(
         if records is None:
             missing = [str(card) for card in cards if not card.exists()]
             raise config.ConfigError(
-                "--records: expected the number of records of each agent, such as 1200,800,950; got none."
+                "--records: expected the number of records of each agent, such as 1200,800,950, got none."
                 + (f" There is no file {', '.join(missing)}." if missing else "")
             )
         federation_manifest.expect_cards(cards)
@@ -74,8 +74,7 @@ def create(
             "relay": relay,
             "largest_norm": largest_norm,
         }
-        if place.exists():
-            raise config.ConfigError(f"--out: {place} exists, and agents may run it. Name another file.")
+        expect_new_file(place)
         progress("calibrating")
         manifest, account, remarks = federation_manifest.create_manifest(
             cards, records, settings, links, rules
@@ -106,8 +105,7 @@ def canaries(
     Give the file to every agent (agent rehearse --canaries), then run `topdp audit`.
     """
     expect_agents_installed()
-    if place.exists():
-        raise config.ConfigError(f"--out: {place} exists, and agents may use it. Name another file.")
+    expect_new_file(place)
     with show_progress(err, "federation", "loading torch") as progress:
         import torch
 

@@ -90,12 +90,12 @@ def reproduce(
         scale = QUICK_SCALE if quick else FULL_SCALE
         if redraw:
             progress("drawing")
-            made = reproduce.redraw(names, lenses, scale, place)
+            done = reproduce.redraw(names, lenses, scale, place)
         else:
-            chosen = str(choose_device(device))
-            made = reproduce.reproduce(names, lenses, scale, chosen, place, progress.announce, 60 * minutes)
-    facts = {"out": str(place), **made.to_json()}
-    verdicts = [tables.verdicts(facts["verdicts"])] if made.verdicts else []
+            named = str(choose_device(device))
+            done = reproduce.reproduce(names, lenses, scale, named, place, progress.announce, 60 * minutes)
+    facts = {"out": str(place), **done.to_json()}
+    verdicts = [tables.verdicts(facts["verdicts"])] if done.verdicts else []
     quick_remark = [reproduce.QUICK_REMARK] if quick else []
     where = f"Figures, numbers and verdicts are in {place}"
     print_result(as_json, facts, *verdicts, *quick_remark, where)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from topdp.cli.agent_options import IdentityFolder, expect_agents_installed
-from topdp.runs.config import ConfigError
+from topdp.cli.shared_options import expect_new_file
 from topdp.views.terminal.console import Json, err, print_result, remark
 from topdp.views.terminal.progress_display import show_progress
 
@@ -46,9 +46,9 @@ def renew(
     )
     if not as_json:
         remark(
-            "The running agent announces the card to its neighbours; otherwise the next start does. After "
-            "all have it, the agent uses it from the next start on. Keep the whole folder: the first key "
-            "is still needed."
+            "A running agent announces the card to its neighbours now; otherwise it does so at the next "
+            "start. After all neighbours have the card, the agent uses it from its next start on. Keep the "
+            "whole folder, because the first key is still needed."
         )
 
 
@@ -74,8 +74,7 @@ def amend(
     The run ends for all members, and a new one begins with the remaining budgets.
     """
     expect_agents_installed()
-    if place.exists():
-        raise ConfigError(f"--out: {place} exists, and agents may run it. Name another file.")
+    expect_new_file(place)
     with show_progress(err, "federation", "calibrating"):
         from topdp.agents.agreement import federation_manifest
         from topdp.agents.agreement.identity_card import read_card

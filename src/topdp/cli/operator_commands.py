@@ -17,7 +17,7 @@ from topdp.views.terminal.console import Json, err, out, print_result, show
 if TYPE_CHECKING:
     from topdp.agents.node.operator_orders import OperatorOrders
 
-ORDER_TIMEOUT_SECONDS = 10.0  # within which a running agent obeys an order
+ORDER_TIMEOUT_SECONDS = 10.0  # how long commands wait for a running agent to obey an order
 WATCH_INTERVAL_SECONDS = 1.0
 
 
@@ -185,6 +185,7 @@ def lift_quarantine(
 
 
 def _orders(state: Path) -> OperatorOrders:
+    """Return the orders of the agent with this state folder. Raise InputError if the folder has no ledger."""
     from topdp.agents.ledger.ledger_database import LEDGER_FILE
 
     expect_unix()
@@ -200,7 +201,7 @@ def _orders(state: Path) -> OperatorOrders:
 def _wait_until(
     state: Path, done: Callable[[dict[str, Any]], bool], timeout: float = ORDER_TIMEOUT_SECONDS
 ) -> dict[str, Any]:
-    """Poll the status until `done(status)`, the end of the process, or the timeout in seconds.
+    """Read the status repeatedly until `done(status)` is true, the process ends, or `timeout` seconds pass.
 
     Return the last status.
     """

@@ -34,7 +34,7 @@ def report(
 
         place = file or (runs[0] if len(runs) == 1 else Path()) / "report.html"
         folders = runs_in(runs)
-        expect_ours(place)  # fail before the work
+        expect_ours(place)  # before the work, so that an error comes at once
         facts = []
         for number, folder in enumerate(folders, 1):
             progress(f"reading run {number} of {len(folders)}")
@@ -105,7 +105,7 @@ def _agent_statement(state: Path, manifest: Path | None) -> dict[str, Any]:
 
     if manifest is None:
         raise InputError(
-            f"Expected --manifest FILE: {state} contains the ledger of an agent, whose manifest states whom "
-            "it protects against."
+            f"Expected --manifest FILE with the ledger of an agent in {state}, got none. The manifest states "
+            "against whom the agent is protected."
         )
     return agent_statement(agent_record(state, manifest))

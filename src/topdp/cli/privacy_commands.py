@@ -1,4 +1,4 @@
-"""The commands `topdp plan`, `account`, `recommend`, `audit` and `calibrate`: how private settings are."""
+"""The commands `topdp plan`, `account`, `recommend`, `audit` and `calibrate`: the privacy of settings."""
 
 from __future__ import annotations
 
@@ -16,18 +16,21 @@ from topdp.views.terminal.progress_display import show_progress
 
 
 def _run_or_config(target: Path | None, preset: str | None, changes: list[str] | None) -> Path | RunConfig:
-    """Return the folder of a run, or a configuration, as the options describe."""
+    """Return the run folder `target`, or else the configuration that the options describe.
+
+    Raise ConfigError for a run folder with further settings.
+    """
     if target is None or not target.is_dir():
         return config.read(target, preset, changes)
     if preset or changes:
         raise ConfigError(
-            "Expected no settings beside the folder of a run, which has its own. Remove --preset and --set."
+            "Expected no settings with the folder of a run, which has its own. Remove --preset and --set."
         )
     return target
 
 
 def _as_typed(target: Path | None, preset: str | None, changes: list[str] | None) -> list[str]:
-    """Return the arguments of the command line that name these settings."""
+    """Return the command-line arguments that state these settings."""
     given = [str(target)] * (target is not None) + ["--preset", str(preset)] * (preset is not None)
     return given + [part for change in changes or [] for part in ("--set", change)]
 
@@ -103,7 +106,7 @@ def account(
     with a partition other than iid.
     """
     named = [name.strip() for name in answers.split(",") if name.strip()]
-    asked = _run_or_config(target, preset, changes)
+    run_or_config = _run_or_config(target, preset, changes)
     with show_progress(err, "account", "planning") as progress:
         from topdp.privacy.observers.coalitions import expect_coalition
         from topdp.runs import planning
@@ -113,12 +116,12 @@ def account(
         from topdp.runs.run_outline import RunOutline
         from topdp.views.terminal import tables
 
-        if isinstance(asked, Path):
+        if isinstance(run_or_config, Path):
             if coalition > 1:
-                expect_coalition(coalition, RunFolder.open(asked).plan.agents)
-            resolved, plan, losses = planning.account_of_run(asked, named, progress)
+                expect_coalition(coalition, RunFolder.open(run_or_config).plan.agents)
+            resolved, plan, losses = planning.account_of_run(run_or_config, named, progress)
         else:
-            outline = RunOutline.of(planning.asking(asked, named))
+            outline = RunOutline.of(planning.with_further_answers(run_or_config, named))
             if coalition > 1:
                 expect_coalition(coalition, outline.graph.agents)
             resolved = resolve_outline(outline, record_counts(outline))

@@ -43,7 +43,7 @@ Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N
 
 @contextmanager
 def continue_with(command: str) -> Iterator[None]:
-    """Raise Interrupted with the `command` that continues if the body is interrupted."""
+    """If the body is interrupted, raise Interrupted with a message that names the `command` to continue."""
     try:
         yield
     except (Interrupted, KeyboardInterrupt) as interruption:
@@ -52,14 +52,22 @@ def continue_with(command: str) -> Iterator[None]:
 
 
 def new_folder(parent: str, config: RunConfig) -> Path:
-    """Return a path in `parent` that does not exist, named by data, method, time and a number if needed."""
+    """Return a path in `parent` that does not exist. Its name has the data, method, mode and time, and a
+    number if that path exists.
+    """
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     name = f"{config.data.name.replace('/', '_')}-{config.method.name}-{config.method.mode}-{stamp}"
     folders = (Path(parent) / f"{name}{f'-{k}' if k > 1 else ''}" for k in count(1))
     return next(folder for folder in folders if not folder.exists())
 
 
+def expect_new_file(path: Path) -> None:
+    """Raise ConfigError if the file of --out exists, because agents may use it."""
+    if path.exists():
+        raise ConfigError(f"--out: expected a new file, got {path}, which agents may use. Name another file.")
+
+
 def expect_nothing_else(option: str, source: str, *others: object) -> None:
-    """Raise ConfigError if any of `others` is set beside `option`, which takes all settings from `source`."""
+    """Raise ConfigError if any of `others` is set with `option`, which takes all settings from `source`."""
     if any(others):
-        raise ConfigError(f"{option} takes its settings from the {source}. Remove the other options.")
+        raise ConfigError(f"{option} takes all settings from the {source}. Remove the other options.")

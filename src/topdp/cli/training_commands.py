@@ -59,7 +59,7 @@ def run(
     title = str(resume) if wanted is None else wanted.method.name
     if (on_ranks := started_together()) and resume is None and folder is None:
         raise ConfigError(
-            "Expected --out with torchrun, got none. Add it, so that a restarted run finds its folder."
+            "Expected --out with torchrun, got none. Add --out, so that a restarted run finds its folder."
         )
     with show_progress(err if leads() else Console(quiet=True), title, "loading torch") as progress:
         from topdp.runs import run as runs
@@ -137,6 +137,7 @@ def compare(
 
 
 def _of_one_plan(results: dict[str, Result]) -> list[list[str]]:
+    """Return the groups of several methods whose plans are equal."""
     groups: dict[str, list[str]] = {}
     for name, result in results.items():
         groups.setdefault(result.plan.digest(), []).append(name)
@@ -275,13 +276,14 @@ def sweep(
 
 
 def _expect_executor(executor: str, options: Mapping[str, object], device: str) -> None:
+    """Raise ConfigError for an unknown executor, or for options that do not fit the executor."""
     if executor not in (executors := ["local", "ray"]):
         raise ConfigError(
             f"--executor: expected a known name, got {executor!r}.{config.did_you_mean(executor, executors)}"
         )
     of_ray = [name for name, value in options.items() if value is not None]
     if executor == "local" and of_ray:
-        raise ConfigError(f"{of_ray[0]} needs --executor ray. Add that, or remove {of_ray[0]}.")
+        raise ConfigError(f"{of_ray[0]} needs --executor ray. Add --executor ray, or remove {of_ray[0]}.")
     if executor == "ray" and device != "auto":
         raise ConfigError(
             f"--device: expected auto with --executor ray, got {device!r}. Use --gpus to give runs GPUs."

@@ -58,8 +58,8 @@ class Assembly:
     flat: FlatModel
     device: torch.device
     task: Task
+    # Facts about the records of all agents; None if `shards` contains the records of all agents.
     everyone: Everyone | None = None
-    """Facts about the records of all agents; None if `shards` contains the records of all agents."""
 
     @classmethod
     def of(
@@ -124,7 +124,7 @@ class Assembly:
 
     @property
     def start(self) -> Tensor:
-        """[d]: the public start of all agents."""
+        """The public start of all agents [d]."""
         return self.flat.flatten()
 
     @cached_property

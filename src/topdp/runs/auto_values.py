@@ -40,11 +40,11 @@ PAIR_NOISE_STRENGTHS = (3.0, 10.0, 30.0)  # pair noise over the noise that an ag
 GOSSIP_STEPS = (1, 2, 3, 4, 6, 8, 12)  # numbers of averaging steps between gradients
 PARTNER_COUNTS = (4, 6, 8, 12, 16)  # tried besides the smallest counts that exceed the number of colluders
 
+# The price of noise between agents, relative to noise in their average, after `TRIAL_ROUNDS` rounds.
 DISAGREEMENT_PRICE = 0.05
-"""The price of noise between agents, relative to noise in their average, after `TRIAL_ROUNDS` rounds."""
 
+# The price of sending one estimate to all neighbours, relative to the noise with pooled records.
 MESSAGE_PRICE = 0.005
-"""The price of sending one estimate to all neighbours, relative to the noise with pooled records."""
 
 TRIAL_ROUNDS = 40  # rounds after which noise is compared
 
@@ -240,13 +240,13 @@ class _Averaging:
         `own`, `alone` [agents]: each agent's own noise, and the noise that it needs without pair noise.
         `shared` [agents]: the variance of pair noise along each eigenvector.
         """
-        n, others = self.agents, slice(None, -1)  # the last eigenvector is that of the average
+        n, rest = self.agents, slice(None, -1)  # all eigenvectors except the last, that of the average
         variance = np.square(own) @ np.square(self.vectors) + shared
         roots = mixing_roots(self.values, gossip, chebyshev) if gossip else [0.0]
-        retained = np.prod([np.square((self.values - root) / (1 - root)) for root in roots], axis=0)[others]
+        retained = np.prod([np.square((self.values - root) / (1 - root)) for root in roots], axis=0)[rest]
         # Σ_t p^2t over the rounds; without averaging steps, the noise of the last round is not mixed.
         rounds = np.arange(TRIAL_ROUNDS) + (1 if gossip else 0)
-        between = float(variance[others] @ np.power(retained[:, None], rounds).sum(axis=1)) / n
+        between = float(variance[rest] @ np.power(retained[:, None], rounds).sum(axis=1)) / n
         average = TRIAL_ROUNDS * float(np.square(own).sum()) / n**2
         pooled = TRIAL_ROUNDS * float(np.square(alone).mean()) / n**2
         return (average + DISAGREEMENT_PRICE * between) / pooled + MESSAGE_PRICE * max(1, gossip)
@@ -291,8 +291,8 @@ def differing_keys(given: RunConfig, begun: RunConfig) -> list[str]:
     if METHODS[given.method.name].pools:
         given = _with(given, privacy={"colluders": 0})
     # Sinks do not change the results of a run.
-    values, others = (_flat(config.model_dump(exclude={"report"})) for config in (given, begun))
-    return sorted(key for key in values.keys() | others.keys() if values.get(key) != others.get(key))
+    new, old = (_flat(config.model_dump(exclude={"report"})) for config in (given, begun))
+    return sorted(key for key in new.keys() | old.keys() if new.get(key) != old.get(key))
 
 
 def _flat(tree: dict[str, Any]) -> dict[str, Any]:

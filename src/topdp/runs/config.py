@@ -1,6 +1,6 @@
-"""The configuration of a run: its keys, and reading and checking them in TOML and `--set`.
+"""The configuration of a run: its keys, and functions that read and check them in TOML and `--set`.
 
-Values only: `run_outline.py` and `resolve.py` turn them into objects.
+A configuration contains only values; `run_outline.py` and `resolve.py` turn them into objects.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from topdp.protocols.pair_secrets import Secrets
 from topdp.runs.methods import METHODS
 from topdp.topology import FAMILIES
 
-# Larger numbers overflow when they are multiplied by others of a configuration.
+# Larger numbers would overflow when they are multiplied by other numbers of a configuration.
 Positive = Annotated[float, Field(gt=0, le=1e30, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, le=1e30, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0, lt=1)]
-Auto = Literal["auto"]  # chosen before the run begins, and written into its configuration
-# A plan is written before anything is refused: a million rounds take half a minute and gigabytes.
+Auto = Literal["auto"]  # topdp chooses a number before the run begins, and writes it to its configuration
+# Checks need the whole plan, which takes half a minute and gigabytes for a million rounds.
 Rounds = Annotated[int, Field(ge=1, le=1_000_000)]
 
 
@@ -49,7 +49,7 @@ GIVEN = "given in Python"  # instead of the name of a data set, model, loss or m
 
 
 class ConfigError(InputError):
-    """A configuration that cannot be run; the message says what was expected, what came and what to do."""
+    """A configuration that cannot be run. The message states what was expected and given, and what to do."""
 
 
 class Section(BaseModel):
@@ -57,14 +57,17 @@ class Section(BaseModel):
 
 
 def _expect_known(name: str, known: tuple[str, ...]) -> str:
-    """Raise as pydantic does for a `Literal`, so that `_explain` suggests the nearest name."""
+    """Return `name`. Raise the error of pydantic for a `Literal` if `name` is not in `known`.
+
+    `_explain` then suggests the most similar name.
+    """
     if name not in known:
         raise PydanticKnownError("literal_error", {"expected": " or ".join(map(repr, known))})
     return name
 
 
 def _one_of(known: Iterable[str]) -> AfterValidator:
-    """One of the names in a registry: a new entry there needs no change here."""
+    """Return a validator for a name in the registry `known`, so that new entries need no change here."""
     return AfterValidator(partial(_expect_known, known=tuple(known)))
 
 
@@ -76,12 +79,12 @@ class TopologyConfig(Section):
     degree: Count = 4
     rewire: Annotated[float, Field(ge=0, le=1)] = 0.1
     path: str | None = None
-    weights: Literal["refuse", "ignore"] = "refuse"  # on the edges of a file
+    weights: Literal["refuse", "ignore"] = "refuse"  # how weights of edges in a file are treated
 
     @model_validator(mode="before")
     @classmethod
     def _a_path_is_a_file(cls, tree: Any) -> Any:
-        """Take a path, also one in the place of a kind (`kind = "edges.txt"`), for kind = "file"."""
+        """Set kind = "file" if there is a path, also if the path is the value of `kind` ("edges.txt")."""
         if not isinstance(tree, dict):
             return tree
         kind, path = tree.get("kind"), tree.get("path")
@@ -98,10 +101,10 @@ class TopologyConfig(Section):
 
 class NoiseScheduleConfig(Section):
     kind: Literal["constant", "power", "curvature", "steps"] | None = None  # None: the method's own
-    exponent: Annotated[float, Field(ge=-2, le=2)] = 0.5  # "power"
+    exponent: Annotated[float, Field(ge=-2, le=2)] = 0.5  # for "power"
     curvature: Positive | Annotated[list[Positive], Field(min_length=1)] | None = None
-    factor: Annotated[float, Field(gt=0, le=1)] = 0.9  # "steps": the noise is multiplied by this
-    period: Count = 1000  # after this many rounds each
+    factor: Annotated[float, Field(gt=0, le=1)] = 0.9  # for "steps": the noise is multiplied by `factor`
+    period: Count = 1000  # for "steps": after every `period` rounds
 
     @model_validator(mode="after")
     def _curvature_is_stated(self) -> NoiseScheduleConfig:
@@ -114,15 +117,15 @@ class MethodConfig(Section):
     name: Annotated[str, _one_of(METHODS)] = "top-dp"
     mode: Literal["sync", "async"] = "sync"
     alpha: Annotated[float, Field(ge=0, le=1)] = 0.25
-    own_share: Annotated[float, Field(ge=0, le=1)] = 1.0  # of the noise that equal agents add to a message
+    own_share: Annotated[float, Field(ge=0, le=1)] = 1.0  # the least share of own noise in a message
     calibration: Literal["tight", "optimal", "udp", "moments", "advanced", "theorem1"] | None = None
     noise_on: Literal["gradient", "estimate"] = "gradient"
     offline: Annotated[float, Field(ge=0, lt=1)] = 0.1
-    secrets: Secrets = "regular"  # who draws noise with whom (correlated)
-    secrets_degree: Count | Auto = "auto"  # partners of an agent, where they are regular
-    pair_noise: NotNegative | Auto = "auto"  # deviation of a pair's draw, over that of own noise
-    gossip: Annotated[int, Field(ge=0)] | Auto = "auto"  # steps of averaging between gradients
-    chebyshev: bool = True  # accelerates them
+    secrets: Secrets = "regular"  # which pairs of agents have pair secrets
+    secrets_degree: Count | Auto = "auto"  # for "regular": the number of partners of an agent
+    pair_noise: NotNegative | Auto = "auto"  # standard deviation of a shared draw, relative to own noise
+    gossip: Annotated[int, Field(ge=0)] | Auto = "auto"  # averaging steps between gradients
+    chebyshev: bool = True  # whether averaging steps are accelerated
     noise_schedule: NoiseScheduleConfig = NoiseScheduleConfig()
 
     @model_validator(mode="after")
@@ -130,13 +133,13 @@ class MethodConfig(Section):
         kind = self.noise_schedule.kind
         if kind in ("power", "curvature") and self.noise_on == "estimate":
             raise ValueError(
-                f'noise_schedule.kind = "{kind}" is for noise on gradients: use noise_on = "gradient"'
+                f'noise_schedule.kind = "{kind}" needs noise on gradients; use noise_on = "gradient"'
             )
         return self
 
 
 def _known_guarantee(name: str) -> str:
-    from topdp.privacy.answers import GUARANTEES  # late: commands that need no account start faster
+    from topdp.privacy.answers import GUARANTEES  # imported here so that other commands start faster
 
     return _expect_known(name, GUARANTEES)
 
@@ -151,10 +154,10 @@ class PrivacyConfig(Section):
     epsilon: Positive | list[Positive] = 1.0
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
     clip: Positive = 4.0
-    clipping: Literal["flat", "per-layer", "normalised"] = "flat"  # how gradients get no longer than that
+    clipping: Literal["flat", "per-layer", "normalised"] = "flat"  # how norms of gradients are bounded
     guarantee: Annotated[str, AfterValidator(_known_guarantee)] = "adaptive"
-    answers: list[Annotated[str, AfterValidator(_known_answer)]] = []  # beside the guarantee's
-    colluders: Annotated[int, Field(ge=0)] = 1  # agents that pool what they see (adaptive)
+    answers: list[Annotated[str, AfterValidator(_known_answer)]] = []  # besides that of the guarantee
+    colluders: Annotated[int, Field(ge=0)] = 1  # the size of the coalitions to protect against
     adjacency: Literal["add-remove", "replace-one"] = "add-remove"
     sigma: NotNegative | list[NotNegative] | None = None
     allow_slow: bool = False  # also compute answers that take very long
@@ -168,27 +171,27 @@ class PoissonBatch(Section):
     poisson: Count
 
 
+# The value of `data.name` if each agent has a file of its own.
 SITES = "sites"
-"""What `data.name` is where the records of each agent are in a file of their own."""
 
 with warnings.catch_warnings():
-    # "schema" is what everybody calls it; pydantic has an old function of that name, which nobody here uses.
+    # pydantic warns because "schema" hides one of its old functions, which topdp does not use.
     warnings.filterwarnings("ignore", 'Field name "schema"', UserWarning)
 
     class DataConfig(Section):
         name: str = "mnist"
         sites: Annotated[list[str], Field(min_length=1)] | None = None  # one file or folder for each agent
-        test: str | None = None  # test records of own files
+        test: str | None = None  # the file of the test records, if the user's own files contain the records
         schema: dict[str, Any] | None = None  # type: ignore[assignment]
         partition: Literal["iid", "dirichlet", "label", "sizes"] = "iid"
         concentration: Positive = 0.5
         labels_per_agent: Count = 2
-        sizes: list[Count] | list[Positive] | None = None  # counts, or fractions of all
+        sizes: list[Count] | list[Positive] | None = None  # per agent: counts, or fractions of all records
         batch: Literal["full"] | CycleBatch | PoissonBatch = "full"
         records: Count | None = None
-        validation: Annotated[float, Field(gt=0, lt=1)] | None = None  # share held out and tested on
-        features: Literal["none", "scattering", "given"] = "none"  # given: a function, from Python
-        feature_groups: Count = 27  # of channels that are normalised together
+        validation: Annotated[float, Field(gt=0, lt=1)] | None = None  # fraction held out as test records
+        features: Literal["none", "scattering", "given"] = "none"  # given: a Python function
+        feature_groups: Count = 27  # the number of groups of channels that are normalised together
 
         @model_validator(mode="before")
         @classmethod
@@ -214,50 +217,50 @@ class TrainConfig(Section):
     loss: Annotated[
         Literal["cross-entropy", "mse", "huber", "bce", "given in Python"], BeforeValidator(_known_alias)
     ] = "cross-entropy"
-    metrics: list[str] | None = None  # None: those that are usual for the loss
-    learning_rate: Positive | Annotated[list[Positive], Field(min_length=1)] = 0.5  # a list: of each round
+    metrics: list[str] | None = None  # None: the usual metrics for the loss
+    learning_rate: Positive | Annotated[list[Positive], Field(min_length=1)] = 0.5  # a list: one per round
     fading: Literal["none", "linear", "cosine", "sqrt-epoch", "step"] = "linear"
-    fading_factor: Annotated[float, Field(gt=0, le=1)] = 0.5  # "step": times this,
-    fading_period: Count | None = None  # after so many rounds each; None: a third of all
-    warmup: Annotated[int, Field(ge=0)] = 0  # rounds in which steps grow to their size
+    fading_factor: Annotated[float, Field(gt=0, le=1)] = 0.5  # for "step": the factor on the learning rate
+    fading_period: Count | None = None  # for "step": the rounds between factors; None: a third of all rounds
+    warmup: Annotated[int, Field(ge=0)] = 0  # the number of rounds in which the learning rate increases
     rounds_per_epoch: Count | None = None
-    optimiser: Annotated[str, _one_of(OPTIMISER_KINDS)] = "sgd"  # after the noise
-    momentum: Share = 0.9  # of momentum and nesterov, and Adam's first
-    second_moment: Share = 0.999  # Adam's
-    floor: Positive = 1e-8  # of Adam's root
+    optimiser: Annotated[str, _one_of(OPTIMISER_KINDS)] = "sgd"  # applied after the noise
+    momentum: Share = 0.9  # of momentum and nesterov; for Adam, the decay of the first moment
+    second_moment: Share = 0.999  # for Adam, the decay of the second moment
+    floor: Positive = 1e-8  # for Adam, the number that is added to the root
     weight_decay: NotNegative = 0.0
-    average: Share = 0.0  # the share of the past in the average of estimates that is reported; 0: none
-    # In which numbers rows are kept; model: in those of its own.
+    average: Share = 0.0  # weight of earlier estimates in the reported average of estimates; 0: no average
+    # The number format of rows; "model": that of the model's parameters.
     rows: Annotated[str, _one_of(["model", *ROUNDED_ROW_TYPES])] = "model"
     evaluate_every: Count = 10
     checkpoint_every: Count = 100
 
 
 class RobustConfig(Section):
-    rule: Annotated[str, _one_of(["mean", *ROBUST_RULES])] = "mean"  # how rows of others enter a mix
-    hostile: Count = 1  # of the rows that an agent mixes, at most so many are hostile
-    radius: Positive | Auto = "auto"  # of "clipped"; auto: by the distances of the rows that came
+    rule: Annotated[str, _one_of(["mean", *ROBUST_RULES])] = "mean"  # how received rows are mixed
+    hostile: Count = 1  # the largest number of hostile rows among the rows that an agent mixes
+    radius: Positive | Auto = "auto"  # for "clipped"; auto: from the distances of the received rows
 
     @model_validator(mode="after")
     def _a_radius_clips(self) -> RobustConfig:
         if self.radius != "auto" and self.rule != "clipped":
-            raise ValueError(f'radius is for rule = "clipped" only, got it with rule = "{self.rule}"')
+            raise ValueError(f'radius needs rule = "clipped", got rule = "{self.rule}"')
         return self
 
 
 class AttackConfig(Section):
     name: Literal["none", "sign-flip", "large-norm", "drift", "label-flip", "a-little", "random"] = "none"
-    share: Annotated[float, Field(ge=0, lt=1)] = 0.2  # of the agents that are hostile
-    strength: NotNegative | None = None  # None: as usual for the attack
-    agents: list[Annotated[int, Field(ge=0)]] | None = None  # None: chosen by the seed
+    share: Annotated[float, Field(ge=0, lt=1)] = 0.2  # the fraction of agents that are hostile
+    strength: NotNegative | None = None  # None: the usual strength of the attack
+    agents: list[Annotated[int, Field(ge=0)]] | None = None  # the hostile agents; None: chosen by the seed
 
 
 class ReportConfig(Section):
-    sinks: list[Literal["tensorboard", "mlflow", "wandb"]] = []  # where metrics go as well
+    sinks: list[Literal["tensorboard", "mlflow", "wandb"]] = []  # services that receive the metrics as well
 
 
 class RunConfig(Section):
-    """Everything that decides a run. Two runs with one RunConfig draw the same numbers on the same device."""
+    """All settings of a run. Two runs with equal settings give the same numbers on the same device."""
 
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     rounds: Rounds = 150
@@ -281,22 +284,25 @@ class RunConfig(Section):
 
 
 def presets() -> list[str]:
-    """The names of the configurations that ship with topdp."""
+    """Return the names of the configurations that ship with topdp."""
     return sorted(file.stem for file in PRESETS_FOLDER.glob("*.toml"))
 
 
 def read(path: Path | None = None, preset: str | None = None, changes: list[str] | None = None) -> RunConfig:
-    """Read a configuration from a file or a preset (`default` if neither), with `key=value` changes."""
+    """Return the configuration in a file or a preset (`default` if neither), with `key=value` changes.
+
+    Raise ConfigError for a configuration that cannot be read or is wrong.
+    """
     if path is not None and preset is not None:
         raise ConfigError("Expected either a configuration file or --preset, got both. Remove one.")
     if path is not None:
         try:
-            text = path.read_text(encoding="utf-8-sig")  # some editors write a mark first
+            text = path.read_text(encoding="utf-8-sig")  # some editors write a byte-order mark first
         except OSError as error:
             raise ConfigError(f"Expected a TOML file, could not read {path}: {error.strerror}.") from error
         except UnicodeDecodeError as error:
             raise ConfigError(
-                f"Expected TOML in UTF-8 in {path}: {error}. Save the file as UTF-8."
+                f"Expected TOML in UTF-8 in {path}, got other bytes: {error}. Save the file as UTF-8."
             ) from error
         origin = str(path)
     else:
@@ -307,16 +313,16 @@ def read(path: Path | None = None, preset: str | None = None, changes: list[str]
         origin = f"preset {name}"
     try:
         tree = toml_text.parse_toml(text)
-    except ValueError as error:  # also a number of thousands of digits
-        raise ConfigError(f"Expected TOML in {origin}: {error}.") from error
+    except ValueError as error:  # also for a number with thousands of digits
+        raise ConfigError(f"Expected TOML in {origin}, could not read it: {error}.") from error
     for change in changes or []:
         _apply(tree, change)
-    _take_in_schema(tree)
+    _read_schema_file(tree)
     return parse(tree, origin, changes or [])
 
 
 def changed(text: str, changes: list[str]) -> RunConfig:
-    """Read a configuration from TOML text, with `key=value` changes."""
+    """Return the configuration in a TOML text, with `key=value` changes."""
     tree = toml_text.parse_toml(text)
     for change in changes:
         _apply(tree, change)
@@ -324,7 +330,10 @@ def changed(text: str, changes: list[str]) -> RunConfig:
 
 
 def parse(tree: dict[str, Any], origin: str = "configuration", changes: Sequence[str] = ()) -> RunConfig:
-    """Check a configuration, to which `changes` were applied; one ConfigError names all faults."""
+    """Return the configuration with the values in `tree`. Raise one ConfigError that names all faults.
+
+    `origin` and `changes`: where the values come from, for the message; `changes` are applied already.
+    """
     try:
         return RunConfig.model_validate(tree)
     except ValidationError as error:
@@ -336,13 +345,13 @@ def parse(tree: dict[str, Any], origin: str = "configuration", changes: Sequence
         raise ConfigError(f"{origin}:{lines}") from None
 
 
-def _is_set(place: Sequence[str | int], set_keys: Sequence[str]) -> bool:
-    """Whether one of `set_keys` is the key at `place`, its section or a key in it."""
-    key = ".".join(map(str, place))
+def _is_set(parts: Sequence[str | int], set_keys: Sequence[str]) -> bool:
+    """Return whether one of `set_keys` is the key with these parts, or a section of it, or a key in it."""
+    key = ".".join(map(str, parts))
     return any(f"{key}.".startswith(f"{each}.") or f"{each}.".startswith(f"{key}.") for each in set_keys)
 
 
-# Keys of earlier versions, or their sections, and where they are now.
+# Keys and sections of earlier versions, and their present names.
 MOVED_KEYS = {
     "method.decay": "method.noise_schedule",
     "method.decays": "method.noise_schedule.kind",
@@ -353,7 +362,7 @@ MOVED_VALUES = {"method.decays": {True: "steps", False: "constant"}}
 
 
 def parse_stored(tree: dict[str, Any], origin: str) -> RunConfig:
-    """A configuration from a file that topdp wrote; `MOVED_KEYS` are followed."""
+    """Return the configuration in a file that topdp wrote. Replace `MOVED_KEYS` by their present names."""
     tree = {name: dict(part) if isinstance(part, dict) else part for name, part in tree.items()}
     for old, new in MOVED_KEYS.items():
         section, key = old.split(".")
@@ -366,7 +375,10 @@ def parse_stored(tree: dict[str, Any], origin: str) -> RunConfig:
 
 
 def with_former_keys(tree: dict[str, Any]) -> dict[str, Any]:
-    """A dump of a configuration with the keys of version 0.1, of which kept digests are."""
+    """Return a dump of a configuration with the keys of version 0.1.
+
+    Stored digests of configurations are digests of such dumps.
+    """
     tree = {name: dict(part) if isinstance(part, dict) else part for name, part in tree.items()}
     if noise := tree.get("method", {}).pop("noise_schedule", None):
         decay = {key: noise[key] for key in ("factor", "period") if key in noise}
@@ -385,17 +397,17 @@ def _merge(tree: dict[str, Any], path: list[str], value: Any) -> None:
 
 
 def _moved_to(key: str) -> str:
-    """The new name of a key that has moved; empty for any other."""
+    """Return the present name of a moved key, with its new values if they differ; empty for other keys."""
     for old, new in MOVED_KEYS.items():
         if f"{key}.".startswith(f"{old}."):
             renamed = new + key.removeprefix(old)
-            words = [f"{json.dumps(a)}: {json.dumps(b)}" for a, b in MOVED_VALUES.get(old, {}).items()]
-            return renamed + (f" ({', '.join(words)})" if words else "")
+            values = [f"{json.dumps(a)}: {json.dumps(b)}" for a, b in MOVED_VALUES.get(old, {}).items()]
+            return renamed + (f" ({', '.join(values)})" if values else "")
     return ""
 
 
-def _take_in_schema(tree: dict[str, Any]) -> None:
-    """Replace the path of a schema by its content, so that run folders and manifests contain it."""
+def _read_schema_file(tree: dict[str, Any]) -> None:
+    """Replace the path of a schema by its content, so that run folders and manifests contain the schema."""
     data = tree.get("data")
     if isinstance(data, dict) and isinstance(data.get("schema"), str):
         from topdp.data.readers.table_schema import read_schema_keys
@@ -404,7 +416,7 @@ def _take_in_schema(tree: dict[str, Any]) -> None:
 
 
 def did_you_mean(word: str, known: list[str]) -> str:
-    """Return ' Did you mean x?' if `x` is close, otherwise ' Known: ...'."""
+    """Return ' Did you mean x?' if a known name x is similar to `word`, and otherwise ' Known: ...'."""
     near = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
     return f" Did you mean {near[0]!r}?" if near else f" Known: {', '.join(known)}."
 
@@ -415,7 +427,7 @@ def _apply(tree: dict[str, Any], change: str) -> None:
         raise ConfigError(f"Expected --set key=value, for example privacy.epsilon=2, got {change!r}.")
     try:
         value = toml_text.parse_toml(f"value = {text}")["value"]
-    except ValueError:  # no TOML, a number of thousands of digits, or of brackets
+    except ValueError:  # not TOML, a number with thousands of digits, or thousands of brackets
         value = text.strip()  # a bare word is a string: --set method.name=plain
     *sections, last = key.strip().split(".")
     for section in sections:
@@ -426,16 +438,16 @@ def _apply(tree: dict[str, Any], change: str) -> None:
     tree[last] = value
 
 
-# Keys with more than one form, in words: pydantic complains once for each form.
+# Keys with values of several forms, as text, because pydantic reports one error for each form.
 KEYS_WITH_FORMS = {
     "data.batch": '"full", { cycle = 20 } or { poisson = 20 }',
     "method.secrets_degree": 'a whole number >= 1, or "auto"',
     "method.pair_noise": 'a number from 0 to 1e30, or "auto"',
     "method.gossip": 'a whole number >= 0, or "auto"',
     "robust.radius": 'a number > 0 and at most 1e30, or "auto"',
-    "data.sizes": "a list with one per agent: whole numbers >= 1, or fractions of all records",
+    "data.sizes": "a list with one number per agent: whole numbers >= 1, or fractions of all records",
     "method.noise_schedule.curvature": "a number > 0 and at most 1e30, or a list of them",
-    "train.learning_rate": "a number > 0 and at most 1e30, or a list of them, one a round",
+    "train.learning_rate": "a number > 0 and at most 1e30, or a list of them, one for each round",
     "privacy.epsilon": "a number > 0 and at most 1e30, or a list with one per agent",
     "privacy.sigma": "a number from 0 to 1e30, or a list with one per agent",
 }
@@ -445,8 +457,8 @@ def _explain(fault: Any, tree: dict[str, Any]) -> str:
     path = [str(part) for part in fault["loc"]]
     key = ".".join(path)
     for union, expected in KEYS_WITH_FORMS.items():
-        if f"{key}.".startswith(f"{union}."):  # what follows names the form that did not fit
-            return f"{union}: expected {expected}, got {_came(_at(tree, union))}."
+        if f"{key}.".startswith(f"{union}."):  # the rest of `key` names the form that did not fit
+            return f"{union}: expected {expected}, got {_shortened(_value_at(tree, union))}."
     if fault["type"] == "extra_forbidden":
         path = [*path, *_only_keys(fault["input"])]
         if new := _moved_to(".".join(path)):
@@ -454,34 +466,34 @@ def _explain(fault: Any, tree: dict[str, Any]) -> str:
         return f"{'.'.join(path)}: no such key.{_nearest_key(path)}"
     if fault["type"] == "literal_error":
         known = [word.strip(" '") for word in fault["ctx"]["expected"].replace(" or ", ", ").split(",")]
-        return f"{key}: got {_came(fault['input'])}.{did_you_mean(str(fault['input']), known)}"
+        return f"{key}: got {_shortened(fault['input'])}.{did_you_mean(str(fault['input']), known)}"
     if fault["type"] == "model_type":
         keys = _known_keys(path)
-        got = _came(fault["input"])
+        got = _shortened(fault["input"])
         return f"{key}: expected its keys ({', '.join(keys)}), as {key}.{keys[0]}=..., got {got}."
     message = fault["msg"].removeprefix("Value error, ")
     message = message[0].lower() + message[1:]
-    got = "" if fault["type"] == "value_error" else f", got {_came(fault['input'])}"
+    got = "" if fault["type"] == "value_error" else f", got {_shortened(fault['input'])}"
     return f"{key}: {message}{got}."
 
 
-def _came(value: Any) -> str:
-    """A value as one would type it, shortened."""
+def _shortened(value: Any) -> str:
+    """Return a value as a user would type it, shortened if it is long."""
     try:
         text = repr(value)
-    except (ValueError, RecursionError):  # a whole number of thousands of digits, lists in lists in lists
+    except (ValueError, RecursionError):  # a number with thousands of digits, or deeply nested lists
         text = f"a {type(value).__name__} too long to print"
     return text if len(text) <= 80 else f"{text[:60]}... ({len(text)} characters)"
 
 
-def _at(tree: Any, key: str) -> Any:
+def _value_at(tree: Any, key: str) -> Any:
     for part in key.split("."):
         tree = tree[part]
     return tree
 
 
 def _only_keys(value: Any) -> list[str]:
-    """The rest of a typed key such as decay.factor, of which pydantic reports only the first part."""
+    """Return the further parts of a key such as decay.factor, of which pydantic reports only the first."""
     keys = []
     while isinstance(value, dict) and len(value) == 1:
         ((key, value),) = value.items()
@@ -490,7 +502,9 @@ def _only_keys(value: Any) -> list[str]:
 
 
 def _nearest_key(path: list[str]) -> str:
-    """A hint: a key of a similar name in the same section, in another section, or all keys of the section."""
+    """Return a hint for a wrong key: a similar key of the same section, or of another section, or all keys of
+    the section.
+    """
     key, every = ".".join(path), _all_keys()
     here = _known_keys(path[:-1])
     if difflib.get_close_matches(path[-1], here, n=1, cutoff=0.6):
@@ -507,7 +521,7 @@ def _nearest_key(path: list[str]) -> str:
 
 
 def _all_keys(section: Any = None, before: str = "") -> list[str]:
-    """Every key that holds a value, with its sections."""
+    """Return every key that has a value instead of further keys, as a dotted name."""
     keys: list[str] = []
     for name, field in (section or RunConfig).model_fields.items():
         inner = _section_of(field.annotation) if f"{before}{name}" not in KEYS_WITH_FORMS else None
@@ -516,7 +530,7 @@ def _all_keys(section: Any = None, before: str = "") -> list[str]:
 
 
 def _known_keys(path: list[str]) -> list[str]:
-    """The keys and sections in the section at `path`; none where it is no section."""
+    """Return the keys and sections in the section `path`; empty if `path` is not a section."""
     depth, every = len(path), [key.split(".") for key in _all_keys()]
     return list(dict.fromkeys(key[depth] for key in every if key[:depth] == path and len(key) > depth))
 

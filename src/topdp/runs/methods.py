@@ -21,11 +21,9 @@ Number = TypeVar("Number", int, float)
 
 
 def _plain(c: MethodConfig) -> Protocol:
-    return (
-        protocols.PlainSynchronous(c.alpha)
-        if c.mode == "sync"
-        else protocols.PlainAsynchronous(c.alpha, c.offline)
-    )
+    if c.mode == "sync":
+        return protocols.PlainSynchronous(c.alpha)
+    return protocols.PlainAsynchronous(c.alpha, c.offline)
 
 
 def _top(c: MethodConfig) -> Protocol:

@@ -182,13 +182,13 @@ def account_of_run(
     """
     folder = RunFolder.open(path)
     config, plan = folder.config, folder.plan
-    run = resolve(asking(config, answers), graph_of_run(config, path), counts_of_run(folder))
+    run = resolve(with_further_answers(config, answers), graph_of_run(config, path), counts_of_run(folder))
     expect_plan_of(run, plan, path)
     expect_account_of(run.config, run.analysis, folder)
     return run, plan, accounted(run, plan, None, progress)
 
 
-def asking(config: RunConfig, answers: Collection[str]) -> RunConfig:
+def with_further_answers(config: RunConfig, answers: Collection[str]) -> RunConfig:
     """Return the configuration with further answers. Raise an error if one of them does not exist."""
     expect_on_request(answers)
     named = [*dict.fromkeys([*config.privacy.answers, *answers])]

@@ -1,12 +1,14 @@
-"""A run over several ranks: the walk of `run.py`, taken by all of them together.
+"""A run over several ranks, which take the steps of `run.py` together.
 
-Every rank reads the configuration and the records of its own agents. Rank 0 decides who holds whom, plans,
-accounts and writes the run folder; the others write nothing but their parts of checkpoints. Where one rank
-fails, all end, and the same command goes on from the newest checkpoint that all have.
+Every rank reads the configuration and the records of its own agents. Rank 0 assigns agents to ranks, writes
+the plan, computes the account and writes the run folder. The other ranks write only their parts of
+checkpoints. If one rank fails, all ranks end, and the same command continues from the newest checkpoint that
+all ranks have.
 
-**Guarantees.** Plan and account are those of one process, for all agents: the account is taken once, by rank
-0, and every rank compares digests of both before its first round. What is computed is the plan, whoever holds
-whom; nothing is sent between ranks that one process would not have in memory.
+**Guarantees.** Plan and account are those of a single process, for all agents. Rank 0 computes the account
+once, and every rank compares the digests of plan and account with its own before the first round. The ranks
+execute this plan, however agents are assigned to them. A rank receives only data that a single process would
+have in memory.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ from topdp.simulator.ranks.ranked_engine import AgentPartition, BorderExchange, 
 from topdp.simulator.ranks.torchrun_environment import others
 from topdp.simulator.row_layout import RowLayout
 
-AGENTS_PER_DIGEST_MESSAGE = 64  # agents whose records are shown to rank 0 at once, for the digest
+AGENTS_PER_DIGEST_MESSAGE = 64  # agents whose records rank 0 receives at once, to compute the digest
 
 
 def run_on_ranks(
@@ -57,22 +59,22 @@ def run_on_ranks(
     device: str = "auto",
     progress: Progress = silent,
 ) -> Result | None:
-    """The run of `config` in `out`, begun or continued; None: the configuration is that of the folder.
+    """Begin or continue a run in `out`. Return the result on rank 0, and None on the other ranks.
 
-    What it returns is rank 0's; None on the others.
+    `config`: None: continue the run in `out` with its own configuration.
     """
-    place = choose_device(local_device(device))
+    rank_device = choose_device(local_device(device))
     if config is not None:
         expect_supported(config)
-    if left := others():
-        progress(f"waiting for {left} other rank{'s' if left > 1 else ''}")
-    with join_group(place) as group:
+    if count := others():
+        progress(f"waiting for {count} other rank{'s' if count > 1 else ''}")
+    with join_group(rank_device) as group:
         progress("reading records")
-        # Before anything else: ranks that do different things would wait for each other for ever.
-        group.expect_same("folder (--out or --resume)", str(out), "give every rank the same.")
+        # First of all, because ranks with different steps would wait for each other for ever.
+        group.expect_same("folder (--out or --resume)", str(out), "give every rank the same folder.")
         facts = {
             "configuration": None if config is None else config.to_toml(),
-            "device": place.type,
+            "device": rank_device.type,
             "topdp": __version__,
             "torch": torch.__version__,
         }
@@ -80,30 +82,26 @@ def run_on_ranks(
         group.expect_same(
             "configuration", digest, "give every rank the same file, --set and version of topdp."
         )
-        return _joined_run(group, config, out, place, progress)
+        return _joined_run(group, config, out, rank_device, progress)
 
 
 def expect_supported(config: RunConfig) -> None:
-    """Refuse settings that need all agents in one process, before any data are read."""
-    refused = {
-        "attack.name": config.attack.name if config.attack.name != "none" else None,
-        "data.features": config.data.features if config.data.features != "none" else None,
-    }
-    for key, value in refused.items():
-        if value is not None:
+    """Raise ConfigError, before any data are read, for settings that need all agents in one process."""
+    for key, value in (("attack.name", config.attack.name), ("data.features", config.data.features)):
+        if value != "none":
             raise ConfigError(
-                f"{key}: {value!r} is not for several ranks: start one process, without torchrun."
+                f"{key}: expected none with several ranks, got {value!r}. Start one process without torchrun."
             )
     if METHODS[config.method.name].pools:
         raise ConfigError(
-            f"method.name: {config.method.name!r} has all records in one place: start one process, without "
-            "torchrun."
+            f"method.name: expected a method on a graph with several ranks, got {config.method.name!r}, "
+            "which has all records in one place. Start one process without torchrun."
         )
     sites = config.data.sites or ([config.data.name] if "*" in config.data.name else [])
     if config.data.schema is None and any(not path.endswith(".npz") for path in sites):
         raise ConfigError(
-            "data.schema: expected one where each agent has a file of its own and several ranks read them: "
-            "it says which classes there are, before anybody has seen all files."
+            "data.schema: expected a schema with several ranks and a file for each agent, got none. No rank "
+            "reads all files, so the schema must state the classes."
         )
 
 
@@ -116,16 +114,16 @@ def _joined_run(
 ) -> Result | None:
     state = group.led(group.together(lambda: _state_of(out, config) if group.leads else ""))
     if state not in ("", STARTING) or config is None:
-        # As it was begun: with the numbers that were settled then.
+        # A run continues with its own configuration, which has a number for every `auto`.
         text = group.together(lambda: RunFolder.open(out).config.to_toml() if group.leads else "")
         config = parse(tomllib.loads(group.led(text)))
         expect_supported(config)
     outline = group.together(lambda: RunOutline.of(config))
     graph = outline.graph
-    cut: AgentPartition = group.led(
+    assignment: AgentPartition = group.led(
         group.together(lambda: partition(graph, group.size) if group.leads else None)
     )
-    parts = _assembled(group, outline, cut.home, device, progress)
+    parts = _assembled(group, outline, assignment.home, device, progress)
     folder = RunFolder(out) if group.leads else None
     reported = progress if group.leads else silent
     new = state in ("", STARTING)
@@ -135,23 +133,25 @@ def _joined_run(
     if state == "done":
         return None if folder is None else job.read(folder)
     if folder is not None:
-        folder.mark("running", ranks=group.size, cut=cut.statement)
+        folder.mark("running", ranks=group.size, cut=assignment.statement)
     plan = prune(job.plan)
-    layout = RowLayout(plan, cut.home, group.rank)
+    layout = RowLayout(plan, assignment.home, group.rank)
     engine = parts.engine(plan, layout, BorderExchange(layout, group))
     expect_room(engine, group)
     called = metric_sinks.callbacks_of(config) if group.leads else Callbacks()
     checkpoints = Checkpoints(out, layout, group)
     ranked = runs.Ranked(RankedEngine(engine, group), checkpoints)
     result = runs.execute(job, folder, reported, called, ranked)
-    group.any(False)  # rank 0 has written everything
+    group.any(False)  # wait until rank 0 has written everything
     if result.stopped is None:
         checkpoints.forget()
     return result if group.leads else None
 
 
 def _state_of(out: Path, config: RunConfig | None) -> str:
-    """Return the state of the run in `out`, empty if there is none. Refuse a run with other settings."""
+    """Return the state of the run in `out`; empty if there is none. Raise RunFolderError for a run with other
+    settings, or one that cannot be resumed.
+    """
     if config is not None and not (out / "run.json").exists():
         with runs.prepared_folder(out):
             return ""
@@ -168,12 +168,15 @@ def _state_of(out: Path, config: RunConfig | None) -> str:
 def _assembled(
     group: ProcessGroup, outline: RunOutline, home: Ints, device: torch.device, progress: Progress
 ) -> Assembly:
-    """The graph, the model, and the records of the agents held here; with what has to be known of all."""
-    mine = np.flatnonzero(home == group.rank).tolist()
-    shards = group.together(lambda: load_shards(outline, progress, device, mine))
+    """Return the assembly of this rank: its own agents' records, and facts about the records of all agents.
+
+    `home` [agents]: the rank of each agent.
+    """
+    agents = np.flatnonzero(home == group.rank).tolist()
+    shards = group.together(lambda: load_shards(outline, progress, device, agents))
     kind = (shards.inputs.shape[2:], shards.inputs.dtype, shards.targets.shape[2:], shards.targets.dtype)
-    group.expect_same("shape and type of records", str(kind), "look at the files of its agents.")
-    counts = _of_all(home, group.all(shards.counts))
+    group.expect_same("shape and type of records", str(kind), "check the files of its agents.")
+    counts = _counts_of_all(home, group.all(shards.counts))
     class_counts = [count for count in group.all(shards.classes) if count is not None]
     shards = replace(shards.padded(max(counts)), classes=max(class_counts) if class_counts else None)
     task = group.together(lambda: named_task(outline.config))
@@ -181,7 +184,7 @@ def _assembled(
     parts = group.together(lambda: Assembly.of_records(outline, shards, task, device, everyone))
     group.together(lambda: _expect_supported_model(parts))
     start = hashlib.sha256(parts.start.numpy().tobytes()).hexdigest()
-    group.expect_same("start of the model", start, "a model of one's own has to be made from the seed alone.")
+    group.expect_same("start of the model", start, "make the model from the seed alone.")
     return parts
 
 
@@ -189,36 +192,36 @@ def _expect_supported_model(parts: Assembly) -> None:
     name = parts.run.config.model.name
     if any(map(draws_dropout, parts.flat.module.modules())):
         raise ConfigError(
-            f"model.name: {name!r} has layers that drop at random, in an order that goes "
-            "over all agents: start one process, without torchrun."
+            f"model.name: expected a model without dropout with several ranks, got {name!r}. Its random "
+            "numbers follow the order of all agents. Start one process without torchrun."
         )
     if split_backbone(parts.flat.module) is not None:
         raise ConfigError(
-            f"model.name: {name!r} begins with frozen layers, which are applied to all "
-            "records at once: start one process, without torchrun."
+            f"model.name: expected a model that does not begin with frozen layers with several ranks, got "
+            f"{name!r}. These layers need all records. Start one process without torchrun."
         )
 
 
-def _of_all(home: Ints, said: list[tuple[int, ...]]) -> tuple[int, ...]:
-    """Gather one number for each agent from the ranks that hold them."""
+def _counts_of_all(home: Ints, counts_by_rank: list[tuple[int, ...]]) -> tuple[int, ...]:
+    """Return the number of records of each agent, from the numbers on each rank."""
     all_counts = np.empty(len(home), np.int64)
-    for rank, counts in enumerate(said):
+    for rank, counts in enumerate(counts_by_rank):
         all_counts[home == rank] = counts
     return tuple(all_counts.tolist())
 
 
 def _digest(group: ProcessGroup, shards: Shards, home: Ints, counts: tuple[int, ...]) -> str:
     """Return `Shards.digest` of all records. Rank 0 receives the records of some agents at a time."""
-    place = {agent: at for at, agent in enumerate(np.flatnonzero(home == group.rank).tolist())}
+    position = {agent: i for i, agent in enumerate(np.flatnonzero(home == group.rank).tolist())}
     sha = hashlib.sha256(shards.heading(counts))
     for first in range(0, len(home), AGENTS_PER_DIGEST_MESSAGE):
-        some = range(first, min(first + AGENTS_PER_DIGEST_MESSAGE, len(home)))
-        mine = {agent: shards.records(place[agent]) for agent in some if agent in place}
-        known: dict[int, Any] = {}
-        for part in group.gathered(mine) or []:
-            known |= part
-        for agent in some if group.leads else ():
-            for values in known[agent]:
+        agents = range(first, min(first + AGENTS_PER_DIGEST_MESSAGE, len(home)))
+        own = {agent: shards.records(position[agent]) for agent in agents if agent in position}
+        records: dict[int, Any] = {}
+        for part in group.gathered(own) or []:
+            records |= part
+        for agent in agents if group.leads else ():
+            for values in records[agent]:
                 sha.update(values.data)
     return str(group.led(sha.hexdigest()))
 
@@ -226,9 +229,10 @@ def _digest(group: ProcessGroup, shards: Shards, home: Ints, counts: tuple[int, 
 def _job(
     group: ProcessGroup, parts: Assembly, begun: RunFolder | None, progress: Progress
 ) -> runs.PlannedRun:
-    """Return the planned run.
+    """Return the planned run of this rank. `begun`: the run folder on rank 0 if the run continues.
 
-    Rank 0 plans and accounts, or reads its folder; the others write the plan and compare.
+    Rank 0 computes the plan and the account, or reads them from its folder. The other ranks write the plan
+    with the same noise. An error is raised if plans or accounts differ.
     """
 
     def led_job() -> runs.PlannedRun | None:
@@ -243,8 +247,8 @@ def _job(
         plan = parts.run.write_plan(deviation)
         details = {key: value for key, value in account.items() if key != "seal"}
         job = runs.PlannedRun(parts, plan, Account.from_details(details, parts.run.analysis))
-        mine = {**details, "plan": plan.digest()}
-        account = {**mine, "seal": seal_of(mine)}
+        own_details = {**details, "plan": plan.digest()}
+        account = {**own_details, "seal": seal_of(own_details)}
     group.expect_same("plan", job.plan.digest(), "use the same versions of topdp and numpy.")
     group.expect_same("account", account["seal"], "use the same versions of topdp and numpy.")
     return job

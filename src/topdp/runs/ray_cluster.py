@@ -1,8 +1,9 @@
-"""A sweep on a Ray cluster: every stack of runs is one task. The only file that imports Ray.
+"""A sweep on a Ray cluster: every stack of runs is one task. No other file imports Ray.
 
-Ray schedules tasks, moves objects and repeats tasks whose process or node died. Records are put into its
-object store once for all tasks that share them. Results are written here, as soon as they arrive; a task that
-fails does not stop the others. What Ray itself stores, and where, is in docs/scale.md.
+Ray schedules tasks, moves objects and repeats tasks whose process or node died. Tasks that share records get
+them from Ray's object store, which receives them once. This machine, the driver, writes results as soon as
+they arrive. A task that fails does not stop the others. docs/scale.md states what Ray itself stores, and
+where.
 
 **Guarantees.** Every task compares the code of its machine with that of the driver before it computes
 (`code_fingerprint.py`), also on nodes that joined later. A difference ends the sweep.
@@ -31,34 +32,34 @@ from topdp.runs.run_stacks import Dealer
 from topdp.runs.sweep_grid import SweepPoint
 
 JOIN_TIMEOUT_SECONDS = 40.0
-MAX_TASK_RETRIES = 3  # of a task whose process or node died, by Ray
-QUEUED_TASKS = 2  # tasks beyond those that can run at once, so that no machine waits for the next
+MAX_TASK_RETRIES = 3  # how often Ray repeats a task whose process or node died
+QUEUED_TASKS = 2  # tasks beyond those that can run at once, so that no machine waits for its next task
 WAIT_SECONDS = 1.0  # between two reports of progress
 
 RAY_OPTIONS = {"log_to_driver": False, "configure_logging": False, "logging_level": "error"}
 
-# Joins as the driver will, in a process that can be stopped: Ray may wait for ever, or end its process.
+# Joins the cluster like the driver, but in another process, because Ray may wait for ever or end its process.
 JOIN_PROBE = f"import ray, sys; ray.init(address=sys.argv[1], **{RAY_OPTIONS!r}); ray.shutdown()"
 
 
 class ClusterError(InputError):
-    """Machines that cannot be reached, have other code, or lack what a task needs."""
+    """A cluster that cannot be reached, has other code, or lacks resources that a task needs."""
 
 
 @contextmanager
 def ray_cluster(address: str | None = None, cpus: int = 1, gpus: float = 0.0) -> Iterator[RayCluster]:
-    """Join a Ray cluster (None: RAY_ADDRESS, else the one on this machine); "local" starts a new one.
+    """Join the Ray cluster at `address`, and yield the connection. Raise ClusterError if that is impossible.
 
-    Raises ClusterError where Ray cannot join.
+    `address`: "local" starts a new cluster; None: RAY_ADDRESS, or else the cluster on this machine.
     """
     try:
         ray: Any = import_module("ray")
     except ImportError as error:
         raise ConfigError(
-            f"--executor ray: expected the package 'ray', which could not be imported ({error}): "
-            "pip install -c constraints.txt '.[ray]'."
+            f"--executor ray: expected the package 'ray', could not import it: {error}. Install it with pip "
+            "install -c constraints.txt '.[ray]'."
         ) from error
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no reports to Ray's makers unless a user wants it
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # unless the user sets it, no reports to Ray
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     address = address or os.environ.get("RAY_ADDRESS") or "auto"
     if address != "local":
@@ -82,14 +83,17 @@ class RayCluster:
         if not any(node.get("CPU", 0) >= cpus and node.get("GPU", 0) >= gpus for node in nodes):
             sizes = "; ".join(f"{node.get('CPU', 0):g} and {node.get('GPU', 0):g}" for node in nodes)
             raise ClusterError(
-                f"Expected a node with {cpus} CPUs and {gpus:g} GPUs for each run, the cluster's nodes have "
-                f"{sizes or 'none'}. Ask for less with --cpus and --gpus, or add nodes first."
+                f"Expected a node with {cpus} CPUs and {gpus:g} GPUs for each run, got nodes with "
+                f"{sizes or 'none'}. Request less with --cpus and --gpus, or add nodes first."
             )
 
     def run(
         self, stacks: Sequence[list[SweepPoint]], dealer: Dealer, place: Path, progress: Progress, done: int
     ) -> None:
-        """Compute all stacks and write each run to its folder in `place`; `done` runs are there already."""
+        """Compute all stacks and write each run to its folder in `place`, where `done` runs are already.
+
+        If tasks fail, the others are still computed, and then the first error is raised.
+        """
         _expect_no_sinks(stacks)
         total = done + sum(map(len, stacks))
         waiting = deque(sorted(stacks, key=lambda stack: dealer.name_of_shards(stack[0].config)))
@@ -128,8 +132,8 @@ class RayCluster:
             for handle in running:
                 self._ray.cancel(handle, force=True)
         if errors:
-            others = f" {len(errors) - 1} more failed, too." if len(errors) > 1 else ""
-            errors[0].args = (f"{errors[0]}{others} The rest is done; the same command tries this again.",)
+            others = f" {len(errors) - 1} more tasks failed as well." if len(errors) > 1 else ""
+            errors[0].args = (f"{errors[0]}{others} All other runs are done; the same command tries again.",)
             raise errors[0]
 
     def _result(self, handle: Any) -> list[FinishedRun] | Exception:
@@ -138,17 +142,20 @@ class RayCluster:
         except self._ray.exceptions.RayTaskError as error:
             return RuntimeError(f"failed on another machine:\n{error}")
         except self._ray.exceptions.RayError as error:
-            words = " ".join(str(error).split()).partition(". ")[0].rstrip(".")
-            return ClusterError(f"{type(error).__name__}: {words}, also after {MAX_TASK_RETRIES} retries.")
+            reason = " ".join(str(error).split()).partition(". ")[0].rstrip(".")
+            return ClusterError(f"{type(error).__name__}: {reason}, also after {MAX_TASK_RETRIES} retries.")
         if isinstance(result, str):
             raise ClusterError(result)
         return result.error or result.runs
 
 
 def remote_function() -> Callable[..., Any]:
-    """The function that Ray sends to other machines. It returns a text where the machine must not compute."""
+    """Return the function that Ray sends to other machines.
 
-    # Ray sends the code of an inner function, not its name: so it can report that topdp is missing there.
+    That function returns a `StackResult`, or a text with the reason why its machine must not compute.
+    """
+
+    # Ray sends the code of an inner function instead of its name, so that it runs even if topdp is missing.
     def compute_there(
         expected: dict[str, str], modules: tuple[str, ...], cpus: int, task: bytes, *records: Any
     ) -> Any:
@@ -157,20 +164,21 @@ def remote_function() -> Callable[..., Any]:
 
         import ray
 
-        # Before torch is imported: threads that spin slow down all others on a shared machine.
+        # Set before torch is imported: spinning threads slow down everything else on a shared machine.
         os.environ["OMP_WAIT_POLICY"] = "passive"
         os.environ["OMP_NUM_THREADS"] = str(cpus)
         where = f"{socket.gethostname()} (node {ray.get_runtime_context().get_node_id()[:8]})"
-        refusal = (
-            f"Expected the code of this machine on every node: on {where} {{}}. Install the same version of "
-            "topdp there, with the same constraints. Nothing was computed there; finished runs are kept."
+        message = (
+            f"Expected the code of this machine on every node, got other code on {where}: {{}}. Install the "
+            "same version of topdp there, with the same constraints. That node computed nothing; finished "
+            "runs stay."
         )
         try:
             from topdp.runs.code_fingerprint import difference, fingerprint
         except ImportError as error:
-            return refusal.format(f"topdp could not be imported, or is older ({error})")
+            return message.format(f"topdp could not be imported, or is older ({error})")
         if differs := difference(expected, fingerprint(modules)):
-            return refusal.format(differs)
+            return message.format(differs)
         from topdp.runs.cluster_tasks import compute
 
         return compute(task, records, where)
@@ -187,16 +195,17 @@ def _expect_cluster(address: str) -> None:
         reason = f"no answer within {JOIN_TIMEOUT_SECONDS:.0f} s"
     if reason:
         raise ClusterError(
-            f"--address: expected a Ray cluster at {address}: {reason}. Use auto, local, host:port of the "
-            "GCS, usually 6379, or ray://host:port outside the cluster (ray start --head starts one)."
+            f"--address: expected a Ray cluster at {address}, could not join it: {reason}. Use auto, local, "
+            "host:port of the GCS (usually port 6379), or ray://host:port from outside the cluster. "
+            "`ray start --head` starts a cluster."
         )
 
 
 def _expect_no_sinks(stacks: Sequence[list[SweepPoint]]) -> None:
     if sinks := {sink for stack in stacks for sink in stack[0].config.report.sinks}:
         raise ConfigError(
-            f"report.sinks: expected none in a sweep on a cluster, got {', '.join(sorted(sinks))}: metrics "
-            "come back in the run folders. Remove them, or use --executor local."
+            f"report.sinks: expected none in a sweep on a cluster, got {', '.join(sorted(sinks))}. Remove "
+            "them, or use --executor local. The run folders contain the metrics in any case."
         )
 
 

@@ -1,7 +1,8 @@
-"""Which method and which settings for a number of agents, a graph, records, a budget and colluders. No data.
+"""Recommend a method and settings for given agents, a graph, record counts, a budget and colluders. No data.
 
-The noise that each method leaves in the average follows from its account and its plan; that is most of what
-decides how accurate a model becomes. Settings of the training itself are from trials of ours, and said so.
+Methods are compared by the residual noise in the average of the estimates, which mostly decides how accurate
+a model becomes. It follows from the account and the plan of a method. The recommended settings of the
+training itself come from trials of ours, and the reasons state that.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ from topdp.runs.run_outline import budgets
 from topdp.topology import Topology
 
 COMPARED_METHODS = ("plain", "dsgd", "muffliato", "correlated")
-COMPARED_ROUNDS = 20  # rounds after which noise is compared
+COMPARED_ROUNDS = 20  # rounds after which the noise is compared
 
+# The training settings of the comparison: equal, plain steps, so that only the noise of methods differs.
 PLAIN_STEPS = {
     "learning_rate": 1.0,
     "fading": "none",
@@ -39,37 +41,36 @@ PLAIN_STEPS = {
     "weight_decay": 0.0,
     "average": 0.0,
 }
-"""Methods are compared by the noise that equal, plain steps leave: what comes after the noise is the same."""
 
+# λ·T at ε = 1 for 60,000 records of norm 1 and clip ½, from trials on MNIST and Fashion-MNIST.
 STEP_TIMES_ROUNDS = 65_000.0
-"""λ·T at ε = 1 and 60,000 records of length 1, clip ½: from trials on MNIST and Fashion-MNIST."""
 
-MAX_STEP = 450.0  # λ beyond which training swings
+MAX_STEP = 450.0  # the largest λ at which training does not oscillate
 RECOMMENDED_ROUNDS = 300
 
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """What one method costs here. `noise` None: it cannot be used, and `reason` says why."""
+    """One method, with its residual noise and its messages. `noise` None: it cannot be used; see `reason`."""
 
     method: str
-    noise: float | None  # variance in the average, over that of pooled records
-    between: float | None  # of an agent's estimate around the average, likewise
-    sent: int  # estimates to each neighbour in a round
+    noise: float | None  # the variance of the average of all estimates, relative to pooled records
+    between: float | None  # the variance of an agent's estimate around the average, relative to the same
+    sent: int  # the number of estimates that an agent sends to each neighbour in a round
     reason: str
     settings: dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Recommendation:
-    """The options, best first, and the changes to a configuration that follow from the first."""
+    """The options, best first, and the changes to a configuration that follow from the best option."""
 
     options: list[Option]
     changes: dict[str, Any]
     reasons: list[str]
 
     def details(self, given: Sequence[str] = ()) -> dict[str, Any]:
-        """Return what `--json` prints."""
+        """Return the JSON object that `--json` prints. `given`: as for `command`."""
         return {
             "options": [asdict(option) for option in self.options],
             "changes": self.changes,
@@ -78,17 +79,17 @@ class Recommendation:
         }
 
     def command(self, given: Sequence[str] = ()) -> str:
-        """Return the command to run.
+        """Return the `topdp run` command with the recommended settings.
 
-        `given`: the arguments of the question, of which changed keys are dropped.
+        `given`: the arguments that the user gave. Those that set a recommended key are left out.
         """
-        kept, words = list[str](), iter(given)
+        arguments, words = list[str](), iter(given)
         for word in words:
             pair = [word, next(words, "")] if word == "--set" else [word]
             if word != "--set" or pair[1].partition("=")[0].strip() not in self.changes:
-                kept += pair
+                arguments += pair
         changes = (part for key, value in self.changes.items() for part in ("--set", f"{key}={value}"))
-        return shlex.join(["topdp", "run", *kept, *changes])
+        return shlex.join(["topdp", "run", *arguments, *changes])
 
 
 def recommend(
@@ -97,9 +98,11 @@ def recommend(
     counts: tuple[int, ...],
     progress: Progress = silent,
 ) -> Recommendation:
-    """Recommend a method for the agents, graph, records, budget and colluders of `config`."""
+    """Return the recommended method and settings, for counts[i] records of agent i and the budget and
+    colluders of `config`. Raise ConfigError if no method fits.
+    """
     if METHODS[config.method.name].pools:
-        raise ConfigError("method.name: central has no graph to recommend a method for. Remove it.")
+        raise ConfigError("method.name: expected a method on a graph, got 'central'. Remove it.")
     options = []
     for number, name in enumerate(COMPARED_METHODS, 1):
         progress(f"calibrating {name}, method {number} of {len(COMPARED_METHODS)}")
@@ -107,7 +110,7 @@ def recommend(
     options.sort(key=_rank)
     best = options[0]
     if best.noise is None:
-        raise ConfigError(f"No method fits: {best.reason}")
+        raise ConfigError(f"Expected settings that some method can use, got none: {best.reason}")
     changes: dict[str, Any] = {"method.name": best.method, **best.settings}
     reasons = [best.reason]
     if config.data.name in CATALOGUE:
@@ -117,7 +120,7 @@ def recommend(
 
 def _option(config: RunConfig, graph: Topology, counts: tuple[int, ...], name: str) -> Option:
     method = config.method.model_copy(update={"name": name, "mode": "sync"})
-    asked = config.model_copy(
+    compared = config.model_copy(
         update={
             "method": method,
             "rounds": COMPARED_ROUNDS,
@@ -126,8 +129,8 @@ def _option(config: RunConfig, graph: Topology, counts: tuple[int, ...], name: s
         }
     )
     try:
-        run = resolve(asked, graph, counts)
-        privacy, epsilon = run.config.privacy, budgets(asked, graph.agents)
+        run = resolve(compared, graph, counts)
+        privacy, epsilon = run.config.privacy, budgets(compared, graph.agents)
         noise = calibrate(
             run.write_plan, run.analysis, ADAPTIVE.name, epsilon, privacy.delta,
             Query(colluders=privacy.colluders), noise_shares(run),
@@ -135,9 +138,9 @@ def _option(config: RunConfig, graph: Topology, counts: tuple[int, ...], name: s
     except TopdpError as error:
         return Option(method=name, noise=None, between=None, sent=0, reason=str(error), settings={})
     plan = run.write_plan(noise.deviation)
-    left, each = residual_noise(plan), plan.releases_per_round
+    residual, releases = residual_noise(plan), plan.releases_per_round
     pooled = pooled_noise(run.config, counts, float(epsilon.min()))
-    average, between = float(left.average[-1]) / pooled, float(left.between[-1]) / pooled
+    average, between = float(residual.average[-1]) / pooled, float(residual.between[-1]) / pooled
     settings, reason = {}, f"{name} leaves {average:.3g} times the noise of pooled records in the average"
     if METHODS[name].shares_noise:
         c = run.config.method
@@ -155,14 +158,16 @@ def _option(config: RunConfig, graph: Topology, counts: tuple[int, ...], name: s
         method=name,
         noise=average,
         between=between,
-        sent=max(1, each - 1),
+        sent=max(1, releases - 1),
         reason=reason + ".",
         settings=settings,
     )
 
 
 def pooled_noise(config: RunConfig, counts: tuple[int, ...], epsilon: float) -> float:
-    """The variance that pooled records would leave after as many steps, for the smallest of the budgets."""
+    """Return the variance of the residual noise that one agent with all records would have after as many
+    rounds, with the budget `epsilon`.
+    """
     central = config.model_copy(
         update={
             "method": config.method.model_copy(update={"name": "central", "mode": "sync"}),
@@ -176,7 +181,7 @@ def pooled_noise(config: RunConfig, counts: tuple[int, ...], epsilon: float) -> 
 
 
 def _rank(option: Option) -> tuple[bool, float, int]:
-    """Return the sort key: least noise first; if noise differs by less than 5%, fewest messages first."""
+    """Return the sort key: least noise first, and fewest messages first if noise differs by less than 5%."""
     if option.noise is None:
         return True, math.inf, 0
     return False, round(math.log(option.noise) / math.log(1.05)), option.sent
@@ -186,9 +191,9 @@ def _training(config: RunConfig, records: int, reasons: list[str]) -> dict[str, 
     epsilon = float(np.min(np.asarray(config.privacy.epsilon)))
     step = min(STEP_TIMES_ROUNDS * epsilon * (records / 60_000) / RECOMMENDED_ROUNDS, MAX_STEP)
     reasons.append(
-        "Images: public scattering features and a linear model need the fewest rounds; a step of "
-        f"{step:.3g} over {RECOMMENDED_ROUNDS} rounds with clip 0.5 follows our trials on MNIST and "
-        "Fashion-MNIST, in proportion to ε and records. Try half and twice of it with "
+        "Images: public scattering features and a linear model need the fewest rounds. The step "
+        f"{step:.3g} for {RECOMMENDED_ROUNDS} rounds with clip 0.5 comes from our trials on MNIST and "
+        "Fashion-MNIST, scaled with ε and the number of records. Also try half and twice this step, with "
         "data.validation."
     )
     return {

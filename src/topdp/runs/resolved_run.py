@@ -34,8 +34,8 @@ class ResolvedRun(RunOutline):
     (151, Full(records=2000))
     """
 
+    # How records enter releases, and the published analysis of the noise.
     analysis: Analysis
-    """How records enter releases, and the published analysis of the noise."""
     schedule: Schedule
     protocol: Protocol
 

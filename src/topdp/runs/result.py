@@ -20,8 +20,8 @@ from topdp.runs.config import RunConfig
 from topdp.runs.model_export import InputKind, chosen_row, write
 from topdp.simulator.evaluation import Evaluation
 
+# One evaluation, as in a line of metrics.jsonl.
 Metrics = dict[str, Any]
-"""One evaluation, as in a line of metrics.jsonl."""
 
 
 class Stopped(NamedTuple):

@@ -2,7 +2,7 @@
 
     resolve    names and record counts     -> ResolvedRun                    resolve.py
     assemble   records, model              -> Assembly                       assembly.py
-    calibrate  protocol, guarantee, (ε, δ) -> the Plan with its noise, or a refusal, before any training
+    calibrate  protocol, guarantee, (ε, δ) -> the Plan with its noise, or an error, before any training
     account    plan                        -> claimed, view and worst-case ε  planning.py
     train      plan, model, shards         -> metrics, final estimates        training_loop.py
     save       runs/<id>/                                                     run_folder.py
@@ -59,7 +59,7 @@ def run(
     progress: Progress = silent,
     callbacks: Iterable[object] = (),
 ) -> Result:
-    """Run a configuration, and write its folder to `out`."""
+    """Run a configuration, write its run folder to `out`, and return the result."""
     called = metric_sinks.callbacks_of(config, callbacks)
     with prepared_folder(out):
         job = plan_run(Assembly.of(config, choose_device(device), progress), progress)
@@ -72,13 +72,16 @@ def resume(
     progress: Progress = silent,
     callbacks: Iterable[object] = (),
 ) -> Result:
-    """Continue an unfinished run from its last checkpoint; it ends as if it had not been interrupted."""
+    """Continue the unfinished run in `path` from its last checkpoint, and return the result.
+
+    The result is the same as without the interruption.
+    """
     folder = unfinished(path)
     config = folder.config
     if config.started_from_python:
         raise RunFolderError(
-            f"The run in {path} was started from Python with its own data and model: continue it there, with "
-            f"topdp.train(..., out={str(path)!r}, resume=True)."
+            f"Expected a run whose data and model the configuration names, got the run in {path}, which was "
+            f"started from Python. Continue it with topdp.train(..., out={str(path)!r}, resume=True)."
         )
     called = metric_sinks.callbacks_of(config, callbacks)
     job = reopen_run(Assembly.of(config, choose_device(device), progress), folder)
@@ -91,9 +94,10 @@ def run_or_continue(
     device: str = "auto",
     progress: Progress = silent,
 ) -> Result:
-    """Run a configuration in `out`, continue its unfinished run there, or read its finished one.
+    """Return the result of the run of `config` in `out`: run it, continue it, or read it if it is finished.
 
-    A finished run is checked as one that continues: its plan and account must hold for the present records.
+    A finished run is checked like a run that continues: its plan and account must hold for the present
+    records.
     """
     if not (out / "run.json").exists():
         return run(config, out, device, progress)
@@ -111,8 +115,8 @@ def expect_settings(folder: RunFolder, config: RunConfig) -> None:
     """Raise RunFolderError if the run in `folder` was begun with other settings than `config`."""
     if differing := differing_keys(config, folder.config):
         raise RunFolderError(
-            f"Expected the settings with which the run in {folder.path} was begun, got other values of "
-            f"{', '.join(differing)}. Use the same settings, or another folder."
+            f"Expected the settings of the run in {folder.path}, got other values of {', '.join(differing)}. "
+            "Use the same settings, or another folder."
         )
 
 
@@ -155,7 +159,7 @@ class PlannedRun:
         )
 
     def read(self, folder: RunFolder) -> Result:
-        """The result of a run that is done, from its folder."""
+        """Return the result of a finished run from its folder."""
         estimates = as_tensor(folder.stored_estimates("model.safetensors")[0])
         seconds = float(folder.fact("seconds"))
         return self.result(folder.metrics, estimates, seconds, folder.path, read_best(folder))
@@ -167,14 +171,18 @@ def plan_run(parts: Assembly, progress: Progress) -> PlannedRun:
 
 
 def reopen_run(parts: Assembly, folder: RunFolder) -> PlannedRun:
-    """Check the plan, account and records of a run that was begun, and continue with them."""
+    """Return the planned run with the plan and account in `folder`.
+
+    Raise RunFolderError unless they are those of the configuration and of the records in `parts`.
+    """
     plan = folder.plan
     expect_plan_of(parts.run, plan, folder.path)
     account = expect_account_of(parts.run.config, parts.run.analysis, folder)
     if folder.fact("data") != parts.digest():
         raise RunFolderError(
-            f"Expected the records with which the run in {folder.path} was begun, in their order; got others."
-            " A record in another place of its cycle would be used more often than the account says."
+            f"Expected the same records, in the same order, as at the start of the run in {folder.path}, got "
+            "other records or another order. With cyclic batches, a moved record could be used more often "
+            "than the account states. Use the original records, or another folder."
         )
     return PlannedRun(parts, plan, account)
 
@@ -186,12 +194,16 @@ def execute(
     callbacks: Callbacks | None = None,
     ranked: Ranked | None = None,
 ) -> Result:
-    """Train to the end; write to `folder`, if any. `ranked`: for one of several ranks (ranked_run.py)."""
+    """Train until the run ends or a callback stops it, write the results to `folder`, and return them.
+
+    `folder`: None: nothing is written. `ranked`: the engine and checkpoints of one of several ranks
+    (ranked_run.py); None: the run has a single process.
+    """
     callbacks = callbacks or Callbacks()
     started = time.perf_counter()
     parts, path = job.parts, folder.path if folder else None
     progress("preparing")
-    if folder is not None or ranked is None:  # of several ranks, the one that has it says so
+    if folder is not None or ranked is None:  # of several ranks, only the one with the folder warns
         warn_of_lost_steps(job.plan, parts.start)
     simulation: Simulation
     checkpoints: Checkpoints | None
@@ -253,7 +265,7 @@ def end_folder(
 
 
 def ended_facts(result: Result, device: torch.device) -> dict[str, Any]:
-    """The facts that run.json contains about a run that has ended, beside its state."""
+    """Return the entries that run.json gets when a run has ended, besides the state."""
     return {
         "stopped": None if result.stopped is None else result.stopped._asdict(),
         "seconds": round(result.seconds, 3),
@@ -266,23 +278,26 @@ def ended_facts(result: Result, device: torch.device) -> dict[str, Any]:
 
 
 def unfinished(path: Path) -> RunFolder:
+    """Return the folder of the unfinished run in `path`. Raise RunFolderError if it cannot be resumed."""
     folder = RunFolder.open(path)
     if reason := WHY_NOT_RESUMED.get(folder.state):
-        raise RunFolderError(f"Expected an unfinished run in {path}, but it {reason}.")
+        raise RunFolderError(f"Expected an unfinished run in {path}, got one that {reason}.")
     return folder
 
 
 WHY_NOT_RESUMED = {
-    "done": "is done: nothing to resume",
-    STARTING: "was stopped before its first round: start it again in another folder",
-    "diverged": "diverged, and would again: start another with smaller steps",
-    "wrong": "ended because a recorded round was wrong: start it again in another folder",
+    "done": "is done. There is nothing to resume",
+    STARTING: "was stopped before its first round. Start it again in another folder",
+    "diverged": "diverged, and would diverge again. Start a run with smaller steps",
+    "wrong": "ended because a recorded round was wrong. Start it again in another folder",
 }
 
 
 @contextmanager
 def prepared_folder(out: Path | None) -> Iterator[None]:
-    """Check that the folder can be created before the accounting, which may take minutes."""
+    """Create the folder `out` before the body, whose accounting may take minutes. Raise RunFolderError if it
+    is not empty. Remove it if the body fails. `out` None: do nothing.
+    """
     if out is None:
         yield
         return
@@ -292,7 +307,7 @@ def prepared_folder(out: Path | None) -> Iterator[None]:
 
 
 def new_run_folder(path: Path, job: PlannedRun) -> RunFolder:
-    """Create the folder of a run: configuration, plan and account, before the first round."""
+    """Create the folder of a run before its first round, with configuration, plan and account."""
     account = sealed(job.plan, job.privacy)
     return begun_folder(path, job.parts.run.config, job.plan, account, begun_facts(job))
 
@@ -300,7 +315,7 @@ def new_run_folder(path: Path, job: PlannedRun) -> RunFolder:
 def begun_folder(
     path: Path, config: RunConfig, plan: Plan, privacy: dict[str, Any], facts: dict[str, Any]
 ) -> RunFolder:
-    """Create the folder of a run that was computed elsewhere."""
+    """Create the folder `path` of a run. `privacy`: the content of privacy.json. `facts`: of run.json."""
     folder = RunFolder.create(path, config.to_toml(), plan)
     folder.write_json("privacy.json", privacy)
     folder.mark("running", **facts)
@@ -308,6 +323,6 @@ def begun_folder(
 
 
 def begun_facts(job: PlannedRun) -> dict[str, Any]:
-    """The facts that run.json contains from the start on, beside the state."""
+    """Return the entries that run.json has from the start on, besides the state."""
     parts = job.parts
     return {"records": list(parts.run.counts), "data": parts.digest(), **facts_of(parts)}

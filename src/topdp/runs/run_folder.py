@@ -1,17 +1,17 @@
-"""The folder of a run: written as the run goes, readable at any moment.
+"""The folder of a run, which is written during the run and can be read at any moment.
 
     config.toml        the whole configuration
     plan.npz           the plan that was executed
     metrics.jsonl      one line per evaluation
-    privacy.json       how private the run is
+    privacy.json       the account of the plan
     model.safetensors  the agents' final estimates, [agents, d]
-    best.safetensors   their estimates at the best evaluation so far
-    accuracy.png       the learning curve; likewise of every other metric
-    checkpoint.safetensors  where an unfinished run stands, or one that was stopped; gone when it is done
-                       (of several ranks: one file each, checkpoints.py)
-    run.json           versions, state and times; the file that makes a folder a run
+    best.safetensors   the agents' estimates at the best evaluation so far
+    accuracy.png       the learning curve; every other metric has its own picture
+    checkpoint.safetensors  the state from which an unfinished or stopped run continues; removed when the run
+                       is done (several ranks write one file each: checkpoints.py)
+    run.json           versions, state and times; a folder without this file is not a run
 
-Nothing here needs torch, so reports can be made where it is not installed.
+This module does not need torch, so that reports can be made without it.
 """
 
 from __future__ import annotations
@@ -39,35 +39,35 @@ from topdp.runs.tensor_files import read_tensor, widened, write_tensors
 Content = TypeVar("Content")
 
 RUN_FORMAT = 2
-STARTING = "starting"  # nothing is computed yet: what is in the folder can be written again
-GRAPH_FILE = "graph.txt"  # beside a run that was started from Python with its own graph
+STARTING = "starting"  # the state before the first round, in which the folder can be written again
+GRAPH_FILE = "graph.txt"  # the graph of a run that was started from Python
 
 
 class RunFolderError(InputError):
-    """A folder that is not a run, or not one that can be used as asked."""
+    """A folder that is not a run folder, or whose run cannot be used for the requested purpose."""
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """A run on disk. Every file is written whole or not at all."""
+    """The folder of a run. Every file in it is written completely or not at all."""
 
     path: Path
 
     @staticmethod
     def make_room(path: Path) -> None:
-        """A new folder for a run; an existing one is refused unless it is empty."""
+        """Create the folder `path` for a run. Raise RunFolderError if it exists and is not empty."""
         if path.is_dir():
-            _forget(path, "run.json", leftovers_only=True)
+            _remove(path, "run.json", leftovers_only=True)
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise RunFolderError(f"--out: expected a new or empty folder, {_in_the_way(path)}.")
+            raise RunFolderError(f"--out: expected a new or empty folder, got {_content_words(path)}.")
         make_folder(path)
 
     @classmethod
     def create(cls, path: Path, config: str, plan: Plan) -> RunFolder:
-        """The folder of a run that is about to start."""
+        """Create and return the folder of a run that is about to start. `config`: its TOML text."""
         cls.make_room(path)
         folder = cls(path)
-        # First, so that a folder that was left in the middle of this is known for what it is.
+        # run.json is written first, so that an incomplete folder can be recognised.
         folder.write_json("run.json", {"format": RUN_FORMAT, "topdp": __version__, "state": STARTING})
         folder.write_text("config.toml", config)
         folder._write("plan.npz", lambda file: plan_file.save(plan, file))
@@ -75,7 +75,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
-        """An existing run; anything else is refused by name."""
+        """Return the folder of an existing run. Raise RunFolderError for any other folder."""
         folder = cls(path)
         info = folder.read_json("run.json")
         format = info.get("format") if isinstance(info, dict) else None
@@ -87,9 +87,9 @@ class RunFolder:
         return folder
 
     def forget_start(self) -> None:
-        """Empty a folder in which a run was prepared and never started."""
+        """Remove the files of a run that never computed its first round."""
         for name in ("config.toml", "plan.npz", "privacy.json", GRAPH_FILE, "run.json"):
-            _forget(self.path, name)
+            _remove(self.path, name)
 
     @property
     def state(self) -> str:
@@ -101,7 +101,7 @@ class RunFolder:
         return self._read("config.toml", _read_config)
 
     def fact(self, name: str) -> Any:
-        """The fact `name` in run.json."""
+        """Return the entry `name` of run.json."""
         return self._read("run.json", lambda file: _read_json(file)[name])
 
     @property
@@ -110,36 +110,39 @@ class RunFolder:
 
     @property
     def estimates(self) -> NDArray[Any]:
-        """[agents, d] at the end of the run, or where it was stopped."""
+        """The estimates [agents, d] at the end of the run, or when it was stopped."""
         return self.read_estimates("model.safetensors")[0]
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
-        """Return one dictionary per evaluation, in the order of rounds."""
+        """All evaluations, as one dictionary per line of metrics.jsonl, in the order of rounds."""
         return self._read("metrics.jsonl", _read_lines) if (self.path / "metrics.jsonl").exists() else []
 
     def checkpoint_size(self) -> tuple[int, int]:
-        """Return the number of releases and rows of the checkpoint, without reading the rows."""
+        """Return the numbers of releases and of rows in the checkpoint, without reading the rows."""
         return self._read("checkpoint.safetensors", _read_size)
 
     def save_checkpoint(self, releases: int, rows: NDArray[Any]) -> None:
-        """`rows` of the last release; bfloat16 as its bits (`tensor_files.DTYPE_NAMES`)."""
+        """Write the `rows` of the last of `releases` releases; bfloat16 as its bits (`tensor_files`)."""
         tensors = {"releases": np.array([releases]), "rows": rows}
         self._write("checkpoint.safetensors", lambda file: write_tensors(file, tensors, None))
 
     def rename(self, name: str, other: str) -> None:
-        """A file that is whole takes the place of another."""
+        """Rename the complete file `name` to `other`, which it replaces."""
         (self.path / name).replace(self.path / other)
 
     def save_metrics(self, metrics: list[dict[str, Any]]) -> None:
         self.write_text("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in metrics))
 
     def mark(self, state: str, **facts: Any) -> None:
-        """Add the state and further facts to run.json."""
+        """Set the state and further entries in run.json."""
         self.write_json("run.json", {**self.read_json("run.json"), "state": state, **facts})
 
     def finish(self, estimates: NDArray[Any], notes: dict[str, str] | None = None, **facts: Any) -> None:
-        """The end of a run; one that was stopped keeps its checkpoint, from which it can go on."""
+        """Write the final estimates, and the state and entries of run.json at the end of a run.
+
+        Remove the checkpoints, unless a callback stopped the run, which can then continue from them.
+        """
         self.save_estimates("model.safetensors", estimates, notes)
         stopped = facts.get("stopped") is not None
         self.mark("stopped" if stopped else "done", **facts)
@@ -151,16 +154,21 @@ class RunFolder:
                 file.unlink(missing_ok=True)
 
     def save_estimates(self, name: str, estimates: NDArray[Any], notes: dict[str, str] | None) -> None:
-        """[agents, d], with notes in words beside them."""
+        """Write the estimates [agents, d] to the file `name`, with `notes` as its metadata."""
         self._write(name, lambda file: write_tensors(file, {"estimates": estimates}, notes))
 
     def read_estimates(self, name: str, notes: Sequence[str] = ()) -> tuple[NDArray[Any], dict[str, str]]:
-        """Return the estimates and all notes of such a file, which must have the named `notes`."""
+        """Return the estimates in the file `name`, and its metadata.
+
+        Raise RunFolderError if the metadata lacks one of `notes`.
+        """
         stored, all_notes = self.stored_estimates(name, notes)
         return widened(stored), all_notes
 
     def stored_estimates(self, name: str, notes: Sequence[str] = ()) -> tuple[NDArray[Any], dict[str, str]]:
-        """The same, but bfloat16 as its bits (`tensor_files.DTYPE_NAMES`), in half the memory."""
+        """Return the same as `read_estimates`, but bfloat16 as its bits (`tensor_files.DTYPE_NAMES`), which
+        need half the memory.
+        """
         return self._read(name, partial(_read_estimates, notes=notes))
 
     def read_json(self, name: str) -> Any:
@@ -184,25 +192,28 @@ class RunFolder:
         try:
             with atomic_path(self.path / name) as beside:
                 write(beside)
-        except SafetensorError as error:  # its way to say that the disk is full
+        except SafetensorError as error:  # for example because the disk is full
             raise FileError(f"Could not write {self.path / name}: {error}.") from error
 
 
-def _in_the_way(path: Path) -> str:
-    """The content of a folder that is not empty, and what to do, for an error message."""
+def _content_words(path: Path) -> str:
+    """Return text for an error message: what a path contains, and what to do."""
     if not path.is_dir():
-        return f"{path} is a file: name another place"
+        return f"the file {path}. Name another folder"
     try:
         state = RunFolder.open(path).state
     except RunFolderError:
-        return f"{path} has other things in it: name another one"
+        return f"{path}, which contains other files. Name another folder"
     if state in ("running", "interrupted"):
-        return f"{path} has an unfinished run: name another one, or continue that run with --resume {path}"
-    return f"{path} has a run in it ({state}): name another one"
+        return f"{path}, which has an unfinished run. Name another folder, or continue with --resume {path}"
+    return f"{path}, which contains a run in state {state!r}. Name another folder"
 
 
-def _forget(folder: Path, name: str, leftovers_only: bool = False) -> None:
-    """Remove a file, and the temporary files that a killed writer has left beside it (`atomic_path`)."""
+def _remove(folder: Path, name: str, leftovers_only: bool = False) -> None:
+    """Remove a file, and the temporary files that a killed writer has left beside it (`atomic_path`).
+
+    `leftovers_only`: remove only the temporary files.
+    """
     for leftover in folder.glob(f".{name}.*"):
         leftover.unlink(missing_ok=True)
     if not leftovers_only:
@@ -236,7 +247,9 @@ def _read_lines(file: Path) -> list[dict[str, Any]]:
 
 
 def _words(error: Exception) -> str:
-    """Return an error in words: Python names only a missing key, and adds a number to a missing file."""
+    """Return the message of an error, with added words for a missing key, and without the number that Python
+    adds for a missing file.
+    """
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}."
     return f"{error} is missing" if isinstance(error, KeyError) else str(error)

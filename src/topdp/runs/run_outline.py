@@ -36,22 +36,22 @@ class RunOutline:
 
     config: RunConfig
     method: Method
+    # The kind of noise schedule.
     noise_kind: str
-    """The kind of noise schedule."""
     graph: Topology
+    # The full-scale σ of each agent [agents], as configured; None: the noise is calibrated.
     sigma: Floats | None
-    """The full-scale σ of each agent [agents], as configured; None: the noise is calibrated."""
+    # The budget of each agent [agents], to which the noise is calibrated; None: σ is configured.
     epsilon: Floats | None
-    """The budget of each agent [agents], to which the noise is calibrated; None: σ is configured."""
+    # The answer that must stay within the budget; None: σ is configured.
     guarantee: str | None
-    """The answer that must stay within the budget; None: σ is configured."""
+    # The answers to compute besides the claim and the worst case.
     answers: frozenset[str]
-    """The answers to compute besides the claim and the worst case."""
     optimiser: Optimiser
+    # The robust rule that mixes received rows; None: rows are mixed by their weights.
     robust: Robust | None
-    """The robust rule that mixes received rows; None: rows are mixed by their weights."""
+    # The number format to which rows are rounded; None: rows are not rounded.
     rounded: str | None
-    """The number format to which rows are rounded; None: rows are not rounded."""
 
     @classmethod
     def of(cls, config: RunConfig, graph: Topology | None = None) -> Self:

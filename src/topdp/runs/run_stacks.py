@@ -36,9 +36,10 @@ MAX_CACHED_SHARDS = 6  # sets of shards that stay on the device between stacks
 
 MAX_STACK_BYTES = {"cuda": 40e9, "cpu": 2e9}  # bytes of rows and records in one stack
 
+# A function that returns the bytes of a run's records, and the bytes of its rows.
 Size = Callable[[RunConfig], tuple[float, float]]
-"""A function that returns the bytes of a run's records, and the bytes of its rows."""
 
+# Keys, besides seed, graph and method, in which runs of a stack may differ, because plans contain them.
 MAY_DIFFER = {
     "privacy": {"epsilon", "delta", "guarantee", "answers", "colluders", "adjacency", "sigma", "allow_slow"},
     "train": {
@@ -46,7 +47,6 @@ MAY_DIFFER = {
         "optimiser", "momentum", "second_moment", "floor", "weight_decay", "average", "checkpoint_every",
     },
 }  # fmt: skip
-"""Keys, besides seed, graph and method, in which runs of a stack may differ, because plans contain them."""
 
 
 @dataclass(frozen=True)

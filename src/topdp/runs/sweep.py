@@ -43,9 +43,9 @@ from topdp.runs.sweep_summary import Spread
 from topdp.runs.training_loop import InterruptedRun
 
 SWEEP_FORMAT = 1
+# The limit on the bytes of records and estimates of a stacked run on a CPU. A smaller run does not fill a
+# processor. Stacks of larger runs were not faster, and have no checkpoints. GPUs stack runs of any size.
 MAX_STACKED_RUN_BYTES = 4e6
-"""The limit on the bytes of records and estimates of a stacked run on a CPU. A smaller run does not fill a
-processor. Stacks of larger runs were not faster, and have no checkpoints. GPUs stack runs of any size."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class SweepRequest:
     seeds: int
 
     def keep(self, place: Path) -> None:
-        """Write the settings to a new folder. Raise RunFolderError if the folder has others."""
+        """Write the settings to a new folder. Raise RunFolderError if the folder has other settings."""
         file = place / "sweep.json"
         if file.exists():
             if self != SweepRequest.read(place):
@@ -199,10 +199,8 @@ def _stacks(configs: Sequence[RunConfig], dealer: Dealer, device: torch.device) 
         key = str((config.data, config.topology, config.model))
         if key not in sizes:
             (parts,) = dealer.assemblies([config])
-            records, estimates = (
-                parts.shards.inputs.nbytes,
-                4.0 * parts.flat.dimension * parts.run.graph.agents,
-            )
+            records = parts.shards.inputs.nbytes
+            estimates = 4.0 * parts.flat.dimension * parts.run.graph.agents
             large = device.type == "cpu" and records + estimates > MAX_STACKED_RUN_BYTES
             separate = large or parts.shards.test_inputs is None or _random(parts)
             sizes[key] = (math.inf, 0.0) if separate else (records, 10 * estimates)

@@ -26,8 +26,8 @@ from topdp.runs.sweep_summary import label_of
 MAX_SWEEP_RUNS = 10_000
 MAX_COLUMNS = 8  # columns that fit side by side
 
+# A function that reads a configuration with further changes, each `key=value`.
 Read = Callable[[list[str]], RunConfig]
-"""A function that reads a configuration with further changes, each `key=value`."""
 
 
 class Axis(NamedTuple):

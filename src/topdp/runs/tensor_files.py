@@ -17,8 +17,8 @@ from safetensors import safe_open
 
 NUMBERS_PER_WRITE = 1 << 24
 
+# The type of a tensor in a file, by its numpy type. numpy has no bfloat16: uint16 means bits of bfloat16.
 DTYPE_NAMES = {"float32": "F32", "float64": "F64", "int64": "I64", "uint16": "BF16"}
-"""The type of a tensor in a file, by its numpy type. numpy has no bfloat16: uint16 means bits of bfloat16."""
 
 
 def widened(values: NDArray[Any]) -> NDArray[Any]:

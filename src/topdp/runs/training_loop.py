@@ -1,4 +1,4 @@
-"""The loop of a run: round after round, with evaluations, checkpoints and signals in between.
+"""The loop of a run: it computes all rounds, and evaluates, saves checkpoints and handles signals in between.
 
 `run.py` decides what is run; the engine computes the rounds.
 """
@@ -33,7 +33,10 @@ from topdp.simulator.stepping import releases_until_due
 
 
 class InterruptedRun(Interrupted):
-    """A run that was stopped by Ctrl-C; with a `folder` it can be resumed from there."""
+    """A run that Ctrl-C or SIGTERM interrupted. With a `folder`, it can be resumed from there.
+
+    `how`: how to continue, for the message; None: with `topdp run --resume`.
+    """
 
     def __init__(self, folder: Path | None, how: str | None = None) -> None:
         how = how or f"topdp run --resume {folder}"
@@ -43,7 +46,7 @@ class InterruptedRun(Interrupted):
 
 @dataclass(frozen=True)
 class Trained:
-    """The last state of the loop, its best evaluation, and whether a callback stopped it."""
+    """The last state of the loop, the best evaluation, and the stop by a callback, if any."""
 
     state: State
     best: Best | None
@@ -60,10 +63,11 @@ def train_to_the_end(
     callbacks: Callbacks,
     checkpoints: Checkpoints | None,
 ) -> Trained:
-    """Compute all releases from the newest of `checkpoints` or `start` on, or until a callback stops the run.
+    """Compute all releases, from the newest of `checkpoints` or else from `start`, and return the last state.
 
-    Evaluations are appended to `metrics`, which `run` shows to callbacks. Several ranks all call this, with a
-    `RankedEngine`, and do the same in the same order; only rank 0 has a folder.
+    A callback may stop the run earlier. Evaluations are appended to `metrics`, which `run` shows to
+    callbacks. In a run over several ranks, each rank calls this function with its `RankedEngine`, and all
+    take the same steps in the same order; only rank 0 has a folder.
     """
     config = run.config
     group = None if checkpoints is None else checkpoints.group
@@ -73,35 +77,35 @@ def train_to_the_end(
         folder, bool(metrics), notes=notes_of(run.flat), larger=run.larger_is_better, group=group
     )
     callbacks.start(run)
-    looked_at = (config.train.evaluate_every, config.train.checkpoint_every, *([1] if callbacks else []))
+    intervals = (config.train.evaluate_every, config.train.checkpoint_every, *([1] if callbacks else []))
     stopped: Stopped | None = None
     with (
-        _leaving_it_loadable(simulation, folder, metrics, best, config, checkpoints) as keep,
-        _stop_signals(group) as asked_to_stop,
+        _saving_checkpoints(simulation, folder, metrics, best, config, checkpoints) as note_state,
+        _stop_signals(group) as must_stop,
     ):
         while state.releases < simulation.plan.releases:
             state = simulation.advance(
-                state, releases_until_due(state.releases, each, config.rounds, *looked_at)
+                state, releases_until_due(state.releases, each, config.rounds, *intervals)
             )
-            t, within = divmod(state.releases - each, each)  # rounds done; one release stands before the loop
+            t, within = divmod(state.releases - each, each)  # t rounds of the loop are complete after round 0
             if within:
-                keep(state, False)  # the rows of the last round are overwritten soon
+                note_state(state, False)  # the rows of the last round are overwritten soon
                 continue
             due = t % config.train.evaluate_every == 0 or t == config.rounds
             due = due and simulation.has_test_records
             if due:
                 metrics.append(metrics_of(t, simulation.evaluate(state)))
                 best.see(metrics[-1], partial(simulation.reported, state))
-            keep(state, t % config.train.checkpoint_every == 0)
+            note_state(state, t % config.train.checkpoint_every == 0)
             progress("training", t, config.rounds, unit="round", metrics=metrics[-1] if metrics else None)
-            if asked_to_stop():
+            if must_stop():
                 raise KeyboardInterrupt
             run.advance(t, due, partial(simulation.reported, state))
-            with _kept_if_it_fails(folder, partial(keep, state, True)):
+            with _saved_on_error(folder, partial(note_state, state, True)):
                 callbacks.after_round(run)
             if run.stopped is not None and t < config.rounds:
                 stopped = run.stopped
-                keep(state, True)
+                note_state(state, True)
                 break
     best.save()
     return Trained(state, best.best, stopped)
@@ -114,7 +118,10 @@ def _begin(
     folder: RunFolder | None,
     checkpoints: Checkpoints | None,
 ) -> State:
-    """The first state, from a checkpoint where there is one; `metrics` gets the evaluations before it."""
+    """Return the state from which the loop begins: that of the newest checkpoint, or else that of `start`.
+
+    The evaluations before the checkpoint are appended to `metrics`.
+    """
     if checkpoints is None or (checkpoint := checkpoints.newest()) is None:
         return simulation.start(start)
     lines = folder.metrics if folder is not None else []
@@ -127,32 +134,33 @@ def _begin(
 
 @contextmanager
 def _stop_signals(group: ProcessGroup | None) -> Iterator[Callable[[], bool]]:
-    """Handle Ctrl-C and SIGTERM between rounds, where no state is half written; a second one stops at once.
+    """Yield a function that returns whether Ctrl-C or SIGTERM came.
 
-    One rank that heard is enough for all. There a second is as the first: torchrun passes on what its
-    processes have heard already.
+    The loop calls it between rounds, when no state is incomplete. In a single process, a second signal stops
+    the run at once. Several ranks all stop if one of them got a signal. There, a second signal does nothing
+    more, because torchrun sends signals to processes that may have got them already.
     """
-    asked = False
+    received = False
 
-    def ask(signum: int, frame: object) -> None:
-        nonlocal asked
-        if asked and group is None:
+    def handle(signum: int, frame: object) -> None:
+        nonlocal received
+        if received and group is None:
             raise KeyboardInterrupt
-        asked = True
+        received = True
 
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False
         return
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield lambda: asked if group is None else group.any(asked)
+        yield lambda: received if group is None else group.any(received)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
 @contextmanager
-def _leaving_it_loadable(
+def _saving_checkpoints(
     simulation: Simulation,
     folder: RunFolder | None,
     metrics: list[Metrics],
@@ -160,7 +168,11 @@ def _leaving_it_loadable(
     config: RunConfig,
     checkpoints: Checkpoints | None,
 ) -> Iterator[Callable[[State, bool], None]]:
-    """Save checkpoints during the run, and once more if it is interrupted."""
+    """Yield a function that notes the last state, and saves a checkpoint of it if it is due.
+
+    If the body is interrupted, save a checkpoint and raise InterruptedRun. If the body diverges or a recorded
+    round is wrong, store that in the run folder.
+    """
     last: list[State] = []
 
     def save(state: State) -> None:
@@ -170,15 +182,15 @@ def _leaving_it_loadable(
         if checkpoints is not None:
             checkpoints.save(folder, state)
 
-    def keep(state: State, due: bool) -> None:
+    def note_state(state: State, due: bool) -> None:
         last[:] = [state]
         if due:
             save(state)
 
     try:
-        yield keep
+        yield note_state
     except KeyboardInterrupt:
-        if last and simulation.holds(last[0]):  # else the last checkpoint is what is left
+        if last and simulation.holds(last[0]):  # otherwise the run continues from the last checkpoint
             save(last[0])
         if folder is not None:
             folder.mark("interrupted")
@@ -190,8 +202,10 @@ def _leaving_it_loadable(
 
 
 @contextmanager
-def _kept_if_it_fails(folder: RunFolder | None, save: Callable[[], None]) -> Iterator[None]:
-    """Save a checkpoint where a user's code raises: the run can continue from that very round."""
+def _saved_on_error(folder: RunFolder | None, save: Callable[[], None]) -> Iterator[None]:
+    """Call `save` if the body, which runs a user's code, raises an error. The run can then continue from the
+    current round.
+    """
     try:
         yield
     except Exception:
@@ -204,7 +218,7 @@ def _kept_if_it_fails(folder: RunFolder | None, save: Callable[[], None]) -> Ite
 def _how_to_continue(
     folder: RunFolder | None, config: RunConfig, checkpoints: Checkpoints | None
 ) -> tuple[Path | None, str | None]:
-    """The folder, and the call where the command line cannot do it: only Python has the module and shards."""
+    """Return the folder of the run, and how to continue it; None: with `topdp run --resume`."""
     if folder is not None and checkpoints is not None and checkpoints.group is not None:
         return folder.path, "the same command."
     if folder is None or not config.started_from_python:

@@ -1,4 +1,4 @@
-"""`topdp.train`: a run of a user's own module, shards and graph, by the walk of `run.py`."""
+"""`topdp.train`: a run of a user's own module, shards and graph, with the steps of `run.py`."""
 
 from __future__ import annotations
 
@@ -106,29 +106,32 @@ def train(
     progress: Progress = silent,
     callbacks: Iterable[object] = (),
 ) -> Result:
-    """Train a user's own module on a user's own shards and graph.
+    """Train a user's own module on a user's own shards and graph, and return the result.
 
-    The graph is a `Topology`, a networkx graph (nodes sorted are the agents; `topology.from_networkx` takes
-    another order), or the path of an edge list. Shards stand in the order of its agents.
+    `topology`: a `Topology`, a networkx graph, or the path of an edge list. The sorted nodes of a networkx
+    graph are the agents; for another order use `topology.from_networkx`. `shards` has the records of the
+    agents in the same order.
 
-    With `out` a run folder is written; `resume=True` continues an unfinished one, given the same arguments.
+    `out`: the run folder to write; None: nothing is written. `resume=True` continues the unfinished run in
+    `out`; all other arguments must be the same as before.
 
-    `loss`: "cross-entropy" of labels, "bce" of one or several yes and no, "mse" and "huber" of numbers, or a
-    function of outputs [b, ...] and targets [b, ...] with one value for each record. `metrics`: what is
-    reported of the test records, by name or as functions of all outputs and targets; None: what is usual
-    for the loss ("accuracy", or "mae" and "r2").
+    `loss`: "cross-entropy" for labels, "bce" for one or several yes-or-no targets, "mse" or "huber" for
+    numbers, or a function of outputs [b, ...] and targets [b, ...] that returns one value for each record.
+    `metrics`: the metrics on test records, as names or as functions of all outputs and targets; None: the
+    usual metrics for the loss ("accuracy", or "mae" and "r2").
 
-    `features`: what a record becomes before the model sees it. "scattering", or a function of one record (a
-    torch module gets a batch of one), which must not be chosen by looking at private records.
+    `features`: the map from a record to the features that the model sees: "scattering", or a function of one
+    record (a torch module gets a batch of one). The function must not be chosen by looking at private
+    records.
 
-    `progress`: a function that receives how far the run is (`topdp.base.progress.Progress`).
+    `progress`: a function that receives reports of progress (`topdp.base.progress.Progress`).
 
-    `callbacks`: functions or objects that are called as the run goes, and may stop it (`runs/callbacks.py`).
-    `sinks=["tensorboard"]` (or mlflow, wandb) sends metrics there as well.
+    `callbacks`: functions or objects that the run calls while it runs, and that may stop it
+    (`runs/callbacks.py`). `sinks=["tensorboard"]` (or mlflow, wandb) also sends the metrics to that service.
 
     All other arguments are keys of the configuration, with its defaults (docs/configuration.md). `method`,
-    `robust` and `attack` are `method.name`, `robust.rule` and `attack.name`; `noise_schedule` and `batch`
-    take dictionaries, such as `batch={"cycle": 20}`. Numbers may be of numpy or torch.
+    `robust` and `attack` are `method.name`, `robust.rule` and `attack.name`. `noise_schedule` and `batch`
+    take dictionaries, such as `batch={"cycle": 20}`. Numbers may have types of numpy or torch.
 
     >>> import torch, topdp
     >>> inputs = torch.rand(4, 50, 3)  # four agents with 50 records each
@@ -138,24 +141,26 @@ def train(
     >>> result.estimates.shape, result.config.rounds
     (torch.Size([4, 8]), 5)
     """
-    given = dict(locals())
+    arguments = dict(locals())
     if not isinstance(model, nn.Module):
         raise ConfigError(f"Expected model to be a torch module, got a {type(model).__name__}.")
     expect_shards(shards)
     expect_path_and_progress(out, progress)
     topology = as_topology(topology)
-    own = None if features is None or isinstance(features, str) else UserFeatures(features)
-    named = "none" if features is None else features if own is None else "given"
+    own_features = None if features is None or isinstance(features, str) else UserFeatures(features)
+    features_key = "none" if features is None else features if own_features is None else "given"
     task = Task.of(loss, metrics)
-    given |= {"features": named, "loss": task.loss.name if task.loss.name != CUSTOM_LOSS else GIVEN}
+    arguments["features"] = features_key
+    arguments["loss"] = task.loss.name if task.loss.name != CUSTOM_LOSS else GIVEN
     if metrics is not None:
-        known = [METRICS.get(metric.name) is metric for metric in task.metrics]
-        names = [metric.name for metric in task.metrics]
-        given["metrics"] = [n if k else f"{GIVEN}: {n}" for n, k in zip(names, known, strict=True)]
-    config = _config_of(topology, given)
+        arguments["metrics"] = [
+            metric.name if METRICS.get(metric.name) is metric else f"{GIVEN}: {metric.name}"
+            for metric in task.metrics
+        ]
+    config = _config_of(topology, arguments)
     called = metric_sinks.callbacks_of(config, callbacks)
     if resume and out is None:
-        raise RunFolderError("Expected out, the folder of the run to resume, got none.")
+        raise RunFolderError("Expected out with resume=True, got none. Name the folder of the run as out.")
     begun = runs.unfinished(Path(out)) if resume and out is not None else None
     if begun is not None:
         runs.expect_settings(begun, config)
@@ -165,9 +170,9 @@ def train(
     new = Path(out) if begun is None and out is not None else None
     with runs.prepared_folder(new):
         place = choose_device(device)
-        mapped = own or named_features(config)
-        if mapped is not None:
-            shards = featured_shards.of_shards(shards, mapped, place, progress)
+        feature_map = own_features or named_features(config)
+        if feature_map is not None:
+            shards = featured_shards.of_shards(shards, feature_map, place, progress)
         parts = Assembly.given(RunOutline.of(config, topology), model, shards, place, task)
         job = runs.plan_run(parts, progress) if begun is None else runs.reopen_run(parts, begun)
     if new is not None:
@@ -177,7 +182,7 @@ def train(
 
 
 def _places() -> dict[str, tuple[str, str]]:
-    """The section and key of the configuration that each argument of `train` sets."""
+    """Return the section and key of the configuration that each argument of `train` sets."""
     places = {"method": ("method", "name"), "robust": ("robust", "rule"), "attack": ("attack", "name")}
     places |= {key: ("robust", key) for key in ("hostile", "radius")}
     places |= {f"attack_{key}": ("attack", key) for key in ("share", "strength", "agents")}
@@ -209,7 +214,7 @@ def expect_shards(value: Any) -> None:
     >>> expect_shards([1, 2])
     Traceback (most recent call last):
         ...
-    topdp.runs.config.ConfigError: Expected shards to be a Shards, got a list of int: make them with \
+    topdp.runs.config.ConfigError: Expected shards to be a Shards, got a list of int. Make it with \
 topdp.Shards.from_arrays([(inputs, targets), ...]), one pair of arrays or tensors per agent.
     """
     if isinstance(value, Shards):
@@ -217,9 +222,9 @@ topdp.Shards.from_arrays([(inputs, targets), ...]), one pair of arrays or tensor
     first = value[0] if isinstance(value, list | tuple) and value else value
     kind = "torch" if isinstance(first, DataLoader | TorchDataset) else "arrays"
     got = type(value).__name__ + ("" if first is value else f" of {type(first).__name__}")
-    loader = " A loader's dataset is loader.dataset." if isinstance(first, DataLoader) else ""
+    loader = " The dataset of a loader is loader.dataset." if isinstance(first, DataLoader) else ""
     raise ConfigError(
-        f"Expected shards to be a Shards, got a {got}: make them with {SHARDS_CONSTRUCTORS[kind]}.{loader}"
+        f"Expected shards to be a Shards, got a {got}. Make it with {SHARDS_CONSTRUCTORS[kind]}.{loader}"
     )
 
 
@@ -234,7 +239,7 @@ def expect_path_and_progress(out: Any, progress: Any) -> None:
 
 
 def plain(value: Any) -> Any:
-    """Convert numbers and arrays of numpy and torch, and tuples, to Python's own kinds.
+    """Convert numbers and arrays of numpy and torch, and tuples, to numbers and lists of Python.
 
     >>> import numpy as np
     >>> plain(np.int64(3)), plain((1.0, np.float32(0.5)))

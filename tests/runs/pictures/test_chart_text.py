@@ -36,7 +36,7 @@ def texts(figure):
 
 
 def test_where_no_font_has_a_letter_its_code_stands_there(monkeypatch):
-    monkeypatch.setattr(chart_text, "_others", lambda: iter(()))
+    monkeypatch.setattr(chart_text, "_other_fonts", lambda: iter(()))
     figure = Figure()
     figure.suptitle("Spital 東京, Łódź")
     chart_text.make_drawable(figure)
@@ -46,8 +46,8 @@ def test_where_no_font_has_a_letter_its_code_stands_there(monkeypatch):
 def test_a_font_of_the_machine_is_taken_where_it_has_the_letters(monkeypatch):
     """Ours is taken away from DejaVu Sans, and found again in another font."""
     other = font_manager.findfont("DejaVu Serif")
-    monkeypatch.setattr(chart_text, "_of_ours", lambda: frozenset("abc"))
-    monkeypatch.setattr(chart_text, "_others", lambda: iter([("DejaVu Serif", other, 0)]))
+    monkeypatch.setattr(chart_text, "_default_letters", lambda: frozenset("abc"))
+    monkeypatch.setattr(chart_text, "_other_fonts", lambda: iter([("DejaVu Serif", other, 0)]))
     figure = Figure()
     figure.suptitle("abc Ł 東")
     chart_text.make_drawable(figure)
@@ -56,7 +56,7 @@ def test_a_font_of_the_machine_is_taken_where_it_has_the_letters(monkeypatch):
 
 
 def test_a_font_of_boxes_is_no_font():
-    assert not any(name.startswith("Last Resort") for name, *_ in chart_text._others())
+    assert not any(name.startswith("Last Resort") for name, *_ in chart_text._other_fonts())
 
 
 def test_a_long_title_has_several_lines_inside_the_picture(tmp_path, monkeypatch):

@@ -221,7 +221,10 @@ def test_what_has_too_many_links_is_refused_before_a_plan_is_written(monkeypatch
 
 def test_noise_that_is_too_long_to_follow_is_said_not_guessed():
     found = plan_answers(settings("method.name=dsgd"), limits=replace(PAGE, noise=99.0))["noise"]
-    assert found["average"] is None and "5 rows in 4 releases is too large" in found["reason"]
+    assert (
+        found["average"] is None
+        and "The noise of 5 rows in 4 releases takes too long to compute here" in found["reason"]
+    )
 
 
 def test_infinite_is_said_and_is_no_number():

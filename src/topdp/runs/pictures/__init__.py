@@ -1,1 +1,1 @@
-"""Pictures that a run folder holds: learning curves, and the style that all matplotlib figures share."""
+"""Pictures of run folders: learning curves, and the style that all matplotlib figures share."""

@@ -1,9 +1,9 @@
 """The common style of all matplotlib figures: colours, sizes, fonts, and the look of each method.
 
-Colours are Okabe and Ito's (https://jfly.uni-koeln.de/color/), which colour-blind readers can tell apart, and
-every method has its own line style and marker, so that figures can be read in black and white. Build figures
-inside `house_style()` with `matplotlib.figure.Figure` and write them with `save`: no pyplot, no display, no
-windows. Sizes, fonts and the look of each method are in
+Colours are those of Okabe and Ito (https://jfly.uni-koeln.de/color/), which colour-blind readers can
+distinguish. Every method has its own line style and marker, so that figures can be read in black and white.
+Build figures inside `house_style()` with `matplotlib.figure.Figure` and write them with `save`. Do not use
+pyplot, so that no display or window is needed. Sizes, fonts and the look of each method are in
 `chart_style.toml`.
 """
 
@@ -39,34 +39,32 @@ INK = "#222222"
 PALE = "#D9D9D9"
 
 FORMATS = (".png", ".svg", ".pdf")
-LETTERS = 52  # of one line of a title in a picture of the default width
-COLOURS = 128  # of a PNG: enough for lines and text, in a third of the file size
+LETTERS = 52  # characters in one line of a title, in a picture of the default width
+COLOURS = 128  # colours of a PNG: enough for lines and text, and a third of the file size
 
 _SETTINGS = tomllib.loads(Path(__file__).with_name("chart_style.toml").read_text(encoding="utf-8"))
 _RC: dict[str, Any] = _SETTINGS["matplotlib"]
+# Keyword arguments of `Axes.plot` for each method of `topdp.runs.methods`. Names that end with -3 or -15 are
+# methods with that number of colluders.
 METHOD_LOOKS: dict[str, dict[str, Any]] = _SETTINGS["method-looks"]
-"""Keyword arguments of `Axes.plot` for each method of `topdp.runs.methods`; -3, -15: numbers of colluders."""
+# The usual name of each data set of the catalogue.
 DATA_TITLES: dict[str, str] = _SETTINGS["data-titles"]
-"""The usual name of each data set of the catalogue."""
 CYCLE = cycler(color=[BLUE, RED, GREEN, PURPLE, ORANGE, SKY, GREY, BLACK])
 
 
 def look(method: str) -> dict[str, Any]:
-    """Return keyword arguments of `Axes.plot` for a method; those of an unknown one follow from its name.
+    """Return keyword arguments of `Axes.plot` for a method. For another label, they follow from its text.
 
     >>> look("top-dp")["color"] == RED, look("mine") == look("mine")
     (True, True)
     """
     if method in METHOD_LOOKS:
-        drawn = METHOD_LOOKS[method]
-        line = drawn["linestyle"]  # a text, or offset and dashes
-        return {**drawn, "linestyle": line if isinstance(line, str) else tuple(line)}
+        arguments = METHOD_LOOKS[method]
+        line = arguments["linestyle"]  # the name of a style, or its offset and dashes
+        return {**arguments, "linestyle": line if isinstance(line, str) else tuple(line)}
     number = zlib.crc32(method.encode())
-    colours, lines, markers = (
-        (BLUE, GREEN, PURPLE, ORANGE, GREY),
-        ("-", "--", "-.", ":"),
-        ("<", ">", "p", "h"),
-    )
+    colours = (BLUE, GREEN, PURPLE, ORANGE, GREY)
+    lines, markers = ("-", "--", "-.", ":"), ("<", ">", "p", "h")
     return {
         "color": colours[number % len(colours)],
         "linestyle": lines[number // 8 % len(lines)],
@@ -75,7 +73,7 @@ def look(method: str) -> dict[str, Any]:
 
 
 def data_title(name: str) -> str:
-    """The usual name of a data set; for a file its own name.
+    """Return the usual name of a data set; for a file, the name of the file without its suffix.
 
     >>> data_title("cifar10"), data_title("/data/mine.npz")
     ('CIFAR-10', 'mine')
@@ -99,34 +97,34 @@ def house_style() -> Iterator[None]:
 
 
 def percent_axis(axes: Axes) -> None:
-    """Label the vertical axis in percent, up to 100%."""
+    """Label the vertical axis in percent. Values above 100% get no label."""
     axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.3g}%" if value < 1 + 1e-9 else "")
 
 
 def save(figure: Figure, path: str | Path) -> Path:
-    """Write a figure as PNG, SVG or PDF, by the suffix of `path`; a missing folder is created.
+    """Write a figure as PNG, SVG or PDF, as the suffix of `path` states, and return the path.
 
-    The picture is drawn in memory first, so that a failure leaves no incomplete file. Letters that no font
-    has are replaced by codes (`chart_text.py`).
+    A missing folder is created. The picture is drawn in memory first, so that an error leaves no incomplete
+    file. Characters that no font has are replaced by codes (`chart_text.py`).
     """
     path = Path(path)
-    ending = path.suffix.lower()
-    if ending not in FORMATS:
-        raise InputError(f"Expected a picture ending in {', '.join(FORMATS)}, got {path.name!r}.")
+    suffix = path.suffix.lower()
+    if suffix not in FORMATS:
+        raise InputError(f"Expected the name of a picture with {', '.join(FORMATS)}, got {path.name!r}.")
     picture = io.BytesIO()
-    date = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(ending, {})
+    date = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(suffix, {})
     make_drawable(figure)
     with house_style():
-        figure.savefig(picture, format=ending[1:], metadata=date)
+        figure.savefig(picture, format=suffix[1:], metadata=date)
     make_folder(path.parent)
-    write_atomically(path, _of_few_colours(picture) if ending == ".png" else picture.getvalue())
+    write_atomically(path, _with_few_colours(picture) if suffix == ".png" else picture.getvalue())
     return path
 
 
-def _of_few_colours(picture: io.BytesIO) -> bytes:
+def _with_few_colours(picture: io.BytesIO) -> bytes:
     small = io.BytesIO()
     with Image.open(picture) as image:
-        # The median cut loses the colours of thin parts, such as one line of a legend.
+        # The method "median cut" would lose the colours of thin parts, such as one line of a legend.
         method = Image.Quantize.MAXCOVERAGE
         palette = image.convert("RGB").quantize(COLOURS, method=method, dither=Image.Dither.NONE)
         palette.save(small, "png", optimize=True, dpi=image.info.get("dpi"))

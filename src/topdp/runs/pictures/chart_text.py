@@ -1,9 +1,9 @@
-"""Fonts for the text of pictures: letters of any script are drawn, or replaced by their codes.
+"""Fonts for the text of pictures: characters of any script are drawn, or replaced by their codes.
 
 DejaVu Sans, which comes with matplotlib, has Latin, Greek, Cyrillic, Arabic, Hebrew and symbols. Other
-letters are drawn with a font of the machine. A letter that no font has is replaced by its code (`[U+6771]`),
-not by an empty box. Names come from users and are never formulas: `$` is a letter. Not for tables and pages,
-because terminals and browsers have their own fonts.
+characters are drawn with a font that is installed on the machine. A character that no font has is replaced by
+its code (`[U+6771]`), not by an empty box. Names come from users and are never read as formulas, so `$` is
+drawn as it is. Tables and pages do not use this module, because terminals and browsers have their own fonts.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from matplotlib.text import Text
 
 DEFAULT_FONT = "DejaVu Sans"
 SPACES = {"\n", " "}
-BOX_FONT = "Last Resort"  # comes with matplotlib, and draws every letter as a box
+BOX_FONT = "Last Resort"  # comes with matplotlib, and draws every character as a box
 
 
 def make_drawable(figure: Figure) -> None:
-    """Set fonts for all letters in the texts of a figure, and replace letters that no font has by codes."""
+    """Set fonts for the texts of a figure, and replace characters that no font has by codes."""
     for text in figure.findobj(Text):
         text.set_parse_math(False)
         if missing := _missing(text.get_text()):
@@ -38,12 +38,12 @@ def make_drawable(figure: Figure) -> None:
 
 
 def drawable(text: str) -> str:
-    """The text with codes for letters that no font here has."""
+    """Return the text with codes in place of characters that no font of this machine has."""
     return with_codes(text, fonts_for(_missing(text))[1])
 
 
 def wrapped(text: str, width: int) -> str:
-    """Break a title into lines of at most `width` letters, where wide letters count twice.
+    """Break a title into lines of at most `width` characters. Wide characters count twice.
 
     >>> wrapped("MNIST, 30 agents, ε = 1 (adaptive)", 18)
     'MNIST, 30 agents,\\nε = 1 (adaptive)'
@@ -56,7 +56,7 @@ def wrapped(text: str, width: int) -> str:
 
 
 def with_codes(text: str, missing: Iterable[str]) -> str:
-    """Replace each run of `missing` letters by the code of its first letter and the number of the others.
+    """Replace each sequence of `missing` characters by the code of the first and the count of the rest.
 
     >>> with_codes("Spital 東京", "東京"), with_codes("a\\tb", "\\t")
     ('Spital [U+6771 +1]', 'a[U+0009]b')
@@ -72,32 +72,36 @@ def with_codes(text: str, missing: Iterable[str]) -> str:
 
 @cache
 def fonts_for(letters: frozenset[str]) -> tuple[tuple[str, ...], frozenset[str]]:
-    """(font families that together have the letters, the default first; letters that no font has)."""
-    families, left = [DEFAULT_FONT], set(letters)
-    for name, path, number in _others():
-        if not left:
+    """Return font families that together have `letters`, the default first, and those that no font has."""
+    families, missing = [DEFAULT_FONT], set(letters)
+    for name, path, number in _other_fonts():
+        if not missing:
             break
-        if available := left & _letters(path, number):
+        if available := missing & _letters(path, number):
             families.append(name)
-            left -= available
-    return tuple(families), frozenset(left)
+            missing -= available
+    return tuple(families), frozenset(missing)
 
 
 def _missing(text: str) -> frozenset[str]:
-    return frozenset(set(text) - SPACES - _of_ours())
+    """Return the characters of `text` that the default font does not have."""
+    return frozenset(set(text) - SPACES - _default_letters())
 
 
 @cache
-def _of_ours() -> frozenset[str]:
-    """The letters that the default font has both upright and bold, because titles are bold."""
+def _default_letters() -> frozenset[str]:
+    """Return the characters that the default font has both upright and bold, because titles are bold."""
     upright, bold = (
         font_manager.FontProperties(family=DEFAULT_FONT, weight=weight) for weight in ("normal", "bold")
     )
     return _letters(font_manager.findfont(upright)) & _letters(font_manager.findfont(bold))
 
 
-def _others() -> Iterator[tuple[str, str, int]]:
-    """The fonts of this machine as (family, file, face), fonts of many letters first, in a fixed order."""
+def _other_fonts() -> Iterator[tuple[str, str, int]]:
+    """Yield the family, file and face of each font of this machine except the default, in a fixed order.
+
+    Fonts with many characters come first.
+    """
     entries = {
         (entry.name, entry.fname, getattr(entry, "index", 0))
         for entry in font_manager.fontManager.ttflist
@@ -111,6 +115,6 @@ def _letters(path: str, number: int = 0) -> frozenset[str]:
     try:
         font = FT2Font(path, face_index=number) if number else FT2Font(path)
         return frozenset(map(chr, font.get_charmap()))
-    except (OSError, RuntimeError, TypeError) as error:  # an unreadable font is skipped
+    except (OSError, RuntimeError, TypeError) as error:  # a font that cannot be read is skipped
         logging.getLogger(__name__).debug("%s: %s", path, error)
         return frozenset()

@@ -1,7 +1,7 @@
-"""Learning curves: a metric along the rounds, one line a run, a band from the least agent to the largest.
+"""Learning curves: a metric over the rounds, with a line for each run and a band for the range over agents.
 
-Lines that coincide are drawn as one line with a common label: a line under another one would seem to be
-missing. That holds only for pictures; tables and CSV files keep every line.
+Lines that coincide are drawn as one line with a common label, because a line under another line would seem to
+be missing. Tables and CSV files still have every line.
 """
 
 from __future__ import annotations
@@ -20,14 +20,18 @@ from topdp.runs.metric_labels import is_share, mean_over_classes, metric_names
 from topdp.runs.pictures.chart_style import LETTERS, data_title, house_style, look, percent_axis, save
 from topdp.runs.pictures.chart_text import wrapped
 
+# The distance below which lines coincide, as a fraction of the range of a picture. A drawn line is several
+# times as wide.
 MIN_LINE_DISTANCE = 1e-3
-"""A share of the range of a picture; a drawn line is several times as wide."""
 
 
 def curves(
     runs: Mapping[str, Sequence[Mapping[str, Any]]], path: str | Path, title: str, metric: str | None = None
 ) -> Path:
-    """Draw one metric of each run (label -> lines of metrics.jsonl) in one picture; None: the first."""
+    """Draw one metric of each run in one picture, and return its path.
+
+    `runs`: label -> lines of metrics.jsonl. `metric`: None: the first metric.
+    """
     metric = metric or next(metric_names(lines[-1])[0] for lines in runs.values() if lines)
     lines = {label: _line(metrics, metric) for label, metrics in runs.items()}
     band = "worst to best agent" if is_share(metric) else "all agents"
@@ -37,16 +41,19 @@ def curves(
 def draw_curves(
     lines: Mapping[str, tuple[list[float], ...]], metric: str, ylabel: str, path: str | Path, title: str
 ) -> Path:
-    """Draw lines in one picture: label -> rounds, lower edge of the band, mean, upper edge."""
+    """Draw lines in one picture, and return its path.
+
+    `lines`: label -> rounds, lower limits of the band, means, upper limits.
+    """
     with house_style():
         figure = Figure()
         axes = figure.subplots()
         for label, same in coinciding(lines).items():
             rounds, low, mean, high = lines[label]
-            drawn = look(label)
-            axes.fill_between(rounds, low, high, color=drawn["color"], alpha=0.15, lw=0)
+            style = look(label)
+            axes.fill_between(rounds, low, high, color=style["color"], alpha=0.15, lw=0)
             axes.plot(
-                rounds, mean, label=joined_label(same) or "all", markevery=max(1, len(rounds) // 8), **drawn
+                rounds, mean, label=joined_label(same) or "all", markevery=max(1, len(rounds) // 8), **style
             )
         axes.set(xlabel="rounds", ylabel=ylabel, title=wrapped(title, LETTERS))
         if is_share(metric):
@@ -57,9 +64,10 @@ def draw_curves(
 
 
 def coinciding(lines: Mapping[str, Sequence[ArrayLike]]) -> dict[str, list[str]]:
-    """label -> all labels that are drawn with it. `lines`: places along the axis, then values there.
+    """Return label -> the labels of all lines that coincide with the line of this label, which is drawn.
 
-    Lines coincide if they have the same places and nowhere differ by more than `MIN_LINE_DISTANCE` of the
+    `lines`: label -> positions on the horizontal axis, followed by arrays of values at these positions. Lines
+    coincide if they have the same positions, and if no values differ by more than `MIN_LINE_DISTANCE` of the
     range.
 
     >>> better, worse = ([0, 1], [0.1, 0.9]), ([0, 1], [0.1, 0.5])
@@ -94,7 +102,7 @@ def joined_label(labels: Sequence[str]) -> str:
 
 
 def _line(metrics: Sequence[Mapping[str, Any]], metric: str) -> tuple[list[float], ...]:
-    """Return rounds, and the minimum, mean and maximum over agents after each; NaN where undefined."""
+    """Return the rounds, and the minimum, mean and maximum over agents after each round; NaN if undefined."""
     rounds = [float(line["round"]) for line in metrics]
     spreads = [line.get(metric, {}) for line in metrics]
     return rounds, *(
@@ -103,7 +111,7 @@ def _line(metrics: Sequence[Mapping[str, Any]], metric: str) -> tuple[list[float
 
 
 def heading(configs: Sequence[RunConfig], agents: Sequence[int]) -> str:
-    """The title of runs by what they have in common: data, agents, mode, and ε with its guarantee.
+    """Return a title that names what all runs have in common of data, agents, mode, and ε with its guarantee.
 
     >>> from topdp.runs.config import RunConfig
     >>> heading([RunConfig()], agents=[30])
@@ -121,17 +129,17 @@ def heading(configs: Sequence[RunConfig], agents: Sequence[int]) -> str:
 
 def _noise_of(noisy: Sequence[RunConfig]) -> set[str]:
     """Return descriptions of the noise. Different budgets with one guarantee and δ become one range."""
-    words = {noise_words(config) for config in noisy} or {"no noise"}
+    texts = {noise_words(config) for config in noisy} or {"no noise"}
     kinds = {(config.privacy.guarantee, config.privacy.delta) for config in noisy}
-    if len(words) == 1 or len(kinds) > 1 or any(config.privacy.sigma is not None for config in noisy):
-        return words
+    if len(texts) == 1 or len(kinds) > 1 or any(config.privacy.sigma is not None for config in noisy):
+        return texts
     budgets = np.concatenate([np.atleast_1d(config.privacy.epsilon) for config in noisy])
     wide = noisy[0].privacy.model_copy(update={"epsilon": budgets.tolist()})
     return {noise_words(noisy[0].model_copy(update={"privacy": wide}))}
 
 
 def noise_words(config: RunConfig) -> str:
-    """The noise where it is given, else the budget from which it follows."""
+    """Return the configured σ as text, or else the budget from which σ follows."""
     privacy = config.privacy
     if privacy.sigma is not None:
         return f"σ = {_range(privacy.sigma)}"

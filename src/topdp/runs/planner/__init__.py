@@ -1,1 +1,1 @@
-"""The planner: privacy, noise and traffic of a setting before training; a recommendation. Needs no torch."""
+"""The planner: privacy, noise and traffic of a setting before training, and a recommendation. No torch."""

@@ -1,12 +1,13 @@
-"""A cache of the views of observers, for questions that differ only in ε, δ, clip or records; and of advice.
+"""A cache of the views of observers, for questions that differ only in ε, δ, clip or records, and of advice.
 
 Scaling all noise of a plan by s divides every μ by s, and μ is proportional to the sensitivity of its owner.
-So the views at unit noise and unit sensitivity serve all budgets of one plan.
+So the views at unit noise and unit sensitivity can be used for all budgets of one plan.
 
-**Guarantees.** The key is the whole question: the digest of the plan at unit noise, when records are used,
-the number of colluders, `allow_slow`, and which bound is computed. The views of a plan that is not such a
-multiple of a plan at unit noise (agents with different noise, randomly sampled batches) are always computed
-anew. A cached view differs from a new one by rounding, and by the tolerance of its bound (a billionth).
+**Guarantees.** The key of the cache contains everything on which a view depends: the digest of the plan at
+unit noise, the periods with which records are used, the number of colluders, `allow_slow`, and which bound is
+computed. Some plans are not a multiple of a plan at unit noise, because agents have different noise or
+batches are sampled. Their views are always computed again. A cached view differs from a new one by rounding,
+and by the tolerance of its bound (a billionth).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ SCALING_TOLERANCE = 1e-12  # relative, for the rounding of scaled noise
 
 
 class ObserverCache:
-    """The `MAX_REMEMBERED_ANSWERS` values that were used last. Safe for several threads."""
+    """A cache of the `MAX_REMEMBERED_ANSWERS` values that were used last. Several threads may use it."""
 
     def __init__(self) -> None:
         self._values: OrderedDict[tuple[object, ...], Any] = OrderedDict()
@@ -41,7 +42,7 @@ class ObserverCache:
         self.hits = 0  # values that were returned from the cache
 
     def observe(self, write: Writer) -> Observe:
-        """A cached `query.observe`, for the plans of one writer."""
+        """Return a cached version of `query.observe`, for plans that `write` makes."""
 
         def observed(
             kind: AnswerKind, plan: Plan, exposure: Exposure, query: Query, bound: Bound = "upper"
@@ -60,14 +61,14 @@ class ObserverCache:
         return observed
 
     def cached(self, key: tuple[object, ...], compute: Callable[[], Value]) -> Value:
-        """The value of this key, computed where it is missing."""
+        """Return the value of `key`. If the cache does not have it, compute and store it."""
         with self._lock:
             if key in self._values:
                 self.hits += 1
                 self._values.move_to_end(key)
                 value: Value = self._values[key]
                 return value
-        value = compute()  # not under the lock: it may take long
+        value = compute()  # without the lock, because it may take long
         with self._lock:
             self._values[key] = value
             while len(self._values) > MAX_REMEMBERED_ANSWERS:
@@ -76,7 +77,7 @@ class ObserverCache:
 
 
 def _unit(write: Writer, plan: Plan) -> Plan | None:
-    """The writer's plan at unit noise if `plan` is a multiple of it, else None."""
+    """Return the plan that `write` makes at unit noise if `plan` is a multiple of it, and otherwise None."""
     noise = plan.full_scale
     if not (noise[0] > 0 and np.ptp(noise) == 0):
         return None

@@ -1,8 +1,8 @@
-"""What a plan sends in each round: rows and bytes of each agent and of all; and how many numbers a row has.
+"""The traffic of a plan in each round, in rows and bytes, and the number of parameters in a row.
 
-A row is sent to each of its readers except the agent that made it. Its bytes are those of its numbers in
-float32 plus the header of one row; encryption, receipts and repeated messages are not counted. The size of a
-row follows from the settings alone: nothing is built, and torch is not imported.
+A row is sent to each of its readers except the agent that made it. Its size is that of its numbers in float32
+plus the header of one row. Encryption, receipts and repeated messages are not counted. The size of a row
+follows from the settings alone, so that no model is made and torch is not imported.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from topdp.data.catalogue import CATALOGUE
 from topdp.plan import Plan
 from topdp.runs.config import ConfigError, RunConfig, did_you_mean
 
+# The approximate number of bytes that precede the numbers of a sent row (`agents/wire/row_payload.py`).
 ROW_HEADER_BYTES = 72
-"""Bytes before the numbers of a row on the wire (`agents/wire/row_payload.py`), approximately."""
 
-MLP_HIDDEN_UNITS = 100  # of the mlp (`learning/models.py`)
+MLP_HIDDEN_UNITS = 100  # of the model mlp (`learning/models.py`)
 PLANNED_SCATTERING_CHANNELS = 81  # channels of features for each channel of an image
 PLANNED_SCATTERING_STRIDE = 4  # pixels between two features
 
 
 def messages(plan: Plan) -> Floats:
-    """[agents] rows that each agent sends in the whole plan.
+    """Return the number of rows that each agent sends in the whole plan [agents].
 
     >>> from topdp import protocols, topology
     >>> from topdp.plan import Schedule
@@ -43,9 +43,8 @@ def messages(plan: Plan) -> Floats:
 
 
 def traffic(plan: Plan, config: RunConfig) -> dict[str, Any]:
-    """Return rows and bytes per round, of the agent that sends most and of all, and bytes of the whole run.
-
-    A round is one step of training with all its averaging steps; the release before the loop counts as one.
+    """Return the rows and bytes per round, for the agent that sends most and for all agents together, and the
+    bytes of the whole run. Round 0 counts as a round.
     """
     numbers, reason = numbers_in_a_row(config)
     sent, rounds = messages(plan), config.rounds + 1
@@ -61,7 +60,7 @@ def traffic(plan: Plan, config: RunConfig) -> dict[str, Any]:
 
 
 def numbers_in_a_row(config: RunConfig) -> tuple[int | None, str]:
-    """The number of parameters of the model, or None and the reason why it is unknown before a run.
+    """Return the number of parameters of the model, or None and the reason why it is unknown before a run.
 
     >>> numbers_in_a_row(RunConfig())
     (79510, '')
@@ -72,24 +71,24 @@ def numbers_in_a_row(config: RunConfig) -> tuple[int | None, str]:
             raise ConfigError(
                 f"model.name: got {name!r}.{did_you_mean(name, [*ROW_SIZES, 'module:factory'])}"
             )
-        return None, f"Only the model itself knows its size: {name} is not built before a run."
+        return None, f"The size of {name} is unknown, because the model is not made before a run."
     if config.data.name not in CATALOGUE:
-        return None, "The shape of records of your own is not known before they are read."
+        return None, "The shape of your own records is unknown before they are read."
     entry = CATALOGUE[config.data.name]
     shape = entry.shapes["train_inputs"][1:]
     if config.data.features == "scattering":
         if len(shape) != 3:
-            return None, "Scattering features are of images alone."
+            return None, f"Scattering features need images, got records of shape {shape}."
         shape = (
             shape[0] * PLANNED_SCATTERING_CHANNELS,
             shape[1] // PLANNED_SCATTERING_STRIDE,
             shape[2] // PLANNED_SCATTERING_STRIDE,
         )
     elif config.data.features != "none":
-        return None, "The shape of features that are given in Python is not known before."
+        return None, "The shape of features from a Python function is unknown before a run."
     loss = config.train.loss
     if loss == "cross-entropy" and entry.classes is None:
-        return None, f"{entry.name} has numbers to predict, not classes: choose train.loss = mse or huber."
+        return None, f"{entry.name} has numbers as targets, not classes. Use train.loss = mse or huber."
     return ROW_SIZES[name](shape, entry.classes if loss == "cross-entropy" and entry.classes else 1)
 
 
@@ -103,11 +102,12 @@ def _linear(shape: tuple[int, ...], outputs: int) -> tuple[int | None, str]:
 
 def _cnn(shape: tuple[int, ...], outputs: int) -> tuple[int | None, str]:
     if len(shape) != 3 or shape[1] != shape[2] or shape[1] < 16:
-        return None, f"The cnn takes square images of at least 16x16, got records of shape {shape}."
+        return None, f"The model cnn needs square images of at least 16x16, got records of shape {shape}."
     side = ((shape[1] - 4) // 2 - 4) // 2
     convolutions = (25 * shape[0] + 1) * 6 + (25 * 6 + 1) * 16
     return convolutions + (16 * side * side + 1) * 120 + 121 * 84 + 85 * outputs, ""
 
 
+# For each named model, a function of a record's shape and the number of outputs that returns the number of
+# parameters, or None and the reason why it is unknown.
 ROW_SIZES = {"mlp": _mlp, "linear": _linear, "cnn": _cnn}
-"""The models that have a name, as functions of a record's shape and the number of outputs."""

@@ -1,7 +1,7 @@
-"""The fields of the planner's form, and how the submitted values become a configuration.
+"""The fields of the planner's form, and the configuration that follows from submitted values.
 
-Only the keys that are named here can be set, and no value of them names a file: anybody who sees the page can
-submit values, and a configuration can read files of this machine.
+Anybody who sees the page can submit values, and a configuration can make topdp read files of this machine.
+Therefore only the keys that are named here can be set, and no value of theirs can name a file.
 """
 
 from __future__ import annotations
@@ -28,7 +28,11 @@ MAX_VALUE_CHARACTERS = 200
 
 @dataclass(frozen=True)
 class Field:
-    """One key. `choices`: empty for a number. `only`: another key, and its values that need this one."""
+    """One field of the form, for one key.
+
+    `choices`: the possible values; empty for a number. `only`: the field is shown only if another key has one
+    of the given values; None: always.
+    """
 
     key: str
     label: str
@@ -43,7 +47,7 @@ class Field:
 
     @property
     def value(self) -> str:
-        """The default, as text."""
+        """The default value, as text."""
         default: Any = RunConfig()
         for part in self.key.split("."):
             default = getattr(default, part)
@@ -53,6 +57,7 @@ class Field:
 _PAIRWISE = tuple(name for name, method in METHODS.items() if "async" in method.modes)
 _IN_STEPS = tuple(name for name, method in METHODS.items() if method.noise_kind == "steps")
 
+# The fields of the form, in their order.
 FORM_FIELDS = (
     Field("method.name", "Method", choices=tuple(METHODS)),
     Field("method.mode", "Agents act", choices=("sync", "async"), only=("method.name", _PAIRWISE)),
@@ -73,22 +78,21 @@ FORM_FIELDS = (
     Field("data.records", "Records of an agent", "empty: an equal share of all"),
     Field("model.name", "Model", choices=tuple(ROW_SIZES)),
 )
-"""The fields of the page, in their order."""
 
+# Keys that a recommendation sets, besides those of the form.
 ADVICE_KEYS = ("method.secrets_degree", "method.gossip", "data.features", "train.learning_rate", "train.loss")
-"""Keys that a recommendation sets, beside those of the form."""
 
 FORM_KEYS = (*(field.key for field in FORM_FIELDS), *ADVICE_KEYS)
 
 
-# Where the faults of a configuration are, before the first of them; the page has one form.
+# The origin of a configuration at the start of an error message, which the page does not need.
 _ORIGIN = re.compile(r"^(changes to )?preset [\w-]+: *")
 
 
 class FormError(InputError):
     """Faults in the submitted values.
 
-    `fields` has them by key; the message has those that belong to no key.
+    `fields` has the messages about single keys, by key. The message of the error has all others.
     """
 
     def __init__(self, message: str, fields: Mapping[str, str]) -> None:
@@ -97,7 +101,7 @@ class FormError(InputError):
 
 
 def question_of(values: Mapping[str, object]) -> PlannerQuestion:
-    """Return the question that was submitted. Raise FormError with the messages of the library.
+    """Return the question with the submitted values. Raise FormError if they are wrong.
 
     >>> question_of({"topology.agents": "4", "topology.kind": "ring", "rounds": "2"}).run.graph.agents
     4
@@ -115,13 +119,16 @@ def question_of(values: Mapping[str, object]) -> PlannerQuestion:
 
 
 def configuration(values: Mapping[str, object]) -> RunConfig:
-    """The defaults with the submitted values; empty values are ignored."""
+    """Return the default configuration with the submitted values; empty values are ignored.
+
+    Raise FormError for an unknown key or a wrong value.
+    """
     for key, value in values.items():
         if key not in FORM_KEYS:
             raise FormError(f"{key}: no such key.{did_you_mean(key, list(FORM_KEYS))}", {})
         if not isinstance(value, str) or len(value) > MAX_VALUE_CHARACTERS:
-            raise FormError("", {key: f"expected at most {MAX_VALUE_CHARACTERS} characters."})
-    for field in FORM_FIELDS:  # the library would take a path for some of these
+            raise FormError("", {key: f"expected at most {MAX_VALUE_CHARACTERS} characters of text."})
+    for field in FORM_FIELDS:  # checked here, because a configuration may have paths in some of these keys
         value = str(values.get(field.key, "")).strip()
         if field.choices and value and value not in field.choices:
             raise FormError("", {field.key: f"got {value!r}.{did_you_mean(value, list(field.choices))}"})
@@ -133,7 +140,7 @@ def configuration(values: Mapping[str, object]) -> RunConfig:
 
 
 def form_error(error: TopdpError) -> FormError:
-    """The messages of an error of the library, by the keys that they name."""
+    """Return a FormError with the messages of `error` by the keys that they name."""
     fields, rest = dict[str, str](), list[str]()
     for line in str(error).splitlines():
         line = _ORIGIN.sub("", line)
@@ -150,12 +157,12 @@ def form_error(error: TopdpError) -> FormError:
 
 
 def as_toml(config: RunConfig) -> str:
-    """The configuration as a file with the settings that differ from their defaults."""
-    return tomli_w.dumps(config.model_dump(exclude_defaults=True, exclude_none=True)) or "# all as usual\n"
+    """Return the content of a configuration file with the settings that differ from their defaults."""
+    return tomli_w.dumps(config.model_dump(exclude_defaults=True, exclude_none=True)) or "# all defaults\n"
 
 
 def as_command(values: Mapping[str, object]) -> list[str]:
-    """The changes for a command line, without those that equal the default."""
+    """Return the submitted values as changes `key=value` for a command line, without defaults."""
     defaults = {field.key: field.value for field in FORM_FIELDS}
-    given = {key: str(value).strip() for key, value in values.items()}
-    return [f"{key}={value}" for key, value in given.items() if value and value != defaults.get(key)]
+    texts = {key: str(value).strip() for key, value in values.items()}
+    return [f"{key}={value}" for key, value in texts.items() if value and value != defaults.get(key)]

@@ -1,13 +1,14 @@
 """Answers about a setting before training: its noise, all privacy answers, its traffic, a recommendation.
 
-Combines calibration, accounting and recommendation. Slow answers come last: `stages` yields the answers so
-far, and marks the others as not computed yet. Questions that are too large are refused before anything is
-computed.
+This module combines calibration, accounting and recommendation. Slow answers are computed last: `stages`
+yields the answers so far, and marks the others as not computed yet. Questions that are too large raise an
+error before anything is computed.
 
-**Guarantees.** The noise and the answers are those that a run of the configuration has, and writes into its
-privacy.json: to the last bit, or, with an `ObserverCache`, up to rounding. Nothing is guessed: a number is
-that of the plan, or it is missing. `sigma_at_most` is sufficient noise: first that of the worst case, which
-covers all observers; then that of a quick bound on the answer that has to meet the budget.
+**Guarantees.** The noise and the answers are those that a run of the configuration has and writes to its
+privacy.json: equal to the last bit or, with an `ObserverCache`, up to rounding. Nothing is guessed: a number
+is that of the plan, or it is missing. `sigma_at_most` is sufficient noise. First it is the noise with which
+the worst case, which covers all observers, meets the budget. Then it is the noise with which a quick bound on
+the guarantee's answer meets the budget.
 """
 
 from __future__ import annotations
@@ -41,23 +42,23 @@ from topdp.runs.resolved_run import ResolvedRun
 from topdp.runs.run_outline import RunOutline
 from topdp.topology import Topology
 
+# The status of an answer that is not computed yet.
 NOT_YET = "not computed yet"
-"""The status of an answer that is still to come."""
 
+# The answers that are computed from the views of observers; the usually quickest answer is first.
 QUICKEST_FIRST = [kind for kind in reversed(ANSWERS.values()) if kind.on_request]
-"""The answers that are computed from the views of observers; those that are usually quickest first."""
 
 
-INSTANT_SECONDS = 1.0  # up to which an answer is computed without a faster one before it
+INSTANT_SECONDS = 1.0  # an answer that takes longer comes after a faster bound
 
-QUICK_BOUND_SECONDS = 6.0  # up to which a quick bound is computed first, in at most half of the time
+QUICK_BOUND_SECONDS = 6.0  # up to this time of an answer, a quick bound is computed first, in half the time
 
 
 @dataclass(frozen=True)
 class PlannerLimits:
-    """The largest question that is answered: agents, rounds, and rows along edges in all rounds.
+    """The largest question that is answered: its agents, its rounds, and its rows on all edges in all rounds.
 
-    `noise`: the largest rows² · releases of a plan through which the covariance of all rows is followed.
+    `noise`: the largest rows² · releases of a plan for which the covariance of all rows is computed.
 
     >>> from topdp.runs.config import RunConfig
     >>> PAGE.check(RunConfig(rounds=100_000))
@@ -72,7 +73,7 @@ class PlannerLimits:
     noise: float
 
     def check(self, config: RunConfig) -> None:
-        """Raise ConfigError for too many agents or rounds, before a graph is made."""
+        """Raise ConfigError if `config` has too many agents or rounds. No graph is needed for this check."""
         for key, count, limit in (
             ("topology.agents", config.topology.agents, self.agents),
             ("rounds", config.rounds, self.rounds),
@@ -81,29 +82,32 @@ class PlannerLimits:
                 raise ConfigError(f"{key}: expected at most {limit} to plan here, got {count}.")
 
     def check_graph(self, config: RunConfig, graph: Topology) -> None:
-        """The same for a graph, once its edges are known; a file may have more agents than configured."""
+        """Raise ConfigError if `graph` has too many agents, or too many edges for the rounds of `config`.
+
+        A graph in a file may have more agents than the configuration states.
+        """
         if graph.agents > self.agents:
             raise ConfigError(
                 f"topology.path: expected at most {self.agents} agents to plan here, got {graph.agents}."
             )
-        links = max(1, 2 * len(graph.edges))
-        if links * config.rounds > self.rows:
+        directed_edges = max(1, 2 * len(graph.edges))
+        if directed_edges * config.rounds > self.rows:
             raise ConfigError(
-                f"rounds: expected at most {self.rows // links} with {graph.agents} agents and "
+                f"rounds: expected at most {self.rows // directed_edges} with {graph.agents} agents and "
                 f"{len(graph.edges)} edges to plan here, got {config.rounds}."
             )
 
 
+# The limits of a command, which its user can stop.
 COMMAND = PlannerLimits(5_000, 1_000_000, 100_000_000, 2e9)
-"""Limits of a command, which its user can stop."""
 
+# The limits of a page, where other users may be waiting. No question that we tried took more than 12 s.
 PAGE = PlannerLimits(100, 5_000, 2_000_000, 4e7)
-"""Limits of a page, on which others may be waiting: no question that we tried took more than 12 s."""
 
 
 @dataclass(frozen=True)
 class PlannerQuestion:
-    """A configuration as it was given, resolved, and the limits within which it is answered."""
+    """A question about a setting: the configuration as given, the resolved run, and the limits that apply."""
 
     given: RunConfig
     run: ResolvedRun
@@ -111,7 +115,7 @@ class PlannerQuestion:
 
     @classmethod
     def of(cls, config: RunConfig, limits: PlannerLimits = COMMAND) -> PlannerQuestion:
-        """Raise ConfigError for a configuration that cannot be run, or is too large to be planned."""
+        """Return the question about `config`. Raise ConfigError if it cannot be run or exceeds the limits."""
         limits.check(config)
         outline = RunOutline.of(config)
         limits.check_graph(config, outline.graph)
@@ -119,7 +123,7 @@ class PlannerQuestion:
 
 
 def answer_seconds(kind: AnswerKind, plan: Plan, query: Query) -> float:
-    """Estimate how long an answer takes on one core; 0 for a closed form, or a refusal.
+    """Return the estimated seconds that an answer takes on one core; 0 for a formula, or if it is refused.
 
     >>> import numpy as np
     >>> from topdp import protocols, topology
@@ -139,9 +143,9 @@ def stages(
     progress: Progress = silent,
     memory: ObserverCache | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Yield the answers about a setting as they become known: each dictionary has all of the one before.
+    """Yield the answers about a setting as soon as they are computed. Each dictionary has all answers so far.
 
-    With `quick` only those that take up to about a second.
+    `quick`: compute only answers that take up to about a second. `memory`: a cache of earlier answers.
 
     >>> config = RunConfig.model_validate({"rounds": 5, "topology": {"agents": 4, "kind": "ring"}})
     >>> *_, answers = stages(PlannerQuestion.of(config))
@@ -153,34 +157,34 @@ def stages(
     query = query_of(config, progress, observer)
     guarantee = answer_kind(config.privacy.guarantee).key
     shape = write(np.ones(question.run.graph.agents))
-    waits = {kind.key: answer_seconds(kind, shape, query) for kind in QUICKEST_FIRST}
+    seconds = {kind.key: answer_seconds(kind, shape, query) for kind in QUICKEST_FIRST}
     answers: dict[str, Any] = {
         **_setting(question, shape),
         **_no_answers(),
-        "seconds_left": sum(waits.values()),
+        "seconds_left": sum(seconds.values()),
     }
-    if waits.get(guarantee, 0.0) > INSTANT_SECONDS:
+    if seconds.get(guarantee, 0.0) > INSTANT_SECONDS:
         yield {**answers, "sigma_at_most": _sufficient_sigma(question)}
-        quick_bound = waits[guarantee] <= QUICK_BOUND_SECONDS
+        quick_bound = seconds[guarantee] <= QUICK_BOUND_SECONDS
         if quick_bound and (sigma := _sufficient_sigma(question, observer)) is not None:
             yield {**answers, "sigma_at_most": sigma}
         if quick:
             return
     plan, account = plan_and_account(question.run, progress, observer)
     answers |= {"sigma": (plan.full_scale / config.privacy.clip).tolist(), "noise": _noise(question, plan)}
-    left = [kind.key for kind in QUICKEST_FIRST if not account.answers[kind.key].asked]
+    pending = [kind.key for kind in QUICKEST_FIRST if not account.answers[kind.key].asked]
     while True:
-        later = [name for name in left if not quick or waits[name] <= INSTANT_SECONDS]
+        to_compute = [name for name in pending if not quick or seconds[name] <= INSTANT_SECONDS]
         yield {
             **answers,
-            "privacy": _privacy_details(account, plan, left),
-            "pending": left,
-            "seconds_left": sum(waits[name] for name in left),
+            "privacy": _privacy_details(account, plan, pending),
+            "pending": pending,
+            "seconds_left": sum(seconds[name] for name in pending),
         }
-        if not later:
+        if not to_compute:
             return
-        account = with_answer(account, ANSWERS[later[0]], plan, query=query)
-        left = [name for name in left if name != later[0]]
+        account = with_answer(account, ANSWERS[to_compute[0]], plan, query=query)
+        pending = [name for name in pending if name != to_compute[0]]
 
 
 def recommendation(
@@ -189,28 +193,28 @@ def recommendation(
     progress: Progress = silent,
     memory: ObserverCache | None = None,
 ) -> dict[str, Any]:
-    """The recommended method and settings, with reasons; `refused` says why there are none.
+    """Return the recommended method and settings, with reasons, or only `refused`: why there are none.
 
     `given`: command-line arguments of the question, which the recommended command repeats.
     """
 
-    def find() -> Recommendation:
+    def compute() -> Recommendation:
         return recommend(question.given, question.run.graph, question.run.counts, progress)
 
     try:
-        advice = find() if memory is None else memory.cached(_advice_key(question), find)
+        advice = compute() if memory is None else memory.cached(_advice_key(question), compute)
     except TopdpError as error:
         return {"refused": str(error)}
     return advice.details(given)
 
 
 def _advice_key(question: PlannerQuestion) -> tuple[object, ...]:
-    """Return everything that advice depends on. The method, its mode and the rounds do not matter."""
+    """Return everything on which advice depends. It does not depend on the method, its mode or the rounds."""
     given = question.given
     name = given.method.name if question.run.method.pools else "plain"
     method = given.method.model_copy(update={"name": name, "mode": "sync"})
-    same = given.model_copy(update={"rounds": 1, "method": method})
-    return "advice", same.model_dump_json(), question.run.graph.edges.tobytes(), question.run.counts
+    settings = given.model_copy(update={"rounds": 1, "method": method})
+    return "advice", settings.model_dump_json(), question.run.graph.edges.tobytes(), question.run.counts
 
 
 def _setting(question: PlannerQuestion, shape: Plan) -> dict[str, Any]:
@@ -231,22 +235,24 @@ def _setting(question: PlannerQuestion, shape: Plan) -> dict[str, Any]:
 
 
 def _no_answers() -> dict[str, Any]:
+    """Return the answers of a setting before any of them is computed."""
     nothing = dict.fromkeys(ANSWERS)
     status = dict.fromkeys(ANSWERS, NOT_YET)
     return {
         "sigma": None,
         "sigma_at_most": None,
-        "noise": {"average": None, "between": None, "reason": f"{NOT_YET}: it follows from σ."},
+        "noise": _no_noise(f"{NOT_YET}, because it depends on σ."),
         "privacy": {"epsilon": nothing, "mu": nothing, "status": status, "power": {}},
         "pending": list(ANSWERS),
     }
 
 
 def _sufficient_sigma(question: PlannerQuestion, observer: Observe | None = None) -> list[float] | None:
-    """σ with which the worst case meets the budget, and so does every other answer; takes no time.
+    """Return σ of each agent with which the worst case, and so every other answer, meets the budget.
 
-    With `observer`: σ with which a quick bound on the guarantee's own answer meets it, in about half of the
-    time of the answer itself; None unless all agents are alike.
+    This takes almost no time. With `observer`, return σ with which a quick bound on the guarantee's own
+    answer meets the budget. This takes about half of the time of the answer itself. Return None if σ is
+    configured or cannot be calibrated or, with `observer`, if agents have different budgets or batches.
     """
     privacy, epsilon, analysis = question.run.config.privacy, question.run.epsilon, question.run.analysis
     if epsilon is None:
@@ -272,17 +278,19 @@ def _quick_bound(
 
 
 def _noise(question: PlannerQuestion, plan: Plan) -> dict[str, Any]:
-    """Return the variance of the average of all estimates and around it, over that with pooled records."""
+    """Return the variance of the average of all estimates, and of estimates around the average, relative to
+    the residual noise with pooled records; None and a reason if they cannot be computed.
+    """
     if plan.rows**2 * plan.releases > question.limits.noise:
         size = f"{plan.rows} rows in {plan.releases} releases"
-        return _no_noise(f"A plan of {size} is too large to follow it here.")
+        return _no_noise(f"The noise of {size} takes too long to compute here.")
     try:
-        left = residual_noise(plan)
-        least = float(np.min(np.asarray(question.run.config.privacy.epsilon)))
-        pooled = pooled_noise(question.run.config, question.run.counts, least)
+        residual = residual_noise(plan)
+        smallest = float(np.min(np.asarray(question.run.config.privacy.epsilon)))
+        pooled = pooled_noise(question.run.config, question.run.counts, smallest)
     except InputError as error:
         return _no_noise(str(error))
-    return {"average": float(left.average[-1]) / pooled, "between": float(left.between[-1]) / pooled}
+    return {"average": float(residual.average[-1]) / pooled, "between": float(residual.between[-1]) / pooled}
 
 
 def _no_noise(reason: str) -> dict[str, Any]:
