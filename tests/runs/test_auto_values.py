@@ -174,7 +174,10 @@ BAD = {
     "secrets that are cut": (["method.secrets=links", "privacy.colluders=2"], "secrets_degree = 3, or fewer"),
     "too few partners": (["method.secrets_degree=2", "privacy.colluders=3"], "secrets_degree = 4, or fewer"),
     "only all would do": (["method.secrets=links", "privacy.colluders=6"], 'Use secrets = "all"'),
-    "a leaf": (["topology.kind=tree", "method.secrets=links"], "if they collude, only its own noise"),
+    "a leaf": (
+        ["topology.kind=tree", "method.secrets=links"],
+        "only its own noise hides agent 4 if all agents that share a secret with it (1) collude",
+    ),
     "odd partners": (
         ["topology.agents=7", "method.secrets_degree=3"],
         "an even secrets_degree * agents, got 3 * 7. Use 4",
@@ -215,7 +218,7 @@ def test_what_cannot_be_run_is_one_clear_line_and_leaves_nothing(topdp, job, tmp
 
 def test_central_on_a_graph_is_refused_in_words():
     schedule = Schedule(rate=np.ones(1), noise=np.ones(1))
-    with pytest.raises(InputError, match=r"got a graph of 4 agents. Use topology\.single\(\)"):
+    with pytest.raises(InputError, match=r"got a graph of 4 agents. Use topdp\.topology\.single\(\)"):
         topdp.protocols.Central().plan(topology.ring(4), schedule, np.ones(4), 0)
 
 
