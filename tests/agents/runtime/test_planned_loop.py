@@ -469,7 +469,7 @@ def test_other_terms_are_refused_and_end_the_agent_that_stands_alone_with_its_ow
     reply, fault, _ = told(made, terms=terms)
     assert reply.code is ReplyCode.OTHER_TERMS and fault is None, "one neighbour ends nobody"
     reply, fault, _ = told(made, peers=("bob", "cleo"), terms=terms)
-    assert not reply.ok and isinstance(fault, TrustError) and "bob, cleo has another manifest" in str(fault)
+    assert not reply.ok and isinstance(fault, TrustError) and "others: bob, cleo." in str(fault)
 
 
 @pytest.mark.parametrize("others", [(), ("cleo",)], ids=["nobody else", "somebody else"])
