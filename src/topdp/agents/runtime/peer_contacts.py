@@ -212,9 +212,9 @@ class PeerContacts:
     def _fail_by_terms(self) -> None:
         self.fail(
             TrustError(
-                "Expected neighbours with the manifest, plan and model of this agent, got only neighbours with "
-                f"others: {', '.join(sorted(self.peers_with_other_terms))}. Give all agents the same manifest, "
-                "the same version of topdp and data of the same shape."
+                "Expected neighbours with the manifest, plan and model of this agent, got only neighbours "
+                f"with others: {', '.join(sorted(self.peers_with_other_terms))}. Give all agents the same "
+                "manifest, the same version of topdp and data of the same shape."
             )
         )
 
