@@ -304,7 +304,7 @@ def test_neighbours_who_know_better_are_4(site, monkeypatch):
     answers = "topdp.agents.wire.grpc_transport.GrpcTransport"  # imported when an agent begins
     monkeypatch.setattr(answers, lambda *_, **__: Answers(ReplyCode.OTHER_TERMS))
     done = site.start()
-    assert done.code == 4 and "another manifest, plan or model" in one_line(done)
+    assert done.code == 4 and "got only neighbours with others" in one_line(done)
 
 
 def test_data_that_do_not_fit_are_5(site):
