@@ -1,6 +1,6 @@
 """Options and helpers that several commands share.
 
-An option of a command has the name of its argument unless it states one.
+The name of an option is that of the function parameter, unless the option declares another name.
 """
 
 from __future__ import annotations

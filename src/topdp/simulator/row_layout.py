@@ -52,7 +52,7 @@ class RowLayout:
         return {} if self.whole else self._guests(round)
 
     def arriving(self, round: int) -> list[tuple[int, Ints]]:
-        """Return (sending rank, rows) of the guests that arrive here, in the order of their places."""
+        """Return (sending rank, rows) for the rows that this rank receives, in the order of storage."""
         return [(origin, rows) for (origin, to), rows in self.guests(round).items() if to == self.here]
 
     def place(self, round: int) -> Ints:

@@ -523,7 +523,9 @@ def test_another_manifest_is_refused_by_both(changes, rules, tmp_path, monkeypat
         return await asyncio.gather(*(agent.run() for agent in agents), return_exceptions=True)
 
     found = on_virtual_time(scene())
-    assert all(isinstance(error, TrustError) and "got only neighbours with others" in str(error) for error in found)
+    assert all(
+        isinstance(error, TrustError) and "got only neighbours with others" in str(error) for error in found
+    )
 
 
 def test_asked_to_stop_it_ends_cleanly_and_continues(tmp_path):

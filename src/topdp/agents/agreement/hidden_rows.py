@@ -64,9 +64,9 @@ def _coarsest_step(plan: Plan) -> float:
 
 
 def expect_steps_below_noise(plan: Plan) -> None:
-    """Raise InputError if noise is as small as the grid steps of other rows.
+    """Raise InputError if noise is not much larger than the grid steps of other rows.
 
-    Otherwise the grid steps would reveal what the noise hides.
+    With such small noise, the rounding of those rows could reveal what the noise hides.
     """
     smallest, needed = smallest_noise_std(plan), MIN_STEPS_PER_STD * _coarsest_step(plan)
     if not needed <= smallest:

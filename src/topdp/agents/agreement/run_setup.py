@@ -54,7 +54,7 @@ class RunSetup:
 
     @property
     def coalition(self) -> int:
-        """How many agents charges count as colluders: `privacy.colluders` plus the reserve."""
+        """The number of colluders that charges assume: `privacy.colluders` plus the reserve."""
         privacy, agents = self.manifest.config.privacy, len(self.manifest.names)
         if in_the_open(self.plan):  # there, a departed agent counts from the round of its departure onwards
             return privacy.colluders

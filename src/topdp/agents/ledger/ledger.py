@@ -217,7 +217,9 @@ class Ledger(LedgerFacts):
             books=event_journal.logs_digest(db, {name: log.head for name, log in logs.items()}),
         )
         if entry.contradiction:
-            raise LedgerError(f"Expected a possible entry, got a {kind} that {entry.contradiction}.")
+            raise LedgerError(
+                f"Expected an entry that agrees with earlier ones, got a {kind} that {entry.contradiction}."
+            )
         head = chain_hash(self.head, entry.text())
         db.execute("INSERT INTO charges VALUES (?, ?, ?)", (entry.number, entry.text(), head))
         return entry, head, logs

@@ -97,7 +97,9 @@ def mark_applied(db: Connection, round: int, applied: Iterable[tuple[str, int]],
     if pair is not None:
         once = "id = ? AND status = 'committed' AND applied IS NULL"
         if db.execute(f"UPDATE pairs SET applied = ? WHERE {once}", (round, pair)).rowcount != 1:
-            raise LedgerError(f"Expected exchange {pair} to be committed and not yet used, but it is not.")
+            raise LedgerError(
+                f"Expected exchange {pair} to be committed and unused, got one that is not committed or was used."
+            )
 
 
 def delete_unneeded(

@@ -88,9 +88,9 @@ def exit_now(code: int) -> NoReturn:
 
 
 def exit_without_cleanup(code: int) -> None:
-    """Make this program end without cleanup. All results are on disk, and unloading torch takes seconds.
+    """Let the command `topdp` end by `exit_now` when Python exits; elsewhere, do nothing.
 
-    It has an effect only if the command `topdp` is running, so not in tests.
+    All results are on disk by then, and unloading torch would take seconds.
     """
     main = sys.modules.get("__main__")
     spec = getattr(main, "__spec__", None)

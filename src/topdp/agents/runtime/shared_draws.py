@@ -3,13 +3,14 @@
 One object accompanies an agent from its first start to the end of a run. It creates or finds the agent's key,
 states it in a notice, waits for the keys of all other agents, passes the pair secrets to the draws, marks the
 rounds that were made, and erases the key. It applies the result of `departures` to the agent loop: for which
-neighbours the loop does not wait, which colluders the meter counts, and when the agent must stop.
+neighbours the loop does not wait, which colluders its charges count, and when the agent must stop.
 `notice_exchange` exchanges the notices.
 
-**Guarantees.** No shared draw is made before this agent has the keys of all agents, and all agents have
-stated the run that these keys name: so no agent begins while another one has stated two different keys. A key
-is on disk before it is stated; a round is marked before its row is sent. An agent states that it counts
-another agent as a colluder only after the charge for that is in its ledger, and no agent relies on it before.
+**Guarantees.** This agent makes no shared draw until it has the keys of all agents, and all agents have
+confirmed that they hold the same set of keys. If an agent has stated two different keys, the sets differ, and
+no agent begins. A key is on disk before it is stated; a round is marked before its row is sent. An agent that
+counts another agent as a colluder first charges its ledger for that, and then states it. Other agents rely on
+it only after they have received the statement.
 """
 
 from __future__ import annotations
@@ -198,8 +199,8 @@ class SharedDraws:
     def holds_back(self, round: int) -> bool:
         """Return whether rows of `round` are held back because departures are unsettled.
 
-        Shared noise in these rows would not cancel. Rows are held back for at most two idle timeouts, because
-        an agent may be silent towards one neighbour only.
+        Shared noise in these rows would not cancel. The wait is limited to two idle timeouts, because
+        an agent that is silent towards one neighbour only is never counted as departed.
         """
         if not self.context.part.shared_in(round):
             return False

@@ -1,7 +1,8 @@
 """Clipping rules: by one factor, layer by layer, or to one norm.
 
 **Guarantees.** Under every rule, an example's clipped gradient has an l2 norm of at most `clip`, whatever the
-gradient is. So accountants read the clip and need not know the rule. Nothing is subtracted for rounding.
+gradient is. So accountants read the clip and need not know the rule. The bound holds up to
+floating-point rounding.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ def divergence_error(agents: list[int]) -> DivergedError:
 
 
 class PassOutcome(NamedTuple):
-    """The outcome of all passes since the last `clear`."""
+    """What was found in all gradient passes since `clear` was last called."""
 
     rows: bool  # whether the parameters of all agents had finite norms
     examples: bool  # whether all gradients had finite norms, or those without one were left out

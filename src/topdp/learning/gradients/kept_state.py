@@ -92,10 +92,10 @@ class StateSnapshot:
 def expect_no_leaked_tensors(before: set[int], what: str = "a model and a loss") -> None:
     """Raise InputError if user code kept a tensor of an example.
 
-    `before`: the result of `leaked_tensors` before the call.
+    `before`: the result of `leaked_tensors` before user code was called.
 
-    **Guarantees.** The error is raised if a tensor from inside `isolated_vmap` still exists anywhere in this
-    process.
+    **Guarantees.** The error is raised if a tensor that was made inside `isolated_vmap` since then still
+    exists anywhere in this process.
     """
     if leaked_tensors() - before:
         gc.collect()

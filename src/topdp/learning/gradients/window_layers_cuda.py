@@ -324,7 +324,8 @@ class _MaxPool(torch.autograd.Function):
 def max_pool(x: Tensor, kernel: tuple[int, int]) -> Tensor:
     """Return the largest value of each window of x [..., H, W].
 
-    Windows are small, because their loop is unrolled. Numbers beyond the last whole window are ignored.
+    The loop over a window is unrolled, so windows should be small. Numbers beyond the last whole
+    window are ignored.
     """
     out: Tensor = _MaxPool.apply(x, kernel)
     return out

@@ -56,9 +56,9 @@ QUICK_BOUND_SECONDS = 6.0  # up to this time of an answer, a quick bound is comp
 
 @dataclass(frozen=True)
 class PlannerLimits:
-    """The largest question that is answered: its agents, its rounds, and its rows on all edges in all rounds.
+    """Limits on settings: the number of agents, of rounds, and of rows sent over all edges in all rounds.
 
-    `noise`: the largest rows² · releases of a plan for which the covariance of all rows is computed.
+    `noise`: the residual noise is computed only if rows² · releases of the plan is at most this.
 
     >>> from topdp.runs.config import RunConfig
     >>> PAGE.check(RunConfig(rounds=100_000))
