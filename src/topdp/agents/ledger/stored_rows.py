@@ -97,9 +97,7 @@ def mark_applied(db: Connection, round: int, applied: Iterable[tuple[str, int]],
     if pair is not None:
         once = "id = ? AND status = 'committed' AND applied IS NULL"
         if db.execute(f"UPDATE pairs SET applied = ? WHERE {once}", (round, pair)).rowcount != 1:
-            raise LedgerError(
-                f"Expected exchange {pair} to be committed and unused, got one that is not committed or was used."
-            )
+            raise LedgerError(f"Expected a committed and unused exchange, got {pair}, which is not.")
 
 
 def delete_unneeded(
