@@ -64,7 +64,9 @@ def new_folder(parent: str, config: RunConfig) -> Path:
 def expect_new_file(path: Path) -> None:
     """Raise ConfigError if the file of --out exists, because agents may use it."""
     if path.exists():
-        raise ConfigError(f"--out: expected a new file, got {path}, which agents may use. Name another file.")
+        raise ConfigError(
+            f"--out: expected a new file, but {path} exists, and agents may use it. Name another file."
+        )
 
 
 def expect_nothing_else(option: str, source: str, *others: object) -> None:

@@ -110,7 +110,7 @@ def save(figure: Figure, path: str | Path) -> Path:
     path = Path(path)
     suffix = path.suffix.lower()
     if suffix not in FORMATS:
-        raise InputError(f"Expected the name of a picture with {', '.join(FORMATS)}, got {path.name!r}.")
+        raise InputError(f"Expected a picture with a name ending in {', '.join(FORMATS)}, got {path.name!r}.")
     picture = io.BytesIO()
     date = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(suffix, {})
     make_drawable(figure)
