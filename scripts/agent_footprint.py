@@ -87,7 +87,7 @@ def _topdp(*arguments: str) -> None:
 
 
 def _start(folder: Path, name: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-c", AGENT, str(folder / f"{name}.modules"), "agent", "start", "--json-log"]
+    command = [sys.executable, "-c", AGENT, str(folder / f"{name}.modules"), "agent", "start"]
     command += ["--manifest", str(folder / "manifest.toml"), "--identity", str(folder / name)]
     command += ["--data", str(folder / f"{name}.npz"), "--state", str(folder / f"{name}-state")]
     with (folder / f"{name}.log").open("wb") as file:

@@ -13,7 +13,7 @@ from topdp import topology
 from topdp.plan import Batches, Cycle, Full, Plan, Poisson, prune, schedules
 from topdp.privacy.accounting import Account
 from topdp.privacy.accounting import account as account_of
-from topdp.privacy.answers import Status
+from topdp.privacy.answers import ANSWERS, Status
 from topdp.privacy.basics.gaussian import epsilon_of, mu_of
 from topdp.privacy.basics.privacy_loss import sampled_loss
 from topdp.privacy.basics.refusals import PrivacyError
@@ -85,9 +85,8 @@ def test_what_is_not_asked_for_is_not_computed(monkeypatch):
     for module, name in ((_view, "view"), (_adaptive.adaptive, "adaptive"), (_outsider, "outsider")):
         monkeypatch.setattr(module, name, fail)
     found = account_of(plan("top-sync"), analysis(), DELTA, guarantee="worst-case")
-    assert [str(answer.status) for answer in found.answers.values()] == [
-        "finite", "not asked", "not asked", "not asked", "finite"
-    ]  # fmt: skip
+    statuses = {key: str(answer.status) for key, answer in found.answers.items()}
+    assert statuses == {kind.key: "not asked" if kind.on_request else "finite" for kind in ANSWERS.values()}
     details = strict_json(found)
     assert details["epsilon"]["view"] is None and details["status"]["view"] == "not asked"
     assert list(details["epsilon_per_agent"]) == ["claimed", "worst_case"] == list(details["assumptions"])
