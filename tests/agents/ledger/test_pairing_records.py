@@ -314,7 +314,7 @@ def test_the_checker_detects_an_exchange_that_only_one_side_committed():
 
 
 class ThreeAgents(RuleBasedStateMachine):
-    """ThreeAgents agents, with lost, repeated and late messages, and crashes between any two steps."""
+    """Three agents, with lost, repeated and late messages, and crashes between any two steps."""
 
     root = None
     fresh = itertools.count()
