@@ -74,9 +74,9 @@ def test_the_checker_detects_data_after_the_end_of_the_budget(tmp_path):
     assert 0 < stopped < 6 and found == {
         stopped - 1: [
             "ada: Facts of the run are impossible: stopped, and data entered later.",
-            f"ada booked a release in round {stopped - 1}, its budget ended at {stopped - 1}",
+            f"ada charged a release in round {stopped - 1}, its budget ended at {stopped - 1}",
         ],
-        stopped + 1: [f"ada booked a noise in round {stopped}, its budget ended at {stopped + 1}"],
+        stopped + 1: [f"ada charged a noise in round {stopped}, its budget ended at {stopped + 1}"],
     }
 
 

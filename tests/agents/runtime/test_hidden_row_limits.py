@@ -224,9 +224,7 @@ def test_with_pair_noise_only_the_view_answer_relies_on_hidden_rows(tmp_path):
 
 
 def test_noise_smaller_than_the_steps_of_other_rows_is_refused(tmp_path):
-    """A row on a grid enters a row with less noise than the grid step, so finer contributions would be
-    visible.
-    """
+    """Where a row on a grid enters a row with less noise than the grid step, finer values would show."""
     sigmas = [1.0, 1.0, 1e-6, 1.0, 1.0]
     uneven = hiding(tmp_path, f"privacy.sigma={sigmas}").setup.plan
     with pytest.raises(InputError, match="grid steps"):

@@ -30,9 +30,7 @@ def marked(made):
 
 
 async def killed(made, wire, copy):
-    """ada is killed after round 2 is in her ledger and before its mark; `copy` is her state folder before
-    round 2.
-    """
+    """ada is killed between the ledger and the mark of round 2; `copy` is her state folder before it."""
     others = [made.agent(number, wire.transport(made.names[number])) for number in (1, 2)]
     tasks = [asyncio.create_task(agent.run()) for agent in others]
     transport = wire.transport("ada")
