@@ -78,7 +78,7 @@ def test_all_agents_end_after_the_named_round_and_spend_what_the_amendment_state
     for number, result in enumerate(made.results()):
         assert result["finished"] and result["releases"] == LAST + 1
         assert result["spent"]["epsilon"] == pytest.approx(stated[made.names[number]], rel=1e-9)
-    found = on_virtual_time(live(made))  # after another start, nobody continues
+    found = on_virtual_time(live(made))  # a restart continues no agent
     assert not faults(found) and {result["releases"] for result in made.results()} == {LAST + 1}
 
 
@@ -211,7 +211,7 @@ def test_the_remaining_budget_follows_from_the_ledger_of_the_earlier_run(amended
 
     assert remaining() == granted - spent
     assert remaining(spent=spent * 1.2) == granted - spent * 1.2
-    own = remaining(budget=repr((granted + spent) / 2))  # a budget of its own stays, as at a restart
+    own = remaining(budget=repr((granted + spent) / 2))  # an own budget stays, as at a restart
     assert own == pytest.approx((granted - spent) / 2)
     for other in ({"federation": "ab" * 32}, {"agent": amended.names[1]}, {"final_round": None}):
         with pytest.raises(TrustError, match=f"expected the ledger of {name} for the run"):

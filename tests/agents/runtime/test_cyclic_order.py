@@ -112,7 +112,7 @@ def test_records_in_another_order_are_refused_with_cyclic_batches_only(tmp_path,
             made.agent(0, Wire().transport("ada"))
         reordered_back = made.agent(
             1, Wire().transport("bob")
-        )  # the lock of a refused one is free, others go on
+        )  # a refusal releases the lock, and others continue
         reordered_back.ledger.close()
     else:
         made.agent(0, Wire().transport("ada")).ledger.close()

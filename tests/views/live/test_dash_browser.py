@@ -78,7 +78,7 @@ def test_the_page_follows_a_running_federation(serve, open_page, tmp_path):
         assert own.locator("#links tbody tr").count() == 2
 
 
-def test_a_restarted_server_is_found_again(serve, open_page, tmp_path):
+def test_the_page_reconnects_to_a_restarted_server(serve, open_page, tmp_path):
     state = books(tmp_path / "ada")
     standing(state)
     with served([tmp_path]) as first:

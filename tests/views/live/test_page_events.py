@@ -80,7 +80,7 @@ def test_one_visitor_cannot_take_all_connections(tmp_path):
             one.close()
 
 
-def test_two_starts_of_a_server_have_other_names():
+def test_each_start_of_a_server_has_its_own_name():
     assert Events().start != Events().start
 
 
@@ -175,7 +175,7 @@ def test_a_change_on_disk_is_sent_and_can_be_resumed(tmp_path):
         until(lambda: page.dash.events.listeners == 0, "all listeners to be removed")
 
 
-def test_a_server_ends_at_once_though_somebody_listens(tmp_path):
+def test_a_server_with_listeners_ends_at_once(tmp_path):
     with served([tmp_path]) as page:
         listening = streamed(page)
         next(listening)

@@ -40,7 +40,7 @@ def ask(client, values, name="a page"):
     return [json.loads(line) for line in answer.text.splitlines()]
 
 
-def test_what_would_take_minutes_to_refuse_is_refused_at_once(client):
+def test_settings_that_take_minutes_to_check_are_refused_at_once(client):
     """Finding the best noise for so many averaging steps takes minutes and cannot be interrupted."""
     values = {"method.name": "correlated", "method.gossip": "100000", "topology.agents": "100"}
     (answer,) = ask(client, values)
