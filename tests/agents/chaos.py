@@ -1,4 +1,4 @@
-"""A bad network for tests: a TCP proxy on loopback with delay, limited bandwidth, black holes and resets."""
+"""A TCP proxy on loopback that makes a bad network for tests: delay, low bandwidth, holes and resets."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import struct
 
 
 class Proxy:
-    """Forwards connections to `target`. Attributes may be changed while it runs.
+    """Forwards connections to `target`. Its attributes can be changed while it runs.
 
-    `delay` is seconds for every piece; `bandwidth` bytes per second in each direction; in a `hole` bytes
-    vanish and the connection stays; `refuse` closes new connections at once.
+    `delay` is in seconds per piece, and `bandwidth` in bytes per second and direction. In a `hole` bytes
+    vanish, but the connection stays; `refuse` closes new connections at once.
     """
 
     def __init__(self, target: str, address: str) -> None:

@@ -1,4 +1,4 @@
-"""Agents of tests pretend to crash, so their books need no fsync; and one thread is enough for small rows."""
+"""A fixture that makes agents of tests quick: no fsync, because crashes are simulated, and one thread."""
 
 import itertools
 import random
@@ -16,7 +16,7 @@ def quick(monkeypatch):
     monkeypatch.setattr(ledger_database, "SYNCHRONOUS_MODE", "OFF")
     seeds = itertools.count()
     monkeypatch.setattr(live_pairing_loop, "PARTNER_ORDER", lambda: random.Random(next(seeds)))
-    known = {}  # gradients of one small model: checked once, not once for each agent and restart
+    known = {}  # gradients of one small model, so that each is checked once and not per agent and restart
 
     def shared(flat, clip, *kinds, **options):
         key = (flat.dimension, flat.dtype, clip, kinds, *options.items())

@@ -1,4 +1,4 @@
-"""Federations in one process on virtual time, a wire that records everything, and a checker of histories."""
+"""Federations in one process in virtual time, a wire that records everything, and a checker of histories."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ CARDS = [identity.card for identity in IDENTITIES.values()]
 
 
 class Crash(BaseException):
-    """The agent was killed here."""
+    """Raised where an agent is killed."""
 
 
 def abandon(agent):
-    """What is left of an agent that was killed."""
+    """Ends the remains of an agent that was killed."""
     for task in list(agent.peers.tasks):
         task.cancel()
     agent.ledger.close()
 
 
 class _Selector(selectors.DefaultSelector):
-    """Waiting is not done: the clock of the loop is put forward instead."""
+    """Does not wait: it advances the clock of the loop instead."""
 
     loop: VirtualLoop
 
@@ -76,14 +76,14 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 def on_virtual_time(coroutine, limit=300.0):
-    """Runs to the end without sleeping; `limit` virtual seconds are a hang."""
+    """Runs to the end without sleeping; more than `limit` virtual seconds raise `TimeoutError`."""
     found = []
 
     async def limited():
         async with asyncio.timeout(limit):
             found.append(await coroutine)
 
-    # Not as the task's own result: a runner's end takes the text of that, arrays and all, in half a second.
+    # Not as the task's own result: at its end a runner formats that as text, which takes half a second.
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         runner.run(limited())
     return found[0]
@@ -102,22 +102,22 @@ class Event:
 
 @dataclass
 class Wire:
-    """In memory, with everything written down; whose handler crashes is gone until it starts again."""
+    """A recording network in memory; an agent whose handler crashes is gone until it starts again."""
 
     handlers: dict[str, Handler] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
     crashed: list[str] = field(default_factory=list)
     on_crash: dict[str, object] = field(default_factory=dict)
     cut: set[frozenset[str]] = field(default_factory=set)  # links that are down
-    waited: list[tuple[str, str, str]] = field(default_factory=list)  # who waited for whom, to say what
-    delay: float = 0.0  # virtual seconds on the way
+    waited: list[tuple[str, str, str]] = field(default_factory=list)  # (sender, absent receiver, kind)
+    delay: float = 0.0  # virtual seconds per message
     lose: object = None  # (sender, receiver, message) -> "request", "reply" or None
 
     def transport(self, name):
         return Recorded(self, name)
 
     def handed(self, sender, receiver, packed):
-        """A row that went from one to the other inside a meeting."""
+        """Records a row that was handed over in an exchange."""
         row = Handover.unpack(packed)
         self.events.append(Event("sent", sender, receiver, "handed", row.round, digest_of(row.body)))
 
@@ -144,7 +144,7 @@ class Recorded(Transport):
         handle = self.wire.handlers.get(peer)
         if handle is None:
             raise Unreachable(f"{peer} is not there")
-        # From here on the bytes have left, whatever becomes of them.
+        # From here on the bytes have been sent, even if they never arrive.
         facts = (self.name, peer, message.kind.name.lower(), message.round, message.digest)
         self.wire.events.append(Event("sent", *facts))
         try:
@@ -172,7 +172,7 @@ class Recorded(Transport):
 
 @dataclass
 class Federation:
-    """A small job for n agents: the setup, the data, and the simulator's answer."""
+    """A small job for n agents: the setup, the data, and the simulator's result."""
 
     setup: setups.RunSetup
     shards: object
@@ -198,7 +198,7 @@ class Federation:
             return build_context(self.setup, agent, records, self.shards.classes, hooks=hooks, **options)
 
     def _meter(self, setup, agent):
-        """A federation's meters are made once, however often its agents are started."""
+        """Builds the meters of a federation once, however often its agents start."""
         key = id(setup.plan), id(setup.manifest), agent
         if key not in self._meters:
             self._meters[key] = build_meter(setup, agent)
@@ -219,7 +219,7 @@ class Federation:
         return PrivateFiles(self.identities[name], self.folder / "private" / name)
 
     def simulated(self, dtype=torch.float32):
-        """[agents, d]: the estimates that the simulator ends with, if it computes in `dtype`."""
+        """[agents, d]: the final estimates of the simulator when it computes in `dtype`."""
         config = self.setup.manifest.config
         model = self.setup.model(tuple(self.shards.inputs.shape[2:]), self.shards.classes).to(dtype)
         engine = Engine(
@@ -246,7 +246,7 @@ class Federation:
 
 
 def model_of_blobs(shape, classes):
-    """Named in configurations as `history:model_of_blobs`."""
+    """Configurations name it as `history:model_of_blobs`."""
     return linear_model(classes)
 
 
@@ -263,7 +263,7 @@ def federation(
     departures=0,
     **more_rules,
 ) -> Federation:
-    """`guarantee` None: that of a configuration that says nothing about it."""
+    """A federation of small runs on blobs; `guarantee` None means the default of a configuration."""
     graph = graph or topology.ring(agents)
     n = graph.agents
     shards = blobs(n, records=30)
@@ -287,7 +287,7 @@ def federation(
 
 
 def sharing(folder, *changes, graph=None, gossip=0, **how) -> Federation:
-    """Agents that share draws, all with all, and charge by the adaptive answer."""
+    """Agents with pair noise between all pairs, which charge by the adaptive answer."""
     shared = (
         "method.name=correlated",
         "method.secrets=all",
@@ -299,7 +299,7 @@ def sharing(folder, *changes, graph=None, gossip=0, **how) -> Federation:
 
 @dataclass
 class Run:
-    """What became of a federation: outcomes by agent, the wire, and how often each was started."""
+    """The result of a federation: outcomes by agent, the wire, and the number of starts of each agent."""
 
     federation: Federation
     wire: Wire
@@ -310,9 +310,9 @@ class Run:
 async def live(
     made: Federation, wire=None, failpoints=None, options=None, agents=None, restart_after=1.0, for_good=()
 ) -> Run:
-    """Every agent until its end; one that is killed is started again on its folder, or is gone `for_good`.
+    """Runs every agent to its end; a killed agent starts again on its folder, or is gone `for_good`.
 
-    `failpoints`: for an agent the place where it is killed, or one for each of its first starts.
+    `failpoints`: per agent the point where it is killed, or one for each of its first starts.
     """
     wire = wire or Wire()
     given = failpoints or {}
@@ -330,7 +330,7 @@ async def live(
             transport = wire.transport(name)
 
             def die(where, transport=transport):
-                transport.end()  # who is killed says and hears nothing more, whichever of its tasks it was
+                transport.end()  # no task of a killed agent sends or receives anything more
                 raise Crash(where)
 
             try:
@@ -376,9 +376,9 @@ async def live(
 
 
 def faults(run: Run) -> list[str]:
-    """Everything that is wrong with a history; empty when nothing is.
+    """All faults of a history.
 
-    `run.lost`, where it has one: what was on the books of agents before these were put back to an old copy.
+    `run.lost`, if present: the entries of ledgers before these were replaced by an old copy.
     """
     found: list[str] = []
     lost = getattr(run, "lost", {})
@@ -422,17 +422,17 @@ def faults(run: Run) -> list[str]:
             found.append(
                 f"{sender} sent {len(digests)} bodies for round {round} to {receiver}, charged {len(charged)}"
             )
-    starts = getattr(run, "starts", None)  # not everybody who calls this counts them
+    starts = getattr(run, "starts", None)  # not every caller counts them
     rules = run.federation.setup.manifest.rules
     for name, (entries, applied, _, stopped, found_on_the_way) in books.items():
         for entry in entries:
             late = stopped is not None and entry.round >= int(stopped)
             again = starts is None or starts[names.index(name)] > 1
-            # Some neighbour was not heard after a start; where the rule is to wait, it is waited for instead.
+            # Some neighbour was not heard after a start; under the rule `wait` the agent waits for it.
             doubted = entry.kind == "noise" and again and (rules.tolerates_silence or found_on_the_way)
             if (entry.kind == "release") == late and entry.kind not in ("skip", "late") and not doubted:
                 found.append(
-                    f"{name} booked a {entry.kind} in round {entry.round}, its budget ended at {stopped}"
+                    f"{name} charged a {entry.kind} in round {entry.round}, its budget ended at {stopped}"
                 )
         rounds = [entry.round for entry in entries if entry.kind != "late"]
         if len(set(rounds)) != len(rounds):
@@ -442,7 +442,7 @@ def faults(run: Run) -> list[str]:
             found.append(f"{name} applied a row twice")
         for entry in entries:
             if not (np.isfinite(entry.charge) and entry.charge >= 0):
-                found.append(f"{name} booked {entry.charge}")
+                found.append(f"{name} charged {entry.charge}")
     for sender, before in lost.items():
         found += drawn_twice(sender, before, books[sender][0], _kept(run))
     found += asymmetric({name: book[2] for name, book in books.items() if name not in lost})
@@ -450,12 +450,12 @@ def faults(run: Run) -> list[str]:
 
 
 def _kept(run):
-    """{(sender, receiver, round): digests} of rows that came onto somebody's books.
+    """{(sender, receiver, round): digests} of rows that some ledger contains.
 
-    No others can be shown to an old copy. Bytes that reached nobody were seen by the network alone, which
-    sees TLS. Bytes that reached a process which died, or whose disk was full, before it could write them down
-    were seen by it: that a machine put back as a whole draws again is then found by nobody, whatever agents
-    say to each other, and `beliefs` promises no more.
+    Only these can be shown to an old copy. Bytes that reached nobody were seen only by the network, which
+    sees TLS. Bytes that reached a process which was killed, or whose disk was full, before it stored them
+    were seen by that process. Nobody can then detect that a machine that was put back as a whole draws again,
+    and `beliefs` promises no more.
     """
     kept = defaultdict(set)
     for event in run.wire.events:
@@ -469,9 +469,9 @@ def _kept(run):
 
 
 def drawn_twice(sender, before, after, seen) -> list[str]:
-    """Rounds of which neighbours saw two draws: of books that were lost, and of those put in their place."""
+    """Rounds of which neighbours saw two draws: of a lost ledger, and of the ledger that replaced it."""
     found = []
-    # The same bytes are one draw: that of a seed, made anew.
+    # The same bytes are one draw, repeated from a seed.
     entries = {str(entry.digests): entry for entry in [*before, *after] if entry.digests}.values()
     for round in sorted({entry.round for entry in entries}):
         shown = [
@@ -486,16 +486,17 @@ def drawn_twice(sender, before, after, seen) -> list[str]:
             )
         ]
         if len(shown) > 1:
-            found.append(f"{sender} showed {len(shown)} draws of round {round}, and its books know of one")
+            found.append(f"{sender} showed {len(shown)} draws of round {round}, and its ledger has one")
     return found
 
 
 def asymmetric(pairs) -> list[str]:
-    """Pairs that one side committed and the other did not, or in which somebody was in doubt more than once.
+    """Exchanges that only one side committed, and agents that are in doubt about a partner more than once.
 
-    Once it may end in doubt: an agent that has done its rounds stays for nobody for ever, and who is slow or
-    cut off for longer than two idle timeouts cannot tell it. It then has not used a row, and has charged its
-    own; nothing is under-counted. With one partner it never has two such meetings: it begins none meanwhile.
+    One exchange per partner may end in doubt: an agent that has made its rounds waits for nobody for ever,
+    and a partner that is slow or cut off for more than two idle timeouts cannot inform it. The agent has then
+    used no row and has charged its own, so nothing is under-counted. It begins no second exchange with that
+    partner.
     """
     status = {(name, pair): state for name, rows in pairs.items() for pair, _, state, _ in rows}
     found = []

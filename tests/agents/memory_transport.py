@@ -23,7 +23,7 @@ class MemoryNetwork:
 
 
 class MemoryTransport(Transport):
-    """Delivers by calling the peer's handler. A peer that is not connected is unreachable at once."""
+    """Delivers by calling the peer's handler; a peer that is not connected is unreachable at once."""
 
     def __init__(self, wire: MemoryNetwork, name: str) -> None:
         self.wire, self.name = wire, name
@@ -58,7 +58,7 @@ class MemoryTransport(Transport):
         await end_all(self._tasks, "what was asked in memory")
 
     def _work(self, peer: str, message: Message) -> asyncio.Task[Reply]:
-        """The handler in a task of its own: a sender that leaves does not cancel it."""
+        """Runs the handler in its own task, so that a sender that leaves does not cancel it."""
         task = asyncio.create_task(self._answer(peer, message))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

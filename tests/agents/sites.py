@@ -18,9 +18,9 @@ from topdp.agents.wire.transport import Message, Reply, ReplyCode, Unreachable
 from topdp.runs.config import RunConfig
 
 NAMES = ("ant", "bee", "cat", "dog")
-MADE = {name: generate(name) for name in NAMES}  # keys are made once; addresses differ from test to test
+MADE = {name: generate(name) for name in NAMES}  # keys are made once; addresses differ between tests
 LIMIT = 120.0
-"""Seconds until a test is given up. It only ends what hangs: on a busy machine a test may take long."""
+"""Seconds after which a test is given up. It only ends hanging tests: on a busy machine tests take long."""
 
 
 RUNNER = asyncio.Runner()
@@ -28,7 +28,7 @@ atexit.register(RUNNER.close)
 
 
 def run(coroutine):
-    """Every test ends, whatever happens. All share one loop: gRPC has late events for loops that ended."""
+    """Runs a test with a time limit, always on one loop: gRPC sends late events to loops that have ended."""
 
     async def limited():
         async with asyncio.timeout(LIMIT):
@@ -48,7 +48,7 @@ def at(identity: Identity, address: str) -> Identity:
 
 
 class Federation:
-    """Agents in a row, or all linked; `closed` names those that open no port."""
+    """Agents linked in a row, or by `links`; those in `closed` open no port."""
 
     def __init__(self, names=("ant", "bee"), closed=(), links=None, identities=None, addresses=None, **rules):
         known = {**MADE, **(identities or {})}
@@ -70,7 +70,7 @@ class Federation:
 
     @contextlib.asynccontextmanager
     async def started(self, *names, **options):
-        """The transports of these agents (all of them when none is named), each with an `Echo`."""
+        """The transports of these agents, by default of all, each with an `Echo`."""
         transports = [self.transport(name, **options) for name in names or self.identities]
         for transport in transports:
             transport.echo = Echo(transport.name)
@@ -83,7 +83,7 @@ class Federation:
 
 
 class PlainTransport(GrpcTransport):
-    """Links without TLS: who dials says who it is, and what proves it is the handshake alone."""
+    """Links without TLS: the dialling agent states its name, and only the handshake proves it."""
 
     def _channel(self, card):
         return _NamedChannel(grpc_channels.aio.insecure_channel(card.address), self.name)
@@ -101,7 +101,7 @@ CLAIM = "claim"
 
 
 class _NamedChannel:
-    """A channel whose calls say who dials."""
+    """A channel whose calls state who dials."""
 
     def __init__(self, channel, name):
         self._channel, self._name, self.close = channel, name, channel.close
@@ -111,7 +111,7 @@ class _NamedChannel:
 
 
 class Echo:
-    """Answers with the digest of what came, and remembers who sent it."""
+    """Replies with the digest of each body, and records the senders."""
 
     def __init__(self, name):
         self.name, self.seen = name, []
@@ -122,7 +122,7 @@ class Echo:
 
 
 async def until_answered(transport, peer, message):
-    """As an agent does: sends the same bytes again until they are answered."""
+    """Sends the same message until it is answered, as an agent does."""
     while True:
         with contextlib.suppress(Unreachable):
             return await transport.request(peer, message)

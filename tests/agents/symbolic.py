@@ -1,8 +1,8 @@
-"""Federations whose rows say what they are made of, and what an observer learns from what really happened.
+"""Federations whose rows show their components, and what an observer learns from the rows that were sent.
 
-Every gradient that an agent takes and every draw that it makes is a coordinate of its own, so the rows on the
-wire are the coefficients of an exact account: nothing is read from a plan but who knows which draw. What an
-agent leaves out, a draw or a gradient, is missing in its rows and so in the account.
+Every gradient that an agent computes and every draw that it makes is a coordinate of its own, so the sent
+rows are the coefficients of an exact account. From the plan only the knowledge of draws is read. A draw or
+gradient that an agent leaves out is missing in its rows and so in the account.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Coordinates:
 
 @dataclass
 class AgentGradients:
-    """In place of an agent's gradients."""
+    """Replaces an agent's gradients."""
 
     names: Coordinates
     agent: int
@@ -61,13 +61,13 @@ class AgentGradients:
 
 @dataclass
 class Draws:
-    """In place of an agent's draws."""
+    """Replaces an agent's draws."""
 
     names: Coordinates
     seeded: bool = True
 
     def set_pair_seeds(self, seeds):
-        """A draw that is shared is a coordinate like any other."""
+        """Does nothing: a shared draw is a coordinate like any other."""
 
     def add(self, row, std, round, draw):
         row.add_(self.names.unit(self.names.draw(round, draw)), alpha=std)
@@ -75,7 +75,7 @@ class Draws:
 
 @dataclass
 class Symbolic(Federation):
-    """Takes the place of a federation in `live`. `taken`: the rounds in which each agent read its data."""
+    """Replaces a federation in `live`. `taken`: the rounds in which each agent read its data."""
 
     taken: dict[int, list[int]] = field(default_factory=dict)
     sent: dict[tuple[str, str, int], bytes] = field(default_factory=dict)
@@ -112,7 +112,7 @@ class Symbolic(Federation):
             return original(part, round, rows)
 
         wire.lose = note
-        # Coordinates are coefficients here, not numbers with noise: the grid of rows would only round them.
+        # Coordinates are exact coefficients without noise; the grid of rows would only round them.
         with (
             mock.patch.object(planned_loop, "rows_needed_later", rows_needed_later),
             mock.patch.object(hidden_rows, "GRID_STEP_PER_STD", 2.0**-50),
@@ -121,7 +121,7 @@ class Symbolic(Federation):
             return on_virtual_time(live(self, wire=wire, **how))
 
     def seen_by(self, observer, estimates=False):
-        """[rows, coordinates]: what `observer` was sent; with `estimates`, also everybody's."""
+        """[rows, coordinates]: the rows sent to `observer`; with `estimates`, also all estimates."""
         names, d = self.setup.manifest.names, self.coordinates.dimension
         rows = [
             row_payload.decode(body, d, "float64")
@@ -131,11 +131,11 @@ class Symbolic(Federation):
         return np.array(rows + (list(self.estimates_made.values()) if estimates else []))
 
     def mu(self, owner, observer, sensitivity, estimates=False):
-        """What a record of `owner` reaches against `observer`, who knows its own draws and gradients; or
-        against several, who pool what they see.
+        """What a record of `owner` reaches against `observer`, which knows its own draws and gradients, or
+        against several that pool what they see.
 
-        The gradients of all others count as fixed. μ² = uᵀMu with M = Aᵀ(BBᵀ)⁺A, u of signs, improved one by
-        one: what some record reaches, so never more than the truth.
+        The gradients of all others count as fixed. μ² = uᵀMu with M = Aᵀ(BBᵀ)⁺A for signs u, improved one by
+        one. Some record reaches this value, so it never exceeds the truth.
         """
         names = self.coordinates
         observers = (observer,) if isinstance(observer, int) else observer
@@ -149,7 +149,7 @@ class Symbolic(Federation):
         return sensitivity * float(np.sqrt(u @ M @ u))
 
     def _weighed(self, observers, estimates):
-        """What `observers` were sent, and (BBᵀ)⁺ of it: the same for every owner, and all the work."""
+        """The rows sent to `observers`, and (BBᵀ)⁺: the same for every owner, and most of the work."""
         asked = observers, estimates
         if asked not in self._known:
             names, plan = self.coordinates, self.setup.plan
@@ -160,7 +160,7 @@ class Symbolic(Federation):
         return self._known[asked]
 
     def epsilon(self, owner, sensitivity, delta, estimates=False):
-        """The largest over all other agents; with `estimates`, of observers who also read those."""
+        """The largest ε over all other agents; with `estimates`, over observers that also read those."""
         others = [j for j in range(len(self.names)) if j != owner]
         mus = [self.mu(owner, j, sensitivity, estimates) for j in others]
         return float(epsilon_of(np.array([max(mus)]), delta)[0])

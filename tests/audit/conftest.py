@@ -1,4 +1,4 @@
-"""Many small runs: one thread each, since threads that wait for each other take longer than the work."""
+"""Limits the tests of this folder to one thread, because more threads would slow such small runs down."""
 
 import pytest
 import torch

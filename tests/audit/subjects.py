@@ -1,4 +1,4 @@
-"""Small runs to audit: every method and mode, with a network of some hundred parameters."""
+"""Small runs to audit: every method and mode, with a network of a few hundred parameters."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def settings(agents: int, rounds: int, **sections: dict[str, Any]) -> RunConfig:
 def subject(
     agents: int = 4, rounds: int = 6, records: int = 160, hidden: int = 20, **sections: dict[str, Any]
 ) -> tuple[Assembly, Plan, Account]:
-    """What an audit is made of; its sections change those of the configuration."""
+    """The inputs of an audit; `sections` change those of the configuration."""
     config = settings(agents, rounds, **sections)
     outline = RunOutline.of(config, topology.ring(agents))
     shards, device = blobs(agents, records), torch.device("cpu")
@@ -47,7 +47,7 @@ def subject(
 
 @dataclass(frozen=True)
 class Audited:
-    """An audit and what it runs on."""
+    """An audit and the run that it attacks."""
 
     audit: Audit
     parts: Assembly
@@ -73,6 +73,6 @@ class Audited:
 
 
 def sections(protocol: str) -> dict[str, Any]:
-    """The configuration under which a protocol runs."""
+    """The sections of a configuration that run a protocol."""
     words = dict(change.removeprefix("method.").split("=") for change in SETTINGS[protocol])
     return {"method": {"name": words["name"], "mode": words["mode"], "alpha": 0.25, "offline": 0.0}}

@@ -1,4 +1,4 @@
-"""`topdp audit` of a configuration and of a run: what it prints, what it leaves, and how it refuses."""
+"""Tests of `topdp audit` on a configuration and on a run folder: output, files and errors."""
 
 import csv
 import json
@@ -23,13 +23,13 @@ def config(tmp_path_factory):
     return file
 
 
-def the_json(done):
+def parse_json(done):
     assert done.code == 0, done.err
     (line,) = done.out.splitlines()
     return json.loads(line)
 
 
-def test_an_audit_of_a_configuration_says_what_is_proved_and_what_was_found(topdp, config, tmp_path):
+def test_an_audit_of_a_configuration_reports_the_proved_and_the_audited_epsilon(topdp, config, tmp_path):
     done = topdp("audit", config, "--out", tmp_path / "found")
     assert done.code == 0, done.err
     for words in (
@@ -54,15 +54,15 @@ def test_an_audit_of_a_configuration_says_what_is_proved_and_what_was_found(topd
         assert min(picture.size) > 500
 
 
-def test_an_audit_of_a_run_executes_its_very_plan(topdp, config, tmp_path):
+def test_an_audit_of_a_run_executes_the_plan_of_the_run(topdp, config, tmp_path):
     assert topdp("run", config, "--out", tmp_path / "run").code == 0
-    found = the_json(topdp("audit", tmp_path / "run", "--out", tmp_path / "a", "--json", "--seed", 3))
-    again = the_json(topdp("audit", config, "--out", tmp_path / "b", "--json", "--seed", 3))
+    found = parse_json(topdp("audit", tmp_path / "run", "--out", tmp_path / "a", "--json", "--seed", 3))
+    again = parse_json(topdp("audit", config, "--out", tmp_path / "b", "--json", "--seed", 3))
     assert {**found, "out": ""} == {**again, "out": ""}
     assert np.isclose(found["epsilon_proved"], 4.0, atol=1e-3)
 
 
-def test_a_run_that_is_not_what_it_says_is_not_audited(topdp, config, tmp_path):
+def test_a_run_whose_configuration_was_changed_is_not_audited(topdp, config, tmp_path):
     assert topdp("run", config, "--out", tmp_path / "run").code == 0
     file = tmp_path / "run" / "config.toml"
     file.write_text(file.read_text(encoding="utf-8").replace("alpha = 0.25", "alpha = 0.5"), encoding="utf-8")
@@ -86,13 +86,13 @@ def test_a_run_that_is_not_what_it_says_is_not_audited(topdp, config, tmp_path):
         (["--set", "privacy.colluders=4"], "Expected privacy.colluders from 0 to 3"),
     ],
 )
-def test_bad_input_is_one_line_and_nothing_is_written(topdp, config, tmp_path, arguments, said):
+def test_wrong_arguments_give_one_line_of_error_and_write_nothing(topdp, config, tmp_path, arguments, said):
     done = topdp("audit", config, "--out", tmp_path / "deep" / "found", *arguments)
     assert done.code == 2 and said in " ".join(done.err.split()), done.err
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_is_no_run_and_one_that_is_not_empty(topdp, config, tmp_path):
+def test_folders_without_a_run_and_non_empty_output_folders_are_refused(topdp, config, tmp_path):
     done = topdp("audit", tmp_path, "--out", tmp_path / "found")
     assert done.code == 2 and "could not read run.json" in " ".join(done.err.split())
     done = topdp("audit", config, "--out", config.parent)
@@ -101,7 +101,7 @@ def test_a_folder_that_is_no_run_and_one_that_is_not_empty(topdp, config, tmp_pa
     assert done.code == 2 and "Expected no settings with the folder of a run" in " ".join(done.err.split())
 
 
-def test_a_run_from_python_is_audited_in_python(topdp, tmp_path):
+def test_a_run_that_was_made_in_python_is_refused_with_a_hint(topdp, tmp_path):
     from builders import blobs, linear_model
     from topdp import topology, train
 
@@ -110,7 +110,7 @@ def test_a_run_from_python_is_audited_in_python(topdp, tmp_path):
     assert done.code == 2 and "Audit it from Python" in " ".join(done.err.split())
 
 
-def test_recordings_that_are_asked_for_must_be_there(topdp, config, tmp_path):
+def test_audits_of_recordings_refuse_a_run_without_them(topdp, config, tmp_path):
     assert topdp("run", config, "--out", tmp_path / "run").code == 0
     for target in (tmp_path / "run", config):
         done = topdp("audit", target, "--recorded", "--out", tmp_path / "found")
@@ -118,8 +118,8 @@ def test_recordings_that_are_asked_for_must_be_there(topdp, config, tmp_path):
     assert not (tmp_path / "found").exists()
 
 
-def test_a_federation_rehearses_and_is_audited(topdp, config, tmp_path):
-    """Processes, TLS and the operating system's noise; slow, so once."""
+def test_a_rehearsal_of_a_federation_can_be_audited(topdp, config, tmp_path):
+    """Uses processes, TLS and the operating system's noise. It is slow, so there is only one such test."""
     demo = topdp(
         "federation", "demo", config, "--agents", "3", "--rehearse", "--out", tmp_path / "fed", "--json"
     )
@@ -128,9 +128,9 @@ def test_a_federation_rehearses_and_is_audited(topdp, config, tmp_path):
     log = (tmp_path / "fed" / "agents" / "agent0" / "log.jsonl").read_text(encoding="utf-8")
     assert "REHEARSAL" in log
     out = tmp_path / "found"
-    found = the_json(topdp("audit", tmp_path / "fed", "--recorded", "--out", out, "--json"))
+    found = parse_json(topdp("audit", tmp_path / "fed", "--recorded", "--out", out, "--json"))
     assert found["epsilon_proved"] == pytest.approx(4.0, abs=1e-3)
     assert found["kinds"]["aimed"]["canaries"] == 80
-    assert 0.4 < found["kinds"]["aimed"]["spread"][0] < 1.8  # 1 but for chance: this noise has no seed
+    assert 0.4 < found["kinds"]["aimed"]["spread"][0] < 1.8  # 1 up to chance: this noise has no seed
     notes = tmp_path / "fed" / "agents" / "agent1" / "state" / "recording" / "round-000001.npz"
     assert notes.stat().st_mode & 0o077 == 0

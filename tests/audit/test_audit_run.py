@@ -1,4 +1,4 @@
-"""Audits as a whole: near to what is proved, seldom above it, and not blind to a broken mechanism."""
+"""Tests of whole audits: the bound is close to the proved ε, rarely above it, and reveals broken noise."""
 
 import numpy as np
 import pytest
@@ -11,38 +11,38 @@ from topdp.simulator.simulated_noise import SimulatedDraws
 
 
 class DrawnOnce(SimulatedDraws):
-    """A broken mechanism: the noise of round 0 in every round."""
+    """A broken mechanism: every round uses the noise of round 0."""
 
     def seeds(self, round, draws):
         return super().seeds(0, draws)
 
 
-def thousand(**options):
+def audit_with_1000_canaries(**options):
     return Audited.of(AuditRequest(canaries=1000), agents=3, records=1000, hidden=60, rounds=8, **options)
 
 
-def test_the_plain_rule_at_4_is_shown_to_be_at_least_half_of_that():
-    found = thousand(method={"name": "plain"}).run(0)
+def test_an_audit_of_plain_at_epsilon_4_finds_at_least_half_of_it():
+    found = audit_with_1000_canaries(method={"name": "plain"}).run(0)
     assert found.proved == pytest.approx(4.0, abs=1e-3) and found.exceeds == []
     assert found.lower > 2.0
     assert sum(len(kind.scores) for kind in found.kinds.values()) == 1000
 
 
 @pytest.mark.parametrize("guarantee", ["view", "worst-case"])
-def test_noise_that_is_drawn_once_and_used_in_every_round_is_found_out(guarantee):
-    made = thousand(method={"name": "plain"}, privacy={"guarantee": guarantee})
+def test_noise_that_is_drawn_once_and_used_in_every_round_is_detected(guarantee):
+    made = audit_with_1000_canaries(method={"name": "plain"}, privacy={"guarantee": guarantee})
     found = made.run(0, DrawnOnce(0, made.plan.draws, made.plan.releases))
     assert "proved" in found.exceeds and "claimed" in found.exceeds
     assert found.lower > 2 * found.proved
     assert "not as private as proved" in found.verdict
-    # Canaries that always push one way are hidden the better for it: the turning ones are there for this.
+    # Such noise hides canaries that always push one way even better; the turning canaries are meant for it.
     assert found.kinds["aimed"].epsilon < found.proved < found.kinds["turning"].epsilon
-    # Not even the shape of the distribution is needed to see it.
+    # Guesses detect it as well, without assumptions on the distribution.
     assert found.kinds["turning"].epsilon_guessing > 2.0
 
 
-def test_noise_that_top_dp_saves_and_counts_as_free_is_found_out():
-    """The paper's claim under a tight calibration is false, and two thousand canaries show it."""
+def test_an_audit_shows_that_the_claimed_epsilon_of_top_dp_is_too_small():
+    """Under a tight calibration the paper's claim is false, and 2000 canaries show it."""
     made = Audited.of(
         AuditRequest(canaries=2000),
         agents=6,
@@ -57,10 +57,10 @@ def test_noise_that_top_dp_saves_and_counts_as_free_is_found_out():
     assert found.verdict.endswith("It exceeds claimed.")
 
 
-# Where all noise is one's own and all is broadcast, everybody is told what all others together are.
+# If all noise is own noise and every row is broadcast, each agent sees what all others together see.
 CASES = {
     **{protocol: sections(protocol) for protocol in SETTINGS if protocol != "dsgd"},
-    **{  # noise that is reused, and noise that is shared
+    **{  # reused noise and shared noise
         f"{protocol} to all": {**sections(protocol), "privacy": {"guarantee": "worst-case"}}
         for protocol in ("top-sync", "correlated")
     },
@@ -73,9 +73,9 @@ CASES = {
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("case", CASES)
-def test_what_is_right_is_accused_no_more_often_than_was_said(case):
+def test_a_correct_mechanism_is_accused_at_most_as_often_as_the_confidence_allows(case):
     made = Audited.of(AuditRequest(confidence=0.9), rounds=4, records=80, hidden=10, **CASES[case])
-    runs = 200 if case == "muffliato" else 100  # of its first hundred seeds 13 are unlucky, of 700 only 48
+    runs = 200 if case == "muffliato" else 100  # 13 of its first hundred seeds accuse it, but 48 of 700
     found = [made.run(seed) for seed in range(runs)]
     accused = sum("proved" in one.exceeds for one in found)
     assert accused <= 0.1 * runs  # 1 - confidence
@@ -84,14 +84,14 @@ def test_what_is_right_is_accused_no_more_often_than_was_said(case):
         assert np.mean([one.lower for one in found]) > 0.25 * made.proved
 
 
-def test_an_audit_is_the_same_for_the_same_seed_and_another_for_another():
+def test_an_audit_depends_only_on_its_seed():
     made = Audited.of()
     first, again, other = made.run(0), made.run(0), made.run(1)
     np.testing.assert_array_equal(first.kinds["aimed"].scores, again.kinds["aimed"].scores)
     assert first.lower == again.lower != other.lower
 
 
-def test_who_is_audited_and_who_looks_by_default_is_the_worst_pair():
+def test_the_default_owner_and_observer_are_the_worst_pair():
     made = Audited.of(agents=6, method={"name": "top"})
     mu = [
         Audited.of(
@@ -106,7 +106,7 @@ def test_who_is_audited_and_who_looks_by_default_is_the_worst_pair():
     assert everyone.proved == pytest.approx(everyone.audit.answers["worst_case"], rel=1e-6)
 
 
-def test_more_who_look_and_more_that_is_seen_never_learn_less():
+def test_larger_coalitions_and_observers_that_see_more_never_learn_less():
     def mu(**asked):
         return Audited.of(AuditRequest(owner=0, **asked), agents=6, method={"name": "top"}).audit.loss.mu
 
@@ -129,17 +129,17 @@ def test_more_who_look_and_more_that_is_seen_never_learn_less():
         ({"delta": 1.0}, "Expected 0 < delta < 1, got 1.0"),
     ],
 )
-def test_what_cannot_be_audited_is_said(asked, said):
+def test_invalid_requests_are_refused_with_the_reason(asked, said):
     with pytest.raises(ValueError, match=said.replace("?", r"\?")):
         Audited.of(AuditRequest(**asked))
 
 
-def test_an_observer_that_sees_nothing_is_said():
+def test_an_observer_that_sees_nothing_is_refused():
     with pytest.raises(AuditError, match="sees something of agent 0"):
         Audited.of(AuditRequest(owner=0, observer="3", sees="received"), agents=7, rounds=1)
 
 
-def test_somebody_outside_reads_every_link_and_knows_no_draw():
+def test_an_outsider_reads_every_link_and_knows_no_draw():
     made = Audited.of(AuditRequest(observer="outsider", owner=0), method={"name": "top"})
     assert made.audit.observer.members == () and made.audit.observer.sees == "all"
     found = made.run(0)
@@ -147,7 +147,7 @@ def test_somebody_outside_reads_every_link_and_knows_no_draw():
     assert made.audit.answers["worst_case"] * (1 + 1e-9) > found.proved > 1.2 * made.audit.answers["adaptive"]
 
 
-def test_another_delta_is_another_bound_on_the_same_run():
+def test_a_larger_delta_gives_a_smaller_bound_for_the_same_run():
     small, large = Audited.of(AuditRequest(delta=1e-7)), Audited.of(AuditRequest(delta=1e-3))
     assert small.proved > 4.5 and large.proved < 3.2
     assert small.run(0).lower > large.run(0).lower

@@ -1,4 +1,4 @@
-"""Canaries stand in the data as records do: same places, same batches, same length."""
+"""Tests that canaries replace records: at the same places, in the same batches, with the same norm."""
 
 import itertools
 
@@ -30,7 +30,7 @@ def plant(kind, count=50, replaced=False, seed=0):
 
 
 @pytest.mark.parametrize("kind", BATCHES)
-def test_a_canary_is_used_when_its_record_is_and_the_record_no_more(kind):
+def test_a_canary_is_used_instead_of_its_record_in_the_same_batches(kind):
     canaries, batches = plant(kind), [BATCHES[kind]] * 3
     for round in range(12):
         before = batch_selection.select(batches, 5, round)
@@ -60,7 +60,7 @@ def test_a_coin_changes_the_sum_by_the_clip_or_by_twice_the_clip():
         assert sums[0][[0, 2]].abs().sum() == 0
 
 
-def test_canaries_take_the_places_that_are_worth_most_and_none_that_tell_nothing():
+def test_canaries_take_the_most_informative_places_and_none_without_information():
     canaries, batches = plant("cycle", count=70), [BATCHES["cycle"]] * 3
     used = [canaries.select(batches, 0, r, torch.device("cpu")).used.tolist() for r in range(5)]
     assert sorted(itertools.chain(*used)) == list(range(70)) and list(map(len, used)) == [20, 20, 20, 0, 10]
@@ -68,14 +68,14 @@ def test_canaries_take_the_places_that_are_worth_most_and_none_that_tell_nothing
         canary_count(71, 1, batches, ONES["cycle"], 200, 0)
 
 
-def test_coins_are_fair_and_nobody_shares_a_parameter():
+def test_coins_are_fair_and_no_canaries_share_a_parameter():
     many = [plant("full", seed=seed) for seed in range(40)]
     assert all(len(set(one.coordinates.tolist())) == len(one) for one in many)
     share = np.mean([one.present.mean() for one in many])
     assert abs(share - 0.5) < 4 * 0.5 / np.sqrt(40 * 50)
 
 
-def test_as_many_canaries_as_fit_and_no_fewer_than_tell_anything():
+def test_the_number_of_canaries_is_the_largest_that_fits_and_at_least_the_minimum():
     full = [Full(300)] * 3
     assert canary_count(None, 0, full, np.ones(1), 5000, 0) == 300
     assert canary_count(None, 0, [Full(3000)] * 3, np.ones(1), 5000, 0) == 1000
@@ -90,8 +90,8 @@ def test_as_many_canaries_as_fit_and_no_fewer_than_tell_anything():
         canary_count(None, 0, [Full(20)] * 3, np.ones(1), 100, 0)
 
 
-def test_without_canaries_that_are_there_a_run_is_the_same_but_for_their_records():
-    """Coins alone decide what is planted: if all are 0, the gradients are those of the other records."""
+def test_without_present_canaries_the_gradients_are_those_of_the_other_records():
+    """The coins alone decide what is planted: if all are 0, only the other records contribute."""
     made = Audited.of()
     owner, canaries = made.audit.owner, made.audit.plant(3, order=3)
     canaries.push[:] = 0.0

@@ -1,4 +1,4 @@
-"""Scores are those of the best linear statistic: as strong as the account says, from what is seen."""
+"""Tests that canary scores are as informative as the account states, and use only what is seen."""
 
 from dataclasses import replace
 
@@ -15,12 +15,12 @@ from topdp.audit.canary_scores import canary_scores, execute, information
 from topdp.privacy.observers.gram_matrix import grams
 from topdp.simulator import fused_rows
 
-# Every protocol once; noise that is reused, and noise that is shared, as everybody sees it.
+# Every protocol once, and protocols with reused or shared noise under every view.
 SEEN = sorted({*cyclic_pairs(SETTINGS, SEES, 1), *cyclic_pairs(["top-sync", "correlated"], SEES, 3)})
 
 
 @pytest.mark.parametrize(("protocol", "sees"), SEEN)
-def test_what_canaries_are_worth_is_what_the_accountants_matrix_says(protocol, sees):
+def test_the_information_of_canaries_agrees_with_the_accountants_gram_matrix(protocol, sees):
     _, plan, _ = subject(**sections(protocol))
     observer = Observer(plan, (1,), sees)
     (M,) = grams(plan, observer.coalition, np.array([0]), observer.public)
@@ -33,7 +33,7 @@ def test_what_canaries_are_worth_is_what_the_accountants_matrix_says(protocol, s
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("protocol", "sees"), SEEN)
-def test_scores_are_normal_about_0_or_what_the_plan_says(protocol, sees):
+def test_scores_are_normal_with_the_mean_that_the_plan_predicts(protocol, sees):
     made = Audited.of(AuditRequest(observer="1", owner=0, sees=sees), **sections(protocol))
     found = [made.run(seed) for seed in range(8)]
     for kind in CANARY_KINDS:
@@ -42,7 +42,7 @@ def test_scores_are_normal_about_0_or_what_the_plan_says(protocol, sees):
         assert kstest(left, "norm").pvalue > 1e-3
 
 
-def test_under_replaced_records_the_distance_is_twice_as_large_and_counted_so():
+def test_under_replace_one_the_distance_counts_as_twice_as_large():
     made = Audited.of(privacy={"adjacency": "replace-one"})
     found = made.run(0)
     assert found.mu == pytest.approx(0.9249, abs=1e-3)  # ε = 4
@@ -51,8 +51,8 @@ def test_under_replaced_records_the_distance_is_twice_as_large_and_counted_so():
         assert kstest(left, "norm").pvalue > 1e-3
 
 
-def test_nothing_is_read_that_the_observer_does_not_see():
-    """Rows of others that it does not receive may be anything; one that it receives may not."""
+def test_scores_do_not_depend_on_rows_that_the_observer_does_not_see():
+    """Rows that it does not receive may have any values; rows that it receives may not."""
     made = Audited.of(AuditRequest(observer="1", owner=0, sees="received"), **sections("top-sync"))
     audit, canaries = made.audit, made.audit.plant(0, order=0)
     rounds = list(execute(made.parts, made.plan, canaries, audit.signs, 0))
@@ -77,27 +77,27 @@ def test_nothing_is_read_that_the_observer_does_not_see():
     assert np.isnan(scored(lambda r: ~unseen(r))).all()
 
 
-def test_draws_that_the_observer_shares_are_taken_off():
-    """Every draw of agent 2 is known to agent 1 too: hidden rows of 2 hide nothing from 1 by them."""
+def test_draws_that_the_observer_knows_are_subtracted():
+    """Agent 1 also knows every draw of agent 2, so these draws hide nothing from it."""
     parts, plan, found = subject(**sections("top-sync"))
     known = np.concatenate([plan.known_by, np.full((plan.draws, 1), -1, plan.known_by.dtype)], axis=1)
     known[plan.known_by[:, 0] == 2, 1] = 1
     shared = replace(plan, known_by=known)
     asked = AuditRequest(observer="1", owner=0)
-    alone, told = (Audited.given(asked, parts, one, found) for one in (plan, shared))
-    assert told.audit.worth[0] > 1.02 * alone.audit.worth[0]
+    alone, sharing = (Audited.given(asked, parts, one, found) for one in (plan, shared))
+    assert sharing.audit.worth[0] > 1.02 * alone.audit.worth[0]
     for seed in range(4):
-        for kind in told.run(seed).kinds.values():
+        for kind in sharing.run(seed).kinds.values():
             assert kstest(kind.scores - kind.mu * kind.present, "norm").pvalue > 1e-3
 
 
-def test_what_no_noise_hides_is_found_without_fail():
+def test_without_noise_every_canary_is_detected():
     made = Audited.of(method={"name": "no-noise"})
     for kind in made.run(0).kinds.values():
         assert kind.scores[kind.present].min() > kind.scores[~kind.present].max()
 
 
-def test_other_noise_than_planned_is_seen_in_the_spread(monkeypatch):
+def test_noise_that_differs_from_the_plan_shows_in_the_spread(monkeypatch):
     real = fused_rows.make
 
     def with_half_the_noise(*given):

@@ -1,4 +1,4 @@
-"""`topdp account` and `topdp calibrate`: numbers, JSON and refusals."""
+"""Tests of `topdp account` and `topdp calibrate`: numbers, JSON and errors."""
 
 import json
 import os
@@ -20,7 +20,7 @@ NAMES = ["claimed", "view", "adaptive", "outsider", "worst_case"]
 SMALL = ["--set", "topology.agents=5", "--set", "topology.kind=ring", "--set", "rounds=6"]
 
 
-def test_a_plan_beyond_memory_is_refused_in_one_line(topdp, monkeypatch):
+def test_a_plan_that_exceeds_memory_is_refused_in_one_line(topdp, monkeypatch):
     def too_large(config):
         raise MemoryError("Unable to allocate 8 TiB")
 
@@ -46,7 +46,7 @@ def test_ctrl_c_while_accounting_is_reported(topdp, monkeypatch):
     assert done.code == 130 and done.err.endswith("topdp: Interrupted.\n")
 
 
-def the_json(done):
+def parse_json(done):
     """The one object that `--json` prints: strict JSON, without NaN and Infinity."""
 
     def refuse(word):
@@ -102,8 +102,8 @@ def test_a_configuration_is_accounted_without_data_and_without_torch(tmp_path):
     assert found["epsilon"]["adaptive"] == pytest.approx(1.0)
 
 
-def test_the_json_of_an_account(topdp):
-    found = the_json(
+def test_the_json_of_an_account_contains_answers_pairs_and_assumptions(topdp):
+    found = parse_json(
         topdp("account", *SMALL, "--set", "method.name=top", "--answers", "view, outsider", "--json")
     )
     assert found["delta"] == 1e-5 and found["guarantee"] == "adaptive" and found["releases"] == 7
@@ -118,7 +118,7 @@ def test_the_json_of_an_account(topdp):
     mu = np.array(found["pairs"]["view"]["mu"], float)
     assert mu.shape == (5, 5) and np.isnan(np.diag(mu)).all()
     assert epsilon_of(float(np.nanmax(mu)), 1e-5) == pytest.approx(found["epsilon"]["view"])
-    # σ is noise per unit of clip; z = σ·b and μ of the claim is √7/z.
+    # σ is the noise per unit of clip; z = σ·b, and μ of the claim is √7/z.
     assert found["sigma"] == [found["sigma"][0]] * 5
     claimed = epsilon_of(np.sqrt(7) / (found["sigma"][0] * 12_000), 1e-5)
     assert found["epsilon"]["claimed"] == pytest.approx(claimed)
@@ -128,21 +128,21 @@ def test_the_json_of_an_account(topdp):
 
 @pytest.mark.slow
 def test_a_run_is_accounted_with_its_own_settings(topdp, finished):
-    found = the_json(topdp("account", finished, "--json"))
+    found = parse_json(topdp("account", finished, "--json"))
     written = json.loads((finished / "privacy.json").read_text())
     assert 3 * (1 - 1e-6) <= found["epsilon"]["adaptive"] <= 3
     assert list(written["epsilon_per_agent"]) == ["claimed", "adaptive", "worst_case"]
     for key in written["epsilon_per_agent"]:
         assert found["epsilon_per_agent"][key] == pytest.approx(written["epsilon_per_agent"][key], rel=1e-9)
     assert found["sensitivity"] == [4.0 / 20] * 6
-    more = the_json(topdp("account", finished, "--answers", "view", "--json"))
+    more = parse_json(topdp("account", finished, "--answers", "view", "--json"))
     assert 0 < more["epsilon"]["view"] < more["epsilon"]["adaptive"] == found["epsilon"]["adaptive"]
     refused = topdp("account", finished, "--set", "privacy.epsilon=2")
     assert refused.code == 2 and "Expected no settings with the folder of a run" in refused.err
 
 
 def test_coalitions_learn_no_less_than_their_members(topdp):
-    found = the_json(topdp("account", *SMALL, "--coalition", "2", "--answers", "view", "--json"))
+    found = parse_json(topdp("account", *SMALL, "--coalition", "2", "--answers", "view", "--json"))
     together = found["coalition"]
     assert together["size"] == 2 and together["statement"].startswith("All 10 coalitions of 2 agents")
     assert all(one <= two * (1 + 1e-9) for one, two in zip(
@@ -180,7 +180,7 @@ def test_the_tables_name_the_worst_observer_and_the_assumptions(topdp, monkeypat
         assert words in done.out, words
 
 
-def test_infinite_and_refused_answers_are_words(topdp, monkeypatch):
+def test_infinite_and_refused_answers_are_explained_in_words(topdp, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
     done = topdp("account", *SMALL, "--set", "method.name=no-noise")
     assert (
@@ -188,7 +188,7 @@ def test_infinite_and_refused_answers_are_words(topdp, monkeypatch):
     )
     sampled = ["--set", "data.batch={poisson=500}", "--set", "rounds=1"]
     sampled += ["--set", "privacy.adjacency=replace-one", "--set", "privacy.guarantee=worst-case"]
-    found = the_json(topdp("account", *SMALL, *sampled, "--json"))
+    found = parse_json(topdp("account", *SMALL, *sampled, "--json"))
     assert found["epsilon"]["claimed"] is None and found["status"]["claimed"] == "refused"
     assert "add-remove" in found["reasons"]["claimed"]
     assert found["epsilon"]["view"] is None and found["status"]["view"] == "not asked"
@@ -197,7 +197,7 @@ def test_infinite_and_refused_answers_are_words(topdp, monkeypatch):
 
 def test_calibrate_prints_the_numbers_of_the_paper_and_their_ratios(topdp):
     """Four digits of docs/privacy.md: unit clip, add-remove, 1000 releases."""
-    found = the_json(
+    found = parse_json(
         topdp("calibrate", "--epsilon", 1, "--delta", 1e-5, "--releases", 1000, "--records", 2000, "--json")
     )
     sigma = found["sigma"]
@@ -214,7 +214,7 @@ def test_calibrate_prints_the_numbers_of_the_paper_and_their_ratios(topdp):
 
 @pytest.mark.slow
 def test_calibrate_refuses_single_methods_with_the_reason(topdp, monkeypatch):
-    found = the_json(
+    found = parse_json(
         topdp("calibrate", "--epsilon", 2, "--releases", 100, "--records", 2000, "--poisson", 1, "--json")
     )
     assert found["sigma"]["theorem1"] is None and found["sigma"]["tight"] > 0
@@ -274,7 +274,7 @@ def test_wrong_input_ends_with_code_2_and_one_line(topdp, case):
     assert "Traceback" not in done.err and done.out == ""
 
 
-def test_foreign_folders_and_foreign_plans_are_refused(topdp, finished, tmp_path):
+def test_folders_and_plans_that_belong_to_no_run_are_refused(topdp, finished, tmp_path):
     done = topdp("account", tmp_path)
     assert done.code == 2 and "Traceback" not in done.err
     other = tmp_path / "run"

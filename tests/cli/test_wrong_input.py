@@ -1,4 +1,4 @@
-"""Wrong input of a new user: one line with what was expected, what was received and what to do."""
+"""Tests of wrong input by new users: one line states what was expected, what was received and what to do."""
 
 import os
 from datetime import datetime
@@ -116,11 +116,11 @@ WRONG = {
 
 @pytest.mark.parametrize("case", WRONG)
 def test_wrong_input_is_one_message_and_code_2(topdp, here, monkeypatch, case):
-    monkeypatch.setattr(planning, "account", lambda *a, **b: pytest.fail("the account was made first"))
+    monkeypatch.setattr(planning, "account", lambda *a, **b: pytest.fail("the account was computed first"))
     before = sorted(os.listdir(here))
-    arguments, says = WRONG[case]
+    arguments, expected_words = WRONG[case]
     done = topdp(*arguments)
-    assert done.code == 2 and says in " ".join(done.err.split()), done.err
+    assert done.code == 2 and expected_words in " ".join(done.err.split()), done.err
     assert "Traceback" not in done.err and done.out == ""
     assert [name for name in sorted(os.listdir(here)) if name != "__pycache__"] == before
 
@@ -144,15 +144,15 @@ def test_only_an_unfinished_run_in_the_folder_can_be_continued(topdp, here):
 
 
 def test_a_default_folder_is_new(topdp, here, monkeypatch):
-    """Even if two runs begin in the same second."""
+    """This holds even if two runs begin in the same second."""
     from topdp.cli import shared_options
 
-    class Noon:
+    class FixedClock:
         @staticmethod
         def now():
             return datetime(2026, 1, 1, 12)
 
-    monkeypatch.setattr(shared_options, "datetime", Noon)
+    monkeypatch.setattr(shared_options, "datetime", FixedClock)
     assert topdp(*RUN).code == topdp(*RUN).code == 0
     name = "blobs.npz-top-dp-sync-20260101-120000"
     assert sorted(os.listdir(here / "runs")) == [name, f"{name}-2"]
@@ -171,15 +171,15 @@ def test_a_byte_order_mark_is_ignored(topdp, here):
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    ("changes", "expected_words"),
     [
         (["top", "top-dp"], "The noise of top-dp decreases every 1000 rounds, and the run has 150"),
         (["plain", "li18"], "--set privacy.guarantee=claimed"),
         (["plain", "plain"], "they do not differ"),
     ],
 )
-def test_methods_with_one_plan_are_explained_by_their_difference(changes, says):
-    assert says in why_plans_are_equal([read(changes=[f"method.name={name}"]) for name in changes])
+def test_methods_with_equal_plans_are_explained_by_what_they_share(changes, expected_words):
+    assert expected_words in why_plans_are_equal([read(changes=[f"method.name={name}"]) for name in changes])
 
 
 def test_methods_that_differ_only_later_are_reported(topdp, here):
@@ -195,7 +195,7 @@ class Pairs(torch.utils.data.Dataset):
         return torch.zeros(16), 0
 
 
-ODD = {
+WRONG_SHARDS = {
     "loader": (lambda: torch.utils.data.DataLoader(Pairs()), "a DataLoader", "from_torch"),
     "dataset": (Pairs, "a Pairs", "from_torch"),
     "loaders": (lambda: [torch.utils.data.DataLoader(Pairs())], "a list of DataLoader", "from_torch"),
@@ -208,9 +208,9 @@ ODD = {
 }
 
 
-@pytest.mark.parametrize("case", ODD)
+@pytest.mark.parametrize("case", WRONG_SHARDS)
 def test_wrong_shards_are_refused_with_the_constructor_to_use(case):
-    make, came, way = ODD[case]
+    make, came, way = WRONG_SHARDS[case]
     with pytest.raises(
         ConfigError, match=rf"Expected shards to be a Shards, got {came}[.:].*Shards\.{way}\("
     ):
@@ -222,15 +222,15 @@ def test_shards_are_accepted():
 
 
 @pytest.mark.parametrize(
-    ("settings", "says"),
+    ("settings", "expected_words"),
     [
         ({"device": None}, "--device: expected auto, cpu, cuda or cuda:N, got None"),
         ({"out": 3}, "Expected out to be the path of a folder, got a int"),
         ({"progress": 3}, "Expected progress to be a function of"),
     ],
 )
-def test_arguments_of_a_wrong_type_are_named(settings, says):
-    with pytest.raises(ConfigError, match=says):
+def test_arguments_of_a_wrong_type_are_named(settings, expected_words):
+    with pytest.raises(ConfigError, match=expected_words):
         package.train(linear_model(), blobs(4), topology.ring(4), sigma=1.0, **settings)
 
 
@@ -253,9 +253,9 @@ def test_numbers_of_numpy_and_torch_are_accepted():
         ),
     ],
 )
-def test_unsupported_work_of_several_processes_is_refused_early(topdp, here, monkeypatch, words, said):
-    told = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
-    for name, value in told.items():
+def test_work_that_several_ranks_do_not_support_is_refused_early(topdp, here, monkeypatch, words, said):
+    environment = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+    for name, value in environment.items():
         monkeypatch.setenv(name, value)
     done = topdp(*words, "--set", "data.name=blobs.npz")
     assert done.code == 2 and said in done.err, done

@@ -1,3 +1,5 @@
+"""Fixtures for tests of experiments: a tiny scale, and the results that it gives."""
+
 from dataclasses import replace
 
 import numpy as np
@@ -19,7 +21,7 @@ FINE = chart_style._RC["savefig.dpi"]
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
-    """Drawing is most of the time: pictures are coarse in tests of this folder, and only there."""
+    """Drawing takes most of the time, so tests of this folder draw coarse pictures."""
     chart_style._RC["savefig.dpi"] = 100
 
 
@@ -30,7 +32,7 @@ def pytest_runtest_teardown(item):
 
 @pytest.fixture(scope="package", autouse=True)
 def _short_searches():
-    """Of the frontier."""
+    """Shortens the searches of the frontier."""
     short = replace(frontier.QUICK_SPACE, rounds=(4,), exponents=(0.5,))
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(frontier.QUICK_SPACES, "mnist", {"scattering + linear": short, "mlp": short})
@@ -39,7 +41,7 @@ def _short_searches():
 
 @pytest.fixture(scope="package")
 def scale(tmp_path_factory):
-    """Six agents, a few rounds, bright stripes instead of digits and things."""
+    """Six agents, a few rounds, and bright stripes instead of real images."""
     folder = tmp_path_factory.mktemp("data")
     generator = np.random.default_rng(0)
     for name, shape in {"mnist": (1, 8, 8), "cifar10": (3, 16, 16)}.items():
@@ -60,7 +62,7 @@ def scale(tmp_path_factory):
 
 @pytest.fixture(scope="package")
 def made(scale, tmp_path_factory):
-    """The folder of all figures, the first under each lens, and of a frontier; with their verdicts."""
+    """The folder of all figures, the first under each lens, and of a frontier; and the verdicts."""
     out = tmp_path_factory.mktemp("reproduction")
     rest = [number for number in FIGURES if number != "1"]
     with pytest.MonkeyPatch.context() as patch:

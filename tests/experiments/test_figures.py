@@ -1,4 +1,4 @@
-"""Figures by themselves: what their CSV files hold, what is drawn and judged from them, what pictures say."""
+"""Tests of figures: the numbers in CSV files, and pictures, verdicts and captions made from them."""
 
 import csv
 import re
@@ -21,9 +21,9 @@ RESULTS = Path(__file__).parents[2] / "results"
 
 
 @pytest.mark.slow
-def test_the_numbers_of_a_figure_are_those_of_its_runs(out, scale):
+def test_the_numbers_of_a_figure_agree_with_its_runs(out, scale):
     runs = FigureRuns(out / "runs", "cpu", test_records=lambda config: 50, progress=print)
-    for number in ("1", "2"):  # along the epochs, and against a budget
+    for number in ("1", "2"):  # over epochs, and over budgets
         panels = FIGURES[number].panels(scale, "same")
         numbers = read_numbers("same", panels, out / f"figure{number}-same.csv")
         for panel in panels:
@@ -35,7 +35,7 @@ def test_the_numbers_of_a_figure_are_those_of_its_runs(out, scale):
                         assert numbers.curves[panel.title, label, x, config.seed] == curve
 
 
-def test_pictures_and_verdicts_are_made_again_from_numbers_alone(made, scale, tmp_path):
+def test_pictures_and_verdicts_follow_from_the_numbers_alone(made, scale, tmp_path):
     out, verdicts = made
     (tmp_path / "runs").mkdir()
     for name in ("figure2-same.csv", "frontier-mnist.csv", "made.json"):
@@ -51,11 +51,11 @@ def test_pictures_and_verdicts_are_made_again_from_numbers_alone(made, scale, tm
 
 
 def caption_in(svg):
-    """Text is drawn as shapes; beside them stands what they spell."""
+    """Text is drawn as shapes; comments beside them contain the words."""
     return "\n".join(re.findall("<!-- (.*?) -->", svg.read_text(encoding="utf-8"), re.DOTALL))
 
 
-def test_numbers_that_are_not_all_there_are_refused(out, scale, tmp_path):
+def test_incomplete_or_damaged_numbers_are_refused(out, scale, tmp_path):
     panels, file = FIGURES["2"].panels(scale, "same"), tmp_path / "figure2-same.csv"
     whole = (out / file.name).read_text()
     for damaged, said in (
@@ -70,8 +70,8 @@ def test_numbers_that_are_not_all_there_are_refused(out, scale, tmp_path):
             read_numbers("same", panels, file)
 
 
-def test_the_results_in_the_repository_give_the_verdicts_beside_them(topdp, tmp_path, monkeypatch):
-    """Every table of full runs follows from its CSV file by the checks of today; pictures take too long."""
+def test_the_results_in_the_repository_give_the_stored_verdicts(topdp, tmp_path, monkeypatch):
+    """Every table of full runs follows from its CSV file by the current checks. No picture is drawn."""
     shutil.copytree(RESULTS, tmp_path / "results")
     monkeypatch.setattr(reproduce, "draw", lambda *arguments: None)
     monkeypatch.setattr(frontier_report, "draw", lambda *arguments: None)
@@ -82,7 +82,7 @@ def test_the_results_in_the_repository_give_the_verdicts_beside_them(topdp, tmp_
         assert file.read_text() == (tmp_path / "results" / file.name).read_text()
 
 
-def test_a_frontier_is_read_as_it_was_written(tmp_path):
+def test_a_frontier_is_read_back_unchanged(tmp_path):
     for file in RESULTS.glob("frontier-*.csv"):
         frontier_report.write_rows(frontier_report.read_rows(file), tmp_path / file.name)
         assert (tmp_path / file.name).read_text() == file.read_text()
@@ -95,15 +95,15 @@ def test_a_frontier_is_read_as_it_was_written(tmp_path):
 
 
 @pytest.mark.parametrize("other", ["claimed", "", "worst-case"])
-def test_a_frontier_of_several_guarantees_or_of_none_is_refused(tmp_path, other):
-    """Its title and its table name one: that of the file."""
+def test_a_frontier_with_several_guarantees_or_none_is_refused(tmp_path, other):
+    """Its title and its table name only one guarantee: that of the file."""
     mixed = tmp_path / "mixed.csv"
     mixed.write_text((RESULTS / "frontier-mnist.csv").read_text().replace(",adaptive,", f",{other},", 1))
     with pytest.raises(InputError, match="one guarantee"):
         frontier_report.read_rows(mixed)
 
 
-def test_every_frontier_says_which_guarantee_its_numbers_have(out):
+def test_every_frontier_states_the_guarantee_of_its_numbers(out):
     made = (out / "frontier-mnist.md").read_text()
     assert "| mlp: ε (adaptive) | 1 | 4 |" in made and "whatever gradients do" in made
     assert "| correlated, 1 colludes |" in made and "central (trusted party)" in made
@@ -126,7 +126,7 @@ def test_a_picture_names_its_data_budget_and_guarantee(number, lens, words):
     assert caption(FigureNumbers(lens, FIGURES[number].panels(FULL_SCALE, lens), {})) == words
 
 
-def test_pictures_in_the_repository_are_small(out):
+def test_pictures_and_results_are_small(out):
     with Image.open(out / "figure1-same.png") as picture:
         assert picture.mode == "P"
     assert sum(file.stat().st_size for file in RESULTS.rglob("*") if file.suffix in (".csv", ".md")) < 2e6
@@ -143,7 +143,7 @@ def test_verdicts_count_cases():
         assert (verdict.claim, verdict.verdict) == ("x", word)
 
 
-def test_the_csv_of_a_figure_opens_in_a_spreadsheet(out):
+def test_the_csv_of_a_figure_has_rows_of_equal_length(out):
     with (out / "figure1-same.csv").open(encoding="utf-8") as file:
         rows = list(csv.reader(file))
     assert rows[0][:6] == ["panel", "line", "x", "seed", "sigma", "over_agents"]

@@ -1,4 +1,4 @@
-"""The frontier: its noise, its stacks, and what is left when time is up. Its files are in test_figures."""
+"""Tests of the frontier: its noise, its stacked runs, and its time limit. test_figures tests its files."""
 
 import math
 import time
@@ -41,7 +41,7 @@ def model_frontier(scale, data, model):
     return frontier.ModelFrontier(data=data, model=model, space=space, scale=scale, runs=None, used=[])
 
 
-def test_who_takes_part():
+def test_the_contenders_have_valid_configurations():
     names = list(contenders(30))
     assert names == [
         "no-noise", "plain", "top", "dsgd", "muffliato", "correlated", "correlated, 3 collude",
@@ -62,7 +62,7 @@ def frontier_scale():
 @pytest.mark.parametrize("changes", [{}, {"exponent": 0.0}, {"exponent": 0.25, "rounds": 9, "gossip": 0}])
 @pytest.mark.parametrize("name", [name for name in CONTENDERS if name != "no-noise"])
 def test_the_noise_of_every_contender_meets_its_budget(name, changes, scale, tmp_path):
-    """The σ that follows from one short plan by scaling, in the account of the plan that is run."""
+    """Compares the σ that is scaled from one short plan with the account of the plan that is executed."""
     config = final(scale, name, **changes)
     noise = NoiseStore(tmp_path / "sigma.json", quiet)
     noise.calibrate([config])
@@ -70,7 +70,7 @@ def test_the_noise_of_every_contender_meets_its_budget(name, changes, scale, tmp
     tree["privacy"]["sigma"] = noise.sigma(config)
     given = parse(tree, "calibrated")
     _, account = plan_and_account(resolve(given))
-    if name == "central":  # nobody else takes part: what is shown is all there is to learn
+    if name == "central":  # no other agent takes part: the released rows are all that can be learned from
         assert 1.999 < account.worst_case.largest <= 2.0
     else:
         assert 1.999 < account.adaptive.largest <= 2.0
@@ -78,15 +78,15 @@ def test_the_noise_of_every_contender_meets_its_budget(name, changes, scale, tmp
 
 
 @pytest.mark.parametrize("change", [{"pair_noise": "auto"}, {"noise_schedule": {"kind": "steps"}}])
-def test_noise_that_does_not_follow_by_scaling_is_refused(scale, tmp_path, change):
+def test_settings_whose_noise_does_not_scale_are_refused(scale, tmp_path, change):
     tree = final(scale, "correlated").model_dump(exclude_none=True)
     config = parse(tree | {"method": tree["method"] | change}, "open")
     with pytest.raises(InputError, match="secrets_degree, pair_noise and no step decay"):
         NoiseStore(tmp_path / "sigma.json", quiet).calibrate([config])
 
 
-def test_rounded_rows_that_are_hidden_get_no_noise(tmp_path):
-    """The noise of rows that are sums must not be taken for that of rows that are not."""
+def test_hidden_rows_that_are_rounded_are_refused(tmp_path):
+    """The noise of exact rows must not be used for rounded rows."""
     tree = {"method": {"name": "top"}, "rounds": 2, "topology": {"agents": 6, "kind": "ring"}}
     sums, rounded = (parse(tree | {"train": {"rows": rows}}, rows) for rows in ("model", "bfloat16"))
     noise = NoiseStore(tmp_path / "sigma.json", quiet)
@@ -97,7 +97,7 @@ def test_rounded_rows_that_are_hidden_get_no_noise(tmp_path):
         noise.sigma(rounded)
 
 
-def test_runs_that_keep_rows_otherwise_share_no_plan():
+def test_runs_with_other_row_formats_share_no_plan():
     tree = {"method": {"name": "dsgd"}, "rounds": 2, "topology": {"agents": 6, "kind": "ring"}}
     both = [parse(tree | {"train": {"rows": rows}}, rows) for rows in ("bfloat16", "model")]
     plans = shared_plans([resolve(config, counts=(10,) * 6) for config in both], [1.0, 1.0])
@@ -106,8 +106,8 @@ def test_runs_that_keep_rows_otherwise_share_no_plan():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["mlp", "scattering + linear"])
-def test_every_run_of_the_frontier_is_that_run_alone(model, scale, tmp_path, monkeypatch):
-    """Whatever it was stacked with, on records that are read once for all."""
+def test_every_stacked_run_of_the_frontier_agrees_with_the_run_alone(model, scale, tmp_path, monkeypatch):
+    """This holds for any stack, on records that are read once for all runs."""
     monkeypatch.setattr("topdp.runs.run.curves", lambda *arguments, **named: None)
     configs = [
         final(scale, name, epsilon, seed, model)
@@ -120,12 +120,12 @@ def test_every_run_of_the_frontier_is_that_run_alone(model, scale, tmp_path, mon
     assert (
         len(stackable(configs, 1e12, estimated_bytes)) == 3
     )  # without averaging steps, with them, and pooled
-    for number, config in enumerate(configs[::3]):  # every contender, both budgets and both seeds among them
+    for number, config in enumerate(configs[::3]):  # includes every contender, both budgets and both seeds
         metrics = run(config, tmp_path / str(number), "cpu").metrics
         assert metrics[-1]["accuracy"]["mean"] == pytest.approx(runs[config][-1]["mean"], abs=0.015)
 
 
-def test_runs_with_the_same_records_come_in_turn():
+def test_runs_with_the_same_records_are_stacked_in_turn():
     def seeds(*given, changes=()):
         configs = [
             read(changes=[f"seed={seed}", f"train.learning_rate={rate}", "privacy.sigma=1", *changes])
@@ -139,7 +139,7 @@ def test_runs_with_the_same_records_come_in_turn():
     assert seeds((1, 0), (2, 0), (1, 1), changes=cycle) == [[0, 0, 1]]
 
 
-def test_stacks_stay_within_their_limit_and_count_common_records_once():
+def test_stacks_stay_within_their_memory_limit_and_count_shared_records_once():
     configs = [read(changes=[f"train.learning_rate={rate}", "privacy.sigma=1"]) for rate in range(1, 9)]
     records, rows = estimated_bytes(configs[0])
     assert [len(stack) for stack in stackable(configs, records + 4.5 * rows, estimated_bytes)] == [4, 4]
@@ -148,8 +148,8 @@ def test_stacks_stay_within_their_limit_and_count_common_records_once():
 
 
 @pytest.mark.slow
-def test_when_time_is_up_what_there_is_is_written_and_the_rest_is_made_later(scale, tmp_path, monkeypatch):
-    """The clock stops the second model in the middle of its search."""
+def test_results_are_written_at_the_time_limit_and_completed_later(scale, tmp_path, monkeypatch):
+    """The time limit stops the second model during its search."""
     real, begun = FigureRuns._run, []
 
     def counted(self, configs, sigmas):
@@ -159,9 +159,9 @@ def test_when_time_is_up_what_there_is_is_written_and_the_rest_is_made_later(sca
         return real(self, configs, sigmas)
 
     monkeypatch.setattr(FigureRuns, "_run", counted)
-    said = []
-    made = reproduce.reproduce(["frontier-mnist"], ["honest"], scale, "cpu", tmp_path, said.append)
-    assert any("time limit" in line and "the same command continues" in line for line in said)
+    messages = []
+    made = reproduce.reproduce(["frontier-mnist"], ["honest"], scale, "cpu", tmp_path, messages.append)
+    assert any("time limit" in line and "the same command continues" in line for line in messages)
     assert {row.model for row in read_rows(tmp_path / "frontier-mnist.csv")} == {"scattering + linear"}
     assert made.seconds["frontier-mnist"] > 0
     monkeypatch.setattr(FigureRuns, "_run", real)
@@ -171,7 +171,7 @@ def test_when_time_is_up_what_there_is_is_written_and_the_rest_is_made_later(sca
     assert sum(math.isinf(row.epsilon) for row in rows) == 2
 
 
-def test_no_stack_is_begun_after_the_time_that_was_given(scale, tmp_path):
+def test_no_stack_starts_after_the_time_limit(scale, tmp_path):
     runs = FigureRuns(
         tmp_path, "cpu", test_records=lambda config: 100, progress=quiet, until=time.monotonic() - 1.0
     )

@@ -1,4 +1,4 @@
-"""The tables in docs/methods.md are those of the results; docs/pictures/frontier.py makes them."""
+"""Tests that the tables in docs/methods.md agree with the results; docs/pictures/frontier.py writes them."""
 
 import importlib.util
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Every figure, very small: runs, pictures, numbers and verdicts are there, and judged right."""
+"""Tests of `reproduce` with tiny versions of all figures: runs, pictures, numbers and verdicts."""
 
 import csv
 import json
@@ -24,7 +24,7 @@ def quiet(text):
     pass
 
 
-# Only under the lens "printed" do the baselines differ.
+# The baselines differ only under the lens `printed`.
 AMONG_BASELINES = ("The moments accountant helps: li18-ma is above li18.", "optimal is above udp.")
 
 
@@ -36,7 +36,7 @@ def claims_under(figure, lens):
     return [claim for claim in figure.claims if lens == "printed" or claim not in AMONG_BASELINES]
 
 
-def test_every_figure_leaves_pictures_numbers_and_verdicts(out, scale):
+def test_every_figure_writes_pictures_numbers_and_verdicts(out, scale):
     for number, figure in FIGURES.items():
         for lens in lenses_of(number):
             words = (out / f"figure{number}-{lens}.md").read_text()
@@ -52,13 +52,13 @@ def test_every_figure_leaves_pictures_numbers_and_verdicts(out, scale):
     assert "frontier-mnist.png" in (out / "frontier-mnist.md").read_text()
 
 
-def test_what_is_done_is_not_done_again(out, scale, monkeypatch):
+def test_finished_runs_are_not_repeated(out, scale, monkeypatch):
     monkeypatch.setattr(FigureRuns, "_run", lambda self, configs, sigmas: pytest.fail("ran again"))
-    monkeypatch.setattr(reproduce, "draw", lambda *arguments: None)  # seconds each
+    monkeypatch.setattr(reproduce, "draw", lambda *arguments: None)  # takes seconds each
     reproduce.reproduce(["1", "frontier-mnist"], LENSES, scale, "cpu", out, quiet)
 
 
-def test_verdicts_are_handed_out_too(made):
+def test_verdicts_are_returned_as_well(made):
     out, verdicts = made
     assert {(v.figure, v.lens, v.claim) for v in verdicts} == {
         (number, lens, claim)
@@ -70,7 +70,7 @@ def test_verdicts_are_handed_out_too(made):
         assert f"| {v.claim} | **{v.verdict}** |" in (out / f"figure{v.figure}-{v.lens}.md").read_text()
 
 
-def test_a_folder_of_other_things_or_of_another_scale_is_refused(out, scale, tmp_path):
+def test_a_folder_with_other_files_or_of_another_scale_is_refused(out, scale, tmp_path):
     (tmp_path / "mine.txt").write_text("")
     with pytest.raises(ConfigError, match="new or empty"):
         reproduce.reproduce(["1"], ["same"], scale, "cpu", tmp_path, quiet)
@@ -81,7 +81,7 @@ def test_a_folder_of_other_things_or_of_another_scale_is_refused(out, scale, tmp
         reproduce.reproduce(["1"], ["same"], replace(scale, name="quick"), "cpu", out, quiet)
 
 
-def test_a_quick_figure_says_so_and_its_noise_decays(scale, tmp_path):
+def test_a_quick_figure_is_marked_and_its_noise_decays(scale, tmp_path):
     quick = replace(scale, name="quick")
     reproduce.reproduce(["7"], ["same"], quick, "cpu", tmp_path, quiet)
     assert "Small runs" in (tmp_path / "figure7-same.md").read_text()
@@ -93,7 +93,7 @@ def test_a_quick_figure_says_so_and_its_noise_decays(scale, tmp_path):
         assert full.method.noise_schedule.period == {"honest": 33}.get(lens, 1000)
 
 
-def test_a_run_with_other_noise_is_run_again(scale, tmp_path):
+def test_a_run_with_other_noise_is_repeated(scale, tmp_path):
     config = figure_run(scale, "honest", "plain", 0)
     runs = FigureRuns(tmp_path, "cpu", test_records=lambda config: 50, progress=quiet)
     runs.execute([config])
@@ -107,22 +107,22 @@ def test_a_run_with_other_noise_is_run_again(scale, tmp_path):
     assert runs[config] == before
 
 
-def test_a_long_stack_says_how_far_it_is_between_its_evaluations(scale, tmp_path, monkeypatch):
+def test_a_long_stack_reports_progress_between_evaluations(scale, tmp_path, monkeypatch):
     monkeypatch.setattr(figure_runner, "REPORT_INTERVAL_SECONDS", 0.0)
-    said = []
+    messages = []
     tree = figure_run(scale, "honest", "no-noise", 0).model_dump(exclude_none=True)
     config = parse(tree | {"train": tree["train"] | {"evaluate_every": 4}}, "evaluated at the ends")
-    FigureRuns(tmp_path, "cpu", test_records=lambda config: 50, progress=said.append).execute([config])
-    assert [line.split(",")[0] for line in said[1:]] == [f"  round {t} of 4" for t in range(5)]
-    assert all(line.endswith("s left in this stack") for line in said[1:])
-    assert said[-1].endswith(" 0 s left in this stack")
+    FigureRuns(tmp_path, "cpu", test_records=lambda config: 50, progress=messages.append).execute([config])
+    assert [line.split(",")[0] for line in messages[1:]] == [f"  round {t} of 4" for t in range(5)]
+    assert all(line.endswith("s left in this stack") for line in messages[1:])
+    assert messages[-1].endswith(" 0 s left in this stack")
 
 
-def test_records_are_dealt_out_once_and_the_oldest_make_room(scale, tmp_path, monkeypatch):
-    real, dealt = run_stacks.load_shards, []
+def test_shards_are_loaded_once_and_the_oldest_are_evicted(scale, tmp_path, monkeypatch):
+    real, loaded = run_stacks.load_shards, []
 
     def deal(outline, *options):
-        dealt.append(outline.config.seed)
+        loaded.append(outline.config.seed)
         return real(outline, *options)
 
     monkeypatch.setattr(run_stacks, "load_shards", deal)
@@ -130,7 +130,7 @@ def test_records_are_dealt_out_once_and_the_oldest_make_room(scale, tmp_path, mo
     runs = FigureRuns(tmp_path, "cpu", test_records=lambda config: 50, progress=quiet)
     for seed, method in ((0, "plain"), (0, "no-noise"), (1, "plain"), (2, "plain"), (1, "top"), (0, "top")):
         runs.execute([figure_run(scale, "same", method, seed)])
-    assert dealt == [0, 1, 2, 0]
+    assert loaded == [0, 1, 2, 0]
 
 
 def test_runs_are_stacked_and_shared_between_figures(out, scale):
@@ -146,7 +146,7 @@ def test_runs_are_stacked_and_shared_between_figures(out, scale):
     assert {file.stem for file in (out / "runs").glob("*.json")} >= names
 
 
-def test_lenses_differ_in_noise_only_where_they_should():
+def test_lenses_choose_the_documented_noise():
     printed = {
         m: figure_run(lenses.FULL_SCALE, "printed", m, 0).privacy.sigma
         for m in methods_by_label("printed").values()
@@ -164,7 +164,7 @@ def test_lenses_differ_in_noise_only_where_they_should():
 
 
 def test_the_honest_lens_meets_its_budget(scale, tmp_path):
-    """The σ that the runner takes from the unit budget, accounted afresh: adaptive, whatever gradients do."""
+    """Computes the `adaptive` account again with the σ that the runner scales from the unit budget."""
     from topdp.runs.planning import plan_and_account
 
     noise = NoiseStore(tmp_path / "sigma.json", print)
@@ -179,8 +179,8 @@ def test_the_honest_lens_meets_its_budget(scale, tmp_path):
         assert noise.epsilon_of_all_others([config]) == [pytest.approx(account.worst_case.largest)]
 
 
-def test_a_run_of_a_figure_is_that_run_alone(scale, tmp_path, monkeypatch):
-    """Whatever it was stacked with: the same graph, start, batches and noise."""
+def test_a_stacked_run_of_a_figure_agrees_with_the_run_alone(scale, tmp_path, monkeypatch):
+    """Stacked runs have the same graph, start, batches and noise as single runs."""
     configs = [
         figure_run(scale, lens, method, seed, mode=mode)
         for lens in ("same", "honest")
@@ -198,13 +198,13 @@ def test_a_run_of_a_figure_is_that_run_alone(scale, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("change", ["privacy.adjacency=replace-one", "train.fading=sqrt-epoch"])
-def test_what_does_not_follow_from_the_unit_budget_by_scaling_is_refused(scale, tmp_path, change):
+def test_settings_whose_noise_does_not_scale_from_the_unit_budget_are_refused(scale, tmp_path, change):
     runs = FigureRuns(tmp_path, "cpu", test_records=lambda config: 100, progress=print)
     with pytest.raises(InputError, match="add-remove"):
         runs.execute([read(changes=["method.name=top", "rounds=5", change])])
 
 
-def test_runs_that_hold_out_other_records_are_not_stacked():
+def test_runs_with_other_validation_records_are_not_stacked():
     def count(*changes):
         configs = [read(changes=[f"seed={seed}", "privacy.sigma=1", *changes]) for seed in (0, 1)]
         return len(stackable(configs, 1e12, estimated_bytes))

@@ -1,4 +1,4 @@
-"""Names of kept runs: what they depend on, and that what was kept under them is found."""
+"""Tests of the names of stored runs: what they depend on, and that stored runs and noise are found."""
 
 import csv
 import json
@@ -26,7 +26,7 @@ class Weather(Section):
 
 
 def later_version() -> type[RunConfig]:
-    """Configurations with a new section, and a new key in an old one."""
+    """Configurations with a new section, and with a new key in an existing section."""
     method = create_model("LaterMethod", __base__=MethodConfig, patience=(int, 3))
     return create_model(
         "LaterConfig", __base__=RunConfig, weather=(Weather, Weather()), method=(method, method())
@@ -51,7 +51,7 @@ def test_a_new_section_or_key_at_its_default_changes_no_name(changes):
     assert run_name(same.model_copy(update={"method": windy})) != run_name(config)
 
 
-def test_every_setting_that_is_not_as_by_default_is_in_the_name():
+def test_every_setting_that_differs_from_its_default_changes_the_name():
     changes = [
         "seed=1",
         "rounds=151",
@@ -69,7 +69,7 @@ def test_every_setting_that_is_not_as_by_default_is_in_the_name():
     assert len(names) == len(changes) and run_name(read()) not in names
 
 
-def test_the_same_value_written_otherwise_has_the_same_name():
+def test_equal_values_in_other_notation_have_the_same_name():
     assert run_name(read(changes=["privacy.clip=8"])) == run_name(read(changes=["privacy.clip=8.0"]))
 
 
@@ -99,8 +99,8 @@ DEFAULTS = {
 }  # fmt: skip
 
 
-def test_no_default_changes_under_the_names_that_are_kept():
-    """A name leaves out what is as by default: with other defaults it would mean other runs."""
+def test_defaults_stay_unchanged_while_stored_names_rely_on_them():
+    """A name omits defaults: with other defaults it would mean other runs."""
 
     def values(tree, path=""):
         return {
@@ -112,12 +112,12 @@ def test_no_default_changes_under_the_names_that_are_kept():
         }
 
     now = values(RunConfig().model_dump())
-    known = {key: now.get(key) for key in values(DEFAULTS)}  # keys that were added since may have any default
-    assert (NAMING_VERSION, known) == ("2", values(DEFAULTS)), "change NAMING_VERSION, and kept noise with it"
+    known = {key: now.get(key) for key in values(DEFAULTS)}  # keys that were added later may have any default
+    assert (NAMING_VERSION, known) == ("2", values(DEFAULTS)), "change NAMING_VERSION and the stored noise"
 
 
-def test_the_kept_noise_of_the_honest_figures_is_found_not_computed(monkeypatch):
-    """results/runs/sigma.json holds the σ of every plan; hours of accounts would be computed otherwise."""
+def test_the_stored_noise_of_the_honest_figures_is_found_and_not_recomputed(monkeypatch):
+    """results/runs/sigma.json holds the σ of every plan; computing them again would take hours."""
     monkeypatch.setattr(noise_store, "_sigma_of", lambda config: pytest.fail(f"computed again: {config}"))
     noise = NoiseStore(RESULTS / "runs" / "sigma.json", print)
     for figure in FIGURES.values():
@@ -125,9 +125,9 @@ def test_the_kept_noise_of_the_honest_figures_is_found_not_computed(monkeypatch)
     for file in RESULTS.glob("frontier-*.csv"):
         rows = read_rows(file)
         if rows[0].guarantee != lenses.LENS_GUARANTEES["honest"]:
-            continue  # made before, at another guarantee: its noise would be other noise
+            continue  # made earlier, for another guarantee and so with other noise
         noise.calibrate(as_run(row.command, seed) for row in rows for seed in lenses.FULL_SCALE.seeds)
-    # the σ that stand in results/figure1-honest.csv and figure8-honest.csv
+    # the σ in results/figure1-honest.csv and figure8-honest.csv
     found = noise.sigma(figure_run(lenses.FULL_SCALE, "honest", "top-dp", 0, mode="async", alpha=0.125))
     assert f"{found:.6g}" == sigma_in("figure1-honest.csv", "async, α = 0.125", "top-dp")
     found = noise.sigma(figure_run(lenses.FULL_SCALE, "honest", "plain", 0, data="cifar10"))
@@ -135,13 +135,13 @@ def test_the_kept_noise_of_the_honest_figures_is_found_not_computed(monkeypatch)
 
 
 def as_run(command, seed):
-    """The configuration that a command in a frontier's file has."""
+    """The configuration of a command in a frontier's file."""
     start, *changes = command.split(" --set ")
     assert start == "topdp run"
     return read(changes=[*changes, f"seed={seed}"])
 
 
-def test_a_frontier_says_how_each_of_its_runs_is_made(out, scale):
+def test_a_frontier_states_the_command_of_each_run(out, scale):
     for row in read_rows(out / "frontier-mnist.csv"):
         made = as_run(row.command, 0)
         assert made.method.name == row.method and made.privacy.clip == row.clip
@@ -156,7 +156,7 @@ def sigma_in(file, panel, line):
         )
 
 
-def test_a_damaged_file_is_said(tmp_path):
+def test_a_damaged_noise_file_is_reported(tmp_path):
     file = tmp_path / "sigma.json"
     assert read_json(file) == {}
     for text in ("{", json.dumps([1])):

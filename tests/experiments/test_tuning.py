@@ -1,3 +1,5 @@
+"""Tests of the search for the settings of each contender in the frontier."""
+
 import math
 from dataclasses import astuple, replace
 
@@ -17,13 +19,13 @@ KNOBS = {
 
 
 class Hill:
-    """An accuracy with its top at `top` and a rate that grows with ε; keeps what it is asked."""
+    """An accuracy with its maximum at `top`, and a best rate that grows with ε; records all requests."""
 
     def __init__(self, top, growth=1.0):
-        self.top, self.growth, self.asked = top, growth, []
+        self.top, self.growth, self.requests = top, growth, []
 
     def __call__(self, settings):
-        self.asked += settings
+        self.requests += settings
         return [self.height(*setting) for setting in settings]
 
     def height(self, case, candidate):
@@ -34,7 +36,7 @@ class Hill:
 
 def best_of(hill):
     found = tune(SEARCH, KNOBS, frozenset({"endless"}), hill)
-    assert len(hill.asked) == len(set(hill.asked)), "measured twice"
+    assert len(hill.requests) == len(set(hill.requests)), "a setting was measured twice"
     return {one.case: one for one in found}
 
 
@@ -47,7 +49,7 @@ def best_of(hill):
         Candidate(rounds=10, rate=1.0, clip=0.5, exponent=0.0, gossip=4),
     ],
 )
-def test_the_top_is_found_at_every_budget(top, growth):
+def test_the_search_finds_the_maximum_at_every_budget(top, growth):
     best = best_of(Hill(top, growth))
     assert set(best) == {
         *(Case(name, epsilon) for name in ("all", "few") for epsilon in SEARCH.budgets),
@@ -60,29 +62,29 @@ def test_the_top_is_found_at_every_budget(top, growth):
     assert best["endless", math.inf].candidate.rounds == top.rounds
 
 
-def test_what_cannot_be_set_of_a_contender_is_left_alone():
+def test_settings_that_a_contender_lacks_are_not_searched():
     hill = Hill(Candidate(rounds=10, rate=1.0, clip=0.5, exponent=0.0, gossip=2))
     best_of(hill)
-    few = [candidate for case, candidate in hill.asked if case.contender == "few"]
+    few = [candidate for case, candidate in hill.requests if case.contender == "few"]
     assert {(one.rounds, one.exponent, one.gossip) for one in few} == {(40, 0.0, 0)}
     assert {one.clip for one in few} == {2.0, 0.5}
-    endless = [case.epsilon for case, _ in hill.asked if case.contender == "endless"]
+    endless = [case.epsilon for case, _ in hill.requests if case.contender == "endless"]
     assert set(endless) == {math.inf}
 
 
-def test_longer_runs_are_tried_with_the_same_steps_and_the_same_way():
+def test_longer_runs_are_tried_with_the_same_and_with_a_smaller_rate():
     at = Candidate(rounds=10, rate=1.0, clip=2.0, exponent=0.5, gossip=4)
     others = list(SEARCH.others(at, KNOBS["all"]))
     assert replace(at, rounds=40) in others and replace(at, rounds=40, rate=0.25) in others
     assert all(sum(a != b for a, b in zip(astuple(at), astuple(one), strict=True)) <= 2 for one in others)
 
 
-def test_equal_settings_do_not_move_it_and_all_that_was_tried_is_counted():
+def test_equal_scores_keep_the_start_and_all_trials_are_counted():
     found = tune(SEARCH, {"few": frozenset()}, frozenset(), lambda settings: [0.5] * len(settings))
     assert [one.candidate for one in found] == [
         replace(SEARCH.start(Case("few", e), frozenset()), rate=e) for e in SEARCH.budgets
     ]
-    # At two budgets the start, two rates and a clip; at the other two the setting and two rates.
+    # At two budgets: the start, two rates and a clip; at the other two: the setting and two rates.
     assert {one.tried for one in found} == {2 * 4 + 2 * 3}
 
 

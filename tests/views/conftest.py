@@ -1,4 +1,4 @@
-"""Small runs for pages: agents with names that are meant to break them."""
+"""Small runs for tests of pages; the names of their agents are meant to break the pages."""
 
 import json
 import shutil
@@ -15,7 +15,7 @@ NAMES = ["<script>alert(1)</script>", '"quoted"', "</script><b>bold</b>", "&amp;
 
 @pytest.fixture(scope="session")
 def made(tmp_path_factory) -> Path:
-    """runs/top, runs/plain: six agents on a ring with hostile names, data and seed the same."""
+    """runs/top, runs/plain and others: six agents on a ring with hostile names, the same data and seed."""
     place = tmp_path_factory.mktemp("pages")
     data = blobs_file(place / "blobs.npz", 300)
     links = "".join(f"{one} {other}\n" for one, other in zip(NAMES, NAMES[1:] + NAMES[:1], strict=True))
@@ -38,7 +38,7 @@ def made(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def copied(made, tmp_path):
-    """A run of one's own to damage: `copied("top", state="running")`."""
+    """A copy of a run that a test may damage: `copied("top", state="running")`."""
 
     def copy(name: str, **info: object) -> Path:
         shutil.copytree(made / name, tmp_path / name)

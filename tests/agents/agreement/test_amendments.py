@@ -1,4 +1,4 @@
-"""Members change: what an amendment costs, who must have signed it, and how a run ends for it."""
+"""Tests of amendments: their cost, the signatures that they need, and how a run ends for them."""
 
 import asyncio
 import json
@@ -37,7 +37,7 @@ def made(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def amended(made):
-    """Without the last one; the ring is closed by a new link."""
+    """An amendment that removes the last agent and closes the ring by a new edge."""
     names = made.names
     change = MembershipChange(round=LAST, remove=(names[-1],), links=((names[0], names[-2]),))
     return amend(made.setup.manifest, change)[0]
@@ -50,7 +50,7 @@ def signed_by(amended, path, *names):
     return manifest.read_manifest(path)
 
 
-def test_what_is_left_and_what_was_spent_add_up_to_what_was_granted(made, amended):
+def test_remaining_and_spent_budget_add_up_to_the_granted_budget(made, amended):
     before, told, left = granted_budgets(made.setup.manifest), amended.amends, granted_budgets(amended)
     assert told.manifest == made.setup.manifest.hash and told.granted == before
     assert (
@@ -62,7 +62,7 @@ def test_what_is_left_and_what_was_spent_add_up_to_what_was_granted(made, amende
 
 
 @pytest.mark.parametrize("kind", [federation, sharing])
-def test_all_end_after_the_named_round_having_spent_what_the_amendment_says(tmp_path, kind):
+def test_all_agents_end_after_the_named_round_and_spend_what_the_amendment_states(tmp_path, kind):
     made = kind(tmp_path)
     stated = amending.spent_by(made.setup, LAST)
 
@@ -78,12 +78,12 @@ def test_all_end_after_the_named_round_having_spent_what_the_amendment_says(tmp_
     for number, result in enumerate(made.results()):
         assert result["finished"] and result["releases"] == LAST + 1
         assert result["spent"]["epsilon"] == pytest.approx(stated[made.names[number]], rel=1e-9)
-    found = on_virtual_time(live(made))  # started once more, nobody goes on
+    found = on_virtual_time(live(made))  # a restart continues no agent
     assert not faults(found) and {result["releases"] for result in made.results()} == {LAST + 1}
 
 
 def test_those_who_hear_of_it_late_end_too_and_pay_for_what_they_made(tmp_path):
-    """Half of the agents take it up; the others come to wait for them, and end when they are told."""
+    """Half of the agents know of it; the others continue as far as rows allow, and end when they are told."""
     made = federation(tmp_path)
 
     async def lived():
@@ -93,7 +93,7 @@ def test_those_who_hear_of_it_late_end_too_and_pay_for_what_they_made(tmp_path):
             agent.ledger.end_with(LAST)
         tasks = [asyncio.create_task(agent.run()) for agent in agents]
         await asyncio.sleep(30)
-        assert all(LAST <= agent.ledger.round <= LAST + 2 for agent in agents)  # as far as rows reach
+        assert all(LAST <= agent.ledger.round <= LAST + 2 for agent in agents)  # as far as rows allow
         assert [agent.ledger.round for agent in agents[:3]] == [LAST] * 3
         for agent in agents:
             agent.stop()
@@ -110,8 +110,8 @@ def test_those_who_hear_of_it_late_end_too_and_pay_for_what_they_made(tmp_path):
 
 
 @pytest.mark.parametrize("leaves", [(), ("fay",)])
-def test_who_leaves_and_is_gone_is_not_stayed_for(tmp_path, leaves):
-    """Under the rule to wait, others stay for ever for one that may come back: not for one that will not."""
+def test_agents_wait_for_an_absent_member_unless_the_amendment_removes_it(tmp_path, leaves):
+    """Under the rule `wait`, agents wait for ever for a member that may return, but not for one that left."""
     made = federation(tmp_path)
     for number, name in enumerate(made.names):
         agent = made.agent(number, Wire().transport(name))
@@ -161,7 +161,7 @@ def test_a_signature_of_somebody_else_or_of_something_else_is_found_out(made, am
         sign_amendment(tmp_path / "x", amended, [identity.generate(first, "a.org:1")])
 
 
-def test_somebody_joins(made):
+def test_an_amendment_adds_a_member(made):
     change = MembershipChange(
         round=LAST, add=(NEW.card,), links=(("zoe", made.names[0]),), records=(40,), rounds=9
     )
@@ -183,24 +183,24 @@ def test_somebody_joins(made):
         (MembershipChange(round=LAST, add=(NEW.card,), records=(3,)), "connected"),
     ],
 )
-def test_what_cannot_be_changed_is_refused(made, change, words):
+def test_invalid_changes_of_members_are_refused(made, change, words):
     with pytest.raises(InputError, match=words):
         amend(made.setup.manifest, change)
 
 
-def test_an_amendment_is_not_amended(amended):
+def test_an_amendment_cannot_be_amended(amended):
     with pytest.raises(InputError, match="amends none"):
         amend(amended, MembershipChange(round=1, remove=(amended.names[0],)))
 
 
 @pytest.mark.parametrize("broken", [{}, {"manifest": "00"}, {"round": -1}, {"spent": {}}, {"delta": "1"}])
-def test_a_manifest_that_says_nonsense_about_the_one_before_is_refused(amended, broken):
+def test_invalid_statements_about_the_amended_manifest_are_refused(amended, broken):
     tree = {**amended.tree["amends"], **broken} if broken else {}
     with pytest.raises(InputError, match="amends"):
         manifest.as_amendment(amended, tree)
 
 
-def test_the_ledger_of_the_run_before_says_what_is_left(amended):
+def test_the_remaining_budget_follows_from_the_ledger_of_the_earlier_run(amended):
     told, name = amended.amends, amended.names[0]
     granted, spent = told.granted[name], told.spent[name]
 
@@ -211,7 +211,7 @@ def test_the_ledger_of_the_run_before_says_what_is_left(amended):
 
     assert remaining() == granted - spent
     assert remaining(spent=spent * 1.2) == granted - spent * 1.2
-    own = remaining(budget=repr((granted + spent) / 2))  # stays, as over a restart
+    own = remaining(budget=repr((granted + spent) / 2))  # an own budget stays, as at a restart
     assert own == pytest.approx((granted - spent) / 2)
     for other in ({"federation": "ab" * 32}, {"agent": amended.names[1]}, {"final_round": None}):
         with pytest.raises(TrustError, match=f"expected the ledger of {name} for the run"):
@@ -221,7 +221,7 @@ def test_the_ledger_of_the_run_before_says_what_is_left(amended):
             remaining(**other)
 
 
-def test_who_was_there_before_begins_with_its_books(amended, tmp_path):
+def test_an_earlier_member_starts_with_its_earlier_ledger(amended, tmp_path):
     name, told = amended.names[0], amended.amends
     whole = signed_by(amended, tmp_path / "m.toml", *amended.names)
     state = tmp_path / "state"
@@ -246,8 +246,8 @@ def test_who_was_there_before_begins_with_its_books(amended, tmp_path):
     ledger.close()
     assert agent_process._own_budget(options, whole, name) == pytest.approx(told.granted[name] / 5)
     assert agent_process._own_budget(replace(options, epsilon=1e-3), whole, name) == 1e-3
-    mark, name_of_books = RollbackMark(options.identity, told.manifest), ledger.meta.get("books", "")
-    mark.note(name_of_books, LAST + 1, "of an entry that these books do not have")
+    mark, ledger_id = RollbackMark(options.identity, told.manifest), ledger.meta.get("books", "")
+    mark.note(ledger_id, LAST + 1, "of an entry that this ledger does not have")
     with pytest.raises(TrustError, match="old copy"):
         agent_process._own_budget(options, whole, name)
     mark.note("another state folder", 1, "one of its entries")
@@ -255,7 +255,7 @@ def test_who_was_there_before_begins_with_its_books(amended, tmp_path):
         agent_process._own_budget(options, whole, name)
 
 
-def ended_books(folder, told, name):
+def write_ended_ledger(folder, told, name):
     ledger = Ledger(folder, told.manifest, name)
     for round in range(LAST + 1):
         ledger.release(round, ReleaseCost(told.granted[name] / 5, 1.0, 1.0), {}, b"", ())
@@ -269,7 +269,7 @@ def test_the_rest_of_a_budget_goes_to_one_amendment_alone(made, amended, tmp_pat
     first, second = (
         signed_by(one, tmp_path / f"{number}.toml", *one.names) for number, one in enumerate([amended, other])
     )
-    ended_books(tmp_path / "state", told, name)
+    write_ended_ledger(tmp_path / "state", told, name)
     options = agent_process.AgentOptions(
         manifest=tmp_path / "0.toml",
         identity=tmp_path,
@@ -280,7 +280,7 @@ def test_the_rest_of_a_budget_goes_to_one_amendment_alone(made, amended, tmp_pat
     left = agent_process._own_budget(options, first, name)
     with pytest.raises(TrustError, match="cannot be spent twice"):
         agent_process._own_budget(options, second, name)
-    assert agent_process._own_budget(options, first, name) == left  # over a restart
+    assert agent_process._own_budget(options, first, name) == left  # at a restart
 
 
 @pytest.mark.parametrize("knows", ["--after", "its mark"])
@@ -293,8 +293,8 @@ def test_who_is_left_out_of_what_was_granted_does_not_begin_anew(amended, tmp_pa
     options = agent_process.AgentOptions(
         manifest=tmp_path / "m.toml", identity=tmp_path, data="", state=tmp_path / "new"
     )
-    assert agent_process._own_budget(options, forgetful, name) is None  # nobody here knows of an earlier run
-    ended_books(tmp_path / "state", told, name)
+    assert agent_process._own_budget(options, forgetful, name) is None  # this site knows of no earlier run
+    write_ended_ledger(tmp_path / "state", told, name)
     if knows == "--after":
         options = replace(options, after=tmp_path / "state")
     else:
@@ -303,7 +303,7 @@ def test_who_is_left_out_of_what_was_granted_does_not_begin_anew(amended, tmp_pa
         agent_process._own_budget(options, forgetful, name)
 
 
-def test_after_is_not_ignored_where_nothing_is_amended(made, tmp_path):
+def test_after_is_refused_if_the_manifest_amends_nothing(made, tmp_path):
     options = agent_process.AgentOptions(
         manifest=tmp_path / "m.toml",
         identity=tmp_path,
@@ -316,7 +316,7 @@ def test_after_is_not_ignored_where_nothing_is_amended(made, tmp_path):
 
 
 def test_who_was_taken_out_is_a_stranger(made, amended, tmp_path):
-    """It is no neighbour, and its manifest is another one."""
+    """It is no neighbour, and it has another manifest."""
     new = replace(made, setup=RunSetup.of(amended), folder=tmp_path)
 
     async def told():
@@ -331,7 +331,7 @@ def test_who_was_taken_out_is_a_stranger(made, amended, tmp_path):
     on_virtual_time(told())
 
 
-def test_the_file_keeps_signatures_beside_what_is_signed(amended, tmp_path):
+def test_signatures_are_in_the_file_but_not_in_the_signed_content(amended, tmp_path):
     whole = signed_by(amended, tmp_path / "m.toml", amended.names[0])
     assert manifest.parse_manifest(whole.to_toml()).signatures == whole.signatures != {}
     assert json.dumps(whole.tree).count(whole.signatures[amended.names[0]]) == 0

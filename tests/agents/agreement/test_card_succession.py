@@ -1,4 +1,4 @@
-"""New certificates and addresses: what follows a card, and what does not."""
+"""Tests of successors: which cards may follow an agent's card, and which are refused."""
 
 import json
 from datetime import UTC, datetime, timedelta
@@ -37,14 +37,14 @@ def directory():
     return CardDirectory(new_manifest([ADA.card, BOB.card], [("ada", "bob")], RunConfig()))
 
 
-def test_each_card_follows_the_one_before_and_both_are_known(directory):
+def test_successors_form_a_chain_and_earlier_cards_stay_known(directory):
     assert directory.accept(sign_successor(1, ADA, NEW)) and directory.accept(sign_successor(2, NEW, NEWER))
     assert directory.card("ada") == NEWER.card and directory.number("ada") == 2
     assert directory.cards("ada") == (ADA.card, NEW.card, NEWER.card)
     assert directory.card("bob") == BOB.card and directory.number("bob") == 0
 
 
-def test_a_link_may_show_the_card_before_until_it_has_shown_the_new_one(directory):
+def test_a_link_may_show_the_previous_card_until_it_has_shown_the_new_one(directory):
     directory.accept(sign_successor(1, ADA, NEW))
     assert directory.acceptable("ada") == (NEW.card, ADA.card)
     directory.mark_shown(ADA.card)
@@ -55,13 +55,13 @@ def test_a_link_may_show_the_card_before_until_it_has_shown_the_new_one(director
     assert directory.acceptable("ada") == (NEWER.card, NEW.card)
 
 
-def test_old_successors_that_are_repeated_do_nothing(directory):
+def test_repeated_successors_have_no_effect(directory):
     first, second = sign_successor(1, ADA, NEW), sign_successor(2, NEW, NEWER)
     directory.accept(first), directory.accept(second)
     assert not directory.accept(first) and not directory.accept(second)
     assert not directory.accept(
         sign_successor(1, ADA, NEW)
-    )  # signed once more: another signature of the same
+    )  # signed again: another signature of the same card
     assert directory.card("ada") == NEWER.card
 
 
@@ -73,42 +73,42 @@ def test_two_successors_of_one_card_are_a_fork_and_the_first_stays(directory):
     with pytest.raises(CardForkError):
         directory.accept(sign_successor(1, ADA, THIEF))
     with pytest.raises(SuccessorOrderError):
-        directory.accept(sign_successor(3, ADA, THIEF))  # of a later number, by the key that was given up
+        directory.accept(sign_successor(3, ADA, THIEF))  # a later number, signed with a replaced key
     assert directory.card("ada") == NEWER.card
 
 
 @pytest.mark.parametrize(
     "forged",
     [
-        sign_successor(1, BOB, THIEF),  # somebody else's key
+        sign_successor(1, BOB, THIEF),  # signed by another agent
         sign_successor(
             1, ADA, Identity(Card("bob", "b.org:1", NEW.card.certificate), NEW.key)
-        ),  # of somebody else
+        ),  # the card of another agent
         Successor(
             **{**vars(sign_successor(1, ADA, THIEF)), "proof": sign_successor(1, ADA, NEW).proof}
-        ),  # a key it has not
+        ),  # no proof of the new key
         Successor(**{**vars(sign_successor(1, ADA, NEW)), "number": 2}),
         Successor(**{**vars(sign_successor(1, ADA, NEW)), "card": THIEF.card}),
-        sign_successor(1, ADA, identity.generate("ada", "")),  # no address any more: who would dial?
+        sign_successor(1, ADA, identity.generate("ada", "")),  # no address: nobody could dial
     ],
 )
-def test_what_the_key_of_the_card_has_not_named_is_refused(directory, forged):
+def test_forged_or_inconsistent_successors_are_refused(directory, forged):
     with pytest.raises(TrustError):
         directory.accept(forged)
     assert directory.cards("ada") == (ADA.card,) and directory.cards("bob") == (BOB.card,)
 
 
-def test_a_forged_rival_is_no_fork(directory):
+def test_a_forged_second_successor_is_no_fork(directory):
     directory.accept(sign_successor(1, ADA, NEW))
     with pytest.raises(NotASuccessorError):
         directory.accept(sign_successor(1, BOB, THIEF))
 
 
-def test_after_its_time_a_card_names_nobody(directory):
+def test_an_expired_card_names_no_successor(directory):
     late = datetime.now(UTC) + timedelta(days=4000)
     with pytest.raises(SuccessorOrderError, match="valid from"):
         directory.accept(sign_successor(1, ADA, NEW), late)
-    directory.accept(sign_successor(1, ADA, NEW))  # in time; on the books it stays
+    directory.accept(sign_successor(1, ADA, NEW))  # in time; a ledger that has it restores it
     directory.restore(sign_successor(1, ADA, NEW))
 
 
@@ -118,12 +118,12 @@ def test_a_certificate_that_begins_before_the_one_before_is_refused_and_keeps_no
     with pytest.raises(SuccessorOrderError, match="begins earlier"):
         directory.accept(bomb)
     assert directory.number("ada") == 0
-    directory.restore(bomb)  # books that have it, from before it was refused, open all the same
+    directory.restore(bomb)  # a ledger that accepted it before this rule still opens
     assert directory.card("ada") == old.card
 
 
 def test_what_is_short_only_without_its_blanks_is_refused_at_once():
-    """It would be booked with them, and could not be read again."""
+    """A ledger would store it with the blanks, and could not read it again."""
     parts = json.loads(sign_successor(1, ADA, NEW).text())
     bare = len(json.dumps(parts, separators=(",", ":")))
     padded = [*parts[:3], parts[3] + " " * (card_succession.MAX_SUCCESSOR_BYTES - bare), parts[4]]
@@ -132,19 +132,19 @@ def test_what_is_short_only_without_its_blanks_is_refused_at_once():
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[1, 2]", "[0, '', [], '', '']", "[" * 5000, "9" * 9000])
-def test_what_is_no_successor_is_refused(text):
+def test_text_that_is_no_successor_is_refused(text):
     with pytest.raises(NotASuccessorError):
         Successor.read(text)
 
 
 @pytest.mark.parametrize("number", [0, -1, 2**31, 10**30, True, 1.5, "1", None])
-def test_numbers_that_cannot_be_are_refused(number):
+def test_invalid_successor_numbers_are_refused(number):
     parts = json.loads(sign_successor(1, ADA, NEW).text())
     with pytest.raises(NotASuccessorError):
         Successor.read(json.dumps([number, *parts[1:]]))
 
 
-def test_renewals_are_made_in_the_folder_of_an_identity(tmp_path):
+def test_renewals_are_stored_in_the_folder_of_the_identity(tmp_path):
     first = identity.create_identity(tmp_path, "ada", "a.org:1")
     renewed = card_succession.renew(tmp_path)
     moved = card_succession.renew(tmp_path, "a.org:9", keep_key=True)
@@ -158,14 +158,14 @@ def test_renewals_are_made_in_the_folder_of_an_identity(tmp_path):
     assert directory.card("ada").address == "a.org:9"
 
 
-def test_a_renewal_that_was_broken_off_is_made_again(tmp_path):
+def test_an_interrupted_renewal_is_repeated(tmp_path):
     identity.create_identity(tmp_path, "ada", "a.org:1")
     identity.create_identity(tmp_path / "renewed-1", "ada", "a.org:1")
     assert len(card_succession.load_identities(tmp_path)) == 1
     assert card_succession.renew(tmp_path).number == 1 and len(card_succession.load_identities(tmp_path)) == 2
 
 
-def test_what_cannot_be_renewed_is_refused(tmp_path):
+def test_impossible_renewals_are_refused(tmp_path):
     identity.create_identity(tmp_path, "ada", "a.org:1")
     with pytest.raises(InputError, match="nothing would change"):
         card_succession.renew(tmp_path, keep_key=True)

@@ -1,4 +1,4 @@
-"""What a federation does not take from a configuration of the simulator."""
+"""Tests of settings that the simulator accepts and a federation refuses."""
 
 import pytest
 
@@ -12,7 +12,7 @@ from topdp.runs import config
 from topdp.runs.config import ConfigError
 
 
-def test_a_delta_that_protects_nobody_is_refused_and_one_that_is_large_for_some_is_said():
+def test_too_large_a_delta_is_refused_and_one_too_large_for_some_agents_is_reported():
     def made(delta, counts=(100, 200)):
         changes = [f"privacy.delta={delta}", "topology.agents=2", "rounds=2", "model.name=linear"]
         cards = [generate(name, f"a.org:{port}").card for port, name in enumerate(("ada", "bob"), 1)]
@@ -23,9 +23,9 @@ def test_a_delta_that_protects_nobody_is_refused_and_one_that_is_large_for_some_
         with pytest.raises(ConfigError, match=r"privacy\.delta: expected less than 1/100"):
             made(delta)
     assert any("1/200" in words for words in made(0.005)[2])
-    manifest, _, said = made(1e-5)
-    assert not any("delta" in words for words in said)
-    tree = {**manifest.tree, "run": {**manifest.tree["run"]}}  # as somebody could write it by hand
+    manifest, _, remarks = made(1e-5)
+    assert not any("delta" in words for words in remarks)
+    tree = {**manifest.tree, "run": {**manifest.tree["run"]}}  # as if written by hand
     tree["run"]["privacy"] = {**tree["run"]["privacy"], "delta": 0.5}
     with pytest.raises(ConfigError, match=r"privacy\.delta"):
         RunSetup.of(manifests._from_tree(tree, "by hand"))

@@ -1,4 +1,4 @@
-"""Keys and cards: made on site, read back, and refused with a reason when something does not fit."""
+"""Tests of identities: keys and cards are created, read back, and refused with a reason if invalid."""
 
 import os
 import shutil
@@ -26,7 +26,7 @@ def copy(made, tmp_path):
     return shutil.copytree(made[0], tmp_path / "copy")
 
 
-def test_an_identity_comes_back(made):
+def test_an_identity_is_read_back_unchanged(made):
     folder, first = made
     again = load_identity(folder)
     assert again.card == first.card == read_card(folder / "card.toml")
@@ -34,7 +34,7 @@ def test_an_identity_comes_back(made):
     assert first.card.name == "clinic-1" and first.card.address == "clinic.example.org:7400"
 
 
-def test_the_key_is_for_its_owner_alone_whatever_the_umask(tmp_path):
+def test_only_the_owner_can_read_the_key_whatever_the_umask(tmp_path):
     before = os.umask(0o000)
     try:
         create_identity(tmp_path / "site", "a")
@@ -44,7 +44,7 @@ def test_the_key_is_for_its_owner_alone_whatever_the_umask(tmp_path):
     assert stat.S_IMODE((tmp_path / "site").stat().st_mode) == 0o700
 
 
-def test_no_private_key_outside_its_file(made):
+def test_the_private_key_is_only_in_its_own_file(made):
     folder, own = made
     secret = own.key_pem().decode().splitlines()[1]
     for name in ("card.toml", "certificate.pem"):
@@ -68,7 +68,7 @@ def test_fingerprint_is_the_hash_of_the_certificate(made):
     assert made[1].card.fingerprint == hashlib.sha256(der).hexdigest()
 
 
-def test_signatures(made):
+def test_a_signature_verifies_only_for_its_message_and_key(made):
     own, other = made[1], generate("other")
     signature = own.sign(b"words")
     assert own.card.verifies(signature, b"words")
@@ -155,7 +155,7 @@ def test_a_changed_card_is_refused(made, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["", "-a", "a b", "a/b", "a\n", "ä", "a" * 65])
-def test_names(name):
+def test_invalid_names_are_refused(name):
     with pytest.raises(IdentityError, match="name of 1 to 64"):
         generate(name)
 
@@ -163,13 +163,13 @@ def test_names(name):
 @pytest.mark.parametrize(
     "address", ["host", "host:", ":1", "host:0", "host:65536", "a b:1", "http://x:1", "a:1\n"]
 )
-def test_addresses(address):
+def test_invalid_addresses_are_refused(address):
     with pytest.raises(IdentityError, match="host:port"):
         generate("a", address)
 
 
 @pytest.mark.parametrize("address", ["", "127.0.0.1:1", "[::1]:7400", "a.example:65535"])
-def test_good_addresses(address):
+def test_valid_addresses_are_accepted(address):
     assert generate("a", address).card.address == address
 
 
@@ -179,7 +179,7 @@ def test_two_certificates_are_not_a_card(made):
         Card("a", "", pem + pem)
 
 
-def test_a_key_without_its_certificate_is_no_identity(made):
+def test_a_key_with_the_certificate_of_another_key_is_refused(made):
     with pytest.raises(TrustError, match="another key"):
         Identity(made[1].card, generate("x").key)
 

@@ -1,4 +1,4 @@
-"""Manifests: what is written is read back with the same hash; what does not fit is refused by name."""
+"""Tests of manifests: they are read back with the same hash, and invalid content is refused by name."""
 
 import re
 import tomllib
@@ -33,7 +33,7 @@ def ring(**changes):
 
 
 def signed(tree):
-    """A document as an insider could write it: with a hash that fits."""
+    """A document as a member could write it: with a matching hash."""
     tree = {key: value for key, value in tree.items() if key != "hash"}
     return tomli_w.dumps({**tree, "hash": manifests._hash(tree)})
 
@@ -44,7 +44,7 @@ def changed(change):
     return signed(tree)
 
 
-def test_what_is_written_is_read(tmp_path):
+def test_a_manifest_is_read_back_as_it_was_written(tmp_path):
     first = ring(dead_neighbour="go-on", idle_timeout=2.5)
     first.write(tmp_path / "manifest.toml")
     again = read_manifest(tmp_path / "manifest.toml")
@@ -72,13 +72,13 @@ def test_one_rule_decides_who_dials():
     assert m.dialer("ant", "bee") == m.dialer("bee", "ant") == "bee"
 
 
-def test_a_link_between_two_sites_without_ports_is_refused():
+def test_a_link_between_two_sites_without_addresses_is_refused():
     closed = [Card(card.name, "", card.certificate) for card in CARDS[:2]]
     with pytest.raises(ManifestError, match="ant - bee"):
         new_manifest(closed, [("ant", "bee")], RunConfig())
 
 
-def test_the_hash_says_what_was_agreed():
+def test_the_hash_depends_on_the_content_and_not_on_the_order_of_links():
     assert ring().hash == ring().hash
     same = new_manifest(CARDS, [("bee", "ant"), *RING[1:], RING[0]], RunConfig(rounds=7), Rules())
     assert same.hash == ring().hash
@@ -92,12 +92,12 @@ def test_the_hash_says_what_was_agreed():
     assert len({ring().hash, *(m.hash for m in others)}) == 1 + len(others)
 
 
-def test_layout_and_comments_do_not_matter():
+def test_the_hash_ignores_layout_and_comments():
     text = "# for all sites\n\n" + ring().to_toml()
     assert parse_manifest(text).hash == ring().hash
 
 
-def test_a_changed_document_is_refused():
+def test_a_document_that_does_not_match_its_hash_is_refused():
     text = ring().to_toml()
     for old, new in [("rounds = 7", "rounds = 8"), ("wait", "go-on"), ("7401", "7409"), ("hash =", "hush =")]:
         assert old in text
@@ -107,7 +107,7 @@ def test_a_changed_document_is_refused():
 
 @settings(max_examples=60)
 @given(st.data())
-def test_a_damaged_document_is_refused_or_the_same(data):
+def test_a_damaged_document_is_refused_or_has_the_same_hash(data):
     text = ring().to_toml()
     at = data.draw(st.integers(0, len(text) - 1))
     damaged = text[:at] + data.draw(st.sampled_from(["", "x", "0", '"', "\n", "[", "\x00"])) + text[at + 1 :]
@@ -163,7 +163,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("case", CHANGES)
-def test_what_an_insider_may_not_write_is_refused_by_name(case):
+def test_invalid_content_is_refused_by_name(case):
     change, words = CHANGES[case]
     if case == "not finite":
         tree = tomllib.loads(ring().to_toml())
@@ -176,7 +176,7 @@ def test_what_an_insider_may_not_write_is_refused_by_name(case):
         parse_manifest(text)
 
 
-def test_a_file_that_is_not_there_or_not_text_is_named(tmp_path):
+def test_a_missing_or_unreadable_file_is_named(tmp_path):
     with pytest.raises(InputError, match=re.escape("none.toml")):
         read_manifest(tmp_path / "none.toml")
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
@@ -187,6 +187,6 @@ def test_a_file_that_is_not_there_or_not_text_is_named(tmp_path):
         read_manifest(tmp_path / "words.toml")
 
 
-def test_no_secret_in_a_manifest():
+def test_a_manifest_contains_no_private_key():
     assert "PRIVATE" not in ring().to_toml()
     assert isinstance(ring(), Manifest)

@@ -1,1 +1,1 @@
-"""A seeded injector of faults: federations in one process, in virtual time. `injector.run` is the door."""
+"""A seeded injector of faults for federations in one process, in virtual time; start with `injector.run`."""

@@ -1,7 +1,7 @@
-"""What must hold after every schedule: nothing under-counted or done twice, budgets held, the same estimates.
+"""Checks after every schedule: nothing is under-counted or done twice, budgets hold, and estimates agree.
 
-On top of the checker of histories: here books that were put back to an old copy are known, and what an
-unbroken run of the same job has sent and ended with.
+They extend the checker of histories: they also know ledgers that were replaced by an old copy, and what an
+unbroken run of the same job sends and ends with.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SLACK = 1e-9
 
 
 def wrong(injector) -> list[str]:
-    """Everything that is wrong, when all agents have ended."""
+    """All faults of a run after all agents have ended."""
     job = injector.job
     made = job.made
     run = SimpleNamespace(federation=made, wire=injector.network, lost=injector.lost, starts=injector.starts)
@@ -45,7 +45,7 @@ def _of_one(injector, number, name, ledger):
     ]
     over = [entry for entry in entries if not entry.total <= budget * (1 + SLACK)]
     if over:
-        yield f"{name} has booked {over[0].total:.6g} by round {over[0].round}, its budget is {budget:.6g}"
+        yield f"{name} has charged {over[0].total:.6g} by round {over[0].round}, its budget is {budget:.6g}"
     outcome = injector.outcomes.get(name)
     if outcome is not None:
         if ledger.round + 1 < injector.job.made.setup.plan.releases:
@@ -55,14 +55,14 @@ def _of_one(injector, number, name, ledger):
     if not injector.lost:
         quarantined = ledger.database.rows("SELECT name, quarantined FROM peers WHERE quarantined NOT NULL")
         for peer, words in quarantined:
-            yield f"{name} has quarantined {peer}, who is honest: {words}"
+            yield f"{name} has quarantined {peer}, which is honest: {words}"
 
 
 def _excused(injector, ledger):
-    """Whether the books may say more than the budget, of what was released before: the truth, found late.
+    """Whether the ledger may exceed the budget because the cost of earlier releases was found late.
 
-    `view` counts on a plan that is followed, and keeps nothing in reserve; where draws are shared there is a
-    reserve for as many departures as the manifest says. Data enter no further round in any case.
+    `view` relies on a plan that is followed, and keeps no reserve; with pair noise the reserve covers the
+    departures that the manifest states. In no case do data enter a further round.
     """
     manifest = injector.federation.setup.manifest
     gone = len(ledger.departed_members())
@@ -72,7 +72,7 @@ def _excused(injector, ledger):
 
 
 def _not_as_unbroken(injector):
-    """Where the plan is followed whatever happens: no departures, and under a seed the same to the bit."""
+    """If the plan is followed in any case, no agent departs, and seeded runs are equal bit by bit."""
     for name, outcome in injector.outcomes.items():
         if outcome.result["departed"] is not None:
             yield f"{name} has departed from the plan: {outcome.result['departed']}"
@@ -86,12 +86,12 @@ def _not_as_unbroken(injector):
         worst = float((injector.federation.estimates() - estimates).abs().max())
         yield f"estimates differ from those of an unbroken run by {worst:.3g}"
     for key, sent in sorted(sent_by(injector.network.events).items()):
-        if sent != digests.get(key, sent):  # nothing is sent to who has said that it needs nothing more
+        if sent != digests.get(key, sent):  # a neighbour that needs nothing more is sent nothing
             yield f"{key[0]} sent {key[1]} other bytes in round {key[2]} than in an unbroken run"
 
 
 def sent_by(events):
-    """{(sender, receiver, round): digests} of rows."""
+    """The digests of rows by (sender, receiver, round)."""
     found = defaultdict(set)
     for event in events:
         if event.what == "sent" and event.kind == "row":
@@ -101,7 +101,7 @@ def sent_by(events):
 
 @cache
 def reference(name):
-    """(faults, estimates, digests) of an unbroken run of the job, whose estimates are the simulator's."""
+    """(faults, estimates, digests) of an unbroken run of the job, with the estimates of the simulator."""
     from faults import injector
     from faults.clock import FaultyLoop, end_all
     from faults.jobs import prepared
@@ -116,7 +116,7 @@ def reference(name):
         if faults := [*run.faults, *wrong(run)]:
             return faults, None, None
         estimates = run.federation.estimates()
-        if not job.job.budgets:  # the simulator knows of no other budget than the manifest's
+        if not job.job.budgets:  # the simulator knows only the budgets of the manifest
             torch.testing.assert_close(
                 estimates, run.federation.simulated(), rtol=1e-5, atol=1e-6, check_dtype=False
             )

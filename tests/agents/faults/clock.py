@@ -1,8 +1,8 @@
-"""A loop in virtual time that knows whose step it runs: agents are killed or stopped, and clocks jump.
+"""An event loop in virtual time that knows which agent each step belongs to, so that agents can be killed.
 
-Every agent lives in a `Process`: whatever it does, in tasks, callbacks and timers, carries the process in its
-context. One that is killed makes no further step, not even a `finally`; one that is stopped makes its steps
-when it goes on; one whose clock jumps finds its timers due, or not yet.
+Each agent lives in a `Process`: everything it does, in tasks, callbacks and timers, carries the process in
+its context. A killed process makes no further step, not even a `finally`. A stopped process makes its steps
+when it continues. After a jump of its clock, timers are due earlier or later.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import heapq
 
 from history import VirtualLoop
 
-TURN = 1e-6  # seconds that a timer is late at least: a clock that stood still could be waited for for ever
+TURN = 1e-6  # least lateness of a timer, in seconds: on a clock that stands still a loop might wait for ever
 
 OWNER: contextvars.ContextVar[Process | None] = contextvars.ContextVar("owner", default=None)
 
 
 class Process:
-    """One start of one agent, until its end or its death."""
+    """One start of one agent, up to its end or its death."""
 
     def __init__(self, name, loop, dies_at_step=None):
         self.name, self.loop = name, loop
@@ -41,7 +41,7 @@ class Process:
             self.died.set_result(None)
 
     def stop(self):
-        """As SIGSTOP does."""
+        """Stops the process, as SIGSTOP does."""
         self.stopped = True
 
     def go_on(self):
@@ -57,7 +57,7 @@ class Process:
         heapq.heapify(self.loop._scheduled)
 
     def bury(self):
-        """After all is over: the dead may run, so that their tasks end by being cancelled."""
+        """Lets the dead continue after the run, so that their tasks end by cancellation."""
         self.dead = self.stopped = False
         self._release()
 
@@ -93,7 +93,7 @@ class FaultyLoop(VirtualLoop):
         return own[0]
 
     def call_at(self, when, callback, *args, context=None):
-        reader = OWNER.get()  # whose clock `when` was read from
+        reader = OWNER.get()  # the process whose clock gave `when`
         when -= reader.ahead if reader else 0.0
         owner = reader if context is None else context.get(OWNER)
         if owner is None:
@@ -105,7 +105,7 @@ class FaultyLoop(VirtualLoop):
 
 
 async def end_all(processes):
-    """Cancels whatever is left, of the living and the dead; what does not end is left behind."""
+    """Cancels all remaining tasks, of live and dead processes; those that do not end are left behind."""
     this = asyncio.current_task()
     for _ in range(3):
         left = [task for task in asyncio.all_tasks() if task is not this]

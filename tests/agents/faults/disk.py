@@ -1,4 +1,4 @@
-"""Disks that are full for some agents of one process: SQLite and files that are written whole say so."""
+"""Full disks for some agents of one process: SQLite and whole-file writes then fail."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _expect_room(sql):
 
 @contextlib.contextmanager
 def disks():
-    """Within, disks can be full (`Process.disk_full`)."""
+    """Within this context, disks can be full (`Process.disk_full`)."""
     connect, replace, opened = sqlite3.connect, os.replace, os.open
 
     def connected(*arguments, **options):

@@ -1,8 +1,8 @@
-"""Runs one federation under one schedule of faults, in virtual time, and says everything that was wrong.
+"""Runs one federation under one schedule of faults, in virtual time, and reports everything that went wrong.
 
-    verdict = run("sync-wait", seed=7)        # verdict.faults is empty, or says what happened
+    verdict = run("sync-wait", seed=7)        # verdict.faults is empty, or describes what happened
 
-What must hold is in `checks`. Agents are the real ones with real ledgers; clock, network and disk are not.
+The conditions are in `checks`. Agents and ledgers are real; clock, network and disk are simulated.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ MEMORY = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path(tempfile.gettem
 
 @dataclass
 class Verdict:
-    """What became of one schedule."""
+    """The result of one schedule."""
 
     schedule: Schedule
     faults: list[str] = field(default_factory=list)
@@ -52,12 +52,12 @@ class Verdict:
     starts: int = 0
     kills: int = 0
     seconds: float = 0.0  # virtual
-    left: list[str] = field(default_factory=list)  # who was left waiting, and stopped
-    codes: dict[str, int | None] = field(default_factory=dict)  # None: was left waiting, and stopped
+    left: list[str] = field(default_factory=list)  # agents that waited until they were stopped
+    codes: dict[str, int | None] = field(default_factory=dict)  # None: waited until it was stopped
 
 
 class Injector:
-    """One run. `lost`: books that an old copy took the place of, as checks need to know them."""
+    """One run. `lost`: the entries of ledgers that were replaced by an old copy, for the checks."""
 
     def __init__(self, job, schedule, loop, say):
         self.job, self.schedule, self.loop, self.say = job, schedule, loop, say
@@ -67,7 +67,7 @@ class Injector:
         self.running: dict[str, tuple[Process, object]] = {}  # process and agent, once it has one
         self.outcomes, self.gone, self.faults = {}, {}, []
         self.lost: dict[str, list] = {}
-        self.too_late = False  # books were put back when somebody had ended
+        self.too_late = False  # a ledger was put back after another agent had ended
         self.copies: dict[str, Path] = {}
         self.full: dict[str, str] = {}
         self.had_full: set[str] = set()
@@ -97,7 +97,7 @@ class Injector:
             self.faults.append(f"the injector itself: {task.exception()!r}")
 
     async def _until_all_end(self, keepers):
-        """Waits for all; who may wait for ever is stopped in the end, who may not is told of."""
+        """Waits for all agents; stops those that may wait for ever, and reports the others."""
         alone_since, standing, moved = None, None, 0.0
         while left := [name for name, task in keepers.items() if not task.done()]:
             await asyncio.wait([keepers[name] for name in left], timeout=2.0)
@@ -129,18 +129,18 @@ class Injector:
         return self.loop.now > self.schedule.heals_at
 
     def _standing(self):
-        """Changes whenever somebody gets on."""
+        """A value that changes whenever any agent makes progress."""
         rounds = {name: agent.ledger.round for name, (_, agent) in self.running.items() if agent is not None}
         return rounds, sorted(self.running), self.starts.total(), self.kills
 
     def _may_wait(self, name):
         """Whether the rules let `name` wait for ever.
 
-        For who is gone for good, where that is the rule, as for rows that an old copy lacks of who has ended:
-        nobody is left to send them again; where all others have ended or are given up, for
-        somebody to hear; where draws are shared and its run has not begun, for the word of somebody who has
-        left; and with its result written, where the last word of a neighbour was lost, which nobody can rule
-        out.
+        An agent may wait for an agent that is gone for good, if that is the rule, and for rows that an old
+        copy lacks and that finished agents cannot send again. If all others have finished or are given up, it
+        may wait to hear any of them. With pair noise and before its run has begun, it may wait for statements
+        of an agent that has left. After it has written its result, it may wait because the last message of a
+        neighbour was lost, which nobody can rule out.
         """
         if (self.gone or self.too_late) and not self.job.job.tolerates_silence:
             return True
@@ -163,7 +163,7 @@ class Injector:
     # One agent
 
     async def _keep(self, number, name):
-        """Starts an agent, and again whenever it was killed or stopped, until it ends for good."""
+        """Starts an agent, and starts it again after every kill or stop, until it ends for good."""
         kills = list(self.schedule.kills.get(name, ()))
         while True:
             kill = kills.pop(0) if kills else None
@@ -228,7 +228,7 @@ class Injector:
             self.gone[name] = str(error)
             return True
         if isinstance(error, TopdpError) and not isinstance(error, TrustError) and name in self.had_full:
-            return False  # as its unit does: it is started again
+            return False  # as its systemd unit does, start it again
         self.faults.append(f"{name} ended by {error!r}")
         self.gone[name] = repr(error)
         return True
@@ -239,7 +239,7 @@ class Injector:
         )
         return name in self.lost or left_behind
 
-    # Faults at a moment
+    # Faults at a given time
 
     def _events(self):
         for at, name in self.schedule.ends:
@@ -333,7 +333,7 @@ class Injector:
 
 @contextlib.contextmanager
 def quick():
-    """Books need no fsync, meetings are drawn from a seed, the log is not kept."""
+    """Ledgers without fsync, seeded choices of partners, and no log."""
     seeds = itertools.count()
     silent = logging.getLogger("topdp.agents")
     level, threads = silent.level, torch.get_num_threads()
@@ -353,7 +353,7 @@ def quick():
 
 
 def schedule_of(name, seed) -> Schedule:
-    """What goes wrong under `seed`."""
+    """The faults under `seed`."""
     job = prepared(name, Path("/nowhere"))
     manifest = job.made.setup.manifest
     links = [(manifest.names[i], manifest.names[j]) for i, j in manifest.topology.edges.tolist()]
@@ -361,7 +361,7 @@ def schedule_of(name, seed) -> Schedule:
 
 
 def run(name, seed, schedule=None) -> Verdict:
-    """One schedule of the job `name`; that of `seed`, where none is given."""
+    """Runs the job `name` under one schedule: that of `seed` by default."""
     job = prepared(name, Path("/nowhere"))
     schedule = schedule or schedule_of(name, seed)
     verdict = Verdict(schedule)
@@ -391,7 +391,7 @@ def run(name, seed, schedule=None) -> Verdict:
 
 
 def unbroken(name) -> Schedule:
-    """A schedule in which nothing goes wrong."""
+    """A schedule without faults."""
     return Schedule(f"{name} unbroken", delay=0.05)
 
 

@@ -1,4 +1,4 @@
-"""The federations that the injector runs: different methods, graphs, rules, batches, budgets; all small."""
+"""The small federations that the injector runs, with different methods, graphs, rules and budgets."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from topdp.agents.runtime.agent import Agent
 class Job:
     """One setting. `make` builds its federation in a folder.
 
-    `follows_plan`: whoever dies or is cut off, a seeded run sends and ends as an unbroken one.
+    `follows_plan`: whatever faults occur, a seeded run sends and ends with the same as an unbroken one.
     """
 
     name: str
@@ -87,7 +87,7 @@ JOBS = {
 
 
 class Prepared:
-    """A job whose agents are started again and again: what they compute with is made once."""
+    """A job whose agents start many times; what they compute with is built once."""
 
     def __init__(self, job, folder):
         self.job = job
@@ -99,7 +99,7 @@ class Prepared:
         }
 
     def in_folder(self, folder):
-        """The same federation with state folders elsewhere."""
+        """The same federation with other state folders."""
         found = object.__new__(Prepared)
         found.__dict__.update(self.__dict__)
         found.made = replace(self.made, folder=folder)

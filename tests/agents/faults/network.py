@@ -1,8 +1,8 @@
-"""A network in memory that delays, loses, repeats and cuts as a schedule says, and writes everything down.
+"""A network in memory that delays, loses, repeats and cuts as a schedule says, and records all events.
 
-What was handed to it counts as sent, also what never arrives. Requests of one agent to another are in
-order, as on a link that a newer one replaces. Its requests and its replies are in order where the schedule
-says so; else not, as where a process takes up in another order what came in together.
+Every message that is handed to it counts as sent, even if it never arrives. Requests of one agent to another
+stay in order, as on a link that replaces an older one. Its requests and its replies share one order if the
+schedule says so; otherwise they do not, as in a process that handles simultaneous messages in another order.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from topdp.errors import TopdpError
 
 
 class Network:
-    """`weather`: a Schedule. `say`: where it is told what happens."""
+    """`weather` is a Schedule; `say` takes the lines of the log."""
 
     def __init__(self, loop, weather, chance, idle_timeout, say):
         self.loop, self.weather, self.chance, self.idle_timeout = loop, weather, chance, idle_timeout
         self.say = say
         self.there = {}
         self.events = []
-        self.unanswered = []  # (agent, what it fell over)
+        self.unanswered = []  # (agent, the error that it raised)
         self._sent, self._arrived = defaultdict(int), defaultdict(int)
-        self._last = defaultdict(float)  # when something last arrived, by (sender, receiver)
-        self._context = contextvars.copy_context()  # nobody's
+        self._last = defaultdict(float)  # the last arrival by (sender, receiver)
+        self._context = contextvars.copy_context()  # belongs to no process
         self._tasks = set()
 
     def transport(self, process):
         return Endpoint(self, process)
 
     def carry(self, endpoint, peer, message):
-        """A future of the reply; the message goes on whatever becomes of its sender."""
+        """A future of the reply; the message continues whatever happens to its sender."""
         answer = self.loop.create_future()
         self._spawn(self._carry(endpoint.name, peer, message, answer))
         return answer
 
     def gone(self, process):
-        """`process` was killed or has closed: its links break."""
+        """Breaks the links of `process`, which was killed or has closed."""
         found = self.there.get(process.name)
         if found is not None and found.process is process:
             del self.there[process.name]
@@ -82,7 +82,7 @@ class Network:
             await self._handled(target, sender, message)
 
     async def _handled(self, target, sender, message):
-        """What `target` answers; None: it is gone, or has answered nothing for the idle timeout."""
+        """The reply of `target`; None if it is gone, or has not replied within the idle timeout."""
         task = target.process.spawn(target.handle(sender, message))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

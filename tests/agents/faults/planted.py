@@ -1,6 +1,6 @@
-"""Faults that are put into agents on purpose: an injector that does not find them finds nothing.
+"""Faults that are planted in agents to test the injector: it must find each of them.
 
-Each is a context manager; within it all agents of this process have the fault.
+Each is a context manager, within which all agents of this process have the fault.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from topdp.errors import TopdpError
 
 @contextlib.contextmanager
 def sent_before_it_is_booked():
-    """Rows leave, and then the charge is written: who is killed between has spent what no book knows."""
+    """Rows are sent before the charge is written: an agent that is killed in between charges too little."""
     release = AgentLoop._release
 
     def early(self, round, kind, cost, bodies, *others, **more):
         for peer, body in bodies.items():
             leaving = self.peers.transport.request(peer, Message.of(MessageKind.ROW, round, body))
-            leaving.send(None)  # it is on its way from here on; nobody waits for the answer
+            leaving.send(None)  # it is under way from here on; nobody waits for the reply
             leaving.close()
         return release(self, round, kind, cost, bodies, *others, **more)
 
@@ -41,7 +41,7 @@ def sent_before_it_is_booked():
 
 @contextlib.contextmanager
 def fresh_bytes_on_resend():
-    """What was not acknowledged is made again, with other noise, and not taken from the books."""
+    """An unacknowledged row is made again with other noise instead of being read from the ledger."""
     original, sent = OutboxSender._next, set()
 
     def fresh(self, peer):
@@ -61,7 +61,7 @@ def fresh_bytes_on_resend():
 
 @contextlib.contextmanager
 def no_digest_compared():
-    """Two rows under one name are not told apart; the sender says something else in every resend."""
+    """Two rows for one round are not distinguished, and the sender changes its row in every resend."""
 
     def credulous(self, *facts):
         verdict = judge(self, *facts)
@@ -74,9 +74,9 @@ def no_digest_compared():
 
 @contextlib.contextmanager
 def swallowed_cancellation():
-    """A task that is cancelled takes that for a neighbour out of reach, and tries again.
+    """A cancelled task treats the cancellation as an unreachable neighbour, and tries again.
 
-    Not among `PLANTED`: an agent that is asked to stop ends whatever hangs, so this one is survived.
+    Not part of `PLANTED`, because an agent that is asked to stop ends even then.
     """
     greet = OutboxSender._greet
 
@@ -92,14 +92,14 @@ def swallowed_cancellation():
 
 @contextlib.contextmanager
 def no_acknowledgement():
-    """What a neighbour has said it has is sent for ever."""
+    """Rows that a neighbour has acknowledged are sent for ever."""
     with mock.patch.object(Ledger, "acknowledge", lambda self, receiver, round: None):
         yield
 
 
 @contextlib.contextmanager
 def acknowledged_before_it_is_on_disk():
-    """A row is written down a little later: who is killed between has lost it, and is never sent it again."""
+    """A row is stored a little later: an agent killed in between loses it, and never gets it again."""
     settle = Inbox.settle
 
     def late(self, *facts):
@@ -110,7 +110,7 @@ def acknowledged_before_it_is_on_disk():
 
 
 def _settled(settle, inbox, facts):
-    with contextlib.suppress(TopdpError):  # it has come again meanwhile, or the books are closed
+    with contextlib.suppress(TopdpError):  # the row has arrived again meanwhile, or the ledger is closed
         settle(inbox, *facts)
 
 
@@ -127,9 +127,9 @@ PLANTED = {
 
 
 def first_found(name, seeds, job="sync-wait"):
-    """(seed, faults) of the first of `seeds` that shows the fault `name`, and nothing without it; or None.
+    """(seed, faults) of the first of `seeds` that shows the fault `name` and nothing without it, or None.
 
-    Whoever does nothing for half a minute counts as stuck: the same without the fault.
+    An agent without progress for half a minute counts as stuck, with the fault and without it.
     """
     with mock.patch.object(injector, "BOUND", 30.0):
         return _first_found(name, seeds, job)

@@ -1,7 +1,7 @@
-"""What goes wrong, and when: drawn from one seed before anything runs, so that it can be shown and repeated.
+"""Schedules of faults, drawn from one seed before anything runs, so that they can be printed and repeated.
 
-Times are virtual seconds. Everything heals: after `heals_at` nothing is lost, cut, stopped or full any more,
-and whoever was killed is back.
+Times are virtual seconds. Everything heals: after `heals_at` nothing is lost, cut, stopped or full, and every
+killed agent is back.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ SPAN = 10.0  # seconds in which faults begin; a run without any takes about as l
 
 @dataclass(frozen=True)
 class Kill:
-    """One start of an agent ends by SIGKILL: at a failpoint, at a step of its loop, or at a moment."""
+    """The end of one start of an agent by SIGKILL: at a failpoint, at a step of its loop, or at a time."""
 
     place: str = ""  # of a failpoint, such as after_ledger:2
     step: int = 0
     after: float = 0.0  # seconds from its start
     back_after: float = 1.0
-    old_copy: bool = False  # it is started again on an old copy of its state folder
-    whole_disk: bool = False  # and of the folder of its identity, where marks and keys of runs are kept
+    old_copy: bool = False  # it starts again with an old copy of its state folder
+    whole_disk: bool = False  # and with one of its identity folder, which contains marks and run keys
 
 
 @dataclass
@@ -31,18 +31,18 @@ class Schedule:
     """All faults of one run."""
 
     seed: str
-    seeded: bool = True  # the simulator's noise
-    delay: float = 0.1  # the most that a message takes, where nobody is slow
-    in_order: bool = True  # what one agent sends another, requests and replies alike
+    seeded: bool = True  # noise of the simulator
+    delay: float = 0.1  # the largest delay of a message between agents that are not slow
+    in_order: bool = True  # all messages from one agent to another, requests and replies alike
     loses: float = 0.0
     repeats: float = 0.0
     cuts: list[tuple[float, float, str, str]] = field(default_factory=list)  # from, until, sender, receiver
     kills: dict[str, list[Kill]] = field(default_factory=dict)  # one for each of the first starts
-    ends: list[tuple[float, str]] = field(default_factory=list)  # SIGTERM, and started again
+    ends: list[tuple[float, str]] = field(default_factory=list)  # SIGTERM, then started again
     stops: list[tuple[float, float, str]] = field(default_factory=list)  # SIGSTOP at, for
     jumps: list[tuple[float, float, str]] = field(default_factory=list)  # the clock, at, by
     full: list[tuple[float, float, str, str]] = field(default_factory=list)  # disk, at, for, statement
-    copies: list[tuple[float, str]] = field(default_factory=list)  # of state folders, kept to be put back
+    copies: list[tuple[float, str]] = field(default_factory=list)  # of state folders, which may be put back
     slow: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -62,7 +62,7 @@ class Schedule:
         return any(a <= now < b and (s, r) == (sender, receiver) for a, b, s, r in self.cuts)
 
     def told(self):
-        """Line by line."""
+        """The lines of a description."""
         noise = "the simulator's noise" if self.seeded else "real noise"
         order = "in order" if self.in_order else "replies in any order"
         yield f"schedule {self.seed}: {noise}, heals at {self.heals_at:.1f}"
@@ -90,7 +90,7 @@ def drawn(job, names, links, idle_timeout, seed) -> Schedule:
         found.repeats = chance.choice([0.05, 0.3])
     if chance.random() < 0.3:
         found.slow = {chance.choice(names): chance.choice([5.0, 20.0])}
-    # Shorter than an idle timeout, and long enough to be gone on without.
+    # some shorter than the idle timeout, some long enough that others continue without the agent
     spans = (0.3 * idle_timeout, 1.2 * idle_timeout, 4 * idle_timeout)
 
     def when():
@@ -119,7 +119,7 @@ def drawn(job, names, links, idle_timeout, seed) -> Schedule:
 
 
 def _cut(found, chance, names, links, begin, span):
-    """One link, one agent, or two halves; one way in every third case."""
+    """Cuts one link, all of one agent, or those between two halves; every third case in one direction."""
     kind = chance.choice(["link", "agent", "halves"])
     if kind == "link":
         cut = [chance.choice(links)]

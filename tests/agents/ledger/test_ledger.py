@@ -1,4 +1,4 @@
-"""The books: all or nothing, never less than the truth, and found out when changed."""
+"""Tests of the ledger: releases are atomic, ε is never under-counted, and changes are detected."""
 
 import contextlib
 import itertools
@@ -38,7 +38,7 @@ def three_rounds(ledger):
         ledger.release(r, ReleaseCost(0.25, 0.5 * (r + 1), 0.1), {"bob": b"row %d" % r}, b"state %d" % r)
 
 
-def test_a_release_is_charged_stored_and_survives(ledger):
+def test_a_release_is_charged_stored_and_survives_reopening(ledger):
     ledger.release(0, ReleaseCost(0.25, 0.5, 0.1), {"bob": b"row", "eve": b"row"}, b"state")
     again = reopened(ledger)
     assert (again.total, again.round, again.last_sent_round, again.state()) == (0.25, 0, 0, (0, b"state"))
@@ -48,7 +48,7 @@ def test_a_release_is_charged_stored_and_survives(ledger):
     again.close()
 
 
-def test_nothing_of_a_release_is_there_when_it_dies_inside(ledger):
+def test_an_interrupted_release_leaves_no_trace(ledger):
     ledger.release(0, ReleaseCost(0.25), {"bob": b"row"}, b"state")
 
     def die():
@@ -75,14 +75,14 @@ def test_charges_that_cannot_be_are_refused(ledger, charge):
     assert ledger.total == 0 and ledger.unacknowledged("bob") == []
 
 
-def test_a_round_is_charged_once_and_only_forward(ledger):
+def test_a_round_is_charged_once_and_in_increasing_order(ledger):
     three_rounds(ledger)
     for r in (0, 2):
         with pytest.raises(LedgerError, match="Expected a round after 2"):
             ledger.release(r, ReleaseCost(0.1), {}, b"state")
 
 
-def test_what_is_skipped_sends_and_costs_nothing_and_what_no_data_enter_tells_nothing(ledger):
+def test_skips_send_and_charge_nothing_and_releases_without_data_have_no_information(ledger):
     for cost, bodies in ((ReleaseCost(0.1), {}), (ReleaseCost(), {"bob": b"row"})):
         with pytest.raises(LedgerError, match="a skip that sends or charges"):
             ledger.release(0, cost, bodies, b"state", kind="skip")
@@ -91,13 +91,11 @@ def test_what_is_skipped_sends_and_costs_nothing_and_what_no_data_enter_tells_no
             with pytest.raises(LedgerError, match=f"a {kind} that has information about data"):
                 ledger.release(0, ReleaseCost(0.0, 0.5, information), {}, b"state", kind=kind)
     ledger.release(0, ReleaseCost(0.0, 0.5, 0.0), {"bob": b"row"}, b"state", kind="noise")
-    ledger.release(
-        1, ReleaseCost(0.3, 0.5, 0.0), {}, b"state", kind="noise"
-    )  # what earlier releases have cost
+    ledger.release(1, ReleaseCost(0.3, 0.5, 0.0), {}, b"state", kind="noise")  # charges for earlier releases
     assert verify(ledger) == 2 and ledger.unacknowledged("bob") == [0] and ledger.total == 0.3
 
 
-def test_a_late_charge_stands_between_two_rounds_and_sends_nothing(ledger):
+def test_a_late_charge_is_an_entry_between_two_rounds_and_sends_nothing(ledger):
     three_rounds(ledger)
     ledger.charge_late(ReleaseCost(0.5, 2.0, 0.0))
     assert (ledger.total, ledger.round, ledger.last_entry.kind, ledger.last_entry.digests) == (
@@ -117,7 +115,7 @@ def test_a_late_charge_stands_between_two_rounds_and_sends_nothing(ledger):
     again.close()
 
 
-def test_the_order_of_records_is_kept_from_the_first_release_on(ledger):
+def test_the_order_of_records_is_fixed_from_the_first_release_on(ledger):
     for order in ("one", "another"):  # nothing has been released: it may still change
         start_choices.expect_record_order(ledger, order)
     ledger.release(0, ReleaseCost(0.1), {"bob": b"row"}, b"state")
@@ -149,7 +147,7 @@ def test_a_received_row_is_applied_once(ledger):
     assert ledger.round == 1 and ledger.unapplied_body("bob", 0) is None
 
 
-def test_acknowledged_bytes_are_dropped_once_they_cannot_be_lost_and_their_digest_stays(ledger):
+def test_acknowledged_rows_are_dropped_once_they_cannot_be_lost_but_their_digests_stay(ledger):
     for round in range(MAX_RESENT_ROWS + 3):
         ledger.release(round, ReleaseCost(0.1), {"bob": b"row %d" % round}, b"state")
     for round in range(1, MAX_RESENT_ROWS + 2):
@@ -157,7 +155,7 @@ def test_acknowledged_bytes_are_dropped_once_they_cannot_be_lost_and_their_diges
     assert ledger.unacknowledged("bob") == [0, MAX_RESENT_ROWS + 2]
     ledger.release(MAX_RESENT_ROWS + 3, ReleaseCost(0.1), {}, b"state")
     assert ledger.body("bob", 2) == b"row 2" and ledger.unacknowledged("bob") == [0, MAX_RESENT_ROWS + 2]
-    ledger.store_row("bob", 7, digest_of(b"his"), b"his")  # he has used all that was sent before round 7
+    ledger.store_row("bob", 7, digest_of(b"his"), b"his")  # bob has used all rows from before round 7
     ledger.acknowledge("bob", MAX_RESENT_ROWS + 2)
     ledger.release(MAX_RESENT_ROWS + 4, ReleaseCost(0.1), {}, b"state")
     again = reopened(ledger)
@@ -170,7 +168,7 @@ def test_acknowledged_bytes_are_dropped_once_they_cannot_be_lost_and_their_diges
     again.close()
 
 
-def test_what_was_acknowledged_and_lost_is_owed_again_as_the_same_bytes(ledger):
+def test_an_acknowledged_row_that_was_lost_is_queued_again_unchanged(ledger):
     for round in range(4):
         ledger.release(round, ReleaseCost(0.1), {"bob": b"row %d" % round}, b"state")
         ledger.acknowledge("bob", round)
@@ -190,7 +188,7 @@ def test_one_process_per_folder(ledger):
 
 
 def test_a_file_system_without_locks_is_refused(tmp_path, monkeypatch):
-    """Two agents could use one ledger there."""
+    """Without locks, two agents could use the same ledger."""
     monkeypatch.setattr(ledger_database, "exclusive_lock", lambda path: contextlib.nullcontext(False))
     with pytest.raises(LedgerError, match="file system with locks"):
         Ledger(tmp_path / "state", "federation", "ada")
@@ -228,7 +226,7 @@ def test_tampering_is_found(ledger, what):
         verify(reader)
 
 
-def test_a_full_disk_and_a_read_only_one_are_said_and_nothing_is_booked(ledger):
+def test_a_full_or_read_only_disk_is_reported_and_nothing_is_charged(ledger):
     three_rounds(ledger)
     db = ledger.database.connection
     pages = db.execute("PRAGMA page_count").fetchone()[0]
@@ -245,7 +243,7 @@ def test_a_full_disk_and_a_read_only_one_are_said_and_nothing_is_booked(ledger):
     assert verify(ledger) == 4
 
 
-def test_a_folder_that_cannot_be_one_is_said(tmp_path):
+def test_a_folder_without_a_usable_ledger_is_reported(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(LedgerError, match="Could not use the ledger"):
         Ledger(tmp_path / "file", "federation", "ada")
@@ -272,7 +270,7 @@ def test_without_a_federation_no_ledger_is_created(tmp_path, writable):
     again.close()
 
 
-def test_the_inbox_says_why(ledger):
+def test_the_inbox_replies_with_the_reason(ledger):
     inbox = Inbox(ledger, {"bob": [0, 1, 3, 9], "eve": []}, window=4)
 
     def judged(sender, round, body):
@@ -295,8 +293,8 @@ def test_the_inbox_says_why(ledger):
     assert ledger.last_received("bob") == 3
 
 
-class Books(RuleBasedStateMachine):
-    """An agent that releases, sends, is acknowledged, receives and dies anywhere; `truth` sees all of it."""
+class LedgerMachine(RuleBasedStateMachine):
+    """Random releases, sends, acknowledgements, receipts and crashes; `truth` records what was sent."""
 
     fresh = itertools.count()
     root = None
@@ -307,7 +305,7 @@ class Books(RuleBasedStateMachine):
         self.ledger = Ledger(self.folder, "federation", "ada")
         self.round = -1
         self.charges = 0.0
-        self.truth: dict[tuple[str, int], set[bytes]] = {}  # what left, by name
+        self.truth: dict[tuple[str, int], set[bytes]] = {}  # the sent bytes, by receiver and round
         self.arrived: dict[int, bytes] = {}
         self.counter = 0
 
@@ -374,8 +372,8 @@ class Books(RuleBasedStateMachine):
             self.ledger.close()
 
 
-def test_the_books_never_under_count(tmp_path_factory):
-    class Here(Books):
+def test_the_ledger_never_under_counts(tmp_path_factory):
+    class Here(LedgerMachine):
         root = tmp_path_factory.mktemp("books")
 
     Here.TestCase.settings = settings(

@@ -1,4 +1,4 @@
-"""Whether `verify` finds what was changed in any table, and says nothing of books that are being written."""
+"""Tests of `verify`: it detects a change in any table, and gives no false alarm while an agent writes."""
 
 import contextlib
 import random
@@ -23,7 +23,7 @@ from topdp.errors import TopdpError
 
 
 def one_round(ledger, round):
-    """As an agent in a ring of two: a row comes in, the one before is used, its own goes out."""
+    """One round of an agent in a ring of two: it stores a row, uses the previous one and releases its own."""
     row = b"row %d of bob" % round
     ledger.store_row("bob", round, digest_of(row), row)
     used = [("bob", round - 1)] if round else []
@@ -39,7 +39,7 @@ def one_round(ledger, round):
 
 @pytest.fixture
 def folder(tmp_path):
-    """Books with something in every table."""
+    """A ledger with entries in every table."""
     ledger = Ledger(tmp_path / "state", "federation", "ada")
     start_choices.expect_record_order(ledger, "order")
     for round in range(OUTBOX_ROUNDS + 10):
@@ -101,7 +101,7 @@ CHANGED = {
 
 
 @pytest.mark.parametrize("what", CHANGED)
-def test_what_was_changed_is_found_in_every_table(folder, what):
+def test_a_change_in_any_table_is_detected(folder, what):
     db = sqlite3.connect(folder / LEDGER_FILE)
     db.executescript(CHANGED[what])
     db.close()
@@ -109,8 +109,8 @@ def test_what_was_changed_is_found_in_every_table(folder, what):
         verify(reader)
 
 
-def test_a_short_ledger_without_its_charges_is_found(tmp_path):
-    """Nothing is recorded as delivered yet, and the bytes of the first rows are gone."""
+def test_missing_charges_of_a_short_ledger_are_detected(tmp_path):
+    """No delivery is recorded yet, and the bytes of the first rows are gone."""
     ledger = Ledger(tmp_path, "federation", "ada")
     for round in range(4):
         one_round(ledger, round)
@@ -130,7 +130,7 @@ def test_a_short_ledger_without_its_charges_is_found(tmp_path):
         "UPDATE meta SET value = '1.0' WHERE key = 'budget'",
     ],
 )
-def test_bytes_that_wait_and_a_budget_that_grew_are_looked_at(tmp_path, change):
+def test_missing_bytes_in_the_outbox_and_a_raised_budget_are_detected(tmp_path, change):
     ledger = Ledger(tmp_path / "state", "federation", "ada")
     for asked in (0.8, 0.7):
         start_choices.record_choices(ledger, seeded=False, rehearsal=False, requested=asked, granted=1.0)
@@ -146,8 +146,8 @@ def test_bytes_that_wait_and_a_budget_that_grew_are_looked_at(tmp_path, change):
     reader.close()
 
 
-def test_the_first_charge_of_a_new_topdp_binds_what_came_before_it(folder):
-    """A chain whose entries could be without digests of the logs would be one that nobody can check."""
+def test_every_charge_contains_digests_of_the_logs(folder):
+    """If entries could lack these digests, nobody could check the chain."""
     reader = Ledger(folder, writable=False)
     assert all(
         entry.books and set(entry.counts) == {"notes", "inbox", "statements"} for entry in reader.entries()
@@ -170,7 +170,7 @@ def test_verify_gives_no_false_alarm_while_an_agent_writes(tmp_path, monkeypatch
                 while round > 20 + 2 * calls:  # so that it is still writing at the last call
                     time.sleep(0.0005)
             ledger.close()
-        except Exception as error:  # said below
+        except Exception as error:  # reported below
             faults.append(error)
 
     Ledger(tmp_path, "federation", "ada").close()
@@ -192,7 +192,7 @@ def test_verify_gives_no_false_alarm_while_an_agent_writes(tmp_path, monkeypatch
     assert len(seen) > most / 4, "the agent must have written meanwhile"
 
 
-def test_what_is_acknowledged_goes_and_what_is_waited_for_stays(tmp_path):
+def test_old_rows_leave_the_outbox_up_to_the_first_unacknowledged_one(tmp_path):
     ledger = Ledger(tmp_path, "federation", "ada")
     for round in range(3 * OUTBOX_ROUNDS):
         ledger.release(round, ReleaseCost(0.25), {"bob": b"b %d" % round, "eve": b"e %d" % round}, b"state")
@@ -203,7 +203,7 @@ def test_what_is_acknowledged_goes_and_what_is_waited_for_stays(tmp_path):
     rows = dict(ledger.database.rows("SELECT receiver, count(*) FROM outbox GROUP BY receiver"))
     assert rows == {"bob": OUTBOX_ROUNDS, "eve": 3 * OUTBOX_ROUNDS - 5}
     assert ledger.unacknowledged("eve") == [5] and ledger.body("eve", 5) == b"e 5"
-    for round in (0, 5, 70, 3 * OUTBOX_ROUNDS - 1):  # in the chain, where it is not in the outbox any more
+    for round in (0, 5, 70, 3 * OUTBOX_ROUNDS - 1):  # the charges keep the digests of all rows
         assert ledger.digest_sent("bob", round) == digest_of(b"b %d" % round)
     assert ledger.digest_sent("mallory", 3) is None and ledger.digest_sent("bob", 3 * OUTBOX_ROUNDS) is None
     ledger.acknowledge("eve", 5)
@@ -213,8 +213,8 @@ def test_what_is_acknowledged_goes_and_what_is_waited_for_stays(tmp_path):
     ledger.close()
 
 
-def test_bytes_for_a_round_that_is_over_go_unused(tmp_path):
-    """Under the rule to go on a row may come while the round that reads it is made without it."""
+def test_a_row_for_a_finished_round_stays_unused(tmp_path):
+    """Under the rule `go-on`, a row may arrive while the release that reads it is made without it."""
     ledger = Ledger(tmp_path, "federation", "ada")
     ledger.release(0, ReleaseCost(0.1), {}, b"state")
     for round in (0, 1):
@@ -226,14 +226,14 @@ def test_bytes_for_a_round_that_is_over_go_unused(tmp_path):
 
 
 def flipped(whole, places, chance):
-    """Copies of a file with one byte changed, also into what is no text."""
+    """Copies of a file with one byte changed; some changes make invalid text."""
     for place in places:
         for byte in {whole[place] ^ 0x80, whole[place] ^ 1 << chance.randrange(8)}:
             yield place, whole[:place] + bytes([byte]) + whole[place + 1 :]
 
 
-def test_a_flipped_byte_is_said_to_be_damage_and_never_booked_on(folder, tmp_path):
-    """Names of tables and the charges are where a reader stumbles, and where it would count from."""
+def test_after_a_flipped_byte_the_ledger_raises_or_counts_correctly(folder, tmp_path):
+    """Includes table names, where reading fails, and the last charge, from which the total continues."""
     with contextlib.closing(sqlite3.connect(folder / LEDGER_FILE)) as db:
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     with contextlib.closing(Ledger(folder, writable=False)) as ledger:
@@ -258,7 +258,7 @@ def test_a_flipped_byte_is_said_to_be_damage_and_never_booked_on(folder, tmp_pat
     assert damaged > len(last) // 9
 
 
-def test_a_flipped_byte_in_the_last_charge_is_not_shown_as_spent(folder):
+def test_a_changed_total_in_the_last_charge_raises(folder):
     with contextlib.closing(sqlite3.connect(folder / LEDGER_FILE)) as db, db:
         text, number = db.execute("SELECT entry, number FROM charges ORDER BY number DESC LIMIT 1").fetchone()
         less = text.replace('"total": 1', '"total": 0')
@@ -269,15 +269,15 @@ def test_a_flipped_byte_in_the_last_charge_is_not_shown_as_spent(folder):
 
 
 @pytest.mark.parametrize("fact", ["departed", "stopped"])
-def test_a_flipped_byte_in_a_fact_shows_and_counts_no_smaller_epsilon(folder, fact):
-    """Without the departure only the guarantee's share would be spent; without the stop data would enter."""
+def test_a_flipped_byte_in_a_fact_raises(folder, fact):
+    """Without the departure only the guarantee's ε would be charged; without the stop data would enter."""
     with contextlib.closing(sqlite3.connect(folder / LEDGER_FILE)) as db:
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         spelt = b"".join(
             str(part).encode() for part in db.execute("SELECT * FROM meta WHERE key = ?", (fact,)).fetchone()
         )
     whole = (folder / LEDGER_FILE).read_bytes()
-    assert whole.count(spelt) == 2  # the fact, and its line in the journal
+    assert whole.count(spelt) == 2  # the fact and its line in the journal
     for place in (whole.index(spelt), whole.rindex(spelt)):
         (folder / LEDGER_FILE).write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
         for writable in (False, True):
@@ -285,8 +285,8 @@ def test_a_flipped_byte_in_a_fact_shows_and_counts_no_smaller_epsilon(folder, fa
                 Ledger(folder, "federation", "ada", writable=writable)
 
 
-def test_an_index_that_has_lost_a_row_is_found(tmp_path):
-    """What waits to be sent is read from an index: a row that is in the table alone would wait for ever."""
+def test_an_index_that_lacks_a_row_is_detected(tmp_path):
+    """Rows to send are read from an index: a row that is only in the table would never be sent."""
     ledger = Ledger(tmp_path, "federation", "ada")
     for round in range(3):
         ledger.release(round, ReleaseCost(0.25, 0.5, 0.1), {"bob": b"row %d" % round}, b"state %d" % round)

@@ -1,4 +1,4 @@
-"""Ledgers of older formats go on where they were; those of newer ones are left alone."""
+"""Tests of ledger formats: older ledgers are migrated and continue; unknown formats stay unchanged."""
 
 import sqlite3
 from pathlib import Path
@@ -14,13 +14,13 @@ from topdp.agents.node import agent_process
 from topdp.agents.wire.transport import ReplyCode
 from topdp.errors import TrustError
 
-FORMAT_4 = Path(__file__).with_name("format_4.sql")  # as the last topdp of that format wrote it
+FORMAT_4 = Path(__file__).with_name("format_4.sql")  # as written by the last topdp of that format
 MINE = {"federation": "federation", "agent": "ada", "guarantee": "adaptive"}
 
 
 @pytest.fixture
 def old(tmp_path):
-    """The books of ada, in the middle of a run: eve is quarantined, bob owes answers, rounds are missing."""
+    """A ledger of ada during a run: eve is quarantined, bob owes acknowledgements, rounds are missing."""
     db = sqlite3.connect(tmp_path / LEDGER_FILE)
     db.execute("PRAGMA journal_mode = WAL")
     db.executescript(FORMAT_4.read_text())
@@ -36,7 +36,7 @@ def dump(path):
         db.close()
 
 
-def test_an_old_ledger_goes_on_with_its_charges_and_verifies(old):
+def test_an_old_ledger_is_migrated_with_its_charges_and_verifies(old):
     before = dump(old / LEDGER_FILE)
     ledger = Ledger(old, **MINE)
     assert (ledger.total, ledger.round, ledger.last_sent_round, ledger.last_entry.number) == (1.625, 9, 6, 8)
@@ -45,7 +45,7 @@ def test_an_old_ledger_goes_on_with_its_charges_and_verifies(old):
     assert (ledger.last_received("bob"), ledger.stopped_at, ledger.departed_members()) == (5, 6, {"eve": 4})
     assert ledger.quarantined("eve").code is ReplyCode.EQUIVOCATION and ledger.finished("eve")
     assert verify(ledger) == 9
-    for round in range(10, 90):  # and is compacted on the way
+    for round in range(10, 90):  # this compacts the ledger
         ledger.release(round, ReleaseCost(0.0, 3.0, 0.0), {"bob": b"new %d" % round}, b"state", kind="noise")
         for each in ledger.unacknowledged("bob"):
             ledger.acknowledge("bob", each)
@@ -59,7 +59,7 @@ def test_an_old_ledger_goes_on_with_its_charges_and_verifies(old):
     assert dump(old / f"{LEDGER_FILE}.format-4") == before
 
 
-def test_who_only_reads_an_old_ledger_changes_nothing(old):
+def test_reading_an_old_ledger_does_not_change_it(old):
     before = (old / LEDGER_FILE).read_bytes()
     reader = Ledger(old, writable=False)
     assert verify(reader) == 9 and reader.total == 1.625 and reader.recorded_peers() == ["bob", "eve"]
@@ -67,7 +67,7 @@ def test_who_only_reads_an_old_ledger_changes_nothing(old):
     assert (old / LEDGER_FILE).read_bytes() == before and not list(old.glob("*.format-4"))
 
 
-def test_a_kill_while_it_is_brought_up_leaves_the_old_one(old, monkeypatch):
+def test_a_crash_during_migration_leaves_the_old_ledger(old, monkeypatch):
     def die(*_):
         raise KeyboardInterrupt
 
@@ -85,7 +85,7 @@ def test_a_kill_while_it_is_brought_up_leaves_the_old_one(old, monkeypatch):
 
 
 @pytest.mark.parametrize("writable", [True, False])
-def test_what_was_tampered_with_does_not_become_a_newer_ledger(old, writable):
+def test_a_ledger_that_was_tampered_with_is_not_migrated(old, writable):
     db = sqlite3.connect(old / LEDGER_FILE)
     db.execute("UPDATE charges SET entry = replace(entry, '\"charge\": 0.25', '\"charge\": 0.05')")
     db.commit()
@@ -99,7 +99,7 @@ def test_what_was_tampered_with_does_not_become_a_newer_ledger(old, writable):
 
 @pytest.mark.parametrize("format", [str(LEDGER_FORMAT + 1), "3", "none"])
 @pytest.mark.parametrize("writable", [True, False])
-def test_a_format_that_is_not_known_is_left_alone(old, format, writable):
+def test_a_ledger_of_an_unknown_format_is_refused_and_unchanged(old, format, writable):
     db = sqlite3.connect(old / LEDGER_FILE)
     db.execute("UPDATE meta SET value = ? WHERE key = 'format'", (format,))
     db.commit()
@@ -110,7 +110,7 @@ def test_a_format_that_is_not_known_is_left_alone(old, format, writable):
     assert (old / LEDGER_FILE).read_bytes() == before
 
 
-def test_books_after_the_change_are_bound_as_those_of_a_new_ledger(old):
+def test_changes_of_a_migrated_ledger_are_detected(old):
     ledger = Ledger(old, **MINE)
     ledger.release(10, ReleaseCost(0.0, 3.0, 0.0), {}, b"state", kind="noise")
     ledger.close()
@@ -122,15 +122,15 @@ def test_books_after_the_change_are_bound_as_those_of_a_new_ledger(old):
         verify(Ledger(old, writable=False))
 
 
-def test_rows_that_nobody_signed_are_gone_on_with_once_a_person_has_said_so(old):
-    """An old copy of such books could not be found out: neighbours have nothing to show."""
+def test_a_ledger_with_unsigned_rows_continues_only_after_an_explicit_upgrade(old):
+    """An old copy of such a ledger cannot be detected: neighbours have no signatures to show."""
     with pytest.raises(TrustError, match="--upgrade"):
         agent_process._read_ledger_meta(old, upgrade=False)
     assert agent_process._read_ledger_meta(old, upgrade=True)["agent"] == "ada"
     ledger = Ledger(old, **MINE)
     ledger.release(
         10, ReleaseCost(0.0, 3.0, 0.0), {}, b"state", kind="noise"
-    )  # by another command, or killed since
+    )  # by another command, or before a kill
     ledger.close()
     with pytest.raises(TrustError, match="did not sign rows"):
         agent_process._read_ledger_meta(old, upgrade=False)
@@ -141,7 +141,7 @@ def test_rows_that_nobody_signed_are_gone_on_with_once_a_person_has_said_so(old)
     assert agent_process._read_ledger_meta(old, upgrade=False)["agent"] == "ada"
 
 
-def test_nothing_is_asked_where_no_row_was_sent_or_all_were_signed(old, tmp_path):
+def test_no_upgrade_is_required_if_no_row_was_sent_or_all_were_signed(old, tmp_path):
     new = Ledger(tmp_path / "new", **MINE)
     new.release(0, ReleaseCost(1.0, 1.0, 1.0), {"bob": b"row"}, b"state")
     start_choices.record_upgrade(new)

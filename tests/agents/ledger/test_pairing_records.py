@@ -1,4 +1,4 @@
-"""Meetings: both commit or neither, whoever dies; offline is normal."""
+"""Tests of exchanges with live pairing: both partners commit or neither, whichever crashes or is offline."""
 
 import asyncio
 import itertools
@@ -39,7 +39,7 @@ def meetings(made, numbers=None):
     return found
 
 
-def met(tmp_path, method="plain", changes=(), guarantee="worst-case", **how):
+def run_live_pairing(tmp_path, method="plain", changes=(), guarantee="worst-case", **how):
     made = federation(
         tmp_path,
         "method.mode=async",
@@ -55,8 +55,8 @@ def met(tmp_path, method="plain", changes=(), guarantee="worst-case", **how):
     return made, run
 
 
-def test_agents_that_find_their_partners_train_and_agree_on_who_met_whom(tmp_path):
-    made, run = met(tmp_path)
+def test_agents_with_live_pairing_train_and_agree_on_their_exchanges(tmp_path):
+    made, run = run_live_pairing(tmp_path)
     assert {outcome.code for outcome in run.outcomes.values()} == {0}
     assert faults(run) == []
     committed = [row for rows in meetings(made).values() for row in rows if row[2] == "committed"]
@@ -67,17 +67,17 @@ def test_agents_that_find_their_partners_train_and_agree_on_who_met_whom(tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("place", [*development_hooks.PAIRING_POINTS, "in_ledger", "after_ledger"])
-def test_killed_at_any_place_of_a_meeting_both_commit_or_neither(tmp_path, place):
-    _, run = met(tmp_path, failpoints={i: f"{place}:{1 + i % 2}" for i in range(6)})
+def test_both_partners_commit_or_neither_after_a_crash_at_any_point(tmp_path, place):
+    _, run = run_live_pairing(tmp_path, failpoints={i: f"{place}:{1 + i % 2}" for i in range(6)})
     assert len(run.wire.crashed) >= 3
     assert faults(run) == []
     assert {outcome.code for outcome in run.outcomes.values()} == {0}
 
 
 @pytest.mark.parametrize("guarantee", ["worst-case", "view"])
-def test_who_meets_more_often_than_planned_pays_more_and_stops_in_time(tmp_path, guarantee):
-    """Noise of partners is counted on, so each meeting costs more than working alone."""
-    made, run = met(tmp_path, method="top-dp", guarantee=guarantee)
+def test_agents_with_many_exchanges_are_charged_by_worst_case_and_stop_within_the_budget(tmp_path, guarantee):
+    """Each exchange counts on noise of the partner, so it costs more than a round alone."""
+    made, run = run_live_pairing(tmp_path, method="top-dp", guarantee=guarantee)
     assert 3 in {outcome.code for outcome in run.outcomes.values()} <= {0, 3}
     assert faults(run) == []
     for result in made.results():
@@ -86,9 +86,11 @@ def test_who_meets_more_often_than_planned_pays_more_and_stops_in_time(tmp_path,
         assert result["spent"]["epsilon"] == pytest.approx(result["spent"]["worst_case"], rel=1e-12)
 
 
-def test_who_meets_a_much_noisier_agent_keeps_noise_of_its_own(tmp_path):
-    """Its noise would cover all of ada's, who would then send a row without any and could pay for none."""
-    made, run = met(tmp_path, method="top", changes=["privacy.epsilon=[8.0, 0.5, 0.5, 0.5, 0.5, 0.5]"])
+def test_an_agent_with_a_much_noisier_partner_still_adds_own_noise(tmp_path):
+    """Otherwise the partner's noise would replace all of ada's, and ada could not pay for any row."""
+    made, run = run_live_pairing(
+        tmp_path, method="top", changes=["privacy.epsilon=[8.0, 0.5, 0.5, 0.5, 0.5, 0.5]"]
+    )
     assert faults(run) == []
     met_with_data = {row[3] for row in meetings(made)["ada"] if row[3] is not None}
     stopped = made.results()[0]["stopped_at"]
@@ -96,26 +98,26 @@ def test_who_meets_a_much_noisier_agent_keeps_noise_of_its_own(tmp_path):
 
 
 @pytest.mark.parametrize("what", ["request", "reply"])
-def test_lost_words_make_no_meeting_one_sided(tmp_path, what):
+def test_lost_messages_leave_no_exchange_one_sided(tmp_path, what):
     chance = random.Random(1)
     wire = Wire(delay=0.05)
     wire.lose = lambda sender, receiver, message: what if chance.random() < 0.3 else None
-    made, run = met(tmp_path, wire=wire)
+    made, run = run_live_pairing(tmp_path, wire=wire)
     assert faults(run) == []
     assert any(row[2] == "committed" for rows in meetings(made).values() for row in rows)
 
 
-def test_who_is_cut_off_works_alone(tmp_path):
+def test_an_agent_that_is_cut_off_works_alone(tmp_path):
     wire = Wire(delay=0.05)
     wire.cut = {frozenset(("ada", other)) for other in ("bob", "cleo", "dan", "eve", "fay")}
-    made, run = met(tmp_path, wire=wire)
+    made, run = run_live_pairing(tmp_path, wire=wire)
     assert run.outcomes[0].code == 0 and meetings(made)["ada"] == []
     assert any(meetings(made)["bob"]) and faults(run) == []
     asked = [(name, peer) for name, peer, kind in wire.waited if kind == "propose"]
-    assert not any("ada" in both for both in asked)  # who is not there is not asked
+    assert not any("ada" in both for both in asked)  # an absent neighbour gets no proposal
 
 
-def test_absent_neighbours_are_waited_for_once_and_all_at_the_same_time(tmp_path):
+def test_an_agent_waits_once_for_all_absent_neighbours_together(tmp_path):
     made = federation(tmp_path, "method.mode=async", graph=topology.complete(6), rounds=10, idle_timeout=20.0)
 
     async def scene():
@@ -130,10 +132,8 @@ def test_absent_neighbours_are_waited_for_once_and_all_at_the_same_time(tmp_path
 @pytest.mark.parametrize(
     "answer", [ReplyCode.UNDECIDED, ReplyCode.BUSY, None], ids=["undecided", "busy", "nothing"]
 )
-def test_a_proposal_that_is_never_committed_keeps_nobody_from_meeting_others_nor_from_ending(
-    tmp_path, answer
-):
-    """bob proposes to ada and leaves it at that; cleo is honest."""
+def test_a_proposal_that_is_never_committed_blocks_neither_other_exchanges_nor_the_end(tmp_path, answer):
+    """bob proposes to ada and never commits; cleo is honest."""
     made = federation(
         tmp_path,
         "method.mode=async",
@@ -168,13 +168,13 @@ def test_a_proposal_that_is_never_committed_keeps_nobody_from_meeting_others_nor
         return reply, again, await asyncio.gather(*tasks)
 
     reply, again, outcomes = on_virtual_time(scene())
-    assert reply.ok and again.code is ReplyCode.BUSY, "one at a time with each partner"
+    assert reply.ok and again.code is ReplyCode.BUSY, "one proposal at a time with each partner"
     assert all(outcome.finished for outcome in outcomes)
     committed = [row for row in meetings(made, (0,))["ada"] if row[2] == "committed"]
     assert len(committed) >= 3 and {row[1] for row in committed} == {"cleo"}
 
 
-def test_finding_open_meetings_scans_no_table(tmp_path):
+def test_queries_for_open_exchanges_scan_no_table(tmp_path):
     ledger = Ledger(tmp_path, "f", "ada")
     pairing, queries = PairingRecords(ledger), []
     ledger.database.connection.set_trace_callback(queries.append)
@@ -192,7 +192,7 @@ def test_poisson_batches_are_refused(tmp_path):
 
 
 def test_a_ledger_is_for_planned_partners_or_for_found_ones(tmp_path):
-    """What was charged on the way is not what the plan would have cost, nor the other way round."""
+    """The charges of one are not what the other would have cost."""
     made = federation(tmp_path, "method.mode=async", agents=3, rounds=2)
     for first in (True, False):
         made.folder = tmp_path / str(first)
@@ -201,10 +201,10 @@ def test_a_ledger_is_for_planned_partners_or_for_found_ones(tmp_path):
             made.agent(0, Wire().transport("ada"), live_pairing=not first)
 
 
-def test_only_the_partner_hears_how_a_meeting_ended_and_only_until_it_knows(tmp_path):
-    books = {name: Ledger(tmp_path / name, "f", name) for name in ("ada", "bob")}
-    pairing = {name: PairingRecords(ledger) for name, ledger in books.items()}
-    for name, ledger in books.items():
+def test_only_the_partner_is_told_the_outcome_and_only_until_it_confirms(tmp_path):
+    ledgers = {name: Ledger(tmp_path / name, "f", name) for name in ("ada", "bob")}
+    pairing = {name: PairingRecords(ledger) for name, ledger in ledgers.items()}
+    for name, ledger in ledgers.items():
         ledger.release(0, ReleaseCost(0.1), {ANY_RECEIVER: name.encode()}, b"state")
     ada = pairing["ada"]
     id = ada.propose()
@@ -215,7 +215,7 @@ def test_only_the_partner_hears_how_a_meeting_ended_and_only_until_it_knows(tmp_
     assert ada.outcome("another", "bob") == pairing["bob"].outcome(id, "ada") == (ReplyCode.ABORTED, None)
     ada.confirm(id)
     assert ada.outcome(id, "bob") == (ReplyCode.NO_MEETING, None)
-    for ledger in books.values():
+    for ledger in ledgers.values():
         ledger.close()
 
 
@@ -223,15 +223,15 @@ GARBAGE = {
     "nothing": b"",
     "no head": b'\x00\x05[0, "',
     "a head of another kind": b"\x00\x02{}row",
-    "a round that is none": Handover("0", "x", b"row").pack(),
+    "an invalid round": Handover("0", "x", b"row").pack(),
     "no row": Handover(0, "x", b"row").pack(),
 }
 
 
 @pytest.mark.parametrize("case", GARBAGE)
 @pytest.mark.parametrize("who", ["proposer", "acceptor"])
-def test_who_hands_over_what_is_no_row_is_quarantined(tmp_path, case, who, caplog):
-    """Both the one who was asked and the one who commits; our own books are not to blame for it."""
+def test_a_partner_that_sends_an_invalid_row_is_quarantined(tmp_path, case, who, caplog):
+    """Whether the partner accepts or commits; the agent's own ledger is not to blame."""
     made = federation(tmp_path, "method.mode=async", graph=topology.complete(2), rounds=3)
 
     class Liar(Wire):
@@ -280,7 +280,7 @@ def test_who_is_quarantined_already_fills_no_ledger_by_more_of_it(tmp_path):
     assert later == [first, first]
 
 
-def test_books_that_cannot_be_written_are_not_held_against_the_partner(tmp_path):
+def test_a_ledger_that_cannot_be_written_does_not_quarantine_the_partner(tmp_path):
     made = federation(tmp_path, "method.mode=async", graph=topology.complete(2), rounds=3)
 
     async def scene():
@@ -308,13 +308,13 @@ def test_books_that_cannot_be_written_are_not_held_against_the_partner(tmp_path)
     assert on_virtual_time(scene()) is None
 
 
-def test_the_checker_finds_a_meeting_that_one_side_made_up():
+def test_the_checker_detects_an_exchange_that_only_one_side_committed():
     pairs = {"ada": [("x", "bob", "committed", 1)], "bob": [("x", "ada", "aborted", None)]}
     assert asymmetric(pairs) == ["ada committed x with bob, who did not"]
 
 
-class Three(RuleBasedStateMachine):
-    """Three agents, messages that are lost, doubled and late, and crashes between any two steps."""
+class ThreeAgents(RuleBasedStateMachine):
+    """Three agents, with lost, repeated and late messages, and crashes between any two steps."""
 
     root = None
     fresh = itertools.count()
@@ -323,22 +323,24 @@ class Three(RuleBasedStateMachine):
     @initialize()
     def begin(self):
         self.folder = self.root / str(next(self.fresh))
-        self.books = {name: Ledger(self.folder / name, "f", name) for name in self.names}
-        self.pairing = {name: PairingRecords(ledger) for name, ledger in self.books.items()}
-        for name, ledger in self.books.items():
+        self.ledgers = {name: Ledger(self.folder / name, "f", name) for name in self.names}
+        self.pairing = {name: PairingRecords(ledger) for name, ledger in self.ledgers.items()}
+        for name, ledger in self.ledgers.items():
             ledger.release(0, ReleaseCost(0.1), {ANY_RECEIVER: f"{name} 0".encode()}, b"state")
-        self.yes: list[tuple[str, str, str, int, bytes, int]] = []  # accepts under way
+        self.yes: list[
+            tuple[str, str, str, int, bytes, int]
+        ] = []  # accepted proposals with replies under way
 
     @rule(one=st.sampled_from(names), other=st.sampled_from(names), lost=st.booleans())
     def propose(self, one, other, lost):
         if one == other or self.pairing[one].busy or other in self.pairing[one].open_with():
             return
-        id, own = self.pairing[one].propose(), self.books[one].round
+        id, own = self.pairing[one].propose(), self.ledgers[one].round
         if lost or not self.pairing[other].accept(id, one):
             if not lost:
                 self.pairing[one].give_up()
             return
-        round = self.books[other].round
+        round = self.ledgers[other].round
         self.yes.append((id, one, other, round, self.pairing[other].own_row(round), own))
 
     @rule(data=st.data(), keep=st.booleans())
@@ -375,8 +377,8 @@ class Three(RuleBasedStateMachine):
     @rule(one=st.sampled_from(names))
     def work(self, one):
         if self.pairing[one].proposing is not None:
-            return  # an agent that asks waits for the answer
-        ledger, pair = self.books[one], self.pairing[one].ready()
+            return  # an agent that has proposed waits for the reply
+        ledger, pair = self.ledgers[one], self.pairing[one].ready()
         self.pairing[one].forget_rows()
         applied = [(pair.partner, pair.partner_round)] if pair else []
         body = f"{one} {ledger.round + 1}".encode()
@@ -390,12 +392,12 @@ class Three(RuleBasedStateMachine):
 
     @rule(one=st.sampled_from(names))
     def crash(self, one):
-        self.books[one].close()
-        self.books[one] = Ledger(self.folder / one, "f", one)
-        self.pairing[one] = PairingRecords(self.books[one])
+        self.ledgers[one].close()
+        self.ledgers[one] = Ledger(self.folder / one, "f", one)
+        self.pairing[one] = PairingRecords(self.ledgers[one])
 
     @invariant()
-    def who_was_told_was_not_told_a_lie(self):
+    def both_sides_agree(self):
         if not hasattr(self, "pairing"):
             return
         for name, pairing in self.pairing.items():
@@ -420,12 +422,12 @@ class Three(RuleBasedStateMachine):
             for pair in pairing.pairs():
                 theirs = self.pairing[pair.partner].find(pair.id)
                 assert (pair.status == "committed") == (theirs is not None and theirs.status == "committed")
-        for ledger in self.books.values():
+        for ledger in self.ledgers.values():
             ledger.close()
 
 
-def test_both_commit_or_neither_whatever_happens(tmp_path_factory):
-    class Here(Three):
+def test_both_partners_commit_or_neither_in_any_sequence_of_events(tmp_path_factory):
+    class Here(ThreeAgents):
         root = tmp_path_factory.mktemp("pairs")
 
     Here.TestCase.settings = settings(

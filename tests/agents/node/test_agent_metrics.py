@@ -1,4 +1,4 @@
-"""Numbers for Prometheus: on loopback, as they are now, and only as long as the agent lives."""
+"""Tests of the metrics for Prometheus: served only on loopback, current, and only while the agent runs."""
 
 import asyncio
 import socket
@@ -21,7 +21,7 @@ def read(port):
 
 
 def served(tmp_path, scene):
-    """What `scene` finds, for ada in a federation of three."""
+    """The result of `scene` for the agent ada in a federation of three."""
     made = federation(tmp_path, agents=3, rounds=2)
 
     async def whole():
@@ -34,7 +34,7 @@ def served(tmp_path, scene):
     return asyncio.run(whole())
 
 
-def test_every_number_has_its_name_and_labels(tmp_path):
+def test_every_metric_has_its_name_and_labels(tmp_path):
     async def scene(agent):
         agent.ledger.quarantine("bob", ReplyCode.NOT_A_ROW, "garbage")
         async with prometheus_metrics.serve_metrics(agent, 0) as port:
@@ -70,20 +70,20 @@ def test_every_number_has_its_name_and_labels(tmp_path):
     assert 'topdp_owed{agent="ada",peer="bob"} 0.0' in text
 
 
-def test_only_loopback_is_listened_on_and_nothing_afterwards(tmp_path):
+def test_the_server_listens_on_loopback_only_and_ends_with_its_context(tmp_path):
     async def scene(agent):
         async with prometheus_metrics.serve_metrics(agent, 0) as port:
             with socket.socket() as other, pytest.raises(OSError):
                 other.bind(("127.0.0.1", port))
             with socket.socket() as elsewhere:
-                elsewhere.bind(("127.0.0.2", port))  # free: not all addresses are listened on
+                elsewhere.bind(("127.0.0.2", port))  # free: the server does not listen on all addresses
         with pytest.raises(urllib.error.URLError):
             await asyncio.to_thread(read, port)
 
     served(tmp_path, scene)
 
 
-def test_books_that_are_closed_have_no_numbers(tmp_path):
+def test_a_closed_ledger_has_no_metrics(tmp_path):
     async def scene(agent):
         async with prometheus_metrics.serve_metrics(agent, 0) as port:
             agent.ledger.close()
@@ -92,7 +92,7 @@ def test_books_that_are_closed_have_no_numbers(tmp_path):
     assert "topdp_" not in served(tmp_path, scene)
 
 
-def test_what_was_refused_paused_and_waited_for_is_counted(tmp_path):
+def test_refusals_pauses_and_waits_are_counted(tmp_path):
     async def scene(agent):
         agent.loop.paused = lambda: True
         agent.loop.waits.set_peers(["bob"])
@@ -110,7 +110,7 @@ def test_what_was_refused_paused_and_waited_for_is_counted(tmp_path):
     assert float(waits.split()[-1]) > 0
 
 
-def test_a_port_that_is_taken_is_named(tmp_path):
+def test_a_port_that_is_in_use_is_named(tmp_path):
     async def scene(agent):
         with socket.socket() as other:
             other.bind(("127.0.0.1", 0))

@@ -1,6 +1,7 @@
-"""A federation whose members change, from its first manifest to the last round: real processes, mutual TLS.
+"""Tests of a federation whose members change, from its first manifest to the last round.
 
-Cleo is killed for good in the middle of a run; dora takes her place. Commands as people call them.
+Cleo is killed for good in the middle of a run, and dora takes her place. The test runs real commands, with
+processes and mutual TLS.
 """
 
 import json
@@ -27,7 +28,7 @@ def sites(tmp_path, topdp, monkeypatch):
 
 
 def start(folder, name, manifest, state, *more, failpoint=None):
-    """An agent in a process of its own, at a site whose book adds up all its runs."""
+    """An agent in its own process, at a site whose budget adds up all its runs."""
     words = [
         "agent",
         "rehearse" if failpoint else "start",
@@ -51,7 +52,7 @@ def status(topdp, name):
     return json.loads(topdp("agent", "status", "--state", f"{name}/state", "--json").out)
 
 
-def test_who_is_gone_is_replaced_and_what_both_runs_cost_adds_up(sites, topdp):
+def test_a_departed_member_is_replaced_and_the_costs_of_both_runs_add_up(sites, topdp):
     cards = [f"{name}/identity/card.toml" for name in (*FIRST, "dora")]
     settings = [f"rounds={ROUNDS}", f"privacy.epsilon={EPSILON}", "model.name=linear"]
     settings = [word for setting in settings for word in ("--set", setting)]
@@ -88,20 +89,20 @@ def test_who_is_gone_is_replaced_and_what_both_runs_cost_adds_up(sites, topdp):
         name: start(sites, name, "manifest.toml", "state", "--amended-by", "manifest-2.toml")
         for name in running
     }
-    assert codes(ending) == {"ada": 0, "bob": 0}  # without cleo, who will never hear of it
+    assert codes(ending) == {"ada": 0, "bob": 0}  # without cleo, who never learns of it
     watched = topdp("agent", "status", "--state", "ada/state", "--watch")
     assert watched.code == 0 and f"round {made['ada']} of {made['ada']}" in watched.out
     after = {name: ["--after", f"{name}/state"] if name in made else [] for name in LAST}
     new = {name: start(sites, name, "manifest-2.toml", "state-2", *after[name]) for name in LAST}
-    # Who made a round more than was named has less left than the new run costs.
+    # An agent that made a round more than the named one has less left than the new run costs.
     assert codes(new) == {name: 3 if made.get(name, last) > last else 0 for name in LAST}
 
     for name in LAST:
         parts = {}
         for state in ("state", "state-2") if name != "dora" else ("state-2",):
-            books = topdp("agent", "ledger", "verify", "--state", f"{name}/{state}", "--json")
-            assert books.code == 0 and json.loads(books.out)["whole"]
-            parts[state] = json.loads(books.out)["epsilon"]
+            ledger = topdp("agent", "ledger", "verify", "--state", f"{name}/{state}", "--json")
+            assert ledger.code == 0 and json.loads(ledger.out)["whole"]
+            parts[state] = json.loads(ledger.out)["epsilon"]
         site = json.loads(topdp("agent", "budget", "show", "--site", f"{name}/book", "--json").out)
         assert [run["final"] for run in site["runs"]] == [True] * len(parts)
         assert site["epsilon"]["add-remove"] == pytest.approx(sum(parts.values()))

@@ -1,4 +1,4 @@
-"""What a demonstration has started ends with it: whoever asks, and also where nobody can ask any more."""
+"""Tests that the child processes of a demonstration end with it, whoever ends it and even if it is killed."""
 
 import contextlib
 import os
@@ -18,11 +18,11 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="waits for
 
 
 class Child:
-    """A small process that looks like one of `multiprocessing`, whose own take a second to start."""
+    """A small process with the interface of `multiprocessing`, whose own take a second to start."""
 
     def __init__(self, command="exec sleep 60"):
         self._process = subprocess.Popen(["sh", "-c", f"{command} >&-"], stdout=subprocess.PIPE)
-        self._process.stdout.read()  # it is past its trap
+        self._process.stdout.read()  # the trap is set
         self._process.stdout.close()
         self.sentinel = os.pidfd_open(self._process.pid)
         self.terminate, self.kill = self._process.terminate, self._process.kill
@@ -38,17 +38,17 @@ class Child:
             os.close(self.sentinel)
 
 
-def test_who_does_not_end_is_killed():
-    said = []
+def test_a_child_that_does_not_end_is_killed():
+    messages = []
     process = Child("trap '' TERM; exec sleep 60")
     began = time.monotonic()
-    assert child_processes.terminate_all({0: process}, ["ada"], said.append, timeout=0.3) == {0: -9}
-    assert time.monotonic() - began < 30 and "ada did not end" in said[0]
+    assert child_processes.terminate_all({0: process}, ["ada"], messages.append, timeout=0.3) == {0: -9}
+    assert time.monotonic() - began < 30 and "ada did not end" in messages[0]
 
 
 @pytest.fixture
-def heard():
-    """Nothing is ignored, also where the tests are run under `nohup`."""
+def default_signals():
+    """No signal is ignored, even if the tests run under `nohup`."""
     before = {one: signal.signal(one, signal.default_int_handler) for one in child_processes.END_SIGNALS}
     yield
     for one, handler in before.items():
@@ -56,8 +56,10 @@ def heard():
 
 
 @pytest.mark.parametrize("number", child_processes.END_SIGNALS)
-def test_a_signal_ends_the_agents_of_a_demonstration_and_then_itself(number, heard, tmp_path, monkeypatch):
-    """It comes while they are being started: one is there, the other is not."""
+def test_a_signal_ends_the_agents_of_a_demonstration_and_then_the_demonstration(
+    number, default_signals, tmp_path, monkeypatch
+):
+    """The signal arrives during the start: one agent has started, the other has not."""
     made = []
 
     def start(command, log, **variables):
@@ -75,7 +77,7 @@ def test_a_signal_ends_the_agents_of_a_demonstration_and_then_itself(number, hea
     assert [signal.getsignal(one) for one in child_processes.END_SIGNALS] == before
 
 
-def test_a_signal_that_is_ignored_stays_so():
+def test_an_ignored_signal_stays_ignored():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with child_processes.note_end_signals() as received:
@@ -93,7 +95,7 @@ from topdp.agents.development import child_processes
 
 if __name__ == "__main__":
     child_processes.PRELOADED_MODULES = ()
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as some who start it do: its children have it from there
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as some callers do: children inherit it
     child = child_processes.start(["relay", "--listen", sys.argv[1]], Path(sys.argv[2]))
     print(child.pid, flush=True)
     time.sleep(60)
@@ -109,7 +111,7 @@ def test_a_child_of_a_killed_parent_ends(tmp_path):
         process = os.pidfd_open(child)
         parent.kill()
     try:
-        assert select.select([process], [], [], 60)[0], "it outlived its parent"
+        assert select.select([process], [], [], 60)[0], "the child outlived its parent"
     finally:
         os.close(process)
         with contextlib.suppress(ProcessLookupError):

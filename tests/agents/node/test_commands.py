@@ -1,4 +1,4 @@
-"""The commands as people call them: real processes, gRPC, mutual TLS, kill -9."""
+"""Tests of the agent commands with real processes, gRPC, mutual TLS and kill -9."""
 
 import json
 import os
@@ -26,21 +26,21 @@ def small(data, *changes):
     return config.read(changes=[*basis, "privacy.guarantee=worst-case", "privacy.epsilon=20.0", *changes])
 
 
-def test_a_demonstration_killed_and_resumed_ends_as_the_simulator(data, tmp_path, topdp):
-    """Two of three processes die by SIGKILL, at different places, and are started again."""
+def test_a_demonstration_that_was_killed_and_resumed_agrees_with_the_simulator(data, tmp_path, topdp):
+    """Two of three processes are killed by SIGKILL at different points, and started again."""
     wanted = small(data)
-    said = []
+    lines = []
     found = federation_demo.run(
         wanted,
         tmp_path / "demo",
         seeded=True,
-        progress=said.append,
+        progress=lines.append,
         failpoints={0: "after_ledger:3", 1: "after_receive:4"},
     )
     simulated = run.run(wanted, tmp_path / "simulator", "cpu")
     folder = RunFolder.open(tmp_path / "demo")
     np.testing.assert_allclose(folder.estimates, simulated.estimates.numpy(), rtol=1e-5, atol=1e-6)
-    assert sum("was killed at" in line for line in said) == 2
+    assert sum("was killed at" in line for line in lines) == 2
     assert folder.state == "done" and folder.plan.agents == 3
     assert found["seeded"] and [each["code"] for each in found["agents"]] == [0, 0, 0]
     assert set(found["milliseconds_per_round"]) == {"compute", "ledger", "network"}
@@ -53,7 +53,7 @@ def test_a_demonstration_killed_and_resumed_ends_as_the_simulator(data, tmp_path
         assert stat.S_IMODE(os.stat(state / "ledger.sqlite").st_mode) == 0o600
 
 
-def test_agents_without_a_port_meet_at_a_relay_and_end_as_the_simulator(data, tmp_path):
+def test_agents_without_ports_use_a_relay_and_agree_with_the_simulator(data, tmp_path):
     wanted = small(data, "topology.agents=2", "topology.kind=complete", "rounds=4")
     found = federation_demo.run(wanted, tmp_path / "demo", seeded=True, relay=True)
     simulated = run.run(wanted, tmp_path / "simulator", "cpu")
@@ -64,7 +64,7 @@ def test_agents_without_a_port_meet_at_a_relay_and_end_as_the_simulator(data, tm
     assert manifest.count('address = ""') == 2 and 'relay = "127.0.0.1:' in manifest
 
 
-def test_processes_compute_the_features_of_their_records_as_the_simulator_does(tmp_path, topdp, monkeypatch):
+def test_agents_compute_the_same_features_as_the_simulator(tmp_path, topdp, monkeypatch):
     monkeypatch.setenv("TOPDP_CACHE", str(tmp_path / "cache"))
     generator = np.random.default_rng(0)
     x, y = generator.normal(size=(160, 1, 8, 8)).astype(np.float32), np.arange(160) % 3
@@ -86,7 +86,7 @@ def test_processes_compute_the_features_of_their_records_as_the_simulator_does(t
     assert made.code == 0, made.err
 
 
-def test_records_that_are_no_images_end_an_agent_before_its_books_are_opened(data, tmp_path, monkeypatch):
+def test_records_that_are_no_images_are_refused_before_a_ledger_exists(data, tmp_path, monkeypatch):
     monkeypatch.setenv("TOPDP_CACHE", str(tmp_path / "cache"))
     wanted = small(data, "data.features=scattering", "model.name=linear")
     with pytest.raises(InputError, match=r"at least 8x8|Expected images"):
@@ -94,7 +94,7 @@ def test_records_that_are_no_images_end_an_agent_before_its_books_are_opened(dat
     assert not (tmp_path / "demo").exists()
 
 
-def test_one_with_a_small_budget_ends_with_code_3_and_the_other_with_0(data, tmp_path):
+def test_an_agent_with_a_small_budget_ends_with_code_3_and_the_other_with_0(data, tmp_path):
     wanted = small(data, "topology.kind=complete", "topology.agents=2")
     found = federation_demo.run(wanted, tmp_path / "demo", budgets={1: 10.0})
     assert [each["code"] for each in found["agents"]] == [0, 3]
@@ -102,7 +102,7 @@ def test_one_with_a_small_budget_ends_with_code_3_and_the_other_with_0(data, tmp
     assert not found["seeded"] and "warning" not in found["agents"][0]
 
 
-def test_from_nothing_to_a_manifest(tmp_path, topdp):
+def test_commands_create_identities_and_a_manifest(tmp_path, topdp):
     cards = []
     for port, name in enumerate(("ada", "bob", "cleo"), start=7401):
         here = ("--name", name, "--identity", tmp_path / name, "--address", f"localhost:{port}")
@@ -128,8 +128,8 @@ def test_from_nothing_to_a_manifest(tmp_path, topdp):
     assert warned.code == 0 and "charge by worst case" in " ".join(warned.err.split())
 
 
-def test_one_of_six_that_share_noise_is_killed_for_good_and_the_others_end(data, tmp_path, topdp):
-    """Real processes, mutual TLS: training ends, ledgers verify, nobody is over its budget."""
+def test_agents_with_pair_noise_finish_after_one_of_six_is_killed_for_good(data, tmp_path, topdp):
+    """Real processes and mutual TLS: training ends, ledgers verify, and nobody exceeds its budget."""
     wanted = small(
         data,
         "topology.agents=6",

@@ -1,4 +1,4 @@
-"""What deploy/ promises: a unit that systemd accepts, command lines that parse, metrics that are served."""
+"""Tests of deploy/: systemd accepts the unit, command lines parse, and dashboards use metrics that exist."""
 
 import ast
 import asyncio
@@ -41,7 +41,7 @@ FUNCTIONS |= {"job", "topdp", "up", "reason"}
 
 
 def whole_lines(text):
-    """Instructions, with what is continued joined and comments left out."""
+    """Instructions without comments; continued lines are joined."""
     text = re.sub(r"^\s*#.*\n", "", text, flags=re.M)
     return [line for line in re.sub(r"\\\n\s*", " ", text).splitlines() if line.strip()]
 
@@ -54,7 +54,7 @@ def setting(name):
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
-def test_systemd_accepts_the_unit_and_finds_little_exposed(tmp_path):
+def test_systemd_accepts_the_unit_and_rates_its_exposure_as_low(tmp_path):
     program = tmp_path / "topdp"
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
@@ -67,14 +67,14 @@ def test_systemd_accepts_the_unit_and_finds_little_exposed(tmp_path):
     assert done.returncode == 0, done.stdout[-300:]
 
 
-def test_the_unit_starts_what_the_command_line_knows_and_restarts_on_purpose():
+def test_the_unit_has_valid_options_and_restarts_only_after_exit_codes_that_may_pass():
     words = shlex.split(setting("ExecStart")[0])
     assert words[0].endswith("/topdp")
     found = parsed(words[1:])
     assert found["metrics_port"] == 9464 and found["json_log"]
     never = {int(code) for code in setting("RestartPreventExitStatus")[0].split()}
     assert never == {ExitCode.INPUT, ExitCode.BUDGET, ExitCode.TRUST, ExitCode.DATA, ExitCode.INTERRUPTED}
-    assert setting("Restart") == ["on-failure"]  # what is left: faults, kills, a port taken for the moment
+    assert setting("Restart") == ["on-failure"]  # what remains: faults, kills, a port in use
 
 
 # Containers
@@ -85,7 +85,7 @@ def entrypoint():
     return ast.literal_eval(line.removeprefix("ENTRYPOINT ").strip())
 
 
-def test_everything_that_the_container_copies_is_there_and_enough_to_build_from(tmp_path):
+def test_the_container_copies_existing_files_and_all_that_the_build_needs(tmp_path):
     steps = [line.split(maxsplit=1) for line in whole_lines(CONTAINER)]
     assert steps[0][0] == "FROM" and {name for name, _ in steps} <= {
         "FROM", "RUN", "WORKDIR", "COPY", "USER", "ENV", "STOPSIGNAL", "ENTRYPOINT"
@@ -107,7 +107,7 @@ def test_everything_that_the_container_copies_is_there_and_enough_to_build_from(
     assert order.index("USER") < order.index("ENTRYPOINT") and ("USER", "root") not in map(tuple, steps)
 
 
-def test_the_compose_file_starts_three_sites_that_share_nothing_but_the_manifest():
+def test_the_compose_file_starts_three_sites_that_share_only_the_manifest():
     found = yaml.safe_load((DEPLOY / "compose.yaml").read_text(encoding="utf-8"))
     assert sorted(found["services"]) == ["ada", "bob", "cleo"]
     places = {}
@@ -129,7 +129,7 @@ def test_the_compose_file_starts_three_sites_that_share_nothing_but_the_manifest
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
-    """Names of all that an agent serves, once it has refused somebody."""
+    """The names of all metrics that an agent serves after it has refused a peer."""
     import urllib.request
 
     made = federation(tmp_path_factory.mktemp("served"), agents=3, rounds=2)
@@ -155,15 +155,15 @@ def names_in(expression):
     return set(re.findall(r"[a-zA-Z_]\w*", bare)) - FUNCTIONS
 
 
-def test_alerts_ask_for_numbers_that_are_served(served):
+def test_alerts_use_metrics_that_are_served(served):
     rules = [
         rule
         for group in yaml.safe_load((DEPLOY / "alerts.yaml").read_text(encoding="utf-8"))["groups"]
         for rule in group["rules"]
     ]
     assert len(rules) >= 8 and len({rule["alert"] for rule in rules}) == len(rules)
-    asked = set().union(*(names_in(rule["expr"]) for rule in rules))
-    assert asked and asked <= served, asked - served
+    used = set().union(*(names_in(rule["expr"]) for rule in rules))
+    assert used and used <= served, used - served
     for rule in rules:
         assert rule["labels"]["severity"] in ("page", "ticket")
         assert rule["annotations"]["summary"].endswith(".") or "{{" in rule["annotations"]["summary"]
@@ -178,14 +178,14 @@ def test_promtool_accepts_the_alerts():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_dashboard_asks_for_numbers_that_are_served(served):
+def test_the_dashboard_uses_the_metrics_that_are_served(served):
     board = json.loads((DEPLOY / "grafana-dashboard.json").read_text(encoding="utf-8"))
     expressions = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
     expressions += [each["query"] for each in board["templating"]["list"] if each["type"] == "query"]
-    asked = set().union(*map(names_in, expressions))
-    assert asked <= served, asked - served
+    used = set().union(*map(names_in, expressions))
+    assert used <= served, used - served
     ours = {name for name in served if name.startswith("topdp_") and not name.endswith("_created")}
-    assert ours <= asked, f"not shown: {ours - asked}"
+    assert ours <= used, f"not shown: {ours - used}"
     assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
     cells = [
         (x, y)

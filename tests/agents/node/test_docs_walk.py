@@ -1,7 +1,7 @@
-"""docs/agents.md as its readers walk it: every command, in order, three organisations on this machine.
+"""Tests of the commands in docs/agents.md, in order, for three organisations on this machine.
 
-Addresses are replaced by ports of loopback, nothing else. Commands of other pages of the story (the
-demonstration, relays, amendments) are parsed and not run: they have tests of their own.
+Only addresses are replaced, by ports on loopback. Commands of other sections (the demonstration, relays,
+amendments) are parsed but not run: they have their own tests.
 """
 
 import json
@@ -31,7 +31,7 @@ MUST = {"agent init", "agent start", "agent status", "agent pause", "agent resum
 MUST |= {"agent model", "agent quarantine list", "federation create", "agent ledger"}
 
 
-SKETCH = "..."  # a line that leaves something out: its command must exist, no more
+SKETCH = "..."  # a line with an omission: only its command must exist
 
 
 def lines():
@@ -49,7 +49,7 @@ def kind(words):
     return next((each for each in WALKED if " ".join(words).startswith(each)), None)
 
 
-def test_every_command_of_the_page_is_one():
+def test_every_command_of_the_page_parses():
     for _, words, _ in lines():
         command(words) if SKETCH in words else parsed(words)
     assert {kind(words) for _, words, _ in lines()} >= MUST
@@ -57,7 +57,7 @@ def test_every_command_of_the_page_is_one():
 
 @pytest.fixture
 def sites(tmp_path):
-    """A folder for each organisation, with its own records, and where their agents run."""
+    """A folder with records for each organisation, and the processes of their agents."""
     for name, records in SITES.items():
         (tmp_path / name).mkdir()
         blobs_file(tmp_path / name / "records.npz", records)
@@ -85,15 +85,15 @@ def started(folder, words):
         return subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)
 
 
-def until(so, seconds=90.0):
+def until(condition, seconds=90.0):
     end = time.monotonic() + seconds
-    while not so():
-        assert time.monotonic() < end, "it did not come to be"
+    while not condition():
+        assert time.monotonic() < end, "the condition did not become true"
         time.sleep(0.1)
 
 
-def test_the_page_is_walked(sites, topdp, monkeypatch):
-    """Ada starts alone, is looked at, held and stopped; then all three start, and end."""
+def test_the_commands_of_the_page_work_in_order(sites, topdp, monkeypatch):
+    """Ada starts alone, is inspected, paused and stopped; then all three start, and finish."""
     root, running = sites
     here = addresses(["ada.example.org:7400", "bob.example.org:7400"])
     start = done = None
@@ -129,9 +129,11 @@ def test_the_page_is_walked(sites, topdp, monkeypatch):
         done = topdp("agent", "ledger", "verify", "--state", root / name / "state", "--json")
         assert done.code == 0 and json.loads(done.out)["whole"]
         assert json.loads((root / name / "state" / "result.json").read_text())["finished"]
-    said = [json.loads(line) for line in (root / "bob" / "log").read_text().splitlines() if line[0] == "{"]
-    assert all({"agent", "event", "round"} <= set(line) for line in said)
-    assert all(line["agent"] == "bob" for line in said)
-    told = [line for line in said if line["event"] == "progress"]
-    assert told[-1]["rounds"] == 100 and 0 < told[-1]["epsilon"] <= told[-1]["budget"]
-    assert told[-1]["scores"]["metrics"]["accuracy"] > 0.3 and "accuracy" in told[-1]["message"]
+    log_lines = [
+        json.loads(line) for line in (root / "bob" / "log").read_text().splitlines() if line[0] == "{"
+    ]
+    assert all({"agent", "event", "round"} <= set(line) for line in log_lines)
+    assert all(line["agent"] == "bob" for line in log_lines)
+    progress = [line for line in log_lines if line["event"] == "progress"]
+    assert progress[-1]["rounds"] == 100 and 0 < progress[-1]["epsilon"] <= progress[-1]["budget"]
+    assert progress[-1]["scores"]["metrics"]["accuracy"] > 0.3 and "accuracy" in progress[-1]["message"]

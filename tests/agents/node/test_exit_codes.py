@@ -1,4 +1,4 @@
-"""Every exit code of agents, through the command line: one line on stderr, and a number for programs."""
+"""Tests of every exit code of agents on the command line: one line on stderr, and a code for programs."""
 
 import fcntl
 import json
@@ -42,7 +42,7 @@ def made(tmp_path_factory):
 
 @pytest.fixture
 def site(made, tmp_path, topdp, monkeypatch):
-    """A copy of ada's site, and her commands."""
+    """A copy of ada's site, and functions that run her commands."""
     folder = shutil.copytree(made, tmp_path / "site")
     monkeypatch.chdir(tmp_path)
 
@@ -59,31 +59,31 @@ def site(made, tmp_path, topdp, monkeypatch):
 
 
 def one_line(done):
-    """What was said, on one line; there is no traceback and nothing on stdout."""
-    said = " ".join(done.err.split())
-    assert "Traceback" not in said and done.out == ""
-    return said
+    """The error message, on one line; there is no traceback, and nothing on stdout."""
+    message = " ".join(done.err.split())
+    assert "Traceback" not in message and done.out == ""
+    return message
 
 
 MISTAKES = {
     "a name with a blank": (["agent", "init", "--name", "ada b"], "Expected a name"),
-    "a port that is none": (["agent", "init", "--name", "ada", "--address", "h:99999"], "1 to 65535"),
+    "an invalid port": (["agent", "init", "--name", "ada", "--address", "h:99999"], "1 to 65535"),
     "no manifest": (
         ["agent", "start", "--manifest", "no", "--data", "no", "--state", "s"],
         "Expected a file no",
     ),
-    "no ledger to look at": (["agent", "status", "--state", "nowhere"], "there is none"),
+    "no ledger to show": (["agent", "status", "--state", "nowhere"], "there is none"),
     "no ledger to verify": (["agent", "ledger", "verify", "--state", "nowhere"], "there is none"),
     "no card": (["federation", "create", "no.toml", "no.toml", "--records", "9"], "Expected a file no.toml"),
     "no card and no records": (["federation", "create", "missing.toml"], "There is no file missing.toml"),
     "no records": (["federation", "create", "missing.toml"], "--records: expected the number"),
     "a budget for nobody": (["federation", "demo", "--agents", "3", "--budget", "9=1"], "--budget"),
-    "a budget of nothing": (["federation", "demo", "--agents", "3", "--budget", "one"], "--budget"),
+    "a budget without an agent": (["federation", "demo", "--agents", "3", "--budget", "one"], "--budget"),
 }
 
 
 @pytest.mark.parametrize("case", MISTAKES)
-def test_plain_mistakes_are_2(case, topdp, tmp_path, monkeypatch):
+def test_mistakes_in_arguments_exit_with_2(case, topdp, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     arguments, words = MISTAKES[case]
     done = topdp(*arguments)
@@ -105,12 +105,12 @@ def test_plain_mistakes_are_2(case, topdp, tmp_path, monkeypatch):
         (["--out", "nowhere/new.toml"], "Could not write nowhere/new.toml"),
     ],
 )
-def test_a_manifest_that_cannot_be_made_is_2(site, more, words):
+def test_an_invalid_manifest_exits_with_2(site, more, words):
     done = site.create(*more)
     assert done.code == 2 and words in one_line(done)
 
 
-def test_a_manifest_has_the_largest_norm_that_was_asked_for(site):
+def test_a_manifest_contains_the_requested_largest_norm(site):
     done = site.create(
         "--largest-norm", "50", "--records", "240,240", "--set", "privacy.guarantee=worst-case"
     )
@@ -127,13 +127,13 @@ def test_a_manifest_has_the_largest_norm_that_was_asked_for(site):
         (["--metrics", "99999"], "--metrics"),
     ],
 )
-def test_options_that_do_not_fit_are_2(site, more, words):
+def test_invalid_options_of_start_exit_with_2(site, more, words):
     done = site.start(*more)
     assert done.code == 2 and words in done.err
 
 
-def test_a_port_that_is_taken_is_6(site, monkeypatch):
-    """The agent's own, or that of its numbers: one line, and a code after which it may be tried again."""
+def test_a_port_in_use_exits_with_6(site, monkeypatch):
+    """The agent's own port or that of its metrics: one line, and a code after which a retry may succeed."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         done = site.start("--metrics", port)
@@ -143,31 +143,31 @@ def test_a_port_that_is_taken_is_6(site, monkeypatch):
         assert done.code == 6 and f"Could not listen on 127.0.0.1:{port}" in one_line(done)
 
 
-def test_an_identity_that_exists_is_2(site):
+def test_an_identity_that_exists_exits_with_2(site):
     done = site.topdp("agent", "init", "--name", "ada", "--identity", site.folder / "ada")
     assert done.code == 2 and "Expected no identity" in one_line(done)
 
 
-def test_a_manifest_that_is_no_text_is_2(site):
+def test_a_manifest_that_is_no_text_exits_with_2(site):
     (site.folder / "manifest.toml").write_bytes(b"\xff\xfe")
     done = site.start()
     assert done.code == 2 and "Could not read" in one_line(done)
 
 
-def test_an_agent_that_the_manifest_does_not_name_is_2(site):
+def test_an_agent_that_the_manifest_does_not_name_exits_with_2(site):
     shutil.rmtree(site.folder / "ada")
     identity.create_identity(site.folder / "ada", "adam")
     done = site.start()
     assert done.code == 2 and "Did you mean 'ada'" in one_line(done)
 
 
-def test_a_state_folder_of_another_federation_is_2(site, tmp_path):
+def test_a_state_folder_of_another_federation_exits_with_2(site, tmp_path):
     Ledger(tmp_path / "state", "another", "ada").close()
     done = site.start()
     assert done.code == 2 and "state folder of its own" in one_line(done)
 
 
-def test_a_state_folder_in_use_is_2(site, tmp_path):
+def test_a_state_folder_in_use_exits_with_2(site, tmp_path):
     (tmp_path / "state").mkdir()
     with (tmp_path / "state" / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -175,7 +175,7 @@ def test_a_state_folder_in_use_is_2(site, tmp_path):
     assert done.code == 2 and "Another process uses" in one_line(done)
 
 
-def test_a_wrong_failpoint_is_2(site, monkeypatch):
+def test_an_unknown_failpoint_exits_with_2(site, monkeypatch):
     monkeypatch.setenv("TOPDP_FAILPOINT", "nowhere:1")
     done = site.start(command="rehearse")
     assert done.code == 2 and "Expected TOPDP_FAILPOINT" in one_line(done)
@@ -185,7 +185,7 @@ def test_a_wrong_failpoint_is_2(site, monkeypatch):
 @pytest.mark.parametrize(
     "missing", ["cryptography", "google", "google.protobuf", "grpc", "prometheus_client"]
 )
-def test_parts_that_are_not_installed_are_2(command, missing, topdp, tmp_path, monkeypatch):
+def test_missing_optional_packages_exit_with_2(command, missing, topdp, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in [name for name in sys.modules if name.startswith(f"{missing}.")]:
         monkeypatch.delitem(sys.modules, name)
@@ -235,14 +235,14 @@ DISTRUST = {
 
 
 @pytest.mark.parametrize("case", DISTRUST)
-def test_what_must_not_be_relied_on_is_4(site, case):
+def test_identities_and_manifests_that_cannot_be_trusted_exit_with_4(site, case):
     change, words = DISTRUST[case]
     change(site)
     done = site.start()
     assert done.code == 4 and words in one_line(done)
 
 
-def test_a_card_that_was_changed_is_4(site):
+def test_a_card_that_was_changed_exits_with_4(site):
     card = site.folder / "bob" / "card.toml"
     mine = read_card(site.folder / "ada" / "card.toml")
     theirs = read_card(card)
@@ -252,16 +252,16 @@ def test_a_card_that_was_changed_is_4(site):
 
 
 TAMPERING = {
-    "a charge made smaller": "UPDATE charges SET entry = replace(entry, 'charge\": 0.25', 'charge\": 0.05')",
-    "a charge that is none": "UPDATE charges SET entry = 'nothing'",
+    "a smaller charge": "UPDATE charges SET entry = replace(entry, 'charge\": 0.25', 'charge\": 0.05')",
+    "an invalid charge": "UPDATE charges SET entry = 'nothing'",
     "a charge in words": "UPDATE charges SET entry = replace(entry, '0.25', '\"much\"')",
-    "a round that is none": "UPDATE state SET round = 'none'",
-    "a table that is gone": "DROP TABLE outbox",
+    "an invalid round": "UPDATE state SET round = 'none'",
+    "a missing table": "DROP TABLE outbox",
 }
 
 
 @pytest.mark.parametrize("case", TAMPERING)
-def test_books_that_were_changed_are_4(site, tmp_path, case):
+def test_a_ledger_that_was_tampered_with_exits_with_4(site, tmp_path, case):
     ledger = Ledger(tmp_path / "state", "federation", "ada")
     ledger.release(0, ReleaseCost(0.25, 0.5, 0.1), {"bob": b"row"}, b"state")
     ledger.close()
@@ -272,7 +272,7 @@ def test_books_that_were_changed_are_4(site, tmp_path, case):
     assert done.code == 4 and one_line(done).startswith("topdp: ")
 
 
-def test_a_ledger_of_another_version_is_2(site, tmp_path):
+def test_a_ledger_of_another_format_exits_with_2(site, tmp_path):
     Ledger(tmp_path / "state", "federation", "ada").close()
     with sqlite3.connect(tmp_path / "state" / "ledger.sqlite") as db:
         db.execute("UPDATE meta SET value = '1' WHERE key = 'format'")
@@ -282,7 +282,7 @@ def test_a_ledger_of_another_version_is_2(site, tmp_path):
 
 
 class Answers:
-    """A transport whose only neighbour greets with one code, whatever it is asked."""
+    """A transport whose only neighbour replies to every greeting with one code."""
 
     def __init__(self, code):
         self.code, self.greetings = code, 0
@@ -295,19 +295,19 @@ class Answers:
 
     async def request(self, peer, message):
         self.greetings += 1
-        assert message.kind is MessageKind.HELLO and self.greetings < 3, "it should have gone"
+        assert message.kind is MessageKind.HELLO and self.greetings < 3, "the agent should have ended"
         return Reply(self.code)
 
 
-def test_neighbours_who_know_better_are_4(site, monkeypatch):
-    """Where all say so. That books are an old copy is shown, not said: `test_trust`, `test_rounds`."""
-    answers = "topdp.agents.wire.grpc_transport.GrpcTransport"  # imported when an agent begins
+def test_an_agent_whose_neighbours_all_have_other_terms_exits_with_4(site, monkeypatch):
+    """Ends only if all neighbours say so. Old copies of a ledger: `test_trust` and `test_marks`."""
+    answers = "topdp.agents.wire.grpc_transport.GrpcTransport"  # imported when an agent starts
     monkeypatch.setattr(answers, lambda *_, **__: Answers(ReplyCode.OTHER_TERMS))
     done = site.start()
     assert done.code == 4 and "got only neighbours with others" in one_line(done)
 
 
-def test_data_that_do_not_fit_are_5(site):
+def test_records_that_do_not_fit_the_manifest_exit_with_5(site):
     blobs_file(site.folder / "records.npz", 120)
     done = site.start()
     assert done.code == 5 and "as the manifest says" in one_line(done)
@@ -315,8 +315,8 @@ def test_data_that_do_not_fit_are_5(site):
     assert site.start().code == 5
 
 
-def test_status_says_what_was_done_by_whom(site, tmp_path):
-    """Also of somebody of whom nothing was ever accepted."""
+def test_status_reports_quarantined_neighbours_and_the_reason(site, tmp_path):
+    """This holds for a neighbour from which no row was ever accepted."""
     ledger = Ledger(tmp_path / "state", "federation", "ada")
     ledger.quarantine("bob", ReplyCode.NOT_A_ROW, "sent what is not a row")
     ledger.close()
@@ -327,8 +327,8 @@ def test_status_says_what_was_done_by_whom(site, tmp_path):
     assert "sent what is not a row" in site.topdp("agent", "status", "--state", "state").out
 
 
-def test_records_in_another_order_after_a_restart_are_5(site, tmp_path):
-    """Cyclic batches: which records come together must stay as it was."""
+def test_records_in_another_order_after_a_restart_exit_with_5(site, tmp_path):
+    """With cyclic batches, the records of each batch must stay the same."""
     changes = ["rounds=3", "topology.agents=2", "privacy.guarantee=worst-case", "data.batch={cycle=20}"]
     cards = [site.folder / name / "card.toml" for name in ("ada", "bob")]
     terms, _, _ = federation_manifest.create_manifest(
@@ -348,8 +348,8 @@ def test_records_in_another_order_after_a_restart_are_5(site, tmp_path):
     assert done.code == 4 and "journal: order" in one_line(done)
 
 
-def test_status_says_what_is_spent_by_which_guarantee(site, tmp_path):
-    """Once the plan is departed from, what was released has cost what the worst case says."""
+def test_status_reports_the_spent_epsilon_and_its_guarantee(site, tmp_path):
+    """After a departure from the plan, the released rows cost what the `worst-case` answer states."""
     ledger = Ledger(tmp_path / "state", "federation", "ada", guarantee="adaptive")
     ledger.release(0, ReleaseCost(0.25, 0.5, 0.1), {"bob": b"row"}, b"state")
     ledger.stop_data(1)
@@ -362,8 +362,8 @@ def test_status_says_what_is_spent_by_which_guarantee(site, tmp_path):
     assert (found["epsilon"], found["charged_by"]) == (0.5, "worst-case")
 
 
-def test_folders_of_images_do_not_number_the_classes_of_a_federation(site):
-    """Of cat and dog a dog is 1, of ant and dog too, but of ant, bee and dog it would be 2."""
+def test_folders_of_images_cannot_number_the_classes_of_a_federation(site):
+    """The number of a class depends on the folders of a site: dog is 1 after cat, but 2 after ant and bee."""
     for name in ("cat", "dog"):
         (site.folder / "pictures" / name).mkdir(parents=True)
         for number in range(2):
@@ -372,21 +372,21 @@ def test_folders_of_images_do_not_number_the_classes_of_a_federation(site):
     assert done.code == 5 and "classes of images in the manifest" in one_line(done)
 
 
-def test_a_run_that_passes_the_limit_of_the_site_is_3_before_anything_is_sent(site, monkeypatch):
-    """Records are the site's, not the run's: another federation, a new state folder, a copy all count."""
+def test_a_run_above_the_site_budget_exits_with_3_before_it_sends_anything(site, monkeypatch):
+    """Records belong to the site: another federation, a new state folder and a copy all count."""
     place = ("--site", "book")
     show = ("agent", "budget", "show", *place, "--json")
     assert site.topdp("agent", "budget", "set", *place, "--epsilon", "1.5").code == 0
     monkeypatch.setattr(
         "topdp.agents.wire.grpc_transport.GrpcTransport", lambda *_, **__: Answers(ReplyCode.OTHER_TERMS)
     )
-    for _ in range(2):  # ended after it was let in, and started again: one reservation
+    for _ in range(2):  # ended after its reservation, and started again: one reservation
         assert site.start(*place).code == 4
         (run,) = json.loads(site.topdp(*show).out)["runs"]
         assert (run["epsilon"], run["final"], run["records"], run["agent"]) == (1.0, False, 240, "ada")
     shutil.copytree("state", "copy")
     shutil.rmtree("state")
-    for folder in ("state", "copy"):  # what was reserved in a folder that is gone stays reserved
+    for folder in ("state", "copy"):  # a reservation of a deleted folder stays
         done = site.start(*place, "--state", folder)
         assert done.code == 3 and "within the site's 1.5, got 2: 1 earlier runs" in one_line(done)
     assert site.start(*place, "--state", "other", "--epsilon", "0.5").code == 4
@@ -400,7 +400,7 @@ def test_a_run_that_passes_the_limit_of_the_site_is_3_before_anything_is_sent(si
     assert site.topdp("agent", "budget", "set", *place, "--none").code == 0 and site.start(*place).code == 4
 
 
-def test_seeded_runs_have_no_finite_sum_in_the_book_of_the_site(site, monkeypatch):
+def test_a_seeded_run_makes_the_site_budget_infinite(site, monkeypatch):
     monkeypatch.setattr(
         "topdp.agents.wire.grpc_transport.GrpcTransport", lambda *_, **__: Answers(ReplyCode.OTHER_TERMS)
     )

@@ -1,4 +1,4 @@
-"""Members change, as people do it: commands, real processes, gRPC and mutual TLS."""
+"""Tests of changes of members and cards with commands, real processes, gRPC and mutual TLS."""
 
 import json
 
@@ -19,7 +19,7 @@ def small(folder, *changes):
     return config.read(changes=[*basis, "privacy.guarantee=worst-case", "privacy.epsilon=20.0", *changes])
 
 
-def test_an_agent_that_is_started_again_after_a_renewal_shows_its_new_certificate(tmp_path):
+def test_after_a_renewal_a_restarted_agent_shows_its_new_certificate(tmp_path):
     folder = tmp_path / "run" / "agents"
     terms = federation_demo.prepare(small(tmp_path), folder, Rules(idle_timeout=60.0))[1]
     renewed = card_succession.renew(folder / "agent0" / "identity")
@@ -49,7 +49,7 @@ def federation(tmp_path, topdp):
     return tmp_path
 
 
-def test_a_member_is_taken_out_by_an_amendment_that_the_others_sign(federation, topdp):
+def test_an_amendment_signed_by_the_others_removes_a_member(federation, topdp):
     first, second = federation / "manifest.toml", federation / "manifest-2.toml"
     way = ["federation", "amend", first, "--remove", "cleo", "--from-round", "8", "--out", second]
     done = topdp(*way, "--json")
@@ -58,7 +58,7 @@ def test_a_member_is_taken_out_by_an_amendment_that_the_others_sign(federation, 
     for name in ("ada", "bob"):
         assert told["amends"]["spent"][name] + told["budgets"][name] == pytest.approx(2.0)
     assert told["delta"] == 2 * manifest.read_manifest(first).config.privacy.delta
-    assert topdp(*way).code == 2  # nothing is written over
+    assert topdp(*way).code == 2  # an existing file is not overwritten
     state = ["--state", federation / "state", "--data", "nowhere.npz", "--identity", federation / "ada"]
     early = topdp("agent", "start", "--manifest", second, *state)
     assert early.code == 4 and "signed by all" in early.err
@@ -74,7 +74,7 @@ def test_a_member_is_taken_out_by_an_amendment_that_the_others_sign(federation, 
     assert late.code == 2 and "--after" in late.err
 
 
-def test_code_that_a_manifest_names_is_said_before_it_is_imported(federation, topdp):
+def test_code_that_a_manifest_names_is_reported_before_it_is_imported(federation, topdp):
     cards = [federation / name / "card.toml" for name in ("ada", "bob")]
     made = federation / "code.toml"
     settings = ["--links", "ada-bob", "--records", "30", "--set", "rounds=2", "--set", "model.name=this:s"]
@@ -84,7 +84,7 @@ def test_code_that_a_manifest_names_is_said_before_it_is_imported(federation, to
     assert done.code == 5 and "imported and called: model.name = 'this:s'" in done.err
 
 
-def test_renewals_are_numbered_and_told(federation, topdp):
+def test_renewals_are_numbered_and_reported(federation, topdp):
     done = topdp("agent", "renew", "--identity", federation / "ada", "--json")
     assert done.code == 0 and json.loads(done.out)["number"] == 1
     moved = topdp("agent", "renew", "--identity", federation / "ada", "--address", "b.org:1", "--keep-key")

@@ -1,4 +1,4 @@
-"""An agent from another shell: status, pause, resume, stop, export, quarantine; what can go wrong there."""
+"""Tests of commands for a running agent: status, pause, resume, stop, export and quarantine."""
 
 import asyncio
 import json
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("quick")
 
 @pytest.fixture
 def state(tmp_path):
-    """The books of ada, with one release, as a process left them."""
+    """The state folder of ada after one release, as a process wrote it."""
     folder = tmp_path / "state"
     ledger = Ledger(folder, "federation", "ada")
     ledger.release(0, ReleaseCost(0.25, 0.5, 0.1), {"bob": b"row"}, b"state")
@@ -40,8 +40,8 @@ def state(tmp_path):
     return folder
 
 
-def left(folder, **changes):
-    """A standing as a process of this test wrote it."""
+def write_status(folder, **changes):
+    """A status file, as if the process of this test had written it."""
     facts = {
         "process": os.getpid(),
         "begun": process_birth(os.getpid()),
@@ -59,11 +59,11 @@ def status(topdp, state):
     return json.loads(done.out)
 
 
-# What a process says of itself
+# What a process reports about itself
 
 
-def test_status_says_what_the_process_says_of_itself(topdp, state):
-    left(state, waits_for={"bob": time.time() - 200}, heard={"bob": time.time() - 190})
+def test_status_shows_what_the_process_reports(topdp, state):
+    write_status(state, waits_for={"bob": time.time() - 200}, heard={"bob": time.time() - 190})
     found = status(topdp, state)
     assert (found["process"], found["doing"], found["rounds"], found["budget"]) == (
         "running",
@@ -100,9 +100,9 @@ FOREIGN = {
 
 
 @pytest.mark.parametrize("field", FOREIGN)
-def test_a_status_that_no_agent_wrote_is_one_line(topdp, state, field):
-    """Of a type, a size or letters that would be stumbled over where they are shown."""
-    left(
+def test_a_status_file_with_invalid_values_gives_one_line_of_error(topdp, state, field):
+    """Values of a type, size or encoding that would fail where they are shown."""
+    write_status(
         state, waits_for={"bob": 1.0}, scores={"round": 0, "loss": math.nan, "metrics": {"accuracy": [None]}}
     )
     assert topdp("agent", "status", "--state", state).code == 0
@@ -131,25 +131,25 @@ DAMAGED = [
 
 
 @pytest.mark.parametrize("bytes", DAMAGED)
-def test_a_status_that_is_damaged_is_one_line(topdp, state, bytes):
+def test_a_damaged_status_file_gives_one_line_of_error(topdp, state, bytes):
     (state / "status.json").write_bytes(bytes)
     done = topdp("agent", "status", "--state", state)
     assert done.code == 2 and done.err.count("\n") == 1 and "status.json" in done.err
 
 
-def test_a_status_that_is_no_file_is_not_waited_for(topdp, state):
+def test_a_status_file_that_is_a_pipe_is_refused_without_waiting(topdp, state):
     os.mkfifo(state / "status.json")
     assert topdp("agent", "status", "--state", state).code == 2
 
 
-def test_people_are_not_told_what_is_not_so(topdp, state):
+def test_status_omits_what_does_not_apply(topdp, state):
     said = topdp("agent", "status", "--state", state).out
     assert not any(word in said for word in ("seeded", "departed", "waits for", "scores", "False"))
     ledger = Ledger(state, "federation", "ada")
     ledger.stop_data(0)
     ledger.end_with(4)
     ledger.close()
-    left(state)
+    write_status(state)
     said = " ".join(topdp("agent", "status", "--state", state).out.split())
     assert "stopped │ 0 │" in said and "0 of 4: this run was amended, and ends with round 4" in said
 
@@ -165,25 +165,25 @@ def test_status_shows_delta_beside_epsilon(tmp_path):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"begun": process_birth(os.getpid()) + "1"},  # the number of a dead process, used again by this one
+        {"begun": process_birth(os.getpid()) + "1"},  # the number of a dead process, reused by this one
         {"process": 2**22 + 1},
         {"state": "ended", "code": 0},
         {"begun": "another machine 77", "written": time.time() - 60},
     ],
 )
-def test_what_a_dead_process_left_is_recognised(topdp, state, changes):
-    left(state, waits_for={"bob": time.time()}, **changes)
+def test_the_status_of_a_dead_process_is_recognised(topdp, state, changes):
+    write_status(state, waits_for={"bob": time.time()}, **changes)
     found = status(topdp, state)
     assert found["process"] == "not running" and found["waits_for"] == {} and found["id"] is None
     assert "not running" in topdp("agent", "status", "--state", state).out
 
 
-def test_a_process_that_is_there_and_silent_does_not_answer(topdp, state):
-    left(state, written=time.time() - 100)
+def test_a_silent_process_is_reported_as_not_answering(topdp, state):
+    write_status(state, written=time.time() - 100)
     assert status(topdp, state)["process"] == "not answering"
 
 
-def test_status_of_tampered_books_is_4_and_of_none_is_2(topdp, state, tmp_path):
+def test_status_exits_with_4_for_a_tampered_ledger_and_2_for_a_missing_one(topdp, state, tmp_path):
     import sqlite3
 
     with sqlite3.connect(state / "ledger.sqlite") as db:
@@ -195,23 +195,23 @@ def test_status_of_tampered_books_is_4_and_of_none_is_2(topdp, state, tmp_path):
     assert done.code == 2 and "there is none" in done.err
 
 
-def test_watching_tells_changes_and_ends_with_the_agent(topdp, state, monkeypatch):
-    left(state)
+def test_watching_reports_changes_and_ends_with_the_agent(topdp, state, monkeypatch):
+    write_status(state)
     changes = iter([{}, {"heard": {"bob": 5.0}}, {"round": 1}, {"state": "ended", "code": 0, "rounds": 0}])
-    monkeypatch.setattr(operator_commands.time, "sleep", lambda _: left(state, **next(changes)))
+    monkeypatch.setattr(operator_commands.time, "sleep", lambda _: write_status(state, **next(changes)))
     done = topdp("agent", "status", "--state", state, "--watch", "--json")
     lines = [json.loads(line) for line in done.out.splitlines()]
     assert done.code == 0 and [line["process"] for line in lines] == ["running", "not running"]
 
 
-def test_watching_a_folder_that_vanishes_ends_with_words(topdp, state, monkeypatch):
+def test_watching_a_folder_that_vanishes_ends_with_an_error(topdp, state, monkeypatch):
     monkeypatch.setattr(operator_commands.time, "sleep", lambda _: shutil.rmtree(state))
     done = topdp("agent", "status", "--state", state, "--watch")
     assert done.code == 2 and "there is none" in done.err and "Traceback" not in done.err
 
 
 @pytest.mark.slow
-def test_status_and_orders_need_no_torch(state):
+def test_status_and_orders_import_neither_torch_nor_grpc(state):
     import subprocess
     import sys
 
@@ -227,7 +227,7 @@ def test_status_and_orders_need_no_torch(state):
 # Orders
 
 
-def test_pausing_twice_and_resuming_twice(topdp, state):
+def test_repeated_pauses_and_resumes_are_reported(topdp, state):
     assert "will be paused when started" in topdp("agent", "pause", "--state", state).out
     assert "was paused already" in topdp("agent", "pause", "--state", state).out
     assert status(topdp, state)["paused"] is not None
@@ -236,30 +236,30 @@ def test_pausing_twice_and_resuming_twice(topdp, state):
     assert status(topdp, state)["paused"] is None
 
 
-def test_a_very_long_path_is_no_obstacle(topdp, state, tmp_path):
+def test_a_very_long_path_works(topdp, state, tmp_path):
     long = tmp_path / ("a" * 120) / ("b" * 120) / "state"
     shutil.copytree(state, long)
     assert topdp("agent", "pause", "--state", long).code == 0 and OperatorOrders(long).is_paused()
 
 
-def test_stopping_who_does_not_run_is_done(topdp, state):
+def test_stopping_an_agent_that_does_not_run_succeeds(topdp, state):
     done = topdp("agent", "stop", "--state", state)
     assert done.code == 0 and "is not running" in done.out and not (state / STOP_FILE).exists()
 
 
-def test_stopping_ends_in_bounded_time(topdp, state):
-    left(state)  # this process, which obeys no order
+def test_a_stop_that_is_not_obeyed_times_out(topdp, state):
+    write_status(state)  # this process, which obeys no order
     done = topdp("agent", "stop", "--state", state, "--timeout", "0.2")
     assert done.code == 130 and f"kill -9 {os.getpid()}" in done.err
 
 
-def test_orders_are_for_owners(topdp, state, monkeypatch):
+def test_only_the_owner_of_the_state_folder_may_give_orders(topdp, state, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
     done = topdp("agent", "pause", "--state", state)
     assert done.code == 4 and "nobody else gives orders" in " ".join(done.err.split())
 
 
-def test_an_order_of_somebody_else_is_not_obeyed(state, monkeypatch, caplog):
+def test_an_order_of_another_user_is_not_obeyed(state, monkeypatch, caplog):
     (state / "target").write_text("")
     (state / PAUSE_FILE).symlink_to(state / "target")
     orders = OperatorOrders(state)
@@ -274,13 +274,13 @@ def test_an_order_of_somebody_else_is_not_obeyed(state, monkeypatch, caplog):
     assert not orders.is_paused()
 
 
-def test_a_folder_that_is_none_is_2(topdp, tmp_path):
+def test_orders_for_a_folder_without_a_ledger_exit_with_2(topdp, tmp_path):
     for command in ("pause", "resume", "stop"):
         done = topdp("agent", command, "--state", tmp_path)
         assert done.code == 2 and "state folder" in done.err
 
 
-def test_a_folder_that_cannot_be_written_is_2(topdp, state, monkeypatch):
+def test_orders_that_cannot_be_written_exit_with_2(topdp, state, monkeypatch):
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
@@ -292,8 +292,8 @@ def test_a_folder_that_cannot_be_written_is_2(topdp, state, monkeypatch):
 # A federation in this process
 
 
-def living(tmp_path, scene, agents=3, rounds=4, **how):
-    """What `scene` finds, beside a federation that lives on virtual time."""
+def run_scene(tmp_path, scene, agents=3, rounds=4, **how):
+    """The result of `scene` beside a federation that runs on virtual time."""
     made = federation(tmp_path, agents=agents, rounds=rounds, **how)
     wire = Wire()
 
@@ -310,16 +310,16 @@ def living(tmp_path, scene, agents=3, rounds=4, **how):
     return made, on_virtual_time(whole())
 
 
-async def until(so, limit=2000):
+async def until(condition, limit=2000):
     for _ in range(limit):
-        if so():
+        if condition():
             return
         await asyncio.sleep(0.05)
-    raise AssertionError("it did not come to be")
+    raise AssertionError("the condition did not become true")
 
 
 @pytest.mark.parametrize("tolerates_silence", [False, True])
-def test_who_is_paused_releases_nothing_and_goes_on_answering(tmp_path, tolerates_silence):
+def test_a_paused_agent_releases_nothing_and_keeps_answering(tmp_path, tolerates_silence):
     async def scene(lives, tasks):
         held = [1]
         lives[0].loop.paused = lambda: bool(held) and lives[0].ledger.round >= 1
@@ -333,16 +333,16 @@ def test_who_is_paused_releases_nothing_and_goes_on_answering(tmp_path, tolerate
         outcomes = await asyncio.gather(*tasks)
         return before, stood, waited, departed, outcomes
 
-    _, (before, stood, waited, departed, outcomes) = living(
+    _, (before, stood, waited, departed, outcomes) = run_scene(
         tmp_path, scene, rounds=6, tolerates_silence=tolerates_silence
     )
     assert 1 <= before < 6 and stood[0] == before and waited <= before + 1
     assert all("ada" in names for names in stood[1])
-    assert departed == [None] * 3  # who answers is live, and is waited for under either rule
+    assert departed == [None] * 3  # an agent that answers is live, and others wait for it under either rule
     assert all(outcome.finished and outcome.result["releases"] == 7 for outcome in outcomes)
 
 
-def test_a_pause_outlives_a_restart_and_a_stop_works_in_it(tmp_path, caplog):
+def test_a_pause_survives_a_restart_and_a_stop_ends_it(tmp_path, caplog):
     made = federation(tmp_path, agents=3, rounds=3)
 
     async def scene():
@@ -350,7 +350,7 @@ def test_a_pause_outlives_a_restart_and_a_stop_works_in_it(tmp_path, caplog):
         agent = made.agent(0, wire.transport("ada"))
         orders = OperatorOrders(agent.folder)
         orders.give(PAUSE_FILE)
-        orders.give(STOP_FILE)  # of before: not for this process
+        orders.give(STOP_FILE)  # an earlier order: not for this process
         monitor = NodeMonitor(agent, orders, agent.stop, report=5.0)
         beside = asyncio.create_task(monitor.run())
         task = asyncio.create_task(agent.run())
@@ -369,10 +369,10 @@ def test_a_pause_outlives_a_restart_and_a_stop_works_in_it(tmp_path, caplog):
     assert last.state == "ended" and last.code == 0 and last.liveness == "not running"
     assert orders.is_paused() and not (orders.folder / STOP_FILE).exists()
     assert "is paused since before this start" in caplog.text and "asked to stop" in caplog.text
-    assert "no release yet" in caplog.text  # the line of progress
+    assert "no release yet" in caplog.text  # the progress line
 
 
-def test_a_pause_while_the_end_is_near_changes_nothing(tmp_path):
+def test_a_pause_after_the_last_round_has_no_effect(tmp_path):
     async def scene(lives, tasks):
         await until(lambda: lives[0].loop.activity == "ends")
         lives[0].loop.paused = lambda: True
@@ -381,11 +381,11 @@ def test_a_pause_while_the_end_is_near_changes_nothing(tmp_path):
         found = monitor.status()
         return found, await asyncio.gather(*tasks)
 
-    _, (found, outcomes) = living(tmp_path, scene)
+    _, (found, outcomes) = run_scene(tmp_path, scene)
     assert found.state == "ends" and all(outcome.finished for outcome in outcomes)
 
 
-def test_the_status_file_cannot_be_written_and_the_agent_goes_on(tmp_path, monkeypatch, caplog):
+def test_an_agent_continues_if_its_status_file_cannot_be_written(tmp_path, monkeypatch, caplog):
     def full(self, folder):
         raise FileError("No space left on device")
 
@@ -398,13 +398,13 @@ def test_the_status_file_cannot_be_written_and_the_agent_goes_on(tmp_path, monke
         return await asyncio.gather(*tasks)
 
     with caplog.at_level("INFO", logger="topdp.agents"):
-        _, outcomes = living(tmp_path, scene)
+        _, outcomes = run_scene(tmp_path, scene)
     assert all(outcome.finished for outcome in outcomes)
     assert caplog.text.count("could not write its status") == 1
 
 
-def test_evaluating_changes_nothing_that_is_sent(tmp_path):
-    """Digests of all rows of a seeded run, with and without."""
+def test_evaluation_does_not_change_the_sent_rows(tmp_path):
+    """Compares digests of all rows of a seeded run with and without evaluation."""
 
     def digests(folder, every):
         made = federation(folder, agents=3, rounds=4)
@@ -440,7 +440,7 @@ def test_evaluating_changes_nothing_that_is_sent(tmp_path):
 
             task = asyncio.create_task(beside())
             await asyncio.gather(*(agent.run() for agent in lives))
-            over.set()  # a cancellation would be lost if it came as a score was ready
+            over.set()  # a cancellation would be lost if it arrived while a score became ready
             await task
 
         asyncio.run(whole())
@@ -457,13 +457,13 @@ def test_evaluating_changes_nothing_that_is_sent(tmp_path):
 
 
 @pytest.mark.parametrize("ending", [".pt", ".safetensors"])
-def test_the_model_of_the_books_is_the_one_that_the_agent_reports(topdp, tmp_path, ending):
+def test_the_exported_model_is_the_estimate_of_the_agent(topdp, tmp_path, ending):
     async def scene(lives, tasks):
         agent_model_file.write_model_facts(lives[0].folder, lives[0].context, 3)
         await until(lambda: lives[0].ledger.round >= 1)
         return lives[0].folder, agent_model_file.export_model(lives[0].folder, tmp_path / f"early{ending}")
 
-    made, (folder, round) = living(tmp_path, scene)
+    made, (folder, round) = run_scene(tmp_path, scene)
     assert round >= 1
     outcomes = asyncio.run(_to_the_end(made))
     assert all(outcome.finished for outcome in outcomes)
@@ -488,7 +488,7 @@ async def _to_the_end(made):
     return await asyncio.gather(*(agent.run() for agent in lives))
 
 
-def test_a_model_that_is_not_there_yet_is_2(topdp, state, tmp_path):
+def test_an_export_without_a_model_exits_with_2(topdp, state, tmp_path):
     done = topdp("agent", "model", "export", "--state", state, "--out", tmp_path / "model.pt")
     assert done.code == 2 and "model.json" in done.err
     Ledger(tmp_path / "new", "federation", "ada").close()
@@ -499,7 +499,7 @@ def test_a_model_that_is_not_there_yet_is_2(topdp, state, tmp_path):
 # Quarantine
 
 
-def test_lifting_is_on_the_books_and_departures_stay(topdp, state):
+def test_the_ledger_records_a_lifted_quarantine_and_departures_stay(topdp, state):
     ledger = Ledger(state, "federation", "ada")
     ledger.quarantine("bob", ReplyCode.EQUIVOCATION, "sent two different rows for round 3")
     ledger.note_departure("round 4: nothing from bob")
@@ -519,7 +519,7 @@ def test_lifting_is_on_the_books_and_departures_stay(topdp, state):
     assert "lifted" in topdp("agent", "quarantine", "list", "--state", state).out
 
 
-def test_lifting_waits_until_the_agent_is_stopped(topdp, state):
+def test_a_quarantine_cannot_be_lifted_while_the_agent_runs(topdp, state):
     ledger = Ledger(state, "federation", "ada")
     ledger.quarantine("bob", ReplyCode.EQUIVOCATION, "two rows")
     try:
@@ -532,7 +532,7 @@ def test_lifting_waits_until_the_agent_is_stopped(topdp, state):
 # The log
 
 
-def test_what_goes_on_for_hours_is_told_once_an_hour_with_its_count(caplog):
+def test_repeated_refusals_are_logged_once_an_hour_with_a_count(caplog):
     clock = [0.0]
     refusals = RefusalLog("ada", clock=lambda: clock[0])
     with caplog.at_level("INFO", logger="topdp.agents"):
@@ -545,7 +545,7 @@ def test_what_goes_on_for_hours_is_told_once_an_hour_with_its_count(caplog):
     assert refusals.counts["bob", "stranger"] == 5 * 3600
 
 
-def test_json_lines_have_agent_event_and_round_everywhere(capsys):
+def test_every_json_line_has_agent_event_and_round(capsys):
     import logging
 
     from topdp.agents.node import agent_log

@@ -1,4 +1,4 @@
-"""An agent that is asked to stop ends within a stated time, whatever hangs."""
+"""Tests that an agent that is asked to stop ends within a stated time, whatever blocks it."""
 
 import asyncio
 import contextlib
@@ -51,7 +51,7 @@ def started(limit=0.3, blocked=False):
     return process
 
 
-def test_what_hangs_is_named_and_the_process_ends_with_its_books_closed():
+def test_a_task_that_hangs_is_named_and_the_process_ends_with_a_closed_ledger():
     process = started()
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=30)
@@ -70,15 +70,15 @@ def test_a_second_signal_ends_at_once(second):
     assert f"second signal ({second.name})" in err
 
 
-def test_a_loop_that_does_not_turn_is_ended_by_a_thread():
+def test_a_thread_ends_the_process_if_the_event_loop_is_blocked():
     process = started(blocked=True)
     out, err = process.communicate(timeout=30)
     assert process.returncode == 130 and "closed" not in out
     assert "time.sleep(60)" in err or "in main" in err
 
 
-def test_a_life_in_the_middle_of_something_long_is_left_off(tmp_path, quick):
-    """A request that nobody answers takes as long as links are patient; a stop does not wait for that."""
+def test_a_stop_interrupts_a_long_round(tmp_path, quick):
+    """A request without an answer waits as long as the link's timeout; a stop does not wait for that."""
     made = federation(tmp_path, agents=2, rounds=3)
 
     async def body():
@@ -98,7 +98,7 @@ def test_a_life_in_the_middle_of_something_long_is_left_off(tmp_path, quick):
     assert on_virtual_time(body()) < 1 + 2 * agents.GRACE_SECONDS
 
 
-def test_tasks_that_do_not_end_are_named_and_not_waited_for(monkeypatch, caplog):
+def test_tasks_that_do_not_end_are_named_and_left_behind(monkeypatch, caplog):
     monkeypatch.setattr(transport, "ENDING_SECONDS", 0.05)
     over = asyncio.Event()
 
@@ -119,8 +119,8 @@ def test_tasks_that_do_not_end_are_named_and_not_waited_for(monkeypatch, caplog)
     assert "stubborn" in caplog.text and "did not end" in caplog.text
 
 
-def test_real_agents_end_when_they_are_asked_to(capsys):
-    """A few of those that `benchmarks/stops.py` does: at random moments, over real links."""
+def test_real_agents_end_when_asked_to_stop(capsys):
+    """Runs two of the stops of `benchmarks/stops.py`: at random moments, over real links."""
     stops = runpy.run_path(str(Path(__file__).parents[3] / "benchmarks" / "stops.py"))
     assert stops["main"](["--stops", "2", "--seed", "1"]) == 0
     assert "codes [0]" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""What agents share before they are forked, and what their start leaves out."""
+"""Tests of an agent's start: what agents import before they are forked, and how long each stage takes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from topdp.agents.runtime.agent_timing import StartTiming
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="agents are forked on Linux only")
-def test_what_is_forked_has_no_grpc_no_threads_and_nothing_that_agents_do_not_need():
+def test_forked_processes_start_without_grpc_threads_and_modules_that_agents_do_not_need():
     text = f"""
 import os, sys
 for name in {child_processes.PRELOADED_MODULES!r}:

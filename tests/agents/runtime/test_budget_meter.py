@@ -1,4 +1,4 @@
-"""Budgets: what is spent is known before it is sent, and an agent stops in time."""
+"""Tests of the budget meter: an agent knows each charge before it sends, and stops within its budget."""
 
 import math
 from dataclasses import replace
@@ -22,7 +22,7 @@ from topdp.runs.run_outline import analysis_of
 pytestmark = pytest.mark.usefixtures("quick")
 
 
-def books(made, number):
+def read_ledger(made, number):
     ledger = Ledger(made.state(number), writable=False)
     entries, meta = list(ledger.entries()), dict(ledger.meta)
     ledger.close()
@@ -49,18 +49,18 @@ def test_an_agent_with_a_quarter_of_the_budget_stops_with_code_3_and_the_others_
         i: 3 if i == 2 else 0 for i in range(6)
     }
     assert faults(run) == []
-    entries, meta = books(made, 2)
+    entries, meta = read_ledger(made, 2)
     stopped = int(meta["stopped"])
     assert 0 < stopped < 12 and len(entries) == 13
     assert entries[stopped - 1].total <= quarter < entries[stopped - 1].total * 2.5
     assert all(entry.kind == "noise" and entry.charge == 0 for entry in entries[stopped:])
     assert all(set(entry.digests) == set(sent_to(made, 2, entry.round)) for entry in entries)
-    assert [entry for entry in books(made, 0)[0] if entry.kind != "release"] == []
+    assert [entry for entry in read_ledger(made, 0)[0] if entry.kind != "release"] == []
     assert run.outcomes[2].result["stopped_at"] == stopped
     assert all(result["spent"]["epsilon"] <= 2.0 * (1 + 1e-9) for result in made.results())
 
 
-def test_the_checker_finds_data_in_a_round_after_the_budget(tmp_path):
+def test_the_checker_detects_data_after_the_end_of_the_budget(tmp_path):
     made = federation(tmp_path, "privacy.epsilon=2.0", agents=3, rounds=6)
     run = on_virtual_time(live(made, options={0: {"epsilon": 1.2}}))
     assert faults(run) == []
@@ -74,9 +74,9 @@ def test_the_checker_finds_data_in_a_round_after_the_budget(tmp_path):
     assert 0 < stopped < 6 and found == {
         stopped - 1: [
             "ada: Facts of the run are impossible: stopped, and data entered later.",
-            f"ada booked a release in round {stopped - 1}, its budget ended at {stopped - 1}",
+            f"ada charged a release in round {stopped - 1}, its budget ended at {stopped - 1}",
         ],
-        stopped + 1: [f"ada booked a noise in round {stopped}, its budget ended at {stopped + 1}"],
+        stopped + 1: [f"ada charged a noise in round {stopped}, its budget ended at {stopped + 1}"],
     }
 
 
@@ -88,7 +88,7 @@ CHARGED = [
     (("muffliato", "method.gossip=1"), "adaptive"),
     *[(SHARED, name) for name in ("adaptive", "adaptive by 2", "worst-case")],
 ]
-"""Each with one kind of batch, and each way of charging with Poisson samples, which cost most."""
+"""Each entry runs with one kind of batch; Poisson samples, which take longest, with each way of charging."""
 SAMPLED = [(("top",), "adaptive"), (("top",), "claimed"), (SHARED, "adaptive by 2"), (SHARED, "worst-case")]
 
 
@@ -100,7 +100,7 @@ SAMPLED = [(("top",), "adaptive"), (("top",), "claimed"), (SHARED, "adaptive by 
         *[(*one, "{poisson=10}") for one in SAMPLED],
     ],
 )
-def test_what_is_charged_in_the_end_is_what_the_account_says(tmp_path, method, guarantee, batch):
+def test_the_total_of_all_charges_agrees_with_the_account(tmp_path, method, guarantee, batch):
     guarantee, _, colluders = guarantee.partition(" by ")
     name, *settings = method
     made = federation(
@@ -122,10 +122,10 @@ def test_what_is_charged_in_the_end_is_what_the_account_says(tmp_path, method, g
     said = whole.answer(guarantee).epsilon
     assert said.max() == pytest.approx(1.0, rel=1e-3)
     for agent in range(6):
-        gauge = made.context(agent).meter
+        meter = made.context(agent).meter
         total, history, totals = 0.0, [], []
         for r in range(made.setup.plan.releases):
-            cost = gauge.cost(r, history, total, float(gauge.planned[r]), True)
+            cost = meter.cost(r, history, total, float(meter.planned[r]), True)
             assert allows(made.setup.budget(agent), total, cost)
             total += cost.charge
             history.append((r, cost.information))
@@ -135,7 +135,7 @@ def test_what_is_charged_in_the_end_is_what_the_account_says(tmp_path, method, g
 
 
 @pytest.mark.parametrize("batch", ['"full"', "{cycle=10}"])
-def test_long_plans_are_charged_alike(tmp_path, monkeypatch, batch):
+def test_the_short_computation_for_long_plans_gives_the_same_charges(tmp_path, monkeypatch, batch):
     graph = topology.random(6, 0.5, 1)
     made = federation(tmp_path, f"data.batch={batch}", graph=graph, rounds=60, guarantee="view")
     whole = build_meter(made.setup, 0).by_plan
@@ -146,32 +146,32 @@ def test_long_plans_are_charged_alike(tmp_path, monkeypatch, batch):
     assert (near >= whole * (1 - 1e-9)).all()
 
 
-def test_poisson_batches_are_charged_from_the_private_side(tmp_path):
+def test_charges_for_poisson_batches_increase_up_to_the_account(tmp_path):
     made = federation(tmp_path, "data.batch={poisson=10}", "method.name=plain", agents=3, rounds=5)
     analysis = analysis_of(made.setup.manifest.config, made.setup.counts)
-    gauge = build_meter(made.setup, 0)
-    history = [(r, float(gauge.planned[r])) for r in range(6)]
-    curve = [gauge.worst_case(history[: r + 1]) for r in range(6)]
+    meter = build_meter(made.setup, 0)
+    history = [(r, float(meter.planned[r])) for r in range(6)]
+    curve = [meter.worst_case(history[: r + 1]) for r in range(6)]
     said = account(made.setup.plan, analysis, 1e-5).worst_case.epsilon[0]
     assert curve == sorted(curve) and curve[-1] == pytest.approx(said, rel=1e-6)
 
 
-def test_what_no_data_enter_costs_nothing_unless_the_plan_was_departed_from(tmp_path):
-    gauge = build_meter(federation(tmp_path, "privacy.guarantee=view", agents=4, rounds=4).setup, 0)
-    history = [(r, float(gauge.planned[r])) for r in range(3)]
-    worst = gauge.worst_case(history)
-    assert gauge.cost_without_data(history, 0.5 * worst, planned=True) == ReleaseCost(0.0, worst, 0.0)
-    late = gauge.cost_without_data(history, 0.3 * worst, planned=False)
+def test_releases_without_data_cost_nothing_unless_the_plan_was_departed_from(tmp_path):
+    meter = build_meter(federation(tmp_path, "privacy.guarantee=view", agents=4, rounds=4).setup, 0)
+    history = [(r, float(meter.planned[r])) for r in range(3)]
+    worst = meter.worst_case(history)
+    assert meter.cost_without_data(history, 0.5 * worst, planned=True) == ReleaseCost(0.0, worst, 0.0)
+    late = meter.cost_without_data(history, 0.3 * worst, planned=False)
     assert 0.3 * worst + late.charge >= worst and late.charge == pytest.approx(0.7 * worst)
     assert (
-        gauge.cost_without_data(history, worst, planned=False).charge
+        meter.cost_without_data(history, worst, planned=False).charge
         == 0
-        == gauge.cost_without_data([], 0.0, False).charge
+        == meter.cost_without_data([], 0.0, False).charge
     )
 
 
 @pytest.mark.parametrize("guarantee", ["adaptive", "view", "claimed"])
-def test_who_does_not_wait_for_neighbours_is_charged_by_worst_case(tmp_path, guarantee):
+def test_agents_that_do_not_wait_for_neighbours_are_charged_by_worst_case(tmp_path, guarantee):
     made = federation(tmp_path, f"privacy.guarantee={guarantee}", agents=4, rounds=4)
     assert build_meter(made.setup, 0).by_plan is not None
     going_on = made.setup.manifest.rules.model_copy(update={"dead_neighbour": "go-on"})
@@ -179,18 +179,18 @@ def test_who_does_not_wait_for_neighbours_is_charged_by_worst_case(tmp_path, gua
     assert build_meter(setup, 0).by_plan is None
 
 
-def test_agents_charge_by_the_adaptive_answer_unless_told_otherwise(tmp_path):
+def test_agents_charge_by_the_adaptive_answer_by_default(tmp_path):
     made = federation(tmp_path, "privacy.epsilon=1.0", agents=4, rounds=4, guarantee=None)
     run = on_virtual_time(live(made))
     assert faults(run) == []
     for number, result in enumerate(made.results()):
         spent = result["spent"]
         assert (spent["charged_by"], spent["colluders"]) == ("adaptive", 1) and result["code"] == 0
-        assert spent["epsilon"] == books(made, number)[0][-1].total == pytest.approx(1.0, rel=0.1)
+        assert spent["epsilon"] == read_ledger(made, number)[0][-1].total == pytest.approx(1.0, rel=0.1)
         assert spent["epsilon"] < spent["worst_case"]
 
 
-def test_a_budget_is_not_passed_by_the_next_charge():
+def test_a_charge_that_would_exceed_the_budget_is_not_allowed():
     assert allows(1.0, 0.75, ReleaseCost(0.25)) and not allows(1.0, 0.75, ReleaseCost(0.26))
     assert not allows(1.0, 0.0, ReleaseCost(math.inf))
 

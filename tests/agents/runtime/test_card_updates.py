@@ -1,4 +1,4 @@
-"""A certificate or address changes while a federation runs."""
+"""Tests of new certificates and addresses while a federation runs."""
 
 import asyncio
 from dataclasses import replace
@@ -19,7 +19,7 @@ HELLO = Message.of(MessageKind.HELLO, 0, b"")
 
 
 def renewing(made, number):
-    """`topdp agent renew` on the site of an agent."""
+    """Runs `topdp agent renew` on the site of an agent."""
     private = made.private(number)
     if not (private.folder / "key.pem").exists():
         identity.save(private.folder, private.identity)
@@ -27,7 +27,7 @@ def renewing(made, number):
 
 
 @pytest.mark.parametrize("kind", [federation, sharing])
-def test_all_agents_learn_of_a_new_card_and_the_run_goes_on(tmp_path, kind):
+def test_all_agents_learn_of_a_new_card_and_the_run_continues(tmp_path, kind):
     made = kind(tmp_path)
     successor = renewing(made, 2)
     found = on_virtual_time(live(made))
@@ -55,8 +55,8 @@ def test_an_agent_shows_its_new_card_once_all_neighbours_know_it(tmp_path):
         choose_identity(manifest, [identity.generate(made.names[0], "a.org:1")], {})
 
 
-def test_statements_of_an_agent_hold_under_its_new_key(tmp_path):
-    """A run that shares noise begins with an agent whose key everybody heard of in the same breath."""
+def test_statements_of_an_agent_are_valid_under_its_new_key(tmp_path):
+    """A run with pair noise begins with an agent whose new key all others learn of at the same time."""
     made = sharing(tmp_path)
     successor = renewing(made, 1)
     folder = made.private(1).folder
@@ -66,14 +66,14 @@ def test_statements_of_an_agent_hold_under_its_new_key(tmp_path):
     assert successor.number == 1
 
 
-def taken(tmp_path):
+def new_card_updates(tmp_path):
     made = federation(tmp_path)
     ledger = Ledger(tmp_path / "books", made.setup.manifest.hash, made.names[0])
     return CardUpdates(made.setup.manifest, made.names[0], ledger=ledger), ledger
 
 
 def test_a_card_that_was_taken_is_known_after_a_restart_and_a_second_one_is_a_fork(tmp_path):
-    cards, ledger = taken(tmp_path)
+    cards, ledger = new_card_updates(tmp_path)
     name = CARDS[3].name
     new, thief = (identity.generate(name, CARDS[3].address) for _ in range(2))
     assert cards.accept(sign_successor(1, IDENTITIES[name], new).text().encode())[0] is ReplyCode.OK
@@ -85,14 +85,14 @@ def test_a_card_that_was_taken_is_known_after_a_restart_and_a_second_one_is_a_fo
     ledger.close()
 
 
-def test_garbage_is_no_card(tmp_path):
-    cards, ledger = taken(tmp_path)
+def test_garbage_is_refused_as_a_card(tmp_path):
+    cards, ledger = new_card_updates(tmp_path)
     for body in (b"", b"\xff\xfe", b"[]", b"x" * 10**5):
         assert cards.accept(body)[0] is ReplyCode.NOT_A_STATEMENT
     ledger.close()
 
 
-def test_who_passes_on_a_forged_card_is_quarantined_and_so_is_who_signs_two(tmp_path):
+def test_agents_that_forward_forged_cards_or_sign_two_successors_are_quarantined(tmp_path):
     made = federation(tmp_path)
     name, forger, forked = made.names[0], *made.setup.manifest.neighbours(made.names[0])[:2]
 
@@ -118,7 +118,7 @@ def test_who_passes_on_a_forged_card_is_quarantined_and_so_is_who_signs_two(tmp_
 
 
 def moving(name, times):
-    """So many cards of an agent, of whom the address alone changes each time."""
+    """So many successors of an agent's card; only the address changes."""
     before, found = IDENTITIES[name], []
     for number in range(1, times + 1):
         card = replace(before.card, address=f"a.org:{number}")
@@ -153,8 +153,8 @@ def test_who_renews_without_end_is_quarantined_and_not_passed_on(tmp_path):
     on_virtual_time(told())
 
 
-def test_an_honest_agent_keeps_below_that_and_says_so(tmp_path, caplog):
-    cards, ledger = taken(tmp_path)
+def test_an_honest_agent_stays_below_the_limit_of_successors_and_warns(tmp_path, caplog):
+    cards, ledger = new_card_updates(tmp_path)
     cards.folder = tmp_path / "identity"
     for card in moving(cards.name, card_succession.MAX_SUCCESSORS + 1):
         place = cards.folder / f"{card_succession.RENEWAL_FOLDER_PREFIX}{card.number}"
@@ -168,7 +168,7 @@ def test_an_honest_agent_keeps_below_that_and_says_so(tmp_path, caplog):
 
 
 def test_links_take_a_new_certificate_and_then_no_longer_the_old_one():
-    """Over TLS, at the end that dials and at the one that is dialled, without a restart of the other."""
+    """Uses TLS, for agents that dial and agents that listen; the others do not restart."""
     site = Federation(("ant", "bee", "cat"))
     old = site.identities["bee"]
     new = identity.generate("bee", old.card.address)
@@ -185,7 +185,7 @@ def test_links_take_a_new_certificate_and_then_no_longer_the_old_one():
             for known in directories.values():
                 known.accept(sign_successor(1, old, new))
             for end in ends:
-                assert (await until_answered(end, "bee", HELLO)).ok  # links that are open stay
+                assert (await until_answered(end, "bee", HELLO)).ok  # open links stay
             await bee.close()
             own = CardDirectory(site.manifest)
             own.accept(sign_successor(1, old, new))
@@ -195,7 +195,7 @@ def test_links_take_a_new_certificate_and_then_no_longer_the_old_one():
                 assert (await until_answered(end, "bee", HELLO)).ok
             assert all(known.acceptable("bee") == (new.card,) for known in directories.values())
             await bee.close()
-            bee = site.transport("bee")  # who has the old key alone
+            bee = site.transport("bee")  # it has only the old key
             await bee.start(echo)
             for end in ends:
                 with pytest.raises((Unreachable, TimeoutError)):

@@ -1,4 +1,4 @@
-"""kill -9 anywhere: the same trajectory under a seed, the books never below the truth, training ends."""
+"""Tests of kill -9 at any point: same trajectory under a seed, no under-counted ε, and training completes."""
 
 from unittest import mock
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("quick")
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("place", development_hooks.ROUND_POINTS)
-def test_each_of_six_agents_killed_at_each_place_ends_as_if_nothing_had_been(tmp_path, mode, place):
+def test_six_agents_killed_at_any_point_end_with_the_estimates_of_the_simulator(tmp_path, mode, place):
     made = federation(tmp_path, f"method.mode={mode}", rounds=5)
     run = on_virtual_time(live(made, failpoints={i: f"{place}:{1 + i % 2}" for i in range(6)}))
     assert len(run.wire.crashed) == 6 and all(run.starts[i] == 2 for i in range(6))
@@ -38,8 +38,8 @@ def test_under_real_noise_nobody_ever_sees_a_second_draw(tmp_path, place):
     assert faults(run) == []
 
 
-def test_the_checker_finds_a_resend_with_fresh_noise(tmp_path, monkeypatch):
-    """What the outbox is for: an agent that computes again after a crash would be found."""
+def test_the_checker_detects_a_row_that_is_sent_again_with_fresh_noise(tmp_path, monkeypatch):
+    """The outbox prevents this: the checker would detect an agent that computes a row again after a crash."""
     from topdp.agents.runtime import outbox_sender
     from topdp.agents.wire import row_payload
 
@@ -60,17 +60,17 @@ def test_the_checker_finds_a_resend_with_fresh_noise(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("part", ["live_pairing_loop.LivePairingLoop", "agent.RollbackMark"])
-def test_a_start_that_fails_leaves_the_folder_to_the_next(tmp_path, monkeypatch, part):
-    """Whatever it fails at: in one process nobody else gives the lock back."""
+def test_a_start_that_fails_releases_the_lock_of_its_folder(tmp_path, monkeypatch, part):
+    """This holds for any failure; within one process nothing else would release the lock."""
     made, wire = federation(tmp_path, "method.mode=async", "method.name=plain", agents=3, rounds=4), Wire()
     with monkeypatch.context() as patched, pytest.raises(LedgerError, match="full") as caught:
         patched.setattr(f"topdp.agents.runtime.{part}", mock.Mock(side_effect=LedgerError("full")))
         made.agent(0, wire.transport("ada"), live_pairing=True)
     abandon(made.agent(0, wire.transport("ada"), live_pairing=True))
-    assert caught.value.__traceback__  # which holds what was left behind
+    assert caught.value.__traceback__  # the traceback keeps the objects of the failed start alive
 
 
 @pytest.mark.parametrize("choice", ["nowhere:1", "after_ledger", "after_ledger:0", "after_ledger:x"])
-def test_a_failpoint_that_is_none_is_refused(choice):
+def test_invalid_failpoints_are_refused(choice):
     with pytest.raises(ValueError, match="Expected TOPDP_FAILPOINT"):
         development_hooks.Failpoints(choice)

@@ -1,4 +1,4 @@
-"""Which records a round uses: a record keeps its place in the cycle, whatever happens to the agent."""
+"""Tests of the records in each batch: a record keeps its place in the cycle, even after crashes."""
 
 import shutil
 from collections import defaultdict
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("quick")
 
 @pytest.fixture
 def used(monkeypatch):
-    """{agent: {record, as bytes: the rounds of the gradients that it was in}}"""
+    """{agent: {record as bytes: the rounds whose gradients used it}}"""
     found = defaultdict(lambda: defaultdict(list))
     now = []
     mean, clipped_sum = AgentGradients.mean, ClippedGradients.clipped_sum_and_statistics
@@ -45,8 +45,8 @@ def used(monkeypatch):
     return found
 
 
-def booked_and_true(made, used, agent):
-    """(ε on the books, ε of the record that was used most), by worst case; the second from what was seen."""
+def charged_and_true(made, used, agent):
+    """(charged ε, ε of the most used record) by worst case; the second from the observed batches."""
     mine = made.context(agent)
     spent = mine.meter.spending.information
     most = max(sum(spent[r] for r in set(rounds)) for rounds in used[agent].values())
@@ -73,12 +73,12 @@ def test_a_record_keeps_its_place_in_the_cycle_whatever_kills_the_agent(tmp_path
     for agent in everybody:
         places = {record: {r % 5 for r in rounds} for record, rounds in used[agent].items()}
         assert len(places) == 30 and all(len(each) == 1 for each in places.values())
-        booked, true = booked_and_true(made, used, agent)
-        assert booked == pytest.approx(true, rel=1e-9)
+        charged, true = charged_and_true(made, used, agent)
+        assert charged == pytest.approx(true, rel=1e-9)
 
 
 def test_an_agent_that_is_killed_in_every_round_uses_no_record_more_often(tmp_path, used):
-    """Before and after the books are written, in turn."""
+    """It is killed before and after the ledger is written, in turn."""
     made = federation(tmp_path, "data.batch={cycle=10}", "method.offline=0", agents=3, rounds=8)
     places = [("before_ledger:1", "after_ledger:1")[r % 2] for r in range(12)]
     run = on_virtual_time(
@@ -87,12 +87,12 @@ def test_an_agent_that_is_killed_in_every_round_uses_no_record_more_often(tmp_pa
     assert faults(run) == [] and run.starts[0] == 13
     for agent in range(3):
         assert all(len({r % 3 for r in rounds}) == 1 for rounds in used[agent].values())
-        booked, true = booked_and_true(made, used, agent)
-        assert booked == pytest.approx(true, rel=1e-9)
+        charged, true = charged_and_true(made, used, agent)
+        assert charged == pytest.approx(true, rel=1e-9)
 
 
 def reordered(made, agent):
-    """The same records as if they had been exported anew, without an order."""
+    """Puts the same records into another order, as an export without an order could."""
     count = made.shards.counts[agent]
     turned = torch.randperm(count, generator=torch.Generator().manual_seed(1))
     made.shards.inputs[agent, :count] = made.shards.inputs[agent, :count][turned]
@@ -100,7 +100,7 @@ def reordered(made, agent):
 
 
 @pytest.mark.parametrize("batch", ["{cycle=7}", "{poisson=10}", '"full"'])
-def test_records_in_another_order_are_refused_where_it_matters(tmp_path, batch):
+def test_records_in_another_order_are_refused_with_cyclic_batches_only(tmp_path, batch):
     made = federation(tmp_path, f"data.batch={batch}", "method.name=plain", agents=3, rounds=2)
     made.agent(0, Wire().transport("ada")).ledger.close()
     reordered(made, 0)  # before the first release
@@ -112,25 +112,25 @@ def test_records_in_another_order_are_refused_where_it_matters(tmp_path, batch):
             made.agent(0, Wire().transport("ada"))
         reordered_back = made.agent(
             1, Wire().transport("bob")
-        )  # the lock of a refused one is free, others go on
+        )  # a refusal releases the lock, and others continue
         reordered_back.ledger.close()
     else:
         made.agent(0, Wire().transport("ada")).ledger.close()
 
 
-def test_an_order_that_was_lost_is_not_drawn_anew(tmp_path):
+def test_a_lost_order_is_reported_and_not_drawn_again(tmp_path):
     made = federation(tmp_path, "data.batch={cycle=7}", agents=3, rounds=2)
     on_virtual_time(live(made))
     agent = made.agent(0, Wire().transport("ada"))
     agent.ledger.database.connection.execute("DELETE FROM meta WHERE key = 'order'")
     agent.ledger.close()
-    for _ in range(2):  # a refusal changes nothing, and leaves the folder free
+    for _ in range(2):  # a refusal changes nothing, and releases the lock
         with pytest.raises(TamperedError, match="journal: order"):
             made.agent(0, Wire().transport("ada"))
 
 
 def test_an_old_copy_of_the_folder_has_the_same_order(tmp_path):
-    """It may not go on, and is refused; the order follows from the manifest in any case."""
+    """The copy is refused; in any case the order follows from the manifest."""
     made = federation(tmp_path / "now", "data.batch={cycle=7}", agents=3, rounds=4)
     made.agent(0, Wire().transport("ada")).ledger.close()
     shutil.copytree(made.state(0), tmp_path / "copy")
@@ -144,7 +144,7 @@ def test_an_old_copy_of_the_folder_has_the_same_order(tmp_path):
     assert [again.gradients._records_of(r).tolist() for r in range(5)] == before
 
 
-def test_what_is_written_of_the_records_tells_nothing_without_the_key(tmp_path):
+def test_the_digest_of_the_order_depends_on_the_key_and_on_the_records(tmp_path):
     made = federation(tmp_path, "data.batch={cycle=7}", agents=3, rounds=2)
     gradients = made.context(0).gradients
     assert (
@@ -157,7 +157,7 @@ def test_what_is_written_of_the_records_tells_nothing_without_the_key(tmp_path):
     assert gradients.order_digest(b"one") != before
 
 
-def test_samples_are_drawn_anew_by_every_process_and_every_round(tmp_path):
+def test_every_process_and_round_draws_a_fresh_sample(tmp_path):
     made = federation(tmp_path, "data.batch={poisson=10}", "method.name=plain", agents=3, rounds=2)
     samples = {
         tuple(made.context(0, seeded=False).gradients._records_of(r).tolist())
@@ -177,7 +177,7 @@ def test_an_empty_sample_has_no_gradient(tmp_path, monkeypatch):
 
 
 def test_real_processes_keep_the_simulators_order_through_kills(tmp_path):
-    """Unseeded, with next to no noise: whoever shuffles anew ends elsewhere than the simulator."""
+    """Unseeded, with almost no noise: an agent that shuffled again would not agree with the simulator."""
     wanted = config.read(
         changes=[
             f'data.name="{blobs_file(tmp_path / "blobs.npz", 90)}"',

@@ -1,6 +1,6 @@
-"""Agents that share draws, one of them killed and gone for good: the others end, and all books hold.
+"""Tests of agents with pair noise, one of which is gone for good: the others finish with correct ledgers.
 
-Rows say what they are made of (`symbolic`), so what everybody has really learned is compared with the books.
+Each row shows its components (`symbolic`), so the test compares what all agents could learn with the ledgers.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from history import Wire, faults, live, on_virtual_time, sharing
 from symbolic import symbolic
-from test_exhausted import books, truth
+from test_exhausted import read_ledger, truth
 
 from builders import cyclic_pairs
 from topdp import topology
@@ -26,7 +26,7 @@ GONE = 3  # dan
 
 
 def small(folder, *changes, graph=None, rounds=9, gossip=1, epsilon=2.0, **how):
-    """Six agents, secrets between all, noise that is a budget's; the rule is to go on."""
+    """Six agents with pair noise, noise calibrated to a budget, and the rule `go-on`."""
     made = sharing(
         folder,
         f"privacy.epsilon={epsilon}",
@@ -44,16 +44,16 @@ def left(made, gone=(GONE,)):
     return [i for i in range(len(made.names)) if i not in gone]
 
 
-def expect_books_to_hold(made, agents=None):
-    """Nobody has learned more than the books say, nor has anybody spent more than its budget."""
+def expect_ledgers_to_hold(made, agents=None):
+    """No agent has learned more than the ledgers state, and none has spent more than its budget."""
     for agent in range(len(made.names)) if agents is None else agents:
-        entries, _ = books(made, agent)
+        entries, _ = read_ledger(made, agent)
         assert truth(made, agent, True) <= entries[-1].total * (1 + 1e-9), made.names[agent]
         assert entries[-1].total <= made.setup.budget(agent) * (1 + 1e-9)
 
 
 def shared_with(made, agent, other):
-    """The number of the draw."""
+    """The number of the draw that two agents share."""
     return next(
         k
         for k, knows in enumerate(made.setup.plan.known_by.tolist())
@@ -62,7 +62,7 @@ def shared_with(made, agent, other):
 
 
 def in_the_sum(made, agents, round, draw):
-    """How much of a draw is left in the sum of these agents' last estimates, over what entered."""
+    """The share of a draw that remains in the sum of these agents' last estimates."""
     last = sum(made.estimates_made[i, made.setup.plan.releases - 1] for i in agents)
     entered = np.abs(made.setup.plan[round].std[made.setup.plan[round].draw == draw]).max()
     return abs(last[made.coordinates.draw(round, draw)]) / entered
@@ -76,13 +76,13 @@ def in_the_sum(made, agents, round, draw):
         *cyclic_pairs(["after_ledger:7", "before_ledger:9"], ["ring", "complete"], 2),
     ],
 )
-def test_one_is_gone_for_good_and_the_others_end_with_books_that_hold(tmp_path, graph, place):
+def test_after_one_agent_is_gone_the_others_finish_with_correct_ledgers(tmp_path, graph, place):
     made = small(tmp_path, graph={"ring": topology.ring(6), "complete": topology.complete(6)}[graph])
     run = made.lived(failpoints={GONE: place}, for_good=[GONE])
     assert faults(run) == []
     assert set(run.outcomes) == set(left(made)) and all(one.finished for one in run.outcomes.values())
-    expect_books_to_hold(made)
-    last = books(made, GONE)[0][-1].round
+    expect_ledgers_to_hold(made)
+    last = read_ledger(made, GONE)[0][-1].round
     for agent in left(made):
         result = run.outcomes[agent].result
         assert result["gone"] == {"dan": result["gone"]["dan"]} and result["releases"] == 20
@@ -91,28 +91,28 @@ def test_one_is_gone_for_good_and_the_others_end_with_books_that_hold(tmp_path, 
         ledger = Ledger(made.state(agent), writable=False)
         first = int(ledger.meta["left out dan"])
         ledger.close()
-        assert last < first <= last + 7, "all know it within a few rounds"
+        assert last < first <= last + 7, "all agents know it within a few rounds"
         scale = made.setup.plan.scale
         missed = [r for r in range(0, first, 2) if r >= result["gone"]["dan"]]
         for r in range(first, 20, 2):
             assert made.estimates_made[agent, r][made.coordinates.draw(r, draw)] == 0, "left out"
-        for r in missed[-2:]:  # taken back, as far as the row in which that was done has noise
+        for r in missed[-2:]:  # taken back as far as the noise of the row that does so allows
             left_over = 1 - min(1.0, scale[first] / scale[r])
             assert in_the_sum(made, left(made), r, draw) == pytest.approx(left_over, abs=1e-9)
         assert all(in_the_sum(made, left(made), r, draw) > 0.9 for r in missed[:-2]), "not taken back"
 
 
-def test_with_everybody_there_budgets_hold_the_reserve_and_all_data_enter(tmp_path):
+def test_without_departures_the_budget_includes_the_reserve_and_all_data_enter(tmp_path):
     made = small(tmp_path)
     run = made.lived()
     assert faults(run) == [] and {one.code for one in run.outcomes.values()} == {0}
-    expect_books_to_hold(made)
+    expect_ledgers_to_hold(made)
     assert made.results()[0]["spent"]["epsilon"] == pytest.approx(2.0, rel=1e-6)
     assert made.taken[0] == list(range(0, 20, 2)) and made.results()[0]["gone"] == {}
 
 
-def test_counting_the_gone_as_colluders_is_needed(tmp_path, monkeypatch):
-    """The books would be too low if draws were left out and nobody counted that."""
+def test_departed_agents_must_be_counted_as_colluders(tmp_path, monkeypatch):
+    """If draws were left out without counting this, the ledgers would charge too little."""
     made = small(tmp_path, graph=topology.complete(6), epsilon=6.0)
     original = budget_meter.most_learned_since
     monkeypatch.setattr(
@@ -120,7 +120,7 @@ def test_counting_the_gone_as_colluders_is_needed(tmp_path, monkeypatch):
     )
     monkeypatch.setattr(budget_meter, "RESERVED_RELEASES", 0)
     made.lived(failpoints={GONE: "after_ledger:1"}, for_good=[GONE])
-    entries, _ = books(made, 0)
+    entries, _ = read_ledger(made, 0)
     assert truth(made, 0, True) > entries[-1].total * 1.02
 
 
@@ -129,16 +129,16 @@ def test_counting_the_gone_as_colluders_is_needed(tmp_path, monkeypatch):
 def test_who_is_gone_may_have_been_seen_after_all_and_its_books_hold_that_in_reserve(
     tmp_path, monkeypatch, gossip
 ):
-    """dan books a row and dies; all others say that they never had it, and take back what they shared in it.
+    """dan charges a row and is killed; all others state that it never came, and take back their shared draws.
 
-    The account counts every row that was made as seen: somebody may lie. Without the reserve it is too low.
+    The account treats every row as seen, because an agent may lie. Without the reserve it charges too little.
     """
     for reserve in (True, False):
         made = small(tmp_path / str(reserve), graph=topology.complete(6), gossip=gossip)
         if not reserve:
             monkeypatch.setattr(budget_meter, "RESERVED_RELEASES", 0)
         made.lived(failpoints={GONE: "after_ledger:7"}, for_good=[GONE])
-        entries, _ = books(made, GONE)
+        entries, _ = read_ledger(made, GONE)
         assert entries[-1].round == 6 and entries[-1].kind == "release"
         assert (truth(made, GONE, True) <= entries[-1].total * (1 + 1e-9)) == reserve
 
@@ -150,24 +150,24 @@ def gone_as_known(made, agent):
     return {about: text for about, text in rows if about.startswith(("silent", "without"))}
 
 
-def test_two_neighbours_who_are_gone_at_once_are_both_counted_out(tmp_path):
+def test_two_neighbours_that_leave_at_once_are_both_left_out(tmp_path):
     made = small(tmp_path, graph=topology.random(6, 0.6, 1), epsilon=4.0)
     adjacent = made.setup.manifest.topology.adjacency
     two = next((i, j) for i in range(6) for j in range(6) if i < j and adjacent[i, j])
     run = made.lived(failpoints=dict.fromkeys(two, "after_ledger:5"), for_good=two)
     assert faults(run) == [] and set(run.outcomes) == set(left(made, two))
-    expect_books_to_hold(made)
+    expect_ledgers_to_hold(made)
     for agent in left(made, two):
         assert set(run.outcomes[agent].result["gone"]) == {made.names[i] for i in two}
         last = made.estimates_made[agent, 18]
         assert all(last[made.coordinates.draw(18, shared_with(made, agent, i))] == 0 for i in two)
 
 
-def test_one_after_the_other(tmp_path):
+def test_two_agents_that_leave_one_after_the_other_are_left_out(tmp_path):
     made = small(tmp_path, graph=topology.complete(6), rounds=14, epsilon=4.0)
     run = made.lived(failpoints={3: "after_ledger:5", 1: "after_ledger:15"}, for_good=[1, 3])
     assert faults(run) == [] and set(run.outcomes) == {0, 2, 4, 5}
-    expect_books_to_hold(made)
+    expect_ledgers_to_hold(made)
     assert all(set(one.result["gone"]) == {"bob", "dan"} for one in run.outcomes.values())
 
 
@@ -176,25 +176,25 @@ PLACES = ["in_ledger", "after_ledger", "after_mark", "after_send", "before_recei
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("place", "count"), [*cyclic_pairs(PLACES, [7, 5, 9], 1), ("in_ledger", 5)])
-def test_those_who_are_left_are_killed_on_the_way_and_nothing_changes(tmp_path, place, count):
-    """Restarts take less than the idle timeout, so nobody is given up for that."""
+def test_crashes_of_the_remaining_agents_change_nothing(tmp_path, place, count):
+    """A restart takes less than the idle timeout, so no other agent is given up."""
     made = small(tmp_path, graph=topology.complete(6))
     often = 5 if "send" in place or "receive" in place else 1
     killed = dict.fromkeys(left(made), f"{place}:{count * often}")
     run = made.lived(failpoints={**killed, GONE: "after_ledger:5"}, for_good=[GONE], restart_after=0.5)
     assert faults(run) == [] and set(run.outcomes) == set(left(made))
-    expect_books_to_hold(made)
+    expect_ledgers_to_hold(made)
     assert all(set(one.result["gone"]) == {"dan"} for one in run.outcomes.values())
 
 
 @pytest.mark.slow
-def test_samples_of_poissons_are_left_out_and_not_taken_back(tmp_path):
+def test_with_poisson_batches_shared_draws_are_left_out_but_not_taken_back(tmp_path):
     changes = ("data.batch={poisson=10}", "privacy.epsilon=2.0")
     made = sharing(tmp_path, *changes, graph=topology.complete(6), rounds=5, gossip=1, tolerates_silence=True)
     run = on_virtual_time(live(made, failpoints={GONE: "after_ledger:3"}, for_good=[GONE]))
     assert faults(run) == [] and set(run.outcomes) == set(left(made))
     for agent in left(made):
-        entries, _ = books(made, agent)
+        entries, _ = read_ledger(made, agent)
         said = gone_as_known(made, agent)
         assert int(said["without dan"]) > int(said["silent dan"]) + 1, "nothing is charged late"
         assert not any(entry.kind == "late" for entry in entries) and entries[-1].total <= 2.0 * (1 + 1e-9)
@@ -202,16 +202,16 @@ def test_samples_of_poissons_are_left_out_and_not_taken_back(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("along", ["constant", "power"])
-def test_a_budget_that_is_nearly_spent_covers_no_round_that_is_over(tmp_path, along):
-    """ada's budget allows no late charge: she counts dan out from her next round on, and so do all draws."""
+def test_an_agent_whose_budget_allows_no_late_charge_leaves_draws_out_later(tmp_path, along):
+    """ada's budget allows no late charge: dan's draws are left out only from her next round on."""
     made = small(tmp_path, f"method.noise_schedule.kind={along}", graph=topology.complete(6))
     unbroken = symbolic(replace(made, folder=tmp_path / "unbroken"))
     unbroken.lived()
-    own = books(unbroken, 0)[0][6].total * (1 + 1e-6)  # ends with round 6
+    own = read_ledger(unbroken, 0)[0][6].total * (1 + 1e-6)  # ends with round 6
     run = made.lived(failpoints={GONE: "after_ledger:7"}, for_good=[GONE], options={0: {"epsilon": own}})
     assert faults(run) == []
-    expect_books_to_hold(made)
-    entries, stopped = books(made, 0)
+    expect_ledgers_to_hold(made)
+    entries, stopped = read_ledger(made, 0)
     assert entries[-1].total <= own * (1 + 1e-9) and stopped is not None
     covered = int(gone_as_known(made, 0)["without dan"])
     assert covered > int(gone_as_known(made, 1)["without dan"])
@@ -222,13 +222,13 @@ def test_a_budget_that_is_nearly_spent_covers_no_round_that_is_over(tmp_path, al
             assert in_the_sum(made, left(made), r, shared_with(made, agent, GONE)) > 0.9, "nor taken back"
 
 
-def test_a_link_that_is_down_makes_nobody_gone(tmp_path):
-    """cleo and dan lose each other; all others still hear both."""
+def test_an_agent_behind_a_broken_link_is_not_counted_as_gone(tmp_path):
+    """The link between cleo and dan breaks; all other neighbours still hear both."""
     made = small(tmp_path, graph=topology.complete(6))
     wire = Wire()
     wire.cut = {frozenset(("cleo", "dan"))}
     run = on_virtual_time(live(made, wire=wire))
-    # The keys of all are there by other ways, but who never met its neighbour waits for it, and gives it up.
+    # All keys arrive on other ways, but an agent that never met its neighbour waits for it and then gives up.
     assert {one.code for one in run.outcomes.values()} == {0}
     assert all(one.result["gone"] == {} for one in run.outcomes.values())
     assert "silent dan" in gone_as_known(made, 2) and "silent cleo" in gone_as_known(made, 3)

@@ -1,4 +1,4 @@
-"""Sums of clipped gradients: a record moves them by what the clip allows, to the last digits that count."""
+"""Tests of sums of clipped gradients: one record moves a sum by at most the clip, up to known rounding."""
 
 from fractions import Fraction
 from unittest import mock
@@ -22,14 +22,14 @@ CLIP = 4.0
 
 
 def excess(summed, targets):
-    """By how many clips the first record moves a sum beside its own gradient; in exact arithmetic."""
+    """How far the first record moves a sum beyond its own gradient, in clips and exact arithmetic."""
     without = targets.clone()
-    without[0] = 0  # a record that is not there: its gradient is zero
+    without[0] = 0  # the gradient of an absent record is zero
     moved = Fraction(float(summed(targets))) - Fraction(float(summed(without)))
     return float(abs(moved + 2 * Fraction(float(targets[0])))) / CLIP
 
 
-def test_one_record_changes_how_all_others_are_rounded_in_float32_and_no_more_in_float64():
+def test_one_record_changes_the_rounding_of_others_in_float32_but_not_in_float64():
     """One weight, at 0: the gradient of (w - y)² is -2y, a number of float32, below the clip."""
     flat, records = FlatModel(nn.Linear(1, 1, bias=False)), 8000
     ones, start = torch.ones(records, 1), torch.zeros(1)
@@ -42,7 +42,7 @@ def test_one_record_changes_how_all_others_are_rounded_in_float32_and_no_more_in
 
 
 class Tagged(nn.Module):
-    """Every record has a token of its own: so its gradient can be seen in the sum of all."""
+    """Every record has its own token, so its gradient is visible in the sum of all."""
 
     def __init__(self, records):
         super().__init__()
@@ -56,7 +56,7 @@ class Tagged(nn.Module):
 @pytest.mark.parametrize(
     "how", ["another class", "no finite gradient", "the model raises", "the loss raises"]
 )
-def test_what_one_record_is_changes_no_digit_of_anothers_gradient(how):
+def test_a_record_changes_no_digit_of_the_gradients_of_other_records(how):
     records = 50
     torch.manual_seed(0)
     flat = FlatModel(Tagged(records))
@@ -75,13 +75,13 @@ def test_what_one_record_is_changes_no_digit_of_anothers_gradient(how):
         classes = classes.index_fill(0, torch.tensor([17]), 0 if how == "another class" else 3)
     else:
         inputs[17] = {"no finite gradient": torch.tensor([17, torch.inf]), "the model raises": 999}[how]
-    with mock.patch.object(PerExamplePath, "one_by_one", side_effect=AssertionError("by another path")):
+    with mock.patch.object(PerExamplePath, "one_by_one", side_effect=AssertionError("another path")):
         after = found()
     others = torch.arange(records) != 17
     assert after[others].equal(before[others]) and not after[17].equal(before[17])
 
 
-def test_what_rounding_is_left_is_in_the_bound_that_is_checked_at_the_start(tmp_path):
+def test_the_check_at_the_start_includes_the_rounding_of_gradients(tmp_path):
     made = federation(tmp_path, "method.name=plain", agents=3, rounds=2)
     mine = made.context(0)
     off, moved = mine.gradients.exact.rounding_bound(2000, 1.0, 2000), 1 / 2000
@@ -94,7 +94,7 @@ def test_what_rounding_is_left_is_in_the_bound_that_is_checked_at_the_start(tmp_
         made.context(0)
 
 
-def test_what_a_record_adds_up_by_itself_is_counted():
+def test_the_terms_that_one_record_adds_up_are_counted():
     image, words = torch.zeros(1, 1, 6, 6), torch.zeros(1, 9, dtype=torch.int64)
     conv = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(32, 2))
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
@@ -117,7 +117,7 @@ def test_a_model_that_cannot_run_in_float64_is_refused():
 
 
 class Tied(nn.Module):
-    """One weight in two layers: what one record does to it may cancel."""
+    """One weight in two layers, whose gradients for one record may cancel."""
 
     def __init__(self):
         super().__init__()
@@ -128,12 +128,12 @@ class Tied(nn.Module):
         return self.back(torch.tanh(self.there(x)))
 
 
-def test_a_weight_that_two_layers_have_in_common_is_used_twice():
+def test_a_weight_in_two_layers_counts_twice():
     assert count_terms(FlatModel(Tied()), torch.zeros(1, 3)) == 2
 
 
-def test_the_share_is_that_of_the_rounds_that_use_a_record(tmp_path):
-    """Steps become smaller, and rounding next to them larger: the last class of rounds has most of it."""
+def test_the_share_of_rounding_is_that_of_the_rounds_that_use_a_record(tmp_path):
+    """Steps decrease, so rounding grows beside them: the last class of rounds has the largest share."""
     plan = federation(tmp_path, "train.fading=linear", rounds=5).setup.plan
     even = np.ones(plan.releases)
     alone = [rounded_share(plan, 0, even[: k + 1], 1e-3, 1.0, 1e4, period=k + 1) for k in range(6)]
@@ -141,7 +141,7 @@ def test_the_share_is_that_of_the_rounds_that_use_a_record(tmp_path):
     assert alone[-1] > 1.2 * rounded_share(plan, 0, even, 1e-3, 1.0, 1e4)
 
 
-def test_rows_that_a_rule_takes_number_by_number_may_be_longer(tmp_path):
+def test_under_a_coordinate_wise_robust_rule_rounding_has_a_larger_share(tmp_path):
     shares = [
         rounded_share(made.setup.plan, 0, np.ones(made.setup.plan.releases), 1e-3, 1.0, 1e4)
         for made in (
@@ -152,7 +152,7 @@ def test_rows_that_a_rule_takes_number_by_number_may_be_longer(tmp_path):
     assert shares[1] > 1.2 * shares[0]
 
 
-def test_a_start_longer_than_rows_may_be_is_refused(tmp_path):
+def test_a_start_that_exceeds_the_largest_norm_is_refused(tmp_path):
     made = federation(tmp_path, "method.name=plain", largest_norm=1e-3)
     with pytest.raises(InputError, match=r"largest_norm: expected at least .* the norm of the public start"):
         made.context(0)
@@ -164,7 +164,7 @@ class Picky(nn.Linear):
         return super().forward(x)
 
 
-def test_a_model_that_asks_for_float32_is_refused_in_words_whatever_it_raises():
+def test_a_model_that_requires_float32_is_refused_whatever_it_raises():
     with pytest.raises(InputError, match=r"also runs in float64.*AssertionError"):
         ExactGradients(
             FlatModel(Picky(3, 2)), 1.0, loss="cross-entropy", clipping="flat", record=torch.zeros(1, 3)

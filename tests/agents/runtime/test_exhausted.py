@@ -1,4 +1,4 @@
-"""A budget that ends before the plan: noise goes on, data enter no more, and everybody's books hold."""
+"""Tests of a budget that ends before the plan: noise continues, data stop, and all ledgers are correct."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ from topdp.runs.run_outline import analysis_of
 pytestmark = pytest.mark.usefixtures("quick")
 
 
-def books(made, number):
+def read_ledger(made, number):
     ledger = Ledger(made.state(number), writable=False)
     entries, stopped = list(ledger.entries()), ledger.stopped_at
     ledger.close()
@@ -24,7 +24,7 @@ def books(made, number):
 
 
 def ring(tmp_path, *changes, granted=100.0, rounds=10):
-    """Noise for ε = 1, and budgets far above it: nobody but who has a budget of its own stops."""
+    """Noise for ε = 1 and budgets far above it, so that only agents with an own budget stop."""
     changes = ("privacy.epsilon=1.0", "method.offline=0.0", *changes)
     made = federation(tmp_path, *changes, graph=topology.ring(6), rounds=rounds)
     terms = made.setup.manifest
@@ -41,7 +41,7 @@ def truth(made, agent, estimates=False):
 
 
 CASES = {
-    "sync, .125": ("sync", "top", 0.125, 0.8, 6),  # own books were 4.7% too low when it fell silent
+    "sync, .125": ("sync", "top", 0.125, 0.8, 6),  # its own ledger was 4.7% too low when it fell silent
     "sync, .03": ("sync", "top", 0.03, 0.5, 12),
     "sync, plain": ("sync", "plain", 0.03, 0.5, 6),  # 2% too low on the other side of the ring
     "pairs, .03": ("async", "top", 0.03, 0.5, 12),  # 70%
@@ -52,7 +52,7 @@ CASES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("guarantee", ["adaptive", "view"])
 @pytest.mark.parametrize("case", CASES)
-def test_books_hold_for_what_really_happened_when_one_has_a_budget_of_its_own(tmp_path, case, guarantee):
+def test_ledgers_bound_the_true_loss_when_one_agent_has_a_smaller_budget(tmp_path, case, guarantee):
     mode, method, alpha, own, rounds = CASES[case]
     changes = (f"method.mode={mode}", f"method.name={method}", f"method.alpha={alpha}")
     made = ring(tmp_path, *changes, f"privacy.guarantee={guarantee}", rounds=rounds)
@@ -61,11 +61,11 @@ def test_books_hold_for_what_really_happened_when_one_has_a_budget_of_its_own(tm
     assert faults(run) == []
     assert {i: outcome.code for i, outcome in run.outcomes.items()} == {i: 0 if i else 3 for i in range(6)}
     for agent in range(6):
-        entries, stopped = books(made, agent)
+        entries, stopped = read_ledger(made, agent)
         assert made.taken[agent] == list(range(rounds + 1 if stopped is None else stopped))
         assert truth(made, agent, public) <= entries[-1].total * (1 + 1e-9)
         assert run.outcomes[agent].result["spent"]["charged_by"] == guarantee
-    entries, stopped = books(made, 0)
+    entries, stopped = read_ledger(made, 0)
     assert 0 < stopped < rounds and entries[-1].total == entries[stopped - 1].total <= own
     assert entries[-1].total == pytest.approx(truth(made, 0, public), rel=1e-4)
 
@@ -74,7 +74,7 @@ def test_books_hold_for_what_really_happened_when_one_has_a_budget_of_its_own(tm
 def test_the_worst_case_counts_the_rounds_that_data_entered(tmp_path, mode):
     made = ring(tmp_path, f"method.mode={mode}", "method.name=top")
     made.lived(options={0: {"epsilon": 0.6}})
-    entries, stopped = books(made, 0)
+    entries, stopped = read_ledger(made, 0)
     spending = made.context(0).meter.spending
     expected = spending.worst_case([(r, spending.information[r]) for r in range(stopped)])
     assert made.taken[0] == list(range(stopped))
@@ -84,13 +84,13 @@ def test_the_worst_case_counts_the_rounds_that_data_entered(tmp_path, mode):
 
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory):
-    """A ring in which one has a budget of its own, and its books."""
+    """A ring in which one agent has an own budget, and the ledger of that agent."""
     made = ring(tmp_path_factory.mktemp("unbroken"), "privacy.guarantee=view", "method.name=top")
     made.lived(options={0: {"epsilon": 0.6}})
-    return made, *books(made, 0)
+    return made, *read_ledger(made, 0)
 
 
-# In the round in which it ends, everywhere; before and after it, around the books.
+# All points in the round in which the budget ends; points around the ledger in the rounds before and after.
 AROUND = [(place, 0) for place in development_hooks.ROUND_POINTS] + [
     (place, around) for around in (-1, 1) for place in ("before_ledger", "in_ledger", "after_ledger")
 ]
@@ -98,10 +98,10 @@ AROUND = [(place, 0) for place in development_hooks.ROUND_POINTS] + [
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("place", "around"), AROUND)
-def test_killed_around_the_end_of_its_budget_it_neither_spends_twice_nor_goes_back(
+def test_a_crash_around_the_end_of_the_budget_neither_spends_twice_nor_resumes_data(
     tmp_path, unbroken, place, around
 ):
-    """Also when it is started again with another budget: what has ended stays so."""
+    """This holds after a start with another budget too: the end stays."""
     made, unkilled, stopped = unbroken
     made = symbolic(made)
     made.folder = tmp_path / "killed"
@@ -111,30 +111,30 @@ def test_killed_around_the_end_of_its_budget_it_neither_spends_twice_nor_goes_ba
         options={0: {"epsilon": 0.6}},
     )
     assert faults(run) == [] and run.starts[0] == 2
-    killed, again = books(made, 0)
+    killed, again = read_ledger(made, 0)
     assert again == stopped and set(made.taken[0]) == set(range(stopped))
     assert [(e.kind, e.charge, e.total) for e in killed] == [(e.kind, e.charge, e.total) for e in unkilled]
 
 
-def test_a_restart_without_its_own_budget_keeps_it_and_brings_no_data_back(tmp_path):
+def test_a_restart_without_the_option_keeps_the_own_budget_and_admits_no_data(tmp_path):
     made = federation(tmp_path, "privacy.epsilon=2.0", agents=3, rounds=8)
     own = {"epsilon": 1.0}
     on_virtual_time(live(made, options={0: own}))
-    entries, stopped = books(made, 0)
+    entries, stopped = read_ledger(made, 0)
     assert 0 < stopped < 7
 
     made.folder = tmp_path / "again"
     wishes = iter([own, {}])
 
-    class Richer(dict):
+    class Starts(dict):
         def get(self, number, default=None):
             return next(wishes) if number == 0 else {}
 
-    run = on_virtual_time(live(made, failpoints={0: f"after_ledger:{stopped + 1}"}, options=Richer({0: own})))
+    run = on_virtual_time(live(made, failpoints={0: f"after_ledger:{stopped + 1}"}, options=Starts({0: own})))
     assert faults(run) == [] and run.starts[0] == 2 and run.outcomes[0].code == 3
-    again, where = books(made, 0)
+    again, where = read_ledger(made, 0)
     assert where == stopped and [e.kind for e in again] == [e.kind for e in entries]
-    assert run.outcomes[0].result["budget"] == 1.0  # what was asked for once stays
+    assert run.outcomes[0].result["budget"] == 1.0  # the first choice stays
 
 
 @pytest.mark.parametrize(("batch", "own"), [("{cycle=7}", 1.95), ("{poisson=10}", 1.2)])
@@ -152,12 +152,12 @@ def test_batches_are_not_read_once_the_budget_has_ended(tmp_path, batch, own, mo
     )
     monkeypatch.setattr(AgentGradients, "order_digest", lambda self, key: "the same")
     on_virtual_time(live(made, options={0: {"epsilon": own}}))
-    _, stopped = books(made, 0)
+    _, stopped = read_ledger(made, 0)
     assert 0 < stopped < 9 and [r for agent, r in read if agent == 0] == list(range(stopped))
 
 
 @pytest.mark.parametrize("method", ["plain", "top"])
-def test_who_finds_its_partners_goes_on_meeting_them_without_data(tmp_path, method):
+def test_live_pairing_continues_without_data_after_the_budget_ends(tmp_path, method):
     made = federation(
         tmp_path,
         "method.mode=async",
@@ -170,32 +170,32 @@ def test_who_finds_its_partners_goes_on_meeting_them_without_data(tmp_path, meth
     options[0]["epsilon"] = 0.8
     run = on_virtual_time(live(made, wire=Wire(delay=0.05), options=options))
     assert faults(run) == [] and run.outcomes[0].code == 3 and run.outcomes[0].finished
-    entries, stopped = books(made, 0)
+    entries, stopped = read_ledger(made, 0)
     assert 0 < stopped < 12 and len(entries) == 13
     assert all(entry.kind == "noise" and entry.charge == 0 for entry in entries[stopped:])
     ledger = Ledger(made.state(0), writable=False)
     late = ledger.database.rows("SELECT id FROM pairs WHERE status = 'committed' AND applied > ?", stopped)
     ledger.close()
-    assert late, "it meets others after its budget has ended"
+    assert late, "exchanges must continue after the budget has ended"
     assert entries[-1].total == pytest.approx(entries[-1].worst_case, rel=1e-12)
     assert entries[-1].total <= 0.8 and torch.isfinite(made.estimates()).all()
 
 
-@pytest.mark.parametrize("own", [None, 0.5], ids=["to the end", "with a budget of its own"])
+@pytest.mark.parametrize("own", [None, 0.5], ids=["up to the end", "with an own budget"])
 @pytest.mark.parametrize("method", ["correlated", "muffliato"])
-def test_rounds_that_mix_only_cost_nothing_read_no_data_and_the_books_hold(tmp_path, method, own):
+def test_averaging_steps_cost_nothing_read_no_data_and_ledgers_are_correct(tmp_path, method, own):
     changes = (f"method.name={method}", "method.gossip=2", "method.secrets_degree=4")
     made = ring(tmp_path, *changes, "privacy.guarantee=adaptive", rounds=5)
     run = made.lived(options={0: {"epsilon": own}})
     assert faults(run) == []
     for agent in range(6):
-        entries, stopped = books(made, agent)
+        entries, stopped = read_ledger(made, agent)
         noisy = [entry.round for entry in entries if entry.round % 3 == 0]
         assert len(entries) == 18 and made.taken[agent] == [
             r for r in noisy if stopped is None or r < stopped
         ]
         for entry in entries:
-            assert bool(entry.digests) == (entry.round % 3 < 2), "the last of the rounds that mix is not sent"
+            assert bool(entry.digests) == (entry.round % 3 < 2), "the last averaging step is not sent"
             assert entry.round % 3 == 0 or entry.charge == entry.information == 0
         assert truth(made, agent, True) <= entries[-1].total * (1 + 1e-9)
         assert entries[-1].total == pytest.approx(truth(made, agent, True), rel=1e-3)

@@ -1,4 +1,4 @@
-"""Rows that some do not see are sums to the last digit, whatever neighbours send; or no agent starts."""
+"""Tests that hidden rows are exact sums, whatever neighbours send, and that no agent starts otherwise."""
 
 import math
 from fractions import Fraction
@@ -31,7 +31,7 @@ def hiding(folder, *changes, guarantee="adaptive", **how):
 
 
 class Known(AgentDraws):
-    """Draws that a test can subtract; `shift` deviations further for the second of two worlds."""
+    """Draws that a test can subtract; the second of two worlds shifts them by `shift` deviations."""
 
     seeded = False
 
@@ -48,14 +48,14 @@ class Known(AgentDraws):
 
 
 def longest(kit, row, round=1):
-    """As long as neighbours may send it, in one number: where rounding is coarsest."""
+    """The longest row that neighbours may send, all in one number, where rounding is coarsest."""
     value = torch.zeros_like(kit.start)
     value[3] = kit.limits.limit_of(round, row) * (1 - 1e-9)
     return value
 
 
 def messages(made, draws):
-    """The hidden rows of round 2, made of the longest that are taken; and what they are made of."""
+    """The hidden rows of round 2, made from the longest accepted rows, and their sources."""
     kit = made.context(0)
     part, own = kit.part, {row: longest(kit, row) for row in kit.part.own_rows(1)}
     received = {row: longest(kit, row) for row in part.read_rows[1].values()}
@@ -63,21 +63,22 @@ def messages(made, draws):
     return kit, {row: value for row, value in rows.items() if row >= part.plan.agents}, {**received, **own}
 
 
-def test_noise_of_hidden_rows_survives_next_to_the_longest_rows_that_are_taken(tmp_path):
-    """A neighbour sends rows whose last digit in float32 is many deviations: a hidden row would lose its
-    noise, and what is made of it, which counts on that noise, would show what is below."""
+def test_noise_of_hidden_rows_survives_beside_the_longest_accepted_rows(tmp_path):
+    """A neighbour sends rows whose last float32 digit is many deviations. In float32 a hidden row would lose
+    its noise, and later rows that rely on this noise would show what is below it.
+    """
     made, first, second = hiding(tmp_path, largest_norm=1e6), Known(), Known(shift=0.25)
     _, one, before = messages(made, first)
     kit, other, _ = messages(made, second)
     assert one and all(row.dtype == torch.float64 for row in one.values())
     for row in one:
         std = float(np.abs(kit.part.plan[2].std[row]).max())
-        assert float(np.spacing(np.float32(one[row][3]))) > 0.25 * std  # in float32 both would be one number
+        assert float(np.spacing(np.float32(one[row][3]))) > 0.25 * std  # in float32 both would be equal
         exact = sum(
             Fraction(weight) * Fraction(float(before[source][3]))
             for source, weight in kit.part.sources(2, row)
         )
-        left = Fraction(float(one[row][3])) - exact  # the noise, as it went over the wire
+        left = Fraction(float(one[row][3])) - exact  # the noise as it was sent
         assert abs(float(left) - float(first.made[row][3])) < std * 2.0**-19
         moved = (other[row] - one[row]) / std
         torch.testing.assert_close(moved, torch.full_like(moved, 0.25), rtol=0, atol=2.0**-18)
@@ -96,7 +97,7 @@ def test_noise_of_hidden_rows_survives_next_to_the_longest_rows_that_are_taken(t
         ("view", ("method.alpha=0.1",)),
     ],
 )
-def test_no_hidden_row_is_ever_too_long_whatever_neighbours_send(tmp_path, guarantee, changes):
+def test_no_hidden_row_exceeds_its_limit_whatever_neighbours_send(tmp_path, guarantee, changes):
     made = hiding(tmp_path, *changes, guarantee=guarantee, rounds=6, largest_norm=60.0)
     kit = made.context(0)
     part, plan = kit.part, kit.part.plan
@@ -114,7 +115,7 @@ def test_no_hidden_row_is_ever_too_long_whatever_neighbours_send(tmp_path, guara
         received = {row: longest(kit, row, round) for row in part.read_rows[round].values()}
 
 
-def test_a_row_longer_than_its_round_allows_is_refused_and_one_as_long_is_taken(tmp_path):
+def test_a_row_above_the_limit_of_its_round_is_refused_and_one_at_the_limit_accepted(tmp_path):
     made = hiding(tmp_path, rounds=4)
 
     async def scene():
@@ -123,7 +124,7 @@ def test_a_row_longer_than_its_round_allows_is_refused_and_one_as_long_is_taken(
         (peer, row), *_ = ((made.names[k], row) for k, row in kit.part.read_rows[1].items())
         agent._check_row(peer, 1, row_payload.encode(longest(kit, row).numpy()))
         assert kit.limits.limit_of(1, row) < 1e4
-        # Two ways to add up squares differ in the last digits: honest rows that were made shorter are taken.
+        # Two ways to add squares differ in the last digits: honest rows that were shortened are accepted.
         at_most = longest(kit, row) / (1 - 1e-9)
         agent._check_row(peer, 1, row_payload.encode((at_most * (1 + 1e-14)).numpy()))
         with pytest.raises(InputError, match="norm at most"):
@@ -135,7 +136,7 @@ def test_a_row_longer_than_its_round_allows_is_refused_and_one_as_long_is_taken(
     on_virtual_time(scene())
 
 
-def test_where_every_row_counts_as_seen_nothing_changes(tmp_path):
+def test_without_reliance_on_hidden_rows_the_limits_stay_as_configured(tmp_path):
     for name, guarantee, tolerates_silence in (("top", "worst-case", False), ("plain", "adaptive", False)):
         made = federation(
             tmp_path / name, f"method.name={name}", guarantee=guarantee, tolerates_silence=tolerates_silence
@@ -146,7 +147,7 @@ def test_where_every_row_counts_as_seen_nothing_changes(tmp_path):
     assert not relies_on_hidden_rows("adaptive", hiding(tmp_path).setup.plan, 1, follows_plan=False)
 
 
-def test_rules_under_which_hidden_rows_would_be_no_sums_are_refused(tmp_path):
+def test_rules_under_which_hidden_rows_are_not_exact_are_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"rules\.dtype: expected \"float64\""):
         hiding(tmp_path, dtype="float32").context(0)
     with pytest.raises(InputError, match=r"largest_norm: expected at most .* must not be rounded"):
@@ -156,7 +157,7 @@ def test_rules_under_which_hidden_rows_would_be_no_sums_are_refused(tmp_path):
     assert federation(tmp_path, *TOP, dtype="float64").context(0).start.dtype == torch.float64
 
 
-def test_rows_that_no_link_would_carry_are_refused_before_one_is_charged(tmp_path):
+def test_rows_that_are_too_large_for_links_are_refused_before_a_charge(tmp_path):
     made = hiding(tmp_path, largest_body=1800)
     with pytest.raises(
         ConfigError, match=r"largest_body: expected at least \d+, the bytes of a row of 51 fl"
@@ -176,34 +177,34 @@ def test_float64_holds_the_longest_rows_as_multiples_of_their_steps(tmp_path):
     assert most - step != most and math.nextafter(most, 0) == most - step
 
 
-def test_a_manifest_is_made_with_a_norm_that_its_noise_allows(tmp_path):
-    """Next to no noise: nobody could start by the usual norm, and no command sets another."""
+def test_a_manifest_gets_a_largest_norm_that_its_noise_allows(tmp_path):
+    """With almost no noise no agent could start under the default norm, and no command sets another."""
     wanted = config.read(changes=[*TOP, "topology.agents=6", "rounds=4", "privacy.sigma=1e-7"])
-    made, _, said = federations.build_manifest(CARDS, topology.ring(6), (100,) * 6, wanted, Rules())
+    made, _, remarks = federations.build_manifest(CARDS, topology.ring(6), (100,) * 6, wanted, Rules())
     plan = RunSetup.of(made).plan
     assert made.rules.largest_norm == max_exact_norm(plan) < 1e4
-    assert any("rules.largest_norm" in words for words in said)
+    assert any("rules.largest_norm" in words for words in remarks)
     expect_exact(plan, made.rules.largest_norm)
     plain = config.read(changes=["method.name=plain", "topology.agents=6", "rounds=4", "privacy.sigma=1e-7"])
     assert federations.build_manifest(CARDS, topology.ring(6), (100,) * 6, plain, Rules())[0].rules == Rules()
 
 
-def test_what_mixing_rounds_grows_with_rows_and_shrinks_with_noise(tmp_path):
+def test_the_rounding_of_mixing_grows_with_rows_and_shrinks_with_noise(tmp_path):
     plan = hiding(tmp_path).setup.plan
     share = mixing_share(plan, 1e4, 0.3)
     assert 0 < share < 1e-6 and mixing_share(plan, 1e10, 0.3) == pytest.approx(1e6 * share)
     assert mixing_share(plan.noise_scaled(10.0), 1e4, 0.3) == pytest.approx(share / 10)
 
 
-def test_limits_leave_room_for_what_honest_agents_add(tmp_path):
+def test_limits_of_norms_grow_by_what_honest_agents_add(tmp_path):
     plan = hiding(tmp_path, rounds=6).setup.plan
     near, far = (hidden_norm_limits(plan, "view", 1.0, d, 1e4, 1.0) for d in (50, 5000))
     assert (np.diff(near.others) > 0).all() and near.others[-1] == pytest.approx(1e4)
     assert near.others[0] > far.others[0]
 
 
-def test_rows_without_noise_have_room_for_the_longest_that_are_taken(tmp_path):
-    """Averages of rows at the limit are at the limit, and their last digits above it."""
+def test_limits_of_rows_without_noise_admit_averages_of_the_longest_rows(tmp_path):
+    """Averages of rows at the limit are at the limit too, and their last digits may exceed it."""
     made = federation(
         tmp_path, "method.name=muffliato", "method.gossip=3", "method.chebyshev=false", guarantee="view"
     )
@@ -215,7 +216,7 @@ def test_rows_without_noise_have_room_for_the_longest_that_are_taken(tmp_path):
         assert every.others[r] > every.accepted_norm(r - 1, 0) * (1 + NORM_TOLERANCE / 2)
 
 
-def test_a_view_counts_on_hidden_rows_whoever_shares_draws(tmp_path):
+def test_with_pair_noise_only_the_view_answer_relies_on_hidden_rows(tmp_path):
     plan = sharing(tmp_path, gossip=1).setup.plan
     assert relies_on_hidden_rows("view", plan, 1, True) and not relies_on_hidden_rows(
         "adaptive", plan, 1, True
@@ -223,7 +224,7 @@ def test_a_view_counts_on_hidden_rows_whoever_shares_draws(tmp_path):
 
 
 def test_noise_smaller_than_the_steps_of_other_rows_is_refused(tmp_path):
-    """A row on a grid, in a row with less noise than its steps: what is below them shows between."""
+    """Where a row on a grid enters a row with less noise than the grid step, finer values would show."""
     sigmas = [1.0, 1.0, 1e-6, 1.0, 1.0]
     uneven = hiding(tmp_path, f"privacy.sigma={sigmas}").setup.plan
     with pytest.raises(InputError, match="grid steps"):

@@ -1,4 +1,4 @@
-"""Noise that nobody can repeat: it is normal to the tails, fresh wherever it is drawn, and rounded once."""
+"""Tests of the noise of real agents: normal up to the tails, never repeated, and rounded once."""
 
 import math
 import subprocess
@@ -15,7 +15,7 @@ from topdp.plan.batches import Poisson
 
 MANY = 2_000_000
 RARE = 1e-7
-"""How often a right generator may fail each of these tests."""
+"""The probability with which a correct generator may fail each of these tests."""
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def test_draws_are_normal(draws):
 
 
 @pytest.mark.parametrize("deviations", [2, 3, 4, 4.5])
-def test_tails_are_as_heavy_as_they_should_be(draws, deviations):
+def test_tails_have_the_probability_of_the_normal_distribution(draws, deviations):
     share = stats.norm.sf(deviations)
     for side in (1, -1):
         count = int((side * draws > deviations).sum())
@@ -55,7 +55,7 @@ def test_tails_are_as_heavy_as_they_should_be(draws, deviations):
         assert low <= count <= high
 
 
-def test_draws_do_not_depend_on_each_other(draws):
+def test_draws_are_uncorrelated(draws):
     for lag in (
         1,
         2,
@@ -68,7 +68,7 @@ def test_draws_do_not_depend_on_each_other(draws):
             assert within(pair, 0, 1 / math.sqrt(MANY - lag)), lag
 
 
-def test_the_largest_draw_is_beyond_nine_deviations_and_finite(monkeypatch):
+def test_the_largest_possible_draw_exceeds_nine_deviations_and_is_finite(monkeypatch):
     for word in (0, 2, 2**63 - 1, 2**63, 2**64 - 1):
         monkeypatch.setattr(
             agent_draws, "random_words", lambda count, key, word=word: np.full(count, word, np.uint64)
@@ -78,7 +78,7 @@ def test_the_largest_draw_is_beyond_nine_deviations_and_finite(monkeypatch):
         assert (found.abs().max() > 9.3) == (word == 0)
 
 
-def test_numbers_come_in_pieces_each_under_a_key_of_its_own(monkeypatch):
+def test_each_piece_of_draws_has_its_own_key(monkeypatch):
     keys = []
     system = agent_draws.os.urandom
     monkeypatch.setattr(agent_draws.os, "urandom", lambda count: keys.append(system(count)) or keys[-1])
@@ -111,7 +111,7 @@ say()
 """
 
 
-def test_nothing_repeats_in_another_instance_process_or_fork():
+def test_draws_differ_between_instances_processes_and_forks():
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", FORKED], capture_output=True, text=True, timeout=120
     )
@@ -119,7 +119,7 @@ def test_nothing_repeats_in_another_instance_process_or_fork():
     lines = done.stdout.split("\n")[:-1]
     numbers = [float(number) for line in lines for number in line.split()]
     here = torch.zeros(4, dtype=torch.float64)
-    for _ in range(2):  # this process is the other one
+    for _ in range(2):  # this process is the second one
         here.zero_()
         SystemDraws().add(here, 1.0, 0, 0)
         numbers += here.tolist()
@@ -137,7 +137,7 @@ def test_rows_are_rounded_once_after_the_noise_is_added(monkeypatch):
     assert row.dtype == torch.float32 and torch.equal(row, exact)
 
 
-def test_noise_has_the_deviation_it_is_given():
+def test_noise_has_the_given_deviation():
     for dtype in (torch.float32, torch.float64):
         row = torch.full((400_000,), 5.0, dtype=dtype)
         SystemDraws().add(row, 0.25, 0, 0)
@@ -145,7 +145,7 @@ def test_noise_has_the_deviation_it_is_given():
         assert within(float(row.double().std()), 0.25, 0.25 / math.sqrt(2 * len(row)))
 
 
-def test_coins_fall_as_often_as_they_should():
+def test_coins_fall_with_the_given_probability():
     assert not agent_draws.coin_flips(1000, 0.0).any() and agent_draws.coin_flips(1000, 1.0).all()
     for share in (0.01, 0.5):
         fallen = agent_draws.coin_flips(MANY, share)
@@ -153,7 +153,7 @@ def test_coins_fall_as_often_as_they_should():
         assert within(fallen.mean(), share, math.sqrt(share * (1 - share) / MANY))
 
 
-def test_a_sample_has_every_record_by_its_own_coin():
+def test_samples_include_each_record_independently():
     batches, rounds = (Poisson(50, 5), Poisson(30, 6)), 20_000
     used = np.zeros((rounds, 30))
     for r in range(rounds):

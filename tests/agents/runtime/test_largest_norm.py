@@ -1,4 +1,4 @@
-"""Rows near the largest norm: who mixes them makes none that others would refuse."""
+"""Tests of rows near the largest norm: an agent that mixes them sends none that others would refuse."""
 
 import asyncio
 
@@ -21,8 +21,8 @@ def longest(d):
     return np.full(d, LARGEST * (1 - 1e-6) / np.sqrt(d), np.float32)
 
 
-def test_who_mixes_the_longest_rows_that_are_taken_sends_none_that_are_not(tmp_path, caplog):
-    """With step and noise the third of such rows would pass the bound: honest agents would refuse them."""
+def test_an_agent_that_mixes_the_longest_accepted_rows_sends_only_accepted_rows(tmp_path, caplog):
+    """With step and noise the third such row would exceed the bound, and honest agents would refuse it."""
     made = federation(tmp_path, "method.name=plain", agents=3, rounds=16, largest_norm=LARGEST)
 
     async def scene():
@@ -44,7 +44,7 @@ def test_who_mixes_the_longest_rows_that_are_taken_sends_none_that_are_not(tmp_p
     assert "was shortened" in caplog.text
 
 
-def test_nor_does_who_meets_them(tmp_path):
+def test_an_agent_with_live_pairing_sends_only_accepted_rows(tmp_path):
     made = federation(
         tmp_path, "method.name=plain", "method.mode=async", agents=3, rounds=2, largest_norm=LARGEST
     )

@@ -1,4 +1,4 @@
-"""Marks: what may leave is marked first, also by who was killed between its books and its mark."""
+"""Tests of rollback marks: a release is marked before it is sent, even after a crash."""
 
 import asyncio
 import contextlib
@@ -20,7 +20,7 @@ MAKERS = {"own": federation, "shared": sharing}
 
 
 def marked(made):
-    """The last round that is marked beside ada's key: of her books, and of the key of the run."""
+    """The last marked rounds beside ada's key: of her ledger, and of the run key."""
     place = RunSecret(made.private(0).folder, made.setup.manifest.hash).folder
     return [
         json.loads((place / name).read_text())["round"]
@@ -30,7 +30,7 @@ def marked(made):
 
 
 async def killed(made, wire, copy):
-    """ada is killed when round 2 is on her books and not marked; `copy` is her state folder before it."""
+    """ada is killed between the ledger and the mark of round 2; `copy` is her state folder before it."""
     others = [made.agent(number, wire.transport(made.names[number])) for number in (1, 2)]
     tasks = [asyncio.create_task(agent.run()) for agent in others]
     transport = wire.transport("ada")
@@ -55,7 +55,7 @@ async def killed(made, wire, copy):
 
 
 @pytest.mark.parametrize("noise", MAKERS)
-def test_who_was_killed_before_its_mark_writes_it_before_the_row_leaves(tmp_path, noise):
+def test_after_a_crash_before_the_mark_it_is_written_before_the_row_is_sent(tmp_path, noise):
     made = MAKERS[noise](tmp_path / "run", agents=3, rounds=6)
 
     async def scene():
@@ -63,7 +63,7 @@ def test_who_was_killed_before_its_mark_writes_it_before_the_row_leaves(tmp_path
         tasks = await killed(made, wire, tmp_path / "copy")
         assert set(marked(made)) == {1}
         again = made.agent(0, wire.transport("ada"))
-        assert set(marked(made)) == {2}  # nothing was sent yet: it has not begun to run
+        assert set(marked(made)) == {2}  # the agent has not begun to run, so nothing was sent yet
         abandon(again)
         shutil.rmtree(made.state(0))
         shutil.copytree(tmp_path / "copy", made.state(0))
@@ -77,8 +77,8 @@ def test_who_was_killed_before_its_mark_writes_it_before_the_row_leaves(tmp_path
 
 
 @pytest.mark.parametrize("change", ["UPDATE state SET body = X'00'", "DELETE FROM inbox WHERE round = 0"])
-def test_nobody_starts_on_books_of_which_something_was_changed(tmp_path, change):
-    """Also where every charge is as it was: the next one would bind what was changed."""
+def test_no_agent_starts_on_a_ledger_that_was_tampered_with(tmp_path, change):
+    """All charges are unchanged, but the next one would include what was changed."""
     made = federation(tmp_path)
 
     async def live():
@@ -89,6 +89,6 @@ def test_nobody_starts_on_books_of_which_something_was_changed(tmp_path, change)
     on_virtual_time(live())
     with contextlib.closing(sqlite3.connect(made.state(0) / LEDGER_FILE)) as db, db:
         db.execute(change)
-    for _ in range(2):  # and the folder is free again
+    for _ in range(2):  # the lock is free again
         with pytest.raises(TamperedError):
             made.agent(0, Wire().transport(made.names[0]))

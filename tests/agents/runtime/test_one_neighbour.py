@@ -1,4 +1,4 @@
-"""What one neighbour cannot do: end an agent or its budget, get around its guards, fill its disk or log."""
+"""Tests of what one neighbour cannot do: end an agent or its budget, avoid checks, fill disk or log."""
 
 import asyncio
 from dataclasses import replace
@@ -41,7 +41,7 @@ def test_a_row_that_is_left_out_for_its_distance_is_covered_by_the_reserve(tmp_p
 
 
 def test_who_has_finished_meets_nobody_any_more(tmp_path):
-    """Nobody asks it, after a restart, which rows it has."""
+    """After a restart, no agent asks a finished one which rows it has."""
     made = federation(
         tmp_path, "method.name=plain", "method.mode=async", agents=3, rounds=6, tolerates_silence=True
     )
@@ -71,7 +71,7 @@ def test_who_held_the_same_terms_and_then_others_is_quarantined_and_ends_nobody(
         terms = replace(agent.peers.terms, start="another")
         reply = await agent.requests.handle("bob", message(0, newcomer(agent, "bob", terms=terms), HELLO))
         standing, fault = agent.ledger.quarantined("bob"), agent.peers.fault
-        outcome = await task  # alone, to the end
+        outcome = await task  # works alone up to the end
         return reply.code, standing.code, fault, outcome.finished
 
     other = ReplyCode.OTHER_TERMS
@@ -97,7 +97,7 @@ def test_an_authors_name_reaches_log_and_books_on_one_line(tmp_path, caplog):
 
 @pytest.mark.parametrize("how", ["never acknowledges", "says goodbye first"])
 def test_rows_do_not_pile_up_for_who_takes_none_of_them(tmp_path, how):
-    """bob sends his rows in time, and is never there when those of ada come."""
+    """bob sends his rows in time, but accepts none of ada's."""
     made = federation(tmp_path, "method.name=plain", graph=topology.from_edges([(0, 1)], 2), rounds=40)
 
     async def scene():

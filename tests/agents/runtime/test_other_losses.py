@@ -1,4 +1,4 @@
-"""Agents learn by the loss that the manifest names; one that only Python has is refused with the manifest."""
+"""Tests that agents use the loss of the manifest, and that losses given in Python are refused."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from topdp.learning.gradients import ClippedGradients
 from topdp.runs.config import ConfigError
 
 
-def test_an_agents_gradient_is_that_of_the_loss_in_the_manifest(tmp_path):
+def test_an_agent_computes_gradients_of_the_loss_in_the_manifest(tmp_path):
     made = federation(tmp_path, "train.loss=mse", 'train.metrics=["r2"]')
     mine = made.context(2)
     x, y = made.shards.inputs[2], made.shards.targets[2].float()
@@ -18,12 +18,12 @@ def test_an_agents_gradient_is_that_of_the_loss_in_the_manifest(tmp_path):
     torch.testing.assert_close(mine.gradients.mean(0, mine.start).float(), expected)
 
 
-def test_records_that_the_loss_cannot_have_are_refused_by_the_agent_itself(tmp_path):
+def test_an_agent_refuses_records_that_do_not_fit_its_loss(tmp_path):
     with pytest.raises(DataError, match="expected targets from 0 to 1 for bce, got 2"):
         federation(tmp_path, "train.loss=bce").context(0)
 
 
-def test_a_manifest_names_its_loss(tmp_path):
+def test_a_manifest_with_a_loss_given_in_python_is_refused(tmp_path):
     with pytest.raises(
         ConfigError, match=r"expected a name, got .given in Python., which stands for a Python function"
     ):

@@ -1,4 +1,4 @@
-"""The agent's own gradient: what one of its records may not do to the others, and who hears of it."""
+"""Tests of the agent's own gradient: what one of its records may not do to the others, and what is logged."""
 
 import logging
 
@@ -21,7 +21,7 @@ def gradient(inputs, labels):
     return own.mean(5, flat.flatten())
 
 
-def test_a_record_without_a_finite_gradient_is_told_to_its_owner_and_changes_nothing(caplog):
+def test_a_record_without_a_finite_gradient_is_logged_and_ignored(caplog):
     inputs, labels = torch.rand(6, 3), torch.tensor([0, 1, 0, 1, 0, 1])
     inputs[4] = 0
     with caplog.at_level(logging.WARNING, logger="topdp.agents"):
@@ -31,5 +31,5 @@ def test_a_record_without_a_finite_gradient_is_told_to_its_owner_and_changes_not
         found = gradient(inputs, labels)
     (record,) = caplog.records
     assert record.event == "ignored" and record.round == 5 and "1 records" in record.getMessage()
-    kept = torch.arange(6) != 4
-    torch.testing.assert_close(found, gradient(inputs[kept], labels[kept]) * 5 / 6)
+    finite = torch.arange(6) != 4
+    torch.testing.assert_close(found, gradient(inputs[finite], labels[finite]) * 5 / 6)

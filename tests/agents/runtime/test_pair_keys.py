@@ -1,4 +1,4 @@
-"""Draws that two agents share: agreed on by keys of one run, the same at both ends, never under two rows."""
+"""Tests of shared draws: derived from keys of one run, equal at both ends, never used for two rows."""
 
 import asyncio
 import json
@@ -47,7 +47,7 @@ def test_agents_that_share_draws_end_with_the_simulators_estimates(tmp_path, gra
 
 
 class OwnSeeded(SystemDraws):
-    """Own draws of the simulator, shared ones as derived; remembers the seeds."""
+    """Own draws of the simulator and shared draws as derived; records the seeds."""
 
     seeds: dict
 
@@ -65,7 +65,7 @@ class OwnSeeded(SystemDraws):
 
 
 def test_derived_draws_are_the_same_at_both_ends_and_in_the_simulator(tmp_path, monkeypatch):
-    """On a ring, where most partners are not linked."""
+    """A ring, in which most partners have no edge."""
     made = sharing(tmp_path, rounds=3, gossip=1)
     known = {}
     original = made.context
@@ -84,7 +84,7 @@ def test_derived_draws_are_the_same_at_both_ends_and_in_the_simulator(tmp_path, 
         return np.stack([np.full(len(draws), round), draws], axis=1).astype(np.uint64)
 
     def derived(before, gradient, out, places, source, weight, whose, step, names, std, rounded):
-        """The simulator's rows, with the draws that two agents share made of what both know."""
+        """The simulator's rows, with shared draws made from what both agents know."""
         shared = np.isin(names[..., 1], list(known)) & (std != 0)
         own, found = ~shared & (std != 0), names.copy()
         for at in map(tuple, np.argwhere(own)):
@@ -114,8 +114,8 @@ def test_killed_anywhere_the_run_goes_on_with_the_same_draws(tmp_path, place):
 
 
 @pytest.mark.parametrize("place", ["before_ledger", "in_ledger", "after_ledger", "after_mark", "after_send"])
-def test_under_real_noise_nobody_sees_a_second_row_under_a_shared_draw(tmp_path, place):
-    """What was computed and not booked is computed again: the first attempt never left."""
+def test_with_unseeded_noise_no_second_row_is_sent_under_a_shared_draw(tmp_path, place):
+    """An agent computes an uncharged row again; the first attempt was never sent."""
     made = sharing(tmp_path, rounds=3)
     run = on_virtual_time(live(made, failpoints=dict.fromkeys(range(6), f"{place}:2"), options=REAL))
     assert len(run.wire.crashed) == 6 and faults(run) == []
@@ -128,18 +128,18 @@ def test_at_the_end_the_key_is_gone_and_the_mark_stays(tmp_path):
         private = made.private(number).folder
         assert sorted(path.name for path in private.rglob("*") if path.is_file()) == ["books", "mark"]
         assert json.loads(next(private.rglob("mark")).read_text())["round"] == 2
-    again = on_virtual_time(live(made, options=REAL))  # what has ended ends again, without a key
+    again = on_virtual_time(live(made, options=REAL))  # a finished run finishes again, without a key
     assert faults(again) == [] and all(outcome.finished for outcome in again.outcomes.values())
 
 
-def test_the_key_is_its_owners_alone_and_is_written_over_before_it_goes(tmp_path):
+def test_only_the_owner_can_read_the_run_key_and_it_is_overwritten_before_deletion(tmp_path):
     secret = RunSecret(tmp_path, "f" * 64)
     first = secret.begin()
     key = next(tmp_path.rglob("key"))
     assert key.stat().st_mode & 0o777 == 0o600 and key.parent.stat().st_mode & 0o777 == 0o700
     with key.open("rb") as held:
         assert held.read() != bytes(64)
-        assert secret.begin() != first, "every run has a key of its own"
+        assert secret.begin() != first, "every run has its own key"
         held.seek(0)
         assert held.read() == bytes(64) and next(tmp_path.rglob("key")).read_bytes() != bytes(64)
 
@@ -148,7 +148,7 @@ def test_the_key_is_its_owners_alone_and_is_written_over_before_it_goes(tmp_path
 
 
 def keys_of(count, plan="plan"):
-    """(private halves, what is stated of them)"""
+    """(private keys, run keys as stated)"""
     private = [X25519PrivateKey.generate() for _ in range(count)]
     stated = [RunKey.fresh(plan, key.public_key().public_bytes_raw().hex()) for key in private]
     return private, stated
@@ -158,7 +158,7 @@ def seed(private, stated, me, other, federation="federation"):
     return derive_run(federation, stated, me, [other], private[me])[1][other]
 
 
-def test_two_agents_derive_one_seed_that_follows_from_all_that_is_bound_into_it():
+def test_two_agents_derive_one_seed_that_depends_on_all_bound_facts():
     import hashlib
     import hmac
 
@@ -178,7 +178,7 @@ def test_two_agents_derive_one_seed_that_follows_from_all_that_is_bound_into_it(
     found.add(seed(private, stated, 0, 2, federation="another"))
     found.add(seed(private, [replace(key, plan="another") for key in stated], 0, 2))
     fresh = [replace(stated[0]), replace(stated[1], nonce="00" * 32), stated[2]]
-    found.add(seed(private, fresh, 0, 2))  # the nonce of a third agent makes another run
+    found.add(seed(private, fresh, 0, 2))  # another nonce of a third agent makes another run
     assert len(found) == 6
     swapped = [stated[2], stated[1], stated[0]]
     assert seed([private[2], private[1], private[0]], swapped, 0, 2) not in found
@@ -207,21 +207,21 @@ def test_a_point_of_low_order_is_no_key(point):
 
 
 @pytest.mark.parametrize("text", ["", "[]", '["plan", "00", "00"]', '["plan", 3, "00"]', "[" * 5000, "{}"])
-def test_what_is_no_key_is_refused(text):
+def test_invalid_run_keys_are_refused(text):
     with pytest.raises(ValueError):
         RunKey.read(text)
 
 
-def test_without_a_seed_a_shared_draw_is_not_made():
+def test_a_shared_draw_without_a_seed_raises():
     with pytest.raises(KeyError):
         SystemDraws(frozenset([7])).add(torch.zeros(3), 1.0, 0, 7)
 
 
-# Liars
+# Dishonest agents
 
 
 def key_statement(made, name, public=None, signer=None, **changes):
-    """A signed key of `name`, as its neighbours would pass it on."""
+    """A signed run key of `name`, as its neighbours would forward it."""
     public = public or X25519PrivateKey.generate().public_key().public_bytes_raw().hex()
     text = RunKey.fresh(made.setup.plan.digest(), public).text()
     said = Notice.signed(signer or IDENTITIES[name], made.setup.manifest, "", RUN_KEY, text)
@@ -236,8 +236,8 @@ async def alone(made, number, wire):
     return agent, task
 
 
-def passed_on(made, *bodies):
-    """What ada answers when bob passes these on, what she thinks of bob then, and how she ends."""
+def forwarded_by_bob(made, *bodies):
+    """ada's replies when bob forwards these notices, her quarantine of bob, and how she ends."""
 
     async def scene():
         agent, task = await alone(made, 0, Wire())
@@ -263,7 +263,7 @@ def test_a_relay_can_withhold_and_nothing_else(tmp_path):
         "another key under her signature": replace(honest, text=other.text),
         "her key under another name": replace(honest, author="dan"),
         "signed by himself": key_statement(made, "cleo", signer=IDENTITIES["bob"], author="cleo"),
-        "of somebody who is not there": replace(honest, author="mallory"),
+        "of an unknown agent": replace(honest, author="mallory"),
         "for another manifest": key_statement(another_manifest, "cleo"),
         "for another plan": Notice.signed(
             IDENTITIES["cleo"],
@@ -272,14 +272,14 @@ def test_a_relay_can_withhold_and_nothing_else(tmp_path):
             RUN_KEY,
             RunKey.fresh("p", json.loads(honest.text)[1]).text(),
         ),
-        "about something that is not known": Notice.signed(
+        "about an unknown subject": Notice.signed(
             IDENTITIES["cleo"], made.setup.manifest, "", "weather", "rain"
         ),
         "a point of low order": key_statement(made, "cleo", public="00" * 32),
     }
     for what, statement in forged.items():
         made.folder = tmp_path / what
-        codes, standing, _ = passed_on(made, encode_notices([honest]), encode_notices([statement]))
+        codes, standing, _ = forwarded_by_bob(made, encode_notices([honest]), encode_notices([statement]))
         assert codes == [ReplyCode.OK, ReplyCode.NOT_A_STATEMENT], what
         assert standing.code is ReplyCode.NOT_A_STATEMENT and "cannot have said" in standing.words, what
     for body in (
@@ -290,13 +290,13 @@ def test_a_relay_can_withhold_and_nothing_else(tmp_path):
         encode_notices([replace(honest, about="x" * 600)]),
     ):
         made.folder = tmp_path / f"bytes {len(body)}"
-        assert passed_on(made, body)[0] == [ReplyCode.NOT_A_STATEMENT]
+        assert forwarded_by_bob(made, body)[0] == [ReplyCode.NOT_A_STATEMENT]
 
 
-def test_two_keys_of_one_agent_end_whoever_has_not_begun(tmp_path):
+def test_two_run_keys_of_one_agent_end_agents_that_have_not_begun(tmp_path):
     made = sharing(tmp_path, rounds=2)
     first, second = key_statement(made, "cleo"), key_statement(made, "cleo")
-    codes, standing, ended = passed_on(
+    codes, standing, ended = forwarded_by_bob(
         made, encode_notices([first]), encode_notices([first]), encode_notices([second])
     )
     assert codes == [ReplyCode.OK, ReplyCode.OK, ReplyCode.OTHER_TERMS] and standing is None
@@ -304,7 +304,7 @@ def test_two_keys_of_one_agent_end_whoever_has_not_begun(tmp_path):
 
 
 def test_an_agent_that_gives_its_neighbours_different_keys_is_named_and_nothing_is_sent(tmp_path):
-    """Ring of six: eve tells dan one key and fay another; everybody compares."""
+    """In a ring of six, eve gives dan one key and fay another; all agents compare keys."""
     made = sharing(tmp_path, rounds=2)
     wire = Wire()
     stories = {"dan": key_statement(made, "eve"), "fay": key_statement(made, "eve")}
@@ -344,21 +344,21 @@ def test_a_second_run_of_one_manifest_has_other_keys_and_an_old_one_is_found_out
     assert set(old) == set(made.names)
     private = made.folder / "private"
     made.folder = tmp_path / "second"
-    shutil.copytree(private, made.folder / "private")  # the same sites: their folders are there
+    shutil.copytree(private, made.folder / "private")  # the same sites with their folders
     on_virtual_time(live(made))
     new = {said.author: said for said in keys_on(made, 0)}
     publics = [json.loads(said.text)[1] for said in (*old.values(), *new.values())]
     assert len(set(publics)) == 12
 
     made.folder = tmp_path / "third"
-    codes, _, ended = passed_on(
+    codes, _, ended = forwarded_by_bob(
         made, encode_notices([key_statement(made, "cleo")]), encode_notices([old["cleo"]])
     )
     assert codes[1] is ReplyCode.OTHER_TERMS and "a key of an earlier run was replayed" in str(ended)
 
 
 def test_an_old_key_that_all_others_repeat_gives_no_old_seed(tmp_path):
-    """Even if everybody else replays what it said before: this agent's own part of the run is fresh."""
+    """Even if all others replay old keys, this agent's part of the run is fresh."""
     private, stated = keys_of(4)
     run_before, seeds_before = derive_run("federation", stated, 0, [1, 2, 3], private[0])
     mine = X25519PrivateKey.generate()
@@ -371,9 +371,9 @@ def test_an_old_key_that_all_others_repeat_gives_no_old_seed(tmp_path):
 
 
 def two_rows(own, pair, secrets, n, owner=0, knows=1):
-    """(μ² of two different rows under the same shared draws, that of two releases), against one colluder.
+    """(μ² of two different rows under the same shared draws, μ² of two releases), against one colluder.
 
-    Rows of all others once; rows of the owner twice, with own noise of their own. μ² = max uᵀMu, u of signs.
+    Rows of all others occur once; those of the owner twice, with fresh own noise. μ² = max uᵀMu over signs u.
     """
     seen = [k for k in range(n) if k != knows]
     B = np.zeros((len(seen), n + len(secrets)))
@@ -393,8 +393,8 @@ def two_rows(own, pair, secrets, n, owner=0, knows=1):
 
 
 @pytest.mark.parametrize(("degree", "least"), [(8, 20.0), (29, 23.0)])
-def test_what_a_second_row_under_the_same_shared_draws_would_cost(degree, least):
-    """30 agents, pair variance 10 times one's own in sum: the reason why nothing is ever computed again."""
+def test_a_second_row_under_the_same_shared_draws_would_cost_over_20_times_its_charge(degree, least):
+    """30 agents, whose pair variance is 10 times their own in total: this is why no row is computed again."""
     graph = topology.regular(30, degree, 0) if degree < 29 else topology.complete(30)
     secrets = [tuple(edge) for edge in graph.edges.tolist()]
     # Own noise of variance 1/29 of a lone row's, and pair draws of variance 10/degree of it.
@@ -403,10 +403,10 @@ def test_what_a_second_row_under_the_same_shared_draws_would_cost(degree, least)
 
 
 async def rolled_back(made, tmp_path, folders):
-    """ada's row of round 2 reaches bob, `folders` of hers are put back to the moment before she made it.
+    """ada's row of round 2 reaches bob; then `folders` are put back to the moment before she made it.
 
-    All that she needs for round 2 is in the copy, so nothing but her guards keeps her from making it again,
-    and sending it to fay.
+    The copy contains all that she needs for round 2, so only her checks keep her from making another row of
+    round 2 and sending it to fay.
     """
     wire = Wire(delay=0.1)
     wire.lose = lambda *facts: "request" if facts[:2] == ("ada", "fay") and facts[2].round == 2 else None
@@ -445,7 +445,7 @@ async def rolled_back(made, tmp_path, folders):
 
 
 def rows_of_ada(wire):
-    """{round: how many different rows left}; all her neighbours are sent the same one."""
+    """{round: the number of different rows that ada sent}; all her neighbours get the same row."""
     seen = {}
     for event in wire.events:
         if event.what == "sent" and event.kind == "row" and event.sender == "ada":
@@ -455,7 +455,7 @@ def rows_of_ada(wire):
 
 @pytest.mark.parametrize("what", ["state", "state and keys"])
 def test_an_old_copy_makes_no_second_row_under_shared_draws(tmp_path, what):
-    """Its own mark says so; and where that is an old copy too, its neighbours do, before anything is made."""
+    """The mark shows it; if that is an old copy too, neighbours show it before the agent makes a row."""
     made = sharing(tmp_path / "run", rounds=40)
     folders = [made.state(0)] + ([made.private(0).folder] if "keys" in what else [])
     wire, ended = on_virtual_time(rolled_back(made, tmp_path, folders))
@@ -463,11 +463,11 @@ def test_an_old_copy_makes_no_second_row_under_shared_draws(tmp_path, what):
     assert ("sent would be made again" in str(ended)) == (what == "state")
     assert set(rows_of_ada(wire).values()) == {1}
     ledger = Ledger(made.state(0), writable=False)
-    assert ledger.round == 1, "nothing was computed again, let alone booked"
+    assert ledger.round == 1, "nothing was computed or charged again"
     ledger.close()
 
 
-def test_without_the_guards_a_second_row_would_leave(tmp_path, monkeypatch):
+def test_without_the_checks_a_second_row_would_be_sent(tmp_path, monkeypatch):
     from topdp.agents.agreement.run_marks import RollbackMark
     from topdp.agents.runtime.peer_judgement import PeerBeliefs
     from topdp.agents.runtime.planned_loop import PlannedLoop
@@ -482,7 +482,7 @@ def test_without_the_guards_a_second_row_would_leave(tmp_path, monkeypatch):
     assert max(rows_of_ada(wire).values()) == 2
 
 
-def test_a_lost_state_folder_begins_a_run_of_its_own_that_others_refuse(tmp_path):
+def test_after_a_lost_state_folder_a_new_run_key_makes_the_old_run_unusable(tmp_path):
     made = sharing(tmp_path, rounds=2)
     secret = RunSecret(made.private(0).folder, made.setup.manifest.hash)
     first = secret.begin()

@@ -1,4 +1,4 @@
-"""Stragglers, the dead and those who come back; liars, strangers and old copies."""
+"""Tests of the planned loop: slow, dead and returning agents, lies, strangers and old copies of a ledger."""
 
 import asyncio
 import random
@@ -31,7 +31,7 @@ def message(round, body, kind=MessageKind.ROW):
 
 
 async def alone(made, number, wire, **options):
-    """One agent, started, whose neighbours are played by the test."""
+    """Starts one agent; the test plays its neighbours."""
     agent = made.agent(number, wire.transport(made.names[number]), **options)
     task = asyncio.create_task(agent.run())
     for _ in range(20):
@@ -50,8 +50,8 @@ async def ended(agent, task):
     return await task
 
 
-def test_a_straggler_is_waited_for(tmp_path):
-    """Longer than any idle timeout: waiting is the rule."""
+def test_agents_wait_for_a_slow_neighbour(tmp_path):
+    """The delay exceeds any idle timeout: the rule is to wait."""
     made = federation(tmp_path, agents=3, rounds=3)
     run = on_virtual_time(live(made, failpoints={1: "after_ledger:2"}, restart_after=200.0))
     assert {outcome.code for outcome in run.outcomes.values()} == {0}
@@ -60,7 +60,7 @@ def test_a_straggler_is_waited_for(tmp_path):
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_the_dead_are_gone_on_without_where_the_manifest_says_so(tmp_path, mode, caplog):
+def test_agents_continue_without_a_dead_neighbour_under_the_rule_go_on(tmp_path, mode, caplog):
     made = federation(
         tmp_path, f"method.mode={mode}", graph=topology.complete(4), rounds=6, tolerates_silence=True
     )
@@ -74,7 +74,7 @@ def test_the_dead_are_gone_on_without_where_the_manifest_says_so(tmp_path, mode,
     assert faults(run) == []
 
 
-def test_what_is_missing_is_replaced_by_the_agents_own_estimate():
+def test_a_missing_row_is_replaced_by_the_own_estimate():
     from topdp.agents.runtime.agent_rows import mix_rows
 
     own, other = torch.ones(3), torch.full((3,), 5.0)
@@ -99,7 +99,7 @@ def test_who_comes_back_takes_up_the_round_where_the_others_are(tmp_path):
     applied = Ledger(made.state(0), writable=False)
     after = applied.database.rows("SELECT 1 FROM inbox WHERE sender = 'dan' AND applied > ?", skipped.round)
     applied.close()
-    assert len(after) > 5, "the others use again what it sends"
+    assert len(after) > 5, "the others use its rows again"
 
 
 def test_replays_are_acknowledged_and_applied_once(tmp_path):
@@ -130,8 +130,8 @@ def test_replays_are_acknowledged_and_applied_once(tmp_path):
     assert faults(run) == []
 
 
-def test_without_the_check_a_replay_ends_at_the_books(tmp_path, monkeypatch):
-    """Replays are told from rows by the inbox; were they not, the ledger would still not take one twice."""
+def test_without_the_check_of_the_inbox_the_ledger_refuses_a_replay(tmp_path, monkeypatch):
+    """The inbox detects replays; without that check, the ledger would still refuse to store a row twice."""
     from topdp.agents.ledger.ledger_entries import LedgerError
 
     monkeypatch.setattr(inbox.Inbox, "judge", lambda self, *facts: ReplyCode.OK)
@@ -170,7 +170,7 @@ def test_two_stories_under_one_name_are_quarantined_and_logged_once(tmp_path, ca
     assert sum("equivocation" in record.message for record in caplog.records) == 1
 
 
-def test_without_the_check_two_stories_would_pass(tmp_path, monkeypatch):
+def test_without_the_check_two_different_rows_for_one_round_would_pass(tmp_path, monkeypatch):
     original = inbox.Inbox.judge
 
     def credulous(self, sender, round, digest):
@@ -210,8 +210,8 @@ def test_what_is_no_row_quarantines_its_sender_and_the_round_goes_on(tmp_path, b
     assert sum("not_a_row" in record.message and "bob" in record.message for record in caplog.records) == 1
 
 
-def test_a_neighbour_that_refuses_this_agents_rows_has_departed_from_the_plan(tmp_path):
-    """What it would have passed on stays out: the accounts of the plan hold no longer, and are not shown."""
+def test_a_neighbour_that_refuses_rows_makes_the_agent_charge_by_worst_case(tmp_path):
+    """The neighbour mixes no refused row, so accounts of the plan no longer hold, and are not reported."""
     made = federation(
         tmp_path, "privacy.guarantee=view", "privacy.epsilon=1.0", graph=topology.ring(6), rounds=8
     )
@@ -241,9 +241,11 @@ def test_a_neighbour_that_refuses_this_agents_rows_has_departed_from_the_plan(tm
     assert outcome.result["spent"]["epsilon"] == last.worst_case
 
 
-@pytest.mark.parametrize("own", [None, 0.6], ids=["whose data still enter", "whose data enter no more"])
-def test_from_the_first_departure_on_an_agent_charges_by_worst_case(tmp_path, own):
-    """The view holds for the plan as written; the books say so once it is not, and what is owed is booked."""
+@pytest.mark.parametrize("own", [None, 0.6], ids=["data still enter", "data enter no more"])
+def test_an_agent_charges_by_worst_case_from_the_first_departure_on(tmp_path, own):
+    """The `view` answer holds only for the plan as written. After a departure the ledger charges the
+    difference.
+    """
     made = federation(
         tmp_path, "privacy.guarantee=view", "privacy.epsilon=1.0", graph=topology.ring(6), rounds=8
     )
@@ -275,7 +277,7 @@ def test_from_the_first_departure_on_an_agent_charges_by_worst_case(tmp_path, ow
     assert data == list(range(stopped)) and (stopped <= before.round) == (own is not None)
     assert before.round == 5 and before.total == pytest.approx(views[data[-1] if own else 5])
     assert before.total < before.worst_case
-    # From round 6 on all that was released counts by worst case, whether data still enter or not.
+    # From round 6 on, all releases are charged by worst case, whether data still enter or not.
     assert all(entry.total == pytest.approx(entry.worst_case, rel=1e-12) for entry in entries[6:])
     if own:
         assert entries[6].kind == "noise" and entries[6].charge > 0 and entries[7].charge == 0
@@ -287,7 +289,7 @@ def test_from_the_first_departure_on_an_agent_charges_by_worst_case(tmp_path, ow
     [(ReplyCode.LATER, 3), (ReplyCode.GAP, MAX_GAPS), (ReplyCode.EQUIVOCATION, 1)],
     ids=["too early", "too early again and again", "refused"],
 )
-def test_what_comes_too_early_is_sent_again_and_what_is_refused_is_not(tmp_path, code, times):
+def test_rows_that_arrive_too_early_are_sent_again_and_refused_rows_are_not(tmp_path, code, times):
     made = federation(tmp_path, agents=3, rounds=4)
 
     async def scene():
@@ -315,13 +317,13 @@ def test_what_comes_too_early_is_sent_again_and_what_is_refused_is_not(tmp_path,
     assert owed == [] and refused == (code is not ReplyCode.LATER)
 
 
-def test_strangers_and_unknown_words_are_refused(tmp_path, caplog):
+def test_strangers_and_invalid_requests_are_refused(tmp_path, caplog):
     made = federation(tmp_path, agents=4, rounds=2)
 
     async def scene():
         agent, task = await alone(made, 0, Wire())
         replies = [
-            await agent.requests.handle("cleo", message(0, row(made))),  # no neighbour on the ring
+            await agent.requests.handle("cleo", message(0, row(made))),  # no neighbour in the ring
             await agent.requests.handle("mallory", message(0, row(made))),
             await agent.requests.handle(
                 "cleo", message(0, agent.peers.greeting("cleo").encode(), kind=MessageKind.HELLO)
@@ -352,7 +354,7 @@ def test_strangers_and_unknown_words_are_refused(tmp_path, caplog):
     assert not any(reply.ok for reply in replies) and seen == -1
 
 
-def test_an_old_copy_of_the_ledger_is_found_out_beside_the_key(tmp_path):
+def test_the_mark_beside_the_key_reveals_an_old_copy_of_the_ledger(tmp_path):
     made = federation(tmp_path, agents=3, rounds=40)
     with pytest.raises(BaseExceptionGroup) as raised:
         on_virtual_time(_rolled_back(made, tmp_path, whole=False))
@@ -360,8 +362,8 @@ def test_an_old_copy_of_the_ledger_is_found_out_beside_the_key(tmp_path):
     assert isinstance(error, TrustError) and "state folder is an old copy" in str(error)
 
 
-def test_an_agent_with_an_old_copy_of_its_ledger_is_found_out_by_its_neighbours(tmp_path):
-    """Where the mark beside its key is an old copy too."""
+def test_neighbours_reveal_an_old_copy_of_the_ledger(tmp_path):
+    """The mark beside its key is an old copy too."""
     made = federation(tmp_path, agents=3, rounds=40)
 
     # The restored copy knows of round 1; bob and cleo have seen later rounds of ada.
@@ -372,13 +374,13 @@ def test_an_agent_with_an_old_copy_of_its_ledger_is_found_out_by_its_neighbours(
     for number in (1, 2):
         ledger = Ledger(made.state(number), writable=False)
         assert ledger.last_received("ada") > 1 and ledger.quarantined("ada") is None, (
-            "the newest copy may come back"
+            "the newest copy may return"
         )
         ledger.close()
 
 
 async def _rolled_back(made, tmp_path, whole):
-    """ada runs to the middle, is put back to an early copy of her books, and meets her neighbours again."""
+    """ada runs to the middle, is put back to an early copy of her ledger, and meets her neighbours again."""
     wire = Wire(delay=0.1)
 
     async def others(number):
@@ -417,8 +419,8 @@ async def _rolled_back(made, tmp_path, whole):
                 task.cancel()
 
 
-def told(made, peers=("bob",), **changes):
-    """What ada makes of a greeting of each of `peers`: whether she can go on, and believes bob."""
+def greeted(made, peers=("bob",), **changes):
+    """How ada reacts to greetings of `peers`: her last reply, her own fault, and bob's quarantine."""
 
     async def scene():
         agent = made.agent(0, Wire().transport("ada"))
@@ -432,18 +434,18 @@ def told(made, peers=("bob",), **changes):
     return on_virtual_time(scene())
 
 
-def shown(made, round=2, digest="0" * 64, signer="ada"):
-    """What bob shows for a row of ada's, signed by whoever that is."""
+def proof_of_row(made, round=2, digest="0" * 64, signer="ada"):
+    """The part of bob's greeting that shows a row of ada, signed by `signer`."""
     private = made.private(made.names.index(signer))
     proof = RowSignatures("ada", made.setup.manifest, private.identity).sign("bob", round, digest)
     return {"seen": round, "seen_digest": digest, "seen_signature": proof.hex()}
 
 
-def test_a_neighbour_that_has_seen_more_than_this_agent_knows_of_and_shows_it_stops_it(tmp_path):
-    """Even where that neighbour itself would go on."""
+def test_a_neighbour_with_proof_of_a_later_row_stops_the_agent(tmp_path):
+    """This holds even if the neighbour itself would continue."""
     made = federation(tmp_path, agents=3, rounds=4)
-    assert told(made)[1:] == (None, None)
-    _, fault, _ = told(made, **shown(made))
+    assert greeted(made)[1:] == (None, None)
+    _, fault, _ = greeted(made, **proof_of_row(made))
     assert isinstance(fault, TrustError) and "old copy" in str(fault)
 
 
@@ -451,13 +453,13 @@ def test_a_neighbour_that_has_seen_more_than_this_agent_knows_of_and_shows_it_st
 def test_a_neighbour_that_only_claims_to_have_seen_more_is_a_liar(tmp_path, signature):
     made = federation(tmp_path, agents=3, rounds=4)
     claims = {
-        "none": {**shown(made), "seen_signature": ""},
-        "bob's own": shown(made, signer="bob"),
-        "of another row": {**shown(made), "seen": 3},
+        "none": {**proof_of_row(made), "seen_signature": ""},
+        "bob's own": proof_of_row(made, signer="bob"),
+        "of another row": {**proof_of_row(made), "seen": 3},
     }
-    reply, fault, standing = told(made, **claims[signature])
+    reply, fault, standing = greeted(made, **claims[signature])
     assert fault is None and standing.code is ReplyCode.NOT_A_GREETING and "cannot show it" in standing.words
-    assert reply.code is ReplyCode.QUARANTINED and reply.body, "what this agent has is said all the same"
+    assert reply.code is ReplyCode.QUARANTINED and reply.body, "the reply still states what this agent has"
 
 
 @pytest.mark.parametrize("key", ["federation", "plan", "start"])
@@ -466,9 +468,9 @@ def test_other_terms_are_refused_and_end_the_agent_that_stands_alone_with_its_ow
     same = made.agent(0, Wire().transport("ada"))
     terms = replace(same.peers.terms, **{key: "another"})
     same.ledger.close()
-    reply, fault, _ = told(made, terms=terms)
-    assert reply.code is ReplyCode.OTHER_TERMS and fault is None, "one neighbour ends nobody"
-    reply, fault, _ = told(made, peers=("bob", "cleo"), terms=terms)
+    reply, fault, _ = greeted(made, terms=terms)
+    assert reply.code is ReplyCode.OTHER_TERMS and fault is None, "one neighbour ends no agent"
+    reply, fault, _ = greeted(made, peers=("bob", "cleo"), terms=terms)
     assert not reply.ok and isinstance(fault, TrustError) and "others: bob, cleo." in str(fault)
 
 
@@ -493,7 +495,7 @@ def test_one_neighbour_with_other_terms_counts_when_nobody_else_is_heard(tmp_pat
     on_virtual_time(scene())
 
 
-def test_an_agent_that_hears_nobody_waits_and_spends_nothing(tmp_path):
+def test_an_agent_without_any_neighbour_waits_and_spends_nothing_more(tmp_path):
     made = federation(tmp_path, graph=topology.complete(3), rounds=8, tolerates_silence=True)
 
     async def scene():
@@ -510,8 +512,8 @@ def test_an_agent_that_hears_nobody_waits_and_spends_nothing(tmp_path):
     "changes, rules",
     [((), {"idle_timeout": 5.0}), (("data.feature_groups=9",), {}), (("data.features=scattering",), {})],
 )
-def test_another_manifest_is_refused_by_both(changes, rules, tmp_path, monkeypatch):
-    """Also one that differs in nothing but the features that agents compute of their records."""
+def test_two_agents_with_different_manifests_refuse_each_other(changes, rules, tmp_path, monkeypatch):
+    """This includes a manifest that differs only in the features that agents compute from their records."""
     monkeypatch.setenv("TOPDP_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("topdp.data.featured_shards.of_records", lambda records, *_: records)
     made = federation(tmp_path / "one", agents=2, graph=topology.complete(2), rounds=2)
@@ -528,7 +530,7 @@ def test_another_manifest_is_refused_by_both(changes, rules, tmp_path, monkeypat
     )
 
 
-def test_asked_to_stop_it_ends_cleanly_and_continues(tmp_path):
+def test_an_agent_that_is_asked_to_stop_ends_and_later_continues(tmp_path):
     made = federation(tmp_path, agents=3, rounds=6)
 
     async def scene():
@@ -549,7 +551,7 @@ def test_asked_to_stop_it_ends_cleanly_and_continues(tmp_path):
 
 
 def test_a_process_that_slept_holds_no_silence_against_others(tmp_path):
-    """SIGSTOP for longer than the idle timeout, or a clock that jumps: one tick, not death."""
+    """SIGSTOP for longer than the idle timeout, or a clock that jumps, counts as a single tick."""
     made = federation(tmp_path, agents=3, rounds=3, tolerates_silence=True, idle_timeout=4.0)
 
     async def scene():
@@ -589,7 +591,7 @@ def test_a_ledger_that_cannot_be_written_ends_the_agent_and_nothing_leaves(tmp_p
     assert [event for event in on_virtual_time(scene()) if event.kind == "row"] == []
 
 
-def test_unreachable_is_what_the_wire_says_of_the_dead():
+def test_requests_to_dead_agents_raise_unreachable():
     async def scene():
         with pytest.raises(Unreachable):
             await Wire().transport("ada").request("bob", message(0, b""))

@@ -1,4 +1,4 @@
-"""Rehearsals: what agents noted says what the simulator says, through crashes too; and what is refused."""
+"""Tests of rehearsals: recordings of agents score as the simulator does, even after crashes; errors."""
 
 import json
 import shutil
@@ -23,12 +23,12 @@ pytestmark = pytest.mark.usefixtures("quick")
 
 
 @pytest.fixture(autouse=True)
-def few_canaries_will_do(monkeypatch):
+def few_canaries_suffice(monkeypatch):
     monkeypatch.setattr("topdp.audit.canaries.MIN_CANARIES", 10)
 
 
 def rehearsed(folder, *changes, seeded=True, failpoints=None, options=None, **job):
-    """A federation that has rehearsed; its folder is as that of a demonstration."""
+    """A federation that has rehearsed; its folder looks like that of a demonstration."""
     made = federation(folder, *changes, **{"agents": 4, "rounds": 5, "guarantee": None, **job})
     planted = plant(made.setup, (1, 4, 4), made.shards.classes, AuditRequest())
     made.setup.manifest.write(folder / MANIFEST_FILE)
@@ -61,7 +61,7 @@ def simulated(made, asked):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("protocol", SETTINGS)
-def test_what_agents_noted_scores_as_in_the_simulator(tmp_path, protocol):
+def test_recordings_of_agents_score_as_the_simulator_does(tmp_path, protocol):
     made = rehearsed(tmp_path, *SETTINGS[protocol])
     noted, expected = of_recordings(tmp_path, AuditRequest()).execute(silent), simulated(made, AuditRequest())
     for kind in expected.kinds:
@@ -74,15 +74,15 @@ def test_what_agents_noted_scores_as_in_the_simulator(tmp_path, protocol):
 
 
 @pytest.mark.parametrize("batch", ["{cycle=10}", "{poisson=15}"])
-def test_canaries_stand_in_batches_as_in_the_simulator(tmp_path, batch):
+def test_canaries_are_in_the_same_batches_as_in_the_simulator(tmp_path, batch):
     made = rehearsed(tmp_path, "method.name=plain", f"data.batch={batch}")
     noted, expected = of_recordings(tmp_path, AuditRequest()).execute(silent), simulated(made, AuditRequest())
     for kind in expected.kinds:
         np.testing.assert_allclose(noted.kinds[kind].scores, expected.kinds[kind].scores, atol=2e-3)
 
 
-def test_notes_are_of_what_was_sent_though_agents_crash(tmp_path):
-    """Noise that nobody can repeat: a round that was computed twice has one note, of the row that left."""
+def test_recordings_contain_the_sent_rows_even_after_crashes(tmp_path):
+    """With unseeded noise: a round that was computed twice has one recording, of the row that was sent."""
     crashes = {1: ["before_ledger:2", "after_ledger:1"], 2: ["in_ledger:3"]}
     made = rehearsed(tmp_path, seeded=False, failpoints=crashes)
     notes = [AgentRecording(tmp_path / name / "state" / RECORDING_FOLDER) for name in made.names]
@@ -94,8 +94,8 @@ def test_notes_are_of_what_was_sent_though_agents_crash(tmp_path):
     of_recordings(tmp_path, AuditRequest()).execute(silent)
 
 
-def test_what_the_observer_received_is_what_counts(tmp_path):
-    """The sender's own note of a row may be anything: the observer did not see it."""
+def test_scores_use_the_rows_that_the_observer_received(tmp_path):
+    """The sender's own recording of a row does not matter: the observer did not see it."""
     federated = rehearsed(tmp_path)
     owner = int(RehearsalCanaries.load(tmp_path / CANARIES_FILE).canaries.owner)
     asked = AuditRequest(observer=str((owner + 1) % 4), sees="received")
@@ -107,7 +107,7 @@ def test_what_the_observer_received_is_what_counts(tmp_path):
     np.testing.assert_array_equal(before.kinds["aimed"].scores, after.kinds["aimed"].scores)
 
 
-def test_what_cannot_be_judged_is_said(tmp_path):
+def test_unsuitable_requests_and_missing_recordings_are_refused(tmp_path):
     made = rehearsed(tmp_path)
     owner = int(RehearsalCanaries.load(tmp_path / CANARIES_FILE).canaries.owner)
     for asked in (AuditRequest(seed=1), AuditRequest(canaries=20), AuditRequest(owner=(owner + 1) % 4)):
@@ -125,7 +125,7 @@ def test_what_cannot_be_judged_is_said(tmp_path):
         of_recordings(tmp_path, AuditRequest())
 
 
-def test_an_agent_whose_budget_ends_is_no_rehearsal(tmp_path):
+def test_a_rehearsal_in_which_a_budget_ended_is_refused(tmp_path):
     made = rehearsed(tmp_path, options={2: {"epsilon": 1.0}})
     assert made.results()[2]["stopped_at"] is not None
     with pytest.raises(AuditError, match="the budget of agent 2 was used up before round"):
@@ -140,7 +140,7 @@ def test_canaries_of_another_plan_are_refused(tmp_path):
         second.context(0, rehearsal=Rehearsal(planted, AgentRecording(tmp_path / RECORDING_FOLDER)))
 
 
-def test_without_a_rehearsal_nothing_is_noted(tmp_path):
+def test_without_a_rehearsal_nothing_is_recorded(tmp_path):
     made = federation(tmp_path, agents=3, rounds=2)
     on_virtual_time(live(made))
     assert not list(tmp_path.rglob(RECORDING_FOLDER)) and json.dumps(made.results())

@@ -1,4 +1,4 @@
-"""What releases add up to along the rounds: what the account says, and each is added once."""
+"""Tests of the tally of releases: it agrees with the account, and adds each release once."""
 
 import math
 from fractions import Fraction
@@ -18,7 +18,7 @@ NUMBERS = st.lists(st.floats(0, 1e6, allow_subnormal=False), min_size=1, max_siz
 
 
 @given(NUMBERS, st.integers(1, 7), st.integers(0, 4))
-def test_a_tally_is_the_sum_of_the_largest_class_and_never_below(values, period, reserved):
+def test_a_tally_is_the_sum_of_the_largest_class_and_never_less(values, period, reserved):
     tally = ReleaseTally(period)
     for round, value in enumerate(values[:-1]):
         tally.add(round, value)
@@ -32,7 +32,7 @@ def test_a_tally_is_the_sum_of_the_largest_class_and_never_below(values, period,
     assert found == pytest.approx(every_round(padded, period), rel=1e-13)
 
 
-def test_a_release_without_noise_is_worth_no_number():
+def test_a_release_without_noise_has_an_infinite_mu():
     tally = ReleaseTally()
     tally.add(0, 1.0)
     assert tally.mu((1, math.inf)) == math.inf
@@ -40,7 +40,7 @@ def test_a_release_without_noise_is_worth_no_number():
     assert tally.mu() == math.inf
     tally = ReleaseTally()
     tally.add(0, 1.5e308)
-    assert tally.mu((1, 1.5e308)) == math.inf  # more than float64 holds
+    assert tally.mu((1, 1.5e308)) == math.inf  # more than float64 can represent
 
 
 @pytest.mark.parametrize("shares", [False, True])
@@ -58,11 +58,11 @@ def test_a_meter_adds_every_release_once(tmp_path, monkeypatch, shares):
         )
         history.append((round, cost.information))
     assert len(added) == 12 * (2 if shares else 1)
-    again = list(history)  # the books of another start
+    again = list(history)  # as a restart reads it from the ledger
     assert meter.worst_case(again) == meter.worst_case(history)
 
 
-def test_a_release_without_noise_stays_one_over_a_restart(tmp_path):
+def test_a_release_without_noise_stays_infinite_after_a_restart(tmp_path):
     made = federation(tmp_path, agents=3, rounds=2)
     ledger = Ledger(made.state(0), made.setup.manifest.hash, "ada")
     ledger.release(0, ReleaseCost(0.1, None, None), {"bob": b"row"}, b"state")

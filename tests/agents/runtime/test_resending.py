@@ -1,4 +1,4 @@
-"""Rows that a neighbour acknowledged and lost come again, as the same bytes, and not without end."""
+"""Tests of rows that a neighbour acknowledged and then lost: sent again unchanged, but not without end."""
 
 import asyncio
 import shutil
@@ -20,16 +20,16 @@ async def until(holds):
         await asyncio.sleep(0.01)
 
 
-def test_who_is_put_back_gets_again_what_it_had_acknowledged(tmp_path):
-    """Bob has all of his own rounds, and lacks ada's row of round 2: without it everybody would wait."""
+def test_a_neighbour_with_an_old_copy_gets_acknowledged_rows_again(tmp_path):
+    """Bob has all his own rounds but lacks ada's row of round 2; without it all agents would wait."""
     made = federation(tmp_path, graph=topology.complete(3), rounds=5)
-    held = {"ada", "cleo"}
+    withheld = {"ada", "cleo"}
 
     async def scene():
         wire = Wire(delay=0.01)
         wire.lose = lambda sender, to, sent: (
             "request"
-            if to == "bob" and sender in held and sent.kind is MessageKind.ROW and sent.round >= 2
+            if to == "bob" and sender in withheld and sent.kind is MessageKind.ROW and sent.round >= 2
             else None
         )
         agents = [made.agent(number, wire.transport(made.names[number])) for number in range(3)]
@@ -38,7 +38,7 @@ def test_who_is_put_back_gets_again_what_it_had_acknowledged(tmp_path):
         await until(lambda: bob.ledger.round == 2)
         bob.ledger.database.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         shutil.copytree(made.state(1), tmp_path / "copy")
-        held.discard("ada")
+        withheld.discard("ada")
         await until(lambda: bob.ledger.last_received("ada") == 2 and ada.ledger.round == 3)
         del wire.handlers["bob"]
         abandon(bob)
@@ -46,7 +46,7 @@ def test_who_is_put_back_gets_again_what_it_had_acknowledged(tmp_path):
         await asyncio.gather(tasks[1], return_exceptions=True)
         shutil.rmtree(made.state(1))
         shutil.copytree(tmp_path / "copy", made.state(1))
-        held.clear()
+        withheld.clear()
         tasks[1] = asyncio.create_task(made.agent(1, wire.transport("bob")).run())
         return wire, await asyncio.gather(*tasks)
 
@@ -60,7 +60,7 @@ def test_who_is_put_back_gets_again_what_it_had_acknowledged(tmp_path):
     assert faults(run) == []
 
 
-def test_who_asks_for_rows_without_end_gets_them_a_few_times(tmp_path):
+def test_a_neighbour_that_requests_rows_without_end_gets_them_a_few_times(tmp_path):
     made = federation(tmp_path, agents=3, rounds=4)
 
     async def scene():
@@ -85,8 +85,8 @@ def test_who_asks_for_rows_without_end_gets_them_a_few_times(tmp_path):
     assert len(bodies) == 1 + MAX_RESENDS_PER_ROUND and len(set(bodies)) == 1
 
 
-def test_a_greeting_that_nobody_asked_for_settles_no_doubt(tmp_path):
-    """It may have been made before the last row of an earlier process arrived, and says nothing of that."""
+def test_an_unrequested_greeting_does_not_show_what_the_neighbour_has(tmp_path):
+    """It may be older than the last row of an earlier process, and says nothing about that row."""
     made = federation(tmp_path, agents=3, rounds=4)
 
     async def scene():

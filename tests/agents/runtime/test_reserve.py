@@ -1,4 +1,4 @@
-"""Somebody drops out or lies while others count on its noise: budgets hold, and the rest goes on."""
+"""Tests of the reserve: agents drop out or lie while others rely on their noise, and budgets still hold."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ GRAPH = topology.from_edges([(0, 1), (1, 2), (2, 3), (3, 4), (4, 5), (5, 0), (0,
 
 
 class Lying(Wire):
-    """Rows of `liars` are nothing from `first` on; to `only`, if that is given."""
+    """The rows of `liars` are invalid from `first` on, except those to `only`."""
 
     def __init__(self, liars, first=5, only=None):
         super().__init__()
@@ -56,7 +56,7 @@ def of(run, names):
 
 
 @pytest.mark.parametrize("departures", [0, 1])
-def test_one_that_lies_ends_nobodys_budget_where_there_is_a_reserve(tmp_path, departures):
+def test_with_a_reserve_one_liar_ends_no_budget(tmp_path, departures):
     made = ring(tmp_path, departures)
     run = on_virtual_time(live(made, wire=Lying({"cleo"})))
     others = of(run, [name for name in made.names if name != "cleo"])
@@ -68,7 +68,7 @@ def test_one_that_lies_ends_nobodys_budget_where_there_is_a_reserve(tmp_path, de
         gone = {name: set(one.result["departures"]) for name, one in others.items()}
         assert gone == {"ada": set(), "bob": {"cleo"}, "dan": {"cleo"}, "eve": set(), "fay": set()}
     else:
-        assert {one.code for one in others.values()} == {0, 3} and any(passed)  # what the reserve is for
+        assert {one.code for one in others.values()} == {0, 3} and any(passed)  # the reserve prevents this
     for name in others:
         ledger = Ledger(made.state(made.names.index(name)), writable=False)
         assert verify(ledger) == made.setup.plan.releases
@@ -76,12 +76,12 @@ def test_one_that_lies_ends_nobodys_budget_where_there_is_a_reserve(tmp_path, de
 
 
 @pytest.mark.parametrize("first", [1, 5, 9])
-def test_books_hold_for_what_really_happened_against_who_lied_and_one_more(tmp_path, first):
-    """An oracle from the rows that were sent: nothing of it is read from accounts."""
+def test_ledgers_bound_the_true_loss_against_a_liar_and_one_more_colluder(tmp_path, first):
+    """The oracle uses the sent rows, and reads nothing from accounts."""
     made = symbolic(ring(tmp_path, 1, rounds=10))
     run = made.lived(wire=Lying({"cleo"}, first))
     assert [fault for fault in faults(run) if not fault.startswith("cleo sent")] == []
-    made.sent = {key: body for key, body in made.sent.items() if key[0] != "cleo"}  # who pools what it read
+    made.sent = {key: body for key, body in made.sent.items() if key[0] != "cleo"}  # cleo is a colluder
     exposure = analysis_of(made.setup.manifest.config, made.setup.counts).exposure()
     liar = made.names.index("cleo")
     for owner in set(range(6)) - {liar}:
@@ -91,8 +91,8 @@ def test_books_hold_for_what_really_happened_against_who_lied_and_one_more(tmp_p
             assert epsilon_of(np.array([mu]), 1e-5)[0] <= books * (1 + 1e-9)
 
 
-def test_two_that_lie_are_more_than_a_reserve_of_one_holds(tmp_path):
-    """bob hears both: charged by worst case, and said so. Who hears of one only goes on."""
+def test_two_liars_exceed_a_reserve_of_one(tmp_path):
+    """bob is a neighbour of both, so he charges by worst case and says so; a neighbour of one continues."""
     made = ring(tmp_path, 1)
     run = on_virtual_time(live(made, wire=Lying({"cleo", "ada"})))
     bob, eve = of(run, ["bob", "eve"]).values()
@@ -100,7 +100,7 @@ def test_two_that_lie_are_more_than_a_reserve_of_one_holds(tmp_path):
     assert eve.code == 0 and eve.result["spent"]["charged_by"] == "adaptive"
 
 
-def test_who_is_gone_twice_counts_once_and_stays_counted_after_a_restart(tmp_path):
+def test_a_departure_counts_once_and_stays_counted_after_a_restart(tmp_path):
     made = ring(tmp_path, 1)
     lying = Lying({"cleo"})
     run = on_virtual_time(live(made, wire=lying, failpoints={1: ["after_ledger:8"]}, restart_after=5.0))
@@ -108,14 +108,14 @@ def test_who_is_gone_twice_counts_once_and_stays_counted_after_a_restart(tmp_pat
     assert run.starts[1] == 2 and bob.code == 0 and list(bob.result["departures"]) == ["cleo"]
 
 
-def test_where_all_others_count_as_colluders_anybody_may_be_gone(tmp_path):
+def test_if_all_others_count_as_colluders_any_of_them_may_leave(tmp_path):
     made = ring(tmp_path, 4)
     assert (made.setup.coalition, made.setup.reserve) == (5, 6)
     run = on_virtual_time(live(made, wire=Lying({"cleo", "ada", "dan"})))
     assert {one.code for one in of(run, ["bob", "eve", "fay"]).values()} == {0}
 
 
-def test_without_departures_nothing_differs_from_the_simulator(tmp_path):
+def test_without_departures_the_estimates_agree_with_the_simulator(tmp_path):
     made = ring(tmp_path, 1)
     run = on_virtual_time(live(made))
     assert {one.code for one in run.outcomes.values()} == {0}
@@ -123,24 +123,24 @@ def test_without_departures_nothing_differs_from_the_simulator(tmp_path):
     torch.testing.assert_close(made.estimates(), made.simulated(), rtol=1e-5, atol=1e-6, check_dtype=False)
 
 
-def test_the_reserve_is_calibrated_for_and_said():
-    def said(*changes, **rules):
+def test_the_reserve_is_calibrated_for_and_reported():
+    def build(*changes, **rules):
         wanted = config.read(changes=["topology.agents=6", "rounds=10", "method.alpha=0.125", *changes])
         made = federations.build_manifest(CARDS, GRAPH, (100,) * 6, wanted, Rules(**rules))
         return made[0].config.privacy.sigma, made[1], " ".join(made[2])
 
-    none, account, words = said(departures=0)
+    none, account, words = build(departures=0)
     assert "There is no reserve" in words and "worst case" in words
-    one, reserved, words = said(departures=1)
+    one, reserved, words = build(departures=1)
     ratio = one[0] / none[0]
     assert ratio > 1.05 and f"{ratio:.3g} times as large" in words
     assert reserved.answer("adaptive").epsilon.max() == pytest.approx(
         account.answer("adaptive").epsilon.max()
     )
-    assert "adaptive keeps a reserve" in said("privacy.guarantee=view")[2]
+    assert "adaptive keeps a reserve" in build("privacy.guarantee=view")[2]
 
 
-def test_one_is_kept_where_that_is_worth_something():
+def test_the_default_reserve_is_one_where_it_has_an_effect():
     def chosen(*changes, agents=6, **rules):
         wanted = config.read(changes=["topology.agents=6", *changes])
         return federations.default_departures(wanted, agents, Rules(**rules))
@@ -151,7 +151,7 @@ def test_one_is_kept_where_that_is_worth_something():
     assert chosen(dead_neighbour="go-on") == 0
 
 
-def test_a_reserve_that_would_do_nothing_is_refused(tmp_path):
+def test_a_reserve_without_effect_is_refused(tmp_path):
     from topdp.agents.agreement import identity
 
     for k in range(2):

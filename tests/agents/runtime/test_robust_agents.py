@@ -1,4 +1,4 @@
-"""Agents mix by the rule of their plan, as the simulator does; far rows are told, and left out."""
+"""Tests of robust rules of agents: they mix as the simulator does, and far rows are reported and left out."""
 
 import logging
 
@@ -32,7 +32,7 @@ def close(made, dtype=torch.float32):
 
 @pytest.mark.parametrize("name", CASES)
 def test_agents_mix_robustly_as_the_simulator_does(tmp_path, name):
-    # Adam divides by small numbers what float32 loses: there everything is in float64.
+    # Adam divides by small numbers, which enlarges the rounding of float32, so this case uses float64.
     dtype = "float64" if "train.optimiser=adam" in CASES[name] else "float32"
     made = federation(tmp_path, *CASES[name], graph=GRAPH, rounds=5, guarantee="adaptive", dtype=dtype)
     assert made.setup.plan.robust is not None
@@ -43,7 +43,7 @@ def test_agents_mix_robustly_as_the_simulator_does(tmp_path, name):
     assert all(result["spent"]["epsilon"] <= 50 * (1 + 1e-6) for result in made.results())
 
 
-def test_agents_that_share_draws_mix_robustly_too(tmp_path):
+def test_agents_with_pair_noise_mix_robustly_as_the_simulator_does(tmp_path):
     made = sharing(tmp_path, "robust.rule=trimmed", graph=GRAPH, gossip=1, rounds=3)
     on_virtual_time(live(made))
     close(made)
@@ -54,7 +54,7 @@ def far(watch, *distances, round=0):
     return watch.find_far(round, torch.zeros(4), rows)
 
 
-def test_far_rows_are_told_once_counted_and_left_out_by_the_rule(caplog):
+def test_far_rows_are_counted_logged_once_and_left_out_by_the_rule(caplog):
     caplog.set_level(logging.WARNING)
     watch = RowMonitor(RefusalLog("ant"), largest_drift=8.0)
     assert far(watch, 1.0, 1.2, 0.8, 6.0) == [] and watch.drifts["peer3"] == pytest.approx(6 / 1.1)
@@ -63,7 +63,7 @@ def test_far_rows_are_told_once_counted_and_left_out_by_the_rule(caplog):
     assert [record.event for record in caplog.records] == ["drift"]
 
 
-def test_a_jump_is_told_where_there_is_nobody_to_compare_with(caplog):
+def test_a_jump_is_logged_if_there_are_no_other_rows_to_compare_with(caplog):
     caplog.set_level(logging.WARNING)
     watch = RowMonitor(RefusalLog("ant"))
     for round in range(5):
@@ -73,8 +73,8 @@ def test_a_jump_is_told_where_there_is_nobody_to_compare_with(caplog):
 
 
 @pytest.mark.parametrize("limited", [False, True])
-def test_a_hostile_agent_is_told_of_and_left_out_where_drifts_are_limited(tmp_path, monkeypatch, limited):
-    """It follows the protocol, but for what its rows hold: large, and within the rule on norms."""
+def test_a_hostile_agent_is_reported_and_left_out_if_drifts_are_limited(tmp_path, monkeypatch, limited):
+    """It follows the protocol, but its rows are large, within the limit of norms."""
     made = federation(
         tmp_path, *DSGD, graph=topology.complete(5), rounds=6, largest_drift=6.0 if limited else 0.0
     )
@@ -88,13 +88,13 @@ def test_a_hostile_agent_is_told_of_and_left_out_where_drifts_are_limited(tmp_pa
             bodies = dict.fromkeys(bodies, encode(row))
         release(self, round, kind, cost, bodies, *others, **more)
 
-    told = []
+    reports = []
     monkeypatch.setattr(planned_loop.PlannedLoop, "_release", forged)
     monkeypatch.setattr(
-        RefusalLog, "report", lambda self, peer, kind, words, *more: told.append((self.name, peer, kind))
+        RefusalLog, "report", lambda self, peer, kind, words, *more: reports.append((self.name, peer, kind))
     )
     on_virtual_time(live(made))
-    assert {(peer, kind) for name, peer, kind in told if name != hostile} == {(hostile, "drift")}
+    assert {(peer, kind) for name, peer, kind in reports if name != hostile} == {(hostile, "drift")}
     norms = made.estimates()[honest].norm(dim=1)
     departed = {made.results()[agent]["departed"] is not None for agent in honest}
     if limited:
@@ -103,7 +103,7 @@ def test_a_hostile_agent_is_told_of_and_left_out_where_drifts_are_limited(tmp_pa
         assert (norms > 200).all() and departed == {False}
 
 
-def test_no_manifest_has_an_attack_or_rounded_rows_and_live_pairs_do_not_mix_robustly(tmp_path):
+def test_attacks_rounded_rows_and_robust_live_pairing_are_refused(tmp_path):
     with pytest.raises(InputError, match="real agents"):
         federation(tmp_path, *DSGD, "attack.name=sign-flip")
     with pytest.raises(InputError, match="real agents"):

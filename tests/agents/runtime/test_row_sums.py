@@ -1,4 +1,4 @@
-"""Digits: nothing that depends on data is rounded before it has its noise, and no draw shows its own."""
+"""Tests of rounding: no value that depends on data is rounded before noise is added, and draws stay exact."""
 
 import math
 
@@ -15,11 +15,11 @@ from topdp.agents.runtime.agent_rows import add_noise, grid_of, make_rows, mix_r
 from topdp.errors import InputError
 
 pytestmark = pytest.mark.usefixtures("quick")
-HUGE = 524288.1  # in float32 a unit in the last place is 0.06
+HUGE = 524288.1  # one unit in the last place of float32 is 0.06 here
 
 
 class Cancelling(AgentDraws):
-    """Noise that takes away all but the step: what is left shows how it was added up."""
+    """Noise that subtracts all but the step, so that the rest shows how the row was added up."""
 
     seeded = False
 
@@ -37,7 +37,7 @@ def far(like, number=HUGE):
     return torch.full_like(like, number)
 
 
-def test_a_step_far_below_a_unit_of_the_row_enters_whole(tmp_path):
+def test_a_step_below_the_float32_unit_of_the_row_enters_unrounded(tmp_path):
     made = federation(tmp_path, "method.name=plain", agents=3, rounds=2)
     kit = made.context(0)
     own, received = {0: kit.start}, {1: far(kit.start), 2: far(kit.start, -HUGE / 3)}
@@ -50,7 +50,7 @@ def test_a_step_far_below_a_unit_of_the_row_enters_whole(tmp_path):
     torch.testing.assert_close(row.double(), step, rtol=2.0**-23, atol=grid / 2 + 1e-9)
 
 
-def test_a_step_enters_whole_in_meetings_too(tmp_path):
+def test_a_step_enters_unrounded_with_live_pairing(tmp_path):
     made = federation(tmp_path, "method.name=plain", "method.mode=async", agents=3, rounds=2)
     mine = made.context(0)
     agent = Agent(
@@ -70,8 +70,8 @@ def test_a_step_enters_whole_in_meetings_too(tmp_path):
     abandon(agent)
 
 
-def test_numbers_of_a_row_with_noise_are_multiples_of_a_public_step():
-    """Where mix and draw cancel, float32 would show all digits of float64 that are left."""
+def test_rows_with_noise_are_multiples_of_the_grid_step():
+    """Where mix and draw cancel, float32 would show all remaining digits of float64."""
     row = torch.full((5,), 1 / 3, dtype=torch.float64)
     found = add_noise(
         row, lambda noise: noise.add_(-1 / 3 + 1e-9 * torch.arange(5)), [0.3, -0.1], torch.float32
@@ -84,20 +84,20 @@ def test_numbers_of_a_row_with_noise_are_multiples_of_a_public_step():
     assert add_noise(row.clone(), lambda noise: None, [], torch.float64).equal(row)  # no noise, no grid
 
 
-def test_draws_are_those_of_exact_arithmetic_far_below_the_step():
-    """What docs/privacy.md says of Box and Muller in float64: off by less than 2⁻⁴⁸ of a deviation."""
+def test_draws_agree_with_exact_arithmetic_far_below_the_grid_step():
+    """The statement of docs/privacy.md on Box-Muller in float64: an error below 2⁻⁴⁸ of a deviation."""
     key, count = bytes(range(32)), 2**14
     bits = random_words(count, key)
     u = ((bits[: count // 2] >> np.uint64(1)).astype(np.longdouble) + 1) / np.longdouble(2) ** 63
     turn = bits[count // 2 :].view(np.int64).astype(np.longdouble) / np.longdouble(2) ** 63
     pi = np.longdouble("3.14159265358979323846264338327950288")
     exact = np.sqrt(-2 * np.log(u)) * np.stack([np.cos(pi * turn), np.sin(pi * turn)])
-    ordinary = u < 1 - 2.0**-12  # nearer to 1 the digits of u are fewer; one in 4,000
+    ordinary = u < 1 - 2.0**-12  # nearer to 1, u has fewer digits; this concerns one in 4,000
     off = np.abs(_normals(count, key).numpy().reshape(2, -1) - exact)[:, ordinary].max()
     assert np.finfo(np.longdouble).eps < 2e-19 and off < 2.0**-48
 
 
-def test_a_run_whose_records_drown_in_rounding_is_refused_at_the_start(tmp_path):
+def test_a_run_in_which_rounding_exceeds_the_effect_of_records_is_refused_at_the_start(tmp_path):
     tiny = federation(tmp_path / "tiny", "method.name=plain", "privacy.clip=1e-9", agents=3, rounds=2)
     with pytest.raises(InputError, match=r"rounding of .* Use a norm below .* a larger clip"):
         tiny.context(0)

@@ -1,4 +1,4 @@
-"""What a start was told stays on the books: restarts can be stricter, and hide nothing."""
+"""Tests that the ledger keeps the options of a start: a restart can be stricter, and can hide nothing."""
 
 import json
 import shutil
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("quick")
 
 
 class Starts(dict):
-    """Options of agent 0, one start after the other; the others are always seeded."""
+    """The options of agent 0, one start after the other; the others are always seeded."""
 
     def __init__(self, *each):
         super().__init__({0: {}})
@@ -37,7 +37,7 @@ def restarted(tmp_path, *starts):
         raise group.exceptions[0] from None
 
 
-def test_seeded_noise_is_said_for_ever(tmp_path):
+def test_seeded_noise_is_reported_after_every_restart(tmp_path):
     made, run = restarted(tmp_path, {"seeded": True}, {"seeded": False})
     assert faults(run) == [] and run.starts[0] == 2
     result = run.outcomes[0].result
@@ -45,12 +45,12 @@ def test_seeded_noise_is_said_for_ever(tmp_path):
     assert json.loads((made.state(0) / RESULT_FILE).read_text())["seeded"]
 
 
-def test_books_of_real_noise_are_not_gone_on_with_seeded(tmp_path):
+def test_a_ledger_with_unseeded_noise_refuses_a_seeded_restart(tmp_path):
     with pytest.raises(LedgerError, match="--seeded: expected no such option"):
         restarted(tmp_path, {"seeded": False}, {"seeded": True})
 
 
-def test_a_budget_of_its_own_outlives_a_restart_and_only_shrinks(tmp_path):
+def test_an_own_budget_survives_a_restart_and_can_only_shrink(tmp_path):
     _, run = restarted(tmp_path / "kept", {"epsilon": 4.0}, {})
     result = run.outcomes[0].result
     assert result["budget"] == 4.0 and result["spent"]["epsilon"] <= 4.0 * (1 + 1e-9)
@@ -60,7 +60,7 @@ def test_a_budget_of_its_own_outlives_a_restart_and_only_shrinks(tmp_path):
         restarted(tmp_path / "larger", {"epsilon": 4.0}, {"epsilon": 5.0})
 
 
-def test_more_than_the_manifest_grants_is_refused(tmp_path):
+def test_a_budget_above_that_of_the_manifest_is_refused(tmp_path):
     made = federation(tmp_path, "privacy.epsilon=9.0", agents=3, rounds=6)
     with pytest.raises(
         ConfigError, match=r"expected at most 9, the budget that the manifest grants .* got 99"
@@ -69,7 +69,7 @@ def test_more_than_the_manifest_grants_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("key", start_choices.TEST_OPTIONS)
-def test_a_choice_before_the_first_release_is_kept_and_one_after_it_refused(tmp_path, key):
+def test_an_option_before_the_first_release_is_recorded_and_one_after_it_refused(tmp_path, key):
     ledger = Ledger(tmp_path, "federation", "ada")
     flags = {"seeded": key == "seeded", "rehearsal": key == "rehearsal"}
     plain = {"seeded": False, "rehearsal": False}
@@ -95,7 +95,7 @@ def test_a_choice_before_the_first_release_is_kept_and_one_after_it_refused(tmp_
 
 
 def to_format_4(folder):
-    """The same books as topdp wrote them before: entries bind no logs, every sent row is in the outbox."""
+    """Writes the ledger in format 4: entries without digests of logs, and an outbox with every sent row."""
     db = sqlite3.connect(folder / LEDGER_FILE)
     meta = dict(db.execute("SELECT key, value FROM meta"))
     head = genesis_hash(meta)
@@ -120,8 +120,8 @@ def to_format_4(folder):
     db.close()
 
 
-def test_a_run_is_gone_on_with_from_books_of_format_4(tmp_path):
-    """Killed in the middle, the books made old, started again: as if nothing had been, bit by bit."""
+def test_a_run_continues_from_a_ledger_of_format_4(tmp_path):
+    """Killed in the middle, migrated back and restarted, the run agrees bit by bit with an unbroken one."""
     unbroken = federation(tmp_path / "unbroken", "privacy.epsilon=9.0", agents=3, rounds=6)
     on_virtual_time(live(unbroken))
     made = federation(tmp_path / "old", "privacy.epsilon=9.0", agents=3, rounds=6)
@@ -134,7 +134,7 @@ def test_a_run_is_gone_on_with_from_books_of_format_4(tmp_path):
                 self.starts += 1
                 if self.starts == 2:
                     to_format_4(made.state(0))
-                    shutil.rmtree(made.private(0).folder / "runs")  # agents of that time made no mark
+                    shutil.rmtree(made.private(0).folder / "runs")  # agents of that version made no mark
             return {}
 
     run = on_virtual_time(live(made, failpoints={0: "after_ledger:4"}, options=Older({0: {}})))

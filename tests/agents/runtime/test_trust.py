@@ -1,4 +1,4 @@
-"""What an agent believes of its neighbours: old copies, made-up rounds, and words outside their range."""
+"""Tests of what an agent believes of its neighbours: old copies, invented rounds, and values out of range."""
 
 import asyncio
 import itertools
@@ -30,7 +30,7 @@ def entries(made, number):
 
 
 async def put_back_by_one_round(made, wire, copy, whole):
-    """ada's round 3 reaches bob alone; she is put back to round 2 and started while bob is out of reach."""
+    """ada's round 3 reaches only bob; she is put back to round 2 and started while bob is unreachable."""
     lost = lambda sender, to, sent: sent.kind is MessageKind.ROW and (sender, to) == ("ada", "cleo")  # noqa: E731
     wire.lose = lambda *facts: "request" if lost(*facts) and facts[2].round >= 3 else None
     others = [made.agent(number, wire.transport(made.names[number])) for number in (1, 2)]
@@ -75,7 +75,7 @@ def test_a_state_folder_put_back_by_one_round_is_refused_before_anything_is_made
 def test_a_machine_put_back_by_one_round_makes_no_second_draw_while_who_has_the_first_is_away(
     tmp_path, tolerates_silence, caplog
 ):
-    """Under the rule to go on, rows carry noise alone; either way the first draw ends the agent at last."""
+    """Under `go-on` her rows contain only noise. In both cases the first draw finally ends the agent."""
     made = federation(
         tmp_path,
         graph=topology.complete(3),
@@ -108,7 +108,7 @@ def test_a_machine_put_back_by_one_round_makes_no_second_draw_while_who_has_the_
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cut", [True, False])
-def test_after_a_start_data_enter_again_once_all_are_heard(tmp_path, cut):
+def test_after_a_restart_data_enter_again_once_all_neighbours_are_heard(tmp_path, cut):
     made = federation(
         tmp_path, graph=topology.complete(3), rounds=200, tolerates_silence=True, idle_timeout=2.0
     )
@@ -145,7 +145,7 @@ def test_who_made_a_round_twice_is_found_by_the_digest_though_the_rounds_are_equ
         twice = newcomer(agent, "bob", sent=0, sent_digest="1" * 64)
         reply = await agent.requests.handle("bob", message(0, twice, MessageKind.HELLO))
         standing = agent.ledger.quarantined("bob")
-        # The other way round: cleo has another row of ada's round 0, with ada's signature.
+        # In reverse: cleo has another row of ada's round 0, with ada's signature.
         proof = RowSignatures("ada", made.setup.manifest, made.private(0).identity).sign("cleo", 0, "2" * 64)
         seen = {"seen": 0, "seen_digest": "2" * 64, "seen_signature": proof.hex()}
         await agent.requests.handle("cleo", message(0, newcomer(agent, "cleo", **seen), MessageKind.HELLO))
@@ -158,7 +158,7 @@ def test_who_made_a_round_twice_is_found_by_the_digest_though_the_rounds_are_equ
 
 
 @pytest.mark.parametrize("asked", [False, True])
-def test_a_greeting_that_was_overtaken_is_asked_for_again_before_it_is_held_against_anybody(tmp_path, asked):
+def test_an_outdated_greeting_is_requested_again_before_a_neighbour_is_quarantined(tmp_path, asked):
     made = federation(tmp_path, agents=3, rounds=4)
 
     async def scene():
@@ -185,7 +185,7 @@ def test_a_greeting_that_was_overtaken_is_asked_for_again_before_it_is_held_agai
 @pytest.mark.parametrize("neighbours", [1, 2])
 @pytest.mark.parametrize("how", ["word", "row"])
 def test_rounds_that_nobody_showed_are_not_skipped(tmp_path, neighbours, how):
-    """bob says, or shows by a row, that he is at the end; cleo, where she is there, is where ada is."""
+    """bob claims, or shows by a row, that he is at the end; cleo, if present, is where ada is."""
     made = federation(tmp_path, graph=topology.complete(neighbours + 1), rounds=12, tolerates_silence=True)
     last = made.setup.plan.releases - 1
 
@@ -204,7 +204,7 @@ def test_rounds_that_nobody_showed_are_not_skipped(tmp_path, neighbours, how):
 
     round, outcome = on_virtual_time(scene())
     counts = {key: outcome.result[key] for key in ("releases", "made", "skipped")}
-    if how == "row" and neighbours == 1:  # with nobody else to ask: bounded by the plan, and told
+    if how == "row" and neighbours == 1:  # no other neighbour: bounded by the plan, and reported
         assert round == last - 1 and counts == {"releases": last, "made": 1, "skipped": last - 1}
     elif (
         neighbours == 1
@@ -236,7 +236,7 @@ def statement(made):
 
 
 def words_of(made, agent):
-    """One good message of each kind: its kind, its round, and its body as a tree."""
+    """One valid message of each kind: its kind, its round, and its body as a tree."""
     greeting = json.loads(newcomer(agent, "bob"))
     yield MessageKind.HELLO, 0, greeting
     yield MessageKind.NEWS, 1, [statement(made)]
@@ -246,7 +246,7 @@ def words_of(made, agent):
 
 
 def packed(kind, tree, body):
-    """As it goes over the wire; a row in a meeting has a head."""
+    """The message as sent; a row in an exchange has a header."""
     if kind is MessageKind.COMMIT:
         head = json.dumps(tree).encode()[:60000]
         return len(head).to_bytes(2, "big") + head + body
@@ -260,18 +260,18 @@ def places(tree, path=()):
             yield from places(tree[key], (*path, key))
 
 
-def with_one_changed(tree, path, value):
+def replace_at(tree, path, value):
     if not path:
         return value
     copy = dict(tree) if isinstance(tree, dict) else list(tree)
-    copy[path[0]] = with_one_changed(tree[path[0]], path[1:], value)
+    copy[path[0]] = replace_at(tree[path[0]], path[1:], value)
     return copy
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("live_pairing", [False, True])
 def test_no_field_of_no_message_ends_an_agent(tmp_path, live_pairing, caplog):
-    """Valid messages with one field replaced, asked and answered; seen to fail where a range is missing."""
+    """Valid messages with one field replaced, as requests and replies; detects missing checks of ranges."""
     method = ("method.mode=async",) if live_pairing else ("method.name=correlated", "method.secrets=all")
     guarantee = "worst-case" if live_pairing else "adaptive"
     made = federation(tmp_path, *method, graph=topology.complete(3), rounds=4, guarantee=guarantee)
@@ -289,14 +289,14 @@ def test_no_field_of_no_message_ends_an_agent(tmp_path, live_pairing, caplog):
                 if path == ("round",) and type(value) is int:
                     round = value
                 elif path != ("round",):
-                    tree = with_one_changed(tree, path, value)
+                    tree = replace_at(tree, path, value)
                 body = packed(kind, tree, good)
                 sent = Message.of(
                     kind, round, body, data.draw(st.sampled_from([b"", b"x" * 72, b"y" * 9000]))
                 )
                 reply = await agent.requests.handle("bob", sent)
                 assert reply.code is not ReplyCode.FAILED
-                agent.peers.peers_with_other_terms.clear()  # all with other terms do end it
+                agent.peers.peers_with_other_terms.clear()  # an agent ends if all neighbours have other terms
 
                 code = data.draw(st.sampled_from(list(ReplyCode)), label="answer")
 
@@ -323,7 +323,7 @@ def test_no_field_of_no_message_ends_an_agent(tmp_path, live_pairing, caplog):
     assert "by our fault" not in caplog.text and "an error in this agent" not in caplog.text
 
 
-def test_a_fault_of_ours_that_a_peer_finds_costs_it_an_answer_and_nobody_his_life(tmp_path, monkeypatch):
+def test_an_internal_error_fails_one_request_and_ends_no_agent(tmp_path, monkeypatch):
     made = federation(tmp_path, agents=3, rounds=4)
 
     async def scene():
@@ -342,7 +342,7 @@ def test_a_fault_of_ours_that_a_peer_finds_costs_it_an_answer_and_nobody_his_lif
     assert reply.code is ReplyCode.FAILED and fault is None
 
 
-def test_rows_are_signed_and_a_signature_that_does_not_hold_is_not_kept(tmp_path):
+def test_rows_are_signed_and_invalid_signatures_are_not_stored(tmp_path):
     made = federation(tmp_path, agents=3, rounds=4)
     body, bob = row(made), RowSignatures("bob", made.setup.manifest, made.private(1).identity)
     good = bob.sign("ada", 0, digest_of(body))
@@ -364,8 +364,8 @@ def test_rows_are_signed_and_a_signature_that_does_not_hold_is_not_kept(tmp_path
     )
 
 
-def test_who_leaves_out_a_row_that_it_owes_stops_nobody(tmp_path):
-    """It will never send that row: bob has said what he has of ada, and goes on with round 2 after 0."""
+def test_a_neighbour_that_omits_a_row_is_quarantined_and_stops_nobody(tmp_path):
+    """It will never send that row: bob has reported what he has of ada, and sends round 2 after round 0."""
     made = federation(tmp_path, graph=topology.complete(3), rounds=4)
 
     async def scene():

@@ -1,4 +1,4 @@
-"""Twins: one plan in the simulator and on agents gives the same estimates, up to rounding."""
+"""Tests of twins: one plan gives the same estimates in the simulator and on agents, up to rounding."""
 
 import asyncio
 
@@ -17,12 +17,12 @@ pytestmark = pytest.mark.usefixtures("quick")
 
 
 GRAPHS = {"ring": topology.ring(6), "random": topology.random(6, 0.5, 1), "complete": topology.complete(4)}
-# Each protocol once, and where it does something of its own: rules that cover, also where nothing is covered.
+# Each protocol once, and covering rules also on graphs where they differ or where nothing is covered.
 TWINS = [(protocol, "random") for protocol in PROTOCOLS] + [("top-sync", "complete"), ("top-async", "ring")]
 
 
 def close(federation):
-    """Float tolerance: single-agent and all-agent gradients sum in another order."""
+    """Tolerates rounding: gradients of one agent and of all agents are added in different orders."""
     torch.testing.assert_close(
         federation.estimates(), federation.simulated(), rtol=1e-5, atol=1e-6, check_dtype=False
     )
@@ -39,7 +39,7 @@ def test_agents_in_memory_end_with_the_simulators_estimates(tmp_path, protocol, 
 
 
 @pytest.mark.parametrize("batch", ["{cycle=7}", "{poisson=10}"])
-def test_batches_are_the_simulators(tmp_path, batch):
+def test_agents_use_the_same_batches_as_the_simulator(tmp_path, batch):
     made = federation(tmp_path, f"data.batch={batch}", "method.name=plain", agents=4, rounds=5)
     on_virtual_time(live(made))
     close(made)
@@ -54,7 +54,7 @@ MEMORIES = {
 
 
 @pytest.mark.parametrize("optimiser", MEMORIES)
-def test_what_agents_remember_is_what_the_simulator_remembers(tmp_path, optimiser):
+def test_optimisers_with_memory_agree_with_the_simulator(tmp_path, optimiser):
     changes = *MEMORIES[optimiser], f"train.optimiser={optimiser}"
     made = federation(tmp_path, *changes, graph=GRAPHS["ring"], rounds=6)
     run = on_virtual_time(live(made))
@@ -62,7 +62,7 @@ def test_what_agents_remember_is_what_the_simulator_remembers(tmp_path, optimise
     assert faults(run) == []
 
 
-def test_real_noise_is_not_the_simulators_and_never_the_same(tmp_path):
+def test_unseeded_noise_differs_from_the_simulator_and_between_runs(tmp_path):
     ends = []
     for attempt in ("first", "second"):
         made = federation(tmp_path / attempt, agents=3, rounds=2)
@@ -73,7 +73,7 @@ def test_real_noise_is_not_the_simulators_and_never_the_same(tmp_path):
     assert not torch.allclose(ends[0], made.simulated(), atol=1e-3)
 
 
-def test_a_plan_in_which_somebody_would_need_what_he_never_reads_is_refused():
+def test_plans_that_agents_cannot_execute_are_refused():
     from dataclasses import replace
 
     from builders import constant_schedule
@@ -98,7 +98,7 @@ def test_a_plan_in_which_somebody_would_need_what_he_never_reads_is_refused():
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_agents_over_grpc_end_with_the_simulators_estimates(tmp_path, mode):
-    """The same agents as in memory; only what carries their bytes is another."""
+    """The same agents as in memory, but over another transport."""
     identities = over_grpc()
     cards = [one.card for one in identities.values()][:4]
     made = federation(tmp_path, f"method.mode={mode}", graph=topology.ring(4), rounds=5, cards=cards)
@@ -125,8 +125,8 @@ def codes(made):
     return [outcome.code for outcome in sites.run(all_of_them())]
 
 
-def test_six_agents_that_share_draws_end_over_grpc_with_the_simulators_estimates(tmp_path):
-    """Secrets between all pairs, links on a ring: keys travel along it."""
+def test_six_agents_with_pair_noise_over_grpc_end_with_the_simulators_estimates(tmp_path):
+    """All pairs share secrets, and edges form a ring along which keys are forwarded."""
     identities = over_grpc()
     made = sharing(tmp_path, cards=[one.card for one in identities.values()], rounds=3, gossip=2)
     made.identities = identities
@@ -134,8 +134,8 @@ def test_six_agents_that_share_draws_end_over_grpc_with_the_simulators_estimates
     close(made)
 
 
-def test_who_takes_up_a_run_where_adam_steps_goes_on_from_its_estimate(tmp_path):
-    """After a leap over rounds (`_catch_up`) the ledger holds what the round after them would need."""
+def test_an_agent_that_skips_to_an_adaptive_step_continues_from_its_estimate(tmp_path):
+    """After skipped rounds (`_catch_up`), the ledger contains what the next round needs."""
     changes = *MEMORIES["adam"], "train.optimiser=adam"
     part = federation(tmp_path, *changes, graph=GRAPHS["ring"], rounds=6).context(0).part
     before, after = np.flatnonzero(part.plan.adaptive.rate)[:2].tolist()

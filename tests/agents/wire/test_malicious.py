@@ -1,8 +1,8 @@
-"""Malicious peers: each attack is refused, logged once with the peer's name, and unnoticed by honest peers.
+"""Tests of malicious peers: each attack is refused, logged once with the name, and disturbs no honest peer.
 
-ant attacks, bee is attacked, cat is honest. ant is a neighbour in the manifest unless a test says otherwise.
-Where a single check stands between an attacker and success, the test also takes that check away and sees the
-attack succeed: so it is the check that defends, and the test can fail.
+ant attacks, bee is attacked, cat is honest. ant is a neighbour in the manifest unless a test states
+otherwise. Where a single check prevents an attack, the test also removes that check and sees the attack
+succeed. So the check is what prevents it, and the test can fail.
 """
 
 import asyncio
@@ -45,11 +45,11 @@ from topdp.agents.wire.link_refusals import LinkEnded, RefusalLog
 from topdp.agents.wire.links import Link
 from topdp.agents.wire.transport import Message, MessageKind, Reply, ReplyCode, Unreachable
 
-LISTENS = ("ant", "cat", "bee")  # bee has the highest number: it is dialled by both
+LISTENS = ("ant", "cat", "bee")  # bee has the highest number: both dial it
 DIALS = ("bee", "ant", "cat")  # bee has the lowest: it dials both
 LARGEST = 2**20
 ROW = Message.of(MessageKind.ROW, 1, b"honest")
-REFUSED = LinkEnded  # who writes while it is refused may not hear why: gRPC says INTERNAL then
+REFUSED = LinkEnded  # a peer that writes while it is refused may get INTERNAL in place of the reason
 
 
 def federation(names=LISTENS, **settings):
@@ -58,7 +58,7 @@ def federation(names=LISTENS, **settings):
 
 
 def certificate(name, key, signer, ca=None):
-    """A certificate as a malicious site makes it: any name, no limits on its use. `signer`: (name, key)."""
+    """A certificate that a malicious site could make: any name, no limits on use. `signer`: (name, key)."""
     now = datetime.now(UTC)
     builder = (
         x509.CertificateBuilder()
@@ -81,7 +81,7 @@ def identity(name, signer=None, ca=None):
 
 
 class RowMonitor:
-    """An attacked bee and an honest cat that exchange all the time; fails if they are disturbed."""
+    """An attacked bee and an honest cat that exchange requests all the time; fails if they are disturbed."""
 
     def __init__(self, fed, bee_handler=None, **options):
         self.federation, self.handler, self.options = fed, bee_handler, options
@@ -142,7 +142,7 @@ async def call_to(fed, identity, plain=False, compression=None):
 
 @contextlib.asynccontextmanager
 async def ant_in(fed, plain=False, compression=None):
-    """ant has opened a link as it should, and may now do what it likes."""
+    """A link that ant has opened correctly; ant may now send anything over it."""
     async with call_to(fed, fed.identities["ant"], plain, compression) as call:
         party = HandshakeParty(fed.identities["ant"], fed.manifest.hash)
         await handshake.dial(DialledStream(call), party, fed.manifest.card("bee"))
@@ -150,15 +150,15 @@ async def ant_in(fed, plain=False, compression=None):
 
 
 def claiming(card, key):
-    """Says that it is `card`, and signs with another key."""
+    """An identity that claims to be `card`, but signs with another key."""
     liar = Identity(MADE["ant"].card, MADE["ant"].key)
     object.__setattr__(liar, "card", card)
     object.__setattr__(liar, "key", key)
     return liar
 
 
-async def tries(fed, who, plain=False, leaf=None):
-    """Opens a link to bee as `who`, over TLS with `leaf`; sends a request when it is let in."""
+async def try_link(fed, who, plain=False, leaf=None):
+    """Opens a link to bee as `who`, over TLS with `leaf`, and sends a request if the link is accepted."""
     async with call_to(fed, leaf or who, plain) as call:
         stream = DialledStream(call)
         await handshake.dial(stream, HandshakeParty(who, fed.manifest.hash), fed.manifest.card("bee"))
@@ -170,7 +170,7 @@ async def tries(fed, who, plain=False, leaf=None):
 
 
 async def ended(call):
-    """Reads until the other end ends the stream, and says how."""
+    """Reads until the other end ends the stream, and returns the error."""
     stream = DialledStream(call)
     try:
         while (frame := await stream.read()) is not None:
@@ -196,8 +196,8 @@ def chunk(number, data, answer=False):
     return wire.Frame(chunk=wire.Chunk(id=number, answer=answer, data=data))
 
 
-def told(caplog, agent="bee", level=logging.WARNING):
-    """What an agent has said about others: (peer, kind), each time it did."""
+def logged(caplog, agent="bee", level=logging.WARNING):
+    """What an agent has logged about its peers: (peer, kind), once per line."""
     return [
         (record.peer, record.event)
         for record in caplog.records
@@ -205,23 +205,23 @@ def told(caplog, agent="bee", level=logging.WARNING):
     ]
 
 
-# Who gets in.
+# Who is let in.
 
 
-MAX_STRANGERS = {
+STRANGERS = {
     "a stranger": lambda: generate("eve"),
     "a name of the manifest with another key": lambda: generate("ant"),
     "an honest neighbour's name with another key": lambda: generate("cat"),
 }
 
 
-@pytest.mark.parametrize("case", MAX_STRANGERS)
+@pytest.mark.parametrize("case", STRANGERS)
 def test_who_is_not_in_the_manifest_does_not_get_through_tls(case):
     async def body():
         async with RowMonitor(federation()) as watch:
             for _ in range(3):
                 with pytest.raises(LinkEnded, match=r"^lost: "):
-                    await tries(watch.federation, MAX_STRANGERS[case]())
+                    await try_link(watch.federation, STRANGERS[case]())
             assert not watch.from_others
 
     run(body())
@@ -231,14 +231,14 @@ def test_a_plaintext_client_gets_nothing():
     async def body():
         async with RowMonitor(federation()) as watch:
             with pytest.raises(LinkEnded, match=r"^lost: "):
-                await tries(watch.federation, MADE["ant"], plain=True)
+                await try_link(watch.federation, MADE["ant"], plain=True)
             assert not watch.from_others
 
     run(body())
 
 
 def test_a_plaintext_server_gets_nothing(caplog):
-    """bee dials ant's address, where something answers without TLS."""
+    """bee dials ant's address, where a server answers without TLS."""
 
     async def body():
         fed = federation(DIALS)
@@ -261,20 +261,20 @@ def test_a_forged_leaf_of_a_neighbour_is_refused_by_the_listener(caplog, monkeyp
         async with RowMonitor(fed) as watch:
             for _ in range(2):
                 with pytest.raises(REFUSED):
-                    await tries(fed, forged, leaf=leaf)
+                    await try_link(fed, forged, leaf=leaf)
             assert not watch.from_others
-            assert told(caplog) == [("ant", "forged")]
+            assert logged(caplog) == [("ant", "forged")]
 
-            # Without the comparison of fingerprints the signature still stands in the way ...
+            # Without the comparison of fingerprints, the signature still prevents the attack ...
             monkeypatch.setattr(handshake, "card_of_leaf", by_common_name)
             with pytest.raises(LinkEnded, match="does not hold the key of cat"):
-                await tries(fed, forged, leaf=leaf)
-            # ... and without both the attack succeeds: TLS itself has nothing against it.
+                await try_link(fed, forged, leaf=leaf)
+            # ... and without both checks the attack succeeds: TLS itself accepts the certificate.
             monkeypatch.setattr(handshake, "check_signature", lambda *_: None)
             watch.honest.cancel()
             watch.seen.seen.clear()
             await watch.cat.close()
-            assert (await tries(fed, forged, leaf=leaf)).words == "bee heard cat"
+            assert (await try_link(fed, forged, leaf=leaf)).words == "bee heard cat"
             raise Succeeded
 
     with pytest.raises(Succeeded):
@@ -286,7 +286,7 @@ class Succeeded(Exception):  # noqa: N818 - of an attack, once its check is gone
 
 
 def by_common_name(pem, cards):
-    """What a naive server does: believes what the certificate says."""
+    """What a naive server does: it believes the name in the certificate."""
     subject = x509.load_pem_x509_certificate(pem).subject
     name = subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value
     return next(card for card in cards.values() if card.name == name)
@@ -304,14 +304,14 @@ def test_a_forged_leaf_is_refused_by_the_dialer(caplog, monkeypatch):
             await server.attempt.wait()
             await server.refused.wait()
             assert server.frames and watch.bee._peers["ant"].link is None  # TLS let it through
-            while ("ant", "signature") not in told(caplog):
+            while ("ant", "signature") not in logged(caplog):
                 await asyncio.sleep(0.005)
 
             monkeypatch.setattr(handshake, "check_signature", lambda *_: None)
             assert (await until_answered(watch.bee, "ant", ROW)).reason == "evil"
 
     run(body())
-    assert told(caplog).count(("ant", "signature")) == 1
+    assert logged(caplog).count(("ant", "signature")) == 1
 
 
 def test_another_neighbours_forged_leaf_is_refused_by_the_dialer(caplog, monkeypatch):
@@ -322,13 +322,13 @@ def test_another_neighbours_forged_leaf_is_refused_by_the_dialer(caplog, monkeyp
     async def body():
         fed = federation(DIALS, identities={"cat": cat})
         async with Server(fed, forged) as server, RowMonitor(fed) as watch:
-            while ("ant", "lost") not in told(caplog, level=logging.INFO):
+            while ("ant", "lost") not in logged(caplog, level=logging.INFO):
                 await asyncio.sleep(0.005)
             assert server.frames == []  # TLS stops it: bee trusts one certificate when it dials, not all
 
             every = "".join(card.certificate for card in fed.manifest.cards).encode()
             monkeypatch.setattr(grpc_channels, "trusted_certificates", lambda _: every)
-            while ("ant", "signature") not in told(caplog):
+            while ("ant", "signature") not in logged(caplog):
                 await asyncio.sleep(0.005)
             assert server.frames and watch.bee._peers["ant"].link is None
 
@@ -350,7 +350,7 @@ def test_an_expired_certificate_is_refused(caplog, monkeypatch):
         fed = federation(identities={"ant": ant})
         async with RowMonitor(fed) as watch:
             with pytest.raises(LinkEnded, match=r"^lost: "):
-                await tries(fed, fed.identities["ant"])
+                await try_link(fed, fed.identities["ant"])
             assert not watch.from_others
 
     async def in_code():
@@ -359,12 +359,12 @@ def test_an_expired_certificate_is_refused(caplog, monkeypatch):
             for _ in range(2):
                 with pytest.raises(LinkEnded, match="valid from"):
                     await tries_expired(fed)
-            assert not watch.from_others and told(caplog) == [("ant", "expired")]
+            assert not watch.from_others and logged(caplog) == [("ant", "expired")]
             monkeypatch.setattr(handshake, "check_validity", lambda *_: None)
             assert (await tries_expired(fed)).code == ReplyCode.OK
 
     async def tries_expired(fed):
-        return await tries(fed, fed.identities["ant"], plain=True)
+        return await try_link(fed, fed.identities["ant"], plain=True)
 
     run(over_tls())
     run(in_code())
@@ -374,7 +374,7 @@ def test_an_expired_listener_is_not_dialled(caplog):
     async def body():
         fed = federation(DIALS, identities={"ant": expired()})
         async with Server(fed, fed.identities["ant"]) as server, RowMonitor(fed):
-            while ("ant", "expired") not in told(caplog):
+            while ("ant", "expired") not in logged(caplog):
                 await asyncio.sleep(0.005)
             assert server.frames == []
 
@@ -391,7 +391,7 @@ HELLOS = {
 
 
 @pytest.mark.parametrize("case", HELLOS)
-def test_a_hello_that_does_not_fit_is_refused(case, caplog):
+def test_an_invalid_hello_is_refused(case, caplog):
     change, kind = HELLOS[case]
 
     async def body():
@@ -404,7 +404,7 @@ def test_a_hello_that_does_not_fit_is_refused(case, caplog):
             assert isinstance(await ended(call), LinkEnded)
 
     run(body())
-    assert told(caplog) == [("ant", kind)]
+    assert logged(caplog) == [("ant", kind)]
 
 
 def test_a_request_instead_of_a_hello_is_refused(caplog):
@@ -415,17 +415,17 @@ def test_a_request_instead_of_a_hello_is_refused(caplog):
             assert isinstance(await ended(call), LinkEnded) and not watch.from_others
 
     run(body())
-    assert told(caplog) == [("ant", "protocol")]
+    assert logged(caplog) == [("ant", "protocol")]
 
 
-def test_a_neighbour_whom_we_dial_may_not_dial_us():
-    """One rule says who dials: there is never a second link between two agents."""
+def test_a_neighbour_that_an_agent_dials_may_not_dial_it():
+    """One rule decides who dials, so two agents never have a second link."""
 
     async def body():
         fed = Federation(("ant", "bee", "cat"), links=[("ant", "bee"), ("cat", "bee")], largest_body=LARGEST)
         async with RowMonitor(fed):
             with pytest.raises(LinkEnded, match=r"^lost: "):
-                await tries(fed, fed.identities["cat"])
+                await try_link(fed, fed.identities["cat"])
 
     run(body())
 
@@ -443,22 +443,22 @@ def test_a_neighbour_cannot_take_anothers_name(caplog):
             assert not watch.from_others
 
     run(body())
-    assert told(caplog) == [("ant", "name")]
+    assert logged(caplog) == [("ant", "name")]
 
 
 def test_without_tls_a_name_needs_its_key(caplog, monkeypatch):
-    """Also without TLS both ends sign: ant's key does not make it cat."""
+    """Without TLS, too, both ends sign: ant's key does not make it cat."""
 
     async def body():
         fed = federation()
         liar = claiming(fed.manifest.card("cat"), MADE["ant"].key)
         async with RowMonitor(fed, plain=True) as watch:
             with pytest.raises(LinkEnded, match="does not hold the key of cat"):
-                await tries(fed, liar, plain=True)
+                await try_link(fed, liar, plain=True)
             assert not watch.from_others
             monkeypatch.setattr(handshake, "check_signature", lambda *_: None)
             watch.honest.cancel()
-            assert (await tries(fed, liar, plain=True)).words == "bee heard cat"
+            assert (await try_link(fed, liar, plain=True)).words == "bee heard cat"
             raise Succeeded
 
     with pytest.raises(Succeeded):
@@ -481,7 +481,7 @@ class Recorder(FrameStream):
 
 
 def test_a_replayed_handshake_is_refused(caplog, monkeypatch):
-    """Somebody has recorded what ant sent when it opened a link, and sends it again; without TLS."""
+    """An observer has recorded what ant sent when it opened a link, and sends it again, without TLS."""
 
     async def record(fed):
         sent = []
@@ -508,15 +508,15 @@ def test_a_replayed_handshake_is_refused(caplog, monkeypatch):
                 with pytest.raises(REFUSED):
                     await replay(fed, sent)
             assert not watch.from_others
-            await until(lambda: ("ant", "signature") in told(caplog))
+            await until(lambda: ("ant", "signature") in logged(caplog))
             monkeypatch.setattr(handshake, "fresh_nonce", lambda: bytes(32))
             assert (await replay(fed, await record(fed))).words == "bee heard ant"
 
     run(body())
-    assert told(caplog).count(("ant", "signature")) == 1
+    assert logged(caplog).count(("ant", "signature")) == 1
 
 
-def test_what_one_end_signs_is_of_no_use_to_another():
+def test_signed_handshakes_differ_by_role_federation_ends_and_nonces():
     ant, bee, cat = (MADE[name].card for name in ("ant", "bee", "cat"))
     first, second = bytes(32), bytes([1] * 32)
     kinds = [
@@ -529,7 +529,7 @@ def test_what_one_end_signs_is_of_no_use_to_another():
     assert len(set(kinds)) == len(kinds) and len({len(words) for words in kinds}) == 1
 
 
-# What a neighbour who is let in may send.
+# What a neighbour that is let in may send.
 
 
 BODY = bytes(2 * PIECE_BYTES + 100)
@@ -581,27 +581,27 @@ def test_what_breaks_the_rules_ends_the_link_and_is_told_once(case, caplog):
             assert not watch.from_others
 
     run(body())
-    assert [one for one in told(caplog) if one[1] != "digest"] == [("ant", kind)]
+    assert [one for one in logged(caplog) if one[1] != "digest"] == [("ant", kind)]
 
 
-def test_the_same_rules_hold_for_a_listener(caplog):
-    """bee has dialled ant; what ant sends over that link is checked alike."""
+def test_a_dialling_agent_checks_the_listener_by_the_same_rules(caplog):
+    """bee has dialled ant, and checks what ant sends over that link."""
 
     async def body():
         fed = federation(DIALS)
         frames = [request(1, b"", size=LARGEST + 1)]
         async with Server(fed, fed.identities["ant"], frames) as server, RowMonitor(fed) as watch:
             await server.refused.wait()
-            while not told(caplog):
+            while not logged(caplog):
                 await asyncio.sleep(0.005)
             assert not watch.from_others
 
     run(body())
-    assert told(caplog) == [("ant", "oversized")]
+    assert logged(caplog) == [("ant", "oversized")]
 
 
 async def cut_after(message, frames, **rules):
-    """bee asks ant, which answers with these frames: bee gets no reply."""
+    """bee sends a request to ant, which answers with these frames: bee gets no reply."""
     fed = federation(**rules)
     async with RowMonitor(fed) as watch, ant_in(fed) as call:
         task = asyncio.create_task(watch.bee.request("ant", message))
@@ -627,10 +627,10 @@ BAD_ANSWERS = {
 
 
 @pytest.mark.parametrize("case", BAD_ANSWERS)
-def test_a_bad_answer_is_no_answer(case, caplog):
+def test_an_invalid_reply_counts_as_no_reply(case, caplog):
     answer, kind = BAD_ANSWERS[case]
     run(cut_after(ROW, [wire.Frame(response=answer)]))
-    assert told(caplog) == [("ant", kind)]
+    assert logged(caplog) == [("ant", kind)]
 
 
 TOO_EARLY = {
@@ -642,8 +642,8 @@ TOO_EARLY = {
 
 
 @pytest.mark.parametrize("case", TOO_EARLY)
-def test_a_peer_cannot_have_received_what_was_not_sent(case, caplog):
-    """bee sends ten pieces, of which no more than four are on their way."""
+def test_replies_and_receipts_before_the_request_is_sent_are_refused(case, caplog):
+    """bee sends ten pieces, of which at most four are under way at a time."""
     run(
         cut_after(
             Message.of(MessageKind.ROW, 1, bytes(10 * PIECE_BYTES)),
@@ -651,17 +651,17 @@ def test_a_peer_cannot_have_received_what_was_not_sent(case, caplog):
             largest_body=10 * PIECE_BYTES,
         )
     )
-    assert told(caplog) == [("ant", "protocol")]
+    assert logged(caplog) == [("ant", "protocol")]
 
 
-def test_an_answer_cannot_begin_twice(caplog):
+def test_a_reply_cannot_begin_twice(caplog):
     half = wire.Response(id=1, code="OK", digest=bytes(32), size=2 * PIECE_BYTES, data=bytes(PIECE_BYTES))
     run(cut_after(ROW, [wire.Frame(response=half)] * 2))
-    assert told(caplog) == [("ant", "protocol")]
+    assert logged(caplog) == [("ant", "protocol")]
 
 
-def test_a_second_link_takes_the_place_of_the_first(caplog):
-    """A peer that was restarted is heard at once; one that opens many has one."""
+def test_a_second_link_replaces_the_first(caplog):
+    """A restarted peer is served at once; a peer that opens many links keeps one."""
 
     async def body():
         fed = federation()
@@ -674,10 +674,10 @@ def test_a_second_link_takes_the_place_of_the_first(caplog):
                 await until(lambda: watch.from_others)
 
     run(body())
-    assert told(caplog) == []
+    assert logged(caplog) == []
 
 
-def test_a_body_with_another_digest_is_refused_and_told_once(caplog):
+def test_a_body_with_another_digest_is_refused_and_logged_once(caplog):
     async def body():
         fed = federation()
         async with RowMonitor(fed) as watch, ant_in(fed) as call:
@@ -690,7 +690,7 @@ def test_a_body_with_another_digest_is_refused_and_told_once(caplog):
             assert not watch.from_others
 
     run(body())
-    assert told(caplog) == [("ant", "digest")]
+    assert logged(caplog) == [("ant", "digest")]
 
 
 def test_a_frame_above_a_mebibyte_ends_the_link(caplog):
@@ -708,11 +708,11 @@ def test_a_frame_above_a_mebibyte_ends_the_link(caplog):
             assert not watch.from_others
 
     run(body())
-    assert told(caplog, level=logging.INFO).count(("ant", "lost")) == 1
+    assert logged(caplog, level=logging.INFO).count(("ant", "lost")) == 1
 
 
 def test_compressed_frames_are_refused():
-    """64 kB could become 64 MiB."""
+    """64 kB could expand to 64 MiB."""
 
     async def body():
         fed = federation()
@@ -730,7 +730,7 @@ async def until(condition):
         await asyncio.sleep(0.002)
 
 
-def test_leaving_in_the_middle_of_a_body_leaves_nothing_behind(caplog):
+def test_a_link_that_ends_during_a_body_leaves_no_state_behind(caplog):
     caplog.set_level(logging.INFO, "topdp.agents")
 
     async def body():
@@ -747,7 +747,7 @@ def test_leaving_in_the_middle_of_a_body_leaves_nothing_behind(caplog):
             assert not watch.from_others
 
     run(body())
-    assert told(caplog, level=logging.INFO).count(("ant", "lost")) == 1
+    assert logged(caplog, level=logging.INFO).count(("ant", "lost")) == 1
 
 
 LORIS = {
@@ -773,7 +773,7 @@ def test_a_slow_loris_is_cut_after_the_idle_timeout(case, caplog):
 
             task = asyncio.create_task(ping()) if pings else None
             end = await ended(call)
-            # Who writes while it is cut may hear INTERNAL in the place of the reason; it is in the log below.
+            # A peer that writes while its link is ended may get INTERNAL as the reason; the log has it.
             assert "nothing moved" in str(end) or (pings and isinstance(end, REFUSED))
             if task:
                 task.cancel()
@@ -781,11 +781,11 @@ def test_a_slow_loris_is_cut_after_the_idle_timeout(case, caplog):
             assert not watch.from_others
 
     run(body())
-    assert told(caplog) == [("ant", kind)]
+    assert logged(caplog) == [("ant", kind)]
 
 
 def test_a_peer_that_pings_and_never_answers_or_reads_is_cut(caplog):
-    """bee asks for ant's part; ant keeps the link alive, takes nothing and answers nothing."""
+    """bee requests something of ant; ant keeps the link alive, but reads and answers nothing."""
 
     async def body():
         fed = federation(idle_timeout=0.4)
@@ -803,10 +803,10 @@ def test_a_peer_that_pings_and_never_answers_or_reads_is_cut(caplog):
             await asyncio.gather(task, return_exceptions=True)
 
     run(body())
-    assert told(caplog) == [("ant", "stalled")]
+    assert logged(caplog) == [("ant", "stalled")]
 
 
-def test_a_handshake_that_does_not_come_is_not_waited_for(caplog):
+def test_links_without_a_handshake_end_after_the_idle_timeout(caplog):
     async def body():
         fed = federation(idle_timeout=0.3)
         async with RowMonitor(fed) as watch, contextlib.AsyncExitStack() as stack:
@@ -817,7 +817,7 @@ def test_a_handshake_that_does_not_come_is_not_waited_for(caplog):
             assert watch.bee._peers["ant"].handshakes == 0 and not watch.from_others
 
     run(body())
-    assert sorted(told(caplog)) == [("ant", "flood"), ("ant", "silent")]
+    assert sorted(logged(caplog)) == [("ant", "flood"), ("ant", "silent")]
 
 
 RAW = {
@@ -831,7 +831,7 @@ RAW = {
 
 @pytest.mark.parametrize("case", RAW)
 def test_raw_bytes_on_the_port_are_dropped(case):
-    """Also a connection on which TLS never ends is dropped after the idle timeout."""
+    """A connection on which TLS never completes is dropped after the idle timeout."""
 
     async def body():
         fed = federation(idle_timeout=0.4)
@@ -850,7 +850,7 @@ def test_raw_bytes_on_the_port_are_dropped(case):
 
 
 def test_strangers_cannot_fill_the_log():
-    """In a process of its own, which imports gRPC as an agent does: through our module."""
+    """Runs in its own process, which imports gRPC as an agent does: through our module."""
     code = """
 import asyncio, logging, sys
 logging.basicConfig(level=logging.INFO)
@@ -882,11 +882,11 @@ run(body())
     )
     assert done.returncode == 0 and done.stdout == ""
     said = done.stderr.splitlines()
-    assert len(said) == 1 and "someone: not TLS: 127.0.0.1" in said[0]  # once for all twenty
+    assert len(said) == 1 and "someone: not TLS: 127.0.0.1" in said[0]  # one line for all twenty
 
 
 def test_memory_stays_bounded(caplog):
-    """ant opens link after link, fills each with unfinished bodies, and asks for slow work."""
+    """ant opens link after link, fills each with unfinished bodies, and requests slow work."""
     in_flight = 4
 
     async def body():
@@ -917,14 +917,14 @@ def test_memory_stays_bounded(caplog):
                 tracemalloc.stop()
             assert (
                 peak < 4 * in_flight * LARGEST
-            )  # what the manifest promises for a link; 15 links would be 60
+            )  # the bound that the manifest states for one link; 15 links would take 60
             assert len(watch.bee._peers["ant"].pending.running) <= in_flight
             stuck.set()
 
     run(body())
 
 
-# Rows that are no rows, through a link.
+# Invalid rows over a link.
 
 
 D = 6
@@ -940,7 +940,7 @@ BAD_ROWS = {
 
 
 @pytest.mark.parametrize("case", BAD_ROWS)
-def test_rows_that_are_none_are_refused_and_the_link_goes_on(case):
+def test_invalid_rows_are_refused_and_the_link_stays_open(case):
     data, word = BAD_ROWS[case]
 
     async def body():
@@ -970,7 +970,7 @@ def test_rows_that_are_none_are_refused_and_the_link_goes_on(case):
 
 
 class Server:
-    """What bee finds when it dials ant's address: any certificate (None: no TLS), then any frames.
+    """The server at ant's address: it shows any certificate (None: no TLS), then sends any frames.
 
     Without frames it answers every request with `evil`.
     """
@@ -1040,7 +1040,7 @@ class Server:
 
 
 class Refusing(FrameStream):
-    """A peer that has refused the link: gRPC tells the next caller that writes, before or after a reader."""
+    """A peer that has refused the link: gRPC reports this to the next caller, a writer or a reader."""
 
     async def read(self):
         await asyncio.Event().wait()
@@ -1052,8 +1052,8 @@ class Refusing(FrameStream):
         raise LinkEnded("refused", "the peer refused the link: 'no'")
 
 
-def test_a_peer_that_refuses_us_while_we_write_is_out_of_reach_and_no_fault_of_ours(caplog):
-    """Who asks knows one way of not being answered: anything else ends an agent."""
+def test_a_peer_that_refuses_the_link_during_a_write_is_unreachable(caplog):
+    """Callers handle only `Unreachable`; any other error would end the agent."""
 
     async def body():
         link = Link(

@@ -1,4 +1,4 @@
-"""Who may come to an agent's port: floods of strangers, old TLS, what is kept back for the agent itself."""
+"""Tests of the guard of an agent's port: floods of strangers, old TLS, and reserved descriptors."""
 
 import asyncio
 import contextlib
@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sites import Federation, run, until_answered
-from test_malicious import ant_in, ended, told
+from test_malicious import ant_in, ended, logged
 
 from topdp.agents.wire import byte_pipes
 from topdp.agents.wire import port_guard as fronts
@@ -27,7 +27,7 @@ ROW = Message.of(MessageKind.ROW, 3, b"numbers")
 
 
 def context(identity, folder, newest):
-    """TLS as Python has it, with this identity's certificate, up to a version."""
+    """A TLS context of the standard library with this identity's certificate, up to a version."""
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     made.check_hostname, made.verify_mode, made.maximum_version = False, ssl.CERT_NONE, newest
     (folder / "both.pem").write_bytes(identity.key_pem() + identity.card.certificate.encode())
@@ -35,7 +35,7 @@ def context(identity, folder, newest):
     return made
 
 
-def place_of(federation, name="bee"):
+def address_of(federation, name="bee"):
     host, port = federation.manifest.card(name).address.split(":")
     return host, int(port)
 
@@ -49,9 +49,9 @@ def test_tls_1_2_is_refused_and_1_3_is_not(tmp_path, caplog):
             ant = federation.identities["ant"]
             old = context(ant, tmp_path, ssl.TLSVersion.TLSv1_2)
             with pytest.raises((ssl.SSLError, ConnectionError)):
-                await asyncio.open_connection(*place_of(federation), ssl=old)
+                await asyncio.open_connection(*address_of(federation), ssl=old)
             new = context(ant, tmp_path, ssl.TLSVersion.TLSv1_3)
-            _, writer = await asyncio.open_connection(*place_of(federation), ssl=new)
+            _, writer = await asyncio.open_connection(*address_of(federation), ssl=new)
             assert writer.get_extra_info("ssl_object").version() == "TLSv1.3"
             writer.transport.abort()
 
@@ -61,7 +61,7 @@ def test_tls_1_2_is_refused_and_1_3_is_not(tmp_path, caplog):
 
 @pytest.mark.parametrize("newest", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
 def test_tls_1_2_is_refused_by_the_dialer(tmp_path, newest):
-    """A listener that speaks no other, even with the right certificate."""
+    """The listener offers no other version, even though its certificate is right."""
     versions = []
 
     async def body():
@@ -78,7 +78,7 @@ def test_tls_1_2_is_refused_by_the_dialer(tmp_path, newest):
             came.set()
             writer.close()
 
-        listening = await asyncio.start_server(accept, *place_of(federation), ssl=server)
+        listening = await asyncio.start_server(accept, *address_of(federation), ssl=server)
         async with listening, federation.started("ant"):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(1.0 if newest == ssl.TLSVersion.TLSv1_2 else 60):
@@ -89,37 +89,37 @@ def test_tls_1_2_is_refused_by_the_dialer(tmp_path, newest):
 
 
 @pytest.mark.parametrize("addresses", [1, 40])
-def test_neighbours_talk_while_strangers_hold_what_they_can(addresses, caplog):
+def test_neighbours_are_served_while_strangers_hold_connections(addresses, caplog):
     caplog.set_level("INFO")
 
     async def body():
-        federation, held = Federation(), []
+        federation, connections = Federation(), []
         async with federation.started("bee") as (bee,):
             for k in range(200):
                 here = (f"127.0.1.{1 + k % addresses}", 0)
-                held.append(await asyncio.open_connection(*place_of(federation), local_addr=here))
+                connections.append(await asyncio.open_connection(*address_of(federation), local_addr=here))
             async with federation.started("ant") as (ant,):
                 assert (await until_answered(ant, "bee", ROW)).ok
                 most = bee._guard.max_strangers_per_address if addresses == 1 else bee._guard.max_strangers
                 strangers = [visitor for visitor in bee._guard.visitors if not visitor.name]
                 assert 0 < len(strangers) <= most
-                for _ in range(100):  # more come, and the neighbour stays
-                    held.append(await asyncio.open_connection(*place_of(federation)))
+                for _ in range(100):  # more strangers arrive, and the neighbour's link stays
+                    connections.append(await asyncio.open_connection(*address_of(federation)))
                 assert (await ant.request("bee", ROW)).ok
-            for _, writer in held:
+            for _, writer in connections:
                 writer.transport.abort()
 
     run(body())
     assert caplog.text.count("prove no identity") == 1
 
 
-def test_who_proves_nothing_loses_its_place(caplog):
+def test_a_visitor_that_proves_no_identity_is_dropped(caplog):
     caplog.set_level("INFO")
 
     async def body():
         federation = Federation(idle_timeout=0.2)
         async with federation.started("bee"):
-            reader, writer = await asyncio.open_connection(*place_of(federation))
+            reader, writer = await asyncio.open_connection(*address_of(federation))
             with contextlib.suppress(ConnectionError):
                 assert await reader.read() == b""
             writer.close()
@@ -128,7 +128,7 @@ def test_who_proves_nothing_loses_its_place(caplog):
     assert "it sent nothing in 0.2 s" in caplog.text
 
 
-def test_the_last_descriptors_are_not_for_visitors(monkeypatch, tmp_path, caplog):
+def test_visitors_do_not_get_the_last_descriptors(monkeypatch, tmp_path, caplog):
     caplog.set_level("INFO")
     monkeypatch.setattr(
         fronts, "raise_descriptor_limit", lambda: fronts.RESERVED_DESCRIPTORS + 3
@@ -137,7 +137,7 @@ def test_the_last_descriptors_are_not_for_visitors(monkeypatch, tmp_path, caplog
     async def body():
         federation = Federation()
         async with federation.started("bee"):
-            reader, writer = await asyncio.open_connection(*place_of(federation))
+            reader, writer = await asyncio.open_connection(*address_of(federation))
             with contextlib.suppress(ConnectionError):
                 assert await reader.read() == b""
             writer.close()
@@ -147,7 +147,7 @@ def test_the_last_descriptors_are_not_for_visitors(monkeypatch, tmp_path, caplog
 
 
 def test_an_agent_with_few_descriptors_writes_its_result_in_a_flood(tmp_path):
-    """In a process of its own, which may have 256 of them; 400 strangers would like one each."""
+    """Runs in its own process, limited to 256 descriptors; 400 strangers want one each."""
     code = """
 import asyncio, resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
@@ -175,13 +175,13 @@ run(body())
     host, port = process.stdout.readline().strip().split(":")
 
     async def flood():
-        held = []
+        connections = []
         for k in range(400):
             with contextlib.suppress(OSError):
                 here = (f"127.0.2.{1 + k % 100}", 0)
-                held.append(await asyncio.open_connection(host, int(port), local_addr=here))
+                connections.append(await asyncio.open_connection(host, int(port), local_addr=here))
         out = await asyncio.to_thread(process.communicate, "go\n", 60)
-        for _, writer in held:
+        for _, writer in connections:
             writer.transport.abort()
         return out
 
@@ -190,7 +190,7 @@ run(body())
     assert len(list(tmp_path.glob("result*"))) == 32
 
 
-def test_a_neighbour_has_two_connections_at_most(tmp_path):
+def test_a_neighbour_has_at_most_two_connections(tmp_path):
     class LinkWriter:
         transport = None
 
@@ -224,11 +224,11 @@ def test_a_flood_of_pings_ends_the_link(caplog):
             assert "pings" in str(await ended(call))
 
     run(body())
-    assert told(caplog) == [("ant", "flood")]
+    assert logged(caplog) == [("ant", "flood")]
 
 
 @given(st.binary(max_size=200), st.booleans())
-def test_whatever_comes_is_refused_in_words_or_passed_on_as_it_came(data, framed):
+def test_any_bytes_are_refused_with_a_reason_or_passed_on_unchanged(data, framed):
     if framed:
         data = b"\x16\x03\x01" + len(data).to_bytes(2) + data
 
@@ -244,11 +244,11 @@ def test_whatever_comes_is_refused_in_words_or_passed_on_as_it_came(data, framed
     asyncio.run(body())
 
 
-def test_what_a_killed_agent_left_behind_is_removed_and_a_living_ones_is_not(tmp_path, monkeypatch):
+def test_socket_folders_of_killed_agents_are_removed_and_those_of_live_agents_stay(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(byte_pipes, "NEW_FOLDER_SECONDS", -1.0)
     killed, living = byte_pipes.SocketFolder(), byte_pipes.SocketFolder()
-    killed._lock.close()  # as the system does when a process dies
+    killed._lock.close()  # as the system does when a process ends
     another = byte_pipes.SocketFolder()
     assert not killed.path.exists() and living.path.exists() and another.path.stat().st_mode & 0o777 == 0o700
     living.remove()

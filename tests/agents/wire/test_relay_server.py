@@ -1,4 +1,4 @@
-"""Agents that can only dial out, and a relay that nobody has to trust: what a malicious one can do."""
+"""Tests of the relay for agents that can only dial out, and of what a malicious relay can do."""
 
 import asyncio
 import contextlib
@@ -41,7 +41,7 @@ def firewalled(names=("ant", "bee"), **rules):
 
 
 class Malicious(RelayServer):
-    """Does `harm` to the first `times` that it joins, then what it should."""
+    """A relay that does `harm` to the first `times` connections that it joins, and then behaves correctly."""
 
     def __init__(self, times, harm):
         super().__init__()
@@ -74,43 +74,43 @@ class Malicious(RelayServer):
                 await other.writer.drain()
 
 
-def swaps(after):
+def swap_byte(after):
     async def harm(way, seen, data):
         return data if seen < after else data[:-1] + bytes([data[-1] ^ 1])
 
     return harm
 
 
-def cuts(after):
+def cut_stream(after):
     async def harm(way, seen, data):
         return data if seen < after else None
 
     return harm
 
 
-async def delays(way, seen, data):
+async def delay_data(way, seen, data):
     await asyncio.sleep(0.02)
     return data
 
 
-async def floods(way, seen, data):
+async def flood_data(way, seen, data):
     return data + bytes(500_000)
 
 
 HARMS = {
-    "swaps a byte of the first words": (3, swaps(1)),
-    "swaps a byte of the certificates": (3, swaps(1500)),
-    "swaps a byte of a row": (2, swaps(30_000)),
-    "cuts the handshake": (3, cuts(500)),
-    "cuts a row": (2, cuts(30_000)),
-    "delays everything": (1, delays),
-    "adds bytes of its own": (3, floods),
+    "swaps a byte of the first message": (3, swap_byte(1)),
+    "swaps a byte of the certificates": (3, swap_byte(1500)),
+    "swaps a byte of a row": (2, swap_byte(30_000)),
+    "cuts the handshake": (3, cut_stream(500)),
+    "cuts a row": (2, cut_stream(30_000)),
+    "delays everything": (1, delay_data),
+    "adds bytes of its own": (3, flood_data),
 }
 
 
 @pytest.mark.parametrize("case", HARMS)
 def test_a_malicious_relay_can_keep_agents_waiting_and_nothing_else(case):
-    """What arrives is what was sent, from whom it was sent, once the relay lets it through."""
+    """The data that arrive are those that were sent, by the right sender, once the relay passes them on."""
     times, harm = HARMS[case]
 
     async def body():
@@ -124,15 +124,15 @@ def test_a_malicious_relay_can_keep_agents_waiting_and_nothing_else(case):
     run(body())
 
 
-def place_of(federation, listener, dialer):
-    """As the two compute it; nobody else can."""
+def meeting_place_of(federation, listener, dialer):
+    """As the two agents compute it; no other agent can."""
     held, shown = federation.identities[listener], federation.identities[dialer].card
     secret = held.shared_secret(shown, "meeting place")
     return meeting_place(secret, federation.manifest.hash, listener, dialer)
 
 
 def test_only_the_two_who_meet_at_a_relay_know_where_also_after_a_renewal():
-    """Who has the manifest, or is another member, could else wait there in their place."""
+    """Otherwise anyone with the manifest, or another member, could wait there in their place."""
     federation = firewalled()[0]
     one, other = federation.identities["ant"], federation.identities["bee"]
     manifest = federation.manifest
@@ -149,8 +149,8 @@ def test_only_the_two_who_meet_at_a_relay_know_where_also_after_a_renewal():
     assert place != federation.transport("ant")._route("bee", "ant", "bee").place
 
 
-def test_a_relay_that_joins_the_wrong_ones_links_nobody(caplog):
-    whose = {}  # meeting place -> who waits there
+def test_a_relay_that_joins_the_wrong_agents_creates_no_link(caplog):
+    whose = {}  # meeting place -> the agent that waits there
 
     class Wrong(RelayServer):
         honest = False
@@ -167,7 +167,7 @@ def test_a_relay_that_joins_the_wrong_ones_links_nobody(caplog):
         federation = Federation(names, closed=names, links=links, relay=address, idle_timeout=1.0)
         for dialer, listener in [("cat", "bee"), ("cat", "ant"), ("bee", "ant")]:
             assert federation.manifest.dialer(dialer, listener) == dialer
-            whose[place_of(federation, listener, dialer)] = listener
+            whose[meeting_place_of(federation, listener, dialer)] = listener
         async with serving(Wrong(), address) as relay, federation.started() as agents:
             while relay.joined < 4:
                 await asyncio.sleep(0.01)
@@ -179,12 +179,12 @@ def test_a_relay_that_joins_the_wrong_ones_links_nobody(caplog):
     run(body())
 
 
-def test_an_old_stream_that_is_played_again_is_of_no_use():
+def test_a_replayed_stream_has_no_effect():
     async def body():
         federation, address = firewalled(idle_timeout=1.0)
         listener = "bee" if federation.manifest.dialer("ant", "bee") == "ant" else "ant"
         dialer = "ant" if listener == "bee" else "bee"
-        place = place_of(federation, listener, dialer)
+        place = meeting_place_of(federation, listener, dialer)
 
         async def nothing(way, seen, data):
             return data
@@ -209,7 +209,7 @@ def test_an_old_stream_that_is_played_again_is_of_no_use():
     run(body())
 
 
-def test_a_relay_may_be_started_late_and_again():
+def test_a_relay_may_start_late_and_restart():
     async def body():
         federation, address = firewalled()
         async with federation.started() as (ant, bee):
@@ -221,7 +221,7 @@ def test_a_relay_may_be_started_late_and_again():
     run(body())
 
 
-def test_who_opens_no_port_has_no_socket_that_others_could_use():
+def test_an_agent_without_a_port_has_no_socket_that_other_users_can_reach():
     async def body():
         federation, address = firewalled()
         async with serving(RelayServer(), address), federation.started() as (ant, bee):
@@ -242,7 +242,7 @@ def test_a_link_without_addresses_needs_a_relay():
         Federation(closed=("ant", "bee"), relay="nowhere")
 
 
-async def asks(address, words):
+async def send_words(address, words):
     end = await connect(address)
     end.writer.write(words)
     try:
@@ -254,29 +254,33 @@ async def asks(address, words):
 
 
 CASES = {
-    "who speaks otherwise": (RelayLimits(), b"GET / HTTP/1.1\r\n" + b"x" * 200, b"-expected a greeting"),
-    "who says nothing": (RelayLimits(greeting=0.05), b"", b""),
-    "who calls nobody": (RelayLimits(), greeting(CALL, PLACE), b"-nobody waits there"),
-    "who waits for too long": (RelayLimits(waiting=0.05), greeting(WAIT, PLACE), b""),
-    "who speaks while it waits": (RelayLimits(), greeting(WAIT, PLACE) + b"x", b""),
+    "a visitor with another protocol": (
+        RelayLimits(),
+        b"GET / HTTP/1.1\r\n" + b"x" * 200,
+        b"-expected a greeting",
+    ),
+    "a silent visitor": (RelayLimits(greeting=0.05), b"", b""),
+    "a call for which nobody waits": (RelayLimits(), greeting(CALL, PLACE), b"-nobody waits there"),
+    "a wait that is too long": (RelayLimits(waiting=0.05), greeting(WAIT, PLACE), b""),
+    "data during a wait": (RelayLimits(), greeting(WAIT, PLACE) + b"x", b""),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_relay_cuts(case):
+def test_the_relay_ends_connections_that_break_its_rules(case):
     limits, words, answer = CASES[case]
 
     async def body():
         address = free_address()
         async with serving(RelayServer(limits), address) as relay:
-            said = await asks(address, words)
+            said = await send_words(address, words)
             assert said.startswith(answer) and (answer or not said)
             assert not relay.waiting
 
     run(body())
 
 
-def test_the_relay_has_limits_in_all_per_address_and_per_place():
+def test_the_relay_limits_connections_in_total_per_address_and_per_place():
     async def body():
         address = free_address()
         limits = RelayLimits(connections=6, per_address=4, per_place=2)
@@ -284,10 +288,10 @@ def test_the_relay_has_limits_in_all_per_address_and_per_place():
             ends = [await connect(address) for _ in range(3)]
             for end in ends:
                 end.writer.write(greeting(WAIT, PLACE))
-            assert await ends[0].reader.read() == b""  # the third took its place
+            assert await ends[0].reader.read() == b""  # the third connection replaced it
             assert len(relay.waiting[PLACE]) == 2
             ends += [await connect(address) for _ in range(2)]
-            assert b"too many" in await asks(address, b"")
+            assert b"too many" in await send_words(address, b"")
             for end in ends:
                 end.cut()
 
@@ -295,7 +299,7 @@ def test_the_relay_has_limits_in_all_per_address_and_per_place():
 
 
 def test_a_sender_waits_while_the_receiver_does_not_read(monkeypatch):
-    """Bytes that nobody reads are not kept: buffers of the relay and of the system, and no more."""
+    """The relay does not store unread bytes: only its buffers and those of the system fill."""
 
     async def body():
         address = free_address()
@@ -320,7 +324,7 @@ def test_a_sender_waits_while_the_receiver_does_not_read(monkeypatch):
     run(body())
 
 
-def test_two_who_say_nothing_are_parted():
+def test_a_silent_pair_of_connections_is_closed():
     async def body():
         ends = []
         address = free_address()
@@ -342,7 +346,7 @@ def test_a_relay_needs_neither_torch_nor_grpc():
     assert done.stdout == "set()\n"
 
 
-def test_the_command_serves_until_it_is_asked_to_end(topdp):
+def test_the_command_serves_until_it_is_terminated(topdp):
     address = free_address()
     command = [sys.executable, "-m", "topdp", "relay", "--listen", address]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
@@ -354,7 +358,7 @@ def test_the_command_serves_until_it_is_asked_to_end(topdp):
     assert topdp("relay", "--listen", "nowhere").code == 2
 
 
-def test_a_port_that_is_taken_is_named_once():
+def test_a_port_in_use_is_named():
     async def body():
         address = free_address()
         async with serving(RelayServer(), address):
@@ -364,7 +368,7 @@ def test_a_port_that_is_taken_is_named_once():
     run(body())
 
 
-def test_nobody_is_reached_while_there_is_no_relay(caplog):
+def test_without_a_relay_no_agent_is_reachable(caplog):
     caplog.set_level("INFO")
 
     async def body():
@@ -377,7 +381,7 @@ def test_nobody_is_reached_while_there_is_no_relay(caplog):
     assert "not reached through 127.0.0.1" in caplog.text
 
 
-# In networks of their own, behind routers that translate addresses.
+# With separate networks behind routers that translate addresses.
 
 NETWORKS = """
 set -e
@@ -403,7 +407,7 @@ done
 
 
 def networks(name):
-    """Two sites with the same private address, each behind a router; or why there are none."""
+    """Creates two sites with the same private address, each behind a router, or skips the test."""
     for tool in ("ip", "nft"):
         if shutil.which(tool) is None:
             pytest.skip(f"{tool} is not installed")
@@ -436,8 +440,8 @@ run(body())
 """
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="networks of one's own need root")
-def test_two_sites_behind_routers_meet_at_a_relay(tmp_path):
+@pytest.mark.skipif(os.geteuid() != 0, reason="separate networks need root")
+def test_two_sites_behind_routers_connect_through_a_relay(tmp_path):
     from topdp.agents.agreement import identity
     from topdp.agents.agreement.manifest import Rules, new_manifest
     from topdp.runs.config import RunConfig
@@ -464,7 +468,7 @@ def test_two_sites_behind_routers_meet_at_a_relay(tmp_path):
         relay = start("wan", "-m", "topdp", "relay", "--listen", "198.51.100.1:7500")
         assert "listens" in relay.stdout.readline()
         direct = "import socket; socket.create_connection(('198.51.100.12', 7400), 0.5)"
-        assert start("site1", "-c", direct).wait(30) != 0  # nobody can be dialled
+        assert start("site1", "-c", direct).wait(30) != 0  # nobody can be dialled directly
         code = textwrap.dedent(SITE)
         sites = [
             start("site1", "-c", code, tmp_path, "ant", "bee"),

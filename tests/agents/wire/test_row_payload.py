@@ -1,4 +1,4 @@
-"""Rows on the wire: what goes in comes out, and nothing else is believed."""
+"""Tests of rows on the wire: encoding and decoding are inverse, and anything else is refused by name."""
 
 import json
 import struct
@@ -68,13 +68,13 @@ BAD = {
         raw({"row": entry(start=4, end=4 + 4 * D)}, b"\x00" * 4 + BYTES),
         r"got .*'data_offsets', \[4, 24\]",
     ),
-    "fraction for a length": (raw({"row": entry(shape=[5.0])}, BYTES), r"got .*'shape', \[5.0\]"),
+    "fractional length": (raw({"row": entry(shape=[5.0])}, BYTES), r"got .*'shape', \[5.0\]"),
     "pickle": (b"\x80\x04\x95\x10\x00\x00\x00\x00\x00\x00\x00.", "header"),
 }
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_what_is_not_a_row_of_ours_is_refused_by_name(case):
+def test_invalid_payloads_are_refused_by_name(case):
     data, word = BAD[case]
     with pytest.raises(PayloadError, match=word):
         decode(data, D, "float32", 100.0)
@@ -85,7 +85,7 @@ def test_what_is_not_a_row_of_ours_is_refused_by_name(case):
     data=st.data(),
     length=st.integers(1, 40),
 )
-def test_what_goes_in_comes_out(dtype, data, length):
+def test_decoding_inverts_encoding(dtype, data, length):
     width = 32 if dtype == "float32" else 64
     row = data.draw(
         arrays.arrays(dtype, length, elements=st.floats(allow_nan=False, allow_infinity=False, width=width))
@@ -102,7 +102,7 @@ def test_what_goes_in_comes_out(dtype, data, length):
     assert found.dtype == row.dtype and found.tobytes() == row.tobytes() and found.flags.writeable
 
 
-def test_a_row_is_checked_before_it_is_sent():
+def test_encoding_refuses_invalid_rows():
     for row in (NAN, good().reshape(1, D), good(np.int64)):
         with pytest.raises(PayloadError):
             encode(row)
@@ -118,14 +118,14 @@ def test_the_norm_bound_is_inclusive():
 
 @settings(max_examples=300)
 @given(st.binary(max_size=200))
-def test_any_bytes_are_a_row_or_a_refusal(data):
+def test_random_bytes_are_refused(data):
     with pytest.raises(PayloadError):
         decode(data, D)
 
 
 @settings(max_examples=300)
 @given(at=st.integers(0, len(encode(good())) - 1), value=st.integers(0, 255))
-def test_a_changed_byte_gives_a_finite_row_or_a_refusal(at, value):
+def test_a_changed_byte_gives_a_finite_row_or_is_refused(at, value):
     data = bytearray(encode(good()))
     data[at] = value
     try:
@@ -149,7 +149,7 @@ def test_a_changed_byte_gives_a_finite_row_or_a_refusal(at, value):
         max_leaves=8,
     )
 )
-def test_any_header_is_refused_unless_it_says_our_row(header):
+def test_any_header_is_refused_unless_it_describes_the_expected_row(header):
     try:
         row = decode(raw(header, BYTES), D)
     except PayloadError:

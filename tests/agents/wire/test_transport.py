@@ -1,4 +1,4 @@
-"""The contract of a transport, on all of them; then what is particular to links over gRPC."""
+"""Tests of the contract of all transports, and then of links over gRPC."""
 
 import asyncio
 import hashlib
@@ -30,8 +30,8 @@ MEGABYTES = random.Random(0).randbytes(3_000_000)
 ROW = Message.of(MessageKind.ROW, 3, b"numbers")
 
 
-class Ground:
-    """Where two agents, ant and bee, are linked in one of the ways that a transport has."""
+class TwoAgents:
+    """Two agents, ant and bee, linked in one of the ways that a transport offers."""
 
     def __init__(self, kind, **rules):
         self.made, self.relay = [], None
@@ -83,12 +83,12 @@ def kind(request):
 
 
 def contract(body):
-    """Runs an async test with a ground of each kind."""
+    """Runs an async test with a network of each kind."""
 
     def test(kind, caplog):
         async def whole():
-            async with Ground(kind) as ground:
-                await (body(ground, caplog) if "caplog" in body.__annotations__ else body(ground))
+            async with TwoAgents(kind) as network:
+                await (body(network, caplog) if "caplog" in body.__annotations__ else body(network))
 
         run(whole())
 
@@ -97,22 +97,22 @@ def contract(body):
 
 
 @contract
-async def test_both_ends_ask_and_answer(ground):
-    ant, bee = await ground.start()
+async def test_both_ends_send_requests_and_reply(network):
+    ant, bee = await network.start()
     digest = hashlib.sha256(ROW.body).digest()
     assert await ant.request("bee", ROW) == Reply(ReplyCode.OK, "bee heard ant", digest)
     assert await bee.request("ant", ROW) == Reply(ReplyCode.OK, "ant heard bee", digest)
 
 
 @contract
-async def test_a_message_arrives_as_it_was_sent(ground):
+async def test_a_message_arrives_as_it_was_sent(network):
     came = []
 
     async def keep(peer, message):
         came.append((peer, message))
         return Reply(ReplyCode.BUSY, "no: ünïcode", b"\x00" * 5)
 
-    ant, _ = await ground.start(bee=keep)
+    ant, _ = await network.start(bee=keep)
     for message in (
         Message.of(MessageKind.ROW, 2**40, b""),
         Message.of(MessageKind.COMMIT, -1, b"\x00"),
@@ -123,19 +123,19 @@ async def test_a_message_arrives_as_it_was_sent(ground):
 
 
 @contract
-async def test_large_bodies_both_ways_at_once(ground):
+async def test_large_bodies_both_ways_at_once(network):
     async def back(peer, message):
         return Reply(ReplyCode.OK, "", message.body[::-1])
 
-    ant, bee = await ground.start(back, back)
+    ant, bee = await network.start(back, back)
     message = Message.of(MessageKind.ROW, 0, MEGABYTES)
     replies = await asyncio.gather(ant.request("bee", message), bee.request("ant", message))
     assert all(reply.body == MEGABYTES[::-1] for reply in replies)
 
 
 @contract
-async def test_many_at_once_and_each_gets_its_own_reply(ground):
-    ant, bee = await ground.start()
+async def test_each_of_many_concurrent_requests_gets_its_own_reply(network):
+    ant, bee = await network.start()
     bodies = [bytes([k]) * (k * 3001) for k in range(40)]
     asked = [
         end.request(peer, Message.of(MessageKind.ROW, k, body))
@@ -148,7 +148,7 @@ async def test_many_at_once_and_each_gets_its_own_reply(ground):
 
 
 @contract
-async def test_a_later_request_may_be_answered_first(ground):
+async def test_a_later_request_may_be_answered_first(network):
     second = asyncio.Event()
 
     async def handle(peer, message):
@@ -158,7 +158,7 @@ async def test_a_later_request_may_be_answered_first(ground):
             second.set()
         return Reply(ReplyCode.OK, str(message.round))
 
-    ant, _ = await ground.start(bee=handle)
+    ant, _ = await network.start(bee=handle)
     first, later = await asyncio.gather(
         ant.request("bee", Message.of(MessageKind.ROW, 1)), ant.request("bee", Message.of(MessageKind.ROW, 2))
     )
@@ -166,25 +166,25 @@ async def test_a_later_request_may_be_answered_first(ground):
 
 
 @contract
-async def test_a_handler_may_ask_back(ground):
+async def test_a_handler_may_send_a_request_back(network):
     async def ask_back(peer, message):
         return await bee.request(peer, Message.of(MessageKind.BYE, message.round))
 
-    ant, bee = await ground.start(bee=ask_back)
+    ant, bee = await network.start(bee=ask_back)
     assert (await ant.request("bee", ROW)).reason == "ant heard bee"
 
 
 @contract
-async def test_a_body_that_does_not_match_its_digest_never_reaches_the_handler(ground):
+async def test_a_body_that_does_not_match_its_digest_never_reaches_the_handler(network):
     echo = Echo("bee")
-    ant, _ = await ground.start(bee=echo)
+    ant, _ = await network.start(bee=echo)
     reply = await ant.request("bee", Message(kind=MessageKind.ROW, round=0, digest="00" * 32, body=b"x"))
     assert reply.code is ReplyCode.DAMAGED and not echo.seen
     assert (await ant.request("bee", ROW)).ok
 
 
 @contract
-async def test_a_handler_that_fails_is_unreachable_once_and_logged(ground, caplog: object):
+async def test_a_failing_handler_makes_one_request_unreachable_and_is_logged(network, caplog: object):
     faults = [RuntimeError("disk full")]
 
     async def handle(peer, message):
@@ -192,7 +192,7 @@ async def test_a_handler_that_fails_is_unreachable_once_and_logged(ground, caplo
             raise faults.pop()
         return Reply(ReplyCode.OK)
 
-    ant, _ = await ground.start(bee=handle)
+    ant, _ = await network.start(bee=handle)
     with pytest.raises(Unreachable, match="could not answer"):
         await ant.request("bee", ROW)
     assert (await ant.request("bee", ROW)).ok
@@ -202,14 +202,14 @@ async def test_a_handler_that_fails_is_unreachable_once_and_logged(ground, caplo
 
 
 def close_test(who):
-    async def body(ground):
+    async def body(network):
         here = asyncio.Event()
 
         async def stuck(peer, message):
             here.set()
             await asyncio.Event().wait()
 
-        ant, bee = await ground.start(stuck, stuck)
+        ant, bee = await network.start(stuck, stuck)
         for asker, other in ((ant, "bee"), (bee, "ant")):
             here.clear()
             task = asyncio.create_task(asker.request(other, ROW))
@@ -232,15 +232,15 @@ test_when_ant_closes_requests_both_ways_are_unreachable = close_test("ant")
 test_when_bee_closes_requests_both_ways_are_unreachable = close_test("bee")
 
 
-def last_word_test(who):
-    async def body(ground):
+def last_reply_test(who):
+    async def body(network):
         heard = asyncio.Event()
 
         async def parting(peer, message):
             heard.set()
             return Reply(ReplyCode.OK, "farewell")
 
-        ant, bee = await ground.start(parting, parting)
+        ant, bee = await network.start(parting, parting)
         leaves, asks = (ant, bee) if who == "ant" else (bee, ant)
         await asks.request(who, ROW)
         heard.clear()
@@ -252,13 +252,13 @@ def last_word_test(who):
     return contract(body)
 
 
-# Who leaves has just answered the last word of a neighbour, which waits for that answer.
-test_what_ant_answers_arrives_although_it_closes_at_once = last_word_test("ant")
-test_what_bee_answers_arrives_although_it_closes_at_once = last_word_test("bee")
+# An agent that leaves has just answered the last request of a neighbour, which waits for that reply.
+test_a_reply_of_ant_arrives_although_ant_closes_at_once = last_reply_test("ant")
+test_a_reply_of_bee_arrives_although_bee_closes_at_once = last_reply_test("bee")
 
 
 @contract
-async def test_a_handler_that_has_begun_ends_even_if_the_sender_leaves(ground):
+async def test_a_running_handler_completes_even_if_the_sender_leaves(network):
     here, go, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def slow(peer, message):
@@ -267,7 +267,7 @@ async def test_a_handler_that_has_begun_ends_even_if_the_sender_leaves(ground):
         ended.set()
         return Reply(ReplyCode.OK)
 
-    ant, _ = await ground.start(bee=slow)
+    ant, _ = await network.start(bee=slow)
     task = asyncio.create_task(ant.request("bee", ROW))
     await here.wait()
     await ant.close()
@@ -278,8 +278,8 @@ async def test_a_handler_that_has_begun_ends_even_if_the_sender_leaves(ground):
 
 
 @contract
-async def test_a_caller_who_gives_up_harms_nobody(ground):
-    ant, _ = await ground.start()
+async def test_a_cancelled_request_does_not_harm_the_link(network):
+    ant, _ = await network.start()
     await ant.request("bee", ROW)
     task = asyncio.create_task(ant.request("bee", Message.of(MessageKind.ROW, 1, MEGABYTES)))
     for _ in range(3):
@@ -291,8 +291,8 @@ async def test_a_caller_who_gives_up_harms_nobody(ground):
 
 
 @contract
-async def test_a_caller_who_is_cancelled_while_the_link_ends_is_cancelled(ground):
-    """Else whoever asks on and on, and is to stop, never does: what it was told is lost as "unreachable"."""
+async def test_a_request_that_is_cancelled_while_the_link_ends_is_cancelled(network):
+    """Otherwise a cancellation would become `Unreachable`, and a caller that retries could not be stopped."""
     here = asyncio.Event()
 
     async def stuck(peer, message):
@@ -300,7 +300,7 @@ async def test_a_caller_who_is_cancelled_while_the_link_ends_is_cancelled(ground
         await asyncio.Event().wait()
 
     for steps in range(12):  # of the loop between the end of the link and the caller's
-        ant, bee = await ground.start(stuck, stuck)
+        ant, bee = await network.start(stuck, stuck)
         caller = asyncio.create_task(ant.request("bee", ROW))
         await here.wait()
         closing = asyncio.create_task(ant.close())
@@ -317,21 +317,21 @@ async def test_a_caller_who_is_cancelled_while_the_link_ends_is_cancelled(ground
 
 
 @contract
-async def test_either_side_may_be_restarted(ground):
-    ends = dict(zip(("ant", "bee"), await ground.start(), strict=True))
+async def test_either_side_may_be_restarted(network):
+    ends = dict(zip(("ant", "bee"), await network.start(), strict=True))
     for name, other in (("bee", "ant"), ("ant", "bee")):
         await ends[other].request(name, ROW)
         await ends[name].close()
-        ends[name] = ground.transport(name)
+        ends[name] = network.transport(name)
         await ends[name].start(Echo(f"new {name}"))
         assert (await until_answered(ends[other], name, ROW)).reason == f"new {name} heard {other}"
         assert (await until_answered(ends[name], other, ROW)).ok
 
 
-def test_a_peer_that_is_not_there_is_unreachable(kind):
+def test_an_absent_peer_is_unreachable(kind):
     async def body():
-        async with Ground(kind, idle_timeout=0.2) as ground:
-            ant = ground.transport("ant")
+        async with TwoAgents(kind, idle_timeout=0.2) as network:
+            ant = network.transport("ant")
             with pytest.raises(Unreachable):
                 await ant.request("bee", ROW)
             await ant.start(Echo("ant"))
@@ -344,11 +344,11 @@ def test_a_peer_that_is_not_there_is_unreachable(kind):
 # Links over gRPC.
 
 
-def test_the_generated_code_is_in_step_with_the_proto(tmp_path):
+def test_the_generated_code_agrees_with_the_proto(tmp_path):
     subprocess.run([ROOT / "scripts" / "generate-wire", tmp_path], check=True, timeout=60)
 
     def body(path):
-        """Without the version of the compiler."""
+        """The text without the version of the compiler."""
         text = path.read_text(encoding="utf-8")
         text = re.sub(r"# Protobuf Python Version: .*\n", "", text)
         return re.sub(r"ValidateProtobufRuntimeVersion\([^)]*\)", "", text)
@@ -379,8 +379,8 @@ def test_backoff_grows_from_a_fifth_of_a_second_to_three_and_varies():
     assert waits[0].next() <= 0.6
 
 
-def test_dialing_waits_as_backoff_says_and_goes_on_for_ever():
-    """No time passes: the pause is ours."""
+def test_dialling_follows_the_backoff_and_never_gives_up():
+    """No time passes: the test provides the pause."""
 
     async def body():
         waits, enough = [], asyncio.Event()
@@ -401,7 +401,7 @@ def test_dialing_waits_as_backoff_says_and_goes_on_for_ever():
     run(body())
 
 
-def test_after_a_link_the_next_attempt_comes_soon_again():
+def test_after_a_link_the_backoff_starts_again():
     class Longest(random.Random):
         def uniform(self, a, b):
             return b
@@ -447,7 +447,7 @@ def watched(limit=8.0):
     return clock, StallDetector(limit, clock), limit / CHECKS_PER_TIMEOUT
 
 
-def test_stall_detector_is_lost_with_what_stands_still_and_never_with_what_moves():
+def test_the_stall_detector_reports_what_stalls_and_never_what_progresses():
     clock, stalls, step = watched()
     stalls.note_progress("link")
     stalls.note_progress("body")
@@ -461,7 +461,7 @@ def test_stall_detector_is_lost_with_what_stands_still_and_never_with_what_moves
     assert stalls.stalled_item() is None
 
 
-def test_time_in_which_we_were_stopped_is_not_held_against_the_peer():
+def test_time_during_which_the_own_process_was_stopped_is_no_stall_of_the_peer():
     clock, stalls, step = watched()
     stalls.note_progress("link")
     clock.now += 1000
@@ -475,7 +475,7 @@ def test_time_in_which_we_were_stopped_is_not_held_against_the_peer():
 
 @settings(deadline=None)
 @given(st.integers(0, 3 * PIECE_BYTES + 5), st.integers(1, 255))
-def test_pieces_make_the_body_again(size, seed):
+def test_the_pieces_of_a_body_form_the_body(size, seed):
     body = bytes([seed]) * size
     incoming = IncomingBody(size, hashlib.sha256(body).digest(), size)
     ends = [incoming.add(piece) for piece in pieces(body)]
@@ -494,14 +494,14 @@ def test_a_piece_of_another_length_is_refused(size, length):
             incoming.add(bytes(length))
 
 
-def test_a_body_above_the_limit_is_refused_before_it_comes():
+def test_a_body_above_the_limit_is_refused_before_it_arrives():
     with pytest.raises(LinkEnded, match="oversized"):
         IncomingBody(1001, bytes(32), 1000)
     with pytest.raises(LinkEnded, match="digest"):
         IncomingBody(10, bytes(31), 1000)
 
 
-def test_what_is_told_is_told_once_per_peer_and_kind(caplog):
+def test_refusals_are_logged_once_per_peer_and_kind(caplog):
     refusals = RefusalLog("bee")
     for _ in range(100):
         refusals.report("ant", "chunk", "x")
@@ -517,7 +517,7 @@ def test_an_identity_that_the_manifest_does_not_list_is_refused():
         GrpcTransport(generate("ant"), federation.manifest)
 
 
-def test_a_port_that_is_taken_is_named():
+def test_a_port_in_use_is_named():
     async def body():
         federation = Federation()
         async with federation.started("bee"):
@@ -529,7 +529,7 @@ def test_a_port_that_is_taken_is_named():
     run(body())
 
 
-def test_who_is_dialled_by_nobody_opens_no_port():
+def test_an_agent_that_nobody_dials_opens_no_port():
     async def body():
         async with Federation(closed=["ant"]).started() as (ant, bee):
             await ant.request("bee", ROW)
@@ -539,7 +539,7 @@ def test_who_is_dialled_by_nobody_opens_no_port():
     run(body())
 
 
-def test_only_neighbours_can_be_asked():
+def test_requests_to_agents_that_are_no_neighbours_are_refused():
     async def body():
         async with Federation(("ant", "bee", "cat")).started() as (ant, _, cat):
             with pytest.raises(ValueError, match="neighbour"):
@@ -549,7 +549,7 @@ def test_only_neighbours_can_be_asked():
     run(body())
 
 
-def test_too_large_a_body_is_refused_at_home():
+def test_the_sender_refuses_a_body_that_is_too_large():
     async def body():
         async with Federation(largest_body=5000).started() as (ant, _):
             assert (await ant.request("bee", Message.of(MessageKind.ROW, 0, bytes(5000)))).ok
@@ -559,7 +559,7 @@ def test_too_large_a_body_is_refused_at_home():
     run(body())
 
 
-def test_no_more_requests_than_agreed_are_under_way():
+def test_no_more_requests_than_agreed_are_in_flight():
     async def body():
         working, most, go = 0, 0, asyncio.Event()
 
@@ -592,7 +592,7 @@ def test_agents_with_another_manifest_are_refused_and_both_say_so(caplog):
     async def body():
         addresses = {"ant": free_address(), "bee": free_address()}
         ours, theirs = (Federation(addresses=addresses, in_flight=k, idle_timeout=2.0) for k in (4, 5))
-        # Who dials comes last: the reason that counts is what was said, not that nobody listened yet.
+        # The dialling agent starts last, so that the error states the peer's reason.
         async with theirs.started("bee"), ours.started("ant") as (ant,):
             with pytest.raises(Unreachable, match="manifest"):
                 await ant.request("bee", ROW)
@@ -615,7 +615,7 @@ def test_three_agents_in_a_ring_over_mtls():
     run(body())
 
 
-# A bad network.
+# Unreliable networks.
 
 
 def through(proxy_to="bee", **rules):
@@ -624,7 +624,7 @@ def through(proxy_to="bee", **rules):
     return Federation(addresses={proxy_to: outside}, **rules), Proxy(inside, outside), inside
 
 
-def test_requests_survive_resets_by_being_sent_again():
+def test_requests_that_are_sent_again_survive_resets():
     async def body():
         federation, proxy, inside = through()
         ant, bee, echo = federation.transport("ant"), federation.transport("bee", listen=inside), Echo("bee")
@@ -649,7 +649,7 @@ def test_requests_survive_resets_by_being_sent_again():
 
 
 @pytest.mark.parametrize("name", ["ant", "bee"])
-def test_a_reset_in_the_middle_of_a_request_is_unreachable(name):
+def test_a_reset_during_a_request_makes_the_peer_unreachable(name):
     async def body():
         federation, proxy, inside = through()
         here = asyncio.Event()
@@ -675,7 +675,7 @@ def test_a_reset_in_the_middle_of_a_request_is_unreachable(name):
     run(body())
 
 
-def test_a_black_hole_ends_in_unreachable_after_the_idle_timeout_and_heals():
+def test_a_black_hole_makes_peers_unreachable_after_the_idle_timeout_and_recovers():
     async def body():
         federation, proxy, inside = through(idle_timeout=0.3)
         clock = asyncio.get_running_loop().time
@@ -700,8 +700,8 @@ def test_a_black_hole_ends_in_unreachable_after_the_idle_timeout_and_heals():
     run(body())
 
 
-def test_a_slow_link_that_moves_is_never_given_up():
-    """1 MB at 500 kB a second takes several idle timeouts, and arrives at the first attempt."""
+def test_a_slow_link_that_progresses_is_never_given_up():
+    """1.5 MB at 900 kB per second take several idle timeouts, and arrive at the first attempt."""
 
     async def body():
         federation, proxy, inside = through(idle_timeout=0.7)
@@ -724,7 +724,7 @@ def test_a_slow_link_that_moves_is_never_given_up():
     run(body())
 
 
-def test_a_network_that_lets_nobody_in_is_tried_again():
+def test_dialling_is_repeated_while_the_network_refuses_connections():
     async def body():
         federation, proxy, inside = through(idle_timeout=0.3)
         attempts, open_now = 0, asyncio.Event()
@@ -750,7 +750,7 @@ def test_a_network_that_lets_nobody_in_is_tried_again():
     run(body())
 
 
-def test_a_handler_that_never_answers_is_given_up_and_others_are_served():
+def test_a_handler_that_never_answers_is_given_up_and_other_requests_are_served():
     async def body():
         async def stuck(peer, message):
             if message.round == 13:

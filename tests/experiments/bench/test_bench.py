@@ -1,4 +1,4 @@
-"""`topdp bench`: equal work is compared, and what is missing is said. No test is about time."""
+"""Tests of `topdp bench`: contestants do equal work, and missing ones are reported. No test measures time."""
 
 import json
 from dataclasses import replace
@@ -16,7 +16,7 @@ TINY = bench_job.BenchJob(agents=4, batch=3, inputs=7, hidden=5, classes=3, degr
 
 @pytest.fixture
 def small(monkeypatch):
-    """Nothing large is copied, multiplied or drawn; every command's job is tiny."""
+    """Makes copies, products, draws and the jobs of all commands tiny."""
     monkeypatch.setattr(floors, "COPY_NUMBERS", 100)
     monkeypatch.setattr(floors, "MATRIX_SIDES", (4,))
     monkeypatch.setattr(floors, "CACHED_DRAW_NUMBERS", 100)
@@ -25,7 +25,7 @@ def small(monkeypatch):
     monkeypatch.setattr(growth, "MIN_TIMED_SECONDS", 0.0)
 
 
-def test_all_contestants_make_the_same_round():
+def test_all_contestants_compute_the_same_round():
     data = bench_job.BenchData.of(TINY)
     made = contestants.available(["vmap", "loop"])
     assert contestants.largest_difference(TINY, data, made) < 1e-4
@@ -35,7 +35,7 @@ def test_all_contestants_make_the_same_round():
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", contestants.OPACUS_CONTESTANTS)
-def test_opacus_makes_the_same_round(name):
+def test_opacus_computes_the_same_round(name):
     pytest.importorskip("opacus")
     assert (
         contestants.largest_difference(TINY, bench_job.BenchData.of(TINY), contestants.available([name]))
@@ -43,7 +43,7 @@ def test_opacus_makes_the_same_round(name):
     )
 
 
-def test_our_round_draws_its_noise_and_goes_on_after_the_plan():
+def test_the_round_of_topdp_draws_its_noise_and_continues_after_the_plan():
     data = bench_job.BenchData.of(TINY)
     quiet, noisy = (bench_job.topdp_round(TINY, data, noise)() for noise in (0.0, 1.0))
     spread = (noisy - quiet).std()
@@ -58,22 +58,22 @@ def test_an_unknown_contestant_is_refused():
         contestants.available(["gost"])
 
 
-def test_ratios_are_taken_within_turns(monkeypatch):
+def test_ratios_compare_times_of_the_same_turn(monkeypatch):
     turns = Turns({"topdp": np.array([1.0, 2.0, 4.0]), "loop": np.array([3.0, 6.0, 20.0])})
     assert turns.ratio("loop", "topdp") == {"best": 3.0, "median": 3.0, "low": 3.0, "high": 4.0}
     calls = []
     monkeypatch.setattr(bench_job, "TURN_SECONDS", 0.0)
     take_turns({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, 2)
-    assert calls == ["a", "b"] * 3  # once more than asked for, to warm up
+    assert calls == ["a", "b"] * 3  # one extra turn, to warm up
     clock = iter(range(100))
     monkeypatch.setattr(bench_job, "clock", lambda: (lambda: float(next(clock)), "ticks"))
     monkeypatch.setattr(bench_job, "TURN_SECONDS", 3.0)
     found = take_turns({"a": lambda: None}, 1)
-    assert found.seconds["a"].tolist() == [4 / 3]  # three runs until three ticks are over, then one to look
+    assert found.seconds["a"].tolist() == [4 / 3]  # three runs in three ticks, then one to read the clock
 
 
-def test_floors_count_what_a_round_must_do():
-    """Oracle: multiplications of the network's layers as torch counts them, for one example."""
+def test_floors_count_the_multiplications_of_a_round():
+    """Oracle: the multiplications of the network's layers as torch counts them, for one example."""
     from torch.utils.flop_counter import FlopCounterMode
 
     flat = TINY.network()
@@ -83,19 +83,19 @@ def test_floors_count_what_a_round_must_do():
     assert floors.multiplications(TINY) == TINY.agents * TINY.batch * counter.get_total_flops() // 2
 
 
-def test_parts_and_floors_of_a_tiny_round(small):
+def test_the_parts_of_a_round_have_times_and_floors(small):
     parts, rates, whole = floors.measure_parts(TINY, bench_job.BenchData.of(TINY), 2)
     assert [part.part for part in parts] == ["gradients", "noise", "mixing"]
     assert whole > 0 and all(part.seconds > 0 and part.floor > 0 for part in parts)
     assert min(rates.multiplications, rates.bytes, rates.draws) > 0
 
 
-def test_growth_takes_the_smallest_first_and_stops_in_time(small, monkeypatch, tmp_path):
+def test_growth_measures_the_smallest_sizes_first_and_stops_in_time(small, monkeypatch, tmp_path):
     sizes = {"agents": [(4, TINY), (8, replace(TINY, agents=8))], "degree": [(1, replace(TINY, degree=1))]}
     monkeypatch.setattr(growth, "series", lambda: sizes)
-    said = []
-    points, left_out = growth.measure_growth(1.0, said.append)
-    assert said == ["4 agents", "1 degree", "8 agents"] and not left_out
+    messages = []
+    points, left_out = growth.measure_growth(1.0, messages.append)
+    assert messages == ["4 agents", "1 degree", "8 agents"] and not left_out
     assert set(growth.exponents(points)) == {"agents"}
     assert growth.draw(points, tmp_path / "growth.png", "growth").stat().st_size > 1000
     clock = iter([0.0, 1.0, 61.0, 61.0])
@@ -104,14 +104,14 @@ def test_growth_takes_the_smallest_first_and_stops_in_time(small, monkeypatch, t
     assert [point.value for point in points] == [4] and left_out == ["1 degree", "8 agents"]
 
 
-def test_the_series_are_those_that_are_promised():
+def test_the_series_of_growth_cover_the_documented_sizes():
     made = growth.series()
     ends = {name: (series[0][0], series[-1][0]) for name, series in made.items()}
     assert ends["agents"] == (10, 10_000) and ends["degree"] == (1, 64) and ends["rounds"] == (10, 100_000)
     assert ends["parameters"][0] < 1e4 and ends["parameters"][1] == pytest.approx(1e7, rel=0.01)
 
 
-def test_the_command_says_what_it_found_and_what_is_missing(topdp, small, monkeypatch):
+def test_the_command_reports_results_and_missing_contestants(topdp, small, monkeypatch):
     monkeypatch.setattr(contestants, "has_opacus", lambda: False)
     words = ["bench", "--agents", "3", "--batch", "2", "--hidden", "4", "--turns", "2"]
     done = topdp(*words, "--against", "ghost,vmap", "--json")

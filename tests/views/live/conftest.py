@@ -1,4 +1,4 @@
-"""Live pages as a fixture."""
+"""A fixture that serves live pages."""
 
 from contextlib import ExitStack
 
@@ -8,6 +8,6 @@ from serving import served
 
 @pytest.fixture
 def serve():
-    """`served`, until the test is over. Asked for before `open_page`, it outlives the pages of a test."""
+    """`served` until the end of the test. If a test requests it before `open_page`, it outlives the pages."""
     with ExitStack() as stack:
         yield lambda *arguments, **options: stack.enter_context(served(*arguments, **options))

@@ -1,4 +1,4 @@
-"""Live pages for tests: a server in a thread on a free port, small runs, and the books of small agents."""
+"""Live pages for tests: a server in a thread on a free port, small runs, and ledgers of small agents."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from topdp.views.live.live_app import Dash, application
 from topdp.views.live.live_server import bound_socket, serve
 from topdp.views.live.page_access import Access
 
-sys.path.append(str(Path(__file__).parents[2] / "agents"))  # small federations are those of their tests
+sys.path.append(str(Path(__file__).parents[2] / "agents"))  # the tests of agents define small federations
 
 from history import Wire, federation
 
-PATIENCE = 20.0  # seconds for whatever is waited for; nothing waits that long on an idle machine
+PATIENCE = 20.0  # seconds to wait for anything; an idle machine needs less
 
 
 @contextmanager
 def served(paths, port=0, federation=None, certificate=None, key=None, **access):
-    """The address, the `Dash`, and `client`: httpx on it."""
+    """The address, the `Dash` and `client`, an httpx client of the server."""
     dash = Dash([path.resolve() for path in paths], federation)
     sock = bound_socket("127.0.0.1", port)
     stop = []
@@ -59,7 +59,7 @@ def served(paths, port=0, federation=None, certificate=None, key=None, **access)
 
 
 class directly:  # noqa: N801 - a context like `served`
-    """An application asked without a server: httpx on it, by the name `host`. Nothing runs beside it."""
+    """An httpx client of an application without a server, under the name `host`. Nothing runs beside it."""
 
     def __init__(self, app, host="127.0.0.1"):
         self._runner = asyncio.Runner()
@@ -83,7 +83,7 @@ class directly:  # noqa: N801 - a context like `served`
 
 
 def until(condition, what="it"):
-    """What `condition` gives once it gives something."""
+    """Waits until `condition` returns something, and returns it."""
     end = time.monotonic() + PATIENCE
     while time.monotonic() < end:
         if found := condition():
@@ -131,7 +131,7 @@ def books(folder, name="ada", federation="federation", releases=3, peers=("bob",
 
 
 def standing(folder, **changes):
-    """What a process of this test would have written there."""
+    """Writes a status file, as a process of this test would."""
     facts = {
         "process": os.getpid(),
         "begun": process_birth(os.getpid()),
@@ -144,9 +144,9 @@ def standing(folder, **changes):
 
 @contextmanager
 def living_federation(folder, agents=3, rounds=6):
-    """Agents that learn together in a thread, over links in memory, each with its monitor, until the end.
+    """Agents that learn together in a thread until the end, over links in memory, each with its monitor.
 
-    All are paused from the start: `resume` lets them go.
+    All are paused from the start; `resume` lets them continue.
     """
     made = federation(folder, agents=agents, rounds=rounds, idle_timeout=60.0)
     orders = [OperatorOrders(made.state(number)) for number in range(agents)]
@@ -182,7 +182,7 @@ def living_federation(folder, agents=3, rounds=6):
 
 
 class Held:
-    """A callback that holds a run after some round until it is let go."""
+    """A callback that pauses a run after some round until the test lets it continue."""
 
     def __init__(self, round):
         self.round, self.reached, self.go = round, threading.Event(), threading.Event()

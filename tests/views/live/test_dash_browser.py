@@ -1,4 +1,4 @@
-"""The live page in a browser: follows runs and agents, survives a restart, asks for its token, is usable."""
+"""Tests of the live page in a browser: updates, restarts of the server, tokens and accessibility."""
 
 import json
 import re
@@ -12,13 +12,13 @@ from topdp.runs.run import run
 from topdp.views.live.federation_page import FederationFeed, PublishingPlace
 
 MARKUP = 'a<img src=x onerror="alert(1)"><b>b'
-LOST = ("Failed to load resource", "net::ERR_")  # what the console says of a server that is gone
+LOST = ("Failed to load resource", "net::ERR_")  # what the console reports when the server is gone
 TOKEN = "t" * 32
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Two finished runs, one with markup in its name, a foreign one, and an agent; all pages can be shown."""
+    """Two finished runs, one with markup in its name, an unreadable run, and an agent: every kind of page."""
     folder = tmp_path_factory.mktemp("runs")
     run_in(folder / MARKUP)
     run_in(folder / "plain", **{"method.name": "plain"})
@@ -32,7 +32,7 @@ def ids(page):
     return {one["name"]: one["id"] for one in page.client.get("/api/runs").json()["sources"]}
 
 
-def test_a_running_simulation_is_followed(serve, open_page, tmp_path):
+def test_the_page_follows_a_running_simulation(serve, open_page, tmp_path):
     held = Held(3)
     config = small(tmp_path, rounds=5)
     folder = tmp_path / "runs"
@@ -45,7 +45,7 @@ def test_a_running_simulation_is_followed(serve, open_page, tmp_path):
     )
     training.start()
     try:
-        shows(page, "#runs tr", "running")  # appears by itself
+        shows(page, "#runs tr", "running")  # appears without a reload
         shows(page, "#runs tr", "3 of 5")
         page.click("text=mine")
         shows(page, ".state", "running")
@@ -56,14 +56,14 @@ def test_a_running_simulation_is_followed(serve, open_page, tmp_path):
         held.go.set()
     shows(page, ".state", "done")
     shows(page, ".card", re.compile(r"Rounds\s*5\s*of 5"))
-    assert page.evaluate("window.same.isConnected"), "the curve was drawn anew, and lost its zoom"
+    assert page.evaluate("window.same.isConnected"), "the curve was drawn again, and lost its zoom"
     training.join(60)
     account = json.loads((folder / "mine" / "privacy.json").read_text())
     wanted = account["epsilon"][account["guarantee"].replace("-", "_")]
     assert page.locator(f'.card [data-value="{wanted}"]').count() == 1
 
 
-def test_a_running_federation_is_followed(serve, open_page, tmp_path):
+def test_the_page_follows_a_running_federation(serve, open_page, tmp_path):
     server = serve([tmp_path / "agents"])
     with living_federation(tmp_path / "agents") as agents:
         page = open_page(f"{server.url}/federation")
@@ -78,7 +78,7 @@ def test_a_running_federation_is_followed(serve, open_page, tmp_path):
         assert own.locator("#links tbody tr").count() == 2
 
 
-def test_a_restarted_server_is_found_again(serve, open_page, tmp_path):
+def test_the_page_reconnects_to_a_restarted_server(serve, open_page, tmp_path):
     state = books(tmp_path / "ada")
     standing(state)
     with served([tmp_path]) as first:
@@ -86,7 +86,7 @@ def test_a_restarted_server_is_found_again(serve, open_page, tmp_path):
         shows(page, "#live", "live")
         shows(page, "#agents td", "2 of 8")
     shows(page, "#live", "connection lost, trying again")
-    standing(state, round=2, rounds=9)  # missed by the page
+    standing(state, round=2, rounds=9)  # the page misses this change
     with served([tmp_path], port=first.port):
         shows(page, "#live", "live")
         shows(page, "#agents td", "2 of 9")
@@ -94,7 +94,7 @@ def test_a_restarted_server_is_found_again(serve, open_page, tmp_path):
         shows(page, "#agents td", "2 of 10")
 
 
-def test_without_the_token_there_is_a_page_in_words(serve, open_page, runs):
+def test_without_the_token_a_page_explains_what_is_missing(serve, open_page, runs):
     server = serve([runs], token=TOKEN)
     page = open_page(server.url, expects=LOST)
     shows(page, "h1", "A token is needed")
@@ -121,43 +121,43 @@ def test_markup_in_names_stays_text(serve, open_page, runs):
     shows(page, "#problem", "Expected a run of format")
 
 
-def test_places_that_lie_do_not_spoil_the_page(serve, open_page, runs, monkeypatch):
-    """One name twice, names of a language's own, many links, and another story at every question."""
+def test_publishing_places_with_hostile_answers_do_not_break_the_page(serve, open_page, runs, monkeypatch):
+    """Duplicate and reserved names, many links, and a different answer to every request."""
     monkeypatch.setattr("topdp.views.live.federation_page.POLL_INTERVAL_SECONDS", 0.05)
-    asked = []
+    requests = []
 
-    def lies(place):
-        asked.append(place)
-        links = {f"n{k}": {"state": "heard", "received": len(asked)} for k in range(2500)}
+    def hostile_agents(place):
+        requests.append(place)
+        links = {f"n{k}": {"state": "heard", "received": len(requests)} for k in range(2500)}
         strange = {
             name: {"state": "silent", "received": None} for name in ("__proto__", "constructor", MARKUP)
         }
         agent = {
-            "federation": "f", "process": "running", "doing": None, "round": len(asked), "rounds": None,
+            "federation": "f", "process": "running", "doing": None, "round": len(requests), "rounds": None,
             "epsilon": 1e308, "budget": None, "charged_by": MARKUP, "paused": False, "stopped": None,
         }  # fmt: skip
         first = {**agent, "name": "__proto__", "links": {**strange, **links}}
         return [first, {**agent, "name": "twice", "links": {}}, {**agent, "name": "twice", "links": {}}]
 
-    monkeypatch.setattr("topdp.views.live.federation_page.fetch_agents", lies)
+    monkeypatch.setattr("topdp.views.live.federation_page.fetch_agents", hostile_agents)
     server = serve([runs], federation=FederationFeed([PublishingPlace("http://127.0.0.1:1", None)]))
     page = open_page(f"{server.url}/federation")
     shows(page, "#notes", "More than one place speaks for twice")
     shows(page, "#links-cut", "2000 of")
-    seen = len(asked)
-    until(lambda: page.wait_for_timeout(50) or len(asked) > seen + 5, "more lies")
+    seen = len(requests)
+    until(lambda: page.wait_for_timeout(50) or len(requests) > seen + 5, "more answers")
     page.wait_for_function(
         "n => Number(document.querySelector('#agents tr:nth-child(2) td:nth-child(3)').textContent) > n",
         arg=seen,
     )
-    assert page.locator("#agents tbody tr").count() == 4  # three, and the one of this machine
+    assert page.locator("#agents tbody tr").count() == 4  # three from elsewhere, and one of this machine
     text = page.locator("#links tbody").inner_text()
     assert "[object" not in text and "native code" not in text
     assert page.locator("main img, main b").count() == 0
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_pages_are_readable_and_reachable(serve, open_page, runs, dark):
+def test_pages_have_enough_contrast_and_work_by_keyboard(serve, open_page, runs, dark):
     server = serve([runs])
     known = ids(server)
     page = open_page(server.url, dark=dark, phone=dark)
@@ -173,20 +173,20 @@ def test_pages_are_readable_and_reachable(serve, open_page, runs, dark):
             reachable(page)
 
 
-def test_runs_are_chosen_and_compared_by_keyboard(serve, open_page, runs):
+def test_runs_can_be_selected_and_compared_by_keyboard(serve, open_page, runs):
     server = serve([runs])
     page = open_page(server.url)
     shows(page, "#runs input")
     boxes = page.locator("#runs input")
-    assert boxes.count() == 2  # not the foreign one
+    assert boxes.count() == 2  # not the unreadable run
     for number in range(2):
         boxes.nth(number).press("Space")
     page.locator("#runs button").press("Enter")
     shows(page, "h2", "Compared")
 
 
-def test_many_agents_are_histograms_and_one_neighbourhood(serve, open_page, tmp_path):
-    """Above 500 agents: their links would be a hairball."""
+def test_many_agents_are_shown_as_histograms_and_one_neighbourhood(serve, open_page, tmp_path):
+    """Above 500 agents a picture of all links would be unreadable."""
     agent = {
         "federation": "f", "process": "running", "doing": "waits", "round": 3, "rounds": 8, "epsilon": 0.5,
         "budget": 1.0, "charged_by": "adaptive", "paused": False, "stopped": None, "place": None, "age": 0,

@@ -1,4 +1,4 @@
-"""`topdp dash` from the command line: what is refused, and how it begins and ends."""
+"""Tests of `topdp dash` on the command line: errors, start and end."""
 
 import json
 import signal
@@ -14,7 +14,7 @@ from serving import PATIENCE, books, standing
 from topdp.errors import ExitCode
 
 LONG = {"client": "me", "values": {"topology.agents": "100", "topology.kind": "random", "rounds": "440"}}
-"""A question that takes the planner a quarter of a minute, and is not too long for it."""
+"""A request that takes the planner about 15 seconds, and stays within its limits."""
 
 
 @pytest.mark.parametrize(
@@ -56,14 +56,14 @@ def test_files_that_are_no_certificate_are_refused(topdp, tmp_path):
     assert done.code == ExitCode.INPUT and "expected PEM files" in done.err
 
 
-def test_without_its_parts_it_says_what_to_install(topdp, tmp_path, monkeypatch):
+def test_missing_packages_are_reported_with_the_command_to_install_them(topdp, tmp_path, monkeypatch):
     monkeypatch.setattr("topdp.cli.dash_command.DASH_PACKAGES", ("no_such_part",))
     done = topdp("dash", tmp_path)
     assert done.code == ExitCode.INPUT and "pip install -c constraints.txt '.[dash]'" in done.err
 
 
 @pytest.mark.slow
-def test_it_serves_until_it_is_asked_to_end_also_with_open_streams(tmp_path):
+def test_the_server_ends_soon_after_a_signal_despite_open_streams(tmp_path):
     standing(books(tmp_path / "ada"))
     command = [
         sys.executable,
@@ -93,14 +93,14 @@ def test_it_serves_until_it_is_asked_to_end_also_with_open_streams(tmp_path):
                     pieces = stream.iter_text()
                     assert "beat" in next(pieces)
                     planned = client.send(asking, stream=True)
-                    assert "toml" in next(planned.iter_lines())  # and now it computes
+                    assert "toml" in next(planned.iter_lines())  # the planner now computes
                     begun = time.monotonic()
                     process.send_signal(signal.SIGINT)
-                    assert list(pieces) is not None  # ended in order
+                    assert list(pieces) is not None  # the stream ended normally
                     planned.close()
             assert process.wait(PATIENCE) == ExitCode.DONE
             took = time.monotonic() - begun
-            assert took < 8, took  # a second or two on an idle machine
+            assert took < 8, took  # one or two seconds on an idle machine
             said = process.stderr.read()
             assert "in transit" in said and "Traceback" not in said
         finally:

@@ -1,4 +1,4 @@
-"""What agents publish elsewhere: asked for with a token, checked, shown with its age; and what is refused."""
+"""Tests of agents that are published elsewhere: fetched with a token, checked, and shown with their age."""
 
 import datetime
 import http.server
@@ -37,7 +37,7 @@ def ada(tmp_path):
 
 @contextmanager
 def answering(body, status=200, headers=()):
-    """A server that always says the same."""
+    """A server that always sends the same response."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
@@ -59,7 +59,7 @@ def answering(body, status=200, headers=()):
         server.server_close()
 
 
-def test_a_place_is_asked_with_its_token(ada):
+def test_a_publishing_place_is_fetched_with_its_token(ada):
     with served([ada], token=TOKEN, published=PUBLISH) as page:
         (found,) = fetch_agents(PublishingPlace(page.url, PUBLISH, "ada"))
         assert (found["name"], found["epsilon"], found["links"]["bob"]["state"]) == ("ada", 0.375, "heard")
@@ -71,8 +71,8 @@ def test_a_place_is_asked_with_its_token(ada):
         fetch_agents(PublishingPlace(page.url, PUBLISH))
 
 
-def signed(folder):
-    """A key, and a certificate for 127.0.0.1 that it has signed itself."""
+def self_signed_certificate(folder):
+    """A key, and a certificate for 127.0.0.1 that this key signs."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "ada")])
     here = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
@@ -86,8 +86,8 @@ def signed(folder):
     return folder / "certificate.pem", folder / "key.pem"
 
 
-def test_over_https_a_certificate_that_was_named_is_believed_and_no_other(ada, tmp_path):
-    certificate, key = signed(tmp_path)
+def test_over_https_only_the_configured_certificate_is_trusted(ada, tmp_path):
+    certificate, key = self_signed_certificate(tmp_path)
     with served([ada], certificate=certificate, key=key, token=TOKEN, published=PUBLISH) as page:
         assert [
             one["name"] for one in fetch_agents(PublishingPlace(page.url, PUBLISH, "ada", certificate))
@@ -124,26 +124,26 @@ def published(**changes):
         (published().replace(b'"ada"', b'"\\ud800"'), "response is invalid"),
     ],
 )
-def test_what_is_not_as_it_should_be_is_refused(body, words):
+def test_invalid_responses_are_refused(body, words):
     with answering(body) as url, pytest.raises(FetchError, match=words):
         fetch_agents(PublishingPlace(url, None))
 
 
-def test_a_token_is_not_sent_on_to_another_place(ada):
+def test_a_token_is_not_sent_to_the_target_of_a_redirect(ada):
     with served([ada]) as page:
         elsewhere = [("Location", page.url + "/api/published")]
         with answering(b"", 302, elsewhere) as url, pytest.raises(FetchError, match="HTTP status 302"):
             fetch_agents(PublishingPlace(url, PUBLISH))
 
 
-def test_nothing_but_what_is_published_is_passed_on():
+def test_only_published_facts_are_passed_on():
     with answering(published(scores={"accuracy": 0.9}, extra="secret")) as url:
         assert "secret" not in str(fetch_agents(PublishingPlace(url, None))) and "0.9" not in str(
             fetch_agents(PublishingPlace(url, None))
         )
 
 
-def test_the_page_has_own_agents_and_others_and_says_who_was_lost(ada, tmp_path, monkeypatch):
+def test_the_page_shows_local_and_remote_agents_and_reports_lost_ones(ada, tmp_path, monkeypatch):
     monkeypatch.setattr(federation_page, "POLL_INTERVAL_SECONDS", 0.05)
     standing(books(tmp_path / "here" / "bob", "bob", peers=("ada",)))
     with served([ada / "ada"], published=PUBLISH, token=TOKEN) as there:
@@ -153,9 +153,9 @@ def test_the_page_has_own_agents_and_others_and_says_who_was_lost(ada, tmp_path,
             def view():
                 return page.client.get("/api/federation").json()
 
-            until(lambda: view()["places"][0]["problem"] is None, "ada to be heard")
+            until(lambda: view()["places"][0]["problem"] is None, "ada to answer")
             assert [one["name"] for one in view()["agents"]] == ["bob", "ada"]
-    # The place is gone; what it said stays, with how long ago.
+    # The place is gone; its last answer stays, with its age.
     with served([tmp_path / "here"], federation=asked) as page:
         problem = "the server cannot be reached"
         until(lambda: view_of(page)["places"][0]["problem"] == problem, "ada to be lost")
@@ -167,7 +167,7 @@ def view_of(page):
     return page.client.get("/api/federation").json()
 
 
-def test_a_file_of_places(tmp_path):
+def test_the_documented_file_of_places_is_read(tmp_path):
     (tmp_path / "ada-published.token").write_text(PUBLISH + "\n")
     (tmp_path / "ada-published.token").chmod(0o600)
     (tmp_path / "ada.pem").write_text("certificate")

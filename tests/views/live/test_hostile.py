@@ -1,4 +1,4 @@
-"""The live page against folders, servers and visitors that mean it ill."""
+"""Tests of the live page against malicious folders, servers and visitors."""
 
 import json
 import os
@@ -27,8 +27,8 @@ def run(tmp_path_factory):
 
 
 @pytest.fixture
-def ill(run, tmp_path):
-    """An agent that is well, and beside it a run that a test makes ill: (folder of both, the run)."""
+def damaged_run(run, tmp_path):
+    """An intact agent beside a run that a test damages: (folder of both, the run)."""
     shutil.copytree(run, tmp_path / "ill")
     books(tmp_path / "well")
     standing(tmp_path / "well")
@@ -44,8 +44,8 @@ def told(page, kind, name):
 
 
 @pytest.mark.parametrize("name", ["run.json", "config.toml", "metrics.jsonl", "privacy.json", "plan.npz"])
-def test_what_a_link_leads_to_is_not_read(ill, name):
-    place, path = ill
+def test_symbolic_links_are_not_read(damaged_run, name):
+    place, path = damaged_run
     outside = place / "outside.json"
     outside.write_text(json.dumps({SECRET: SECRET}))
     (path / name).unlink()
@@ -60,14 +60,14 @@ def test_what_a_link_leads_to_is_not_read(ill, name):
 @pytest.mark.parametrize(
     ("folder", "name"), [("ill", "metrics.jsonl"), ("ill", "privacy.json"), ("well", "status.json")]
 )
-def test_a_pipe_is_not_waited_for(ill, folder, name):
-    place, _ = ill
+def test_the_watch_does_not_wait_for_a_pipe(damaged_run, folder, name):
+    place, _ = damaged_run
     (place / folder / name).unlink()
     os.mkfifo(place / folder / name)
-    looked = threading.Thread(target=DiskWatch([place]).scan, daemon=True)
-    looked.start()
-    looked.join(20)
-    assert not looked.is_alive(), "looks at a pipe for ever"
+    watching = threading.Thread(target=DiskWatch([place]).scan, daemon=True)
+    watching.start()
+    watching.join(20)
+    assert not watching.is_alive(), "the watch reads a pipe for ever"
 
 
 @pytest.mark.parametrize(
@@ -79,16 +79,16 @@ def test_a_pipe_is_not_waited_for(ill, folder, name):
         {"\ud800": {"mean": 1}},
     ],
 )
-def test_one_that_is_damaged_hides_no_other(ill, line):
-    place, path = ill
+def test_a_damaged_run_does_not_hide_other_sources(damaged_run, line):
+    place, path = damaged_run
     (path / "metrics.jsonl").write_text(json.dumps({"round": 1, **line}) + "\n")
     with served([place]) as page:
         assert "damaged" in told(page, "run", "ill")["problem"]
         assert told(page, "agent", "well")["problem"] is None
 
 
-def test_what_is_wrong_says_nothing_of_where_it_is(ill):
-    place, path = ill
+def test_errors_do_not_reveal_the_path_of_a_folder(damaged_run):
+    place, path = damaged_run
     (path / "config.toml").unlink()
     (place / "well" / "ledger.sqlite").write_bytes(
         b"nothing of the kind, and long enough to be looked at" * 50
@@ -101,15 +101,15 @@ def test_what_is_wrong_says_nothing_of_where_it_is(ill):
         assert str(place) not in "".join(said)
 
 
-def test_another_programs_status_hides_nobody(ill):
-    place, _ = ill
+def test_a_status_file_of_another_program_hides_no_source(damaged_run):
+    place, _ = damaged_run
     file = place / "well" / "status.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "begun": 3}))
     assert {kind for kind, _ in DiskWatch([place]).scan()} == {"run", "agent"}
 
 
-def test_names_that_are_no_text_or_markup_are_names(ill):
-    place, path = ill
+def test_folder_names_with_markup_or_invalid_text_are_shown_as_text(damaged_run):
+    place, path = damaged_run
     path.rename(place / os.fsdecode(b"<b>\xff"))
     with served([place]) as page:
         found = told(page, "run", "<b>\ufffd")
@@ -117,9 +117,9 @@ def test_names_that_are_no_text_or_markup_are_names(ill):
         assert page.client.get(f"/api/runs/{found['id']}/facts").json()["name"] == "<b>\ufffd"
 
 
-def test_a_folder_may_go_while_it_is_watched(ill, monkeypatch):
+def test_a_folder_may_disappear_while_it_is_watched(damaged_run, monkeypatch):
     monkeypatch.setattr(disk_watch, "SCAN_INTERVAL_SECONDS", 0.02)
-    place, path = ill
+    place, path = damaged_run
     with served([place]) as page:
         id = told(page, "run", "ill")["id"]
         path.rename(place / ".gone")
@@ -128,7 +128,7 @@ def test_a_folder_may_go_while_it_is_watched(ill, monkeypatch):
         until(lambda: page.client.get(f"/runs/{id}").status_code == 404, "the run to be gone")
 
 
-def test_of_too_many_the_newest_are_shown(tmp_path):
+def test_above_the_limit_the_newest_sources_are_shown(tmp_path):
     for number, age in enumerate((50, 10, 40, 20, 30)):
         file = tmp_path / f"run-{number}" / "run.json"
         file.parent.mkdir()
@@ -138,20 +138,20 @@ def test_of_too_many_the_newest_are_shown(tmp_path):
     assert [one.name for one in found.sources] == ["run-1", "run-3"] and found.cut
 
 
-def test_a_file_that_is_too_large_for_a_page_is_not_read(ill, monkeypatch):
+def test_a_file_that_is_too_large_for_a_page_is_not_read(damaged_run, monkeypatch):
     monkeypatch.setattr(live_sources, "MAX_OTHER_FILE_BYTES", 10)
-    (source,) = (one for one in live_sources.find_sources([ill[0]]).sources if one.name == "ill")
+    (source,) = (one for one in live_sources.find_sources([damaged_run[0]]).sources if one.name == "ill")
     assert "Use topdp report" in summary(source)["problem"]
 
 
-def test_a_plan_that_unpacks_to_too_much_is_not_read(ill, monkeypatch):
-    (source,) = (one for one in live_sources.find_sources([ill[0]]).sources if one.name == "ill")
+def test_a_plan_that_is_too_large_once_unpacked_is_not_read(damaged_run, monkeypatch):
+    (source,) = (one for one in live_sources.find_sources([damaged_run[0]]).sources if one.name == "ill")
     assert summary(source)["problem"] is None
     monkeypatch.setattr(live_sources, "MAX_UNPACKED_PLAN_BYTES", 1000)
     assert "too large once unpacked" in summary(source)["problem"]
 
 
-def test_one_that_takes_long_keeps_nobody_from_another(tmp_path):
+def test_a_slow_source_does_not_delay_other_sources(tmp_path):
     books(tmp_path / "slow", "slow")
     books(tmp_path / "quick", "quick")
     slow, quick = sorted(live_sources.find_sources([tmp_path]).sources, key=lambda one: one.name == "quick")
@@ -176,18 +176,18 @@ def test_one_that_takes_long_keeps_nobody_from_another(tmp_path):
     assert found == [b'{"name": "quick"}']
 
 
-def test_a_fault_of_ours_is_told_in_words(tmp_path):
+def test_an_internal_error_is_reported_in_words(tmp_path):
     books(tmp_path / "ada")
     (source,) = live_sources.find_sources([tmp_path]).sources
     assert "show them: ZeroDivisionError" in json.loads(AnswerCache(lambda one: 1 / 0).get(source))["problem"]
 
 
-# Servers elsewhere
+# Remote servers
 
 
 @contextmanager
-def dripping(first, drop):
-    """A server that says `first`, and then `drop` again and again."""
+def drip_server(first, drop):
+    """A server that sends `first`, and then `drop` again and again."""
     server = socket.create_server(("127.0.0.1", 0))
     over = threading.Event()
 
@@ -223,16 +223,16 @@ def dripping(first, drop):
         (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
     ],
 )
-def test_who_answers_in_drops_is_cut_off(first, drop, monkeypatch):
+def test_a_server_that_answers_in_drops_times_out(first, drop, monkeypatch):
     monkeypatch.setattr(remote_fetch, "RESPONSE_SECONDS", 0.2)
     with (
-        dripping(first, drop) as url,
+        drip_server(first, drop) as url,
         pytest.raises(FetchError, match=r"not answer in time|cannot be reached"),
     ):
         fetch_agents(PublishingPlace(url, None))
 
 
-def test_a_place_that_never_answers_keeps_no_other_waiting(ill, monkeypatch):
+def test_a_publishing_place_that_never_answers_does_not_delay_others(damaged_run, monkeypatch):
     asked, go = threading.Event(), threading.Event()
 
     def answer(place):
@@ -243,16 +243,17 @@ def test_a_place_that_never_answers_keeps_no_other_waiting(ill, monkeypatch):
 
     monkeypatch.setattr("topdp.views.live.federation_page.fetch_agents", answer)
     federation = FederationFeed([PublishingPlace("slow", None), PublishingPlace("quick", None)])
-    with served([ill[0]], federation=federation) as page:
+    with served([damaged_run[0]], federation=federation) as page:
         assert asked.wait(20)
         until(
-            lambda: page.client.get("/api/federation").json()["places"][1]["problem"] is None, "the quick one"
+            lambda: page.client.get("/api/federation").json()["places"][1]["problem"] is None,
+            "the quick place",
         )
         assert page.client.get("/api/federation").json()["places"][0]["problem"] == "not asked yet"
         go.set()
 
 
-def test_a_fault_is_not_the_last_question(ill, monkeypatch):
+def test_after_an_internal_error_the_next_request_follows(damaged_run, monkeypatch):
     monkeypatch.setattr("topdp.views.live.federation_page.POLL_INTERVAL_SECONDS", 0.01)
     answers = [ZeroDivisionError]
 
@@ -262,10 +263,12 @@ def test_a_fault_is_not_the_last_question(ill, monkeypatch):
         return []
 
     monkeypatch.setattr("topdp.views.live.federation_page.fetch_agents", answer)
-    with served([ill[0]], federation=FederationFeed([PublishingPlace("http://127.0.0.1", None)])) as page:
+    with served(
+        [damaged_run[0]], federation=FederationFeed([PublishingPlace("http://127.0.0.1", None)])
+    ) as page:
         until(
             lambda: page.client.get("/api/federation").json()["places"][0]["problem"] is None,
-            "the next question",
+            "the next request",
         )
 
 
@@ -273,7 +276,7 @@ def test_a_fault_is_not_the_last_question(ill, monkeypatch):
 
 
 def ended(visitor):
-    """Whether the other side has closed, by a word or without one."""
+    """Whether the other side has closed the connection, normally or by a reset."""
     try:
         return visitor.recv(1) == b""
     except ConnectionError:
@@ -281,32 +284,38 @@ def ended(visitor):
 
 
 @pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.1\r\nHost: localhost\r\nX: "])
-def test_who_opens_a_connection_and_does_not_ask_loses_it(ill, monkeypatch, said):
+def test_a_connection_without_a_complete_request_is_closed(damaged_run, monkeypatch, said):
     monkeypatch.setattr(live_server, "REQUEST_SECONDS", 0.2)
-    with served([ill[0]]) as page, socket.create_connection(("127.0.0.1", page.port), timeout=20) as visitor:
+    with (
+        served([damaged_run[0]]) as page,
+        socket.create_connection(("127.0.0.1", page.port), timeout=20) as visitor,
+    ):
         visitor.sendall(said)
         assert ended(visitor)
         assert page.client.get("/api/runs").status_code == 200
 
 
-def test_who_answers_nothing_after_a_refusal_loses_it_too(ill, monkeypatch):
-    """The rest of a body that nobody waits for is no way to stay."""
+def test_a_connection_whose_request_was_refused_is_closed(damaged_run, monkeypatch):
+    """A visitor cannot keep the connection by sending more of a body that nobody reads."""
     monkeypatch.setattr(live_server, "REQUEST_SECONDS", 0.2)
     head = b"POST /api/runs HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\nx"
-    with served([ill[0]]) as page, socket.create_connection(("127.0.0.1", page.port), timeout=20) as visitor:
+    with (
+        served([damaged_run[0]]) as page,
+        socket.create_connection(("127.0.0.1", page.port), timeout=20) as visitor,
+    ):
         visitor.sendall(head)
         while not ended(visitor):
             visitor.sendall(b"x")
 
 
-def test_there_is_an_end_to_connections(ill, monkeypatch):
+def test_the_number_of_connections_is_limited(damaged_run, monkeypatch):
     monkeypatch.setattr(live_server, "MAX_CONNECTIONS", 3)
-    with served([ill[0]]) as page:
+    with served([damaged_run[0]]) as page:
         visitors = [socket.create_connection(("127.0.0.1", page.port), timeout=20) for _ in range(4)]
-        assert ended(visitors[-1])  # httpx has one already
+        assert ended(visitors[-1])  # httpx already has one
         for one in visitors:
             one.close()
-        until(lambda: _answers(page.port), "the others to be gone")
+        until(lambda: _answers(page.port), "the other connections to close")
 
 
 def _answers(port):
@@ -319,7 +328,7 @@ def _answers(port):
 
 
 @pytest.mark.parametrize("site", ["cross-site", "same-site"])
-def test_another_program_of_this_machine_is_another_site(ill, site):
-    with served([ill[0]]) as page:
+def test_requests_from_other_sites_of_the_same_machine_are_refused(damaged_run, site):
+    with served([damaged_run[0]]) as page:
         assert page.client.get("/api/runs", headers={"sec-fetch-site": site}).status_code == 403
         assert page.client.get("/api/runs", headers={"sec-fetch-site": "same-origin"}).status_code == 200

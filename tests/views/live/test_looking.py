@@ -1,4 +1,4 @@
-"""What is found, what is read of it, and when: sources, summaries, watching, an agent's view."""
+"""Tests of what the live page reads, and when: sources, summaries, changes on disk, and an agent's view."""
 
 import json
 import time
@@ -17,7 +17,7 @@ def kinds(paths):
     return [(one.kind, one.name) for one in live_sources.find_sources(paths).sources]
 
 
-def test_runs_and_agents_are_found_below_what_was_named(tmp_path):
+def test_runs_and_agents_are_found_below_the_named_folders(tmp_path):
     for place in ("a", "sweep/x/seed-0", ".hidden"):
         (tmp_path / place).mkdir(parents=True)
         (tmp_path / place / "run.json").write_text("{}")
@@ -35,7 +35,7 @@ def test_links_are_not_followed(tmp_path):
     assert kinds([tmp_path / "inside"]) == []
 
 
-def test_there_is_an_end_to_what_is_shown(tmp_path):
+def test_the_number_of_shown_sources_is_limited(tmp_path):
     for number in range(4):
         (tmp_path / str(number)).mkdir()
         (tmp_path / str(number) / "run.json").write_text("{}")
@@ -53,7 +53,7 @@ def test_a_wrong_path_is_named(tmp_path):
             live_sources.expect_folders([path])
 
 
-def test_a_run_in_one_line(tmp_path):
+def test_the_summary_of_a_run_contains_state_rounds_and_score(tmp_path):
     run_in(tmp_path / "one")
     (source,) = live_sources.find_sources([tmp_path]).sources
     found = disk_watch.summary(source)
@@ -63,19 +63,19 @@ def test_a_run_in_one_line(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["{}", "[]", "not json", '{"format": 1}', ""])
-def test_a_foreign_or_damaged_run_is_listed_with_what_is_wrong(tmp_path, text):
+def test_a_run_that_cannot_be_read_is_listed_with_the_problem(tmp_path, text):
     (tmp_path / "run.json").write_text(text)
     found = disk_watch.summary(live_sources.LiveSource("run", tmp_path, "x"))
     assert found["state"] == "cannot be read" and "Expected a run" in found["problem"]
 
 
-def test_damaged_books_are_listed_with_what_is_wrong(tmp_path):
+def test_a_damaged_ledger_is_listed_with_the_problem(tmp_path):
     (tmp_path / "ledger.sqlite").write_text("nothing of the kind, and long enough to be looked at " * 50)
     found = disk_watch.summary(live_sources.LiveSource("agent", tmp_path, "x"))
     assert found["state"] == "cannot be read" and "damaged" in found["problem"]
 
 
-def test_the_last_line_is_found_without_reading_the_rest(tmp_path, monkeypatch):
+def test_only_the_end_of_a_file_is_read_for_its_last_line(tmp_path, monkeypatch):
     file = tmp_path / "metrics.jsonl"
     file.write_text("".join(json.dumps({"round": n, "x": "y" * 50}) + "\n" for n in range(1000)))
     assert disk_watch.last_line(file)["round"] == 999
@@ -87,7 +87,7 @@ def test_the_last_line_is_found_without_reading_the_rest(tmp_path, monkeypatch):
     assert disk_watch.last_line(tmp_path / "none") is None
 
 
-def test_only_what_has_changed_is_read_again(tmp_path, monkeypatch):
+def test_only_changed_sources_are_read_again(tmp_path, monkeypatch):
     books(tmp_path / "ada")
     books(tmp_path / "bob", "bob")
     read = []
@@ -104,7 +104,7 @@ def test_only_what_has_changed_is_read_again(tmp_path, monkeypatch):
     assert len(watch.scan()) == 1 and read[-1] == "cat"
 
 
-def test_what_takes_long_to_read_is_read_less_often(tmp_path, monkeypatch):
+def test_sources_that_are_slow_to_read_are_read_less_often(tmp_path, monkeypatch):
     books(tmp_path / "ada")
     clock = [100.0]
 
@@ -123,7 +123,7 @@ def test_what_takes_long_to_read_is_read_less_often(tmp_path, monkeypatch):
     assert len(watch.scan()) == 1
 
 
-def test_a_death_that_is_written_nowhere_is_a_change(tmp_path):
+def test_the_death_of_a_process_changes_the_version_of_its_source(tmp_path):
     books(tmp_path / "ada")
     standing(tmp_path / "ada")
     (source,) = live_sources.find_sources([tmp_path]).sources
@@ -143,14 +143,14 @@ def test_answers_are_kept_until_something_changes(tmp_path):
     assert answers.get(source) == b'{"asked": 2}'
 
 
-def test_numbers_that_json_does_not_know_are_told_as_damage(tmp_path):
+def test_values_that_json_cannot_contain_are_reported_as_a_problem(tmp_path):
     books(tmp_path / "ada")
     (source,) = live_sources.find_sources([tmp_path]).sources
     answer = json.loads(AnswerCache(lambda one: {"loss": float("nan")}).get(source))
     assert "but cannot show them" in answer["problem"]
 
 
-# An agent's own view, and what others see of it
+# An agent's own view, and the part that it publishes
 
 
 def test_an_agents_view_has_its_links_and_its_ledger(tmp_path):
@@ -166,14 +166,14 @@ def test_an_agents_view_has_its_links_and_its_ledger(tmp_path):
     assert view["links"]["bob"]["sent"] == 4 and view["links"]["bob"]["received"] == 0
 
 
-def test_a_long_ledger_is_thinned_and_keeps_its_ends(tmp_path, monkeypatch):
+def test_the_charges_of_a_long_ledger_are_thinned_but_keep_both_ends(tmp_path, monkeypatch):
     monkeypatch.setattr("topdp.views.live.agent_page.MAX_SHOWN_CHARGES", 10)
     state = books(tmp_path / "ada", releases=38)
     rounds = [one["round"] for one in agent_view(state)["charges"]]
     assert rounds[0] == 0 and rounds[-1] == 37 and len(rounds) <= 11
 
 
-def test_what_is_not_running_says_nothing_of_its_links(tmp_path):
+def test_the_links_of_an_agent_that_does_not_run_are_unknown(tmp_path):
     state = books(tmp_path / "ada")
     standing(state, state="ended", code=0)
     view = agent_view(state)
@@ -186,18 +186,18 @@ def test_neither_parameters_nor_scores_are_published(tmp_path):
         state, scores={"round": 2, "on": "test", "records": 9, "loss": 1.0, "metrics": {"accuracy": 0.75}}
     )
     view = agent_view(state)
-    assert view["scores"]["metrics"] == {"accuracy": 0.75}  # for its owner
-    told = published(view)
-    assert set(told) == {*PUBLISHED_FACTS, "links"}
-    assert "0.75" not in json.dumps(told) and "parameters" not in json.dumps(view)
+    assert view["scores"]["metrics"] == {"accuracy": 0.75}  # the agent's owner sees them
+    shown = published(view)
+    assert set(shown) == {*PUBLISHED_FACTS, "links"}
+    assert "0.75" not in json.dumps(shown) and "parameters" not in json.dumps(view)
     ledger = Ledger(state, writable=False)
     digests = [digest for entry in ledger.entries() for digest in entry.digests.values()]
     ledger.close()
     assert digests and not any(digest in json.dumps(view) for digest in digests)
 
 
-def test_looking_does_not_stop_an_agent_from_writing(tmp_path):
-    """Books that are being read can be written, and a view is of one moment."""
+def test_a_reader_does_not_stop_an_agent_from_writing(tmp_path):
+    """A ledger that is being read can be written, and a view shows one moment."""
     ledger = Ledger(tmp_path / "ada", "federation", "ada")
     try:
         from topdp.agents.ledger.ledger_entries import ReleaseCost

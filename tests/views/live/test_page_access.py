@@ -1,4 +1,4 @@
-"""Who sees the live page: names, tokens, cookies, headers; and what can be asked for at all."""
+"""Tests of access to the live page: host names, tokens, cookies, headers, methods and paths."""
 
 import pytest
 from serving import books, directly, served, standing
@@ -27,7 +27,7 @@ def with_token(token):
     return {"Authorization": f"Bearer {token}"}
 
 
-def test_every_answer_has_the_headers_whatever_it_is(agent):
+def test_every_response_has_the_security_headers(agent):
     with client([agent]) as asked:
         for path in ("/", "/nowhere", "/api/runs", "/static/dash.js", "/runs/x", "/compare"):
             found = asked.get(path).headers
@@ -41,7 +41,7 @@ def test_every_answer_has_the_headers_whatever_it_is(agent):
         )
 
 
-def test_nothing_is_inline_on_a_page(agent):
+def test_pages_have_no_inline_scripts_or_styles(agent):
     with client([agent]) as asked:
         id = asked.get("/api/runs").json()["sources"][0]["id"]
         for path in ("/", "/federation", f"/agents/{id}", "/nowhere"):
@@ -62,12 +62,12 @@ def test_without_a_token_only_loopback_names_are_answered(agent, host):
 
 
 @pytest.mark.parametrize("host", ["localhost:9999", "127.0.0.1", "[::1]:80"])
-def test_loopback_has_several_names(agent, host):
+def test_all_names_of_loopback_are_accepted(agent, host):
     with client([agent], host) as asked:
         assert asked.get("/api/runs").status_code == 200
 
 
-def test_with_a_token_nothing_is_told_without_it(agent):
+def test_requests_without_the_token_are_refused_and_reveal_nothing(agent):
     with client([agent], token=TOKEN, published=PUBLISH) as asked:
         wrong = ({}, with_token("x" * 32), with_token(""), {"Cookie": f"topdp-dash={TOKEN}"}, {"Cookie": "a"})
         for path in PAGES:
@@ -80,14 +80,14 @@ def test_with_a_token_nothing_is_told_without_it(agent):
         assert asked.get("/static/dash.css").status_code == 200
 
 
-def test_the_token_of_what_is_published_opens_that_alone(agent):
+def test_the_publishing_token_opens_only_the_published_facts(agent):
     with client([agent], token=TOKEN, published=PUBLISH) as asked:
         found = asked.get("/api/published", headers=with_token(PUBLISH))
         assert [one["name"] for one in found.json()["agents"]] == ["ada"]
         assert asked.get(f"/?token={PUBLISH}").status_code == 401
 
 
-def test_a_token_in_the_address_becomes_a_cookie_that_is_not_the_token(agent):
+def test_a_token_in_the_address_becomes_a_cookie_that_does_not_contain_it(agent):
     with client([agent], token=TOKEN) as asked:
         answer = asked.get(f"/?token={TOKEN}")
         said = answer.headers["set-cookie"]
@@ -96,13 +96,13 @@ def test_a_token_in_the_address_becomes_a_cookie_that_is_not_the_token(agent):
         assert asked.get("/api/runs").status_code == 200  # the client keeps cookies
 
 
-def test_a_cookie_is_for_https_alone_where_that_is_spoken(agent):
+def test_over_https_the_cookie_is_marked_secure(agent):
     with client([agent], secure=True, token=TOKEN) as asked:
         assert "Secure" in asked.get(f"/?token={TOKEN}").headers["set-cookie"]
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
-def test_nothing_can_be_changed(agent, method):
+def test_methods_that_change_something_are_refused(agent, method):
     with client([agent]) as asked:
         assert asked.request(method, "/api/runs").status_code == 405
 
@@ -117,7 +117,7 @@ def test_other_sites_are_refused(agent):
         assert ours.status_code != 403
 
 
-def test_no_path_leads_outside(agent):
+def test_no_path_reads_files_outside_the_served_folders(agent):
     (agent / "secret.js").write_text("secret")
     ways = [
         "../secret.js",
@@ -135,7 +135,7 @@ def test_no_path_leads_outside(agent):
         assert page.client.get("/api/runs/%2e%2e%2f/facts").status_code == 404
 
 
-def test_a_token_file_is_made_for_its_owner_alone(tmp_path, monkeypatch):
+def test_only_the_owner_can_read_a_new_token_file(tmp_path, monkeypatch):
     made = token_from(tmp_path / "token", "NO_SUCH")
     assert len(made) > 40 and (tmp_path / "token").stat().st_mode & 0o777 == 0o600
     assert token_from(tmp_path / "token", "NO_SUCH") == made
@@ -144,7 +144,7 @@ def test_a_token_file_is_made_for_its_owner_alone(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("text", ["short", "", "spaces in the token here", "ümläute-are-not-for-headers"])
-def test_a_token_that_is_none_is_refused(tmp_path, text):
+def test_invalid_tokens_are_refused(tmp_path, text):
     (tmp_path / "token").write_text(text)
     (tmp_path / "token").chmod(0o600)
     with pytest.raises(InputError, match="expected a token of at least 16"):

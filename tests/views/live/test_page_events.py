@@ -1,4 +1,4 @@
-"""Events: numbered, resumed, reset; slow and too many listeners; an end while somebody listens."""
+"""Tests of events: numbers, resumption, resets, slow or too many listeners, and the end of the server."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ def parsed(text):
 
 
 def heard(events, after, count):
-    """The first `count` events, beats left out."""
+    """The first `count` events without heartbeats."""
 
     async def listening():
         found = []
@@ -35,7 +35,7 @@ def heard(events, after, count):
     return asyncio.run(listening())
 
 
-def test_who_comes_again_hears_what_was_missed_and_nothing_twice():
+def test_a_listener_that_reconnects_gets_each_missed_event_once():
     events = Events()
     for number in range(5):
         events.publish("run", {"number": number})
@@ -47,14 +47,14 @@ def test_who_comes_again_hears_what_was_missed_and_nothing_twice():
 @pytest.mark.parametrize(
     "after", ["other-3", "", "x", "START-99", "START--1", "START-9" + "9" * 30, "START-²"]
 )
-def test_who_names_what_is_not_known_begins_anew(after):
+def test_a_listener_with_an_unknown_event_number_gets_a_reset(after):
     events = Events()
     events.publish("run", {})
     (event,) = events.missed(after.replace("START", events.start))
     assert (event.kind, event.name) == ("reset", events.last)
 
 
-def test_who_was_away_too_long_begins_anew(monkeypatch):
+def test_a_listener_that_missed_too_many_events_gets_a_reset(monkeypatch):
     monkeypatch.setattr(page_events, "MAX_STORED_EVENTS", 3)
     events = Events()
     for number in range(5):
@@ -63,7 +63,7 @@ def test_who_was_away_too_long_begins_anew(monkeypatch):
     assert [event.facts["number"] for event in events.missed(f"{events.start}-2")] == [2, 3, 4]
 
 
-def test_one_visitor_cannot_keep_another_out(tmp_path):
+def test_one_visitor_cannot_take_all_connections(tmp_path):
     with served([tmp_path]) as page:
         greedy = [streamed(page, {"User-Agent": "greedy"}) for _ in range(MAX_LISTENERS_PER_VISITOR)]
         for one in greedy:
@@ -73,18 +73,18 @@ def test_one_visitor_cannot_keep_another_out(tmp_path):
         other = streamed(page, {"User-Agent": "another"})
         assert next(other)[1] == "beat"
         greedy[0].close()
-        until(lambda: page.dash.events.listeners == MAX_LISTENERS_PER_VISITOR, "a place to be free")
+        until(lambda: page.dash.events.listeners == MAX_LISTENERS_PER_VISITOR, "a free connection")
         again = streamed(page, {"User-Agent": "greedy"})
         assert next(again)[1] == "beat"
         for one in (*greedy, other, again):
             one.close()
 
 
-def test_two_starts_of_a_server_have_other_names():
+def test_each_start_of_a_server_has_its_own_name():
     assert Events().start != Events().start
 
 
-def test_one_listener_too_many_is_told_so_and_a_place_becomes_free(monkeypatch):
+def test_listeners_above_the_limit_are_refused_until_one_leaves(monkeypatch):
     monkeypatch.setattr(page_events, "MAX_LISTENERS", 1)
 
     async def trying():
@@ -99,7 +99,7 @@ def test_one_listener_too_many_is_told_so_and_a_place_becomes_free(monkeypatch):
     asyncio.run(trying())
 
 
-def test_who_does_not_read_is_left_behind(monkeypatch):
+def test_a_listener_that_does_not_read_is_dropped(monkeypatch):
     monkeypatch.setattr(page_events, "MAX_UNREAD_EVENTS", 3)
 
     async def trying():
@@ -115,7 +115,7 @@ def test_who_does_not_read_is_left_behind(monkeypatch):
     asyncio.run(trying())
 
 
-def test_a_connection_that_takes_nothing_is_given_up(monkeypatch):
+def test_a_connection_that_accepts_no_data_is_closed(monkeypatch):
     monkeypatch.setattr("topdp.views.live.page_events.SEND_SECONDS", 0.05)
 
     async def trying():
@@ -133,7 +133,7 @@ def test_a_connection_that_takes_nothing_is_given_up(monkeypatch):
     asyncio.run(trying())
 
 
-def test_the_first_words_come_at_once_and_nothing_happens_is_said_too():
+def test_a_heartbeat_is_sent_at_once_and_while_nothing_happens():
     async def trying():
         events = Events()
         listening = events.listen(heartbeat=0.01)
@@ -144,7 +144,7 @@ def test_the_first_words_come_at_once_and_nothing_happens_is_said_too():
 
 
 def streamed(page, headers=None):
-    """Events of a server, one after the other."""
+    """The events of a server, one after the other."""
     with httpx.stream(
         "GET", page.url + "/api/events", headers=headers, timeout=PATIENCE, trust_env=False
     ) as answer:
@@ -157,7 +157,7 @@ def streamed(page, headers=None):
                 yield from parsed(block)
 
 
-def test_a_change_on_disk_is_told_and_can_be_heard_again(tmp_path):
+def test_a_change_on_disk_is_sent_and_can_be_resumed(tmp_path):
     state = books(tmp_path / "ada")
     with served([tmp_path]) as page:
         listening = streamed(page)
@@ -172,12 +172,12 @@ def test_a_change_on_disk_is_told_and_can_be_heard_again(tmp_path):
         assert next(one for one in other if one[1] != "beat")[1] == "reset"
         for one in (listening, again, other):
             one.close()
-        until(lambda: page.dash.events.listeners == 0, "all listeners to be forgotten")
+        until(lambda: page.dash.events.listeners == 0, "all listeners to be removed")
 
 
-def test_a_server_ends_at_once_though_somebody_listens(tmp_path):
+def test_a_server_with_listeners_ends_at_once(tmp_path):
     with served([tmp_path]) as page:
         listening = streamed(page)
         next(listening)
-    # `served` has seen it end; the stream was ended in order, not cut.
+    # `served` checks that the server ends; the stream ended normally and was not cut.
     assert [one for one in listening if one[1] != "beat"] == []

@@ -1,4 +1,4 @@
-"""The planner in a real browser: it reacts, says what is wrong beside its field, needs no mouse."""
+"""Tests of the planner in a real browser: it updates, shows errors at their fields, and needs no mouse."""
 
 from browser import contrast, reachable, shows
 from builders import plan_answers
@@ -15,7 +15,7 @@ def planned(*changes):
     return [cell for _, (cell,) in lines([made])]
 
 
-def test_the_planner_reacts_and_can_be_used(serve, open_page, tmp_path):
+def test_the_planner_updates_answers_and_works_by_keyboard(serve, open_page, tmp_path):
     page = open_page(f"{serve([tmp_path]).url}/plan")
     page.fill("#topology-agents", "6")
     page.fill("#rounds", "5")
@@ -23,7 +23,7 @@ def test_the_planner_reacts_and_can_be_used(serve, open_page, tmp_path):
     shows(page, "#answers tbody td", "dsgd")
     shows(page, "#status", "all computed")
     assert cells(page, 2) == planned("method.name=dsgd")
-    assert page.locator("#method-alpha").is_hidden()  # dsgd has none
+    assert page.locator("#method-alpha").is_hidden()  # dsgd has no alpha
     page.click("#pin")
 
     page.select_option("#method-name", "top")
@@ -38,7 +38,7 @@ def test_the_planner_reacts_and_can_be_used(serve, open_page, tmp_path):
     page.fill("#privacy-epsilon", "-2")
     shows(page, "#privacy-epsilon-fault", "expected a number > 0 and at most 1e30")
     assert page.locator("#privacy-epsilon").get_attribute("aria-invalid") == "true"
-    assert cells(page, 2) == planned("method.name=top", "privacy.epsilon=2")  # and said to be of before
+    assert cells(page, 2) == planned("method.name=top", "privacy.epsilon=2")  # still the last valid ones
     assert "plan-stale" in page.locator("#answers").get_attribute("class")
     contrast(page)
     page.fill("#privacy-epsilon", "1")
@@ -58,13 +58,13 @@ def test_the_planner_reacts_and_can_be_used(serve, open_page, tmp_path):
     assert page.locator("#answers thead th").count() == 1
 
 
-def test_what_is_typed_fast_ends_with_the_newest_setting(serve, open_page, tmp_path):
-    """Older answers are on their way while newer ones are asked for: none of them is shown in the end."""
+def test_after_fast_changes_the_newest_setting_is_shown(serve, open_page, tmp_path):
+    """Answers to older requests arrive after newer requests; none of them stays on the page."""
     page = open_page(f"{serve([tmp_path]).url}/plan", dark=True, phone=True)
     page.fill("#rounds", "5")
     for agents in ("30", "25", "20", "12", "7"):
         page.fill("#topology-agents", agents)
-        page.wait_for_timeout(330)  # each is asked
+        page.wait_for_timeout(330)  # long enough that each value is sent
     shows(page, "#status", "all computed")
     page.wait_for_timeout(300)
     assert cells(page, 2)[1].startswith("7, ")

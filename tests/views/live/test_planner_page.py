@@ -1,4 +1,4 @@
-"""The planner's routes: what a page asks and is told, without a browser."""
+"""Tests of the routes of the planner, without a browser."""
 
 import asyncio
 import json
@@ -40,23 +40,23 @@ def ask(client, values, name="a page"):
     return [json.loads(line) for line in answer.text.splitlines()]
 
 
-def test_what_would_take_minutes_to_refuse_is_refused_at_once(client):
-    """The best noise for so many steps of averaging takes minutes to find, in which nothing could stop it."""
+def test_settings_that_take_minutes_to_check_are_refused_at_once(client):
+    """Finding the best noise for so many averaging steps takes minutes and cannot be interrupted."""
     values = {"method.name": "correlated", "method.gossip": "100000", "topology.agents": "100"}
-    (told,) = ask(client, values)
-    assert "at most 32 steps" in told["problem"] + str(told["fields"])
+    (answer,) = ask(client, values)
+    assert "at most 32 steps" in answer["problem"] + str(answer["fields"])
 
 
 @pytest.mark.parametrize("method", ["top", "correlated"])
-def test_the_page_is_told_what_the_command_prints(client, method):
+def test_the_page_gets_what_the_command_prints(client, method):
     values = {**FEW, "method.name": method, "privacy.epsilon": "2"}
-    told = ask(client, values)
-    assert told[-1] == {"done": True}
-    last = [one for one in told if "lines" in one][-1]
+    answer = ask(client, values)
+    assert answer[-1] == {"done": True}
+    last = [one for one in answer if "lines" in one][-1]
     made = plan_answers(config.read(changes=[f"{key}={value}" for key, value in values.items()]))
     assert last["lines"] == [[name, *cells] for name, cells in lines([made])]
-    assert last["pending"] == [] and sum("recommended" in one for one in told) == 1
-    # Asked again with another budget, it is remembered, and still the same as the command's.
+    assert last["pending"] == [] and sum("recommended" in one for one in answer) == 1
+    # Another budget uses stored results, and still agrees with the command.
     again = [one for one in ask(client, {**values, "privacy.epsilon": "3"}) if "lines" in one][-1]
     made = plan_answers(
         config.read(changes=[f"{k}={v}" for k, v in {**values, "privacy.epsilon": "3"}.items()])
@@ -65,7 +65,7 @@ def test_the_page_is_told_what_the_command_prints(client, method):
     assert planner_page.PLANNER.memory.hits > 0
 
 
-def test_what_it_says_to_copy_is_the_setting(client, tmp_path):
+def test_the_toml_and_the_command_to_copy_give_the_same_setting(client, tmp_path):
     values = {**FEW, "method.name": "dsgd", "privacy.delta": "1e-06"}
     first = ask(client, values)[0]
     (tmp_path / "plan.toml").write_text(first["toml"])
@@ -100,18 +100,18 @@ def test_what_it_says_to_copy_is_the_setting(client, tmp_path):
     ],
     ids=str,
 )
-def test_what_is_wrong_is_said_beside_its_field(client, values, field, said):
-    told = ask(client, {**FEW, **values})[-1]
-    assert said in told["fields"][field] and len(told["fields"]) == 1
+def test_errors_are_reported_for_their_field(client, values, field, said):
+    answer = ask(client, {**FEW, **values})[-1]
+    assert said in answer["fields"][field] and len(answer["fields"]) == 1
 
 
-def test_what_belongs_to_no_field_is_said_all_the_same(client):
-    told = ask(client, {**FEW, "method.name": "top", "method.alpha": "0"})
-    assert "No amount of noise" in told[-1]["problem"] and not told[-1].get("fields")
-    (told,) = ask(client, {"data.schema": "x"})
-    assert "data.schema: no such key" in told["problem"]
-    (told,) = ask(client, {**FEW, "topology.kind": "regular", "topology.degree": "9"})
-    assert told["problem"] or told["fields"]
+def test_errors_that_belong_to_no_field_are_reported(client):
+    answer = ask(client, {**FEW, "method.name": "top", "method.alpha": "0"})
+    assert "No amount of noise" in answer[-1]["problem"] and not answer[-1].get("fields")
+    (answer,) = ask(client, {"data.schema": "x"})
+    assert "data.schema: no such key" in answer["problem"]
+    (answer,) = ask(client, {**FEW, "topology.kind": "regular", "topology.degree": "9"})
+    assert answer["problem"] or answer["fields"]
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_what_belongs_to_no_field_is_said_all_the_same(client):
     ],
     ids=["no json", "a list", "no values", "no name", "deep", "long"],
 )
-def test_what_is_no_question_is_refused(client, body, status):
+def test_invalid_requests_are_refused(client, body, status):
     assert client(content=body).status_code == status
     assert client("GET").status_code == 405
 
@@ -138,8 +138,8 @@ def test_a_form_has_a_field_for_each_key_and_no_file_can_be_named():
         assert field.value in field.choices or not field.choices
 
 
-def lively(monkeypatch, seconds):
-    """Answers that take so long, and tell after every moment that they are at it."""
+def make_answers_slow(monkeypatch, seconds):
+    """Makes answers take `seconds`, and report progress all the time."""
     ended = []
 
     def slow(question, quick, progress, memory):
@@ -155,8 +155,8 @@ def lively(monkeypatch, seconds):
     return ended
 
 
-def test_a_newer_question_of_a_page_ends_the_older(monkeypatch):
-    ended = lively(monkeypatch, 30)
+def test_a_newer_request_of_a_page_ends_the_older_one(monkeypatch):
+    ended = make_answers_slow(monkeypatch, 30)
     desk = planner_page.PlannerService()
 
     async def both():
@@ -164,10 +164,10 @@ def test_a_newer_question_of_a_page_ends_the_older(monkeypatch):
         assert "toml" in json.loads(await anext(first))
         second = desk.answers("one page", FEW)
         assert "toml" in json.loads(await anext(second))
-        rest = [line async for line in first]  # ends, without an answer
+        rest = [line async for line in first]  # ends without an answer
         other = desk.answers("another page", FEW)
-        assert "toml" in json.loads(await anext(other))  # is not in anybody's way
-        await second.aclose()  # the page was left
+        assert "toml" in json.loads(await anext(other))  # does not disturb the others
+        await second.aclose()  # the page was closed
         await other.aclose()
         return rest
 
@@ -178,28 +178,28 @@ def test_a_newer_question_of_a_page_ends_the_older(monkeypatch):
     assert len(ended) == 3 and time.monotonic() - began < 10 and desk.current == {}
 
 
-def test_what_takes_too_long_is_given_up_in_words(client, monkeypatch):
-    lively(monkeypatch, 30)
+def test_an_answer_that_takes_too_long_ends_with_a_reason(client, monkeypatch):
+    make_answers_slow(monkeypatch, 30)
     monkeypatch.setattr(planner_page, "MAX_ANSWER_SECONDS", 0.2)
     assert "takes longer than the 0 s" in ask(client, FEW)[-1]["problem"]
 
 
-def test_questions_do_not_pile_up(monkeypatch):
-    lively(monkeypatch, 30)
+def test_requests_above_the_limit_are_refused(monkeypatch):
+    make_answers_slow(monkeypatch, 30)
     monkeypatch.setattr(planner_page, "MAX_PLAN_REQUESTS", 1)
     desk = planner_page.PlannerService()
 
     async def crowd():
         first = desk.answers("one", FEW)
         await anext(first)
-        told = [json.loads(line) async for line in desk.answers("two", FEW)]
+        answer = [json.loads(line) async for line in desk.answers("two", FEW)]
         await first.aclose()
-        return told
+        return answer
 
-    (told,) = asyncio.run(crowd())
-    assert "too many" in told["problem"]
+    (answer,) = asyncio.run(crowd())
+    assert "too many" in answer["problem"]
 
 
-def test_a_fault_of_ours_is_said_and_is_no_silence(client, monkeypatch):
+def test_an_internal_error_is_reported(client, monkeypatch):
     monkeypatch.setattr(planner_page, "stages", lambda *given: 1 / 0)
     assert ask(client, FEW)[-1]["problem"] == "Internal error: ZeroDivisionError."

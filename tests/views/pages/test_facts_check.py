@@ -1,4 +1,4 @@
-"""A run folder that was damaged, changed or is another's: words or an honest page, never a traceback."""
+"""Tests of damaged, changed and foreign run folders: an error message or a correct page, no traceback."""
 
 import json
 import os
@@ -18,15 +18,15 @@ HUGE = 10**400
 
 
 def all_pages(path):
-    """Everything that is made of a run; whatever is no error in words fails the test."""
+    """Makes every page of a run; any error without a message fails the test."""
     facts = run_facts(RunFolder.open(path), max_seconds=0.0)
     said = statement(facts)
     for text in (report_html([facts]), statement_html(said), statement_yaml(said)):
         text.encode()
 
 
-def with_line(path, **changes):
-    """The last evaluation, changed."""
+def change_last_line(path, **changes):
+    """Changes the last evaluation."""
     file = path / "metrics.jsonl"
     *before, last = file.read_text().splitlines()
     file.write_text("\n".join([*before, json.dumps({**json.loads(last), **changes})]) + "\n")
@@ -34,9 +34,9 @@ def with_line(path, **changes):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), HUGE, "x", {}, [float("nan")], True])
-def test_a_metric_that_is_no_number_is_refused_by_its_line(copied, value):
+def test_a_metric_that_is_no_number_is_refused_with_its_line(copied, value):
     path = copied("plain")
-    with_line(path, accuracy={"mean": value, "min": value, "max": value})
+    change_last_line(path, accuracy={"mean": value, "min": value, "max": value})
     with pytest.raises(RunFolderError, match=r"line 5 of .*metrics\.jsonl, got invalid values of accuracy"):
         all_pages(path)
 
@@ -50,16 +50,16 @@ def test_a_metric_that_is_no_number_is_refused_by_its_line(copied, value):
         {"accuracy_per_agent": "x"},
     ],
 )
-def test_a_line_that_does_not_fit_is_refused(copied, changes):
+def test_invalid_lines_of_metrics_are_refused(copied, changes):
     path = copied("plain")
-    with_line(path, **changes)
+    change_last_line(path, **changes)
     with pytest.raises(RunFolderError, match="got invalid values of"):
         all_pages(path)
 
 
-def test_an_undefined_metric_is_no_damage(copied):
+def test_an_undefined_metric_is_accepted(copied):
     path = copied("plain")
-    with_line(path, accuracy={"mean": None, "min": None, "max": None})
+    change_last_line(path, accuracy={"mean": None, "min": None, "max": None})
     all_pages(path)
 
 
@@ -67,13 +67,13 @@ def test_an_undefined_metric_is_no_damage(copied):
     ("name", "value"),
     [("seconds", float("inf")), ("torch", ["2"]), ("stopped", {"round": "x"}), ("device", "\ud800")],
 )
-def test_what_run_json_cannot_say_is_refused(copied, name, value):
+def test_invalid_values_in_run_json_are_refused(copied, name, value):
     with pytest.raises(RunFolderError, match="Expected"):
         all_pages(copied("plain", **{name: value}))
 
 
-def test_numbers_of_all_agents_follow_from_those_of_each(copied):
-    """Also under a seal that fits: who shows a smaller ε than the account's own is refused."""
+def test_a_largest_epsilon_below_that_of_an_agent_is_refused(copied):
+    """This holds even if the seal matches the changed file."""
     path = copied("plain")
     file = path / "privacy.json"
     said = json.loads(file.read_text())
@@ -100,7 +100,7 @@ FOREIGN = [
 
 
 def damages(raw, seed):
-    """Truncated, with flipped bits, and what was never a file of ours."""
+    """Foreign content, truncated content, and content with flipped bits."""
     chance = random.Random(seed)
     yield from FOREIGN
     for _ in range(6):
@@ -112,7 +112,7 @@ def damages(raw, seed):
 
 
 @pytest.mark.parametrize("name", ["run.json", "config.toml", "metrics.jsonl", "privacy.json", "plan.npz"])
-def test_every_damage_is_told_in_words(made, tmp_path, name):
+def test_every_damage_is_reported_in_words(made, tmp_path, name):
     path = tmp_path / "run"
     shutil.copytree(made / "plain", path)
     raw = (path / name).read_bytes()
@@ -124,14 +124,14 @@ def test_every_damage_is_told_in_words(made, tmp_path, name):
         except TopdpError as error:
             refused += 1
             assert str(error).startswith("Expected") or path.name in str(error)
-    assert refused >= len(FOREIGN) - 3  # no line of metrics is a run that was not evaluated
+    assert refused >= len(FOREIGN) - 3  # metrics without a line are those of a run without evaluations
     (path / name).unlink()
     if name != "metrics.jsonl":
         with pytest.raises(TopdpError):
             all_pages(path)
 
 
-def test_a_graph_of_many_more_agents_is_not_even_tried(copied):
+def test_a_graph_with_many_more_agents_is_refused_before_it_is_built(copied):
     path = copied("plain")
     text = (path / "config.toml").read_text().replace('kind = "file"', 'kind = "complete"')
     changed = [
@@ -142,7 +142,7 @@ def test_a_graph_of_many_more_agents_is_not_even_tried(copied):
         all_pages(path)
 
 
-def test_a_name_that_is_no_text_is_shown_as_such(copied, tmp_path):
+def test_a_folder_name_that_is_no_valid_text_is_shown_with_replacements(copied, tmp_path):
     path = copied("plain").rename(tmp_path / os.fsdecode(b"m\xfcll"))
     assert run_facts(RunFolder.open(path), max_seconds=0.0)["name"] == "m\ufffdll"
     all_pages(path)

@@ -1,4 +1,4 @@
-"""The report in a real browser: no errors, pictures drawn, numbers as in privacy.json, keyboard, contrast."""
+"""Tests of the report in a real browser: pictures, numbers as in privacy.json, keyboard and contrast."""
 
 import json
 from itertools import pairwise
@@ -23,7 +23,7 @@ PAINTED = """(selector) => [...document.querySelectorAll(selector)].map((canvas)
 
 @pytest.fixture(scope="module")
 def pages(made, tmp_path_factory):
-    """One run, two runs, and a statement, as files."""
+    """Reports of one run and of three runs, and a statement, as files."""
     place = tmp_path_factory.mktemp("browser")
     top, plain = (run_facts(RunFolder(made / name)) for name in ("top", "plain"))
     other = {**plain, "data": {**plain["data"], "key": "other", "name": "Other data"}, "name": "other"}
@@ -42,14 +42,14 @@ def opened(open_page, path, **how):
 
 
 def filled(page, fold, rows):
-    """The rows of a table that is filled when it is opened, which browsers tell a moment later."""
+    """The rows of a table that is filled when it is opened; browsers report this a moment later."""
     found = page.locator("section.fold").nth(fold).locator("tbody tr")
     found.nth(rows - 1).wait_for()
     assert found.count() == rows
     return found
 
 
-def test_pictures_are_drawn_and_numbers_are_those_of_the_file(open_page, pages, made):
+def test_pictures_are_drawn_and_numbers_are_those_of_privacy_json(open_page, pages, made):
     page = opened(open_page, pages / "one.html")
     assert min(page.evaluate(PAINTED, ".plot canvas")) > 3
     assert max(page.evaluate(PAINTED, ".network canvas")) > 3
@@ -74,7 +74,7 @@ def test_pictures_are_drawn_and_numbers_are_those_of_the_file(open_page, pages, 
     filled(page, 1, 12)
 
 
-def test_an_agent_is_chosen_by_its_name(open_page, pages):
+def test_an_agent_can_be_selected_by_its_name(open_page, pages):
     page = opened(open_page, pages / "one.html")
     page.get_by_label("Agent", exact=True).fill(NAMES[0])
     page.keyboard.press("Enter")
@@ -84,7 +84,7 @@ def test_an_agent_is_chosen_by_its_name(open_page, pages):
 
 
 @pytest.mark.parametrize("how", [{}, {"dark": True}, {"phone": True}], ids=["light", "dark", "phone"])
-def test_everybody_can_read_and_reach_it(open_page, pages, how):
+def test_the_report_has_enough_contrast_fits_the_screen_and_works_by_keyboard(open_page, pages, how):
     page = opened(open_page, pages / "one.html", **how)
     for fold in page.locator("summary").all():
         fold.click()
@@ -97,12 +97,12 @@ def test_everybody_can_read_and_reach_it(open_page, pages, how):
         reachable(page)
 
 
-def test_runs_are_compared_by_their_data(open_page, pages):
+def test_only_runs_on_the_same_data_share_a_comparison(open_page, pages):
     page = opened_comparison(open_page, pages / "three.html")
     assert page.locator("#comparison h3").count() == 2
     assert "different data" in page.locator("#comparison .warning").first.inner_text()
     keys = page.locator("#comparison figure").first.locator(".keys li")
-    assert keys.count() == 1  # the twin's curve is the same, and drawn as one
+    assert keys.count() == 1  # the twin has the same curve, and both are drawn as one
     assert "twin" in keys.inner_text()
     page.get_by_text("The run top by itself").click()
     page.wait_for_selector("#run-0 .network canvas", state="attached")
@@ -115,7 +115,7 @@ def opened_comparison(open_page, path):
 
 
 def reading_at_left(page):
-    """The round under the pointer at the left end of the first curve: what a zoom changes."""
+    """The round under the pointer at the left end of the first curve; zooming changes it."""
     page.locator(".u-over").first.scroll_into_view_if_needed()
     box = page.locator(".u-over").first.bounding_box()
     page.mouse.move(box["x"] + 8, box["y"] + 30)
@@ -124,7 +124,7 @@ def reading_at_left(page):
     return page.locator(".reading").first.inner_text().split(" ·")[0]
 
 
-def test_newer_facts_keep_what_was_chosen(open_page, pages):
+def test_newer_facts_keep_the_selected_agent_and_the_zoom(open_page, pages):
     page = opened(open_page, pages / "one.html")
     page.get_by_label("Agent", exact=True).fill(NAMES[5])
     page.keyboard.press("Enter")
@@ -157,7 +157,7 @@ def test_newer_facts_keep_what_was_chosen(open_page, pages):
 
 
 def of_a_thousand(facts):
-    """The same run as if a thousand agents had made it."""
+    """The facts of the same run, as if it had a thousand agents."""
     n = 1000
     privacy = {**facts["privacy"], "pairs": {}, "sees_most": {"adaptive": [[(k + 1) % n] for k in range(n)]}}
     for name in ("epsilon_per_agent", "mu_per_agent"):
@@ -184,7 +184,7 @@ def of_a_thousand(facts):
     }
 
 
-def test_a_thousand_agents_are_histograms_and_one_neighbourhood(open_page, made, tmp_path):
+def test_a_thousand_agents_are_shown_as_histograms_and_one_neighbourhood(open_page, made, tmp_path):
     page = report_html([of_a_thousand(run_facts(RunFolder(made / "top")))])
     (tmp_path / "many.html").write_text(page)
     assert len(page.encode()) < 10e6
@@ -199,7 +199,7 @@ def test_a_thousand_agents_are_histograms_and_one_neighbourhood(open_page, made,
     assert "There is no agent nobody" in shown.locator(".told").inner_text()
 
 
-def test_the_statement(open_page, pages):
+def test_the_statement_has_enough_contrast_and_a_title(open_page, pages):
     page = open_page(pages / "statement.html", dark=True)
     contrast(page)
     assert page.locator("h1").inner_text() == "Privacy statement: top"

@@ -1,4 +1,4 @@
-"""The report as a file: whole, escaped, ours to write again; which runs it is about; wrong input."""
+"""Tests of report files: contents, escaping, overwriting, the choice of runs, and wrong input."""
 
 import base64
 import hashlib
@@ -22,20 +22,20 @@ def page(made):
     return report_html([run_facts(RunFolder(made / "top"))])
 
 
-def test_nothing_is_fetched(page):
+def test_a_report_fetches_nothing(page):
     head = page[: page.index("<style>")]
     assert not re.search(r"(src|href)=\"(?!#)", page)
     assert "default-src 'none'" in html.unescape(head)
 
 
-def test_only_its_own_scripts_may_run(page):
+def test_only_scripts_of_the_report_may_run(page):
     allowed = re.findall(r"'sha256-([^']+)'", html.unescape(page[:6000]))
     inside = re.findall(r"<(?:script|style)>(.*?)</(?:script|style)>", page, re.DOTALL)
     digests = [base64.b64encode(hashlib.sha256(one.encode()).digest()).decode() for one in inside]
     assert sorted(digests) == sorted(allowed)
 
 
-def test_names_cannot_end_the_facts(page, made):
+def test_names_with_markup_cannot_end_the_facts(page, made):
     (facts,) = re.findall(r'<script type="application/json" id="facts">(.*?)</script>', page, re.DOTALL)
     assert json.loads(facts)[0]["graph"]["names"] == NAMES
     assert "<" not in facts
@@ -43,21 +43,21 @@ def test_names_cannot_end_the_facts(page, made):
     assert "<script>alert" not in page
 
 
-def test_a_folder_name_with_markup(made, tmp_path):
+def test_a_folder_name_with_markup_is_escaped(made, tmp_path):
     shutil.copytree(made / "top", tmp_path / "<img src=x onerror=alert(2)>")
     page = report_html([run_facts(RunFolder(tmp_path / "<img src=x onerror=alert(2)>"))])
     assert "<img" not in page
 
 
-def test_what_ships_is_what_is_said():
-    said = (STATIC_FOLDER / "vendored.txt").read_text()
+def test_vendored_files_agree_with_their_listed_hashes():
+    listed = (STATIC_FOLDER / "vendored.txt").read_text()
     for name in ("uplot.min.js", "uplot.min.css", "cytoscape.min.js"):
-        assert hashlib.sha256((STATIC_FOLDER / name).read_bytes()).hexdigest() in said
+        assert hashlib.sha256((STATIC_FOLDER / name).read_bytes()).hexdigest() in listed
     for name in (*PAGE_SCRIPTS, *PAGE_STYLES, "uplot.LICENSE.txt", "cytoscape.LICENSE.txt"):
         assert (STATIC_FOLDER / name).exists()
 
 
-def test_our_scripts_write_text_only():
+def test_own_scripts_write_only_text():
     for name in PAGE_SCRIPTS:
         if "min" not in name:
             assert not re.search(
@@ -73,7 +73,7 @@ def test_runs_of_a_comparison_are_found(made, tmp_path):
 
 
 @pytest.mark.parametrize("what", ["nowhere", "empty", "file", "foreign"])
-def test_no_run_is_one_line(topdp, tmp_path, what):
+def test_a_folder_without_a_run_gives_one_line_of_error(topdp, tmp_path, what):
     place = tmp_path / what
     if what == "empty":
         place.mkdir()
@@ -90,14 +90,14 @@ def test_no_run_is_one_line(topdp, tmp_path, what):
         assert "Traceback" not in done.err
 
 
-def test_the_command_writes_beside_the_run_and_again(topdp, copied):
+def test_the_command_writes_beside_the_run_and_replaces_its_own_file(topdp, copied):
     folder = copied("plain")
     assert json.loads(topdp("report", folder, "--json").out)["file"] == str(folder / "report.html")
     assert topdp("report", folder).code == 0
     assert (folder / "report.html").stat().st_size < 1e6
 
 
-def test_other_files_stay(topdp, made, tmp_path):
+def test_files_that_topdp_did_not_write_are_not_replaced(topdp, made, tmp_path):
     for name, out in (("report", tmp_path / "mine.html"), ("statement", tmp_path)):
         (tmp_path / "mine.html").write_text("<p>mine</p>")
         (tmp_path / "privacy-statement.html").write_text("<p>mine</p>")
@@ -108,14 +108,14 @@ def test_other_files_stay(topdp, made, tmp_path):
     assert not (tmp_path / "privacy-statement.yaml").exists()
 
 
-def test_too_many_runs(made, monkeypatch):
+def test_too_many_runs_are_refused(made, monkeypatch):
     monkeypatch.setattr("topdp.views.pages.page_runs.MAX_REPORT_RUNS", 2)
     with pytest.raises(RunFolderError, match="Name fewer"):
         runs_in([made])
 
 
 def test_a_long_run_of_thirty_agents_is_a_small_file(made):
-    """Every pair of agents linked, as many evaluations as are ever drawn, no number short."""
+    """Every pair of agents has an edge, evaluations are as many as are drawn, and no number is short."""
     facts, n = run_facts(RunFolder(made / "top")), 30
     pairs = [(a, b) for a in range(n) for b in range(n) if a != b]
     digits = [1 / (3 + k) for k in range(MAX_DRAWN_EVALUATIONS)]

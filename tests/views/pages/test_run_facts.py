@@ -1,4 +1,4 @@
-"""Facts of a run: what privacy.json says, unchanged; what it lacks, from the accountants; honest gaps."""
+"""Tests of the facts of a run: those of privacy.json unchanged, others from the accountants, gaps stated."""
 
 import json
 from pathlib import Path
@@ -20,12 +20,12 @@ def facts(path: Path, **options):
     return found
 
 
-def test_privacy_is_what_the_file_says(made):
-    said = json.loads((made / "top" / "privacy.json").read_text())
-    assert facts(made / "top")["privacy"] == said
+def test_privacy_facts_are_those_of_the_file(made):
+    stored = json.loads((made / "top" / "privacy.json").read_text())
+    assert facts(made / "top")["privacy"] == stored
 
 
-def test_power_is_that_of_the_account(made):
+def test_the_power_of_attacks_is_that_of_the_account(made):
     found = facts(made / "top")["power"]
     account = planning.account_of_run(made / "top")[2]
     for name, values in planning.powers(account).items():
@@ -33,7 +33,7 @@ def test_power_is_that_of_the_account(made):
         assert found[name]["exact"]
 
 
-def test_power_of_samples_is_a_bound(made):
+def test_the_power_of_attacks_on_poisson_samples_is_an_upper_bound(made):
     found = facts(made / "sampled")["power"]["worst_case"]
     account = planning.account_of_run(made / "sampled")[2]
     assert not found["exact"]
@@ -41,7 +41,7 @@ def test_power_of_samples_is_a_bound(made):
         assert account.worst_case.power(share).max() <= found[f"{share:g}"] < 1
 
 
-def test_links_have_what_their_end_learns(made):
+def test_each_link_has_the_loss_to_its_receiver(made):
     found = facts(made / "top")
     links, pairs = found["graph"]["links"], found["privacy"]["pairs"]["adaptive"]
     assert len(links["from"]) == 12
@@ -52,19 +52,19 @@ def test_links_have_what_their_end_learns(made):
     assert found["graph"]["names"] == NAMES
 
 
-def test_a_link_counts_every_coalition_with_its_observer():
+def test_the_loss_of_a_link_includes_every_coalition_of_its_observer():
     groups = [[0, 1], [0, 2], [0, 3], [1, 2], [1, 3], [2, 3]]
     mu = [
         [None if owner in group else 1.0 + owner + column for column, group in enumerate(groups)]
         for owner in range(4)
     ]
     found = privacy_costs.link_losses({"pairs": {"adaptive": {"observers": groups, "mu": mu}}}, "adaptive", 4)
-    # Of agent 0 the groups 3, 4 and 5 learn 4, 5 and 6: agent 1 is in the first two, 2 and 3 are in the last.
+    # Groups 3, 4 and 5 learn 4, 5 and 6 about agent 0: agent 1 is in 3 and 4, agents 2 and 3 are in 5.
     assert np.array_equal(found[0], [np.nan, 5, 6, 6], equal_nan=True)
     assert np.array_equal(found[3], [5, 7, 7, np.nan], equal_nan=True)
 
 
-def test_spending_ends_with_the_account(made):
+def test_the_spending_curve_ends_with_the_epsilon_of_the_account(made):
     found = facts(made / "top")
     spent, privacy = found["spending"], found["privacy"]
     assert (spent["rounds"][0], spent["rounds"][-1], spent["unit"]) == (0, 12, "round")
@@ -73,7 +73,7 @@ def test_spending_ends_with_the_account(made):
         assert np.all(np.diff(spent["epsilon"][name]) >= 0)
 
 
-def test_steps_of_averaging_are_parts_of_a_round(made):
+def test_averaging_steps_are_part_of_a_round(made):
     found = facts(made / "correlated")
     assert found["releases"] > 13
     assert found["spending"]["rounds"] == list(range(13))
@@ -81,13 +81,13 @@ def test_steps_of_averaging_are_parts_of_a_round(made):
     assert found["spending"]["epsilon"]["adaptive"][-1] == pytest.approx(own)
 
 
-def test_what_would_take_long_is_left_out_and_said(made):
+def test_facts_that_take_too_long_are_omitted_with_a_note(made):
     found = facts(made / "top", max_seconds=1e-9)
     assert found["spending"] is None
     assert any("too long" in note for note in found["notes"])
 
 
-def test_no_finite_epsilon(made):
+def test_a_run_without_a_finite_epsilon_has_no_spending_curve(made):
     found = facts(made / "no-noise")
     assert found["guarantee"]["name"] is None
     assert found["privacy"]["status"][found["guarantee"]["answer"]] == "infinite"
@@ -96,14 +96,14 @@ def test_no_finite_epsilon(made):
     assert any("not finite" in note for note in found["notes"])
 
 
-def test_one_agent(made):
+def test_a_run_of_one_agent_has_a_graph_without_links(made):
     found = facts(made / "central")
     assert found["graph"]["agents"] == 1
     assert found["graph"]["links"]["from"] == []
     assert found["graph"]["positions"] == [[0, 0]]
 
 
-def test_worst_case_has_no_links_of_its_own(made):
+def test_the_worst_case_answer_gives_no_epsilon_for_links(made):
     found = facts(made / "plain")
     assert found["graph"]["links"]["epsilon"] is None
     assert len(found["graph"]["links"]["from"]) == 6
@@ -111,7 +111,7 @@ def test_worst_case_has_no_links_of_its_own(made):
 
 
 @pytest.mark.parametrize("state", ["running", "interrupted", "diverged"])
-def test_unfinished_runs_are_shown_as_such(copied, state):
+def test_unfinished_runs_are_shown_with_their_state(copied, state):
     folder = copied("top", state=state, seconds=..., stopped=...)
     (folder / "metrics.jsonl").unlink()
     found = facts(folder)
@@ -121,7 +121,7 @@ def test_unfinished_runs_are_shown_as_such(copied, state):
     assert len(found["notes"]) >= 2
 
 
-def test_a_run_that_only_began(copied):
+def test_a_run_that_has_only_started_has_notes_instead_of_privacy(copied):
     folder = copied("top", state="starting", records=...)
     for name in ("config.toml", "plan.npz", "privacy.json"):
         (folder / name).unlink()
@@ -130,7 +130,7 @@ def test_a_run_that_only_began(copied):
     assert found["notes"]
 
 
-def test_a_run_grows_under_ones_eyes(copied):
+def test_facts_follow_a_running_run(copied):
     folder = copied("top", state="running")
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     (folder / "metrics.jsonl").write_text(lines[0] + "\n")
@@ -139,7 +139,7 @@ def test_a_run_grows_under_ones_eyes(copied):
     assert facts(folder)["metrics"]["rounds"] == [0, 3, 6]
 
 
-def test_many_evaluations_are_thinned_with_both_ends(copied):
+def test_many_evaluations_are_thinned_but_keep_both_ends(copied):
     folder = copied("top")
     line = json.loads((folder / "metrics.jsonl").read_text().splitlines()[0])
     lines = [json.dumps({**line, "round": round}) for round in range(1001)]
@@ -152,7 +152,7 @@ def test_many_evaluations_are_thinned_with_both_ends(copied):
 
 @pytest.mark.parametrize("name", ["run.json", "config.toml", "plan.npz", "privacy.json"])
 @pytest.mark.parametrize("damage", [lambda whole: whole[: len(whole) // 2], lambda whole: b"{}", None])
-def test_damage_is_one_error(copied, name, damage):
+def test_damaged_and_missing_files_raise_one_kind_of_error(copied, name, damage):
     folder = copied("top")
     whole = (folder / name).read_bytes()
     if damage is None:
@@ -163,16 +163,16 @@ def test_damage_is_one_error(copied, name, damage):
         facts(folder)
 
 
-def test_a_changed_number_is_not_shown(copied):
+def test_a_changed_number_is_refused(copied):
     folder = copied("top")
-    said = json.loads((folder / "privacy.json").read_text())
-    said["epsilon"]["adaptive"] = 0.1
-    (folder / "privacy.json").write_text(json.dumps(said))
+    stored = json.loads((folder / "privacy.json").read_text())
+    stored["epsilon"]["adaptive"] = 0.1
+    (folder / "privacy.json").write_text(json.dumps(stored))
     with pytest.raises(RunFolderError, match="was changed"):
         facts(folder)
 
 
-def test_a_graph_that_is_gone_leaves_its_links(copied):
+def test_a_missing_graph_file_leaves_the_links_without_names(copied):
     folder = copied("top")
     text = (folder / "config.toml").read_text()
     (folder / "config.toml").write_text(text.replace("links.txt", "gone.txt"))
@@ -182,13 +182,13 @@ def test_a_graph_that_is_gone_leaves_its_links(copied):
     assert any("the graph's file is missing" in note for note in found["notes"])
 
 
-def test_no_parameters_records_or_digests_of_them(made):
+def test_facts_contain_no_digests_of_data_and_no_estimates(made):
     text = json.dumps(facts(made / "top"))
     digest = json.loads((made / "top" / "run.json").read_text())["data"]
     assert digest not in text
     assert "estimates" not in json.loads(text)
 
 
-def test_the_same_data_have_one_key(made):
+def test_runs_on_the_same_data_have_the_same_key(made):
     keys = {facts(made / name)["data"]["key"] for name in ("top", "plain", "central")}
     assert len(keys) == 1

@@ -1,4 +1,4 @@
-"""Pictures of graphs: written, readable sizes, nobody on top of anybody, no torch."""
+"""Tests of pictures of graphs: readable sizes, agents that do not overlap, and no torch."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ EXAMPLES = {
 
 
 @pytest.mark.parametrize("graph", EXAMPLES.values(), ids=EXAMPLES.keys())
-def test_agents_stand_apart_inside_the_picture(graph: Topology) -> None:
+def test_agents_keep_a_distance_inside_the_picture(graph: Topology) -> None:
     place = pictures.layout(graph)
     assert place.shape == (graph.agents, 2)
     assert np.abs(place).max() == pytest.approx(1)
@@ -63,7 +63,7 @@ def test_agents_stand_apart_inside_the_picture(graph: Topology) -> None:
 
 
 @pytest.mark.parametrize("name", ["random", "two", "star", "labels", "large"])
-def test_picture_is_written(name: str, tmp_path: Path) -> None:
+def test_a_picture_is_written_in_a_readable_size(name: str, tmp_path: Path) -> None:
     path = pictures.draw(EXAMPLES[name], tmp_path / "new folder" / "graph.png", title="Ours")
     with Image.open(path) as image:
         assert image.format == "PNG"
@@ -74,8 +74,8 @@ def test_picture_is_written(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("agents", [200, 1000])
 @pytest.mark.parametrize("make", [tree, star, partial(star, hubs=3), partial(star, hubs=1)])
-def test_agents_of_large_trees_and_stars_can_be_told_apart(make, agents: int, monkeypatch) -> None:
-    """Discs do not touch, and no link is broken into dashes, which would make rings round a hub."""
+def test_agents_of_large_trees_and_stars_do_not_overlap(make, agents: int, monkeypatch) -> None:
+    """Discs do not touch, and links are not dashed, because dashes would form rings around a hub."""
     monkeypatch.setattr(chart_style, "save", lambda figure, path: figure)
     figure = pictures.draw(make(agents), Path("unused.png"))
     figure.draw_without_rendering()
@@ -90,7 +90,7 @@ def test_agents_of_large_trees_and_stars_can_be_told_apart(make, agents: int, mo
 
 
 def test_a_rare_colour_is_kept(tmp_path: Path) -> None:
-    """A thousand links must not take the colour of a line in the legend."""
+    """A thousand edges must not change the colour of an edge in the legend."""
     path = pictures.draw(tree(1000), tmp_path / "tree.png")
     with Image.open(path) as image:
         seen = {colour for _, colour in image.convert("RGB").getcolors(1 << 20)}
@@ -100,14 +100,14 @@ def test_a_rare_colour_is_kept(tmp_path: Path) -> None:
 
 
 def colours_in(graph: Topology) -> dict[str, int]:
-    """How many links the legend counts, by text."""
+    """The number of edges per kind in the legend."""
     axes = matplotlib.figure.Figure().add_subplot()
     handles = pictures._links(axes, graph, pictures.layout(graph))
     return {text: int(number) for text, number in (handle.get_label().split(": ") for handle in handles)}
 
 
-def test_links_are_sorted_by_covered_directions() -> None:
-    # 1 and 2 have other neighbours than each other, 0 hangs on 1, {3, 4, 5} is a triangle on 2's end
+def test_edges_are_counted_by_covered_directions() -> None:
+    # 1 and 2 have neighbours besides each other, 0 is a leaf at 1, and {3, 4, 5} is a triangle behind 2
     graph = from_edges([(0, 1), (1, 2), (2, 3), (3, 4), (4, 5), (3, 5)])
     assert colours_in(graph) == {
         "covered both ways": 2,
@@ -144,7 +144,7 @@ def test_unknown_ending_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_house_style_is_given_back() -> None:
+def test_the_house_style_is_undone_afterwards() -> None:
     with matplotlib.rc_context({"axes.grid": False, "lines.linewidth": 7}):
         before = dict(matplotlib.rcParams)
         with chart_style.house_style():

@@ -1,4 +1,4 @@
-"""What an organisation may say of its own run, from its own books; and the books of which it may not."""
+"""Tests of the privacy statement of an agent from its own ledger, and of ledgers that give none."""
 
 import json
 import shutil
@@ -27,7 +27,7 @@ OWN_NOISE = {number: {"seeded": False} for number in range(4)}
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory):
-    """Four agents after their last round, with noise of their own, and a manifest beside."""
+    """Four agents after their last round, with unseeded noise, and the manifest beside them."""
     made = federation(
         tmp_path_factory.mktemp("own"),
         "privacy.epsilon=2.0",
@@ -41,12 +41,12 @@ def ran(tmp_path_factory):
     return made
 
 
-def said_of(made, agent=0):
+def statement_of(made, agent=0):
     return agent_statement(agent_record(made.state(agent), made.folder / "manifest.toml"))
 
 
-def test_numbers_are_those_of_the_books(ran):
-    said, result = said_of(ran), ran.results()[0]
+def test_numbers_are_those_of_the_ledger(ran):
+    said, result = statement_of(ran), ran.results()[0]
     answers = said["guarantee"]["answers"]
     assert answers["adaptive"]["epsilon"] == result["spent"]["epsilon"] > 0
     assert answers["worst_case"]["epsilon"] == result["spent"]["worst_case"]
@@ -60,8 +60,8 @@ def test_numbers_are_those_of_the_books(ran):
     assert said["simulated"] is False and "over for it" in " ".join(said["summary"])
 
 
-def test_it_says_what_it_does_not_cover(ran):
-    words = " ".join(said_of(ran)["not_protected"])
+def test_the_statement_lists_what_it_does_not_cover(ran):
+    words = " ".join(statement_of(ran)["not_protected"])
     parts = [
         "More than 2 other agents",
         "1 of them as a reserve",
@@ -76,7 +76,7 @@ def test_it_says_what_it_does_not_cover(ran):
         assert part in words
 
 
-def test_it_is_a_page_and_yaml_and_changes_nothing(ran, tmp_path):
+def test_the_command_writes_a_page_and_yaml_and_does_not_change_the_ledger(ran, tmp_path):
     before = {file.name: file.read_bytes() for file in ran.state(1).iterdir()}
     place = [
         "statement",
@@ -98,36 +98,36 @@ def test_it_is_a_page_and_yaml_and_changes_nothing(ran, tmp_path):
     assert {name: before.get(name, b"") for name in after} == after
 
 
-def test_books_under_way_say_that_more_is_to_come(tmp_path, ran):
+def test_the_statement_of_an_unfinished_run_says_that_it_continues(tmp_path, ran):
     manifest = ran.setup.manifest
     ledger = Ledger(tmp_path / "ada", manifest.hash, "ada", guarantee="adaptive", reserve=1)
-    assert "Nothing has been released" in " ".join(agent_statement(_books(tmp_path, ran))["summary"])
+    assert "Nothing has been released" in " ".join(agent_statement(_record(tmp_path, ran))["summary"])
     ledger.release(0, ReleaseCost(0.5, 0.7, 0.1), {"bob": b"row"}, b"state")
-    assert "The run continues: release 0 of 4" in " ".join(agent_statement(_books(tmp_path, ran))["summary"])
+    assert "The run continues: release 0 of 4" in " ".join(agent_statement(_record(tmp_path, ran))["summary"])
     ledger.note_departure("bob refuses", "bob")
     assert "each counted as one more colluder: bob" in " ".join(
-        agent_statement(_books(tmp_path, ran))["summary"]
+        agent_statement(_record(tmp_path, ran))["summary"]
     )
-    ledger.note_departure("dan is quarantined", "dan")  # beyond the reserve
-    said = agent_statement(_books(tmp_path, ran))
+    ledger.note_departure("dan is quarantined", "dan")  # exceeds the reserve
+    said = agent_statement(_record(tmp_path, ran))
     ledger.close()
     assert "The run departed from the plan (dan is quarantined)" in " ".join(said["summary"])
     assert list(said["guarantee"]["answers"]) == ["worst_case"]
     assert said["guarantee"]["answers"]["worst_case"]["epsilon"] == 0.7
 
 
-def _books(place, ran):
+def _record(place, ran):
     return agent_record(place / "ada", ran.folder / "manifest.toml")
 
 
 @pytest.mark.parametrize("guarantee", ["view", "claimed"])
-def test_an_answer_that_guarantees_nothing_is_not_promised(tmp_path, guarantee):
+def test_an_answer_that_is_no_guarantee_is_not_stated_as_one(tmp_path, guarantee):
     made = federation(tmp_path, "privacy.epsilon=9.0", agents=4, rounds=4, guarantee=guarantee)
     made.setup.manifest.write(tmp_path / "manifest.toml")
     ledger = Ledger(made.state(0), made.setup.manifest.hash, "ada", guarantee=guarantee)
     ledger.release(0, ReleaseCost(0.5, 0.7, 0.1), {"bob": b"row"}, b"state")
     ledger.close()
-    said = said_of(made)
+    said = statement_of(made)
     assert "ε = 0.7 at" in said["summary"][0] and "guarantees nothing" in said["summary"][1]
     assert (
         said["guarantee"]["answers"][guarantee] | {"epsilon": 0.5, "is_a_guarantee": False}
@@ -136,11 +136,11 @@ def test_an_answer_that_guarantees_nothing_is_not_promised(tmp_path, guarantee):
     assert said["deployment"]["privacy_loss"]["privacy_parameters"]["epsilon"] == 0.7
 
 
-def test_noise_that_others_know_protects_nobody(tmp_path):
+def test_the_statement_of_a_seeded_run_says_that_it_protects_nobody(tmp_path):
     made = federation(tmp_path, agents=4, rounds=1)
     on_virtual_time(live(made))  # seeded
     made.setup.manifest.write(tmp_path / "manifest.toml")
-    said = said_of(made)
+    said = statement_of(made)
     assert said["summary"][0].startswith("This run protects nobody: its noise came from a seed")
     assert not any(one["is_a_guarantee"] or one["epsilon"] for one in said["guarantee"]["answers"].values())
     assert said["deployment"]["dp_flavor"]["bound_on_output_distance"]["epsilon"] is None
@@ -148,22 +148,22 @@ def test_noise_that_others_know_protects_nobody(tmp_path):
         assert "A cipher keyed by the operating system" not in text
 
 
-def test_books_that_are_not_whole_are_refused(tmp_path, ran):
+def test_a_ledger_that_was_tampered_with_is_refused(tmp_path, ran):
     ledger = Ledger(tmp_path / "ada", ran.setup.manifest.hash, "ada", guarantee="adaptive")
     for round in range(2):
         ledger.release(round, ReleaseCost(0.5, 0.7, 0.1), {"bob": b"row"}, b"state")
     ledger.close()
-    books = sqlite3.connect(tmp_path / "ada" / "ledger.sqlite")
-    books.execute(
+    database = sqlite3.connect(tmp_path / "ada" / "ledger.sqlite")
+    database.execute(
         """UPDATE charges SET entry = replace(entry, '"charge": 0.5', '"charge": 0.1') WHERE number = 0"""
     )
-    books.commit()
-    books.close()
+    database.commit()
+    database.close()
     with pytest.raises(TamperedError):
-        _books(tmp_path, ran)
+        _record(tmp_path, ran)
 
 
-def test_another_manifest_or_none_is_refused(tmp_path, ran):
+def test_a_wrong_or_missing_manifest_is_refused(tmp_path, ran):
     other = federation(tmp_path, agents=4, rounds=2)
     other.setup.manifest.write(tmp_path / "other.toml")
     with pytest.raises(InputError, match="Expected the manifest of the ledger"):
@@ -174,49 +174,49 @@ def test_another_manifest_or_none_is_refused(tmp_path, ran):
     assert isinstance(found.exception, InputError) or found.exit_code == 2
 
 
-def test_releases_that_cost_nothing_at_their_delta_have_a_mu_all_the_same(tmp_path, ran):
-    """(0, δ)-private noise is noise: a curve of μ = 0 would promise that there is nothing to see."""
+def test_releases_with_epsilon_0_at_their_delta_have_a_positive_mu(tmp_path, ran):
+    """A (0, δ)-private release reveals something: μ = 0 would promise that it reveals nothing."""
     with closing(Ledger(tmp_path / "ada", ran.setup.manifest.hash, "ada", guarantee="adaptive")) as ledger:
-        assert agent_statement(_books(tmp_path, ran))["guarantee"]["answers"]["adaptive"]["mu"] == 0
+        assert agent_statement(_record(tmp_path, ran))["guarantee"]["answers"]["adaptive"]["mu"] == 0
         delta = ran.setup.manifest.config.privacy.delta
         mu = 0.9 * 2 * NormalDist().inv_cdf((1 + delta) / 2)
         assert epsilon_of(mu, delta) == 0
         ledger.release(0, ReleaseCost(0.0, 0.0, mu**2), {"bob": b"row"}, b"state")
-    for one in agent_statement(_books(tmp_path, ran))["guarantee"]["answers"].values():
+    for one in agent_statement(_record(tmp_path, ran))["guarantee"]["answers"].values():
         assert one["epsilon"] == 0 and mu < one["mu"] < 2 * mu
 
 
-def test_what_a_claim_says_has_no_mu(tmp_path):
+def test_the_claimed_answer_has_no_mu(tmp_path):
     made = federation(tmp_path, "privacy.epsilon=9.0", agents=4, rounds=4, guarantee="claimed")
     made.setup.manifest.write(tmp_path / "manifest.toml")
     with closing(Ledger(made.state(0), made.setup.manifest.hash, "ada", guarantee="claimed")) as ledger:
         ledger.release(0, ReleaseCost(0.5, 0.7, 0.1), {"bob": b"row"}, b"state")
-    answers = said_of(made)["guarantee"]["answers"]
+    answers = statement_of(made)["guarantee"]["answers"]
     assert answers["claimed"]["mu"] is None and answers["worst_case"]["mu"] > 0
 
 
-def test_books_of_a_version_that_did_not_say_so_may_be_seeded(tmp_path, ran):
+def test_the_statement_of_a_migrated_ledger_says_that_its_noise_may_be_seeded(tmp_path, ran):
     with closing(Ledger(tmp_path / "ada", ran.setup.manifest.hash, "ada", guarantee="adaptive")) as ledger:
-        assert "from a seed" not in " ".join(agent_statement(_books(tmp_path, ran))["summary"])
+        assert "from a seed" not in " ".join(agent_statement(_record(tmp_path, ran))["summary"])
         ledger.database.remember("migrated_from", "4")
-    assert "whether noise came from a seed" in " ".join(agent_statement(_books(tmp_path, ran))["summary"])
+    assert "whether noise came from a seed" in " ".join(agent_statement(_record(tmp_path, ran))["summary"])
 
 
-def test_hidden_rows_that_an_older_version_rounded_leave_the_worst_case(tmp_path):
-    """No agent starts by such a manifest any more; the books of an older version are there all the same."""
+def test_with_rounded_hidden_rows_only_the_worst_case_answer_is_a_guarantee(tmp_path):
+    """Agents no longer start with such a manifest, but ledgers of older versions exist."""
     made = federation(tmp_path, "method.name=top", agents=5, rounds=4, guarantee="adaptive", dtype="float32")
     made.setup.manifest.write(tmp_path / "manifest.toml")
     with closing(Ledger(made.state(0), made.setup.manifest.hash, "ada", guarantee="adaptive")) as ledger:
         ledger.release(0, ReleaseCost(0.5, 0.7, 0.1), {"bob": b"row"}, b"state")
-    said = said_of(made)
+    said = statement_of(made)
     answers = said["guarantee"]["answers"]
     assert answers["worst_case"]["is_a_guarantee"] and not answers["adaptive"]["is_a_guarantee"]
     assert "ε = 0.7 at" in said["summary"][0] and "rounded to float32" in said["summary"][1]
     assert "not on a grid" in said["deployment"]["implementation"]["floating_point"]
 
 
-def test_what_the_run_before_an_amendment_has_cost_is_said(tmp_path, ran):
-    """The same records: ε of the new run alone is not that of all that has left the agent."""
+def test_the_statement_after_an_amendment_includes_the_cost_of_the_earlier_run(tmp_path, ran):
+    """Both runs use the same records, so the ε of the new run alone is not the whole cost."""
     amended = amend(ran.setup.manifest, MembershipChange(round=2, remove=("dan",), links=(("ada", "cleo"),)))[
         0
     ]
@@ -226,15 +226,15 @@ def test_what_the_run_before_an_amendment_has_cost_is_said(tmp_path, ran):
     words = " ".join(agent_statement(agent_record(tmp_path / "ada", tmp_path / "manifest.toml"))["summary"])
     spent = amended.amends.spent["ada"]
     assert spent > 0 and f"by the plan at most ε = {no_less(spent)} at" in words
-    assert "It replaces" not in " ".join(said_of(ran)["summary"])
+    assert "It replaces" not in " ".join(statement_of(ran)["summary"])
 
 
 @pytest.mark.parametrize(("table", "column"), [("outbox", "round"), ("inbox", "round"), ("notes", "charges")])
-def test_a_word_where_a_number_belongs_is_found_and_no_fault_of_ours(tmp_path, ran, table, column):
+def test_text_in_a_column_of_numbers_is_reported_as_tampering(tmp_path, ran, table, column):
     shutil.copytree(ran.state(0), tmp_path / "ada")
     with closing(sqlite3.connect(tmp_path / "ada" / LEDGER_FILE)) as db:
         newest = f"SELECT max(rowid) FROM {table}"
         db.execute(f"UPDATE {table} SET {column} = 'x' WHERE rowid = ({newest})")
         db.commit()
     with pytest.raises(TamperedError):
-        _books(tmp_path, ran)
+        _record(tmp_path, ran)

@@ -1,4 +1,4 @@
-"""The privacy statement: numbers of privacy.json, fields that registries ask for, no false promises."""
+"""Tests of the privacy statement: numbers of privacy.json, fields of registries, and no false promises."""
 
 import html
 import inspect
@@ -22,15 +22,15 @@ REGISTRY = {
     "accounting": {"post_processing", "composition"},
     "implementation": {"pre_processing_eda_hyperparameter_tuning", "mechanisms", "justification"},
 }
-"""Names of fields as registry.opendp.org has them (opendp/deployments-registry-data, deployments/*.yaml)."""
+"""Names of fields as in registry.opendp.org (opendp/deployments-registry-data, deployments/*.yaml)."""
 
 
-def said_of(path):
+def statement_of(path):
     return statement(run_facts(RunFolder(path), max_seconds=0))
 
 
-def test_numbers_are_those_of_the_run(made):
-    said, privacy = said_of(made / "top"), json.loads((made / "top" / "privacy.json").read_text())
+def test_numbers_are_those_of_the_run_folder(made):
+    said, privacy = statement_of(made / "top"), json.loads((made / "top" / "privacy.json").read_text())
     read = yaml.safe_load(statement_yaml(said))
     parameters = read["deployment"]["privacy_loss"]["privacy_parameters"]
     assert parameters == {
@@ -43,15 +43,15 @@ def test_numbers_are_those_of_the_run(made):
     assert read["deployment"]["accounting"]["assumptions"] == privacy["assumptions"]
 
 
-def test_fields_of_the_registry(made):
-    said = said_of(made / "top")["deployment"]
+def test_the_statement_has_the_fields_of_the_registry(made):
+    said = statement_of(made / "top")["deployment"]
     for part, fields in REGISTRY.items():
         assert fields <= set(said[part]), part
 
 
 @pytest.mark.parametrize("name", ["top", "plain", "central", "sampled", "no-noise"])
 def test_every_kind_of_run_has_a_page(made, name):
-    said = said_of(made / name)
+    said = statement_of(made / name)
     page = statement_html(said)
     assert page.count("<h1>") == 1
     assert "What this does not protect" in page
@@ -60,14 +60,14 @@ def test_every_kind_of_run_has_a_page(made, name):
         assert sentence in html.unescape(page)
 
 
-def test_no_noise_is_no_protection(made):
-    said = said_of(made / "no-noise")
+def test_a_run_without_noise_is_said_to_protect_nobody(made):
+    said = statement_of(made / "no-noise")
     assert "protects nobody" in said["summary"][0]
     assert not any(one["is_a_guarantee"] for one in said["guarantee"]["answers"].values())
 
 
 @pytest.mark.parametrize("answer", ["claimed", "view"])
-def test_what_guarantees_nothing_is_not_promised(made, answer):
+def test_an_answer_that_is_no_guarantee_is_not_stated_as_one(made, answer):
     facts = run_facts(RunFolder(made / "top"), max_seconds=0)
     facts["guarantee"] = {**facts["guarantee"], "answer": answer, "name": answer}
     said, worst = statement(facts), facts["privacy"]["epsilon"]["worst_case"]
@@ -81,17 +81,17 @@ def test_what_guarantees_nothing_is_not_promised(made, answer):
     assert not said["guarantee"]["answers"]["claimed"]["is_a_guarantee"]
 
 
-def test_the_seed_is_not_in_it(made):
+def test_the_statement_does_not_contain_the_seed(made):
     facts = run_facts(RunFolder(made / "top"), max_seconds=0)
     facts["seed"] = facts["settings"]["seed"] = 987654321
     said = statement(facts)
     assert "987654321" not in statement_yaml(said) + statement_html(said)
 
 
-def test_a_run_that_only_began_has_none(copied):
+def test_a_run_that_has_only_started_has_no_statement(copied):
     folder = copied("top", state="starting")
     with pytest.raises(InputError, match="about to start"):
-        said_of(folder)
+        statement_of(folder)
 
 
 def test_a_name_with_markup_is_text(made):
@@ -100,20 +100,20 @@ def test_a_name_with_markup_is_text(made):
     assert "<script>" not in statement_html(statement(facts))
 
 
-def test_the_command(topdp, copied):
+def test_the_command_writes_yaml_and_a_page(topdp, copied):
     folder = copied("top")
     done = topdp("statement", folder, "--json")
-    told = json.loads(done.out)
-    assert [file.rpartition("/")[2] for file in told["files"]] == [
+    output = json.loads(done.out)
+    assert [file.rpartition("/")[2] for file in output["files"]] == [
         "privacy-statement.yaml",
         "privacy-statement.html",
     ]
-    assert yaml.safe_load((folder / "privacy-statement.yaml").read_text()) == told["statement"]
+    assert yaml.safe_load((folder / "privacy-statement.yaml").read_text()) == output["statement"]
     assert topdp("statement", folder).code == 0
 
 
-def test_every_condition_of_the_template_is_a_fact_of_some_statement():
-    """A sentence under a misspelt condition would never be said."""
+def test_every_condition_of_the_template_is_set_by_some_statement():
+    """A sentence with a misspelt condition would never appear."""
 
     def conditions(part):
         parts = part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()

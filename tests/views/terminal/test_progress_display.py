@@ -1,4 +1,4 @@
-"""Progress of commands: what a terminal and a log show, and that long silences end. No test waits."""
+"""Tests of progress reports on terminals and in logs, including those after a long silence. No test waits."""
 
 from __future__ import annotations
 
@@ -31,68 +31,68 @@ def console() -> Console:
 
 
 @pytest.fixture
-def said(console: Console) -> ProgressLines:
+def progress(console: Console) -> ProgressLines:
     return ProgressLines(console, "top")
 
 
-def test_lines_say_what_an_account_is_for(said, console):
-    said("accounting", 1, 2, unit="observer")
-    said(f"accounting: {NOTE}", 1, 2, unit="observer")
-    said(f"accounting: {NOTE}", 1, 2, unit="observer")  # nothing new
+def test_lines_state_the_step_that_an_account_is_for(progress, console):
+    progress("accounting", 1, 2, unit="observer")
+    progress(f"accounting: {NOTE}", 1, 2, unit="observer")
+    progress(f"accounting: {NOTE}", 1, 2, unit="observer")  # no change, so no line
     assert lines(console) == [
         "top: accounting, observer 1 of 2",
         f"top: accounting: {NOTE}, observer 1 of 2",
     ]
 
 
-def test_every_stage_is_announced_once_and_every_tenth_of_what_is_counted(said, console):
-    said("loading torch")
-    said("reading mnist", 5, 10, unit="byte")
-    said("reading mnist", 6, 10, unit="byte")
-    said("planning")
+def test_every_stage_gets_one_line_and_training_one_per_tenth(progress, console):
+    progress("loading torch")
+    progress("reading mnist", 5, 10, unit="byte")
+    progress("reading mnist", 6, 10, unit="byte")
+    progress("planning")
     for done in range(41):
-        said("training", done, 40, unit="round")
+        progress("training", done, 40, unit="round")
     assert [line.split(",")[0] for line in lines(console)] == [
         "top: loading torch", "top: reading mnist", "top: planning", *["top: training"] * 11
     ]  # fmt: skip
     assert lines(console)[-1] == "top: training, round 40 of 40"
 
 
-def test_an_accuracy_says_after_which_round_it_was_measured(said, console):
+def test_an_accuracy_is_shown_with_the_round_of_its_measurement(progress, console):
     measured = {"round": 0, "accuracy": {"mean": 0.7312}, "loss": {"mean": 2.5}, "accuracy_per_agent": [0.7]}
     for done in range(2):
-        said("training", done, 3, unit="round", metrics=measured)
+        progress("training", done, 3, unit="round", metrics=measured)
     assert lines(console) == [
         "top: training, round 0 of 3, accuracy 73.12% after round 0",
         "top: training, round 1 of 3, accuracy 73.12% after round 0",
     ]
 
 
-def test_each_of_several_runs_has_its_title(said, console):
-    titled(said, "run 2 of 3")("planning")
-    said("drawing")
+def test_each_of_several_runs_has_its_title(progress, console):
+    titled(progress, "run 2 of 3")("planning")
+    progress("drawing")
     assert lines(console) == ["top: run 2 of 3: planning", "top: drawing"]
 
 
-def test_who_says_nothing_says_that_it_is_still_at_it(said, console):
-    begun = said.spoke
-    said.beat(begun + 0.9 * FIRST_LINE_SECONDS)
+def test_long_silences_end_with_a_line_about_the_current_stage(progress, console):
+    begun = progress.spoke
+    progress.beat(begun + 0.9 * FIRST_LINE_SECONDS)
     assert lines(console) == []
-    said.beat(begun + 1.01 * FIRST_LINE_SECONDS)
+    progress.beat(begun + 1.01 * FIRST_LINE_SECONDS)
     assert lines(console) == ["top: starting (0 s)"]
-    said("training", 1, 1000, unit="round")
-    said("training", 37, 1000, unit="round")  # no tenth, so no line of its own
-    said.beat(said.spoke + 0.9 * MAX_SILENCE_SECONDS)
+    progress("training", 1, 1000, unit="round")
+    progress("training", 37, 1000, unit="round")  # less than a tenth, so no line
+    progress.beat(progress.spoke + 0.9 * MAX_SILENCE_SECONDS)
     assert len(lines(console)) == 2
-    said.beat(said.spoke + 1.01 * MAX_SILENCE_SECONDS)
+    progress.beat(progress.spoke + 1.01 * MAX_SILENCE_SECONDS)
     assert lines(console)[2:] == ["top: training, round 37 of 1000 (4 s)"]
 
 
-def test_of_what_takes_long_less_is_said(said):
-    said.began -= 3600
-    said("training")
-    assert 200 < said.limit < 300
-    assert ProgressLines(said.console, "new").limit == FIRST_LINE_SECONDS < MAX_SILENCE_SECONDS <= 5
+def test_long_commands_report_less_often(progress):
+    progress.began -= 3600
+    progress("training")
+    assert 200 < progress.limit < 300
+    assert ProgressLines(progress.console, "new").limit == FIRST_LINE_SECONDS < MAX_SILENCE_SECONDS <= 5
 
 
 @pytest.mark.parametrize("width", [80, 200])
@@ -111,7 +111,7 @@ def test_all_accounts_share_one_bar(width):
         )
 
 
-def test_a_bar_is_there_while_something_is_fetched_and_no_longer():
+def test_a_bar_shows_a_download_until_the_next_stage_begins():
     console = Console(file=io.StringIO(), force_terminal=True)
     with show_progress(console, "data") as display:
         assert isinstance(display, ProgressBars)
@@ -125,7 +125,7 @@ def test_a_bar_is_there_while_something_is_fetched_and_no_longer():
         assert [task.description for task in display.bars.tasks] == ["data: training"]
 
 
-def test_what_is_worth_keeping_stays_on_a_terminal():
+def test_announcements_stay_on_a_terminal():
     console = Console(file=io.StringIO(), width=100, force_terminal=True)
     with show_progress(console, "reproduce") as display:
         display.announce("1: 3.0 s of runs")
@@ -146,7 +146,7 @@ def test_nothing_is_written_to_stdout_and_nothing_after_the_end(capsys):
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_a_metric_says_after_which_round_it_was_taken(terminal):
+def test_a_metric_is_shown_with_the_round_of_its_measurement(terminal):
     console = Console(file=io.StringIO(), width=200, force_terminal=terminal)
     with show_progress(console, "top") as display:
         measured = {"round": 4, "r2": {"mean": 0.51234}, "loss": {"mean": 2.0}}

@@ -1,4 +1,4 @@
-"""Tables on terminals: whatever their width, no number is cut."""
+"""Tests of tables on terminals: whatever the width, no number is cut."""
 
 import io
 
@@ -33,7 +33,7 @@ def printed(parts, width):
     return console.file.getvalue()
 
 
-def test_a_run_has_one_line_on_eighty_columns():
+def test_a_run_takes_one_line_of_eighty_columns():
     text = printed(tables.runs({"top-dp": summary(4.6083), "no-noise": summary(None)}), 80)
     for words in ("top-dp", "no-noise", "88.90%", "10.0-100.0", "4.608", "infinite", "1240 s", "6000 rounds"):
         assert words in text, words
@@ -43,12 +43,12 @@ def test_a_run_has_one_line_on_eighty_columns():
 
 
 @pytest.mark.parametrize("width", [30, 60])
-def test_what_does_not_fit_goes_on_in_the_next_line(width):
+def test_cells_that_do_not_fit_continue_on_the_next_line(width):
     assert "…" not in printed(tables.runs({"no-noise": summary(None)}), width)
     assert "…" not in printed(tables.facts("agent1", {"federation": 64 * "a"}), width)
 
 
-def test_facts_are_in_words():
+def test_facts_are_shown_in_words():
     found = {
         "stopped": None,
         "seen": {"ada": 5, "bob": 4},
@@ -68,12 +68,12 @@ def test_metrics_that_are_no_shares_are_not_in_percent():
     assert "1.235" in text and "0.5 to 2" in text and "least to largest" in text
 
 
-def test_a_run_without_test_records_says_so():
+def test_a_run_without_test_records_is_shown_as_such():
     text = printed(tables.runs({"top": summary(1.0) | {"metrics": None}}), 100)
     assert "no test set" in text and "no test records: nothing is evaluated" in text
 
 
-def test_values_of_classes_and_undefined_ones_have_words():
+def test_values_per_class_and_undefined_values_are_shown_in_words():
     several = {"mean": [0.5, None, 0.75], "min": [0, None, 0.5], "max": [1, None, 1]}
     nothing = {"mean": None, "min": None, "max": None}
     metrics = {"auroc": nothing, "per-class-accuracy": several}
