@@ -96,12 +96,6 @@ def start(
     after: Annotated[
         Path | None, typer.Option(metavar="DIR", help="The state folder of the run that the amendment ends.")
     ] = None,
-    upgrade: Annotated[
-        bool,
-        typer.Option(
-            "--upgrade", help="Continue a ledger of an older version. You confirm that it is the newest copy."
-        ),
-    ] = False,
     site: agent_options.Site = None,
     as_json: Json = False,
 ) -> None:

@@ -83,12 +83,6 @@ def set_peer_fact(db: sqlite3.Connection, peer: str, column: str, value: object)
     _append(db, f"peers {column}", peer, value)
 
 
-def backfill(db: sqlite3.Connection) -> None:
-    """Write the current facts of a ledger of an older format, which has no journal, to the journal."""
-    for (place, key), value in table_facts(db).items():
-        _append(db, place, key, value)
-
-
 def journal_facts(db: sqlite3.Connection) -> Facts:
     """Return the newest facts in the journal."""
     rows = db.execute("SELECT place, key, value FROM notes ORDER BY number")

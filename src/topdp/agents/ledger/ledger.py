@@ -63,7 +63,7 @@ class Ledger(LedgerFacts):
         fails; the guarantee counts them as colluders.
         """
         identity = {"federation": federation, "agent": agent, "partners": partners, "guarantee": guarantee}
-        identity["whoever_is_missing"] = str(holds_after_departures)  # the key of format 4
+        identity["whoever_is_missing"] = str(holds_after_departures)
         database = LedgerDatabase(folder, identity if writable and federation else {}, writable)
         super().__init__(database, reserve)
         self.folder = folder

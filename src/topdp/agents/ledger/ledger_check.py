@@ -8,8 +8,8 @@ last charge; a budget that grew; missing charges. Not detected: a tail of the ch
 with everything that belongs to it; plausible additions after the last charge; missing bytes of older rows
 that were perhaps not acknowledged (they are then not sent, which costs no privacy); a chain that was
 recomputed by somebody who can write the file. Neighbours detect a removed tail when they exchange greetings.
-Entries of format 4 contain no digest of received rows, notices and the journal, so changes to those are not
-detected.
+A ledger with entries of format 4 is refused, because they have no digest of received rows, notices and the
+journal, and the rows that they charge were not signed.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _check_pages(ledger: Ledger) -> None:
 
 
 def _check_charges(ledger: Ledger) -> list[LedgerEntry]:
-    head, total, round, binds = genesis_hash(ledger.meta), 0.0, -1, False
+    head, total, round = genesis_hash(ledger.meta), 0.0, -1
     entries = []
     rows = ledger.database.rows("SELECT number, entry, hash FROM charges ORDER BY number")
     for position, (number, text, stored) in enumerate(rows):
@@ -80,12 +80,12 @@ def _check_charges(ledger: Ledger) -> list[LedgerEntry]:
             "has an impossible charge": not (math.isfinite(entry.charge) and entry.charge >= 0),
             "has a wrong total": entry.total != total,
             "repeats a round": entry.round < round + (entry.kind != "late"),
-            "carries no digest of the logs": binds and not entry.books,
+            "carries no digest of the logs, like entries of format 4": not entry.books,
         }
         fault = next((words for words, is_so in faults.items() if is_so), entry.contradiction)
         if fault:
             _charge_fault(ledger, position, fault)
-        round, binds = entry.round, bool(entry.books)
+        round = entry.round
         entries.append(entry)
     return entries
 
@@ -124,8 +124,6 @@ def _check_logs(ledger: Ledger, entries: list[LedgerEntry]) -> None:
     }
     before = dict.fromkeys(event_journal.LOG_QUERIES, 0)
     for position, entry in enumerate(entries):
-        if not entry.books:
-            continue
         for name, lines in heads.items():
             if not before[name] <= entry.counts.get(name, -1) < len(lines):
                 _charge_fault(
@@ -133,7 +131,7 @@ def _check_logs(ledger: Ledger, entries: list[LedgerEntry]) -> None:
                 )
         before = {name: entry.counts[name] for name in event_journal.LOG_QUERIES}
     bound = event_journal.logs_digest(db, {name: heads[name][before[name]] for name in heads})
-    if entries and entries[-1].books not in ("", bound):
+    if entries and entries[-1].books != bound:
         raise TamperedError(
             f"{ledger.folder / LEDGER_FILE}: notes, received rows, statements or delivered rows differ from "
             "those at the last charge."

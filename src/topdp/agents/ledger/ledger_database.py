@@ -1,14 +1,11 @@
-"""The SQLite file of an agent's ledger: its format versions, lock and transactions.
+"""The SQLite file of an agent's ledger: its format, lock and transactions.
 
-The tables are in `ledger_format_*.sql`; what they mean is described in `ledger`, `event_journal`,
-`notice_store` and `pairing_records`. A format that was ever used is not changed here: a new format is a
-migration step. A file of an older format is migrated when it is opened for writing, after a copy was saved
-beside it.
+The tables are in `ledger.sql`; what they mean is described in `ledger`, `event_journal`, `notice_store` and
+`pairing_records`. A file of another format is refused and not changed.
 
 **Guarantees.** Committed data survive a power cut. A process that opens the file for reading sees a
-consistent snapshot from opening to closing, whatever the agent writes meanwhile, and changes nothing, not
-even the format. Nothing is written after charges whose hash chain is broken. A migration is complete or has
-no effect; it changes no charge.
+consistent snapshot from opening to closing, whatever the agent writes meanwhile, and changes nothing. Nothing
+is written after charges whose hash chain is broken.
 """
 
 from __future__ import annotations
@@ -22,7 +19,7 @@ from pathlib import Path
 
 from topdp.agents.ledger import event_journal
 from topdp.agents.ledger.ledger_entries import LedgerError, TamperedError, first_broken_link, genesis_hash
-from topdp.base.files import FileError, LockHeldError, atomic_path, exclusive_lock
+from topdp.base.files import FileError, LockHeldError, exclusive_lock
 from topdp.errors import TopdpError
 
 LEDGER_FILE = "ledger.sqlite"
@@ -30,7 +27,6 @@ LOCK_FILE = "lock"
 SYNCHRONOUS_MODE = "FULL"  # tests that only simulate a crash turn it off
 
 LEDGER_FORMAT = 5
-OLDEST_LEDGER_FORMAT = 4  # the oldest format that can be migrated
 
 # SQLite uses one code for a wrong statement and for a missing table; the statements here are tested.
 DAMAGE_MESSAGES = ("malformed", "not a database", "no such table", "no such column", "decode", "unsupported")
@@ -89,26 +85,17 @@ class LedgerDatabase:
             )
 
     def _open_for_writing(self, identity: Mapping[str, str]) -> sqlite3.Connection:
-        """Open the file for writing and return its connection. Create or migrate the file where needed."""
+        """Open the file for writing and return its connection. Create the file if it is new."""
         db = self._db = connect(self.folder / LEDGER_FILE, writable=True)
         db.execute("PRAGMA journal_mode = WAL")
         if self._is_new(identity):
             with self.transaction():
-                execute_file(db, "ledger_format_4.sql")
-                execute_file(db, "ledger_format_4_to_5.sql")
+                execute_file(db, "ledger.sql")
                 for key, value in {"format": str(LEDGER_FORMAT), **identity}.items():
                     event_journal.set_fact(db, key, value)
-            return db
-        format = self._format()
-        if format < LEDGER_FORMAT:
-            with atomic_path(self.folder / f"{LEDGER_FILE}.format-{format}", 0o600) as beside:
-                copy = sqlite3.connect(beside)
-                db.backup(copy)
-                copy.close()
-        self._expect_chain()
-        if format < LEDGER_FORMAT:
-            with self.transaction():
-                _migrate(db, format)
+        else:
+            self._expect_format()
+            self._expect_chain()
         return db
 
     def _expect_chain(self, last_only: bool = False) -> None:
@@ -130,18 +117,12 @@ class LedgerDatabase:
             )
 
     def _open_for_reading(self) -> sqlite3.Connection:
-        """Return a connection to a snapshot of the file; an older format is migrated in a copy in memory."""
+        """Return a connection to a snapshot of the file."""
         db = self._db = connect(self.folder / LEDGER_FILE, writable=False)
         db.execute("BEGIN")
         self._is_new(identity={})
-        format = self._format()
+        self._expect_format()
         self._expect_chain(last_only=True)
-        if format < LEDGER_FORMAT:
-            copy = sqlite3.connect(":memory:", isolation_level=None)
-            db.backup(copy)
-            db.close()
-            _migrate(copy, format)
-            return copy
         return db
 
     def _is_new(self, identity: Mapping[str, str]) -> bool:
@@ -153,17 +134,15 @@ class LedgerDatabase:
             )
         return is_new
 
-    def _format(self) -> int:
-        """Return the format of the file. Raise LedgerError if this version cannot read it."""
+    def _expect_format(self) -> None:
+        """Raise LedgerError if this version cannot read the format of the file."""
         row = self.one("SELECT value FROM meta WHERE key = 'format'")
-        text = str(row[0]) if row else "none"
-        if not (text.isdecimal() and OLDEST_LEDGER_FORMAT <= int(text) <= LEDGER_FORMAT):
+        if row != (str(LEDGER_FORMAT),):
             raise LedgerError(
-                f"Expected a ledger of format {OLDEST_LEDGER_FORMAT} to {LEDGER_FORMAT} in {self.folder}, "
-                f"got {text}: another version of topdp wrote it. Use that version, and keep the file: "
-                "its charges were spent."
+                f"Expected a ledger of format {LEDGER_FORMAT} in {self.folder}, got "
+                f"{row[0] if row else 'none'}: another version of topdp wrote it. Use that version, and keep "
+                "the file: its charges were spent."
             )
-        return int(text)
 
     def _read_meta(self) -> dict[str, str]:
         return {str(key): str(value) for key, value in self.rows("SELECT key, value FROM meta")}
@@ -237,15 +216,6 @@ def connect(path: Path, writable: bool, timeout: float = 5.0) -> sqlite3.Connect
         os.chmod(path, 0o600)
         db.execute(f"PRAGMA synchronous = {SYNCHRONOUS_MODE}")
     return db
-
-
-def _migrate(db: sqlite3.Connection, format: int) -> None:
-    """Migrate the tables from `format` to LEDGER_FORMAT."""
-    assert OLDEST_LEDGER_FORMAT <= format < LEDGER_FORMAT
-    execute_file(db, "ledger_format_4_to_5.sql")
-    event_journal.backfill(db)
-    event_journal.set_fact(db, "migrated_from", str(format))
-    event_journal.set_fact(db, "format", str(LEDGER_FORMAT))
 
 
 def execute_file(db: sqlite3.Connection, name: str) -> None:

@@ -45,7 +45,7 @@ class LedgerEntry:
     digests: dict[str, str]  # receiver -> SHA-256 of the body
     state: str  # SHA-256 of the state after the release
     counts: dict[str, int] = field(default_factory=dict)  # log -> its lines so far, with those of this round
-    books: str = ""  # digest of the logs (`event_journal.logs_digest`); empty in entries of format 4
+    books: str = ""  # digest of the logs (`event_journal.logs_digest`); never empty in a valid ledger
 
     @property
     def contradiction(self) -> str:

@@ -19,7 +19,6 @@ from topdp import data
 from topdp.agents.agreement import amendments, card_succession
 from topdp.agents.agreement.manifest import Manifest, read_manifest
 from topdp.agents.agreement.run_setup import RunSetup
-from topdp.agents.ledger import start_choices
 from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_entries import LedgerError, TamperedError
 from topdp.agents.node import agent_model_file, site_reservation
@@ -61,7 +60,6 @@ class AgentOptions:
     amended_by: Path | None = None  # the manifest that replaces this one
     after: Path | None = None  # under an amendment, the state folder of the previous run
     site: Path | None = None
-    upgrade: bool = False  # whether to continue a run that an older version began
 
 
 def run(
@@ -86,7 +84,7 @@ class _AgentProcess:
         self.identities = card_succession.load_identities(options.identity)
         first = self.identities[0]  # its key derives secrets that must stay the same after a renewal
         name, number = first.card.name, manifest.number(first.card.name)
-        meta = _read_ledger_meta(options.state, options.upgrade)
+        meta = _read_ledger_meta(options.state)
         self.identity = card_updates.choose_identity(manifest, self.identities, meta)
         own = card_updates.renewals(options.identity, manifest, name)
         self.directory = card_updates.restore_directory(manifest, meta, own)
@@ -147,8 +145,6 @@ class _AgentProcess:
             private=PrivateFiles(self.identity, options.identity),
             directory=self.directory,
         )
-        if options.upgrade:
-            start_choices.record_upgrade(agent.ledger)
         if amended is not None and last_round is not None:
             agent.ledger.end_with(last_round, [name for name in manifest.names if name not in amended.names])
             words = f"this run was amended: it ends with round {last_round}"
@@ -192,15 +188,13 @@ def _own_budget(options: AgentOptions, manifest: Manifest, name: str) -> float |
     return min((budget for budget in (remaining, options.epsilon) if budget is not None), default=None)
 
 
-def _read_ledger_meta(state: Path, upgrade: bool) -> dict[str, str]:
+def _read_ledger_meta(state: Path) -> dict[str, str]:
     """Return the facts in the ledger of a state folder; none if it cannot be read (`Agent` reports why)."""
     try:
-        ledger = Ledger(state, writable=False)
+        with closing(Ledger(state, writable=False)) as ledger:
+            return ledger.meta
     except (LedgerError, TamperedError):
         return {}
-    with closing(ledger):
-        start_choices.expect_upgrade_agreed(ledger, upgrade)
-        return ledger.meta
 
 
 def _load_records(path: str, manifest: Manifest) -> data.Dataset:

@@ -192,7 +192,7 @@ def read_status(state: Path) -> dict[str, Any]:
         facts["seen"] = {peer: ledger.last_received(peer) for peer in ledger.recorded_peers()}
         facts["quarantined"] = quarantined_peers(ledger)
     status = ProcessStatus.read(state)
-    if facts["budget"] is None and status is not None:  # the ledger of a version that did not record budgets
+    if facts["budget"] is None and status is not None:  # no start has recorded it in the ledger yet
         facts["budget"] = status.budget
     facts |= {"paused": OperatorOrders(state).given_at(PAUSE_FILE), **_process_facts(status)}
     if facts["rounds"] is not None and facts["ends"] is not None:  # the process may not know the end yet
