@@ -18,7 +18,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from topdp.agents.ledger import event_journal
-from topdp.agents.ledger.ledger_entries import LedgerError, TamperedError, first_broken_link, genesis_hash
+from topdp.agents.ledger.ledger_entries import LedgerError, TamperedError, chain_hash, genesis_hash
 from topdp.base.files import FileError, LockHeldError, exclusive_lock
 from topdp.errors import TopdpError
 
@@ -95,10 +95,10 @@ class LedgerDatabase:
                     event_journal.set_fact(db, key, value)
         else:
             self._expect_format()
-            self._expect_chain()
+            self.expect_chain()
         return db
 
-    def _expect_chain(self, last_only: bool = False) -> None:
+    def expect_chain(self, last_only: bool = False) -> None:
         """Raise TamperedError if the hash chain is broken; `last_only`: check only its last link.
 
         The next charge would hide the fault, or continue from a wrong total.
@@ -108,13 +108,14 @@ class LedgerDatabase:
         head = genesis_hash(self._read_meta())
         if last_only and len(rows) == 2:
             head = rows.pop(0)[1]
-        position = first_broken_link(head, rows)
-        if position is not None:
-            raise TamperedError(
-                f"{'The last charge' if last_only else f'Charge {position}'} in {self.folder / LEDGER_FILE} "
-                "does not follow from the previous one: it or an earlier one was changed. Do not delete the "
-                "file: its charges were spent."
-            )
+        for position, (text, stored) in enumerate(rows):
+            head = chain_hash(head, text)
+            if head != stored:
+                raise TamperedError(
+                    f"{'The last charge' if last_only else f'Charge {position}'} in "
+                    f"{self.folder / LEDGER_FILE} does not follow from the previous one: it or an earlier "
+                    "one was changed. Do not delete the file: its charges were spent."
+                )
 
     def _open_for_reading(self) -> sqlite3.Connection:
         """Return a connection to a snapshot of the file."""
@@ -122,7 +123,7 @@ class LedgerDatabase:
         db.execute("BEGIN")
         self._is_new(identity={})
         self._expect_format()
-        self._expect_chain(last_only=True)
+        self.expect_chain(last_only=True)
         return db
 
     def _is_new(self, identity: Mapping[str, str]) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
@@ -119,20 +119,3 @@ def genesis_hash(meta: Mapping[str, str]) -> str:
 def chain_hash(previous: str, text: str) -> str:
     """Return the hash of an entry: over its text and the hash of the previous entry."""
     return digest_of(f"{previous}\n{text}".encode())
-
-
-def first_broken_link(head: str, rows: Iterable[tuple[str, str]]) -> int | None:
-    """Return the position of the first (text, hash) that does not follow from its predecessor, or None.
-
-    `head` is the hash to which the first entry is chained.
-
-    >>> first = chain_hash("head", "one")
-    >>> first_broken_link("head", [("one", first), ("two", chain_hash(first, "two"))])
-    >>> first_broken_link("head", [("one", first), ("another", chain_hash(first, "two"))])
-    1
-    """
-    for position, (text, stored) in enumerate(rows):
-        head = chain_hash(head, text)
-        if head != stored:
-            return position
-    return None
