@@ -55,11 +55,6 @@ LogHeads = Mapping[str, LogHead]
 EMPTY_LOGS: LogHeads = {name: LogHead() for name in LOG_QUERIES}
 
 
-def read_logs(db: sqlite3.Connection, logs: LogHeads) -> LogHeads:
-    """Read all logs to their ends, and return their heads."""
-    return {name: [log, *log.lines(db, name)][-1] for name, log in logs.items()}
-
-
 def logs_digest(db: sqlite3.Connection, heads: Mapping[str, str]) -> str:
     """Return the digest that a charge carries: of the logs, and of the last delivered row of each receiver.
 

@@ -202,7 +202,7 @@ class Ledger(LedgerFacts):
         expect_bookable(cost)
         worst = 0.0 if self._by_guarantee else cost.worst_case
         self.before_charge(math.inf if worst is None else max(self.total + cost.charge, worst))
-        logs = event_journal.read_logs(db, self._logs)
+        logs = {name: [log, *log.lines(db, name)][-1] for name, log in self._logs.items()}
         entry = LedgerEntry(
             number=self.charge_count,
             round=round,

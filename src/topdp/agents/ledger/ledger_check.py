@@ -34,7 +34,10 @@ PAIR_STATES = ("prepared", "committed", "aborted")
 def verify(ledger: Ledger) -> int:
     """Verify `ledger` and return its number of charges. Raise TamperedError with the first fault."""
     try:
-        _check_pages(ledger)
+        # If an index of SQLite lost a line, a charged row would never be sent.
+        pages = ledger.database.one("PRAGMA integrity_check(1)")
+        if pages != ("ok",):
+            raise damage_error(ledger.folder, str(pages[0] if pages else "nothing")[:200])
         entries = _check_charges(ledger)
         _check_outbox(ledger, entries)
         _check_logs(ledger, entries)
@@ -54,13 +57,6 @@ def verify(ledger: Ledger) -> int:
     if booked != ((state[0], digest_of(state[1])) if state else None):
         raise TamperedError(f"The state in {ledger.folder / LEDGER_FILE} is not that of the last charge.")
     return len(entries)
-
-
-def _check_pages(ledger: Ledger) -> None:
-    """Check SQLite's pages: if an index lost a line, a charged row would never be sent."""
-    result = ledger.database.one("PRAGMA integrity_check(1)")
-    if result != ("ok",):
-        raise damage_error(ledger.folder, str(result[0] if result else "nothing")[:200])
 
 
 def _check_charges(ledger: Ledger) -> list[LedgerEntry]:

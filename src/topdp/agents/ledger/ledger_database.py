@@ -58,9 +58,14 @@ class LedgerDatabase:
             if writable:
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 self._lock()
-            self._db = self._open_for_writing(identity) if writable else self._open_for_reading()
+            self._open(identity, writable)
             self.meta = self._read_meta()
-            self._expect(identity)
+            for key, value in identity.items():
+                if self.meta.get(key) != value:
+                    raise LedgerError(
+                        f"Expected {key} = {value} in the ledger in {folder}, got {self.meta.get(key)}. "
+                        "Every federation and agent has a state folder of its own: name another one."
+                    )
         except (OSError, *READ_ERRORS) as error:
             self.close()
             raise database_error(folder, error) from error
@@ -84,19 +89,28 @@ class LedgerDatabase:
                 "one ledger. Name a folder on a local disk."
             )
 
-    def _open_for_writing(self, identity: Mapping[str, str]) -> sqlite3.Connection:
-        """Open the file for writing and return its connection. Create the file if it is new."""
-        db = self._db = connect(self.folder / LEDGER_FILE, writable=True)
-        db.execute("PRAGMA journal_mode = WAL")
-        if self._is_new(identity):
+    def _open(self, identity: Mapping[str, str], writable: bool) -> None:
+        """Open the file, and create it if it is new. A reader gets a snapshot of it."""
+        db = self._db = connect(self.folder / LEDGER_FILE, writable)
+        db.execute("PRAGMA journal_mode = WAL" if writable else "BEGIN")
+        if self.rows("SELECT 1 FROM sqlite_master"):
+            format = self.one("SELECT value FROM meta WHERE key = 'format'")
+            if format != (str(LEDGER_FORMAT),):
+                raise LedgerError(
+                    f"Expected a ledger of format {LEDGER_FORMAT} in {self.folder}, got "
+                    f"{format[0] if format else 'none'}: another version of topdp wrote it. Use that "
+                    "version, and keep the file: its charges were spent."
+                )
+            self.expect_chain(last_only=not writable)
+        elif identity:
             with self.transaction():
                 execute_file(db, "ledger.sql")
                 for key, value in {"format": str(LEDGER_FORMAT), **identity}.items():
                     event_journal.set_fact(db, key, value)
         else:
-            self._expect_format()
-            self.expect_chain()
-        return db
+            raise LedgerError(
+                f"Expected a ledger in {self.folder}, but it is being created. Try again in a moment."
+            )
 
     def expect_chain(self, last_only: bool = False) -> None:
         """Raise TamperedError if the hash chain is broken; `last_only`: check only its last link.
@@ -117,44 +131,8 @@ class LedgerDatabase:
                     "one was changed. Do not delete the file: its charges were spent."
                 )
 
-    def _open_for_reading(self) -> sqlite3.Connection:
-        """Return a connection to a snapshot of the file."""
-        db = self._db = connect(self.folder / LEDGER_FILE, writable=False)
-        db.execute("BEGIN")
-        self._is_new(identity={})
-        self._expect_format()
-        self.expect_chain(last_only=True)
-        return db
-
-    def _is_new(self, identity: Mapping[str, str]) -> bool:
-        """Return whether the file has no tables. Raise LedgerError if it then needs an identity."""
-        is_new = not self.rows("SELECT 1 FROM sqlite_master")
-        if is_new and not identity:
-            raise LedgerError(
-                f"Expected a ledger in {self.folder}, but it is being created. Try again in a moment."
-            )
-        return is_new
-
-    def _expect_format(self) -> None:
-        """Raise LedgerError if this version cannot read the format of the file."""
-        row = self.one("SELECT value FROM meta WHERE key = 'format'")
-        if row != (str(LEDGER_FORMAT),):
-            raise LedgerError(
-                f"Expected a ledger of format {LEDGER_FORMAT} in {self.folder}, got "
-                f"{row[0] if row else 'none'}: another version of topdp wrote it. Use that version, and keep "
-                "the file: its charges were spent."
-            )
-
     def _read_meta(self) -> dict[str, str]:
         return {str(key): str(value) for key, value in self.rows("SELECT key, value FROM meta")}
-
-    def _expect(self, identity: Mapping[str, str]) -> None:
-        for key, value in identity.items():
-            if self.meta.get(key) != value:
-                raise LedgerError(
-                    f"Expected {key} = {value} in the ledger in {self.folder}, got {self.meta.get(key)}. "
-                    "Every federation and agent has a state folder of its own: name another one."
-                )
 
     @property
     def connection(self) -> sqlite3.Connection:

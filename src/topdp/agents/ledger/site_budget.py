@@ -223,7 +223,10 @@ class SiteBudget:
             for names, origins in self._memberships(data):
                 origins |= {source[name] for name in names}
                 groups.add(frozenset(names).union(*(sets_of_source.get(origin, ()) for origin in origins)))
-            costs = self._costs()
+            costs: dict[bytes, list[RunCost]] = {}  # by data set
+            rows = self._db.execute("SELECT name, adjacency, epsilon, delta FROM runs")
+            for name, adjacency, epsilon, delta in rows:
+                costs.setdefault(name, []).append((adjacency, infinite_if_none(epsilon), delta))
             if not costs.keys() <= source.keys():
                 raise TypeError("a run on records that are not recorded")
             costs_of_records = ([cost for name in names for cost in costs.get(name, [])] for names in groups)
@@ -270,14 +273,6 @@ class SiteBudget:
         with self._writing() as db:
             query = "INSERT INTO limits (time, epsilon, delta) VALUES (?, ?, ?)"
             db.execute(query, (_now(), limit.epsilon, limit.delta))
-
-    def _costs(self) -> dict[bytes, list[RunCost]]:
-        """Map the name of each data set to (adjacency, ε, δ) of each of its runs."""
-        costs: dict[bytes, list[RunCost]] = {}
-        rows = self._db.execute("SELECT name, adjacency, epsilon, delta FROM runs")
-        for name, adjacency, epsilon, delta in rows:
-            costs.setdefault(name, []).append((adjacency, infinite_if_none(epsilon), delta))
-        return costs
 
 
 def as_replace_one(adjacency: str, epsilon: float, delta: float) -> tuple[float, float]:
