@@ -113,17 +113,16 @@ class _AgentProcess:
         # One gradient before the first greeting, so that faults of the model or the data are reported.
         self.context.gradients.mean(0, self.context.start)
         self.timing.end_stage("first gradient")
-        self.evaluation = None if options.evaluate is None else self._owner_evaluation(options.evaluate)
+        self.evaluation: OwnerEvaluation | None = None
+        if options.evaluate is not None:
+            from topdp.agents.node.owner_evaluation import OwnerEvaluation
 
-    def _owner_evaluation(self, every: int) -> OwnerEvaluation:
-        """Return the evaluation of this agent's model for its owner."""
-        from topdp.agents.node.owner_evaluation import OwnerEvaluation
-
-        evaluation = OwnerEvaluation(self.context.setup, self.dataset, self.context.name, every)
-        records = f"{evaluation.records} {evaluation.on} records of its own"
-        words = f"evaluates every {every} rounds on {records}: for its owner, not for publishing"
-        self.log.note("evaluate", words, logging.INFO)
-        return evaluation
+            self.evaluation = OwnerEvaluation(setup, self.dataset, name, options.evaluate)
+            records = f"{self.evaluation.records} {self.evaluation.on} records of its own"
+            words = (
+                f"evaluates every {options.evaluate} rounds on {records}: for its owner, not for publishing"
+            )
+            self.log.note("evaluate", words, logging.INFO)
 
     def _open(self) -> Agent:
         """Open the ledger, and prepare the links, which begin with the agent's run."""
@@ -175,7 +174,16 @@ class _AgentProcess:
                 from topdp.agents.node import prometheus_metrics
 
                 await stack.enter_async_context(prometheus_metrics.serve_metrics(agent, options.metrics_port))
-            outcome = await _run_monitored(agent, monitor)
+            monitoring, code = asyncio.create_task(monitor.run()), ExitCode.UNEXPECTED
+            try:
+                outcome = await agent.run()
+                code = outcome.code
+            except TopdpError as error:
+                code = error.code
+                raise
+            finally:
+                await end_all([monitoring], "the monitor")
+                monitor.end(code)  # writes the code to the state folder
             if reservation is not None:
                 reservation.end()
             return outcome
@@ -214,18 +222,3 @@ def _log_features(message: str, done: int = 0, total: int | None = None, /, **de
     """Log the computation of features when it begins and at every tenth."""
     if total and (done == 0 or 10 * done // total > 10 * (done - total // 50) // total):
         logger.info("%s: %.0f of %.0f MB", message, done / 1e6, total / 1e6, extra={"event": "features"})
-
-
-async def _run_monitored(agent: Agent, monitor: NodeMonitor) -> AgentOutcome:
-    """Run the agent with its monitor, which writes the exit code to the state folder."""
-    monitoring, code = asyncio.create_task(monitor.run()), ExitCode.UNEXPECTED
-    try:
-        outcome = await agent.run()
-        code = outcome.code
-        return outcome
-    except TopdpError as error:
-        code = error.code
-        raise
-    finally:
-        await end_all([monitoring], "the monitor")
-        monitor.end(code)
