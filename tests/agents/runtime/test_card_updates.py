@@ -143,8 +143,8 @@ def test_who_renews_without_end_is_quarantined_and_not_passed_on(tmp_path):
             assert [reply.ok for reply in replies] == [True] * card_succession.MAX_SUCCESSORS + [False, False]
             assert "at most" in agent.ledger.quarantined(pest).words
             told = 0
-            while (card := agent.cards.next_unsent(other)) is not None:
-                agent.cards.record_reply(other, card[0], Reply(ReplyCode.OK))
+            while (card := agent.peers.card_updates.next_unsent(other)) is not None:
+                agent.peers.card_updates.record_reply(other, card[0], Reply(ReplyCode.OK))
                 told += 1
             assert told == card_succession.MAX_SUCCESSORS
         finally:

@@ -39,13 +39,9 @@ class RowSignatures:
     directory: CardDirectory
     identity: Identity
 
-    @property
-    def name(self) -> str:
-        return self.identity.card.name
-
     def sign(self, receiver: str, round: int, digest: str) -> bytes:
         """Return this agent's signature of a row for `receiver` with this digest."""
-        return self.identity.sign(self._signed_bytes(self.name, receiver, round, digest))
+        return self.identity.sign(self._signed_bytes(self.identity.card.name, receiver, round, digest))
 
     def verify(self, sender: str, receiver: str, round: int, digest: str, signature: bytes) -> bool:
         """Return whether `sender` signed that row with the key of any of its cards."""

@@ -295,9 +295,7 @@ def sum_by_adjacency(costs: list[RunCost]) -> dict[str, SpentBudget]:
         costs = [("mixed", *as_replace_one(*cost)) for cost in costs]
     return {
         kind: SpentBudget(
-            math.fsum(epsilon for _, epsilon, _ in costs)
-            if math.isfinite(max(e for _, e, _ in costs))
-            else math.inf,
+            math.fsum(epsilon for _, epsilon, _ in costs),
             math.fsum(delta for *_, delta in costs),
             len(costs),
         )

@@ -116,7 +116,6 @@ class Agent:
             context = replace(context, limits=uniform_norm_limits(part.plan, manifest.rules.largest_norm))
         self.context = context = replace(context, epsilon=epsilon)
         directory = directory or restore_directory(manifest, self.ledger.meta)
-        self.cards = CardUpdates(self.name, self.ledger, directory, private.folder)
         if context.order is not None:
             start_choices.expect_record_order(self.ledger, context.order)
         self.shared_draws: SharedDraws | None = None
@@ -139,7 +138,7 @@ class Agent:
             last_round=part.plan.releases - 1,
             hooks=hooks,
             notices=self.shared_draws.notices if self.shared_draws else None,
-            card_updates=self.cards,
+            card_updates=CardUpdates(self.name, self.ledger, directory, private.folder),
             may_lack_rows=may_lack_rows,
         )
         if self.shared_draws is not None:

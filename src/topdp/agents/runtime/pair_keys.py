@@ -67,12 +67,13 @@ class RunKey:
 def derive_run(
     federation: str, keys: list[RunKey], me: int, partners: Iterable[int], private: X25519PrivateKey | None
 ) -> tuple[str, dict[int, bytes]]:
-    """Return the run's name, and the pair secret of this agent with each of its partners.
+    """Return the run's name (a hash of what all agents have stated), and the secret with each partner.
 
     `keys`: those of all agents, in the order of their numbers. `partners`: the agents with which this one
     shares draws. `private` is None if the run has ended and the key was erased; then only the name is known.
     """
-    run = run_name(federation, keys)
+    stated = [[key.plan, key.public, key.nonce] for key in keys]
+    run = hashlib.sha256(json.dumps(["topdp run 1", federation, stated]).encode()).hexdigest()
     if private is None:
         return run, {}
     if private.public_key().public_bytes_raw().hex() != keys[me].public:
@@ -87,12 +88,6 @@ def derive_run(
             raise TrustError(f"Expected a key from agent {other} that makes a secret: {error}.") from None
         seeds[other] = HKDF(SHA256(), 32, bytes.fromhex(run), json.dumps(context).encode()).derive(secret)
     return run, seeds
-
-
-def run_name(federation: str, keys: list[RunKey]) -> str:
-    """Return the run's name, in hex: a hash of what all agents have stated."""
-    stated = [[key.plan, key.public, key.nonce] for key in keys]
-    return hashlib.sha256(json.dumps(["topdp run 1", federation, stated]).encode()).hexdigest()
 
 
 def draw_key(seed: bytes, round: int, draw: int, piece: int) -> bytes:

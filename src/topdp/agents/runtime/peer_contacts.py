@@ -60,7 +60,7 @@ class PeerContacts:
     may_lack_rows: bool = False  # the ledger may be an old copy: see `peer_judgement`
 
     def __post_init__(self) -> None:
-        self.name = self.signatures.name
+        self.name = self.signatures.identity.card.name
         self.neighbours = list(self.signatures.directory.manifest.neighbours(self.name))
         self.refusals = RefusalLog(self.name)
         self.handlers: dict[MessageKind, RequestHandler] = {}
