@@ -109,7 +109,7 @@ def test_an_expired_card_names_no_successor(directory):
     with pytest.raises(SuccessorOrderError, match="valid from"):
         directory.accept(sign_successor(1, ADA, NEW), late)
     directory.accept(sign_successor(1, ADA, NEW))  # in time; a ledger that has it restores it
-    directory.restore(sign_successor(1, ADA, NEW))
+    directory.accept(sign_successor(1, ADA, NEW), is_recorded=True)
 
 
 def test_a_certificate_that_begins_before_the_one_before_is_refused_and_keeps_no_ledger_shut(directory):
@@ -118,7 +118,7 @@ def test_a_certificate_that_begins_before_the_one_before_is_refused_and_keeps_no
     with pytest.raises(SuccessorOrderError, match="begins earlier"):
         directory.accept(bomb)
     assert directory.number("ada") == 0
-    directory.restore(bomb)  # a ledger that accepted it before this rule still opens
+    directory.accept(bomb, is_recorded=True)  # a ledger that accepted it before this rule still opens
     assert directory.card("ada") == old.card
 
 

@@ -26,21 +26,17 @@ def small(data, *changes):
     return config.read(changes=[*basis, "privacy.guarantee=worst-case", "privacy.epsilon=20.0", *changes])
 
 
-def test_a_demonstration_that_was_killed_and_resumed_agrees_with_the_simulator(data, tmp_path, topdp):
+def test_a_demonstration_that_was_killed_and_resumed_agrees_with_the_simulator(
+    data, tmp_path, topdp, killed_at
+):
     """Two of three processes are killed by SIGKILL at different points, and started again."""
     wanted = small(data)
-    lines = []
-    found = federation_demo.run(
-        wanted,
-        tmp_path / "demo",
-        seeded=True,
-        progress=lines.append,
-        failpoints={0: "after_ledger:3", 1: "after_receive:4"},
-    )
+    kills = killed_at(agent0="after_ledger:3", agent1="after_receive:4")
+    found = federation_demo.run(wanted, tmp_path / "demo", seeded=True)
     simulated = run.run(wanted, tmp_path / "simulator", "cpu")
     folder = RunFolder.open(tmp_path / "demo")
     np.testing.assert_allclose(folder.estimates, simulated.estimates.numpy(), rtol=1e-5, atol=1e-6)
-    assert sum("was killed at" in line for line in lines) == 2
+    assert len(kills) == 2
     assert folder.state == "done" and folder.plan.agents == 3
     assert found["seeded"] and [each["code"] for each in found["agents"]] == [0, 0, 0]
     assert set(found["milliseconds_per_round"]) == {"compute", "ledger", "network"}
@@ -128,7 +124,7 @@ def test_commands_create_identities_and_a_manifest(tmp_path, topdp):
     assert warned.code == 0 and "charge by worst case" in " ".join(warned.err.split())
 
 
-def test_agents_with_pair_noise_finish_after_one_of_six_is_killed_for_good(data, tmp_path, topdp):
+def test_agents_with_pair_noise_finish_after_one_of_six_is_killed_for_good(data, tmp_path, topdp, killed_at):
     """Real processes and mutual TLS: training ends, ledgers verify, and nobody exceeds its budget."""
     wanted = small(
         data,
@@ -140,10 +136,9 @@ def test_agents_with_pair_noise_finish_after_one_of_six_is_killed_for_good(data,
     )
     rules = manifest.Rules(dead_neighbour="go-on", idle_timeout=8.0)
     parts, terms, _ = federation_demo.prepare(wanted, tmp_path / "agents", rules)
-    codes = federation_demo.run_processes(
-        tmp_path / "agents", terms.names, failpoints={3: "after_mark:4"}, not_restarted=[3]
-    )
-    assert codes[3] == -9 and all(code in (0, 3) for i, code in enumerate(codes) if i != 3)
+    kills = killed_at(for_good=True, agent3="after_mark:4")
+    codes = federation_demo.run_processes(tmp_path / "agents", terms.names)
+    assert len(kills) == 1 and all(code in (0, 3) for code in codes)
     for i, name in enumerate(terms.names):
         state = tmp_path / "agents" / name / "state"
         checked = topdp("agent", "ledger", "verify", "--state", state, "--json")

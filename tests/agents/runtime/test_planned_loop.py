@@ -10,6 +10,7 @@ import torch
 from history import Crash, Wire, abandon, faults, federation, live, on_virtual_time
 
 from topdp import topology
+from topdp.agents.agreement.card_succession import CardDirectory
 from topdp.agents.agreement.signatures import RowSignatures
 from topdp.agents.ledger import inbox
 from topdp.agents.ledger.ledger import Ledger
@@ -437,7 +438,7 @@ def greeted(made, peers=("bob",), **changes):
 def proof_of_row(made, round=2, digest="0" * 64, signer="ada"):
     """The part of bob's greeting that shows a row of ada, signed by `signer`."""
     private = made.private(made.names.index(signer))
-    proof = RowSignatures("ada", made.setup.manifest, private.identity).sign("bob", round, digest)
+    proof = RowSignatures(CardDirectory(made.setup.manifest), private.identity).sign("bob", round, digest)
     return {"seen": round, "seen_digest": digest, "seen_signature": proof.hex()}
 
 
