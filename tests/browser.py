@@ -1,7 +1,7 @@
-"""Pages in a real browser: one Chromium per test session, and checks that every page must pass.
+"""Fixtures for tests of pages in a real browser: one Chromium per test session, and checks for every page.
 
-`open_page` fails a test whose page says anything on its console that is an error. `contrast` and `reachable`
-are asked by the tests of pages; `shows` waits for something a page will say. Nothing of topdp is known here.
+`open_page` fails a test if its page logs an unexpected error on the console. Tests of pages call `contrast`
+and `reachable`; `shows` waits for an element or a text. This module does not depend on topdp.
 """
 
 from __future__ import annotations

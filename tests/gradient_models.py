@@ -1,4 +1,4 @@
-"""Small models of every kind that has a fast path, each with a problem to differentiate."""
+"""Small models of every kind that takes the fast path, each with data for which gradients can be computed."""
 
 from __future__ import annotations
 

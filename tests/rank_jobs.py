@@ -1,7 +1,7 @@
-"""One of the three processes of test_ranked_run.py: executes a list of jobs, each with some of the others.
+"""One of the three processes of test_ranked_run.py: executes a list of jobs with some other ranks.
 
-Started with the store of who started it, its own number and a folder. Between jobs nothing is kept but the
-process: joining, running and leaving is what a process of torchrun does.
+The arguments are the address of the store, this process's number and a folder. The process keeps no state
+between jobs: it joins, runs and leaves, as a process that torchrun started.
 """
 
 from __future__ import annotations

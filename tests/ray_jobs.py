@@ -1,7 +1,7 @@
-"""The jobs of test_ray_cluster.py on a real cluster: two nodes on loopback, and several sweeps.
+"""The jobs of test_ray_cluster.py on a real cluster: two nodes on the loopback interface, and several sweeps.
 
-A process of its own: Ray leaves threads and signal handlers behind, and its nodes end with who started them.
-What comes of every job is written to the folder, as JSON.
+This is a process of its own, because Ray leaves threads and signal handlers behind, and because its nodes
+end with the process that started them. The outcome of every job is written to the folder as JSON.
 """
 
 from __future__ import annotations

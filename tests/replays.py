@@ -1,4 +1,4 @@
-"""Stand-ins for CUDA recordings and kernels, for tests of several rounds at once. Needs Triton."""
+"""Substitutes for CUDA recordings and kernels, for tests with several rounds at once. Needs Triton."""
 
 import inspect
 

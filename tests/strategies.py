@@ -1,6 +1,6 @@
 """Hypothesis strategies: small random graphs, schedules, plans and configurations.
 
-Every protocol and every key of the configuration is found by itself: nothing is added here with a new one.
+The strategies find protocols and configuration keys by introspection: a new one needs no entry here.
 """
 
 from __future__ import annotations

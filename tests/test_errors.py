@@ -1,4 +1,4 @@
-"""The family of errors, and how commands end: one line and an exit code, or a traceback."""
+"""The hierarchy of errors, and how commands report them: one line and an exit code, or a traceback."""
 
 import importlib
 import inspect

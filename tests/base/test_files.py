@@ -1,4 +1,4 @@
-"""Atomic writes leave the old file or the new one, and no temporary file; locks exclude other processes."""
+"""Atomic writes and locks: a write leaves the old file or the new one; a lock excludes other processes."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""Which records take part, the stated divisor, and draws that depend only on (seed, round)."""
+"""Batch selection: the records used, the stated divisor, and draws that depend only on seed and round."""
 
 from __future__ import annotations
 

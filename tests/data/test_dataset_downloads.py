@@ -1,4 +1,4 @@
-"""Fetching: the order of sources, verification, the cache, and the error if every source fails."""
+"""Downloads of data sets: order of sources, verification, cache, and the error if every source fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shards of features: each feature in the place of its record."""
+"""Shards of features: each feature replaces its record at the same position."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Partitions: no record at two agents, the stated sizes, refusals with numbers."""
+"""Partitions: no record belongs to two agents, sizes are as stated, and rejections state the numbers."""
 
 from __future__ import annotations
 

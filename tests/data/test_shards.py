@@ -1,5 +1,5 @@
-"""Shards and a user's own arrays: padded copies of the records; unsuitable ones are refused with their
-place.
+"""Shards from data sets and from a user's arrays: padded copies of the records; unsuitable records are
+rejected with their position.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Work in parts: after a return, an error or an interrupt, no part is still running."""
+"""Work divided among threads: after a return, an error or an interrupt, no thread still works on a part."""
 
 import signal
 import threading

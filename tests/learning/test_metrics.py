@@ -1,4 +1,4 @@
-"""Every metric against its definition, written as loops over records or pairs, with ties and rare classes."""
+"""Every metric, compared with its definition as loops over records or pairs, with ties and rare classes."""
 
 import math
 

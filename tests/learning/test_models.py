@@ -1,4 +1,4 @@
-"""Flat models: rows in and out, the paper's networks, and refused modules."""
+"""Flat models: conversion from and to rows, the paper's networks, and rejected modules."""
 
 from __future__ import annotations
 

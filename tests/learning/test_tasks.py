@@ -1,4 +1,4 @@
-"""Tasks refuse what does not fit a loss, and convert targets to the type that the loss needs."""
+"""Tasks reject what does not fit the loss, and convert targets to the type that the loss needs."""
 
 import pytest
 import torch

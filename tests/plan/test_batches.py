@@ -1,4 +1,4 @@
-"""Batches as every room reads them: divisor, period, rate, sensitivity, and the words for them."""
+"""Batches: divisor, period, sampling rate, sensitivity, and their description in words."""
 
 from __future__ import annotations
 

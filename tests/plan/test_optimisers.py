@@ -1,4 +1,4 @@
-"""Memories after the noise: equal to torch's optimisers, the same draws per gradient, refusals, resuming."""
+"""Optimisers with memories, applied after the noise: equal to torch's, resumable, with unchanged draws."""
 
 from __future__ import annotations
 

@@ -1,3 +1,5 @@
+"""Plans: saving and loading, the digest, pruning, scaled noise, descriptions, and rejected plans."""
+
 from dataclasses import fields, replace
 
 import numpy as np

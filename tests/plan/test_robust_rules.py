@@ -1,4 +1,4 @@
-"""Robust rules in plans: written, read, hashed; refused where they make no sense."""
+"""Robust rules in plans: they are saved, loaded and hashed, and rejected where they make no sense."""
 
 import json
 from dataclasses import replace

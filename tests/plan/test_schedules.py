@@ -1,3 +1,5 @@
+"""Schedules: step sizes, warm-up, and the noise factors of every kind of noise schedule."""
+
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""The answers side by side: numbers where there are any, and in words what is infinite or refused."""
+"""Accounts with all answers: finite numbers, infinite losses, and reasons for answers that are refused."""
 
 from __future__ import annotations
 

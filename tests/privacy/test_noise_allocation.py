@@ -1,4 +1,4 @@
-"""Own noise where partners share noise: the least there is, by duality; budgets are kept, and used."""
+"""The allocation of own noise beside pair noise: least by duality; budgets are met and used up."""
 
 from __future__ import annotations
 

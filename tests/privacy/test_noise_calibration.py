@@ -1,4 +1,4 @@
-"""Calibration is the inverse of the account, from the private side; what cannot be calibrated is refused."""
+"""Calibration: accounting inverts it with an error on the private side only; unsuitable input is rejected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The search on losses that are known in closed form: everybody comes to the budget, in few accounts."""
+"""The search for noise, on losses in closed form: every agent reaches its budget after few accounts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What noise a plan leaves, against rows written out as sums of draws."""
+"""The residual noise of plans, compared with rows written out as sums of draws."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The spending curve: it rises, ends where the account of the whole plan does, refuses what that refuses."""
+"""The spending curve: it rises, ends at the account of the plan, and is refused where the account is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Averaging steps: Metropolis weights, and Chebyshev's polynomial of them by its three-term recursion."""
+"""Averaging steps: Metropolis weights, and their Chebyshev polynomial against its three-term recursion."""
 
 from __future__ import annotations
 

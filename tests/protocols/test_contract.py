@@ -1,4 +1,4 @@
-"""The contract: what every protocol must keep, on every graph."""
+"""The contract that the plans of every protocol meet on every graph."""
 
 from dataclasses import replace
 from inspect import isabstract

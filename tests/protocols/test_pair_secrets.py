@@ -1,4 +1,4 @@
-"""Who shares secrets: which pairs, in which order, and which coalitions can cut them."""
+"""Pair secrets: which pairs share them, in which order, and which coalitions can cut the graph of pairs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs of every task: regression, yes and no, several labels, own losses; with test records or without."""
+"""Runs of every task: regression, yes-no, several labels, own losses; with or without test records."""
 
 import json
 

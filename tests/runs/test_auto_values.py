@@ -1,4 +1,4 @@
-"""Runs with shared noise, averaging steps and pooled records: what is chosen, kept, resumed and refused."""
+"""Runs with `auto` for shared noise, averaging steps and pooled records: choices, resuming, rejections."""
 
 import json
 import math

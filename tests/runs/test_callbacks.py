@@ -1,4 +1,4 @@
-"""Callbacks: what they are given, when they are called, how they stop a run, what happens when they fail."""
+"""Callbacks: their arguments, when they are called, how they stop a run, and what happens if one fails."""
 
 import json
 import subprocess

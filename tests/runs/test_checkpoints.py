@@ -1,4 +1,4 @@
-"""Checkpoints of several ranks, as files: the newest that all have, whoever reads them."""
+"""Checkpoint files of several ranks: a run continues from the newest one that all ranks have written."""
 
 import threading
 from types import SimpleNamespace

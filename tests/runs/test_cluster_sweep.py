@@ -1,4 +1,4 @@
-"""Sweeps on a cluster, without one: a stand-in for Ray computes tasks in this process."""
+"""Sweeps on a cluster, tested with a substitute for Ray that computes tasks in this process."""
 
 import os
 import pickle

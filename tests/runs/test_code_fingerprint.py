@@ -1,4 +1,4 @@
-"""By which code numbers are made: every source file counts, and builds of one version do not."""
+"""The fingerprint of the code: it covers every source file, and different builds of one version share it."""
 
 import sys
 

@@ -1,3 +1,5 @@
+"""Configurations: presets, files, changes by `--set`, errors, and keys with former names."""
+
 import re
 import tomllib
 

@@ -1,4 +1,4 @@
-"""Runs on features: the whole walk, resumed, from Python, and what is refused before anything is written."""
+"""Runs on features: from the command line and from Python, resuming, and rejections without any files."""
 
 import numpy as np
 import pytest

@@ -1,3 +1,5 @@
+"""The check that a run fits into memory, before it allocates any."""
+
 import pytest
 import torch
 

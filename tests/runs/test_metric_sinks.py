@@ -1,4 +1,4 @@
-"""Sinks, by stand-ins for their packages that write down what they are told, and TensorBoard itself."""
+"""Sinks, tested with substitutes that record every call; TensorBoard also with the real package."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A trained network as a file: read back by others' means, it computes the same."""
+"""Exported models: other libraries read the file, and the model computes the same."""
 
 from importlib.util import find_spec
 

@@ -1,4 +1,4 @@
-"""Runs on a user's own files: one for each agent, or one that is dealt out; the schema goes with the run."""
+"""Runs on a user's own files, one per agent or one that is partitioned; the schema is stored with the run."""
 
 from __future__ import annotations
 

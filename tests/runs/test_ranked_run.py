@@ -1,4 +1,4 @@
-"""Runs over several processes: three are started once, and go through all jobs (rank_jobs.py)."""
+"""Runs over several ranks: three processes are started once and execute all jobs of rank_jobs.py."""
 
 import json
 import os

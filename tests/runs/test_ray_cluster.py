@@ -1,6 +1,6 @@
-"""Ray: addresses, refusals, and one real cluster of two nodes on loopback (ray_jobs.py), to try it all on.
+"""Ray clusters: addresses, rejections, and one real cluster of two nodes on loopback (ray_jobs.py).
 
-The cluster is one test: tests of a module may go to several processes, and each would start its own.
+The cluster is one test: pytest may spread tests over several processes, and each would start a cluster.
 """
 
 import json

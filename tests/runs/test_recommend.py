@@ -1,4 +1,4 @@
-"""`topdp recommend`: what it says follows from accounts and plans, and can be run."""
+"""`topdp recommend`: its statements follow from accounts and plans, and its settings can be run."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""A configuration is resolved once a run, and what comes of it holds no `auto`."""
+"""Resolving a configuration: it happens once per run, and a resolved run contains no `auto`."""
 
 from __future__ import annotations
 

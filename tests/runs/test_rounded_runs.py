@@ -1,4 +1,4 @@
-"""Whole runs whose rows are kept in bfloat16: files, resuming, models, and what is refused."""
+"""Whole runs whose rows are stored in bfloat16: files, resuming, models, and rejected settings."""
 
 import json
 

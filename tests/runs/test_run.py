@@ -1,4 +1,4 @@
-"""The walk from a configuration to a run folder, on small data of one's own."""
+"""Runs from a configuration to a run folder, on a user's own small data."""
 
 import errno
 import json

@@ -1,4 +1,4 @@
-"""Names become objects: every name that can be chosen; batches, the same for everybody who reads them."""
+"""Run outlines: every name in a configuration becomes an object; all components get the same batches."""
 
 from dataclasses import replace
 from typing import get_args

@@ -1,4 +1,4 @@
-"""Step sizes and optimisers by their keys: lists, warm-up, what contradicts itself."""
+"""The configuration keys of step sizes and optimisers: lists, warm-up, and contradictory settings."""
 
 import numpy as np
 import pytest

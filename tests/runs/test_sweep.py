@@ -1,4 +1,4 @@
-"""Sweeps: points, stacks, what is done when one is broken off, and what wrong input gets."""
+"""Sweeps: points, stacked runs, interrupted sweeps, and the errors for wrong input."""
 
 import csv
 import json

@@ -1,4 +1,4 @@
-"""What a sweep found: what its runs cost together, against pen and paper; and pictures of every kind."""
+"""Summaries of sweeps: the privacy cost of all runs together, against a closed form, and the pictures."""
 
 import math
 

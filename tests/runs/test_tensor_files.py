@@ -1,3 +1,5 @@
+"""Tensor files: safetensors reads what topdp has written."""
+
 import numpy as np
 import pytest
 from safetensors import safe_open

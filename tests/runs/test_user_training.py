@@ -1,4 +1,4 @@
-"""The arguments of `topdp.train`: its signature and the configuration are one."""
+"""The arguments of `topdp.train`: they agree with the configuration keys and their defaults."""
 
 from __future__ import annotations
 

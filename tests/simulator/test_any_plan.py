@@ -1,6 +1,7 @@
-"""Plans that no protocol of ours writes: rows that share gradients and draws, several draws of either sign.
+"""The engine on plans that no protocol of topdp writes: rows share gradients and draws, with either sign.
 
-Oracle: each round by the definition, one row at a time in float64, from the rows that the engine made before.
+The oracle computes each round by the definition, one row at a time in float64, from the engine's rows of
+the round before.
 """
 
 from dataclasses import replace

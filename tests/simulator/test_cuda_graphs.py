@@ -1,4 +1,4 @@
-"""In which order things are asked of CUDA where something is recorded: by a stand-in for it."""
+"""The order of CUDA calls around a recording, observed with a substitute for torch.cuda."""
 
 from contextlib import contextmanager
 from types import SimpleNamespace

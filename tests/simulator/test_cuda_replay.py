@@ -1,4 +1,4 @@
-"""Rounds by a clock and tables, replayed without a GPU, against the engine's own: bit by bit."""
+"""CUDA replay, tested without a GPU: replayed rounds equal the engine's own rounds bit for bit."""
 
 import gc
 import os

@@ -1,3 +1,5 @@
+"""The engine: it executes plans as defined, is reproducible, resumes exactly, and rejects foreign input."""
+
 import threading
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Evaluation: every agent's loss and metrics are those of its model on all test records, however cut."""
+"""Evaluation: each agent's loss and metrics are those of its model on all test records, in any chunks."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Attacks: who is hostile, what they send, and what is reported of the others."""
+"""Hostile agents in runs: who they are, what they send, and what is reported of the honest agents."""
 
 import numpy as np
 import pytest

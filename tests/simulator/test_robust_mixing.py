@@ -1,4 +1,4 @@
-"""Robust rules: against their definitions in numpy, and the engine against those, row by row."""
+"""Robust rules against their definitions in numpy, and the engine against the rules, row by row."""
 
 from dataclasses import replace
 

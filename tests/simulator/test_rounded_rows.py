@@ -1,4 +1,4 @@
-"""Rows that are kept in bfloat16: a float32 sum each, rounded once, by a second hand; and half the memory."""
+"""Rows stored in bfloat16: each is a float32 sum, rounded once, and rows need half the memory."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Agents held in several places, side by side in one process: what each makes equals the whole."""
+"""Row layouts: agents divided among several engines in one process make the rows of a whole run."""
 
 from dataclasses import replace
 from functools import partial

@@ -1,4 +1,4 @@
-"""The GPU's rows against the processor's: on a GPU where there is one, elsewhere by Triton's interpreter."""
+"""The GPU's rows equal the CPU's rows; without a GPU, Triton's interpreter executes the kernels."""
 
 import os
 from dataclasses import fields, replace

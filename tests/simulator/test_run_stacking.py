@@ -1,3 +1,5 @@
+"""Stacked runs: every run of a stack gives the same result as the run alone."""
+
 from functools import cache
 from typing import NamedTuple
 

@@ -1,4 +1,4 @@
-"""Theorems and oracles for the simulator's noise: normal far into the tails, and named by what it is for."""
+"""The simulator's noise: normal far into the tails, and determined by seed, round and draw."""
 
 import math
 from concurrent.futures import ThreadPoolExecutor

@@ -1,4 +1,4 @@
-"""Runs whose rounds are made several at once end as those whose rounds are made one by one."""
+"""Runs whose rounds are executed several at a time end like runs whose rounds are executed one by one."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Graphs: every family has the shape it promises, N_i^j is the paper's set, bad input is refused in words."""
+"""Graphs: families have their stated shapes, N_i^j is the paper's set, and unsuitable input is rejected."""
 
 from __future__ import annotations
 

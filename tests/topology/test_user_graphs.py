@@ -1,4 +1,4 @@
-"""A user's own graph: networkx, or a path; what is no graph of ours is refused in words."""
+"""A user's own graph, from networkx or from a file; unsuitable graphs are rejected with a reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The scattering transform against direct convolution, and the properties of its filters."""
+"""The scattering transform, compared with direct convolution, and the properties of its filters."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What is publicly known of records: validated key by key."""
+"""Table schemas, the public description of records: validated key by key."""
 
 from __future__ import annotations
 

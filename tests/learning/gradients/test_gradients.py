@@ -1,4 +1,4 @@
-"""Clipped gradients of all agents against a plain loop over examples."""
+"""Clipped gradients of all agents, compared with a plain loop over examples."""
 
 from __future__ import annotations
 

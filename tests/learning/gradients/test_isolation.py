@@ -1,4 +1,4 @@
-"""Models that try to mix examples: each is refused, or no record moves the sum by more than the clip."""
+"""Models that try to mix examples: each is rejected, or no record moves the sum by more than the clip."""
 
 from __future__ import annotations
 

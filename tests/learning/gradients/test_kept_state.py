@@ -1,4 +1,4 @@
-"""State in places that are easily overlooked is found; constants and caches of torch are not refused."""
+"""State that a model keeps in unusual places is found; constants and caches of torch are not rejected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The GPU kernels, executed by Triton's interpreter: their arithmetic on any machine.
+"""The GPU kernels, executed by Triton's interpreter, which checks their arithmetic on any machine.
 
 On a machine with a GPU, the tests of gradients run the compiled kernels.
 """

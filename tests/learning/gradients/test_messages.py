@@ -1,4 +1,4 @@
-"""Messages for models that do not run, or run slowly: clear, given once, with the name of the layer."""
+"""Errors and warnings for models that fail or run slowly: clear, given once, with the name of the layer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gaussian releases against 60-digit arithmetic, dp-accounting, and their own inverses."""
+"""Gaussian releases, compared with 60-digit arithmetic, with dp-accounting, and with their own inverses."""
 
 from __future__ import annotations
 

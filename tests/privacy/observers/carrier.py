@@ -1,11 +1,12 @@
-"""A legal clipped model whose gradients carry a record's change past the noise; for tests only.
+"""A legal clipped model whose gradients carry the effect of a record past the noise; for tests only.
 
-The model has a parameter x, and a place y_k for each agent k that writes. An ordinary record of such an
-agent loses gain·x·y_k (x is not followed): its gradient is gain·x in place k, a function of the agent's own
-estimate, and long ones are clipped like any other. So the agent writes its estimate, steeply, where fresh
-noise is small against it, and x itself is left alone. The one record in question pulls x by the clip; where
-it is missing, a record without a gradient keeps its place (the number of records is public). `TorchCarrier`
-is that model for the real engine, `Carrier.gradients` the same for many runs at once.
+The model has a parameter x, and a parameter y_k for each agent k of `writers`. An ordinary record of such
+an agent has the loss gain·x·y_k, with no gradient for x: its gradient is gain·x in place k, a function of
+the agent's own estimate, and it is clipped like any other. So the agent's gradient amplifies its estimate,
+so that fresh noise is small beside it, and x itself stays unchanged. The record under attack pulls x by the
+clip; in the data set without it, a record with zero gradient takes its place (the number of records is
+public). `TorchCarrier` is this model for the real engine; `Carrier.gradients` computes the same for many
+runs at once.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
-"""A dense oracle of what an observer learns, written from the words of topdp.plan alone; for tests only.
+"""A dense oracle of what an observer learns, written only from the definitions in topdp.plan; for tests only.
 
 Every row of every round is an affine function of the owner's changes u_0 .. u_T and of all draws.
-`coefficients` writes out the rows that somebody sees as O = A u + B z, z the draws that it does not know;
-`gram` makes M = Aᵀ(BBᵀ)⁺A of them, infinite where A leaves the range of B; `bracket` encloses
-max uᵀMu over vectors |u_t| <= 1.
-Nothing here is fast or clever: rows are orthogonalised one after the other, in the numbers that the caller
-brings (floats, 60 decimal digits, or exact fractions). It shares no code with `topdp.privacy`.
+`coefficients` writes the rows that the observer sees as O = A u + B z, where z are the draws that it does
+not know; `gram` computes M = Aᵀ(BBᵀ)⁺A, infinite where A leaves the range of B; `bracket` encloses max uᵀMu
+over vectors |u_t| <= 1. The code is simple and slow: it orthogonalises one row after the other, in the
+number type of its arguments (floats, 60 decimal digits, or exact fractions). It shares no code with
+`topdp.privacy`.
 
-Who sees what, by `public`:
+`public` states what the observer sees:
 
-    "nothing"    the coalition J: the rows it reads, the rows it makes
-    "estimates"  the same, and every agent's estimate of every round
-    "links"      the same, and every row that somebody reads
+    "nothing"    the coalition J sees the rows that it reads and the rows that it makes
+    "estimates"  also every agent's estimate of every round
+    "links"      also every row that some agent reads
 
 J knows the draws that one of its members knows; an outsider is the empty J.
 """

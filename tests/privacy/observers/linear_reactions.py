@@ -1,8 +1,8 @@
-"""Gradients that react to estimates, linearly: small plans of every family, random reactions, exact answers.
+"""Gradients that react linearly to estimates: small plans of every family, random reactions, exact answers.
 
 Under a linear reaction all rows stay Gaussian, so what an observer learns of a change is an exact number,
-which no guarantee may be below. Computed with 60 digits: with gains of 10⁴ in every round floats would print
-violations that are not there. Used by test_reactions.py.
+and no guarantee may be below it. Computed with 60 digits: with gains of 10⁴ in every round, floats would
+show violations that do not exist. Used by test_reactions.py.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""`adaptive` and `outsider` against a dense oracle that shares no code with them (dense_adaptive.py).
+"""The answers `adaptive` and `outsider`, compared with a dense oracle that shares no code with them.
 
-All graph families and protocols, none to two colluders, decay, unequal noise, cycles; plans that no protocol
-of ours writes, with draws that several agents share; and what must be so: equal to the claim under the plain
-rule, to the worst case in pairs, between view and worst case, short form equal to the long one.
+The oracle is in dense_adaptive.py. The tests cover all graph families and protocols, zero to two colluders,
+decay, unequal noise and cycles, and plans that no protocol of topdp writes, with draws that several agents
+share. They also check general laws: the answer equals the claim under the plain rule, equals the worst case
+in pairs, and lies between view and worst case; and the short form of a plan gives the same answer as the
+long one.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Privacy shown, not only computed: an observer that attacks does as well as its μ says, and no better.
+"""Attacks on simulated runs: an observer is as successful as its μ predicts, and not more.
 
-The problem is quadratic: record a costs |x - a|²/2, and an agent's gradient is the mean of its records'
-gradients x - a, each clipped to C. All records lie far away, so that clipping makes every gradient ±C
-whatever x is: gradients are fixed inputs, as the view assumes, although nothing here is told so. The
-neighbouring data set has one record more. Both worlds are executed many times, row by row as the plan
+The problem is quadratic: record a has the loss |x - a|²/2, and an agent's gradient is the mean of its
+records' gradients x - a, each clipped to C. All records are far away, so that each clipped gradient is ±C
+whatever x is: gradients are fixed inputs, as the view assumes, although no code here relies on it. The
+neighbouring data set has one record more. Both data sets are executed many times, row by row as the plan
 defines, and the observer knows what an honest but curious agent knows: the rows it reads, its own draws,
-everybody's records but the one. It projects what it read on Σ⁻¹a, the best linear statistic, with the dense
-Σ and a that this file takes from the plan's definition. From `topdp.privacy` come only the predictions that
-are put to the test.
+and all records but the one. It projects what it read on Σ⁻¹a, the best linear statistic, with the dense Σ
+and a that this file derives from the plan's definition. `topdp.privacy` provides only the predictions that
+are tested.
 """
 
 from __future__ import annotations

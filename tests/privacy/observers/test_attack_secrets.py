@@ -1,10 +1,11 @@
-"""A coalition that knows its secrets attacks `correlated`: it reaches what `adaptive` says, and no more.
+"""A coalition that knows its pair secrets attacks `correlated`: it learns as much as `adaptive` predicts.
 
-One run of the real engine is many attacks: the model is linear in as many parameters as there are attacks,
-every record pulls all of them alike and is clipped as any other, and noise is fresh in each. So a parameter
-is moved by a 1/√d-th of the clip, and hidden by noise of its own. The coalition has all rows of all agents,
-its own draws and those of its pairs, and projects on the best linear statistic, which this file takes from
-the dense oracle of the plan (dense_adaptive.py). From `topdp.privacy` come the predictions alone.
+One run of the real engine serves as many attacks: the model is linear in as many parameters as there are
+attacks, every record pulls all of them equally and is clipped like any other, and noise is independent in
+each. So one record moves each parameter by 1/√d of the clip, and the parameter's own noise hides the
+change. The coalition has all rows of all agents, its own draws and those of its pairs, and projects them on
+the best linear statistic, which this file derives from the dense oracle of the plan (dense_adaptive.py).
+`topdp.privacy` provides only the predictions.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The view of long plans against the one that leaves nothing out."""
+"""The view of long plans, which computes only a band of the Gram matrix, compared with the whole matrix."""
 
 from __future__ import annotations
 

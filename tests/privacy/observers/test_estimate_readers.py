@@ -1,4 +1,4 @@
-"""Everybody as closely as it matters, against looking at everybody to the end."""
+"""The search for the observer that learns most, compared with following every observer to the end."""
 
 from __future__ import annotations
 

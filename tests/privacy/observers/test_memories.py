@@ -1,4 +1,4 @@
-"""Accounts of plans with memories: against the dense oracle, and what must be so."""
+"""Accounts of plans whose optimisers have memories: compared with the dense oracle, and general laws."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bounds by neighbourhoods: never below what somebody learns, and near to it where balls are large."""
+"""Bounds by neighbourhoods: never below what an observer learns, and close to it where balls are large."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Gradients react to estimates: what that breaks, what it cannot break, and which conditions are needed.
+"""Gradients that react to estimates: which answers they violate, which hold, and under which conditions.
 
-An attack that a printed `view` does not survive and `adaptive` does, with a model that clips like any other
-(carrier.py), by the real engine once and by many runs; then linear reactions of all kinds, exactly; then
-what would happen if gradients read more than they may.
+First, an attack that violates a printed `view` but not `adaptive`, with a model that is clipped like any
+other (carrier.py), in one run of the real engine and in many simulated runs. Then linear reactions of all
+kinds, computed exactly. Last, the violations that occur if gradients read more than they may.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The batch that follows hidden rows, against the filter that follows one observer after the other."""
+"""The batch computation that follows hidden rows, compared with the filter for one observer at a time."""
 
 from __future__ import annotations
 

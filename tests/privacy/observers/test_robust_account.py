@@ -1,9 +1,10 @@
-"""Robust mixing is accounted with every row seen: attacks reach that and no more; other answers refuse.
+"""Accounts of robust mixing, as if every row is seen: attacks reach this number; other answers refuse.
 
-One run of the real engine is many attacks, as in test_attack_secrets.py: every parameter is pulled by the
-record alike, and hidden by noise of its own. The observer sees all rows of all agents, sent or not. It works
-out what the rule made of those of the round before, by a second hand (numpy, in this file), takes it away,
-and weighs what is left by the noise it does not know. From `topdp.privacy` come the predictions alone.
+One run of the real engine serves as many attacks, as in test_attack_secrets.py: the record pulls every
+parameter equally, and noise is independent in each. The observer sees all rows of all agents, sent or not.
+It computes what the rule made of the rows of the previous round with an independent implementation (numpy,
+in this file), subtracts it, and weights the rest by the noise that it does not know. `topdp.privacy`
+provides only the predictions.
 """
 
 from dataclasses import replace

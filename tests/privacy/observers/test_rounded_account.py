@@ -1,4 +1,4 @@
-"""Rounded rows: answers in which every row is seen stay as they are, others are refused, and had to be."""
+"""Accounts of rounded rows: answers for which every row is seen do not change; others must be refused."""
 
 from dataclasses import replace
 

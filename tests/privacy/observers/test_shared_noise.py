@@ -1,9 +1,9 @@
-"""Coalitions that know secrets, by an oracle of pen and paper: (diag(a²) + s²L_-J)⁻¹ in exact fractions.
+"""Coalitions that know pair secrets, compared with a closed form: (diag(a²) + s²L_-J)⁻¹ in exact fractions.
 
-`adaptive` and `outsider` of correlated plans for every coalition that there is, whatever mixes between the
-gradients; the short ways (symmetry, connectivity) against all coalitions one by one; Poisson samples by
-dp-accounting; and what an adversary would try: knowledge that the short ways do not expect, agents without
-noise of their own, pairs' noise that drowns it.
+`adaptive` and `outsider` of correlated plans for every coalition, whatever is mixed between the gradients;
+the fast computations (symmetry, connectivity) against all coalitions one by one; Poisson samples against
+dp-accounting; and adversarial cases: knowledge that the fast computations do not expect, agents without own
+noise, and pair noise so large that own noise is lost in rounding.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Agents that are gone: what is learned of those who are left, and of who is gone, against dense matrices."""
+"""Departed agents: what is learned about them and about the others, compared with dense matrices."""
 
 import itertools
 

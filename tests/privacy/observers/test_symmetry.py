@@ -1,4 +1,4 @@
-"""Observers who see the same but for names: found where the plan says so, and nowhere else."""
+"""Symmetries of plans: observers that see the same up to renaming are found, and no others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The exact view against dense linear algebra, its laws, and the numbers of docs/privacy.md."""
+"""The exact view, compared with dense linear algebra; its laws; and the numbers of docs/privacy.md."""
 
 from __future__ import annotations
 

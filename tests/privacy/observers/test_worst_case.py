@@ -1,4 +1,4 @@
-"""Everyone else colludes: per-round composition against closed forms, dense algebra and dp-accounting."""
+"""The worst case, in which all others collude: against closed forms, dense algebra and dp-accounting."""
 
 from __future__ import annotations
 

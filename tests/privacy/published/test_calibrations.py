@@ -1,4 +1,4 @@
-"""The published calibrations: the figures they must meet, their inverses, and where they are not private."""
+"""The published calibrations: reference figures, inverses, and settings in which a formula is not private."""
 
 from __future__ import annotations
 

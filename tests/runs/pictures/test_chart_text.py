@@ -1,4 +1,4 @@
-"""Names in any script are drawn, or stand as codes: no boxes, warnings or formulas; titles are not cut."""
+"""Text in charts: letters of any script are drawn or replaced by codes, without warnings; uncut titles."""
 
 import doctest
 

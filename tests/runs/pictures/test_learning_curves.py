@@ -1,4 +1,4 @@
-"""Every learning curve says of which data it is, and how private its runs are."""
+"""Pictures of learning curves: each states its data set and how private its runs are."""
 
 import pytest
 

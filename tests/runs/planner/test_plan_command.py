@@ -1,4 +1,4 @@
-"""`topdp plan`: columns, JSON, and one line for what is wrong."""
+"""The command `topdp plan`: columns, JSON, and one line for an error."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What is planned is what is run, and what is not known is not guessed."""
+"""The planner's answers about a setting: they agree with the run, and unknown numbers are not guessed."""
 
 import itertools
 import json

@@ -1,3 +1,5 @@
+"""The environment of ranks: the variables that torchrun sets."""
+
 import pytest
 
 from topdp.errors import InputError

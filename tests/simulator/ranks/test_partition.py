@@ -1,3 +1,5 @@
+"""The partition of agents over ranks, with and without METIS."""
+
 import sys
 from types import SimpleNamespace
 
