@@ -39,13 +39,13 @@ class TorchCarrier(nn.Module):
 
 
 def given(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The model gives the losses itself."""
+    """The loss: the outputs of the model unchanged."""
     return outputs
 
 
 @dataclass(frozen=True)
 class Carrier:
-    """`records` per agent, clipped to `clip`; with step λ, λ·gain is how steeply estimates are written."""
+    """`records` per agent, clipped to `clip`; at step λ, an agent amplifies its estimate by λ·gain."""
 
     agents: int
     writers: tuple[int, ...]
@@ -72,7 +72,7 @@ class Carrier:
         return found
 
     def linear(self, rows: list[np.ndarray], owner: int) -> np.ndarray:
-        """The same while nothing is clipped: coefficients of gradients from those of rows."""
+        """The same without clipping: coefficients of gradients, from the coefficients of rows."""
         estimates = rows[-1][: self.agents]
         found = np.zeros_like(estimates)
         for place, k in enumerate(self.writers, 1):
@@ -80,7 +80,7 @@ class Carrier:
         return found
 
     def _share(self, agent: int, owner: int) -> float:
-        """Of ordinary records."""
+        """The share of ordinary records."""
         return 1.0 - (agent == owner) / self.records
 
     def shards(self, owner: int, with_record: bool) -> Shards:
@@ -93,10 +93,10 @@ class Carrier:
         return Shards.from_arrays([(one, labels) for one in held], classes=1, dtype=torch.float64)
 
     def by_the_engine(self, plan: Plan, owner: int, with_record: bool, seed: int) -> list[np.ndarray]:
-        """The rows of every round, by what executes real runs; rows that are only sent are made too."""
+        """The rows of every round from the engine for real runs, including rows that are only sent."""
         gradients = ClippedGradients(TorchCarrier(len(self.writers)), self.clip, given)
         shards = self.shards(owner, with_record)
-        everything = replace(plan, pruned=True)  # says that rows on which no estimate depends are gone
+        everything = replace(plan, pruned=True)  # warns that rows on which no estimate depends are removed
         batches = [Full(self.records)] * self.agents
         engine = Engine(everything, gradients, shards, batches, seed=seed)
         state = engine.start(gradients.flat.flatten())
@@ -120,7 +120,7 @@ class Carrier:
         )[..., None]
 
     def execute(self, plan: Plan, owner: int, with_record: bool, draws: list[np.ndarray]) -> list[np.ndarray]:
-        """[m, width, runs] of every round, from the words of topdp.plan. `draws`: [draws, width, runs]."""
+        """[m, width, runs] by the definitions in topdp.plan. `draws`: [draws, width, runs]."""
         rows = np.zeros((plan.rows, self.width, draws[0].shape[-1]))
         found = []
         for r, this in enumerate(plan):
