@@ -54,7 +54,7 @@ class Tokens(nn.Module):
 
 
 class PositionsInBatch(nn.Module):
-    """Moves positions and frames into the batch axis and back."""
+    """Moves positions and frames into the batch axis and back again."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -94,7 +94,7 @@ def main(folder: Path, rank: int) -> None:
 
 
 def outcome(folder: Path, rank: int, name: str, changes: list[str], what: str) -> dict[str, Any]:
-    """How the run ends on this rank; planted faults occur in this job only."""
+    """The outcome of the run on this rank; planted faults occur in this job only."""
     device = "cuda" if what == "no GPU" else "cpu"
     with MonkeyPatch.context() as patched:
         if what == "another seed on rank 1" and rank == 1:

@@ -37,12 +37,12 @@ def points(folder: Path, *over: str, changes: list[str]) -> list[Any]:
 
 
 def there() -> bool:
-    """Whether this process is a worker; the driver also builds models, to measure them."""
+    """Whether this process is a worker; the driver also builds models, to measure their size."""
     return "TOPDP_CORES" in os.environ
 
 
 def marked(name: str) -> bool:
-    """Whether this worker is the first to call."""
+    """Whether this worker is the first that calls it with this name."""
     try:
         (Path(os.environ["RAY_JOBS"]) / name).touch(exist_ok=False)
     except FileExistsError:
@@ -84,7 +84,7 @@ def failing(shape: tuple[int, ...], outputs: int) -> torch.nn.Module:
 
 
 class Watched:
-    """Record where runs were computed and what was reported; act once when a file appears."""
+    """Record where runs were computed and what was reported; act once, when a file appears."""
 
     def __init__(self) -> None:
         self.where: list[str] = []

@@ -62,7 +62,7 @@ def written_plans(draw: st.DrawFn, rounds: st.SearchStrategy[int] = lengths) -> 
 
 @st.composite
 def custom_plans(draw: st.DrawFn) -> Plan:
-    """A plan that none of our protocols writes: any number of sources and readers, temporary rows,
+    """A plan that no protocol of topdp writes: any number of sources and readers, temporary rows,
     and draws that several rows share with either sign."""
     numbers = np.random.default_rng(draw(seeds))
     n, R = draw(st.integers(1, 4)), draw(st.integers(1, 5))

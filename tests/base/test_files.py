@@ -77,7 +77,7 @@ def test_one_process_holds_a_lock_which_ends_with_that_process(tmp_path, name):
     assert list((tmp_path / "folder").iterdir()) == []
 
 
-def test_a_file_system_without_locks_keeps_nobody_out(tmp_path, monkeypatch):
+def test_on_a_file_system_without_locks_nothing_is_locked(tmp_path, monkeypatch):
     def without_locks(descriptor, blocking):
         raise OSError(errno.ENOLCK, "No locks available")
 

@@ -13,7 +13,7 @@ RECORDS = 60
 
 
 def rounded_scores(generator, *shape):
-    """Few different values: many ties."""
+    """Scores with few different values, so that there are many ties."""
     return generator.integers(-3, 4, shape) / 2
 
 
@@ -32,7 +32,7 @@ def of_yes_and_no(seed, shape=()):
 
 
 def pairs(scores, truth):
-    """Mann and Whitney, pair by pair."""
+    """The Mann-Whitney statistic, pair by pair."""
     wins = [(yes > no) + (yes == no) / 2 for yes in scores[truth == 1] for no in scores[truth == 0]]
     return np.mean(wins) if wins else math.nan
 
@@ -43,7 +43,7 @@ def f1(said, truth):
 
 
 def softmax(scores):
-    """Torch's, whose last digit decides between a tie and none."""
+    """torch's softmax, whose last digit decides whether there is a tie."""
     return torch.tensor(scores).softmax(1).numpy()
 
 
