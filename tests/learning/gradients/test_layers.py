@@ -95,7 +95,7 @@ def test_sequences_of_length_one(make):
 
 
 @pytest.mark.parametrize("name", ["encoder", "gru", "lstm", "attention"])
-def test_a_model_in_evaluation_mode(name):
+def test_a_model_in_evaluation_mode_has_the_same_gradients(name):
     """Where torch has inference kernels, which would read weights without calling the layer rules."""
     _, rows, x, y, _ = problem(name, torch.float64)
     flat = FlatModel(MODELS[name][0]().double().eval())
