@@ -1,7 +1,7 @@
-"""Pages in a real browser: one Chromium per test session, and checks that every page must pass.
+"""Fixtures for tests of pages in a real browser: one Chromium per test session, and checks for every page.
 
-`open_page` fails a test whose page says anything on its console that is an error. `contrast` and `reachable`
-are asked by the tests of pages; `shows` waits for something a page will say. Nothing of topdp is known here.
+`open_page` fails a test if its page logs an unexpected error on the console. Tests of pages call `contrast`
+and `reachable`; `shows` waits for an element or a text. This module does not depend on topdp.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ def _chromium() -> Iterator[Any]:
 
 @pytest.fixture
 def browser(_chromium: Any) -> Iterator[Any]:
-    """Playwright's browser. Where there is none, the tests that ask for it are skipped, and say so.
+    """Playwright's browser. Without a browser, the tests that need it are skipped with a reason.
 
-    Its event loop counts as running in this thread as long as it lives. That is so for one test, not for the
-    session: no later test could have a loop of its own.
+    Its event loop counts as running in this thread as long as it exists, so it exists for one test only:
+    otherwise no later test in the session could have its own event loop.
     """
     opened, loop = _chromium
     asyncio._set_running_loop(loop)
@@ -66,8 +66,8 @@ def browser(_chromium: Any) -> Iterator[Any]:
 def open_page(browser: Any) -> Iterator[Open]:
     """`open_page(url, dark=False, phone=False, expects=())` -> a Playwright page.
 
-    `url`: an address, or the path of a file. `expects`: parts of console errors that this test brings about,
-    such as "Failed to load resource" where a server is taken away; any other one fails the test at its end.
+    `url`: an address, or the path of a file. `expects`: parts of the console errors that this test causes,
+    such as "Failed to load resource" if it stops a server; any other error makes the test fail at its end.
     """
     contexts: list[Any] = []
     errors: list[str] = []
@@ -109,7 +109,7 @@ def shows(page: Any, selector: str, text: str | re.Pattern[str] | None = None) -
 def contrast(page: Any) -> None:
     """Check the contrast of every visible text with its background: 4.5 to 1, large text 3 to 1.
 
-    WCAG 2.2, success criterion 1.4.3; text on pictures and canvases is not looked at.
+    WCAG 2.2, success criterion 1.4.3; text on pictures and canvases is not checked.
     """
     faint = page.evaluate(CONTRAST)
     assert not faint, "too faint: " + "; ".join(faint[:10])
@@ -118,7 +118,7 @@ def contrast(page: Any) -> None:
 def reachable(page: Any) -> None:
     """Check that Tab reaches every control and that the focus is visible.
 
-    WCAG 2.2, success criteria 2.1.1 and 2.4.7. Of radio buttons with one name Tab comes to one only.
+    WCAG 2.2, success criteria 2.1.1 and 2.4.7. Tab reaches only one of several radio buttons with one name.
     """
     wanted = page.evaluate(NUMBER_CONTROLS)
     met: dict[int, bool] = {}
@@ -197,7 +197,7 @@ NUMBER_CONTROLS = """() => {
   return found.map(one => one.outerHTML.slice(0, 80));
 }"""
 
-# A ring, shadow or border that appears with the focus: the same element is measured again without it.
+# The focus may add a ring, shadow or border: the same element is measured again without it.
 FOCUS = """() => {
   const element = document.activeElement;
   if (!element || element.topdpNumber === undefined) return [null, false];

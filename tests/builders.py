@@ -41,7 +41,7 @@ def constant_schedule(rounds: int, rate: float = 0.1, noise_on: str = "gradient"
 def _every_protocol() -> dict[str, Callable[..., Protocol]]:
     """The protocols that topdp.protocols exports, as functions of alpha, by the name in their plans.
 
-    But for `Central`, which is no protocol among agents.
+    `Central` is not included, because it is no protocol among agents.
     """
     exported = [getattr(protocols, name) for name in protocols.__all__]
     kinds = [kind for kind in exported if inspect.isclass(kind) and issubclass(kind, Protocol)]
@@ -95,7 +95,7 @@ SETTINGS = _settings()
 
 
 def pairwise(*choices: Iterable[object]) -> list[tuple[object, ...]]:
-    """Combinations in which every two values of different lists meet."""
+    """Combinations that contain every pair of values from two different lists."""
     every = list(itertools.product(*map(list, choices)))
 
     def meetings(one: tuple[object, ...]) -> set[object]:
@@ -111,13 +111,13 @@ def pairwise(*choices: Iterable[object]) -> list[tuple[object, ...]]:
 def cyclic_pairs(
     first: Iterable[object], second: Iterable[object], times: int
 ) -> list[tuple[object, object]]:
-    """Each of `first` with `times` of `second`, taken cyclically, so that all of both occur."""
+    """Each of `first` with `times` values of `second`, taken in turn, so that all values of both occur."""
     turns = itertools.cycle(second)
     return [(one, next(turns)) for one in first for _ in range(times)]
 
 
 def blobs(agents: int, records: int = 40, classes: int = 3, seed: int = 0) -> Shards:
-    """Separable 1x4x4 images: each class has a bright spot of its own."""
+    """Separable 1x4x4 images: each class has a bright spot at a different place."""
     generator = np.random.default_rng(seed)
 
     def draw(count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -136,7 +136,7 @@ def batches_of(shards: Shards, kind: str = "full", size: int = 7) -> list[Batche
 
 
 def blobs_file(path: Path, records: int) -> Path:
-    """Write `blobs` as the .npz file that users bring."""
+    """Write `blobs` in the .npz form of users' files."""
     shards = blobs(1, records)
     assert shards.test_inputs is not None and shards.test_targets is not None
     np.savez(
@@ -161,12 +161,12 @@ def plan_answers(
     memory: ObserverCache | None = None,
     limits: PlannerLimits = COMMAND,
 ) -> dict[str, Any]:
-    """The last of the planner's answers about a setting, which has them all."""
+    """The last of the planner's answers about a setting, which is complete."""
     *_, last = stages(PlannerQuestion.of(config, limits), quick, memory=memory)
     return last
 
 
 def registered_names(metadata: Iterable[Any]) -> tuple[str, ...]:
-    """The names that a key of the configuration takes from a registry, by the metadata of its field."""
+    """The names that a configuration key takes from a registry, from the metadata of its field."""
     validators = [one.func for one in metadata if isinstance(getattr(one, "func", None), partial)]
     return validators[0].keywords["known"] if validators else ()

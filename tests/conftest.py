@@ -15,7 +15,7 @@ pytest_plugins = ["browser"]
 settings.register_profile("topdp", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("topdp")
 
-# A console keeps the width at its creation; tests set their own.
+# A console keeps the width that it had when it was created; tests set other widths.
 os.environ.pop("COLUMNS", None)
 
 if not torch.cuda.is_available():

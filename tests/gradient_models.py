@@ -1,4 +1,4 @@
-"""Small models of every kind that has a fast path, each with a problem to differentiate."""
+"""Small models of every kind that takes the fast path, each with data for which gradients can be computed."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Tokens(nn.Module):
 
 
 class PositionsInBatch(nn.Module):
-    """Moves positions and frames into the batch axis and back."""
+    """Moves positions and frames into the batch axis and back again."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""One of the three processes of test_ranked_run.py: executes a list of jobs, each with some of the others.
+"""One of the three processes of test_ranked_run.py: executes a list of jobs with some other ranks.
 
-Started with the store of who started it, its own number and a folder. Between jobs nothing is kept but the
-process: joining, running and leaving is what a process of torchrun does.
+The arguments are the address of the store, this process's number and a folder. The process keeps no state
+between jobs: it joins, runs and leaves, as a process that torchrun started.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def main(folder: Path, rank: int) -> None:
 
 
 def outcome(folder: Path, rank: int, name: str, changes: list[str], what: str) -> dict[str, Any]:
-    """How the run ends on this rank; planted faults occur in this job only."""
+    """The outcome of the run on this rank; planted faults occur in this job only."""
     device = "cuda" if what == "no GPU" else "cpu"
     with MonkeyPatch.context() as patched:
         if what == "another seed on rank 1" and rank == 1:

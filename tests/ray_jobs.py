@@ -1,7 +1,7 @@
-"""The jobs of test_ray_cluster.py on a real cluster: two nodes on loopback, and several sweeps.
+"""The jobs of test_ray_cluster.py on a real cluster: two nodes on the loopback interface, and several sweeps.
 
-A process of its own: Ray leaves threads and signal handlers behind, and its nodes end with who started them.
-What comes of every job is written to the folder, as JSON.
+This is a process of its own, because Ray leaves threads and signal handlers behind, and because its nodes
+end with the process that started them. The outcome of every job is written to the folder as JSON.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ def points(folder: Path, *over: str, changes: list[str]) -> list[Any]:
 
 
 def there() -> bool:
-    """Whether this process is a worker; the driver also builds models, to measure them."""
+    """Whether this process is a worker; the driver also builds models, to measure their size."""
     return "TOPDP_CORES" in os.environ
 
 
 def marked(name: str) -> bool:
-    """Whether this worker is the first to call."""
+    """Whether this worker is the first that calls it with this name."""
     try:
         (Path(os.environ["RAY_JOBS"]) / name).touch(exist_ok=False)
     except FileExistsError:
@@ -84,7 +84,7 @@ def failing(shape: tuple[int, ...], outputs: int) -> torch.nn.Module:
 
 
 class Watched:
-    """Record where runs were computed and what was reported; act once when a file appears."""
+    """Record where runs were computed and what was reported; act once, when a file appears."""
 
     def __init__(self) -> None:
         self.where: list[str] = []

@@ -1,4 +1,4 @@
-"""Stand-ins for CUDA recordings and kernels, for tests of several rounds at once. Needs Triton."""
+"""Substitutes for CUDA recordings and kernels, for tests with several rounds at once. Needs Triton."""
 
 import inspect
 
@@ -10,14 +10,14 @@ from topdp.simulator.row_mixing_cuda import CudaMixer
 
 
 def by_calling(warm_up, function):
-    """A stand-in for a recording: the same operations, one call per replay."""
+    """A substitute for a recording: the same operations, one call per replay."""
     warm_up()
     return function
 
 
 class Written(TorchDispatchMode):
-    """A closer stand-in for a recording: it stores operations with the tensors that they read
-    and write, and a replay makes those again, on those tensors. No line of Python of ours is run in it.
+    """A closer substitute for a recording: it stores operations with the tensors that they read
+    and write, and a replay repeats them on these tensors. A replay runs no Python code of topdp.
     """
 
     now = None  # the recording in progress
@@ -56,7 +56,7 @@ class Written(TorchDispatchMode):
 
 
 class Quick(CudaMixer):
-    """A stand-in for the kernel, which is slow to interpret: the same result from the same tables."""
+    """A substitute for the kernel, which is slow to interpret: the same result from the same tables."""
 
     def _launch(self, *arguments):
         if Written.now is not None:

@@ -1,6 +1,6 @@
 """Hypothesis strategies: small random graphs, schedules, plans and configurations.
 
-Every protocol and every key of the configuration is found by itself: nothing is added here with a new one.
+The strategies find protocols and configuration keys by introspection: a new one needs no entry here.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def written_plans(draw: st.DrawFn, rounds: st.SearchStrategy[int] = lengths) -> 
 
 @st.composite
 def custom_plans(draw: st.DrawFn) -> Plan:
-    """A plan that none of our protocols writes: any number of sources and readers, temporary rows,
+    """A plan that no protocol of topdp writes: any number of sources and readers, temporary rows,
     and draws that several rows share with either sign."""
     numbers = np.random.default_rng(draw(seeds))
     n, R = draw(st.integers(1, 4)), draw(st.integers(1, 5))

@@ -1,4 +1,4 @@
-"""The harness of browser tests detects the faults that it is for."""
+"""The harness of browser tests: it detects the faults that it must detect."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Limits on the size and the naming of the source. A commit that raises one says why."""
+"""Limits on the size and the naming of the source. A commit that raises a limit states why."""
 
 import importlib.util
 import re

@@ -1,4 +1,4 @@
-"""README and docs are true: keys and defaults, names, links, files, commands. Not for code blocks."""
+"""Statements in README and docs: keys and defaults, names, links, files, commands. Not for code blocks."""
 
 import ast
 import re

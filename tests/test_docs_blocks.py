@@ -1,9 +1,10 @@
-"""Every block of README and docs is run in order, each page in an empty folder.
+"""Every code block of README and docs is run in order, each page in an empty folder.
 
-The rules: Python is executed, each block by itself. TOML is read as a configuration or a schema. Of commands,
-those that train or account are executed with `SMALL` settings added, others of ours as they stand; those in
-`ELSEWHERE` are parsed by the real command line, and a test that runs them is named. Benchmarks get as far as
-reading their arguments. What is none of these says why, in a comment above it: `<!-- not run: reason -->`.
+Each block of Python is executed by itself. TOML is read as a configuration or a schema. Commands of topdp
+that train or account are executed with the settings of `SMALL` added, and other commands of topdp
+unchanged. Commands in `ELSEWHERE` are only parsed by the real command line; `ELSEWHERE` names a test that
+runs them. Benchmarks are run until they have parsed their arguments. For any other block, a comment above
+it states why it is not run: `<!-- not run: reason -->`.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Notebooks and pictures of docs/ are current."""
+"""The notebooks and pictures of docs/ agree with the code and data that they were made from."""
 
 import doctest
 import importlib.util

@@ -1,4 +1,4 @@
-"""The examples in the docstrings of all modules run, those of internal modules too."""
+"""The examples in the docstrings of all modules, internal ones included, print what they show."""
 
 from __future__ import annotations
 

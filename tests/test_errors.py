@@ -1,4 +1,4 @@
-"""The family of errors, and how commands end: one line and an exit code, or a traceback."""
+"""The hierarchy of errors, and how commands report them: one line and an exit code, or a traceback."""
 
 import importlib
 import inspect
@@ -70,7 +70,7 @@ def test_foreseen_errors_have_one_line_and_their_code(arguments, code, topdp, tm
     assert "Traceback" not in done.err
 
 
-def test_a_fault_of_ours_is_not_hidden(topdp, monkeypatch):
+def test_an_unexpected_error_in_topdp_is_not_caught(topdp, monkeypatch):
     def broken():
         raise ValueError("not said on purpose")
 

@@ -1,6 +1,6 @@
-"""Commands announce every stage in order, and Ctrl-C names the command that continues. No test measures time.
+"""Commands announce every stage in order; Ctrl-C prints the command that continues. No test measures time.
 
-How long commands are silent is measured by benchmarks/manners.py.
+benchmarks/manners.py measures for how long commands print nothing.
 """
 
 import subprocess

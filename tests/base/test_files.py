@@ -1,4 +1,4 @@
-"""Atomic writes leave the old file or the new one, and no temporary file; locks exclude other processes."""
+"""Atomic writes and locks: a write leaves the old file or the new one; a lock excludes other processes."""
 
 import errno
 import os
@@ -77,7 +77,7 @@ def test_one_process_holds_a_lock_which_ends_with_that_process(tmp_path, name):
     assert list((tmp_path / "folder").iterdir()) == []
 
 
-def test_a_file_system_without_locks_keeps_nobody_out(tmp_path, monkeypatch):
+def test_on_a_file_system_without_locks_nothing_is_locked(tmp_path, monkeypatch):
     def without_locks(descriptor, blocking):
         raise OSError(errno.ENOLCK, "No locks available")
 

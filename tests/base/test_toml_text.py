@@ -1,4 +1,4 @@
-"""TOML that would keep the parser busy for minutes is refused quickly, by every reader."""
+"""Every reader of TOML quickly rejects text that would keep the parser busy for minutes."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""An empty cache for every test, and small substitutes for the data sets."""
+"""Fixtures for tests of data: an empty cache for every test, and small substitutes for the data sets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small data sets in every format in which the real ones are published: no test needs the network."""
+"""Small data sets in every format in which the real ones are published, so that no test needs the network."""
 
 from __future__ import annotations
 

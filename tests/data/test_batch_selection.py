@@ -1,4 +1,4 @@
-"""Which records take part, the stated divisor, and draws that depend only on (seed, round)."""
+"""Batch selection: the records used, the stated divisor, and draws that depend only on seed and round."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def used(batches: list[Batches], seed: int, round: int) -> list[list[int]]:
     round=st.integers(0, 10**6),
 )
 @settings(max_examples=150)
-def test_contract(counts: tuple[int, ...], size: int, kind: str, seed: int, round: int) -> None:
+def test_selection_contract(counts: tuple[int, ...], size: int, kind: str, seed: int, round: int) -> None:
     batches: list[Batches] = [
         Full(count) if kind == "full" else (Cycle if kind == "cycle" else Poisson)(count, size)
         for count in counts
@@ -48,11 +48,11 @@ def test_contract(counts: tuple[int, ...], size: int, kind: str, seed: int, roun
     for count, own in zip(counts, records, strict=True):
         assert len(set(own)) == len(own)
         assert all(0 <= record < count for record in own)
-    # What was drawn in other rounds does not matter: a resumed run equals an unbroken one.
+    # Draws of other rounds have no effect: a resumed run equals an uninterrupted one.
     for other in (0, round + 1):
         select(batches, seed, other)
     assert used(batches, seed, round) == records
-    # The divisor is the same in every round, and is what an accountant is told.
+    # The divisor is the same in every round, and is the one that accountants use.
     divisors = [select(batches, seed, other).divisor.tolist() for other in (0, round)]
     assert divisors[0] == divisors[1] == [1 / one.sensitivity() for one in batches]
     if kind != "poisson":
@@ -60,7 +60,7 @@ def test_contract(counts: tuple[int, ...], size: int, kind: str, seed: int, roun
         assert [used(batches, seed, r)[i] for i, r in enumerate(later)] == records
 
 
-def test_full_needs_no_gather_when_sizes_are_equal() -> None:
+def test_full_batches_need_no_indices_if_sizes_are_equal() -> None:
     selection = select([Full(5), Full(5)], 0, 0)
     assert selection.indices is None and selection.weights is None and selection.divisor.tolist() == [5, 5]
     assert used([Full(2), Full(4)], 0, 0) == [[0, 1], [0, 1, 2, 3]]
@@ -83,7 +83,7 @@ def test_cycle_shuffles_each_agent_separately() -> None:
 
 
 def test_agents_may_have_batches_of_different_sizes() -> None:
-    """Each agent then draws the same as beside agents with batches like its own."""
+    """Each agent's draws do not depend on the batch sizes of other agents."""
     cycle: list[Batches] = [Cycle(10, 3), Cycle(12, 5)]
     for round in range(8):
         assert used(cycle, 2, round) == [
@@ -95,7 +95,7 @@ def test_agents_may_have_batches_of_different_sizes() -> None:
     assert abs(few - 2) < 0.35 and abs(many - 20) < 0.8
 
 
-def test_poisson_is_poisson_sampling() -> None:
+def test_poisson_batches_are_independent_samples_at_the_stated_rate() -> None:
     counts, size, rounds = (20, 8), 4, 4000
     taken = [np.zeros((rounds, count), bool) for count in counts]
     for round in range(rounds):
@@ -103,17 +103,17 @@ def test_poisson_is_poisson_sampling() -> None:
             taken[agent][round, own] = True
     for matrix, count in zip(taken, counts, strict=True):
         q = size / count
-        # Every record with probability q: chi-squared over records, and sizes are binomial.
+        # Every record has probability q (chi-squared over records), and sizes are binomial.
         z = (matrix.sum(axis=0) - rounds * q) / np.sqrt(rounds * q * (1 - q))
         assert stats.chi2.sf((z**2).sum(), count) > 1e-4
         observed = np.bincount(matrix.sum(axis=1), minlength=count + 1)
         expected = rounds * stats.binom.pmf(np.arange(count + 1), count, q)
         big = expected > 5
         assert stats.chi2.sf(((observed - expected)[big] ** 2 / expected[big]).sum(), big.sum() - 1) > 1e-4
-        # Records do not know of each other.
+        # Records are sampled independently,
         correlation = np.corrcoef(matrix.T) - np.eye(count)
         assert np.abs(correlation).max() < 5 / np.sqrt(rounds)
-    # Nor do agents, nor rounds.
+    # and so are agents and rounds.
     assert abs(np.corrcoef(taken[0].sum(axis=1), taken[1].sum(axis=1))[0, 1]) < 5 / np.sqrt(rounds)
     assert abs(np.corrcoef(taken[0][1:, 0], taken[0][:-1, 0])[0, 1]) < 5 / np.sqrt(rounds)
 
@@ -127,7 +127,7 @@ def test_poisson_at_extreme_rates() -> None:
 
 
 @pytest.mark.parametrize("batches", [[], [Full(4), Cycle(4, 2)], [Poisson(4, 2), Cycle(4, 2)]])
-def test_batches_of_several_kinds_are_refused(batches: list[Batches]) -> None:
+def test_batches_of_several_kinds_are_rejected(batches: list[Batches]) -> None:
     with pytest.raises(InputError, match="batches of one kind"):
         select(batches, 0, 0)
 
@@ -140,7 +140,7 @@ def known(selection: Selection) -> str:
 
 
 @pytest.mark.parametrize("kind", KNOWN)
-def test_what_a_seed_draws_never_changes(kind: str) -> None:
+def test_the_records_that_a_seed_draws_never_change(kind: str) -> None:
     """A run continues, and a federation agrees, only if every version draws the same records."""
     batches: dict[str, list[Batches]] = {
         "full": [Full(20), Full(8), Full(9)],
@@ -159,7 +159,7 @@ def test_select_many_equals_select_for_each_round(kind):
             assert (one is None and other is None) or (one.dtype == other.dtype and torch.equal(one, other))
 
 
-def test_the_typical_width_of_poisson_batches_is_hardly_ever_exceeded():
+def test_poisson_batches_rarely_exceed_their_typical_width():
     batches = [Poisson(2000, 20)] * 30
     assert typical_batch_width(batches) == 50 and typical_batch_width([Poisson(3, 3)]) == 3
     assert typical_batch_width([Cycle(9, 4), Cycle(9, 2)]) == 4

@@ -48,5 +48,5 @@ def test_an_entry_has_a_source_and_a_reader(entry: CatalogueEntry) -> None:
     assert all(address.endswith("/") for address in entry.addresses)
 
 
-def test_names_are_those_of_the_entries_and_all_have_a_title() -> None:
+def test_all_entries_are_listed_and_have_a_title() -> None:
     assert [entry.name for entry in CATALOGUE.values()] == list(CATALOGUE) == list(DATA_TITLES)

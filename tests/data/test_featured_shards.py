@@ -1,4 +1,4 @@
-"""Shards of features: each feature in the place of its record."""
+"""Shards of features: each feature replaces its record at the same position."""
 
 import numpy as np
 import pytest
@@ -35,7 +35,7 @@ def directly(data, records):
 
 @pytest.fixture
 def computed(monkeypatch):
-    """How many records were mapped."""
+    """The numbers of records that were mapped."""
     seen = []
     real = ScatteringFeatures.__call__
 
@@ -51,7 +51,7 @@ def near(one, other):
     torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-4)
 
 
-def test_features_stand_in_the_places_of_their_records():
+def test_features_have_the_positions_of_their_records():
     data = dataset()
     plain = Shards.from_dataset(data, PARTS)
     shards = featured_shards.of_dataset(data, PARTS, ScatteringFeatures())

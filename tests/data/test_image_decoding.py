@@ -25,7 +25,7 @@ def test_idx_files_round_trip(tmp_path: Path, packed: bool) -> None:
     assert found is not None and same(found, MNIST)
 
 
-def test_idx_files_with_a_dot(tmp_path: Path) -> None:
+def test_idx_files_may_have_a_dot_in_their_names(tmp_path: Path) -> None:
     for path in write_idx(tmp_path, MNIST, packed=False):
         path.rename(path.with_name(path.name.replace("-idx", ".idx")))
     found = dataset_decoding.idx_files(tmp_path)
@@ -128,7 +128,7 @@ def test_damaged_cifar_files_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["tgz", "whl"])
-def test_unpack_takes_only_what_is_wanted(tmp_path: Path, kind: str) -> None:
+def test_unpack_extracts_only_the_requested_files(tmp_path: Path, kind: str) -> None:
     source, into = tmp_path / "package", tmp_path / "into"
     source.mkdir()
     into.mkdir()
@@ -150,7 +150,7 @@ def test_unpack_takes_only_what_is_wanted(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.skipif(shutil.which("dpkg-deb") is None, reason="dpkg-deb is not installed")
-def test_unpack_a_debian_package(tmp_path: Path) -> None:
+def test_unpack_reads_a_debian_package(tmp_path: Path) -> None:
     tree, into = tmp_path / "tree", tmp_path / "into"
     into.mkdir()
     write_idx(tree / "usr/share/datasets/fashion-mnist", MNIST)

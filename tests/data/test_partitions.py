@@ -1,4 +1,4 @@
-"""Partitions: no record at two agents, the stated sizes, refusals with numbers."""
+"""Partitions: no record belongs to two agents, sizes are as stated, and rejections state the numbers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     seed=st.integers(0, 2**32),
 )
 @settings(max_examples=150)
-def test_no_record_at_two_agents(kind: str, agents: int, records: int, classes: int, seed: int) -> None:
+def test_no_record_has_two_agents(kind: str, agents: int, records: int, classes: int, seed: int) -> None:
     labels = np.arange(records) % classes
     parts = partition(labels, agents, kind, seed, **OPTIONS[kind])
     together = np.concatenate(parts)
@@ -39,14 +39,14 @@ def test_no_record_at_two_agents(kind: str, agents: int, records: int, classes: 
 
 
 @pytest.mark.parametrize("kind", sorted(PARTITIONS))
-def test_the_seed_decides(kind: str) -> None:
+def test_the_seed_determines_the_partition(kind: str) -> None:
     first, again, other = (partition(LABELS, 6, kind, seed, **OPTIONS[kind]) for seed in (1, 1, 2))
     assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
     assert any(not np.array_equal(a, b) for a, b in zip(first, other, strict=True))
 
 
 @pytest.mark.parametrize("kind", sorted(PARTITIONS))
-def test_fewer_records_than_agents(kind: str) -> None:
+def test_fewer_records_than_agents_are_rejected(kind: str) -> None:
     with pytest.raises(DataError, match="at least 7 records for 7 agents, got 5"):
         partition(np.zeros(5, int), 7, kind, 0, **OPTIONS[kind])
 
@@ -58,7 +58,7 @@ def test_iid_gives_equal_sizes_and_leaves_out_less_than_one_record_per_agent() -
     assert all(len(np.unique(LABELS[part])) == 10 for part in parts)
 
 
-def test_dirichlet_deals_out_all_records_and_alpha_sets_the_skew() -> None:
+def test_dirichlet_assigns_all_records_and_alpha_sets_the_skew() -> None:
     def skew(alpha: float) -> float:
         parts = partition(LABELS, 5, "dirichlet", 3, alpha=alpha)
         assert sum(map(len, parts)) == len(LABELS)
@@ -139,7 +139,7 @@ def test_unknown_kinds_and_options_are_named() -> None:
 
 @pytest.mark.parametrize("kind", ["label", "dirichlet"])
 @pytest.mark.parametrize("targets", [np.arange(20) / 3, np.zeros((20, 2), int)])
-def test_only_labels_can_be_dealt_out_by_label(kind: str, targets: np.ndarray) -> None:
+def test_only_labels_can_be_partitioned_by_label(kind: str, targets: np.ndarray) -> None:
     with pytest.raises(DataError, match=r"one integer label for each record .* partition iid or sizes"):
         partition(targets, 2, kind, 0)
     assert len(partition(targets, 2, "iid", 0)) == 2

@@ -1,5 +1,5 @@
-"""Shards and a user's own arrays: padded copies of the records; unsuitable ones are refused with their
-place.
+"""Shards from data sets and from a user's arrays: padded copies of the records; unsuitable records are
+rejected with their position.
 """
 
 from __future__ import annotations
@@ -143,14 +143,14 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize(("changes", "reason"), REFUSALS)
-def test_unfit_records_are_refused_with_their_agent(changes: dict[str, Any], reason: str) -> None:
+def test_unsuitable_records_are_rejected_with_their_agent(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(DataError, match=f"agent 3: expected .*{reason}"):
         Shards.from_arrays([blobs(6), blobs(6), blobs(6), spoiled(**changes)], classes=3)
     with pytest.raises(DataError, match=f"test records: expected .*{reason}"):
         Shards.from_arrays([blobs(6)], test=spoiled(**changes), classes=3)
 
 
-def test_labels_out_of_range_and_shapes_that_differ() -> None:
+def test_labels_out_of_range_and_different_shapes_are_rejected() -> None:
     with pytest.raises(
         DataError, match=r"agent 1: expected labels in 0\.\.1, got 2 at index 2 \(2 such labels\)"
     ):
@@ -183,7 +183,7 @@ def test_the_error_for_a_loader_names_the_right_constructor() -> None:
             Shards.from_torch(given)  # type: ignore[arg-type]
 
 
-def test_unfit_items_are_refused_with_their_index() -> None:
+def test_unsuitable_items_are_rejected_with_their_index() -> None:
     good = (torch.zeros(2), 0)
     with pytest.raises(DataError, match=r"agent 1: expected item 1 to be a pair .* transform"):
         Shards.from_torch([Items([good]), Items([good, ("an image", 0)])])
@@ -318,7 +318,7 @@ def test_the_digest_covers_targets_and_is_unchanged_for_labels() -> None:
     plain = Shards.from_arrays([(inputs, labels)]).digest()
     others = [labels.astype(np.float32), labels.astype(np.float64), labels[:, None], labels[::-1].copy()]
     assert len({plain, *(Shards.from_arrays([(inputs, one)]).digest() for one in others)}) == 5
-    # As runs begun before targets had shapes wrote it down.
+    # As in run folders of versions in which targets had no shapes.
     assert plain == "588cec2512326307adb508536aec4f1cfb8198a0049d2088f9128ee71b26d4b6"
 
 

@@ -1,4 +1,4 @@
-"""Frozen layers are computed once, and nothing else changes: splits, runs, adapters."""
+"""Models with frozen layers: splits, runs, adapters; computing these layers once changes no result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Work in parts: after a return, an error or an interrupt, no part is still running."""
+"""Work divided among threads: after a return, an error or an interrupt, no thread still works on a part."""
 
 import signal
 import threading
@@ -20,7 +20,7 @@ def two_threads():
 
 @pytest.mark.parametrize("ends_by", [ValueError, KeyboardInterrupt])
 def test_no_part_still_runs_after_a_failure_or_an_interrupt(two_threads, ends_by):
-    """Otherwise a part of an aborted round would overwrite the results of the next attempt."""
+    """Otherwise a part of an interrupted round could overwrite results of the next attempt."""
     begun, done = threading.Event(), []
 
     def work(some):

@@ -87,7 +87,7 @@ def test_several_numbers_of_a_record_are_averaged():
     torch.testing.assert_close(named_loss("mse")(outputs, targets), (outputs - targets).square().mean((1, 2)))
 
 
-def test_a_loss_can_be_given_by_name_old_name_or_function():
+def test_a_loss_can_be_given_by_name_former_name_or_function():
     assert named_loss("cross-entropy") == named_loss(LOSSES["cross-entropy"])
     assert is_named_loss(named_loss("cross-entropy"))
     own = named_loss(lambda outputs, targets: outputs[:, 0] - targets)

@@ -1,4 +1,4 @@
-"""Every metric against its definition, written as loops over records or pairs, with ties and rare classes."""
+"""Every metric, compared with its definition as loops over records or pairs, with ties and rare classes."""
 
 import math
 
@@ -13,7 +13,7 @@ RECORDS = 60
 
 
 def rounded_scores(generator, *shape):
-    """Few different values: many ties."""
+    """Scores with few different values, so that there are many ties."""
     return generator.integers(-3, 4, shape) / 2
 
 
@@ -32,7 +32,7 @@ def of_yes_and_no(seed, shape=()):
 
 
 def pairs(scores, truth):
-    """Mann and Whitney, pair by pair."""
+    """The Mann-Whitney statistic, pair by pair."""
     wins = [(yes > no) + (yes == no) / 2 for yes in scores[truth == 1] for no in scores[truth == 0]]
     return np.mean(wins) if wins else math.nan
 
@@ -43,7 +43,7 @@ def f1(said, truth):
 
 
 def softmax(scores):
-    """Torch's, whose last digit decides between a tie and none."""
+    """torch's softmax, whose last digit decides whether there is a tie."""
     return torch.tensor(scores).softmax(1).numpy()
 
 
@@ -53,7 +53,7 @@ def value(name, outputs, truth):
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("classes", [2, 3, 7])
-def test_metrics_of_classes(seed, classes):
+def test_metrics_of_classes_equal_their_definitions(seed, classes):
     scores, truth = of_classes(seed, classes)
     said = scores.argmax(1)
     assert value("accuracy", scores, truth) == pytest.approx(np.mean(said == truth))
@@ -80,7 +80,7 @@ def test_metrics_of_classes(seed, classes):
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("outputs", [(RECORDS,), (RECORDS, 1)])
 @pytest.mark.parametrize("kind", [np.int64, np.float32])
-def test_metrics_of_yes_no_questions(seed, outputs, kind):
+def test_metrics_of_yes_no_questions_equal_their_definitions(seed, outputs, kind):
     scores, truth = of_yes_and_no(seed)
     said, yes = scores > 0, truth == 1
     given = scores.reshape(outputs), truth.astype(kind)
@@ -93,7 +93,7 @@ def test_metrics_of_yes_no_questions(seed, outputs, kind):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_metrics_of_several_labels(seed):
+def test_metrics_of_several_labels_equal_their_definitions(seed):
     scores, truth = of_yes_and_no(seed, (3,))
     said, yes = scores > 0, truth == 1
     given = scores, truth.astype(np.float64)
@@ -114,7 +114,7 @@ def test_labels_of_positions_count_one_by_one():
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (2,), (2, 3)])
-def test_metrics_of_numbers(shape):
+def test_metrics_of_numbers_equal_their_definitions(shape):
     generator = np.random.default_rng(1)
     said, true = (generator.normal(size=(RECORDS, *shape)) for _ in range(2))
     flat = np.reshape(said - true, (RECORDS, -1))
@@ -144,7 +144,7 @@ def test_numbers_are_never_broadcast(name):
         value(name, np.zeros((5, 3)), np.zeros(5))
 
 
-def test_whether_larger_is_better():
+def test_metrics_state_whether_larger_is_better():
     better = {"mae": False, "mse": False, "loss": False, "mine": None}
     for name in [*METRICS, *better]:
         assert larger_is_better(name) is better.get(name, True)

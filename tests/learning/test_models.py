@@ -1,4 +1,4 @@
-"""Flat models: rows in and out, the paper's networks, and refused modules."""
+"""Flat models: conversion from and to rows, the paper's networks, and rejected modules."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_model_round_trips_through_its_row():
     assert not torch.equal(module(x), flat.module(x))
 
 
-def test_load_takes_the_type_of_the_row_and_leaves_the_original_alone():
+def test_load_uses_the_type_of_the_row_and_does_not_change_the_original():
     flat = FlatModel(mlp(5, 3, 2))
     before = flat.flatten()
     module = flat.load(torch.zeros(flat.dimension, dtype=torch.float64))
@@ -62,7 +62,7 @@ def test_the_given_module_may_change_afterwards():
 @pytest.mark.parametrize(
     ("name", "shape"), [("mlp", (1, 28, 28)), ("cnn", (1, 28, 28)), ("cnn", (3, 32, 32))]
 )
-def test_the_papers_networks_take_their_images(name, shape):
+def test_the_papers_networks_accept_the_images_of_their_data_sets(name, shape):
     module = MODELS[name](shape, 10)
     assert module(torch.rand(2, *shape)).shape == (2, 10)
 
@@ -111,7 +111,7 @@ def test_batch_norm_with_frozen_statistics_is_accepted_and_unchanged(layer):
     model = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5), layer)
     model[2].eval()
     flat = FlatModel(model)
-    model.train()  # the user's own: what was given stays in the mode in which it was given
+    model.train()  # changes the user's module, not the copy in FlatModel
     for module in (flat.module, flat.load(flat.flatten())):
         assert module[1].training and not module[2].training
     with pytest.raises(ValueError, match="mixes the examples"):

@@ -1,4 +1,4 @@
-"""Loops cached on disk give the same results with a damaged cache or without one."""
+"""Compiled loops cached on disk give the same results with a damaged cache or without a cache."""
 
 import importlib
 import sys

@@ -1,4 +1,4 @@
-"""Tasks refuse what does not fit a loss, and convert targets to the type that the loss needs."""
+"""Tasks reject what does not fit the loss, and convert targets to the type that the loss needs."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ from topdp.learning.tasks import Task
         (lambda outputs, targets: outputs[:, 0] * targets, torch.tensor([-3, 7]), torch.int64),
     ],
 )
-def test_targets_become_what_the_loss_needs(loss, given, needed):
+def test_targets_are_converted_to_the_type_that_the_loss_needs(loss, given, needed):
     found = Task.of(loss).targets(given, "agent 0")
     assert found.dtype == needed and torch.equal(found.double(), given.double())
 
@@ -52,7 +52,7 @@ def test_unsuitable_targets_are_refused(loss, given, reason):
         (lambda outputs, targets: outputs[:, 0], torch.zeros(2, 3), None, 3),
     ],
 )
-def test_how_many_outputs_a_model_needs(loss, targets, classes, outputs):
+def test_the_number_of_outputs_follows_from_loss_and_targets(loss, targets, classes, outputs):
     assert Task.of(loss).outputs(targets, classes) == outputs
 
 
@@ -78,12 +78,12 @@ MISFIT = [
 
 
 @pytest.mark.parametrize(("loss", "outputs", "targets", "classes"), FIT)
-def test_outputs_that_fit(loss, outputs, targets, classes):
+def test_suitable_outputs_are_accepted(loss, outputs, targets, classes):
     Task.of(loss).expect_outputs(torch.zeros(outputs), targets, classes)
 
 
 @pytest.mark.parametrize(("loss", "outputs", "targets", "classes", "reason"), MISFIT)
-def test_outputs_that_do_not_fit(loss, outputs, targets, classes, reason):
+def test_unsuitable_outputs_are_rejected(loss, outputs, targets, classes, reason):
     with pytest.raises(InputError, match=reason):
         Task.of(loss).expect_outputs(torch.zeros(outputs), targets, classes)
 
@@ -110,12 +110,12 @@ def test_a_failing_loss_is_reported_with_its_arguments():
         ),
     ],
 )
-def test_metrics_that_do_not_fit(loss, metrics, reason):
+def test_unsuitable_metrics_are_rejected(loss, metrics, reason):
     with pytest.raises(InputError, match=reason):
         Task.of(loss, metrics)
 
 
-def test_default_metrics():
+def test_the_default_metrics_depend_on_the_loss():
     usual = {loss: [one.name for one in Task.of(loss).metrics] for loss in ("cross-entropy", "bce", "huber")}
     assert usual == {"cross-entropy": ["accuracy"], "bce": ["accuracy"], "huber": ["mae", "r2"]}
     assert Task.of(lambda outputs, targets: outputs[:, 0]).metrics == ()

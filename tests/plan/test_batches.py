@@ -1,4 +1,4 @@
-"""Batches as every room reads them: divisor, period, rate, sensitivity, and the words for them."""
+"""Batches: divisor, period, sampling rate, sensitivity, and their description in words."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from topdp.errors import InputError
 from topdp.plan.batches import Batches, Cycle, Full, Poisson, expect_adjacency
 
 
-def test_batches_of_the_paper() -> None:
+def test_period_rate_and_participations_of_the_papers_batches() -> None:
     batches = Cycle(2000, 20)
     assert (batches.period, batches.rate, batches.participations(1001)) == (100, 0.01, 11)
     assert Cycle(2001, 20).period == 101
@@ -20,7 +20,7 @@ def test_batches_of_the_paper() -> None:
 
 
 @given(records=st.integers(1, 500), size=st.integers(1, 500), releases=st.integers(1, 500))
-def test_laws(records: int, size: int, releases: int) -> None:
+def test_divisor_sensitivity_and_rate_follow_from_the_counts(records: int, size: int, releases: int) -> None:
     size = min(size, records)
     each: list[Batches] = [Full(records), Cycle(records, size), Poisson(records, size)]
     assert [one.divisor for one in each] == [records, size, size]
@@ -28,18 +28,18 @@ def test_laws(records: int, size: int, releases: int) -> None:
         assert one.sensitivity() == 1 / one.divisor and one.sensitivity("replace-one") == 2 / one.divisor
         assert one.rate == one.divisor / records
         assert one.participations(releases) == len(range(0, releases, one.period))
-    # Whole batches, taken by a coin or in turn, are full ones to an accountant.
+    # A batch of all records is a full batch to an accountant, whether it is sampled or cyclic.
     for one in each[1:] if size == records else []:
         assert (one.period, one.sampled, str(one)) == (1, False, str(each[0]))
 
 
-def test_equal_batches_are_one_and_numbers_of_arrays_count() -> None:
+def test_equal_batches_are_equal_objects_also_with_numpy_counts() -> None:
     assert Cycle(10, 3) == Cycle(np.int64(10), np.int32(3)) != Poisson(10, 3)
     assert len({Full(5), Full(5), Full(6)}) == 2
     assert repr(Cycle(np.int64(10), np.int32(3))) == "Cycle(records=10, size=3)"
 
 
-def test_words_for_when_a_record_is_used() -> None:
+def test_str_states_when_a_record_is_used() -> None:
     assert [str(one) for one in (Full(40), Cycle(40, 2), Poisson(40, 3), Cycle(40, 40))] == [
         "in every round",
         "once in 20 rounds",
@@ -49,7 +49,7 @@ def test_words_for_when_a_record_is_used() -> None:
 
 
 @pytest.mark.parametrize("bad", [0, -3, 2.5, True, "7"])
-def test_bad_counts_are_refused_by_name(bad: int) -> None:
+def test_invalid_counts_are_rejected_by_name(bad: int) -> None:
     for kind in (Cycle, Poisson):
         with pytest.raises(InputError, match=r"^Expected (a whole number as )?records( >= 1)?, got "):
             kind(bad, 1)
@@ -62,12 +62,12 @@ def test_bad_counts_are_refused_by_name(bad: int) -> None:
 
 
 @pytest.mark.parametrize("kind", [Cycle, Poisson])
-def test_more_than_there_is_cannot_be_averaged(kind: type[Cycle] | type[Poisson]) -> None:
+def test_batches_larger_than_the_record_count_are_rejected(kind: type[Cycle] | type[Poisson]) -> None:
     with pytest.raises(InputError, match="Expected a batch size <= 10 records, got 20"):
         kind(10, 20)
 
 
-def test_unknown_adjacencies_are_refused() -> None:
+def test_unknown_adjacencies_are_rejected() -> None:
     with pytest.raises(InputError, match="got 'swap'"):
         expect_adjacency("swap")
     with pytest.raises(InputError, match="got 'swap'"):

@@ -1,4 +1,4 @@
-"""Memories after the noise: equal to torch's optimisers, the same draws per gradient, refusals, resuming."""
+"""Optimisers with memories, applied after the noise: equal to torch's, resumable, with unchanged draws."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ADAM = Optimiser("adam", momentum=0.7, second_moment=0.9, weight_decay=0.05, ave
 
 
 def central(optimiser: Optimiser, rounds: int = 12, shards=None, seed: int = 0) -> Engine:
-    """Noiseless full-batch descent of one party, without clipping to speak of."""
+    """An engine for one party: noiseless full-batch descent with a clip that no gradient reaches."""
     rates = np.full(rounds + 1, RATE)
     schedule = schedules.schedule(rates, np.ones(rounds + 1), "gradient")
     plan = Central().plan(topology.single(), optimiser.inner(schedule), np.zeros(1), seed)
@@ -43,7 +43,7 @@ def central(optimiser: Optimiser, rounds: int = 12, shards=None, seed: int = 0) 
     )
 
 
-def to_the_end(engine: Engine) -> torch.Tensor:
+def run_to_the_end(engine: Engine) -> torch.Tensor:
     state = engine.start(engine.gradients.flat.flatten())
     while state.releases < engine.plan.releases:
         state = engine.advance(state)
@@ -66,7 +66,7 @@ TORCH = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", TORCH)
-def test_one_party_without_noise_ends_where_torch_does(kind):
+def test_one_party_without_noise_ends_where_torch_ends(kind):
     optimiser, of_torch = TORCH[kind]
     shards = blobs(1)
     engine = central(optimiser, shards=shards)
@@ -78,10 +78,10 @@ def test_one_party_without_noise_ends_where_torch_does(kind):
         torch.nn.functional.cross_entropy(model(x), y).backward()
         steps.step()
     expected = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
-    torch.testing.assert_close(to_the_end(engine)[0], expected, rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(run_to_the_end(engine)[0], expected, rtol=1e-9, atol=1e-11)
 
 
-def test_the_average_is_of_the_estimates_that_steps_begin_with():
+def test_the_average_is_over_the_estimates_before_each_step():
     engine = central(Optimiser(average=0.7))
     state, seen, average = engine.start(engine.gradients.flat.flatten()), [], None
     while state.releases < engine.plan.releases:
@@ -91,7 +91,7 @@ def test_the_average_is_of_the_estimates_that_steps_begin_with():
             average = seen[-1] if average is None else past * average + (1 - past) * seen[-1]
             torch.testing.assert_close(engine.reported(state), average)
         seen.append(engine.estimates(state).clone())
-    torch.testing.assert_close(seen[-1], to_the_end(central(Optimiser())))
+    torch.testing.assert_close(seen[-1], run_to_the_end(central(Optimiser())))
 
 
 def plan_of(protocol: str, optimiser: Optimiser, rounds: int = 6, seed: int = 0):
@@ -104,7 +104,7 @@ def plan_of(protocol: str, optimiser: Optimiser, rounds: int = 6, seed: int = 0)
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("kind", LINEAR)
-def test_rows_that_carry_gradients_keep_their_draws(protocol, kind):
+def test_rows_with_gradients_keep_their_draws_readers_and_noise_per_step(protocol, kind):
     plain, plan = plan_of(protocol, LINEAR[kind])
     assert plan.releases == plain.releases
     for before, after in zip(plain, plan, strict=True):
@@ -121,9 +121,9 @@ def test_rows_that_carry_gradients_keep_their_draws(protocol, kind):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", LINEAR)
 @pytest.mark.parametrize("protocol", ["top-sync", "top-async", "correlated"])
-def test_pruned_resumed_and_stacked_runs_end_alike(protocol, kind, tmp_path):
+def test_pruned_resumed_and_stacked_runs_end_equally(protocol, kind, tmp_path):
     _, plan = plan_of(protocol, LINEAR[kind])
-    check_alike(plan, tmp_path)
+    assert_pruned_and_resumed_runs_end_equally(plan, tmp_path)
     shards = blobs(8)
     gradients = ClippedGradients(linear_model(), 1.0)
     both = [plan, plan_of(protocol, Optimiser(), seed=1)[1]]
@@ -131,45 +131,45 @@ def test_pruned_resumed_and_stacked_runs_end_alike(protocol, kind, tmp_path):
     noise = StackedNoise(both, [0, 1])
     stacked = Engine(stack_plans(both), gradients, shards, batches, seed=0, draws=noise, copies=2)
     alone = Engine(plan, gradients, shards, batches[:8], seed=0)
-    torch.testing.assert_close(to_the_end(stacked)[:8], to_the_end(alone), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(run_to_the_end(stacked)[:8], run_to_the_end(alone), rtol=1e-5, atol=1e-6)
 
 
-def check_alike(plan, tmp_path):
+def assert_pruned_and_resumed_runs_end_equally(plan, tmp_path):
     plan_file.save(plan, tmp_path / "plan.npz")
     assert plan_file.load(tmp_path / "plan.npz").digest() == plan.digest()
     shards = blobs(8)
     gradients, batches = ClippedGradients(linear_model(), 1.0), [Full(count) for count in shards.counts]
     whole = Engine(plan, gradients, shards, batches, seed=0, intervention=Intervention(every_row=True))
-    expected = to_the_end(whole).clone()
+    expected = run_to_the_end(whole).clone()
     pruned = Engine(prune(plan), gradients, shards, batches, seed=0)
     state = pruned.start(gradients.flat.flatten())
     while state.releases < plan.releases:
         kept = state.rows.clone()
         state = pruned.advance(state)
-        # Interrupted in the middle of a release, a run goes on from the rows before: they are as they were.
+        # A run that is interrupted within a release resumes from the previous rows, which are unchanged.
         again = pruned.advance(pruned.resume(state.releases - 1, kept))
         torch.testing.assert_close(again.rows, state.rows, rtol=0, atol=0)
         state = pruned.resume(state.releases, state.rows.clone())
     torch.testing.assert_close(pruned.reported(state), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_adam_is_one_more_release_a_round(tmp_path):
+def test_adam_adds_one_release_per_round(tmp_path):
     plain, plan = plan_of("correlated", ADAM)
     assert plan.adaptive is not None
     each = plain.releases // 7
     assert plan.releases == 7 * (each + 1)
     np.testing.assert_array_equal(np.flatnonzero(plan.adaptive.rate), np.arange(7) * (each + 1) + each)
     assert plan.memories[plain.rows :].all()
-    check_alike(plan, tmp_path)
+    assert_pruned_and_resumed_runs_end_equally(plan, tmp_path)
 
 
 @pytest.mark.parametrize("protocol", ["top-sync", "plain-sync", "top-async", "dsgd"])
-def test_adam_is_refused_where_rows_are_hidden_or_unmixed(protocol):
+def test_adam_is_rejected_unless_steps_begin_at_averaged_estimates(protocol):
     with pytest.raises(InputError, match="begin at averaged estimates"):
         plan_of(protocol, ADAM)
 
 
-def test_adam_does_not_stack():
+def test_plans_with_adam_cannot_be_stacked():
     _, plan = plan_of("correlated", ADAM)
     with pytest.raises(InputError, match="without Adam"):
         stack_plans([plan, plan])
@@ -186,12 +186,12 @@ def test_adam_does_not_stack():
         ({"weight_decay": float("inf")}, "weight_decay >= 0"),
     ],
 )
-def test_numbers_that_cannot_be_are_refused(wrong, words):
+def test_invalid_optimiser_settings_are_rejected(wrong, words):
     with pytest.raises(InputError, match=words):
         Optimiser(**wrong)
 
 
-def test_decay_that_turns_signs_is_refused():
+def test_weight_decay_that_changes_the_sign_of_parameters_is_rejected():
     plan = Correlated(degree=4).plan(topology.ring(6), constant_schedule(3, rate=2.0), np.ones(6), 0)
     with pytest.raises(InputError, match="change their sign"):
         optimised(plan, Optimiser(weight_decay=0.5), plan.rate)
@@ -199,7 +199,7 @@ def test_decay_that_turns_signs_is_refused():
         optimised(plan, Optimiser("nesterov", weight_decay=0.4), plan.rate)
 
 
-def test_the_digest_sees_what_is_reported_and_how_adam_steps():
+def test_the_digest_covers_the_reported_rows_and_the_adam_steps():
     _, plan = plan_of("correlated", ADAM)
     others = [
         {"reported": None},
@@ -210,7 +210,7 @@ def test_the_digest_sees_what_is_reported_and_how_adam_steps():
     assert len({plan.digest(), *(replace(plan, **other).digest() for other in others)}) == 5
 
 
-def test_a_plan_with_wrong_steps_of_adam_is_refused():
+def test_a_plan_with_inconsistent_adam_steps_is_rejected():
     _, plan = plan_of("correlated", ADAM)
     steps = plan.adaptive
     for wrong in (
@@ -224,7 +224,7 @@ def test_a_plan_with_wrong_steps_of_adam_is_refused():
 
 
 @pytest.mark.parametrize("lacking", ["adam", "adjusts"])
-def test_a_file_with_half_of_adam_is_refused(tmp_path, lacking):
+def test_a_file_that_lacks_arrays_of_adam_is_rejected(tmp_path, lacking):
     path = tmp_path / "plan.npz"
     plan_file.save(plan_of("correlated", ADAM)[1], path)
     with np.load(path) as archive:

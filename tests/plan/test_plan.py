@@ -1,3 +1,5 @@
+"""Plans: saving and loading, the digest, pruning, scaled noise, descriptions, and rejected plans."""
+
 from dataclasses import fields, replace
 
 import numpy as np
@@ -32,7 +34,7 @@ def small() -> Plan:
 
 @settings(max_examples=40)
 @given(strategies.plans)
-def test_saved_and_loaded_plans_are_the_same_plan(tmp_path_factory, plan):
+def test_a_plan_is_unchanged_by_saving_and_loading(tmp_path_factory, plan):
     file = tmp_path_factory.getbasetemp() / "plan.npz"
     plans.save(plan, file)
     loaded = plans.load(file)
@@ -48,13 +50,13 @@ ARRAYS = [
     for field in fields(Plan)
     if field.name
     not in ("agents", "owner", "protocol", "pruned", "reported", "adaptive", "robust", "rounded")
-]  # owners can hardly be changed: who owns the estimates is given
+]  # not the owners, because those of the estimates are fixed
 
 
 @settings(max_examples=40)
 @given(strategies.plans, st.data())
-def test_the_digest_sees_every_number(plan, data):
-    """Each array, each element, whatever the smallest change."""
+def test_the_digest_covers_every_number(plan, data):
+    """Each element of each array, and the smallest possible change of it."""
     name = data.draw(st.sampled_from(ARRAYS))
     part = getattr(plan, name)
     array = (part.values if isinstance(part, PerRound) else part).copy()
@@ -69,20 +71,20 @@ def test_the_digest_sees_every_number(plan, data):
     assert replace(plan, **{name: part}).digest() == plan.digest()
 
 
-def test_the_digest_sees_who_wrote_a_plan_and_whether_it_was_pruned(small):
+def test_the_digest_covers_the_protocol_and_whether_the_plan_was_pruned(small):
     assert replace(small, protocol="another").digest() != small.digest()
     assert replace(small, pruned=True).digest() != small.digest()
 
 
 @pytest.mark.parametrize("content", [b"", b"not a zip", b"PK\x03\x04 half a zip"])
-def test_foreign_files_are_refused_by_name(content, tmp_path):
+def test_files_that_are_no_plans_are_rejected_by_name(content, tmp_path):
     file = tmp_path / "plan.npz"
     file.write_bytes(content)
     with pytest.raises(PlanError, match=r"plan\.npz"):
         plans.load(file)
 
 
-def test_an_archive_that_is_no_plan_is_refused(tmp_path, small):
+def test_archives_without_a_complete_plan_are_rejected(tmp_path, small):
     np.savez(tmp_path / "other.npz", a=np.ones(3))
     with pytest.raises(PlanError, match=r"other\.npz"):
         plans.load(tmp_path / "other.npz")
@@ -105,13 +107,13 @@ def test_an_archive_that_is_no_plan_is_refused(tmp_path, small):
         ("std", lambda p: p.values[:, :-1]),
     ],
 )
-def test_impossible_plans_are_refused(small, field, change):
+def test_plans_with_impossible_arrays_are_rejected(small, field, change):
     part = getattr(small, field)
     with pytest.raises(PlanError, match=field), np.errstate(invalid="ignore"):
         replace(small, **{field: PerRound(change(part), part.which)})
 
 
-def test_negative_rates_and_scales_are_refused(small):
+def test_invalid_rates_scales_and_noise_factors_are_rejected(small):
     with pytest.raises(PlanError, match="rate"):
         replace(small, rate=-small.rate)
     with pytest.raises(PlanError, match="scale"):
@@ -121,8 +123,8 @@ def test_negative_rates_and_scales_are_refused(small):
 
 
 def executed(plan: Plan, seed: int) -> np.ndarray:
-    """[releases, agents, 3]: the estimates, by the recursion at the head of plan.py; what is not made is no
-    number, so that nobody can use it."""
+    """[releases, agents, 3]: the estimates, by the recursion at the top of plan.py; rows that are not made
+    are NaN, so that the test fails if a row uses them."""
     numbers = np.random.default_rng(seed)
     landscape = numbers.normal(size=(plan.agents, 3, 3))
     rows = np.broadcast_to(numbers.normal(size=3), (plan.rows, 3))
@@ -144,7 +146,7 @@ def executed(plan: Plan, seed: int) -> np.ndarray:
 
 @settings(max_examples=60)
 @given(strategies.plans, strategies.seeds)
-def test_prune_keeps_the_estimates_and_nothing_that_they_do_not_need(plan, seed):
+def test_prune_keeps_the_estimates_and_only_the_messages_that_they_need(plan, seed):
     pruned = plans.prune(plan)
     assert pruned.pruned and not plan.pruned
     np.testing.assert_array_equal(executed(pruned, seed), executed(plan, seed))
@@ -156,7 +158,7 @@ def test_prune_keeps_the_estimates_and_nothing_that_they_do_not_need(plan, seed)
         assert not (pruned.exists[r] & messages & ~np.isin(np.arange(plan.rows), used)).any()
 
 
-def test_on_the_papers_graph_about_a_third_of_the_messages_is_live():
+def test_pruning_keeps_about_a_third_of_the_messages_on_the_papers_graph():
     graph = topology.random(30, 0.2, 0)
     plan = TopSynchronous(0.25).plan(graph, constant_schedule(200), np.ones(30), 0)
     messages = plan.rows - 30
@@ -169,7 +171,7 @@ FACTORS = st.just(0.0) | st.floats(1e-6, 1e6)
 
 @settings(max_examples=40)
 @given(strategies.plans, FACTORS, FACTORS)
-def test_scaled_noise_is_the_same_plan_but_for_its_deviations(plan, factor, further):
+def test_scaling_the_noise_changes_only_the_deviations(plan, factor, further):
     scaled = plan.noise_scaled(factor)
     for before, after in zip(plan, scaled, strict=True):
         np.testing.assert_allclose(after.std, before.std * factor, rtol=1e-12, atol=0)
@@ -189,18 +191,18 @@ def test_scaled_noise_is_the_same_plan_but_for_its_deviations(plan, factor, furt
     st.floats(0.1, 10.0),
     strategies.seeds,
 )
-def test_a_protocol_asked_for_more_noise_writes_the_scaled_plan(graph, schedule, name, alpha, factor, seed):
+def test_a_protocol_with_scaled_deviations_writes_the_scaled_plan(graph, schedule, name, alpha, factor, seed):
     unit = np.linspace(0.0, 2.0, graph.agents)
     asked, plan = (PROTOCOLS[name](alpha).plan(graph, schedule, std, seed) for std in (unit * factor, unit))
     for one, other in zip(asked, plan.noise_scaled(factor), strict=True):
-        # What Eq. (5b) leaves of nearly equal variances is rounding.
+        # The difference of nearly equal variances in Eq. (5b) consists of rounding errors.
         np.testing.assert_allclose(one.std, other.std, rtol=1e-6, atol=1e-6 * factor)
         np.testing.assert_array_equal(one.source, other.source)
 
 
 @settings(max_examples=40)
 @given(strategies.plans, st.booleans())
-def test_every_row_of_every_plan_has_its_line(plan, pruned):
+def test_describe_prints_one_line_per_row(plan, pruned):
     plan = plans.prune(plan) if pruned else plan
     lines = plans.describe(plan).splitlines()
     assert not any("→-1" in line or ",-1" in line for line in lines)
@@ -210,14 +212,14 @@ def test_every_row_of_every_plan_has_its_line(plan, pruned):
     ]
 
 
-def test_describe_reads_like_the_update_rule(small):
+def test_describe_prints_the_update_rule(small):
     text = plans.describe(small, range(3))
     assert "round 0\n  0 = 1·x0 - 0.1·g0 + N(0.05) ⇒ 1,4" in text
     assert "  0→1 = 0.25·0 + 0.75·4→0 - 0.1·g0 + N(0.03307) ⇒ 1" in text
     assert "round 3" not in text
 
 
-def test_a_plan_can_hold_a_draw_that_two_agents_know_with_opposite_signs():
+def test_a_plan_can_contain_a_shared_draw_with_opposite_signs():
     own = np.arange(2)
     plan = Plan(
         agents=2,
@@ -243,11 +245,11 @@ def test_a_plan_can_hold_a_draw_that_two_agents_know_with_opposite_signs():
         (Muffliato(gossip=2), Optimiser(), "gradient gossip gossip " * 4, 3),
         (Correlated(degree=2, gossip=1), Optimiser("adam"), "gradient gossip adaptive " * 4, 3),
         (TopSynchronous(0.5), Optimiser("momentum"), "gradient " * 4, 3),
-        (PlainAsynchronous(0.5, offline=0.99), Optimiser(), "gradient " * 4, 3),  # nobody acts after round 0
+        (PlainAsynchronous(0.5, offline=0.99), Optimiser(), "gradient " * 4, 3),  # all offline after round 0
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_the_rounds_of_a_plan_follow_from_the_kinds_of_its_releases(protocol, optimiser, kinds, rounds):
+def test_the_number_of_rounds_follows_from_the_release_kinds(protocol, optimiser, kinds, rounds):
     schedule = constant_schedule(3)
     plan = optimised(
         protocol.plan(ring(6), optimiser.inner(schedule), np.ones(6), 0), optimiser, schedule.rate
@@ -257,7 +259,7 @@ def test_the_rounds_of_a_plan_follow_from_the_kinds_of_its_releases(protocol, op
     assert prune(plan).kinds == plan.kinds
 
 
-def test_a_plan_states_what_it_needs():
+def test_a_plan_states_the_capabilities_that_it_needs():
     schedule = constant_schedule(3)
     correlated = Correlated(degree=2, gossip=1, chebyshev=False)
     plan = correlated.plan(ring(6), schedule, np.ones(6), 0)

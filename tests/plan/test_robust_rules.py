@@ -1,4 +1,4 @@
-"""Robust rules in plans: written, read, hashed; refused where they make no sense."""
+"""Robust rules in plans: they are saved, loaded and hashed, and rejected where they make no sense."""
 
 import json
 from dataclasses import replace
@@ -20,7 +20,7 @@ def plan_of(protocol, optimiser=None, graph=GRAPH):
     return optimised(plan, optimiser, schedule.rate) if optimiser else plan
 
 
-def test_a_rule_is_part_of_the_digest_and_of_the_file(tmp_path):
+def test_the_digest_and_the_file_contain_the_robust_rule(tmp_path):
     plain = plan_of(Dsgd())
     plans = [plain, *(replace(plain, robust=Robust(rule)) for rule in ("clipped", "trimmed", "nearest"))]
     plans += [replace(plain, robust=Robust("trimmed", 2)), replace(plain, robust=Robust("clipped", 1, 0.5))]
@@ -32,8 +32,8 @@ def test_a_rule_is_part_of_the_digest_and_of_the_file(tmp_path):
     assert "trimmed" in describe(plans[2]) and "Robust" not in describe(plain)
 
 
-def test_a_version_that_does_not_know_the_rule_does_not_read_the_file(tmp_path):
-    """Else it would take the plan for a linear one, and account for it as such."""
+def test_older_versions_cannot_read_a_file_with_a_robust_rule(tmp_path):
+    """Otherwise they would take the plan for a linear one, and account for it as such."""
     save(replace(plan_of(Dsgd()), robust=Robust("clipped")), tmp_path / "plan.npz")
     with np.load(tmp_path / "plan.npz") as file:
         assert json.loads(str(file["meta"]))["format"] != 1
@@ -41,7 +41,7 @@ def test_a_version_that_does_not_know_the_rule_does_not_read_the_file(tmp_path):
 
 @pytest.mark.parametrize("name", PROTOCOLS)
 @pytest.mark.parametrize("optimiser", [None, Optimiser("momentum", average=0.5)], ids=["sgd", "momentum"])
-def test_every_protocol_has_what_can_be_compared(name, optimiser):
+def test_rules_that_compare_rows_are_rejected_if_an_agent_mixes_one_received_row(name, optimiser):
     make = PROTOCOLS[name]
     protocol = make(0.5, chebyshev=False) if hasattr(make(0.5), "gossip") else make(0.5)
     plan = plan_of(protocol, optimiser)
@@ -55,7 +55,7 @@ def test_every_protocol_has_what_can_be_compared(name, optimiser):
             assert prune(replace(plan, robust=Robust(rule))).robust
 
 
-def test_what_cannot_be_robust_is_refused_by_name():
+def test_plans_without_a_robust_form_and_invalid_rules_are_rejected():
     with pytest.raises(PlanError, match="chebyshev = false"):
         replace(plan_of(Muffliato(gossip=3)), robust=Robust("trimmed"))
     with pytest.raises(PlanError, match="none in central"):

@@ -1,3 +1,5 @@
+"""Schedules: step sizes, warm-up, and the noise factors of every kind of noise schedule."""
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,7 +12,7 @@ T = st.integers(1, 60)
 
 
 @given(st.floats(1e-6, 1e3), T, st.sampled_from(schedules.FADING_KINDS), st.integers(1, 20))
-def test_step_sizes_begin_at_the_first_twice_and_never_grow(initial, rounds, fading, per_epoch):
+def test_step_sizes_begin_with_the_initial_rate_twice_and_never_grow(initial, rounds, fading, per_epoch):
     rates = schedules.learning_rates(initial, rounds, fading, per_epoch)
     assert len(rates) == rounds + 1
     assert rates[0] == rates[1] == initial  # the release before the loop uses the values of t = 0
@@ -25,7 +27,7 @@ def test_step_sizes_begin_at_the_first_twice_and_never_grow(initial, rounds, fad
     assert rates[-1] == pytest.approx(initial * last[fading])
 
 
-def test_steps_that_would_be_nothing_and_warm_ups_that_never_end_are_refused():
+def test_vanishing_steps_and_warm_ups_longer_than_the_run_are_rejected():
     with pytest.raises(ValueError, match="longer fading_period"):
         schedules.learning_rates(1.0, 3000, "step", factor=0.1, period=1)
     rates = schedules.learning_rates(1.0, 5, "none")
@@ -37,7 +39,7 @@ def test_steps_that_would_be_nothing_and_warm_ups_that_never_end_are_refused():
 
 
 @given(st.floats(0.05, 1.0), st.integers(1, 20), T)
-def test_decay_falls_by_its_factor_once_a_period(factor, period, rounds):
+def test_step_decay_falls_by_its_factor_once_per_period(factor, period, rounds):
     decay = schedules.step_decay(factor, period, rounds)
     assert len(decay) == rounds + 1 and decay[0] == decay[1] == 1.0
     assert (decay <= 1).all() and decay[-1] == pytest.approx(factor ** ((rounds - 1) // period), rel=1e-9)
@@ -49,7 +51,7 @@ def test_decay_falls_by_its_factor_once_a_period(factor, period, rounds):
 @given(
     st.floats(0.05, 1.0), st.integers(1, 20), T, st.integers(1, 30), st.sampled_from(["none", "sqrt-epoch"])
 )
-def test_a_longer_schedule_begins_like_a_shorter_one(factor, period, rounds, more, fading):
+def test_a_shorter_schedule_is_the_beginning_of_a_longer_one(factor, period, rounds, more, fading):
     for write in (
         lambda T: schedules.step_decay(factor, period, T),
         lambda T: schedules.learning_rates(0.5, T, fading, period),
@@ -57,19 +59,19 @@ def test_a_longer_schedule_begins_like_a_shorter_one(factor, period, rounds, mor
         np.testing.assert_array_equal(write(rounds), write(rounds + more)[: rounds + 1])
 
 
-def test_linear_fading_ends_one_step_above_zero():
+def test_linear_fading_falls_evenly_to_one_step_above_zero():
     rates = schedules.learning_rates(1.0, 4, "linear")
     np.testing.assert_allclose(rates, [1, 1, 0.75, 0.5, 0.25])
 
 
-def test_sqrt_epoch_fading_falls_once_an_epoch():
+def test_sqrt_epoch_fading_falls_once_per_epoch():
     rates = schedules.learning_rates(0.05, 300, "sqrt-epoch", 100)
     assert rates[100] == 0.05
     assert rates[101] == pytest.approx(0.05 / 2**0.5)
     assert rates[300] == pytest.approx(0.05 / 3**0.5)
 
 
-def test_step_decay_is_the_papers():
+def test_step_decay_equals_equation_6b_of_the_paper():
     # Eq. (6b) with γ = 0.9, period = 1000: t = 1000 is round 1001
     decay = schedules.step_decay(0.9, 1000, 3000)
     assert decay[0] == decay[1000] == 1.0
@@ -78,7 +80,7 @@ def test_step_decay_is_the_papers():
 
 
 @given(st.sampled_from(schedules.FADING_KINDS), st.floats(0.05, 1.0), T)
-def test_noise_in_the_step_follows_the_rate_and_noise_on_the_estimate_does_not(fading, factor, rounds):
+def test_noise_on_gradients_follows_the_rate_and_noise_on_estimates_does_not(fading, factor, rounds):
     rates, decay = schedules.learning_rates(0.5, rounds, fading), schedules.step_decay(factor, 5, rounds)
     for noise_on, noise in [("gradient", rates * decay), ("estimate", decay)]:
         made = schedules.schedule(rates, decay, noise_on)
@@ -87,13 +89,13 @@ def test_noise_in_the_step_follows_the_rate_and_noise_on_the_estimate_does_not(f
         assert made.releases == rounds + 1
 
 
-def test_cosine_fading_is_half_a_wave():
+def test_cosine_fading_is_half_a_cosine_wave():
     rates = schedules.learning_rates(1.0, 8, "cosine")
     np.testing.assert_allclose(rates[1:], (1 + np.cos(np.pi * np.arange(8) / 8)) / 2, rtol=1e-12)
 
 
 def survives(rates, curvatures=None):
-    """q_t, directly: how much of round t's noise variance is in the loss at the end."""
+    """q_t by the definition: the share of round t's noise variance in the final loss."""
     if curvatures is None:
         return rates**2
     return sum(
@@ -103,7 +105,7 @@ def survives(rates, curvatures=None):
 
 
 def left_at_the_end(noise, q):
-    """Noise variance at the end, over that of equal noise at the same Σ 1/σ²."""
+    """The final noise variance, divided by that of equal noise with the same Σ 1/σ²."""
     return (q * noise**2).sum() * np.mean(noise**-2.0) / q.sum()
 
 
@@ -112,7 +114,7 @@ RATES = {fading: schedules.learning_rates(0.3, 12, fading) for fading in ("none"
 
 @pytest.mark.parametrize("fading", RATES)
 @pytest.mark.parametrize("curvature", [None, 0.4, 3.0, 4.5, 6.0, [0.2, 1.0, 4.0]])
-def test_noise_by_the_formula_is_least_by_direct_minimisation(fading, curvature):
+def test_noise_by_the_formula_equals_the_numerical_minimum(fading, curvature):
     rates = RATES[fading]
     share = survives(rates, curvature) / rates**2
     q = rates**2 * np.maximum(share / share.max(), 1e-8)
@@ -122,7 +124,7 @@ def test_noise_by_the_formula_is_least_by_direct_minimisation(fading, curvature)
         else schedules.for_curvature(rates, curvature)
     )
 
-    # In x = log 1/σ²: Σ q_t e^-x_t at a given mean of e^x_t; the scale is divided out, so nothing is bound.
+    # With x = log 1/σ²: Σ q_t e^-x_t at a given mean of e^x_t, scale-free, so that x has no constraint.
     def objective(x):
         noise, cost = q * np.exp(-x), np.exp(x)
         return np.log(noise.sum()) + np.log(cost.sum()), cost / cost.sum() - noise / noise.sum()
@@ -132,14 +134,14 @@ def test_noise_by_the_formula_is_least_by_direct_minimisation(fading, curvature)
     best *= np.sqrt(np.mean(best**-2))
     np.testing.assert_allclose(noise, best, rtol=1e-4)
     assert left_at_the_end(noise, q) <= left_at_the_end(best, q) * (1 + 1e-9)
-    # What the limit on forgetting costs: (Σ√q)² is the least without it.
+    # The cost of the limit on small shares: without the limit, the least value is (Σ√q)².
     q = survives(rates, curvature)
     least = np.sqrt(q).sum() ** 2 / (len(q) * q.sum())
     assert least * (1 - 1e-12) <= left_at_the_end(noise, q) <= 1.003 * least
 
 
-def test_what_the_laws_are_worth_in_long_runs():
-    """Noise variance at the end over that of equal noise: integrals, taken by hand."""
+def test_noise_saved_in_long_runs_equals_the_closed_form_integrals():
+    """The final noise variance divided by that of equal noise, from integrals."""
     T = 4000
     rates = {fading: schedules.learning_rates(1.0, T, fading) for fading in ("none", "linear", "cosine")}
     linear = rates["linear"]
@@ -153,7 +155,7 @@ def test_what_the_laws_are_worth_in_long_runs():
         q = survives(rates[fading], h)
         noise = schedules.for_curvature(rates[fading], h)
         assert left_at_the_end(noise, q) == pytest.approx(expected, abs=5e-3)
-    # Where early noise is forgotten, the simple rule is worse than equal noise.
+    # If later steps remove early noise, the simple rule is worse than equal noise.
     q = survives(linear, 3 / linear.sum())
     assert left_at_the_end(simple, q) == pytest.approx(1.385, abs=5e-3)
 
@@ -173,7 +175,7 @@ LAWS = {
 @pytest.mark.parametrize("fading", schedules.FADING_KINDS)
 @pytest.mark.parametrize("rounds", [1, 2, 50, 10_000])
 @pytest.mark.parametrize("law", LAWS)
-def test_noise_stays_finite_and_costs_as_much_as_equal_noise(law, rounds, fading):
+def test_noise_is_finite_and_has_the_same_privacy_cost_as_equal_noise(law, rounds, fading):
     rates = schedules.learning_rates(0.5, rounds, fading, 10)
     noise = LAWS[law](rates)
     assert noise.shape == rates.shape and np.isfinite(noise).all() and (noise > 0).all()
@@ -183,14 +185,14 @@ def test_noise_stays_finite_and_costs_as_much_as_equal_noise(law, rounds, fading
         assert np.ptp(np.log(noise / simple)) <= np.log(100) + 1e-9
 
 
-def test_exponents_and_curvatures_meet_where_they_should():
+def test_noise_by_power_and_by_curvature_agree_in_limiting_cases():
     rates = schedules.learning_rates(0.5, 40, "linear")
     half = schedules.power_of_rate(rates, 0.5)
     np.testing.assert_allclose(schedules.for_curvature(rates, 1e-9), half, rtol=1e-6)
     np.testing.assert_allclose(schedules.power_of_rate(rates, 0.0), 1.0)
     on_the_estimate = rates * schedules.power_of_rate(rates, 1.0)
     np.testing.assert_allclose(on_the_estimate, on_the_estimate[0])
-    # Only ratios of steps matter to powers; to a curvature only its product with the steps.
+    # Powers depend only on the ratios of steps, curvatures only on their products with the steps.
     np.testing.assert_allclose(schedules.power_of_rate(1e25 * rates, 0.5), half)
     np.testing.assert_allclose(
         schedules.for_curvature(10 * rates, 0.3), schedules.for_curvature(rates, 3.0), rtol=1e-9
@@ -216,6 +218,6 @@ def test_exponents_and_curvatures_meet_where_they_should():
         lambda: schedules.for_curvature(np.ones(3), [0.5, np.inf]),
     ],
 )
-def test_bad_settings_are_refused(call):
+def test_invalid_settings_are_rejected(call):
     with pytest.raises(ValueError, match="Expected"):
         call()

@@ -1,4 +1,4 @@
-"""The answers side by side: numbers where there are any, and in words what is infinite or refused."""
+"""Accounts with all answers: finite numbers, infinite losses, and reasons for answers that are refused."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NAMES = ("claimed", "view", "adaptive", "outsider", "worst_case")
 
 
 def account(plan: Plan, analysis: Analysis, delta: float, **options: object) -> Account:
-    """With everything that can be asked for."""
+    """The account with all answers on request."""
     return account_of(plan, analysis, delta, answers=("view", "adaptive", "outsider"), **options)
 
 
@@ -43,12 +43,12 @@ def analysis(batches: Batches | None = None, agents: int = 6, **options: object)
 
 
 def strict_json(found: Account) -> dict:
-    """What a strict reader of the JSON gets: no NaN, no Infinity."""
+    """The JSON as a strict parser reads it, without NaN and Infinity."""
     return json.loads(json.dumps(found.details(), allow_nan=False))
 
 
 @pytest.mark.parametrize("name", WITH_VIEW)
-def test_all_answers_for_every_agent(name):
+def test_an_account_has_all_answers_for_every_agent(name):
     found = account(plan(name), analysis(), DELTA)
     said = [one for one in NAMES if one != "claimed" or name not in AVERAGING]
     assert [found.answers[one].epsilon.shape for one in said] == [(6,)] * len(said)
@@ -60,7 +60,7 @@ def test_all_answers_for_every_agent(name):
         assert details["epsilon"][key] == found.answers[key].largest == max(details["epsilon_per_agent"][key])
     assert details.get("reasons", {}).keys() == set(NAMES) - set(said) and "warnings" not in details
     assert set(details["assumptions"]) == set(NAMES)
-    # μ is said for every pair, null for an agent's own data; ε follows from the largest.
+    # Every pair has a μ, null for an agent's own data; ε follows from the largest μ.
     assert details["pairs"]["view"]["observers"] == [[i] for i in range(6)]
     mu = np.array(details["pairs"]["view"]["mu"], float)
     assert np.isnan(np.diag(mu)).all() and np.isfinite(mu[~np.eye(6, dtype=bool)]).all()
@@ -76,7 +76,7 @@ def test_all_answers_for_every_agent(name):
     assert [mu[i, J[0]] for i, J in enumerate(most)] == np.nanmax(mu, axis=1).tolist()
 
 
-def test_what_is_not_asked_for_is_not_computed(monkeypatch):
+def test_only_requested_answers_are_computed(monkeypatch):
     from topdp.privacy.answers import _adaptive, _outsider, _view
 
     def fail(*_: object, **__: object) -> None:
@@ -96,18 +96,18 @@ def test_what_is_not_asked_for_is_not_computed(monkeypatch):
 
 
 @pytest.mark.parametrize("wrong", ["claimed", "worst_case", "views", ""])
-def test_answers_that_do_not_exist_are_refused(wrong):
+def test_unknown_answers_are_rejected(wrong):
     with pytest.raises(PrivacyError, match=f"among view, adaptive, outsider, got '{wrong}'"):
         account_of(plan("top-sync"), analysis(), DELTA, answers=[wrong])
 
 
 @pytest.mark.parametrize("colluders", [-1, 6, 7, 1.5, True])
-def test_colluders_must_leave_somebody(colluders):
+def test_invalid_numbers_of_colluders_are_rejected(colluders):
     with pytest.raises(PrivacyError, match="colluders from 0 to 5"):
         account_of(plan("top-sync"), analysis(), DELTA, query=Query(colluders=colluders))
 
 
-def test_more_colluders_learn_no_less():
+def test_more_colluders_never_learn_less():
     found = [
         account_of(plan("top-sync"), analysis(), DELTA, answers=["adaptive"], query=Query(colluders=c))
         for c in range(6)
@@ -118,8 +118,8 @@ def test_more_colluders_learn_no_less():
     assert [len(one.adaptive.observers[0]) for one in found] == [0, 1, 2, 3, 4, 5]
 
 
-def test_power_is_that_of_the_best_attacker():
-    """Neyman and Pearson's test of N(0, 1) against N(μ, 1), by simulation of both."""
+def test_power_is_that_of_the_optimal_attack():
+    """The Neyman-Pearson test of N(0, 1) against N(μ, 1), by simulation of both."""
     found = account(plan("top-sync"), analysis(), DELTA)
     noise = np.random.default_rng(0).standard_normal(200_000)
     for share in (0.01, 0.05):
@@ -129,8 +129,8 @@ def test_power_is_that_of_the_best_attacker():
             np.testing.assert_allclose(answer.power(share), expected, atol=4e-3)
 
 
-def test_power_under_samples_is_bounded_from_above():
-    """A release of a Poisson sample: the power of the exact likelihood-ratio test, by quadrature."""
+def test_power_under_poisson_sampling_is_an_upper_bound():
+    """For one release of a Poisson sample: the power of the exact likelihood-ratio test, by quadrature."""
     from scipy.stats import norm
 
     z, rate = 1.0, 0.25
@@ -138,14 +138,14 @@ def test_power_under_samples_is_bounded_from_above():
     grid = np.linspace(-12, 14, 400_001)
     without, within = norm.pdf(grid, 0, z), (1 - rate) * norm.pdf(grid, 0, z) + rate * norm.pdf(grid, 1, z)
     for share in (0.01, 0.05):
-        reject = grid > norm.ppf(1 - share) * z  # the ratio rises with the release
+        reject = grid > norm.ppf(1 - share) * z  # the likelihood ratio increases with the release
         exact = float((within * reject).sum() * (grid[1] - grid[0]))
         assert without.sum() * (grid[1] - grid[0]) == pytest.approx(1, abs=1e-3)
         assert exact <= loss.power(share) <= 1.6 * exact
 
 
-def test_the_plain_rule_claims_what_it_is():
-    """Full noise in every release: the tight claim is what all others together learn, and one never more."""
+def test_the_claim_of_the_plain_rule_is_true():
+    """With full noise in every release, the tight claim equals the worst case, and no view is larger."""
     found = account(plan("plain-sync"), analysis(), DELTA)
     expected = epsilon_of(np.sqrt(6) * 0.1, DELTA)
     np.testing.assert_allclose(found.claimed.epsilon, expected, rtol=1e-9)
@@ -155,14 +155,14 @@ def test_the_plain_rule_claims_what_it_is():
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_saved_noise_is_free_in_the_claim_only(mode):
+def test_only_the_claim_ignores_the_reduction_of_noise(mode):
     plain, top = (account(plan(f"{kind}-{mode}"), analysis(), DELTA) for kind in ("plain", "top"))
     np.testing.assert_array_equal(top.claimed.epsilon, plain.claimed.epsilon)
     assert top.view.largest > plain.view.largest
     assert top.worst_case.largest > plain.worst_case.largest
 
 
-def test_replacing_a_record_moves_twice_as_far():
+def test_replace_one_doubles_mu():
     one, two = (
         account(plan("top-sync"), analysis(adjacency=adjacency), DELTA)
         for adjacency in ("add-remove", "replace-one")
@@ -172,7 +172,7 @@ def test_replacing_a_record_moves_twice_as_far():
         np.testing.assert_allclose(ratio, 2, rtol=1e-9)
 
 
-def test_infinite_is_said_and_never_a_number():
+def test_infinite_answers_are_null_in_json_with_a_reason():
     details = strict_json(account(plan("top-sync", 0.0), analysis(), DELTA))
     assert details["epsilon"] == dict.fromkeys(NAMES)
     assert details["epsilon_per_agent"] == {key: [None] * 6 for key in NAMES}
@@ -180,7 +180,7 @@ def test_infinite_is_said_and_never_a_number():
     assert details["pairs"]["view"]["mu"][0][1] is None
 
 
-def test_one_agent_without_noise_makes_the_largest_infinite():
+def test_one_agent_without_noise_makes_the_largest_epsilon_infinite():
     found = account(plan("plain-sync", [1, 1, 0, 1, 1, 1]), analysis(), DELTA)
     details = strict_json(found)
     for key in NAMES:
@@ -189,7 +189,7 @@ def test_one_agent_without_noise_makes_the_largest_infinite():
         assert details["reasons"][key].startswith("What agents 2 send is not hidden by noise. Use")
 
 
-def test_messages_without_noise_of_their_own_are_claimed_to_be_private_and_are_not():
+def test_messages_without_own_noise_have_a_finite_claim_but_infinite_answers():
     found = account(plan("top-sync", alpha=0.0), analysis(), DELTA)
     assert found.claimed.largest == pytest.approx(epsilon_of(np.sqrt(6) * 0.1, DELTA))
     assert all(found.answers[key].largest is None for key in NAMES[1:])
@@ -197,8 +197,8 @@ def test_messages_without_noise_of_their_own_are_claimed_to_be_private_and_are_n
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_poisson_samples_with_reused_noise_tell_at_most_what_every_round_would(mode):
-    """Given its coins a record is in some rounds; and nobody learns more than all others, amplified."""
+def test_poisson_samples_with_reused_noise_cost_the_least_of_two_bounds(mode):
+    """The bounds: the record is used in every round; and the amplified worst case."""
     made, samples = plan(f"top-{mode}", rounds=4), analysis(Poisson(20, 5))
     found, every = account(made, samples, DELTA), account(made, analysis(Full(5)), DELTA)
     for key in NAMES[1:]:
@@ -208,14 +208,14 @@ def test_poisson_samples_with_reused_noise_tell_at_most_what_every_round_would(m
     assert "reasons" not in strict_json(found)
 
 
-def test_where_amplification_has_no_answer_every_round_counts():
-    """Noise far too small for a loss distribution: the answer without amplification is there all the same."""
+def test_without_an_amplified_answer_every_round_counts():
+    """Noise is far too small for a loss distribution; the answer without amplification exists."""
     found = account_of(plan("plain-sync", 1e-5, rounds=1), analysis(Poisson(20, 5)), DELTA)
     every = account_of(plan("plain-sync", 1e-5, rounds=1), analysis(Full(5)), DELTA)
     np.testing.assert_array_equal(found.worst_case.epsilon, every.worst_case.epsilon)
 
 
-def test_poisson_samples_of_the_plain_rule_are_answered_by_all():
+def test_all_answers_cover_poisson_samples_of_the_plain_rule():
     found = account(plan("plain-sync", rounds=1), analysis(Poisson(20, 5)), DELTA)
     details = strict_json(found)
     assert all(details["epsilon"][key] > 0 for key in NAMES) and "reasons" not in details
@@ -232,7 +232,7 @@ def test_poisson_samples_under_replace_one_are_not_amplified():
         np.testing.assert_array_equal(found.answers[key].epsilon, every.answers[key].epsilon)
 
 
-def test_plans_that_no_paper_describes_have_no_claim():
+def test_plans_of_unpublished_protocols_have_no_claim():
     found = account(replace(plan("plain-sync"), protocol="custom"), analysis(), DELTA)
     assert found.summary()["reasons"] == {
         "claimed": "No published analysis covers plans of protocol 'custom'."
@@ -240,28 +240,28 @@ def test_plans_that_no_paper_describes_have_no_claim():
     assert found.view.largest > 0
 
 
-def test_a_pruned_plan_is_refused_by_all():
+def test_all_answers_refuse_a_pruned_plan():
     found = account(prune(plan("top-sync")), analysis(), DELTA)
     assert [found.answers[key].largest for key in NAMES] == [None] * 5
     assert all("pruned plan lacks rows" in reason for reason in found.summary()["reasons"].values())
 
 
 @pytest.mark.parametrize("agents", [1, 5, 7])
-def test_plans_of_other_agents_are_refused(agents):
+def test_an_exposure_for_another_number_of_agents_is_rejected(agents):
     with pytest.raises(
         PrivacyError, match=f"Expected an exposure for the plan's 6 agents, got one for {agents}"
     ):
         account(plan("top-sync"), analysis(agents=agents), DELTA)
 
 
-def test_claims_that_are_false_come_with_the_true_number():
+def test_false_claims_have_a_warning_with_the_true_epsilon():
     found = account(plan("plain-sync", 0.05), analysis(calibration="udp"), DELTA)
     (warning,) = found.summary()["warnings"]
     assert "Calibration 'udp' claims epsilon=" in warning and "exactly epsilon=" in warning
     assert found.claimed.largest < found.worst_case.largest
 
 
-def test_a_view_that_is_handed_over_is_not_computed_again():
+def test_a_given_view_is_not_computed_again():
     made, exposed = plan("top-sync"), analysis()
     seen = view(made.noise_scaled(2.0), exposed.exposure(), owners="all")
     found = account(made, exposed, DELTA, guarantee="view", known=seen)
@@ -269,8 +269,8 @@ def test_a_view_that_is_handed_over_is_not_computed_again():
     np.testing.assert_allclose(found.view.epsilon, epsilon_of(seen.worst(), DELTA), rtol=1e-12)
 
 
-def test_cycles_count_the_worst_place_in_the_cycle():
-    """11 releases in a cycle of 4: a record is in 3 of them, or in 2."""
+def test_cyclic_batches_count_the_worst_position_in_the_cycle():
+    """11 releases in a cycle of 4: a record is in 3 or 2 of them."""
     found = account(plan("plain-sync", rounds=10), analysis(Cycle(20, 5)), DELTA)
     expected = epsilon_of(np.sqrt(3) * 2.0 / 5, DELTA)
     np.testing.assert_allclose(found.claimed.epsilon, expected, rtol=1e-9)
@@ -289,7 +289,7 @@ def test_cycles_count_the_worst_place_in_the_cycle():
     ],
     ids=["finite", "infinite", "reused", "sampled", "no claim"],
 )
-def test_an_account_is_read_as_it_was_written(made, of):
+def test_an_account_is_unchanged_by_writing_and_reading(made, of):
     found = account(made(), of(), DELTA, guarantee="view")
     details = found.details()
     read = Account.from_details(strict_json(found), of())
@@ -304,7 +304,7 @@ def test_an_account_is_read_as_it_was_written(made, of):
     assert set(read.views) == (set() if of().exposure().sampled else {"view", "adaptive", "outsider"})
 
 
-def test_an_account_from_before_an_answer_existed_is_read_as_it_was():
+def test_an_account_written_before_an_answer_existed_can_be_read():
     details = strict_json(account_of(plan("top-sync"), analysis(), DELTA, answers=["view"]))
     for part in ("epsilon", "mu", "status"):
         del details[part]["outsider"]

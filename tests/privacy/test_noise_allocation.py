@@ -1,4 +1,4 @@
-"""Own noise where partners share noise: the least there is, by duality; budgets are kept, and used."""
+"""The allocation of own noise beside pair noise: least by duality; budgets are met and used up."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ONCE = Schedule(rate=np.ones(1), noise=np.ones(1))
 
 
 def exposed(pairs: np.ndarray, own: np.ndarray, shared: float, colluders: int) -> list[tuple]:
-    """(agent, 1/z², its slopes in all own variances) of every agent and coalition; variances as given."""
+    """(agent, 1/z², its derivatives in all own variances) for every agent and coalition, from variances."""
     n, found = len(own), []
     for J in itertools.combinations(range(n), colluders):
         left = [i for i in range(n) if i not in J]
@@ -47,9 +47,9 @@ def exposed(pairs: np.ndarray, own: np.ndarray, shared: float, colluders: int) -
 
 
 def surely_needed(found: Allocation, pairs: np.ndarray, alone: np.ndarray, colluders: int) -> float:
-    """A sum of own variances below which no allocation hides everybody: by duality, since it is convex.
+    """A lower bound on the sum of own variances that hides every agent, by duality (the problem is convex).
 
-    Of Lagrange's function with the multipliers that fit best; what they do not fit is given away.
+    It is the Lagrange function at the best fitting multipliers, minus a bound on the effect of their misfit.
     """
     needs, own = alone**2, found.own**2
     floor = needs / len(alone)
@@ -77,8 +77,8 @@ CASES = [  # agents, colluders, secrets, degree
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_no_allocation_hides_everybody_with_less(case):
-    """Needs that differ little and much, pair noise that is weak and strong."""
+def test_no_allocation_hides_every_agent_with_less_noise(case):
+    """Needs differ slightly or widely; pair noise is weak or strong."""
     agents, colluders, secrets, degree = case
     pairs = secret_pairs(secrets, topology.ring(agents), degree, seed=0)
     numbers = np.random.default_rng(agents)
@@ -88,13 +88,13 @@ def test_no_allocation_hides_everybody_with_less(case):
         most = max(
             alone[i] ** 2 * value for i, value, _ in exposed(pairs, found.own**2, found.pair**2, colluders)
         )
-        assert most == pytest.approx(1, abs=1e-5)  # hides everybody, and some agent no better than it must
+        assert most == pytest.approx(1, abs=1e-5)  # all agents are hidden, and one exactly as required
         total = float((found.own**2).sum())
         assert surely_needed(found, pairs, alone, colluders) > total * (1 - 3e-3), (spread, strength)
         assert (found.own**2 >= alone**2 / agents * (1 - 1e-9)).all()
 
 
-def test_equal_needs_get_equal_noise_and_no_floor_binds():
+def test_equal_needs_get_equal_noise_above_the_floor():
     for agents, colluders, secrets, degree in CASES:
         pairs = secret_pairs(secrets, topology.ring(agents), degree, seed=0)
         found = allocate(pairs, np.full(agents, 0.7), colluders, 10.0)
@@ -105,8 +105,8 @@ def test_equal_needs_get_equal_noise_and_no_floor_binds():
 
 @pytest.mark.parametrize("case", CASES[3:], ids=str)
 @pytest.mark.parametrize("gossip", [0, 3])
-def test_what_stays_in_the_average_is_what_the_plan_leaves(case, gossip):
-    """And the account of that plan says that everybody has what it needs."""
+def test_the_stated_average_noise_is_the_residual_noise_of_the_plan(case, gossip):
+    """The account of this plan confirms that every agent has the noise that it needs."""
     agents, colluders, secrets, degree = case
     graph = topology.ring(agents)
     alone = np.exp(np.random.default_rng(1).normal(0, 0.4, agents))
@@ -129,8 +129,8 @@ def test_what_stays_in_the_average_is_what_the_plan_leaves(case, gossip):
         assert seen.upper[agent, at] == pytest.approx(seen.worst()[agent], rel=1e-6)
 
 
-def test_many_agents_are_hidden_by_how_well_they_are_connected(monkeypatch):
-    """The same way without looking at coalitions: more noise, though never too little."""
+def test_many_agents_get_noise_from_a_connectivity_bound(monkeypatch):
+    """Allocation without enumerating coalitions gives more noise, but never too little."""
     agents, colluders = 24, 2
     graph = topology.ring(agents)
     pairs = secret_pairs("regular", graph, 10, 0)
@@ -148,7 +148,7 @@ def test_many_agents_are_hidden_by_how_well_they_are_connected(monkeypatch):
         bound = connectivity_bound(plan, noisy_releases(plan), colluders)
         assert bound is not None and (bound[0, 0] * alone**2).max() == pytest.approx(1, abs=1e-5)
         assert best.average <= found.average < 1.6 * best.average
-    # Too few partners for any bound: everybody is left to itself.
+    # With too few partners no bound exists, so each agent has all the noise that it needs alone.
     monkeypatch.setattr(module, "MAX_EXACT_AGENTS", 5)
     lonely = allocate(secret_pairs("regular", graph, 2, 0), np.ones(agents), colluders, 30.0)
     np.testing.assert_allclose(lonely.own, 1.0)
@@ -163,8 +163,8 @@ BUDGETS = {  # records and ε of each agent
 
 @pytest.mark.parametrize("budget", BUDGETS)
 @pytest.mark.parametrize("colluders", [1, 2])
-def test_budgets_of_ones_own_are_kept_with_the_least_sum_of_noise(budget, colluders):
-    """The sum of own variances counts: an agent may lie below its budget, since it hides others too."""
+def test_individual_budgets_are_met_with_the_least_sum_of_noise(budget, colluders):
+    """The sum of own variances counts: an agent may stay below its budget, because it also hides others."""
     records, epsilon = BUDGETS[budget]
     analysis, delta = Analysis("tight", tuple(map(Full, records)), 2.0), 1e-5
     alone = analysis.exposure().sensitivity / mu_of(np.array(epsilon), delta)
@@ -194,9 +194,9 @@ def test_budgets_of_ones_own_are_kept_with_the_least_sum_of_noise(budget, collud
     assert answer is not None and (answer <= np.array(epsilon)).all()
     share = mu_of(answer, delta) / mu_of(np.array(epsilon), delta)
     assert share.max() == pytest.approx(1, abs=1e-6)
-    # Less than each for itself, and than in proportion to what each needs alone.
+    # Less than without shares, and less than in proportion to what each agent needs alone.
     assert (own**2).sum() < min((calibrated(other) ** 2).sum() for other in (None, alone)) * (1 + 1e-6)
-    # Nobody's noise can be lowered: with 1% less some agent would exceed its budget.
+    # No agent's noise can be reduced: with 1% less some agent would exceed its budget.
     accounts = BudgetExcess(
         write,
         analysis.exposure(),
@@ -211,7 +211,7 @@ def test_budgets_of_ones_own_are_kept_with_the_least_sum_of_noise(budget, collud
         assert accounts.whole(less).max() > 1, agent
 
 
-def test_poisson_samples_with_budgets_of_ones_own():
+def test_individual_budgets_are_met_with_poisson_samples():
     analysis, delta = Analysis("tight", tuple(Poisson(n, 5) for n in (20, 40, 80, 20, 60)), 2.0), 1e-5
     epsilon = np.array([1.0, 1.0, 2.0, 1.5, 1.0])
     schedule = schedules.schedule(np.ones(4), np.ones(4), "gradient")
@@ -225,7 +225,7 @@ def test_poisson_samples_with_budgets_of_ones_own():
 
 
 @pytest.mark.parametrize("many", [False, True])
-def test_extreme_needs_get_numbers(many, monkeypatch):
+def test_extreme_needs_get_finite_noise(many, monkeypatch):
     if many:
         monkeypatch.setattr(module, "MAX_EXACT_AGENTS", 1)
     numbers = np.random.default_rng(0)
@@ -250,7 +250,7 @@ def test_extreme_needs_get_numbers(many, monkeypatch):
         ([1.0, 1.0, 1.0], 1, np.nan),
     ],
 )
-def test_questions_that_are_none_are_refused(alone, colluders, strength):
+def test_invalid_needs_colluders_and_strengths_are_rejected(alone, colluders, strength):
     with pytest.raises(
         PrivacyError, match="finite needs > 0, fewer colluders than agents, and a strength > 0"
     ):

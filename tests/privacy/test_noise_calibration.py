@@ -1,4 +1,4 @@
-"""Calibration is the inverse of the account, from the private side; what cannot be calibrated is refused."""
+"""Calibration: accounting inverts it with an error on the private side only; unsuitable input is rejected."""
 
 from __future__ import annotations
 
@@ -75,12 +75,12 @@ def analysis(records: list[int], batch: str = "full", size: int = 5, **options: 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WITH_VIEW)
 @pytest.mark.parametrize("guarantee", GUARANTEES)
-def test_account_after_calibrate_is_the_budget(guarantee, name):
-    """At most ε for every agent, at least (1 - 1e-6)·ε for the one that binds, whatever the setting."""
-    # What is claimed does not depend on the protocol: all budgets once, and one for each of the others.
+def test_the_account_after_calibration_equals_the_budget(guarantee, name):
+    """Every agent has at most ε, and the agent with the largest share has at least (1 - 1e-6)·ε."""
+    # The claim does not depend on the protocol: one protocol has all budgets, the others have one.
     budgets = ["common"] if guarantee == "claimed" and name != "top-sync" else list(BUDGETS)
     tried = pairwise(budgets, ("full", "cycle"), (1.0, 0.8), ("gradient", "estimate"))
-    if name not in RULES:  # every setting once is enough: they share one way of writing rounds
+    if name not in RULES:  # each setting once is enough: these protocols write rounds with the same code
         tried = [("own budgets", "cycle", 0.8, "estimate"), ("own sizes", "full", 0.8, "gradient")]
     for budget, batch, decay, noise_on in tried:
         epsilon, records = BUDGETS[budget]
@@ -93,7 +93,7 @@ def test_account_after_calibrate_is_the_budget(guarantee, name):
         answer = account(write(calibrated.deviation), exposed, DELTA, guarantee=guarantee).answer(guarantee)
         share = answer.epsilon / np.array(epsilon)
         assert 1 - 1e-6 <= share.max() <= 1, (budget, batch, decay, noise_on)
-        if guarantee == "claimed":  # each agent for itself: all of them bind
+        if guarantee == "claimed":  # agents are calibrated separately, so each uses up its budget
             assert share.min() >= 1 - 1e-6
         elif budget == "common" and "plain" in name and "sync" in name and batch == "full":
             assert share.min() > 0.5
@@ -101,7 +101,7 @@ def test_account_after_calibrate_is_the_budget(guarantee, name):
 
 @pytest.mark.parametrize("calibration", CALIBRATIONS)
 def test_every_published_calibration_is_inverted_by_its_own_claim(calibration):
-    """Also where noise decays, which only a search can invert."""
+    """Also if noise decays, which only a search can invert."""
     exposed = analysis([20] * 6, calibration=calibration)
     for decay in (1.0, 0.8):
         write = writer("top-sync", decay=decay)
@@ -114,7 +114,7 @@ def test_every_published_calibration_is_inverted_by_its_own_claim(calibration):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("law", ["power", "curvature"])
 @pytest.mark.parametrize("guarantee", GUARANTEES)
-def test_noise_by_the_steps_is_calibrated_under_every_guarantee(guarantee, law):
+def test_noise_that_follows_the_steps_is_calibrated_under_every_guarantee(guarantee, law):
     names = [name for name in WITH_VIEW if guarantee != "claimed" or name not in AVERAGING]
     batches = ["full", "cycle"] if law == "power" else ["cycle", "full"]
     poisson = [(name, "poisson") for name in ("plain-sync", "correlated") if name in names]
@@ -126,8 +126,8 @@ def test_noise_by_the_steps_is_calibrated_under_every_guarantee(guarantee, law):
 
 
 @pytest.mark.parametrize("calibration", ["tight", "optimal", "moments", "udp"])
-def test_sigma_means_the_same_privacy_under_laws_that_follow_the_steps(calibration):
-    """Full batches and fresh noise. Of the paper's decay it is the noise at the start, so that costs more."""
+def test_sigma_does_not_depend_on_the_schedule_if_noise_follows_the_steps(calibration):
+    """With full batches and fresh noise. For the paper's decay, σ is the initial noise, which is larger."""
     exposed = analysis([20] * 6, calibration=calibration)
     sigmas = {
         law: calibrate(writer("plain-sync", 40, law=law, decay=decay), exposed, "claimed", np.ones(6), DELTA)
@@ -140,7 +140,7 @@ def test_sigma_means_the_same_privacy_under_laws_that_follow_the_steps(calibrati
     assert (decayed.deviation > equal).all()
 
 
-def test_theorem1_has_no_claim_where_noise_grows():
+def test_theorem1_has_no_claim_if_noise_grows():
     write, exposed = writer("top-sync", law="power"), analysis([20] * 6, calibration="theorem1")
     with pytest.raises(NotCovered, match="covers constant or decaying noise, but this noise grows"):
         calibrate(write, exposed, "claimed", np.ones(6), DELTA)
@@ -158,15 +158,15 @@ def test_theorem1_has_no_claim_where_noise_grows():
     rounds=st.integers(1, 6),
     alpha=st.sampled_from([0.1, 0.5, 1.0]),
 )
-def test_any_budgets_are_kept_and_used(name, guarantee, epsilon, records, delta, rounds, alpha):
-    """A fixed point that errs on the private side, wherever it stops."""
+def test_any_budgets_are_met_and_used_up(name, guarantee, epsilon, records, delta, rounds, alpha):
+    """Calibration is a fixed-point search; wherever it stops, its error is on the private side."""
     write, exposed = writer(name, rounds, alpha=alpha), analysis(records)
     calibrated = calibrate(write, exposed, guarantee, np.array(epsilon), delta)
     assert np.isfinite(calibrated.deviation).all() and (calibrated.deviation > 0).all()
     found = account(write(calibrated.deviation), exposed, delta, guarantee=guarantee).answer(guarantee)
     share = found.epsilon / np.array(epsilon)
     assert share.max() <= 1
-    # In μ, in which noise counts: where δ is all but δ(0) a last digit of μ can take all of a small ε.
+    # Compared in μ, because near δ = δ(0) the last digit of μ can change all of a small ε.
     used = mu_of(np.maximum(found.epsilon, 1e-9), delta) / mu_of(np.array(epsilon), delta)
     assert used.max() >= 1 - 1e-6
 
@@ -190,8 +190,8 @@ OWN_NOISE = {name: make for name, make in WITH_VIEW.items() if name != "correlat
 @pytest.mark.parametrize(
     ("guarantee", "name", "shards"), pairwise(["view", "adaptive", "worst-case"], OWN_NOISE, SHARDS)
 )
-def test_where_agents_differ_nobodys_noise_can_be_lowered(guarantee, name, shards):
-    """Tried with each: 1% less, and some agent exceeds its budget, or one release alone exceeds its own."""
+def test_if_agents_differ_no_agents_noise_can_be_reduced(guarantee, name, shards):
+    """Each agent has the least noise for one release, or 1% less would make some agent exceed its budget."""
     graph, records, epsilon = SHARDS[shards]
     write = writer(name, 8, alpha=0.25, graph=graph)
     exposed = analysis(records, "cycle" if shards == "cycles" else "full")
@@ -202,8 +202,8 @@ def test_where_agents_differ_nobodys_noise_can_be_lowered(guarantee, name, shard
     excess = accounts.whole(deviation)
     below = excess < 1 - 6e-4
     assert excess.max() <= 1 and (deviation[below] < accounts.least()[below] * 1.001).all()
-    assert not below.any() or (guarantee, name[-5:]) == ("view", "async")  # some are read by nobody there
-    # Messages without noise of their own made it infinite.
+    assert not below.any() or (guarantee, name[-5:]) == ("view", "async")  # some agents have no readers there
+    # With messages without own noise it would be infinite.
     assert np.isfinite(worst_case(write(deviation), exposed.exposure()).mu).all()
     for agent in np.flatnonzero(~below):
         less = deviation.copy()
@@ -211,8 +211,8 @@ def test_where_agents_differ_nobodys_noise_can_be_lowered(guarantee, name, shard
         assert accounts.whole(less).max() > 1, agent
 
 
-def test_a_long_plan_is_balanced_in_few_accounts(monkeypatch):
-    """The first releases, and aligned records, say how agents depend on each other."""
+def test_a_long_plan_is_balanced_with_few_accounts(monkeypatch):
+    """The first releases and aligned records show how the agents' losses depend on each other's noise."""
     asked = []
     whole = BudgetExcess.whole
     monkeypatch.setattr(BudgetExcess, "whole", lambda self, noise: asked.append(noise) or whole(self, noise))
@@ -224,7 +224,7 @@ def test_a_long_plan_is_balanced_in_few_accounts(monkeypatch):
     assert (found.view.worst() >= (1 - 6e-4) * target).all()
 
 
-def test_agents_that_do_not_differ_keep_one_noise():
+def test_equal_agents_get_equal_noise():
     for exposed in (analysis([20] * 6), analysis([20] * 6, "cycle"), analysis([20] * 6, "poisson")):
         for name in ("plain-sync", "top-sync"):
             write = writer(name, fading="none")
@@ -232,7 +232,7 @@ def test_agents_that_do_not_differ_keep_one_noise():
             assert np.ptp(deviation) == 0
 
 
-def test_the_search_says_where_it_is():
+def test_the_search_reports_progress():
     said = []
 
     def progress(stage: str, done: int = 0, total: int | None = None, /, **details: object) -> None:
@@ -250,8 +250,8 @@ def test_the_search_says_where_it_is():
     assert {note for _, _, note in said} == {"accounting"}
 
 
-def test_per_agent_budgets_come_near_to_what_each_agent_allows():
-    """Agents with room give less noise than the strictest would ask of all."""
+def test_per_agent_budgets_are_nearly_used_up_by_every_agent():
+    """Agents with a larger budget add less noise than the strictest budget would require of all."""
     epsilon, records = BUDGETS["own budgets"]
     write, exposed = writer("plain-sync"), analysis(records)
     each = calibrate(write, exposed, "view", np.array(epsilon), DELTA).deviation
@@ -261,7 +261,7 @@ def test_per_agent_budgets_come_near_to_what_each_agent_allows():
     assert share.min() > 0.9
 
 
-def test_less_budget_and_more_releases_ask_for_more_noise():
+def test_smaller_budgets_more_releases_and_stronger_guarantees_need_more_noise():
     exposed = analysis([20] * 6)
 
     def noise(epsilon: float, rounds: int = 5, guarantee: str = "view") -> float:
@@ -274,7 +274,7 @@ def test_less_budget_and_more_releases_ask_for_more_noise():
 
 
 @pytest.mark.parametrize(("name", "budget"), cyclic_pairs(WITH_VIEW, BUDGETS, 1))
-def test_the_view_handed_over_is_that_of_the_plan(name, budget):
+def test_the_view_that_calibration_returns_is_that_of_the_plan(name, budget):
     epsilon, records = BUDGETS[budget]
     write, exposed = writer(name), analysis(records, "cycle")
     calibrated = calibrate(write, exposed, "view", np.array(epsilon), DELTA)
@@ -286,7 +286,7 @@ def test_the_view_handed_over_is_that_of_the_plan(name, budget):
 
 
 @pytest.mark.parametrize("name", WITH_VIEW)
-def test_all_others_together_see_no_less_than_one(name):
+def test_the_worst_case_is_never_below_the_view(name):
     write, exposed = writer(name, decay=0.8), analysis(BUDGETS["own sizes"][1])
     calibrated = calibrate(write, exposed, "worst-case", np.full(6, 1.0), DELTA)
     found = account(write(calibrated.deviation), exposed, DELTA, ["view"])
@@ -296,7 +296,7 @@ def test_all_others_together_see_no_less_than_one(name):
 
 
 @pytest.mark.parametrize("calibration", CALIBRATIONS)
-def test_claimed_noise_is_the_side_by_side_noise_of_one_release_more(calibration):
+def test_claimed_noise_equals_side_by_side_noise_for_one_more_release(calibration):
     """T rounds are T + 1 releases; σ is per unit of clip."""
     exposed = analysis([200] * 6, calibration=calibration, clip=3.0)
     deviation = calibrate(writer("top-sync", 9), exposed, "claimed", np.full(6, 2.0), DELTA).deviation
@@ -305,8 +305,8 @@ def test_claimed_noise_is_the_side_by_side_noise_of_one_release_more(calibration
 
 
 @pytest.mark.parametrize(("releases", "period"), [(100, 10), (10_000, 1000)])
-def test_decay_is_counted(releases, period):
-    """γ = 0.9 from a claimed ε = 1, counted as free, is really 1.86 (docs/privacy.md)."""
+def test_the_account_includes_the_cost_of_decay(releases, period):
+    """γ = 0.9 at a claimed ε = 1 that ignores decay has in fact ε = 1.86 (docs/privacy.md)."""
     decay = 0.9 ** (np.arange(releases) // period)
     pair, exposed = topology.complete(2), analysis([20] * 2)
 
@@ -321,8 +321,8 @@ def test_decay_is_counted(releases, period):
         assert round(float(worst_case(made, exposed.exposure()).epsilon(DELTA).max()), 2) == expected
 
 
-def test_decay_is_paid_with_noise_by_the_calibration():
-    """The account with decay meets ε, so that the first rounds carry more noise than without."""
+def test_calibration_compensates_decay_with_more_noise():
+    """The account with decay meets ε, so that the first rounds have more noise than without decay."""
     exposed = analysis([20] * 6)
     constant, falling = (
         calibrate(writer("plain-sync", 9, decay), exposed, "worst-case", np.full(6, 1.0), DELTA).deviation
@@ -338,14 +338,14 @@ def test_decay_is_paid_with_noise_by_the_calibration():
 @pytest.mark.parametrize("guarantee", GUARANTEES)
 def test_poisson_batches_of_the_plain_rule_are_calibrated(guarantee, name):
     write = writer(name, 2, fading="none")
-    exposed = analysis([20, 20, 30, 20, 5, 20], "poisson")  # agent 4 has no more than its batch: not sampled
+    exposed = analysis([20, 20, 30, 20, 5, 20], "poisson")  # agent 4 has only one batch: no sampling
     deviation = calibrate(write, exposed, guarantee, np.full(6, 1.0), DELTA).deviation
     found = account(write(deviation), exposed, DELTA, guarantee=guarantee).answer(guarantee)
     assert 1 - 1e-6 <= found.epsilon.max() <= 1
-    assert found.epsilon.min() >= 1 - 2e-3  # each for itself: who has more records, and a smaller rate, too
+    assert found.epsilon.min() >= 1 - 2e-3  # also for an agent with more records and a smaller rate
 
 
-def test_poisson_batches_need_less_noise_than_the_same_batches_without_the_secret():
+def test_poisson_batches_need_less_noise_than_public_batches_of_the_same_size():
     deviation = [
         calibrate(
             writer("plain-sync", 3, fading="none"), exposed, "worst-case", np.full(6, 1.0), DELTA
@@ -355,8 +355,8 @@ def test_poisson_batches_need_less_noise_than_the_same_batches_without_the_secre
     assert deviation[0] < 0.5 * deviation[1]
 
 
-def test_the_search_says_nothing_of_noise_it_only_tried():
-    """udp warns above ε = 7.97: at the end if the budget is there, not on the way to a small one."""
+def test_only_the_result_of_the_search_can_cause_a_warning():
+    """udp warns above ε = 7.97: for the result of such a budget, but not for larger ε tried on the way."""
     exposed = analysis([20] * 6, calibration="udp")
     write = writer("plain-sync", decay=0.8)
     calibrate(write, exposed, "claimed", np.full(6, 0.1), DELTA)  # warnings are errors in these tests
@@ -368,8 +368,8 @@ def test_the_search_says_nothing_of_noise_it_only_tried():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["top-sync", "top-async"])
 @pytest.mark.parametrize("guarantee", ["view", "adaptive", "worst-case"])
-def test_poisson_batches_with_reused_noise(name, guarantee):
-    """Not amplified by the noise of others: the smaller of every round and of all others, amplified."""
+def test_poisson_batches_with_reused_noise_are_calibrated(name, guarantee):
+    """The minimum of two answers: every round without amplification, and the amplified worst case."""
     write, exposed = writer(name, 2, fading="none"), analysis([20] * 6, "poisson")
     deviation = calibrate(write, exposed, guarantee, np.full(6, 1.0), DELTA).deviation
     found = account(write(deviation), exposed, DELTA, guarantee=guarantee)
@@ -377,14 +377,14 @@ def test_poisson_batches_with_reused_noise(name, guarantee):
 
 
 @pytest.mark.parametrize("guarantee", ["view", "adaptive", "worst-case"])
-def test_messages_without_noise_of_their_own_are_refused(guarantee):
+def test_messages_without_own_noise_cannot_be_calibrated(guarantee):
     write = writer("top-sync", alpha=0.0, graph=topology.ring(6))
     with pytest.raises(NotCovered, match=f"No amount of noise gives a finite {guarantee} epsilon: agents 0"):
         calibrate(write, analysis([20] * 6), guarantee, np.full(6, 1.0), DELTA)
 
 
-def test_plans_that_nobody_reads_are_refused():
-    """Two agents of which one is always away never meet: there is no view that noise could be fitted to."""
+def test_plans_without_readers_cannot_be_calibrated_to_the_view():
+    """Two agents of which one is always offline never meet: no view exists to which noise could be fitted."""
     schedule = schedules.schedule(np.ones(4), np.ones(4), "gradient")
     pair, exposed = topology.complete(2), analysis([20] * 2)
     for protocol in (PlainAsynchronous(0.5, offline=0.5), TopAsynchronous(0.5, offline=0.5)):
@@ -394,8 +394,8 @@ def test_plans_that_nobody_reads_are_refused():
             )
 
 
-def test_agents_whom_nobody_meets_still_get_noise():
-    """In one round some agents are never read; with budgets of their own they keep noise all the same."""
+def test_agents_without_readers_still_get_noise():
+    """In a single round some agents have no readers; with individual budgets they still get noise."""
     write, exposed = writer("top-async", 1), analysis([20] * 6)
     assert (view(write(np.ones(6)), exposed.exposure(), owners="all").worst() == 0).any()
     epsilon = np.array(BUDGETS["own budgets"][0])
@@ -408,7 +408,7 @@ bad = st.one_of(st.floats(max_value=0.0), st.just(math.nan), st.just(math.inf))
 
 
 @given(epsilon=bad, guarantee=st.sampled_from(GUARANTEES))
-def test_budgets_that_are_none_are_refused(epsilon, guarantee):
+def test_invalid_budgets_are_rejected(epsilon, guarantee):
     with pytest.raises(PrivacyError, match="Expected a finite epsilon"):
         calibrate(writer("plain-sync"), analysis([20] * 6), guarantee, np.full(6, epsilon), DELTA)
 
@@ -417,7 +417,7 @@ def test_budgets_that_are_none_are_refused(epsilon, guarantee):
     delta=st.one_of(st.floats(max_value=0.0), st.floats(min_value=1.0), st.just(math.nan)),
     guarantee=st.sampled_from(GUARANTEES),
 )
-def test_deltas_that_are_none_are_refused(delta, guarantee):
+def test_invalid_deltas_are_rejected(delta, guarantee):
     with pytest.raises(PrivacyError, match="Expected 0 < delta < 1"):
         calibrate(writer("plain-sync"), analysis([20] * 6), guarantee, np.full(6, 1.0), delta)
     with pytest.raises(PrivacyError, match="Expected 0 < delta < 1"):
@@ -425,7 +425,7 @@ def test_deltas_that_are_none_are_refused(delta, guarantee):
 
 
 @given(noise=st.one_of(st.floats(max_value=0.0, exclude_max=True), st.just(math.nan), st.just(math.inf)))
-def test_noise_that_is_none_never_becomes_a_plan(noise):
+def test_invalid_noise_is_rejected_before_a_plan_is_written(noise):
     with pytest.raises(ValueError, match="Expected finite noise deviations >= 0, got"):
         writer("top-sync")(np.full(6, noise))
     with pytest.raises(PlanError, match="Expected a finite noise factor >= 0"):
@@ -433,14 +433,14 @@ def test_noise_that_is_none_never_becomes_a_plan(noise):
 
 
 @given(clip=st.one_of(st.floats(max_value=0.0), st.just(math.nan), st.just(math.inf)))
-def test_clips_that_are_none_are_refused(clip):
+def test_invalid_clips_are_rejected(clip):
     with pytest.raises(PrivacyError, match="Expected a finite clip"):
         analysis([20] * 6, clip=clip)
     with pytest.raises(PrivacyError, match="Expected a finite clip"):
         side_by_side(1.0, DELTA, 10, 20, clip=clip)
 
 
-def test_names_nobody_knows_are_refused():
+def test_unknown_names_are_rejected():
     with pytest.raises(PrivacyError, match="Expected calibration to be one of tight, "):
         analysis([20] * 6, calibration="loose")
     with pytest.raises(InputError, match=r"Expected adjacency out of .*, got .neighbours."):
@@ -450,10 +450,10 @@ def test_names_nobody_knows_are_refused():
 
 
 @pytest.mark.parametrize("guarantee", GUARANTEES)
-def test_budgets_for_other_agents_are_refused(guarantee):
+def test_budgets_and_records_for_other_numbers_of_agents_are_rejected(guarantee):
     with pytest.raises(PrivacyError, match="Expected one epsilon for each of 6 agents, got 5"):
         calibrate(writer("plain-sync"), analysis([20] * 6), guarantee, np.full(5, 1.0), DELTA)
-    # Plans of six agents, records of five; of one, numpy would stretch them without a word.
+    # Plans for six agents, records of five, or of one, which numpy would broadcast silently.
     for agents in (5, 1):
         with pytest.raises(PrivacyError, match=f"plan's 6 agents, got one for {agents}"):
             calibrate(
@@ -473,8 +473,8 @@ def test_steps_of_zero_have_no_published_analysis():
 
 
 @pytest.mark.parametrize("decay", [0.7, 0.8, 0.9])
-def test_equal_noise_is_equal_to_the_last_digit(decay):
-    """λγ/λ is not always γ: rounding must not look like noise that grows, which theorem1 refuses."""
+def test_noise_multipliers_within_a_period_are_exactly_equal(decay):
+    """λγ/λ does not always equal γ: rounding must not look like growing noise, which theorem1 rejects."""
     plan = writer("plain-sync", 40, decay=decay, period=3)(np.ones(6))
     assert (np.diff(plan.scale / plan.rate) > 0).any()
     exposed = analysis([20] * 6, clip=1.7)

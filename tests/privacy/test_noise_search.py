@@ -1,4 +1,4 @@
-"""The search on losses that are known in closed form: everybody comes to the budget, in few accounts."""
+"""The search for noise, on losses in closed form: every agent reaches its budget after few accounts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from topdp.privacy._noise_search import BUDGET_TOLERANCE, balance
 
 
 class Coupled:
-    """1/μ² is a sum of everybody's noise variance, by `weights` [agent, whose noise]; counts how often."""
+    """1/μ² is a weighted sum of noise variances, by `weights` [agent, agent with noise]; counts its calls."""
 
     def __init__(self, weights: np.ndarray, budget: np.ndarray) -> None:
         self.weights, self.budget, self.asked = weights, budget, 0
@@ -22,7 +22,7 @@ class Coupled:
 
 
 def neighbours(agents: int, share: float) -> np.ndarray:
-    """One's own noise counts as it is, that of two neighbours on a ring by `share`."""
+    """Weights on a ring: 1 for an agent's own noise, `share` for that of its two neighbours."""
     around = np.roll(np.eye(agents), 1, axis=1) + np.roll(np.eye(agents), -1, axis=1)
     return np.eye(agents) + share * around
 
@@ -31,8 +31,8 @@ BUDGETS = np.exp(np.random.default_rng(0).normal(0, 0.3, 8))
 
 
 @pytest.mark.parametrize("share", [-0.2, 0.0, 0.2, 0.4])
-def test_everybody_comes_to_the_budget(share):
-    """Also where neighbours' noise takes away from one's own, as in a worst case with reused noise."""
+def test_every_agent_reaches_its_budget(share):
+    """Even if neighbours' noise reduces the own noise, as in a worst case with reused noise."""
     account = Coupled(neighbours(8, share), BUDGETS)
     found = balance([account], least=0.1 / BUDGETS)
     assert (found.noise > 0.1 / BUDGETS).all()
@@ -41,7 +41,7 @@ def test_everybody_comes_to_the_budget(share):
 
 
 @pytest.mark.parametrize(("off", "most"), [(0.05, 4), (0.3, 8)])
-def test_a_rough_model_is_corrected_in_few_accounts(off, most):
+def test_the_search_corrects_an_inexact_model_with_few_accounts(off, most):
     rng = np.random.default_rng(1)
     weights = neighbours(8, 0.3)
     account = Coupled(weights, BUDGETS)
@@ -51,14 +51,14 @@ def test_a_rough_model_is_corrected_in_few_accounts(off, most):
     assert account.asked <= most < model.asked
 
 
-def test_who_is_hidden_by_others_keeps_the_least_noise():
+def test_an_agent_that_others_hide_keeps_the_least_noise():
     weights = np.array([[1.0, 1.0], [0.0, 1.0]])  # agent 1 hides agent 0, which needs a tenth of the noise
     found = balance([Coupled(weights, np.array([10.0, 1.0]))], least=np.array([0.05, 0.01]))
     np.testing.assert_allclose(found.noise * found.excess.max(), [0.05, 1.0], rtol=1e-3)
     assert found.excess[0] < 0.2 * found.excess[1]
 
 
-def test_who_is_read_by_nobody_keeps_the_least_noise():
+def test_an_agent_without_readers_keeps_the_least_noise():
     weights = np.array([[1.0, 0.0], [0.0, 1.0]])
 
     def account(noise: np.ndarray) -> np.ndarray:
@@ -69,25 +69,25 @@ def test_who_is_read_by_nobody_keeps_the_least_noise():
 
 
 @pytest.mark.parametrize("models", [1, 2])
-def test_noise_that_is_all_left_to_a_neighbour_is_left_alone(models):
-    """Infinite where one has more than twice the noise of the other: the search stays away from there."""
+def test_the_search_stays_where_losses_are_finite(models):
+    """The loss is infinite if one agent has at least twice the noise of the other."""
 
     def account(noise: np.ndarray) -> np.ndarray:
         left = noise**2 - 0.25 * noise[::-1] ** 2
         return np.where(left > 0, 1 / np.sqrt(np.maximum(left, 1e-300)), np.inf) / np.array([1.0, 4.0])
 
-    quick = account if models == 1 else Coupled(np.eye(2), np.array([1.0, 4.0]))  # which knows nothing of it
+    quick = account if models == 1 else Coupled(np.eye(2), np.array([1.0, 4.0]))  # a model that is finite
     found = balance([quick, account], least=np.array([0.5, 0.125]))
     assert np.isfinite(found.excess).all()
 
 
-def test_infinite_whatever_the_noise_is_returned_as_such():
+def test_a_loss_that_is_infinite_for_all_noise_is_returned_as_infinite():
     found = balance([lambda noise: np.full(2, np.inf)], least=np.array([1.0, 2.0]))
     np.testing.assert_array_equal(found.noise, [2.0, 2.0])
     assert np.isinf(found.excess).all()
 
 
-def test_a_search_that_does_not_end_returns_what_came_nearest(monkeypatch):
+def test_a_search_that_does_not_converge_returns_the_most_balanced_noise(monkeypatch):
     monkeypatch.setattr(search, "MAX_ACCOUNTS", 4)
     rng = np.random.default_rng(0)
     said = []

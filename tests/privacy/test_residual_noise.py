@@ -1,4 +1,4 @@
-"""What noise a plan leaves, against rows written out as sums of draws."""
+"""The residual noise of plans, compared with rows written out as sums of draws."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from topdp.privacy.residual_noise import residual_noise
 
 
 def coefficients(plan: Plan) -> list[np.ndarray]:
-    """Per release [rows, releases·draws]: how much of every draw is in every row."""
+    """Per release [rows, releases·draws]: the coefficient of every draw in every row."""
     rows, found = np.zeros((plan.rows, plan.releases, plan.draws)), []
     for r, this in enumerate(plan):
         made = np.zeros_like(rows)
@@ -29,7 +29,7 @@ def coefficients(plan: Plan) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("name", PROTOCOLS)
-def test_equal_to_rows_written_out(name):
+def test_residual_noise_equals_that_of_rows_written_as_sums_of_draws(name):
     graph, own = topology.random(6, 0.5, 1), np.linspace(0.5, 1.5, 6)
     along = schedules.schedule(schedules.learning_rates(0.5, 3, "linear"), np.ones(4), "gradient")
     plan = PROTOCOLS[name](0.25).plan(graph, along, own, 2)
@@ -42,7 +42,7 @@ def test_equal_to_rows_written_out(name):
         assert found.between[r] == pytest.approx(between, rel=1e-9, abs=1e-12)
 
 
-def test_pairs_leave_nothing_in_the_average_and_averaging_leaves_little_between():
+def test_pair_noise_cancels_in_the_average_and_averaging_removes_differences():
     graph, along = topology.ring(6), schedules.schedule(np.ones(1), np.ones(1), "gradient")
     for pair_noise in (0.0, 1.0, 100.0):
         plan = PROTOCOLS["correlated"](0.5, pair_noise=pair_noise, gossip=12).plan(

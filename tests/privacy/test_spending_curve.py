@@ -1,4 +1,4 @@
-"""The spending curve: it rises, ends where the account of the whole plan does, refuses what that refuses."""
+"""The spending curve: it rises, ends at the account of the plan, and is refused where the account is."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def history(spent: Spending, rounds: int | None = None) -> list[tuple[int, float
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "kind", "guarantee"), pairwise(WITH_VIEW, BATCHES, GUARANTEES))
-def test_the_curve_ends_where_the_account_does(name, kind, guarantee):
+def test_the_curve_ends_at_the_account_of_the_plan(name, kind, guarantee):
     plan, exposed = make(name), analysis(BATCHES[kind])
     said = account(plan, exposed, DELTA, guarantee=guarantee).answer(guarantee)
     if said.epsilon is None:
@@ -62,8 +62,8 @@ def test_the_curve_ends_where_the_account_does(name, kind, guarantee):
 
 @pytest.mark.parametrize("kind", ["full", "cycle"])
 @pytest.mark.parametrize("guarantee", GUARANTEES)
-def test_a_point_of_the_curve_is_the_account_of_data_that_enter_no_later_round(kind, guarantee):
-    """Oracle: the same plan in which the owner's later rows carry no gradient."""
+def test_a_point_of_the_curve_is_the_account_if_later_rounds_use_no_data(kind, guarantee):
+    """The oracle accounts for the same plan in which the owner's later rows carry no gradient."""
     plan, exposed, owner = make("plain-sync"), analysis(BATCHES[kind]), 2
     curve = spending(plan, exposed, owner, DELTA).curve(guarantee)
     for last in (0, 4, 8):
@@ -87,7 +87,7 @@ def test_a_point_of_the_curve_is_the_account_of_data_that_enter_no_later_round(k
 
 
 @pytest.mark.parametrize("kind", BATCHES)
-def test_between_checkpoints_the_next_one_counts(kind, monkeypatch):
+def test_between_checkpoints_the_curve_has_the_value_of_the_next_one(kind, monkeypatch):
     plan, exposed = make("plain-sync"), analysis(BATCHES[kind])
     fine = {guarantee: spending(plan, exposed, 1, DELTA).curve(guarantee) for guarantee in GUARANTEES}
     monkeypatch.setattr(import_module("topdp.privacy.spending_curve"), "CURVE_CHECKPOINTS", 4)
@@ -96,24 +96,24 @@ def test_between_checkpoints_the_next_one_counts(kind, monkeypatch):
         assert coarse.tolist() == fine[guarantee][[0, 3, 3, 3, 6, 6, 6, 9, 9, 9]].tolist()
 
 
-def test_rounds_that_were_left_out_cost_nothing():
+def test_skipped_rounds_cost_nothing():
     spent = spending(make(), analysis(Cycle(20, 6)), 0, DELTA)
     made = history(spent)
     assert spent.worst_case([]) == 0
     assert spent.worst_case(made[::4]) == spent.worst_case([made[0], made[4], made[8]])
-    # One place of the cycle decides: rounds of another place cost nothing until they are the worst.
+    # Only the worst position in the cycle counts: rounds at other positions cost nothing.
     assert spent.worst_case([(0, 1.0), (4, 1.0), (5, 1.5)]) == spent.worst_case([(0, 1.0), (4, 1.0)])
     assert spent.worst_case([(0, 1.0), (1, 1.0)]) < spent.worst_case([(0, 1.0), (4, 1.0)])
     assert spent.worst_case([(0, 1.0), (4, math.inf)]) == math.inf
 
 
-def test_poisson_samples_are_charged_for_the_planned_releases_up_to_the_last():
+def test_poisson_samples_are_charged_for_all_planned_releases_up_to_the_last():
     spent = spending(make("plain-sync"), analysis(Poisson(20, 5)), 0, DELTA)
     made = history(spent)
     assert spent.worst_case(made[:4]) == spent.worst_case([made[3]]) == spent.curve("worst-case")[3]
 
 
-def test_a_release_outside_a_plan_is_that_of_the_plan():
+def test_a_single_release_has_the_information_of_the_same_release_in_a_plan():
     plan, exposed = make("plain-sync"), analysis(Full(20))
     spent = spending(plan, exposed, 0, DELTA)
     std = float(plan.full_scale[0])
@@ -136,7 +136,7 @@ def test_poisson_samples_under_replace_one_are_charged_as_if_in_every_round():
         found.curve("claimed")
 
 
-def test_colluders_are_charged_for():
+def test_more_colluders_raise_the_curve():
     plan, exposed = make("top-sync"), analysis(Full(20))
     last = [
         spending(plan, exposed, 0, DELTA, query=Query(colluders=c)).curve("adaptive")[-1]
@@ -146,7 +146,7 @@ def test_colluders_are_charged_for():
     assert last[3] == pytest.approx(spending(plan, exposed, 0, DELTA).curve("worst-case")[-1], rel=1e-9)
 
 
-def test_refusals():
+def test_unsuitable_plans_owners_and_guarantees_are_rejected():
     plan, exposed = make(), analysis(Full(20))
     silent = replace(plan, scale=np.zeros_like(plan.scale))
     with pytest.raises(PrivacyError, match="Expected noise in every row"):
@@ -162,7 +162,7 @@ def test_refusals():
         spending(growing, analysis(Full(20), calibration="theorem1"), 0, DELTA).curve("claimed")
 
 
-def test_draws_that_everybody_knows_hide_nothing():
+def test_draws_that_all_agents_know_hide_nothing():
     plan = make("plain-sync")
     known = np.broadcast_to(np.arange(6), (plan.draws, 6))
     with pytest.raises(PrivacyError, match="Expected noise in every row"):
@@ -171,7 +171,7 @@ def test_draws_that_everybody_knows_hide_nothing():
 
 @pytest.mark.parametrize("kind", ["full", "cycle"])
 @pytest.mark.parametrize("wrong", [math.nan, -0.1])
-def test_information_that_cannot_be_is_refused_and_never_left_out(kind, wrong):
+def test_invalid_information_is_rejected_wherever_it_occurs(kind, wrong):
     spent = spending(make(), analysis(BATCHES[kind]), 0, DELTA)
     for made in ([(0, 0.1), (1, wrong)], [(0, wrong), (1, 0.1)]):
         with pytest.raises(PrivacyError, match="information >= 0"):
@@ -179,6 +179,6 @@ def test_information_that_cannot_be_is_refused_and_never_left_out(kind, wrong):
 
 
 @pytest.mark.parametrize("kind", BATCHES)
-def test_no_loss_is_composed_of_what_is_no_number(kind):
+def test_composing_information_with_nan_raises(kind):
     with pytest.raises(PrivacyError, match="information >= 0"):
         composed(np.array([0.1, math.nan]), BATCHES[kind], "add-remove")

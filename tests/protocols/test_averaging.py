@@ -1,4 +1,4 @@
-"""Averaging steps: Metropolis weights, and Chebyshev's polynomial of them by its three-term recursion."""
+"""Averaging steps: Metropolis weights, and their Chebyshev polynomial against its three-term recursion."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ every_graph = pytest.mark.parametrize("graph", GRAPHS.values(), ids=GRAPHS.keys(
 
 
 def mixing_steps(graph, K, chebyshev=True):
-    """`mixing_sources` as matrices [n, n], from the roots alone."""
+    """The averaging steps as matrices [n, n], computed only from the roots."""
     W = metropolis(graph)
     if not chebyshev or K < 2:
         return [W] * K
@@ -39,8 +39,8 @@ def product(steps: list[np.ndarray]) -> np.ndarray:
 
 
 @every_graph
-def test_metropolis_weights(graph):
-    """W_ij = 1/(1 + max(d_i, d_j)), written out pair by pair; symmetric, rows sum to one, nobody below 0."""
+def test_metropolis_weights_equal_the_formula(graph):
+    """W_ij = 1/(1 + max(d_i, d_j)), pair by pair; symmetric, rows sum to one, no negative weight."""
     W, degree = metropolis(graph), graph.adjacency.sum(axis=1)
     for i in range(graph.agents):
         for j in range(graph.agents):
@@ -54,8 +54,8 @@ def test_metropolis_weights(graph):
 
 @every_graph
 @pytest.mark.parametrize("K", [1, 2, 3, 4, 7, 12])
-def test_the_product_is_the_chebyshev_polynomial_by_its_recursion(graph, K):
-    """T_k+1(x) = 2x·T_k(x) - T_k-1(x), of W moved so that the rest of its spectrum is [-1, 1]."""
+def test_the_product_of_all_steps_is_the_chebyshev_polynomial(graph, K):
+    """T_k+1(x) = 2x·T_k(x) - T_k-1(x), of W mapped so that its spectrum without 1 becomes [-1, 1]."""
     W, n = metropolis(graph), graph.agents
     steps = mixing_steps(graph, K)
     assert len(steps) == K
@@ -64,7 +64,7 @@ def test_the_product_is_the_chebyshev_polynomial_by_its_recursion(graph, K):
         return
     values = np.linalg.eigvalsh(W)[:-1]
     low, high = values[0], values[-1]
-    # The ends are rounded outwards by a millionth or two: the polynomial of the true ends is near by.
+    # The ends are rounded outwards by 1 to 2 millionths, so that the polynomials nearly agree.
     low, high = low - 1.5e-6, high + 1.5e-6
     X, at_one = (2 * W - (low + high) * np.eye(n)) / (high - low), (2 - low - high) / (high - low)
     before, now, t_before, t = np.eye(n), X, 1.0, at_one
@@ -76,8 +76,8 @@ def test_the_product_is_the_chebyshev_polynomial_by_its_recursion(graph, K):
 
 @pytest.mark.parametrize("graph", [*GRAPHS.values(), *SLOW.values()], ids=[*GRAPHS, *SLOW])
 @pytest.mark.parametrize("K", [2, 4, 8, MAX_GOSSIP_STEPS])
-def test_no_polynomial_of_that_degree_averages_better(graph, K):
-    """1/T_K at the average is the best there is; plain steps do worse, and no step loses the average."""
+def test_no_polynomial_of_the_same_degree_averages_better(graph, K):
+    """1/T_K at the average is the optimum; plain steps are worse, and every step keeps the average."""
     W = metropolis(graph)
     low, high = np.linalg.eigvalsh(W)[[0, -2]]
     best = 1 / np.cosh(K * np.arccosh((2 - low - high) / max(high - low, 1e-9)))
@@ -92,7 +92,7 @@ def test_no_polynomial_of_that_degree_averages_better(graph, K):
 
 @pytest.mark.parametrize("graph", [*GRAPHS.values(), *SLOW.values()], ids=[*GRAPHS, *SLOW])
 @pytest.mark.parametrize("K", [2, 4, 8])
-def test_disagreement_never_grows_between_few_steps(graph, K):
+def test_with_up_to_8_steps_disagreement_never_exceeds_its_start(graph, K):
     steps = mixing_steps(graph, K)
     for last in range(1, K + 1):
         assert np.linalg.norm(product(steps[:last]) - 1 / graph.agents, 2) < 1 + 1e-9
@@ -100,19 +100,19 @@ def test_disagreement_never_grows_between_few_steps(graph, K):
 
 @pytest.mark.parametrize("graph", [*GRAPHS.values(), *SLOW.values()], ids=[*GRAPHS, *SLOW])
 @pytest.mark.parametrize("K", [8, 16, MAX_GOSSIP_STEPS])
-def test_rounding_in_float32_is_not_enlarged_beyond_use(graph, K):
-    """Rows are float32. Roots from small to large would leave errors of 2.2 where differences are 0.2."""
+def test_rounding_errors_in_float32_stay_small(graph, K):
+    """Rows are float32. Roots in ascending order would give errors of 2.2 where differences are 0.2."""
     rows = np.random.default_rng(0).normal(size=(graph.agents, 200))
     exact, rounded = rows, rows.astype(np.float32)
     for step in mixing_steps(graph, K):
         exact, rounded = step @ exact, step.astype(np.float32) @ rounded
     assert np.abs(rounded - exact).max() < 1e-3
-    # And what agents agree on is kept.
+    # The average is kept, too.
     assert np.abs(rounded.mean(axis=0) - rows.mean(axis=0)).max() < 2e-5
 
 
 @pytest.mark.parametrize("protocol", [Correlated(degree=4), Muffliato(), Muffliato(chebyshev=False)])
-def test_the_same_plan_is_written_again(protocol):
+def test_writing_a_plan_twice_gives_the_same_digest(protocol):
     def digest() -> str:
         graph = topology.random(9, 0.4, 2)
         return protocol.plan(graph, constant_schedule(3), np.linspace(1, 2, 9), 7).digest()
@@ -120,7 +120,7 @@ def test_the_same_plan_is_written_again(protocol):
     assert digest() == digest()
 
 
-def test_ends_of_the_spectrum_are_rounded_alike_on_every_machine():
+def test_rounded_ends_of_the_spectrum_do_not_depend_on_the_machine():
     """Libraries differ in the last digits of eigenvalues; plans must not."""
     sides = np.kron(np.array([[0, 1], [1, 0]]), np.ones((127, 127)))
     graph = topology.Topology("bipartite", sides.astype(bool))  # eigenvalues are multiples of 1/128
@@ -134,8 +134,8 @@ def test_ends_of_the_spectrum_are_rounded_alike_on_every_machine():
 
 @every_graph
 @pytest.mark.parametrize("K", [1, 4])
-def test_rows_that_are_mixed_are_those_of_the_matrix_to_the_last_bit(graph, K, monkeypatch):
-    """So plans have the digests that they had when matrices were written out; also by few eigenvalues."""
+def test_mixing_sources_equal_the_dense_matrix_bit_for_bit(graph, K, monkeypatch):
+    """So plans keep the digests of versions that used dense matrices; also with an iterative eigensolver."""
     monkeypatch.setattr(averaging, "WEIGHT_CHUNK_ROWS", 5)
     dense = mixing_steps(graph, K)
     for limit in (averaging.MAX_DENSE_AGENTS, 4):
@@ -150,7 +150,7 @@ def test_rows_that_are_mixed_are_those_of_the_matrix_to_the_last_bit(graph, K, m
 @every_graph
 @pytest.mark.parametrize("K", [0, 1, 3])
 @pytest.mark.parametrize("chebyshev", [True, False])
-def test_a_round_is_one_noised_step_and_so_many_that_only_mix(graph, K, chebyshev):
+def test_a_round_is_one_gradient_release_and_k_averaging_steps(graph, K, chebyshev):
     n, T = graph.agents, 2
     plan = Muffliato(K, chebyshev).plan(graph, constant_schedule(T, rate=0.5), np.ones(n), 0)
     assert plan.releases == (T + 1) * (K + 1)
@@ -165,13 +165,13 @@ def test_a_round_is_one_noised_step_and_so_many_that_only_mix(graph, K, chebyshe
         np.testing.assert_allclose(dense, expected, atol=1e-15)
         assert (plan.rate[r] > 0, plan.carries[r].all(), plan.scale[r] > 0) == (step == 0,) * 3
         assert step == 0 or not (plan.carries[r].any() or plan.rate[r] or (this.draw >= 0).any())
-        sent = step < K or K == 0  # the last is what the next gradient is taken at
+        sent = step < K or K == 0  # the next gradient is computed at the last row, which is not sent
         for i in range(n):
             readers = set(this.readers[i][this.readers[i] != NOBODY].tolist())
             assert readers == (set(np.flatnonzero(graph.adjacency[i]).tolist()) if sent else set())
 
 
-def test_without_averaging_steps_it_is_dsgd():
+def test_muffliato_without_averaging_steps_is_dsgd():
     graph, schedule = GRAPHS["random"], constant_schedule(3)
     one, other = (p.plan(graph, schedule, np.ones(12), 0) for p in (Dsgd(), Muffliato(0)))
     for a, b in zip(one, other, strict=True):
@@ -191,7 +191,7 @@ def test_without_averaging_steps_it_is_dsgd():
         (True, "gossip.*True"),
     ],
 )
-def test_steps_that_are_none_are_refused(steps, said):
+def test_invalid_numbers_of_averaging_steps_are_rejected(steps, said):
     for make in (expect_gossip, Muffliato, lambda gossip: Correlated(gossip=gossip)):
         with pytest.raises(InputError, match=said):
             make(steps)

@@ -1,4 +1,4 @@
-"""The contract: what every protocol must keep, on every graph."""
+"""The contract that the plans of every protocol meet on every graph."""
 
 from dataclasses import replace
 from inspect import isabstract
@@ -43,8 +43,8 @@ every_protocol = pytest.mark.parametrize("name", PROTOCOLS)
 every_graph = pytest.mark.parametrize("graph", GRAPHS.values(), ids=GRAPHS.keys())
 
 
-def test_no_protocol_is_left_out():
-    """What is written in protocols/ is handed out there under a name of its own, and some method uses it."""
+def test_the_contract_covers_every_protocol():
+    """Every concrete subclass of Protocol is in PROTOCOLS, except Central."""
     written, found = [Protocol], set()
     for kind in written:
         written += kind.__subclasses__()
@@ -63,7 +63,7 @@ def test_a_plan_names_the_protocol_that_wrote_it(name):
 
 @every_protocol
 @every_graph
-def test_rows_of_mix_sum_to_one(name, graph):
+def test_the_weights_of_each_row_sum_to_one(name, graph):
     for this in write(name, graph):
         weights = np.where(this.source >= 0, this.weight, 0.0)
         np.testing.assert_allclose(weights.sum(axis=1)[this.exists], 1.0, atol=1e-12)
@@ -85,7 +85,7 @@ def test_rows_mix_only_what_their_owner_made_or_received(name, graph):
 
 @every_protocol
 @every_graph
-def test_only_neighbours_read(name, graph):
+def test_only_neighbours_read_rows(name, graph):
     plan = write(name, graph)
     for this in plan:
         for row, readers in enumerate(this.readers):
@@ -95,7 +95,7 @@ def test_only_neighbours_read(name, graph):
 
 @every_protocol
 @every_graph
-def test_every_draw_is_known_to_its_makers_only(name, graph):
+def test_a_draw_is_known_exactly_to_the_agents_whose_rows_use_it(name, graph):
     plan = write(name, graph)
     makers = {draw: set() for draw in range(plan.draws)}
     for this in plan:
@@ -107,7 +107,7 @@ def test_every_draw_is_known_to_its_makers_only(name, graph):
 
 
 @every_protocol
-def test_the_same_seed_writes_the_same_plan_and_another_does_not(name):
+def test_the_seed_determines_the_plan(name):
     graph = GRAPHS["random"]
     assert write(name, graph, seed=1).digest() == write(name, graph, seed=1).digest()
     another = write(name, graph, seed=2).digest() != write(name, graph, seed=1).digest()
@@ -115,7 +115,7 @@ def test_the_same_seed_writes_the_same_plan_and_another_does_not(name):
 
 
 @every_protocol
-def test_a_longer_plan_begins_like_the_shorter_one(name):
+def test_a_longer_plan_begins_with_the_same_sources_as_a_shorter_one(name):
     graph = GRAPHS["random"]
     short, long = write(name, graph, rounds=10), write(name, graph, rounds=30)
     for r in range(11):
@@ -124,22 +124,22 @@ def test_a_longer_plan_begins_like_the_shorter_one(name):
 
 @pytest.mark.parametrize("name", RULES)
 @pytest.mark.parametrize("alpha", [-0.1, 1.1, float("nan")])
-def test_alpha_outside_its_range_is_refused(name, alpha):
+def test_alpha_outside_its_range_is_rejected(name, alpha):
     with pytest.raises(ValueError, match="alpha"):
         PROTOCOLS[name](alpha)
 
 
 @every_protocol
 @pytest.mark.parametrize("deviation", [[1.0], [1.0, -1.0], [1.0, float("nan")]])
-def test_bad_deviations_are_refused(name, deviation):
+def test_invalid_deviations_are_rejected(name, deviation):
     with pytest.raises(ValueError, match="deviation"):
         write(name, GRAPHS["pair"], deviation=np.array(deviation))
 
 
 @every_protocol
 @every_graph
-def test_without_noise_and_with_equal_data_agents_reach_consensus(name, graph):
-    """From rows that differ, mixing alone brings all agents together."""
+def test_mixing_alone_brings_agents_to_consensus(name, graph):
+    """The rows start at different values."""
     plan = write(name, graph, alpha=0.5, rounds=400)
     rows = np.random.default_rng(0).normal(size=plan.rows)
     rows = rows[plan.owner]
@@ -163,7 +163,7 @@ def test_training_without_noise_on_equal_data_gives_every_agent_the_same_model(n
     while state.releases < plan.releases:
         state = engine.advance(state)
     estimates = engine.estimates(state)
-    if "async" in name:  # agents that sat out lag behind
+    if "async" in name:  # agents that were offline lag behind
         assert engine.evaluate(state).accuracy.min() > 0.9
     else:
         torch.testing.assert_close(estimates, estimates[:1].expand_as(estimates), rtol=1e-4, atol=1e-5)
@@ -190,7 +190,7 @@ def test_pruned_and_unpruned_plans_give_the_same_estimates(name, monkeypatch):
 
 @settings(max_examples=30)
 @given(st.integers(3, 14), st.integers(0, 10**6), st.floats(0.02, 1.0))
-def test_covered_messages_draw_on_the_right_neighbour_with_the_right_noise(agents, seed, alpha):
+def test_covered_messages_mix_a_covering_neighbour_and_add_reduced_noise(agents, seed, alpha):
     """Algorithm 1: k ∈ N_i^j, and σ√(2α-α²) when budgets are equal."""
     graph = topology.random(agents, 0.6, seed)
     plan = write("top-sync", graph, alpha=alpha, seed=seed, rounds=6)
@@ -214,8 +214,8 @@ REUSING = ("top-sync", "top-async")
 
 @settings(max_examples=30)
 @given(st.integers(3, 10), st.integers(0, 10**6), st.sampled_from([0.0, 0.5, 1.0]))
-def test_unequal_budgets_reduce_by_what_the_other_agent_really_adds(agents, seed, own_share):
-    """And never below the share of its own that equal noise would leave."""
+def test_with_unequal_budgets_noise_is_reduced_by_the_noise_of_the_source(agents, seed, own_share):
+    """It is never below the share of own noise that equal noise would leave."""
     graph = topology.random(agents, 0.6, seed)
     deviation = np.random.default_rng(seed).uniform(0, 2, agents)
     alpha = 0.3
@@ -239,8 +239,8 @@ def test_unequal_budgets_reduce_by_what_the_other_agent_really_adds(agents, seed
     alpha=st.floats(0.01, 1.0),
     own_share=st.floats(0.01, 1.0),
 )
-def test_no_gradient_leaves_without_noise_of_its_agents_own(agents, seed, alpha, own_share):
-    """However much agents' noise differs: so the worst case is finite whenever alpha > 0."""
+def test_every_row_with_a_gradient_has_own_noise(agents, seed, alpha, own_share):
+    """However unequal the noise is: so the worst case is finite whenever alpha > 0."""
     graph = topology.random(agents, 0.6, seed)
     deviation = np.exp(np.random.default_rng(seed).normal(0, 3, agents))
     for name in REUSING:
@@ -253,7 +253,7 @@ def test_no_gradient_leaves_without_noise_of_its_agents_own(agents, seed, alpha,
 
 @pytest.mark.parametrize("name", REUSING)
 @pytest.mark.parametrize("alpha", [0.0, 0.1, 0.25, 1.0])
-def test_equal_noise_is_what_the_paper_writes_whatever_the_share(name, alpha):
+def test_with_equal_noise_the_own_share_does_not_change_the_plan(name, alpha):
     plans = [
         PROTOCOLS[name](alpha, own_share=own_share).plan(
             GRAPHS["random"], constant_schedule(20), np.full(12, 0.37), 3
@@ -265,14 +265,14 @@ def test_equal_noise_is_what_the_paper_writes_whatever_the_share(name, alpha):
 
 @pytest.mark.parametrize("name", REUSING)
 @pytest.mark.parametrize("own_share", [-0.1, 1.1, float("nan")])
-def test_a_share_outside_its_range_is_refused(name, own_share):
+def test_an_own_share_outside_its_range_is_rejected(name, own_share):
     with pytest.raises(InputError, match="Expected 0 <= own_share <= 1, got"):
         PROTOCOLS[name](0.25, own_share=own_share)
 
 
 @pytest.mark.parametrize("name", ["plain-async", "top-async"])
 @every_graph
-def test_pairs_are_a_matching_and_never_the_same_twice_running(name, graph):
+def test_exchanges_are_a_matching_without_repeated_partners(name, graph):
     plan = write(name, graph)
     previous = np.full(graph.agents, -1)
     for r in range(1, plan.releases):
@@ -281,14 +281,14 @@ def test_pairs_are_a_matching_and_never_the_same_twice_running(name, graph):
         assert (partner[partner[paired]] == paired).all()
         assert graph.adjacency[paired, partner[paired]].all()
         assert not ((partner == previous) & (partner >= 0)).any()
-        # what was read is what the partner showed in the round before
+        # the row that was mixed is the one that the partner sent in the previous round
         assert (plan[r - 1].readers[paired, 0] == partner[paired]).all()
         previous = partner
 
 
 @pytest.mark.parametrize("name", ["plain-async", "top-async"])
 @pytest.mark.parametrize("offline", [0.0, 0.1, 0.5])
-def test_the_offline_share_sits_out_and_changes_nothing(name, offline):
+def test_offline_agents_neither_exchange_nor_add_noise(name, offline):
     graph = topology.random(20, 0.3, 0)
     plan = PROTOCOLS[name](0.25, offline).plan(graph, constant_schedule(200), np.ones(20), 0)
     absences = np.zeros(20)
@@ -298,17 +298,17 @@ def test_the_offline_share_sits_out_and_changes_nothing(name, offline):
         assert absent.sum() == round(offline * 20)
         assert (this.source[absent, 1] == -1).all() and (this.std[absent] == 0).all()
         absences += absent
-    assert absences.min() > 0 or offline == 0  # drawn afresh
+    assert absences.min() > 0 or offline == 0  # offline agents are drawn again in each round
 
 
 @pytest.mark.parametrize("offline", [-0.1, 1.0, 1.5])
-def test_a_bad_offline_share_is_refused(offline):
+def test_an_invalid_offline_share_is_rejected(offline):
     with pytest.raises(ValueError, match="offline"):
         PROTOCOLS["top-async"](0.25, offline).plan(GRAPHS["ring"], constant_schedule(3), np.ones(7), 0)
 
 
-def test_nobody_stays_alone_who_could_have_paired():
-    """The search ends only when every free neighbour has been asked: the matching is maximal."""
+def test_the_matching_of_exchanges_is_maximal():
+    """Two neighbours without a partner must have been partners in the previous round."""
     graph = topology.random(15, 0.4, 3)
     plan = write("plain-async", graph)
     previous = np.full(15, -1)

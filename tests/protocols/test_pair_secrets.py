@@ -1,4 +1,4 @@
-"""Who shares secrets: which pairs, in which order, and which coalitions can cut them."""
+"""Pair secrets: which pairs share them, in which order, and which coalitions can cut the graph of pairs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def graph_of(pairs: np.ndarray, agents: int) -> nx.Graph:
 
 
 @pytest.mark.parametrize("kind", ["regular", "all", "links"])
-def test_pairs_come_once_in_order_and_by_the_seed(kind):
+def test_pairs_are_unique_sorted_and_determined_by_the_seed(kind):
     graph = topology.random(10, 0.3, 1)
     pairs = secret_pairs(kind, graph, 4, seed=3)
     as_tuples = [tuple(pair) for pair in pairs.tolist()]
@@ -41,12 +41,12 @@ def test_pairs_come_once_in_order_and_by_the_seed(kind):
         assert (partners == graph.degrees).all()
 
 
-def test_all_asks_for_no_degree():
-    """Nine agents cannot have seven partners each; where all share secrets nobody asks."""
+def test_secrets_of_all_pairs_ignore_the_degree():
+    """Nine agents cannot have seven partners each; if all share secrets this does not matter."""
     assert len(secret_pairs("all", topology.ring(9), degree=7, seed=0)) == 36
 
 
-def test_more_partners_than_others_are_all_others():
+def test_a_degree_above_the_number_of_others_means_all_others():
     assert expect_degree(8, 6) == 5 and expect_degree(1, 2) == 1
     assert len(secret_pairs("regular", topology.ring(6), degree=8, seed=0)) == 15
 
@@ -61,12 +61,12 @@ def test_more_partners_than_others_are_all_others():
         (2.0, 6, "secrets_degree"),
     ],
 )
-def test_degrees_that_cannot_be_are_refused(degree, agents, said):
+def test_invalid_degrees_are_rejected(degree, agents, said):
     with pytest.raises(InputError, match=said):
         secret_pairs("regular", topology.ring(agents), degree, seed=0)
 
 
-def test_kinds_nobody_knows_are_refused():
+def test_unknown_kinds_of_secrets_are_rejected():
     for make in (
         lambda kind: secret_pairs(kind, topology.ring(4), 2, 0),
         lambda kind: Correlated(secrets=kind),
@@ -76,14 +76,14 @@ def test_kinds_nobody_knows_are_refused():
 
 
 @pytest.mark.parametrize("pair_noise", [-0.1, float("nan"), float("inf")])
-def test_pair_noise_that_is_none_is_refused(pair_noise):
+def test_invalid_pair_noise_is_rejected(pair_noise):
     with pytest.raises(InputError, match="finite pair_noise >= 0"):
         Correlated(pair_noise=pair_noise)
 
 
 @settings(max_examples=100)
 @given(st.integers(2, 8), st.integers(0, 2**32 - 1), st.floats(0.2, 1.0))
-def test_what_stays_connected_by_trying_every_coalition(agents, seed, share):
+def test_stays_connected_agrees_with_enumeration_of_coalitions(agents, seed, share):
     chosen = np.triu(np.random.default_rng(seed).random((agents, agents)) < share, 1)
     pairs = np.argwhere(chosen)
     graph = graph_of(pairs, agents)
@@ -93,8 +93,8 @@ def test_what_stays_connected_by_trying_every_coalition(agents, seed, share):
         assert stays_connected(pairs, agents, colluders) == tried
 
 
-def test_a_graph_whose_agents_all_have_partners_enough_can_still_be_cut():
-    """Two clubs of five with two members in common: degree 4 and more, and two agents cut it."""
+def test_a_graph_with_sufficient_degrees_can_still_be_cut():
+    """Two cliques of five with two common members: every degree is at least 4, and two agents cut it."""
     clubs = [(0, 1, 2, 3, 4), (3, 4, 5, 6, 7)]
     pairs = np.array(sorted({pair for club in clubs for pair in itertools.combinations(club, 2)}))
     assert stays_connected(pairs, 8, 1) and not stays_connected(pairs, 8, 2)
@@ -105,7 +105,7 @@ def test_a_graph_whose_agents_all_have_partners_enough_can_still_be_cut():
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize(("agents", "colluders"), [(8, 1), (9, 2), (12, 3), (12, 5), (7, 5), (7, 4)])
-def test_the_degree_that_is_named_would_do(agents, colluders, seed):
+def test_the_degree_in_the_error_suffices(agents, colluders, seed):
     links = topology.ring(agents)
     if colluders < 2:
         links = topology.tree(agents)
@@ -125,13 +125,13 @@ def test_an_agent_without_a_partner_is_named():
         expect_uncut(np.array([(0, 1), (0, 2), (1, 2)]), 4, 0, "links", seed=0)
 
 
-def test_one_against_all_others_has_its_own_noise_whatever_it_shares():
+def test_no_graph_is_cut_if_all_other_agents_collude():
     expect_uncut(topology.ring(5).edges, 5, 4, "links", seed=0)
     expect_uncut(topology.complete(2).edges, 2, 1, "all", seed=0)
 
 
 def test_pairs_add_the_same_draw_with_opposite_signs():
-    """Own draws 0 .. n-1, then pairs in order; the lower number has the plus; the deviations as said."""
+    """Own draws 0 .. n-1, then pairs in order; the lower number adds the draw, the higher subtracts it."""
     graph, own = topology.random(7, 0.5, 2), np.linspace(0.5, 2.0, 7)
     schedule = constant_schedule(1, rate=1.0)
     for kind, degree in (("regular", 4), ("all", 4), ("links", 4)):
@@ -154,8 +154,8 @@ def test_pairs_add_the_same_draw_with_opposite_signs():
         np.testing.assert_array_equal(plan.full_scale, own)
 
 
-def test_secrets_of_links_on_a_star_are_known_to_its_middle():
-    """Said in the notes: on the links of such a graph nothing is gained."""
+def test_secrets_of_edges_on_a_star_are_rejected():
+    """The hub knows all of them, so that nothing is gained."""
     star = Topology("star", topology.star(6, hubs=1).adjacency)
     with pytest.raises(
         InputError, match=r"any 1 of 6 agents, got .* agent 1 if all agents that share .* \(1\)"

@@ -1,4 +1,4 @@
-"""Runs of every task: regression, yes and no, several labels, own losses; with test records or without."""
+"""Runs of every task: regression, yes-no, several labels, own losses; with or without test records."""
 
 import json
 
@@ -55,7 +55,7 @@ def train(task, outputs, test=True, **settings):
         ("cross-entropy", 3, {"metrics": ["per-class-accuracy", "accuracy"]}, {"accuracy": 0.8}),
     ],
 )
-def test_every_task_learns_and_leaves_its_metrics(tmp_path, task, outputs, settings, reached):
+def test_every_task_learns_and_writes_its_metrics(tmp_path, task, outputs, settings, reached):
     result = train(task, outputs, out=tmp_path / "run", **settings)
     names = settings.get("metrics", ["mae", "r2"])
     assert [name for name in result.scores if name != "loss"] == names
@@ -74,13 +74,13 @@ def test_every_task_learns_and_leaves_its_metrics(tmp_path, task, outputs, setti
     assert summary["metrics"] == result.scores and (summary["accuracy"] is None) == ("accuracy" not in names)
 
 
-def test_the_best_round_is_the_one_with_the_least_error():
+def test_the_best_round_has_the_least_error():
     result = train("mse", 1, loss="mse", metrics=["mae"], rounds=20, evaluate_every=1, learning_rate=2.0)
     values = [line["mae"]["mean"] for line in result.metrics]
     assert result.best.metric == "mae" and result.best.value == min(values) < values[-1]
 
 
-def test_without_test_records_nothing_is_evaluated_and_nothing_private_is_said(tmp_path):
+def test_without_test_records_no_metrics_are_written(tmp_path):
     result = train("mse", 1, test=False, loss="mse", out=tmp_path / "run", rounds=4)
     assert result.metrics == [] and result.scores == {} and result.accuracy == {}
     assert result.summary()["metrics"] is None and result.summary()["accuracy"] is None
@@ -101,7 +101,7 @@ def test_without_test_records_nothing_is_evaluated_and_nothing_private_is_said(t
         ("mse", 1, {"loss": "mse", "metrics": ["accuracy"]}, InputError, "mae, mse, r2 for the loss mse"),
     ],
 )
-def test_what_does_not_fit_is_said_before_anything_is_written(
+def test_unsuitable_tasks_are_rejected_before_anything_is_written(
     tmp_path, task, outputs, settings, error, reason
 ):
     with pytest.raises(error, match=reason):
@@ -117,7 +117,7 @@ def bias(outputs, targets):
     return (outputs[:, 0] - targets).mean()
 
 
-def test_functions_are_written_as_given_and_asked_for_again(tmp_path):
+def test_a_run_with_user_functions_resumes_only_with_the_same_functions(tmp_path):
     def stop(stage, done=0, total=None, /, **details):
         if stage == "training" and done == 5:
             raise KeyboardInterrupt
@@ -137,7 +137,7 @@ def test_functions_are_written_as_given_and_asked_for_again(tmp_path):
 
 @pytest.fixture
 def regression(tmp_path):
-    """Numbers to predict, in the .npz form that users bring."""
+    """Numbers as targets, in the .npz form of users' files."""
     x, y = INPUTS.reshape(-1, 5).numpy(), TARGETS["mse"].reshape(-1).numpy()
     arrays = {
         "train_inputs": x[:320],
@@ -167,7 +167,7 @@ def test_a_configuration_names_loss_and_metrics(regression, topdp):
         for one in changes(regression / "numbers.npz", "train.metrics=[r2, mae]")
         for word in ("--set", one)
     ]
-    assert "train.metrics" in topdp("run", *words).err  # a list of bare words is no TOML
+    assert "train.metrics" in topdp("run", *words).err  # a list of bare words is not valid TOML
     words[-1] = 'train.metrics=["r2", "mae"]'
     done = topdp("run", *words, "--out", regression / "run")
     assert done.code == 0 and all(word in done.out for word in ("r2", "mae", "least to largest")), done.err
@@ -175,7 +175,7 @@ def test_a_configuration_names_loss_and_metrics(regression, topdp):
     assert (regression / "run" / "r2.png").exists() and not (regression / "run" / "accuracy.png").exists()
 
 
-def test_run_and_compare_without_test_records_say_so(regression, topdp):
+def test_run_and_compare_report_missing_test_records(regression, topdp):
     words = [word for one in changes(regression / "untested.npz") for word in ("--set", one)]
     for command in (["run"], ["compare", "--methods", "plain,no-noise"]):
         done = topdp(*command, *words, "--out", regression / command[0])
@@ -202,18 +202,18 @@ def test_run_and_compare_without_test_records_say_so(regression, topdp):
         ("data.partition=label", "one integer label for each record"),
     ],
 )
-def test_names_that_are_none(regression, change, reason):
+def test_unknown_losses_metrics_and_partitions_are_rejected(regression, change, reason):
     with pytest.raises(TopdpError, match=reason):
         wanted = config.read(changes=changes(regression / "numbers.npz", change))
         run.run(wanted, regression / "run", "cpu")
     assert not (regression / "run").exists()
 
 
-def test_the_old_name_of_cross_entropy_is_the_same_configuration():
+def test_the_former_name_of_cross_entropy_gives_the_same_configuration():
     assert config.read(changes=["train.loss=cross_entropy"]) == config.read()
 
 
-def test_lines_written_before_there_were_metrics_are_read(tmp_path):
+def test_metric_lines_of_earlier_versions_can_be_read(tmp_path):
     train("cross-entropy", 3, rounds=2, out=tmp_path / "run")
     line = {
         "round": 0,
@@ -225,7 +225,7 @@ def test_lines_written_before_there_were_metrics_are_read(tmp_path):
 
 
 def test_an_undefined_metric_is_null_not_nan(tmp_path):
-    """AUROC of test records that are all of one kind."""
+    """AUROC for test records that are all of one class."""
     y = TARGETS["bce"].clone()
     y[AGENTS] = True
     pairs = list(zip(INPUTS[:AGENTS], y[:AGENTS], strict=True))
@@ -244,8 +244,8 @@ def test_an_undefined_metric_is_null_not_nan(tmp_path):
     assert "NaN" not in (tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8")
 
 
-def test_stopping_early_knows_which_way_is_better():
-    """MAE falls all along: that is no reason to stop. A function does not say which way it is better."""
+def test_early_stopping_knows_in_which_direction_a_metric_improves():
+    """A falling MAE does not stop the run. For a function, the direction of improvement is unknown."""
     patient = topdp.runs.callbacks.StopEarly(patience=2)
     given = {"loss": "mse", "rounds": 30, "evaluate_every": 3, "learning_rate": 0.1}
     result = train("mse", 1, metrics=["mae"], callbacks=[patient], **given)
@@ -259,7 +259,7 @@ def test_stopping_early_knows_which_way_is_better():
     assert train("mse", 1, metrics=[bias], **given).best.metric == "loss"
 
 
-def test_sinks_get_a_number_for_each_class_and_none_that_is_undefined():
+def test_sinks_get_a_number_per_class_and_no_undefined_ones():
     line = {
         "round": 3,
         "per-class-accuracy": {"mean": [0.5, None], "min": [0.25, None], "max": [1.0, None]},
@@ -274,7 +274,7 @@ def test_sinks_get_a_number_for_each_class_and_none_that_is_undefined():
 
 
 class PerPosition(nn.Module):
-    """Scores [b, classes, positions] for tokens [b, positions]: does a token stand above 2?"""
+    """Scores [b, classes, positions] for tokens [b, positions]: is the token above 2?"""
 
     def __init__(self):
         super().__init__()
@@ -286,7 +286,7 @@ class PerPosition(nn.Module):
         return self.linear(self.embedding(tokens)).movedim(-1, 1)
 
 
-def test_a_label_for_each_position():
+def test_records_can_have_a_label_for_each_position():
     tokens = torch.randint(6, (4, 60, 7), generator=torch.Generator().manual_seed(0))
     labels = (tokens > 2).long()
     pairs = list(zip(tokens[:3], labels[:3], strict=True))

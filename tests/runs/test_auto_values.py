@@ -1,4 +1,4 @@
-"""Runs with shared noise, averaging steps and pooled records: what is chosen, kept, resumed and refused."""
+"""Runs with `auto` for shared noise, averaging steps and pooled records: choices, resuming, rejections."""
 
 import json
 import math
@@ -60,13 +60,13 @@ def resolved(changes):
     return resolve(config.read(changes=changes))
 
 
-def test_what_was_left_open_is_in_the_runs_configuration(job, tmp_path):
+def test_the_runs_configuration_contains_the_chosen_values(job, tmp_path):
     result = run.run(config.read(changes=job()), tmp_path / "run")
     written = tomllib.loads((tmp_path / "run" / "config.toml").read_text())["method"]
     assert all(type(written[key]) in (int, float) for key in AUTO)
     assert all(getattr(result.config.method, key) == written[key] for key in AUTO)
     assert result.plan.releases == 7 * (1 + written["gossip"])
-    # What was chosen is chosen again, and left alone.
+    # The same values are chosen again, and chosen values are not changed.
     again = resolved(job())
     assert again.config.method == result.config.method
     assert resolve(result.config, again.graph, again.counts).config == result.config
@@ -75,7 +75,7 @@ def test_what_was_left_open_is_in_the_runs_configuration(job, tmp_path):
     assert result.accuracy["mean"] > 0.5
 
 
-def test_a_run_is_accounted_as_it_was(topdp, job, tmp_path):
+def test_the_account_of_a_run_folder_is_that_of_its_plan(topdp, job, tmp_path):
     run.run(config.read(changes=job("privacy.colluders=2")), tmp_path / "run")
     done = topdp("account", tmp_path / "run", "--json", "--answers", "outsider")
     assert done.code == 0, done.err
@@ -98,7 +98,7 @@ BATCHES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("more", BATCHES.values(), ids=BATCHES)
-def test_an_interrupted_run_ends_as_an_unbroken_one(job, tmp_path, more):
+def test_an_interrupted_run_ends_like_an_uninterrupted_one(job, tmp_path, more):
     wanted = config.read(changes=job(*more))
     whole = run.run(wanted, tmp_path / "whole")
 
@@ -111,16 +111,16 @@ def test_an_interrupted_run_ends_as_an_unbroken_one(job, tmp_path, more):
     resumed = run.resume(tmp_path / "broken")
     assert torch.equal(resumed.estimates, whole.estimates) and resumed.metrics == whole.metrics
     assert resumed.config == whole.config
-    # The same settings, with what they leave open, read what is done.
+    # The same settings, with `auto`, read the finished run.
     assert torch.equal(run.run_or_continue(wanted, tmp_path / "broken").estimates, whole.estimates)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("released", [10, 11, 14])
-def test_a_run_that_is_stopped_between_averaging_steps_goes_on_where_it_was(
+def test_a_run_interrupted_between_averaging_steps_resumes_from_the_same_step(
     job, tmp_path, monkeypatch, released
 ):
-    """A second Ctrl-C stops at once, in the middle of a round: the rows of its beginning are gone by then."""
+    """A second Ctrl-C interrupts within a round, when the rows of its beginning no longer exist."""
     wanted = config.read(changes=job("method.gossip=4", "method.pair_noise=5.0", "method.secrets_degree=4"))
     whole = run.run(wanted, tmp_path / "whole")
     advance = Engine.advance
@@ -140,7 +140,7 @@ def test_a_run_that_is_stopped_between_averaging_steps_goes_on_where_it_was(
 
 
 @pytest.mark.parametrize("method", ["correlated", "central", "dsgd", "muffliato"])
-def test_train_takes_the_new_methods(method, tmp_path):
+def test_train_accepts_methods_with_shared_noise_averaging_or_pooled_records(method, tmp_path):
     shards = blobs(6, records=60)
     options = {"method": method, "epsilon": 8.0, "clip": 1.0, "rounds": 20, "learning_rate": 1.0}
     result = topdp.train(linear_model(), shards, topology.ring(6), out=tmp_path / "run", **options)
@@ -151,10 +151,10 @@ def test_train_takes_the_new_methods(method, tmp_path):
     assert RunFolder.open(tmp_path / "run").config.method == result.config.method
     if method == "central":
         assert result.config.privacy.colluders == 0
-        assert result.plan.full_scale[0] < 0.2  # of 360 records
+        assert result.plan.full_scale[0] < 0.2  # noise for 360 records
 
 
-def test_train_resumes_what_it_left_open(tmp_path):
+def test_train_resumes_a_run_with_auto_values(tmp_path):
     shards, graph = blobs(6, records=60), topology.ring(6)
     options = {"method": "correlated", "epsilon": 8.0, "clip": 1.0, "rounds": 8}
 
@@ -205,7 +205,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_what_cannot_be_run_is_one_clear_line_and_leaves_nothing(topdp, job, tmp_path, case):
+def test_invalid_settings_give_one_line_and_no_files(topdp, job, tmp_path, case):
     changes, said = BAD[case]
     arguments = [word for change in job(*changes) for word in ("--set", change)]
     for command in (("run", "--out", tmp_path / "run"), ("account",)):
@@ -216,13 +216,13 @@ def test_what_cannot_be_run_is_one_clear_line_and_leaves_nothing(topdp, job, tmp
     assert os.listdir(tmp_path) == []
 
 
-def test_central_on_a_graph_is_refused_in_words():
+def test_central_on_a_graph_is_rejected_with_advice():
     schedule = Schedule(rate=np.ones(1), noise=np.ones(1))
     with pytest.raises(InputError, match=r"got a graph of 4 agents. Use topdp\.topology\.single\(\)"):
         topdp.protocols.Central().plan(topology.ring(4), schedule, np.ones(4), 0)
 
 
-def test_coalitions_of_accelerated_runs_are_not_called_infinite(topdp, job):
+def test_coalitions_are_refused_for_accelerated_runs(topdp, job):
     arguments = [word for change in job() for word in ("--set", change)]
     done = topdp("account", *arguments, "--coalition", "2")
     assert done.code == 2 and "accelerated averaging" in done.err and "adaptive" in done.err
@@ -233,8 +233,8 @@ def test_coalitions_of_accelerated_runs_are_not_called_infinite(topdp, job):
 
 @pytest.mark.parametrize("batch", ['"full"', "{cycle=6}", "{cycle=15}", "{cycle=5}"])
 @pytest.mark.parametrize("method", ["correlated", "muffliato"])
-def test_steps_are_chosen_such_that_all_batches_are_used(job, batch, method):
-    """Of 30 records: cycles of 5, 2 and 6 batches, which forbid 4, 1 and 3, and every odd number of steps."""
+def test_the_chosen_number_of_averaging_steps_uses_all_batches(job, batch, method):
+    """Of 30 records: 5 batches exclude 4 steps, 2 batches odd numbers, and 6 batches odd numbers and 2."""
     found = resolved(job(f"method.name={method}", f"data.batch={batch}"))
     period = found.batches[0].period
     used = {t * (1 + found.config.method.gossip) % period for t in range(100)}
@@ -243,8 +243,8 @@ def test_steps_are_chosen_such_that_all_batches_are_used(job, batch, method):
 
 @pytest.mark.parametrize("gossip", [0, 1, 4])
 @pytest.mark.parametrize("chebyshev", [True, False])
-def test_prices_are_those_of_the_plans(gossip, chebyshev):
-    """What noise is left follows from eigenvalues; here the plans are written out."""
+def test_prices_agree_with_the_residual_noise_of_plans(gossip, chebyshev):
+    """Prices follow from eigenvalues; the test writes the plans."""
     graph = topology.random(9, 0.4, 2)
     numbers = np.random.default_rng(3)
     own, alone = numbers.uniform(0.2, 0.5, 9), numbers.uniform(0.8, 1.2, 9)
@@ -263,8 +263,8 @@ def test_prices_are_those_of_the_plans(gossip, chebyshev):
 
 
 @pytest.mark.parametrize("guarantee", ["adaptive", "worst-case"])
-def test_shards_and_budgets_that_differ_are_each_kept(job, guarantee):
-    """The noise is that of the allocation for the pair noise that was chosen, and no agent is over budget."""
+def test_with_different_shards_and_budgets_no_agent_exceeds_its_budget(job, guarantee):
+    """The noise is the allocation for the chosen pair noise."""
     epsilon = [4.0, 2.0, 4.0, 3.0, 4.0, 4.0, 1.0, 4.0]
     sizes = ('data.partition="sizes"', "data.sizes=[20,20,20,30,30,30,40,50]", f"privacy.epsilon={epsilon}")
     found = resolved(job(*sizes, f"privacy.guarantee={guarantee}"))
@@ -273,10 +273,10 @@ def test_shards_and_budgets_that_differ_are_each_kept(job, guarantee):
     assert (spent <= np.array(epsilon)).all() and (spent / epsilon).max() > 1 - 1e-6
     own = plan.full_scale
     if guarantee == "worst-case":
-        np.testing.assert_allclose(spent, epsilon, rtol=1e-3)  # each for itself
+        np.testing.assert_allclose(spent, epsilon, rtol=1e-3)  # each agent is calibrated separately
     else:
         assert np.ptp(own) > 0.1 * own.mean()
-        # In proportion to what each would need alone there would be more.
+        # Noise in proportion to what each agent needs alone would have a larger sum.
         privacy = found.config.privacy.model_copy(update={"guarantee": "worst-case"})
         worst, _ = planning.plan_and_account(
             resolve(found.config.model_copy(update={"privacy": privacy}), found.graph, found.counts)
@@ -292,7 +292,7 @@ def test_shards_and_budgets_that_differ_are_each_kept(job, guarantee):
 
 
 @pytest.mark.parametrize("ratio", [0.0, 0.2, 3.0, 40.0, 1e3, 1e9])
-def test_own_noise_for_pair_noise_that_was_given(ratio):
+def test_own_noise_for_a_given_pair_noise_equals_the_allocation(ratio):
     graph, alone = topology.ring(8), np.exp(np.random.default_rng(0).normal(0, 0.3, 8))
     pairs = secret_pairs("regular", graph, 4, 0)
     own = auto_values._at_ratio(pairs, alone, 1, ratio)

@@ -1,4 +1,4 @@
-"""Callbacks: what they are given, when they are called, how they stop a run, what happens when they fail."""
+"""Callbacks: their arguments, when they are called, how they stop a run, and what happens if one fails."""
 
 import json
 import subprocess
@@ -50,7 +50,7 @@ class Recorder:
         self.calls.append(("break", type(error).__name__))
 
 
-def test_every_method_is_called_in_its_turn():
+def test_the_methods_of_a_callback_are_called_in_order():
     recorder = Recorder()
     result = train([recorder])
     rounds = []
@@ -82,15 +82,15 @@ def test_a_callback_cannot_change_the_run():
     assert torch.equal(plain.estimates, meddled.estimates) and plain.metrics == meddled.metrics
 
 
-def test_estimates_are_those_of_the_round():
+def test_a_callback_gets_the_estimates_of_its_round():
     seen = {}
     result = train([lambda run: seen.update({run.round: run.estimates})])
     assert torch.equal(seen[ROUNDS], result.estimates)
-    assert not torch.equal(seen[0], seen[1])  # copies, although the engine's buffers take turns
+    assert not torch.equal(seen[0], seen[1])  # copies, because the engine reuses its buffers
     assert torch.equal(seen[3], train(rounds=ROUNDS, callbacks=[stop_at(3)]).estimates)
 
 
-def test_no_statistics_of_training_records_are_handed_out():
+def test_callbacks_get_no_statistics_of_training_records():
     given = []
     train([lambda run: given.append({name for name in dir(run) if not name.startswith("_")})])
     assert given[0] == {
@@ -112,7 +112,7 @@ def stop_at(round):
     return stop
 
 
-def test_a_stopped_run_reports_the_epsilon_of_the_whole_plan_and_goes_on(tmp_path):
+def test_a_stopped_run_reports_the_epsilon_of_the_whole_plan_and_can_resume(tmp_path):
     whole = train(out=tmp_path / "whole")
     stopped = train([stop_at(7)], out=tmp_path / "run")
     assert stopped.stopped == (7, "enough")
@@ -132,11 +132,11 @@ def test_a_stopped_run_reports_the_epsilon_of_the_whole_plan_and_goes_on(tmp_pat
     assert not (folder.path / "checkpoint.safetensors").exists()
 
 
-def test_a_stop_after_the_last_round_is_none():
+def test_a_stop_after_the_last_round_has_no_effect():
     assert train([stop_at(ROUNDS)]).stopped is None
 
 
-def test_an_exception_leaves_the_run_at_the_very_round(tmp_path):
+def test_after_an_exception_the_run_resumes_from_the_same_round(tmp_path):
     recorder = Recorder()
 
     class Fails:
@@ -155,7 +155,7 @@ def test_an_exception_leaves_the_run_at_the_very_round(tmp_path):
 
 
 @pytest.mark.parametrize("where", ["on_start", "on_end", "on_evaluation"])
-def test_an_exception_anywhere_leaves_a_folder_that_can_be_used(tmp_path, where):
+def test_after_an_exception_in_any_method_the_run_folder_is_usable(tmp_path, where):
     def fail(_):
         raise RuntimeError(where)
 
@@ -168,7 +168,7 @@ def test_an_exception_anywhere_leaves_a_folder_that_can_be_used(tmp_path, where)
         assert torch.equal(resumed.estimates, train().estimates)
 
 
-def test_an_exception_while_breaking_off_does_not_hide_the_first():
+def test_an_exception_in_on_break_does_not_hide_the_first():
     class Fails:
         def on_round(self, run):
             raise ZeroDivisionError("first")
@@ -181,7 +181,7 @@ def test_an_exception_while_breaking_off_does_not_hide_the_first():
     assert "second" in raised.value.__notes__[-1]
 
 
-def test_ctrl_c_in_a_callback_is_ctrl_c(tmp_path):
+def test_ctrl_c_in_a_callback_interrupts_the_run(tmp_path):
     def interrupt(run):
         if run.round == 4:
             raise KeyboardInterrupt
@@ -204,24 +204,24 @@ def test_ctrl_c_in_a_callback_is_ctrl_c(tmp_path):
         ([type("Wrong", (), {"on_rounds": print})()], "Did you mean 'on_round'"),
     ],
 )
-def test_what_is_no_callback_is_refused_before_anything_is_done(tmp_path, callbacks, says):
+def test_invalid_callbacks_are_rejected_before_the_run(tmp_path, callbacks, says):
     with pytest.raises(ConfigError, match=says):
         train(callbacks, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 class TestStopEarly:
-    def test_it_stops_when_nothing_becomes_better(self):
+    def test_it_stops_a_run_that_does_not_improve(self):
         result = train([StopEarly(patience=2)], rounds=300, learning_rate=1e-9, sigma=0.0, evaluate_every=5)
-        assert result.stopped.round == 10  # the first evaluation was as good
+        assert result.stopped.round == 10  # the first evaluation was equally good
         assert result.stopped.reason == "accuracy has not become better in 2 evaluations"
 
-    def test_it_lets_what_becomes_better_go_on(self):
+    def test_it_does_not_stop_a_run_that_improves(self):
         result = train([StopEarly(patience=2, metric="loss")], sigma=0.0, learning_rate=0.05)
         losses = [line["loss"]["mean"] for line in result.metrics]
         assert losses == sorted(losses, reverse=True) and result.stopped is None
 
-    def test_a_broken_run_stops_where_it_would_have(self, tmp_path):
+    def test_a_resumed_run_stops_in_the_same_round(self, tmp_path):
         slow = {"rounds": 60, "learning_rate": 1e-9, "sigma": 0.0, "evaluate_every": 5}
 
         def interrupt(run):
@@ -233,9 +233,9 @@ class TestStopEarly:
         again = train([StopEarly(patience=3)], out=tmp_path / "run", resume=True, **slow)
         assert again.stopped.round == 15 == train([StopEarly(patience=3)], **slow).stopped.round
         once_more = train([StopEarly(patience=3)], out=tmp_path / "run", resume=True, **slow)
-        assert once_more.stopped.round == 35  # 20 is the first it looks at, with new patience
+        assert once_more.stopped.round == 35  # round 20 is its first evaluation, with full patience
 
-    def test_it_needs_a_test_set_a_metric_and_patience(self):
+    def test_it_rejects_missing_test_sets_unknown_metrics_and_invalid_patience(self):
         with pytest.raises(InputError, match="expected shards with a test set, got none"):
             train([StopEarly()], shards=topdp.Shards.from_arrays([(x, y) for x, y in _records(5)]))
         with pytest.raises(InputError, match="Did you mean 'accuracy'"):
@@ -264,13 +264,13 @@ class TestOtherTasks:
         )
 
     @pytest.mark.parametrize(("metric", "choose"), [("mae", min), ("r2", max)])
-    def test_the_best_is_the_least_error_and_the_largest_score(self, metric, choose):
+    def test_the_best_has_the_least_error_or_the_largest_score(self, metric, choose):
         result = self.train(metrics=[metric], sigma=0.5)
         values = {line["round"]: line[metric]["mean"] for line in result.metrics}
         assert result.best.metric == metric and result.best.value == choose(values.values())
         assert values[result.best.round] == result.best.value
 
-    def test_a_metric_that_is_better_neither_way_decides_nothing(self):
+    def test_a_metric_without_a_direction_cannot_choose_the_best(self):
         def bias(outputs, targets):
             return (outputs - targets).mean()
 
@@ -279,7 +279,7 @@ class TestOtherTasks:
         with pytest.raises(InputError, match="whether more is better, got 'bias'"):
             self.train([StopEarly(metric="bias")], metrics=[bias])
 
-    def test_an_error_that_does_not_fall_stops(self):
+    def test_an_error_that_does_not_fall_stops_the_run(self):
         stopped = self.train(
             [StopEarly(2, "mae")], learning_rate=1e-12, sigma=0.0, rounds=60, metrics=["mae"]
         )
@@ -295,13 +295,13 @@ def _records(agents):
 
 
 class TestBest:
-    def test_the_best_evaluation_is_kept(self, tmp_path):
+    def test_the_estimates_of_the_best_evaluation_are_stored(self, tmp_path):
         seen = {}
         result = train(
             [lambda run: seen.update({run.round: run.estimates})], out=tmp_path / "run", sigma=0.5, rounds=30
         )
         means = {line["round"]: line["accuracy"]["mean"] for line in result.metrics}
-        best_estimates = max(means, key=means.get)  # of equals the first
+        best_estimates = max(means, key=means.get)  # the first if several are equal
         assert (result.best.round, result.best.metric, result.best.value) == (
             best_estimates,
             "accuracy",
@@ -320,7 +320,7 @@ class TestBest:
 
     @pytest.mark.slow
     @pytest.mark.parametrize("killed_at", [1, 5, 6, 11, 16, 29])
-    def test_a_killed_run_ends_with_the_same_best(self, tmp_path, killed_at):
+    def test_a_killed_and_resumed_run_ends_with_the_same_best(self, tmp_path, killed_at):
         class Killed(BaseException):
             pass
 
@@ -358,7 +358,7 @@ class TestBest:
         assert kept[:3] == whole.best[:3] and torch.equal(kept.estimates, whole.best.estimates)
         assert not (tmp_path / "run" / best_estimates.PENDING_FILE).exists()
 
-    def test_without_a_test_set_there_is_none(self, tmp_path):
+    def test_without_a_test_set_there_is_no_best(self, tmp_path):
         result = train(shards=topdp.Shards.from_arrays(_records(5)), out=tmp_path / "run")
         assert result.best is None and not (tmp_path / "run" / "best.safetensors").exists()
         with pytest.raises(InputError, match="test records"):
@@ -366,8 +366,8 @@ class TestBest:
 
 
 @pytest.mark.slow
-def test_a_process_that_is_killed_leaves_a_run_that_goes_on(tmp_path):
-    """Not an exception: the process is gone, in the middle of a callback."""
+def test_a_killed_process_leaves_a_run_that_can_resume(tmp_path):
+    """There is no exception: the process ends in the middle of a callback."""
     code = """
 import os, sys
 from test_callbacks import train
@@ -386,7 +386,7 @@ train([kill], out=sys.argv[1])
     assert torch.equal(again.estimates, train().estimates)
 
 
-def test_a_run_of_a_configuration_takes_callbacks_too(tmp_path):
+def test_runs_of_a_configuration_accept_callbacks_too(tmp_path):
     from builders import blobs_file
     from topdp.runs import config
 

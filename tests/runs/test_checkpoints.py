@@ -1,4 +1,4 @@
-"""Checkpoints of several ranks, as files: the newest that all have, whoever reads them."""
+"""Checkpoint files of several ranks: a run continues from the newest one that all ranks have written."""
 
 import threading
 from types import SimpleNamespace
@@ -20,7 +20,7 @@ TWO, THREE = np.array([0, 0, 0, 1, 1, 1]), np.array([2, 0, 1, 1, 0, 2])
 
 
 class Together:
-    """Ranks as threads: `all` waits for what each says."""
+    """Ranks as threads: `all` waits for the values of all of them."""
 
     def __init__(self, size):
         self.size, self.said = size, [None] * size
@@ -50,7 +50,7 @@ class Together:
 
 
 def on_all(home, path, act):
-    """What `act(checkpoints)` gives on each rank."""
+    """The result of `act(checkpoints)` on each rank."""
     size = int(home.max()) + 1
     together, found = Together(size), [None] * size
 
@@ -69,7 +69,7 @@ def on_all(home, path, act):
 
 
 def rows_of(layout, releases):
-    """Every row says its number and its release."""
+    """Every row contains its number and its release."""
     return torch.tensor([[row, releases] for row in layout.made(releases - 1)], dtype=torch.float32)
 
 
@@ -92,7 +92,7 @@ def names(folder):
 
 
 @pytest.mark.parametrize("later", [TWO, THREE], ids=["as many", "others"])
-def test_ranks_go_on_from_what_ranks_have_kept(folder, later):
+def test_ranks_resume_from_the_newest_checkpoint_of_ranks(folder, later):
     save(folder, TWO, 2)
     save(folder, TWO, 4)
     assert names(folder) == ["checkpoint-4.0-of-2.safetensors", "checkpoint-4.1-of-2.safetensors"]
@@ -102,7 +102,7 @@ def test_ranks_go_on_from_what_ranks_have_kept(folder, later):
         assert np.array_equal(found.rows, rows_of(RowLayout(PLAN, later, rank), 4).numpy())
 
 
-def test_one_process_goes_on_from_parts_and_ranks_from_one_file(folder):
+def test_one_process_resumes_from_parts_and_ranks_from_one_file(folder):
     save(folder, THREE, 3)
     alone = Checkpoints(folder.path, RowLayout(PLAN))
     found = alone.newest()
@@ -113,8 +113,8 @@ def test_one_process_goes_on_from_parts_and_ranks_from_one_file(folder):
         assert np.array_equal(found.rows, rows_of(RowLayout(PLAN, TWO, rank), 5).numpy())
 
 
-def test_what_one_rank_has_not_written_is_not_gone_on_from(folder):
-    """Killed while all wrote: rank 1 has the older one only, and nobody has removed that."""
+def test_a_checkpoint_that_one_rank_lacks_is_not_used(folder):
+    """The ranks were killed while they wrote: rank 1 has only the older checkpoint, which still exists."""
     save(folder, TWO, 2)
     kept = {file.name: file.read_bytes() for file in folder.path.glob("checkpoint*")}
     save(folder, TWO, 4)
@@ -126,7 +126,7 @@ def test_what_one_rank_has_not_written_is_not_gone_on_from(folder):
 
 
 @pytest.mark.parametrize("damage", ["gone", "half"])
-def test_a_part_that_all_had_and_one_lost_is_said_with_its_rank(folder, damage):
+def test_a_lost_part_of_a_complete_checkpoint_is_reported_with_its_rank(folder, damage):
     save(folder, TWO, 4)
     file = folder.path / "checkpoint-4.1-of-2.safetensors"
     content = file.read_bytes()
@@ -136,18 +136,18 @@ def test_a_part_that_all_had_and_one_lost_is_said_with_its_rank(folder, damage):
         assert "after 4 releases" in str(error) and "ranks [1] do not find" in str(error)
 
 
-def test_without_checkpoints_there_is_nothing_to_go_on_from(folder):
+def test_without_checkpoints_there_is_nothing_to_resume(folder):
     assert on_all(TWO, folder.path, Checkpoints.newest) == [None, None]
 
 
-def test_at_the_end_all_parts_go(folder):
+def test_forgetting_removes_all_parts(folder):
     save(folder, TWO, 2)
     Checkpoints(folder.path, RowLayout(PLAN)).forget()
     assert names(folder) == []
 
 
-def test_parts_of_rows_that_are_kept_otherwise_are_not_put_together(tmp_path):
-    """Bits of bfloat16 would be read as numbers."""
+def test_parts_with_different_number_types_are_not_joined(tmp_path):
+    """Otherwise the bits of bfloat16 would be read as other numbers."""
     kinds = torch.float32, torch.bfloat16
 
     def write(checkpoints):

@@ -1,4 +1,4 @@
-"""Sweeps on a cluster, without one: a stand-in for Ray computes tasks in this process."""
+"""Sweeps on a cluster, tested with a substitute for Ray that computes tasks in this process."""
 
 import os
 import pickle
@@ -27,7 +27,7 @@ ALONE = ("train.optimiser=adam", "method.name=muffliato", "method.gossip=2")
 
 @pytest.fixture(autouse=True)
 def as_it_was(monkeypatch):
-    """Tasks set threads, for their own process."""
+    """Restore the number of threads, which tasks set for their own process."""
     monkeypatch.setenv("TOPDP_CORES", "1")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -63,7 +63,7 @@ class RayError(Exception):
 
 
 class FakeRay:
-    """Computes tasks in this process when they are waited for; `instead`: what the n-th gives, or raises."""
+    """Computes tasks in this process when it waits for them; `instead`: results or errors by task number."""
 
     exceptions = SimpleNamespace(RayTaskError=RayTaskError, RayError=RayError)
 
@@ -99,7 +99,7 @@ class FakeRay:
         outcome = self.instead.get(handle)
         if isinstance(outcome, BaseException):
             raise outcome
-        # Through bytes, as on the way.
+        # Serialised, as on a real cluster.
         return outcome or pickle.loads(pickle.dumps(compute(*self.tasks[handle])))
 
     def cancel(self, handle, force):
@@ -134,24 +134,24 @@ def expect_equal(place, other, points):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("changes", [ALONE, ()], ids=["alone", "together"])
-def test_folders_are_those_of_a_sweep_on_this_machine(grid, tmp_path, changes):
+def test_folders_equal_those_of_a_local_sweep(grid, tmp_path, changes):
     wanted = grid("train.learning_rate=0.1,0.2", seeds=2, changes=changes)
     ray = FakeRay()
     run_all(wanted, tmp_path / "there", ray)
     run_all(wanted, tmp_path / "here")
     expect_equal(tmp_path / "there", tmp_path / "here", wanted)
     assert len(ray.tasks) == (4 if changes else 1)
-    assert len(ray.stored) == 2  # of each seed once
+    assert len(ray.stored) == 2  # once per seed
     assert ray.most <= ray.cpus + ray_cluster.QUEUED_TASKS
 
 
-def test_runs_on_the_same_records_come_together(grid, tmp_path):
+def test_runs_on_the_same_records_follow_each_other(grid, tmp_path):
     ray = FakeRay()
     run_all(grid("train.learning_rate=0.1,0.2", seeds=2), tmp_path, ray)
     assert [config.seed for config in ray.configs] == [0, 0, 1, 1]
 
 
-def test_a_machine_needs_no_file_of_the_user(grid, tmp_path, data):
+def test_tasks_do_not_read_files_of_the_user(grid, tmp_path, data):
     graph, own = tmp_path / "graph.txt", tmp_path / "own.npz"
     graph.write_text("".join(f"{i} {j}\n" for i, j in ring(4).edges))
     shutil.copy(data, own)
@@ -183,7 +183,7 @@ def test_a_machine_needs_no_file_of_the_user(grid, tmp_path, data):
         (RayError("The node died. More."), ClusterError, "RayError: The node died, also after 3 retries"),
     ],
 )
-def test_a_task_that_fails_is_reported_after_the_others(grid, tmp_path, outcome, error, says):
+def test_a_failing_task_is_reported_after_the_others(grid, tmp_path, outcome, error, says):
     wanted = grid(RATES)
     with pytest.raises(error, match=f"(?s){says}.* All other runs are done"):
         run_all(wanted, tmp_path, FakeRay({2: outcome}))
@@ -193,7 +193,7 @@ def test_a_task_that_fails_is_reported_after_the_others(grid, tmp_path, outcome,
     assert len(again.tasks) == 1 and states(tmp_path, wanted) == ["done"] * 3
 
 
-def test_an_error_of_ours_is_a_result_and_any_other_is_raised(grid):
+def test_errors_of_topdp_are_results_and_others_are_raised(grid):
     (point,) = grid()
 
     def task(device):
@@ -205,14 +205,14 @@ def test_an_error_of_ours_is_a_result_and_any_other_is_raised(grid):
     assert result.error.code == 2 and "cuda:99" in str(result.error)
 
 
-def test_a_machine_with_other_code_stops_all(grid, tmp_path):
+def test_a_machine_with_other_code_ends_the_sweep(grid, tmp_path):
     wanted, ray = grid(RATES), FakeRay({2: "topdp is 0.0.1 there"})
     with pytest.raises(ClusterError, match=r"0.0.1 there"):
         run_all(wanted, tmp_path, ray)
     assert ray.cancelled and states(tmp_path, wanted) == ["done", None, None]
 
 
-def test_an_interruption_cancels_and_keeps_what_is_back(grid, tmp_path):
+def test_an_interrupt_cancels_tasks_and_keeps_finished_runs(grid, tmp_path):
     wanted, ray = grid(RATES), FakeRay({2: KeyboardInterrupt()})
     with pytest.raises(InterruptedRun, match="Continue with: again"):
         run_all(wanted, tmp_path, ray)
@@ -222,7 +222,7 @@ def test_an_interruption_cancels_and_keeps_what_is_back(grid, tmp_path):
     assert len(again.tasks) == 2
 
 
-def test_a_full_disk_ends_the_sweep_and_cancels(grid, tmp_path, monkeypatch):
+def test_a_full_disk_ends_the_sweep_and_cancels_tasks(grid, tmp_path, monkeypatch):
     wanted, ray = grid(RATES), FakeRay()
     with monkeypatch.context() as patched, pytest.raises(FileError, match="No space"):
         patched.setattr(RunFolder, "save_estimates", full)
@@ -236,7 +236,7 @@ def full(*_):
     raise FileError("Could not write: No space left on device.")
 
 
-def test_a_run_that_was_begun_here_is_done_there(grid, tmp_path):
+def test_a_run_that_began_locally_continues_on_the_cluster(grid, tmp_path):
     wanted = grid(changes=[*ALONE, "train.checkpoint_every=1"])
 
     def interrupt(stage, done=0, total=None, /, **details):
@@ -251,7 +251,7 @@ def test_a_run_that_was_begun_here_is_done_there(grid, tmp_path):
     expect_equal(tmp_path / "there", tmp_path / "here", wanted)
 
 
-def test_a_run_that_diverges_is_no_failure(grid, tmp_path):
+def test_a_diverged_run_does_not_fail_the_sweep(grid, tmp_path):
     wanted = grid("train.learning_rate=0.2,1e25", changes=())
     run_all(wanted, tmp_path, FakeRay())
     assert states(tmp_path, wanted) == ["done", "diverged"]
@@ -259,12 +259,12 @@ def test_a_run_that_diverges_is_no_failure(grid, tmp_path):
     assert [run["state"] for one in found for run in one.runs] == ["done", "diverged"]
 
 
-def test_sinks_are_refused(grid, tmp_path):
+def test_sinks_are_rejected(grid, tmp_path):
     wanted = grid(RATES, changes=[*ALONE, 'report.sinks=["tensorboard"]'])
     with pytest.raises(ConfigError, match=r"got tensorboard. Remove them, or use --executor local"):
         run_all(wanted, tmp_path, FakeRay())
 
 
-def test_one_sweep_at_a_time_in_a_folder(grid, tmp_path):
+def test_two_sweeps_cannot_use_one_folder_at_once(grid, tmp_path):
     with exclusive_lock(tmp_path), pytest.raises(LockHeldError, match="another process is using it"):
         run_all(grid(RATES, changes=ALONE), tmp_path, FakeRay())

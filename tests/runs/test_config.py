@@ -1,3 +1,5 @@
+"""Configurations: presets, files, changes by `--set`, errors, and keys with former names."""
+
 import re
 import tomllib
 
@@ -12,7 +14,7 @@ from topdp.runs import config
 from topdp.runs.config import ConfigError, RunConfig, Section
 
 
-def test_every_preset_is_valid_and_survives_toml():
+def test_every_preset_is_valid_and_unchanged_by_toml():
     assert {"default", "paper-mnist-sync", "paper-mnist-async"} < set(config.presets())
     assert {"paper-cifar10-sync", "paper-cifar10-async"} < set(config.presets())
     for name in config.presets():
@@ -25,14 +27,14 @@ def test_changes_are_toml_values_or_bare_words():
     assert (read.method.name, read.rounds, read.data.batch.poisson, read.data.name) == ("plain", 7, 5, "x=y")
 
 
-def test_a_file_is_read_and_changed(tmp_path):
+def test_changes_override_a_file(tmp_path):
     file = tmp_path / "job.toml"
     file.write_text("rounds = 3\n[method]\nalpha = 0.5\n")
     assert config.read(file, changes=["method.alpha=0.75"]).method.alpha == 0.75
     assert config.read(file).rounds == 3
 
 
-def test_the_message_says_whether_the_file_or_a_change_is_wrong(tmp_path):
+def test_the_error_states_whether_the_file_or_a_change_is_wrong(tmp_path):
     file = tmp_path / "job.toml"
     file.write_text("rounds = 0\n[method]\nalpha = 0.5\n")
     with pytest.raises(InputError, match=r"^changes to preset default: rounds: "):
@@ -97,19 +99,19 @@ def test_the_message_says_whether_the_file_or_a_change_is_wrong(tmp_path):
         ("=3", "key=value"),
     ],
 )
-def test_bad_settings_say_what_was_expected(change, says):
+def test_errors_for_invalid_settings_state_what_was_expected(change, says):
     with pytest.raises(ConfigError) as error:
         config.read(changes=[change])
     assert says in str(error.value)
 
 
-def test_all_faults_are_named_at_once():
+def test_all_invalid_settings_are_reported_at_once():
     with pytest.raises(ConfigError) as error:
         config.read(changes=["method.alpha=2", "rounds=-1"])
     assert "method.alpha" in str(error.value) and "rounds" in str(error.value)
 
 
-def test_unreadable_files_and_unknown_presets_are_refused(tmp_path):
+def test_unreadable_files_and_unknown_presets_are_rejected(tmp_path):
     with pytest.raises(ConfigError, match=r"nowhere\.toml"):
         config.read(tmp_path / "nowhere.toml")
     (tmp_path / "bad.toml").write_text("rounds = = 3")
@@ -121,13 +123,13 @@ def test_unreadable_files_and_unknown_presets_are_refused(tmp_path):
         config.read(tmp_path / "bad.toml", preset="default")
 
 
-def test_a_configuration_cannot_be_changed_after_it_was_read():
+def test_a_configuration_is_frozen():
     with pytest.raises(ValueError, match="frozen"):
         RunConfig().rounds = 3
 
 
 def keys(section, *path):
-    """Dotted keys of a section and of those inside it, as lists of names."""
+    """Dotted keys of a section and its subsections, as lists of names."""
     for name, field in section.model_fields.items():
         yield (*path, name)
         if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
@@ -135,7 +137,7 @@ def keys(section, *path):
 
 
 def as_changes(section, *path):
-    """What `--set` takes to say the same as this section."""
+    """The arguments of `--set` that are equivalent to this section."""
     for name, value in section:
         if type(value) is type(section).model_fields[name].annotation and isinstance(value, Section):
             yield from as_changes(value, *path, name)
@@ -147,13 +149,13 @@ def as_changes(section, *path):
 
 @settings(max_examples=100)
 @given(strategies.configurations)
-def test_any_configuration_survives_toml(wanted):
+def test_any_configuration_is_unchanged_by_toml(wanted):
     assert config.parse(tomllib.loads(wanted.to_toml())) == wanted
 
 
 @settings(max_examples=100)
 @given(strategies.configurations, st.randoms())
-def test_set_of_every_key_is_the_file_that_says_the_same(wanted, order):
+def test_setting_every_key_equals_reading_the_file(wanted, order):
     changes = list(as_changes(wanted))
     assert len(changes) > len(RunConfig.model_fields)
     order.shuffle(changes)
@@ -162,8 +164,8 @@ def test_set_of_every_key_is_the_file_that_says_the_same(wanted, order):
 
 @settings(max_examples=100)
 @given(st.sampled_from(list(keys(RunConfig))), st.data())
-def test_an_unknown_key_is_named_with_what_was_meant(path, data):
-    """One letter more, less or other in any key, or a word that is like none."""
+def test_the_error_for_an_unknown_key_suggests_the_nearest_key(path, data):
+    """Keys with one letter more, less or changed, and a word that resembles no key."""
     *sections, name = path
     place, letter = data.draw(st.integers(0, len(name) - 1)), data.draw(st.sampled_from("aeknsxz_"))
     before, at, after = name[:place], name[place], name[place + 1 :]
@@ -182,7 +184,7 @@ def test_an_unknown_key_is_named_with_what_was_meant(path, data):
 
 
 @given(st.text(), st.text())
-def test_whatever_is_set_is_a_configuration_or_said_to_be_none(key, value):
+def test_any_change_gives_a_configuration_or_an_input_error(key, value):
     for change in (
         value,
         f"{key}={value}",
@@ -208,10 +210,10 @@ def test_a_stored_configuration_with_former_keys_is_read():
     assert stored == config.parse(
         {"method": {"name": "plain", "noise_schedule": noise}, "privacy": {"allow_slow": True}}
     )
-    assert OLD["method"]["decays"] is True  # what was read is not changed
+    assert OLD["method"]["decays"] is True  # the argument is not changed
 
 
-def test_a_dump_with_former_keys_has_them_all():
+def test_with_former_keys_renames_every_moved_key():
     stored = config.parse_stored(OLD, "config.toml")
     former = config.with_former_keys(stored.model_dump(exclude_defaults=True))
     along = {"kind": "steps", "exponent": 0.25}
@@ -219,6 +221,6 @@ def test_a_dump_with_former_keys_has_them_all():
     assert former["privacy"] == {"patient": True}
 
 
-def test_keys_that_moved_are_gone_and_their_new_names_exist():
+def test_moved_keys_do_not_exist_and_their_new_names_do():
     known = set(map(".".join, keys(RunConfig)))
     assert not known & set(config.MOVED_KEYS) and set(config.MOVED_KEYS.values()) <= known

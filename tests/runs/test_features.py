@@ -1,4 +1,4 @@
-"""Runs on features: the whole walk, resumed, from Python, and what is refused before anything is written."""
+"""Runs on features: from the command line and from Python, resuming, and rejections without any files."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ def own_cache(tmp_path, monkeypatch):
 
 
 def images(records, seed=0, shape=(1, 8, 8)):
-    """Stripes along one axis or the other."""
+    """Stripes along one of the two axes."""
     generator = np.random.default_rng(seed)
     labels = np.arange(records) % 2
     stripes = np.sin(np.arange(8) * 2.2)
@@ -73,14 +73,14 @@ def interrupt(stage, done=0, total=None, /, **details):
         raise KeyboardInterrupt
 
 
-def test_a_run_on_features_is_resumed_to_the_bit(small, tmp_path):
+def test_a_run_on_features_resumes_bit_for_bit(small, tmp_path):
     whole = run.run(small(), tmp_path / "whole", "cpu")
     with pytest.raises(InterruptedRun):
         run.run(small(), tmp_path / "broken", "cpu", progress=interrupt)
     assert torch.equal(run.resume(tmp_path / "broken", "cpu").estimates, whole.estimates)
 
 
-def test_a_run_on_features_is_not_resumed_on_others(small, tmp_path):
+def test_a_run_is_not_resumed_with_other_features(small, tmp_path):
     with pytest.raises(InterruptedRun):
         run.run(small(), tmp_path / "run", "cpu", progress=interrupt)
     place = tmp_path / "run" / "config.toml"
@@ -89,7 +89,7 @@ def test_a_run_on_features_is_not_resumed_on_others(small, tmp_path):
         run.resume(tmp_path / "run", "cpu")
 
 
-def test_a_validation_split_is_of_features_too(small):
+def test_a_validation_split_contains_features_too(small):
     plain = load_shards(RunOutline.of(small("data.validation=0.3", "data.features=none")))
     mapped = load_shards(RunOutline.of(small("data.validation=0.3")))
     assert torch.equal(plain.test_targets, mapped.test_targets) and plain.counts == mapped.counts == (17,) * 4
@@ -112,20 +112,20 @@ def shards(records=40, agents=4):
 SETTINGS = {"sigma": 0.02, "clip": 0.5, "rounds": 10, "learning_rate": 20.0, "device": "cpu"}
 
 
-def test_from_python_by_name_or_by_a_function_of_ones_own(tmp_path):
+def test_train_accepts_features_by_name_or_as_a_function(tmp_path):
     graph = topology.ring(4)
     named = topdp.train(linear(324, 2), shards(), graph, features="scattering", **SETTINGS)
     assert named.config.data.features == "scattering" and named.metrics[-1]["accuracy"]["mean"] > 0.95
 
     def energy(record):
-        """Of differences along each axis."""
+        """The energy of differences along each axis."""
         return torch.stack([record.diff(dim=1).square().mean(), record.diff(dim=2).square().mean()])
 
     own = topdp.train(linear(2, 2), shards(), graph, features=energy, out=tmp_path / "run", **SETTINGS)
     assert own.config.data.features == "given" and own.metrics[-1]["accuracy"]["mean"] > 0.95
 
 
-def test_from_python_a_run_goes_on_with_its_function_only(tmp_path):
+def test_train_resumes_only_with_the_same_feature_function(tmp_path):
     def train(function, **more):
         return topdp.train(
             linear(64, 2),
@@ -159,7 +159,7 @@ class Centred(nn.Module):
         (3, "a name, a function of one record or a torch module"),
     ],
 )
-def test_from_python_what_mixes_or_is_no_map_is_refused_before_anything_is_written(features, words, tmp_path):
+def test_train_rejects_unsuitable_feature_maps_before_anything_is_written(features, words, tmp_path):
     with pytest.raises(InputError, match=words):
         topdp.train(
             linear(64, 2), shards(), topology.ring(4), features=features, out=tmp_path / "run", **SETTINGS
@@ -179,7 +179,7 @@ def test_from_python_what_mixes_or_is_no_map_is_refused_before_anything_is_writt
         ((1, 8, 8), ["data.feature_groups=0"], "data.feature_groups"),
     ],
 )
-def test_records_that_are_no_images_end_with_code_2_and_nothing_written(
+def test_unsuitable_records_or_settings_end_with_code_2_and_leave_no_files(
     shape, changes, words, tmp_path, topdp
 ):
     x, y = np.random.default_rng(0).normal(size=(40, *shape)), np.arange(40) % 2

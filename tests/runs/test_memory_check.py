@@ -1,3 +1,5 @@
+"""The check that a run fits into memory, before it allocates any."""
+
 import pytest
 import torch
 
@@ -17,13 +19,13 @@ def engine():
     return Engine(plan, ClippedGradients(linear_model(), 1.0), shards, batches_of(shards), seed=0)
 
 
-def test_rows_are_counted_twice_and_as_they_stand(engine):
+def test_rows_are_counted_twice_and_with_padding(engine):
     need = memory_check.need_of(engine)
     assert engine.gradients.flat.dimension == 51
     assert need.rows == 2 * 4 * 64 * 4  # 51 numbers, in rows of 64
 
 
-def test_what_cannot_fit_is_refused_with_both_numbers(engine, monkeypatch):
+def test_a_run_that_does_not_fit_is_rejected_with_both_numbers(engine, monkeypatch):
     monkeypatch.setattr(memory_check, "UNCHECKED_BYTES", 0)
     monkeypatch.setattr(memory_check, "free_on", lambda device: 3000)
     words = r"4 agents with 51 parameters each: .* GB of rows .* got 0\.0 GB of free memory"
@@ -32,18 +34,18 @@ def test_what_cannot_fit_is_refused_with_both_numbers(engine, monkeypatch):
 
 
 @pytest.mark.parametrize("free", [None, 10**6])
-def test_what_fits_or_is_not_known_is_run(engine, monkeypatch, free):
+def test_a_run_that_fits_or_with_unknown_free_memory_is_accepted(engine, monkeypatch, free):
     monkeypatch.setattr(memory_check, "UNCHECKED_BYTES", 0)
     monkeypatch.setattr(memory_check, "free_on", lambda device: free)
     memory_check.expect_room(engine)
 
 
-def test_small_runs_are_not_asked_about(engine, monkeypatch):
+def test_small_runs_are_not_checked(engine, monkeypatch):
     monkeypatch.setattr(memory_check, "free_on", lambda device: 0)
     memory_check.expect_room(engine)
 
 
-def test_records_that_a_gpu_has_no_room_for_are_refused_before_they_are_sent(monkeypatch):
+def test_records_that_do_not_fit_on_the_gpu_are_rejected(monkeypatch):
     shards, gpu = blobs(4), torch.device("cuda")
     held = 4 * 40 * (16 * 4 + 8) + 200 * (16 * 4 + 8)
     monkeypatch.setattr(memory_check, "UNCHECKED_BYTES", 0)

@@ -1,4 +1,4 @@
-"""Sinks, by stand-ins for their packages that write down what they are told, and TensorBoard itself."""
+"""Sinks, tested with substitutes that record every call; TensorBoard also with the real package."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from topdp.runs.config import ConfigError
 
 
 class Book:
-    """Writes down every call; what is called gives another such thing."""
+    """Records every call; the result of a call is another such object."""
 
     def __init__(self, lines, name=""):
         self._lines, self._name = lines, name
@@ -36,7 +36,7 @@ class Book:
 
 @pytest.fixture
 def calls(monkeypatch):
-    """All calls to the three packages, in their order."""
+    """All calls to the three packages, in order."""
     lines = []
 
     def module(name, **members):
@@ -77,7 +77,7 @@ def train(**settings):
 METRICS = {f"{name}/{key}" for name in ("accuracy", "loss") for key in ("mean", "min", "max")}
 
 
-def test_tensorboard_gets_configuration_epsilons_and_every_evaluation(calls, tmp_path):
+def test_tensorboard_gets_the_configuration_epsilons_and_evaluations(calls, tmp_path):
     result = train(sinks=["tensorboard"], out=tmp_path / "run")
     name, _, options = calls[0]
     assert (name, options["log_dir"]) == ("writer", str(tmp_path / "run" / "tensorboard"))
@@ -90,7 +90,7 @@ def test_tensorboard_gets_configuration_epsilons_and_every_evaluation(calls, tmp
     assert calls[-1][0] == "writer.close"
 
 
-def test_mlflow_gets_the_same_by_its_client(calls, tmp_path):
+def test_mlflow_gets_the_configuration_epsilons_and_evaluations(calls, tmp_path):
     result = train(sinks=["mlflow"], out=tmp_path / "run")
     assert calls[0][2]["tracking_uri"].startswith(f"sqlite:///{tmp_path}/run")
     assert ("client.create_run", "run") in [(name, options.get("run_name")) for name, _, options in calls]
@@ -104,7 +104,7 @@ def test_mlflow_gets_the_same_by_its_client(calls, tmp_path):
     assert calls[-1][:2] == ("client.set_terminated", ("7", "FINISHED"))
 
 
-def test_weights_and_biases_stay_offline_unless_asked(calls, tmp_path, monkeypatch):
+def test_weights_and_biases_stays_offline_by_default(calls, tmp_path, monkeypatch):
     train(sinks=["wandb"], out=tmp_path / "run")
     _, _, options = calls[0]
     assert options["mode"] == "offline" and options["dir"] == str(tmp_path / "run")
@@ -118,7 +118,7 @@ def test_weights_and_biases_stay_offline_unless_asked(calls, tmp_path, monkeypat
 
 
 @pytest.mark.parametrize("name", list(metric_sinks.SINKS))
-def test_a_sink_changes_no_number_and_is_told_nothing_private(calls, tmp_path, name):
+def test_a_sink_changes_no_results_and_gets_only_public_numbers(calls, tmp_path, name):
     with_sink, without = train(sinks=[name], out=tmp_path / "run"), train()
     assert with_sink.estimates.equal(without.estimates)
     told = re.sub(re.escape(str(tmp_path)), "", json.dumps(calls, default=str))
@@ -140,7 +140,7 @@ def test_a_sink_changes_no_number_and_is_told_nothing_private(calls, tmp_path, n
         ("wandb", ("run.finish", (), {"exit_code": 1})),
     ],
 )
-def test_a_run_that_breaks_off_closes_its_sinks(calls, tmp_path, name, last):
+def test_an_interrupted_run_closes_its_sinks(calls, tmp_path, name, last):
     def fail(run):
         if run.round == 4:
             raise ZeroDivisionError
@@ -149,14 +149,14 @@ def test_a_run_that_breaks_off_closes_its_sinks(calls, tmp_path, name, last):
         train(sinks=[name], callbacks=[fail], out=tmp_path / "run")
     assert calls[-1] == last
     calls.clear()
-    train(sinks=[name], out=tmp_path / "run", resume=True)  # goes on, and logs what is left
+    train(sinks=[name], out=tmp_path / "run", resume=True)  # resumes, and logs the remaining rounds
     assert calls and "6" in str(calls)
     train_again = train(out=tmp_path / "other")
     assert train_again.accuracy == train().accuracy
 
 
 @pytest.mark.parametrize("name", list(metric_sinks.SINKS))
-def test_a_missing_package_is_said_before_training(tmp_path, monkeypatch, name):
+def test_a_missing_package_is_reported_before_training(tmp_path, monkeypatch, name):
     for module in ("tensorboard", "torch.utils.tensorboard", "mlflow", "mlflow.tracking", "wandb"):
         monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ConfigError, match=rf"pip install -c constraints.txt '.\[{name}\]'"):
@@ -164,14 +164,14 @@ def test_a_missing_package_is_said_before_training(tmp_path, monkeypatch, name):
     assert not (tmp_path / "run").exists()
 
 
-def test_wrong_names_are_refused():
+def test_unknown_sinks_are_rejected_with_a_suggestion():
     with pytest.raises(ConfigError, match="Did you mean 'tensorboard'"):
         train(sinks=["tensorbord"])
     with pytest.raises(ConfigError, match="Did you mean 'wandb'"):
         train(sinks=["wandbb"])
 
 
-def test_the_command_line_takes_sinks(topdp, calls, tmp_path):
+def test_the_command_line_accepts_sinks(topdp, calls, tmp_path):
     data = blobs_file(tmp_path / "blobs.npz", 300)
     small = ["--set", f'data.name="{data}"', "--set", "topology.agents=6", "--set", "topology.connection=0.5",
              "--set", "rounds=4", "--set", "privacy.sigma=0.1"]  # fmt: skip
@@ -186,7 +186,7 @@ def test_the_command_line_takes_sinks(topdp, calls, tmp_path):
 
 @pytest.mark.skipif(find_spec("tensorboard") is None, reason="needs tensorboard")
 @pytest.mark.filterwarnings("ignore")
-def test_tensorboard_itself_reads_what_was_written(tmp_path):
+def test_the_real_tensorboard_reads_the_written_events(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     result = train(sinks=["tensorboard"], out=tmp_path / "run")

@@ -1,4 +1,4 @@
-"""A trained network as a file: read back by others' means, it computes the same."""
+"""Exported models: other libraries read the file, and the model computes the same."""
 
 from importlib.util import find_spec
 
@@ -34,7 +34,7 @@ def given(shards, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def named(tmp_path_factory):
-    """A run of a configuration, whose data are gone afterwards."""
+    """A run of a configuration; its data file is then deleted."""
     place = tmp_path_factory.mktemp("named")
     data = blobs_file(place / "blobs.npz", 300)
     wanted = config.read(
@@ -54,7 +54,7 @@ READERS = {
 
 
 @pytest.mark.parametrize("file", list(READERS))
-def test_what_is_written_is_read_by_others_means(given, shards, tmp_path, file):
+def test_other_libraries_read_the_exported_file(given, shards, tmp_path, file):
     written = given.export(tmp_path / file, agent=3)
     module = linear_model()
     module.load_state_dict(READERS[file](written))
@@ -62,7 +62,7 @@ def test_what_is_written_is_read_by_others_means(given, shards, tmp_path, file):
         assert torch.equal(module(shards.test_inputs), given.model(3)(shards.test_inputs))
 
 
-def test_best_mean_and_the_format_by_name(given, tmp_path):
+def test_the_best_model_and_the_mean_can_be_exported(given, tmp_path):
     best = load_file(given.export(tmp_path / "best.bin", "safetensors", agent=1, best=True))
     expected = given.best_model(1).state_dict()
     assert best.keys() == expected.keys() and all(best[key].equal(expected[key]) for key in best)
@@ -71,7 +71,7 @@ def test_best_mean_and_the_format_by_name(given, tmp_path):
     torch.testing.assert_close(flat, given.estimates.mean(0), rtol=0, atol=1e-7)
 
 
-def test_frozen_parameters_buffers_and_tied_ones_are_in_the_file(shards, tmp_path):
+def test_the_file_contains_frozen_and_tied_parameters_and_buffers(shards, tmp_path):
     class Tied(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -92,7 +92,7 @@ def test_frozen_parameters_buffers_and_tied_ones_are_in_the_file(shards, tmp_pat
     assert torch.equal(fresh(shards.test_inputs), result.model(0)(shards.test_inputs))
 
 
-def test_a_named_run_is_exported_without_its_data(named, topdp, tmp_path):
+def test_a_run_of_a_configuration_is_exported_without_its_data(named, topdp, tmp_path):
     result, inputs = named
     done = topdp("export", result.folder, "--agent", 2, "--out", tmp_path / "m.pt")
     assert done.code == 0 and "m.pt" in done.out.replace("\n", ""), done.err
@@ -103,7 +103,7 @@ def test_a_named_run_is_exported_without_its_data(named, topdp, tmp_path):
     assert done.code == 0 and '"agent": "mean"' in done.out
 
 
-def test_a_run_from_python_gives_its_trained_parameters(given, topdp, shards, tmp_path):
+def test_a_run_from_python_exports_its_trained_parameters_only(given, topdp, shards, tmp_path):
     done = topdp("export", given.folder, "--agent", 4, "--out", tmp_path / "m.safetensors")
     assert done.code == 0, done.err
     module = linear_model()
@@ -124,14 +124,14 @@ def test_a_run_from_python_gives_its_trained_parameters(given, topdp, shards, tm
         (["--format", "torchscript", "--out", "m.bin"], "Known: safetensors"),
     ],
 )
-def test_wrong_input_is_one_line(named, topdp, tmp_path, monkeypatch, arguments, says):
+def test_invalid_arguments_give_one_line(named, topdp, tmp_path, monkeypatch, arguments, says):
     monkeypatch.chdir(tmp_path)
     done = topdp("export", named[0].folder, *arguments)
     assert done.code == 2 and says in " ".join(done.err.split()) and "Traceback" not in done.err
     assert not list(tmp_path.iterdir())
 
 
-def test_no_run_an_unfinished_run_and_a_damaged_file_are_one_line(named, topdp, tmp_path):
+def test_missing_unfinished_and_damaged_runs_give_one_line(named, topdp, tmp_path):
     assert "run.json" in topdp("export", tmp_path, "--out", tmp_path / "m.pt").err
     shards = topdp_shards_without_test()
     with pytest.raises(ZeroDivisionError):
@@ -155,7 +155,7 @@ def topdp_train(shards, out, **options):
     return topdp.train(linear_model(), shards, topology.ring(5), sigma=0.1, rounds=3, out=out, **options)
 
 
-def test_onnx_without_its_packages_is_one_line(given, tmp_path, monkeypatch):
+def test_onnx_without_its_packages_is_rejected(given, tmp_path, monkeypatch):
     monkeypatch.setattr("topdp.runs.model_export.find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"onnx and onnxscript.*pip install -c constraints.txt '.\[onnx\]'"):
         given.export(tmp_path / "m.onnx")
@@ -164,12 +164,12 @@ def test_onnx_without_its_packages_is_one_line(given, tmp_path, monkeypatch):
 
 @pytest.mark.skipif(find_spec("onnx") is None or find_spec("onnxscript") is None, reason="needs onnx")
 @pytest.mark.filterwarnings("ignore")
-def test_onnx_computes_the_same_for_any_number_of_records(named, tmp_path):
+def test_the_onnx_model_gives_the_same_outputs_for_any_batch_size(named, tmp_path):
     from onnx.reference import ReferenceEvaluator
 
     result, inputs = named
     session = ReferenceEvaluator(str(export_run(result.folder, tmp_path / "m.onnx", agent=1)))
-    assert [file.name for file in tmp_path.iterdir()] == ["m.onnx"]  # weights inside
+    assert [file.name for file in tmp_path.iterdir()] == ["m.onnx"]  # the file contains the weights
     for count in (1, 7):
         (outputs,) = session.run(None, {"inputs": inputs[:count].numpy()})
         expected = result.model(1)(inputs[:count]).detach().numpy()

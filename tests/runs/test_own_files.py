@@ -1,4 +1,4 @@
-"""Runs on a user's own files: one for each agent, or one that is dealt out; the schema goes with the run."""
+"""Runs on a user's own files, one per agent or one that is partitioned; the schema is stored with the run."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def settings(*changes: str, name: str = "sites/*.csv") -> config.RunConfig:
     return config.read(changes=[*basis, *changes])
 
 
-def test_each_file_is_an_agent_and_the_run_remembers_the_schema(place: Path) -> None:
+def test_each_file_is_an_agent_and_the_run_stores_the_schema(place: Path) -> None:
     found = run.run(settings("train.learning_rate=20.0", "rounds=30"), place / "out")
     assert found.plan.agents == 3 and found.accuracy["mean"] > 0.9
     facts = json.loads((place / "out" / "run.json").read_text())
@@ -65,7 +65,7 @@ def test_each_file_is_an_agent_and_the_run_remembers_the_schema(place: Path) -> 
     assert Schema.of(kept) == Schema.of(place / "schema.toml")
 
 
-def test_sites_may_be_listed_and_pooled_and_shards_from_files_are_the_same(place: Path) -> None:
+def test_sites_can_be_listed_and_pooled(place: Path) -> None:
     (place / "list.toml").write_text('[data]\nsites = ["sites/c.csv", "sites/a.csv", "sites/b.csv"]\n')
     basis = ["topology.kind=ring", "topology.agents=3", "data.schema=schema.toml"]
     listed = config.read(place / "list.toml", changes=basis)
@@ -76,7 +76,7 @@ def test_sites_may_be_listed_and_pooled_and_shards_from_files_are_the_same(place
     assert load_shards(RunOutline.of(pooled)).counts == (90,)
 
 
-def test_one_file_is_dealt_out_as_other_data_sets_are(place: Path) -> None:
+def test_one_file_is_partitioned_like_other_data_sets(place: Path) -> None:
     shards = load_shards(RunOutline.of(settings("data.partition=dirichlet", name="sites/c.csv")))
     assert shards.agents == 3 and sum(shards.counts) == 40 and shards.classes == 2
     assert shards.test_inputs is not None and len(shards.test_inputs) == 50
@@ -99,7 +99,7 @@ def test_one_file_is_dealt_out_as_other_data_sets_are(place: Path) -> None:
         (['data.sites=["sites/a.csv"]'], "data: expected either data.name or data.sites, got both"),
     ],
 )
-def test_what_does_not_fit_is_said_before_the_run(place: Path, changes: list[str], message: str) -> None:
+def test_unsuitable_settings_are_rejected_at_once(place: Path, changes: list[str], message: str) -> None:
     if changes[0].startswith("data.schema."):
         (place / "schema.toml").write_text(SCHEMA.replace('target = "ill"', 'target = "age"'))
         changes = []
@@ -108,14 +108,14 @@ def test_what_does_not_fit_is_said_before_the_run(place: Path, changes: list[str
     assert not (place / "out").exists()
 
 
-def test_a_table_without_a_schema_ends_with_one_to_fill_in(place: Path) -> None:
+def test_the_error_for_a_missing_schema_shows_a_template(place: Path) -> None:
     (place / "run.toml").write_text('[data]\nname = "sites/*.csv"\n[topology]\nagents = 3\n')
     done = CliRunner().invoke(app, ["run", "run.toml", "--out", "out"])
     assert isinstance(done.exception, InputError) and done.exception.code == 2
     assert "[ranges]" in str(done.exception) and "age = []" in str(done.exception)
 
 
-def test_a_manifest_states_the_schema_and_not_where_records_are(place: Path) -> None:
+def test_a_manifest_states_the_schema_but_no_paths_of_records(place: Path) -> None:
     made = settings("privacy.sigma=0.5", "privacy.guarantee=worst-case")
     complete, _ = federation_manifest.complete_config(made, ring(3), (20, 30, 40), Rules())
     assert complete.data.schema == made.data.schema and complete.data.test is None
@@ -140,7 +140,7 @@ def test_an_agent_reads_its_own_file_by_the_schema_of_the_manifest(
     assert asked == {"path": "a.csv", "schema": Schema.of(place / "schema.toml")}
 
 
-def test_frames_text_and_a_networkx_graph_train(place: Path) -> None:
+def test_train_accepts_frames_and_a_networkx_graph(place: Path) -> None:
     frames = [pandas.read_csv(path) for path in sorted(place.glob("sites/*.csv"))]
     shards = topdp.Shards.from_frames(frames, test=frames[0], schema="schema.toml")
     shutil.copy("sites/a.csv", "again.csv")
@@ -156,7 +156,7 @@ def test_frames_text_and_a_networkx_graph_train(place: Path) -> None:
         topdp.Shards.from_frames(frames[0], schema="schema.toml")  # type: ignore[arg-type]
 
 
-def test_image_folders_are_data_sets_and_sites(tmp_path: Path) -> None:
+def test_image_folders_can_be_data_sets_or_sites(tmp_path: Path) -> None:
     for part in ("train", "test"):
         for name, value in (("cat", 0), ("dog", 255)):
             (tmp_path / part / name).mkdir(parents=True)
@@ -185,7 +185,7 @@ def test_image_folders_are_data_sets_and_sites(tmp_path: Path) -> None:
         ([0.0, 0.5], r"expected (integer )?labels.*, got 0.5"),
     ],
 )
-def test_labels_that_cannot_be_are_refused_by_name(labels: list[Any], message: str, tmp_path: Path) -> None:
+def test_invalid_labels_are_rejected_by_name(labels: list[Any], message: str, tmp_path: Path) -> None:
     pair = (np.zeros((2, 3)), np.array(labels))
     with pytest.raises((DataError, InputError), match=message):
         shards = topdp.Shards.from_arrays([pair, pair, pair])
@@ -202,8 +202,8 @@ def test_a_user_looks_at_a_file_of_its_own(place: Path) -> None:
     assert seen["ill"]["values"] == ["no", "yes"] and seen["age"]["kind"] == "number"
 
 
-def test_whole_numbers_to_predict_are_no_labels(tmp_path: Path) -> None:
-    """Costs, or counts that are 0 everywhere, under a loss that is not about classes."""
+def test_whole_numbers_can_be_regression_targets(tmp_path: Path) -> None:
+    """Costs, or counts that are all 0, with a loss that is not for classes."""
     for targets in ([12_000, 3], [0, 0]):
         pair = (np.ones((2, 3)), np.array(targets))
         shards = topdp.Shards.from_arrays([pair, pair, pair])

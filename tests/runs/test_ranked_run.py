@@ -1,4 +1,4 @@
-"""Runs over several processes: three are started once, and go through all jobs (rank_jobs.py)."""
+"""Runs over several ranks: three processes are started once and execute all jobs of rank_jobs.py."""
 
 import json
 import os
@@ -24,10 +24,10 @@ TESTS = Path(__file__).parents[1]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Of all runs, after all of them."""
+    """The folder with the results of all runs, after the last one."""
     folder = tmp_path_factory.mktemp("ranks")
     blobs_file(folder / "blobs.npz", 200)
-    # As torchrun has it: a store of its own, which outlives who uses it.
+    # As with torchrun: a separate store, which exists longer than its clients.
     store = TCPStore("localhost", 0, is_master=True, timeout=timedelta(seconds=60), wait_for_workers=False)
     told = {
         "MASTER_ADDR": "localhost", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True",
@@ -47,7 +47,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    """As the ranks have: the last digits of matrix products may differ with threads."""
+    """The ranks use one thread, too, because the last digits of matrix products may depend on it."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -93,32 +93,32 @@ def test_ranks_end_where_one_process_ends(folder, tmp_path, name):
         ("dropout", 2, "expected a model without dropout with several ranks"),
     ],
 )
-def test_what_cannot_be_is_said_on_every_rank(folder, job, code, words):
+def test_every_rank_reports_invalid_settings(folder, job, code, words):
     for rank in range(rank_jobs.REFUSED[job][0]):
         found = said(folder, job, rank)
         assert found["code"] == code and words in found["said"], found
 
 
-def test_a_failure_on_one_rank_ends_all_and_is_named(folder):
+def test_a_failure_on_one_rank_ends_all_ranks_and_is_reported(folder):
     first, second = (said(folder, "no such file on rank 1", rank) for rank in (0, 1))
     assert (second["kind"], second["code"]) == ("DataError", 5)
     assert (first["code"], first["said"]) == (5, f"Rank 1 ended: {second['said']}")
 
 
-def test_nothing_is_left_where_nothing_was_begun(folder):
+def test_rejected_runs_leave_no_run_folder(folder):
     for job in ("more ranks than agents", "another seed on rank 1", "no such file on rank 1", "an attack"):
         assert not (folder / job / "run.json").exists()
     assert RunFolder.open(folder / "diverged").state == "diverged"
 
 
-def test_a_signal_to_one_rank_stops_all_and_any_number_goes_on(folder, tmp_path):
+def test_a_signal_to_one_rank_stops_all_and_another_number_of_ranks_resumes(folder, tmp_path):
     assert [said(folder, "stopped 2", rank)["kind"] for rank in (0, 1)] == ["InterruptedRun"] * 2
     assert "the same command" in said(folder, "stopped 2", 0)["said"]
     assert said(folder, "stopped 3", 0)["code"] == 0
     expect_as_of_one_process(folder, "stopped", ["method.name=top"], tmp_path)
 
 
-def test_a_rank_that_dies_leaves_a_checkpoint_from_which_one_process_goes_on(folder, tmp_path):
+def test_after_the_death_of_a_rank_one_process_resumes_from_the_checkpoint(folder, tmp_path):
     found = said(folder, "lost 2", 0)
     assert found["code"] == 2 and "lost another rank: its connection is closed" in found["said"]
     assert not (folder / "lost 2.1.json").exists()
@@ -131,7 +131,7 @@ def test_a_rank_that_dies_leaves_a_checkpoint_from_which_one_process_goes_on(fol
 @pytest.mark.parametrize(
     ("size", "words"), [(4, ["waiting for 3 other ranks"]), (2, ["waiting for 1 other rank"])]
 )
-def test_who_waits_for_other_ranks_says_so(monkeypatch, tmp_path, size, words):
+def test_a_rank_that_waits_for_others_reports_it(monkeypatch, tmp_path, size, words):
     def nobody(place):
         raise RankError("Could not join the other ranks.")
 

@@ -1,6 +1,6 @@
-"""Ray: addresses, refusals, and one real cluster of two nodes on loopback (ray_jobs.py), to try it all on.
+"""Ray clusters: addresses, rejections, and one real cluster of two nodes on loopback (ray_jobs.py).
 
-The cluster is one test: tests of a module may go to several processes, and each would start its own.
+The cluster is one test: pytest may spread tests over several processes, and each would start a cluster.
 """
 
 import json
@@ -32,7 +32,7 @@ TESTS = Path(__file__).parents[1]
 
 
 def of_ours(folder):
-    """Processes that were started for this folder, by whomever: they have its name in their environment."""
+    """Processes started for this folder, directly or indirectly: their environment contains its path."""
     found, mark = [], f"RAY_JOBS={folder}".encode()
     for one in Path("/proc").glob("[0-9]*/environ"):
         with suppress(OSError):
@@ -43,12 +43,12 @@ def of_ours(folder):
 
 @pytest.fixture
 def jobs(tmp_path):
-    """The folder in which all jobs have been done; whatever happens, no process is left."""
+    """The folder of all finished jobs; in any case, no process is left."""
     blobs_file(tmp_path / "blobs.npz", 120)
-    short = tempfile.mkdtemp(prefix="ray")  # names of sockets must be
+    short = tempfile.mkdtemp(prefix="ray")  # paths of sockets must be short
     told = {
         "RAY_JOBS": str(tmp_path), "RAY_TMPDIR": short, "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # nodes then listen on loopback alone
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # nodes then listen on loopback only
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(TESTS.parent / "src"), str(TESTS)]),
     }  # fmt: skip
@@ -84,7 +84,7 @@ def expect_as_here(folder, name, wanted):
 
 
 @pytest.mark.slow
-def test_two_nodes_do_what_one_machine_does_whatever_happens_to_them(jobs, monkeypatch):
+def test_two_nodes_give_the_results_of_one_machine_despite_failures(jobs, monkeypatch):
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     monkeypatch.setenv("RAY_JOBS", str(jobs))
@@ -118,8 +118,8 @@ def test_two_nodes_do_what_one_machine_does_whatever_happens_to_them(jobs, monke
     torch.set_num_threads(before)
 
 
-def test_a_cluster_that_does_not_answer_is_not_waited_for(monkeypatch):
-    """Ray itself would wait for minutes: the process that tries is stopped."""
+def test_joining_a_cluster_that_does_not_answer_times_out(monkeypatch):
+    """Ray itself would wait for minutes: topdp stops the process that tries to join."""
     monkeypatch.setattr(ray_cluster, "JOIN_TIMEOUT_SECONDS", 0.01)
     with pytest.raises(ClusterError, match="no answer within"), ray_cluster.ray_cluster("127.0.0.1:9"):
         pytest.fail("joined")
@@ -132,7 +132,7 @@ def test_a_cluster_that_does_not_answer_is_not_waited_for(monkeypatch):
         ("", "Ray ended"),
     ],
 )
-def test_why_ray_does_not_join_is_one_line(monkeypatch, err, says):
+def test_the_reason_why_ray_does_not_join_is_one_line(monkeypatch, err, says):
     done = SimpleNamespace(returncode=3, stdout="", stderr=err)
     monkeypatch.setattr(ray_cluster.subprocess, "run", lambda *_, **__: done)
     with pytest.raises(ClusterError, match=says) as refused, ray_cluster.ray_cluster("auto"):
@@ -141,7 +141,7 @@ def test_why_ray_does_not_join_is_one_line(monkeypatch, err, says):
 
 
 class Nodes:
-    """As much of Ray as asking for its nodes takes."""
+    """A substitute for Ray that only answers what nodes it has."""
 
     def __init__(self, *resources):
         self.held = [{"Alive": True, "Resources": one} for one in resources]
@@ -156,14 +156,14 @@ class Nodes:
         return self
 
 
-def test_more_than_any_node_has_is_refused_instead_of_waited_for():
+def test_a_request_for_more_cpus_than_any_node_has_is_rejected():
     with pytest.raises(ClusterError, match=r"Expected a node with 8 CPUs .* got nodes with 4 and 0; 2 and 1"):
         ray_cluster.RayCluster(Nodes({"CPU": 4.0}, {"CPU": 2.0, "GPU": 1.0}), 8, 0.0)
 
 
 @pytest.fixture
 def on_a_node(monkeypatch):
-    """The function that is sent, called here."""
+    """The function that is sent to a node, called in this process."""
     context = SimpleNamespace(get_node_id=lambda: "0123456789")
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(get_runtime_context=lambda: context))
     for name in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY"):
@@ -194,12 +194,12 @@ def test_a_node_without_a_users_module_computes_nothing(on_a_node):
         (["--executor", "ray", "--cpus", "0"], "greater than or equal to 1"),
     ],
 )
-def test_options_that_do_not_go_together_are_refused(topdp, tmp_path, arguments, says):
+def test_incompatible_options_are_rejected(topdp, tmp_path, arguments, says):
     done = ask(topdp, tmp_path, *arguments)
     assert done.code == 2 and says in " ".join(done.err.split()) and not (tmp_path / "s").exists()
 
 
-def test_what_is_broken_off_says_how_to_go_on_with_the_cluster(topdp, tmp_path, monkeypatch):
+def test_an_interrupt_prints_the_command_that_continues_on_the_cluster(topdp, tmp_path, monkeypatch):
     @contextmanager
     def joined(*given):
         assert given == ("head:6379", 2, 0.0)
@@ -212,7 +212,7 @@ def test_what_is_broken_off_says_how_to_go_on_with_the_cluster(topdp, tmp_path, 
     assert done.code == 130 and again in " ".join(done.err.split())
 
 
-def test_without_ray_one_line_says_what_to_install(topdp, tmp_path, monkeypatch):
+def test_without_ray_one_line_states_what_to_install(topdp, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     done = ask(topdp, tmp_path, "--executor", "ray")
     assert (

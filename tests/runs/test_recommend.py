@@ -1,4 +1,4 @@
-"""`topdp recommend`: what it says follows from accounts and plans, and can be run."""
+"""`topdp recommend`: its statements follow from accounts and plans, and its settings can be run."""
 
 import json
 import math
@@ -23,7 +23,7 @@ def ask(*changes):
     return recommend(wanted, outline.graph, record_counts(outline)), wanted
 
 
-def test_shared_noise_is_recommended_where_it_saves_noise():
+def test_shared_noise_is_recommended_if_it_saves_noise():
     found, _ = ask("topology.agents=12", "topology.connection=0.4", "privacy.colluders=2")
     noise = {option.method: option.noise for option in found.options}
     assert found.options[0].method == "correlated" and found.changes["method.name"] == "correlated"
@@ -31,8 +31,8 @@ def test_shared_noise_is_recommended_where_it_saves_noise():
     assert noise["dsgd"] == pytest.approx(12, rel=1e-4) and noise["muffliato"] == pytest.approx(12, rel=1e-4)
 
 
-def test_the_noise_is_that_of_the_plans_that_would_run():
-    """Of a whole run, against pooled records; both calibrated to the same budget."""
+def test_the_stated_noise_is_that_of_the_plans():
+    """The ratio of residual noise to that for pooled records, both calibrated to the same budget."""
     found, _ = ask("topology.agents=8", "topology.kind=ring")
     left = {}
     for name in ("correlated", "central"):
@@ -47,20 +47,20 @@ def test_the_noise_is_that_of_the_plans_that_would_run():
     assert found.options[0].noise == pytest.approx(left["correlated"] / left["central"], rel=1e-6)
 
 
-def test_given_noise_for_each_agent_does_not_matter_for_pooled_records():
+def test_a_given_sigma_does_not_change_the_stated_noise():
     sizes = ("topology.agents=4", "topology.kind=ring")
     found, _ = ask(*sizes, "privacy.sigma=[0.5, 1.0, 2.0, 0.5]")
     assert [option.noise for option in found.options] == [option.noise for option in ask(*sizes)[0].options]
 
 
-def test_two_agents_gain_nothing_by_secrets():
-    """The one other agent knows all of them: then what sends least is as good."""
+def test_shared_noise_is_not_recommended_for_two_agents():
+    """The other agent knows all secrets, so that the method with the fewest messages is as good."""
     found, _ = ask("topology.agents=2", "topology.kind=complete")
     assert {round(option.noise, 4) for option in found.options} == {2.0}
     assert found.changes["method.name"] != "correlated"
 
 
-def test_what_does_not_fit_says_why():
+def test_unsuitable_methods_have_a_reason():
     found, _ = ask("topology.agents=6", "topology.kind=star", "method.secrets=links")
     last = found.options[-1]
     assert last.method == "correlated" and last.noise is None and "only its own noise" in last.reason
@@ -68,7 +68,7 @@ def test_what_does_not_fit_says_why():
         ask("method.name=central")
 
 
-def test_the_command_can_be_run(tmp_path):
+def test_the_recommended_settings_form_a_valid_configuration(tmp_path):
     arguments = ["--set", "topology.agents=6", "--set", "topology.kind=ring", "--set", "privacy.epsilon=2.0"]
     answer = CliRunner().invoke(app, ["recommend", *arguments, "--json"])
     assert answer.exit_code == 0

@@ -1,4 +1,4 @@
-"""A configuration is resolved once a run, and what comes of it holds no `auto`."""
+"""Resolving a configuration: it happens once per run, and a resolved run contains no `auto`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ METHODS = [
 ]
 
 
-def test_a_run_of_six_agents_resolves_its_configuration_once(tmp_path, monkeypatch):
+def test_a_run_resolves_its_configuration_once(tmp_path, monkeypatch):
     blobs_file(tmp_path / "blobs.npz", 120)
     calls, real = [], run_outline.method_of
     monkeypatch.setattr(run_outline, "method_of", lambda config: calls.append(config) or real(config))
@@ -31,7 +31,7 @@ def test_a_run_of_six_agents_resolves_its_configuration_once(tmp_path, monkeypat
 
 
 @pytest.mark.parametrize("changes", METHODS, ids=lambda changes: changes[0])
-def test_a_resolved_run_holds_no_auto(changes):
+def test_a_resolved_run_contains_no_auto(changes):
     graph = ["topology.agents=6", "topology.kind=ring", "rounds=2"]
     resolved = resolve(config.read(changes=[*graph, *changes]))
     fields = {field.name: getattr(resolved, field.name) for field in dataclasses.fields(resolved)}

@@ -1,4 +1,4 @@
-"""Whole runs whose rows are kept in bfloat16: files, resuming, models, and what is refused."""
+"""Whole runs whose rows are stored in bfloat16: files, resuming, models, and rejected settings."""
 
 import json
 
@@ -38,7 +38,7 @@ def kind_of(file, name):
         return opened.get_slice(name).get_dtype()
 
 
-def test_estimates_are_kept_and_read_as_they_are(tmp_path):
+def test_estimates_are_stored_in_bfloat16(tmp_path):
     result = train(out=tmp_path / "run")
     assert result.estimates.dtype == result.best.estimates.dtype == torch.bfloat16
     folder = RunFolder.open(tmp_path / "run")
@@ -48,7 +48,7 @@ def test_estimates_are_kept_and_read_as_they_are(tmp_path):
     assert folder.estimates.dtype == np.float32
     np.testing.assert_array_equal(folder.estimates, result.estimates.float().numpy())
     assert result.plan.rounded == folder.plan.rounded == "bfloat16"
-    # Models are float32, whatever rows were kept in.
+    # Models are float32, whatever type the rows have.
     assert {one.dtype for one in result.model(0).parameters()} == {torch.float32}
     exported = export_run(folder.path, tmp_path / "mean.safetensors", agent="mean")
     with safe_open(exported, "numpy") as opened:
@@ -56,7 +56,7 @@ def test_estimates_are_kept_and_read_as_they_are(tmp_path):
     np.testing.assert_allclose(flat, folder.estimates.mean(axis=0), rtol=1e-6)
 
 
-def test_a_run_that_was_stopped_ends_bit_equal(tmp_path):
+def test_a_resumed_run_ends_bit_for_bit_equal(tmp_path):
     whole = train()
     train(out=tmp_path / "run", callbacks=[lambda run: run.stop("now") if run.round == 3 else None])
     assert kind_of(tmp_path / "run" / "checkpoint.safetensors", "rows") == "BF16"
@@ -76,7 +76,7 @@ def changes_of(folder, *more):
     return [*small, "privacy.clip=1.0", *more]
 
 
-def test_a_run_that_is_done_is_read_as_it_was_kept(tmp_path):
+def test_a_finished_run_is_read_in_bfloat16(tmp_path):
     config = read(None, None, changes_of(tmp_path, "method.name=dsgd"))
     first = run(config, tmp_path / "run", "cpu")
     again = run_or_continue(config, tmp_path / "run", "cpu")
@@ -84,10 +84,10 @@ def test_a_run_that_is_done_is_read_as_it_was_kept(tmp_path):
     assert again.privacy.epsilon == first.privacy.epsilon
 
 
-@pytest.mark.filterwarnings("ignore:Rounding loses steps")  # without noise
+@pytest.mark.filterwarnings("ignore:Rounding loses steps")  # the method no-noise
 @pytest.mark.parametrize("name", METHODS)
-def test_every_method_runs_or_is_refused(name):
-    """Under the default guarantee; those that hide rows run where all of them count as seen."""
+def test_every_method_runs_or_is_refused_with_rounded_rows(name):
+    """Under the default guarantee; methods that hide rows run under the worst case, where all are seen."""
     asked = {"method": name, "sigma": None, "epsilon": 1.0, "gossip": 2, "rounds": 2}
     if name in ("top", "top-dp"):
         with pytest.raises(NotCovered, match="rounded to bfloat16"):
@@ -113,7 +113,7 @@ def test_every_method_runs_or_is_refused(name):
         ("compare", ["--methods", "top,dsgd"]),
     ],
 )
-def test_commands_refuse_with_code_2(tmp_path, monkeypatch, command, more):
+def test_commands_reject_uncovered_answers_with_code_2(tmp_path, monkeypatch, command, more):
     monkeypatch.chdir(tmp_path)
     changes = [part for change in changes_of(tmp_path, "method.name=top") for part in ("--set", change)]
     ended = CliRunner().invoke(app, [command, *changes, *more])
@@ -121,7 +121,7 @@ def test_commands_refuse_with_code_2(tmp_path, monkeypatch, command, more):
     assert "rounded to bfloat16" in str(ended.exception)
 
 
-def test_a_run_is_accounted_from_its_folder_and_other_answers_stay_refused(tmp_path):
+def test_the_account_of_a_run_folder_refuses_uncovered_answers(tmp_path):
     run(read(None, None, changes_of(tmp_path, "method.name=dsgd")), tmp_path / "run", "cpu")
     ended = CliRunner().invoke(
         app, ["account", str(tmp_path / "run"), "--answers", "view,outsider", "--json"]
@@ -145,7 +145,7 @@ def test_a_run_is_accounted_from_its_folder_and_other_answers_stay_refused(tmp_p
         ("train.average=0.9", "train.average"),
     ],
 )
-def test_what_does_not_go_with_it_is_refused(tmp_path, change, words):
+def test_incompatible_settings_are_rejected(tmp_path, change, words):
     config = read(None, None, ["train.rows=bfloat16", "method.name=correlated", change])
     with pytest.raises(ConfigError, match=words):
         RunOutline.of(config)
@@ -153,22 +153,22 @@ def test_what_does_not_go_with_it_is_refused(tmp_path, change, words):
         run(config, tmp_path / "run", "cpu")
 
 
-def test_runs_are_not_stacked():
+def test_rounded_runs_are_not_stacked():
     runs = [read(None, None, ["train.rows=bfloat16", f"seed={seed}"]) for seed in range(2)]
     assert [len(stack) for stack in stackable(runs, 1e9, lambda config: (1, 1))] == [1, 1]
 
 
-def test_real_agents_refuse():
+def test_real_agents_reject_rounded_rows():
     with pytest.raises(ConfigError, match='expected "model" for real agents, got "bfloat16"'):
         expect_supported(read(None, None, ["train.rows=bfloat16"]), (100,))
 
 
-def test_noise_that_cannot_keep_small_steps_is_said():
+def test_noise_too_small_to_preserve_small_steps_gives_a_warning():
     with pytest.warns(
         UserWarning, match="loses steps below .*: rows are stored in bfloat16.* noise has a deviation of only"
     ):
         train(sigma=1e-5)
-    plan = train().plan  # which warns of nothing
+    plan = train().plan  # without a warning
     step = plan[1]
     assert usual_noise(plan) == pytest.approx(np.abs(step.std).max(), rel=0.2)
     here, above = torch.tensor([0.05, 1.0], dtype=torch.bfloat16)

@@ -1,4 +1,4 @@
-"""The walk from a configuration to a run folder, on small data of one's own."""
+"""Runs from a configuration to a run folder, on a user's own small data."""
 
 import errno
 import json
@@ -32,11 +32,11 @@ from topdp.simulator.engine import Engine, WrongReplayError
 
 @pytest.fixture(scope="session")
 def data(tmp_path_factory):
-    """Separable images in the .npz form that users bring."""
+    """Separable images in the .npz form of users' files."""
     return blobs_file(tmp_path_factory.mktemp("data") / "blobs.npz", 300)
 
 
-WORST = "privacy.guarantee=worst-case"  # of many rounds it is there at once
+WORST = "privacy.guarantee=worst-case"  # fast also for many rounds
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def command(*arguments, **options):
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("method", ["no-noise", "plain", "top", "top-dp"])
-def test_every_method_trains_and_leaves_a_whole_folder(small, tmp_path, method, mode):
+def test_every_method_trains_and_writes_a_complete_folder(small, tmp_path, method, mode):
     result = run.run(small(f"method.name={method}", f"method.mode={mode}", "rounds=60"), tmp_path / "run")
     assert result.accuracy["mean"] > 0.8
     folder = RunFolder.open(tmp_path / "run")
@@ -89,7 +89,7 @@ def test_every_method_trains_and_leaves_a_whole_folder(small, tmp_path, method, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("batch", ['"full"', "{cycle=7}", "{poisson=7}"])
-def test_a_killed_run_resumes_bit_equal(small, tmp_path, batch):
+def test_a_killed_run_resumes_bit_for_bit(small, tmp_path, batch):
     wanted = small(f"data.batch={batch}")
     whole = run.run(wanted, tmp_path / "whole")
 
@@ -108,7 +108,7 @@ def test_a_killed_run_resumes_bit_equal(small, tmp_path, batch):
     assert resumed.metrics == whole.metrics
 
 
-def test_ctrl_c_leaves_a_loadable_run_at_the_very_round(small, tmp_path):
+def test_after_ctrl_c_the_run_resumes_from_the_same_round(small, tmp_path):
     def interrupt(stage, done=0, total=None, /, **details):
         if stage == "training" and done == 7:
             raise KeyboardInterrupt
@@ -121,7 +121,7 @@ def test_ctrl_c_leaves_a_loadable_run_at_the_very_round(small, tmp_path):
     assert torch.equal(run.resume(tmp_path / "run").estimates, run.run(small(), tmp_path / "b").estimates)
 
 
-def test_a_done_run_and_a_foreign_folder_are_not_resumed(small, tmp_path):
+def test_finished_runs_and_other_folders_are_not_resumed(small, tmp_path):
     run.run(small(), tmp_path / "run")
     with pytest.raises(RunFolderError, match="nothing to resume"):
         run.resume(tmp_path / "run")
@@ -133,7 +133,7 @@ def test_a_done_run_and_a_foreign_folder_are_not_resumed(small, tmp_path):
         run.resume(tmp_path / "nowhere")
 
 
-def test_a_run_is_read_where_it_is_done_and_continued_where_it_was_broken_off(small, tmp_path, monkeypatch):
+def test_run_or_continue_reads_finished_and_resumes_interrupted_runs(small, tmp_path, monkeypatch):
     def interrupt(stage, done=0, total=None, /, **details):
         if stage == "training" and done == 7:
             raise KeyboardInterrupt
@@ -153,7 +153,7 @@ def test_a_run_is_read_where_it_is_done_and_continued_where_it_was_broken_off(sm
     assert torch.equal(read.model(2)(first.test_inputs), whole.model(2)(first.test_inputs))
 
 
-def test_a_run_on_other_data_is_not_read(small, tmp_path):
+def test_a_finished_run_on_other_data_is_rejected(small, tmp_path):
     own = blobs_file(tmp_path / "own.npz", 300)
     wanted = small(f'data.name="{own}"')
     run.run_or_continue(wanted, tmp_path / "run")
@@ -162,7 +162,7 @@ def test_a_run_on_other_data_is_not_read(small, tmp_path):
         run.run_or_continue(wanted, tmp_path / "run")
 
 
-def test_a_run_that_diverged_says_so_and_is_not_resumed(small, tmp_path):
+def test_a_diverged_run_is_marked_and_not_resumed(small, tmp_path):
     with pytest.raises(FloatingPointError):
         run.run(small("train.learning_rate=1e25"), tmp_path / "run")
     assert RunFolder.open(tmp_path / "run").state == "diverged"
@@ -170,7 +170,7 @@ def test_a_run_that_diverged_says_so_and_is_not_resumed(small, tmp_path):
         run.resume(tmp_path / "run")
 
 
-def test_a_run_whose_recorded_rounds_went_wrong_is_not_resumed(small, tmp_path, monkeypatch):
+def test_a_run_with_a_wrong_replay_is_not_resumed(small, tmp_path, monkeypatch):
     def wrong(self, state, at_most=1):
         raise WrongReplayError("round 3")
 
@@ -182,7 +182,7 @@ def test_a_run_whose_recorded_rounds_went_wrong_is_not_resumed(small, tmp_path, 
         run.resume(tmp_path / "run")
 
 
-def test_a_plan_that_is_not_the_configurations_is_refused(small, tmp_path):
+def test_a_plan_that_differs_from_the_configuration_is_rejected(small, tmp_path):
     def stop(stage, done=0, total=None, /, **details):
         if stage == "training":
             raise KeyboardInterrupt
@@ -209,7 +209,7 @@ def test_a_plan_that_is_not_the_configurations_is_refused(small, tmp_path):
         ("epsilon = 1.0", "epsilon = 0.5", "epsilon"),
     ],
 )
-def test_a_run_is_not_continued_under_settings_its_account_does_not_hold_for(
+def test_a_run_is_not_resumed_under_settings_that_differ_from_its_account(
     small, tmp_path, before, after, says
 ):
     def stop(stage, done=0, total=None, /, **details):
@@ -217,7 +217,7 @@ def test_a_run_is_not_continued_under_settings_its_account_does_not_hold_for(
             raise KeyboardInterrupt
 
     wanted = small("method.name=plain", "method.noise_schedule.kind=constant").model_dump(exclude_none=True)
-    del wanted["privacy"]["sigma"]  # calibrated: the configuration does not hold the noise
+    del wanted["privacy"]["sigma"]  # calibrated: the configuration does not contain the noise
     with pytest.raises(InterruptedRun):
         run.run(config.parse(wanted), tmp_path / "run", progress=stop)
     file = tmp_path / "run" / "config.toml"
@@ -228,13 +228,13 @@ def test_a_run_is_not_continued_under_settings_its_account_does_not_hold_for(
         return
     with pytest.raises(RunFolderError, match=says):
         run.resume(tmp_path / "run")
-    if "records" not in says:  # an account takes the number of records from the run itself
+    if "records" not in says:  # the account of a run takes the number of records from the run folder
         with pytest.raises(RunFolderError, match=says):
             planning.account_of_run(tmp_path / "run")
 
 
-def test_a_run_is_not_continued_with_records_in_another_order(tmp_path):
-    """In a cycle they would be used more often than the account says."""
+def test_a_run_is_not_resumed_with_records_in_another_order(tmp_path):
+    """In a cycle some records would be used more often than the account states."""
     inputs, labels = torch.rand(3, 12, 4), torch.arange(36).reshape(3, 12) % 2
     model = torch.nn.Linear(4, 2)
 
@@ -262,7 +262,7 @@ def test_a_run_is_not_continued_with_records_in_another_order(tmp_path):
 
 @pytest.fixture
 def broken_off(small, tmp_path):
-    """A run that was interrupted, calibrated to a budget; and another of its kind with five times that."""
+    """Two interrupted, calibrated runs that differ in their budgets: 1 and 5."""
 
     def stop(stage, done=0, total=None, /, **details):
         if stage == "training" and done == 5:
@@ -278,8 +278,8 @@ def broken_off(small, tmp_path):
     return make("run", 1.0), make("other", 5.0)
 
 
-def test_an_account_of_another_plan_is_not_believed(broken_off):
-    """Noise for a budget of 5 under an account that says 1: every other check passes."""
+def test_an_account_of_another_plan_is_rejected(broken_off):
+    """The noise is for a budget of 5, the account states 1: every other check passes."""
     folder, other = broken_off
     shutil.copy(other / "plan.npz", folder / "plan.npz")
     for read in (run.resume, planning.account_of_run):
@@ -300,7 +300,7 @@ def test_an_account_of_another_plan_is_not_believed(broken_off):
     ],
     ids=["smaller", "empty", "summary", "reasons", "no seal"],
 )
-def test_an_account_that_was_changed_is_not_believed(broken_off, change):
+def test_a_changed_account_is_rejected(broken_off, change):
     folder, _ = broken_off
     privacy = json.loads((folder / "privacy.json").read_text())
     change(privacy)
@@ -333,7 +333,7 @@ def damaged(name, content):
         damaged("run.json", b'{"format": 1, "state": "interrupted"}'),
     ],
 )
-def test_a_damaged_folder_is_refused_by_name(broken_off, change):
+def test_a_damaged_folder_is_rejected_by_name(broken_off, change):
     folder, _ = broken_off
     change(folder)
     for read in (run.resume, planning.account_of_run):
@@ -350,14 +350,14 @@ def test_a_damaged_folder_is_refused_by_name(broken_off, change):
     ],
     ids=["too many", "none", "missing"],
 )
-def test_a_damaged_checkpoint_is_refused(broken_off, tensors):
+def test_a_damaged_checkpoint_is_rejected(broken_off, tensors):
     folder, _ = broken_off
     save_file(tensors, folder / "checkpoint.safetensors")
     with pytest.raises(InputError, match=r"checkpoint|releases"):
         run.resume(folder)
 
 
-def test_a_damaged_line_of_metrics_is_refused(broken_off):
+def test_a_damaged_line_of_metrics_is_rejected(broken_off):
     folder, _ = broken_off
     (folder / "metrics.jsonl").write_text('{"accuracy": {"mean": 0.5}}\n')
     with pytest.raises(RunFolderError, match=r"metrics\.jsonl: 'round' is missing"):
@@ -370,14 +370,14 @@ def test_a_run_killed_before_its_first_round_is_started_again(small, tmp_path, m
         with pytest.raises(ZeroDivisionError):
             run.run(small(), tmp_path / "run")
     assert RunFolder.open(tmp_path / "run").state == "starting"
-    (tmp_path / "run" / ".privacy.json.0123abcd").write_text("half")  # what a kill leaves beside
+    (tmp_path / "run" / ".privacy.json.0123abcd").write_text("half")  # a temporary file of a killed run
     with pytest.raises(RunFolderError, match="before its first round"):
         run.resume(tmp_path / "run")
     again = run.run_or_continue(small(), tmp_path / "run")
     assert torch.equal(again.estimates, run.run(small(), tmp_path / "whole").estimates)
 
 
-def test_a_run_killed_while_its_folder_was_made_is_started_again(small, tmp_path):
+def test_a_run_killed_while_creating_its_folder_is_started_again(small, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / ".run.json.0123abcd").write_text("half")
     assert run.run_or_continue(small(), tmp_path / "run").folder == tmp_path / "run"
@@ -393,12 +393,12 @@ class Scores(torch.nn.Module):
         return {"scores": self.linear(x)}
 
 
-def test_a_model_that_returns_no_tensor_is_refused():
+def test_a_model_that_returns_no_tensor_is_rejected():
     with pytest.raises(ConfigError, match=r"returns one tensor.*got a dict"):
         topdp.train(Scores(), blobs(5), topology.ring(5), sigma=1.0)
 
 
-def test_train_is_not_resumed_on_other_shards_or_with_another_model(tmp_path):
+def test_train_does_not_resume_with_other_shards_or_another_model(tmp_path):
     def stop(stage, done=0, total=None, /, **details):
         if stage == "training" and done == 5:
             raise KeyboardInterrupt
@@ -423,7 +423,7 @@ def test_train_is_not_resumed_on_other_shards_or_with_another_model(tmp_path):
         topdp.train(linear_model(), blobs(5), topology.ring(5), resume=True)
 
 
-def test_a_model_with_fewer_outputs_than_classes_is_refused():
+def test_a_model_with_fewer_outputs_than_classes_is_rejected():
     with pytest.raises(ConfigError, match="each of the 3 classes"):
         topdp.train(linear_model(2), blobs(5), topology.ring(5), sigma=1.0)
 
@@ -438,7 +438,7 @@ def test_sizes_are_counts_or_fractions(small, tmp_path):
         load_shards(RunOutline.of(small("data.partition=sizes")))
 
 
-def test_a_validation_share_that_leaves_nobody_is_refused(small):
+def test_a_validation_share_without_records_is_rejected(small):
     with pytest.raises(ConfigError, match=r"data\.validation"):
         load_shards(RunOutline.of(small("data.validation=0.001")))
 
@@ -452,14 +452,14 @@ def test_a_validation_share_that_leaves_nobody_is_refused(small):
         (2, "ring", r"got the name of a family, 'ring'.* topdp.topology.ring\(agents\)"),
     ],
 )
-def test_what_is_no_model_no_shards_or_no_graph_is_said(place, wrong, message):
+def test_arguments_of_the_wrong_type_are_rejected_with_advice(place, wrong, message):
     given = [linear_model(), blobs(5), topology.ring(5)]
     given[place] = wrong
     with pytest.raises(InputError, match=message):
         topdp.train(*given)
 
 
-def test_a_full_folder_is_not_written_over(small, tmp_path):
+def test_a_folder_with_other_files_is_not_overwritten(small, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "precious.txt").write_text("mine")
     with pytest.raises(RunFolderError, match="--out"):
@@ -467,14 +467,14 @@ def test_a_full_folder_is_not_written_over(small, tmp_path):
     assert os.listdir(tmp_path / "run") == ["precious.txt"]
 
 
-def test_a_folder_that_cannot_be_made_is_said_before_the_account(small, tmp_path, monkeypatch):
+def test_a_folder_that_cannot_be_created_is_reported_before_the_account(small, tmp_path, monkeypatch):
     monkeypatch.setattr(run, "plan_and_account", lambda *_: pytest.fail("the account was made first"))
     (tmp_path / "file").write_text("")
     with pytest.raises(FileError, match="Could not create the folder"):
         run.run(small(), tmp_path / "file" / "run")
 
 
-def test_a_run_that_is_refused_leaves_no_folder_but_the_users_own(small, tmp_path):
+def test_a_rejected_run_leaves_only_folders_that_existed_before(small, tmp_path):
     (tmp_path / "own").mkdir()
     for name in ("new", "own"):
         with pytest.raises(ConfigError, match=r"data\.validation"):
@@ -482,14 +482,14 @@ def test_a_run_that_is_refused_leaves_no_folder_but_the_users_own(small, tmp_pat
     assert os.listdir(tmp_path) == ["own"]
 
 
-def test_a_full_disk_is_said_and_leaves_the_last_checkpoint(small, tmp_path, monkeypatch):
+def test_a_full_disk_is_reported_and_the_last_checkpoint_remains(small, tmp_path, monkeypatch):
     from topdp.runs import run_folder as result
 
     real, calls = result.write_tensors, []
 
     def full(file, tensors, notes):
         calls.append(file)
-        if len(calls) > 2:  # the best so far and the checkpoint of round 0
+        if len(calls) > 2:  # the best estimates and the checkpoint of round 0
             raise OSError(errno.ENOSPC, "No space left on device")
         real(file, tensors, notes)
 
@@ -503,7 +503,7 @@ def test_a_full_disk_is_said_and_leaves_the_last_checkpoint(small, tmp_path, mon
     assert torch.equal(run.resume(tmp_path / "run").estimates, run.run(small(), tmp_path / "b").estimates)
 
 
-def test_nothing_is_written_when_the_configuration_cannot_be_run(small, tmp_path):
+def test_nothing_is_written_if_the_configuration_cannot_be_run(small, tmp_path):
     for changes, error in [
         (["topology.agents=301"], DataError),
         (["data.name=nowhere.npz"], DataError),
@@ -520,7 +520,7 @@ def test_nothing_is_written_when_the_configuration_cannot_be_run(small, tmp_path
         assert not (tmp_path / "run").exists(), changes
 
 
-def test_the_users_own_model_shards_and_graph():
+def test_train_runs_a_users_own_model_shards_and_graph():
     shards = blobs(5)
     result = topdp.train(
         linear_model(), shards, topology.ring(5), method="top", sigma=0.02, clip=1.0, rounds=80
@@ -531,7 +531,7 @@ def test_the_users_own_model_shards_and_graph():
     assert right == pytest.approx(result.metrics[-1]["accuracy_per_agent"][2])
 
 
-def test_train_knows_its_settings():
+def test_train_rejects_unknown_or_invalid_settings():
     with pytest.raises(TypeError, match="learning_rat"):
         topdp.train(linear_model(), blobs(5), topology.ring(5), sigma=0.1, learning_rat=0.1)
     with pytest.raises(ConfigError, match="alpha"):
@@ -540,7 +540,7 @@ def test_train_knows_its_settings():
         topdp.train(linear_model(), blobs(5), topology.ring(6), sigma=0.1)
 
 
-def test_a_gpu_that_is_not_there_is_refused(small, tmp_path):
+def test_a_missing_gpu_is_rejected(small, tmp_path):
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
     with pytest.raises(ConfigError, match="cuda"):
@@ -557,7 +557,7 @@ class TestCommands:
         return file
 
     @pytest.mark.slow
-    def test_run_ends_with_a_table_and_a_folder(self, job, tmp_path):
+    def test_run_prints_a_table_and_writes_a_folder(self, job, tmp_path):
         done = command("run", job, "--out", tmp_path / "run")
         assert done.returncode == 0, done.stderr
         assert "top-dp" in done.stdout and str(tmp_path / "run").replace("\n", "") in done.stdout.replace(
@@ -570,7 +570,7 @@ class TestCommands:
         assert found["run"] == str(tmp_path / "run") and found["rounds"] == 12
         assert set(found["accuracy"]) == {"mean", "min", "max"}
 
-    def test_compare_runs_all_methods_on_the_same_ground(self, topdp, job, tmp_path):
+    def test_compare_runs_all_methods_with_the_same_mixing(self, topdp, job, tmp_path):
         done = topdp("compare", job, "--methods", "no-noise,plain,top", "--out", tmp_path / "all", "--json")
         assert done.code == 0, done.err
         assert list(json.loads(done.out)["methods"]) == ["no-noise", "plain", "top"]
@@ -578,7 +578,7 @@ class TestCommands:
         plans = [RunFolder.open(tmp_path / "all" / name).plan for name in ("no-noise", "plain")]
         np.testing.assert_array_equal(plans[0].source.values, plans[1].source.values)
 
-    def test_a_comparison_goes_on_where_it_was_broken_off(self, topdp, job, tmp_path, monkeypatch):
+    def test_an_interrupted_comparison_resumes(self, topdp, job, tmp_path, monkeypatch):
         real = run.execute
 
         def interrupted_at_li18(job, folder, *others):
@@ -600,7 +600,7 @@ class TestCommands:
         assert "li18: training" in done.err and "plain: training" not in done.err
         assert "li18: accounting" not in done.err and "plain, li18: one plan, so one run" in done.out
 
-    def test_graph_prints_and_draws(self, topdp, tmp_path):
+    def test_graph_prints_numbers_and_draws_a_picture(self, topdp, tmp_path):
         ring = ("graph", "--topology", "ring", "--agents", 6, "--out", tmp_path / "g.png")
         found = json.loads(topdp(*ring, "--json").out)
         assert (found["agents"], found["edges"], found["covered_share"]) == (6, 6, 1.0)
@@ -627,7 +627,7 @@ class TestCommands:
             (["run", "--set", "rounds=10000000"], 2, "less than or equal to 1000000"),
         ],
     )
-    def test_wrong_input_gets_one_clear_message(self, topdp, arguments, code, says, tmp_path, monkeypatch):
+    def test_invalid_input_gives_one_message(self, topdp, arguments, code, says, tmp_path, monkeypatch):
         if "cuda" in arguments and torch.cuda.is_available():
             pytest.skip("this machine has a GPU")
         monkeypatch.chdir(tmp_path)
@@ -637,7 +637,7 @@ class TestCommands:
         assert "Traceback" not in done.err
         assert not (tmp_path / "runs").exists()
 
-    def test_a_model_that_does_not_fit_into_memory_is_one_line(self, topdp, tmp_path):
+    def test_a_model_that_does_not_fit_into_memory_gives_one_line(self, topdp, tmp_path):
         inputs, labels = np.zeros((60, 4), np.float32), np.zeros(60, np.int64)
         np.savez(
             tmp_path / "wide.npz", train_inputs=inputs, train_labels=labels, test_inputs=inputs,
@@ -647,11 +647,11 @@ class TestCommands:
         done = topdp("run", "--set", f'data.name="{tmp_path / "wide.npz"}"', *few, "--out", tmp_path / "run")
         assert done.code == 2 and "Not enough memory" in done.err and not (tmp_path / "run").exists()
 
-    def test_the_version(self):
+    def test_both_version_commands_print_the_version(self):
         assert command("--version").stdout == command("version").stdout == f"topdp {topdp.__version__}\n"
 
     @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux has a device that is always full")
-    def test_a_full_disk_under_the_output_is_one_line(self):
+    def test_a_full_disk_at_stdout_gives_one_line(self):
         with open("/dev/full", "w") as full:
             done = subprocess.run(
                 [sys.executable, "-m", "topdp", "data", "list"],
@@ -662,7 +662,7 @@ class TestCommands:
         assert done.returncode == 2
         assert done.stderr == "topdp: Could not write the output: No space left on device.\n"
 
-    def test_a_reader_that_left_is_one_line(self):
+    def test_a_closed_pipe_at_stdout_gives_one_line(self):
         read, write = os.pipe()
         os.close(read)
         with os.fdopen(write, "w") as closed:
@@ -677,7 +677,7 @@ class TestCommands:
 
     @pytest.mark.slow
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-    def test_a_signal_ends_with_the_way_to_continue(self, job, tmp_path, number):
+    def test_after_a_signal_the_command_prints_how_to_continue(self, job, tmp_path, number):
         process = subprocess.Popen(
             [
                 sys.executable,

@@ -1,4 +1,4 @@
-"""Names become objects: every name that can be chosen; batches, the same for everybody who reads them."""
+"""Run outlines: every name in a configuration becomes an object; all components get the same batches."""
 
 from dataclasses import replace
 from typing import get_args
@@ -33,10 +33,10 @@ def protocol(config):
         (TrainConfig, "fading", FADING_KINDS),
     ],
 )
-def test_the_names_that_can_be_chosen_are_those_that_are_known(section, key, known):
+def test_every_name_that_a_key_accepts_is_implemented(section, key, known):
     field = section.model_fields[key]
     names = registered_names(field.metadata)
-    if not names:  # one that may be left out is `names | None`
+    if not names:  # an optional key has the type `names | None`
         names = get_args(get_args(field.annotation)[0]) or get_args(field.annotation)
     assert sorted(names) == sorted(known)
 
@@ -49,7 +49,7 @@ def test_every_answer_that_takes_a_budget_can_be_a_guarantee():
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_the_share_of_own_noise_reaches_the_protocols_that_reuse_noise(mode):
+def test_own_share_is_passed_to_protocols_that_reuse_noise(mode):
     changes = [f"method.mode={mode}", "method.own_share=0.5"]
     assert protocol(read(changes=changes)).own_share == 0.5
     assert protocol(read(changes=[f"method.mode={mode}"])).own_share == 1.0
@@ -81,12 +81,12 @@ def test_the_share_of_own_noise_reaches_the_protocols_that_reuse_noise(mode):
         ),
     ],
 )
-def test_the_kinds_of_noise_schedule(changes, expected):
+def test_every_kind_of_noise_schedule_gives_its_noise(changes, expected):
     schedule = resolve(read(changes=["rounds=1500", *changes]), counts=(100,) * 30).schedule
     np.testing.assert_array_equal(schedule.noise, schedule.rate * expected(schedule.rate))
 
 
-def test_a_method_has_a_law_of_its_own_unless_noise_stands_on_estimates(monkeypatch):
+def test_a_method_has_a_default_noise_kind_unless_noise_is_on_estimates(monkeypatch):
     monkeypatch.setitem(METHODS, "plain", replace(METHODS["plain"], noise_kind="power"))
     assert RunOutline.of(read(changes=["method.name=plain"])).noise_kind == "power"
     assert (
@@ -108,14 +108,14 @@ def test_a_method_has_a_law_of_its_own_unless_noise_stands_on_estimates(monkeypa
         ("{poisson=4}", (Poisson(9, 4), Poisson(5, 4))),
     ],
 )
-def test_one_tuple_of_batches_for_everybody(batch, expected):
+def test_the_run_and_the_account_use_the_same_batches(batch, expected):
     config = read(changes=[f"data.batch={batch}"])
     assert batches_of(config, (9, 5)) == expected
     assert analysis_of(config, (9, 5)).batches == expected
 
 
 @pytest.mark.parametrize("batch", ["{cycle=6}", "{poisson=6}"])
-def test_batches_larger_than_the_smallest_shard_are_refused(batch):
+def test_batches_larger_than_the_smallest_shard_are_rejected(batch):
     config = read(changes=[f"data.batch={batch}"])
     with pytest.raises(
         InputError, match=r"at most 5 records, because agent 1 has no more, got 6\. Use smaller"

@@ -1,4 +1,4 @@
-"""Step sizes and optimisers by their keys: lists, warm-up, what contradicts itself."""
+"""The configuration keys of step sizes and optimisers: lists, warm-up, and contradictory settings."""
 
 import numpy as np
 import pytest
@@ -12,12 +12,12 @@ def rates(*changes):
     return resolve(read(changes=["rounds=4", *changes]), counts=(10,) * 30).schedule.rate.tolist()
 
 
-def test_a_list_is_taken_as_it_is_one_a_round():
+def test_a_list_of_learning_rates_is_used_one_per_round():
     assert rates("train.learning_rate=[1,2,3,4]") == [1, 1, 2, 3, 4]
     assert rates("train.learning_rate=[9,1,2,3,4]") == [9, 1, 2, 3, 4]
 
 
-def test_steps_and_warm_up_by_their_keys():
+def test_fading_and_warm_up_follow_their_keys():
     named = "train.fading=step", "train.fading_factor=0.1", "train.fading_period=2", "train.learning_rate=1"
     np.testing.assert_allclose(rates(*named), [1, 1, 1, 0.1, 0.1])
     np.testing.assert_allclose(rates("train.fading=none", "train.warmup=1"), [0.25, 0.25, 0.5, 0.5, 0.5])
@@ -42,12 +42,12 @@ def test_steps_and_warm_up_by_their_keys():
         (["privacy.clipping=layer"], "per-layer"),
     ],
 )
-def test_what_cannot_be_is_said(changes, words):
+def test_invalid_steps_and_optimisers_are_rejected(changes, words):
     with pytest.raises(ValueError, match=words):
         rates(*changes)
 
 
-def test_adam_undoes_the_step_that_noise_on_estimates_does_not_have():
+def test_adam_with_noise_on_estimates_is_rejected():
     config = read(changes=["train.optimiser=adam", "method.noise_on=estimate"])
     with pytest.raises(ConfigError, match="noise_on"):
         RunOutline.of(config)

@@ -1,4 +1,4 @@
-"""Sweeps: points, stacks, what is done when one is broken off, and what wrong input gets."""
+"""Sweeps: points, stacked runs, interrupted sweeps, and the errors for wrong input."""
 
 import csv
 import json
@@ -74,14 +74,14 @@ def test_points_are_all_combinations_with_seeds_innermost(grid):
     assert found[6].config.privacy.sigma == 0.2 and found[6].config.method.name == "top"
 
 
-def test_values_may_hold_commas_in_brackets_and_quotes():
+def test_values_may_contain_commas_in_brackets_and_quotes():
     assert Axis.of("privacy.sigma=0.1,[0.1, 0.2]").values == ("0.1", "[0.1, 0.2]")
     assert Axis.of("data.name=\"a,b\",'c,d',e").values == ('"a,b"', "'c,d'", "e")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["top-dp", "correlated"])
-def test_a_stack_finds_what_each_run_finds_alone(grid, tmp_path, monkeypatch, method):
+def test_stacked_runs_give_the_results_of_the_runs_alone(grid, tmp_path, monkeypatch, method):
     wanted = grid(RATES, seeds=2, changes=[f"method.name={method}"])
     run_all(wanted, tmp_path / "stacked")
     monkeypatch.setattr(sweep, "run_stacked", lambda *_: pytest.fail("stacked"))
@@ -100,10 +100,10 @@ def test_a_stack_finds_what_each_run_finds_alone(grid, tmp_path, monkeypatch, me
         for ours, theirs in zip(*(folder.metrics for folder in folders), strict=True):
             assert ours["round"] == theirs["round"]
             assert ours["accuracy"]["mean"] == pytest.approx(theirs["accuracy"]["mean"], abs=0.02)
-        planning.account_of_run(folders[0].path)  # a whole run folder, as any other
+        planning.account_of_run(folders[0].path)  # a complete run folder, like any other
 
 
-def test_small_runs_go_together_and_what_cannot_goes_alone(grid, tmp_path, monkeypatch):
+def test_small_runs_are_stacked_if_possible(grid, tmp_path, monkeypatch):
     sizes = []
     monkeypatch.setattr(
         sweep, "_run_stack", lambda stack, *_: sizes.append([point.chosen for point in stack])
@@ -117,7 +117,7 @@ def test_small_runs_go_together_and_what_cannot_goes_alone(grid, tmp_path, monke
     run_all(grid("rounds=4,8", "privacy.clip=1.0,2.0", seeds=1), tmp_path / "b")
     assert list(map(len, sizes)) == [1, 1, 1, 1]
     sizes.clear()
-    run_all(grid(seeds=3, changes=["data.validation=0.2"]), tmp_path / "c")  # other records are held out
+    run_all(grid(seeds=3, changes=["data.validation=0.2"]), tmp_path / "c")  # different test records
     assert list(map(len, sizes)) == [1, 1, 1]
     sizes.clear()
     run_all(grid(seeds=3, changes=["model.name=test_sweep:with_dropout"]), tmp_path / "d")
@@ -135,7 +135,7 @@ class Killed(BaseException):
 
 
 def kills_at(monkeypatch, where, count):
-    """The process dies when `where` is called for the count-th time."""
+    """End the process when `where` is called for the count-th time."""
     calls = []
     owner, name = where
     real = getattr(owner, name)
@@ -162,13 +162,13 @@ PLACES = {
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """The folder of a sweep that is run once, by who comes first, and left alone."""
+    """The folder of a sweep that the first test runs once; no test changes it."""
     return tmp_path_factory.mktemp("whole")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("where", list(PLACES))
-def test_a_sweep_that_was_killed_anywhere_goes_on(grid, tmp_path, monkeypatch, where, whole):
+def test_a_sweep_killed_anywhere_can_resume(grid, tmp_path, monkeypatch, where, whole):
     wanted = grid(RATES, seeds=2)
     run_all(wanted, whole)
     with monkeypatch.context() as patched, pytest.raises(Killed):
@@ -189,7 +189,7 @@ def test_a_sweep_that_was_killed_anywhere_goes_on(grid, tmp_path, monkeypatch, w
     run_all(wanted, tmp_path / "killed")
 
 
-def test_runs_one_after_another_go_on_from_their_checkpoints(grid, tmp_path, monkeypatch):
+def test_runs_that_are_not_stacked_resume_from_their_checkpoints(grid, tmp_path, monkeypatch):
     monkeypatch.setattr(sweep, "MAX_STACKED_RUN_BYTES", -1)
     wanted = grid(RATES, seeds=1)
     run_all(wanted, tmp_path / "whole")
@@ -215,7 +215,7 @@ def test_runs_one_after_another_go_on_from_their_checkpoints(grid, tmp_path, mon
         np.testing.assert_array_equal(ours, theirs)
 
 
-def test_a_run_that_diverges_is_a_line_not_the_end(topdp, command, tmp_path):
+def test_a_diverged_run_is_reported_and_the_sweep_continues(topdp, command, tmp_path):
     done = topdp(*command("--over", "train.learning_rate=0.5,1e25", "--seeds", 2, "--out", tmp_path / "s"))
     assert done.code == 0, done.err
     assert "2 diverged" in " ".join(done.out.replace("│", " ").split())
@@ -228,7 +228,7 @@ def test_a_run_that_diverges_is_a_line_not_the_end(topdp, command, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_command_says_spreads_in_table_csv_picture_and_json(topdp, command, tmp_path):
+def test_the_command_reports_spreads_in_table_csv_picture_and_json(topdp, command, tmp_path):
     asked = command("--over", "privacy.sigma=0.05,0.1", "--over", "method.name=plain,top", "--seeds", 3)
     done = topdp(*asked, "--out", tmp_path / "s")
     assert done.code == 0, done.err
@@ -279,7 +279,7 @@ def test_the_command_says_spreads_in_table_csv_picture_and_json(topdp, command, 
         (["--resume", "nowhere"], "Remove the other options"),
     ],
 )
-def test_wrong_input_is_said_before_anything_starts(topdp, command, tmp_path, monkeypatch, arguments, says):
+def test_invalid_input_is_rejected_before_the_sweep(topdp, command, tmp_path, monkeypatch, arguments, says):
     monkeypatch.chdir(tmp_path)
     done = topdp(*command(*arguments))
     assert done.code == 2, done.err
@@ -287,7 +287,7 @@ def test_wrong_input_is_said_before_anything_starts(topdp, command, tmp_path, mo
     assert not list(tmp_path.glob("sweeps")) and "training" not in done.err
 
 
-def test_a_folder_of_something_else_is_refused(topdp, command, tmp_path):
+def test_folders_of_other_sweeps_or_files_are_rejected(topdp, command, tmp_path):
     two = ("--over", RATES)
     assert topdp(*command(*two, "--out", tmp_path / "s")).code == 0
     for wrong in (command("--over", "train.learning_rate=0.2,0.6"), command(*two, "--seeds", 2)):
@@ -304,14 +304,14 @@ def test_a_folder_of_something_else_is_refused(topdp, command, tmp_path):
     assert done.code == 2 and "Expected a sweep" in done.err
 
 
-def test_a_run_in_the_place_of_a_point_is_refused(grid, tmp_path):
+def test_a_foreign_run_in_the_folder_of_a_point_is_rejected(grid, tmp_path):
     wanted = grid(RATES, seeds=1)
     runs.run(wanted[1].config, tmp_path / wanted[0].folder)
     with pytest.raises(runs.RunFolderError, match=r"got other values of train\.learning_rate"):
         run_all(wanted, tmp_path)
 
 
-def test_a_sweep_does_not_go_on_with_other_records(small, tmp_path, monkeypatch):
+def test_a_sweep_does_not_resume_with_other_records(small, tmp_path, monkeypatch):
     own = blobs_file(tmp_path / "own.npz", 300)
     base = config.read(changes=[*small, f'data.name="{own}"']).to_toml()
     wanted = resolved_points(sweep.SweepRequest(base, (Axis.of(RATES),), 1).points())
@@ -326,8 +326,8 @@ def test_a_sweep_does_not_go_on_with_other_records(small, tmp_path, monkeypatch)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGINT])
-def test_a_process_that_is_ended_leaves_a_sweep_that_goes_on(topdp, command, tmp_path, kill):
-    """One after another, and long enough to be caught in the middle."""
+def test_an_ended_process_leaves_a_sweep_that_can_resume(topdp, command, tmp_path, kill):
+    """The runs are not stacked, and last long enough to be interrupted."""
     asked = command("--over", "rounds=8000,7999", "--set", "method.name=plain")
     process = subprocess.Popen(
         [sys.executable, "-m", "topdp", *asked, "--out", str(tmp_path / "s")],
@@ -353,7 +353,7 @@ def test_a_process_that_is_ended_leaves_a_sweep_that_goes_on(topdp, command, tmp
 
 class TestCompare:
     @pytest.mark.slow
-    def test_seeds_give_spreads_and_one_seed_is_as_before(self, topdp, command, tmp_path):
+    def test_several_seeds_give_spreads_and_one_seed_gives_single_results(self, topdp, command, tmp_path):
         asked = ["compare", *command()[1:], "--methods", "plain,top"]
         done = topdp(*asked, "--seeds", 3, "--out", tmp_path / "c")
         assert done.code == 0, done.err
@@ -370,7 +370,7 @@ class TestCompare:
         )
 
     @pytest.mark.slow
-    def test_more_seeds_later_keep_what_is_done(self, topdp, command, tmp_path, monkeypatch):
+    def test_adding_seeds_keeps_finished_runs(self, topdp, command, tmp_path, monkeypatch):
         asked = ["compare", *command()[1:], "--methods", "plain,top", "--out", tmp_path / "c"]
         assert topdp(*asked, "--seeds", 2).code == 0
         made = []
@@ -382,7 +382,7 @@ class TestCompare:
         assert [(point.chosen["method"], point.seed) for point in made] == [("plain", 2), ("top", 2)]
 
 
-def test_points_of_a_reader_that_is_given():
+def test_points_reads_each_combination_once():
     read = SimpleNamespace(count=0)
 
     def count(changes):
@@ -395,8 +395,8 @@ def test_points_of_a_reader_that_is_given():
         points(count, [Axis.of("rounds=1,0")], 1)
 
 
-def test_a_run_whose_recurrent_layer_drops_goes_alone():
-    """In a stack it would draw other masks than it draws alone."""
+def test_models_with_dropout_inside_layers_are_not_stacked():
+    """In a stack they would draw other masks than alone."""
     from torch import nn
 
     def random(module):

@@ -1,4 +1,4 @@
-"""What a sweep found: what its runs cost together, against pen and paper; and pictures of every kind."""
+"""Summaries of sweeps: the privacy cost of all runs together, against a closed form, and the pictures."""
 
 import math
 
@@ -30,7 +30,7 @@ def run(seed, accuracy=0.9, epsilon=1.0, guarantee="adaptive", state="done", **p
     }  # fmt: skip
 
 
-def test_runs_together_compose_as_gaussian_mechanisms():
+def test_the_cost_of_all_runs_composes_gaussian_mechanisms():
     several = [Spread({"a": "1"}, [run(0, epsilon=1.0), run(1, epsilon=2.0)])]
     total = math.hypot(float(mu_of(1.0, 1e-5)), float(mu_of(2.0, 1e-5)))
     assert f"together ε = {float(epsilon_of(total, 1e-5)):.4g} (adaptive, δ = 1e-05)" in (
@@ -41,7 +41,7 @@ def test_runs_together_compose_as_gaussian_mechanisms():
     assert f"ε = {tripled:.4g}" in sweep_summary.cost_together(nine)
 
 
-def test_what_does_not_compose_is_not_used():
+def test_answers_that_do_not_compose_are_replaced_by_the_worst_case():
     for guarantee in ("view", "claimed", None):
         several = [Spread({}, [run(0, guarantee=guarantee), run(1, guarantee=guarantee)])]
         assert "(worst case, " in sweep_summary.cost_together(several)
@@ -50,13 +50,13 @@ def test_what_does_not_compose_is_not_used():
     other = [Spread({}, [run(0), run(1, adjacency="replace-one")])]
     assert "adjacency differs" in sweep_summary.cost_together(other)
     assert "without bound" in sweep_summary.cost_together([Spread({}, [run(0), run(1, epsilon=None)])])
-    unknown = {"mu": dict.fromkeys(("claimed", "adaptive", "worst_case"))}  # of Poisson samples
+    unknown = {"mu": dict.fromkeys(("claimed", "adaptive", "worst_case"))}  # as for Poisson samples
     sampled = [Spread({}, [run(0, **unknown), run(1, epsilon=2.0, **unknown)])]
     assert "ε = 3 (adaptive, δ = 2e-05)" in sweep_summary.cost_together(sampled)
     assert "this run alone" in sweep_summary.cost_together([Spread({}, [run(0)])])
 
 
-def test_a_title_says_what_all_runs_have_in_common():
+def test_a_title_states_what_all_runs_have_in_common():
     def titled(*changes):
         configs = [config.read(changes=change) for change in changes]
         return learning_curves.heading(configs, [one.topology.agents for one in configs])
@@ -70,7 +70,7 @@ def test_a_title_says_what_all_runs_have_in_common():
     assert others == "sweep"
 
 
-def test_a_method_looks_the_same_in_every_picture(tmp_path, monkeypatch):
+def test_a_method_has_the_same_colour_in_every_picture(tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr(sweep_pictures.chart_style, "save", lambda figure, path: seen.append(figure))
     chosen = [{"privacy.epsilon": value, "method.name": name} for value in "12" for name in ("plain", "top")]
@@ -81,7 +81,7 @@ def test_a_method_looks_the_same_in_every_picture(tmp_path, monkeypatch):
     assert colours == [look("plain")["color"], look("top")["color"]]
 
 
-def test_a_run_that_diverged_is_counted_out():
+def test_diverged_runs_are_left_out_of_means():
     one = Spread({"a": "1"}, [run(0, 0.8), run(1, state="diverged"), run(2, 0.6)])
     assert one.of("accuracy") == {
         "mean": pytest.approx(0.7),

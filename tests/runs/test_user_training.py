@@ -1,4 +1,4 @@
-"""The arguments of `topdp.train`: its signature and the configuration are one."""
+"""The arguments of `topdp.train`: they agree with the configuration keys and their defaults."""
 
 from __future__ import annotations
 
@@ -22,6 +22,6 @@ def test_every_argument_has_the_default_of_its_key(argument):
         assert (list(default) if isinstance(default, tuple) else default) == expected
 
 
-def test_an_unknown_argument_is_refused_by_name():
+def test_an_unknown_argument_is_rejected_by_name():
     with pytest.raises(TypeError, match="epsilonn"):
         topdp.train(None, None, None, epsilonn=1.0)

@@ -1,6 +1,7 @@
-"""Plans that no protocol of ours writes: rows that share gradients and draws, several draws of either sign.
+"""The engine on plans that no protocol of topdp writes: rows share gradients and draws, with either sign.
 
-Oracle: each round by the definition, one row at a time in float64, from the rows that the engine made before.
+The oracle computes each round by the definition, one row at a time in float64, from the engine's rows of
+the round before.
 """
 
 from dataclasses import replace
@@ -35,7 +36,7 @@ TOGETHER = engine_file.MAX_GRADIENT_NUMBERS
 
 @pytest.fixture(autouse=True)
 def as_it_was(monkeypatch):
-    """Tests say how many agents are taken at once, and how many threads there are."""
+    """Restore the number of agents per pass and the number of threads, which tests change."""
     monkeypatch.setattr(engine_file, "MAX_GRADIENT_NUMBERS", TOGETHER)
     before = torch.get_num_threads()
     yield
@@ -62,7 +63,7 @@ def engine_of(plan, batches="full", dtype=torch.float32, every_row=True, at_once
 
 
 def gradients_of(engine, estimates, chosen):
-    """Example by example, by autograd."""
+    """The gradients, example by example, by autograd."""
     flat, shards, found = engine.gradients.flat, engine.shards, np.zeros(estimates.shape)
     for agent, row in enumerate(estimates):
         module = flat.load(torch.from_numpy(row))
@@ -79,7 +80,7 @@ def gradients_of(engine, estimates, chosen):
 
 
 def defined(plan, round, before, gradients, noise):
-    """Rows that exist in `round`, of those `before` by their numbers."""
+    """The rows of `round`, from the previous rows `before` by their numbers."""
     this, width = plan[round], gradients.shape[1]
     for row in np.flatnonzero(this.exists):
         total = np.zeros(width)
@@ -102,7 +103,7 @@ def defined(plan, round, before, gradients, noise):
     st.sampled_from([TOGETHER, TWO_AT_A_TIME]),
     st.sampled_from([1, 2, 3]),
 )
-def test_every_row_is_what_the_plan_says(plan, batches, kind, every_row, at_once, threads):
+def test_every_row_equals_the_plans_definition(plan, batches, kind, every_row, at_once, threads):
     if kind == "bfloat16":
         plan = replace(plan, rounded=kind)
     dtype = torch.float64 if kind == "float64" else torch.float32
@@ -117,15 +118,15 @@ def test_every_row_is_what_the_plan_says(plan, batches, kind, every_row, at_once
         state = engine.advance(state)
         rows = state.rows.double().numpy().copy()
         scale = max(1.0, np.abs(expected).max())
-        place = 2.0**-8 if kind == "bfloat16" else 0.0  # half of the last place
+        place = 2.0**-8 if kind == "bfloat16" else 0.0  # half a unit in the last place
         np.testing.assert_allclose(rows, expected, rtol=1.01 * place, atol=2e-5 * scale)
         before = dict(zip(np.flatnonzero(plan.exists[r]), rows, strict=True))
 
 
 @settings(max_examples=6)
 @given(custom_plans(), st.sampled_from([TOGETHER, TWO_AT_A_TIME]), st.integers(1, 6), st.booleans())
-def test_a_round_that_was_broken_off_is_made_anew_with_the_same_bits(plan, at_once, when, after):
-    """Gradients stand where rows will: none that was overwritten may be read by the second attempt."""
+def test_an_interrupted_round_is_repeated_bit_for_bit(plan, at_once, when, after):
+    """Rows overwrite gradients in one buffer: the second attempt must not read overwritten gradients."""
     engine, state = engine_of(plan)
     expected = []
     while state.releases < plan.releases:
@@ -154,10 +155,10 @@ def test_a_round_that_was_broken_off_is_made_anew_with_the_same_bits(plan, at_on
                 assert torch.equal(state.rows, expected[state.releases - 1])
 
 
-def test_rows_that_are_not_there_are_refused():
+def test_plans_that_mix_missing_rows_are_rejected():
     plan = PlainSynchronous(0.5).plan(topology.ring(3), constant_schedule(3), np.ones(3), 0)
     source = plan.source.values[plan.source.which]
-    source[1, 0] = NOBODY  # agent 0 has no estimate in round 1, and others are mixed of it in round 2
+    source[1, 0] = NOBODY  # agent 0 has no estimate in round 1, which others mix in round 2
     broken = replace(plan, source=PerRound.each(source))
     with pytest.raises(InputError, match="an estimate in some round"):
         engine_of(broken)

@@ -1,4 +1,4 @@
-"""In which order things are asked of CUDA where something is recorded: by a stand-in for it."""
+"""The order of CUDA calls around a recording, observed with a substitute for torch.cuda."""
 
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -11,7 +11,7 @@ from topdp.simulator import cuda_graphs
 
 @pytest.fixture
 def events(monkeypatch):
-    """What happens on the stand-in, in order."""
+    """The events on the substitute for torch.cuda, in order."""
     seen = []
 
     class Stream:
@@ -53,7 +53,7 @@ def events(monkeypatch):
     cuda_graphs._recording_stream.cache_clear()
 
 
-def test_what_is_recorded_was_warmed_up_aside(events):
+def test_a_function_is_warmed_up_and_recorded_on_a_side_stream(events):
     record = cuda_graphs.CudaGraphs("cuda:1")
     replay = record(lambda: events.append("warm up"), lambda: events.append("function"))
     assert events == [
@@ -64,10 +64,10 @@ def test_what_is_recorded_was_warmed_up_aside(events):
     replay()
     assert events[-1] == "replay"
     record(lambda: None, lambda: None)
-    assert events.count("pool") == 1  # all recordings share their memory
+    assert events.count("pool") == 1  # all recordings share one memory pool
 
 
-def test_after_a_recording_that_fails_all_goes_on_where_it_was(events):
+def test_after_a_failed_recording_the_previous_stream_is_restored(events):
     def fails():
         raise RuntimeError("operation not permitted when stream is capturing")
 
@@ -77,8 +77,8 @@ def test_after_a_recording_that_fails_all_goes_on_where_it_was(events):
     assert len(cuda_graphs._aborted) == 1
 
 
-def test_a_recording_that_did_end_is_not_ended_twice(events, monkeypatch):
-    """torch ends one in which Python failed, and says so to whoever ends it again."""
+def test_a_recording_that_torch_has_ended_is_not_released(events, monkeypatch):
+    """torch ends a recording in which Python fails, and raises an error if it is ended again."""
 
     def ended(*where):
         raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
@@ -87,4 +87,4 @@ def test_a_recording_that_did_end_is_not_ended_twice(events, monkeypatch):
     with pytest.raises(ZeroDivisionError):
         cuda_graphs.CudaGraphs("cuda:0")(lambda: None, lambda: 1 / 0)
     assert events[-1] == "go on here" and not any(event.startswith("release") for event in events)
-    assert not cuda_graphs._aborted  # what it had recorded, and its memory, are given back
+    assert not cuda_graphs._aborted  # the recording and its memory are freed

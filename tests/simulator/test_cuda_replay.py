@@ -1,4 +1,4 @@
-"""Rounds by a clock and tables, replayed without a GPU, against the engine's own: bit by bit."""
+"""CUDA replay, tested without a GPU: replayed rounds equal the engine's own rounds bit for bit."""
 
 import gc
 import os
@@ -37,7 +37,7 @@ from topdp.simulator.row_mixing_cuda import CudaMixer
 
 @pytest.fixture(autouse=True)
 def as_on_a_gpu(monkeypatch):
-    """Rows are mixed, and products made, by what a GPU would have."""
+    """Use the mixer that a GPU uses."""
     monkeypatch.setattr(engine_file, "_mixer", lambda *arguments: Quick(*arguments))
 
 
@@ -51,7 +51,7 @@ def shards_of(kind, agents=8):
 
 
 def padded(batches, seed):
-    """As `select`, with as much room as tables have: zeros that are added may change how sums are rounded."""
+    """Like `select`, padded to the width of the tables: adding zeros may change how sums are rounded."""
     width = batch_selection.typical_batch_width(batches)
 
     def select(round, device):
@@ -81,7 +81,7 @@ def begin(engine):
 
 
 def every_state(engine, advance=None, state=None):
-    """Rows after each release that is seen, by their number."""
+    """The rows after each visible release, by the number of releases."""
     advance, state = advance or engine.advance, state or begin(engine)
     found = {}
     while state.releases < engine.plan.releases:
@@ -106,8 +106,8 @@ def assert_same(found, expected):
 
 
 @pytest.mark.parametrize("name", PROTOCOLS)
-def test_rounds_of_every_protocol_are_the_engines(name):
-    """Among them those that mix alone, and those in which other agents take part each time."""
+def test_replayed_rounds_of_every_protocol_equal_the_engines(name):
+    """They include averaging steps, and rounds in which different agents take part."""
     expected = every_state(make(name))
     found = replayed(make(name), 4)
     assert_same(found, expected)
@@ -118,7 +118,7 @@ def test_rounds_of_every_protocol_are_the_engines(name):
 @pytest.mark.parametrize("kind", ["equal", "unequal"])
 @pytest.mark.parametrize("batches", ["full", "cycle", "poisson"])
 @pytest.mark.parametrize("at_most", [1, 3, 100])
-def test_batches_of_every_kind_are_the_engines(batches, kind, at_most):
+def test_replayed_rounds_with_all_kinds_of_batches_equal_the_engines(batches, kind, at_most):
     expected = every_state(make(batches=batches, kind=kind, padding=True))
     assert_same(replayed(make(batches=batches, kind=kind), at_most), expected)
     without = every_state(make(batches=batches, kind=kind))
@@ -130,8 +130,8 @@ def test_batches_of_every_kind_are_the_engines(batches, kind, at_most):
 @pytest.mark.parametrize("name", ["top-sync", "muffliato"])
 @pytest.mark.parametrize("batches", ["full", "cycle", "poisson"])
 @pytest.mark.parametrize("kind", ["mlp", "cnn"])
-def test_operations_alone_make_the_rounds_again(monkeypatch, name, batches, kind):
-    """Nothing that is worked out in Python is needed again, in other rounds and with other tables."""
+def test_recorded_tensor_operations_suffice_to_replay_rounds(monkeypatch, name, batches, kind):
+    """Replays need no result of Python code, in other rounds and with other tables."""
     monkeypatch.setattr(round_tables, "MAX_CHUNK_ROUNDS", 3)
 
     def another(**options):
@@ -142,7 +142,7 @@ def test_operations_alone_make_the_rounds_again(monkeypatch, name, batches, kind
     assert_same(replayed(another(), 4, Written), every_state(another()))
 
 
-def test_operations_alone_leave_out_what_is_not_finite():
+def test_recorded_tensor_operations_leave_out_records_that_are_not_finite():
     expected = every_state(with_record(make(batches="full"), float("nan")))
     engine = with_record(make(batches="full"), float("nan"))
     several = CudaReplay(engine, Written)
@@ -150,7 +150,7 @@ def test_operations_alone_leave_out_what_is_not_finite():
     assert several.reason is None and several._blanks and several._replays
 
 
-def test_by_the_kernel_too(monkeypatch):
+def test_replayed_rounds_with_the_real_kernel_equal_the_engines(monkeypatch):
     monkeypatch.setattr(engine_file, "_mixer", lambda *arguments: CudaMixer(*arguments))
     graph = topology.ring(3)
     plan = PROTOCOLS["top-sync"](0.25).plan(graph, constant_schedule(2, rate=0.5), np.full(3, 0.3), 0)
@@ -165,7 +165,7 @@ def test_by_the_kernel_too(monkeypatch):
 
 @pytest.mark.parametrize("length", [1, 3])
 @pytest.mark.parametrize("ahead", [False, True])
-def test_tables_are_changed_on_the_way(monkeypatch, length, ahead):
+def test_replays_continue_over_several_tables(monkeypatch, length, ahead):
     expected = every_state(make(rounds=9, batches="poisson", padding=True))
     monkeypatch.setattr(round_tables, "MAX_CHUNK_ROUNDS", length)
     if ahead:
@@ -175,7 +175,7 @@ def test_tables_are_changed_on_the_way(monkeypatch, length, ahead):
 
 
 @pytest.mark.parametrize("stop", [1, 2, 5])
-def test_a_run_resumed_from_any_round_is_the_same(stop):
+def test_a_run_resumed_from_any_round_is_replayed_equally(stop):
     whole = replayed(make(batches="poisson"), 1)
     engine = make(batches="poisson")
     several = CudaReplay(engine, by_calling)
@@ -184,7 +184,7 @@ def test_a_run_resumed_from_any_round_is_the_same(stop):
     assert_same(found, whole)
 
 
-def test_evaluations_in_between_change_nothing_and_see_what_the_engine_shows():
+def test_evaluations_between_replays_agree_and_change_nothing():
     ends = []
     for several in (False, True):
         engine = make()
@@ -207,17 +207,17 @@ def with_record(engine, value, agent=2):
 @pytest.mark.parametrize("value", [3e38, float("inf"), float("nan")])
 @pytest.mark.parametrize("batches", ["full", "cycle"])
 def test_a_record_that_overflows_adds_nothing(batches, value):
-    """Seen the first time after the fact, and from then on left out in every round."""
+    """It is detected after its first round, and from then on left out in every round."""
     expected = every_state(with_record(make(batches=batches), value))
     engine = with_record(make(batches=batches), value)
     several = CudaReplay(engine, by_calling)
     assert_same(every_state(engine, lambda s: several.advance(s, 3)), expected)
     assert several.reason is None and several._blanks
-    assert several._program.watch.blanks and several._replays  # and rounds went on at once
+    assert several._program.watch.blanks and several._replays  # and replays continued
 
 
-def test_without_leaving_it_out_the_record_would_be_everywhere():
-    """The tests above could fail."""
+def test_an_overflowing_record_that_is_not_left_out_spreads():
+    """So the tests above can fail."""
     engine = with_record(make(batches="full"), float("nan"))
     several = CudaReplay(engine, by_calling)
     program, chunks = several._ready()
@@ -229,8 +229,8 @@ def test_without_leaving_it_out_the_record_would_be_everywhere():
 
 
 @pytest.mark.parametrize("at", [0, 3])
-def test_a_run_that_diverges_within_a_stretch_names_its_agents(at, monkeypatch):
-    """The same agents, in the same round, as round by round; and the state before is as it was."""
+def test_a_run_that_diverges_within_a_replay_names_its_agents(at, monkeypatch):
+    """The same agents in the same round as round by round; and the previous state is unchanged."""
 
     def blown_up():
         engine = make(name="plain-sync", rounds=7)
@@ -263,7 +263,7 @@ def test_a_run_that_diverges_within_a_stretch_names_its_agents(at, monkeypatch):
 
 
 class Frozen:
-    """Recordings of which something stays what it was: `after` so many replays."""
+    """Recordings of which one part never changes, from `after` replays on."""
 
     def __init__(self, monkeypatch, what, after=0):
         self.what, self.after = what, after
@@ -294,7 +294,7 @@ class Frozen:
 
 @pytest.mark.parametrize("what", ["clock", "tables"])
 @pytest.mark.parametrize("name", ["top-sync", "muffliato"])
-def test_what_stays_as_it_was_recorded_is_found_and_changes_nothing(monkeypatch, what, name):
+def test_a_frozen_part_of_a_recording_is_detected_and_results_are_correct(monkeypatch, what, name):
     expected = every_state(make(name))
     monkeypatch.setattr(round_tables, "MAX_CHUNK_ROUNDS", 2)
     engine = make(name)
@@ -303,15 +303,15 @@ def test_what_stays_as_it_was_recorded_is_found_and_changes_nothing(monkeypatch,
         assert_same(every_state(engine, lambda s: several.advance(s, 6)), expected)
 
 
-def test_a_clock_that_stops_later_ends_the_run(monkeypatch):
+def test_a_clock_that_stops_after_the_first_check_ends_the_run(monkeypatch):
     engine = make(rounds=20)
     several = CudaReplay(engine, Frozen(monkeypatch, "clock", after=3))
     with pytest.raises(WrongReplayError, match=r"round 14 .* correct before, differs: .*TOPDP_EAGER=1"):
         every_state(engine, lambda s: several.advance(s, 9))
 
 
-def test_noise_alone_is_enough_to_tell_rounds_apart(monkeypatch):
-    """However small: rows are compared bit by bit, with the gradients as they are."""
+def test_a_replay_with_wrong_noise_is_detected(monkeypatch):
+    """However small the noise is: rows are compared bit for bit, given the gradients."""
     engine = make("plain-sync", batches="full", deviation=1e-9)
     real = CudaMixer.by_clock
 
@@ -326,7 +326,7 @@ def test_noise_alone_is_enough_to_tell_rounds_apart(monkeypatch):
 
 @pytest.mark.parametrize("error", [RuntimeError("no"), torch.OutOfMemoryError("CUDA out of memory. Tried")])
 @pytest.mark.parametrize("nth", [1, 2])
-def test_what_cannot_be_recorded_is_made_one_by_one(error, nth):
+def test_after_a_failed_recording_rounds_are_executed_one_by_one(error, nth):
     expected = every_state(make())
     engine, calls = make(), []
 
@@ -347,7 +347,7 @@ def test_what_cannot_be_recorded_is_made_one_by_one(error, nth):
     assert len(said) == 1 and several._program is None
 
 
-def test_an_interrupt_leaves_the_state_as_it_was(monkeypatch):
+def test_an_interrupt_leaves_the_previous_state_unchanged(monkeypatch):
     engine = make()
     several = CudaReplay(engine, by_calling)
     state = several.advance(begin(engine), 2)
@@ -365,7 +365,7 @@ def test_an_interrupt_leaves_the_state_as_it_was(monkeypatch):
     monkeypatch.undo()
 
 
-def test_an_engine_knows_which_states_it_has_written_over():
+def test_an_engine_knows_which_states_it_has_overwritten():
     engine = make()
     first = begin(engine)
     one = engine.advance(first)
@@ -382,7 +382,7 @@ def test_an_engine_knows_which_states_it_has_written_over():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("line", range(0, 240, 2))
-def test_an_interrupt_on_any_line_leaves_a_state_as_it_was_or_known_to_be_gone(line):
+def test_after_an_interrupt_on_any_line_the_state_is_unchanged_or_not_held(line):
     engine = make("plain-sync", batches="full", rounds=5)
     several = CudaReplay(engine, by_calling)
     state = several.advance(begin(engine), 2)
@@ -411,8 +411,8 @@ def test_an_interrupt_on_any_line_leaves_a_state_as_it_was_or_known_to_be_gone(l
         sys.settrace(before)
 
 
-def test_an_engine_that_nobody_needs_is_gone_with_its_memory(monkeypatch):
-    """Also in the middle of a run, with tables that are being made."""
+def test_an_unreferenced_engine_is_freed_with_its_tables(monkeypatch):
+    """Also in the middle of a run, while tables are being prepared."""
     monkeypatch.setattr(round_tables, "MAX_CHUNK_ROUNDS", 2)
     real = round_tables.RoundTables
     monkeypatch.setattr(cuda_replay, "RoundTables", lambda *parts, ahead: real(*parts, ahead=True))
@@ -430,7 +430,7 @@ def test_an_engine_that_nobody_needs_is_gone_with_its_memory(monkeypatch):
         gc.enable()
 
 
-def test_a_round_with_more_records_than_there_is_room_for_is_made_by_itself(monkeypatch):
+def test_a_round_with_more_records_than_the_tables_hold_is_executed_separately(monkeypatch):
     whole = every_state(make(batches="poisson"))
     monkeypatch.setattr(batch_selection, "typical_batch_width", lambda batches: 11)
     engine = make(batches="poisson")
@@ -442,8 +442,8 @@ def test_a_round_with_more_records_than_there_is_room_for_is_made_by_itself(monk
     torch.testing.assert_close(found[7], whole[7], rtol=1e-5, atol=1e-6)
 
 
-def test_rounds_are_compared_with_as_much_room_as_they_were_made_with(monkeypatch):
-    """Of other shapes, products may be rounded otherwise; that says nothing against a recording."""
+def test_rounds_are_checked_with_the_padding_of_the_replay(monkeypatch):
+    """With other shapes, products may be rounded differently; the recording is still correct."""
     real = ClippedGradients.clipped_sum
 
     def by_width(self, rows, inputs, *rest, out, **options):
@@ -457,7 +457,7 @@ def test_rounds_are_compared_with_as_much_room_as_they_were_made_with(monkeypatc
     replayed(make(batches="poisson", rounds=12), 20)
 
 
-def test_an_interrupt_while_tables_are_sent_leaves_none_half_there(monkeypatch):
+def test_tables_are_sent_again_after_an_interrupt(monkeypatch):
     expected = every_state(make(rounds=9))
     monkeypatch.setattr(round_tables, "MAX_CHUNK_ROUNDS", 4)
     engine, real, loads = make(rounds=9), RoundProgram.load, []
@@ -477,8 +477,8 @@ def test_an_interrupt_while_tables_are_sent_leaves_none_half_there(monkeypatch):
     assert loads == [0, 4, 4, 8] and several.reason is None
 
 
-def test_recordings_that_are_forgotten_leave_nothing_to_record_into(monkeypatch):
-    """torch takes no recording into memory of which the last recording is gone."""
+def test_new_recordings_use_a_new_memory_pool(monkeypatch):
+    """torch does not record into a memory pool whose last recording was deleted."""
     made = []
     monkeypatch.setattr(cuda_replay, "CudaGraphs", lambda device: made.append(device) or by_calling)
     monkeypatch.setattr(cuda_replay, "_unsupported_engine", lambda *_: None)
@@ -488,7 +488,7 @@ def test_recordings_that_are_forgotten_leave_nothing_to_record_into(monkeypatch)
     assert several._blanks and several._replays and len(made) == 2
 
 
-def test_a_device_that_frees_no_memory_is_no_reason_to_end(monkeypatch):
+def test_an_error_while_freeing_memory_does_not_end_the_run(monkeypatch):
     def fails():
         raise RuntimeError("captures_underway.empty() INTERNAL ASSERT FAILED")
 
@@ -501,7 +501,7 @@ def test_a_device_that_frees_no_memory_is_no_reason_to_end(monkeypatch):
     assert several.reason == "as asked"
 
 
-def test_rows_that_were_given_back_are_not_written_to():
+def test_released_buffers_are_not_written():
     engine = make()
     several = CudaReplay(engine, by_calling)
     expected = every_state(make())
@@ -512,8 +512,8 @@ def test_rows_that_were_given_back_are_not_written_to():
     assert several._program.buffers[0] is engine.buffers.of(0)
 
 
-def test_norms_that_overflow_only_together_end_nothing(monkeypatch):
-    """The engine goes on with rows whose norms are finite one by one; recordings cannot tell."""
+def test_norms_that_overflow_only_together_end_the_replay_not_the_run(monkeypatch):
+    """The engine continues if each row has a finite norm; a recording cannot tell these cases apart."""
     expected, engine = every_state(make(rounds=20)), make(rounds=20)
     several = CudaReplay(engine, by_calling)
     monkeypatch.setattr(FailureFlags, "read", lambda self: PassOutcome(rows=False, examples=True))
@@ -521,7 +521,7 @@ def test_norms_that_overflow_only_together_end_nothing(monkeypatch):
     assert several.reason == "norms of rows overflow" and several._program is None
 
 
-def test_what_is_not_recorded(monkeypatch):
+def test_unsupported_engines_are_not_recorded_and_have_a_reason(monkeypatch):
     assert CudaReplay(make()).reason == "there is no CUDA device"
     assert (
         "changes rounds"
@@ -550,7 +550,7 @@ def test_what_is_not_recorded(monkeypatch):
     assert "one kernel" in CudaReplay(make(), by_calling).reason
 
 
-def test_means_of_the_same_records_are_close_and_of_others_are_not():
+def test_close_accepts_rounding_errors_and_detects_other_means():
     mean = torch.randn(4, 50)
     assert cuda_replay._close(mean * (1 + 1e-4), mean, 1.0)
     assert cuda_replay._close(mean + 1e-8, mean, 1.0) and cuda_replay._close(0 * mean, 0 * mean, 1.0)
@@ -561,7 +561,7 @@ def test_means_of_the_same_records_are_close_and_of_others_are_not():
     assert not cuda_replay._close(other, mean, 1e9)
 
 
-def test_a_model_with_code_of_its_own_is_made_one_by_one():
+def test_a_model_with_user_code_is_executed_round_by_round():
     class Own(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -585,7 +585,7 @@ class WaitsError(Exception):
 
 
 class NoWaiting(TorchDispatchMode):
-    """Refuses what needs a number from the device, or sends one there: neither can be recorded."""
+    """Reject operations that copy a number from or to the device: they cannot be recorded."""
 
     WAITING = (
         "_local_scalar_dense",
@@ -624,8 +624,8 @@ def network(kind):
 @pytest.mark.parametrize("clipping", ["flat", "per-layer", "normalised"])
 @pytest.mark.parametrize("kind", ["mlp", "cnn", "norms"])
 @pytest.mark.parametrize("blanks", [False, True])
-def test_gradients_that_are_noted_wait_for_nothing(kind, clipping, blanks):
-    """And they are the same as those that wait, also of a record that overflows where it is left out."""
+def test_gradients_with_failure_flags_never_wait_for_the_device(kind, clipping, blanks):
+    """They equal the gradients that wait, also if a record overflows and is left out."""
     gradients = ClippedGradients(network(kind), 1.0, clipping=clipping)
     rows = gradients.flat.flatten().repeat(4, 1)
     x, y = torch.randn(4, 6, 1, 4, 4), torch.randint(0, 3, (4, 6))
@@ -636,7 +636,7 @@ def test_gradients_that_are_noted_wait_for_nothing(kind, clipping, blanks):
     with gradients.noting_failures(watch), NoWaiting():
         gradients.clipped_sum(rows, x, y, out=out, fresh=True)
     assert torch.equal(out, expected) and watch.read().ok
-    with NoWaiting(), pytest.raises(WaitsError, match="_local_scalar_dense"):  # it could fail
+    with NoWaiting(), pytest.raises(WaitsError, match="_local_scalar_dense"):  # so the check can fail
         gradients.clipped_sum(rows, x, y, out=out, fresh=True)
     with FakeTensorMode(allow_non_fake_inputs=True) as fake, gradients.noting_failures(watch):
         made_up = [fake.from_tensor(part) for part in (rows, x, y)]
@@ -644,7 +644,7 @@ def test_gradients_that_are_noted_wait_for_nothing(kind, clipping, blanks):
 
 
 @pytest.mark.parametrize("batches", ["full", "cycle", "poisson"])
-def test_a_recorded_round_waits_for_nothing(monkeypatch, batches):
+def test_a_recorded_round_never_waits_for_the_device(monkeypatch, batches):
     monkeypatch.setattr(CudaMixer, "by_clock", lambda self, before, gradient, out, packed, clock: None)
     engine = make(batches=batches, kind="unequal")
     program, chunks = CudaReplay(engine, by_calling)._ready()
@@ -657,17 +657,17 @@ def test_a_recorded_round_waits_for_nothing(monkeypatch, batches):
     assert program._clock.tolist() == [3, 3]
     monkeypatch.setattr(program, "_clock", torch.tensor([0, 0], dtype=torch.int32))
     monkeypatch.setattr(CudaMixer, "by_clock", lambda *_: int(program._clock[0]))
-    with NoWaiting(), pytest.raises(WaitsError):  # it could fail
+    with NoWaiting(), pytest.raises(WaitsError):  # so the check can fail
         program.make_round(0, True)
 
 
-def test_noted_are_rows_and_examples_that_are_not_finite():
+def test_failure_flags_note_rows_and_examples_that_are_not_finite():
     watch = FailureFlags(torch.device("cpu"))
     watch.note_rows(torch.ones(2, 3))
     assert watch.read() == (True, True)
     for value in (torch.nan, torch.inf):
         watch.note_rows(torch.tensor([[1.0, value]]))
-        watch.note_rows(torch.ones(2, 3))  # what was seen stays
+        watch.note_rows(torch.ones(2, 3))  # a flag remains set
         assert watch.read() == (False, True)
         watch.clear()
     assert not watch.note_examples(torch.tensor([[False, True]]))
@@ -677,8 +677,8 @@ def test_noted_are_rows_and_examples_that_are_not_finite():
 
 
 @pytest.mark.parametrize("batches", ["full", "cycle", "poisson"])
-def test_stacked_runs_go_the_same_way(batches):
-    """Full batches of the same records are read once for all runs."""
+def test_replayed_stacked_runs_equal_the_engines(batches):
+    """With full batches of the same records, all runs share one copy."""
     graph, shards, seeds = topology.ring(4), blobs(4), (3, 4)
     each = tuple(batches_of(shards, batches))
     plans = [
@@ -699,7 +699,7 @@ def test_stacked_runs_go_the_same_way(batches):
     expected, found = every_state(stacked()), replayed(stacked(), 3)
     assert set(found) <= set(expected)
     for releases, rows in found.items():
-        if batches == "poisson":  # more room than the longest batch needs: sums may be rounded otherwise
+        if batches == "poisson":  # padding beyond the longest batch may change rounding
             torch.testing.assert_close(rows, expected[releases], rtol=1e-5, atol=1e-6)
         else:
             assert torch.equal(rows, expected[releases])

@@ -1,3 +1,5 @@
+"""The engine: it executes plans as defined, is reproducible, resumes exactly, and rejects foreign input."""
+
 import threading
 from dataclasses import replace
 
@@ -32,8 +34,8 @@ def finish(engine, state):
 
 @pytest.mark.parametrize("name", PROTOCOLS)
 @pytest.mark.parametrize("batches", ["full", "cycle", "poisson"])
-def test_the_engine_does_what_the_plan_says(name, batches):
-    """Oracle: the plan's recursion written out with dense NumPy, all rows, one at a time."""
+def test_estimates_equal_the_plans_recursion(name, batches):
+    """The oracle is the plan's recursion in dense NumPy, all rows, one at a time."""
     plan, engine, state = make(name, batches)
     shards, gradients = engine.shards, engine.gradients
     noise = SimulatedDraws(0, plan.draws, plan.releases)
@@ -61,14 +63,14 @@ def test_the_engine_does_what_the_plan_says(name, batches):
     torch.testing.assert_close(engine.estimates(finish(engine, state)), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_a_run_is_reproducible_and_another_seed_is_another_run():
+def test_the_seed_determines_the_run():
     runs = [engine.estimates(finish(engine, state)) for _, engine, state in (make(seed=s) for s in (1, 1, 2))]
     assert torch.equal(runs[0], runs[1])
     assert not torch.equal(runs[0], runs[2])
 
 
 class Drops(torch.nn.Module):
-    """Random in training mode, without a layer for it."""
+    """A model that is random in training mode, without a dropout layer."""
 
     def __init__(self, layer):
         super().__init__()
@@ -82,7 +84,7 @@ class Drops(torch.nn.Module):
 
 
 @pytest.mark.parametrize("kind", ["lstm", "attention"])
-def test_dropout_inside_torchs_layers_is_named_by_seed_and_round(kind):
+def test_dropout_inside_torchs_layers_ignores_the_global_generator(kind):
     _, engine, _ = make()
     width, shards = engine.shards.inputs[0, 0].numel(), engine.shards
     layer = (
@@ -97,7 +99,7 @@ def test_dropout_inside_torchs_layers_is_named_by_seed_and_round(kind):
     for other_draws in (0, 5):
         engine = Engine(engine.plan, gradients, shards, batches_of(shards, "full"), seed=0)
         state = engine.advance(engine.start(gradients.flat.flatten()))
-        torch.rand(other_draws)  # by whoever else uses torch's generator
+        torch.rand(other_draws)  # as other users of torch's generator may do
         ends.append(engine.estimates(engine.advance(state)).clone())
     assert torch.equal(*ends)
 
@@ -111,7 +113,7 @@ def threads():
 
 
 @pytest.mark.parametrize("workers", [2, 3])
-def test_threads_do_not_change_the_numbers(monkeypatch, threads, workers):
+def test_the_number_of_threads_does_not_change_the_results(monkeypatch, threads, workers):
     ends, by, real = [], set(), fused_rows.make
     monkeypatch.setattr(fused_rows, "make", lambda *given: by.add(threading.get_ident()) or real(*given))
     for number in (1, workers):
@@ -124,7 +126,7 @@ def test_threads_do_not_change_the_numbers(monkeypatch, threads, workers):
 
 
 @pytest.mark.parametrize("stop", [0, 1, 5])
-def test_a_run_resumed_from_any_round_ends_bit_equal(stop):
+def test_a_run_resumed_from_any_round_ends_bit_for_bit_equal(stop):
     _, engine, state = make(batches="poisson")
     whole = engine.estimates(finish(engine, state)).clone()
     _, engine, state = make(batches="poisson")
@@ -136,12 +138,12 @@ def test_a_run_resumed_from_any_round_ends_bit_equal(stop):
 
 
 @pytest.mark.parametrize("batches", ["full", "cycle", "poisson"])
-def test_a_gradient_reads_its_own_agents_estimate_and_data_only(batches):
-    """What the adaptive guarantee assumes: nothing of anybody else, and no row that was received."""
+def test_a_gradient_depends_only_on_its_agents_estimate_and_data(batches):
+    """The adaptive guarantee assumes this: no dependence on others' data or on received rows."""
     _, engine, state = make(batches=batches)
     for _ in range(3):
         state = engine.advance(state)
-    assert len(state.rows) > 8  # messages too
+    assert len(state.rows) > 8  # there are messages, too
     chosen = engine.select(state.releases, engine.device)
     before = engine.mean_gradients(state, chosen).clone()
     for agent in range(8):
@@ -154,7 +156,7 @@ def test_a_gradient_reads_its_own_agents_estimate_and_data_only(batches):
 
 
 def with_record(value=None, deviation=0.0):
-    """An engine whose agent 2 has one record of `value`; without one, that record is not there."""
+    """An engine whose agent 2 has one record of `value`; with None, this record is left out."""
     graph, schedule = topology.random(8, 0.4, 0), constant_schedule(8, rate=0.5)
     plan = PROTOCOLS["top-sync"](0.25).plan(graph, schedule, np.full(8, deviation), 0)
     gradients = ClippedGradients(linear_model(), 1.0)
@@ -176,12 +178,12 @@ def with_record(value=None, deviation=0.0):
 
 @pytest.mark.parametrize("value", [3e38, -3e38, float("inf"), float("nan")])
 @pytest.mark.parametrize("deviation", [0.0, 0.3])
-def test_a_record_that_overflows_ends_no_run_and_changes_nothing(value, deviation):
+def test_a_record_that_overflows_has_no_effect(value, deviation):
     without = finish(*with_record(deviation=deviation)).rows.clone()
     assert torch.equal(finish(*with_record(value, deviation)).rows, without)
 
 
-def test_a_run_that_diverged_stops_by_what_is_released():
+def test_a_run_with_an_infinite_released_row_raises():
     engine, state = with_record(1.0)
     rows = state.rows.clone()
     rows[4, 0] = float("inf")
@@ -189,7 +191,7 @@ def test_a_run_that_diverged_stops_by_what_is_released():
         engine.advance(engine.resume(0, rows))
 
 
-def test_a_checkpoint_of_another_plan_is_refused():
+def test_a_checkpoint_of_another_plan_or_model_is_rejected():
     _, engine, state = make()
     with pytest.raises(ValueError, match=r"Expected rows of shape .* after 3 releases"):
         engine.resume(3, state.rows[:5])  # another plan
@@ -197,14 +199,14 @@ def test_a_checkpoint_of_another_plan_is_refused():
         engine.resume(0, state.rows[:, :-1])  # another model
 
 
-def test_shards_for_another_number_of_agents_are_refused():
+def test_shards_for_another_number_of_agents_are_rejected():
     plan, engine, _ = make()
     with pytest.raises(ValueError, match="8 agents"):
         Engine(plan, engine.gradients, blobs(7), batches_of(blobs(7)), seed=0)
 
 
-def test_batches_of_other_records_are_refused():
-    """They would be divided by a number for which the noise was not made."""
+def test_batches_for_other_record_counts_are_rejected():
+    """Sums would be divided by another number than the one that the noise was calibrated for."""
     plan, engine, _ = make()
     with pytest.raises(
         InputError, match=r"batches of the records that agents hold, \[40, 40.*got batches of"
@@ -212,7 +214,7 @@ def test_batches_of_other_records_are_refused():
         Engine(plan, engine.gradients, blobs(8), batches_of(blobs(8, records=39)), seed=0)
 
 
-def test_evaluation_counts_each_agents_right_answers():
+def test_evaluation_gives_each_agents_accuracy_and_loss():
     _, engine, state = make(deviation=3.0)
     state = finish(engine, state)
     found = engine.evaluate(state)
@@ -225,7 +227,7 @@ def test_evaluation_counts_each_agents_right_answers():
         )
 
 
-def test_evaluation_without_a_test_set_is_refused():
+def test_evaluation_without_a_test_set_is_rejected():
     from topdp.data import Shards
 
     shards = blobs(8)

@@ -1,4 +1,4 @@
-"""Evaluation: every agent's loss and metrics are those of its model on all test records, however cut."""
+"""Evaluation: each agent's loss and metrics are those of its model on all test records, in any chunks."""
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ def agents(loss, outputs):
 @pytest.mark.parametrize("kept", [1, 2 * RECORDS * 3, 1 << 24])
 @pytest.mark.parametrize("chunk", [4, 1000])
 @pytest.mark.parametrize("loss", TARGETS)
-def test_numbers_are_those_of_each_model_on_all_records(monkeypatch, loss, chunk, kept):
+def test_loss_and_metrics_are_those_of_each_model_on_all_records(monkeypatch, loss, chunk, kept):
     monkeypatch.setattr(evaluation, "TEST_CHUNK_RECORDS", chunk)
     monkeypatch.setattr(evaluation, "MAX_HELD_OUTPUTS", kept)
     targets, outputs = TARGETS[loss]
@@ -51,8 +51,8 @@ def test_numbers_are_those_of_each_model_on_all_records(monkeypatch, loss, chunk
             )
 
 
-def test_a_loss_of_ones_own_sees_one_record_at_a_time_where_that_differs():
-    """[b, 1] - [b] is [b, b] for torch: right for one record, wrong for many."""
+def test_a_users_loss_is_computed_one_record_at_a_time():
+    """torch broadcasts [b, 1] - [b] to [b, b], which is correct for one record, but not for several."""
     targets, _ = TARGETS["mse"]
     gradients, rows, inputs = agents(lambda o, t: (o - t).square().mean(1), 1)
     found = evaluate(gradients, [], rows, inputs, targets)
@@ -61,7 +61,7 @@ def test_a_loss_of_ones_own_sees_one_record_at_a_time_where_that_differs():
         assert found.loss[agent] == pytest.approx((said - targets).square().mean().item(), rel=1e-5)
 
 
-def test_functions_get_all_records_of_one_agent_and_may_return_anything_that_is_a_number():
+def test_metric_functions_get_all_outputs_of_one_agent_and_return_a_number():
     seen = []
 
     def spy(outputs, targets):
@@ -91,7 +91,7 @@ class Squeezing(nn.Module):
 
 
 @pytest.mark.parametrize("records", [1, 2, 3])
-def test_a_model_that_squeezes_may_have_one_record_alone_in_a_chunk(monkeypatch, records):
+def test_a_model_that_squeezes_outputs_can_have_one_record_in_a_chunk(monkeypatch, records):
     monkeypatch.setattr(evaluation, "TEST_CHUNK_RECORDS", 2)
     gradients = ClippedGradients(Squeezing(), 1.0, "mse")
     rows, inputs, targets = torch.randn(3, 5), torch.randn(records, 4), torch.randn(records)
@@ -100,12 +100,12 @@ def test_a_model_that_squeezes_may_have_one_record_alone_in_a_chunk(monkeypatch,
     np.testing.assert_allclose(found.metrics["mae"], expected, rtol=1e-5)
 
 
-def test_what_is_said_of_an_agent_does_not_depend_on_how_many_others_there_are(monkeypatch):
-    """To the last digit, whatever fits into memory at once: ranks hold different numbers of agents."""
+def test_an_agents_outputs_do_not_depend_on_the_number_of_agents(monkeypatch):
+    """Bit for bit, whatever fits into memory at once, because ranks hold different numbers of agents."""
     model = torch.nn.Sequential(torch.nn.Linear(20, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2))
     gradients = ClippedGradients(model, 1.0)
     torch.manual_seed(0)
-    rows = torch.zeros(9, 80)[:, : gradients.flat.dimension]  # as the engine's begin
+    rows = torch.zeros(9, 80)[:, : gradients.flat.dimension]  # like the rows of the engine
     rows.copy_(torch.randn(rows.shape))
     inputs = torch.randn(200, 20)
     whole = gradients.outputs(rows, inputs)

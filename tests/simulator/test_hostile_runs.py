@@ -1,4 +1,4 @@
-"""Attacks: who is hostile, what they send, and what is reported of the others."""
+"""Hostile agents in runs: who they are, what they send, and what is reported of the honest agents."""
 
 import numpy as np
 import pytest
@@ -17,11 +17,11 @@ def sent(name, strength=None, rows=None, owner=None, round=3):
     Attack(name, hostile=(6, 7), agents=8, seed=1, strength=strength)(
         round, rows, np.arange(8) if owner is None else owner
     )
-    assert torch.equal(rows[:6], HONEST)  # nobody else's rows are touched
+    assert torch.equal(rows[:6], HONEST)  # rows of honest agents are unchanged
     return rows[6:]
 
 
-def test_hostile_agents_are_chosen_by_the_seed_and_stay_so_with_more():
+def test_the_seed_chooses_hostile_agents_and_larger_shares_add_to_them():
     few, more = (choose_attack(AttackConfig(name="drift", share=share), 30, seed=4) for share in (0.1, 0.4))
     assert len(few.hostile) == 3 and len(more.hostile) == 12 and set(few.hostile) < set(more.hostile)
     assert choose_attack(AttackConfig(name="drift", share=0.1), 30, seed=5).hostile != few.hostile
@@ -33,13 +33,13 @@ def test_hostile_agents_are_chosen_by_the_seed_and_stay_so_with_more():
         choose_attack(AttackConfig(name="drift", agents=[0, 1]), 2, 0)
 
 
-def test_rows_are_what_each_attack_says():
+def test_the_rows_of_each_attack_follow_its_definition():
     mean, spread = HONEST.mean(dim=0), torch.linalg.vector_norm(HONEST - HONEST.mean(dim=0), dim=1).mean()
     assert torch.allclose(sent("sign-flip", 2.0), -2 * mean.expand(2, -1))
     assert torch.allclose(sent("large-norm").norm(dim=1), 100 * HONEST.norm(dim=1).max())
     moved = [sent("drift", round=r) - mean for r in (0, 9)]
     assert torch.equal(*moved) and torch.allclose(moved[0].norm(dim=1), spread)
-    # n = 8, m = 2: s = 3, z = Φ⁻¹(3/6) = 0; so it takes more agents (below)
+    # n = 8, m = 2: s = 3, z = Φ⁻¹(3/6) = 0; the test below has more agents
     assert torch.allclose(sent("a-little", 1.5), mean.expand(2, -1))
     assert not torch.equal(sent("random", round=0), sent("random", round=1))
     assert set(ATTACKERS) | {"label-flip", "none"} == set(
@@ -47,7 +47,7 @@ def test_rows_are_what_each_attack_says():
     )
 
 
-def test_a_little_is_as_much_as_the_paper_says():
+def test_the_attack_a_little_equals_its_papers_formula():
     rows = torch.cat(
         [torch.from_numpy(np.random.default_rng(0).normal(1.0, 0.1, (38, 9))), torch.zeros(12, 9)]
     )
@@ -58,14 +58,14 @@ def test_a_little_is_as_much_as_the_paper_says():
     torch.testing.assert_close(rows[38:], expected.expand(12, -1), atol=1e-5, rtol=0)
 
 
-def test_all_rows_of_a_hostile_agent_are_its_own_to_forge():
-    """Its messages too, which stand after the estimates."""
+def test_an_attack_forges_all_rows_of_a_hostile_agent():
+    """Its messages, too, which follow the estimates."""
     rows = torch.cat([HONEST, torch.zeros(4, 50)])
     found = sent("sign-flip", rows=rows, owner=np.array([0, 1, 2, 3, 4, 5, 6, 7, 6, 2]))
     assert torch.equal(found[0], found[2]) and not found[3].any()
 
 
-def test_labels_are_flipped_for_hostile_agents_alone():
+def test_only_labels_of_hostile_agents_are_flipped():
     shards = Shards.from_arrays([(np.zeros((3, 2)), np.array([0, 1, 4]))] * 3, classes=5)
     flipped = Attack("label-flip", hostile=(1,), agents=3, seed=0).records(shards)
     assert flipped.targets.tolist() == [[0, 1, 4], [4, 3, 0], [0, 1, 4]]
@@ -80,7 +80,7 @@ def separable(agents, records=60):
 
 
 @pytest.mark.parametrize("attack", ["none", *ATTACKERS, "label-flip"])
-def test_runs_are_attacked_and_honest_agents_reported(attack):
+def test_attacked_runs_report_only_honest_agents(attack):
     settings = {"sigma": 0.01, "clip": 1.0, "rounds": 8, "method": "dsgd", "learning_rate": 1.0, "seed": 2}
     named = {"attack": attack, "attack_share": 0.25}
     torch.manual_seed(0)
@@ -96,7 +96,7 @@ def test_runs_are_attacked_and_honest_agents_reported(attack):
         assert next(lengths).min() > 1000 > 10 > next(lengths).max()
 
 
-def test_an_attacked_run_resumes_as_if_it_had_not_been_broken_off(tmp_path):
+def test_an_attacked_run_resumes_bit_for_bit(tmp_path):
     def stop(run):
         if run.round == 3:
             raise KeyboardInterrupt
@@ -115,7 +115,7 @@ def test_an_attacked_run_resumes_as_if_it_had_not_been_broken_off(tmp_path):
     assert not whole.config.method.chebyshev
 
 
-def test_settings_are_checked():
+def test_invalid_attacks_and_robust_rules_are_rejected():
     with pytest.raises(ValueError, match="sign-flip"):
         parse({"attack": {"name": "signflip"}})
     with pytest.raises(ValueError, match="clipped"):

@@ -1,4 +1,4 @@
-"""Robust rules: against their definitions in numpy, and the engine against those, row by row."""
+"""Robust rules against their definitions in numpy, and the engine against the rules, row by row."""
 
 from dataclasses import replace
 
@@ -21,7 +21,7 @@ RULES = [Robust("clipped"), Robust("clipped", 1, 0.3), Robust("trimmed", 2), Rob
 
 
 def defined(robust, own, received, weight):
-    """What plan/robust_rules.py says, one agent at a time."""
+    """The definitions in plan/robust_rules.py, one agent at a time."""
     total, k = sum(weight), len(received)
     if robust.rule == "trimmed":
         b = min(robust.hostile, k // 2)
@@ -40,7 +40,7 @@ def defined(robust, own, received, weight):
 
 @pytest.mark.parametrize("robust", RULES, ids=str)
 @pytest.mark.parametrize("k", [1, 2, 3, 5, 8])
-def test_rules_are_what_they_are_defined_as(robust, k):
+def test_rules_equal_their_definitions(robust, k):
     random = np.random.default_rng(k)
     own, received, weight = random.normal(size=(4, 6)), random.normal(size=(4, k, 6)), random.random((4, k))
     found = robust_mean(robust, *map(torch.from_numpy, (own, received, weight)))
@@ -50,7 +50,7 @@ def test_rules_are_what_they_are_defined_as(robust, k):
 
 @pytest.mark.parametrize("robust", RULES, ids=str)
 @pytest.mark.parametrize("value", [1e30, np.inf, -np.inf, np.nan])
-def test_one_hostile_row_does_little_whatever_it_holds(robust, value):
+def test_one_hostile_row_has_a_bounded_effect(robust, value):
     random = np.random.default_rng(0)
     own, received = random.normal(size=(1, 6)), random.normal(size=(1, 5, 6))
     weight = np.full((1, 5), 1 / 6)
@@ -108,7 +108,7 @@ def test_the_engine_mixes_by_the_rule_of_its_plan(name, robust, optimiser):
     gradients = ClippedGradients(model, 1.0)
     records = [(np.zeros((2, 5)), np.array([0, 1]))] * 9
     shards = Shards.from_arrays(records, classes=3, dtype=torch.float64)
-    gradients.clipped_sum = lambda *args, out, **named: out.zero_()  # gradients of zero
+    gradients.clipped_sum = lambda *args, out, **named: out.zero_()  # all gradients are zero
     engine = Engine(plan, gradients, shards, [Full(2)] * 9, seed=7, intervention=Intervention(every_row=True))
     start = gradients.flat.flatten()
     state = engine.start(start)

@@ -1,4 +1,4 @@
-"""Rows that are kept in bfloat16: a float32 sum each, rounded once, by a second hand; and half the memory."""
+"""Rows stored in bfloat16: each is a float32 sum, rounded once, and rows need half the memory."""
 
 from dataclasses import replace
 
@@ -43,12 +43,12 @@ def run(engine, state=None, stop=None):
 
 
 def numbers(rows):
-    """bfloat16 is the first half of a float32."""
+    """The values of bfloat16 rows as float32: bfloat16 is the first half of a float32."""
     return (rows.contiguous().view(torch.uint16).numpy().astype(np.uint32) << 16).view(np.float32)
 
 
 def spacing(values):
-    """Between neighbouring numbers of 8 digits, where `values` are."""
+    """The distance between adjacent bfloat16 numbers (8 significant bits) at `values`."""
     return 2.0 ** (np.floor(np.log2(np.maximum(np.abs(values), 1e-30))) - 7)
 
 
@@ -57,7 +57,7 @@ def spacing(values):
     [*((name, "sgd") for name in PROTOCOLS), ("top-sync", "momentum"), ("dsgd", "nesterov")],
 )
 def test_a_row_is_the_sum_of_its_definition_rounded_once(name, optimiser):
-    """The oracle adds up in float64 from the rows that were kept, and allows for last digits of float32."""
+    """The oracle sums in float64 from the stored rows, and allows for the rounding of float32."""
     plan = prune(plan_of(name, OPTIMISERS[optimiser]))
     engine = engine_of(plan)
     noise, shards = SimulatedDraws(5, plan.draws, plan.releases), engine.shards
@@ -93,7 +93,7 @@ def test_a_row_is_the_sum_of_its_definition_rounded_once(name, optimiser):
     assert exact > 0.99 * compared
 
 
-def test_ties_go_to_even():
+def test_ties_are_rounded_to_even():
     plan = PlainSynchronous(0.5).plan(topology.complete(2), constant_schedule(1, rate=0.0), np.zeros(2), 0)
     mix = CpuMixer(replace(plan, rounded="bfloat16"), SimulatedDraws(0, plan.draws, 2))
     step = 2.0**-7
@@ -104,7 +104,7 @@ def test_ties_go_to_even():
 
 
 @pytest.mark.parametrize("name", PROTOCOLS)
-def test_a_resumed_run_ends_bit_equal(name):
+def test_a_resumed_run_ends_bit_for_bit_equal(name):
     plan = plan_of(name)
     whole = run(engine_of(plan, "cycle"))
     some = run(engine_of(plan, "cycle"), stop=3)
@@ -114,8 +114,8 @@ def test_a_resumed_run_ends_bit_equal(name):
 
 
 @pytest.mark.parametrize("rounded", [None, "bfloat16"])
-def test_rows_of_the_other_kind_are_of_another_run(rounded):
-    """Else hidden rows that were rounded could enter a run whose account takes them for sums."""
+def test_a_run_does_not_resume_from_rows_of_another_type(rounded):
+    """Otherwise rounded hidden rows could enter a run whose account assumes exact sums."""
     begun = run(engine_of(replace(plan_of("top-sync"), rounded=rounded)), stop=3)
     other = engine_of(replace(plan_of("top-sync"), rounded=None if rounded else "bfloat16"))
     with pytest.raises(InputError, match="Resume from a checkpoint of this plan"):
@@ -123,7 +123,7 @@ def test_rows_of_the_other_kind_are_of_another_run(rounded):
 
 
 @pytest.mark.parametrize("name", ["top-sync", "correlated", "muffliato"])
-def test_gradients_of_some_agents_at_a_time_change_nothing(monkeypatch, name):
+def test_computing_gradients_in_several_passes_changes_nothing(monkeypatch, name):
     engine = engine_of(plan_of(name))
     whole = run(engine)
     monkeypatch.setattr(engines, "MAX_GRADIENT_NUMBERS", 2 * 3 * engine.gradients.flat.dimension)
@@ -136,7 +136,7 @@ def test_gradients_of_some_agents_at_a_time_change_nothing(monkeypatch, name):
 
 
 class Largest(TorchDispatchMode):
-    """The most numbers of one tensor that are not bfloat16."""
+    """Record the largest number of elements of a tensor that is not bfloat16."""
 
     def __init__(self):
         super().__init__()
@@ -150,8 +150,8 @@ class Largest(TorchDispatchMode):
         return found
 
 
-def test_nothing_is_as_large_as_all_rows_in_float32(monkeypatch):
-    """With a model that is large beside its records; as many numbers as the rows of two agents at once."""
+def test_no_float32_tensor_is_as_large_as_all_rows(monkeypatch):
+    """The model is large compared with its records; a pass has as many numbers as the rows of two agents."""
     plan = Dsgd().plan(topology.ring(AGENTS), constant_schedule(2), np.ones(AGENTS), 0)
     flat = ClippedGradients(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 400)), 1.0)
     shards, d = blobs(AGENTS, records=2), flat.flat.dimension
@@ -160,7 +160,7 @@ def test_nothing_is_as_large_as_all_rows_in_float32(monkeypatch):
     found = {}
     for rounded in (None, "bfloat16"):
         engine = Engine(replace(plan, rounded=rounded), flat, shards, batches_of(shards, "full"), seed=5)
-        engine.mixer.workers = 1  # what other threads do is not seen
+        engine.mixer.workers = 1  # the mode does not see other threads
         with Largest() as found[rounded]:
             state = run(engine)
             engine.evaluate(state)
@@ -170,14 +170,14 @@ def test_nothing_is_as_large_as_all_rows_in_float32(monkeypatch):
     assert found["bfloat16"].numbers < 3 * d
 
 
-def test_room_counts_the_halves():
+def test_the_memory_check_counts_two_bytes_per_number():
     plan = plan_of("dsgd")
     wide, narrow = need_of(engine_of(replace(plan, rounded=None))), need_of(engine_of(plan))
     assert narrow.rows == wide.rows / 2
-    assert narrow.gradients == 2 * wide.gradients  # few agents: all at once, and their rows beside them
+    assert narrow.gradients == 2 * wide.gradients  # few agents: one pass, with a float32 copy of their rows
 
 
-def test_what_is_not_made_for_rounded_rows_is_refused():
+def test_stacks_and_hostile_agents_with_rounded_rows_are_rejected():
     plan = plan_of("dsgd")
     with pytest.raises(InputError, match="rounded to bfloat16 in a stack of runs"):
         stack_plans([plan])

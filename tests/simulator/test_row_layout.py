@@ -1,4 +1,4 @@
-"""Agents held in several places, side by side in one process: what each makes equals the whole."""
+"""Row layouts: agents divided among several engines in one process make the rows of a whole run."""
 
 from dataclasses import replace
 from functools import partial
@@ -47,7 +47,7 @@ def held(shards, agents):
 
 
 class Parts:
-    """The engines of all places; what one fetches is read from where another has it."""
+    """The engines of all parts; `fetch` copies the rows that one part needs from the other parts."""
 
     def __init__(self, plan, home, batches="full"):
         gradients, shards = ClippedGradients(linear_model(), 1.0), blobs(AGENTS)
@@ -89,7 +89,7 @@ class Parts:
         self.states = [engine.advance(state) for engine, state in zip(self.engines, self.states, strict=True)]
 
     def gathered(self, get):
-        """[agents, ...] of what `get(engine, state)` gives for the agents of each."""
+        """[agents, ...]: the results of `get(engine, state)` for the agents of each part."""
         home = self.engines[0].layout.home
         parts = [get(engine, state) for engine, state in zip(self.engines, self.states, strict=True)]
         found = torch.empty(AGENTS, *parts[0].shape[1:], dtype=parts[0].dtype)
@@ -120,12 +120,12 @@ def expect_equal(plan, home, batches="full"):
 @pytest.mark.slow
 @pytest.mark.parametrize("home", HOMES)
 @pytest.mark.parametrize("name", PROTOCOLS)
-def test_parts_make_what_the_whole_makes(name, home):
+def test_parts_end_with_the_rows_of_the_whole_run(name, home):
     expect_equal(plan_of(name), HOMES[home])
 
 
 @pytest.mark.parametrize("batches", ["cycle", "poisson"])
-def test_parts_choose_the_records_that_the_whole_chooses(batches):
+def test_parts_select_the_same_records_as_the_whole_run(batches):
     expect_equal(plan_of("top-sync"), HOMES["three, mixed up"], batches)
 
 
@@ -137,32 +137,32 @@ def test_parts_choose_the_records_that_the_whole_chooses(batches):
         ("muffliato", Optimiser("adam")),
     ],
 )
-def test_optimisers_remember_in_parts(name, optimiser):
+def test_optimisers_with_memories_work_in_parts(name, optimiser):
     expect_equal(plan_of(name, optimiser), HOMES["three, mixed up"])
 
 
 @pytest.mark.parametrize("rule", ["clipped", "trimmed", "nearest"])
-def test_robust_rules_hold_in_parts(rule):
+def test_robust_rules_work_in_parts(rule):
     expect_equal(plan_of("dsgd", robust=Robust(rule)), HOMES["three, mixed up"])
 
 
 @pytest.mark.parametrize("name", PROTOCOLS)
-def test_rounded_rows_are_the_same_in_parts(name):
+def test_rounded_rows_in_parts_equal_those_of_the_whole_run(name):
     expect_equal(replace(plan_of(name), rounded="bfloat16"), HOMES["three, mixed up"])
 
 
 @pytest.mark.parametrize("name", ["top-sync", "correlated", "muffliato"])
-def test_gradients_of_some_agents_at_a_time_change_nothing(monkeypatch, name):
+def test_computing_gradients_in_several_passes_changes_nothing(monkeypatch, name):
     plan = plan_of(name)
     engine, state = whole_run(plan)
     monkeypatch.setattr(engines, "MAX_GRADIENT_NUMBERS", 3 * engine.gradients.flat.dimension)
     some, ends = whole_run(plan)
     assert len(some._passes()) == 3
     assert torch.equal(some.estimates(ends), engine.estimates(state))
-    expect_equal(plan, HOMES["one alone"])  # seven of them on one side: 3, 3 and 1
+    expect_equal(plan, HOMES["one alone"])  # seven agents in one part: passes of 3, 3 and 1
 
 
-def test_a_part_goes_on_from_what_it_kept():
+def test_parts_resume_from_their_own_rows():
     plan, home = plan_of("top-sync"), HOMES["three, mixed up"]
     engine, state = whole_run(plan)
     parts = Parts(plan, home)
@@ -176,15 +176,15 @@ def test_a_part_goes_on_from_what_it_kept():
     assert torch.equal(again.gathered(Engine.estimates), engine.estimates(state))
 
 
-def test_who_diverged_has_the_number_of_the_plan():
+def test_a_diverged_agent_is_reported_by_its_number_in_the_plan():
     plan = plan_of("dsgd")
     parts = Parts(plan, HOMES["three, mixed up"])
-    parts.states[1].rows[1] = np.inf  # of agents 2, 3 and 6
+    parts.states[1].rows[1] = np.inf  # the part has agents 2, 3 and 6
     with pytest.raises(DivergedError, match=r"agents \[3\]"):
         parts.advance()
 
 
-def test_a_layout_is_of_the_plan_that_is_run():
+def test_a_layout_of_an_unpruned_plan_is_rejected():
     plan = plan_of("dsgd")
     shards = blobs(AGENTS)
     layout = RowLayout(plan_of("dsgd"), np.zeros(AGENTS, int))
@@ -199,8 +199,8 @@ def test_a_layout_is_of_the_plan_that_is_run():
         )
 
 
-def test_only_rows_that_are_mixed_elsewhere_travel():
-    """On a ring cut in two, those at its four ends; and none to itself."""
+def test_only_rows_that_another_part_mixes_are_sent():
+    """For a ring in two parts, those of its four agents at the cuts; and none within a part."""
     graph, schedule = topology.ring(8), constant_schedule(2)
     plan = prune(PROTOCOLS["dsgd"](0.25).plan(graph, schedule, np.ones(8), 0))
     layout = RowLayout(plan, np.array(HOMES["two"]), 1)

@@ -1,4 +1,4 @@
-"""The GPU's rows against the processor's: on a GPU where there is one, elsewhere by Triton's interpreter."""
+"""The GPU's rows equal the CPU's rows; without a GPU, Triton's interpreter executes the kernels."""
 
 import os
 from dataclasses import fields, replace
@@ -46,7 +46,7 @@ def estimates(name, device, deviation, unpruned=False, stop=None, monkeypatch=No
 
 @on_a_gpu
 @pytest.mark.parametrize("name", PROTOCOLS)
-def test_without_noise_both_devices_make_the_same_rows(name):
+def test_without_noise_gpu_and_cpu_give_the_same_estimates(name):
     torch.testing.assert_close(
         estimates(name, "cuda", 0.0).cpu(), estimates(name, "cpu", 0.0), rtol=1e-3, atol=1e-4
     )
@@ -54,7 +54,7 @@ def test_without_noise_both_devices_make_the_same_rows(name):
 
 @on_a_gpu
 @pytest.mark.parametrize("name", PROTOCOLS)
-def test_pruned_resumed_and_whole_runs_are_bit_equal(name, monkeypatch):
+def test_pruned_resumed_and_whole_runs_are_bit_for_bit_equal(name, monkeypatch):
     whole = estimates(name, "cuda", 0.3)
     assert torch.equal(whole, estimates(name, "cuda", 0.3))
     assert torch.equal(whole, estimates(name, "cuda", 0.3, stop=4))
@@ -88,11 +88,11 @@ def test_the_noise_is_standard_normal_and_independent_between_draws_and_rounds()
 @pytest.mark.slow
 @interpreted
 @pytest.mark.parametrize("name", PROTOCOLS)
-def test_rows_without_noise_are_the_processors(name):
+def test_rows_without_noise_equal_those_of_the_cpu(name):
     graph = topology.random(8, 0.4, 0)
     plan = prune(PROTOCOLS[name](0.25).plan(graph, constant_schedule(4, rate=0.5), np.zeros(8), 0))
     generator = torch.Generator().manual_seed(0)
-    wide = torch.zeros(2, 200, 64)  # rows that do not follow each other
+    wide = torch.zeros(2, 200, 64)  # rows that are not contiguous
     before = torch.randn(8, 50, generator=generator)
     noise = SimulatedDraws(0, plan.draws, plan.releases)
     mixers = CpuMixer(plan, noise), CudaMixer(plan, noise, torch.device("cpu"))
@@ -110,7 +110,7 @@ def test_rows_without_noise_are_the_processors(name):
 @interpreted
 @pytest.mark.parametrize("name", ["top-sync", "plain-async", "correlated"])
 def test_rounded_rows_are_float32_sums_rounded_once(name):
-    """From the same rows of before: rounded as sums that stay float32 are rounded by torch, to the bit."""
+    """From the same previous rows: bit for bit the float32 sums as torch rounds them."""
     graph = topology.random(8, 0.4, 0)
     plan = prune(PROTOCOLS[name](0.25).plan(graph, constant_schedule(3, rate=0.5), np.full(8, 0.3), 0))
     generator, device = torch.Generator().manual_seed(0), torch.device("cpu")
@@ -128,11 +128,11 @@ def test_rounded_rows_are_float32_sums_rounded_once(name):
 
 
 @interpreted
-def test_what_is_not_a_number_stays_none_when_it_is_rounded():
+def test_rounding_keeps_nan_and_infinities():
     plan = PROTOCOLS["dsgd"](0.5).plan(topology.ring(3), constant_schedule(1, rate=0.0), np.zeros(3), 0)
     odd = torch.tensor([torch.nan, -torch.nan, torch.inf, -torch.inf, 3.4e38, 1 + 2**-8, 1 + 3 * 2**-8])
     odd = odd.view(torch.int32).clone()
-    odd[0] = 0x7FFFFFFF  # a GPU's
+    odd[0] = 0x7FFFFFFF  # the NaN that a GPU makes
     before, out = odd.view(torch.float32).repeat(3, 1), torch.empty(3, 7, dtype=torch.bfloat16)
     mixer = CudaMixer(replace(plan, rounded="bfloat16"), SimulatedDraws(0, 3, 2), torch.device("cpu"))
     mixer(RowWork(round=0, before=before, gradient=before, out=out))
@@ -140,7 +140,7 @@ def test_what_is_not_a_number_stays_none_when_it_is_rounded():
 
 
 @interpreted
-def test_rows_of_some_agents_are_made_and_no_others():
+def test_only_the_requested_rows_are_computed():
     plan = prune(
         PROTOCOLS["top-sync"](0.25).plan(
             topology.random(8, 0.4, 0), constant_schedule(3, rate=0.5), np.full(8, 0.3), 0
@@ -170,7 +170,7 @@ def test_rows_of_some_agents_are_made_and_no_others():
 
 @pytest.mark.slow
 @interpreted
-def test_noise_is_standard_normal_and_named_by_round_and_draw():
+def test_noise_is_standard_normal_and_determined_by_round_and_draw():
     plan = PROTOCOLS["plain-sync"](1.0).plan(
         topology.ring(3), constant_schedule(2, rate=0.0, noise_on="estimate"), np.ones(3), 0
     )
@@ -190,8 +190,8 @@ def test_noise_is_standard_normal_and_named_by_round_and_draw():
 
 
 @interpreted
-def test_a_run_in_a_stack_draws_what_it_draws_alone():
-    """The second run is silent."""
+def test_a_run_in_a_stack_has_the_draws_of_the_run_alone():
+    """The second run has no noise."""
     deviations, seeds, ring = (1.0, 0.0, 2.0), (3, 4, 5), topology.ring(3)
     schedule = constant_schedule(2, rate=0.0, noise_on="estimate")
     plans = [
@@ -241,11 +241,11 @@ def packed_one_by_one(plan, noise, layout, rounds):
 
 @interpreted
 @pytest.mark.parametrize("name", PROTOCOLS)
-def test_rounds_packed_at_once_are_those_packed_one_by_one(name):
+def test_packing_rounds_at_once_equals_packing_them_one_by_one(name):
     graph = topology.random(8, 0.4, 0)
     plan = prune(PROTOCOLS[name](0.25).plan(graph, constant_schedule(6, rate=0.5), np.full(8, 0.3), 0))
     noise = SimulatedDraws(0, plan.draws, plan.releases)
-    half = RowLayout(plan, home=np.arange(8) % 2, here=1)  # with guests
+    half = RowLayout(plan, home=np.arange(8) % 2, here=1)  # with rows from another part
     for layout in (RowLayout(plan), half):
         mixer = CudaMixer(plan, noise, torch.device("cpu"), layout)
         for rounds in (range(plan.releases), range(1), range(2, 5)):
@@ -257,8 +257,8 @@ def test_rounds_packed_at_once_are_those_packed_one_by_one(name):
 
 @pytest.mark.slow
 @interpreted
-@pytest.mark.parametrize("d", [50, 1100])  # less than one block, and one with the start of another
-def test_a_clock_in_memory_says_which_round_is_made(d):
+@pytest.mark.parametrize("d", [50, 1100])  # less than one block, and more than one block
+def test_a_clock_in_device_memory_selects_the_round(d):
     graph = topology.random(6, 0.5, 0)
     plan = prune(PROTOCOLS["top-sync"](0.25).plan(graph, constant_schedule(5, rate=0.5), np.ones(6), 0))
     mixer = CudaMixer(plan, SimulatedDraws(0, plan.draws, plan.releases), torch.device("cpu"))
@@ -271,5 +271,5 @@ def test_a_clock_in_memory_says_which_round_is_made(d):
         mixer(RowWork(round=r, before=before, gradient=gradient, out=expected))
         mixer.by_clock(before, gradient, out, packed, clock)
         assert torch.equal(out[:made], expected)
-        assert (out[made:] == 7).all()  # nothing beyond the rows of the round
+        assert (out[made:] == 7).all()  # nothing is written beyond the rows of the round
         clock += 1

@@ -1,3 +1,5 @@
+"""Stacked runs: every run of a stack gives the same result as the run alone."""
+
 from functools import cache
 from typing import NamedTuple
 
@@ -23,7 +25,7 @@ from topdp.simulator.simulated_noise import SimulatedDraws
 
 GPU = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))
 
-LONGER = ("muffliato", "correlated")  # more than one release a round: they stack with their like
+LONGER = ("muffliato", "correlated")  # more than one release per round: stacked only with each other
 
 
 def single(name, graph, seed, deviation=0.0, rate=0.5, rounds=6):
@@ -77,8 +79,8 @@ def together(runs, kind, size, device="cpu"):
 
 @pytest.mark.parametrize("device", ["cpu", GPU])
 @pytest.mark.parametrize(("kind", "size"), [("full", 0), ("cycle", 12), ("poisson", 5)])
-def test_every_run_of_a_stack_is_the_run_alone(kind, size, device):
-    """Every protocol, other graphs, rates, noise and seeds; some runs without noise."""
+def test_every_run_of_a_stack_equals_the_run_alone(kind, size, device):
+    """Every protocol, with different graphs, rates, noise and seeds; some runs without noise."""
     graphs = [topology.ring(5), topology.random(7, 0.5, 0), topology.star(6), topology.ring(4)]
     runs = [
         Run.of(
@@ -97,8 +99,8 @@ def test_every_run_of_a_stack_is_the_run_alone(kind, size, device):
 @pytest.mark.parametrize("device", ["cpu", GPU])
 @pytest.mark.parametrize("longer", [False, True])
 @pytest.mark.parametrize("records", [40, [40, 7, 33, 12, 40]])
-def test_runs_on_the_same_records_read_them_once_and_are_what_each_is_alone(records, longer, device):
-    """Every protocol, other rates, noise and seeds of the noise, on one graph and its shards."""
+def test_stacked_runs_that_share_records_equal_the_runs_alone(records, longer, device):
+    """Every protocol, with different rates, noise and noise seeds, on one graph and its shards."""
     graph, shards = topology.ring(5), blobs(5, 40, seed=1)
     if not isinstance(records, int):
         shards = Shards.from_arrays(
@@ -125,7 +127,7 @@ def test_runs_on_the_same_records_read_them_once_and_are_what_each_is_alone(reco
     torch.testing.assert_close(engine.estimates(state), alone(runs, "full", 0, device), rtol=1e-4, atol=1e-6)
 
 
-def test_only_full_batches_can_be_shared():
+def test_runs_can_share_only_full_batches():
     shards, plan = blobs(5, 40, seed=1), single("plain-sync", topology.ring(5), 0)
     two = stack_plans([plan, plan])
     with pytest.raises(InputError, match="full batches if several runs share"):
@@ -148,13 +150,13 @@ def stacks(draw):
 @pytest.mark.slow
 @settings(max_examples=60)
 @given(stacks(), st.sampled_from(["full", "cycle", "poisson"]), st.integers(2, 3))
-def test_any_runs_side_by_side_are_what_each_is_alone(runs, kind, size):
+def test_arbitrary_stacked_runs_equal_the_runs_alone(runs, kind, size):
     torch.testing.assert_close(together(runs, kind, size), alone(runs, kind, size), rtol=1e-4, atol=1e-5)
 
 
 @settings(max_examples=30)
 @given(stacks())
-def test_any_run_in_a_stack_draws_what_it_draws_alone(runs):
+def test_any_run_in_a_stack_has_the_draws_of_the_run_alone(runs):
     plans, seeds = [run.plan for run in runs], [run.seed for run in runs]
     noise, first = StackedNoise(plans, seeds), 0
     for plan, seed in zip(plans, seeds, strict=True):
@@ -171,7 +173,7 @@ def test_any_run_in_a_stack_draws_what_it_draws_alone(runs):
         first += plan.draws
 
 
-def test_a_stack_keeps_each_runs_noise_and_is_not_accounted():
+def test_a_stack_keeps_each_runs_noise_and_has_no_account():
     plans = [single("top-sync", topology.ring(5), 0, deviation=d, rate=0.5) for d in (0.1, 0.7)]
     stack = stack_plans(plans)
     assert stack.agents == 10 and stack.pruned
@@ -182,6 +184,6 @@ def test_a_stack_keeps_each_runs_noise_and_is_not_accounted():
         worst_case(stack, exposure(10, 1.0))
 
 
-def test_plans_of_unequal_length_are_refused():
+def test_plans_of_unequal_length_cannot_be_stacked():
     with pytest.raises(ValueError, match=r"one number of releases, got \[4, 5\]"):
         stack_plans([single("plain-sync", topology.ring(4), 0, rounds=k) for k in (3, 4)])

@@ -1,4 +1,4 @@
-"""Theorems and oracles for the simulator's noise: normal far into the tails, and named by what it is for."""
+"""The simulator's noise: normal far into the tails, and determined by seed, round and draw."""
 
 import math
 from concurrent.futures import ThreadPoolExecutor
@@ -18,14 +18,14 @@ def drawn(count, round=3, draw=0, seed=0, dtype=torch.float32):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_it_is_standard_normal(dtype):
+def test_draws_are_standard_normal(dtype):
     count = 300 * BLOCK_NUMBERS + 777
     z = drawn(count, dtype=dtype).double()
     moments = {1: (0, 1), 2: (1, 2), 3: (0, 15), 4: (3, 96), 6: (15, 10_170)}
     for power, (expected, variance) in moments.items():
         assert abs((z**power).mean() - expected) < 5 * math.sqrt(variance / count), power
     assert stats.kstest(z.numpy(), "norm").pvalue > 1e-4
-    # One after the other, the two of a pair, which share their radius, and the same place in the next block.
+    # Consecutive numbers; the two of a pair, which share their radius; equal places in consecutive blocks.
     pairs = z[: 300 * BLOCK_NUMBERS].view(-1, 2, BLOCK_PAIRS)
     neighbours = (
         (z[:-1], z[1:]),
@@ -38,7 +38,7 @@ def test_it_is_standard_normal(dtype):
             assert abs(correlation) < 5 / math.sqrt(len(one)), power
 
 
-def test_tails_are_as_heavy_as_they_should_be():
+def test_tails_have_the_normal_probabilities():
     z = drawn(4_000_000).abs()
     for edge in (3.0, 4.0, 4.5):
         expected = len(z) * 2 * stats.norm.sf(edge)
@@ -46,7 +46,7 @@ def test_tails_are_as_heavy_as_they_should_be():
 
 
 def made_of(radii, angles):
-    """The pairs [2, n] of n numbers of 32 bits each."""
+    """The pairs [2, n] from n radii and angles of 32 bits each."""
     words, out = np.zeros(BLOCK_PAIRS, np.uint64), np.empty(BLOCK_NUMBERS, np.float32)
     bits = words.view(np.int32).reshape(2, BLOCK_PAIRS)
     bits[0, : len(radii)], bits[1, : len(angles)] = radii, angles
@@ -54,27 +54,27 @@ def made_of(radii, angles):
     return out.reshape(2, BLOCK_PAIRS)[:, : len(radii)]
 
 
-def test_tails_reach_beyond_six_deviations_on_all_sides():
-    """The least radius bits give the longest draws; angles 0, 1/4, 1/2 and 3/4 of a turn."""
+def test_tails_reach_beyond_six_deviations_in_all_directions():
+    """The smallest radius bits give the longest draws; angles 0, 1/4, 1/2 and 3/4 of a turn."""
     out = made_of(np.zeros(4, np.int32), np.array([0, 2**30, -(2**31), -(2**30)], np.int32))
     longest = math.sqrt(2 * math.log(2**32))
     assert longest > 6.5
     np.testing.assert_allclose(out[0], longest * np.array([1, 0, -1, 0]), atol=1e-5)
     np.testing.assert_allclose(out[1], longest * np.array([0, -1, 0, 1]), atol=1e-5)
-    # The shortest: no logarithm of more than 1.
+    # The shortest: the argument of the logarithm never exceeds 1.
     shortest = made_of(np.full(4, -1, np.int32), np.arange(4, dtype=np.int32))
     assert np.isfinite(shortest).all() and abs(shortest).max() < 1e-3
 
 
-def test_it_is_box_and_mullers_to_the_last_digits():
-    """Oracle: the formula in float64, of random bits."""
+def test_draws_equal_the_box_muller_formula():
+    """The oracle is the formula in float64, on random bits."""
     radii, angles = np.random.default_rng(0).integers(-(2**31), 2**31, (2, BLOCK_PAIRS)).astype(np.int32)
     u = ((radii & 0x7FFFFFFF) + 0.5) * 2.0**-31
     radius = np.sqrt(-2 * np.log(u))
     first, second = made_of(radii, angles).astype(np.float64)
-    # Near u = 1 float32 has no more digits of it.
+    # Near u = 1 float32 has no more precision.
     np.testing.assert_allclose(np.hypot(first, second), radius, rtol=1e-6, atol=2e-6)
-    # Quarter by quarter: v from -½ to ½ of a quarter, then turned.
+    # By quarter turns: v from -½ to ½ of a quarter, then rotated.
     v = ((angles.astype(np.int64) << 2 & 0xFFFFFFFF) ^ 2**31) - 2**31
     y = v * (math.pi / 4 * 2.0**-31)
     turned = (angles.astype(np.int64) >> 30 & 1) == 1
@@ -83,8 +83,8 @@ def test_it_is_box_and_mullers_to_the_last_digits():
     np.testing.assert_allclose(second, sign * radius * np.where(turned, -np.cos(y), np.sin(y)), atol=2e-6)
 
 
-def test_words_are_those_of_splitmix():
-    """Oracle: the definition, by Python's whole numbers."""
+def test_random_words_equal_splitmix64():
+    """The oracle is the definition, in Python's integers."""
     start, step, full = 0x0123456789ABCDEF, 0xFEDCBA9876543211, 2**64 - 1
     words = np.empty(BLOCK_PAIRS, np.uint64)
     for block in (0, 3):
@@ -96,12 +96,12 @@ def test_words_are_those_of_splitmix():
             assert int(words[i]) == z ^ z >> 31
 
 
-def test_the_same_on_every_processor():
-    """These bits were made once; nothing in them may depend on the machine."""
+def test_draws_are_the_same_on_every_machine():
+    """The expected bits were recorded once; they must not depend on the machine."""
     assert drawn(4).numpy().tobytes().hex() == "210d79bd5dcc12c0adf0dc3d90a4aa3f"
 
 
-def test_it_is_named_by_seed_round_and_draw():
+def test_seed_round_and_draw_determine_the_numbers():
     names = [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)]
     made = [drawn(9, round, draw, seed) for seed, round, draw in names]
     assert len({tuple(z.tolist()) for z in made}) == len(names)
@@ -113,7 +113,7 @@ def test_it_is_named_by_seed_round_and_draw():
         assert torch.equal(z, drawn(5000, 0, k))
 
 
-def test_blocks_of_a_long_draw_differ_and_a_short_one_is_its_beginning():
+def test_blocks_differ_and_a_short_draw_is_the_beginning_of_a_long_one():
     z = drawn(3 * BLOCK_NUMBERS + 5)
     assert len({tuple(part[:3].tolist()) for part in z.split(BLOCK_NUMBERS)}) == 4
     assert torch.equal(drawn(BLOCK_NUMBERS + 9), z[: BLOCK_NUMBERS + 9])
@@ -125,16 +125,16 @@ def test_draws_are_independent_of_each_other():
     assert correlation.abs().max() < 6 / 4000**0.5
 
 
-def test_other_types_of_numbers_have_the_same_draws():
+def test_bfloat16_draws_are_the_rounded_float32_draws():
     assert torch.equal(drawn(100, dtype=torch.bfloat16), drawn(100).bfloat16())
 
 
-def test_more_draws_than_it_can_tell_apart_are_refused():
+def test_too_many_draws_are_rejected():
     with pytest.raises(ValueError, match="draws"):
         SimulatedDraws(0, 2**31 + 1, 2)
 
 
-def test_the_default_type_of_torch_changes_nothing():
+def test_the_default_dtype_of_torch_does_not_change_draws():
     expected = SimulatedDraws(0, 1, 1).fill(torch.empty(40), 0, 0)
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)

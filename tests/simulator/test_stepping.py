@@ -1,4 +1,4 @@
-"""Runs whose rounds are made several at once end as those whose rounds are made one by one."""
+"""Runs whose rounds are executed several at a time end like runs whose rounds are executed one by one."""
 
 import os
 
@@ -24,7 +24,7 @@ from topdp.simulator.cuda_replay import CudaReplay
 
 @pytest.fixture
 def stretched(monkeypatch):
-    """`stretched()`: several rounds at once from here on; it returns a list of how far each step went."""
+    """`stretched()`: from now on execute several rounds at a time; returns the list of step lengths."""
     monkeypatch.setattr(engine_file, "_mixer", lambda *arguments: Quick(*arguments))
 
     def begin():
@@ -72,14 +72,14 @@ def train(**settings):
         {"method": "central"},
     ],
 )
-def test_a_run_ends_the_same(stretched, settings, tmp_path):
+def test_a_run_in_steps_of_several_rounds_ends_equally(stretched, settings, tmp_path):
     expected = train(**settings, out=tmp_path / "one")
     steps = stretched()
     found = train(**settings, out=tmp_path / "many")
     assert torch.equal(found.estimates, expected.estimates)
     assert found.metrics == expected.metrics
     each = 3 if "gossip" in settings else 1
-    assert steps == [each * rounds for rounds in (1, 3, 1, 2, 2, 1, 2)]  # rounds 0, 3, 4, 6, 8, 9 and 11
+    assert steps == [each * rounds for rounds in (1, 3, 1, 2, 2, 1, 2)]  # to rounds 0, 3, 4, 6, 8, 9, 11
 
 
 def test_callbacks_see_every_round(stretched):
@@ -89,7 +89,7 @@ def test_callbacks_see_every_round(stretched):
     assert not torch.equal(seen[1][1], seen[2][1])
 
 
-def test_a_run_that_is_broken_off_within_goes_on_from_its_last_state(stretched, tmp_path, monkeypatch):
+def test_a_run_interrupted_within_a_step_resumes_from_its_last_state(stretched, tmp_path, monkeypatch):
     expected = train(out=tmp_path / "whole")
     stretched()
     real, broken = CudaReplay._make_round, []
@@ -109,10 +109,10 @@ def test_a_run_that_is_broken_off_within_goes_on_from_its_last_state(stretched, 
 
 
 @pytest.mark.parametrize("checkpoints", [3, 100])
-def test_a_run_that_is_broken_off_while_it_is_evaluated_saves_no_rows_of_another_round(
+def test_a_run_interrupted_during_evaluation_resumes_without_rows_of_another_round(
     stretched, tmp_path, monkeypatch, checkpoints
 ):
-    """Of the state before, the last that was kept, nothing is left where several rounds were made."""
+    """After a step of several rounds, the rows of the last stored state no longer exist."""
     expected = train(out=tmp_path / "whole", checkpoint_every=checkpoints)
     stretched()
     real, broken = engine_file.Engine.evaluate, []
@@ -131,7 +131,7 @@ def test_a_run_that_is_broken_off_while_it_is_evaluated_saves_no_rows_of_another
     assert found.metrics == expected.metrics
 
 
-def test_without_a_gpu_every_round_is_the_engines():
+def test_without_a_gpu_the_engine_executes_single_rounds():
     shards = blobs(4)
     plan = PROTOCOLS["dsgd"](0.5).plan(topology.ring(4), constant_schedule(2), np.ones(4), 0)
     gradients = ClippedGradients(linear_model(), 1.0)
@@ -140,7 +140,7 @@ def test_without_a_gpu_every_round_is_the_engines():
     assert engine.advance(engine.start(gradients.flat.flatten()), at_most=100).releases == 1
 
 
-def test_nobody_is_passed_by():
+def test_no_evaluation_or_checkpoint_round_is_skipped():
     for each in (1, 3):
         releases, seen = 0, []
         while releases < 26 * each:

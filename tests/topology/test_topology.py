@@ -1,4 +1,4 @@
-"""Graphs: every family has the shape it promises, N_i^j is the paper's set, bad input is refused in words."""
+"""Graphs: families have their stated shapes, N_i^j is the paper's set, and unsuitable input is rejected."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ every_family = pytest.mark.parametrize("graph", ONE_OF_EACH.values(), ids=ONE_OF
 
 @st.composite
 def graphs(draw: st.DrawFn) -> Topology:
-    """A random spanning tree with random further links."""
+    """A random spanning tree with random further edges."""
     n = draw(st.integers(2, 9))
     spanning = [(draw(st.integers(0, i - 1)), i) for i in range(1, n)]
     pairs = [(i, j) for j in range(n) for i in range(j)]
@@ -86,13 +86,13 @@ def test_family_is_a_connected_undirected_graph_without_self_loops(graph: Topolo
     assert graph.diameter() == nx.diameter(as_networkx)
 
 
-def test_every_name_of_a_kind_is_built_by_its_family() -> None:
+def test_every_kind_builds_the_family_of_its_name() -> None:
     assert {name: graph.name for name, graph in ONE_OF_EACH.items()} == {name: name for name in ONE_OF_EACH}
     assert set(FAMILIES) == {*ONE_OF_EACH, "file"}
 
 
 @pytest.mark.parametrize("agents", [2, 3, 4, 5, 6, 7, 8, 31, 32, 33])
-def test_families_without_options_work_from_two_agents_on(agents: int) -> None:
+def test_families_without_options_have_the_stated_degrees_and_edges(agents: int) -> None:
     assert ring(agents).degrees.tolist() == [1 if agents == 2 else 2] * agents
     assert complete(agents).degrees.tolist() == [agents - 1] * agents
     assert len(tree(agents).edges) == agents - 1
@@ -105,7 +105,7 @@ def test_families_without_options_work_from_two_agents_on(agents: int) -> None:
         assert 2 < mesh(agents).degrees[0] < agents - 1
 
 
-def test_grid_is_the_lattice() -> None:
+def test_the_grid_equals_the_lattice_of_networkx() -> None:
     lattice = nx.relabel_nodes(nx.grid_2d_graph(5, 6), lambda at: 6 * at[0] + at[1])
     assert {frozenset(edge) for edge in grid(30).edges.tolist()} == {
         frozenset(edge) for edge in lattice.edges
@@ -114,7 +114,7 @@ def test_grid_is_the_lattice() -> None:
     assert sorted(ragged.degrees.tolist()) == [1, 2, 2, 2, 3, 3, 3]
 
 
-def test_star_has_linked_hubs_and_leaves_split_evenly() -> None:
+def test_a_star_has_adjacent_hubs_and_evenly_divided_leaves() -> None:
     graph = star(31, hubs=3)
     hubs, leaves = graph.degrees[:3], graph.degrees[3:]
     assert graph.adjacency[:3, :3].sum() == 6
@@ -124,15 +124,15 @@ def test_star_has_linked_hubs_and_leaves_split_evenly() -> None:
     assert shared.degrees.tolist() == [9, 9] + [2] * 8
 
 
-def test_regular_and_small_world_have_the_degree_asked_for() -> None:
+def test_regular_and_small_world_graphs_have_the_requested_degree() -> None:
     assert regular(24, 5, seed=1).degrees.tolist() == [5] * 24
     assert regular(12, 2, seed=1).degrees.tolist() == [2] * 12
     assert small_world(24, 6, 0.0).degrees.tolist() == [6] * 24
     assert len(small_world(24, 6, 0.5, seed=2).edges) == 24 * 3
 
 
-def test_unconnected_draws_are_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Most 2-regular graphs of 60 agents are several circles."""
+def test_unconnected_random_graphs_are_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most 2-regular graphs of 60 agents consist of several cycles."""
     assert [regular(60, 2, seed=seed).diameter() for seed in range(5)] == [30] * 5
     monkeypatch.setattr(families, "MAX_GRAPH_DRAWS", 1)
     with pytest.raises(
@@ -143,24 +143,24 @@ def test_unconnected_draws_are_drawn_again(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("family", [random, small_world, regular])
-def test_a_seed_names_one_graph(family: type) -> None:
+def test_the_seed_determines_the_graph(family: type) -> None:
     draws = {seed: family(20, seed=seed).adjacency.tobytes() for seed in range(5)}
     assert draws[3] == family(20, seed=3).adjacency.tobytes()
     assert len(set(draws.values())) == 5
 
 
-def test_random_links_every_pair_equally_often() -> None:
-    """Dense enough to be connected nearly always, so that resampling does not bias the count."""
+def test_random_graphs_contain_every_edge_equally_often() -> None:
+    """The graph is nearly always connected, so that drawing again does not bias the count."""
     times, n, rate = 400, 12, 0.6
     share = sum(random(n, rate, seed=seed).adjacency for seed in range(times)) / times
     off_diagonal = share[~np.eye(n, dtype=bool)]
-    # 66 pairs, standard deviation 0.0245 each: five of them
+    # 66 pairs with a standard deviation of 0.0245 each; the bound is five of these
     assert np.abs(off_diagonal - rate).max() < 0.125
     assert abs(off_diagonal.mean() - rate) < 0.015
     assert complete(9).adjacency.tolist() == random(9, 1.0).adjacency.tolist()
 
 
-def test_edges_directed_and_neighbours_agree() -> None:
+def test_edges_directed_edges_and_neighbours_agree() -> None:
     graph = ONE_OF_EACH["random"]
     sets = neighbours_of(graph)
     assert [tuple(pair) for pair in graph.directed] == sorted((i, j) for i in range(30) for j in sets[i])
@@ -185,8 +185,8 @@ def test_a_topology_cannot_be_changed() -> None:
 # The sets N_i^j
 
 
-def test_example_of_the_paper() -> None:
-    """Section "Topology-aware Noise Reduction": A_0 has four neighbours, of which A_1 and A_4 are linked."""
+def test_cover_sets_of_the_papers_example() -> None:
+    """Section "Topology-aware Noise Reduction": of A_0's four neighbours A_1 and A_4 are adjacent."""
     graph = from_edges([(0, 1), (0, 2), (0, 3), (0, 4), (1, 4)])
     assert graph.cover_set(0, 1) == graph.cover_set(0, 4) == {2, 3}
     assert graph.cover_set(0, 2) == {1, 3, 4}
@@ -195,7 +195,7 @@ def test_example_of_the_paper() -> None:
 
 @given(graphs())
 @settings(max_examples=150)
-def test_cover_sets_are_the_formula(graph: Topology) -> None:
+def test_cover_sets_equal_the_formula(graph: Topology) -> None:
     sets = neighbours_of(graph)
     for edge, (i, j) in enumerate(graph.directed.tolist()):
         expected = sets[i] - ({j} | sets[j])
@@ -208,7 +208,7 @@ def test_cover_sets_are_the_formula(graph: Topology) -> None:
 
 @given(graphs(), st.randoms(use_true_random=False))
 @settings(max_examples=50)
-def test_relabelling_permutes(graph: Topology, shuffle: object) -> None:
+def test_relabelling_agents_permutes_cover_sets(graph: Topology, shuffle: object) -> None:
     new = list(range(graph.agents))
     shuffle.shuffle(new)  # type: ignore[attr-defined]
     renamed = from_edges([(new[i], new[j]) for i, j in graph.edges.tolist()], graph.agents)
@@ -237,7 +237,7 @@ def test_coverage_of_known_graphs() -> None:
     assert hub_to_leaf.covered.tolist() == [i == 0 for i, _ in hub_to_leaf.directed.tolist()]
 
 
-def test_coverage_in_chunks_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_coverage_computed_in_chunks_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = random(30, 0.3, seed=2)
     whole_arrays, whole_diameter = (whole.eligible, whole.covered), whole.diameter()
     monkeypatch.setattr(graph_room, "MAX_TEMPORARY_ENTRIES", 64)
@@ -247,8 +247,8 @@ def test_coverage_in_chunks_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None
     assert pieces.diameter() == whole_diameter
 
 
-def test_large_graphs_are_quick() -> None:
-    """Would take minutes with a loop over triples."""
+def test_coverage_of_large_graphs_is_correct() -> None:
+    """With a loop over triples this test would take minutes."""
     circle = ring(5000)
     assert circle.covered.all()
     assert circle.eligible.sum() == 2 * 5000
@@ -261,7 +261,7 @@ def test_large_graphs_are_quick() -> None:
 
 
 def gap_by_hand(graph: Topology, alpha: float) -> float:
-    """Definition, with a general eigenvalue solver on the matrix that is not symmetric."""
+    """The definition, with a general eigenvalue solver for the asymmetric matrix."""
     walk = graph.adjacency / graph.adjacency.sum(axis=1, keepdims=True)
     moduli = np.sort(np.abs(np.linalg.eigvals(alpha * np.eye(graph.agents) + (1 - alpha) * walk)))
     return float(1 - moduli[-2])
@@ -269,26 +269,26 @@ def gap_by_hand(graph: Topology, alpha: float) -> float:
 
 @every_family
 @pytest.mark.parametrize("alpha", [0.0, 0.25, 0.5, 0.9])
-def test_spectral_gap_is_the_definition(graph: Topology, alpha: float) -> None:
+def test_the_spectral_gap_equals_its_definition(graph: Topology, alpha: float) -> None:
     assert graph.spectral_gap(alpha) == pytest.approx(gap_by_hand(graph, alpha), abs=1e-9)
 
 
 @every_family
-def test_iterative_spectral_gap_is_the_dense_one(graph: Topology, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_iterative_and_dense_spectral_gap_agree(graph: Topology, monkeypatch: pytest.MonkeyPatch) -> None:
     big = FAMILIES[graph.name](100)
     dense = big.spectral_gap(0.3)
     monkeypatch.setattr(graph_room, "MAX_DENSE_GAP_AGENTS", 10)
     assert big.spectral_gap(0.3) == pytest.approx(dense, rel=1e-8)
 
 
-def test_spectral_gap_known_values() -> None:
+def test_spectral_gaps_of_known_graphs() -> None:
     assert ring(2000).spectral_gap() == pytest.approx(0.5 * (1 - math.cos(2 * math.pi / 2000)), rel=1e-6)
     assert complete(10).spectral_gap(0.5) == pytest.approx(1 - (0.5 - 0.5 / 9))
-    assert ring(6).spectral_gap(0.0) == pytest.approx(0)  # bipartite: the two sides swap for ever
+    assert ring(6).spectral_gap(0.0) == pytest.approx(0)  # bipartite: the two sides swap forever
     assert ring(6).spectral_gap(1.0) == pytest.approx(0)
 
 
-def test_describe_is_json_with_the_numbers_of_the_graph() -> None:
+def test_describe_returns_the_numbers_of_the_graph_as_json() -> None:
     graph = star(10, hubs=1)
     numbers = json.loads(json.dumps(describe(graph, alpha=0.25)))
     gap = numbers.pop("spectral_gap")
@@ -307,7 +307,7 @@ def test_describe_is_json_with_the_numbers_of_the_graph() -> None:
     }
 
 
-# Bad input
+# Invalid input
 
 
 @pytest.mark.parametrize(
@@ -344,12 +344,12 @@ def test_describe_is_json_with_the_numbers_of_the_graph() -> None:
         (lambda: Topology("x", [[0, 1], [1, 0]], ("a", "a")), "Expected 2 different labels, got 1"),
     ],
 )
-def test_bad_input_is_refused_in_words(build: type, message: str) -> None:
+def test_invalid_input_is_rejected_with_the_reason(build: type, message: str) -> None:
     with pytest.raises(TopologyError, match=message):
         build()
 
 
-def test_a_rate_too_low_to_connect_says_which_rate_would() -> None:
+def test_the_error_for_a_low_connection_rate_states_a_sufficient_one() -> None:
     with pytest.raises(TopologyError) as refusal:
         random(100, 0.01)
     for part in ("1000 draws", "100 agents", "rate 0.01", "ln(n)/n = 0.0461", "0.069 or more"):
@@ -366,7 +366,7 @@ def written(folder: Path, text: str) -> Path:
     return path
 
 
-def test_numbers_in_a_file_are_the_agents(tmp_path: Path) -> None:
+def test_consecutive_numbers_in_a_file_are_the_agent_numbers(tmp_path: Path) -> None:
     graph = read_edge_list(written(tmp_path, "# mine\n2 0\n\n0,1\n1\t0\n0 , 3 # again\n"))
     assert graph.edges.tolist() == [[0, 1], [0, 2], [0, 3]]
     assert graph.labels is None and graph.name == "file"
@@ -378,7 +378,7 @@ def test_other_numbers_become_agents_in_ascending_order(tmp_path: Path) -> None:
     assert graph.edges.tolist() == [[0, 1], [1, 2]]
 
 
-def test_text_names_keep_their_order(tmp_path: Path) -> None:
+def test_text_names_keep_their_order_in_the_file(tmp_path: Path) -> None:
     graph = read_edge_list(str(written(tmp_path, "\ufeffoslo bergen\nbergen ålesund\n")))
     assert graph.labels == ("oslo", "bergen", "ålesund")
     assert describe(graph)["labels"] == ["oslo", "bergen", "ålesund"]
@@ -403,12 +403,12 @@ def test_text_names_keep_their_order(tmp_path: Path) -> None:
         ("0 1\n01 1\n", "Expected no self loops, got one at agent 1"),
     ],
 )
-def test_bad_edge_lists_are_refused_with_the_line(tmp_path: Path, text: str, message: str) -> None:
+def test_invalid_edge_lists_are_rejected_with_the_line(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(TopologyError, match=message):
         read_edge_list(written(tmp_path, text))
 
 
-def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
+def test_unreadable_edge_lists_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(TopologyError, match=r"absent.txt, but it cannot be read: No such file"):
         read_edge_list(tmp_path / "absent.txt")
     with pytest.raises(TopologyError, match="Is a directory"):
@@ -418,20 +418,20 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
         read_edge_list(tmp_path / "picture")
 
 
-def test_many_components_are_not_all_listed() -> None:
+def test_the_error_for_many_components_does_not_list_all() -> None:
     with pytest.raises(TopologyError) as refusal:
         from_edges([(2 * i, 2 * i + 1) for i in range(50)])
     assert "50 components" in str(refusal.value) and len(str(refusal.value)) < 250
 
 
-def test_options_of_a_family_are_plain_keywords() -> None:
-    """`config` hands the keys of [topology] over by name."""
+def test_options_of_all_families_are_configuration_keys() -> None:
+    """The configuration passes the keys of [topology] by name."""
     allowed = {"agents", "connection", "seed", "hubs", "attach", "degree", "rewire", "path", "weights"}
     for family in FAMILIES.values():
         assert set(inspect.signature(family).parameters) <= allowed
 
 
-def test_weights_in_a_file_are_left_out_by_choice_and_1_is_no_weight(tmp_path: Path) -> None:
+def test_weights_in_a_file_can_be_ignored_and_1_is_not_a_weight(tmp_path: Path) -> None:
     path = written(tmp_path, "a, b, 0.25\nb c 2\n")
     assert read_edge_list(path, weights="ignore").edges.tolist() == [[0, 1], [1, 2]]
     assert read_edge_list(written(tmp_path, "a b 1\nb c 1.0\n")).agents == 3

@@ -1,4 +1,4 @@
-"""Cached features: written atomically, named by content, and computed again if damaged."""
+"""The cache of features: files are written atomically, named by content, and computed again if damaged."""
 
 import errno
 import os

@@ -49,15 +49,15 @@ def test_groups_must_divide_the_channels():
 
 
 def strokes(records, size=28):
-    """Faint, smooth images: what is left for the second order is tiny."""
+    """Faint, smooth images, which have very small second-order features."""
     y, x = np.mgrid[:size, :size]
     centres = np.random.default_rng(3).uniform(8, size - 8, (records, 2, 1, 1))
     bumps = np.exp(-((x - centres[:, 0]) ** 2 + (y - centres[:, 1]) ** 2) / 18)
     return torch.from_numpy(bumps).float().unsqueeze(1)
 
 
-def test_small_numbers_do_not_flatten_a_group():
-    """Each group has mean 0 and its share of the length; an epsilon that is too large would shrink some."""
+def test_groups_of_small_numbers_are_normalised_fully():
+    """Each group has mean 0 and its share of the length; too large an epsilon would make some smaller."""
     for images in (torch.rand(20, 1, 28, 28), strokes(20)):
         groups = ScatteringFeatures()(images).reshape(20, 27, -1)
         torch.testing.assert_close(groups.mean(2), torch.zeros(20, 27), atol=1e-5, rtol=0)

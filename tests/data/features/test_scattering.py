@@ -1,4 +1,4 @@
-"""The scattering transform against direct convolution, and the properties of its filters."""
+"""The scattering transform, compared with direct convolution, and the properties of its filters."""
 
 import math
 
@@ -11,7 +11,7 @@ from topdp.data.features.feature_maps import MIRRORED_PIXELS, SCATTERING_CHANNEL
 
 
 def morlet(height, width, scale, k):
-    """Sampled in space and wrapped around the grid: a wave under a Gaussian, less its mean."""
+    """A wavelet sampled in space and wrapped around the grid: a wave times a Gaussian, minus its mean."""
     deviation, frequency, angle = 0.8 * 2**scale, 0.75 * np.pi / 2**scale, np.pi * k / 8
     wave, still = np.zeros((height, width), complex), np.zeros((height, width))
     for m in range(-4, 5):
@@ -29,7 +29,7 @@ def morlet(height, width, scale, k):
 
 
 def convolved(image, kernel):
-    """Around a torus, pixel by pixel of the kernel."""
+    """Convolution on a torus, pixel by pixel of the kernel."""
     total = np.zeros(image.shape, complex)
     for y in range(image.shape[0]):
         for x in range(image.shape[1]):
@@ -70,14 +70,14 @@ def test_scattering_equals_direct_convolutions(height, width):
 
 
 @pytest.mark.parametrize("size", [16, 36, 40, 50])
-def test_all_filters_together_lose_little_and_add_nothing(size):
-    """Littlewood and Paley: Σ|filter|² is at most 1, and small in the corners of the plane only."""
+def test_all_filters_together_nearly_preserve_energy(size):
+    """Littlewood-Paley: Σ|filter|² is at most 1.01, and small only in the corners of the plane."""
     omega = 2 * np.pi * np.fft.fftfreq(size)
     radius = np.hypot(omega[:, None], omega[None, :])
     total = np.exp(-(1.6**2) * radius**2)
     for scale in (0, 1):
         power = (feature_maps.wavelets(size, size, scale) ** 2).sum(0)
-        opposite = np.roll(power[::-1, ::-1], (1, 1), (0, 1))  # of the other half plane, for real images
+        opposite = np.roll(power[::-1, ::-1], (1, 1), (0, 1))  # the other half plane, for real images
         total += (power + opposite) / 2
     assert total.max() < 1.01
     assert total[radius < 0.7 * np.pi].min() > 0.6
@@ -94,7 +94,7 @@ def test_wavelets_have_mean_zero_and_different_directions(scale):
         assert math.isclose(math.hypot(omega[y], omega[x]), 0.75 * math.pi / 2**scale, rel_tol=0.12)
 
 
-def test_averages_are_means_around_points_spread_evenly():
+def test_averages_are_means_around_evenly_spaced_points():
     for size in (8, 9, 28, 33):
         weights = feature_maps.averages(size, MIRRORED_PIXELS, size + 2 * MIRRORED_PIXELS, 1)
         np.testing.assert_allclose(weights.sum(1), 1)
@@ -103,7 +103,7 @@ def test_averages_are_means_around_points_spread_evenly():
 
 
 def test_a_small_shift_changes_features_less_than_pixels():
-    """Rough images: in pixels the shifted image is nearly unrelated, in features it is near."""
+    """Images are rough: a shifted image is nearly unrelated in pixels, but close in features."""
     images = torch.from_numpy(np.random.default_rng(1).normal(size=(20, 29, 29))).float()
     transform = Scattering(28, 28)
     one, other = transform(images[:, :28, :28]), transform(images[:, 1:, :28])

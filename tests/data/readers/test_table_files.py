@@ -227,7 +227,7 @@ class ClassLabel:
 
 
 class Hub:
-    """What topdp asks of a Hugging Face dataset."""
+    """The part of a Hugging Face dataset that topdp uses."""
 
     column_names = ("note", "label")
     features = {"note": object(), "label": ClassLabel()}  # noqa: RUF012

@@ -1,4 +1,4 @@
-"""What is publicly known of records: validated key by key."""
+"""Table schemas, the public description of records: validated key by key."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WHOLE: dict[str, Any] = {
 }
 
 
-def test_a_file_and_its_keys_are_one_schema(tmp_path: Path) -> None:
+def test_a_file_and_a_dictionary_give_the_same_schema(tmp_path: Path) -> None:
     path = tmp_path / "schema.toml"
     path.write_text(
         'target = "ill"\nclasses = ["no", "yes"]\nindicators = ["age"]\nignore = ["name"]\n'

@@ -1,4 +1,4 @@
-"""Text as token ids: the same on every machine, independent of other texts."""
+"""Token ids of text: the same on every machine, and independent of other texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torch data sets and loaders: read once, item by item, in their order."""
+"""torch data sets and loaders are read once, item by item, in their order."""
 
 from __future__ import annotations
 

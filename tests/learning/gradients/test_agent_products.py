@@ -1,4 +1,4 @@
-"""Products against plain torch expressions; and the same bits whichever agents share a process."""
+"""Products for all agents equal plain torch expressions, bit for bit whichever agents share a process."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""The clipping rules against a loop; and no gradient longer than the clip."""
+"""The clipping rules equal a loop over examples, and no gradient is longer than the clip."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clipped gradients of all agents against a plain loop over examples."""
+"""Clipped gradients of all agents, compared with a plain loop over examples."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ class TiedEmbeddings(nn.Module):
 
 
 class TiedToAPart(nn.Module):
-    """The packed weights of attention are those of a linear layer, too: norms of parts would not add up."""
+    """The packed weights of attention are also those of a linear layer: norms of parts would not add up."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -222,7 +222,7 @@ class TiedToAPart(nn.Module):
 
 
 class OwnEmbedding(nn.Embedding):
-    """As a table that each example has a copy of, it would forget its padding."""
+    """A subclass of Embedding; if each example had a copy of the table, padding would be lost."""
 
 
 class WithOwnEmbedding(nn.Module):
@@ -235,7 +235,7 @@ class WithOwnEmbedding(nn.Module):
 
 
 class Branches(nn.Module):
-    """Control flow that depends on data: vmap refuses it, a folded batch takes one branch for all."""
+    """Control flow that depends on data: vmap rejects it, and a folded batch takes one branch for all."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -360,10 +360,10 @@ class OwnPool(nn.MaxPool2d):
         (hooked(), False), (OwnPool(2), False),
     ],
 )  # fmt: skip
-def test_only_disjoint_windows_use_our_pooling_kernel(pool, side_by_side):
+def test_only_disjoint_windows_use_topdps_pooling_kernel(pool, side_by_side):
     model = FoldedModule(FlatModel(nn.Sequential(nn.Conv2d(1, 3, 3), pool)), Tape()).module
     assert (type(model[1]) is MaxPoolRule) is side_by_side
-    assert type(pool) is not MaxPoolRule  # the user's own stays as it is
+    assert type(pool) is not MaxPoolRule  # the user's layer is not changed
 
 
 def test_a_new_shape_of_example_is_checked_again():
@@ -479,7 +479,7 @@ def test_bad_arguments_say_what_was_expected():
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize(("dtype", "error"), [(torch.float64, 1e-10), (torch.float32, 1e-4)])
 def test_a_gpu_agrees_with_the_cpu(name, dtype, error):
-    """In float32, convolutions use our own kernels."""
+    """In float32, convolutions use topdp's own kernels."""
     flat, rows, x, y, weights = problem(name, dtype)
     clip = middle_norm(flat, rows, x, y)
     gradients = ClippedGradients(flat, clip)

@@ -1,4 +1,4 @@
-"""Models that try to mix examples: each is refused, or no record moves the sum by more than the clip."""
+"""Models that try to mix examples: each is rejected, or no record moves the sum by more than the clip."""
 
 from __future__ import annotations
 
@@ -362,7 +362,7 @@ FAST = {
 
 
 def biggest_move(gradients: ClippedGradients, size: float, device: str = "cpu") -> float:
-    """How far one record of this size in place of another moves its agent's sum; the other's must rest."""
+    """The largest change of an agent's sum if one record is replaced; other sums must not change."""
     generator = torch.Generator().manual_seed(3)
     rows = gradients.flat.flatten().repeat(AGENTS, 1)
     y = torch.randint(OUT, (AGENTS, RECORDS), generator=generator)
@@ -509,7 +509,7 @@ class WritesItsInput(Cheat):
         return x.mul_(2)
 
 
-def test_a_model_that_writes_into_its_records_is_refused_before_it_does():
+def test_a_model_that_writes_into_its_records_is_rejected_before_it_writes():
     gradients = ClippedGradients(WritesItsInput(), 1.0)
     rows, x = gradients.flat.flatten()[None], torch.ones(1, 3, IN)
     with pytest.raises(InputError, match=r"x\.clone\(\)"):
@@ -518,7 +518,7 @@ def test_a_model_that_writes_into_its_records_is_refused_before_it_does():
 
 
 class Quiet(Cheat):
-    """Does what is allowed: constants, helpers, containers, its own positions, copies written in place."""
+    """Does only what is allowed: constants, helpers, containers, its own positions, writes to copies."""
 
     def setup(self):
         self.sizes = [1, 2, 3]

@@ -1,4 +1,4 @@
-"""State in places that are easily overlooked is found; constants and caches of torch are not refused."""
+"""State that a model keeps in unusual places is found; constants and caches of torch are not rejected."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ STATE = {
 
 @pytest.mark.filterwarnings("ignore:Per-example gradients of this model take the slow path")
 @pytest.mark.parametrize("where", STATE)
-def test_state_is_refused_wherever_it_is(where, monkeypatch):
+def test_state_is_rejected_wherever_it_is_kept(where, monkeypatch):
     monkeypatch.setenv("TOPDP_TEST_LAST", "0")
     monkeypatch.setitem(sys.modules, "package_of_a_user", package)
     gradients = ClippedGradients(STATE[where](), 1.0)
@@ -161,7 +161,7 @@ def test_a_module_that_cannot_be_copied_is_refused_by_name():
 
 
 class OnTheLayer(nn.Module):
-    """What is kept hangs on a recurrent layer: one record turns the gradients of all that come after."""
+    """State is kept on a recurrent layer: one record changes the gradients of all later ones."""
 
     def __init__(self, kind=nn.LSTM):
         super().__init__()
@@ -195,7 +195,7 @@ def test_state_on_recurrent_layers_is_refused(make):
 
 
 class OnATensor(nn.Module):
-    """A tensor has attributes as any object has."""
+    """State is kept in an attribute of a tensor."""
 
     def __init__(self, name):
         super().__init__()
@@ -209,7 +209,7 @@ class OnATensor(nn.Module):
 
 
 class Freezes(Model):
-    """One record makes the gradients of all that come after it vanish."""
+    """One record makes the gradients of all later ones vanish."""
 
     def forward(self, x):
         if float(x.detach().max()) > 10:

@@ -1,4 +1,4 @@
-"""The GPU kernels, executed by Triton's interpreter: their arithmetic on any machine.
+"""The GPU kernels, executed by Triton's interpreter, which checks their arithmetic on any machine.
 
 On a machine with a GPU, the tests of gradients run the compiled kernels.
 """
@@ -85,14 +85,14 @@ def test_a_batch_for_all_agents_is_not_copied():
 
 
 def between_nan(x):
-    """As it is, but before and after it lies what is not a number."""
+    """The same values, with NaN before and after them in memory."""
     flat = torch.full((x.numel() + 4096,), torch.nan)
     flat[2048:-2048] = x.flatten()
     return flat[2048:-2048].view(x.shape)
 
 
 def among_nan(x):
-    """Every other element of a tensor; the others are not numbers."""
+    """Every other element of a tensor whose other elements are NaN."""
     wide = torch.full((*x.shape[:-1], 2 * x.shape[-1]), torch.nan)
     wide[..., ::2] = x
     return wide[..., ::2]
@@ -169,7 +169,7 @@ def test_second_derivatives_are_refused():
 
 
 class Own(nn.Module):
-    """Code of a user's around the layers: each example is a batch of one in it."""
+    """A user's code around the layers: in it each example is a batch of one."""
 
     def __init__(self, layers):
         super().__init__()
@@ -230,7 +230,7 @@ def test_clip_factors_equal_those_of_torch():
     torch.testing.assert_close(factor, 1.25 / norms.clamp_min(1.25), rtol=2e-7, atol=0)
     assert (factor[norms <= 1.25] == 1).all()
     assert (factor * norms <= 1.25 * (1 + 1e-6)).all()
-    spread = torch.stack([squares, squares * 2], 2)[:, :, 0]  # not as it lies in memory
+    spread = torch.stack([squares, squares * 2], 2)[:, :, 0]  # not contiguous in memory
     assert torch.equal(clipping_cuda.flat_clip_factors(spread, 1.25)[0], factor)
 
 

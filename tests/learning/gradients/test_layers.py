@@ -95,7 +95,7 @@ def test_sequences_of_length_one(make):
 
 
 @pytest.mark.parametrize("name", ["encoder", "gru", "lstm", "attention"])
-def test_a_model_in_evaluation_mode(name):
+def test_a_model_in_evaluation_mode_has_the_same_gradients(name):
     """Where torch has inference kernels, which would read weights without calling the layer rules."""
     _, rows, x, y, _ = problem(name, torch.float64)
     flat = FlatModel(MODELS[name][0]().double().eval())
@@ -154,7 +154,7 @@ def test_frozen_statistics_are_read_and_never_written():
 
 
 class LooksTwice(nn.Module):
-    """One attention layer, once on its own and once on other keys: its packed weights are used both ways."""
+    """One attention layer, used with its own keys and with other keys: its packed weights have two uses."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -166,7 +166,7 @@ class LooksTwice(nn.Module):
 
 
 class NowhereToLook(nn.Module):
-    """Padding everywhere: torch gives zero where weights are not asked for, and NaN where they are."""
+    """All keys are padding: torch gives zero without attention weights, and NaN with them."""
 
     def __init__(self, weights: bool) -> None:
         super().__init__()
@@ -179,7 +179,7 @@ class NowhereToLook(nn.Module):
 
 
 class Hints(nn.Module):
-    """Torch goes by the hint, where weights are not asked for, and not by the mask."""
+    """Without attention weights, torch uses the hint is_causal and not the mask."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -208,7 +208,7 @@ def test_packed_weights_used_in_two_ways_are_one_parameter():
     gradients = ClippedGradients(flat, 1e9)
     torch.testing.assert_close(gradients.clipped_sum(rows, x, y), alone(flat, rows, x, y))
     one = ClippedGradients(flat, 1e-3).clipped_sum(rows[:1], x[:1, :1], y[:1, :1])
-    assert float(one.norm()) == pytest.approx(1e-3, rel=1e-12)  # so the norm is that of the whole
+    assert float(one.norm()) == pytest.approx(1e-3, rel=1e-12)  # so the norm is that of the whole parameter
     assert gradients.fast
 
 

@@ -1,4 +1,4 @@
-"""Messages for models that do not run, or run slowly: clear, given once, with the name of the layer."""
+"""Errors and warnings for models that fail or run slowly: clear, given once, with the name of the layer."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_softmax_before_cross_entropy_gives_one_warning(make):
 
 @pytest.mark.parametrize("last", [nn.LogSoftmax(1), nn.Sigmoid(), nn.ReLU()])
 def test_other_last_layers_give_no_warning(last):
-    torch.manual_seed(0)  # units that are never above 0 have no gradient, and that is said
+    torch.manual_seed(0)  # units that are never above 0 have no gradient, which gives another warning
     first_call(nn.Sequential(nn.Linear(6, CLASSES), last), torch.randn(2, 3, 6))
 
 
@@ -176,7 +176,7 @@ def test_a_single_class_takes_the_slow_path_without_failing():
 
 
 class NotFinite(nn.Module):
-    """Gives no numbers for records like those made up to look at a model."""
+    """Gives NaN for the synthetic records of the check."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -225,7 +225,7 @@ class Projects(nn.Module):
 
 
 class Pads(nn.Module):
-    """In evaluation mode torch would make nested tensors of this, and say so."""
+    """In evaluation mode torch would make nested tensors of this model, and warn."""
 
     def __init__(self) -> None:
         super().__init__()

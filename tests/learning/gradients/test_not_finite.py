@@ -18,7 +18,7 @@ HUGE = (3e38, -3e38, 1e30, math.inf, -math.inf, math.nan)
 
 
 class Refuses(nn.Module):
-    """Looks at values: each example is run by itself, and some make it fail."""
+    """Depends on values, so that each example is run alone; some examples make it fail."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ def test_a_record_whose_gradient_is_not_finite_counts_as_zero_on_the_slow_paths(
     x[1, 2], weights[1, 2] = value, 1.0
     result, statistics = sums(gradients, rows, x, y, weights)
     assert not gradients.fast
-    assert torch.equal(result, without)  # where it is not left out, its gradient is zero
+    assert torch.equal(result, without)  # if the record is not left out, its gradient is zero
     assert statistics.ignored.tolist() in ([0, 1, 0], [0, int(not math.isfinite(value)), 0])
 
 
@@ -228,7 +228,7 @@ def test_negative_indices_do_not_name_embedding_rows_twice(tokens, clipping):
     gradients = ClippedGradients(nn.Sequential(table, nn.Flatten(), nn.Linear(12, 2)), 1.0, clipping=clipping)
     nn.init.ones_(gradients.flat.module[2].weight)
     with torch.no_grad():
-        gradients.flat.module[2].weight[1] *= -1  # every position pulls its row the same way
+        gradients.flat.module[2].weight[1] *= -1  # every position changes its row in the same direction
     good = torch.tensor([[[0, 1, 2, 3]]])
     rows, y = gradients.flat.flatten()[None] * 100, torch.zeros(1, 2, dtype=torch.long)
     bad = torch.cat([good, torch.tensor([[tokens]])], 1)

@@ -45,7 +45,7 @@ def analysis(batches: Batches, calibration: str = "tight", adjacency: str = "add
 
 
 @KINDS
-def test_an_answer_is_frozen_final_and_without_attributes_of_its_own(kind):
+def test_an_answer_is_frozen_and_final_and_has_no_fields(kind):
     assert is_dataclass(kind) and not fields(kind) and not isabstract(type(kind))
     assert type(kind).__final__
     for name in ("name", "proved", "anything"):

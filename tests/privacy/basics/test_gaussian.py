@@ -1,4 +1,4 @@
-"""Gaussian releases against 60-digit arithmetic, dp-accounting, and their own inverses."""
+"""Gaussian releases, compared with 60-digit arithmetic, with dp-accounting, and with their own inverses."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def true_delta(mu: float, epsilon: float) -> mp.mpf:
 
 
 def gap_in_mu(mu: float, epsilon: float, delta: float) -> float:
-    """How far, relatively and to first order, μ lies below the one whose δ is the target."""
+    """How far μ lies below the one whose δ is the target: the relative distance to first order."""
     with mp.workdps(60):
         slope = mp.npdf(mp.mpf(epsilon) / mu - mp.mpf(mu) / 2)  # ∂δ/∂μ = φ(ε/μ - μ/2)
         return float((mp.mpf(delta) - true_delta(mu, epsilon)) / slope / mu)
@@ -41,7 +41,7 @@ def test_reference_values(epsilon: float, mu: float) -> None:
 
 
 @pytest.mark.parametrize("delta", [1e-15, 1e-12, 1e-9, 1e-7, 1e-5, 1e-3, 0.1, 0.5])
-def test_whole_range_against_sixty_digits(delta: float) -> None:
+def test_conversions_agree_with_sixty_digits_over_the_whole_range(delta: float) -> None:
     for epsilon in np.logspace(-6, 4, 31):
         epsilon = float(epsilon)
         mu = gaussian.mu_of(epsilon, delta)
@@ -50,13 +50,13 @@ def test_whole_range_against_sixty_digits(delta: float) -> None:
         assert reached <= gaussian.delta_of(mu, epsilon) <= reached * (1 + mp.mpf(1e-10))
         back = gaussian.epsilon_of(mu, delta)
         assert true_delta(mu, back) <= delta
-        # ∂δ/∂ε is -e^ε Φ(-ε/μ - μ/2) ≈ -1/2 near ε = 0, so there only δ's own digits carry over.
+        # ∂δ/∂ε is -e^ε Φ(-ε/μ - μ/2) ≈ -1/2 near ε = 0, so that the precision there is that of δ.
         assert abs(back - epsilon) <= 1e-10 * epsilon + 1e-12 * delta
 
 
 @given(st.floats(-8, 3), st.floats(-30, 35))
 @settings(deadline=None)
-def test_delta_is_never_below_the_truth(power: float, low: float) -> None:
+def test_delta_is_never_below_the_exact_value(power: float, low: float) -> None:
     mu = 10.0**power
     epsilon = max(0.0, mu * (low + mu / 2))
     value, truth = gaussian.delta_of(mu, epsilon), true_delta(mu, epsilon)
@@ -69,7 +69,7 @@ def test_delta_is_never_below_the_truth(power: float, low: float) -> None:
 
 @given(budgets, deltas)
 @settings(max_examples=200, deadline=None)
-def test_budget_to_noise_and_back(epsilon: float, delta: float) -> None:
+def test_mu_of_a_budget_gives_the_budget_back(epsilon: float, delta: float) -> None:
     mu = gaussian.mu_of(epsilon, delta)
     assert gaussian.delta_of(mu, epsilon) <= delta
     back = gaussian.epsilon_of(mu, delta)
@@ -79,7 +79,7 @@ def test_budget_to_noise_and_back(epsilon: float, delta: float) -> None:
 
 @given(budgets, deltas, st.integers(1, 10**4))
 @settings(deadline=None)
-def test_releases_keep_the_budget(epsilon: float, delta: float, releases: int) -> None:
+def test_the_noise_multiplier_meets_the_budget(epsilon: float, delta: float, releases: int) -> None:
     z = gaussian.noise_multiplier(epsilon, delta, releases)
     spent = gaussian.epsilon_of(gaussian.compose(np.full(releases, z)), delta)
     assert spent <= epsilon
@@ -88,7 +88,7 @@ def test_releases_keep_the_budget(epsilon: float, delta: float, releases: int) -
 
 @given(budgets, deltas, st.floats(1.0001, 100))
 @settings(deadline=None)
-def test_more_budget_allows_more(epsilon: float, delta: float, more: float) -> None:
+def test_larger_budgets_allow_a_larger_mu(epsilon: float, delta: float, more: float) -> None:
     mu = gaussian.mu_of(epsilon, delta)
     assert gaussian.mu_of(epsilon * more, delta) > mu
     assert gaussian.mu_of(epsilon, min(delta * more, 0.99)) > mu
@@ -113,18 +113,18 @@ def test_composition_along_an_axis() -> None:
 
 @given(st.lists(st.floats(0.5, 50), min_size=1, max_size=4), st.sampled_from([1e-3, 1e-5, 1e-8]))
 @settings(max_examples=15, deadline=None)
-def test_against_privacy_loss_distributions(z: list[float], delta: float) -> None:
+def test_epsilon_agrees_with_privacy_loss_distributions(z: list[float], delta: float) -> None:
     ours = gaussian.epsilon_of(gaussian.compose(z), delta)
     theirs = privacy_loss_distribution.identity(1e-3)
     for one in z:
         theirs = theirs.compose(
             privacy_loss_distribution.from_gaussian_mechanism(one, value_discretization_interval=1e-3)
         )
-    # Theirs rounds each release up to a grid of 1e-3.
+    # dp-accounting rounds each release up to a grid of 1e-3.
     assert theirs.get_epsilon_for_delta(delta) == pytest.approx(ours, rel=2e-3, abs=2e-4)
 
 
-def test_arrays_agree_with_numbers() -> None:
+def test_arrays_give_the_same_results_as_numbers() -> None:
     mu, delta = np.array([[0.0, 0.1, 0.9], [1.1, 8.0, math.inf]]), np.array([1e-5, 1e-3, 0.2])
     epsilon = gaussian.epsilon_of(mu, delta)
     assert epsilon.shape == (2, 3)
@@ -134,7 +134,7 @@ def test_arrays_agree_with_numbers() -> None:
     assert isinstance(gaussian.epsilon_of(0.3, 1e-5), float)
 
 
-def test_ends_of_the_scale() -> None:
+def test_limiting_values_of_mu_epsilon_and_noise() -> None:
     assert gaussian.epsilon_of(0.0, 1e-5) == 0
     assert gaussian.epsilon_of(math.inf, 0.5) == math.inf
     assert gaussian.delta_of(0.0, 0.0) == 0
@@ -147,14 +147,14 @@ def test_ends_of_the_scale() -> None:
 
 
 @pytest.mark.parametrize("bad", [0.0, 1.0, -1e-5, 2.0, math.nan, math.inf, "much", None, 1j])
-def test_bad_delta_is_refused_by_name(bad: float) -> None:
+def test_invalid_delta_is_rejected_by_name(bad: float) -> None:
     for call in (gaussian.mu_of, gaussian.epsilon_of, gaussian.noise_multiplier):
         with pytest.raises(PrivacyError, match="delta"):
             call(1.0, bad)
 
 
 @pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf, "much", None])
-def test_bad_epsilon_is_refused_by_name(bad: float) -> None:
+def test_invalid_epsilon_is_rejected_by_name(bad: float) -> None:
     for call in (gaussian.mu_of, gaussian.noise_multiplier):
         with pytest.raises(PrivacyError, match="epsilon"):
             call(bad, 1e-5)
@@ -164,13 +164,13 @@ def test_bad_epsilon_is_refused_by_name(bad: float) -> None:
 
 
 @pytest.mark.parametrize("bad", [-1.0, math.nan, math.inf, "much"])
-def test_bad_noise_is_refused_by_name(bad: float) -> None:
+def test_invalid_noise_is_rejected_by_name(bad: float) -> None:
     with pytest.raises(PrivacyError, match="noise multiplier"):
         gaussian.compose([1.0, bad])
 
 
 @pytest.mark.parametrize("bad", [-1.0, math.nan, -math.inf])
-def test_bad_mu_is_refused_by_name(bad: float) -> None:
+def test_invalid_mu_is_rejected_by_name(bad: float) -> None:
     with pytest.raises(PrivacyError, match="mu >= 0"):
         gaussian.epsilon_of(bad, 1e-5)
     with pytest.raises(PrivacyError, match="mu >= 0"):
@@ -178,6 +178,6 @@ def test_bad_mu_is_refused_by_name(bad: float) -> None:
 
 
 @pytest.mark.parametrize("bad", [0, -1, 1.5, math.nan, True, "ten"])
-def test_bad_counts_are_refused_by_name(bad: int) -> None:
+def test_invalid_counts_are_rejected_by_name(bad: int) -> None:
     with pytest.raises(InputError, match="releases"):
         gaussian.noise_multiplier(1.0, 1e-5, bad)

@@ -1,11 +1,12 @@
-"""A legal clipped model whose gradients carry a record's change past the noise; for tests only.
+"""A legal clipped model whose gradients carry the effect of a record past the noise; for tests only.
 
-The model has a parameter x, and a place y_k for each agent k that writes. An ordinary record of such an
-agent loses gain·x·y_k (x is not followed): its gradient is gain·x in place k, a function of the agent's own
-estimate, and long ones are clipped like any other. So the agent writes its estimate, steeply, where fresh
-noise is small against it, and x itself is left alone. The one record in question pulls x by the clip; where
-it is missing, a record without a gradient keeps its place (the number of records is public). `TorchCarrier`
-is that model for the real engine, `Carrier.gradients` the same for many runs at once.
+The model has a parameter x, and a parameter y_k for each agent k of `writers`. An ordinary record of such
+an agent has the loss gain·x·y_k, with no gradient for x: its gradient is gain·x in place k, a function of
+the agent's own estimate, and it is clipped like any other. So the agent's gradient amplifies its estimate,
+so that fresh noise is small beside it, and x itself stays unchanged. The record under attack pulls x by the
+clip; in the data set without it, a record with zero gradient takes its place (the number of records is
+public). `TorchCarrier` is this model for the real engine; `Carrier.gradients` computes the same for many
+runs at once.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ class TorchCarrier(nn.Module):
 
 
 def given(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The model gives the losses itself."""
+    """The loss: the outputs of the model unchanged."""
     return outputs
 
 
 @dataclass(frozen=True)
 class Carrier:
-    """`records` per agent, clipped to `clip`; with step λ, λ·gain is how steeply estimates are written."""
+    """`records` per agent, clipped to `clip`; at step λ, an agent amplifies its estimate by λ·gain."""
 
     agents: int
     writers: tuple[int, ...]
@@ -71,7 +72,7 @@ class Carrier:
         return found
 
     def linear(self, rows: list[np.ndarray], owner: int) -> np.ndarray:
-        """The same while nothing is clipped: coefficients of gradients from those of rows."""
+        """The same without clipping: coefficients of gradients, from the coefficients of rows."""
         estimates = rows[-1][: self.agents]
         found = np.zeros_like(estimates)
         for place, k in enumerate(self.writers, 1):
@@ -79,7 +80,7 @@ class Carrier:
         return found
 
     def _share(self, agent: int, owner: int) -> float:
-        """Of ordinary records."""
+        """The share of ordinary records."""
         return 1.0 - (agent == owner) / self.records
 
     def shards(self, owner: int, with_record: bool) -> Shards:
@@ -92,10 +93,10 @@ class Carrier:
         return Shards.from_arrays([(one, labels) for one in held], classes=1, dtype=torch.float64)
 
     def by_the_engine(self, plan: Plan, owner: int, with_record: bool, seed: int) -> list[np.ndarray]:
-        """The rows of every round, by what executes real runs; rows that are only sent are made too."""
+        """The rows of every round from the engine for real runs, including rows that are only sent."""
         gradients = ClippedGradients(TorchCarrier(len(self.writers)), self.clip, given)
         shards = self.shards(owner, with_record)
-        everything = replace(plan, pruned=True)  # says that rows on which no estimate depends are gone
+        everything = replace(plan, pruned=True)  # warns that rows on which no estimate depends are removed
         batches = [Full(self.records)] * self.agents
         engine = Engine(everything, gradients, shards, batches, seed=seed)
         state = engine.start(gradients.flat.flatten())
@@ -119,7 +120,7 @@ class Carrier:
         )[..., None]
 
     def execute(self, plan: Plan, owner: int, with_record: bool, draws: list[np.ndarray]) -> list[np.ndarray]:
-        """[m, width, runs] of every round, from the words of topdp.plan. `draws`: [draws, width, runs]."""
+        """[m, width, runs] by the definitions in topdp.plan. `draws`: [draws, width, runs]."""
         rows = np.zeros((plan.rows, self.width, draws[0].shape[-1]))
         found = []
         for r, this in enumerate(plan):

@@ -1,17 +1,17 @@
-"""A dense oracle of what an observer learns, written from the words of topdp.plan alone; for tests only.
+"""A dense oracle of what an observer learns, written only from the definitions in topdp.plan; for tests only.
 
 Every row of every round is an affine function of the owner's changes u_0 .. u_T and of all draws.
-`coefficients` writes out the rows that somebody sees as O = A u + B z, z the draws that it does not know;
-`gram` makes M = Aᵀ(BBᵀ)⁺A of them, infinite where A leaves the range of B; `bracket` encloses
-max uᵀMu over vectors |u_t| <= 1.
-Nothing here is fast or clever: rows are orthogonalised one after the other, in the numbers that the caller
-brings (floats, 60 decimal digits, or exact fractions). It shares no code with `topdp.privacy`.
+`coefficients` writes the rows that the observer sees as O = A u + B z, where z are the draws that it does
+not know; `gram` computes M = Aᵀ(BBᵀ)⁺A, infinite where A leaves the range of B; `bracket` encloses max uᵀMu
+over vectors |u_t| <= 1. The code is simple and slow: it orthogonalises one row after the other, in the
+number type of its arguments (floats, 60 decimal digits, or exact fractions). It shares no code with
+`topdp.privacy`.
 
-Who sees what, by `public`:
+`public` states what the observer sees:
 
-    "nothing"    the coalition J: the rows it reads, the rows it makes
-    "estimates"  the same, and every agent's estimate of every round
-    "links"      the same, and every row that somebody reads
+    "nothing"    the coalition J sees the rows that it reads and the rows that it makes
+    "estimates"  also every agent's estimate of every round
+    "links"      also every row that some agent reads
 
 J knows the draws that one of its members knows; an outsider is the empty J.
 """
@@ -31,7 +31,7 @@ Number = Callable[[float], Any]
 Reaction = Callable[[int, list[np.ndarray]], np.ndarray]
 """(round, rows of all rounds before) -> [agents, width, ...]: how gradients follow from rows, linearly."""
 
-getcontext().prec = 60  # digits of Decimal: for reactions with large gains, which no float survives
+getcontext().prec = 60  # digits of Decimal, for reactions with gains too large for floats
 
 
 PRECISION: dict[type, tuple[Any, Any, int]] = {
@@ -59,7 +59,7 @@ def seen(plan: Plan, round: int, J: Sequence[int], public: str) -> np.ndarray:
 
 
 def hidden_draws(plan: Plan, J: Sequence[int]) -> np.ndarray:
-    """The draws that nobody in J knows."""
+    """The draws that no member of J knows."""
     return np.flatnonzero(~(np.isin(plan.known_by, J) & (plan.known_by >= 0)).any(axis=1))
 
 
@@ -73,7 +73,7 @@ def every_row(
 ) -> list[np.ndarray]:
     """Per round [m, width, R + hidden draws of all rounds and coordinates]: coefficients of u, then of z.
 
-    `width` coordinates have draws of their own each; the owner changes the first.
+    Each of the `width` coordinates has its own draws; the owner changes the first coordinate.
     """
     R, hidden = plan.releases, hidden_draws(plan, J)
     place = {int(d): i for i, d in enumerate(hidden)}
@@ -119,21 +119,21 @@ def coefficients(
 def of_rows(
     plan: Plan, rounds: list[np.ndarray], J: Sequence[int], public: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The same from rows at hand."""
+    """The same from given rows."""
     found = [rows[seen(plan, r, J, public)].reshape(-1, rows.shape[-1]) for r, rows in enumerate(rounds)]
     everything = np.concatenate(found)
     return everything[:, : plan.releases], everything[:, plan.releases :]
 
 
 class Whitened(NamedTuple):
-    """What is seen, as independent numbers of variance one: shift·u + noise·z."""
+    """What the observer sees, as independent numbers of variance one: shift·u + noise·z."""
 
     shift: np.ndarray  # [numbers, R]
     noise: np.ndarray  # [numbers, hidden draws], orthonormal rows
 
 
 def whitened(A: np.ndarray, B: np.ndarray) -> Whitened | None:
-    """Each row freed of what the rows before it tell; None where some change is seen without noise."""
+    """Each row minus its projection on the rows before it; None if some change is seen without noise."""
     kind = type(A.flat[0]) if A.size else float
     nothing, something, passes = PRECISION[kind if kind in PRECISION else float]
     basis: list[tuple[np.ndarray, np.ndarray, Any, int]] = []
@@ -150,7 +150,7 @@ def whitened(A: np.ndarray, B: np.ndarray) -> Whitened | None:
                 a = a - c * α
         left = b @ b if len(b) else 0
         if left > something**2 * size:
-            basis.append((a, b, left, int(np.flatnonzero(b)[-1]) + 1))  # later draws are not in it
+            basis.append((a, b, left, int(np.flatnonzero(b)[-1]) + 1))  # later draws do not enter this row
         elif left > nothing**2 * size:
             raise AmbiguousError(f"Of a row of length² {size} there is left {left}.")
         elif max(abs(a)) > something * most:
@@ -168,23 +168,23 @@ def gram(A: np.ndarray, B: np.ndarray) -> np.ndarray | None:
 
 
 def classes(R: int, period: int) -> list[np.ndarray]:
-    """The rounds in which one record is used, for each place in the cycle."""
+    """The rounds in which one record is used, for each position in the cycle."""
     return [np.arange(start, R, period) for start in range(min(period, R))]
 
 
 def aligned(M: np.ndarray, period: int = 1) -> float:
-    """max over places of 1ᵀM1: a record whose gradients all point one way."""
+    """max over positions of 1ᵀM1: a record whose gradients all point in one direction."""
     return max(float(M[np.ix_(rounds, rounds)].sum()) for rounds in classes(len(M), period))
 
 
 def bracket(M: np.ndarray, period: int = 1) -> tuple[float, float]:
-    """(below, above) max uᵀMu over vectors |u_t| <= 1 on the rounds of one place, the worst place."""
+    """(below, above) max uᵀMu over vectors |u_t| <= 1 on the rounds of the worst position."""
     pairs = [_semidefinite(M[np.ix_(rounds, rounds)]) for rounds in classes(len(M), period)]
     return max(low for low, _ in pairs), max(high for _, high in pairs)
 
 
 def _semidefinite(M: np.ndarray, tolerance: float = 1e-8, sweeps: int = 20_000) -> tuple[float, float]:
-    """Burer and Monteiro from below; the dual min Σy with diag(y) - M >= 0, by eigenvalues, from above."""
+    """Lower bound by Burer and Monteiro; upper bound by the dual min Σy with diag(y) - M >= 0."""
     M = (M + M.T) / 2
     used = np.diag(M) > 0
     M = M[np.ix_(used, used)]
@@ -217,7 +217,7 @@ def mu(
     period: int = 1,
     number: Number = float,
 ) -> tuple[float, float]:
-    """(below, above) the μ of a record that moves its owner's gradient by at most 1; infinite twice."""
+    """(below, above) the μ of a record that moves its owner's gradient by at most 1; or infinity twice."""
     M = gram(*coefficients(plan, owner, J, public, number))
     if M is None:
         return np.inf, np.inf

@@ -1,8 +1,8 @@
-"""Gradients that react to estimates, linearly: small plans of every family, random reactions, exact answers.
+"""Gradients that react linearly to estimates: small plans of every family, random reactions, exact answers.
 
 Under a linear reaction all rows stay Gaussian, so what an observer learns of a change is an exact number,
-which no guarantee may be below. Computed with 60 digits: with gains of 10⁴ in every round floats would print
-violations that are not there. Used by test_reactions.py.
+and no guarantee may be below it. Computed with 60 digits: with gains of 10⁴ in every round, floats would
+show violations that do not exist. Used by test_reactions.py.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ KINDS = ("latest", "history", "carrier", "single")
 
 
 def small_plan(family: str, protocol: str, seed: int) -> Plan:
-    """Three to five rounds; decays, unequal noise and agents that sit out by chance of the seed."""
+    """Three to five rounds; the seed chooses decay, unequal noise and offline agents."""
     numbers = np.random.default_rng([seed, 1])
     graph, T = FAMILIES[family](seed), int(numbers.integers(3, 6))
     rates = schedules.learning_rates(0.5, T, str(numbers.choice(["none", "linear"])))
     decay = schedules.step_decay(float(numbers.choice([1.0, 0.8])), 2, T)
-    # Noise of others never covers all of one's own: messages keep some, and all answers are finite.
+    # Received noise never replaces all own noise: messages keep a part, and all answers are finite.
     spread = 1.0 if numbers.random() < 0.5 else 1.02
     deviation = spread ** numbers.uniform(-1, 1, graph.agents)
     alpha = float(numbers.choice([0.0625, 0.125, 0.25, 0.5]))
@@ -55,7 +55,7 @@ def small_plan(family: str, protocol: str, seed: int) -> Plan:
 
 @dataclass(frozen=True)
 class Case:
-    """Who watches whom in which plan, and how gradients react."""
+    """Who observes whom in which plan, and how gradients react."""
 
     plan: Plan
     owner: int
@@ -64,7 +64,7 @@ class Case:
     react: dense.Reaction
 
     def grams(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """M of: J with reactions; J and the estimates with reactions; J and the estimates without any."""
+        """M for J with reactions; J and the estimates, with reactions; J and the estimates, without."""
         rows = dense.every_row(self.plan, self.owner, self.J, Decimal, self.react, self.width)
         found = [
             dense.gram(*dense.of_rows(self.plan, rows, self.J, which)) for which in ("nothing", "estimates")
@@ -75,7 +75,7 @@ class Case:
 
 
 def random_case(family: str, protocol: str, kind: str, seed: int) -> Case:
-    """Up to two colluders; an estimate is read by the gradients of its own agent and by no others."""
+    """Up to two colluders; only gradients of its own agent react to an estimate."""
     plan = small_plan(family, protocol, seed)
     numbers = np.random.default_rng([seed, 2, KINDS.index(kind)])
     owner, *others = numbers.permutation(plan.agents).tolist()
@@ -105,10 +105,10 @@ def random_case(family: str, protocol: str, kind: str, seed: int) -> Case:
 
 @dataclass(frozen=True)
 class Verdict:
-    """`ratio`: what J learns, over what `adaptive` says, in μ; `view`: the same over the view's answer.
+    """`ratio`: what J learns divided by what `adaptive` states, in μ; `view`: divided by the view instead.
 
-    `excess`: of M with reactions over M of the bound, as matrices; `moved`: by how much reactions change what
-    J learns if it sees all estimates. Both should be 0.
+    `excess`: by how much M with reactions exceeds M of the bound, as matrices; `moved`: by how much reactions
+    change what J learns if it sees all estimates. Both should be 0.
     """
 
     ratio: float

@@ -1,8 +1,10 @@
-"""`adaptive` and `outsider` against a dense oracle that shares no code with them (dense_adaptive.py).
+"""The answers `adaptive` and `outsider`, compared with a dense oracle that shares no code with them.
 
-All graph families and protocols, none to two colluders, decay, unequal noise, cycles; plans that no protocol
-of ours writes, with draws that several agents share; and what must be so: equal to the claim under the plain
-rule, to the worst case in pairs, between view and worst case, short form equal to the long one.
+The oracle is in dense_adaptive.py. The tests cover all graph families and protocols, zero to two colluders,
+decay, unequal noise and cycles, and plans that no protocol of topdp writes, with draws that several agents
+share. They also check general laws: the answer equals the claim under the plain rule, equals the worst case
+in pairs, and lies between view and worst case; and the short form of a plan gives the same answer as the
+long one.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ GRAPHS: dict[str, Topology] = {
     "regular": topology.regular(8, 3, 1),
 }
 NEAR = 1e-9
-TIGHT = 5e-3  # how far the certified bound may be above what is reached, for an owner's worst observer
+TIGHT = 5e-3  # how far the certified bound may exceed what is reached, for an owner's worst observer
 
 
 def plan_on(
@@ -53,7 +55,7 @@ def plan_on(
     spread: float = 1.02,
     **options: object,
 ) -> Plan:
-    """Falling steps, decay of the noise, unequal noise, agents that sit out."""
+    """Falling steps, decaying and unequal noise, and offline agents."""
     rates = schedules.learning_rates(0.5, rounds, "linear")
     schedule = schedules.schedule(rates, schedules.step_decay(0.8, 3, rounds), "gradient")
     deviation = spread ** np.random.default_rng(graph.agents).uniform(-1, 1, graph.agents)
@@ -67,7 +69,7 @@ def unit(plan: Plan, period: int = 1) -> Exposure:
 
 
 def dense_mu(plan: Plan, owner: int, J: Sequence[int], public: str, period: int = 1) -> dict[str, float]:
-    """μ of the aligned record, and what encloses the worst one; with many digits where floats do not do."""
+    """μ of the aligned record, and bounds on the worst record; with many digits if floats do not suffice."""
     try:
         M = dense.gram(*dense.coefficients(plan, owner, J, public))
     except dense.AmbiguousError:
@@ -81,7 +83,7 @@ def dense_mu(plan: Plan, owner: int, J: Sequence[int], public: str, period: int 
 def assert_equal_to_dense(
     plan: Plan, owner: int, J: tuple[int, ...], public: Public, period: int = 1, found: float | None = None
 ) -> None:
-    """The aligned record exactly; the bound no lower than what is reached, and exact where signs allow it."""
+    """The aligned μ is exact; the bound is never below what is reached, and exact if signs allow it."""
     kind = {Public.NOTHING: "nothing", Public.ESTIMATES: "estimates", Public.LINKS: "links"}[public]
     expected = dense_mu(plan, owner, J, kind, period)
     reached, bound = (
@@ -99,7 +101,7 @@ def assert_equal_to_dense(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("protocol", "family"), cyclic_pairs(PROTOCOLS, GRAPHS, 4))
-def test_equal_to_the_dense_formula(protocol, family):
+def test_answers_equal_the_dense_formula(protocol, family):
     plan = plan_on(GRAPHS[family], protocol)
     numbers = np.random.default_rng(len(family))
     for colluders in (0, 1, 2):
@@ -129,7 +131,7 @@ def test_the_worst_of_all_coalitions_is_found(colluders):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("protocol", "period"), cyclic_pairs(PROTOCOLS, [2, 3, 9], 1))
-def test_cycles_count_the_worst_place(protocol, period):
+def test_cyclic_batches_count_the_worst_position(protocol, period):
     plan = plan_on(GRAPHS["grid"], protocol)
     for owner, J in ((1, (2,)), (4, ()), (3, (0, 7))):
         assert_equal_to_dense(plan, owner, J, Public.ESTIMATES, period)
@@ -150,8 +152,8 @@ def test_the_oracle_agrees_with_exact_arithmetic(protocol, number):
 
 
 @pytest.mark.parametrize("protocol", ["plain-sync", "plain-async"])
-def test_equal_to_the_claim_under_the_plain_rule(protocol):
-    """With full batches and a tight claim, when nobody sits out; also with decay and unequal noise."""
+def test_adaptive_equals_the_claim_under_the_plain_rule(protocol):
+    """With full batches, a tight claim and no offline agents; also with decay and unequal noise."""
     offline = {"offline": 0.0} if protocol == "plain-async" else {}
     rates = schedules.learning_rates(0.5, 8, "linear")
     schedule = schedules.schedule(rates, schedules.step_decay(0.8, 3, 8), "gradient")
@@ -166,9 +168,9 @@ def test_equal_to_the_claim_under_the_plain_rule(protocol):
 @pytest.mark.slow
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("family", ["random", "ring", "small-world"])
-def test_between_view_and_worst_case(protocol, family):
+def test_adaptive_lies_between_view_and_worst_case(protocol, family):
     plan = plan_on(GRAPHS[family], protocol)
-    if (plan.weight.values < 0).any():  # accelerated: its view is refused
+    if (plan.weight.values < 0).any():  # with accelerated averaging the view is refused
         with pytest.raises(NotCovered, match="chebyshev"):
             VIEW.observe(plan, unit(plan), Query())
         plan = plan_on(GRAPHS[family], protocol, chebyshev=False)
@@ -176,7 +178,7 @@ def test_between_view_and_worst_case(protocol, family):
     seen, worst = view(plan, exposed, owners="all"), worst_case(plan, exposed).mu
     none, one, two = (adaptive(plan, exposed, Query(colluders=colluders)).worst() for colluders in (0, 1, 2))
     outside = outsider(plan, exposed).worst()
-    slack = 1 + TIGHT  # of the sound bounds
+    slack = 1 + TIGHT  # for the bounds, which are not exact
     for lower, higher in ((seen.worst(), one), (none, one), (one, two), (two, worst), (none, outside)):
         assert (lower <= higher * slack).all()
     assert (two <= worst * (1 + NEAR)).all() and (outside <= worst * (1 + NEAR)).all()
@@ -188,9 +190,9 @@ def test_between_view_and_worst_case(protocol, family):
 def pair_secrets(
     edges: Sequence[tuple[int, int]], own: np.ndarray, shared: float, rounds: int, between: bool = False
 ) -> Plan:
-    """Everybody reads every row; i and j add the same draw with opposite signs, and know it.
+    """Every agent reads every row; i and j add the same draw with opposite signs, and know it.
 
-    `between`: what is sent is a row of its own, and estimates are noiseless averages of what was sent.
+    `between`: agents send separate rows, and estimates are noiseless averages of the sent rows.
     """
     n, R = len(own), rounds + 1
     m = 2 * n if between else n
@@ -235,10 +237,10 @@ SECRETS = {
 
 @pytest.mark.parametrize("between", [False, True])
 @pytest.mark.parametrize("secrets", SECRETS)
-def test_pair_secrets_by_three_ways(secrets, between):
-    """The short form, the long one, and the Laplacian of the secrets that J does not know.
+def test_answers_with_pair_secrets_equal_the_laplacian_formula(secrets, between):
+    """The short form, the long form, and the Laplacian of the secrets that J does not know agree.
 
-    μ_i² = Σ_t λ_t² [(scale_t² (a² + s² L_-J))⁻¹]_ii, by pen and paper.
+    μ_i² = Σ_t λ_t² [(scale_t² (a² + s² L_-J))⁻¹]_ii in closed form.
     """
     own, shared = np.array([0.3, 0.4, 0.3, 0.5, 0.3, 0.35]), 2.0
     plan = pair_secrets(SECRETS[secrets], own, shared, rounds=4, between=between)
@@ -255,7 +257,7 @@ def test_pair_secrets_by_three_ways(secrets, between):
         return np.sqrt(inverse * np.sum((plan.rate / plan.scale) ** 2))
 
     np.testing.assert_allclose(outsider(plan, exposed).worst(), by_hand(()), rtol=NEAR)
-    # Nobody's estimate shows what was sent last, if that is a row of its own.
+    # If sent rows are separate, no estimate shows the rows that were sent last.
     for colluders in (1, 2) if between else (0, 1, 2):
         found = adaptive(plan, exposed, Query(colluders=colluders))
         for at, J in list(enumerate(found.observers))[:: 1 + colluders]:
@@ -267,8 +269,8 @@ def test_pair_secrets_by_three_ways(secrets, between):
     assert_equal_to_dense(plan, 2, (4,), Public.ESTIMATES)
 
 
-def test_an_outsider_learns_little_of_pair_secrets():
-    """All others together know every secret, and only the little own noise is left."""
+def test_pair_noise_hides_agents_from_an_outsider_but_not_from_all_others():
+    """All others together know every secret, so that only the small own noise remains."""
     plan = pair_secrets(SECRETS["all pairs"], np.full(6, 0.3), 2.0, rounds=6)
     outside, worst = outsider(plan, unit(plan)).worst(), worst_case(plan, unit(plan)).mu
     assert (outside < 0.45 * worst).all()
@@ -276,8 +278,8 @@ def test_an_outsider_learns_little_of_pair_secrets():
     assert outside[0] == pytest.approx(dense_mu(plan, 0, (), "links")["high"], rel=NEAR)
 
 
-def test_rows_that_say_the_same_twice_tell_nothing_more():
-    """Each estimate is also sent, as a row of its own with the same draws."""
+def test_sending_a_row_twice_reveals_nothing_more():
+    """Each estimate is also sent as a separate row with the same draws."""
     plan = pair_secrets(SECRETS["leaf"], np.array([0.3, 0.4, 0.3, 0.5, 0.3, 0.35]), 2.0, rounds=2)
     twice = replace(
         plan,
@@ -292,7 +294,7 @@ def test_rows_that_say_the_same_twice_tell_nothing_more():
         np.testing.assert_allclose(again, once, rtol=NEAR)
 
 
-def test_a_round_without_noise_is_infinite_for_those_who_carry_in_it():
+def test_a_round_without_noise_is_infinite_for_agents_with_a_gradient_in_it():
     plan = pair_secrets(SECRETS["ring"], np.full(6, 0.3), 2.0, rounds=3)
     carries = np.ones(6, bool)
     carries[4] = False
@@ -303,7 +305,7 @@ def test_a_round_without_noise_is_infinite_for_those_who_carry_in_it():
 
 
 def test_an_unsent_estimate_without_noise_is_infinite():
-    """Finite for who reads messages only; infinite once estimates are public, for that owner alone."""
+    """Finite for observers of messages only; infinite if estimates are public, for this owner alone."""
     plan = plan_on(topology.ring(6), "top-sync", rounds=4, spread=1.0)
     std = np.array([plan.std[r] for r in range(plan.releases)])
     std[1:, 2] = 0.0
@@ -318,11 +320,11 @@ def test_an_unsent_estimate_without_noise_is_infinite():
     assert np.isfinite(dense_mu(bare, 3, (0,), "estimates")["high"])
 
 
-def test_noise_that_floats_cannot_tell_apart_is_never_answered_by_nothing():
-    """Pair draws millions of times as large as own noise: the truth or more, never less."""
+def test_dominant_pair_noise_never_gives_an_answer_below_the_truth():
+    """Pair draws are millions of times as large as own noise, so that floats lose the own noise."""
     n, edges = 30, [(i, (i + k) % 30) for i in range(30) for k in (1, 2, 3, 4)]
     plan = pair_secrets(edges, np.ones(n), 4e6, rounds=1)
-    least = np.sqrt(np.sum((plan.rate / plan.scale) ** 2) / n)  # as if all secrets hid everything but the sum
+    least = np.sqrt(np.sum((plan.rate / plan.scale) ** 2) / n)  # as if only the sum were visible
     for found in (
         outsider(plan, unit(plan)),
         adaptive(plan, unit(plan), Query(colluders=1)),
@@ -332,8 +334,8 @@ def test_noise_that_floats_cannot_tell_apart_is_never_answered_by_nothing():
 
 @pytest.mark.parametrize("alpha", [0.0, 1.0])
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_the_ends_of_alpha(protocol, alpha):
-    """α = 0: reduced noise is none, and pairs and messages stand bare. α = 1: nobody mixes anything."""
+def test_adaptive_equals_the_dense_formula_at_alpha_0_and_1(protocol, alpha):
+    """α = 0: reduced noise is zero, so that messages have none. α = 1: no agent mixes anything."""
     plan = plan_on(topology.ring(5), protocol, rounds=4, alpha=alpha, spread=1.0)
     found = adaptive(plan, unit(plan))
     for owner in (0, 2):
@@ -344,8 +346,8 @@ def test_the_ends_of_alpha(protocol, alpha):
 
 @settings(max_examples=60)
 @given(custom_plans(), st.data())
-def test_any_plan_at_all(plan, data):
-    """Rows that come and go, rows of J made from rows it never read, draws known by several or by nobody."""
+def test_answers_for_arbitrary_plans_are_never_below_the_dense_formula(plan, data):
+    """Rows exist in some rounds only; J mixes rows that it never read; several agents or none know a draw."""
     owner = data.draw(st.integers(0, plan.agents - 1))
     others = [i for i in range(plan.agents) if i != owner]
     J = tuple(sorted(data.draw(st.sets(st.sampled_from(others) if others else st.nothing()))))
@@ -365,7 +367,7 @@ def test_any_plan_at_all(plan, data):
         assert answer.worst()[owner] >= expected["low"] * (1 - 1e-8)
 
 
-def test_a_round_in_which_nothing_is_drawn_or_carried_releases_nothing():
+def test_a_round_without_draws_and_gradients_reveals_nothing():
     which = np.arange(3, dtype=np.int32)
     plan = Plan(
         agents=1,
@@ -377,7 +379,7 @@ def test_a_round_in_which_nothing_is_drawn_or_carried_releases_nothing():
         draw=PerRound(np.array([[[-1]], [[0]], [[0]]]), which),
         std=PerRound(np.array([[[1.7]]]), np.zeros(3, dtype=np.int32)),
         scale=np.array([0.64, 0.84, 0.68]),
-        known_by=np.array([[-1, -1]]),  # by nobody: so it counts as shared
+        known_by=np.array([[-1, -1]]),  # no agent knows it, so it counts as shared
         readers=PerRound(np.array([[[-1]], [[-1]], [[0]]]), which),
         protocol="custom",
     )

@@ -1,13 +1,13 @@
-"""Privacy shown, not only computed: an observer that attacks does as well as its μ says, and no better.
+"""Attacks on simulated runs: an observer is as successful as its μ predicts, and not more.
 
-The problem is quadratic: record a costs |x - a|²/2, and an agent's gradient is the mean of its records'
-gradients x - a, each clipped to C. All records lie far away, so that clipping makes every gradient ±C
-whatever x is: gradients are fixed inputs, as the view assumes, although nothing here is told so. The
-neighbouring data set has one record more. Both worlds are executed many times, row by row as the plan
+The problem is quadratic: record a has the loss |x - a|²/2, and an agent's gradient is the mean of its
+records' gradients x - a, each clipped to C. All records are far away, so that each clipped gradient is ±C
+whatever x is: gradients are fixed inputs, as the view assumes, although no code here relies on it. The
+neighbouring data set has one record more. Both data sets are executed many times, row by row as the plan
 defines, and the observer knows what an honest but curious agent knows: the rows it reads, its own draws,
-everybody's records but the one. It projects what it read on Σ⁻¹a, the best linear statistic, with the dense
-Σ and a that this file takes from the plan's definition. From `topdp.privacy` come only the predictions that
-are put to the test.
+and all records but the one. It projects what it read on Σ⁻¹a, the best linear statistic, with the dense Σ
+and a that this file derives from the plan's definition. `topdp.privacy` provides only the predictions that
+are tested.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from topdp.simulator.simulated_noise import SimulatedDraws
 GRAPH = topology.random(9, 0.4, seed=2)
 ITERATIONS = 16
 CLIP = 2.0
-DIVISOR = 4  # records averaged: public, and the same in both worlds
+DIVISOR = 4  # the number of records averaged: public, and the same for both data sets
 FAR = 1e6
 RUNS = 5_000
 RATES = np.array([0.01, 0.05, 0.2])  # false-positive rates
-ERRORS = 4.5  # standard errors that sampling is allowed; seeds are fixed
+ERRORS = 4.5  # the allowed sampling error in standard errors; seeds are fixed
 
 
 def write(name: str, deviation: np.ndarray, alpha: float = 0.25) -> Plan:
@@ -64,7 +64,7 @@ def records_of_both_worlds(owner: int) -> tuple[list[np.ndarray], list[np.ndarra
 
 
 def matrices(plan: Plan, round: int) -> tuple[np.ndarray, np.ndarray]:
-    """rows = W·(rows before) + step·gradient + B·draws, from the words of topdp.plan."""
+    """rows = W·(previous rows) + step·gradient + B·draws, from the definitions in topdp.plan."""
     this = plan[round]
     W, B = np.zeros((plan.rows, plan.rows)), np.zeros((plan.rows, plan.draws))
     for m in np.flatnonzero(this.exists):
@@ -89,7 +89,7 @@ Recorded = tuple[np.ndarray, np.ndarray]
 
 
 def execute(plan: Plan, observer: int, records: list[np.ndarray], runs: int, seed: int | None) -> Recorded:
-    """Both start at 0; `seed` None: without noise."""
+    """Both data sets start at 0; `seed` None: without noise."""
     generator = np.random.default_rng(seed)
     rows = np.zeros((plan.rows, runs))
     seen, known = [], []
@@ -111,7 +111,7 @@ def execute(plan: Plan, observer: int, records: list[np.ndarray], runs: int, see
 def execute_by_the_engine(
     plan: Plan, observer: int, records: list[np.ndarray], runs: int, seed: int | None
 ) -> Recorded:
-    """The same by what makes the rows of a real run, with its noise: every coordinate is a run of its own."""
+    """The same with the engine's rows and noise: every coordinate is a separate run."""
     assert seed is not None
     noise = SimulatedDraws(seed, plan.draws, plan.releases)
     make = CpuMixer(plan, noise)
@@ -129,7 +129,7 @@ def execute_by_the_engine(
 
 
 def coefficients(plan: Plan, observer: int, owner: int) -> tuple[np.ndarray, np.ndarray]:
-    """Of every row read: how it moves when all gradients of `owner` move by one, and [.., rounds, draws]."""
+    """For every row read: its change if all gradients of `owner` change by one, and [.., rounds, draws]."""
     shift, noise = np.zeros(plan.rows), np.zeros((plan.rows, plan.releases, plan.draws))
     shifts, noises = [], []
     for r, this in enumerate(plan):
@@ -145,7 +145,7 @@ def coefficients(plan: Plan, observer: int, owner: int) -> tuple[np.ndarray, np.
 
 @dataclass(frozen=True)
 class Attack:
-    """The statistic in both worlds, in units of its standard deviation: it should be N(0, 1) and N(μ, 1)."""
+    """The statistic for both data sets, in standard deviations: it should be N(0, 1) and N(μ, 1)."""
 
     without: np.ndarray
     with_one_more: np.ndarray
@@ -163,7 +163,7 @@ class Attack:
 
 
 def record(plan: Plan, observer: int, owner: int, run: Callable[..., Recorded] = execute) -> list[Recorded]:
-    """Both worlds, many times, with noise of their own."""
+    """Both data sets, many times, each with independent noise."""
     worlds = records_of_both_worlds(owner)
     return [run(plan, observer, records, RUNS, seed) for seed, records in enumerate(worlds)]
 
@@ -196,14 +196,14 @@ def exposed() -> Exposure:
 
 
 def worst_pair(plan: Plan) -> tuple[int, int, float]:
-    """(observer, owner, aligned μ) of the pair that loses most."""
+    """(observer, owner, aligned μ) of the pair with the largest loss."""
     mu = view(plan, exposed(), owners="all", bound="aligned").lower
     owner, observer = np.unravel_index(np.nanargmax(mu), mu.shape)
     return int(observer), int(owner), float(mu[owner, observer])
 
 
 def assert_power(found: Attack, mu: float) -> None:
-    """Distance, false positives and power are those of N(0, 1) against N(μ, 1)."""
+    """Distance, false positives and power agree with those of N(0, 1) against N(μ, 1)."""
     assert abs(found.distance() - mu) < ERRORS * np.sqrt((2 + mu**2 / 4) / RUNS)
     for measured, expected in (
         (found.false_positives(), RATES),
@@ -213,8 +213,8 @@ def assert_power(found: Attack, mu: float) -> None:
 
 
 @pytest.mark.parametrize("name", WITH_VIEW)
-def test_the_attack_is_as_strong_as_the_view_says(name):
-    """The worst pair; and the pair in the middle, where most of what is seen is noise of others."""
+def test_the_attack_is_as_successful_as_the_view_predicts(name):
+    """For the worst pair, and for the median pair, which sees mostly noise of others."""
     plan = write(name, np.full(GRAPH.agents, 2.0))
     mu = view(plan, exposed(), owners="all", bound="aligned").lower
     pairs = np.argwhere(mu > 0)
@@ -223,14 +223,14 @@ def test_the_attack_is_as_strong_as_the_view_says(name):
         assert_power(attack(plan, int(observer), int(owner)), float(mu[owner, observer]))
 
 
-def test_the_attack_on_the_engines_own_rows_is_as_strong_as_the_view_says():
+def test_the_attack_on_the_engines_rows_is_as_successful_as_the_view_predicts():
     plan = write("top-sync", np.full(GRAPH.agents, 2.0))
     observer, owner, mu = worst_pair(plan)
     assert_power(attack(plan, observer, owner, run=execute_by_the_engine), mu)
 
 
-def test_a_worse_statistic_does_worse():
-    """The harness can fail: what is predicted is reached by the best filter with all its knowledge only."""
+def test_an_attack_with_a_worse_statistic_is_less_successful():
+    """So the harness can fail: only the best filter with all its knowledge reaches the prediction."""
     plan = write("top-sync", np.full(GRAPH.agents, 2.0))
     observer, owner, mu = worst_pair(plan)
     recorded = record(plan, observer, owner)
@@ -243,20 +243,20 @@ EPSILON, DELTA = 4.0, 1e-5
 
 
 def calibrated(name: str, guarantee: str) -> Plan:
-    """The plan with the least noise that keeps ε by `guarantee`, T + 1 releases counted."""
+    """The plan with the least noise that meets ε under `guarantee`, with T + 1 releases."""
     analysis = Analysis("tight", (Full(DIVISOR),) * GRAPH.agents, CLIP)
     budgets = np.full(GRAPH.agents, EPSILON)
     return write(name, calibrate(lambda d: write(name, d), analysis, guarantee, budgets, DELTA).deviation)
 
 
 def curve(mu: float) -> tuple[np.ndarray, np.ndarray]:
-    """The most power that μ allows at each false-positive rate, and the standard error of measuring it."""
+    """The largest power that μ allows at each false-positive rate, and the standard error of measuring it."""
     power = norm.sf(norm.isf(RATES) - mu)
     return power, np.sqrt(power * (1 - power) / RUNS)
 
 
-def test_saved_noise_that_counts_as_free_breaks_the_claim():
-    """The paper's σ under a tight calibration, its reduction counted as free: the attack beats the claim."""
+def test_an_attack_exceeds_a_claim_that_ignores_the_reduction_of_noise():
+    """The paper's σ under a tight calibration that ignores the reduction: the attack exceeds the claim."""
     promised, error = curve(mu_of(EPSILON, DELTA))
     plan = calibrated("top-sync", "claimed")
     observer, owner, _ = worst_pair(plan)
@@ -266,12 +266,12 @@ def test_saved_noise_that_counts_as_free_breaks_the_claim():
 
 
 @pytest.mark.parametrize("name", WITH_VIEW)
-def test_noise_calibrated_to_the_view_keeps_the_promise(name):
+def test_an_attack_stays_within_the_budget_that_the_view_was_calibrated_to(name):
     promised, error = curve(mu_of(EPSILON, DELTA))
     plan = calibrated(name, "view")
     observer, owner, mu = worst_pair(plan)
     found = attack(plan, observer, owner)
     assert (found.power() < promised + ERRORS * error).all()
-    # Nor is noise wasted: the worst pair comes near to what was promised.
+    # Noise is not wasted either: the worst pair nearly reaches the budget.
     assert mu > 0.95 * mu_of(EPSILON, DELTA)
     assert (found.power() > curve(0.95 * mu_of(EPSILON, DELTA))[0] - ERRORS * error).all()

@@ -1,10 +1,11 @@
-"""A coalition that knows its secrets attacks `correlated`: it reaches what `adaptive` says, and no more.
+"""A coalition that knows its pair secrets attacks `correlated`: it learns as much as `adaptive` predicts.
 
-One run of the real engine is many attacks: the model is linear in as many parameters as there are attacks,
-every record pulls all of them alike and is clipped as any other, and noise is fresh in each. So a parameter
-is moved by a 1/√d-th of the clip, and hidden by noise of its own. The coalition has all rows of all agents,
-its own draws and those of its pairs, and projects on the best linear statistic, which this file takes from
-the dense oracle of the plan (dense_adaptive.py). From `topdp.privacy` come the predictions alone.
+One run of the real engine serves as many attacks: the model is linear in as many parameters as there are
+attacks, every record pulls all of them equally and is clipped like any other, and noise is independent in
+each. So one record moves each parameter by 1/√d of the clip, and the parameter's own noise hides the
+change. The coalition has all rows of all agents, its own draws and those of its pairs, and projects them on
+the best linear statistic, which this file derives from the dense oracle of the plan (dense_adaptive.py).
+`topdp.privacy` provides only the predictions.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ from topdp.simulator.simulated_noise import SimulatedDraws
 
 GRAPH = topology.random(8, 0.4, seed=2)
 ATTACKS, RECORDS, CLIP, ROUNDS = 40_000, 4, 2.0, 4
-CHANGE = CLIP / np.sqrt(ATTACKS) / RECORDS  # of one parameter of a mean gradient, by one record
-RATES = np.array([0.01, 0.05, 0.2])  # of false alarms
-ERRORS = 4.5  # standard errors that sampling is allowed; seeds are fixed
+CHANGE = CLIP / np.sqrt(ATTACKS) / RECORDS  # of one parameter of a mean gradient, caused by one record
+RATES = np.array([0.01, 0.05, 0.2])  # false-positive rates
+ERRORS = 4.5  # the allowed sampling error in standard errors; seeds are fixed
 PLANS = {
     "regular, accelerated": Correlated(secrets="regular", degree=4, pair_noise=3.0, gossip=2),
     "all, no steps": Correlated(secrets="all", pair_noise=2.0, gossip=0),
@@ -41,7 +42,7 @@ PLANS = {
 
 
 class Pulled(nn.Module):
-    """(records [b, 1]) -> losses [b]: a record pulls every parameter by what it holds."""
+    """(records [b, 1]) -> losses [b]: a record pulls every parameter by its value."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,12 +53,12 @@ class Pulled(nn.Module):
 
 
 def given(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The model gives the losses itself."""
+    """The loss: the outputs of the model unchanged."""
     return outputs
 
 
 def shards(owner: int, with_record: bool) -> Shards:
-    """Far beyond the clip, some one way and some the other; the record in question pulls down, or not."""
+    """Values far beyond the clip, of either sign; the record under attack pulls down, or has no gradient."""
     held = np.random.default_rng(0).choice([-1e6, 1e6], (GRAPH.agents, RECORDS, 1))
     held[owner, 0] = 1e6 if with_record else 0.0
     labels = np.zeros(RECORDS, np.int64)
@@ -96,7 +97,7 @@ def draws_of_the_engine(plan: Plan, known: np.ndarray, seed: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Attacked:
-    """Whom the coalition J attacks, and its statistic without and with the record, in many attacks."""
+    """The agent that coalition J attacks, and the statistic without and with the record, for all attacks."""
 
     plan: Plan
     owner: int
@@ -123,9 +124,9 @@ def write(name: str, deviation: float = 1.0) -> Plan:
 
 @cache
 def attacked(name: str, colluders: int, knows: str = "everything") -> Attacked:
-    """The pair that loses most by the account, at noise under which its μ is about one.
+    """The pair with the largest loss by the account, at noise for which its μ is about one.
 
-    `knows`: "nothing" forgets its draws, though it sees all rows.
+    `knows`: with "nothing", J ignores its draws, though it sees all rows.
     """
     exposed = exposure(GRAPH.agents, CHANGE)
     plan = write(name)
@@ -133,7 +134,7 @@ def attacked(name: str, colluders: int, knows: str = "everything") -> Attacked:
     seen = adaptive(plan, exposed, Query(colluders=colluders))
     owner = int(seen.worst().argmax())
     J = seen.observers[seen.sees_most(owner)]
-    rows = dense.every_row(plan, owner, ())  # in terms of all draws, also J's
+    rows = dense.every_row(plan, owner, ())  # in terms of all draws, including those of J
     A, B = dense.of_rows(plan, rows, J, "estimates")
     mine = np.ones(plan.draws, bool)
     mine[dense.hidden_draws(plan, J)] = False
@@ -159,7 +160,7 @@ slow_path = pytest.mark.filterwarnings("ignore:Per-example gradients of this mod
 
 
 def promised(mu: float) -> tuple[np.ndarray, np.ndarray]:
-    """The most power that μ allows, and the standard error of measuring it."""
+    """The largest power that μ allows, and the standard error of measuring it."""
     power = norm.sf(norm.isf(RATES) - mu)
     return power, np.sqrt(power * (1 - power) / ATTACKS)
 
@@ -168,7 +169,7 @@ def promised(mu: float) -> tuple[np.ndarray, np.ndarray]:
 @slow_path
 @pytest.mark.parametrize("colluders", [1, 2])
 @pytest.mark.parametrize("name", PLANS)
-def test_a_coalition_reaches_what_is_predicted_and_no_more(name, colluders):
+def test_a_coalition_is_exactly_as_successful_as_predicted(name, colluders):
     at = attacked(name, colluders)
     predicted = float(
         adaptive(at.plan, exposure(GRAPH.agents, CHANGE), Query(colluders=colluders)).worst()[at.owner]
@@ -182,8 +183,8 @@ def test_a_coalition_reaches_what_is_predicted_and_no_more(name, colluders):
 
 @slow_path
 @pytest.mark.parametrize("name", PLANS)
-def test_an_account_that_forgets_what_colluders_know_is_exceeded(name):
-    """As if they were outsiders: as if their own noise, and their pairs', hid anybody from them."""
+def test_an_attack_exceeds_accounts_for_fewer_colluders_or_an_outsider(name):
+    """These accounts assume that noise which the colluders know hides other agents from them."""
     at = attacked(name, 2)
     exposed = exposure(GRAPH.agents, CHANGE)
     for forgets in (
@@ -196,8 +197,8 @@ def test_an_account_that_forgets_what_colluders_know_is_exceeded(name):
 
 
 @slow_path
-def test_who_forgets_its_secrets_learns_what_an_outsider_does():
-    """The harness can fail: without its draws the same coalition falls back to the outsider's power."""
+def test_a_coalition_that_ignores_its_secrets_learns_as_much_as_an_outsider():
+    """So the harness can fail: without its draws the same coalition only has the outsider's power."""
     knowing, forgetful = (attacked("regular, accelerated", 2, knows) for knows in ("everything", "nothing"))
     predicted = float(outsider(forgetful.plan, exposure(GRAPH.agents, CHANGE)).worst()[forgetful.owner])
     assert abs(forgetful.distance - predicted) < ERRORS * np.sqrt((2 + predicted**2 / 4) / ATTACKS)
@@ -205,8 +206,8 @@ def test_who_forgets_its_secrets_learns_what_an_outsider_does():
 
 
 @slow_path
-def test_rows_of_the_engine_are_what_the_plan_says():
-    """In both worlds alike but for the record: the sum of all rows keeps own noise only."""
+def test_the_engines_rows_agree_with_the_plan():
+    """Both data sets give equal rows except for the record; in the sum of all rows only own noise remains."""
     plan, owner = write("regular, accelerated"), 3
     with_record, without = (by_the_engine(plan, owner, world, seed=1) for world in (True, False))
     shift = (with_record - without)[0]

@@ -1,4 +1,4 @@
-"""The view of long plans against the one that leaves nothing out."""
+"""The view of long plans, which computes only a band of the Gram matrix, compared with the whole matrix."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GRAPHS = {"random": graphs.random(8, 0.4, 1), "star": graphs.star(7), "complete"
 
 @pytest.fixture
 def often(monkeypatch):
-    """Old changes are let go as often as there is something to let go in a short plan."""
+    """Drop old changes as often as a short plan has any to drop."""
     monkeypatch.setattr(gram_matrix, "ROUNDS_PER_BLOCK", 8)
 
 
@@ -42,7 +42,7 @@ def both(plan, observer=0):
     return list(grams(plan, coalition, owners)), list(bands(plan, coalition, owners))
 
 
-# Pairs' noise is averaged away slowly: on a star so slowly that nothing can be let go.
+# Averaging removes pair noise slowly: on a star so slowly that no change can be dropped.
 LONG_ENOUGH = {
     (name, graph): 480 if name == "correlated" else 240
     for name in WITH_VIEW
@@ -54,12 +54,12 @@ LONG_ENOUGH = {
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "graph"), LONG_ENOUGH)
 @pytest.mark.usefixtures("often")
-def test_a_band_brackets_what_the_whole_matrix_does(name, graph):
+def test_a_band_gives_nearly_the_same_bounds_as_the_whole_matrix(name, graph):
     plan = plan_of(name, GRAPHS[graph], LONG_ENOUGH[name, graph])
     for M, band in zip(*both(plan), strict=True):
         assert (
             band.values.shape[1] < plan.releases - 40 and (band.rest > 0).sum() > 40
-        )  # something was let go
+        )  # some changes were dropped
         for period in (1, 7, 50):
             whole, near = bracket(M, period), bracket_band(band, period)
             assert 1 - 1e-6 < near[0] / whole[0] <= 1 + 1e-12
@@ -68,8 +68,8 @@ def test_a_band_brackets_what_the_whole_matrix_does(name, graph):
 
 @pytest.mark.parametrize("name", WITH_VIEW)
 @pytest.mark.usefixtures("often")
-def test_what_is_left_out_stays_within_its_bound(name, monkeypatch):
-    """Let go far too early, so that the far parts are large: the bound must still hold, for any change."""
+def test_the_part_outside_the_band_stays_within_its_bound(name, monkeypatch):
+    """Changes are dropped far too early, so that the dropped part is large: the bound must still hold."""
     monkeypatch.setattr(gram_matrix, "MAX_FAR_PART", 0.6)
     plan = plan_of(name, GRAPHS["random"], 120)
     generator = np.random.default_rng(0)
@@ -82,15 +82,15 @@ def test_what_is_left_out_stays_within_its_bound(name, monkeypatch):
             r = np.arange(len(M) - k)
             near[r, r + k] = near[r + k, r] = band.values[r, k]
         lengths = [np.sqrt(np.maximum(0.0, np.einsum("ur,rs,us->u", changes, X, changes))) for X in (M, near)]
-        # Half of the charge is for rounding: without rounding half of it must do.
+        # Half of the allowance is for rounding: without rounding the other half must suffice.
         assert (np.abs(lengths[0] - lengths[1]) <= np.abs(changes) @ band.rest / 2 + 1e-9).all()
         missed = max(missed, float(np.abs(lengths[0] - lengths[1]).max() / lengths[0].max()))
     assert missed > 1e-3
 
 
 @pytest.mark.parametrize("period", [1, 3])
-def test_brackets_of_long_bands_are_those_of_the_matrix(period):
-    """Longer than what is done with all eigenvalues, with entries of both signs."""
+def test_bounds_of_long_bands_equal_those_of_the_matrix(period):
+    """Bands longer than those for which all eigenvalues are computed, with entries of both signs."""
     generator = np.random.default_rng(1)
     R, width = 3 * MAX_DENSE_BAND + 5, 9
     D = np.zeros((R + width, R))
@@ -110,15 +110,15 @@ def test_brackets_of_long_bands_are_those_of_the_matrix(period):
 
 
 @pytest.mark.usefixtures("often")
-def test_what_is_seen_without_noise_is_infinite_at_any_length():
+def test_rows_without_noise_give_the_same_bound_with_a_band():
     plan = WITH_VIEW["plain-sync"](0.5).plan(GRAPHS["random"], constant_schedule(60), np.zeros(8), 0)
     for M, band in zip(*both(plan), strict=True):
         assert bracket_band(band)[1] == bracket(M)[1]
 
 
 @pytest.mark.usefixtures("often")
-def test_a_change_that_fades_in_rows_without_noise_is_not_let_go():
-    """Agent 0 changes in round 0; agent 1 takes it over and halves it for long; agent 2 reads it then."""
+def test_a_change_that_fades_in_rows_without_noise_is_not_dropped():
+    """Agent 0 changes in round 0; agent 1 mixes it in and halves it many times; then agent 2 reads it."""
     R, agents = 80, 3
     source, weight = np.full((R, agents, 2), NOBODY), np.zeros((R, agents, 2))
     source[:, :, 0], weight[:, :, 0] = np.arange(agents), 1.0
@@ -147,13 +147,13 @@ def test_a_change_that_fades_in_rows_without_noise_is_not_let_go():
     assert bracket_band(band) == (np.inf, np.inf)
 
 
-def test_numbers_that_are_none_are_infinite():
+def test_a_band_with_nan_has_infinite_bounds():
     values, zeros = np.ones((20, 4)), np.zeros(20)
     values[3, 1] = np.nan
     assert bracket_band(Band(values, zeros, zeros > 0)) == (np.inf, np.inf)
 
 
-def test_a_band_of_single_rounds():
+def test_the_bounds_of_a_diagonal_band_are_its_sum():
     values = np.linspace(1, 2, 2 * MAX_DENSE_BAND)[:, None]
     band = Band(
         np.pad(values, ((0, 0), (0, 5))), np.zeros(2 * MAX_DENSE_BAND), np.zeros(2 * MAX_DENSE_BAND, bool)
@@ -163,7 +163,7 @@ def test_a_band_of_single_rounds():
     assert bracket_band(band) == pytest.approx((low, high))
 
 
-def test_overflowing_noise_is_refused():
+def test_overflowing_noise_is_rejected():
     plan = plan_of("plain-sync", graphs.ring(7), 900, fading="none")
     growing = replace(plan, weight=replace(plan.weight, values=3 * plan.weight.values))
     with pytest.raises(PrivacyError, match="overflow"):
@@ -172,7 +172,7 @@ def test_overflowing_noise_is_refused():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("batches", [Full(1), Cycle(20, 1)])
-def test_a_view_is_the_same_either_way(batches, monkeypatch):
+def test_a_view_by_bands_equals_the_view_by_whole_matrices(batches, monkeypatch):
     plan = plan_of("top-sync", GRAPHS["random"], 150)
     exposed = exposure(8, 0.1, batches)
     whole = view(plan, exposed, owners="all")
@@ -182,7 +182,7 @@ def test_a_view_is_the_same_either_way(batches, monkeypatch):
     assert (near.worst() >= whole.worst() * (1 - 1e-9)).all()
 
 
-def test_slow_information_is_refused_by_name(monkeypatch):
+def test_a_slow_view_of_a_long_plan_is_refused_and_names_allow_slow(monkeypatch):
     monkeypatch.setattr(views, "LONG_PLAN_RELEASES", 100)
     monkeypatch.setattr(view_effort, "MAX_FOLLOWED_ROUNDS", 64)
     plan = plan_of("top-async", graphs.ring(9), 300)
@@ -190,7 +190,7 @@ def test_slow_information_is_refused_by_name(monkeypatch):
         view(plan, exposure(9, 0.1), query=Query())
 
 
-def test_thousands_of_rounds_are_bearable_and_the_papers_need_patience():
+def test_1500_rounds_are_affordable_and_6000_need_allow_slow():
     view_effort.expect_affordable(plan_of("top-sync", graphs.random(30, 0.2, 0), 1500), Query())
     paper = plan_of("top-sync", graphs.random(30, 0.2, 0), 6000)
     with pytest.raises(NotCovered, match=r"at most about 1[5-9]\d\d rounds"):

@@ -1,4 +1,4 @@
-"""Everybody as closely as it matters, against looking at everybody to the end."""
+"""The search for the observer that learns most, compared with following every observer to the end."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def plan_of(graph, rounds=40):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BATCHES)
 @pytest.mark.parametrize("colluders", [1, 2])
-def test_the_largest_are_those_of_all_pairs_to_the_end(name, colluders, monkeypatch):
-    monkeypatch.setattr(looks, "FIRST_FOLLOWED", (4, 2e-3))  # so that much is left at the first look
+def test_the_largest_loss_of_each_owner_is_that_of_following_all_pairs(name, colluders, monkeypatch):
+    monkeypatch.setattr(looks, "FIRST_FOLLOWED", (4, 2e-3))  # so that the first pass leaves much to follow
     plan = plan_of(graphs.random(8, 0.4, 1))
     exposed = Exposure(np.linspace(0.5, 1.5, 8), BATCHES[name])
     coalitions = list(itertools.combinations(range(8), colluders))
@@ -51,7 +51,7 @@ def test_the_largest_are_those_of_all_pairs_to_the_end(name, colluders, monkeypa
     assert (quick.worst() >= found.worst() * (1 - 1e-12)).all()
 
 
-def test_as_many_cores_as_there_are_give_one_answer(monkeypatch):
+def test_the_number_of_cores_does_not_change_the_answer(monkeypatch):
     plan = plan_of(graphs.random(8, 0.4, 1))
     ways, exposed, alone = RowFlow(plan), exposure(8, 1.0), [(j,) for j in range(8)]
     found = []
@@ -63,14 +63,14 @@ def test_as_many_cores_as_there_are_give_one_answer(monkeypatch):
         np.testing.assert_array_equal(one.lower, found[0].lower)
 
 
-def test_results_come_in_order_and_errors_come_through():
+def test_parallel_map_keeps_the_order_and_raises_errors():
     assert list(parallel_map(lambda x: x * x, list(range(20)), workers=3)) == [x * x for x in range(20)]
     with pytest.raises(ZeroDivisionError):
         list(parallel_map(lambda x: 1 // x, [1, 0, 2], workers=2))
 
 
-def test_what_is_told_of_a_record_is_what_adaptive_says():
-    """The short look is what planners say first; `adaptive` itself goes on to the end."""
+def test_the_quick_bound_is_slightly_above_the_full_answer():
+    """Planners state the quick bound first; `adaptive` itself follows every change to the end."""
     plan = plan_of(graphs.ring(8))
     exposed = exposure(8, 1.0)
     quick, found = adaptive(plan, exposed, bound="quick"), adaptive(plan, exposed)
@@ -78,7 +78,7 @@ def test_what_is_told_of_a_record_is_what_adaptive_says():
 
 
 def test_a_hidden_row_without_noise_is_left_to_the_filter():
-    """Two agents, one row that is not an estimate, and no noise in it: the answer is as it always was."""
+    """Two agents, and one row without noise that is not an estimate: the answer is that of the filter."""
     source = np.array([[[0, -1], [1, -1], [0, -1]], [[0, -1], [1, 2], [0, -1]]])
     plan = Plan(
         agents=2,

@@ -1,4 +1,4 @@
-"""Accounts of plans with memories: against the dense oracle, and what must be so."""
+"""Accounts of plans whose optimisers have memories: compared with the dense oracle, and general laws."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def test_hidden_rows_with_memories_equal_the_dense_formula(protocol, kind):
         assert_equal_to_dense(plan, 1, (), Public.LINKS)
 
 
-def test_hidden_rows_with_momentum_cost_other_than_without():
-    """Or the tests above would show nothing: noise that was sent once comes again."""
+def test_momentum_changes_what_hidden_rows_reveal():
+    """Otherwise the test above would show nothing: momentum sends the same noise again."""
     plain = plan_on(GRAPHS["ring"], "top-sync", rounds=8)
     plan = optimised(plain, KINDS["momentum"], plain.rate)
     before, after = (dense_mu(p, 0, (1,), "nothing")["aligned"] for p in (plain, plan))
@@ -52,7 +52,7 @@ def test_hidden_rows_with_momentum_cost_other_than_without():
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("protocol", ["plain-sync", "dsgd", "muffliato", "correlated"])
-def test_where_every_row_is_seen_memories_are_free(protocol, kind):
+def test_memories_reveal_nothing_more_if_every_row_is_seen(protocol, kind):
     plain = plan_on(GRAPHS["random"], protocol)
     plan = optimised(plain, KINDS[kind], plain.rate)
     for answer in (adaptive, outsider):
@@ -62,7 +62,7 @@ def test_where_every_row_is_seen_memories_are_free(protocol, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("protocol", ["top-sync", "top-async"])
-def test_all_others_learn_what_they_learn_without_memories(protocol, kind):
+def test_memories_do_not_change_the_worst_case(protocol, kind):
     plain = plan_on(GRAPHS["grid"], protocol)
     plan = optimised(plain, KINDS[kind], plain.rate)
     np.testing.assert_allclose(worst_case(plan, unit(plan)).mu, worst_case(plain, unit(plain)).mu)
@@ -80,7 +80,7 @@ def correlated(kind: str = "adam"):
 
 
 @pytest.mark.parametrize("kind", ["adam", "momentum", "all"])
-def test_shared_noise_hides_as_well_with_memories(kind):
+def test_shared_noise_hides_equally_well_with_memories(kind):
     plain, plan = correlated(kind)
     assert in_the_open(plan)
     for colluders in (0, 1, 2):
@@ -92,7 +92,7 @@ def test_shared_noise_hides_as_well_with_memories(kind):
     np.testing.assert_allclose(most_learned(left)[noisy], most_learned(expected)[plain.rate > 0])
 
 
-def test_adam_has_no_view_and_no_formula_for_noise():
+def test_plans_with_adam_have_no_view_and_no_residual_noise():
     _, plan = correlated()
     with pytest.raises(NotCovered, match="Not covered: Adam"):
         view(plan, unit(plan))
@@ -100,7 +100,7 @@ def test_adam_has_no_view_and_no_formula_for_noise():
         residual_noise(plan)
 
 
-def test_adam_in_one_place_costs_what_it_costs_without():
+def test_adam_does_not_change_the_loss_of_central_training():
     schedule = Schedule(np.full(5, 0.3), np.full(5, 0.3))
     optimiser = Optimiser("adam")
     plain = Central().plan(topology.single(), optimiser.inner(schedule), np.ones(1), 0)
@@ -109,14 +109,14 @@ def test_adam_in_one_place_costs_what_it_costs_without():
     np.testing.assert_allclose(found, expected)
 
 
-def test_what_was_published_is_said_of_plain_steps():
+def test_claims_cover_plain_steps_only():
     plain = plan_on(GRAPHS["ring"], "top-sync")
     noise_multipliers(plain, unit(plain))
     with pytest.raises(NotCovered, match="top-sync momentum"):
         noise_multipliers(optimised(plain, KINDS["momentum"], plain.rate), unit(plain))
 
 
-def test_a_row_that_somebody_reads_or_that_has_noise_is_no_memory():
+def test_a_row_with_readers_noise_or_foreign_sources_is_no_memory():
     plain = plan_on(GRAPHS["ring"], "plain-sync")
     plan = optimised(plain, KINDS["momentum"], plain.rate)
     n = plan.agents
@@ -124,14 +124,14 @@ def test_a_row_that_somebody_reads_or_that_has_noise_is_no_memory():
     readers[0, n, 0] = 1
     std[0, n + 1, 0], draw[0, n + 1, 0] = 1.0, 1
     source = plan.source.values.copy()
-    source[-1, n + 2, 1] = 0  # somebody else's estimate
+    source[-1, n + 2, 1] = 0  # another agent's estimate
     for field, values, row in (("readers", readers, n), ("draw", draw, n + 1), ("source", source, n + 2)):
         changed = replace(plan, **{field: replace(getattr(plan, field), values=values)})
         assert not changed.memories[row] and changed.memories[n:].sum() == n - 1
 
 
-def test_long_plans_with_momentum_cost_exactly_what_they_cost_without():
-    """Rounding must not grow along the memories: what follows from estimates that are seen is known."""
+def test_momentum_in_a_long_plan_leaves_the_answer_exactly_unchanged():
+    """Rounding errors must not grow along the memories, because these follow from visible estimates."""
     plain = plan_on(GRAPHS["random"], "top-sync", rounds=80)
     plan = optimised(plain, Optimiser("momentum", momentum=0.9), plain.rate)
     np.testing.assert_array_equal(adaptive(plan, unit(plan)).upper, adaptive(plain, unit(plain)).upper)

@@ -1,4 +1,4 @@
-"""Bounds by neighbourhoods: never below what somebody learns, and near to it where balls are large."""
+"""Bounds by neighbourhoods: never below what an observer learns, and close to it where balls are large."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def plan_of(name, rounds=4, alpha=0.25):
 @pytest.mark.slow
 @pytest.mark.parametrize("room", [0, 6, 1000])
 @pytest.mark.parametrize("name", GRAPHS)
-def test_no_pair_learns_more(name, room):
-    """An oracle: dense linear algebra over all rows, of which it knows no ball."""
+def test_the_bound_is_never_below_what_an_observer_learns(name, room):
+    """The oracle is dense linear algebra over all rows, without balls."""
     plan = plan_of(name)
     n = plan.agents
     exposed = Exposure(np.linspace(0.5, 1.5, n), ((Full(4), Cycle(8, 4)) * n)[:n])
     found = neighbourhood_bound(RowFlow(plan), exposed, room=room)
     for j, i in itertools.permutations(range(n), 2):
-        if (i + j) % 3 == 0:  # a third of them, for time
+        if (i + j) % 3 == 0:  # a third of them, to save time
             below, above = dense_adaptive.mu(plan, i, (j,), "estimates", int(exposed.periods()[i]))
             assert found.upper[i, j] >= below * exposed.sensitivity[i] * (1 - 1e-9), (i, j)
             if room == 1000 and j == found.sees_most(i):
@@ -61,7 +61,7 @@ def test_no_pair_learns_more(name, room):
 
 @pytest.mark.parametrize(("name", "colluders"), [("regular", 2), ("regular", 3), ("ring", 3)])
 @pytest.mark.parametrize("room", [0, 4, 12])
-def test_no_coalition_learns_more(name, colluders, room):
+def test_the_bound_lies_between_the_answer_for_coalitions_and_the_worst_case(name, colluders, room):
     plan = plan_of(name, rounds=12)
     exposed = exposure(plan.agents, 1.0)
     found = neighbourhood_bound(RowFlow(plan), exposed, Query(colluders=colluders), room=room)
@@ -72,8 +72,8 @@ def test_no_coalition_learns_more(name, colluders, room):
 
 
 def odd_plan(rng):
-    """Rows of any rows, read by anybody; sometimes somebody else knows a draw, or makes a row of what it
-    does not read."""
+    """Rows that mix arbitrary rows, with arbitrary readers; sometimes other agents know a draw, or mix rows
+    that they do not read."""
     n, R, more = int(rng.integers(3, 6)), int(rng.integers(2, 5)), int(rng.integers(2, 8))
     m = n + more
     owner = np.concatenate([np.arange(n), rng.integers(0, n, more)])
@@ -101,7 +101,7 @@ def odd_plan(rng):
 
 
 @pytest.mark.parametrize("seed", range(16))
-def test_odd_plans_are_bounded_too(seed):
+def test_the_bounds_hold_for_arbitrary_plans(seed):
     rng = np.random.default_rng(seed)
     plan = odd_plan(rng)
     exposed, alone = exposure(plan.agents, 1.0), [(j,) for j in range(plan.agents)]
@@ -115,7 +115,7 @@ def test_odd_plans_are_bounded_too(seed):
             assert looks.upper[i, j] <= above * (1 + 1e-6)
 
 
-def test_larger_balls_hide_more():
+def test_larger_balls_give_tighter_bounds():
     plan = TopSynchronous(0.25).plan(graphs.regular(40, 4, 0), constant_schedule(20), np.ones(40), 0)
     exposed, ways, some = exposure(40, 1.0), RowFlow(plan), [0, 7, 23]
     exact = adaptive(plan, exposed).worst()[some]
@@ -123,12 +123,12 @@ def test_larger_balls_hide_more():
         (neighbourhood_bound(ways, exposed, owners=some, room=room).worst()[some] / exact).max()
         for room in (0, 20, 70)
     ]
-    # As docs/privacy.md says: a few percent with a ball of two links.
+    # As docs/privacy.md states: a few percent above the answer with a ball of radius two.
     assert ratios[0] > ratios[1] > ratios[2] >= 1 - 1e-9
     assert ratios[2] < 1.05 < ratios[1] < 1.2 < ratios[0]
 
 
-def test_who_is_not_asked_about_has_no_number_and_any_number_of_cores_says_the_same(monkeypatch):
+def test_other_owners_have_no_bound_and_the_number_of_cores_does_not_matter(monkeypatch):
     plan = plan_of("ring", rounds=12)
     exposed = exposure(9, 1.0)
     found = []
@@ -139,7 +139,7 @@ def test_who_is_not_asked_about_has_no_number_and_any_number_of_cores_says_the_s
     assert np.isfinite(found[0].worst()[[2, 5]]).all() and np.isnan(found[0].worst()).sum() == 7
 
 
-def test_who_is_near_reads_makes_or_knows_something_of_the_ball():
+def test_near_agents_and_hidden_rows_of_balls_on_a_ring():
     around = PlanNeighbourhoods(RowFlow(plan_of("ring")))
     assert sorted(around.near(0, 0)) == [1, 8] and sorted(around.near(0, 1)) == [1, 2, 7, 8]
     assert [len(around.hidden(0, reach)) for reach in (0, 1, 2)] == [2, 6, 10]
@@ -147,7 +147,7 @@ def test_who_is_near_reads_makes_or_knows_something_of_the_ball():
 
 
 def test_a_large_graph_is_bounded_instead_of_refused(monkeypatch):
-    """With a warning that says so; never below the answer, and refused where there is no time at all."""
+    """The account warns; the bound is never below the answer, and is refused if no time is allowed."""
     plan = plan_of("regular", rounds=12)
     n = plan.agents
     exact = adaptive(plan, exposure(n, 0.25))

@@ -1,8 +1,8 @@
-"""Gradients react to estimates: what that breaks, what it cannot break, and which conditions are needed.
+"""Gradients that react to estimates: which answers they violate, which hold, and under which conditions.
 
-An attack that a printed `view` does not survive and `adaptive` does, with a model that clips like any other
-(carrier.py), by the real engine once and by many runs; then linear reactions of all kinds, exactly; then
-what would happen if gradients read more than they may.
+First, an attack that violates a printed `view` but not `adaptive`, with a model that is clipped like any
+other (carrier.py), in one run of the real engine and in many simulated runs. Then linear reactions of all
+kinds, computed exactly. Last, the violations that occur if gradients read more than they may.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from topdp.plan import Full, PerRound, Plan
 from topdp.privacy import Analysis, account, delta_of, epsilon_of, exposure, mu_of, view
 
 AGENTS, ROUNDS, RATE, DELTA = 6, 12, 0.5, 1e-5
-EPSILON = 1.0  # printed
+EPSILON = 1.0  # printed by the account
 MODELS = {
     "top-async": Carrier(AGENTS, writers=(0, 1), records=4000, clip=1.0, gain=20.0),
     "top-sync": Carrier(AGENTS, writers=(4, 3, 2), records=4000, clip=1.0, gain=40.0),
@@ -31,7 +31,7 @@ MODELS = {
 PAIRS = {"top-async": (0, 5), "top-sync": (4, 5)}
 """The owner, and the neighbour that watches."""
 RUNS = 100_000
-ERRORS = 4.5  # standard errors that sampling is allowed; seeds are fixed
+ERRORS = 4.5  # the allowed sampling error in standard errors; seeds are fixed
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Ring:
     owner: int
     observer: int
     printed: float
-    adaptive: float  # ε of the owner
+    adaptive: float  # the owner's ε
 
     @property
     def J(self) -> list[int]:
@@ -73,7 +73,7 @@ class Best:
     """The best linear statistic of what the observer has: N(0, 1) without the record, N(μ, 1) with it."""
 
     weights: list[np.ndarray]  # per round [rows seen, width]
-    known: np.ndarray  # [R, draws, width]: what own draws add to it
+    known: np.ndarray  # [R, draws, width]: the contribution of the observer's own draws
     mu: float
 
 
@@ -85,7 +85,7 @@ def best(name: str) -> Best:
     def react(round: int, rows: list[np.ndarray]) -> np.ndarray:
         return at.model.linear(rows, at.owner)
 
-    everything = dense.every_row(plan, at.owner, (), react=react, width=W)  # all draws, also the observer's
+    everything = dense.every_row(plan, at.owner, (), react=react, width=W)  # all draws, also of the observer
     A, all_draws = dense.of_rows(plan, everything, at.J, "nothing")
     hidden = np.repeat(np.isin(np.arange(plan.draws), dense.hidden_draws(plan, at.J)), W)
     hidden = np.tile(hidden, plan.releases)
@@ -100,7 +100,7 @@ def best(name: str) -> Best:
 
 
 def statistic(name: str, rows: list[np.ndarray], draws: list[np.ndarray]) -> np.ndarray:
-    """[runs]: from the rows that the observer sees, and its own draws."""
+    """[runs]: computed from the rows that the observer sees, and from its own draws."""
     at, how = ring(name), best(name)
     total = 0.0
     for r, (made, drawn) in enumerate(zip(rows, draws, strict=True)):
@@ -111,7 +111,7 @@ def statistic(name: str, rows: list[np.ndarray], draws: list[np.ndarray]) -> np.
 
 @cache
 def measured(name: str) -> tuple[np.ndarray, np.ndarray]:
-    """The statistic without and with the record, in runs of their own, clipped as the engine clips."""
+    """The statistic without and with the record, in separate runs, clipped as the engine clips."""
     at = ring(name)
     found = []
     for world in (False, True):
@@ -127,7 +127,7 @@ def measured(name: str) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.filterwarnings("ignore:Per-example gradients of this model take the slow path")
 @pytest.mark.parametrize("name", PAIRS)
-def test_the_model_of_the_attack_is_what_the_engine_runs(name):
+def test_the_simulated_attack_equals_the_engines_rows(name):
     """Row by row, with the engine's noise: a real torch model, its losses, per-example clipping."""
     at = ring(name)
     for with_record in (False, True):
@@ -140,8 +140,8 @@ def test_the_model_of_the_attack_is_what_the_engine_runs(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "exactly", "surely"), [("top-async", 2.5, 2.3), ("top-sync", 1.25, 1.15)])
-def test_a_legal_model_breaks_the_view_and_not_the_adaptive_answer(name, exactly, surely):
-    """Printed ε = 1. The distance of two Gaussians, computed; and measured, with its errors."""
+def test_a_legal_model_violates_the_view_but_not_the_adaptive_answer(name, exactly, surely):
+    """Printed: ε = 1. The distance of two Gaussians, computed, and measured with its errors."""
     at, (without, with_record) = ring(name), measured(name)
     assert abs(at.printed - EPSILON) < 1e-6
     assert exactly * at.printed < epsilon_of(best(name).mu, DELTA) < at.adaptive
@@ -149,7 +149,7 @@ def test_a_legal_model_breaks_the_view_and_not_the_adaptive_answer(name, exactly
     mu = (with_record.mean() - without.mean()) / spread
     error = np.sqrt((2 + mu**2 / 4) / RUNS)
     assert epsilon_of(mu - ERRORS * error, DELTA) > surely * at.printed
-    assert abs(mu - best(name).mu) < ERRORS * error  # clipping never mattered
+    assert abs(mu - best(name).mu) < ERRORS * error  # clipping has no effect
     for rate in (0.05, 0.2):
         line = norm.isf(rate)
         printed, bound = (norm.sf(line - mu_of(one, DELTA)) for one in (at.printed, at.adaptive))
@@ -158,7 +158,7 @@ def test_a_legal_model_breaks_the_view_and_not_the_adaptive_answer(name, exactly
         assert abs((without > line).mean() - rate) < ERRORS * np.sqrt(rate / RUNS)
 
 
-def test_alarms_alone_show_it_whatever_the_distribution():
+def test_alarm_rates_alone_violate_the_view_under_any_distribution():
     """Clopper and Pearson, 99.9% each: P(alarm | record) <= e^ε P(alarm | none) + δ fails for ε = 1.5."""
     without, with_record = measured("top-async")
     line = norm.isf(5e-4)
@@ -170,17 +170,17 @@ def test_alarms_alone_show_it_whatever_the_distribution():
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_linear_reactions_never_tell_more_than_the_bound(protocol, kind):
-    """Not in any direction of u; and who sees all estimates learns exactly the same with them as without."""
-    # Broadcasts are seen by all, whatever the graph is.
+def test_linear_reactions_never_reveal_more_than_the_bound(protocol, kind):
+    """In no direction of u; and an observer of all estimates learns the same with and without them."""
+    # All agents see broadcasts, whatever the graph is.
     for family in FAMILIES if protocol in RULES else ("random", "star", "small-world"):
         verdict = judge(random_case(family, protocol, kind, seed=KINDS.index(kind) % 2))
         assert verdict.ratio < 1 + 1e-9, family
         assert verdict.excess < 1e-9 and verdict.moved < 1e-9, family
 
 
-def test_a_change_that_follows_what_was_seen_tells_no_more_than_the_bound():
-    """Steep gradients of every agent and a u_t that each round chooses its sign by what J saw before.
+def test_a_change_that_adapts_to_seen_rows_reveals_no_more_than_the_bound():
+    """Every agent has steep gradients, and each round chooses the sign of u_t from what J has seen.
 
     Given the past all is Gaussian, so each path has its exact likelihood ratio: shift·noise ± |shift|²/2.
     """
@@ -219,7 +219,7 @@ def test_a_change_that_follows_what_was_seen_tells_no_more_than_the_bound():
 
 
 def carried(plan: Plan, owner: int, J: list[int], reads: list[np.ndarray]) -> float:
-    """μ² that J learns if each agent k writes the rows `reads`[k] steeply, each into a place of its own."""
+    """μ² that J learns if each agent k steeply carries the rows `reads`[k], each in a separate place."""
     places = {(k, int(m)): 1 + p for p, (k, m) in enumerate((k, m) for k, of in enumerate(reads) for m in of)}
 
     def react(round: int, rows: list[np.ndarray]) -> np.ndarray:
@@ -233,8 +233,8 @@ def carried(plan: Plan, owner: int, J: list[int], reads: list[np.ndarray]) -> fl
     return dense.bracket(M)[0]
 
 
-def test_gradients_that_read_other_rows_than_estimates_break_the_bound():
-    """Received messages, or one's own messages to others: such rows would have to be public too."""
+def test_gradients_that_read_other_rows_than_estimates_violate_the_bound():
+    """Received messages, or an agent's own messages to others: such rows would have to be public, too."""
     n = 6
     plan = PROTOCOLS["top-sync"](0.03).plan(topology.ring(n), constant_schedule(6), np.ones(n), 1)
     readers = plan[1].readers
@@ -251,8 +251,8 @@ def test_gradients_that_read_other_rows_than_estimates_break_the_bound():
     assert found["sent"] > 1.5
 
 
-def test_state_of_the_owner_must_keep_the_change():
-    """An average of clipped gradients keeps it, heavy-ball momentum of raw sums makes it Δ/(1 - β)."""
+def test_momentum_of_raw_sums_in_the_owner_violates_the_bound():
+    """An average of clipped gradients keeps the change; momentum of raw sums enlarges it to Δ/(1 - β)."""
     plan = small_plan("ring", "top-sync", seed=0)
     M = dense.gram(*dense.coefficients(plan, 0, [1], "estimates"))
     assert M is not None
@@ -263,8 +263,8 @@ def test_state_of_the_owner_must_keep_the_change():
     assert dense.bracket(memory.T @ M @ memory)[0] > 4 * bound
 
 
-def test_an_unsent_estimate_without_noise_is_seen_as_it_is():
-    """Messages have noise of their own, so the view is finite; gradients at the estimate tell it."""
+def test_an_unsent_estimate_without_noise_has_a_finite_view_only():
+    """Messages have own noise, so that the view is finite; gradients at the estimate can reveal it."""
     plan = PROTOCOLS["top-sync"](0.25).plan(topology.ring(5), constant_schedule(4), np.ones(5), 1)
     std = np.array([plan.std[r] for r in range(plan.releases)])
     std[1:, 0] = 0.0

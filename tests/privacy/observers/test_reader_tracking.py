@@ -1,4 +1,4 @@
-"""The batch that follows hidden rows, against the filter that follows one observer after the other."""
+"""The batch computation that follows hidden rows, compared with the filter for one observer at a time."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def plan_of(graph, rounds=24, alpha=0.25, seed=0):
 
 
 def whole(band):
-    """M from its band."""
+    """M, from its band."""
     R = len(band.values)
     M = np.zeros((R, R))
     for r in range(R):
@@ -54,7 +54,7 @@ def asked(plan, J):
 
 @pytest.mark.parametrize("name", GRAPHS)
 @pytest.mark.parametrize("J", [(0,), (1, 4), ()])
-def test_bands_and_sums_are_those_of_the_filter(name, J):
+def test_bands_and_sums_equal_those_of_the_filter(name, J):
     plan = plan_of(GRAPHS[name])
     owners, layout = asked(plan, J)
     periods = np.resize([1, 2, 3], (1, len(owners)))
@@ -69,8 +69,8 @@ def test_bands_and_sums_are_those_of_the_filter(name, J):
 
 
 @pytest.mark.parametrize("longest", [1, 3, 8])
-def test_what_is_not_followed_is_charged(longest):
-    """From the private side, and the less of it the longer a change is followed."""
+def test_changes_that_are_not_followed_widen_the_bounds(longest):
+    """The error is on the private side, and becomes smaller the longer a change is followed."""
     plan = plan_of(graphs.regular(10, 3, 2), rounds=40, alpha=0.1)
     _, layout = asked(plan, (0,))
     (short,), (full,) = tracked(layout, None, longest, owners=9), tracked(layout, None, owners=9)
@@ -81,7 +81,7 @@ def test_what_is_not_followed_is_charged(longest):
         assert more.rest.sum() < less.rest.sum()
 
 
-def test_a_batch_answers_as_its_questions_alone():
+def test_a_batch_gives_the_same_answers_as_its_questions_one_by_one():
     plan = plan_of(GRAPHS["random"])
     ways, hidden = RowFlow(plan), np.arange(plan.agents, plan.rows)
     questions = [ReaderQuestion((j,), np.array([i]), hidden) for j, i in [(0, 1), (3, 2), (7, 0)]]
@@ -91,7 +91,7 @@ def test_a_batch_answers_as_its_questions_alone():
         np.testing.assert_allclose(whole(one.bands[0]), whole(alone.bands[0]), rtol=1e-12, atol=1e-15)
 
 
-def test_what_is_of_another_kind_is_said_to_be():
+def test_unsuitable_plans_are_rejected_with_the_reason():
     plan = plan_of(GRAPHS["ring"])
     twice = plan.draw.values.copy()
     twice[:, 8] = twice[:, 7]
@@ -103,15 +103,15 @@ def test_what_is_of_another_kind_is_said_to_be():
     with pytest.raises(UnsuitedError, match="no noise"):
         lay_out(ways, [ReaderQuestion((0,), np.arange(1, 7), np.arange(7, plan.rows))])
     source = np.array(plan.source.values)
-    source[2:, 7:, 0] = np.roll(np.arange(7, plan.rows), 5)  # messages of two messages
+    source[2:, 7:, 0] = np.roll(np.arange(7, plan.rows), 5)  # messages that mix two messages
     with pytest.raises(UnsuitedError, match="from two hidden rows"):
         ways = RowFlow(replace(plan, source=PerRound(source, plan.source.which)))
         lay_out(ways, [ReaderQuestion((0,), np.arange(1, 7), np.arange(7, plan.rows))])
 
 
 def of_one_loud_row(deviation, rounds=6, agents=3):
-    """Agents whose hidden rows, with noise 1, are all made of one row with noise of so large a deviation."""
-    n = agents + 2  # one that makes the loud row, and one that looks
+    """Agents whose hidden rows, with noise 1, all come from one row with noise of a large deviation."""
+    n = agents + 2  # one that makes the loud row, and one observer
     rows, loud = n + 1 + agents, n
     mine = np.arange(loud + 1, rows)
     source, std = np.full((rounds, rows, 1), NOBODY), np.ones((rounds, rows, 1))
@@ -138,8 +138,8 @@ def of_one_loud_row(deviation, rounds=6, agents=3):
 
 
 @pytest.mark.parametrize("deviation", [1e3, 1e4, 1e5, 1e6])
-def test_hidden_rows_with_a_loud_common_past_keep_their_digits(deviation):
-    """Beside noise that is the same in all of them, their own is a small difference of large numbers."""
+def test_hidden_rows_with_large_common_noise_keep_their_precision(deviation):
+    """Beside noise common to all of them, their own noise is a small difference of large numbers."""
     plan = of_one_loud_row(deviation)
     looks = plan.agents - 2
     owners, layout = asked(plan, (looks,))
@@ -151,12 +151,12 @@ def test_hidden_rows_with_a_loud_common_past_keep_their_digits(deviation):
 
 
 @pytest.mark.parametrize("deviation", [1e8, 1e12])
-def test_noise_of_which_rounding_leaves_nothing_is_never_more_than_the_worst_case(deviation):
+def test_own_noise_lost_in_rounding_gives_at_most_the_worst_case(deviation):
     plan = of_one_loud_row(deviation)
     exposed = exposure(plan.agents, 1.0)
     found, most = adaptive(plan, exposed), worst_case(plan, exposed).mu
     assert (found.worst() <= most * (1 + 1e-12)).all()
-    assert (found.worst()[:3] > 2.5).all()  # 2.565 by exact fractions
+    assert (found.worst()[:3] > 2.5).all()  # 2.565 in exact fractions
     nearby = neighbourhood_bound(RowFlow(plan), exposed)
     assert (nearby.worst() >= found.worst() * (1 - 1e-12)).all()
     _, layout = asked(plan, (plan.agents - 2,))

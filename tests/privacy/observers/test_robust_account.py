@@ -1,9 +1,10 @@
-"""Robust mixing is accounted with every row seen: attacks reach that and no more; other answers refuse.
+"""Accounts of robust mixing, as if every row is seen: attacks reach this number; other answers refuse.
 
-One run of the real engine is many attacks, as in test_attack_secrets.py: every parameter is pulled by the
-record alike, and hidden by noise of its own. The observer sees all rows of all agents, sent or not. It works
-out what the rule made of those of the round before, by a second hand (numpy, in this file), takes it away,
-and weighs what is left by the noise it does not know. From `topdp.privacy` come the predictions alone.
+One run of the real engine serves as many attacks, as in test_attack_secrets.py: the record pulls every
+parameter equally, and noise is independent in each. The observer sees all rows of all agents, sent or not.
+It computes what the rule made of the rows of the previous round with an independent implementation (numpy,
+in this file), subtracts it, and weights the rest by the noise that it does not know. `topdp.privacy`
+provides only the predictions.
 """
 
 from dataclasses import replace
@@ -28,13 +29,13 @@ from topdp.simulator.engine import Engine, Intervention
 
 GRAPH = topology.random(8, 0.4, seed=2)
 ATTACKS, RECORDS, CLIP, ROUNDS = 20_000, 4, 2.0, 3
-CHANGE = CLIP / np.sqrt(ATTACKS) / RECORDS  # of one parameter of a mean gradient, by one record
-RATES = np.array([0.01, 0.05, 0.2])  # of false alarms
-ERRORS = 4.5  # standard errors that sampling is allowed; seeds are fixed
+CHANGE = CLIP / np.sqrt(ATTACKS) / RECORDS  # of one parameter of a mean gradient, caused by one record
+RATES = np.array([0.01, 0.05, 0.2])  # false-positive rates
+ERRORS = 4.5  # the allowed sampling error in standard errors; seeds are fixed
 
 
 class Pulled(nn.Module):
-    """(records [b, 1]) -> losses [b]: a record pulls every parameter by what it holds."""
+    """(records [b, 1]) -> losses [b]: a record pulls every parameter by its value."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +50,7 @@ def given(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def by_the_engine(plan, owner, with_record, seed):
-    """Rows of all releases [rows, attacks], one after the other."""
+    """Rows of all releases [rows, attacks], in order."""
     held = np.random.default_rng(0).choice([-1e6, 1e6], (GRAPH.agents, RECORDS, 1))
     held[owner, 0] = 1e6 if with_record else 0.0
     labels = np.zeros(RECORDS, np.int64)
@@ -86,11 +87,11 @@ def ruled(robust, own, received, weight):
 
 
 def statistic(plan, owner, rows, held, covariance):
-    """What is new in the owner's rows, weighed: under noise alone N(0, 1) in every attack."""
+    """The new part of the owner's rows, weighted: under noise alone N(0, 1) in every attack."""
     total, size = 0.0, 0.0
     before = np.zeros((plan.rows, ATTACKS))
     gradients = np.sign(held[:, :, 0]).sum(axis=1) * CLIP / np.sqrt(ATTACKS) / RECORDS
-    gradients[owner] -= np.sign(held[owner, 0, 0]) * CHANGE  # known but for the record
+    gradients[owner] -= np.sign(held[owner, 0, 0]) * CHANGE  # known except for the record
     for r, this in enumerate(plan):
         now = np.zeros_like(before)
         now[this.exists] = rows[r]
@@ -115,7 +116,7 @@ def statistic(plan, owner, rows, held, covariance):
 
 
 def noise_of(plan, known=()):
-    """The covariance of a round's rows by draws that none of `known` knows; rows of theirs are no news."""
+    """The covariance of a round's rows from draws that no agent in `known` knows."""
 
     def covariance(r):
         this = plan[r]
@@ -146,7 +147,7 @@ def write(protocol, robust, deviation=1.0, optimiser=None, graph=GRAPH):
 
 @pytest.mark.filterwarnings("ignore:Per-example gradients of this model take the slow path")
 @pytest.mark.parametrize("name", PLANS)
-def test_who_sees_every_row_reaches_what_is_said_and_no_more(name):
+def test_an_observer_of_every_row_is_exactly_as_successful_as_predicted(name):
     exposed = exposure(GRAPH.agents, CHANGE)
     plan = write(*PLANS[name])
     plan = write(*PLANS[name], float(adaptive(plan, exposed).worst().max()))
@@ -164,8 +165,8 @@ def test_who_sees_every_row_reaches_what_is_said_and_no_more(name):
     assert (np.abs(above.mean(axis=1) - power) < ERRORS * np.sqrt(power * (1 - power) / ATTACKS)).all()
 
 
-def test_rows_that_linear_mixing_hides_are_not_counted_as_hidden():
-    """Under Top-DP messages hide by others' noise in their mix; what a rule leaves of it nobody knows."""
+def test_rows_that_only_linear_mixing_hides_count_as_seen():
+    """Under Top-DP others' noise hides messages in a linear mix; what a rule leaves of it is unknown."""
     robust, exposed = write(*PLANS["top clipped"]), exposure(GRAPH.agents, CHANGE)
     linear, seen = (adaptive(plan, exposed).worst() for plan in (replace(robust, robust=None), robust))
     assert (linear <= seen * (1 + 1e-9)).all() and linear.max() < 0.6 * seen.max()
@@ -173,8 +174,8 @@ def test_rows_that_linear_mixing_hides_are_not_counted_as_hidden():
 
 @pytest.mark.parametrize("name", PROTOCOLS)
 @pytest.mark.parametrize("optimiser", [None, Optimiser("momentum", average=0.5)], ids=["sgd", "momentum"])
-def test_every_row_counts_as_seen_and_the_rule_costs_nothing(name, optimiser):
-    """For own noise that is the worst case; for shared noise what coalitions learn of rows in the open."""
+def test_the_answers_are_those_for_rows_that_are_all_seen(name, optimiser):
+    """For own noise this is the worst case; for shared noise what coalitions learn from visible rows."""
     make = PROTOCOLS[name]
     protocol = make(0.5, chebyshev=False) if hasattr(make(0.5), "gossip") else make(0.5)
     plan = write(protocol, Robust("clipped", radius=1.0), optimiser=optimiser)
@@ -188,7 +189,7 @@ def test_every_row_counts_as_seen_and_the_rule_costs_nothing(name, optimiser):
         np.testing.assert_allclose(outsider(plan, exposed).worst(), found, rtol=1e-12)
 
 
-def test_answers_that_need_linear_rows_are_refused_by_name():
+def test_answers_that_need_linear_mixing_are_refused_with_the_reason():
     plan = write(Dsgd(), Robust("trimmed"))
     analysis = Analysis("tight", (Full(50),) * GRAPH.agents, clip=1.0)
     found = account(plan, analysis, 1e-5, answers=["view", "adaptive", "outsider"], guarantee="adaptive")
@@ -210,7 +211,7 @@ def test_answers_that_need_linear_rows_are_refused_by_name():
 
 
 @pytest.mark.parametrize("batches", [Cycle(50, 10), Poisson(50, 10)], ids=str)
-def test_batches_are_accounted_as_without_the_rule(batches):
+def test_other_batches_are_accounted_under_a_robust_rule(batches):
     plan = write(Dsgd(), Robust("nearest"))
     analysis = Analysis("tight", (batches,) * GRAPH.agents, clip=1.0)
     found = account(plan, analysis, 1e-5, answers=["adaptive"])

@@ -1,4 +1,4 @@
-"""Rounded rows: answers in which every row is seen stay as they are, others are refused, and had to be."""
+"""Accounts of rounded rows: answers for which every row is seen do not change; others must be refused."""
 
 from dataclasses import replace
 
@@ -24,7 +24,7 @@ GRAPH = topology.random(8, 0.4, seed=2)
 ANSWERS = ("claimed", "view", "adaptive", "outsider", "worst_case")
 OPEN = {"adaptive", "outsider", "worst_case"}
 ANSWERED = {
-    "top-sync": {"outsider", "worst_case"},  # one other agent does not read the messages of others
+    "top-sync": {"outsider", "worst_case"},  # a single agent does not read messages between others
     "plain-sync": OPEN,
     "top-async": OPEN,
     "plain-async": OPEN,
@@ -46,14 +46,14 @@ def analysis(batches=None):
     return Analysis("tight", (batches or Full(50),) * GRAPH.agents, clip=1.0)
 
 
-def test_every_protocol_is_in_the_table():
+def test_the_table_contains_every_protocol():
     assert set(ANSWERED) == set(PROTOCOLS)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("batches", [Full(50), Poisson(50, 10)], ids=["full", "poisson"])
 @pytest.mark.parametrize("name", PROTOCOLS)
-def test_an_answer_is_that_of_rows_as_they_are_or_it_is_refused(name, batches):
+def test_an_answer_is_unchanged_by_rounding_or_refused(name, batches):
     found, plain = (
         account(
             write(name, rounded=rounded), analysis(batches), 1e-5, answers=["view", "adaptive", "outsider"]
@@ -70,7 +70,7 @@ def test_an_answer_is_that_of_rows_as_they_are_or_it_is_refused(name, batches):
 
 @pytest.mark.parametrize("guarantee", ["claimed", "view", "adaptive", "worst-case"])
 @pytest.mark.parametrize("name", PROTOCOLS)
-def test_no_noise_is_calibrated_and_no_curve_drawn_where_it_is_refused(name, guarantee):
+def test_calibration_and_curve_are_refused_where_the_answer_is(name, guarantee):
     def writer(deviation):
         return write(name, deviation=deviation)
 
@@ -91,14 +91,14 @@ def test_views_of_coalitions_are_refused():
         coalitions(write("dsgd"), exposure(GRAPH.agents, 0.1), size=2)
 
 
-def test_many_coalitions_are_refused_for_rounding_and_not_for_their_number():
+def test_many_coalitions_are_refused_because_of_rounding_not_their_number():
     big = topology.random(40, 0.2, seed=0)
     plan = write("top-sync", graph=big)
     with pytest.raises(NotCovered, match="rounded to bfloat16"):
         adaptive(plan, exposure(40, 0.1), query=Query(colluders=5))
 
 
-def test_all_others_together_see_every_row_of_top():
+def test_rounding_does_not_change_what_all_others_together_learn_in_top():
     plan, exposed = write("top-sync"), exposure(GRAPH.agents, 0.1)
     everybody = GRAPH.agents - 1
     assert has_short_form(plan, Public.ESTIMATES, everybody)
@@ -110,7 +110,7 @@ def test_all_others_together_see_every_row_of_top():
 
 
 @pytest.mark.parametrize("name", ["dsgd", "plain-sync"])
-def test_memories_follow_from_estimates_that_are_rounded_too(name):
+def test_rounding_does_not_change_the_answer_with_memories(name):
     plan = write(name, Optimiser("momentum"))
     found = adaptive(plan, exposure(GRAPH.agents, 0.1)).worst()
     np.testing.assert_array_equal(
@@ -118,7 +118,7 @@ def test_memories_follow_from_estimates_that_are_rounded_too(name):
     )
 
 
-def test_one_party_is_accounted_as_ever():
+def test_rounding_does_not_change_the_answer_for_one_party():
     plan = Central().plan(topology.single(), constant_schedule(4, rate=0.5), np.ones(1), 0)
     alone = Analysis("tight", (Full(50),), clip=1.0)
     epsilon = [
@@ -130,13 +130,13 @@ def test_one_party_is_accounted_as_ever():
     assert epsilon[0]["adaptive"] == epsilon[1]["adaptive"] and epsilon[1]["claimed"] is None
 
 
-def test_a_plan_says_that_its_rows_are_rounded(tmp_path):
+def test_the_digest_and_the_file_state_that_rows_are_rounded(tmp_path):
     plan = write("dsgd")
     assert plan.digest() != replace(plan, rounded=None).digest()
     plan_file.save(plan, tmp_path / "plan.npz")
     assert plan_file.load(tmp_path / "plan.npz").digest() == plan.digest()
     with np.load(tmp_path / "plan.npz") as file:
-        assert '"format": 3' in str(file["meta"])  # who does not know of rounding does not read it
+        assert '"format": 3' in str(file["meta"])  # versions without rounding cannot read it
 
 
 @pytest.mark.parametrize(
@@ -157,13 +157,13 @@ def test_a_plan_says_that_its_rows_are_rounded(tmp_path):
         ),
     ],
 )
-def test_plans_that_cannot_be_rounded_are_refused(make, words):
+def test_plans_that_cannot_be_rounded_are_rejected(make, words):
     with pytest.raises(PlanError, match=words):
         make()
 
 
 class Pulled(nn.Module):
-    """(records [b, 1]) -> losses [b]: a record pulls every parameter by what it holds."""
+    """(records [b, 1]) -> losses [b]: a record pulls every parameter by its value."""
 
     def __init__(self, count: int) -> None:
         super().__init__()
@@ -178,9 +178,9 @@ def given(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def hidden_plan(rounded):
-    """1 sends 0 a noised row, which 2 never sees; 0 sends 2 what it adds to the estimate, and its gradient.
+    """1 sends 0 a noisy row that 2 never sees; 0 sends 2 its part of the estimate, and its gradient.
 
-    Next to 1000 numbers of bfloat16 are 4 apart: of the noise that hides 0's gradient nothing is left.
+    Near 1000 the numbers of bfloat16 are 4 apart, so that the noise which hides 0's gradient is lost.
     """
     none = [-1, -1]
     source = np.array([[[0, -1], [1, -1], [2, -1], [1, -1], none], [[0, -1], [1, -1], [2, -1], none, [3, 0]]])
@@ -203,10 +203,10 @@ def hidden_plan(rounded):
 
 
 @pytest.mark.filterwarnings("ignore:Per-example gradients of this model take the slow path")
-def test_rounding_can_wipe_out_noise_that_a_linear_account_counts_on():
-    """Every parameter is an attack: agent 2 reads row 4, which is noise, and the gradient in one world."""
+def test_rounding_can_remove_noise_that_a_linear_account_relies_on():
+    """Every parameter is an attack: agent 2 reads row 4, with noise, and in one data set also a gradient."""
     count, clip = 4000, 0.25 * np.sqrt(4000)
-    change = clip / np.sqrt(count)  # of one parameter, by one record
+    change = clip / np.sqrt(count)  # of one parameter, caused by one record
     said = float(adaptive(hidden_plan(None), exposure(3, change)).worst()[0])
     assert said == pytest.approx(change / np.hypot(0.25, 0.02), rel=1e-6)
     reached = {}
@@ -237,7 +237,7 @@ def test_rounding_can_wipe_out_noise_that_a_linear_account_counts_on():
         adaptive(hidden_plan("bfloat16"), exposure(3, change))
 
 
-def test_a_row_that_nobody_is_sent_is_hidden_from_who_reads_every_link():
+def test_the_outsider_answer_is_refused_if_a_row_is_never_sent():
     sent = np.array([[-1], [-1], [-1], [-1], [2]])
     plan = replace(hidden_plan("bfloat16"), readers=PerRound.same(sent, 2))
     with pytest.raises(NotCovered, match="rounded to bfloat16"):

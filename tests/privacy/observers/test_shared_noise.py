@@ -1,9 +1,9 @@
-"""Coalitions that know secrets, by an oracle of pen and paper: (diag(a²) + s²L_-J)⁻¹ in exact fractions.
+"""Coalitions that know pair secrets, compared with a closed form: (diag(a²) + s²L_-J)⁻¹ in exact fractions.
 
-`adaptive` and `outsider` of correlated plans for every coalition that there is, whatever mixes between the
-gradients; the short ways (symmetry, connectivity) against all coalitions one by one; Poisson samples by
-dp-accounting; and what an adversary would try: knowledge that the short ways do not expect, agents without
-noise of their own, pairs' noise that drowns it.
+`adaptive` and `outsider` of correlated plans for every coalition, whatever is mixed between the gradients;
+the fast computations (symmetry, connectivity) against all coalitions one by one; Poisson samples against
+dp-accounting; and adversarial cases: knowledge that the fast computations do not expect, agents without own
+noise, and pair noise so large that own noise is lost in rounding.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def schedule(rounds: int = T) -> schedules.Schedule:
 
 
 def solved(matrix: list[list[Fraction]], owner: int) -> Fraction:
-    """[matrix⁻¹] at the owner's place, by elimination without rounding."""
+    """[matrix⁻¹] at the owner's position, by elimination without rounding."""
     n = len(matrix)
     rows = [[*row, Fraction(int(i == owner))] for i, row in enumerate(matrix)]
     for k in range(n):
@@ -66,12 +66,12 @@ def solved(matrix: list[list[Fraction]], owner: int) -> Fraction:
 def by_hand(
     own: Sequence[float], weights: dict[tuple[int, int], float], J: Iterable[int], owner: int
 ) -> float:
-    """1/z² of a release at unit step and sensitivity, to those in J; `weights`: variances of pairs' draws."""
+    """1/z² of a release at unit step and sensitivity, for those in J; `weights`: variances of pair draws."""
     left = [i for i in range(len(own)) if i not in set(J)]
     place = {agent: at for at, agent in enumerate(left)}
     matrix = [
         [Fraction(float(own[i])) ** 2 if i == j else Fraction(0) for j in left] for i in left
-    ]  # who colludes adds nothing that it does not know
+    ]  # a colluder adds no noise that it does not know
     for (i, j), weight in weights.items():
         if i in place and j in place:
             a, b, w = place[i], place[j], Fraction(float(weight))
@@ -83,7 +83,7 @@ def by_hand(
 
 
 def worst_by_hand(own: Sequence[float], weights: dict[tuple[int, int], float], colluders: int) -> np.ndarray:
-    """[agents]: to whoever learns most, by trying all."""
+    """[agents]: for the coalition that learns most, by enumeration."""
     n = len(own)
     return np.array(
         [
@@ -112,15 +112,15 @@ PLANS = {
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_every_coalition_learns_what_pen_and_paper_say(name):
-    """0 to 3 colluders, unequal own noise, steps and decay along the rounds, cycles; and an outsider."""
+def test_the_worst_coalition_learns_what_the_closed_form_states(name):
+    """0 to 3 colluders, unequal own noise, changing steps, decay, cyclic batches; and an outsider."""
     protocol = PLANS[name]
     plan, along = protocol.plan(GRAPH, schedule(), OWN, seed=1), schedule()
     weights, each = weights_of(protocol, OWN, GRAPH, 1), protocol.gossip + 1
     ratio = np.square(along.rate / along.noise)
     for period in (1, 3) if each != 3 else (1, 2):
         exposed = exposure(7, 1.0, Full(1) if period == 1 else Cycle(period, 1))
-        # Of T + 1 gradients, taken in releases 0, K+1, 2(K+1), ..., those of one place in the cycle.
+        # Of T + 1 gradients, in releases 0, K+1, 2(K+1), ..., those at one position in the cycle.
         places = [[t for t in range(T + 1) if t * each % period == s] for s in range(period)]
         steps = max(ratio[of].sum() for of in places)
         for colluders in (0, 1, 2, 3):
@@ -140,7 +140,7 @@ def test_every_coalition_learns_what_pen_and_paper_say(name):
         np.testing.assert_allclose(everybody, alone, rtol=NEAR)
 
 
-def test_who_learns_what_is_said_coalition_by_coalition():
+def test_each_coalition_learns_what_the_closed_form_states():
     protocol = PLANS["regular, accelerated"]
     plan, weights = protocol.plan(GRAPH, schedule(), OWN, seed=1), weights_of(protocol, OWN, GRAPH, 1)
     found = adaptive(plan, exposure(7, 1.0), Query(colluders=2))
@@ -156,8 +156,8 @@ def test_who_learns_what_is_said_coalition_by_coalition():
 
 
 @pytest.mark.parametrize("colluders", [1, 3])
-def test_poisson_samples_are_subsampled_gaussians_round_by_round(colluders):
-    """z = 1/(Δ√[Σ⁻¹]_ii) in each round, composed by dp-accounting; and the curve of spending ends there."""
+def test_poisson_samples_compose_as_subsampled_gaussians(colluders):
+    """z = 1/(Δ√[Σ⁻¹]_ii) in each round, composed by dp-accounting."""
     protocol, delta, clip = Correlated(secrets="regular", degree=4, pair_noise=2.0, gossip=2), 1e-5, 0.4
     along = schedule(2)
     plan, weights = protocol.plan(GRAPH, along, OWN, 1), weights_of(protocol, OWN, GRAPH, 1)
@@ -175,7 +175,7 @@ def test_poisson_samples_are_subsampled_gaussians_round_by_round(colluders):
             accountant.compose(dp_event.PoissonSampledDpEvent(0.05, event))
         expected = accountant.get_epsilon(delta)
         assert found[owner] == pytest.approx(expected, rel=2e-3)
-        # Without the secret of the sample it would be far more.
+        # With public samples ε would be much larger.
         assert (
             found[owner]
             < 0.5
@@ -190,11 +190,11 @@ def test_poisson_samples_are_subsampled_gaussians_round_by_round(colluders):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_where_all_share_secrets_those_with_most_noise_collude(seed):
-    """The few coalitions that are looked at against all of them."""
+def test_if_all_agents_share_secrets_few_coalitions_suffice(seed):
+    """The few coalitions that are computed, compared with all of them."""
     numbers = np.random.default_rng(seed)
     own = np.exp(numbers.normal(0, 1.2, 7))
-    own[numbers.integers(7, size=2)] = own[0]  # also ties
+    own[numbers.integers(7, size=2)] = own[0]  # ties, too
     protocol = Correlated(secrets="all", pair_noise=float(numbers.uniform(0.2, 4)), gossip=1)
     plan = protocol.plan(GRAPH, schedule(0), own, 1)
     weights = weights_of(protocol, own, GRAPH, 1)
@@ -210,8 +210,8 @@ def test_where_all_share_secrets_those_with_most_noise_collude(seed):
 
 
 @pytest.mark.parametrize(("agents", "colluders"), [(6, 2), (30, 1), (30, 15), (300, 40)])
-def test_the_closed_form_of_equal_noise(agents, colluders):
-    """1/((n-c)a²) + (1 - 1/(n-c))/(a² + (n-c)s²), of all pairs."""
+def test_equal_noise_has_the_closed_form(agents, colluders):
+    """1/((n-c)a²) + (1 - 1/(n-c))/(a² + (n-c)s²) if all pairs share secrets."""
     a, s = 0.6, 2.5
     protocol = Correlated(secrets="all", pair_noise=s / a, gossip=1)
     plan = protocol.plan(topology.ring(agents), schedule(0), np.full(agents, a), 0)
@@ -222,7 +222,7 @@ def test_the_closed_form_of_equal_noise(agents, colluders):
 
 
 def weighted_plan(own: np.ndarray, weights: dict[tuple[int, int], float], rounds: int = 0) -> Plan:
-    """Broadcasts with a deviation of its own for every pair; all else as in `correlated`."""
+    """Broadcasts with a separate deviation for every pair; otherwise as in `correlated`."""
     n = len(own)
     draw = np.full((n, 1 + len(weights)), NOBODY)
     std = np.zeros(draw.shape)
@@ -248,8 +248,8 @@ def weighted_plan(own: np.ndarray, weights: dict[tuple[int, int], float], rounds
 
 @settings(max_examples=60)
 @given(st.integers(3, 9), st.integers(0, 2**32 - 1), st.booleans())
-def test_the_bound_by_connectivity_is_never_below_any_coalition(agents, seed, even):
-    """Secrets of different weight, unequal own noise; where it does not refuse, it also is not far off."""
+def test_the_connectivity_bound_is_never_below_any_coalition(agents, seed, even):
+    """Secrets have different weights, and own noise is unequal."""
     numbers = np.random.default_rng(seed)
     spread = 0.2 if even else 1.5
     own = np.exp(numbers.normal(0, spread, agents))
@@ -264,11 +264,11 @@ def test_the_bound_by_connectivity_is_never_below_any_coalition(agents, seed, ev
         every = information_of(plan, found, list(itertools.combinations(range(agents), colluders)))
         exact = every.max(axis=1)
         assert bound.shape == (1, 1, agents) and (bound[:, 0] >= exact * (1 - 1e-13)).all()
-        if colluders == 0:  # some coalition of nobody: at least what the least noise of all asks for
+        if colluders == 0:  # without colluders: no more than the least own noise allows
             assert bound.min() <= 1 / own.min() ** 2 * (1 + 1e-9)
 
 
-def test_a_bound_is_given_where_coalitions_are_too_many(monkeypatch):
+def test_too_many_coalitions_are_bounded_together(monkeypatch):
     protocol = Correlated(secrets="regular", degree=6, pair_noise=4.0, gossip=1)
     graph = topology.random(14, 0.4, 1)
     plan = protocol.plan(graph, schedule(), np.ones(14), 0)
@@ -292,14 +292,14 @@ def test_a_bound_is_given_where_coalitions_are_too_many(monkeypatch):
 
 
 @pytest.mark.parametrize("secrets", ["all", "regular"])
-def test_a_draw_that_somebody_else_knows_hides_nobody_from_him(secrets, monkeypatch):
-    """Neither symmetry nor connectivity may be believed then: the one who knows is a coalition by himself."""
+def test_a_draw_that_a_third_agent_knows_hides_nothing_from_this_agent(secrets, monkeypatch):
+    """Neither symmetry nor connectivity holds then: the third agent is a coalition by itself."""
     own, n = np.linspace(1.0, 1.3, 6), 6
     plan = Correlated(secrets=secrets, degree=4, pair_noise=3.0, gossip=0).plan(
         topology.ring(n), schedule(), own, 0
     )
     known_by = np.concatenate([plan.known_by, np.full((plan.draws, 1), NOBODY)], axis=1)
-    known_by[n:, 2] = np.where((known_by[n:, :2] == 5).any(axis=1), NOBODY, 5)  # agent 5 knows every pair's
+    known_by[n:, 2] = np.where((known_by[n:, :2] == 5).any(axis=1), NOBODY, 5)  # agent 5 knows all pair draws
     leaky = replace(plan, known_by=known_by)
     total = float(np.square(plan.rate / plan.scale).sum())
     for patient in (False, True):
@@ -308,7 +308,7 @@ def test_a_draw_that_somebody_else_knows_hides_nobody_from_him(secrets, monkeypa
     monkeypatch.setattr(shared_noise, "MAX_UNASKED_PRODUCTS", 1.0)
     with pytest.raises(NotCovered, match=r"privacy\.allow_slow=true"):
         adaptive(leaky, exposure(n, 1.0), Query(colluders=1))
-    # Also somebody's own draw that another knows.
+    # Also an own draw that another agent knows.
     known_by = plan.known_by.copy()
     known_by[0, 1] = 3
     assert (
@@ -319,8 +319,8 @@ def test_a_draw_that_somebody_else_knows_hides_nobody_from_him(secrets, monkeypa
     )
 
 
-def test_several_kinds_of_rounds_are_added_up_coalition_by_coalition():
-    """Partners change from round to round: who learns most in one learns less in another."""
+def test_rounds_with_different_pairs_are_summed_coalition_by_coalition():
+    """Partners differ between rounds: the coalition that learns most in one learns less in another."""
     rings = [[(i, (i + k) % 6) for i in range(6)] for k in (1, 2)]
     weights = [{(min(pair), max(pair)): 4.0 + k for pair in ring} for k, ring in enumerate(rings)]
     own = np.linspace(0.5, 1.0, 6)
@@ -345,14 +345,14 @@ def test_several_kinds_of_rounds_are_added_up_coalition_by_coalition():
             for owner in set(range(6)) - set(J):
                 each = [by_hand(own, weights[k], J, owner) for k in which]
                 assert found.upper[owner, at] == pytest.approx(math.sqrt(np.dot(ratio, each)), rel=NEAR)
-    # Of Poisson samples the most that anybody learns counts in each round.
+    # For Poisson samples the largest loss to any coalition counts in each round.
     sampled = account(
         mixed, Analysis("tight", (Poisson(40, 4),) * 6, 4.0), 1e-5, ["adaptive"], query=Query(colluders=2)
     )
     assert sampled.adaptive.epsilon is not None and (sampled.adaptive.epsilon > 0).all()
 
 
-def test_an_agent_without_noise_of_its_own_is_hidden_by_partners_only():
+def test_only_partners_hide_an_agent_without_own_noise():
     own = np.array([0.0, 0.5, 0.6, 0.0, 0.7])
     weights = {pair: 2.0 for pair in itertools.combinations(range(5), 2) if pair != (0, 3)}
     plan = weighted_plan(own, weights)
@@ -363,7 +363,7 @@ def test_an_agent_without_noise_of_its_own_is_hidden_by_partners_only():
             expected,
             rtol=NEAR,
         )
-    # Three colluders are all partners of agents 0 and 3, who share nothing with each other.
+    # Three colluders are all partners of agents 0 and 3, which share no secret with each other.
     found = adaptive(plan, exposure(5, 1.0), Query(colluders=3)).worst()
     assert np.isinf(found[[0, 3]]).all() and np.isfinite(found[[1, 2, 4]]).all()
     assert np.isinf(worst_case(plan, exposure(5, 1.0)).mu).tolist() == (own == 0).tolist()
@@ -372,7 +372,7 @@ def test_an_agent_without_noise_of_its_own_is_hidden_by_partners_only():
 
 @pytest.mark.parametrize("ratio", [1e3, 1e5, 4e6, 1e7, 1e9])
 @pytest.mark.parametrize("colluders", [0, 1, 3])
-def test_pairs_noise_that_drowns_ones_own_is_never_answered_by_less(ratio, colluders):
+def test_pair_noise_much_larger_than_own_noise_never_lowers_the_answer(ratio, colluders):
     own = np.linspace(0.8, 1.2, 6)
     protocol = Correlated(secrets="regular", degree=4, pair_noise=ratio, gossip=1)
     plan = protocol.plan(topology.ring(6), schedule(0), own, 0)
@@ -384,7 +384,7 @@ def test_pairs_noise_that_drowns_ones_own_is_never_answered_by_less(ratio, collu
 
 
 @pytest.mark.parametrize("agents", [2, 3])
-def test_two_or_three_agents(agents):
+def test_two_or_three_agents_have_the_closed_form(agents):
     graph, own = topology.complete(agents), np.array([0.5, 0.8, 1.1])[:agents]
     for pair_noise in (0.0, 2.0):
         protocol = Correlated(secrets="all", pair_noise=pair_noise, gossip=2)
@@ -396,21 +396,21 @@ def test_two_or_three_agents(agents):
 
 
 @pytest.mark.parametrize(("degree", "colluders"), [(16, 1), (24, 3), (32, 3)])
-def test_a_thousand_agents_are_quick(degree, colluders):
-    """By connectivity, in a second; never below what a few coalitions learn that know most of one agent."""
+def test_a_thousand_agents_take_seconds(degree, colluders):
+    """By connectivity; never below what a coalition learns that knows most secrets of one agent."""
     n, began = 1000, time.perf_counter()
     protocol = Correlated(secrets="regular", degree=degree, pair_noise=2.0, gossip=2)
     plan = protocol.plan(topology.regular(n, 4, 1), schedule(2), np.ones(n), 0)
     found = adaptive(plan, exposure(n, 1.0), Query(colluders=colluders)).worst()
     assert time.perf_counter() - began < 15
     pairs = secret_pairs("regular", topology.ring(n), degree, 0)
-    partners = pairs[(pairs == 0).any(axis=1)].sum(axis=1)[:colluders]  # of agent 0
+    partners = pairs[(pairs == 0).any(axis=1)].sum(axis=1)[:colluders]  # partners of agent 0
     few = information_of(plan, noisy_releases(plan), [tuple(sorted(partners.tolist()))])
     exact = math.sqrt(float(few[0, 0, 0]) * float(np.square(schedule(2).rate / schedule(2).noise).sum()))
     assert exact < found[0] < 3 * exact
 
 
-def test_too_many_coalitions_of_weak_secrets_are_refused_by_name():
+def test_too_many_coalitions_with_few_secrets_are_refused_with_advice():
     plan = Correlated(secrets="regular", degree=4, pair_noise=2.0, gossip=1).plan(
         topology.ring(200), schedule(1), np.ones(200), 0
     )
@@ -418,7 +418,7 @@ def test_too_many_coalitions_of_weak_secrets_are_refused_by_name():
         adaptive(plan, exposure(200, 1.0), Query(colluders=3))
 
 
-def test_somebody_who_releases_nothing_loses_nothing():
+def test_an_agent_without_gradients_loses_nothing():
     plan = Correlated(secrets="all", pair_noise=1e5, gossip=1).plan(
         topology.ring(5), schedule(2), np.ones(5), 0
     )
@@ -436,9 +436,9 @@ def test_somebody_who_releases_nothing_loses_nothing():
     [(8, 1, 1.18), (8, 2, 1.25), (8, 4, 1.50), (12, 1, 1.16), (12, 2, 1.22)],
 )
 def test_a_random_graph_of_secrets_is_nearly_as_good_as_a_trusted_party(degree, colluders, over_central):
-    """30 agents, τ² = 10. Own variance a² hides everybody if n·a² is 3% above what is said, and not 3% below.
+    """30 agents, τ² = 10. Variance a² hides all agents if n·a² is 3% above the stated value, not 3% below.
 
-    Of 4 colluders all 27,405 coalitions are looked at.
+    For 4 colluders all 27,405 coalitions are enumerated.
     """
     n = 30
 
@@ -455,7 +455,7 @@ def test_a_random_graph_of_secrets_is_nearly_as_good_as_a_trusted_party(degree, 
     assert exposed(1.03) < 1 < exposed(0.97)
 
 
-def test_however_noise_differs_nobody_learns_more_than_all_others_together():
+def test_very_unequal_noise_never_gives_more_than_the_worst_case():
     steps = schedules.Schedule(rate=np.ones(2), noise=np.ones(2))
     plan = Correlated(degree=4).plan(topology.star(5), steps, np.geomspace(1e-6, 1e6, 5), seed=0)
     exposed = exposure(5, 1.0)

@@ -1,4 +1,4 @@
-"""Agents that are gone: what is learned of those who are left, and of who is gone, against dense matrices."""
+"""Departed agents: what is learned about them and about the others, compared with dense matrices."""
 
 import itertools
 
@@ -27,7 +27,7 @@ def plan_of(own, secrets="all", degree=4, pair_noise=2.0, gossip=1, releases=4):
 
 
 def dense(plan, round, owner, known):
-    """1/z² to those in `known`, who see all rows and know their own draws."""
+    """1/z² for the agents in `known`, which see all rows and know their own draws."""
     rows = [i for i in range(plan.agents) if i not in known]
     noise = np.zeros((len(rows), plan.draws))
     for at, row in enumerate(rows):
@@ -41,7 +41,7 @@ def dense(plan, round, owner, known):
 @pytest.mark.parametrize("colluders", [0, 1, 2])
 @pytest.mark.parametrize("gone", [{2: 0}, {2: 4}, {2: 2, 5: 4}, {0: 2, 1: 2}])
 @pytest.mark.parametrize("secrets", ["all", "regular"])
-def test_from_its_round_on_who_is_gone_counts_as_a_colluder(colluders, gone, secrets):
+def test_a_departed_agent_counts_as_a_colluder_from_its_round_on(colluders, gone, secrets):
     plan = plan_of([1.0, 1.5, 1.0, 0.7, 1.2, 1.0, 0.9], secrets)
     for owner in (3, 6):
         found = most_learned_since(plan, owner, gone, Query(colluders=colluders))
@@ -56,13 +56,13 @@ def test_from_its_round_on_who_is_gone_counts_as_a_colluder(colluders, gone, sec
             assert found[r] == pytest.approx(worst, rel=1e-9), (owner, r)
 
 
-def test_nobody_left_to_hide_among_is_the_worst_case():
+def test_without_remaining_partners_the_worst_case_applies():
     plan = plan_of([1.0, 2.0, 1.0])
     assert most_learned_since(plan, 1, {0: 0, 2: 0}, Query(colluders=1))[0] == pytest.approx(0.25, rel=1e-9)
     assert most_learned_since(plan, 1, {0: 0}, Query(colluders=1))[0] == pytest.approx(0.25, rel=1e-9)
 
 
-def test_the_plan_of_those_who_are_left_has_their_releases():
+def test_the_plan_of_the_remaining_agents_has_their_releases():
     plan = plan_of(np.ones(5))
     left = survivors(plan, {1, 3})
     assert left.agents == 3 and (left.exists == plan.exists[:, [0, 2, 4]]).all()
@@ -73,9 +73,9 @@ def test_the_plan_of_those_who_are_left_has_their_releases():
 
 
 def taken_back(generator, n, rounds, windows):
-    """(M of the agent that is gone, whose rows were all seen; 1/z² of each of its releases alone).
+    """(M of the departed agent, whose rows were all seen; 1/z² of each of its releases alone).
 
-    `windows` {partner: (round in which it takes back, the rounds before that it takes back)}.
+    `windows` {partner: (the round in which it takes noise back, the rounds whose noise it takes back)}.
     """
     own = generator.uniform(0.5, 1.5, n)
     scale = np.sort(generator.uniform(0.5, 1.0, rounds))[:: generator.choice([1, -1])]
@@ -98,7 +98,7 @@ def taken_back(generator, n, rounds, windows):
             continue
         r, back = windows[j]
         for t in range(r, rounds):
-            B[t * len(rows) + rows.index(j), t * draws + n + k] = 0.0  # left out from then on
+            B[t * len(rows) + rows.index(j), t * draws + n + k] = 0.0  # omitted from this round on
         for t in back:
             share = min(1.0, scale[r] / scale[t])
             B[r * len(rows) + rows.index(j), t * draws + n + k] = share * strength * scale[t]
@@ -111,8 +111,8 @@ def taken_back(generator, n, rounds, windows):
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_what_is_taken_back_tells_no_more_of_who_is_gone_than_is_in_reserve(seed):
-    """Each partner takes back the two rounds before, in whatever round; all rows of who is gone were seen."""
+def test_taking_noise_back_reveals_no_more_than_the_reserve(seed):
+    """Each partner takes back two previous rounds, in any round; the departed agent's rows were all seen."""
     generator = np.random.default_rng(seed)
     n, rounds = int(generator.integers(3, 8)), 6
     together = int(generator.integers(1, rounds))
@@ -125,14 +125,14 @@ def test_what_is_taken_back_tells_no_more_of_who_is_gone_than_is_in_reserve(seed
     assert worst <= (each.sum() + RESERVED_RELEASES * each.max()) * (1 + 1e-9)
 
 
-def test_taking_back_one_round_tells_more_and_less_than_twice_as_much():
+def test_taking_back_one_round_reveals_more_but_at_most_twice_as_much():
     generator = np.random.default_rng(0)
     found = [taken_back(generator, 8, 2, {k: (1, range(1)) for k in range(1, 7)}) for _ in range(20)]
     ratio = np.array([M[0, 0] / each[0] for M, each in found])
     assert (ratio > 1.1).all() and ratio.max() > 1.6 and (ratio <= 2).all()
 
 
-def test_budgets_hold_the_reserve_with_a_little_more_noise():
+def test_a_little_more_noise_pays_for_the_reserve():
     plan, exposed = plan_of(np.ones(6), releases=100), exposure(6, sensitivity=1.0)
     factor = with_reserve(plan, exposed)
     assert 1 < factor < 1.05

@@ -1,4 +1,4 @@
-"""Observers who see the same but for names: found where the plan says so, and nowhere else."""
+"""Symmetries of plans: observers that see the same up to renaming are found, and no others."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def alone(plan):
 
 
 @pytest.mark.parametrize("name", SYMMETRIC)
-def test_one_of_each_orbit_answers_for_all(name, monkeypatch):
-    """An oracle: everybody looked at."""
+def test_one_observer_of_each_orbit_stands_for_all(name, monkeypatch):
+    """The oracle computes every observer."""
     graph, protocol, orbits = SYMMETRIC[name]
     plan = plan_of(graph, protocol)
     exposed = exposure(plan.agents, 1.0)
@@ -49,18 +49,18 @@ def test_one_of_each_orbit_answers_for_all(name, monkeypatch):
     np.testing.assert_allclose(found.lower, oracle.lower, rtol=1e-9)
 
 
-def test_pairs_that_collude_are_alike_too(monkeypatch):
+def test_coalitions_of_two_are_symmetric_too(monkeypatch):
     plan = plan_of(graphs.ring(6), Dsgd())
     pairs = [(i, j) for i in range(6) for j in range(i + 1, 6)]
     assert (
         len(pairs) - len(symmetric_coalitions(plan, exposure(6, 1.0), pairs)) == 3
-    )  # by how far apart they are
+    )  # one orbit for each distance of the two agents
     found = view(plan, exposure(6, 1.0), pairs, owners="all")
     monkeypatch.setattr(views, "symmetric_coalitions", lambda *asked: {})
     np.testing.assert_allclose(found.upper, view(plan, exposure(6, 1.0), pairs, owners="all").upper)
 
 
-def test_what_breaks_the_symmetry_is_seen():
+def test_any_difference_in_the_plan_breaks_the_symmetry():
     ring, plan = graphs.ring(6), plan_of(graphs.ring(6), Dsgd())
     same = exposure(6, 1.0)
     assert symmetric_coalitions(plan, same, alone(plan))
@@ -71,7 +71,7 @@ def test_what_breaks_the_symmetry_is_seen():
     for drawn in (PlainSynchronous(0.5), TopSynchronous(0.25)):
         assert not symmetric_coalitions(plan_of(ring, drawn), same, alone(plan))
     assert not symmetric_coalitions(plan_of(ring, Dsgd(), np.linspace(1, 2, 6)), same, alone(plan))
-    # One weight by its last bit, one reader more, one draw that somebody else knows.
+    # One weight changed in its last bit, one more reader, one draw that another agent knows.
     weight = plan.weight.values.copy()
     weight[0, 2, 1] = np.nextafter(weight[0, 2, 1], 1)
     readers = plan.readers.values.copy()
@@ -85,5 +85,5 @@ def test_what_breaks_the_symmetry_is_seen():
     ):
         changed = replace(plan, **change)
         turned = [turn for at, (first, turn) in symmetric_coalitions(changed, same, alone(plan)).items()]
-        for turn in turned:  # a reflection may be left, never a rotation
+        for turn in turned:  # a reflection may remain, but no rotation
             assert not np.array_equal((turn - np.arange(6)) % 6, np.full(6, turn[0]))

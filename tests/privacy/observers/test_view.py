@@ -1,4 +1,4 @@
-"""The exact view against dense linear algebra, its laws, and the numbers of docs/privacy.md."""
+"""The exact view, compared with dense linear algebra; its laws; and the numbers of docs/privacy.md."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def make(protocol, graph, rounds, alpha=0.25, deviation=1.0, fading="none", deca
 
 
 def dense(plan: Plan, J: set[int], zero: float | Fraction = 0.0) -> tuple[np.ndarray, np.ndarray]:
-    """A [sights, agents, rounds] and B [sights, draws of all rounds], straight from the plan's definition."""
+    """A [sights, agents, rounds] and B [sights, draws of all rounds], directly from the plan's definition."""
     A, B, number = [], [], type(zero)
     shift = np.full((plan.rows, plan.agents, plan.releases), zero)
     noise = np.full((plan.rows, plan.releases, plan.draws), zero)
@@ -96,7 +96,7 @@ def assert_dense(plan: Plan, J: set[int]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "family"), cyclic_pairs(WITH_VIEW, SMALL, 4))
-def test_equals_the_dense_formula(name, family):
+def test_the_view_equals_the_dense_formula(name, family):
     graph = SMALL[family]()
     deviation = np.linspace(1.0, 1.4, graph.agents)
     plan = make(WITH_VIEW[name], graph, 6, deviation=deviation, fading="linear", decay=0.8)
@@ -106,7 +106,7 @@ def test_equals_the_dense_formula(name, family):
     sensitivity = np.linspace(0.5, 2.0, graph.agents)
     how = [Cycle(1 + i % 4, 1) if i % 2 else Full(1) for i in range(graph.agents)]
     exposed = exposure(graph.agents, sensitivity, how)
-    # One observer each: of several, bounds that are no owner's largest are not made tight.
+    # One observer at a time: with several, only the largest bound of each owner is tight.
     upper = [view(plan, exposed, [J], owners="all") for J in (0, (1, 3))]
     fast = view(plan, exposed, [0, (1, 3)], owners="all", bound="aligned")
     assert fast.upper is None
@@ -128,7 +128,7 @@ def test_equals_the_dense_formula(name, family):
             assert upper[o].upper[i, 0] <= sensitivity[i] * np.sqrt(ceiling) * (1 + 1e-9) + 1e-12
 
 
-def test_more_rounds_than_are_added_at_once():
+def test_plans_longer_than_one_chunk_equal_the_dense_formula():
     plan = make(TopSynchronous, graphs.ring(5), 70)
     assert_dense(plan, {0})
 
@@ -152,7 +152,7 @@ def exact_gram(plan: Plan, J: set[int], owner: int) -> np.ndarray:
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("decay, inexact", [(1.0, 1e-12), (0.5, 1e-11), (0.03, 1e-6)])
-def test_strong_decay_errs_on_the_private_side_and_little(decay, inexact):
+def test_under_strong_decay_the_error_is_small_and_on_the_private_side(decay, inexact):
     plan = make(TopSynchronous, graphs.ring(4), 7, fading="linear", decay=decay, on="gradient")
     for J in ({0}, {0, 2}):
         owner = np.array([1])
@@ -165,7 +165,7 @@ def test_strong_decay_errs_on_the_private_side_and_little(decay, inexact):
 
 
 def pairwise(rounds: int, shared: float, private: float, reader_of: dict[int, list[int]]) -> Plan:
-    """Four agents in a ring; each link shares a draw that enters its ends with opposite signs."""
+    """Four agents in a ring; each pair of neighbours shares a draw that they add with opposite signs."""
     links = [(0, 1), (1, 2), (2, 3), (3, 0)]
     draw = np.array([[i, 4 + i, 4 + (i - 1) % 4] for i in range(4)])
     std = np.array([[private, shared, -shared]] * 4)
@@ -189,19 +189,19 @@ def pairwise(rounds: int, shared: float, private: float, reader_of: dict[int, li
     )
 
 
-def test_draws_shared_by_pairs_with_opposite_signs():
+def test_a_coalition_of_both_neighbours_removes_pair_noise():
     ring = {i: [(i - 1) % 4, (i + 1) % 4] for i in range(4)}
     plan = pairwise(4, 2.0, 0.1, ring)
     for J in ({0}, {0, 1}, {0, 2}, {1, 2, 3}):
         assert_dense(plan, J)
     one = view(plan, exposure(4, 1.0), [0]).upper
     both = view(plan, exposure(4, 1.0), [(0, 2)]).upper
-    # 0 knows one of the two draws that hide 1; 0 and 2 together know both, and only 0.1 is left.
+    # 0 knows one of the two draws that hide 1; 0 and 2 together know both, and only 0.1 remains.
     assert one[1, 0] < 0.3 * both[1, 0]
     assert both[1, 0] == pytest.approx(np.sqrt(5) * 0.3 / 0.1, rel=1e-9)
 
 
-def test_shared_draws_alone_hide_from_strangers_only():
+def test_shared_draws_alone_do_not_hide_from_readers_of_all_rows():
     everybody = {i: [j for j in range(4) if j != i] for i in range(4)}
     plan = pairwise(3, 1.0, 0.0, everybody)
     for J in ({0}, {0, 2}, {1, 2, 3}):
@@ -210,14 +210,14 @@ def test_shared_draws_alone_hide_from_strangers_only():
     assert np.isinf(view(plan, exposure(4, 1.0), [0]).upper[1:, 0]).all()
 
 
-def test_what_an_agent_makes_from_rows_it_never_read_tells_it_of_them():
-    plan = pairwise(4, 0.7, 1.0, {})  # nobody reads anything, yet agent i mixes in the estimate of i + 1
+def test_an_agent_learns_from_rows_that_it_mixes_without_reading_them():
+    plan = pairwise(4, 0.7, 1.0, {})  # no row has readers, yet agent i mixes in the estimate of i + 1
     for J in ({0}, {1, 2}):
         assert_dense(plan, J)
     assert view(plan, exposure(4, 1.0), [0], owners=[1]).upper[1, 0] > 0.3
 
 
-def test_zero_noise_is_infinite_and_only_where_it_is_seen():
+def test_zero_noise_gives_an_infinite_loss_to_readers_only():
     graph = graphs.ring(6)
     for protocol in WITH_VIEW.values():
         silent = make(protocol, graph, 5, deviation=0.0)
@@ -232,15 +232,15 @@ def test_zero_noise_is_infinite_and_only_where_it_is_seen():
     assert_dense(plan, {1})
 
 
-def test_a_noiseless_copy_of_what_is_known_is_no_leak():
-    # α = 0 adds no noise to messages: two members that are sent the same copy learn it once.
+def test_a_noiseless_copy_of_a_known_row_reveals_nothing():
+    # α = 0 adds no noise to messages: two members that receive the same copy learn it once.
     for seed in range(4):
         plan = make(TopSynchronous, graphs.random(8, 0.4, seed=seed), 5, alpha=0.0)
         for J in ({0, 1}, {2, 3, 5}):
             assert_dense(plan, J)
 
 
-def test_rows_used_but_never_made_are_refused():
+def test_rows_that_are_used_but_never_made_are_rejected():
     plan = make(PlainSynchronous, graphs.ring(5), 4)
     source = plan.source.values.copy()
     source[2, 1] = NOBODY
@@ -263,7 +263,7 @@ plans = st.builds(
 
 @settings(max_examples=25, deadline=None)
 @given(plans, st.data())
-def test_relabelling_permutes(plan, data):
+def test_relabelling_agents_permutes_the_view(plan, data):
     n = plan.agents
     new = np.array(data.draw(st.permutations(range(n))))  # agent i becomes new[i]
     name = np.append(new, NOBODY)
@@ -326,7 +326,7 @@ def test_scaling_all_noise_divides_mu(plan, factor):
     st.integers(3, 7), st.integers(0, 100), st.integers(1, 8), st.floats(0.05, 1), st.floats(0.01, 100),
     st.sampled_from(["none", "linear"]),
 )  # fmt: skip
-def test_plain_protocol_against_all_others_is_the_claim(n, seed, T, alpha, z, fading):
+def test_under_the_plain_protocol_all_others_learn_the_claim(n, seed, T, alpha, z, fading):
     plan = make(PlainSynchronous, graphs.random(n, 0.5, seed=seed), T, alpha, z, fading)
     exposed = exposure(n, 1.0)
     everybody = [[j for j in range(n) if j != i] for i in range(n)]
@@ -355,29 +355,29 @@ def test_bounds_bracket_every_change(R, seed, rank, period):
     assert upper <= max(np.abs(M[s::period, s::period]).sum() for s in range(min(period, R))) * (1 + 1e-12)
 
 
-def test_the_bound_can_prove_that_aligned_is_best():
-    # Σ|M| and R λ_max both miss; diag(M 1) - M is positive semidefinite although M has negative entries.
+def test_the_bound_is_tight_if_the_aligned_record_is_the_worst():
+    # Σ|M| and R λ_max are both too large; diag(M 1) - M is positive semidefinite despite negative entries.
     M = np.array([[4.0, 2.0, -0.1], [2.0, 3.0, 1.0], [-0.1, 1.0, 1.0]])
     lower, upper = bracket(M)
     assert upper == pytest.approx(lower, rel=1e-12)
     assert min(np.abs(M).sum(), 3 * np.linalg.eigvalsh(M)[-1]) > 1.01 * lower
 
 
-def test_the_bound_holds_where_a_record_of_mixed_signs_reaches_it():
+def test_the_bound_is_reached_by_a_record_of_mixed_signs():
     M = 4 * np.eye(4) - np.ones((4, 4))  # λ = 4 for every u that sums to 0, for example (1, 1, -1, -1)
     lower, upper = bracket(M)
     assert 0 <= lower < 1e-12
     assert 16 <= upper <= 16 * (1 + 1e-9)
 
 
-def test_row_sums_that_vanish_prove_nothing():
+def test_the_bound_holds_if_row_sums_vanish():
     lower, upper = bracket(np.array([[1.0, -1.0], [-1.0, 1.0]]))
     assert lower == 0 and 4 <= upper <= 4 * (1 + 1e-9)
-    D = np.array([[1e-155, 1e-155, 0, 0], [0, 0, 1, -1]])  # a row sum is as small as no weight may be
+    D = np.array([[1e-155, 1e-155, 0, 0], [0, 0, 1, -1]])  # a row sum is smaller than any allowed weight
     assert 4 <= bracket(D.T @ D)[1] <= 4 * (1 + 1e-9)
 
 
-def test_what_is_not_a_number_proves_nothing():
+def test_a_matrix_with_nan_has_no_certificate():
     M = np.eye(3)
     M[2, 1] = M[1, 2] = np.nan
     assert _certificate(np.eye(3))(1.1) and not _certificate(M)(1.1)
@@ -394,19 +394,19 @@ def test_large_eigenvalues_are_not_rounded_down():
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("T", [30, 600])
-def test_what_is_not_made_tight_is_never_an_owners_largest(T):
+def test_the_largest_bound_of_each_owner_is_tight(T):
     plan = make(TopAsynchronous, graphs.random(6, 0.4, seed=1), T)
     found = view(plan, exposure(6, 1.0), owners="all")
     alone = [view(plan, exposure(6, 1.0), [o], owners="all").upper[:, 0] for o in range(6)]
     tight = np.nanmax(np.array(alone), axis=0)
     assert found.worst() == pytest.approx(tight, rel=1e-12)
-    assert np.nanmax(found.upper / np.array(alone).T) > 1.001  # something was left
+    assert np.nanmax(found.upper / np.array(alone).T) > 1.001  # some other bounds are not tight
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("protocol", [TopSynchronous, PlainAsynchronous, TopAsynchronous])
-def test_the_bound_is_what_a_record_reaches_but_for_a_few_thousandths(protocol):
-    """Not by aligned changes: M of these plans has negative entries, and others go further."""
+def test_the_bound_exceeds_what_a_record_reaches_by_at_most_half_a_percent(protocol):
+    """Records that are not aligned reach it: M of these plans has negative entries, and others learn more."""
     plan = make(protocol, graphs.random(12, 0.3, seed=1), 200, seed=1)
     further = 0.0
     for M in grams(plan, np.arange(12) == 3, np.flatnonzero(np.arange(12) != 3)):
@@ -425,7 +425,7 @@ def test_the_bound_is_what_a_record_reaches_but_for_a_few_thousandths(protocol):
 @pytest.mark.parametrize(
     "alpha, ratio, within", [(0.75, 1.35, 0.1), (0.5, 1.6, 0.1), (0.25, 1.75, 0.1), (0.125, 2.25, 0.3)]
 )
-def test_worst_neighbour_on_the_papers_graphs(alpha, ratio, within):
+def test_the_worst_neighbours_loss_on_the_papers_graphs_is_as_documented(alpha, ratio, within):
     # docs/privacy.md, last column of "The gain is real": 1.37, 1.60, 1.78 and 2.41 times the claim, mean of
     # four graphs. At α = .125 graphs differ most: 2.30 to 2.52 on the seeds 0 to 5.
     plan = make(TopSynchronous, graphs.random(30, 0.2, seed=0), 200, alpha, seed=0)
@@ -441,7 +441,7 @@ def test_plain_protocol_never_exceeds_the_claim_on_the_papers_graphs():
     assert np.nanmax(found.upper) ** 2 / 201 <= 1 + 1e-9
 
 
-def test_pruned_plans_are_refused():
+def test_pruned_plans_are_rejected():
     plan = prune(make(TopSynchronous, graphs.ring(5), 4))
     for account in (view, worst_case):
         with pytest.raises(NotCovered, match="pruned"):
@@ -449,7 +449,7 @@ def test_pruned_plans_are_refused():
 
 
 @pytest.mark.parametrize("protocol", [TopSynchronous, TopAsynchronous, PlainSynchronous, PlainAsynchronous])
-def test_poisson_samples_tell_no_more_than_every_round_nor_than_all_others_amplified(protocol):
+def test_poisson_samples_cost_the_least_of_two_bounds(protocol):
     plan = make(protocol, graphs.ring(6), 20, deviation=3.0)
     exposed = exposure(6, 1.0, Poisson(10, 1))
     found, full = view(plan, exposed), view(plan, exposure(6, 1.0))
@@ -460,15 +460,15 @@ def test_poisson_samples_tell_no_more_than_every_round_nor_than_all_others_ampli
     assert np.nanmax(epsilon) < 0.9 * np.nanmax(full.epsilon(1e-5))
 
 
-def test_nobody_learns_more_than_all_others_together():
-    """On trees the certified bound alone can lie above the ceiling."""
+def test_no_observer_learns_more_than_all_others_together():
+    """On trees the certified bound without this ceiling can lie above it."""
     for seed in range(5):
         plan = make(TopSynchronous, graphs.tree(8), 12, seed=seed)
         found, ceiling = view(plan, exposure(8, 1.0), owners="all"), worst_case(plan, exposure(8, 1.0)).mu
         assert (found.worst() <= ceiling * (1 + 1e-12)).all()
 
 
-def test_losses_of_pairs():
+def test_each_pair_has_the_loss_of_its_own_batches():
     plan = make(PlainSynchronous, graphs.ring(5), 5, deviation=4.0)
     mixed = exposure(5, 1.0, [Full(1), Poisson(5, 1), Cycle(3, 1), Full(1), Full(1)])
     found = view(plan, mixed)
@@ -491,7 +491,7 @@ def test_worst_is_the_largest_over_observers():
     assert np.isnan(one.worst()[[0, 2, 3]]).all() and np.isfinite(one.worst()[[1, 4]]).all()
 
 
-def test_coalitions_all_of_them_or_a_sample_that_says_so():
+def test_coalitions_are_all_computed_or_sampled_with_a_note():
     plan = make(TopSynchronous, graphs.ring(6), 5)
     exposed = exposure(6, 1.0)
     steps = []
@@ -542,20 +542,20 @@ def test_coalitions_all_of_them_or_a_sample_that_says_so():
         (lambda p: Exposure(np.ones((5, 1)), (Full(1),) * 5), "shape"),
     ],
 )
-def test_bad_input_is_refused_by_name(build, message):
+def test_invalid_input_is_rejected_by_name(build, message):
     plan = make(PlainSynchronous, graphs.ring(5), 3)
     with pytest.raises(InputError, match=message):
         build(plan)
 
 
-def test_who_makes_a_row_knows_what_it_is_made_of():
-    """Whatever a plan lists, draws in an observer's row and rows that it is mixed of are no secrets."""
+def test_the_owner_of_a_row_knows_its_draws_and_sources():
+    """Whatever a plan lists, the draws and sources of an observer's own row are not secret to it."""
     plan = make(TopSynchronous, graphs.ring(5), 8)
     listed = view(plan, exposure(5, 1.0), owners="all").upper
     nobody = replace(plan, known_by=np.full_like(plan.known_by, NOBODY))
     np.testing.assert_allclose(view(nobody, exposure(5, 1.0), owners="all").upper, listed, rtol=1e-9)
     unread = plan.readers.values.copy()
-    unread[:, 0] = NOBODY  # agent 0's estimate is mixed in by its neighbours, who are not listed
+    unread[:, 0] = NOBODY  # neighbours mix in agent 0's estimate, but are not listed as readers
     plain = make(PlainSynchronous, graphs.ring(5), 8)
     silent = replace(plain, readers=replace(plain.readers, values=unread[:1, :5]))
     found = view(silent, exposure(5, 1.0), owners=[0]).upper

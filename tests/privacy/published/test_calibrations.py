@@ -1,4 +1,4 @@
-"""The published calibrations: the figures they must meet, their inverses, and where they are not private."""
+"""The published calibrations: reference figures, inverses, and settings in which a formula is not private."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def calibration(request: pytest.FixtureRequest) -> Iterator[Calibration]:
         ("theorem1", 100, 0.46496),
     ],
 )
-def test_sigma_of_the_notes(name: str, releases: int, sigma: float) -> None:
+def test_sigma_has_the_reference_values(name: str, releases: int, sigma: float) -> None:
     found = CALIBRATIONS[name].calibrate(1.0, 1e-5, releases, FULL)
     assert found.sigma == pytest.approx(sigma, rel=3e-4)
     assert found.sigma == pytest.approx(found.noise_multiplier / 2000, rel=1e-15)
@@ -60,7 +60,7 @@ def test_sigma_of_the_notes(name: str, releases: int, sigma: float) -> None:
     ("name", "ratio", "digits"),
     [("optimal", 1.084, 5e-4), ("moments", 1.314, 5e-4), ("udp", 1.286, 5e-4), ("advanced", 8.56, 5e-3)],
 )
-def test_noise_relative_to_tight(name: str, ratio: float, digits: float) -> None:
+def test_sigma_exceeds_that_of_tight_by_the_reference_ratios(name: str, ratio: float, digits: float) -> None:
     tight, other = (CALIBRATIONS[n].calibrate(1.0, 1e-5, 1000, FULL) for n in ("tight", name))
     assert other.sigma / tight.sigma == pytest.approx(ratio, abs=digits)
     assert other.exact_epsilon is not None
@@ -76,7 +76,7 @@ def test_replace_one_doubles_the_noise(calibration: Calibration) -> None:
 
 @given(names, budgets, deltas, st.integers(1, 3000))
 @settings(deadline=None, max_examples=50)
-def test_claim_after_calibrate_is_the_budget(name: str, epsilon: float, delta: float, releases: int) -> None:
+def test_claiming_inverts_calibration(name: str, epsilon: float, delta: float, releases: int) -> None:
     calibration = CALIBRATIONS[name]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PrivacyWarning)
@@ -140,19 +140,19 @@ def test_more_noise_or_fewer_releases_never_claim_more(
 
 @given(noises, st.sampled_from([1e-9, 1e-5, 1e-2]))
 @settings(deadline=None, max_examples=50)
-def test_claims_of_unequal_noise_are_ordered(z: list[float], delta: float) -> None:
+def test_claims_of_unequal_noise_are_ordered_by_tightness(z: list[float], delta: float) -> None:
     exact = gaussian.epsilon_of(gaussian.compose(z), delta)
     tight, optimal, moments = (CALIBRATIONS[n].claim(z, delta) for n in SOUND)
     assert tight == exact
     assert exact <= optimal * (1 + 1e-12) + 1e-12
     assert optimal <= moments
-    # z in any order, and equal z as one number many times
+    # the order of the noise multipliers does not matter
     assert CALIBRATIONS["moments"].claim(z[::-1], delta) == pytest.approx(moments)
 
 
 @given(noises, st.integers(1, 9))
 @settings(deadline=None, max_examples=50)
-def test_a_cycle_is_as_private_as_its_worst_record(z: list[float], period: int) -> None:
+def test_the_claim_for_cyclic_batches_is_that_of_the_worst_record(z: list[float], period: int) -> None:
     batches = Cycle(period, 1)
     worst = max(gaussian.epsilon_of(gaussian.compose(z[s::period]), 1e-5) for s in range(min(period, len(z))))
     assert CALIBRATIONS["tight"].claim(z, 1e-5, batches) == pytest.approx(worst, rel=1e-12)
@@ -161,7 +161,7 @@ def test_a_cycle_is_as_private_as_its_worst_record(z: list[float], period: int) 
 
 @given(noises)
 @settings(deadline=None, max_examples=50)
-def test_renyi_calibrations_against_dp_accounting(z: list[float]) -> None:
+def test_renyi_calibrations_agree_with_dp_accounting(z: list[float]) -> None:
     accountant = RdpAccountant()
     for one in z:
         accountant.compose(dp_event.GaussianDpEvent(one))
@@ -169,7 +169,7 @@ def test_renyi_calibrations_against_dp_accounting(z: list[float]) -> None:
     ours = CALIBRATIONS["optimal"].claim(z, 1e-5)
     theirs = accountant.get_epsilon(1e-5)
     classic = float(np.min(curve + math.log(1e5) / (orders - 1)))
-    # Theirs is the best of finitely many orders, ours of all: never more, and near inside their range.
+    # dp-accounting minimises over finitely many orders, topdp over all; within their range both agree.
     assert ours <= theirs * (1 + 1e-9)
     assert CALIBRATIONS["moments"].claim(z, 1e-5) <= classic * (1 + 1e-9)
     if 1.5 < 1 + math.sqrt(2 * math.log(1e5)) / gaussian.compose(z) < 60:
@@ -177,14 +177,14 @@ def test_renyi_calibrations_against_dp_accounting(z: list[float]) -> None:
         assert CALIBRATIONS["moments"].claim(z, 1e-5) == pytest.approx(classic, rel=2e-3)
 
 
-def test_optimal_conversion_against_every_order() -> None:
+def test_the_optimal_conversion_equals_the_minimum_over_a_grid_of_orders() -> None:
     mu, delta = 0.3, 1e-6
     a = 1 + np.logspace(-3, 5, 200_001)
     best = np.min(a * mu**2 / 2 + np.log1p(-1 / a) - np.log(a * delta) / (a - 1))
     assert CALIBRATIONS["optimal"].claim([1 / mu], delta) == pytest.approx(best, rel=1e-8)
 
 
-def test_advanced_composition_by_hand() -> None:
+def test_advanced_composition_equals_the_formula() -> None:
     # T = 2 releases at z = 20, δ = 1e-5: δ0 = 2.5e-6, ε0 = √(2 ln(1.25/2.5e-6))/20
     each = math.sqrt(2 * math.log(5e5)) / 20
     by_hand = each * math.sqrt(4 * math.log(2e5)) + 2 * each * (math.exp(each) - 1)
@@ -198,11 +198,11 @@ def test_advanced_composition_by_hand() -> None:
     assert CALIBRATIONS["advanced"].claim([20.0, 40.0], 1e-5) == pytest.approx(mixed, rel=1e-12)
 
 
-# Where the printed formulas are not private.
+# Settings in which the printed formulas are not private.
 
 
 @pytest.mark.parametrize("delta", [1e-9, 1e-5, 1e-2])
-def test_udp_is_private_up_to_its_limit_only(delta: float) -> None:
+def test_udp_is_private_only_up_to_its_limit(delta: float) -> None:
     udp = CALIBRATIONS["udp"]
     assert isinstance(udp, Udp)
     limit = udp.limit(delta)
@@ -224,7 +224,7 @@ def test_udp_limit_at_the_usual_delta() -> None:
     assert udp.limit(1e-5) == pytest.approx(8, abs=0.05)
 
 
-def test_theorem1_with_single_samples_warns_or_refuses_with_the_numbers() -> None:
+def test_theorem1_with_single_samples_states_the_true_epsilon() -> None:
     theorem1 = CALIBRATIONS["theorem1"]
     with pytest.warns(
         PrivacyWarning, match=r"claims epsilon=1 .* 1 of 2000 records; .* exactly epsilon=10\.9"
@@ -238,7 +238,7 @@ def test_theorem1_with_single_samples_warns_or_refuses_with_the_numbers() -> Non
             theorem1.calibrate(epsilon, 1e-5, 100, Poisson(2000, 1))
 
 
-def test_theorem1_counts_decay_as_free_and_is_told_so() -> None:
+def test_theorem1_ignores_decay_and_warns() -> None:
     theorem1, start = CALIBRATIONS["theorem1"], 8 * math.sqrt(1000 * math.log(1e5) * math.log(1.25e5))
     slow, fast = (start * 0.9 ** (np.arange(1000) // period) for period in (1000, 10))
     assert theorem1.claim(slow, 1e-5) == pytest.approx(1)
@@ -256,7 +256,7 @@ def test_theorem1_counts_decay_as_free_and_is_told_so() -> None:
     ("name", "epsilon", "releases", "size"),
     [("tight", 1.0, 200, 20), ("tight", 4.0, 30, 400), ("optimal", 4.0, 30, 400), ("moments", 1.0, 200, 20)],
 )
-def test_sampled_claim_after_calibrate_is_the_budget(
+def test_the_sampled_claim_after_calibration_equals_the_budget(
     name: str, epsilon: float, releases: int, size: int
 ) -> None:
     calibration, batches = CALIBRATIONS[name], Poisson(2000, size)
@@ -267,7 +267,7 @@ def test_sampled_claim_after_calibrate_is_the_budget(
     assert found.exact_epsilon is None
 
 
-def test_sampled_claims_against_dp_accounting() -> None:
+def test_sampled_claims_agree_with_dp_accounting() -> None:
     z, batches, rate = np.array([1.0] * 60 + [0.8] * 40), Poisson(2000, 20), 0.01
     pld, rdp = PLDAccountant(), RdpAccountant()
     for one, count in ((1.0, 60), (0.8, 40)):
@@ -286,7 +286,7 @@ def test_sampled_claims_against_dp_accounting() -> None:
     ("mu", "releases"), [(0.1, 1), (1.0, 10), (1.0, 1000), (3.0, 10_000), (0.5, 100_000)]
 )
 def test_loss_distributions_are_never_below_the_exact_curve(mu: float, releases: int) -> None:
-    # Rate 1 is the one place where the truth is known in closed form.
+    # Only for sampling rate 1 is the exact curve known in closed form.
     z = np.full(releases, math.sqrt(releases) / mu)
     for delta in (1e-3, 1e-5, 1e-8) if releases < 100_000 else (1e-5,):
         exact = gaussian.epsilon_of(mu, delta)
@@ -308,7 +308,7 @@ def test_many_noise_multipliers_are_grouped_on_the_private_side(
     assert grouped(few) == [(one, 1) for one in sorted(few)]
 
 
-def test_grouped_noise_costs_little_more_than_each_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_grouping_noise_multipliers_costs_at_most_2_percent(monkeypatch: pytest.MonkeyPatch) -> None:
     z = 4.0 * (1 - np.arange(80) / 80) ** -0.5
     together = loss_distribution_epsilon(z, 1e-5, 0.1)
     monkeypatch.setattr(poisson, "MAX_UNGROUPED", 80)
@@ -316,7 +316,7 @@ def test_grouped_noise_costs_little_more_than_each_by_itself(monkeypatch: pytest
     assert each < together <= 1.02 * each
 
 
-def test_renyi_curve_against_integration() -> None:
+def test_the_renyi_curve_agrees_with_numerical_integration() -> None:
     z, rate, a = 1.3, 0.1, 8.0
     orders, curve = renyi_curve(np.full(5, z), rate)
 
@@ -329,22 +329,22 @@ def test_renyi_curve_against_integration() -> None:
 
 
 @pytest.mark.parametrize("name", PRINTED)
-def test_printed_formulas_refuse_poisson_by_name(name: str) -> None:
+def test_printed_formulas_reject_poisson_batches_by_name(name: str) -> None:
     with pytest.raises(NotCovered, match=f"'{name}' with Poisson batches"):
         CALIBRATIONS[name].calibrate(1.0, 1e-5, 10, Poisson(100, 50))
     with pytest.raises(NotCovered, match=f"'{name}' with Poisson batches"):
         CALIBRATIONS[name].claim([1.0], 1e-5, Poisson(100, 50))
-    # With every record in every release nothing is sampled.
+    # A batch of all records is not a sample.
     assert CALIBRATIONS[name].calibrate(1.0, 1e-5, 10, Poisson(100, 100)).noise_multiplier > 0
 
 
 @pytest.mark.parametrize("name", SOUND)
-def test_poisson_under_replace_one_is_refused(name: str) -> None:
+def test_poisson_batches_under_replace_one_are_rejected(name: str) -> None:
     with pytest.raises(NotCovered, match="add-remove only"):
         CALIBRATIONS[name].calibrate(1.0, 1e-5, 10, Poisson(100, 50), "replace-one")
 
 
-def test_a_delta_below_the_grid_of_loss_distributions_is_refused() -> None:
+def test_deltas_and_noise_beyond_the_grid_of_loss_distributions_are_rejected() -> None:
     with pytest.raises(NotCovered, match="too coarse for delta=1e-13"):
         CALIBRATIONS["tight"].claim(np.ones(100), 1e-13, Poisson(100, 50))
     assert CALIBRATIONS["optimal"].claim(np.ones(100), 1e-13, Poisson(100, 50)) > 0
@@ -352,23 +352,23 @@ def test_a_delta_below_the_grid_of_loss_distributions_is_refused() -> None:
         CALIBRATIONS["tight"].claim(np.full(50, 1e-4), 1e-5, Poisson(100, 30))
 
 
-# Bad input.
+# Invalid input.
 
 
-def test_no_noise_is_said_as_such(calibration: Calibration) -> None:
+def test_a_release_without_noise_has_an_infinite_claim(calibration: Calibration) -> None:
     assert calibration.claim([1.0, 0.0], 1e-5) == math.inf
     if calibration.name in SOUND:
         assert calibration.claim([1.0, 0.0], 1e-5, Poisson(100, 50)) == math.inf
 
 
 @pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
-def test_bad_epsilon_is_refused_by_name(calibration: Calibration, bad: float) -> None:
+def test_invalid_epsilon_is_rejected_by_name(calibration: Calibration, bad: float) -> None:
     with pytest.raises(PrivacyError, match="epsilon"):
         calibration.calibrate(bad, 1e-5, 10, FULL)
 
 
 @pytest.mark.parametrize("bad", [0.0, 1.0, -0.1, math.nan, math.inf])
-def test_bad_delta_is_refused_by_name(calibration: Calibration, bad: float) -> None:
+def test_invalid_delta_is_rejected_by_name(calibration: Calibration, bad: float) -> None:
     with pytest.raises(PrivacyError, match="delta"):
         calibration.calibrate(1.0, bad, 10, FULL)
     with pytest.raises(PrivacyError, match="delta"):
@@ -376,18 +376,18 @@ def test_bad_delta_is_refused_by_name(calibration: Calibration, bad: float) -> N
 
 
 @pytest.mark.parametrize("bad", [0, -3, 2.5])
-def test_bad_counts_are_refused_by_name(calibration: Calibration, bad: int) -> None:
+def test_invalid_counts_are_rejected_by_name(calibration: Calibration, bad: int) -> None:
     with pytest.raises(InputError, match="releases"):
         calibration.calibrate(1.0, 1e-5, bad, FULL)
 
 
 @pytest.mark.parametrize("bad", [[], [[1.0]], [1.0, -1.0], [math.nan], [math.inf], 1.0])
-def test_bad_noise_is_refused_by_name(calibration: Calibration, bad: list[float]) -> None:
+def test_invalid_noise_is_rejected_by_name(calibration: Calibration, bad: list[float]) -> None:
     with pytest.raises(PrivacyError, match="noise multiplier"):
         calibration.claim(bad, 1e-5)
 
 
-def test_bad_words_are_refused_by_name(calibration: Calibration) -> None:
+def test_unknown_adjacencies_are_rejected_by_name(calibration: Calibration) -> None:
     with pytest.raises(InputError, match="got 'swap'"):
         calibration.calibrate(1.0, 1e-5, 10, FULL, "swap")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="got 'swap'"):

@@ -1,4 +1,4 @@
-"""Names in any script are drawn, or stand as codes: no boxes, warnings or formulas; titles are not cut."""
+"""Text in charts: letters of any script are drawn or replaced by codes, without warnings; uncut titles."""
 
 import doctest
 
@@ -22,20 +22,20 @@ def _nothing_kept():
 
 
 @pytest.mark.parametrize("ending", ["png", "svg", "pdf"])
-def test_names_in_any_script_are_drawn_without_a_warning(tmp_path, caplog, ending):
+def test_labels_in_any_script_are_drawn_without_a_warning(tmp_path, caplog, ending):
     links = [(i, i + 1) for i in range(len(NAMES) - 1)]
     path = graph_picture.draw(
         from_edges(links, labels=NAMES), tmp_path / f"graph.{ending}", title=" ".join(NAMES)
     )
     assert path.stat().st_size > 1000
-    assert caplog.records == []  # of fonts, too
+    assert caplog.records == []  # not even about fonts
 
 
 def texts(figure):
     return [text.get_text() for text in figure.findobj(Text)]
 
 
-def test_where_no_font_has_a_letter_its_code_stands_there(monkeypatch):
+def test_letters_that_no_font_has_are_replaced_by_codes(monkeypatch):
     monkeypatch.setattr(chart_text, "_other_fonts", lambda: iter(()))
     figure = Figure()
     figure.suptitle("Spital 東京, Łódź")
@@ -43,8 +43,8 @@ def test_where_no_font_has_a_letter_its_code_stands_there(monkeypatch):
     assert texts(figure) == ["Spital [U+6771 +1], Łódź"]
 
 
-def test_a_font_of_the_machine_is_taken_where_it_has_the_letters(monkeypatch):
-    """Ours is taken away from DejaVu Sans, and found again in another font."""
+def test_letters_missing_in_the_default_font_use_another_installed_font(monkeypatch):
+    """In this test the default font has only a, b and c; DejaVu Serif has Ł."""
     other = font_manager.findfont("DejaVu Serif")
     monkeypatch.setattr(chart_text, "_default_letters", lambda: frozenset("abc"))
     monkeypatch.setattr(chart_text, "_other_fonts", lambda: iter([("DejaVu Serif", other, 0)]))
@@ -55,12 +55,12 @@ def test_a_font_of_the_machine_is_taken_where_it_has_the_letters(monkeypatch):
     assert text.get_text() == "abc Ł [U+6771]" and text.get_fontfamily() == ["DejaVu Sans", "DejaVu Serif"]
 
 
-def test_a_font_of_boxes_is_no_font():
+def test_fonts_that_draw_boxes_are_not_used():
     assert not any(name.startswith("Last Resort") for name, *_ in chart_text._other_fonts())
 
 
-def test_a_long_title_has_several_lines_inside_the_picture(tmp_path, monkeypatch):
-    """The name of a data set is a user's, and ε and guarantee stand behind it."""
+def test_a_long_title_is_wrapped_inside_the_picture(tmp_path, monkeypatch):
+    """The user chooses the name of a data set, and ε and guarantee follow it in the title."""
     kept = []
     monkeypatch.setattr(
         learning_curves, "save", lambda figure, path: kept.append(figure) or chart_style.save(figure, path)
@@ -77,7 +77,7 @@ def test_a_long_title_has_several_lines_inside_the_picture(tmp_path, monkeypatch
     assert "δ = 1e-5)" in figure.axes[0].get_title("left")
 
 
-def test_lines_that_coincide_are_one_with_both_names(tmp_path, monkeypatch):
+def test_coinciding_lines_are_drawn_once_with_both_names(tmp_path, monkeypatch):
     kept = []
     monkeypatch.setattr(learning_curves, "save", lambda figure, path: kept.append(figure.axes[0]))
 
@@ -94,7 +94,7 @@ def test_lines_that_coincide_are_one_with_both_names(tmp_path, monkeypatch):
     assert low <= 0.0 and high >= 0.9, "the band is cut"
 
 
-def test_lines_with_gaps_and_of_other_places_are_told_apart():
+def test_lines_coincide_if_rounds_values_and_gaps_are_equal():
     gap = float("nan")
     here, other = ([0, 1], [0.1, gap]), ([0, 2], [0.1, gap])
     found = learning_curves.coinciding({"a": here, "b": here, "c": other, "d": ([0, 1], [0.1, 0.5])})

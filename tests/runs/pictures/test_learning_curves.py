@@ -1,4 +1,4 @@
-"""Every learning curve says of which data it is, and how private its runs are."""
+"""Pictures of learning curves: each states its data set and how private its runs are."""
 
 import pytest
 
@@ -23,22 +23,22 @@ TITLES = {
 
 
 @pytest.mark.parametrize("case", TITLES)
-def test_a_title_names_data_budget_and_guarantee(case):
+def test_a_title_states_data_budget_and_guarantee(case):
     changes, title = TITLES[case]
     assert learning_curves.heading([config.read(changes=changes)], agents=[30]) == title
 
 
-def test_the_budget_is_that_of_the_methods_with_noise():
+def test_the_title_states_the_budget_of_the_methods_with_noise():
     both = [config.read(changes=[f"method.name={name}"]) for name in ("no-noise", "plain")]
     assert "ε = 1 (adaptive" in learning_curves.heading(both, agents=[30])
 
 
-def test_data_sets_are_named_as_people_know_them():
+def test_data_sets_have_their_usual_names():
     assert [data_title(name) for name in ("fashion-mnist", "/data/mine.npz")] == ["Fashion-MNIST", "mine"]
 
 
-def test_runs_and_comparisons_draw_under_that_title(topdp, tmp_path, monkeypatch):
-    """Agents are counted in the graph: a file of links brings its own number."""
+def test_runs_and_comparisons_use_this_title(topdp, tmp_path, monkeypatch):
+    """The number of agents is that of the graph, which may come from a file."""
     titles = {}
 
     def drawn(runs, path, title, metric=None):
@@ -68,7 +68,7 @@ def test_runs_and_comparisons_draw_under_that_title(topdp, tmp_path, monkeypatch
 @pytest.mark.parametrize(
     ("metric", "percent"), [("accuracy", True), ("r2", False), ("per-class-accuracy", True)]
 )
-def test_an_axis_is_named_and_in_percent_where_it_is_a_share(tmp_path, monkeypatch, metric, percent):
+def test_an_axis_has_a_label_and_percentages_for_shares(tmp_path, monkeypatch, metric, percent):
     seen = []
     monkeypatch.setattr(learning_curves, "save", lambda figure, path: seen.append(figure.axes[0]) or path)
     value = [0.25, None, 0.75] if metric == "per-class-accuracy" else 0.5
@@ -81,4 +81,4 @@ def test_an_axis_is_named_and_in_percent_where_it_is_a_share(tmp_path, monkeypat
     assert f"test {metric} (mean" in axes.get_ylabel()
     assert (axes.yaxis.get_major_formatter()(0.5, 0) == "50%") == percent
     first, second = axes.lines[0].get_ydata()
-    assert first == 0.5 and second != second  # a gap where it is undefined
+    assert first == 0.5 and second != second  # a gap where the metric is undefined

@@ -1,4 +1,4 @@
-"""`topdp plan`: columns, JSON, and one line for what is wrong."""
+"""The command `topdp plan`: columns, JSON, and one line for an error."""
 
 import json
 
@@ -9,15 +9,15 @@ from topdp.runs.config import read
 FEW = ["--set", "topology.agents=5", "--set", "topology.kind=ring", "--set", "rounds=3"]
 
 
-def test_settings_stand_beside_each_other(topdp):
+def test_each_setting_has_a_column(topdp):
     done = topdp("plan", *FEW, "--beside", "method.name=top,correlated", "--beside", "privacy.epsilon=1,2")
     assert done.code == 0
-    assert done.out.splitlines()[1].count("┃") == 6  # what the lines are, and four settings
+    assert done.out.splitlines()[1].count("┃") == 6  # a column of labels, and four settings
     for words in ("ε worst case", "chosen: secrets_degree", "topdp run --set topology.agents=5"):
         assert words in done.out
 
 
-def test_json_says_the_same_as_account_and_recommend(topdp):
+def test_the_json_agrees_with_account_and_recommend(topdp):
     planned = json.loads(topdp("plan", *FEW, "--set", "method.name=top", "--json").out)
     (one,) = planned["settings"]
     account = topdp("account", *FEW, "--set", "method.name=top", "--answers", "view,outsider", "--json")
@@ -29,7 +29,7 @@ def test_json_says_the_same_as_account_and_recommend(topdp):
     assert planned["recommended"] == advice
 
 
-def test_the_command_of_a_column_is_that_setting(topdp):
+def test_the_command_of_a_column_runs_its_setting(topdp):
     done = topdp("plan", *FEW, "--quick", "--beside", "privacy.epsilon=2,3", "--json")
     second = json.loads(done.out)["settings"][1]
     words = second["command"].split()
@@ -56,6 +56,6 @@ def test_the_command_of_a_column_is_that_setting(topdp):
     ],
     ids=lambda one: " ".join(one) if isinstance(one, list) else None,
 )
-def test_wrong_input_is_one_line(topdp, arguments, said):
+def test_invalid_input_gives_one_line(topdp, arguments, said):
     done = topdp("plan", *FEW, *arguments)
     assert done.code == 2 and said in done.err and "Traceback" not in done.err and done.out == ""

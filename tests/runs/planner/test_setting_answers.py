@@ -1,4 +1,4 @@
-"""What is planned is what is run, and what is not known is not guessed."""
+"""The planner's answers about a setting: they agree with the run, and unknown numbers are not guessed."""
 
 import itertools
 import json
@@ -31,8 +31,8 @@ def settings(*changes):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "mode"), MODES)
-def test_what_is_planned_is_what_a_run_then_writes(name, mode, tmp_path):
-    """An oracle: the plan itself, the noise and every number of privacy.json, to the last bit."""
+def test_the_planners_answers_equal_what_a_run_writes(name, mode, tmp_path):
+    """The oracle is the run's plan, noise and every number of privacy.json, bit for bit."""
     blobs_file(tmp_path / "blobs.npz", 100)
     config = settings(f"data.name={tmp_path / 'blobs.npz'}", f"method.name={name}", f"method.mode={mode}")
     found = plan_answers(config)
@@ -77,14 +77,14 @@ def test_a_row_has_as_many_numbers_as_the_model(model, data, changes):
     assert numbers_in_a_row(config) == (sum(p.numel() for p in made.parameters()), "")
 
 
-def test_where_the_model_is_ones_own_its_size_has_a_reason():
+def test_the_unknown_size_of_a_users_model_has_a_reason():
     found = plan_answers(settings("model.name=mine:network"))["traffic"]
     assert found["numbers_in_a_row"] is found["bytes_a_round"]["all"] is None and "mine" in found["reason"]
     assert found["rows_a_round"] == {"agent": 2.0, "all": 10.0}
 
 
-def test_bytes_are_those_of_rows_on_the_wire():
-    """Against the codec of real agents: a header of some 70 bytes is all that differs."""
+def test_bytes_are_those_of_encoded_rows():
+    """Compared with the codec of real agents: only a header of about 70 bytes differs."""
     from topdp.agents.wire.row_payload import encode
 
     found = plan_answers(settings("method.name=dsgd"))["traffic"]
@@ -93,10 +93,10 @@ def test_bytes_are_those_of_rows_on_the_wire():
     assert found["bytes_in_all"] == 4 * found["bytes_a_round"]["all"]
 
 
-def test_quick_answers_come_first_and_nothing_is_taken_back(monkeypatch):
+def test_quick_answers_come_first_and_later_ones_do_not_contradict_them(monkeypatch):
     monkeypatch.setattr(
         setting_answers, "INSTANT_SECONDS", 0.0
-    )  # everything that looks at observers takes long
+    )  # all computations of observers count as slow
     seen = list(stages(PlannerQuestion.of(settings("method.name=top"))))
     assert [one["pending"] for one in seen] == [
         list(ANSWERS), list(ANSWERS), ["outsider", "view"], ["view"], [],
@@ -107,11 +107,11 @@ def test_quick_answers_come_first_and_nothing_is_taken_back(monkeypatch):
         for name, value in before["privacy"]["epsilon"].items():
             assert value is None or after["privacy"]["epsilon"][name] == value
         assert before["sigma"] == after["sigma"]
-    # What was said to be enough noise is enough: the worst case covers every answer.
+    # Noise that is stated to suffice does suffice: the worst case covers every answer.
     assert min(seen[0]["sigma_at_most"]) >= max(seen[-1]["sigma"])
     enough = settings("method.name=top", f"privacy.sigma={seen[0]['sigma_at_most'][0]}")
     assert max(plan_answers(enough)["privacy"]["epsilon"].values()) <= 1.0 + 1e-9
-    # The quick bound on the guarantee's own answer is enough for that, and near.
+    # The noise from the quick bound suffices for the guarantee, and is nearly minimal.
     near = seen[1]["sigma_at_most"][0]
     assert max(seen[-1]["sigma"]) <= near <= 1.02 * max(seen[-1]["sigma"])
     assert near < min(seen[0]["sigma_at_most"])
@@ -122,8 +122,8 @@ def test_quick_answers_come_first_and_nothing_is_taken_back(monkeypatch):
 
 
 @pytest.mark.slow
-def test_quick_leaves_out_what_takes_long_and_nothing_else():
-    """The default of 30 agents: of top the guarantee's own answer takes long, of dsgd the view alone."""
+def test_quick_omits_only_slow_answers():
+    """For the default of 30 agents: the guarantee is slow for top, only the view is slow for dsgd."""
     top = plan_answers(read(), quick=True)
     assert set(top["pending"]) == set(ANSWERS) and top["sigma_at_most"] is not None
     dsgd = plan_answers(read(changes=["method.name=dsgd"]), quick=True)
@@ -131,7 +131,7 @@ def test_quick_leaves_out_what_takes_long_and_nothing_else():
     assert dsgd["privacy"]["epsilon"]["adaptive"] == pytest.approx(1, rel=1e-5)
 
 
-def test_noise_is_over_that_of_pooled_records():
+def test_noise_is_relative_to_that_for_pooled_records():
     assert plan_answers(settings("method.name=central"))["noise"]["average"] == pytest.approx(1)
     alone = plan_answers(settings("method.name=dsgd"))["noise"]["average"]
     assert alone == pytest.approx(5, rel=1e-4)  # five agents, each with noise for a fifth of the records
@@ -149,7 +149,7 @@ CHANGES = [
 
 
 @pytest.mark.parametrize("method", ["top", "correlated"])
-def test_what_is_remembered_is_what_would_be_found_anew(method):
+def test_cached_answers_equal_fresh_ones(method):
     base = [f"method.name={method}", "method.chebyshev=false", "method.gossip=1"]
     kept = observer_cache.ObserverCache()
     plan_answers(settings(*base), memory=kept)
@@ -163,7 +163,7 @@ def test_what_is_remembered_is_what_would_be_found_anew(method):
                     assert again["privacy"][key][name] == pytest.approx(values, rel=1e-6), (changes, name)
         assert again["sigma"] == pytest.approx(anew["sigma"], rel=1e-6)
         assert again["noise"]["average"] == pytest.approx(anew["noise"]["average"], rel=1e-6)
-    assert kept.hits == before + 3 * len(CHANGES)  # every answer of every question
+    assert kept.hits == before + 3 * len(CHANGES)  # every answer to every question
 
 
 OTHERS = [
@@ -181,7 +181,7 @@ OTHERS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("changes", OTHERS, ids=str)
-def test_another_question_is_not_answered_from_memory(changes):
+def test_other_questions_are_not_answered_from_the_cache(changes):
     kept = observer_cache.ObserverCache()
     base = ["method.name=top", "data.records=60"]
     plan_answers(settings(*base), memory=kept)
@@ -192,7 +192,7 @@ def test_another_question_is_not_answered_from_memory(changes):
         assert value is None or again["epsilon"][name] == pytest.approx(value, rel=1e-6), name
 
 
-def test_memory_does_not_grow_without_end(monkeypatch):
+def test_the_cache_has_a_limited_size(monkeypatch):
     monkeypatch.setattr(observer_cache, "MAX_REMEMBERED_ANSWERS", 2)
     kept = observer_cache.ObserverCache()
     for rounds in (1, 2, 3):
@@ -207,19 +207,19 @@ def test_memory_does_not_grow_without_end(monkeypatch):
         (["rounds=900000"], "rounds: expected at most 5000"),
     ],
 )
-def test_what_is_too_large_is_refused_before_anything_is_made(changes, said, monkeypatch):
+def test_too_many_agents_or_rounds_are_rejected_before_a_graph_is_built(changes, said, monkeypatch):
     monkeypatch.setattr(run_outline, "named_graph", lambda config: pytest.fail("a graph was made"))
     with pytest.raises(InputError, match=said):
         PlannerQuestion.of(settings(*changes), PAGE)
 
 
-def test_what_has_too_many_links_is_refused_before_a_plan_is_written(monkeypatch):
+def test_too_many_edges_are_rejected_before_a_plan_is_written(monkeypatch):
     monkeypatch.setattr(ResolvedRun, "write_plan", lambda *given: pytest.fail("a plan was written"))
     with pytest.raises(InputError, match="rounds: expected at most 202 with 100 agents and 4950 edges"):
         PlannerQuestion.of(settings("topology.agents=100", "topology.kind=complete", "rounds=203"), PAGE)
 
 
-def test_noise_that_is_too_long_to_follow_is_said_not_guessed():
+def test_noise_that_is_too_slow_to_compute_has_a_reason():
     found = plan_answers(settings("method.name=dsgd"), limits=replace(PAGE, noise=99.0))["noise"]
     assert (
         found["average"] is None
@@ -227,7 +227,7 @@ def test_noise_that_is_too_long_to_follow_is_said_not_guessed():
     )
 
 
-def test_infinite_is_said_and_is_no_number():
+def test_infinite_answers_have_a_status_and_are_null():
     found = plan_answers(settings("method.name=no-noise"))
     assert found["privacy"]["status"]["adaptive"] == "infinite"
     assert found["privacy"]["epsilon"]["adaptive"] is None
@@ -250,17 +250,17 @@ ADVISED = [
 ]
 
 
-def test_advice_that_is_remembered_is_what_would_be_advised_anew():
+def test_cached_recommendations_equal_fresh_ones():
     kept = observer_cache.ObserverCache()
     for changes in ADVISED:
         question = PlannerQuestion.of(settings("method.name=plain", *changes))
         assert setting_answers.recommendation(question, memory=kept) == setting_answers.recommendation(
             question
         ), changes
-    assert kept.hits == 2  # of another method; of another one in another mode, over more rounds
+    assert kept.hits == 2  # another method, and another method and mode with more rounds
 
 
-def test_a_command_says_nothing_twice():
+def test_a_recommended_command_repeats_no_key():
     given = ["my.toml", "--set", "method.name=top", "--set", "seed=4"]
     command = setting_answers.recommendation(PlannerQuestion.of(settings()), given)["command"]
     assert command.startswith("topdp run my.toml --set seed=4 --set method.name=") and "=top" not in command

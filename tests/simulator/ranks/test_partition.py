@@ -1,3 +1,5 @@
+"""The partition of agents over ranks, with and without METIS."""
+
 import sys
 from types import SimpleNamespace
 
@@ -12,7 +14,7 @@ from topdp.simulator.ranks.ranked_engine import blocks_of, partition
 
 @pytest.fixture
 def metis(monkeypatch):
-    """`metis(home)`: a pymetis that cuts like this."""
+    """`metis(home)`: a substitute for pymetis that returns this partition."""
 
     def cuts(home):
         found = SimpleNamespace(vertex_part=home)
@@ -34,14 +36,14 @@ def test_every_rank_holds_agents_and_blocks_are_even():
         assert sizes.min() >= 1 and np.ptp(sizes) <= 1
 
 
-def test_without_a_partitioner_blocks_are_taken_and_said(no_metis):
+def test_without_metis_agents_are_divided_into_blocks(no_metis):
     found = partition(topology.ring(8), 2)
     assert found.home.tolist() == [0] * 4 + [1] * 4
     assert found.statement == "2 ranks with 4 agents each, 2 edges between them, cut by blocks"
 
 
-def test_metis_is_taken_where_it_cuts_less(metis):
-    """Two cliques whose numbers are mixed up: blocks cut through both."""
+def test_metis_is_used_if_it_cuts_fewer_edges(metis):
+    """Two cliques with interleaved numbers: blocks cut through both."""
     odd, even = [1, 3, 5, 7], [0, 2, 4, 6]
     edges = [(i, j) for part in (odd, even) for i in part for j in part if i < j]
     graph = topology.from_edges([*edges, (0, 1)], agents=8)
@@ -51,7 +53,7 @@ def test_metis_is_taken_where_it_cuts_less(metis):
 
 
 @pytest.mark.parametrize("home", [[0] * 8, [0] * 7 + [1]])
-def test_a_cut_that_leaves_a_rank_with_little_is_not_taken(metis, home):
+def test_an_uneven_partition_by_metis_is_not_used(metis, home):
     metis(home)
     assert partition(topology.ring(8), 2).by == "blocks"
 
@@ -63,6 +65,6 @@ def test_the_real_metis_finds_the_two_halves_of_a_barbell():
     assert (found.by, found.cut) == ("METIS", 1)
 
 
-def test_more_ranks_than_agents_are_refused():
+def test_more_ranks_than_agents_are_rejected():
     with pytest.raises(InputError, match="4 ranks for 3 agents"):
         partition(topology.ring(3), 4)
