@@ -146,7 +146,7 @@ def picture(table: Table, path: Path, caption: str) -> Path:
             axes.grid(axis="x", visible=False)
             axes.set_xlabel("α, the weight of an agent's own estimate")
             best = comparison(best_mean(rows, "top") / best_mean(rows, "plain"))
-            axes.set_title(f"At the same {answer} ε (each at its best α: {best})")
+            axes.set_title(f"At the same {answer} ε (best α: {best})")
             axes.legend(loc="upper left")
         figure.axes[0].set_ylabel("noise variance in the agents' average\nper round (independent noise: 1)")
         figure.supxlabel(caption, fontsize=8, color=GREY)
