@@ -1,20 +1,23 @@
-"""What does the adaptive answer cost? Wall and processor seconds, and how far bounds are above the answer.
+"""Duration of adaptive answers, and how far the bounds lie above the exact answer.
 
-    python benchmarks/accounts.py default        # the default job: the quick bound, then the answer
-    python benchmarks/accounts.py large          # 1,000 agents, each with 4 links, 500 rounds: every pair
+    python benchmarks/accounts.py                # the default job: the quick bound, then the precise bound
+    python benchmarks/accounts.py large          # 1,000 agents of degree 4, 500 rounds: every pair
     python benchmarks/accounts.py huge           # 10,000 agents, 500 rounds: a sample of 100 owners
-    python benchmarks/accounts.py tightness      # bounds over exact answers, by alpha and size of balls
-    python benchmarks/accounts.py large --agents 200 --rounds 50 --workers 1 --json
+    python benchmarks/accounts.py tightness      # bounds over exact answers, for several α and ball radii
+    python benchmarks/accounts.py large --agents 200 --rounds 50
 
-A sample says what the owners in it learn at most, and nothing of the others: no guarantee.
+The environment variable TOPDP_CORES limits the number of cores.
+
+**Guarantees.** `huge` bounds what coalitions learn about the sampled owners. It states nothing about the
+other owners, so its result is no guarantee for the plan.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -29,103 +32,105 @@ from topdp.privacy.observers._reader_layout import RowFlow
 from topdp.privacy.query import Query
 from topdp.protocols import TopSynchronous
 
+DEFAULT_ALPHA = 0.25
+TIGHTNESS_ALPHAS = (0.1, 0.25, 0.5, 0.75)
+TIGHTNESS_OWNERS = list(range(10))
+BALL_ROWS_BY_RADIUS = (0, 20, 80, 160)  # limits on hidden rows for balls of radius 0, 1, 2 and 3 at degree 4
 
-def plan_of(graph: topology.Topology, rounds: int, alpha: float) -> Plan:
-    steps = Schedule(rate=np.full(rounds + 1, 0.1), noise=np.full(rounds + 1, 0.1))
-    return TopSynchronous(alpha).plan(graph, steps, np.full(graph.agents, 5.0), seed=0)
+
+def top_plan(graph: topology.Topology, rounds: int, alpha: float = DEFAULT_ALPHA) -> Plan:
+    schedule = Schedule(rate=np.full(rounds + 1, 0.1), noise=np.full(rounds + 1, 0.1))
+    return TopSynchronous(alpha).plan(graph, schedule, np.full(graph.agents, 5.0), seed=0)
 
 
-class Clock:
-    """Seconds by the wall and of processors."""
+class Stopwatch:
+    """The wall time and the CPU time since its construction, in seconds."""
 
     def __init__(self) -> None:
-        self.wall, self.processor = time.perf_counter(), time.process_time()
+        self.wall_start, self.cpu_start = time.perf_counter(), time.process_time()
 
-    def read(self) -> dict[str, float]:
-        return {
-            "wall": round(time.perf_counter() - self.wall, 2),
-            "processor": round(time.process_time() - self.processor, 2),
-        }
+    def __str__(self) -> str:
+        wall, cpu = time.perf_counter() - self.wall_start, time.process_time() - self.cpu_start
+        return f"{wall:.2f} s wall time, {cpu:.2f} s CPU time"
 
 
-def default(chosen: argparse.Namespace) -> dict[str, Any]:
-    n = chosen.agents or 30
-    plan = plan_of(topology.random(n, 0.2, seed=0), chosen.rounds or 150, chosen.alpha)
-    ways, exposed, alone = RowFlow(plan), exposure(n, 1.0), [(j,) for j in range(n)]
-    clock = Clock()
-    quick = estimate_readers(ways, exposed, alone, bound="quick", workers=chosen.workers)
-    first, clock = clock.read(), Clock()
-    found = estimate_readers(ways, exposed, alone, workers=chosen.workers)
-    above = float((quick.worst() / found.worst()).max()) - 1
-    return {"quick bound": first, "answer": clock.read(), "quick bound is above it by": above}
+def default(options: argparse.Namespace) -> dict[str, Any]:
+    """Time the quick and the precise bound on a random graph."""
+    agents = options.agents or 30
+    plan = top_plan(topology.random(agents, 0.2, seed=0), options.rounds or 150)
+    flow, exposed, observers = RowFlow(plan), exposure(agents, 1.0), [(j,) for j in range(agents)]
+    stopwatch = Stopwatch()
+    quick = estimate_readers(flow, exposed, observers, bound="quick").worst()
+    results: dict[str, Any] = {"quick bound": str(stopwatch)}
+    stopwatch = Stopwatch()
+    precise = estimate_readers(flow, exposed, observers).worst()
+    results["precise bound"] = str(stopwatch)
+    results["quick over precise bound, largest"] = f"{float((quick / precise).max()):.4f}"
+    return results
 
 
-def large(chosen: argparse.Namespace) -> dict[str, Any]:
-    n = chosen.agents or 1000
-    plan = plan_of(topology.regular(n, 4, seed=0), chosen.rounds or 500, chosen.alpha)
-    clock = Clock()
-    ways = RowFlow(plan)
-    room = affordable_ball_rows(ways, Query(colluders=chosen.colluders))
-    found = neighbourhood_bound(ways, exposure(n, 1.0), chosen.colluders, room=room, workers=chosen.workers)
-    return {"seconds": clock.read(), "largest mu": float(found.worst().max()), "how": found.note}
+def large(options: argparse.Namespace) -> dict[str, Any]:
+    """Time the bound on every pair of a large graph."""
+    agents = options.agents or 1000
+    plan = top_plan(topology.regular(agents, 4, seed=0), options.rounds or 500)
+    query = Query(colluders=options.colluders)
+    stopwatch = Stopwatch()
+    flow = RowFlow(plan)
+    view = neighbourhood_bound(flow, exposure(agents, 1.0), query, room=affordable_ball_rows(flow, query))
+    return {"bound": str(stopwatch), "largest μ": float(view.worst().max()), "note": view.note}
 
 
-def huge(chosen: argparse.Namespace) -> dict[str, Any]:
-    n, some = chosen.agents or 10_000, chosen.sample
-    clock = Clock()
-    plan = plan_of(topology.regular(n, 4, seed=0), chosen.rounds or 500, chosen.alpha)
-    written, clock = clock.read(), Clock()
-    owners = np.random.default_rng(0).choice(n, some, replace=False)
-    found = neighbourhood_bound(
-        RowFlow(plan), exposure(n, 1.0), chosen.colluders, np.sort(owners).tolist(), workers=chosen.workers
-    )
-    what = f"a sample: {some} of {n} owners, and every coalition against each; nothing is said of the others"
-    mu = found.worst()[owners]
-    return {
-        "plan": written,
-        "seconds": clock.read(),
-        "mu from, to": [float(mu.min()), float(mu.max())],
-        "what": what,
-    }
+def huge(options: argparse.Namespace) -> dict[str, Any]:
+    """Time the plan of a very large graph, and the bound for a sample of owners."""
+    agents, sample = options.agents or 10_000, options.sample
+    stopwatch = Stopwatch()
+    plan = top_plan(topology.regular(agents, 4, seed=0), options.rounds or 500)
+    results: dict[str, Any] = {"plan": str(stopwatch)}
+    stopwatch = Stopwatch()
+    owners = np.sort(np.random.default_rng(0).choice(agents, sample, replace=False))
+    query = Query(colluders=options.colluders)
+    view = neighbourhood_bound(RowFlow(plan), exposure(agents, 1.0), query, owners.tolist())
+    results["bound"] = str(stopwatch)
+    mu = view.worst()[owners]
+    results["smallest and largest μ"] = [float(mu.min()), float(mu.max())]
+    results["scope"] = f"{sample} of {agents} owners, every coalition; nothing is stated about other owners"
+    return results
 
 
-def tightness(chosen: argparse.Namespace) -> dict[str, Any]:
-    n, some = chosen.agents or 60, list(range(10))
-    result: dict[str, Any] = {}
-    for alpha in (0.1, 0.25, 0.5, 0.75):
-        plan = plan_of(topology.regular(n, 4, seed=0), chosen.rounds or 60, alpha)
-        ways, exposed = RowFlow(plan), exposure(n, 1.0)
-        exact = estimate_readers(ways, exposed, [(j,) for j in range(n)], workers=chosen.workers).worst()[
-            some
-        ]
-        for links, room in enumerate((0, 20, 80, 160)):
-            bound = neighbourhood_bound(ways, exposed, owners=some, room=room, workers=chosen.workers)
-            ratio = bound.worst()[some] / exact
-            result[f"alpha {alpha}, {links} links"] = [round(float(r), 4) for r in (ratio.min(), ratio.max())]
-            print(f"alpha {alpha}, {links} links", *result[f"alpha {alpha}, {links} links"], flush=True)
-    return result
+def tightness(options: argparse.Namespace) -> dict[str, Any]:
+    """Divide the bounds of balls by the exact answer."""
+    agents = options.agents or 60
+    ratios: dict[str, Any] = {}
+    for alpha in TIGHTNESS_ALPHAS:
+        plan = top_plan(topology.regular(agents, 4, seed=0), options.rounds or 60, alpha)
+        flow, exposed = RowFlow(plan), exposure(agents, 1.0)
+        exact = estimate_readers(flow, exposed, [(j,) for j in range(agents)]).worst()
+        for radius, rows in enumerate(BALL_ROWS_BY_RADIUS):
+            bound = neighbourhood_bound(flow, exposed, owners=TIGHTNESS_OWNERS, room=rows).worst()
+            ratio = (bound / exact)[TIGHTNESS_OWNERS]
+            ratios[f"α = {alpha}, radius {radius}"] = f"{ratio.min():.4f} to {ratio.max():.4f}"
+    return ratios
 
 
-JOBS = {"default": default, "large": large, "huge": huge, "tightness": tightness}
+JOBS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
+    "default": default,
+    "large": large,
+    "huge": huge,
+    "tightness": tightness,
+}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("job", choices=JOBS)
-    parser.add_argument("--agents", type=int, default=0)
-    parser.add_argument("--rounds", type=int, default=0)
-    parser.add_argument("--alpha", type=float, default=0.25)
-    parser.add_argument("--colluders", type=int, default=1)
-    parser.add_argument("--sample", type=int, default=100, help="owners that are looked at by `huge`")
-    parser.add_argument("--workers", type=int, default=None, help="default all cores")
-    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
-    chosen = parser.parse_args()
-    found = JOBS[chosen.job](chosen)
-    for name, value in found.items():
+    parser.add_argument("job", nargs="?", default="default", choices=JOBS)
+    parser.add_argument("--agents", type=int, help="by default the number that the job states")
+    parser.add_argument("--rounds", type=int, help="by default the number that the job states")
+    parser.add_argument("--colluders", type=int, default=1, help="for `large` and `huge`")
+    parser.add_argument("--sample", type=int, default=100, help="the number of owners in `huge`")
+    options = parser.parse_args()
+    for name, value in JOBS[options.job](options).items():
         print(f"{name}: {value}")
-    print(f"on {chosen.workers or cores()} cores")
-    if chosen.json:
-        print(json.dumps(found))
+    print(f"on {cores()} cores")
     return 0
 
 

@@ -1,16 +1,15 @@
-"""What an agent's noise costs: a cipher keyed by the operating system, beside numpy's generator and a round.
+"""Duration of an agent's noise from a cipher, compared with numpy's generator and with a whole round.
 
-    python benchmarks/agent_noise.py [--numbers 79510] [--repeats 30] [--json]
+    python benchmarks/agent_noise.py [--repeats 30]
 
-The ways to add noise take turns in one process with one thread, and the best time of each counts. The round
-is one agent's in the default job (30 agents, full batches of 2,000 records, MLP 784-100-10): its gradient and
-all its rows, with random numbers for records.
+The generators are timed in turns, in one process with one thread; the best time of each counts. The round is
+that of one agent in the default job (30 agents, full batches of 2,000 records, MLP 784-100-10): its gradient
+and all its rows. The records are random numbers.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -29,9 +28,13 @@ from topdp.agents.runtime.agent_rows import make_rows
 from topdp.runs import config
 from topdp.runs.run_outline import RunOutline
 
+ROW_NUMBERS = 79_510  # the parameters of the default model
+RECORDS_PER_AGENT = 2000
+CIPHER, SINGLE, DOUBLE = "ChaCha20, float64 (agents)", "PCG64DXSM, float32", "PCG64DXSM, float64"
 
-class FastDraws(AgentDraws):
-    """numpy's PCG64DXSM in the row's own type: what agents used before. Fast, and no secret keeper."""
+
+class NumpyDraws(AgentDraws):
+    """Draws of numpy's PCG64DXSM, which is no cryptographic generator. Only for comparison."""
 
     seeded = False
 
@@ -45,91 +48,74 @@ class FastDraws(AgentDraws):
         raise NotImplementedError
 
 
-def agent() -> tuple[AgentContext, int]:
-    """An agent of the default job, and the round in which it makes most rows."""
+def typical_agent() -> tuple[AgentContext, int]:
+    """Return the agent of the default job with the median number of rows per round, and this number."""
     wanted = config.read(changes=["privacy.guarantee=worst-case", "privacy.epsilon=10.0", "rounds=4"])
     graph = RunOutline.of(wanted).graph
-    complete, _ = complete_config(wanted, graph, (2000,) * graph.agents, manifest.Rules())
+    complete, _ = complete_config(wanted, graph, (RECORDS_PER_AGENT,) * graph.agents, manifest.Rules())
     cards = [identity.generate(f"agent{i}", f"127.0.0.1:{7000 + i}").card for i in range(graph.agents)]
     links = [(cards[i].name, cards[j].name) for i, j in graph.edges.tolist()]
     setup = RunSetup.of(manifest.new_manifest(cards, links, complete))
     generator = torch.Generator().manual_seed(0)
-    inputs = torch.rand(2000, 1, 28, 28, generator=generator)
-    labels = torch.randint(0, 10, (2000,), generator=generator)
+    inputs = torch.rand(RECORDS_PER_AGENT, 1, 28, 28, generator=generator)
+    labels = torch.randint(0, 10, (RECORDS_PER_AGENT,), generator=generator)
     rows = [sum(setup.plan.owner[setup.plan.exists[1]] == i) for i in range(graph.agents)]
-    typical = int(np.argsort(rows)[len(rows) // 2])
-    return build_context(setup, typical, (inputs, labels), 10), int(rows[typical])
+    median_agent = int(np.argsort(rows)[len(rows) // 2])
+    return build_context(setup, median_agent, (inputs, labels), 10), int(rows[median_agent])
 
 
-def round_of(mine: AgentContext, draws: AgentDraws) -> Callable[[], object]:
-    part = mine.part
-    own = {part.agent: mine.start}
-    received = {row: mine.start.clone() for row in part.read_rows[0].values()}
-    return lambda: make_rows(part, 1, own, received, mine.gradients, draws)
+def round_of(context: AgentContext, draws: AgentDraws) -> Callable[[], object]:
+    """Return a function that makes the rows of one round."""
+    part = context.part
+    own = {part.agent: context.start}
+    received = {row: context.start.clone() for row in part.read_rows[0].values()}
+    return lambda: make_rows(part, 1, own, received, context.gradients, draws)
 
 
-def best(contestants: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
-    """Milliseconds."""
-    found = dict.fromkeys(contestants, float("inf"))
+def best_milliseconds(functions: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
+    best = dict.fromkeys(functions, float("inf"))
     for _ in range(repeats):
-        for name, run in contestants.items():
-            begun = time.perf_counter()
-            run()
-            found[name] = min(found[name], 1e3 * (time.perf_counter() - begun))
-    return found
+        for name, function in functions.items():
+            start = time.perf_counter()
+            function()
+            best[name] = min(best[name], 1e3 * (time.perf_counter() - start))
+    return best
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--numbers", type=int, default=79_510, help="of a row; the default model's")
     parser.add_argument("--repeats", type=int, default=30)
-    parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    row = torch.zeros(options.numbers)
-    system, single, double = SystemDraws(), FastDraws(np.float32), FastDraws(np.float64)
-    mine, rows = agent()
-    chunks = [
-        min(agent_draws.NUMBERS_PER_KEY, options.numbers - k)
-        for k in range(0, options.numbers, agent_draws.NUMBERS_PER_KEY)
+    row = torch.zeros(ROW_NUMBERS)
+    system, single, double = SystemDraws(), NumpyDraws(np.float32), NumpyDraws(np.float64)
+    context, rows = typical_agent()
+    key_chunks = [
+        min(agent_draws.NUMBERS_PER_KEY, ROW_NUMBERS - start)
+        for start in range(0, ROW_NUMBERS, agent_draws.NUMBERS_PER_KEY)
     ]
-    noise = best(
+    per_row = best_milliseconds(
         {
-            "agents: ChaCha20, float64": lambda: system.add(row, 0.1, 0, 0),
-            "of which the cipher": lambda: [agent_draws.random_words(count) for count in chunks],
-            "PCG64DXSM, float32": lambda: single.add(row, 0.1, 0, 0),
-            "PCG64DXSM, float64": lambda: double.add(row, 0.1, 0, 0),
+            CIPHER: lambda: system.add(row, 0.1, 0, 0),
+            "only the cipher": lambda: [agent_draws.random_words(count) for count in key_chunks],
+            SINGLE: lambda: single.add(row, 0.1, 0, 0),
+            DOUBLE: lambda: double.add(row, 0.1, 0, 0),
         },
         options.repeats,
     )
-    whole = best(
-        {
-            "agents: ChaCha20, float64": round_of(mine, system),
-            "PCG64DXSM, float32": round_of(replace(mine, draws=single), single),
-        },
+    per_round = best_milliseconds(
+        {CIPHER: round_of(context, system), SINGLE: round_of(replace(context, draws=single), single)},
         max(3, options.repeats // 6),
     )
-    ours = "agents: ChaCha20, float64"
-    report = {
-        "numbers": options.numbers,
-        "milliseconds_per_row": {name: round(value, 3) for name, value in noise.items()},
-        "ratio_to_float32": round(noise[ours] / noise["PCG64DXSM, float32"], 2),
-        "ratio_to_float64": round(noise[ours] / noise["PCG64DXSM, float64"], 2),
-        "rows_in_a_round": rows,
-        "milliseconds_per_round": {name: round(value, 1) for name, value in whole.items()},
-        "share_of_a_round": round(rows * noise[ours] / whole[ours], 4),
-    }
-    if options.json:
-        print(json.dumps(report))
-        return
-    for name, value in noise.items():
-        print(f"{name:28} {value:7.3f} ms a row of {options.numbers}")
-    print(f"ratio: {report['ratio_to_float32']} to float32, {report['ratio_to_float64']} to float64")
-    for name, value in whole.items():
-        print(f"{name:28} {value:7.1f} ms a round with {rows} rows")
-    print(f"noise is {report['share_of_a_round']:.1%} of a round")
+    for name, milliseconds in per_row.items():
+        print(f"{name:28} {milliseconds:7.3f} ms per row of {ROW_NUMBERS:,} numbers")
+    to_single, to_double = per_row[CIPHER] / per_row[SINGLE], per_row[CIPHER] / per_row[DOUBLE]
+    print(f"ratio: {to_single:.2f} to float32, {to_double:.2f} to float64")
+    for name, milliseconds in per_round.items():
+        print(f"{name:28} {milliseconds:7.1f} ms per round with {rows} rows")
+    print(f"noise takes {rows * per_row[CIPHER] / per_round[CIPHER]:.1%} of a round")
 
 
 if __name__ == "__main__":

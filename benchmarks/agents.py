@@ -1,10 +1,11 @@
-"""What a round costs an agent beside computing: ledger and link, for rows of 80 kB on loopback.
+"""Duration of the ledger and of the link in an agent's round, for rows of 80 kB on loopback.
 
-    python benchmarks/agents.py [--rows 200] [--numbers 20000] [--json]
+    python benchmarks/agents.py [--rows 200] [--numbers 20000]
 
-Two agents in two processes over gRPC and mutual TLS. For every round each books its charge with the bytes to
-be sent (WAL, synchronous=FULL), sends them from the outbox, and books what it receives before it answers. One
-round and link is the time from the start of the booking until the neighbour's row is in and booked.
+Two agents run in two processes and communicate over gRPC with mutual TLS. In each round an agent writes its
+charge and the bytes to be sent into the ledger (WAL, synchronous=FULL), sends them from the outbox, and
+stores the row that it receives before it answers. The time of a round and link begins before the charge is
+written, and ends when the row of the neighbour is in the ledger.
 """
 
 from __future__ import annotations
@@ -40,82 +41,54 @@ from topdp.agents.wire.transport import end_all
 from topdp.runs.config import RunConfig
 
 NAMES = ("ada", "bob")
-WARM_UP = 10
+WARM_UP_ROUNDS = 10
+TARGET_MILLISECONDS = 15.0
+LAST_ACKNOWLEDGEMENT_SECONDS = 0.5  # the neighbour may still wait for it
 
 
-async def measured(folder: Path, name: str, rows: int, numbers: int) -> dict[str, list[float]]:
-    other = NAMES[1 - NAMES.index(name)]
+async def exchange_rows(folder: Path, name: str, rounds: int, numbers: int) -> dict[str, list[float]]:
+    """Run one agent. Return the seconds of each round, and those that the charge took."""
+    neighbour = NAMES[1 - NAMES.index(name)]
     terms = manifest.read_manifest(folder / "manifest.toml")
     ledger = Ledger(folder / name / "state", terms.hash, name)
-    me = identity.load_identity(folder / name / "identity")
-    transport = GrpcTransport(me, terms)
+    own_identity = identity.load_identity(folder / name / "identity")
+    transport = GrpcTransport(own_identity, terms)
     directory = CardDirectory(terms)
     peers = PeerContacts(
         terms=LinkTerms(terms.hash, "benchmark", "benchmark"),
         ledger=ledger,
-        inbox=Inbox(ledger, {other: range(rows)}),
+        inbox=Inbox(ledger, {neighbour: range(rounds)}),
         transport=transport,
         check_row=lambda peer, round, body: row_payload.decode(body, numbers),
-        signatures=RowSignatures(directory, me),
-        last_round=rows - 1,
+        signatures=RowSignatures(directory, own_identity),
+        last_round=rounds - 1,
         hooks=AgentHooks(),
         card_updates=CardUpdates(name, ledger, directory),
     )
     await transport.start(RequestHandlers(peers).handle)
-    peers.spawn(OutboxSender(peers).serve(other))
+    peers.spawn(OutboxSender(peers).serve(neighbour))
     generator = np.random.default_rng()
     seconds: dict[str, list[float]] = {"round": [], "ledger": []}
-    for r in range(rows):
+    for round in range(rounds):
         body = row_payload.encode(generator.standard_normal(numbers, dtype=np.float32))
-        begun = time.perf_counter()
-        applied = [(other, r - 1)] if r else []
-        ledger.release(r, ReleaseCost(0.01, 0.01, 0.01), {other: body}, b"state", applied)
-        seconds["ledger"].append(time.perf_counter() - begun)
+        start = time.perf_counter()
+        applied = [(neighbour, round - 1)] if round else []
+        ledger.release(round, ReleaseCost(0.01, 0.01, 0.01), {neighbour: body}, b"state", applied)
+        seconds["ledger"].append(time.perf_counter() - start)
         peers.wake_senders()
-        while ledger.unapplied_body(other, r) is None:
+        while ledger.unapplied_body(neighbour, round) is None:
             peers.changed.clear()
             await peers.changed.wait()
-        seconds["round"].append(time.perf_counter() - begun)
-    await asyncio.sleep(0.5)  # the other may still wait for the last acknowledgement
+        seconds["round"].append(time.perf_counter() - start)
+    await asyncio.sleep(LAST_ACKNOWLEDGEMENT_SECONDS)
     await end_all(list(peers.tasks), "neighbours")
     await transport.close()
     ledger.close()
     return seconds
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rows", type=int, default=200)
-    parser.add_argument("--numbers", type=int, default=20_000, help="of float32 in a row")
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--as-agent", nargs=2, metavar=("FOLDER", "NAME"), help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.as_agent:
-        folder, name = options.as_agent
-        found = asyncio.run(measured(Path(folder), name, options.rows, options.numbers))
-        print(json.dumps(found))
-        return
-    with tempfile.TemporaryDirectory() as place:
-        seconds = _both(Path(place), options.rows, options.numbers)
-    milliseconds = {part: [1e3 * s for s in values[WARM_UP:]] for part, values in seconds.items()}
-    report = {
-        "row_bytes": 4 * options.numbers,
-        "rounds": options.rows - WARM_UP,
-        "median_ms": {part: round(statistics.median(values), 2) for part, values in milliseconds.items()},
-        "p95_ms": {part: round(float(np.percentile(values, 95)), 2) for part, values in milliseconds.items()},
-        "target_ms": 15.0,
-    }
-    if options.json:
-        print(json.dumps(report))
-        return
-    for part in ("round", "ledger"):
-        label = {"round": "round and link", "ledger": "of which own booking"}[part]
-        print(f"{label:22} median {report['median_ms'][part]:6.2f} ms   95% {report['p95_ms'][part]:6.2f} ms")
-
-
-def _both(folder: Path, rows: int, numbers: int) -> dict[str, list[float]]:
+def run_both_agents(folder: Path, rounds: int, numbers: int) -> dict[str, list[float]]:
+    """Run both agents. Return the seconds of all rounds of both."""
     cards = []
     for name in NAMES:
         with socket.socket() as probe:
@@ -123,13 +96,39 @@ def _both(folder: Path, rows: int, numbers: int) -> dict[str, list[float]]:
             port = probe.getsockname()[1]
         cards.append(identity.create_identity(folder / name / "identity", name, f"127.0.0.1:{port}").card)
     manifest.new_manifest(cards, [NAMES], RunConfig()).write(folder / "manifest.toml")
-    command = [sys.executable, __file__, "--rows", str(rows), "--numbers", str(numbers)]
-    running = [
+    command = [sys.executable, __file__, "--rows", str(rounds), "--numbers", str(numbers)]
+    processes = [
         subprocess.Popen([*command, "--as-agent", str(folder), name], stdout=subprocess.PIPE)
         for name in NAMES
     ]
-    found = [json.loads(process.communicate(timeout=300)[0]) for process in running]
-    return {part: [value for each in found for value in each[part]] for part in found[0]}
+    outputs = [json.loads(process.communicate(timeout=300)[0]) for process in processes]
+    return {
+        part: [seconds for output in outputs for seconds in output[part][WARM_UP_ROUNDS:]]
+        for part in outputs[0]
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rows", type=int, default=200, help="rounds, each with one row per agent")
+    parser.add_argument("--numbers", type=int, default=20_000, help="float32 numbers in a row")
+    parser.add_argument("--as-agent", nargs=2, metavar=("FOLDER", "NAME"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.rows <= WARM_UP_ROUNDS:
+        parser.error(f"Expected --rows above {WARM_UP_ROUNDS}, which are not counted; got {options.rows}.")
+    if options.as_agent:
+        folder, name = options.as_agent
+        print(json.dumps(asyncio.run(exchange_rows(Path(folder), name, options.rows, options.numbers))))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        seconds = run_both_agents(Path(folder), options.rows, options.numbers)
+    for part, label in (("round", "round and link"), ("ledger", "of these, the charge")):
+        milliseconds = [1e3 * value for value in seconds[part]]
+        median, high = statistics.median(milliseconds), float(np.percentile(milliseconds, 95))
+        print(f"{label:22} median {median:6.2f} ms   95th percentile {high:6.2f} ms")
+    print(f"target: {TARGET_MILLISECONDS:g} ms per round and link")
 
 
 if __name__ == "__main__":

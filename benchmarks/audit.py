@@ -1,19 +1,20 @@
-"""How often audits of correct runs accuse them, and how near they come: every method, mode and batch.
+"""How often the lower bounds of audits exceed a correct ε, and how close to it they come.
 
+    python benchmarks/audit.py
     python benchmarks/audit.py --quick        # 10 seeds instead of 100
-    python benchmarks/audit.py                # --json: one JSON object as the last line
 
-Small runs on random records; ends with 1 where one method is accused more often than the confidence allows.
+The cases are small runs on random records, for every noisy method, mode, batch and guarantee. Exit with 1 if
+the share of lower bounds that exceed the proved ε is larger than the confidence allows.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import sys
 import time
-from typing import Any
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -28,15 +29,42 @@ from topdp.runs.named_model import named_task
 from topdp.runs.planning import plan_and_account
 from topdp.runs.run_outline import RunOutline
 
-AGENTS, RECORDS, ROUNDS, CONFIDENCE = 6, 200, 6, 0.95
+AGENTS, RECORDS_PER_AGENT, ROUNDS, CONFIDENCE = 6, 200, 6, 0.95
+FULL_SEEDS, QUICK_SEEDS = 100, 10
 BATCHES = {"full": "full", "cycle": {"cycle": 100}, "poisson": {"poisson": 100}}
-Row = dict[str, Any]
 GUARANTEES = ("view", "adaptive", "worst-case")
 
 
-def records() -> Shards:
+class Case(NamedTuple):
+    """The settings of the audited runs."""
+
+    method: str
+    mode: str
+    batch: str
+    guarantee: str
+
+    def __str__(self) -> str:
+        return " ".join(self)
+
+
+@dataclass(frozen=True)
+class CaseResult:
+    """The results of the audits of one case."""
+
+    proved: float  # the proved ε
+    mean_lower_bound: float
+    exceeded: int  # the number of audits whose lower bound exceeds the proved ε
+
+    def __str__(self) -> str:
+        return (
+            f"{self.exceeded:2} lower bounds exceed ε; mean {self.mean_lower_bound:.2f}, "
+            f"proved {self.proved:.2f}"
+        )
+
+
+def random_shards() -> Shards:
     random = np.random.default_rng(0)
-    inputs = random.normal(size=(AGENTS, RECORDS, 16)).astype(np.float32)
+    inputs = random.normal(size=(AGENTS, RECORDS_PER_AGENT, 16)).astype(np.float32)
     labels = (inputs.sum(2) > 0).astype(np.int64)
     return Shards.from_arrays(list(zip(inputs, labels, strict=True)))
 
@@ -46,72 +74,65 @@ def network() -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Tanh(), torch.nn.Linear(16, 2))
 
 
-def one(method: str, mode: str, batch: str, guarantee: str, seeds: int, known: dict[str, str]) -> Row | str:
-    """What was found, or the case that has the same plan."""
+def audit_case(case: Case, seeds: int, case_of_plan: dict[str, Case]) -> CaseResult | Case:
+    """Audit a case, once per seed. If an earlier case has the same plan, return that case instead.
+
+    `case_of_plan`: the cases so far; this function adds `case`.
+    """
     config = parse(
         {
             "rounds": ROUNDS,
             "topology": {"agents": AGENTS, "connection": 0.5},
-            "method": {"name": method, "mode": mode, "decay": {"period": 2}},
-            "privacy": {"epsilon": 4.0, "clip": 1.0, "guarantee": guarantee},
-            "data": {"batch": BATCHES[batch]},
+            "method": {"name": case.method, "mode": case.mode, "noise_schedule": {"period": 2}},
+            "privacy": {"epsilon": 4.0, "clip": 1.0, "guarantee": case.guarantee},
+            "data": {"batch": BATCHES[case.batch]},
         }
     )
-    parts = Assembly.given(
-        RunOutline.of(config), network(), records(), torch.device("cpu"), named_task(config)
+    assembly = Assembly.given(
+        RunOutline.of(config), network(), random_shards(), torch.device("cpu"), named_task(config)
     )
-    plan, found = plan_and_account(parts.run)
-    case = f"{method} {mode} {batch} {guarantee}"
-    alike = known.setdefault(f"{plan.digest()} {batch} {guarantee}", case)
-    if alike != case:
-        return alike
-    asked = AuditRequest(confidence=CONFIDENCE)
-    audit = Audit.of(plan, found, config.privacy, parts.flat.dimension, asked)
-    results = [audit.run(parts, seed) for seed in range(seeds)]
-    return {
-        "method": method,
-        "mode": mode,
-        "batch": batch,
-        "guarantee": guarantee,
-        "proved": results[0].proved,
-        "lower": float(np.mean([result.lower for result in results])),
-        "accused": sum("proved" in result.exceeds for result in results),
-        "seeds": seeds,
-    }
+    plan, account = plan_and_account(assembly.run)
+    earlier = case_of_plan.setdefault(f"{plan.digest()} {case.batch} {case.guarantee}", case)
+    if earlier != case:
+        return earlier
+    request = AuditRequest(confidence=CONFIDENCE)
+    audit = Audit.of(plan, account, config.privacy, assembly.flat.dimension, request)
+    findings = [audit.run(assembly, seed) for seed in range(seeds)]
+    return CaseResult(
+        proved=findings[0].proved,
+        mean_lower_bound=float(np.mean([each.lower for each in findings])),
+        exceeded=sum("proved" in each.exceeds for each in findings),
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="10 seeds instead of 100")
-    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
-    arguments = parser.parse_args()
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK_SEEDS} seeds instead of {FULL_SEEDS}")
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    seeds = 10 if arguments.quick else 100
-    rows: list[Row] = []
-    known: dict[str, str] = {}
-    noisy = [name for name, method in METHODS.items() if method.noisy]
-    for case in itertools.product(noisy, ("sync", "async"), BATCHES, GUARANTEES):
-        begun = time.perf_counter()
+    seeds = QUICK_SEEDS if options.quick else FULL_SEEDS
+    results: list[CaseResult] = []
+    case_of_plan: dict[str, Case] = {}
+    noisy_methods = [name for name, method in METHODS.items() if method.noisy]
+    for settings in itertools.product(noisy_methods, ("sync", "async"), BATCHES, GUARANTEES):
+        case = Case(*settings)
+        start = time.perf_counter()
         try:
-            row = one(*case, seeds, known)
-        except InputError as refusal:
-            print(f"{' '.join(case):40} refused: {refusal}", flush=True)
+            result = audit_case(case, seeds, case_of_plan)
+        except InputError as error:
+            print(f"{case!s:40} refused: {error}", flush=True)
             continue
-        if isinstance(row, str):
-            print(f"{' '.join(case):40} the plan of {row}", flush=True)
+        if isinstance(result, Case):
+            print(f"{case!s:40} same plan as {result}", flush=True)
             continue
-        rows.append(row)
-        print(
-            f"{' '.join(case):40} accused {row['accused']:2} of {seeds}, at least {row['lower']:.2f} of "
-            f"{row['proved']:.2f} on average, {time.perf_counter() - begun:.1f} s",
-            flush=True,
-        )
-    most = max(row["accused"] for row in rows)
-    total = sum(row["accused"] for row in rows) / sum(row["seeds"] for row in rows)
-    print(f"{len(rows)} cases: {total:.2%} of all audits accuse; the most of {seeds}: {most}")
-    if arguments.json:
-        print(json.dumps({"cases": rows}))
-    if total > 1 - CONFIDENCE:
+        results.append(result)
+        print(f"{case!s:40} {result}, {time.perf_counter() - start:.1f} s", flush=True)
+    if not results:
+        sys.exit("Expected at least one case that can be audited, but all were refused.")
+    largest = max(result.exceeded for result in results)
+    share = sum(result.exceeded for result in results) / (seeds * len(results))
+    print(f"{len(results)} cases: {share:.2%} of all lower bounds exceed ε; at most {largest} of {seeds}")
+    if share > 1 - CONFIDENCE:
         sys.exit(1)
 
 

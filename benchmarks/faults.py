@@ -1,21 +1,21 @@
-"""Federations under random faults, in virtual time: messages, links, kills, clocks, disks, from a seed.
+"""Federations under random faults of messages, links, processes, clocks and disks, in virtual time.
 
     python benchmarks/faults.py --schedules 10000 --processes 16     # all settings in turn
-    python benchmarks/faults.py --setting sync-wait --seed 7         # one of them again, with a log
-    python benchmarks/faults.py --planted                            # does it find faults planted on purpose?
+    python benchmarks/faults.py --setting sync-wait --seed 7         # repeat one schedule, with a log
+    python benchmarks/faults.py --planted                            # are planted faults detected?
 
-Real agents with real ledgers in one process; clock, network and disk are not real (`tests/agents/faults`).
-After every schedule nothing may be under-counted, no round applied twice, every budget held, every ledger
-whole, nobody honest quarantined; when all has healed everybody must end; and where the rule is to wait, a
-seeded run must have sent the same bytes and ended with the same estimates as an unbroken one. Ends with 1 if
-anything is wrong, and says which seed shows it.
+Real agents with real ledgers run in one process; clock, network and disk are simulated
+(`tests/agents/faults`). A seed determines each schedule of faults. After every schedule, no charge may be
+missing, no round applied twice, no budget exceeded, no ledger damaged and no honest agent quarantined. After
+all faults have healed, every agent must end. Under the rule to wait, a seeded run must also send the same
+bytes and end with the same estimates as a run without faults. Exit with 1 if a condition is violated; the
+output names the seeds.
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
-import json
 import multiprocessing
 import os
 import signal
@@ -27,118 +27,117 @@ from typing import Any
 
 TESTS = Path(__file__).resolve().parent.parent / "tests"
 sys.path[:0] = [str(TESTS), str(TESTS / "agents")]
-LIMIT = 120  # seconds of real time for one schedule
+
+MAX_SCHEDULE_SECONDS = 120  # real time
+PLANTED_SEEDS = 150  # schedules that are tried for each planted fault; one fault needs more than a hundred
+TABLE_HEADINGS = (
+    "setting", "schedules", "starts", "kills", "old copies", "left waiting", "wrong", "s per schedule",
+)  # fmt: skip
 
 
-def one(place: tuple[str, int]) -> dict[str, Any]:
+def run_schedule(setting_and_seed: tuple[str, int]) -> dict[str, Any]:
+    """Run one schedule; return its violations and counts."""
     from faults.injector import run
 
-    name, seed = place
+    setting, seed = setting_and_seed
 
-    def too_late(*_: Any) -> None:
-        raise TimeoutError(f"longer than {LIMIT} s of real time")
+    def raise_timeout(*_: Any) -> None:
+        raise TimeoutError(f"longer than {MAX_SCHEDULE_SECONDS} s of real time")
 
-    signal.signal(signal.SIGALRM, too_late)
-    signal.alarm(LIMIT)
-    begun = time.perf_counter()
-    counts = {"kills": 0, "starts": 0, "virtual": 0.0, "codes": {}, "old_copies": 0}
+    signal.signal(signal.SIGALRM, raise_timeout)
+    signal.alarm(MAX_SCHEDULE_SECONDS)
+    start = time.perf_counter()
+    counts = {"kills": 0, "starts": 0, "left_waiting": 0, "old_copies": 0}
     try:
-        verdict = run(name, seed)
-        faults = verdict.faults
+        verdict = run(setting, seed)
+        violations = verdict.faults
         counts = {
             "kills": verdict.kills,
             "starts": verdict.starts,
-            "virtual": verdict.seconds,
-            "codes": verdict.codes,
+            "left_waiting": int(None in verdict.codes.values()),
             "old_copies": int(verdict.schedule.rolls_back),
         }
     except Exception:
-        faults = [traceback.format_exc(limit=-3)]
+        violations = [traceback.format_exc(limit=-3)]
     finally:
         signal.alarm(0)
-    seconds = time.perf_counter() - begun
-    return {"setting": name, "seed": seed, "faults": faults, "seconds": seconds, **counts}
+    seconds = time.perf_counter() - start
+    return {"setting": setting, "seed": seed, "violations": violations, "seconds": seconds, **counts}
 
 
-def replay(name: str, seed: int) -> int:
+def replay(setting: str, seed: int) -> int:
+    """Repeat one schedule, and print its log. Return the exit code."""
     from faults.injector import run
 
-    verdict = run(name, seed)
+    verdict = run(setting, seed)
     print("\n".join([*verdict.schedule.told(), *verdict.log]))
-    print(f"ended with {verdict.codes} after {verdict.seconds:.1f} virtual seconds, {verdict.kills} kills")
-    for fault in verdict.faults:
-        print(f"WRONG: {fault}")
+    print(f"exit codes {verdict.codes} after {verdict.seconds:.1f} virtual seconds, {verdict.kills} kills")
+    for violation in verdict.faults:
+        print(f"WRONG: {violation}")
     return int(bool(verdict.faults))
 
 
-def planted(seeds: int) -> int:
-    """Each fault that is planted: the first seed that finds it."""
+def detect_planted_faults() -> int:
+    """Print the first seed that detects each planted fault. Return 1 if a fault is not detected, else 0."""
     from faults.planted import PLANTED, first_found
 
-    missed = 0
+    undetected = 0
     for name in PLANTED:
-        found = first_found(name, range(seeds))
-        missed += found is None
-        print(f"{name}: " + (f"seed {found[0]}: {found[1][0]}" if found else "NOT FOUND"), flush=True)
-    return int(missed > 0)
+        detection = first_found(name, range(PLANTED_SEEDS))
+        undetected += detection is None
+        text = f"seed {detection[0]}: {detection[1][0]}" if detection else "NOT DETECTED"
+        print(f"{name}: {text}", flush=True)
+    return int(undetected > 0)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--setting", help="names with commas; else all")
-    parser.add_argument("--seed", type=int, help="one schedule again, with a log of what happens")
+    parser.add_argument("--setting", help="names, separated by commas; by default all settings")
+    parser.add_argument("--seed", type=int, help="repeat the schedule of this seed, and print its log")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
-    parser.add_argument("--schedules", type=int, default=240, help="in all, over the settings in turn")
+    parser.add_argument("--schedules", type=int, default=240, help="the number for all settings together")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--planted", action="store_true")
-    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
+    parser.add_argument("--planted", action="store_true", help="test whether planted faults are detected")
     options = parser.parse_args()
-    if os.environ.get("PYTHONHASHSEED") != "0":  # sets are gone through in the same order
+    if os.environ.get("PYTHONHASHSEED") != "0":  # otherwise the order of sets differs between processes
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "PYTHONHASHSEED": "0"})
     os.environ["OMP_NUM_THREADS"] = "1"
 
     from faults.jobs import JOBS
 
-    names = options.setting.split(",") if options.setting else list(JOBS)
+    settings = options.setting.split(",") if options.setting else list(JOBS)
     if options.seed is not None:
-        raise SystemExit(max(replay(name, options.seed) for name in names))
+        raise SystemExit(max(replay(setting, options.seed) for setting in settings))
     if options.planted:
-        raise SystemExit(planted(40))
-    say = sys.stderr if options.json else sys.stdout
-    places = [(names[i % len(names)], options.first + i // len(names)) for i in range(options.schedules)]
-    begun, rows = time.perf_counter(), collections.defaultdict(list)
+        raise SystemExit(detect_planted_faults())
+    schedules = [
+        (settings[i % len(settings)], options.first + i // len(settings)) for i in range(options.schedules)
+    ]
+    start, results = time.perf_counter(), collections.defaultdict(list)
     with multiprocessing.get_context("fork").Pool(options.processes) as pool:
-        for found in pool.imap_unordered(one, places, chunksize=4):
-            rows[found["setting"]].append(found)
-            for fault in found["faults"]:
-                print(
-                    f"WRONG: --setting {found['setting']} --seed {found['seed']}: {fault}",
-                    file=say,
-                    flush=True,
-                )
-    table(names, rows, say)
-    bad = sum(bool(found["faults"]) for each in rows.values() for found in each)
-    seconds = time.perf_counter() - begun
-    print(f"{len(places)} schedules in {seconds:.0f} s, {bad} with something wrong", file=say)
-    if options.json:
-        wrong = [found for each in rows.values() for found in each if found["faults"]]
-        print(json.dumps({"schedules": len(places), "seconds": round(seconds, 1), "wrong": wrong}))
-    raise SystemExit(int(bad > 0))
+        for result in pool.imap_unordered(run_schedule, schedules, chunksize=4):
+            results[result["setting"]].append(result)
+            for violation in result["violations"]:
+                arguments = f"--setting {result['setting']} --seed {result['seed']}"
+                print(f"WRONG: {arguments}: {violation}", flush=True)
+    print_table(settings, results)
+    wrong = sum(bool(result["violations"]) for group in results.values() for result in group)
+    seconds = time.perf_counter() - start
+    print(f"{len(schedules)} schedules in {seconds:.0f} s, {wrong} of them with violations")
+    raise SystemExit(int(wrong > 0))
 
 
-def table(names: list[str], rows: dict[str, list[dict[str, Any]]], say: Any) -> None:
-    heads = ("setting", "schedules", "starts", "kills", "old copies", "left waiting", "wrong", "s each")
-    print("| " + " | ".join(heads) + " |\n" + "|---" * len(heads) + "|", file=say)
-    for name in names:
-        each = rows[name]
-        waiting = sum(None in found["codes"].values() for found in each)
-        sums = [sum(found[key] for found in each) for key in ("starts", "kills", "old_copies")]
-        wrong = sum(bool(found["faults"]) for found in each)
-        mean = sum(found["seconds"] for found in each) / max(1, len(each))
-        cells = [name, len(each), *sums, waiting, wrong, f"{mean:.2f}"]
-        print("| " + " | ".join(map(str, cells)) + " |", file=say)
+def print_table(settings: list[str], results: dict[str, list[dict[str, Any]]]) -> None:
+    print("| " + " | ".join(TABLE_HEADINGS) + " |\n" + "|---" * len(TABLE_HEADINGS) + "|")
+    for setting in settings:
+        group = results[setting]
+        sums = [sum(each[key] for each in group) for key in ("starts", "kills", "old_copies", "left_waiting")]
+        wrong = sum(bool(each["violations"]) for each in group)
+        mean_seconds = sum(each["seconds"] for each in group) / max(1, len(group))
+        cells = [setting, len(group), *sums, wrong, f"{mean_seconds:.2f}"]
+        print("| " + " | ".join(map(str, cells)) + " |")
 
 
 if __name__ == "__main__":

@@ -1,25 +1,29 @@
-"""Rounds on an NVIDIA GPU: how long they take beside our aims and the card's floors, and are they right?
+"""Duration of rounds on an NVIDIA GPU, compared with aims and hardware limits; and checks of the results.
 
-    python benchmarks/gpu.py [--json gpu.json] [--quick]    a line for every aim; code 1 if something is wrong
-    python benchmarks/gpu.py --compile                      needs no card: compiles the kernels for sm_90
+    python benchmarks/gpu.py [--json gpu.json] [--quick]    one line per measurement
+    python benchmarks/gpu.py --compile                      compile the kernels for sm_90, without a GPU
 
-Rounds that are replayed are compared with those that the engine makes one by one; then a recording that
-fails or is broken off, a clock that stands still and a record that overflows must each be noticed. Needs
-torch, Triton, numpy, networkx and scipy, and topdp's source on PYTHONPATH; of what else topdp needs, nothing
-is used here. Without a card it says so and ends with code 2. An aim that is missed is printed, and is no
-error. Every part is a process: one that fails, dies or hangs leaves the others as they are.
+The rows of replayed rounds are compared with those of rounds that the engine executes one by one. The script
+also checks that the engine detects a recording that fails or is interrupted, a round counter that does not
+advance, and a record that overflows. Needs torch, Triton, numpy, networkx and scipy, and topdp's source on
+PYTHONPATH; other requirements of topdp are replaced by mocks. Each part runs in its own process, so a part
+that fails or hangs does not affect the others.
+
+Exit with 1 if a check fails, and with 2 if there is no GPU. A missed aim is printed, and is no error.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import statistics
 import subprocess
 import sys
 import time
 import warnings
 from collections import Counter
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from unittest import mock
@@ -27,64 +31,73 @@ from unittest import mock
 import numpy as np
 import torch
 
-if find_spec("PIL") is None:  # reads images, of which there are none
+if find_spec("PIL") is None:  # reads images
     sys.modules["PIL"] = mock.MagicMock()
-if find_spec("numba") is None:  # noise on a processor
+if find_spec("numba") is None:  # draws noise on the CPU
     sys.modules.update({"numba": mock.MagicMock(), "numba.extending": mock.MagicMock()})
 
 from topdp import protocols, topology
 from topdp.data.shards import Shards
 from topdp.learning.gradients import ClippedGradients
 from topdp.learning.models import mlp
-from topdp.plan import Cycle, Full, prune, schedules
+from topdp.plan import Cycle, Full, Plan, prune, schedules
 from topdp.simulator.engine import Engine
 from topdp.simulator.row_mixing import RowWork
 from topdp.simulator.run_stacking import StackedBatches, StackedNoise, stack_plans, stack_shards
 from topdp.simulator.simulated_noise import SimulatedDraws
+from topdp.simulator.simulation import State
 
 CLASSES, PIXELS = 10, 784
 DEVICE = "cuda"
-PARTS = ("floors", "small", "safety", "full", "many", "stacked", "mixing", "kernels")  # most wanted first
+# The parts, each a function of this module, the most important first. A profiler may slow down all that
+# follows it, so `kernels` is last.
+PARTS = ("floors", "small", "safety", "full", "many", "stacked", "mixing", "kernels")
 BANDWIDTH = "copy bandwidth, read and written"
-LONGEST = 150  # seconds of one part
-Found = dict[str, object]
+MAX_PART_SECONDS = 150
+MAX_TOTAL_SECONDS = 540  # no part starts or continues after this time
+MAX_RELATIVE_DIFFERENCE = 1e-4  # between the rows of replayed rounds and of rounds one by one
+COMPARED_ROUNDS = 24
+WARM_UP_ROUNDS = 40
+TARGET_CAPABILITY = 90  # sm_90, for `--compile`
+Results = dict[str, object]
+Advance = Callable[[State, int], State]
 
 
 def main() -> int:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    options.add_argument("--json", type=Path, default=Path("gpu.json"))
-    options.add_argument("--quick", action="store_true", help="fewer rounds, and smaller stacks")
-    options.add_argument("--compile", action="store_true", help="compile the kernels, without a card")
-    options.add_argument("--minutes", type=float, default=9.0, help="after which no part goes on")
-    options.add_argument("--part", choices=PARTS, help="this one only, in this process")
-    asked = options.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--json", type=Path, default=Path("gpu.json"), help="the file of the results")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds, and smaller stacks")
+    parser.add_argument("--compile", action="store_true", help="only compile the kernels, without a GPU")
+    parser.add_argument("--part", choices=PARTS, help="only this part, in this process")
+    options = parser.parse_args()
     if find_spec("triton") is None:
-        print("gpu.py: Expected Triton, found none: it comes with PyTorch's CUDA builds.", file=sys.stderr)
+        print("gpu.py: Expected Triton, found none. PyTorch's CUDA builds contain it.", file=sys.stderr)
         return 2
-    if asked.compile:
+    if options.compile:
         return compile_kernels()
     if not torch.cuda.is_available():
-        print("gpu.py: Expected an NVIDIA GPU, found none. (--compile needs none.)", file=sys.stderr)
+        print("gpu.py: Expected an NVIDIA GPU, found none. Only --compile needs none.", file=sys.stderr)
         return 2
-    if asked.part is not None:
-        one(asked.part, asked.quick, asked.json)
+    if options.part is not None:
+        one(options.part, options.quick, options.json)
         return 0
-    asked.json.unlink(missing_ok=True)
-    ends = time.monotonic() + 60 * asked.minutes
-    command = [sys.executable, __file__, "--json", str(asked.json), *(["--quick"] if asked.quick else [])]
+    options.json.unlink(missing_ok=True)
+    deadline = time.monotonic() + MAX_TOTAL_SECONDS
+    quick = ["--quick"] if options.quick else []
+    command = [sys.executable, __file__, "--json", str(options.json), *quick]
     for name in PARTS:
-        failed = failure([*command, "--part", name], min(LONGEST, ends - time.monotonic()))
-        if failed is not None:
-            found, wrong = read(asked.json)
-            write(asked.json, found, [*wrong, f"{name}: {failed}"])
-            print(f"WRONG {name}: {failed}", flush=True)
-    _, wrong = read(asked.json)
-    print(f"{len(wrong)} wrong; all numbers are in {asked.json}")
-    return 1 if wrong else 0
+        reason = failure([*command, "--part", name], min(MAX_PART_SECONDS, deadline - time.monotonic()))
+        if reason is not None:
+            results, violations = read(options.json)
+            write(options.json, results, [*violations, f"{name}: {reason}"])
+            print(f"WRONG {name}: {reason}", flush=True)
+    _, violations = read(options.json)
+    print(f"{len(violations)} violations; all results are in {options.json}")
+    return 1 if violations else 0
 
 
 def failure(command: list[str], seconds: float) -> str | None:
-    """What became of a process, where it did not come to its end in that time."""
+    """Run a process; return None if it ends with code 0 within `seconds`, and otherwise the reason."""
     if seconds <= 0:
         return "no time was left"
     try:
@@ -95,35 +108,39 @@ def failure(command: list[str], seconds: float) -> str | None:
 
 
 def one(name: str, quick: bool, file: Path) -> None:
-    """A part, with the numbers of those before; what it finds is written whatever becomes of it."""
-    found, wrong = read(file)
-    if not found:
-        found |= {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
-        print(f"{found['device']}, torch {found['torch']}")
+    """Run one part, and add its results to `file`, even if the part fails."""
+    results, violations = read(file)
+    if not results:
+        results |= {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
+        print(f"{results['device']}, torch {results['torch']}")
     try:
-        globals()[name](quick, found, wrong)
+        globals()[name](quick, results, violations)
     except Exception as error:
-        wrong.append(f"{name}: {type(error).__name__}: {error}")
-        print(f"WRONG {wrong[-1]}")
-    write(file, found, wrong)
+        violations.append(f"{name}: {type(error).__name__}: {error}")
+        print(f"WRONG {violations[-1]}")
+    write(file, results, violations)
 
 
-def read(file: Path) -> tuple[Found, list[str]]:
-    found = json.loads(file.read_text()) if file.exists() else {}
-    return found, found.pop("wrong", [])
+def read(file: Path) -> tuple[Results, list[str]]:
+    """Return the results so far, and the violations so far."""
+    results = json.loads(file.read_text()) if file.exists() else {}
+    return results, results.pop("wrong", [])
 
 
-def write(file: Path, found: Found, wrong: list[str]) -> None:
-    file.write_text(json.dumps(found | {"wrong": wrong}, indent=1) + "\n")
+def write(file: Path, results: Results, violations: list[str]) -> None:
+    file.write_text(json.dumps(results | {"wrong": violations}, indent=1) + "\n")
 
 
-def say(found: Found, name: str, value: float, unit: str, aim: float | None = None, note: str = "") -> None:
-    found[name] = {"value": value, "unit": unit, "aim": aim, "note": note}
+def say(
+    results: Results, name: str, value: float, unit: str, aim: float | None = None, note: str = ""
+) -> None:
+    """Add a result, and print it."""
+    results[name] = {"value": value, "unit": unit, "aim": aim, "note": note}
     reached = "" if aim is None else f"  aim {aim:g}: {'reached' if value <= aim else 'MISSED'}"
     print(f"{name:58s} {value:10.4g} {unit:10s}{reached}  {note}")
 
 
-# What is measured
+# Rounds
 
 
 def shards_of(agents: int, records: int, test: int = 1000) -> Shards:
@@ -135,7 +152,7 @@ def shards_of(agents: int, records: int, test: int = 1000) -> Shards:
     return Shards.from_arrays([draw(records) for _ in range(agents)], test=draw(test), classes=CLASSES)
 
 
-def plan_of(graph: topology.Topology, rounds: int, seed: int = 0):
+def plan_of(graph: topology.Topology, rounds: int, seed: int = 0) -> Plan:
     rates = schedules.learning_rates(0.05, rounds, "none")
     schedule = schedules.schedule(rates, schedules.step_decay(1.0, 1, rounds), "gradient")
     return protocols.TopSynchronous(0.5).plan(graph, schedule, np.full(graph.agents, 0.05), seed)
@@ -143,235 +160,252 @@ def plan_of(graph: topology.Topology, rounds: int, seed: int = 0):
 
 def engine_of(graph: topology.Topology, rounds: int, shards: Shards, batch: int | None) -> Engine:
     batches = [Full(count) if batch is None else Cycle(count, batch) for count in shards.counts]
-    return Engine(
-        plan_of(graph, rounds), gradients_of_the_same_start(), shards, batches, seed=0, device=DEVICE
-    )
+    return Engine(plan_of(graph, rounds), fresh_gradients(), shards, batches, seed=0, device=DEVICE)
 
 
-def gradients_of_the_same_start() -> ClippedGradients:
+def fresh_gradients() -> ClippedGradients:
+    """Return gradients of a model whose initial parameters are always the same."""
     torch.manual_seed(0)
     return ClippedGradients(mlp(), 1.0)
 
 
-def begin(engine: Engine):
+def begin(engine: Engine) -> State:
     return engine.start(engine.gradients.flat.flatten())
 
 
-def seconds_a_round(engine: Engine, advance, warm: int, state=None) -> tuple[float, float]:
-    """By the wall clock, for all rounds after the first `warm`; and the seconds that those took together."""
-    state = begin(engine) if state is None else state
-    torch.cuda.synchronize()
-    began = time.perf_counter()
-    while state.releases < warm:
-        state = advance(state, warm - state.releases)
-    torch.cuda.synchronize()
-    middle, done = time.perf_counter(), state.releases
-    while state.releases < engine.plan.releases:
-        state = advance(state, engine.plan.releases - state.releases)
-    torch.cuda.synchronize()
-    return (time.perf_counter() - middle) / (state.releases - done), middle - began
+def advance_to(state: State, release: int, advance: Advance) -> State:
+    while state.releases < release:
+        state = advance(state, release - state.releases)
+    return state
 
 
-def measure(name: str, make, aim: float, found: Found, wrong: list[str], runs: int = 1) -> None:
-    """Rounds one by one and several at once, on engines of the same job; rows of both must agree."""
+def round_seconds(engine: Engine, advance: Advance) -> tuple[float, float]:
+    """Return the wall time per round after the first rounds, and the wall time of the first rounds."""
+    warm_up = min(WARM_UP_ROUNDS, engine.plan.releases // 3)
+    state = begin(engine)
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    state = advance_to(state, warm_up, advance)
+    torch.cuda.synchronize()
+    middle, warm_up_rounds = time.perf_counter(), state.releases
+    state = advance_to(state, engine.plan.releases, advance)
+    torch.cuda.synchronize()
+    seconds = (time.perf_counter() - middle) / (state.releases - warm_up_rounds)
+    return seconds, middle - start
+
+
+def measure(
+    name: str,
+    make: Callable[[], Engine],
+    aim: float,
+    results: Results,
+    violations: list[str],
+    runs: int = 1,
+) -> None:
+    """Time rounds one by one, and replayed rounds, on engines of the same job; compare the rows of both."""
     from topdp.simulator.cuda_replay import CudaReplay
 
-    compared = min(24, make().plan.releases)
-    ends = []
-    for several in (False, True):
+    compared_rounds = min(COMPARED_ROUNDS, make().plan.releases)
+    rows = []
+    for is_replayed in (False, True):
         engine = make()
-        many = CudaReplay(engine)
-        advance = many.advance if several else (lambda state, _, engine=engine: engine.advance(state))
-        state = begin(engine)
-        while state.releases < compared:
-            state = advance(state, compared - state.releases)
-        ends.append(state.rows.clone())
-        if several and many.reason is not None:
-            wrong.append(f"{name}: not recorded: {many.reason}")
+        replay = CudaReplay(engine)
+        advance = replay.advance if is_replayed else engine.advance
+        rows.append(advance_to(begin(engine), compared_rounds, advance).rows.clone())
+        if is_replayed and replay.reason is not None:
+            violations.append(f"{name}: not recorded: {replay.reason}")
         engine = make()
-        many = CudaReplay(engine)
-        advance = many.advance if several else (lambda state, _, engine=engine: engine.advance(state))
-        rounds = engine.plan.releases
-        each, first = seconds_a_round(engine, advance, min(40, rounds // 3))
-        how = "several at once" if several else "one by one"
-        say(found, f"{name}, {how}", 1e3 * each / runs, "ms/round" if runs == 1 else "ms/round/run",
-            aim if several else None, f"first rounds {first:.2f} s")  # fmt: skip
-        if several and many.reason is not None:
-            wrong.append(f"{name}: not recorded to the end: {many.reason}")
-    apart = float((ends[0] - ends[1]).norm() / ends[0].norm())
-    same = "bit by bit" if torch.equal(*ends) else f"{apart:.1e} apart"
-    say(found, f"{name}, both ways after {compared} rounds", apart, "relative", 1e-4, same)
-    if not apart <= 1e-4:
-        wrong.append(f"{name}: rows of both ways are {apart:.2e} apart")
+        replay = CudaReplay(engine)
+        seconds, first_seconds = round_seconds(engine, replay.advance if is_replayed else engine.advance)
+        say(
+            results,
+            f"{name}, {'several at once' if is_replayed else 'one by one'}",
+            1e3 * seconds / runs,
+            "ms/round" if runs == 1 else "ms/round/run",
+            aim if is_replayed else None,
+            f"first rounds {first_seconds:.2f} s",
+        )
+        if is_replayed and replay.reason is not None:
+            violations.append(f"{name}: not recorded to the end: {replay.reason}")
+    difference = float((rows[0] - rows[1]).norm() / rows[0].norm())
+    note = "bit by bit" if torch.equal(*rows) else f"difference {difference:.1e}"
+    title = f"{name}, both ways after {compared_rounds} rounds"
+    say(results, title, difference, "relative", MAX_RELATIVE_DIFFERENCE, note)
+    if not difference <= MAX_RELATIVE_DIFFERENCE:
+        violations.append(f"{name}: the rows of replayed rounds and of rounds one by one differ by {note}")
 
 
-def kernels(quick: bool, found: Found, wrong: list[str]) -> None:
-    """How many one round launches. Last: a profiler may slow down all that comes after it."""
+def time_evaluation(name: str, engine: Engine, results: Results) -> None:
+    state = begin(engine)
+    seconds = median_seconds(lambda: engine.evaluate(state))
+    say(results, f"{name}, evaluation on 1,000 records", 1e3 * seconds, "ms")
+
+
+def kernels(quick: bool, results: Results, violations: list[str]) -> None:
+    """Count the kernels that one round launches."""
     from torch.profiler import ProfilerActivity, profile
 
     from topdp.simulator.cuda_replay import CudaReplay
 
     graph, shards = topology.random(30, 0.2, 0), shards_of(30, 200)
-    for several in (False, True):
+    for is_replayed in (False, True):
         engine = engine_of(graph, 8, shards, 20)
-        advance = CudaReplay(engine).advance if several else (lambda state, _, one=engine: one.advance(state))
-        state = advance(advance(advance(advance(begin(engine), 1), 1), 1), 1)  # the next is not compared
+        advance = CudaReplay(engine).advance if is_replayed else engine.advance
+        state = begin(engine)
+        for _ in range(4):  # the engine does not compare the fifth round
+            state = advance(state, 1)
         try:
-            with profile(activities=[ProfilerActivity.CUDA]) as seen:
+            with profile(activities=[ProfilerActivity.CUDA]) as profiler:
                 advance(state, 1)
                 torch.cuda.synchronize()
         except (AssertionError, RuntimeError) as error:
-            print(f"kernels are not counted: {error}")
+            print(f"the profiler does not count kernels: {error}")
             return
-        count = sum(event.count for event in seen.key_averages() if event.device_type.name == "CUDA")
-        how = "several at once" if several else "one by one"
-        say(found, f"30 agents, batch 20, {how}", count, "kernels")
+        events = profiler.key_averages()
+        count = sum(event.count for event in events if event.device_type.name == "CUDA")
+        way = "several at once" if is_replayed else "one by one"
+        say(results, f"30 agents, batch 20, {way}", count, "kernels")
 
 
-def small(quick: bool, found: Found, wrong: list[str]) -> None:
+def small(quick: bool, results: Results, violations: list[str]) -> None:
+    """Time rounds of 30 agents with small batches."""
     graph, shards, rounds = topology.random(30, 0.2, 0), shards_of(30, 2000), 200 if quick else 1000
-    measure("30 agents, batch 20", lambda: engine_of(graph, rounds, shards, 20), 0.15, found, wrong)
-    compiled_once(graph, shards, found, wrong)
-    engine = engine_of(graph, 2, shards, 20)
-    state = begin(engine)
-    engine.evaluate(state)
-    say(
-        found, "30 agents, evaluation on 1,000 records", 1e3 * median_of(lambda: engine.evaluate(state)), "ms"
-    )
+    measure("30 agents, batch 20", lambda: engine_of(graph, rounds, shards, 20), 0.15, results, violations)
+    count_mixing_kernels(graph, shards, results)
+    time_evaluation("30 agents", engine_of(graph, 2, shards, 20), results)
 
 
-def compiled_once(graph: topology.Topology, shards: Shards, found: Found, wrong: list[str]) -> None:
-    """Rounds differ in numbers that must not make Triton compile the kernel of mixing again."""
+def count_mixing_kernels(graph: topology.Topology, shards: Shards, results: Results) -> None:
+    """Count how often Triton compiles the mixing kernel: not again for numbers that differ between rounds."""
     from topdp.simulator import row_mixing_cuda
 
     engine = engine_of(graph, 40, shards, 20)
     state = begin(engine)
-    began = time.perf_counter()
+    start = time.perf_counter()
     for _ in range(20):
         state = engine.advance(state)
     torch.cuda.synchronize()
-    say(found, "the first 20 rounds one by one", time.perf_counter() - began, "s")
+    say(results, "the first 20 rounds one by one", time.perf_counter() - start, "s")
     try:
         count = sum(len(caches[0]) for caches in row_mixing_cuda._round.device_caches.values())
-    except (AttributeError, TypeError, KeyError):  # of another Triton
+    except (AttributeError, TypeError, KeyError):  # another version of Triton
         count = -1
-    say(found, "variants of the mixing kernel so far", count, "kernels", 2)
+    say(results, "variants of the mixing kernel so far", count, "kernels", 2)
 
 
-def full(quick: bool, found: Found, wrong: list[str]) -> None:
+def full(quick: bool, results: Results, violations: list[str]) -> None:
+    """Time rounds of 30 agents with full batches."""
     graph, shards, rounds = topology.random(30, 0.2, 0), shards_of(30, 2000), 100 if quick else 400
-    measure(
-        "30 agents, full batches of 2,000", lambda: engine_of(graph, rounds, shards, None), 0.8, found, wrong
-    )
+    name = "30 agents, full batches of 2,000"
+    measure(name, lambda: engine_of(graph, rounds, shards, None), 0.8, results, violations)
 
 
-def many(quick: bool, found: Found, wrong: list[str]) -> None:
+def many(quick: bool, results: Results, violations: list[str]) -> None:
+    """Time rounds of 1,000 agents."""
     graph, shards, rounds = topology.regular(1000, 4, 0), shards_of(1000, 100), 60 if quick else 200
-    measure("1,000 agents, batch 20", lambda: engine_of(graph, rounds, shards, 20), 2.0, found, wrong)
-    engine = engine_of(graph, 2, shards, 20)
-    state = begin(engine)
-    engine.evaluate(state)
-    say(
-        found,
-        "1,000 agents, evaluation on 1,000 records",
-        1e3 * median_of(lambda: engine.evaluate(state)),
-        "ms",
-    )
+    measure("1,000 agents, batch 20", lambda: engine_of(graph, rounds, shards, 20), 2.0, results, violations)
+    time_evaluation("1,000 agents", engine_of(graph, 2, shards, 20), results)
 
 
-def stacked(quick: bool, found: Found, wrong: list[str]) -> None:
+def stacked(quick: bool, results: Results, violations: list[str]) -> None:
+    """Time rounds of stacked runs."""
     runs, graph, rounds = 16 if quick else 64, topology.random(30, 0.2, 0), 60 if quick else 200
     plans = [prune(plan_of(graph, rounds, seed)) for seed in range(runs)]
-    one = shards_of(30, 200)
-    shards, together = stack_shards([one] * runs), stack_plans(plans)
-    each = tuple(Cycle(count, 20) for count in one.counts)
+    shards = shards_of(30, 200)
+    stacked_shards, stacked_plan = stack_shards([shards] * runs), stack_plans(plans)
+    run_batches = tuple(Cycle(count, 20) for count in shards.counts)
 
     def make() -> Engine:
-        chosen = StackedBatches(tuple((each, seed) for seed in range(runs)))
-        noise = StackedNoise(plans, list(range(runs)))
-        gradients = gradients_of_the_same_start()
+        batches = StackedBatches(tuple((run_batches, seed) for seed in range(runs)))
         return Engine(
-            together,
-            gradients,
-            shards,
-            chosen.batches,
+            stacked_plan,
+            fresh_gradients(),
+            stacked_shards,
+            batches.batches,
             seed=0,
             device=DEVICE,
-            draws=noise,
-            select=chosen.select,
+            draws=StackedNoise(plans, list(range(runs))),
+            select=batches.select,
         )
 
-    measure(f"{runs} stacked runs of 30 agents, batch 20", make, 0.05, found, wrong, runs)
+    measure(f"{runs} stacked runs of 30 agents, batch 20", make, 0.05, results, violations, runs)
 
 
-# What the card can do
+# Limits of the hardware
 
 
-def floors(quick: bool, found: Found, wrong: list[str]) -> None:
+def floors(quick: bool, results: Results, violations: list[str]) -> None:
+    """Measure the memory bandwidth and the duration of the smallest kernel."""
     x = torch.randn(1 << 28, device=DEVICE)
     y = torch.empty_like(x)
-    bandwidth = 2 * 4 * x.numel() / median_of(lambda: y.copy_(x))
-    say(found, BANDWIDTH, bandwidth / 1e12, "TB/s")
+    bandwidth = 2 * 4 * x.numel() / median_seconds(lambda: y.copy_(x))
+    say(results, BANDWIDTH, bandwidth / 1e12, "TB/s")
     tiny = torch.zeros(1, device=DEVICE)
     graph = torch.cuda.CUDAGraph()
     tiny.add_(1)
     with torch.cuda.graph(graph):
         for _ in range(100):
             tiny.add_(1)
-    say(found, "a kernel in a replay", 1e4 * median_of(graph.replay), "us", None, "floor of a small round")
+    microseconds = 1e6 * median_seconds(graph.replay) / 100
+    say(results, "a kernel in a replay", microseconds, "us", None, "floor of a small round")
     for _ in range(100):
         tiny.add_(1)
-    say(found, "a kernel by itself", 1e6 * median_of(lambda: tiny.add_(1), 200), "us")
+    say(results, "a kernel by itself", 1e6 * median_seconds(lambda: tiny.add_(1), 200), "us")
 
 
-def median_of(function, repeats: int = 20) -> float:
-    """Seconds by the device's own events."""
+def median_seconds(function: Callable[[], object], repeats: int = 20) -> float:
+    """Return the median duration of a call, measured by events of the device."""
     function()
-    times = []
+    seconds = []
     for _ in range(repeats):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
         function()
         end.record()
         torch.cuda.synchronize()
-        times.append(start.elapsed_time(end) / 1e3)
-    return statistics.median(times)
+        seconds.append(start.elapsed_time(end) / 1e3)
+    return statistics.median(seconds)
 
 
-def mixing(quick: bool, found: Found, wrong: list[str]) -> None:
-    """Every row is read once and written once, with the gradients of its owners, at 6,000 rows."""
+def mixing(quick: bool, results: Results, violations: list[str]) -> None:
+    """Compare the mixing kernel with the time to read and write every row once, and to read the gradients.
+
+    There are 6,000 rows; `quick` has a tenth of them.
+    """
     from topdp.simulator import row_mixing_cuda
 
     agents = 200 if quick else 2000
-    graph, d = topology.regular(agents, 4, 0), 79_510
+    graph, d, padded_d = topology.regular(agents, 4, 0), 79_510, 79_520
     plan = prune(plan_of(graph, 6))
     draws = SimulatedDraws(0, plan.draws, plan.releases)
     mixer = row_mixing_cuda.CudaMixer(plan, draws, torch.device(DEVICE))
-    made = [int(plan.exists[r].sum()) for r in range(plan.releases)]
-    before = torch.randn(max(made), 79_520, device=DEVICE)[:, :d]
-    gradient, out = torch.randn(agents, 79_520, device=DEVICE)[:, :d], torch.empty_like(before)
-    work = RowWork(round=4, before=before[: made[3]], gradient=gradient, out=out[: made[4]])
-    if BANDWIDTH not in found:
-        floors(quick, found, wrong)
-    floor = 4e-12 * d * (made[3] + agents + made[4]) / found[BANDWIDTH]["value"]
-    drawn = int((plan.draw[4][plan.exists[4]] >= 0).sum())
-    note = f"{made[4]} rows, {drawn * d / 1e6:.0f} million draws, floor {1e3 * floor:.3f} ms"
+    rows = [int(plan.exists[r].sum()) for r in range(plan.releases)]
+    before = torch.randn(max(rows), padded_d, device=DEVICE)[:, :d]
+    gradient, out = torch.randn(agents, padded_d, device=DEVICE)[:, :d], torch.empty_like(before)
+    work = RowWork(round=4, before=before[: rows[3]], gradient=gradient, out=out[: rows[4]])
+    if BANDWIDTH not in results:
+        floors(quick, results, violations)
+    floor = 4e-12 * d * (rows[3] + agents + rows[4]) / results[BANDWIDTH]["value"]
+    draw_count = int((plan.draw[4][plan.exists[4]] >= 0).sum())
+    note = f"{rows[4]} rows, {draw_count * d / 1e6:.0f} million draws, floor {1e3 * floor:.3f} ms"
     for lanes in (128, 256, 512):
         for warps in (2, 4, 8):
             with (
                 mock.patch.object(row_mixing_cuda, "LANES", lanes),
                 mock.patch.object(row_mixing_cuda, "WARPS", warps),
             ):
-                time_of = median_of(lambda: mixer(work)) / floor
-            ours = (lanes, warps) == (row_mixing_cuda.LANES, row_mixing_cuda.WARPS)
-            name = f"mixing and noise, {lanes} lanes, {warps} warps" + (" (as it is)" if ours else "")
-            say(found, name, time_of, "floors", 1.5 if ours else None, note if ours else "")
+                floor_multiple = median_seconds(lambda: mixer(work)) / floor
+            is_default = (lanes, warps) == (row_mixing_cuda.LANES, row_mixing_cuda.WARPS)
+            name = f"mixing and noise, {lanes} lanes, {warps} warps" + (" (as it is)" if is_default else "")
+            aim = 1.5 if is_default else None
+            say(results, name, floor_multiple, "floors", aim, note if is_default else "")
 
 
-# Whether what is wrong is noticed
+# Detection of errors
 
 
-def safety(quick: bool, found: Found, wrong: list[str]) -> None:
+def safety(quick: bool, results: Results, violations: list[str]) -> None:
+    """Check that errors in recordings and records are detected, and that the rows are correct anyway."""
     from topdp.simulator.cuda_graphs import CudaGraphs
     from topdp.simulator.cuda_replay import CudaReplay
 
@@ -380,81 +414,79 @@ def safety(quick: bool, found: Found, wrong: list[str]) -> None:
     def make() -> Engine:
         return engine_of(graph, 40, shards, 20)
 
-    def ends(engine: Engine, advance) -> torch.Tensor:
+    def last_rows(engine: Engine, advance: Advance) -> torch.Tensor:
         state = begin(engine)
         while state.releases < engine.plan.releases:
             state = advance(state, 16)
         return state.rows.clone()
 
-    def check(name: str, right: bool) -> None:
-        print(f"{name:58s} {'noticed' if right else 'WRONG'}")
-        found[name] = right
-        if not right:
-            wrong.append(name)
+    def check(name: str, passed: bool) -> None:
+        print(f"{name:58s} {'passed' if passed else 'WRONG'}")
+        results[name] = passed
+        if not passed:
+            violations.append(name)
 
     engine = make()
-    expected = ends(engine, lambda state, _: engine.advance(state))
+    expected = last_rows(engine, engine.advance)
+    replay = CudaReplay(engine)
 
-    def failing(warm_up, function):
+    # Replacements of `CudaGraphs`, which records a function. Each uses the current `engine` and `replay`.
+
+    def fail(warm_up: Callable[[], None], function: Callable[[], None]) -> Callable[[], None]:
         warm_up()
-        raise RuntimeError("as asked")
+        raise RuntimeError("a failure for the benchmark")
 
-    def frozen(warm_up, function):
-        replay = CudaGraphs(engine.device)(warm_up, function)
-        program, clock = several._program, []
+    def stop_counter(warm_up: Callable[[], None], function: Callable[[], None]) -> Callable[[], None]:
+        execute = CudaGraphs(engine.device)(warm_up, function)
+        program, first_value = replay._program, []
 
-        def again() -> None:
-            clock[:] = clock or [program._clock.clone()]
-            program._clock.copy_(clock[0])
-            replay()
+        def execute_with_first_value() -> None:
+            first_value[:] = first_value or [program._clock.clone()]
+            program._clock.copy_(first_value[0])
+            execute()
 
-        return again
+        return execute_with_first_value
 
-    def broken_off(warm_up, function):
-        """To wait for the device while it records is what CUDA does not allow."""
-        return CudaGraphs(engine.device)(warm_up, lambda: (function(), several._program._clock.tolist()))
+    def interrupt(warm_up: Callable[[], None], function: Callable[[], None]) -> Callable[[], None]:
+        """Wait for the device during the recording, which CUDA does not allow."""
+        return CudaGraphs(engine.device)(warm_up, lambda: (function(), replay._program._clock.tolist()))
 
-    def gives_up(name: str, record) -> None:
-        nonlocal engine, several
+    def check_fallback(name: str, record: Callable[..., Callable[[], None]]) -> None:
+        """Check that there is one warning, and that the engine then executes correct rounds one by one."""
+        nonlocal engine, replay
         engine = make()
-        several = CudaReplay(engine, record)
-        with warnings.catch_warnings(record=True) as said:
+        replay = CudaReplay(engine, record)
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            last = ends(engine, several.advance)
-        once = sum("one by one" in str(one.message) for one in said) == 1
-        check(name, once and torch.equal(last, expected))
-        torch.cuda.empty_cache()  # still can
+            rows = last_rows(engine, replay.advance)
+        has_one_warning = sum("one by one" in str(warning.message) for warning in caught) == 1
+        check(name, has_one_warning and torch.equal(rows, expected))
+        torch.cuda.empty_cache()  # raises if the device is in an error state
 
-    several = CudaReplay(engine)
-    gives_up("a recording that fails", failing)
-    gives_up("a clock that stands still", frozen)
+    check_fallback("a recording that fails", fail)
+    check_fallback("a clock that stands still", stop_counter)
     for value in (float("nan"), 3e38):
-        results = []
-        for at_once in (False, True):
+        rows = []
+        for is_replayed in (False, True):
             engine = make()
             engine.shards.inputs[3, 7] = value
-            several = CudaReplay(engine)
-            results.append(
-                ends(engine, several.advance if at_once else lambda state, _, one=engine: one.advance(state))
-            )
-        close = torch.allclose(*results, rtol=1e-4, atol=1e-5) and bool(results[0].isfinite().all())
-        check(
-            f"a record of {value:g} that adds nothing", close and several._blanks and several.reason is None
-        )
-    gives_up("a recording that CUDA breaks off", broken_off)
+            replay = CudaReplay(engine)
+            rows.append(last_rows(engine, replay.advance if is_replayed else engine.advance))
+        is_close = torch.allclose(*rows, rtol=1e-4, atol=1e-5) and bool(rows[0].isfinite().all())
+        is_replayed_with_blanks = replay._blanks and replay.reason is None
+        check(f"a record of {value:g} that adds nothing", is_close and is_replayed_with_blanks)
+    check_fallback("a recording that CUDA breaks off", interrupt)
     engine = make()
-    several = CudaReplay(engine)
-    close = torch.allclose(ends(engine, several.advance), expected, rtol=1e-4, atol=1e-5)
-    check("and that others can be made after it", close and several.reason is None)
+    replay = CudaReplay(engine)
+    is_close = torch.allclose(last_rows(engine, replay.advance), expected, rtol=1e-4, atol=1e-5)
+    check("and that others can be made after it", is_close and replay.reason is None)
 
 
-# Without a card
+# Without a GPU
 
 
 def compile_kernels() -> int:
-    """For a card of compute capability 9.0: that they compile, and what they read and write at once."""
-    import re
-
+    """Compile all kernels. Return the exit code: 1 if the mixing kernel does not access 16 bytes at once."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -462,60 +494,67 @@ def compile_kernels() -> int:
     from topdp.learning.gradients import clipping_cuda
     from topdp.simulator import row_mixing_cuda
 
-    real, whole, small_number = "*fp32", "*i32", "i32"
-    rows = {"out": real, "before": real, "gradient": real, "slot": whole, "weight": real, "owner": whole,
-            "step": real, "key": whole, "draw": whole, "std": real}  # fmt: skip
-    sizes = dict.fromkeys(
-        ("first", "agents", "round", "d", "out_row", "before_row", "gradient_row"), small_number
-    )
-    rest = {"W": 5, "V": 1, "LANES": row_mixing_cuda.LANES}
+    floats, integers, integer = "*fp32", "*i32", "i32"
+    rows = {"out": floats, "before": floats, "gradient": floats, "slot": integers, "weight": floats,
+            "owner": integers, "step": floats, "key": integers, "draw": integers, "std": floats}  # fmt: skip
+    sizes = dict.fromkeys(("first", "agents", "round", "d", "out_row", "before_row", "gradient_row"), integer)
+    mixing_constants = {"W": 5, "V": 1, "LANES": row_mixing_cuda.LANES}
+    # The kernel, the types of its arguments, and its compile-time constants.
     kernels = {
         "mixing by a clock": (
             row_mixing_cuda._round,
-            rows | {"clock": whole, "starts": whole} | sizes,
-            rest | {"SOME": False, "BY_CLOCK": True, "chosen": None},
+            rows | {"clock": integers, "starts": integers} | sizes,
+            mixing_constants | {"SOME": False, "BY_CLOCK": True, "chosen": None},
         ),
         "mixing one by one": (
             row_mixing_cuda._round,
             rows | sizes,
-            rest | {"SOME": False, "BY_CLOCK": False, "chosen": None, "clock": None, "starts": None},
+            mixing_constants
+            | {"SOME": False, "BY_CLOCK": False, "chosen": None, "clock": None, "starts": None},
         ),
         "mixing of some agents, rounded": (
             row_mixing_cuda._round,
-            rows | {"out": "*bf16", "before": "*bf16", "chosen": whole} | sizes,
-            rest | {"SOME": True, "BY_CLOCK": False, "clock": None, "starts": None},
+            rows | {"out": "*bf16", "before": "*bf16", "chosen": integers} | sizes,
+            mixing_constants | {"SOME": True, "BY_CLOCK": False, "clock": None, "starts": None},
         ),
         "squared norms": (
             clipping_cuda._squared,
-            {"out": real, "x": real, "b": small_number, "size": small_number, "x_n": small_number,
-             "x_b": small_number, "x_k": small_number, "underflown": "fp32"},
+            {"out": floats, "x": floats, "b": integer, "size": integer, "x_n": integer, "x_b": integer,
+             "x_k": integer, "underflown": "fp32"},
             {"WIDTH": 1024},
         ),
         "factors": (
             clipping_cuda._flat,
-            {"factor": real, "longer": "*u8", "bad": "*u8", "squares": real, "clip": "fp32",
-             "size": small_number},
+            {"factor": floats, "longer": "*u8", "bad": "*u8", "squares": floats, "clip": "fp32",
+             "size": integer},
             {"BLOCK": clipping_cuda.FACTOR_BLOCK_EXAMPLES},
         ),
     }  # fmt: skip
+    wide_accesses = {"ld.global.v4.b32", "st.global.v4.b32"}
     for name, (kernel, types, constants) in kernels.items():
         names = kernel.arg_names
-        signature = {one: "constexpr" if one in constants else types[one] for one in names}
-        even = [at for at, one in enumerate(names) if signature[one].startswith("*") or one.endswith("_row")]
+        signature = {
+            argument: "constexpr" if argument in constants else types[argument] for argument in names
+        }
+        aligned = [
+            i
+            for i, argument in enumerate(names)
+            if signature[argument].startswith("*") or argument.endswith("_row")
+        ]
         source = ASTSource(
-            kernel, signature, {(names.index(one),): value for one, value in constants.items()},
-            {(at,): [["tt.divisibility", 16]] for at in even},
+            kernel, signature, {(names.index(argument),): value for argument, value in constants.items()},
+            {(i,): [["tt.divisibility", 16]] for i in aligned},
         )  # fmt: skip
-        made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
-        seen = Counter(re.findall(r"(?:ld|st)\.global[.\w]*", made.asm["ptx"]))
-        print(f"{name}: compiled; {dict(seen)}")
-        wide = {"ld.global.v4.b32", "st.global.v4.b32"} if "clock" in name or "one by one" in name else set()
-        if not wide <= seen.keys():
-            print(f"{name}: expected 16 bytes to be read and written at once.", file=sys.stderr)
+        target = GPUTarget("cuda", TARGET_CAPABILITY, 32)
+        compiled = triton.compile(source, target=target, options={"num_warps": 4})
+        accesses = Counter(re.findall(r"(?:ld|st)\.global[.\w]*", compiled.asm["ptx"]))
+        print(f"{name}: compiled; {dict(accesses)}")
+        if name in ("mixing by a clock", "mixing one by one") and not wide_accesses <= accesses.keys():
+            print(f"{name}: Expected loads and stores of 16 bytes, found none.", file=sys.stderr)
             return 1
     return 0
 
 
 if __name__ == "__main__":
-    sys.stdout.reconfigure(line_buffering=True)  # what is printed is seen, whatever comes after
+    sys.stdout.reconfigure(line_buffering=True)  # the output remains if a later part fails
     sys.exit(main())

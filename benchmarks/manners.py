@@ -1,12 +1,11 @@
-"""How long commands are silent: the time to the first sign of life, and the longest silence, of each.
+"""How long commands print nothing: the time to the first output, and the longest silence of each command.
 
-Every command is run as a process whose output is a pipe, so what is measured is what a log would show; on a
-terminal a spinner turns besides. What comes after the last line, the end of Python, counts in the whole only.
-Not part of the tests: times depend on what else the machine does.
+    python benchmarks/manners.py [--only run,audit]
 
-    python benchmarks/manners.py [--only run,audit] [--long]
-
-`--long` also runs jobs of a minute: the default job, Poisson samples, a quick figure.
+Each command runs as a process whose output is a pipe, so the times are those of a log; on a terminal, a
+spinner also turns. The time after the last line counts only towards the total. The last line of the output
+names the commands that exceed a limit. The tests do not include this script, because the times depend on the
+load of the machine.
 """
 
 from __future__ import annotations
@@ -19,94 +18,103 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import NamedTuple
 
-import numpy as np
+from kills import write_image_records
 
-FIRST, SILENCE = 1.0, 5.0
-"""Seconds that we allow."""
+MAX_FIRST_OUTPUT_SECONDS = 1.0
+MAX_SILENCE_SECONDS = 5.0
+SMALL_JOB = [
+    "data.name=records.npz",
+    "topology.agents=4",
+    "topology.kind=ring",
+    "rounds=20",
+    "privacy.clip=1",
+]
+RECORDS_PER_AGENT = 200
 
-FEW = ["data.name=blobs.npz", "topology.agents=4", "topology.kind=ring", "rounds=20", "privacy.clip=1"]
 
-
-def sets(*changes: str) -> list[str]:
+def set_options(*changes: str) -> list[str]:
     return [word for change in changes for word in ("--set", change)]
 
 
 CALIBRATE = ["calibrate", "--epsilon", "2", "--releases", "1000", "--records", "2000"]
-JOBS = {
+# `import` has no arguments: it only imports the command line. `export` reads the folder of `run`.
+COMMANDS = {
     "version": ["version"],
     "import": [],
     "data list": ["data", "list"],
     "graph": ["graph", "--topology", "ring", "--agents", "12", "--out", "graph.png"],
     "calibrate": CALIBRATE,
     "calibrate --poisson": [*CALIBRATE, "--poisson", "20"],
-    "account": ["account", *sets(*FEW), "--coalition", "2"],
-    "recommend": ["recommend", *sets("topology.agents=12", "privacy.colluders=2")],
-    "run": ["run", *sets(*FEW), "--out", "run"],
-    "compare": ["compare", *sets(*FEW), "--out", "compare"],
-    "audit": ["audit", *sets(*FEW), "--out", "audit"],
+    "account": ["account", *set_options(*SMALL_JOB), "--coalition", "2"],
+    "recommend": ["recommend", *set_options("topology.agents=12", "privacy.colluders=2")],
+    "run": ["run", *set_options(*SMALL_JOB), "--out", "run"],
+    "compare": ["compare", *set_options(*SMALL_JOB), "--out", "compare"],
+    "audit": ["audit", *set_options(*SMALL_JOB), "--out", "audit"],
     "export": ["export", "run", "--out", "net.safetensors"],
-    "federation demo": ["federation", "demo", *sets(*FEW), "--agents", "3", "--out", "demo"],
-}
-LONG = {
-    "account, 30 agents": ["account", *sets("method.name=top"), "--answers", "view"],
-    "run, default job": ["run", *sets("rounds=30"), "--out", "default"],
-    "reproduce 1 --quick": ["reproduce", "1", "--quick", "--lens", "same", "--out", "figure"],
+    "federation demo": ["federation", "demo", *set_options(*SMALL_JOB), "--agents", "3", "--out", "demo"],
 }
 
 
-def records(folder: Path) -> None:
-    """Bright stripes, as many as four agents and canaries need."""
-    generator = np.random.default_rng(0)
-    labels = generator.integers(0, 3, 900)
-    inputs = generator.normal(0, 0.3, (900, 1, 4, 4)).astype(np.float32)
-    inputs[np.arange(900), 0, labels, :] += 1.5
-    parts = {"train": slice(0, 800), "test": slice(800, None)}
-    arrays = {f"{part}_inputs": inputs[at] for part, at in parts.items()}
-    np.savez(folder / "blobs.npz", **arrays, **{f"{part}_labels": labels[at] for part, at in parts.items()})
+class Silence(NamedTuple):
+    """The silences of one command, in seconds, and its exit code."""
+
+    first_output: float
+    longest: float
+    total: float
+    code: int
+    line_before_longest: str
+
+    def is_acceptable(self) -> bool:
+        is_short = self.first_output <= MAX_FIRST_OUTPUT_SECONDS and self.longest <= MAX_SILENCE_SECONDS
+        return is_short and self.code == 0
 
 
-def measured(arguments: list[str], folder: Path) -> tuple[float, float, float, int, str]:
-    """Seconds to the first sign, the longest silence and all of it; the exit code; where it was silent."""
-    what = ["-m", "topdp", *arguments] if arguments else ["-c", "import topdp.cli.app"]
-    begun = time.monotonic()
+def measure(arguments: list[str], folder: Path) -> Silence:
+    program = ["-m", "topdp", *arguments] if arguments else ["-c", "import topdp.cli.app"]
+    start = time.monotonic()
     process = subprocess.Popen(
-        [sys.executable, "-u", *what], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        [sys.executable, "-u", *program],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
     assert process.stdout is not None
-    said = [(begun, "the start")]
+    times, lines = [start], ["(start)"]
     for line in process.stdout:
-        said.append((time.monotonic(), line.strip()))
+        times.append(time.monotonic())
+        lines.append(line.strip())
     code = process.wait()
-    ended = time.monotonic()
-    times = [at for at, _ in said] if len(said) > 1 else [begun, ended]
+    end = time.monotonic()
+    if len(times) == 1:
+        times.append(end)
     gaps = [after - before for before, after in itertools.pairwise(times)]
-    longest = max(gaps)
-    first = said[1][0] - begun if len(said) > 1 else ended - begun
-    return first, longest, ended - begun, code, said[gaps.index(longest)][1]
+    return Silence(gaps[0], max(gaps), end - start, code, lines[gaps.index(max(gaps))])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", help="names of commands, with commas")
-    parser.add_argument("--long", action="store_true", help="jobs of a minute too")
-    given = parser.parse_args()
-    jobs = {**JOBS, **(LONG if given.long else {})}
-    wanted = given.only.split(",") if given.only else list(jobs)
-    print(f"{'command':24}{'first sign':>12}{'silence':>10}{'in all':>9}  code  silent after")
-    late = []
-    with tempfile.TemporaryDirectory() as name:
-        records(Path(name))
-        for command in wanted:
-            first, longest, whole, code, where = measured(jobs[command], Path(name))
-            print(
-                f"{command:24}{first:10.2f} s{longest:8.2f} s{whole:7.1f} s{code:6}  {where[:60]}", flush=True
-            )
-            if first > FIRST or longest > SILENCE or code:
-                late.append(command)
-    print(
-        f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores; too late or too silent: {late or 'none'}"
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--only", help="names of commands, separated by commas; by default all commands")
+    options = parser.parse_args()
+    names = options.only.split(",") if options.only else list(COMMANDS)
+    if unknown := sorted(set(names) - set(COMMANDS)):
+        parser.error(f"Expected --only with names of {', '.join(COMMANDS)}; got {', '.join(unknown)}.")
+    print(f"{'command':20}{'first output':>16}{'silence':>12}{'total':>9}  code  longest silence after")
+    exceeding = []
+    with tempfile.TemporaryDirectory() as folder:
+        write_image_records(Path(folder) / "records.npz", 4, RECORDS_PER_AGENT)
+        for name in names:
+            silence = measure(COMMANDS[name], Path(folder))
+            times = f"{silence.first_output:14.2f} s{silence.longest:10.2f} s{silence.total:7.1f} s"
+            print(f"{name:20}{times}{silence.code:6}  {silence.line_before_longest[:60]}", flush=True)
+            if not silence.is_acceptable():
+                exceeding.append(name)
+    load, cores = os.getloadavg()[0], os.cpu_count()
+    print(f"load {load:.1f} on {cores} cores; over a limit or failed: {', '.join(exceeding) or 'none'}")
 
 
 if __name__ == "__main__":

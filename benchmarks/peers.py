@@ -1,26 +1,25 @@
-"""Agents per second on one machine: this engine beside other ways to simulate many agents.
+"""Agents per second on one machine: topdp's simulator and other frameworks that simulate many agents.
 
-The job is one step of each agent on its own batch (MLP 784-100-10, batch 64), and then mixing. `topdp` makes
-private rounds: clipped per example, with noise. The others take a plain step, which is less work: what is
-compared is what it costs to have many agents.
+    python benchmarks/peers.py [--agents 8] [--rounds 5] [--who topdp,processes]
+    torchrun --nproc-per-node 2 benchmarks/peers.py --who pfl      # two workers of pfl
 
-    processes       one process for each node; rows go over pipes around a ring: nothing but the processes
-    decentralizepy  itself: one process for each node, TCP over loopback around a ring; see README.md
+In a round, each agent takes one step on its own batch (MLP 784-100-10, batch 64), then rows are mixed.
+`topdp` clips per-example gradients and adds noise. The others take a plain step, which is less work, so the
+comparison shows the cost of many agents.
+
+    processes       one process per agent; rows go around a ring through pipes; no framework
+    decentralizepy  one process per agent; rows go around a ring over TCP on loopback; see README.md
     flower          Flower's simulation engine (Ray actors), a server averages; pip install 'flwr[simulation]'
-    pfl             pfl-research: one agent after the other, a server averages; pip install 'pfl[pytorch]'
-    pfl-dp          the same with its central mechanism: updates of agents are clipped, one noise in all
+    pfl             pfl-research: agents one after the other, a server averages; pip install 'pfl[pytorch]'
+    pfl-dp          pfl with its central mechanism: clipped updates of agents, noise drawn once per round
 
-    python benchmarks/peers.py [--agents 8] [--rounds 5] [--who topdp,processes] [--json]
-    torchrun --nproc-per-node 2 benchmarks/peers.py --who pfl      # pfl has workers of its own
-
-TOPDP_THREADS is the number of threads of topdp and pfl, which have all agents in one process (else all
-cores).
+TOPDP_THREADS is the number of threads of topdp and pfl, which simulate all agents in one process; the default
+is the number of cores.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import multiprocessing as mp
 import os
@@ -34,7 +33,10 @@ os.environ.setdefault("RAY_DEDUP_LOGS", "0")
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
-BATCH, RATE, ALPHA = 64, 0.5, 0.25
+BATCH, LEARNING_RATE = 64, 0.5
+MIXING_ALPHA = 0.25  # the weight of an agent's own row
+MAX_START_SECONDS = 600
+MAX_RUN_SECONDS = 600
 
 
 def network():
@@ -50,92 +52,93 @@ def batch_of(agent: int):
     return torch.rand(BATCH, 784, generator=generator), torch.randint(10, (BATCH,), generator=generator)
 
 
-def step(model, x, y) -> None:
-    """One plain step of gradient descent."""
+def plain_step(model, x, y) -> None:
+    """Take one step of gradient descent, without clipping and noise."""
     import torch
 
     loss = torch.nn.functional.cross_entropy(model(x), y)
     gradients = torch.autograd.grad(loss, list(model.parameters()))
     with torch.no_grad():
         for parameter, gradient in zip(model.parameters(), gradients, strict=True):
-            parameter.sub_(gradient, alpha=RATE)
+            parameter.sub_(gradient, alpha=LEARNING_RATE)
 
 
-def use_threads() -> None:
-    """As many as TOPDP_THREADS says, for those who have one process."""
+def set_threads() -> None:
+    """Use as many threads as TOPDP_THREADS states, for frameworks that use one process."""
     import torch
 
     torch.set_num_threads(int(os.environ.get("TOPDP_THREADS", os.cpu_count() or 1)))
 
 
 def topdp(agents: int, rounds: int) -> float:
-    """Seconds for `rounds` private rounds."""
+    """Return the seconds for `rounds` private rounds."""
     from topdp.experiments.bench.bench_job import BenchData, BenchJob, topdp_round
 
-    use_threads()
+    set_threads()
     job = BenchJob(agents=agents, batch=BATCH, rounds=rounds + 2)
-    run = topdp_round(job, BenchData.of(job), job.noise_multiplier)
-    run()
-    begun = time.perf_counter()
+    execute_round = topdp_round(job, BenchData.of(job), job.noise_multiplier)
+    execute_round()
+    start = time.perf_counter()
     for _ in range(rounds):
-        run()
-    return time.perf_counter() - begun
+        execute_round()
+    return time.perf_counter() - start
 
 
-def node(agent: int, agents: int, rounds: int, send, receive, ready, go, done) -> None:
-    """One process: steps, sends its row to the next agent of a ring, mixes with what it gets."""
+def run_ring_agent(agent: int, agents: int, rounds: int, to_next, from_previous, ready, go, done) -> None:
+    """Run the process of one agent, which mixes its row with that of the previous agent of a ring."""
     import torch
 
     torch.set_num_threads(1)
     model, (x, y) = network(), batch_of(agent)
     parameters = list(model.parameters())
-    step(model, x, y)
+    plain_step(model, x, y)
     ready.put(agent)
     go.wait()
     for _ in range(rounds):
-        step(model, x, y)
+        plain_step(model, x, y)
         row = torch.nn.utils.parameters_to_vector(parameters).detach()
-        # Even ones speak first: pipes are shorter than rows.
+        # A row is larger than the buffer of a pipe. To avoid a deadlock, agents with even numbers send first.
         if agent % 2 == 0:
-            send.send_bytes(row.numpy().tobytes())
-        got = torch.frombuffer(bytearray(receive.recv_bytes()), dtype=torch.float32)
+            to_next.send_bytes(row.numpy().tobytes())
+        received = torch.frombuffer(bytearray(from_previous.recv_bytes()), dtype=torch.float32)
         if agent % 2:
-            send.send_bytes(row.numpy().tobytes())
-        torch.nn.utils.vector_to_parameters(ALPHA * row + (1 - ALPHA) * got, parameters)
+            to_next.send_bytes(row.numpy().tobytes())
+        mixed = MIXING_ALPHA * row + (1 - MIXING_ALPHA) * received
+        torch.nn.utils.vector_to_parameters(mixed, parameters)
     done.put(agent)
 
 
 def processes(agents: int, rounds: int) -> float:
-    """Seconds for `rounds` rounds, from when all processes are up."""
+    """Return the seconds for `rounds` rounds, after all processes have taken their first step."""
     if agents % 2:
-        raise SystemExit("Expected an even number of agents for processes in a ring.")
+        raise SystemExit(f"Expected an even number of agents for processes in a ring, got {agents}.")
     context = mp.get_context("spawn")
     ready, done, go = context.Queue(), context.Queue(), context.Event()
     pipes = [context.Pipe(duplex=False) for _ in range(agents)]
-    started = [
+    workers = [
         context.Process(
-            target=node,
+            target=run_ring_agent,
             args=(i, agents, rounds, pipes[(i + 1) % agents][1], pipes[i][0], ready, go, done),
             daemon=True,
         )
         for i in range(agents)
     ]
-    for process in started:
-        process.start()
-    for _ in started:
-        ready.get(timeout=600)
-    begun = time.perf_counter()
+    for worker in workers:
+        worker.start()
+    for _ in workers:
+        ready.get(timeout=MAX_START_SECONDS)
+    start = time.perf_counter()
     go.set()
-    for _ in started:
-        done.get(timeout=600)
-    seconds = time.perf_counter() - begun
-    for process in started:
-        process.join()
+    for _ in workers:
+        done.get(timeout=MAX_RUN_SECONDS)
+    seconds = time.perf_counter() - start
+    for worker in workers:
+        worker.join()
     return seconds
 
 
 def flower(agents: int, rounds: int) -> float:
-    """Seconds from the end of the first round to the end of the last: starting Ray does not count."""
+    """Return the seconds from the end of the first round to the end of the last, without the start of Ray."""
     from flwr.client import ClientApp, NumPyClient
     from flwr.common import ndarrays_to_parameters
     from flwr.server import ServerApp, ServerAppComponents, ServerConfig
@@ -156,20 +159,20 @@ def flower(agents: int, rounds: int) -> float:
             model, (x, y) = network(), batch_of(self.agent)
             for parameter, value in zip(model.parameters(), parameters, strict=True):
                 parameter.data = torch.from_numpy(value.copy())
-            step(model, x, y)
+            plain_step(model, x, y)
             return [parameter.detach().numpy() for parameter in model.parameters()], BATCH, {}
 
-    class Timed(FedAvg):
+    class TimedAveraging(FedAvg):
         def aggregate_fit(self, server_round, results, failures):
-            found = super().aggregate_fit(server_round, results, failures)
+            aggregate = super().aggregate_fit(server_round, results, failures)
             assert len(results) == agents and not failures
             ends.append(time.perf_counter())
-            return found
+            return aggregate
 
-    start = ndarrays_to_parameters([parameter.detach().numpy() for parameter in network().parameters()])
-    strategy = Timed(
+    initial = ndarrays_to_parameters([parameter.detach().numpy() for parameter in network().parameters()])
+    strategy = TimedAveraging(
         fraction_fit=1.0, fraction_evaluate=0.0, min_fit_clients=agents, min_available_clients=agents,
-        initial_parameters=start,
+        initial_parameters=initial,
     )  # fmt: skip
     run_simulation(
         server_app=ServerApp(
@@ -187,7 +190,10 @@ def flower(agents: int, rounds: int) -> float:
 
 
 def pfl(agents: int, rounds: int, private: bool = False) -> float:
-    """Seconds from the end of the first round to the end of the last: evaluation is in the first alone."""
+    """Return the seconds from the end of the first round to the end of the last.
+
+    The first round contains an evaluation, and the others do not.
+    """
     import torch
     from pfl.aggregate.simulate import SimulatedBackend
     from pfl.algorithm.base import NNAlgorithmParams
@@ -201,7 +207,7 @@ def pfl(agents: int, rounds: int, private: bool = False) -> float:
     from pfl.model.pytorch import PyTorchModel
     from pfl.privacy import CentrallyAppliedPrivacyMechanism, GaussianMechanism
 
-    use_threads()
+    set_threads()
     ends: list[float] = []
 
     class Network(torch.nn.Module):
@@ -215,13 +221,13 @@ def pfl(agents: int, rounds: int, private: bool = False) -> float:
         def metrics(self, x, y):
             return {"loss": Weighted(self.loss(x, y).item() * len(y), len(y))}
 
-    class Clock(TrainingProcessCallback):
+    class RoundClock(TrainingProcessCallback):
         def after_central_iteration(self, aggregate_metrics, model, *, central_iteration):
             ends.append(time.perf_counter())
             return False, Metrics()
 
     records = [PyTorchTensorDataset(batch_of(agent), user_id=str(agent)) for agent in range(agents)]
-    # Takes the agents in turn: in a round of as many as there are, each is in once.
+    # Each round has as many agents as there are, so each agent takes part once.
     sampler = get_user_sampler("minimize_reuse", range(agents))
     data = FederatedDataset(records.__getitem__, sampler)
     mechanism = CentrallyAppliedPrivacyMechanism(
@@ -236,8 +242,8 @@ def pfl(agents: int, rounds: int, private: bool = False) -> float:
         ),
         SimulatedBackend(data, data, [mechanism] if private else []),
         model,
-        NNTrainHyperParams(local_num_epochs=1, local_learning_rate=RATE, local_batch_size=BATCH),
-        callbacks=[Clock()],
+        NNTrainHyperParams(local_num_epochs=1, local_learning_rate=LEARNING_RATE, local_batch_size=BATCH),
+        callbacks=[RoundClock()],
         send_metrics_to_platform=False,
     )  # fmt: skip
     return ends[-1] - ends[0]
@@ -248,12 +254,12 @@ def pfl_dp(agents: int, rounds: int) -> float:
 
 
 def decentralizepy(agents: int, rounds: int) -> float:
-    from peers_decentralizepy import seconds_of
+    from peers_decentralizepy import time_rounds
 
-    return seconds_of(agents, rounds)
+    return time_rounds(agents, rounds)
 
 
-WHO = {
+FRAMEWORKS = {
     "topdp": topdp,
     "processes": processes,
     "decentralizepy": decentralizepy,
@@ -261,7 +267,8 @@ WHO = {
     "pfl": pfl,
     "pfl-dp": pfl_dp,
 }
-NEEDS = {
+# The module that a framework needs, and how to install it.
+REQUIREMENTS = {
     "flower": ("flwr", "pip install 'flwr[simulation]'"),
     "pfl": ("pfl", "pip install 'pfl[pytorch]'"),
     "pfl-dp": ("pfl", "pip install 'pfl[pytorch]'"),
@@ -269,11 +276,11 @@ NEEDS = {
 }
 
 
-def is_there(name: str) -> bool:
-    """Whether what a contestant needs can be imported; if not, it says how to get it."""
-    module, how = NEEDS.get(name, ("", ""))
+def is_installed(name: str) -> bool:
+    """Return whether a framework is installed; otherwise print how to install it."""
+    module, instruction = REQUIREMENTS.get(name, ("", ""))
     if module and find_spec(module) is None:
-        print(f"{name}: not installed; {how}", file=sys.stderr)
+        print(f"{name}: not installed; {instruction}", file=sys.stderr)
         return False
     return True
 
@@ -284,29 +291,18 @@ def main() -> None:
     )
     parser.add_argument("--agents", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--who", default=",".join(WHO))
-    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
-    arguments = parser.parse_args()
-    names = arguments.who.split(",")
-    if unknown := sorted(set(names) - set(WHO)):
-        parser.error(f"Expected --who of {', '.join(WHO)}; got {', '.join(unknown)}.")
-    # Workers of torchrun run all of this: one of them speaks.
-    first = os.environ.get("RANK", "0") == "0"
-    found = {}
-    for name in filter(is_there, names):
-        seconds = WHO[name](arguments.agents, arguments.rounds)
-        found[name] = {
-            "milliseconds_a_round": 1e3 * seconds / arguments.rounds,
-            "agents_per_second": arguments.agents * arguments.rounds / seconds,
-        }
-        if not arguments.json and first:
-            each = found[name]
-            print(
-                f"{name:14} {each['milliseconds_a_round']:10.1f} ms a round "
-                f"{each['agents_per_second']:12,.0f} agents/s"
-            )
-    if arguments.json and first:
-        print(json.dumps({"agents": arguments.agents, "rounds": arguments.rounds, "found": found}))
+    parser.add_argument("--who", default=",".join(FRAMEWORKS), help="frameworks, separated by commas")
+    options = parser.parse_args()
+    names = options.who.split(",")
+    if unknown := sorted(set(names) - set(FRAMEWORKS)):
+        parser.error(f"Expected --who of {', '.join(FRAMEWORKS)}; got {', '.join(unknown)}.")
+    is_first_worker = os.environ.get("RANK", "0") == "0"  # all workers of torchrun run this program
+    for name in filter(is_installed, names):
+        seconds = FRAMEWORKS[name](options.agents, options.rounds)
+        milliseconds = 1e3 * seconds / options.rounds
+        agents_per_second = options.agents * options.rounds / seconds
+        if is_first_worker:
+            print(f"{name:14} {milliseconds:10.1f} ms per round {agents_per_second:12,.0f} agents/s")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""The job of peers.py for decentralizepy: a model, records and a node as its users write them.
+"""The job of peers.py for decentralizepy: a model, records and a node, as its users write them.
 
-Its processes read the names of these classes from a configuration and import them, so they are in a file of
-their own. Not a command: `python benchmarks/peers.py --who decentralizepy`.
+This file is no command; `python benchmarks/peers.py --who decentralizepy` imports it. The processes of
+decentralizepy import these classes by the names in a configuration, so they need a module of their own.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from decentralizepy.mappings.Linear import Linear
 from decentralizepy.models.Model import Model
 from decentralizepy.node.DPSGDNode import DPSGDNode
 
-from peers import BATCH, RATE, batch_of, network
+from peers import BATCH, LEARNING_RATE, batch_of, network
 
-PATIENCE = 300  # seconds, after which a run in which a process has died ends
+MAX_WAIT_SECONDS = 300  # for other processes, which may have died
 
 
 class Network(Model):
@@ -35,7 +35,7 @@ class Network(Model):
 
 
 class Records(Dataset):
-    """One batch that is ready: loading records is no part of the job."""
+    """One batch, made in advance because loading records is no part of the job."""
 
     def __init__(self, rank, machine_id, mapping, **settings) -> None:
         super().__init__(rank, machine_id, mapping, **settings)
@@ -48,16 +48,16 @@ class Records(Dataset):
         return None
 
 
-class Clock:
-    """Called at the end of a round: meets all nodes after the first, and says when the last is over."""
+class RoundClock:
+    """A callback at the end of each round, which waits for all nodes after the first and reports the last."""
 
-    def __init__(self, meet, done) -> None:
-        self.meet, self.done, self.rounds = meet, done, 0
+    def __init__(self, first_round, done) -> None:
+        self.first_round, self.done, self.rounds = first_round, done, 0
 
     def __call__(self, iterations: int) -> None:
         self.rounds += 1
         if self.rounds == 1:
-            self.meet.wait(PATIENCE)
+            self.first_round.wait(MAX_WAIT_SECONDS)
         if self.rounds == iterations:
             self.done.put(iterations)
 
@@ -69,17 +69,21 @@ class Node(DPSGDNode):
 
     def init_sharing(self, sharing_configs) -> None:
         super().init_sharing(sharing_configs)
-        # Without a reference to the node: in a cycle it would not be freed, and its sockets never closed.
+        # The callback has no reference to the node: a cycle would keep the node and its sockets alive.
         self.sharing._post_step = partial(self.clock, self.iterations)
 
 
 def configuration(folder: Path) -> dict[str, dict[str, object]]:
-    """What its users write into an ini file; all nodes are on loopback."""
+    """Return the sections of the ini file of a user; all nodes are on loopback."""
     addresses = folder / "addresses.json"
     addresses.write_text(json.dumps({"0": "127.0.0.1"}))
     return {
         "DATASET": {"dataset_package": __name__, "dataset_class": "Records", "model_class": "Network"},
-        "OPTIMIZER_PARAMS": {"optimizer_package": "torch.optim", "optimizer_class": "SGD", "lr": RATE},
+        "OPTIMIZER_PARAMS": {
+            "optimizer_package": "torch.optim",
+            "optimizer_class": "SGD",
+            "lr": LEARNING_RATE,
+        },
         "TRAIN_PARAMS": {
             "training_package": "decentralizepy.training.Training",
             "training_class": "Training",
@@ -97,28 +101,29 @@ def configuration(folder: Path) -> dict[str, dict[str, object]]:
     }
 
 
-def seconds_of(agents: int, rounds: int) -> float:
-    """Seconds from when all have ended their first round until all have ended their last."""
-    # Forks, as its own scripts do, but of a process that has only imported: thirty imports take a minute.
+def time_rounds(agents: int, rounds: int) -> float:
+    """Return the seconds from the end of the first round of all agents to the end of their last round."""
+    # Like the scripts of decentralizepy, this forks; a server that only imports, because an import takes 2 s.
     context = mp.get_context("forkserver")
     context.set_forkserver_preload(["decentralizepy.node.DPSGDNode", "torch._dynamo"])
-    meet, done = context.Barrier(agents + 1), context.Queue()
+    first_round, done = context.Barrier(agents + 1), context.Queue()
     with TemporaryDirectory(ignore_cleanup_errors=True) as name:
         config = configuration(Path(name))
-        # Rounds, folders of logs and weights, log level, tests and evaluations (never), new optimizers (no).
-        rest = (rounds + 1, name, name, logging.INFO, rounds + 2, rounds + 2, 0)
-        shared = (0, Linear(1, agents), Ring(agents), config, *rest)
+        # Rounds, folders of logs and weights, log level, test and evaluation intervals, new optimizers.
+        never = rounds + 2
+        settings = (rounds + 1, name, name, logging.INFO, never, never, 0)
+        shared = (0, Linear(1, agents), Ring(agents), config, *settings)
         nodes = [
-            context.Process(target=Node, args=(Clock(meet, done), i, *shared), daemon=True)
+            context.Process(target=Node, args=(RoundClock(first_round, done), i, *shared), daemon=True)
             for i in range(agents)
         ]
         for node in nodes:
             node.start()
-        meet.wait(PATIENCE)
-        begun = time.perf_counter()
+        first_round.wait(MAX_WAIT_SECONDS)
+        start = time.perf_counter()
         for _ in nodes:
-            done.get(timeout=PATIENCE)
-        seconds = time.perf_counter() - begun
+            done.get(timeout=MAX_WAIT_SECONDS)
+        seconds = time.perf_counter() - start
         for node in nodes:
-            node.join(PATIENCE)
+            node.join(MAX_WAIT_SECONDS)
     return seconds

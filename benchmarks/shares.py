@@ -1,17 +1,17 @@
-"""What a round of agents goes into, beside the simulator's on the same job.
+"""Parts of an agent's round: computation, ledger and network, compared with the simulator on the same job.
 
-    python benchmarks/shares.py [--agents 6] [--rounds 20] [--set KEY=VALUE ...] [--json]
+    python benchmarks/shares.py [--agents 6] [--rounds 20]
 
-The demonstration: one process per agent over gRPC and mutual TLS, ledgers with fsync. Then the simulator, on
-one thread, with the same plan and data. Agents compute with one thread each, and with more agents than cores
-they wait for one: that counts as the part that waits, mostly `compute` and `network`. Hence processor time as
-well: what computing takes, and everything else that the process does.
+The federation has one process per agent, gRPC with mutual TLS, and ledgers with fsync. The simulator then
+executes the same plan on the same data with one thread. Each agent computes with one thread; if there are
+more agents than cores, an agent also waits for a core, which increases the wall time of `compute` and
+`network`. The CPU times do not contain this wait: `compute` is the computation, `rest` everything else in the
+process.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import tempfile
@@ -20,35 +20,37 @@ from pathlib import Path
 from typing import Any
 
 
-def agents(config: Any, out: Path) -> dict[str, Any]:
+def federation_milliseconds(config: Any, out: Path) -> tuple[dict[str, float], dict[str, float]]:
+    """Run a federation; return wall time and CPU time of an agent's round, by part."""
     from topdp.agents.development import federation_demo
 
-    found = federation_demo.run(config, out)
-    processor = [each["processor_milliseconds_per_round"] for each in found["agents"]]
-    return {
-        "wall_ms": found["milliseconds_per_round"],
-        "processor_ms": {
-            part: statistics.mean(each[part] for each in processor) for part in ("compute", "rest")
-        },
-    }
+    result = federation_demo.run(config, out)
+    cpu_times = [agent["processor_milliseconds_per_round"] for agent in result["agents"]]
+    cpu = {part: statistics.mean(times[part] for times in cpu_times) for part in ("compute", "rest")}
+    return result["milliseconds_per_round"], cpu
 
 
-def simulator(config: Any) -> float:
-    """Milliseconds a round, of all agents, on one thread."""
+def simulator_milliseconds(config: Any) -> float:
+    """Return the wall time of a round of all agents in the simulator, with one thread."""
     import torch
 
     from topdp.runs.assembly import Assembly
     from topdp.runs.planning import plan_and_account
 
     torch.set_num_threads(1)
-    parts = Assembly.of(config)
-    plan, _ = plan_and_account(parts.run)
-    engine = parts.engine(plan)
-    state = engine.advance(engine.start(parts.flat.flatten()))
-    begun = time.perf_counter()
+    assembly = Assembly.of(config)
+    plan, _ = plan_and_account(assembly.run)
+    engine = assembly.engine(plan)
+    state = engine.advance(engine.start(assembly.flat.flatten()))
+    start = time.perf_counter()
     for _ in range(config.rounds):
         state = engine.advance(state)
-    return 1e3 * (time.perf_counter() - begun) / config.rounds
+    return 1e3 * (time.perf_counter() - start) / config.rounds
+
+
+def parts_text(milliseconds: dict[str, float]) -> str:
+    parts = ", ".join(f"{part} {value:.1f} ms" for part, value in milliseconds.items())
+    return f"{parts}; compute is {milliseconds['compute'] / sum(milliseconds.values()):.0%}"
 
 
 def main() -> None:
@@ -57,30 +59,17 @@ def main() -> None:
     )
     parser.add_argument("--agents", type=int, default=6)
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="changes")
-    parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    from topdp.runs import config as configurations
+    from topdp.runs import config
 
-    changes = [*options.changes, f"topology.agents={options.agents}", f"rounds={options.rounds}"]
-    config = configurations.read(None, None, changes)
-    with tempfile.TemporaryDirectory() as place:
-        found = agents(config, Path(place) / "run")
-    found |= {"simulator_ms": simulator(config), "load": os.getloadavg()[0], "cores": os.cpu_count()}
-    wall, processor = found["wall_ms"], found["processor_ms"]
-    found["compute_share"] = {
-        "wall": wall["compute"] / sum(wall.values()),
-        "processor": processor["compute"] / sum(processor.values()),
-    }
-    if options.json:
-        print(json.dumps(found))
-        return
-    told = ", ".join(f"{part} {value:.1f} ms" for part, value in wall.items())
-    print(f"an agent's round:  {told}; compute is {found['compute_share']['wall']:.0%}")
-    told = ", ".join(f"{part} {value:.1f} ms" for part, value in processor.items())
-    print(f"of a processor:    {told}; compute is {found['compute_share']['processor']:.0%}")
-    print(f"simulator:         {found['simulator_ms']:.1f} ms for all {options.agents} agents, one thread")
-    print(f"load {found['load']:.1f} on {found['cores']} cores")
+    settings = config.read(changes=[f"topology.agents={options.agents}", f"rounds={options.rounds}"])
+    with tempfile.TemporaryDirectory() as folder:
+        wall, cpu = federation_milliseconds(settings, Path(folder) / "run")
+    print(f"agent's round, wall time:  {parts_text(wall)}")
+    print(f"agent's round, CPU time:   {parts_text(cpu)}")
+    milliseconds = simulator_milliseconds(settings)
+    print(f"simulator:                 {milliseconds:.1f} ms for all {options.agents} agents, one thread")
+    print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""How long agents take from a command to their first release, and with what.
+"""Time from the start of a command to the first release of its agents.
 
-    python benchmarks/start.py [--agents 6] [--set KEY=VALUE ...] [--json]
+    python benchmarks/start.py [--agents 6]
 
-First a demonstration of that many agents: seconds until the first and until the last of them has booked its
-first release, as their ledgers say. Then one of its agents is started alone, with what `topdp agent start`
-says about its stages, and processor seconds: on a busy machine those are what can be compared.
-To compare with another version, run this file with that version's src in PYTHONPATH.
+First `topdp federation demo` runs with this number of agents; the script reads from the ledgers when the
+first and the last agent has made its first release. Then one of these agents starts alone with `topdp agent
+start`; the script prints its wall time, its CPU time, and the stages that its log reports. On a busy machine,
+compare the CPU time.
 """
 
 from __future__ import annotations
@@ -23,57 +23,69 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import NamedTuple
 
-ROUNDS = 10  # of the demonstration: nothing is measured after the first
+DEMO_ROUNDS = 10  # only the first round is timed
 
 
-def demonstration(out: Path, agents: int, changes: list[str]) -> dict[str, float]:
+class DemoStart(NamedTuple):
+    """Seconds until the first agent, and until all agents, have made their first release."""
+
+    first_agent: float
+    all_agents: float
+
+
+class AgentStart(NamedTuple):
+    """The start of one agent, in seconds, and the stages in its log."""
+
+    wall: float
+    cpu: float
+    stages: str
+
+
+def time_demo(out: Path, agents: int) -> DemoStart:
     command = [sys.executable, "-m", "topdp", "federation", "demo", "--agents", str(agents), "--json"]
-    changes = [f"rounds={ROUNDS}", *changes]
-    command += ["--out", str(out), *(part for change in changes for part in ("--set", change))]
-    begun = time.perf_counter()
-    running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    first: dict[str, float] = {}
-    while running.poll() is None and len(first) < agents:
+    command += ["--out", str(out), "--set", f"rounds={DEMO_ROUNDS}"]
+    start = time.perf_counter()
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    seconds: dict[str, float] = {}
+    while process.poll() is None and len(seconds) < agents:
         for number in range(agents):
             name = f"agent{number}"
-            if name not in first and _released(out / "agents" / name / "state" / "ledger.sqlite"):
-                first[name] = time.perf_counter() - begun
+            if name not in seconds and _has_release(out / "agents" / name / "state" / "ledger.sqlite"):
+                seconds[name] = time.perf_counter() - start
         time.sleep(0.05)
-    said = running.communicate()[1].decode()
-    if running.returncode or len(first) < agents:
-        sys.exit(f"The demonstration failed: {said}")
-    return {
-        "first_agent_s": min(first.values()),
-        "all_agents_s": max(first.values()),
-    }
+    errors = process.communicate()[1].decode()
+    if process.returncode or len(seconds) < agents:
+        sys.exit(f"The demonstration failed: {errors}")
+    return DemoStart(min(seconds.values()), max(seconds.values()))
 
 
-def alone(out: Path) -> dict[str, object]:
-    """One agent of the demonstration as its own site would start it; it waits for the others."""
-    place = out / "agents" / "agent0"
-    shutil.rmtree(place / "state")
-    shutil.rmtree(place / "identity" / "runs", ignore_errors=True)
+def time_one_agent(out: Path) -> AgentStart:
+    """Start an agent of the demonstration alone; its neighbours are not running."""
+    site = out / "agents" / "agent0"
+    shutil.rmtree(site / "state")
+    shutil.rmtree(site / "identity" / "runs", ignore_errors=True)
     command = [sys.executable, "-m", "topdp", "agent", "start", "--json-log", "--data", "records.npz"]
     command += ["--manifest", "../manifest.toml", "--state", "state", "--identity", "identity"]
-    before, begun = _children(), time.perf_counter()
-    running = subprocess.Popen(
-        command, cwd=place, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    cpu_start, start = _cpu_seconds_of_children(), time.perf_counter()
+    process = subprocess.Popen(
+        command, cwd=site, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
-    assert running.stderr is not None
-    stages = ""
-    while not _released(place / "state" / "ledger.sqlite") and running.poll() is None:
+    assert process.stderr is not None
+    while not _has_release(site / "state" / "ledger.sqlite") and process.poll() is None:
         time.sleep(0.02)
-    found = time.perf_counter() - begun
-    running.send_signal(signal.SIGTERM)
-    for line in running.stderr:
-        if (said := re.search(r"ready after (.*)", json.loads(line)["message"])) is not None:
-            stages = said[1]
-    running.wait()
-    return {"first_release_s": found, "processor_s": _children() - before, "stages": stages}
+    wall = time.perf_counter() - start
+    process.send_signal(signal.SIGTERM)
+    stages = "not in the log"
+    for line in process.stderr:
+        if (match := re.search(r"ready after (.*)", json.loads(line)["message"])) is not None:
+            stages = match[1]
+    process.wait()
+    return AgentStart(wall, _cpu_seconds_of_children() - cpu_start, stages)
 
 
-def _released(ledger: Path) -> bool:
+def _has_release(ledger: Path) -> bool:
     if not ledger.exists():
         return False
     try:
@@ -83,10 +95,10 @@ def _released(ledger: Path) -> bool:
         return False
 
 
-def _children() -> float:
-    """Processor seconds of all processes that were started from here and have ended."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+def _cpu_seconds_of_children() -> float:
+    """Return the CPU time of all child processes that have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def main() -> None:
@@ -94,21 +106,15 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--agents", type=int, default=6)
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="changes")
-    parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as place:
-        out = Path(place) / "run"
-        together = demonstration(out, options.agents, options.changes)
-        report = {"load": os.getloadavg()[0], "demo": together, "alone": alone(out)}
-    if options.json:
-        print(json.dumps(report))
-        return
-    print(f"load {report['load']:.1f}")
-    print(f"demo: first release {together['first_agent_s']:.1f} s, of all {together['all_agents_s']:.1f} s")
-    one = report["alone"]
-    print(f"one agent: first release {one['first_release_s']:.1f} s, {one['processor_s']:.1f} processor s")
-    print(f"           {one['stages'] or 'says nothing of its stages'}")
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "run"
+        demo = time_demo(out, options.agents)
+        agent = time_one_agent(out)
+    print(f"load {os.getloadavg()[0]:.1f}")
+    print(f"demo: first agent {demo.first_agent:.1f} s, all agents {demo.all_agents:.1f} s")
+    print(f"one agent: {agent.wall:.1f} s, CPU time {agent.cpu:.1f} s")
+    print(f"stages: {agent.stages}")
 
 
 if __name__ == "__main__":

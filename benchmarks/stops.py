@@ -1,12 +1,12 @@
-"""SIGTERM at random moments to real agents: how long until each has ended, and that each has.
+"""Time in which real agents end after SIGTERM at random moments.
 
     python benchmarks/stops.py                 # thirty stops
     python benchmarks/stops.py --stops 4 --seed 7
 
-Two agents on loopback, over gRPC and mutual TLS, forked from a process that has torch imported. One is
-stopped at a random moment, started again, and so on; the other lives on. Prints the times; ends with 1 if a
-stop took longer than an agent promises, an agent does not come to speak, or its books are not whole. An agent
-that is stopped before it listens to signals ends by the signal itself (-15): nothing has been made by then.
+Two agents run on loopback over gRPC with mutual TLS, forked from a process that has imported torch. Each of
+them in turn gets SIGTERM at a random moment and is started again, while the other runs on. Exit with 1 if an
+agent takes longer to end than it promises, writes no log after a start, or has a damaged ledger. An agent
+that gets the signal before it handles signals ends with code -15; it has made no release by then.
 """
 
 from __future__ import annotations
@@ -30,27 +30,31 @@ from topdp.agents.ledger.ledger_check import verify
 from topdp.agents.node.shutdown import AGENT_SHUTDOWN_SECONDS, BLOCKED_LOOP_SECONDS
 from topdp.runs import config
 
-ROUNDS = 20_000  # more than there is time for
-SPEAKS = 120.0  # seconds until an agent that was started must have said something, on a busy machine
+NAMES = ("ada", "bob")
+RECORDS_PER_AGENT = 40
+ROUNDS = 20_000  # more than the agents execute before the last stop
+MAX_START_SECONDS = 120.0  # until an agent has written to its log, on a busy machine
+MAX_RUN_SECONDS = 2.0  # from then until SIGTERM
 
 
-def sites(folder: Path) -> None:
-    for name in ("ada", "bob"):
+def prepare_sites(folder: Path) -> None:
+    """Write identities, records and the manifest of both agents."""
+    for name in NAMES:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             identity.create_identity(folder / name, name, f"127.0.0.1:{probe.getsockname()[1]}")
-    cards = [folder / name / "card.toml" for name in ("ada", "bob")]
+    cards = [folder / name / "card.toml" for name in NAMES]
     changes = [f"rounds={ROUNDS}", "topology.agents=2", "privacy.guarantee=worst-case", "model.name=linear"]
-    terms, _, _ = federation_manifest.create_manifest(
-        cards, "40", config.read(changes=changes), "ada-bob", {}
+    manifest, _, _ = federation_manifest.create_manifest(
+        cards, str(RECORDS_PER_AGENT), config.read(changes=changes), "-".join(NAMES), {}
     )
-    terms.write(folder / "manifest.toml")
-    chance = np.random.default_rng(0)
-    arrays = {"train_inputs": chance.normal(size=(40, 4)), "train_labels": np.arange(40) % 2}
-    np.savez(folder / "records.npz", **arrays, classes=np.array(2))
+    manifest.write(folder / "manifest.toml")
+    inputs = np.random.default_rng(0).normal(size=(RECORDS_PER_AGENT, 4))
+    labels = np.arange(RECORDS_PER_AGENT) % 2
+    np.savez(folder / "records.npz", train_inputs=inputs, train_labels=labels, classes=np.array(2))
 
 
-def started(folder: Path, name: str) -> BaseProcess:
+def start_agent(folder: Path, name: str) -> BaseProcess:
     command = ["agent", "start", "--json", "--json-log"]
     command += ["--manifest", str(folder / "manifest.toml"), "--identity", str(folder / name)]
     command += ["--data", str(folder / "records.npz"), "--state", str(folder / f"state-{name}")]
@@ -58,58 +62,59 @@ def started(folder: Path, name: str) -> BaseProcess:
     return child_processes.start(command, folder / f"{name}.log")
 
 
-def said(folder: Path, name: str) -> int:
-    """Bytes in the agent's log."""
+def log_bytes(folder: Path, name: str) -> int:
     return (folder / f"{name}.log").stat().st_size
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--stops", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args(arguments)
-    chance, seconds, codes = random.Random(given.seed), [], []
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
-        sites(folder)
+    options = parser.parse_args(arguments)
+    random_source, seconds, codes = random.Random(options.seed), [], []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        prepare_sites(folder)
         child_processes.warm_up()
-        spoken = {"ada": 0, "bob": 0}  # bytes of the log before this life
-        processes = {name: started(folder, name) for name in ("ada", "bob")}
+        log_bytes_at_start = dict.fromkeys(NAMES, 0)
+        processes = {name: start_agent(folder, name) for name in NAMES}
         try:
-            for k in range(given.stops):
-                name = ("ada", "bob")[k % 2]
-                began = time.monotonic()
-                while said(folder, name) == spoken[name] and processes[name].exitcode is None:
-                    time.sleep(0.01)  # it has not begun to speak
-                    if time.monotonic() - began > SPEAKS:
-                        print(f"{k + 1}: {name} has said nothing for {SPEAKS:g} s")
+            for stop in range(1, options.stops + 1):
+                name = NAMES[(stop - 1) % len(NAMES)]
+                process, start = processes[name], time.monotonic()
+                while log_bytes(folder, name) == log_bytes_at_start[name] and process.exitcode is None:
+                    time.sleep(0.01)
+                    if time.monotonic() - start > MAX_START_SECONDS:
+                        print(f"{stop}: {name} has written nothing to its log for {MAX_START_SECONDS:g} s")
                         return 1
-                time.sleep(chance.uniform(0, 2))
-                began = time.monotonic()
-                processes[name].terminate()
-                processes[name].join(10 * AGENT_SHUTDOWN_SECONDS)
-                seconds.append(time.monotonic() - began)
-                codes.append(processes[name].exitcode)
-                print(f"{k + 1}: {name} ended after {seconds[-1]:.2f} s with {codes[-1]}", flush=True)
+                time.sleep(random_source.uniform(0, MAX_RUN_SECONDS))
+                start = time.monotonic()
+                process.terminate()
+                process.join(10 * AGENT_SHUTDOWN_SECONDS)
+                seconds.append(time.monotonic() - start)
+                codes.append(process.exitcode)
+                print(f"{stop}: {name} ended after {seconds[-1]:.2f} s with code {codes[-1]}", flush=True)
                 if codes[-1] is None:
                     return 1
-                spoken[name] = said(folder, name)
-                if k + 1 < given.stops:
-                    processes[name] = started(folder, name)
+                log_bytes_at_start[name] = log_bytes(folder, name)
+                if stop < options.stops:
+                    processes[name] = start_agent(folder, name)
         finally:
             for process in processes.values():
                 process.kill()
                 process.join()
-        for name in processes:
-            books = Ledger(folder / f"state-{name}", writable=False)
-            verify(books)
-            if books.round >= ROUNDS:
-                print(f"{name} had done all its rounds: who has ended cannot be stopped")
+        for name in NAMES:
+            ledger = Ledger(folder / f"state-{name}", writable=False)
+            verify(ledger)
+            if ledger.round >= ROUNDS:
+                print(f"{name} completed all rounds; an agent that has ended cannot be stopped")
                 return 1
-            print(f"{name} has made {books.round + 1} releases; its books are whole")
+            print(f"{name} made {ledger.round + 1} releases; its ledger verifies")
     median, longest = np.median(seconds), max(seconds)
     print(f"{len(seconds)} stops: median {median:.2f} s, longest {longest:.2f} s, codes {sorted(set(codes))}")
-    return int(max(seconds) > AGENT_SHUTDOWN_SECONDS + BLOCKED_LOOP_SECONDS)
+    return int(longest > AGENT_SHUTDOWN_SECONDS + BLOCKED_LOOP_SECONDS)
 
 
 if __name__ == "__main__":

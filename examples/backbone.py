@@ -1,4 +1,4 @@
-"""A network with BatchNorm, trained in public on clothes; in private only a head for digits."""
+"""A network with BatchNorm, trained on public images of clothes, and a new head for private digits."""
 
 import torch
 from torch import nn
@@ -6,8 +6,8 @@ from torch import nn
 import topdp
 
 public = topdp.data.load("fashion-mnist")
-clothes, kinds = (torch.from_numpy(part[:10000]) for part in public.train())
-body = nn.Sequential(
+clothes, labels = (torch.from_numpy(part[:10000]) for part in public.train())
+backbone = nn.Sequential(
     nn.Conv2d(1, 16, 3, stride=2),
     nn.BatchNorm2d(16),
     nn.ReLU(),
@@ -17,16 +17,16 @@ body = nn.Sequential(
     nn.AdaptiveAvgPool2d(3),
     nn.Flatten(),
 )
-whole = nn.Sequential(body, nn.Linear(288, 10))
-steps = torch.optim.Adam(whole.parameters(), 1e-3)
-for x, y in zip(clothes.split(100), kinds.split(100), strict=True):
-    steps.zero_grad()
-    nn.functional.cross_entropy(whole(x), y).backward()
-    steps.step()
+network = nn.Sequential(backbone, nn.Linear(288, 10))
+optimizer = torch.optim.Adam(network.parameters(), 1e-3)
+for x, y in zip(clothes.split(100), labels.split(100), strict=True):
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(network(x), y).backward()
+    optimizer.step()
 
 data = topdp.data.load("mnist")
-parts = [part[:1000] for part in topdp.data.partitions.iid(data.train_targets, agents=10, seed=0)]
-model = nn.Sequential(body.eval().requires_grad_(False), nn.Linear(288, 10))
+parts = [part[:1000] for part in topdp.data.partition(data.train_targets, 10, "iid", seed=0)]
+model = nn.Sequential(backbone.eval().requires_grad_(False), nn.Linear(288, 10))
 result = topdp.train(
     model,
     topdp.Shards.from_dataset(data, parts),

@@ -5,7 +5,7 @@ from torch import nn
 import topdp
 
 data = topdp.data.load("mnist")
-parts = [part[:1000] for part in topdp.data.partitions.iid(data.train_targets, agents=10, seed=0)]
+parts = [part[:1000] for part in topdp.data.partition(data.train_targets, 10, "iid", seed=0)]
 shards = topdp.Shards.from_dataset(data, parts)
 model = nn.Sequential(
     nn.Conv2d(1, 8, 5, stride=2),

@@ -1,11 +1,11 @@
-"""How far will the disease go in a year? Five practices with 70 records each."""
+"""Progress of a disease in one year. Five practices with 70 records each."""
 
 import torch
 
 import topdp
 
 data = topdp.data.load("diabetes")
-shards = topdp.Shards.from_dataset(data, topdp.data.partitions.iid(data.train_targets, agents=5, seed=0))
+shards = topdp.Shards.from_dataset(data, topdp.data.partition(data.train_targets, 5, "iid", seed=0))
 result = topdp.train(
     torch.nn.Linear(10, 1),
     shards,

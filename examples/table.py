@@ -1,4 +1,4 @@
-"""Runs every example with ε = 2 and without noise, and prints the table of docs/models.md.
+"""Run every example with ε = 2 and without noise, and print the table of docs/models.md.
 
 python examples/table.py [NAME ...]
 """
@@ -19,6 +19,7 @@ import torch
 import topdp
 
 FOLDER = Path(__file__).parent
+# The task of each example, by file name.
 NAMES = {
     "tabular": "tabular classification",
     "regression": "tabular regression",
@@ -32,34 +33,36 @@ NAMES = {
 
 
 def lines_of(name: str) -> int:
-    """Lines of code: no docstring, no comments, nothing blank."""
+    """Return the number of lines without docstring, comments and blank lines."""
     source = (FOLDER / f"{name}.py").read_text(encoding="utf-8")
-    docstring = ast.parse(source).body[0].end_lineno or 0
-    return sum(
-        bool(line.strip()) and not line.strip().startswith("#") for line in source.splitlines()[docstring:]
-    )
+    docstring_lines = ast.parse(source).body[0].end_lineno or 0
+    lines = [line.strip() for line in source.splitlines()[docstring_lines:]]
+    return sum(bool(line) and not line.startswith("#") for line in lines)
 
 
 def run(name: str, change: Callable[[dict[str, Any]], dict[str, Any]] = dict) -> tuple[Any, bool, float]:
-    """(result, whether gradients took the fast path, seconds) of an example whose settings are changed."""
-    kept: list[Any] = []
+    """Run an example with changed settings.
+
+    Return the result, whether gradients took the fast path, and the seconds.
+    """
+    results: list[Any] = []
     train = topdp.train
 
-    def changed(*parts: Any, **settings: Any) -> Any:
-        kept.append(train(*parts, **change(settings)))
-        return kept[0]
+    def train_with_changes(*parts: Any, **settings: Any) -> Any:
+        results.append(train(*parts, **change(settings)))
+        return results[0]
 
     torch.manual_seed(0)
-    started = time.perf_counter()
-    topdp.train = changed  # type: ignore[assignment]
+    start = time.perf_counter()
+    topdp.train = train_with_changes  # type: ignore[assignment]
     try:
-        with warnings.catch_warnings(record=True) as said:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             runpy.run_path(str(FOLDER / f"{name}.py"))
     finally:
         topdp.train = train
-    slow = any("slow path" in str(one.message) for one in said)
-    return kept[0], not slow, time.perf_counter() - started
+    is_slow = any("slow path" in str(warning.message) for warning in caught)
+    return results[0], not is_slow, time.perf_counter() - start
 
 
 def without_noise(settings: dict[str, Any]) -> dict[str, Any]:
@@ -67,16 +70,17 @@ def without_noise(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def row(name: str) -> str:
-    free, _, _ = run(name, without_noise)
-    private, fast, seconds = run(name)
+    """Return the line of the table for an example."""
+    without, _, _ = run(name, without_noise)
+    private, is_fast, seconds = run(name)
     metric = next(iter(private.scores))
-    values = [result.scores[metric]["mean"] for result in (free, private)]
-    shown = [f"R² {value:.2f}" if metric == "r2" else f"{100 * value:.1f}%" for value in values]
+    values = [result.scores[metric]["mean"] for result in (without, private)]
+    cells = [f"R² {value:.2f}" if metric == "r2" else f"{100 * value:.1f}%" for value in values]
     link = f"[{NAMES[name]}](../examples/{name}.py)"
-    path = "fast" if fast else "slow"
-    return f"| {link} | {lines_of(name)} | {shown[0]} | {shown[1]} | {path} | {seconds:.0f} s |"
+    path = "fast" if is_fast else "slow"
+    return f"| {link} | {lines_of(name)} | {cells[0]} | {cells[1]} | {path} | {seconds:.0f} s |"
 
 
 if __name__ == "__main__":
-    for chosen in sys.argv[1:] or NAMES:
-        print(row(chosen), flush=True)
+    for name in sys.argv[1:] or NAMES:
+        print(row(name), flush=True)

@@ -1,11 +1,11 @@
-"""Benign or malignant? Six hospitals with 76 records each, a logistic regression."""
+"""Benign and malignant tumours. Six hospitals with 76 records each, a logistic regression."""
 
 import torch
 
 import topdp
 
 data = topdp.data.load("breast-cancer")
-shards = topdp.Shards.from_dataset(data, topdp.data.partitions.iid(data.train_targets, agents=6, seed=0))
+shards = topdp.Shards.from_dataset(data, topdp.data.partition(data.train_targets, 6, "iid", seed=0))
 model = torch.nn.Linear(30, 2)
 result = topdp.train(
     model,

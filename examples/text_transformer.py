@@ -1,4 +1,4 @@
-"""Wanted mail or spam? Six mail servers with 806 messages each, a transformer over 32 words."""
+"""Spam detection. Six mail servers with 806 messages each, a transformer over 32 words."""
 
 import torch
 from torch import nn
@@ -6,29 +6,29 @@ from torch import nn
 import topdp
 
 
-class Reader(nn.Module):
+class SpamClassifier(nn.Module):
     def __init__(self):
         super().__init__()
-        self.words = nn.Embedding(512, 16)
-        self.places = nn.Parameter(torch.zeros(32, 16))
-        self.block = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
-        self.last = nn.Linear(16, 2)
+        self.embedding = nn.Embedding(512, 16)
+        self.positions = nn.Parameter(torch.zeros(32, 16))
+        self.encoder = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+        self.output = nn.Linear(16, 2)
 
     def forward(self, tokens):
-        states = self.block(self.words(tokens % 512) + self.places)
-        return self.last(states.mean(1))
+        states = self.encoder(self.embedding(tokens % 512) + self.positions)
+        return self.output(states.mean(1))
 
 
 data = topdp.data.load("spam-assassin")
 tokens, test = torch.from_numpy(data.train_inputs)[:, :32], torch.from_numpy(data.test_inputs)[:, :32]
-parts = topdp.data.partitions.iid(data.train_targets, agents=6, seed=0)
+parts = topdp.data.partition(data.train_targets, 6, "iid", seed=0)
 shards = topdp.Shards.from_arrays(
     [(tokens[part], data.train_targets[part]) for part in parts],
     test=(test, data.test_targets),
     dtype=torch.int64,
 )
 result = topdp.train(
-    Reader(),
+    SpamClassifier(),
     shards,
     topdp.topology.ring(6),
     method="correlated",

@@ -3,7 +3,7 @@
 
 Usage: python scripts/agent_footprint.py [--list]
 
-Both agents run on loopback until their last round. What an agent imports late, while it runs, counts as well.
+Both agents run on loopback until their last round. Modules that an agent imports while it runs count as well.
 """
 
 from __future__ import annotations
@@ -21,34 +21,36 @@ import numpy as np
 SOURCE = Path(__file__).resolve().parents[1] / "src"
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 NAMES = ("ada", "bob")
-RECORDS = 40
+RECORDS_PER_AGENT = 40
+MAX_RUN_SECONDS = 120
 SETTINGS = ("rounds=3", "model.name=linear", "privacy.epsilon=5")
-AGENT = """
+
+# The program of one agent. It writes the names of its modules to a file when it ends.
+AGENT_PROGRAM = """
 import os, runpy, sys
 
-end, modules = os._exit, sys.argv.pop(1)
+exit_process, modules_file = os._exit, sys.argv.pop(1)
 
 
-def write_and_end(code):
-    with open(modules, "w") as file:
+def write_modules_and_exit(code):
+    with open(modules_file, "w") as file:
         file.write("\\n".join(name for name in sys.modules if name.split(".")[0] == "topdp"))
-    end(code)
+    exit_process(code)
 
 
-os._exit = write_and_end  # agents leave by it, without cleanup
+os._exit = write_modules_and_exit  # agents end with this function, which runs no cleanup
 sys.argv[0] = "topdp"
 runpy.run_module("topdp", run_name="__main__", alter_sys=True)
 """
-"""A process of one agent that writes the names of its modules to a file when it ends."""
 
 
 def modules_loaded() -> list[str]:
-    """The modules of topdp that an agent loads from its start to its last round."""
-    with tempfile.TemporaryDirectory() as text:
-        folder = Path(text)
+    """Return the modules of topdp that an agent loads from its start to its last round."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
         _prepare(folder)
         agents = [_start(folder, name) for name in NAMES]
-        codes = [agent.wait(120) for agent in agents]
+        codes = [agent.wait(MAX_RUN_SECONDS) for agent in agents]
         if any(codes):
             log = (folder / f"{NAMES[0]}.log").read_text(encoding="utf-8")
             raise RuntimeError(f"Expected two agents that finish, got exit codes {codes}:\n{log[-2000:]}")
@@ -57,7 +59,7 @@ def modules_loaded() -> list[str]:
 
 
 def lines_of(modules: Sequence[str]) -> int:
-    """The code lines of these modules: no blank lines, comments or docstrings."""
+    """Return the number of code lines of these modules, without blank lines, comments and docstrings."""
     from code_metrics import code_lines
 
     files = (SOURCE / Path(*name.split(".")) for name in modules)
@@ -67,10 +69,10 @@ def lines_of(modules: Sequence[str]) -> int:
 
 
 def _prepare(folder: Path) -> None:
-    """Identities, records and a manifest for the two agents."""
+    """Write identities, records and a manifest for the two agents."""
     generator = np.random.default_rng(0)
     for name in NAMES:
-        inputs, labels = generator.normal(size=(RECORDS, 4)), np.arange(RECORDS) % 2
+        inputs, labels = generator.normal(size=(RECORDS_PER_AGENT, 4)), np.arange(RECORDS_PER_AGENT) % 2
         np.savez(folder / f"{name}.npz", train_inputs=inputs, train_labels=labels)
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -78,8 +80,9 @@ def _prepare(folder: Path) -> None:
         _topdp("agent", "init", "--name", name, "--identity", str(folder / name), "--address", address)
     cards = [str(folder / name / "card.toml") for name in NAMES]
     settings = [word for setting in SETTINGS for word in ("--set", setting)]
-    manifest = ["--links", "-".join(NAMES), "--records", str(RECORDS), "--out", str(folder / "manifest.toml")]
-    _topdp("federation", "create", *cards, *manifest, *settings)
+    federation = ["--links", "-".join(NAMES), "--records", str(RECORDS_PER_AGENT)]
+    manifest = ["--out", str(folder / "manifest.toml")]
+    _topdp("federation", "create", *cards, *federation, *manifest, *settings)
 
 
 def _topdp(*arguments: str) -> None:
@@ -87,7 +90,7 @@ def _topdp(*arguments: str) -> None:
 
 
 def _start(folder: Path, name: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-c", AGENT, str(folder / f"{name}.modules"), "agent", "start"]
+    command = [sys.executable, "-c", AGENT_PROGRAM, str(folder / f"{name}.modules"), "agent", "start"]
     command += ["--manifest", str(folder / "manifest.toml"), "--identity", str(folder / name)]
     command += ["--data", str(folder / f"{name}.npz"), "--state", str(folder / f"{name}-state")]
     with (folder / f"{name}.log").open("wb") as file:

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Measure the size and the naming of the source: packages, repeated names, constructors, what an agent loads.
+"""Measure size and naming of the source: packages, repeated names, constructors, modules that an agent loads.
 
 Usage: python scripts/code_metrics.py [--json] [--without-agent]
 
-`tests/test_code_metrics.py` holds the numbers to limits. The modules of an agent are
-counted in a federation of two real agents (`agent_footprint.py`); all else needs only the standard library.
+`tests/test_code_metrics.py` has limits for these numbers. `agent_footprint.py` counts the modules of an agent
+in a federation of two real agents; everything else needs only the standard library.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "topdp"
 GENERATED = {"wire_pb2.py"}
 MAX_POSITIONAL_ARGUMENTS = 4
+
+# Names that do not state what a variable holds.
 VAGUE_NAMES = [
     "found",
     "said",
@@ -43,6 +45,8 @@ VAGUE_NAMES = [
     "whoever",
     "life",
 ]
+
+# Packages and modules that an agent in production must not load.
 EXCLUDED_FROM_AGENTS = (
     "topdp.audit",
     "topdp.experiments",
@@ -55,12 +59,13 @@ EXCLUDED_FROM_AGENTS = (
     "topdp.runs.sweep_grid",
     "topdp.runs.sweep_summary",
 )
-AGENTS_MAY_PRINT = ("topdp.views", "topdp.views.terminal")
-"""What of the views an agent needs to print a line."""
+
+# The exceptions: an agent needs the package, but nothing else of it, and the subpackage, to print a line.
+ALLOWED_PACKAGE, ALLOWED_SUBPACKAGE = "topdp.views", "topdp.views.terminal"
 
 
 def sources() -> dict[str, Path]:
-    """Every module by its dotted name."""
+    """Return the file of every module by its dotted name."""
     modules = {}
     for file in sorted(SOURCE.rglob("*.py")):
         parts = ["topdp", *file.relative_to(SOURCE).with_suffix("").parts]
@@ -69,7 +74,7 @@ def sources() -> dict[str, Path]:
 
 
 def code_lines(file: Path) -> int:
-    """Lines that hold code: no blank lines, comments or docstrings."""
+    """Return the number of lines with code: no blank lines, comments or docstrings."""
     text = file.read_text(encoding="utf-8")
     docstrings: set[int] = set()
     for node in ast.walk(ast.parse(text)):
@@ -93,11 +98,11 @@ def code_lines(file: Path) -> int:
 
 
 def repeated(names: Iterator[tuple[str, str]]) -> dict[str, list[str]]:
-    """The names that occur in more than one place, with the places."""
+    """Return the names that occur in more than one place, with the places."""
     places: dict[str, list[str]] = defaultdict(list)
     for name, place in names:
         places[name].append(place)
-    return {name: where for name, where in sorted(places.items()) if len(where) > 1}
+    return {name: modules for name, modules in sorted(places.items()) if len(modules) > 1}
 
 
 def module_names(modules: dict[str, Path]) -> Iterator[tuple[str, str]]:
@@ -110,7 +115,10 @@ def class_names(trees: dict[str, ast.Module]) -> Iterator[tuple[str, str]]:
 
 
 def constant_names(trees: dict[str, ast.Module]) -> Iterator[tuple[str, str]]:
-    """Constants at the top of modules, once for each module; type parameters have lower-case letters."""
+    """Yield the constants of modules, each once per module.
+
+    Type parameters are no constants: their names are one letter, or have lower-case letters.
+    """
     for module, tree in trees.items():
         assigned = {
             target.id
@@ -122,7 +130,7 @@ def constant_names(trees: dict[str, ast.Module]) -> Iterator[tuple[str, str]]:
 
 
 def constructors(trees: dict[str, ast.Module]) -> list[tuple[int, int, str]]:
-    """Arguments by position, all arguments, and the class, for every constructor that is written here."""
+    """Return the numbers of positional and of all arguments, and the class, of every constructor."""
     counts = []
     for module, tree in trees.items():
         for node in ast.walk(tree):
@@ -132,7 +140,7 @@ def constructors(trees: dict[str, ast.Module]) -> list[tuple[int, int, str]]:
 
 
 def _arguments(node: ast.ClassDef) -> tuple[int, int] | None:
-    """Positional and all arguments of a class's constructor; None where it is inherited."""
+    """Return the numbers of positional and of all arguments of a constructor; None if it is inherited."""
     for part in node.body:
         if isinstance(part, ast.FunctionDef) and part.name == "__init__":
             positional = len(part.args.posonlyargs) + len(part.args.args) - 1
@@ -156,7 +164,7 @@ def _arguments(node: ast.ClassDef) -> tuple[int, int] | None:
 
 
 def vague_names(trees: dict[str, ast.Module]) -> Counter[str]:
-    """How often a local variable says nothing about what it holds."""
+    """Count the assignments to variables with vague names."""
     return Counter(
         node.id
         for tree in trees.values()
@@ -166,7 +174,7 @@ def vague_names(trees: dict[str, ast.Module]) -> Counter[str]:
 
 
 def loaded_by_agents() -> list[str]:
-    """The modules that an agent loads from its start to its last round."""
+    """Return the modules that an agent loads from its start to its last round."""
     sys.path.insert(0, str(Path(__file__).resolve().parent))
     from agent_footprint import modules_loaded
 
@@ -174,23 +182,22 @@ def loaded_by_agents() -> list[str]:
 
 
 def excluded(loaded: list[str]) -> list[str]:
-    """The loaded modules that an agent in production should do without."""
+    """Return the loaded modules that an agent in production must not load."""
 
     def inside(name: str, packages: tuple[str, ...]) -> bool:
         return any(name == package or name.startswith(f"{package}.") for package in packages)
 
-    allowed = AGENTS_MAY_PRINT
     return [
         name
         for name in loaded
         if (inside(name, EXCLUDED_FROM_AGENTS) or "cuda" in name)
-        and name != allowed[0]
-        and not inside(name, allowed[1:])
+        and name != ALLOWED_PACKAGE
+        and not inside(name, (ALLOWED_SUBPACKAGE,))
     ]
 
 
 def measure(agents: bool = True) -> dict[str, Any]:
-    """All numbers, with the names behind them."""
+    """Return all numbers, with the names that they count."""
     modules = sources()
     trees = {
         name: ast.parse(file.read_text(encoding="utf-8"))
@@ -201,7 +208,7 @@ def measure(agents: bool = True) -> dict[str, Any]:
     packages: Counter[str] = Counter()
     for name, count in lines.items():
         packages[name.split(".")[1] if "." in name else "topdp"] += count
-    written = constructors(trees)
+    all_constructors = constructors(trees)
     loaded = loaded_by_agents() if agents else []
     return {
         "packages": sorted(name for name in packages if (SOURCE / name).is_dir()),
@@ -212,10 +219,13 @@ def measure(agents: bool = True) -> dict[str, Any]:
         "repeated constant names": repeated(constant_names(trees)),
         "vague local names": dict(vague_names(trees).most_common()),
         "long positional constructors": [
-            [name, positional] for positional, _, name in written if positional > MAX_POSITIONAL_ARGUMENTS
+            [name, positional]
+            for positional, _, name in all_constructors
+            if positional > MAX_POSITIONAL_ARGUMENTS
         ],
         "longest constructors": [
-            [name, count] for count, name in sorted(((c, n) for _, c, n in written), reverse=True)[:5]
+            [name, count]
+            for count, name in sorted(((c, n) for _, c, n in all_constructors), reverse=True)[:5]
         ],
         "agent modules": loaded,
         "agent lines": sum(lines.get(name, 0) for name in loaded),

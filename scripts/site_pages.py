@@ -34,7 +34,7 @@ IMAGES = {"image/png": "png", "image/svg+xml": "svg"}
 
 
 def sources() -> dict[str, str]:
-    """The page or picture of the site for every path in the repository that the site shows."""
+    """Return the page or picture of the site for every path in the repository that the site shows."""
     pages = {path: page for path, page in MOVED.items() if not path.endswith("/")}
     for file in sorted(ROOT.glob("results/*")):
         path = f"results/{file.name}"
@@ -68,7 +68,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Turn the links of a page."""
+    """Replace the links of a page."""
     pages = sources()
     here = next((path for path, uri in pages.items() if uri == page.file.src_uri), page.file.src_uri)
     generated = {f"docs/{file.src_uri}": file.src_uri for file in files}  # including pictures of notebooks
@@ -85,7 +85,9 @@ def on_page_content(html: str, page: Any, config: Any, files: Files) -> str:
 
 
 def turned(markdown: str, path: str, page: str, shown: dict[str, str]) -> str:
-    """The text of the file at `path`, with links for its page of the site.
+    """Return the text of the file at `path`, with links for its page of the site.
+
+    `shown`: the pages of the site by path in the repository.
 
     >>> shown = {"docs/data.md": "data.md", "CHANGELOG.md": "changelog.md"}
     >>> turned("[a](../CHANGELOG.md#x) [b](../deploy/) `[c](d)`", "docs/data.md", "data.md", shown)
@@ -98,11 +100,12 @@ def turned(markdown: str, path: str, page: str, shown: dict[str, str]) -> str:
         words, target, anchor = match["words"], match["target"], match["anchor"] or ""
         if not target or re.match(r"[a-z]+:", target):
             return match[0]
-        whole = posixpath.normpath(posixpath.join(posixpath.dirname(path), target))
-        there = shown.get(whole) or MOVED.get(f"{whole}/")
-        if there is None:
+        full_path = posixpath.normpath(posixpath.join(posixpath.dirname(path), target))
+        target_page = shown.get(full_path) or MOVED.get(f"{full_path}/")
+        if target_page is None:
             return match[0] if match["mark"] else words  # a missing picture fails the build
-        return f"{match['mark']}[{words}]({posixpath.relpath(there, posixpath.dirname(page))}{anchor})"
+        address = posixpath.relpath(target_page, posixpath.dirname(page))
+        return f"{match['mark']}[{words}]({address}{anchor})"
 
     code = r"(?P<code>^ *```.*?^ *```|^(?: {4}|\t)[^\n]*|`[^`\n]*`)"
     links = r"(?P<mark>!?)\[(?P<words>(?:`[^`\n]*`|[^\]`])*)\]\((?P<target>[^)#\s]*)(?P<anchor>#[^)\s]*)?\)"
@@ -110,12 +113,12 @@ def turned(markdown: str, path: str, page: str, shown: dict[str, str]) -> str:
 
 
 def program_page(file: Path) -> str:
-    """The page of a program: its source."""
+    """Return the page of a program, which shows its source."""
     return f"# {file.stem}\n\n```python\n{file.read_text(encoding='utf-8')}```\n"
 
 
 def notebook_page(file: Path) -> tuple[str, dict[str, bytes]]:
-    """The page of a notebook with the output of its cells, and its pictures by name."""
+    """Return the page of a notebook with the output of its cells, and its pictures by name."""
     text, pictures = [], {}
     for number, cell in enumerate(json.loads(file.read_text(encoding="utf-8"))["cells"]):
         source = "".join(cell["source"])

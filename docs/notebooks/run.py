@@ -1,9 +1,10 @@
-"""Executes the notebooks beside this file and keeps what they print and draw; with --check it only compares.
+"""Execute the notebooks in this folder and store their outputs; with --check, only compare them.
 
     python docs/notebooks/run.py [--check]
 
-Outputs are kept, so that readers see them where nothing is executed. The check executes a notebook and
-compares: words must be the same, numbers nearly so (other processors round otherwise), and pictures there.
+The outputs are stored so that readers see them without executing the notebooks. The check executes each
+notebook and compares the outputs: text must be equal, numbers nearly equal because processors round
+differently, and pictures must exist.
 """
 
 from __future__ import annotations
@@ -21,34 +22,46 @@ from nbclient import NotebookClient
 FOLDER = Path(__file__).parent
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
-NEAR = 0.06  # absolute and relative: accuracies of few test records differ between processors
+TOLERANCE = 0.06  # absolute and relative, because accuracies on few test records differ between processors
+MAX_CELL_SECONDS = 120
 
 
 def executed(notebook: Any, kernel: Any = None) -> Any:
-    """A copy with the outputs of now, from an empty namespace; `kernel`: a manager that has one running."""
-    fresh = nbformat.from_dict(notebook)
-    for cell in fresh.cells:
+    """Return a copy of `notebook` that was executed in an empty namespace.
+
+    `kernel`: the manager of a running kernel; by default, a new kernel is started.
+    """
+    copy = nbformat.from_dict(notebook)
+    for cell in copy.cells:
         if cell.cell_type == "code":
             cell.outputs, cell.execution_count = [], None
-    fresh.cells.insert(0, nbformat.v4.new_code_cell("%reset -f"))
-    with tempfile.TemporaryDirectory() as place:
-        where = {"metadata": {"path": place}}
-        client = NotebookClient(fresh, km=kernel, timeout=120, kernel_name="python3", resources=where)
+    copy.cells.insert(0, nbformat.v4.new_code_cell("%reset -f"))
+    with tempfile.TemporaryDirectory() as folder:
+        client = NotebookClient(
+            copy,
+            km=kernel,
+            timeout=MAX_CELL_SECONDS,
+            kernel_name="python3",
+            resources={"metadata": {"path": folder}},
+        )
         client.execute()
         if client.kc is not None:
             client.kc.stop_channels()
-    del fresh.cells[0]
-    for number, cell in enumerate(fresh.cells):
-        cell.metadata.pop("execution", None)  # when it was
+    del copy.cells[0]
+    for number, cell in enumerate(copy.cells):
+        cell.metadata.pop("execution", None)  # times
         cell.id = f"cell-{number}"
         if cell.cell_type == "code":
             cell.execution_count = None
-            cell.outputs = [tidied(output) for output in cell.outputs if output.get("name") != "stderr"]
-    fresh.metadata = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
-    return fresh
+            cell.outputs = [
+                without_other_formats(output) for output in cell.outputs if output.get("name") != "stderr"
+            ]
+    copy.metadata = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
+    return copy
 
 
-def tidied(output: Any) -> Any:
+def without_other_formats(output: Any) -> Any:
+    """Return an output with only its PNG picture and its plain text."""
     if "data" in output:
         output.data = {
             kind: value for kind, value in output.data.items() if kind in ("image/png", "text/plain")
@@ -57,49 +70,50 @@ def tidied(output: Any) -> Any:
 
 
 def said(cell: Any) -> str:
-    """What a cell printed, and where it drew."""
-    words = []
+    """Return the printed text of a cell, with `[picture]` in place of each picture."""
+    texts = []
     for output in cell.get("outputs", []):
         data = output.get("data", {})
-        words.append("[picture]" if "image/png" in data else output.get("text") or data.get("text/plain", ""))
-    return "".join("".join(word) for word in words)
+        texts.append("[picture]" if "image/png" in data else output.get("text") or data.get("text/plain", ""))
+    return "".join("".join(text) for text in texts)
 
 
-def difference(kept: str, now: str) -> str | None:
-    """What differs, in words; None where all is the same but for numbers that are near to each other.
+def difference(stored: str, new: str) -> str | None:
+    """Describe the first difference; return None if the texts are equal, apart from nearly equal numbers.
 
-    >>> difference("accuracy 93.0% of 3", "accuracy 94.5% of 3") is None, difference("one 1.0", "one 2.0")
+    >>> difference("accuracy 93.0% of 3", "accuracy 94.5% of 3") is None, difference("μ 1.0", "μ 2.0")
     (True, '1.0 became 2.0')
     """
-    if NUMBER.sub("#", kept) != NUMBER.sub("#", now):
-        return f"{kept!r} became {now!r}"
-    for one, other in zip(NUMBER.findall(kept), NUMBER.findall(now), strict=True):
-        if abs(float(one) - float(other)) > NEAR * max(1.0, abs(float(one))):
-            return f"{one} became {other}"
+    if NUMBER.sub("#", stored) != NUMBER.sub("#", new):
+        return f"{stored!r} became {new!r}"
+    for before, after in zip(NUMBER.findall(stored), NUMBER.findall(new), strict=True):
+        if abs(float(before) - float(after)) > TOLERANCE * max(1.0, abs(float(before))):
+            return f"{before} became {after}"
     return None
 
 
-def differences(kept: Any, now: Any) -> list[str]:
-    pairs = zip(kept.cells, now.cells, strict=True)
-    return [why for one, other in pairs if (why := difference(said(one), said(other)))]
+def differences(stored: Any, new: Any) -> list[str]:
+    """Return the differences between the cells of two versions of a notebook."""
+    pairs = zip(stored.cells, new.cells, strict=True)
+    return [text for before, after in pairs if (text := difference(said(before), said(after)))]
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    arguments.add_argument(
-        "--check", action="store_true", help="compare with what is kept, and write nothing"
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument(
+        "--check", action="store_true", help="compare with the stored outputs, and write nothing"
     )
-    check, wrong = arguments.parse_args().check, []
+    is_check, changes = parser.parse_args().check, []
     for file in NOTEBOOKS:
-        kept = nbformat.read(file, as_version=4)
-        now = executed(kept)
-        if check:
-            wrong += [f"{file.name}: {why}" for why in differences(kept, now)]
+        stored = nbformat.read(file, as_version=4)
+        new = executed(stored)
+        if is_check:
+            changes += [f"{file.name}: {text}" for text in differences(stored, new)]
         else:
-            nbformat.write(now, file)
+            nbformat.write(new, file)
             print(file)
-    if wrong:
-        sys.exit("\n".join([*wrong, "Run python docs/notebooks/run.py to keep what they say now."]))
+    if changes:
+        sys.exit("\n".join([*changes, "Run python docs/notebooks/run.py to store the new outputs."]))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Draws frontier.png and the table in docs/methods.md from results/frontier-*.csv.
+"""Draw frontier.png, and write the tables in docs/methods.md, from results/frontier-*.csv.
 
     python docs/pictures/frontier.py
 
-Nothing is run. The files themselves are made by `topdp reproduce frontier-mnist` and so on.
+This script trains nothing. `topdp reproduce frontier-mnist` and the like make the files.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ ROOT = Path(__file__).parents[2]
 PICTURE = Path(__file__).with_name("frontier.png")
 PAGE = ROOT / "docs" / "methods.md"
 BEGIN, END = "<!-- made by docs/pictures/frontier.py -->\n", "<!-- end -->\n"
-SHOWN = [
+
+# The contenders in the picture: methods and numbers of colluders.
+SHOWN_CONTENDERS = [
     ("no-noise", 1), ("central", 0), ("correlated", 1), ("correlated", 15), ("muffliato", 1), ("plain", 1),
     ("top", 1),
 ]  # fmt: skip
-MODELS = ("scattering + linear", "mlp", "cnn")  # the first that there is
+MODELS = ("scattering + linear", "mlp", "cnn")  # a panel shows the first of these that has results
 
 
 def main() -> None:
@@ -35,21 +37,21 @@ def main() -> None:
 
 
 def picture(frontiers: dict[str, list[FrontierRow]]) -> None:
-    """Few lines: what there was, what there is, and the ceiling; legible in a column of text."""
+    """Draw a few contenders, so that the picture remains legible in a column of text."""
     with house_style():
         matplotlib.rcParams.update({"xtick.labelsize": 8, "ytick.labelsize": 8, "axes.labelsize": 9})
         figure = Figure(figsize=(7.6, 4.0))
-        names: dict[str, dict[str, object]] = {}
+        styles: dict[str, dict[str, object]] = {}  # by the name of the line
         for axis, rows in zip(figure.subplots(1, len(frontiers)), frontiers.values(), strict=True):
             model = next(name for name in MODELS if any(row.model == name for row in rows))
             of_model = [row for row in rows if row.model == model]
-            few = [row for row in of_model if (row.method, row.colluders) in SHOWN]
-            lines(axis, few)
+            shown = [row for row in of_model if (row.method, row.colluders) in SHOWN_CONTENDERS]
+            lines(axis, shown)
             axis.get_legend().remove()
             axis.set_title(data_title(rows[0].data), fontsize=10)
             axis.set_ylabel("mean test accuracy" if axis.get_subplotspec().is_first_col() else "")
-            for row in sorted(few, key=lambda one: SHOWN.index((one.method, one.colluders))):
-                names[row.name] = look(f"{row.method}-{row.colluders}" if row.colluders > 1 else row.method)
+            for row in sorted(shown, key=lambda row: SHOWN_CONTENDERS.index((row.method, row.colluders))):
+                styles[row.name] = look(f"{row.method}-{row.colluders}" if row.colluders > 1 else row.method)
         seeds = len(rows[0].by_seed.split())
         figure.suptitle(
             f"Accuracy at the same proved ε ({rows[0].guarantee}): 30 agents, {seeds} seeds, {model}",
@@ -57,13 +59,13 @@ def picture(frontiers: dict[str, list[FrontierRow]]) -> None:
             x=0.01,
             ha="left",
         )
-        handles = [Line2D([], [], label=name, **style) for name, style in names.items()]
+        handles = [Line2D([], [], label=name, **style) for name, style in styles.items()]
         figure.legend(handles=handles, loc="outside lower center", ncols=4, fontsize=8.5, handlelength=3)
         save(figure, PICTURE)
 
 
 def page(text: str, frontiers: dict[str, list[FrontierRow]]) -> str:
-    """The text with the tables between its two marks made anew."""
+    """Return the text of a page with new tables between its two marks."""
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
     tables = []

@@ -1,4 +1,4 @@
-"""Agents, messages, boxes and bars on a sheet without axes, for pictures that explain. Not for results."""
+"""Agents, messages, boxes and bars on a canvas without axes, for pictures that explain concepts."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from matplotlib.patches import Circle, FancyArrowPatch, FancyBboxPatch, Polygon,
 
 from topdp.runs.pictures.chart_style import INK
 
-HEADING, NORMAL, SMALL = 13.0, 11.5, 10.5  # points
-LINE = 2.9  # from one line of a box to the next
-RADIUS = 3.6
+HEADING, NORMAL, SMALL = 13.0, 11.5, 10.5  # font sizes in points
+LINE_HEIGHT = 2.9  # units, in a box
+AGENT_RADIUS = 3.6  # units
 
 
 def drawing(width: float, height: float, below: float = 0.0) -> tuple[Figure, Axes]:
-    """A sheet, 8 inches (1600 pixels, shown at half of that) to 100 units of width."""
+    """Return a canvas with 8 inches per 100 units: 1600 pixels, which pages show at half that width."""
     figure = Figure(figsize=(0.08 * width, 0.08 * height))
     figure.set_layout_engine("none")
     axes = figure.add_axes((0, 0, 1, 1))
@@ -35,14 +35,15 @@ def write(
     colour: str,
     size: float,
     align: str = "center",
-    over: bool = False,
+    covers: bool = False,
 ) -> None:
-    back = {"facecolor": "white", "edgecolor": "none", "pad": 2.0} if over else None
-    axes.text(x, y, text, color=colour, fontsize=size, ha=align, va="center", bbox=back)
+    """Write text. If it `covers` what is below, it has a white background."""
+    background = {"facecolor": "white", "edgecolor": "none", "pad": 2.0} if covers else None
+    axes.text(x, y, text, color=colour, fontsize=size, ha=align, va="center", bbox=background)
 
 
 def agent(axes: Axes, place: tuple[float, float], name: str, colour: str, ink: str) -> None:
-    axes.add_patch(Circle(place, RADIUS, facecolor=colour, edgecolor=INK, linewidth=1.6, zorder=3))
+    axes.add_patch(Circle(place, AGENT_RADIUS, facecolor=colour, edgecolor=INK, linewidth=1.6, zorder=3))
     axes.text(
         *place, name, color=ink, fontsize=15, fontweight="bold", ha="center", va="center_baseline", zorder=4
     )
@@ -51,12 +52,12 @@ def agent(axes: Axes, place: tuple[float, float], name: str, colour: str, ink: s
 def message(
     axes: Axes, start: tuple[float, float], end: tuple[float, float], upper: str, lower: str, name: str
 ) -> None:
-    """A level arrow from agent to agent whose two halves show whose noise it carries."""
+    """Draw a horizontal arrow from agent to agent; the colours of its halves show whose noise it contains."""
     (x, y), (u, _) = start, end
-    x, u = x + RADIUS + 0.9, u - RADIUS - 0.9
+    x, u = x + AGENT_RADIUS + 0.9, u - AGENT_RADIUS - 0.9
     for colour, side in ((upper, 1), (lower, -1)):
         half = [(x, 0.0), (x, 0.75), (u - 2.6, 0.75), (u - 2.6, 1.7), (u, 0.0)]
-        corners = [(across, y + side * up) for across, up in half]
+        corners = [(corner, y + side * height) for corner, height in half]
         axes.add_patch(Polygon(corners, facecolor=colour, edgecolor=colour, linewidth=0.4, zorder=2))
     write(axes, (x + u) / 2, y + 3.2, name, INK, NORMAL)
 
@@ -75,7 +76,7 @@ def bar(axes: Axes, left: float, right: float, y: float, colour: str, ink: str, 
 
 
 def box(
-    axes: Axes, x: float, y: float, width: float, height: float, name: str, does: str, line: float = 1.6
+    axes: Axes, x: float, y: float, width: float, height: float, name: str, text: str, line: float = 1.6
 ) -> None:
     axes.add_patch(
         FancyBboxPatch(
@@ -88,9 +89,9 @@ def box(
             linewidth=line,
         )
     )
-    # The middle of the letters of all lines, the name's included, is the middle of the box.
-    lines = does.count("\n") + 1 if does else 0
-    middle, top = x + width / 2, y + height / 2 + LINE * lines / 2
+    # The name and the lines below it are centred in the box.
+    lines = text.count("\n") + 1 if text else 0
+    middle, top = x + width / 2, y + height / 2 + LINE_HEIGHT * lines / 2
     axes.text(middle, top, name, fontsize=NORMAL, fontweight="bold", ha="center", va="center")
-    for number, words in enumerate(does.splitlines(), start=1):
-        axes.text(middle, top - LINE * number - 0.1, words, fontsize=SMALL, ha="center", va="center")
+    for number, words in enumerate(text.splitlines(), start=1):
+        axes.text(middle, top - LINE_HEIGHT * number - 0.1, words, fontsize=SMALL, ha="center", va="center")
