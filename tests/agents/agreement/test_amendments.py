@@ -82,7 +82,7 @@ def test_all_agents_end_after_the_named_round_and_spend_what_the_amendment_state
     assert not faults(found) and {result["releases"] for result in made.results()} == {LAST + 1}
 
 
-def test_those_who_hear_of_it_late_end_too_and_pay_for_what_they_made(tmp_path):
+def test_agents_that_learn_of_an_amendment_late_end_within_two_more_rounds(tmp_path):
     """Half of the agents know of it; the others continue as far as rows allow, and end when they are told."""
     made = federation(tmp_path)
 
@@ -130,7 +130,7 @@ def facts(made, number):
     return {"federation": made.setup.manifest.hash, "agent": made.names[number], "guarantee": "worst-case"}
 
 
-def test_nobody_begins_before_all_have_signed(made, amended, tmp_path):
+def test_an_amendment_needs_the_signatures_of_all_members(made, amended, tmp_path):
     path = tmp_path / "manifest-2.toml"
     names = amended.names
     with pytest.raises(TrustError, match=names[0]):
@@ -143,7 +143,7 @@ def test_nobody_begins_before_all_have_signed(made, amended, tmp_path):
         final_round(whole, whole)
 
 
-def test_a_signature_of_somebody_else_or_of_something_else_is_found_out(made, amended, tmp_path):
+def test_signatures_by_another_agent_or_of_another_document_are_refused(made, amended, tmp_path):
     whole = signed_by(amended, tmp_path / "one.toml", *amended.names)
     first, second = amended.names[:2]
     swapped = replace(whole, signatures={**whole.signatures, first: whole.signatures[second]})
@@ -263,7 +263,7 @@ def write_ended_ledger(folder, told, name):
     ledger.close()
 
 
-def test_the_rest_of_a_budget_goes_to_one_amendment_alone(made, amended, tmp_path):
+def test_the_remaining_budget_can_be_used_in_one_amendment_only(made, amended, tmp_path):
     name, told = amended.names[0], amended.amends
     other = amend(made.setup.manifest, MembershipChange(round=LAST, remove=(made.names[2],)))[0]
     first, second = (
@@ -284,7 +284,7 @@ def test_the_rest_of_a_budget_goes_to_one_amendment_alone(made, amended, tmp_pat
 
 
 @pytest.mark.parametrize("knows", ["--after", "its mark"])
-def test_who_is_left_out_of_what_was_granted_does_not_begin_anew(amended, tmp_path, knows):
+def test_an_earlier_member_whose_budget_the_amendment_omits_cannot_start(amended, tmp_path, knows):
     name, told = amended.names[0], amended.amends
     tree = {**amended.tree["amends"]}
     for key in ("granted", "spent"):
@@ -315,7 +315,7 @@ def test_after_is_refused_if_the_manifest_amends_nothing(made, tmp_path):
         agent_process._own_budget(options, made.setup.manifest, made.names[0])
 
 
-def test_who_was_taken_out_is_a_stranger(made, amended, tmp_path):
+def test_a_removed_member_is_refused_as_a_stranger(made, amended, tmp_path):
     """It is no neighbour, and it has another manifest."""
     new = replace(made, setup=RunSetup.of(amended), folder=tmp_path)
 

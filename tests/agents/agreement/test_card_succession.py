@@ -65,7 +65,7 @@ def test_repeated_successors_have_no_effect(directory):
     assert directory.card("ada") == NEWER.card
 
 
-def test_two_successors_of_one_card_are_a_fork_and_the_first_stays(directory):
+def test_a_second_successor_of_one_card_is_a_fork_and_the_first_stays(directory):
     directory.accept(sign_successor(1, ADA, NEW))
     with pytest.raises(CardForkError, match="two parties"):
         directory.accept(sign_successor(1, ADA, THIEF))
@@ -112,7 +112,7 @@ def test_an_expired_card_names_no_successor(directory):
     directory.accept(sign_successor(1, ADA, NEW), is_recorded=True)
 
 
-def test_a_certificate_that_begins_before_the_one_before_is_refused_and_keeps_no_ledger_shut(directory):
+def test_a_certificate_that_begins_earlier_is_refused_but_restored_from_a_ledger(directory):
     old = identity.generate("ada", "a.org:1", datetime(2000, 1, 1, tzinfo=UTC), timedelta(days=20000))
     bomb = sign_successor(1, ADA, old)
     with pytest.raises(SuccessorOrderError, match="begins earlier"):
@@ -122,7 +122,7 @@ def test_a_certificate_that_begins_before_the_one_before_is_refused_and_keeps_no
     assert directory.card("ada") == old.card
 
 
-def test_what_is_short_only_without_its_blanks_is_refused_at_once():
+def test_a_successor_that_is_too_long_with_its_blanks_is_refused():
     """A ledger would store it with the blanks, and could not read it again."""
     parts = json.loads(sign_successor(1, ADA, NEW).text())
     bare = len(json.dumps(parts, separators=(",", ":")))

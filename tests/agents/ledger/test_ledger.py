@@ -69,7 +69,7 @@ def test_an_interrupted_release_leaves_no_trace(ledger):
 
 
 @pytest.mark.parametrize("charge", [-1e-9, math.nan, math.inf, -math.inf, None])
-def test_charges_that_cannot_be_are_refused(ledger, charge):
+def test_invalid_charges_are_refused(ledger, charge):
     with pytest.raises(LedgerError, match="not charged"):
         ledger.release(0, ReleaseCost(charge), {"bob": b"row"}, b"state")
     assert ledger.total == 0 and ledger.unacknowledged("bob") == []
@@ -182,7 +182,7 @@ def test_an_acknowledged_row_that_was_lost_is_queued_again_unchanged(ledger):
     assert verify(ledger) == 5
 
 
-def test_one_process_per_folder(ledger):
+def test_an_open_ledger_cannot_be_opened_again(ledger):
     with pytest.raises(LedgerError, match="Another process uses"):
         Ledger(ledger.folder, "federation", "ada")
 

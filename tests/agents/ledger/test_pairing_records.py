@@ -191,7 +191,7 @@ def test_poisson_batches_are_refused(tmp_path):
         made.agent(0, Wire().transport("ada"), live_pairing=True)
 
 
-def test_a_ledger_is_for_planned_partners_or_for_found_ones(tmp_path):
+def test_a_ledger_is_for_planned_partners_or_for_live_pairing(tmp_path):
     """The charges of one are not what the other would have cost."""
     made = federation(tmp_path, "method.mode=async", agents=3, rounds=2)
     for first in (True, False):
@@ -263,7 +263,7 @@ def test_a_partner_that_sends_an_invalid_row_is_quarantined(tmp_path, case, who,
     assert sum("not_a_row" in record.message for record in caplog.records) == 1
 
 
-def test_who_is_quarantined_already_fills_no_ledger_by_more_of_it(tmp_path):
+def test_further_invalid_rows_of_a_quarantined_agent_add_no_ledger_entries(tmp_path):
     made = federation(tmp_path, "method.mode=async", graph=topology.complete(2), rounds=3)
 
     async def scene():

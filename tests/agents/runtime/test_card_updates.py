@@ -72,7 +72,7 @@ def new_card_updates(tmp_path):
     return CardUpdates(made.names[0], ledger, restore_directory(made.setup.manifest, ledger.meta)), ledger
 
 
-def test_a_card_that_was_taken_is_known_after_a_restart_and_a_second_one_is_a_fork(tmp_path):
+def test_an_accepted_card_is_known_after_a_restart_and_a_second_one_is_a_fork(tmp_path):
     cards, ledger = new_card_updates(tmp_path)
     name = CARDS[3].name
     new, thief = (identity.generate(name, CARDS[3].address) for _ in range(2))
@@ -129,7 +129,7 @@ def moving(name, times):
     return found
 
 
-def test_who_renews_without_end_is_quarantined_and_not_passed_on(tmp_path):
+def test_an_agent_with_too_many_renewals_is_quarantined(tmp_path):
     made = federation(tmp_path)
     name, pest, other = made.names[0], *made.setup.manifest.neighbours(made.names[0])[:2]
 

@@ -25,7 +25,7 @@ def test_six_agents_killed_at_any_point_end_with_the_estimates_of_the_simulator(
 
 
 @pytest.mark.parametrize("place", ["in_ledger", "after_ledger", "after_send", "before_receive"])
-def test_under_real_noise_nobody_ever_sees_a_second_draw(tmp_path, place):
+def test_with_unseeded_noise_no_neighbour_sees_a_second_draw(tmp_path, place):
     made = federation(tmp_path, agents=4, rounds=4)
     run = on_virtual_time(
         live(

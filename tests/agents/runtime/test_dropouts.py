@@ -126,7 +126,7 @@ def test_departed_agents_must_be_counted_as_colluders(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("gossip", [0, 1])
-def test_who_is_gone_may_have_been_seen_after_all_and_its_books_hold_that_in_reserve(
+def test_the_ledger_of_a_departed_agent_reserves_for_rows_that_may_have_been_seen(
     tmp_path, monkeypatch, gossip
 ):
     """dan charges a row and is killed; all others state that it never came, and take back their shared draws.
@@ -234,7 +234,7 @@ def test_an_agent_behind_a_broken_link_is_not_counted_as_gone(tmp_path):
     assert "silent dan" in gone_as_known(made, 2) and "silent cleo" in gone_as_known(made, 3)
 
 
-def test_a_network_that_falls_apart_makes_nobody_gone(tmp_path):
+def test_in_a_partitioned_network_no_agent_counts_as_gone(tmp_path):
     made = small(tmp_path, graph=topology.ring(6))
     wire = Wire()
 
@@ -251,7 +251,7 @@ def test_a_network_that_falls_apart_makes_nobody_gone(tmp_path):
     assert faults(run) == []
 
 
-def test_who_comes_back_after_it_was_given_up_takes_no_further_part(tmp_path):
+def test_an_agent_that_returns_after_it_was_given_up_is_refused(tmp_path):
     made = small(tmp_path, graph=topology.complete(6), rounds=20)
     wire = Wire(delay=0.2)
     with pytest.raises(BaseExceptionGroup) as raised:

@@ -40,7 +40,7 @@ def test_a_row_that_is_left_out_for_its_distance_is_covered_by_the_reserve(tmp_p
     assert all(result["departed"] is None and result["stopped_at"] is None for result in made.results())
 
 
-def test_who_has_finished_meets_nobody_any_more(tmp_path):
+def test_a_finished_agent_makes_no_further_exchange(tmp_path):
     """After a restart, no agent asks a finished one which rows it has."""
     made = federation(
         tmp_path, "method.name=plain", "method.mode=async", agents=3, rounds=6, tolerates_silence=True
@@ -60,7 +60,7 @@ def test_who_has_finished_meets_nobody_any_more(tmp_path):
     assert on_virtual_time(scene()) == (True, False)
 
 
-def test_who_held_the_same_terms_and_then_others_is_quarantined_and_ends_nobody(tmp_path):
+def test_a_neighbour_that_changes_its_terms_is_quarantined_and_ends_no_agent(tmp_path):
     made = federation(tmp_path, graph=topology.from_edges([(0, 1)], 2), rounds=4)
 
     async def scene():
@@ -78,7 +78,7 @@ def test_who_held_the_same_terms_and_then_others_is_quarantined_and_ends_nobody(
     assert on_virtual_time(scene()) == (other, other, None, True)
 
 
-def test_an_authors_name_reaches_log_and_books_on_one_line(tmp_path, caplog):
+def test_an_authors_name_is_one_line_in_log_and_ledger(tmp_path, caplog):
     made = sharing(tmp_path, agents=3, rounds=2)
 
     async def scene():
@@ -96,7 +96,7 @@ def test_an_authors_name_reaches_log_and_books_on_one_line(tmp_path, caplog):
 
 
 @pytest.mark.parametrize("how", ["never acknowledges", "says goodbye first"])
-def test_rows_do_not_pile_up_for_who_takes_none_of_them(tmp_path, how):
+def test_rows_do_not_pile_up_for_a_neighbour_that_accepts_none(tmp_path, how):
     """bob sends his rows in time, but accepts none of ada's."""
     made = federation(tmp_path, "method.name=plain", graph=topology.from_edges([(0, 1)], 2), rounds=40)
 

@@ -105,7 +105,7 @@ def test_derived_draws_are_the_same_at_both_ends_and_in_the_simulator(tmp_path, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("place", development_hooks.ROUND_POINTS + development_hooks.SHARING_POINTS)
-def test_killed_anywhere_the_run_goes_on_with_the_same_draws(tmp_path, place):
+def test_after_a_crash_at_any_point_the_run_continues_with_the_same_draws(tmp_path, place):
     made = sharing(tmp_path, rounds=3, gossip=1)
     each = 1 if place == "after_key" else 2
     run = on_virtual_time(live(made, failpoints={i: f"{place}:{each + i % each}" for i in range(6)}))
@@ -121,7 +121,7 @@ def test_with_unseeded_noise_no_second_row_is_sent_under_a_shared_draw(tmp_path,
     assert len(run.wire.crashed) == 6 and faults(run) == []
 
 
-def test_at_the_end_the_key_is_gone_and_the_mark_stays(tmp_path):
+def test_at_the_end_the_run_key_is_deleted_and_the_mark_stays(tmp_path):
     made = sharing(tmp_path, rounds=2)
     on_virtual_time(live(made, options=REAL))
     for number in range(6):
@@ -357,7 +357,7 @@ def test_a_second_run_of_one_manifest_has_other_keys_and_an_old_one_is_found_out
     assert codes[1] is ReplyCode.OTHER_TERMS and "a key of an earlier run was replayed" in str(ended)
 
 
-def test_an_old_key_that_all_others_repeat_gives_no_old_seed(tmp_path):
+def test_old_keys_of_all_others_give_no_old_seed(tmp_path):
     """Even if all others replay old keys, this agent's part of the run is fresh."""
     private, stated = keys_of(4)
     run_before, seeds_before = derive_run("federation", stated, 0, [1, 2, 3], private[0])

@@ -163,7 +163,7 @@ def equivocated(tmp_path):
     return on_virtual_time(scene())
 
 
-def test_two_stories_under_one_name_are_quarantined_and_logged_once(tmp_path, caplog):
+def test_two_different_rows_for_one_round_are_quarantined_and_logged_once(tmp_path, caplog):
     replies, reason = equivocated(tmp_path)
     assert [reply.ok for reply in replies] == [True, False, False]
     assert [reply.code for reply in replies[1:]] == [ReplyCode.EQUIVOCATION, ReplyCode.QUARANTINED]
@@ -193,7 +193,7 @@ def test_without_the_check_two_different_rows_for_one_round_would_pass(tmp_path,
     ],
     ids=["empty", "garbage", "another shape", "cut"],
 )
-def test_what_is_no_row_quarantines_its_sender_and_the_round_goes_on(tmp_path, body, caplog):
+def test_an_invalid_row_quarantines_its_sender_and_the_round_continues(tmp_path, body, caplog):
     made = federation(tmp_path, graph=topology.complete(3), rounds=2)
 
     async def scene():
@@ -464,7 +464,7 @@ def test_a_neighbour_that_only_claims_to_have_seen_more_is_a_liar(tmp_path, sign
 
 
 @pytest.mark.parametrize("key", ["federation", "plan", "start"])
-def test_other_terms_are_refused_and_end_the_agent_that_stands_alone_with_its_own(tmp_path, key):
+def test_other_terms_are_refused_and_end_an_agent_if_all_neighbours_have_them(tmp_path, key):
     made = federation(tmp_path, agents=3, rounds=4)
     same = made.agent(0, Wire().transport("ada"))
     terms = replace(same.peers.terms, **{key: "another"})
@@ -476,7 +476,7 @@ def test_other_terms_are_refused_and_end_the_agent_that_stands_alone_with_its_ow
 
 
 @pytest.mark.parametrize("others", [(), ("cleo",)], ids=["nobody else", "somebody else"])
-def test_one_neighbour_with_other_terms_counts_when_nobody_else_is_heard(tmp_path, others):
+def test_one_neighbour_with_other_terms_ends_the_agent_if_no_other_is_heard(tmp_path, others):
     made = federation(tmp_path, agents=3, rounds=4, idle_timeout=4.0)
 
     async def scene():

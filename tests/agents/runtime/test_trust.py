@@ -73,7 +73,7 @@ def test_a_state_folder_put_back_by_one_round_is_refused_before_anything_is_made
 
 
 @pytest.mark.parametrize("tolerates_silence", [True, False])
-def test_a_machine_put_back_by_one_round_makes_no_second_draw_while_who_has_the_first_is_away(
+def test_a_machine_put_back_by_one_round_makes_no_second_draw_while_the_reader_is_away(
     tmp_path, tolerates_silence, caplog
 ):
     """Under `go-on` her rows contain only noise. In both cases the first draw finally ends the agent."""
@@ -137,7 +137,7 @@ def test_after_a_restart_data_enter_again_once_all_neighbours_are_heard(tmp_path
     assert first is None or kinds[first:].count("release") > 3
 
 
-def test_who_made_a_round_twice_is_found_by_the_digest_though_the_rounds_are_equal(tmp_path):
+def test_an_agent_that_made_a_round_twice_is_detected_by_the_digest(tmp_path):
     made = federation(tmp_path, agents=3, rounds=4)
 
     async def scene():
@@ -187,7 +187,7 @@ def test_an_outdated_greeting_is_requested_again_before_a_neighbour_is_quarantin
 
 @pytest.mark.parametrize("neighbours", [1, 2])
 @pytest.mark.parametrize("how", ["word", "row"])
-def test_rounds_that_nobody_showed_are_not_skipped(tmp_path, neighbours, how):
+def test_rounds_without_evidence_are_not_skipped(tmp_path, neighbours, how):
     """bob claims, or shows by a row, that he is at the end; cleo, if present, is where ada is."""
     made = federation(tmp_path, graph=topology.complete(neighbours + 1), rounds=12, tolerates_silence=True)
     last = made.setup.plan.releases - 1

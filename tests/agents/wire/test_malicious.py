@@ -216,7 +216,7 @@ STRANGERS = {
 
 
 @pytest.mark.parametrize("case", STRANGERS)
-def test_who_is_not_in_the_manifest_does_not_get_through_tls(case):
+def test_agents_outside_the_manifest_fail_the_tls_handshake(case):
     async def body():
         async with RowMonitor(federation()) as watch:
             for _ in range(3):
@@ -237,7 +237,7 @@ def test_a_plaintext_client_gets_nothing():
     run(body())
 
 
-def test_a_plaintext_server_gets_nothing(caplog):
+def test_a_plaintext_server_gets_no_frame(caplog):
     """bee dials ant's address, where a server answers without TLS."""
 
     async def body():
@@ -567,7 +567,7 @@ SENT = {
 
 
 @pytest.mark.parametrize("case", SENT)
-def test_what_breaks_the_rules_ends_the_link_and_is_told_once(case, caplog):
+def test_invalid_frames_end_the_link_and_are_logged_once(case, caplog):
     frames, kind = SENT[case]
 
     async def body():

@@ -131,7 +131,7 @@ def meeting_place_of(federation, listener, dialer):
     return meeting_place(secret, federation.manifest.hash, listener, dialer)
 
 
-def test_only_the_two_who_meet_at_a_relay_know_where_also_after_a_renewal():
+def test_only_the_two_agents_know_their_meeting_place_even_after_a_renewal():
     """Otherwise anyone with the manifest, or another member, could wait there in their place."""
     federation = firewalled()[0]
     one, other = federation.identities["ant"], federation.identities["bee"]
