@@ -84,11 +84,7 @@ def feature_chunks(
         with suppress(OSError):
             path.unlink()
     computed = _compute_chunks(features, source, device_of_map, shape, progress)
-    done = 0
-    for first, chunk in computed if path is None else _write_chunks(path, shape, computed):
-        yield first, chunk
-        done = first + len(chunk)
-    assert done == shape[0], "features of some records are missing"
+    yield from computed if path is None else _write_chunks(path, shape, computed)
 
 
 def all_features(
