@@ -152,7 +152,7 @@ class Engine(Simulation):
             raise InputError(f"Expected rows that are not rounded if agents are hostile, got {reason}.")
         self.gradients = gradients
         self.device = torch.device(device)
-        self.shards = _as_type(shards, gradients.flat.dtype).to(self.device)
+        self.shards = shards.to(self.device, gradients.flat.dtype)
         self.has_test_records = self.shards.test_inputs is not None
         self.seed = seed
         self.batches = tuple(batches)
@@ -420,14 +420,3 @@ def _mixer(plan: Plan, draws: Draws, device: torch.device, layout: RowLayout) ->
 
         return CudaMixer(plan, draws, device, layout)
     return CpuMixer(plan, draws, layout)
-
-
-def _as_type(shards: Shards, dtype: torch.dtype) -> Shards:
-    """Return the shards with floating-point records in the number type of the parameters.
-
-    Integers, such as tokens, are not converted.
-    """
-    names = ("inputs", "targets", "test_inputs", "test_targets")
-    values = {name: getattr(shards, name) for name in names}
-    floating = {name: v.to(dtype) for name, v in values.items() if v is not None and v.is_floating_point()}
-    return replace(shards, **floating)
