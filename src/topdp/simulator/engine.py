@@ -32,7 +32,7 @@ from topdp.plan.random_streams import stream
 from topdp.simulator.adaptive_step import adaptive_step
 from topdp.simulator.evaluation import Evaluation, evaluate
 from topdp.simulator.robust_mixing import RobustMixer, own_part
-from topdp.simulator.row_buffers import ROUNDED_TYPES, RowBuffers
+from topdp.simulator.row_buffers import RowBuffers
 from topdp.simulator.row_layout import RowLayout
 from topdp.simulator.row_mixing import CpuMixer, RowWork
 from topdp.simulator.simulated_noise import Draws, SimulatedDraws
@@ -161,14 +161,7 @@ class Engine(Simulation):
         self.select = select or partial(batch_selection.select, tuple(batches), seed)
         self.random_layers = any(map(draws_dropout, gradients.flat.module.modules()))
         self.fetch = fetch
-        flat = gradients.flat
-        self.buffers = RowBuffers(
-            capacity=self.layout.capacity,
-            dimension=flat.dimension,
-            dtype=flat.dtype,
-            stored=flat.dtype if plan.rounded is None else ROUNDED_TYPES[plan.rounded],
-            device=self.device,
-        )
+        self.buffers = RowBuffers(self.layout.capacity, gradients.flat, plan.rounded, self.device)
         self._sums: Tensor | None = None
         self._wide: Tensor | None = None
         draws = draws or SimulatedDraws(seed, plan.draws, plan.releases)
