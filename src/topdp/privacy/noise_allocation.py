@@ -19,9 +19,7 @@ from scipy.optimize import brentq, minimize, minimize_scalar
 
 from topdp.base.array_types import Floats, Ints
 from topdp.privacy.basics.refusals import PrivacyError
-from topdp.privacy.observers.shared_noise import by_connectivity
-
-Coalition = tuple[int, ...]
+from topdp.privacy.observers.shared_noise import Coalition, by_connectivity
 
 # The most coalitions that are computed one by one. If there are more, only one coalition for each agent is
 # computed, which includes the agent's partners first.
