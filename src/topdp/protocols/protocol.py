@@ -69,6 +69,26 @@ class Protocol(ABC):
         )
 
 
+def protocol_of(plan: Plan) -> type[Protocol]:
+    """Return the class of the protocol in this package that wrote `plan`.
+
+    Return `Protocol` if no protocol of this package did, or if the rows of an optimiser were added later.
+
+    >>> import numpy as np
+    >>> from topdp import topology
+    >>> from topdp.plan import Schedule
+    >>> from topdp.protocols import TopSynchronous
+    >>> steps = Schedule(rate=np.full(2, 0.1), noise=np.full(2, 0.1))
+    >>> plan = TopSynchronous(0.5).plan(topology.ring(6), steps, np.full(6, 5.0), seed=0)
+    >>> protocol_of(plan).__name__
+    'TopSynchronous'
+    """
+    from topdp import protocols
+
+    kinds = (getattr(protocols, name) for name in protocols.__all__)
+    return next((kind for kind in kinds if getattr(kind, "name", None) == plan.protocol), Protocol)
+
+
 @dataclass(frozen=True)
 class UpdateRule(Protocol):
     """The paper's rule: an agent mixes its own estimate, with weight `alpha`, and one received row (Eq. 3).
