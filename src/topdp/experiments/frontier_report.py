@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import get_type_hints
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Picture
@@ -19,7 +19,7 @@ from topdp.experiments.lenses import LENS_GUARANTEES, Scale
 from topdp.experiments.run_store import REDRAW_REMEDY, csv_rows, write_csv
 from topdp.experiments.tuning import BestSetting
 from topdp.privacy.answers import GUARANTEES, answer_kind
-from topdp.runs.config import RunConfig
+from topdp.runs.config import RunConfig, dotted
 from topdp.runs.methods import METHODS
 from topdp.runs.pictures.chart_style import data_title, house_style, look, percent_axis, save
 from topdp.runs.pictures.learning_curves import coinciding, joined_label
@@ -117,16 +117,9 @@ class FrontierRow:
 
 def command(config: RunConfig) -> str:
     """Return the command that repeats the run with the default seed."""
-
-    def changes(tree: dict[str, Any], path: str) -> Iterator[str]:
-        for key, value in tree.items():
-            if isinstance(value, dict):
-                yield from changes(value, f"{path}{key}.")
-            else:
-                yield f"--set {path}{key}={value}"
-
     different = config.model_dump(mode="json", exclude_defaults=True, exclude={"seed"})
-    return " ".join(["topdp run", *changes(different, "")])
+    changes = (f"--set {key}={value}" for key, value in dotted(different).items())
+    return " ".join(["topdp run", *changes])
 
 
 def write_rows(rows: list[FrontierRow], path: Path) -> None:

@@ -26,7 +26,7 @@ from topdp.privacy.published.claims import Analysis
 from topdp.protocols import Correlated, Dsgd
 from topdp.protocols.averaging import expect_gossip, metropolis, mixing_roots
 from topdp.protocols.pair_secrets import expect_uncut, secret_pairs
-from topdp.runs.config import ConfigError, CycleBatch, RunConfig
+from topdp.runs.config import ConfigError, CycleBatch, RunConfig, dotted
 from topdp.runs.methods import METHODS
 from topdp.runs.resolved_run import ResolvedRun
 from topdp.runs.run_outline import RunOutline
@@ -291,17 +291,8 @@ def differing_keys(given: RunConfig, begun: RunConfig) -> list[str]:
     if METHODS[given.method.name].pools:
         given = _with(given, privacy={"colluders": 0})
     # Sinks do not change the results of a run.
-    new, old = (_flat(config.model_dump(exclude={"report"})) for config in (given, begun))
+    new, old = (dotted(config.model_dump(exclude={"report"})) for config in (given, begun))
     return sorted(key for key in new.keys() | old.keys() if new.get(key) != old.get(key))
-
-
-def _flat(tree: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of a nested dictionary by their dotted keys."""
-    parts = [
-        {f"{name}.{key}": inner for key, inner in value.items()} if isinstance(value, dict) else {name: value}
-        for name, value in tree.items()
-    ]
-    return {key: value for part in parts for key, value in part.items()}
 
 
 def _with(config: RunConfig, **sections: dict[str, Any]) -> RunConfig:

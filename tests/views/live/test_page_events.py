@@ -1,4 +1,4 @@
-"""Events: numbered, resumed, reset; slow and too many listeners; an end while somebody listens."""
+"""Events: heard by every listener; slow and too many listeners; an end while somebody listens."""
 
 import asyncio
 import json
@@ -12,76 +12,43 @@ from topdp.views.live.page_events import MAX_LISTENERS_PER_VISITOR, Events, Even
 
 
 def parsed(text):
-    """[(id, kind, facts)] of a piece of a stream."""
+    """[(kind, facts)] of a piece of a stream."""
     found = []
     for block in text.split("\n\n"):
         fields = dict(line.partition(": ")[::2] for line in block.splitlines())
         if "event" in fields:
-            found.append((fields.get("id"), fields["event"], json.loads(fields["data"])))
+            found.append((fields["event"], json.loads(fields["data"])))
     return found
 
 
-def heard(events, after, count):
-    """The first `count` events, beats left out."""
-
+def test_every_listener_hears_every_event_in_order():
     async def listening():
-        found = []
-        async with asyncio.timeout(PATIENCE):
-            async for text in events.listen(after):
-                found += [one for one in parsed(text) if one[1] != "beat"]
-                if len(found) >= count:
-                    return found
+        events = Events()
+        streams = [events.listen(str(number)) for number in range(2)]
+        for stream in streams:
+            await anext(stream)
+        for number in range(3):
+            events.publish("run", {"number": number})
+        return [[parsed(await anext(stream)) for _ in range(3)] for stream in streams]
 
-    return asyncio.run(listening())
-
-
-def test_who_comes_again_hears_what_was_missed_and_nothing_twice():
-    events = Events()
-    for number in range(5):
-        events.publish("run", {"number": number})
-    assert [facts["number"] for _, _, facts in heard(events, f"{events.start}-2", 3)] == [2, 3, 4]
-    assert events.missed(events.last) == []
-    assert events.missed(None) == []
-
-
-@pytest.mark.parametrize(
-    "after", ["other-3", "", "x", "START-99", "START--1", "START-9" + "9" * 30, "START-²"]
-)
-def test_who_names_what_is_not_known_begins_anew(after):
-    events = Events()
-    events.publish("run", {})
-    (event,) = events.missed(after.replace("START", events.start))
-    assert (event.kind, event.name) == ("reset", events.last)
-
-
-def test_who_was_away_too_long_begins_anew(monkeypatch):
-    monkeypatch.setattr(page_events, "MAX_STORED_EVENTS", 3)
-    events = Events()
-    for number in range(5):
-        events.publish("run", {"number": number})
-    assert [event.kind for event in events.missed(f"{events.start}-1")] == ["reset"]
-    assert [event.facts["number"] for event in events.missed(f"{events.start}-2")] == [2, 3, 4]
+    assert asyncio.run(listening()) == [[[("run", {"number": number})] for number in range(3)]] * 2
 
 
 def test_one_visitor_cannot_keep_another_out(tmp_path):
     with served([tmp_path]) as page:
         greedy = [streamed(page, {"User-Agent": "greedy"}) for _ in range(MAX_LISTENERS_PER_VISITOR)]
         for one in greedy:
-            assert next(one)[1] == "beat"
+            assert next(one)[0] == "beat"
         refused = page.client.get("/api/events", headers={"User-Agent": "greedy"})
         assert refused.status_code == 429 and "per visitor" in refused.json()["problem"]
         other = streamed(page, {"User-Agent": "another"})
-        assert next(other)[1] == "beat"
+        assert next(other)[0] == "beat"
         greedy[0].close()
         until(lambda: page.dash.events.listeners == MAX_LISTENERS_PER_VISITOR, "a place to be free")
         again = streamed(page, {"User-Agent": "greedy"})
-        assert next(again)[1] == "beat"
+        assert next(again)[0] == "beat"
         for one in (*greedy, other, again):
             one.close()
-
-
-def test_two_starts_of_a_server_have_other_names():
-    assert Events().start != Events().start
 
 
 def test_one_listener_too_many_is_told_so_and_a_place_becomes_free(monkeypatch):
@@ -120,7 +87,7 @@ def test_a_connection_that_takes_nothing_is_given_up(monkeypatch):
 
     async def trying():
         events = Events()
-        stream = await EventStream.open(events, None)
+        stream = await EventStream.open(events)
 
         async def stuck(message):
             if message["type"] == "http.response.body":
@@ -138,7 +105,7 @@ def test_the_first_words_come_at_once_and_nothing_happens_is_said_too():
         events = Events()
         listening = events.listen(heartbeat=0.01)
         first, second = await anext(listening), await anext(listening)
-        assert parsed(first) == [(events.last, "beat", {})] and parsed(second) == [(None, "beat", {})]
+        assert parsed(first) == [("beat", {})] and parsed(second) == [("beat", {})]
 
     asyncio.run(trying())
 
@@ -157,21 +124,15 @@ def streamed(page, headers=None):
                 yield from parsed(block)
 
 
-def test_a_change_on_disk_is_told_and_can_be_heard_again(tmp_path):
+def test_a_change_on_disk_is_told(tmp_path):
     state = books(tmp_path / "ada")
     with served([tmp_path]) as page:
         listening = streamed(page)
-        name, kind, _ = next(listening)
-        assert kind == "beat"
+        assert next(listening)[0] == "beat"
         standing(state, round=3)
-        changed = next(one for one in listening if one[1] == "agent")
-        assert changed[2]["state"] == "running, waits"
-        again = streamed(page, {"Last-Event-ID": name})
-        assert next(one for one in again if one[1] != "beat") == changed
-        other = streamed(page, {"Last-Event-ID": "before-17"})
-        assert next(one for one in other if one[1] != "beat")[1] == "reset"
-        for one in (listening, again, other):
-            one.close()
+        changed = next(facts for kind, facts in listening if kind == "agent")
+        assert changed["state"] == "running, waits"
+        listening.close()
         until(lambda: page.dash.events.listeners == 0, "all listeners to be forgotten")
 
 
@@ -180,4 +141,4 @@ def test_a_server_ends_at_once_though_somebody_listens(tmp_path):
         listening = streamed(page)
         next(listening)
     # `served` has seen it end; the stream was ended in order, not cut.
-    assert [one for one in listening if one[1] != "beat"] == []
+    assert [one for one in listening if one[0] != "beat"] == []

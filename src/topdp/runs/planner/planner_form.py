@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
-from typing import Any
 
 import tomli_w
 
@@ -17,7 +16,7 @@ from topdp.data.catalogue import CATALOGUE
 from topdp.errors import InputError, TopdpError
 from topdp.privacy.answers import GUARANTEES
 from topdp.runs import config as configs
-from topdp.runs.config import RunConfig, did_you_mean
+from topdp.runs.config import RunConfig, did_you_mean, dotted
 from topdp.runs.methods import METHODS
 from topdp.runs.planner.plan_traffic import ROW_SIZES
 from topdp.runs.planner.setting_answers import PAGE, PlannerQuestion
@@ -48,9 +47,7 @@ class Field:
     @property
     def value(self) -> str:
         """The default value, as text."""
-        default: Any = RunConfig()
-        for part in self.key.split("."):
-            default = getattr(default, part)
+        default = dotted(RunConfig().model_dump())[self.key]
         return "" if default is None else f"{default:g}" if isinstance(default, float) else str(default)
 
 

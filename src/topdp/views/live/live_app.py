@@ -99,9 +99,7 @@ class Dash:
 
     async def listed(self, request: Request) -> Response:
         sources, places = self.watch.summaries(), len(self.federation.places)
-        return JSONResponse(
-            {"sources": sources, "cut": self.watch.cut, "places": places, "event": self.events.last}
-        )
+        return JSONResponse({"sources": sources, "cut": self.watch.cut, "places": places})
 
     async def facts(self, kind: SourceKind, request: Request) -> Response:
         body = await run_in_threadpool(self.answers.get, self._source(request, kind))
@@ -121,11 +119,10 @@ class Dash:
     # Events
 
     async def changes(self, request: Request) -> Any:
-        after = request.headers.get("last-event-id") or request.query_params.get("after") or None
         # Visitors on one machine share an address; the names of their browsers tell them apart.
         visitor = f"{request.client.host if request.client else ''} {request.headers.get('user-agent', '')}"
         try:
-            return await EventStream.open(self.events, after, visitor)
+            return await EventStream.open(self.events, visitor)
         except TooManyListeners as error:
             code = 429 if error.by_visitor else 503
             return JSONResponse({PROBLEM: str(error)}, code, {"retry-after": "10"})

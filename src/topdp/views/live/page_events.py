@@ -1,20 +1,16 @@
-"""Publish events to the pages that listen: replay missed events, and drop pages that are too slow.
+"""Publish events to the pages that listen, and drop pages that are too slow.
 
-The name of an event consists of an identifier of the server's start and a number. A page that reconnects
-names the last event that it received, and gets all later events. If these are no longer stored, or if the
-name is from another start of the server, the page gets a `reset` event. Publishing never waits: a page that
-does not read is dropped, and reconnects by itself.
+An event only says what has changed; a page then reads the new facts. A page also reads all its facts again
+whenever it connects, so that it needs no events of the past. Publishing never waits: a page that does not
+read is dropped, and reconnects by itself.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import secrets
-from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 from starlette.responses import StreamingResponse
@@ -22,24 +18,12 @@ from starlette.types import Message, Receive, Scope, Send
 
 from topdp.errors import UnavailableError
 
-MAX_STORED_EVENTS = 1000  # for pages that reconnect
 MAX_LISTENERS = 64
 MAX_LISTENERS_PER_VISITOR = 16  # so that one visitor cannot keep out the others
 MAX_UNREAD_EVENTS = 200
 PAGE_HEARTBEAT_SECONDS = 10.0
 SEND_SECONDS = 20.0  # a page must accept each event within this time
-RESET_EVENT, HEARTBEAT_EVENT = "reset", "beat"
-
-
-@dataclass(frozen=True)
-class PageEvent:
-    name: str
-    kind: str
-    facts: dict[str, Any]
-
-    def text(self) -> str:
-        """Return the event in the format of server-sent events. JSON contains no line breaks."""
-        return f"id: {self.name}\nevent: {self.kind}\ndata: {json.dumps(self.facts, allow_nan=False)}\n\n"
+HEARTBEAT = "event: beat\ndata: {}\n\n"
 
 
 class TooManyListeners(UnavailableError):  # noqa: N818 - a state, not a fault
@@ -54,50 +38,26 @@ class Events:
     """The events of one server, for one event loop. `publish` never waits."""
 
     def __init__(self) -> None:
-        self.start = secrets.token_hex(4)
-        self._number = 0
-        self._stored: deque[PageEvent] = deque(maxlen=MAX_STORED_EVENTS)
-        self._visitors: dict[asyncio.Queue[PageEvent | None], str] = {}  # the visitor of each unread queue
+        self._visitors: dict[asyncio.Queue[str | None], str] = {}  # the visitor of each unread queue
         self._closed = False
-
-    @property
-    def last(self) -> str:
-        """The name of the newest event."""
-        return f"{self.start}-{self._number}"
 
     @property
     def listeners(self) -> int:
         return len(self._visitors)
 
     def publish(self, kind: str, facts: dict[str, Any]) -> None:
-        self._number += 1
-        event = PageEvent(self.last, kind, facts)
-        self._stored.append(event)
+        """Send an event to every page, in the format of server-sent events. JSON contains no line breaks."""
+        event = f"event: {kind}\ndata: {json.dumps(facts, allow_nan=False)}\n\n"
         for unread in list(self._visitors):
             unread.put_nowait(event)
             if unread.qsize() > MAX_UNREAD_EVENTS:
                 unread.put_nowait(None)
                 del self._visitors[unread]
 
-    def missed(self, after: str | None) -> list[PageEvent]:
-        """Return the events after the event named `after`, or a reset event if they are not known.
-
-        A page that opens now has no last event: `after` is None, and nothing was missed.
-        """
-        if after is None:
-            return []
-        start, _, number = after.partition("-")
-        valid = start == self.start and number.isdecimal() and len(number) < 16
-        last_read = int(number) if valid else -1
-        oldest = self._number - len(self._stored)
-        if not valid or not oldest <= last_read <= self._number:
-            return [PageEvent(self.last, RESET_EVENT, {})]
-        return list(self._stored)[last_read - oldest :]
-
     async def listen(
-        self, after: str | None = None, heartbeat: float = PAGE_HEARTBEAT_SECONDS, visitor: str = ""
+        self, visitor: str = "", heartbeat: float = PAGE_HEARTBEAT_SECONDS
     ) -> AsyncIterator[str]:
-        """Yield a heartbeat, and then the server-sent events after `after`, until closed or dropped.
+        """Yield a heartbeat, and then the following server-sent events, until closed or dropped.
 
         `visitor`: an identifier of the page's user, if there is one. Raise TooManyListeners at the start.
         """
@@ -111,23 +71,20 @@ class Events:
             raise TooManyListeners(
                 f"Expected at most {MAX_LISTENERS} open pages, got one more. Close other pages first.", False
             )
-        unread = asyncio.Queue[PageEvent | None]()
-        for event in self.missed(after):
-            unread.put_nowait(event)
+        unread = asyncio.Queue[str | None]()
         self._visitors[unread] = visitor
         try:
-            name = f"id: {self.last}\n" if after is None else ""
-            yield f"retry: 1000\n{name}event: {HEARTBEAT_EVENT}\ndata: {{}}\n\n"
+            yield f"retry: 1000\n{HEARTBEAT}"
             while not self._closed:
                 try:
                     async with asyncio.timeout(heartbeat):
                         next_event = await unread.get()
                 except TimeoutError:
-                    yield f"event: {HEARTBEAT_EVENT}\ndata: {{}}\n\n"
+                    yield HEARTBEAT
                     continue
                 if next_event is None:
                     break
-                yield next_event.text()
+                yield next_event
         finally:
             self._visitors.pop(unread, None)
 
@@ -151,8 +108,8 @@ class EventStream(StreamingResponse):
         self._rest = rest
 
     @classmethod
-    async def open(cls, events: Events, after: str | None, visitor: str = "") -> EventStream:
-        rest = events.listen(after, visitor=visitor)
+    async def open(cls, events: Events, visitor: str = "") -> EventStream:
+        rest = events.listen(visitor)
         return cls(await anext(rest), rest)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
