@@ -17,6 +17,7 @@ from topdp.runs import run_stacks
 from topdp.runs.config import ConfigError, parse, read
 from topdp.runs.resolve import resolve
 from topdp.runs.run import run
+from topdp.runs.run_outline import RunOutline
 from topdp.runs.run_stacks import stackable
 
 
@@ -207,7 +208,7 @@ def test_what_does_not_follow_from_the_unit_budget_by_scaling_is_refused(scale, 
 def test_runs_that_hold_out_other_records_are_not_stacked():
     def count(*changes):
         configs = [read(changes=[f"seed={seed}", "privacy.sigma=1", *changes]) for seed in (0, 1)]
-        return len(stackable(configs, 1e12, estimated_bytes))
+        return len(stackable([*map(RunOutline.of, configs)], 1e12, estimated_bytes))
 
     assert count() == 1
     assert count("data.validation=0.2") == 2

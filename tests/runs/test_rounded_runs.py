@@ -79,7 +79,7 @@ def changes_of(folder, *more):
 def test_a_run_that_is_done_is_read_as_it_was_kept(tmp_path):
     config = read(None, None, changes_of(tmp_path, "method.name=dsgd"))
     first = run(config, tmp_path / "run", "cpu")
-    again = run_or_continue(config, tmp_path / "run", "cpu")
+    again = run_or_continue(RunOutline.of(config), tmp_path / "run", "cpu")
     assert torch.equal(again.estimates, first.estimates) and again.estimates.dtype == torch.bfloat16
     assert again.privacy.epsilon == first.privacy.epsilon
 
@@ -154,7 +154,7 @@ def test_what_does_not_go_with_it_is_refused(tmp_path, change, words):
 
 
 def test_runs_are_not_stacked():
-    runs = [read(None, None, ["train.rows=bfloat16", f"seed={seed}"]) for seed in range(2)]
+    runs = [RunOutline.of(read(None, None, ["train.rows=bfloat16", f"seed={seed}"])) for seed in range(2)]
     assert [len(stack) for stack in stackable(runs, 1e9, lambda config: (1, 1))] == [1, 1]
 
 

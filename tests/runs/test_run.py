@@ -138,14 +138,16 @@ def test_a_run_is_read_where_it_is_done_and_continued_where_it_was_broken_off(sm
         if stage == "training" and done == 7:
             raise KeyboardInterrupt
 
-    whole = run.run_or_continue(small(), tmp_path / "whole")
+    whole = run.run_or_continue(RunOutline.of(small()), tmp_path / "whole")
     with pytest.raises(InterruptedRun):
-        run.run_or_continue(small(), tmp_path / "run", progress=interrupt)
+        run.run_or_continue(RunOutline.of(small()), tmp_path / "run", progress=interrupt)
     with pytest.raises(RunFolderError, match="got other values of seed"):
-        run.run_or_continue(small("seed=9"), tmp_path / "run")
-    assert torch.equal(run.run_or_continue(small(), tmp_path / "run").estimates, whole.estimates)
+        run.run_or_continue(RunOutline.of(small("seed=9")), tmp_path / "run")
+    assert torch.equal(
+        run.run_or_continue(RunOutline.of(small()), tmp_path / "run").estimates, whole.estimates
+    )
     monkeypatch.setattr(run, "execute", lambda *_: pytest.fail("ran again"))
-    read = run.run_or_continue(small(), tmp_path / "run")
+    read = run.run_or_continue(RunOutline.of(small()), tmp_path / "run")
     assert torch.equal(read.estimates, whole.estimates) and read.plan.digest() == whole.plan.digest()
     ends = [one.summary() for one in (read, whole)]
     assert all(ends[0][key] == ends[1][key] for key in ("rounds", "accuracy", "privacy"))
@@ -156,10 +158,10 @@ def test_a_run_is_read_where_it_is_done_and_continued_where_it_was_broken_off(sm
 def test_a_run_on_other_data_is_not_read(small, tmp_path):
     own = blobs_file(tmp_path / "own.npz", 300)
     wanted = small(f'data.name="{own}"')
-    run.run_or_continue(wanted, tmp_path / "run")
+    run.run_or_continue(RunOutline.of(wanted), tmp_path / "run")
     blobs_file(tmp_path / "own.npz", 240)
     with pytest.raises(RunFolderError, match="records, sensitivity"):
-        run.run_or_continue(wanted, tmp_path / "run")
+        run.run_or_continue(RunOutline.of(wanted), tmp_path / "run")
 
 
 def test_a_run_that_diverged_says_so_and_is_not_resumed(small, tmp_path):
@@ -373,14 +375,14 @@ def test_a_run_killed_before_its_first_round_is_started_again(small, tmp_path, m
     (tmp_path / "run" / ".privacy.json.0123abcd").write_text("half")  # what a kill leaves beside
     with pytest.raises(RunFolderError, match="before its first round"):
         run.resume(tmp_path / "run")
-    again = run.run_or_continue(small(), tmp_path / "run")
+    again = run.run_or_continue(RunOutline.of(small()), tmp_path / "run")
     assert torch.equal(again.estimates, run.run(small(), tmp_path / "whole").estimates)
 
 
 def test_a_run_killed_while_its_folder_was_made_is_started_again(small, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / ".run.json.0123abcd").write_text("half")
-    assert run.run_or_continue(small(), tmp_path / "run").folder == tmp_path / "run"
+    assert run.run_or_continue(RunOutline.of(small()), tmp_path / "run").folder == tmp_path / "run"
     assert not [name for name in os.listdir(tmp_path / "run") if name.startswith(".")]
 
 

@@ -253,8 +253,9 @@ def of_config(
     config: RunConfig, request: AuditRequest, device: str = "auto", progress: Progress = silent
 ) -> PreparedAudit:
     """Return the prepared audit of the plan that follows from a configuration."""
-    request.expect_possible(RunOutline.of(config).graph.agents)
-    parts = Assembly.of(config, choose_device(device), progress)
+    outline = RunOutline.of(config)
+    request.expect_possible(outline.graph.agents)
+    parts = Assembly.of(outline, choose_device(device), progress)
     plan, account = plan_and_account(parts.run, progress)
     return _prepared(parts, plan, account, request, progress)
 
@@ -271,7 +272,7 @@ def of_run(
             "not contain the data and the model. Audit it from Python with topdp.audit.Audit."
         )
     request.expect_possible(plan.agents)
-    parts = Assembly.of(config, choose_device(device), progress)
+    parts = Assembly.of(RunOutline.of(config), choose_device(device), progress)
     expect_plan_of(parts.run, plan, path)
     account = expect_account_of(parts.run.config, parts.run.analysis, folder)
     return _prepared(parts, plan, account, request, progress)

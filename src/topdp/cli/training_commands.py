@@ -118,17 +118,17 @@ def compare(
         from topdp.runs.run_outline import RunOutline, why_plans_are_equal
         from topdp.views.terminal import tables
 
-        for method in wanted.values():
-            RunOutline.of(method)  # report an error in the last method before the first one runs
-        for name, method in wanted.items():
-            results[name] = runs.run_or_continue(method, place / name, device, titled(progress, name))
+        # An error in the last method is reported before the first one runs.
+        outlines = {name: RunOutline.of(method) for name, method in wanted.items()}
+        for name, outline in outlines.items():
+            results[name] = runs.run_or_continue(outline, place / name, device, titled(progress, name))
         progress("drawing")
         title = heading(list(wanted.values()), [next(iter(results.values())).plan.agents])
         evaluated = {name: result.metrics for name, result in results.items() if result.metrics}
         picture = curves(evaluated, place / "compare.png", title) if evaluated else None
     summaries = {name: result.summary() for name, result in results.items()}
     equal = [
-        f"{', '.join(names)}: one plan, so one run. {why_plans_are_equal([wanted[n] for n in names])}"
+        f"{', '.join(names)}: one plan, so one run. {why_plans_are_equal([outlines[n] for n in names])}"
         for names in _of_one_plan(results)
     ]
     figure = [] if picture is None else [f"The figure is {picture}"]
@@ -150,11 +150,10 @@ def _compare_seeds(
     with show_progress(err, "compare", "loading torch") as progress, options.continue_with(how):
         from topdp.runs import sweep, sweep_grid, sweep_summary
         from topdp.runs.pictures.learning_curves import heading
-        from topdp.runs.run_outline import RunOutline
         from topdp.views.pictures import sweep_pictures
 
         points = sweep_grid.resolved_points([
-            sweep_grid.SweepPoint(
+            sweep_grid.GridPoint(
                 f"{name}/seed-{seed}", {"method": name}, seed, method.model_copy(update={"seed": seed})
             )
             for name, method in wanted.items()
@@ -163,7 +162,7 @@ def _compare_seeds(
         sweep.run_all(points, place, device, progress, how)
         progress("drawing")
         spreads = sweep.spreads_of(place, points)
-        title = heading(list(wanted.values()), [RunOutline.of(points[0].config).graph.agents])
+        title = heading(list(wanted.values()), [points[0].run.graph.agents])
         figure = sweep_pictures.curves(
             {spread.chosen["method"]: spread for spread in spreads}, place / "compare.png", title
         )
@@ -249,7 +248,6 @@ def sweep(
         from topdp.runs import sweep as sweeps
         from topdp.runs import sweep_grid, sweep_summary
         from topdp.runs.pictures.learning_curves import heading
-        from topdp.runs.run_outline import RunOutline
         from topdp.views.pictures import sweep_pictures
 
         if base is None:
@@ -269,8 +267,7 @@ def sweep(
         progress("drawing")
         spreads = sweeps.spreads_of(place, points)
         sweep_summary.write_csv(spreads, place)
-        configs = [point.config for point in points]
-        title = heading(configs, [RunOutline.of(config).graph.agents for config in configs])
+        title = heading([point.config for point in points], [point.run.graph.agents for point in points])
         figure = sweep_pictures.picture(spreads, place / "sweep.png", title)
     _show_spreads(spreads, place, figure, as_json)
 

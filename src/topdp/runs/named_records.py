@@ -16,7 +16,7 @@ from topdp.base.array_types import Ints
 from topdp.base.progress import Progress, silent
 from topdp.plan.random_streams import stream
 from topdp.runs.config import ConfigError, RunConfig
-from topdp.runs.run_outline import RunOutline, named_graph
+from topdp.runs.run_outline import RunOutline
 
 if TYPE_CHECKING:
     import torch
@@ -88,7 +88,7 @@ def named_schema(config: RunConfig) -> Schema | None:
 
 def _holders(outline: RunOutline) -> int:
     """Return the number of agents with records, before the method pools these records, if it does."""
-    return named_graph(outline.config).agents if outline.method.pools else outline.graph.agents
+    return outline.unpooled.graph.agents
 
 
 def _dataset(config: RunConfig, progress: Progress = silent) -> Dataset:

@@ -17,7 +17,7 @@ import platform
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,6 +46,7 @@ from topdp.runs.result import Result, Stopped
 from topdp.runs.rounding_check import warn_of_lost_steps
 from topdp.runs.row_arrays import as_array, as_tensor
 from topdp.runs.run_folder import STARTING, RunFolder, RunFolderError
+from topdp.runs.run_outline import RunOutline
 from topdp.runs.training_loop import train_to_the_end
 from topdp.simulator.ranks.ranked_engine import RankedEngine
 from topdp.simulator.simulation import Simulation
@@ -61,9 +62,15 @@ def run(
 ) -> Result:
     """Run a configuration, write its run folder to `out`, and return the result."""
     called = metric_sinks.callbacks_of(config, callbacks)
+    return _begin(RunOutline.of(config), out, device, progress, called)
+
+
+def _begin(
+    outline: RunOutline, out: Path, device: str, progress: Progress, callbacks: Callbacks | None = None
+) -> Result:
     with prepared_folder(out):
-        job = plan_run(Assembly.of(config, choose_device(device), progress), progress)
-    return execute(job, new_run_folder(out, job), progress, called)
+        job = plan_run(Assembly.of(outline, choose_device(device), progress), progress)
+    return execute(job, new_run_folder(out, job), progress, callbacks)
 
 
 def resume(
@@ -84,31 +91,35 @@ def resume(
             f"started from Python. Continue it with topdp.train(..., out={str(path)!r}, resume=True)."
         )
     called = metric_sinks.callbacks_of(config, callbacks)
-    job = reopen_run(Assembly.of(config, choose_device(device), progress), folder)
+    job = reopen_run(Assembly.of(RunOutline.of(config), choose_device(device), progress), folder)
     return execute(job, folder, progress, called)
 
 
 def run_or_continue(
-    config: RunConfig,
+    outline: RunOutline,
     out: Path,
     device: str = "auto",
     progress: Progress = silent,
 ) -> Result:
-    """Return the result of the run of `config` in `out`: run it, continue it, or read it if it is finished.
+    """Return the result of a run in `out`: run it, continue it, or read it if it is finished.
 
     A finished run is checked like a run that continues: its plan and account must hold for the present
     records.
     """
-    if not (out / "run.json").exists():
-        return run(config, out, device, progress)
-    folder = RunFolder.open(out)
-    if folder.state == STARTING:
+    started = (out / "run.json").exists()
+    if started and (folder := RunFolder.open(out)).state == STARTING:
         folder.forget_start()
-        return run(config, out, device, progress)
-    expect_settings(folder, config)
+        started = False
+    if not started:
+        return _begin(outline, out, device, progress, metric_sinks.callbacks_of(outline.config))
+    expect_settings(folder, outline.config)
     if folder.state != "done":
-        return resume(out, device, progress)
-    return reopen_run(Assembly.of(folder.config, choose_device(device), progress), folder).read(folder)
+        unfinished(out)
+    outline = replace(outline, config=folder.config)  # which has a number for every `auto`
+    job = reopen_run(Assembly.of(outline, choose_device(device), progress), folder)
+    if folder.state == "done":
+        return job.read(folder)
+    return execute(job, folder, progress, metric_sinks.callbacks_of(outline.config))
 
 
 def expect_settings(folder: RunFolder, config: RunConfig) -> None:

@@ -7,7 +7,7 @@ depend on the number of records.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from inspect import signature
 from typing import Self
 
@@ -73,6 +73,13 @@ class RunOutline:
             robust=_robust(config, method),
             rounded=_rounded(config, optimiser),
         )
+
+    @property
+    def unpooled(self) -> Self:
+        """The outline in which each agent has its own records, also if the method pools them."""
+        if not self.method.pools:
+            return self
+        return replace(self, method=replace(self.method, pools=False), graph=named_graph(self.config))
 
 
 def method_of(config: RunConfig) -> Method:
@@ -180,10 +187,9 @@ def optimiser_of(config: RunConfig) -> Optimiser:
     return optimiser
 
 
-def why_plans_are_equal(configs: Sequence[RunConfig]) -> str:
-    """Return text that explains why these configurations have the same plan, and how to make them differ."""
-    outlines = [RunOutline.of(config) for config in configs]
-    if len({calibration_of(config) for config in configs}) > 1:
+def why_plans_are_equal(outlines: Sequence[RunOutline]) -> str:
+    """Return text that explains why these runs have the same plan, and how to make them differ."""
+    if len({calibration_of(outline.config) for outline in outlines}) > 1:
         return (
             "They differ only in the noise that each method claims to need. With --set "
             "privacy.guarantee=claimed, each method gets that noise."
