@@ -219,6 +219,11 @@ class Plan:
         """The number of releases in a round: the gradient release and the averaging and adaptive steps."""
         return self.releases // (self.rounds + 1)
 
+    @property
+    def even(self) -> bool:
+        """Whether all rounds have the same number of releases."""
+        return self.releases % (self.rounds + 1) == 0
+
     @cached_property
     def needs(self) -> frozenset[Capability]:
         """The capabilities that executors and accountants of the plan must support."""

@@ -22,7 +22,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from topdp.base.files import write_atomically
-from topdp.privacy.answers import WORST_CASE, answer_kind
+from topdp.privacy.answers import answer_kind, proved_kind
 from topdp.privacy.basics.gaussian import epsilon_of
 from topdp.runs.epsilon_text import epsilon_text
 
@@ -161,7 +161,7 @@ def cost_together(spreads: Sequence[Spread]) -> str:
     runs = [run["privacy"] for spread in spreads for run in spread.runs]
     guarantees = {run["guarantee"] for run in runs}
     named = guarantees.pop() if len(guarantees) == 1 else None
-    kind = WORST_CASE if named is None or not answer_kind(named).proved else answer_kind(named)
+    kind = proved_kind(None if named is None else answer_kind(named))
     if len(runs) == 1:
         return "ε is that of this run alone."
     delta = min(run["delta"] for run in runs)

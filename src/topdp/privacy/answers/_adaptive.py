@@ -29,6 +29,7 @@ class AdaptiveAnswer(ObservedAnswer):
     """The answer against agents or coalitions that also read every estimate; the default guarantee."""
 
     name = "adaptive"
+    rank = 0
     assumptions = (
         "Each other agent, or the colluders together, with all that the view gives them and also every "
         "agent's estimate in every round, the last included. No assumption on gradients."
