@@ -23,7 +23,7 @@ from topdp.runs.config import RunConfig, dotted
 from topdp.runs.methods import METHODS
 from topdp.runs.pictures.chart_style import data_title, house_style, look, percent_axis, save
 from topdp.runs.pictures.learning_curves import coinciding, joined_label
-from topdp.runs.run_outline import noise_kind
+from topdp.runs.run_outline import method_of, noise_kind
 
 METHOD_TITLES = {
     "no-noise": "no noise",
@@ -71,8 +71,8 @@ class FrontierRow:
         epsilon_all_others: float,
     ) -> FrontierRow:
         """Return a row, given the accuracies of all seeds and the configuration of one of them."""
-        method, power = config.method, noise_kind(config, METHODS[config.method.name]) == "power"
-        gossips = METHODS[method.name].gossips and method.gossip != "auto"
+        method, power = config.method, noise_kind(config) == "power"
+        gossips = method_of(config).gossips and method.gossip != "auto"
         rate = config.train.learning_rate
         assert isinstance(rate, float)  # in the frontier all agents share one step size
         return cls(

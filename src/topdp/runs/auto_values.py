@@ -27,9 +27,8 @@ from topdp.protocols import Correlated, Dsgd
 from topdp.protocols.averaging import expect_gossip, metropolis, mixing_roots
 from topdp.protocols.pair_secrets import expect_uncut, secret_pairs
 from topdp.runs.config import ConfigError, CycleBatch, RunConfig, dotted
-from topdp.runs.methods import METHODS
 from topdp.runs.resolved_run import ResolvedRun
-from topdp.runs.run_outline import RunOutline
+from topdp.runs.run_outline import RunOutline, method_of
 from topdp.topology import Topology
 
 # If there are too many coalitions to enumerate, all agents of a graph up to this size share secrets.
@@ -288,7 +287,7 @@ def differing_keys(given: RunConfig, begun: RunConfig) -> list[str]:
         if getattr(given.method, key) == "auto"
     }
     given = _not_accelerated(_with(given, method=chosen))
-    if METHODS[given.method.name].pools:
+    if method_of(given).pools:
         given = _with(given, privacy={"colluders": 0})
     # Sinks do not change the results of a run.
     new, old = (dotted(config.model_dump(exclude={"report"})) for config in (given, begun))

@@ -38,13 +38,12 @@ from topdp.runs.callbacks import Callbacks
 from topdp.runs.checkpoints import Checkpoints
 from topdp.runs.config import ConfigError, RunConfig, parse
 from topdp.runs.memory_check import expect_room
-from topdp.runs.methods import METHODS
 from topdp.runs.named_model import named_task
 from topdp.runs.named_records import load_shards
 from topdp.runs.planning import seal_of, sealed
 from topdp.runs.result import Result
 from topdp.runs.run_folder import STARTING, RunFolder
-from topdp.runs.run_outline import RunOutline
+from topdp.runs.run_outline import RunOutline, method_of
 from topdp.simulator.ranks.process_group import ProcessGroup, join_group, local_device
 from topdp.simulator.ranks.ranked_engine import AgentPartition, BorderExchange, RankedEngine, partition
 from topdp.simulator.ranks.torchrun_environment import others
@@ -92,7 +91,7 @@ def expect_supported(config: RunConfig) -> None:
             raise ConfigError(
                 f"{key}: expected none with several ranks, got {value!r}. Start one process without torchrun."
             )
-    if METHODS[config.method.name].pools:
+    if method_of(config).pools:
         raise ConfigError(
             f"method.name: expected a method on a graph with several ranks, got {config.method.name!r}, "
             "which has all records in one place. Start one process without torchrun."

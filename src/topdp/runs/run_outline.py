@@ -63,7 +63,7 @@ class RunOutline:
         return cls(
             config=config,
             method=method,
-            noise_kind=noise_kind(config, method),
+            noise_kind=noise_kind(config),
             graph=graph,
             sigma=sigma,
             epsilon=None if sigma is not None else budgets(config, graph.agents),
@@ -100,9 +100,9 @@ def named_graph(config: RunConfig) -> Topology:
     return family(**{name: options[name] for name in signature(family).parameters if name in options})
 
 
-def noise_kind(config: RunConfig, method: Method) -> str:
+def noise_kind(config: RunConfig) -> str:
     """Return the kind of noise schedule: the configured kind, or else the method's own."""
-    settings = config.method
+    settings, method = config.method, method_of(config)
     if settings.noise_schedule.kind is not None:
         return settings.noise_schedule.kind
     # All kinds except "steps" and "constant" need noise on gradients.
@@ -112,7 +112,7 @@ def noise_kind(config: RunConfig, method: Method) -> str:
 
 def guarantee_of(config: RunConfig) -> str | None:
     """Return the answer that must stay within the budget; None if σ is configured or there is no noise."""
-    uncalibrated = config.privacy.sigma is not None or not METHODS[config.method.name].noisy
+    uncalibrated = config.privacy.sigma is not None or not method_of(config).noisy
     return None if uncalibrated else config.privacy.guarantee
 
 
@@ -163,7 +163,7 @@ def analysis_of(config: RunConfig, counts: Sequence[int]) -> Analysis:
 
 def calibration_of(config: RunConfig) -> str:
     """Return the published calibration from which the claim of a method follows."""
-    return METHODS[config.method.name].calibration or config.method.calibration or "tight"
+    return method_of(config).calibration or config.method.calibration or "tight"
 
 
 def optimiser_of(config: RunConfig) -> Optimiser:

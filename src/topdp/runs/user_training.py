@@ -23,11 +23,10 @@ from topdp.runs import metric_sinks
 from topdp.runs import run as runs
 from topdp.runs.assembly import Assembly, choose_device
 from topdp.runs.config import GIVEN, ConfigError, RunConfig, parse
-from topdp.runs.methods import METHODS
 from topdp.runs.named_records import named_features
 from topdp.runs.result import Result
 from topdp.runs.run_folder import GRAPH_FILE, RunFolderError
-from topdp.runs.run_outline import RunOutline
+from topdp.runs.run_outline import RunOutline, method_of
 from topdp.topology import Topology, as_topology, single
 
 SHARDS_CONSTRUCTORS = {
@@ -165,7 +164,7 @@ def train(
     if begun is not None:
         runs.expect_settings(begun, config)
         config = begun.config
-    if METHODS[config.method.name].pools:
+    if method_of(config).pools:
         topology, shards = single(), shards.pooled()
     new = Path(out) if begun is None and out is not None else None
     with runs.prepared_folder(new):
