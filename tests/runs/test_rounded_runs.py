@@ -159,8 +159,8 @@ def test_runs_are_not_stacked():
 
 
 def test_real_agents_refuse():
-    with pytest.raises(ConfigError, match='expected "model" for real agents, got "bfloat16"'):
-        expect_supported(read(None, None, ["train.rows=bfloat16"]), (100,))
+    with pytest.raises(ConfigError, match="real agents support, got rows rounded to bfloat16"):
+        expect_supported(RunOutline.of(read(None, None, ["train.rows=bfloat16"])), (100,))
 
 
 def test_noise_that_cannot_keep_small_steps_is_said():

@@ -481,7 +481,7 @@ def test_recordings_that_are_forgotten_leave_nothing_to_record_into(monkeypatch)
     """torch takes no recording into memory of which the last recording is gone."""
     made = []
     monkeypatch.setattr(cuda_replay, "CudaGraphs", lambda device: made.append(device) or by_calling)
-    monkeypatch.setattr(cuda_replay, "_unsupported_engine", lambda *_: None)
+    monkeypatch.setattr(cuda_replay, "supports", lambda *_: None)
     engine = with_record(make(batches="full"), float("nan"))
     several = CudaReplay(engine)
     every_state(engine, lambda s: several.advance(s, 3))

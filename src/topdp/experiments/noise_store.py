@@ -30,7 +30,7 @@ from topdp.runs.config import RunConfig, parse
 from topdp.runs.named_records import record_counts
 from topdp.runs.planning import query_of
 from topdp.runs.resolve import resolve
-from topdp.runs.run_outline import RunOutline, budgets, method_of, noise_kind
+from topdp.runs.run_outline import RunOutline, method_of, noise_kind
 
 UNIT_RECORDS = 100
 
@@ -165,12 +165,9 @@ def _mu_of_all_others(noisy: tuple[RunConfig, float]) -> float:
 
 def _sigma_of(config: RunConfig) -> float:
     run, privacy = resolve(config), config.privacy
+    assert run.epsilon is not None  # a configuration at the unit budget does not state σ
+    query = query_of(config)
     calibration = calibrate(
-        run.write_plan,
-        run.analysis,
-        privacy.guarantee,
-        budgets(config, run.graph.agents),
-        privacy.delta,
-        query_of(config),
+        run.write_plan, run.analysis, privacy.guarantee, run.epsilon, privacy.delta, query
     )
     return float(calibration.deviation[0] / privacy.clip)

@@ -73,7 +73,11 @@ class Method:
     gossips: bool = False  # there are averaging steps between gradients, as many as the key `gossip` states
     shares_noise: bool = False  # agents add pair noise (keys `secrets_degree`, `pair_noise`)
     reuses_noise: bool = False  # noise in received rows replaces a part of an agent's own noise
-    recommendable: bool = False  # `topdp recommend` compares it with other methods
+
+    @property
+    def comparable(self) -> bool:
+        """Whether `topdp recommend` compares the method: on a graph, private, neither printed nor reusing noise."""
+        return self.noisy and not (self.calibration or self.reuses_noise or self.pools)
 
     @property
     def tuned(self) -> tuple[str, ...]:
@@ -105,17 +109,15 @@ METHODS = {
     method.name: method
     for method in (
         Method("no-noise", _plain, noisy=False),
-        Method("plain", _plain, recommendable=True),
+        Method("plain", _plain),
         Method("li18", _plain, calibration="advanced"),
         Method("li18-ma", _plain, calibration="moments"),
         Method("udp", _plain, calibration="udp"),
         Method("optimal", _plain, calibration="optimal"),
         Method("top", _top, reuses_noise=True),
         Method("top-dp", _top, noise_kind="steps", reuses_noise=True),
-        Method("dsgd", _dsgd, modes=("sync",), noise_kind="power", recommendable=True),
-        Method(
-            "muffliato", _muffliato, modes=("sync",), noise_kind="power", gossips=True, recommendable=True
-        ),
+        Method("dsgd", _dsgd, modes=("sync",), noise_kind="power"),
+        Method("muffliato", _muffliato, modes=("sync",), noise_kind="power", gossips=True),
         Method(
             "correlated",
             _correlated,
@@ -123,7 +125,6 @@ METHODS = {
             noise_kind="power",
             gossips=True,
             shares_noise=True,
-            recommendable=True,
         ),
         Method("central", _central, modes=("sync",), noise_kind="power", pools=True),
     )

@@ -29,7 +29,7 @@ from topdp.runs.resolve import resolve
 from topdp.runs.run_outline import budgets, method_of
 from topdp.topology import Topology
 
-COMPARED_METHODS = [method for method in METHODS.values() if method.recommendable]
+COMPARED_METHODS = [method for method in METHODS.values() if method.comparable]
 COMPARED_ROUNDS = 20  # rounds after which the noise is compared
 
 # The training settings of the comparison: equal, plain steps, so that only the noise of methods differs.

@@ -61,16 +61,16 @@ def run(
     callbacks: Iterable[object] = (),
 ) -> Result:
     """Run a configuration, write its run folder to `out`, and return the result."""
-    called = metric_sinks.callbacks_of(config, callbacks)
-    return _begin(RunOutline.of(config), out, device, progress, called)
+    return _begin(RunOutline.of(config), out, device, progress, callbacks)
 
 
 def _begin(
-    outline: RunOutline, out: Path, device: str, progress: Progress, callbacks: Callbacks | None = None
+    outline: RunOutline, out: Path, device: str, progress: Progress, callbacks: Iterable[object] = ()
 ) -> Result:
+    called = metric_sinks.callbacks_of(outline.config, callbacks)
     with prepared_folder(out):
         job = plan_run(Assembly.of(outline, choose_device(device), progress), progress)
-    return execute(job, new_run_folder(out, job), progress, callbacks)
+    return execute(job, new_run_folder(out, job), progress, called)
 
 
 def resume(
@@ -90,9 +90,15 @@ def resume(
             f"Expected a run whose data and model the configuration names, got the run in {path}, which was "
             f"started from Python. Continue it with topdp.train(..., out={str(path)!r}, resume=True)."
         )
-    called = metric_sinks.callbacks_of(config, callbacks)
-    job = reopen_run(Assembly.of(RunOutline.of(config), choose_device(device), progress), folder)
-    return execute(job, folder, progress, called)
+    return _continue(RunOutline.of(config), folder, device, progress, callbacks)
+
+
+def _continue(
+    outline: RunOutline, folder: RunFolder, device: str, progress: Progress, callbacks: Iterable[object] = ()
+) -> Result:
+    called = metric_sinks.callbacks_of(outline.config, callbacks)
+    job = reopen_run(Assembly.of(outline, choose_device(device), progress), folder)
+    return job.read(folder) if folder.state == "done" else execute(job, folder, progress, called)
 
 
 def run_or_continue(
@@ -106,20 +112,17 @@ def run_or_continue(
     A finished run is checked like a run that continues: its plan and account must hold for the present
     records.
     """
-    started = (out / "run.json").exists()
-    if started and (folder := RunFolder.open(out)).state == STARTING:
+    if not (out / "run.json").exists():
+        return _begin(outline, out, device, progress)
+    folder = RunFolder.open(out)
+    if folder.state == STARTING:
         folder.forget_start()
-        started = False
-    if not started:
-        return _begin(outline, out, device, progress, metric_sinks.callbacks_of(outline.config))
+        return _begin(outline, out, device, progress)
     expect_settings(folder, outline.config)
     if folder.state != "done":
         unfinished(out)
-    outline = replace(outline, config=folder.config)  # which has a number for every `auto`
-    job = reopen_run(Assembly.of(outline, choose_device(device), progress), folder)
-    if folder.state == "done":
-        return job.read(folder)
-    return execute(job, folder, progress, metric_sinks.callbacks_of(outline.config))
+    # The configuration in the folder has a number for every `auto`.
+    return _continue(replace(outline, config=folder.config), folder, device, progress)
 
 
 def expect_settings(folder: RunFolder, config: RunConfig) -> None:

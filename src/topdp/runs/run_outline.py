@@ -16,7 +16,8 @@ import numpy as np
 from topdp import topology
 from topdp.base.array_types import Floats
 from topdp.errors import InputError
-from topdp.plan import Optimiser, Robust
+from topdp.plan import Capability, Optimiser, Robust, needs_of
+from topdp.plan.adaptive_steps import ADAPTIVE_OPTIMISERS
 from topdp.plan.batches import Batches, Cycle, Full, Poisson
 from topdp.privacy.answers import ON_REQUEST
 from topdp.privacy.published.claims import Analysis
@@ -73,6 +74,11 @@ class RunOutline:
             robust=_robust(config, method),
             rounded=_rounded(config, optimiser),
         )
+
+    @property
+    def needs(self) -> dict[Capability, str]:
+        """The capabilities that its plans need because of the optimiser, the robust rule and rounding."""
+        return needs_of(ADAPTIVE_OPTIMISERS.get(self.optimiser.kind), self.robust, self.rounded)
 
     @property
     def unpooled(self) -> Self:

@@ -27,6 +27,7 @@ from topdp.runs.resolve import resolve_outline
 from topdp.runs.run_outline import RunOutline
 from topdp.simulator.engine import Engine
 from topdp.simulator.evaluation import Evaluation
+from topdp.simulator.run_stacking import supports
 from topdp.simulator.simulation import State
 from topdp.simulator.stepping import fastest, releases_until_due
 
@@ -161,18 +162,10 @@ def _in_common(run: RunOutline) -> str:
     # A stack is tested on the records of its first run, and other seeds may train on records held out there.
     held_out = config.data.validation and config.seed
     releases = config.method.gossip if run.method.gossips else 0
-    alone = str(config) if not _fits(run) else ""
+    # An attack and sinks apply to one run only.
+    single = supports(run) or config.attack.name != "none" or config.report.sinks
+    alone = str(config) if single else ""
     return str((config.rounds, releases, run.method.pools, held_out, alone, sections))
-
-
-def _fits(run: RunOutline) -> bool:
-    """Return whether a run can be stacked with others.
-
-    A run cannot if it has adaptive steps, robust mixing or rounding, because these are not linear, nor if it
-    has an attack or sinks, because these apply to one run only.
-    """
-    linear = not run.optimiser.adaptive and run.robust is None and run.rounded is None
-    return linear and run.config.attack.name == "none" and not run.config.report.sinks
 
 
 def _in_turns(group: list[RunOutline]) -> list[list[list[RunOutline]]]:

@@ -21,7 +21,7 @@ from topdp.privacy.observers.survivors import with_reserve
 from topdp.runs.config import ConfigError, RunConfig, parse
 from topdp.runs.named_model import expect_named_task
 from topdp.runs.planning import accounted, plan_and_account, query_of
-from topdp.runs.resolve import resolve
+from topdp.runs.resolve import resolve, resolve_outline
 from topdp.runs.run_outline import RunOutline, budgets, method_of
 from topdp.topology import Topology, from_edges
 
@@ -210,8 +210,9 @@ def complete_config(
     shared, a little more noise is added: budgets must include what each agent reserves for its own departure.
     """
     expect_named_task(config)
-    expect_supported(config, counts)
-    run = resolve(config, graph, counts)
+    outline = RunOutline.of(config, graph)
+    expect_supported(outline, counts)
+    run = resolve_outline(outline, counts)
     config = run.config
     privacy, guarantee = config.privacy, config.privacy.guarantee
     colluders = privacy.colluders

@@ -72,7 +72,7 @@ class AdaptiveAnswer(ObservedAnswer):
 
     def curve_seconds(self, plan: Plan, query: Query) -> float:
         n, colluders = plan.agents, query.colluders
-        if plan.rows == n or {Capability.ROBUST_MIXING, Capability.ROUNDED_ROWS} & plan.needs:
+        if plan.rows == n or {Capability.ROBUST_MIXING, Capability.ROUNDED_ROWS} & plan.needs.keys():
             return 0.5 * max(1, math.comb(n, min(colluders, n)) / 1e5)
         return view_effort.curve_seconds(plan, math.comb(n - 1, min(colluders, n - 1)), self.public)
 
