@@ -103,7 +103,6 @@ class PaperFigure:
     the claim gets no verdict.
     """
 
-    number: str
     title: str
     panels: Callable[[Scale, str], list[Panel]]
     claims: Mapping[str, Check]
@@ -111,7 +110,8 @@ class PaperFigure:
     def configs(self, scale: Scale, lens: str) -> list[RunConfig]:
         return [config for panel in self.panels(scale, lens) for config in panel.configs()]
 
-    def verdicts(self, numbers: FigureNumbers) -> list[ClaimVerdict]:
+    def verdicts(self, name: str, numbers: FigureNumbers) -> list[ClaimVerdict]:
+        """Return the verdicts on the claims of this figure, which is called `name`."""
         verdicts = []
         for sentence, check in self.claims.items():
             if cases := check(numbers):
@@ -121,7 +121,7 @@ class PaperFigure:
                 measured = count + "; ".join(text for _, text in cases)
                 verdicts.append(
                     ClaimVerdict(
-                        figure=self.number, lens=numbers.lens, claim=sentence, verdict=word, measured=measured
+                        figure=name, lens=numbers.lens, claim=sentence, verdict=word, measured=measured
                     )
                 )
         return verdicts
