@@ -115,7 +115,7 @@ def compare(
     with show_progress(err, "compare", "loading torch") as progress, options.continue_with(how):
         from topdp.runs import run as runs
         from topdp.runs.pictures.learning_curves import curves, heading
-        from topdp.runs.run_outline import RunOutline, why_plans_are_equal
+        from topdp.runs.run_outline import RunOutline
         from topdp.views.terminal import tables
 
         for method in wanted.values():
@@ -127,21 +127,9 @@ def compare(
         evaluated = {name: result.metrics for name, result in results.items() if result.metrics}
         picture = curves(evaluated, place / "compare.png", title) if evaluated else None
     summaries = {name: result.summary() for name, result in results.items()}
-    equal = [
-        f"{', '.join(names)}: one plan, so one run. {why_plans_are_equal([wanted[n] for n in names])}"
-        for names in _of_one_plan(results)
-    ]
     figure = [] if picture is None else [f"The figure is {picture}"]
     facts = {"out": str(place), "methods": summaries}
-    print_result(as_json, facts, *tables.runs(summaries), *equal, *figure)
-
-
-def _of_one_plan(results: dict[str, Result]) -> list[list[str]]:
-    """Return the groups of several methods whose plans are equal."""
-    groups: dict[str, list[str]] = {}
-    for name, result in results.items():
-        groups.setdefault(result.plan.digest(), []).append(name)
-    return [names for names in groups.values() if len(names) > 1]
+    print_result(as_json, facts, *tables.runs(summaries), *figure)
 
 
 def _compare_seeds(

@@ -180,25 +180,6 @@ def optimiser_of(config: RunConfig) -> Optimiser:
     return optimiser
 
 
-def why_plans_are_equal(configs: Sequence[RunConfig]) -> str:
-    """Return text that explains why these configurations have the same plan, and how to make them differ."""
-    outlines = [RunOutline.of(config) for config in configs]
-    if len({calibration_of(config) for config in configs}) > 1:
-        return (
-            "They differ only in the noise that each method claims to need. With --set "
-            "privacy.guarantee=claimed, each method gets that noise."
-        )
-    kinds = {outline.noise_kind for outline in outlines}
-    for outline in outlines:
-        period, rounds = outline.config.method.noise_schedule.period, outline.config.rounds
-        if len(kinds) > 1 and outline.noise_kind == "steps" and period >= rounds:
-            return (
-                f"The noise of {outline.method.name} decreases every {period} rounds, and the run has "
-                f"{rounds}. They differ with a smaller --set method.noise_schedule.period."
-            )
-    return "With these settings they do not differ."
-
-
 def _sigma(config: RunConfig, method: Method, agents: int) -> Floats | None:
     if not method.noisy:
         return np.zeros(agents)
