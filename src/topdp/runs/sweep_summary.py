@@ -25,6 +25,7 @@ from topdp.base.files import write_atomically
 from topdp.privacy.answers import WORST_CASE, answer_kind
 from topdp.privacy.basics.gaussian import epsilon_of
 from topdp.runs.epsilon_text import epsilon_text
+from topdp.runs.metric_labels import evaluated_names
 
 
 @dataclass(frozen=True)
@@ -100,11 +101,8 @@ def metric_names(spreads: Sequence[Spread]) -> list[str]:
     for spread in spreads:
         for run in spread.done:
             if run["metrics"]:
-                metrics = run["metrics"].items()
-                return [
-                    name for name, value in metrics
-                    if isinstance(value, dict) and not isinstance(value.get("mean"), list)
-                ]  # fmt: skip
+                line = run["metrics"]
+                return [name for name in evaluated_names(line) if not isinstance(line[name]["mean"], list)]
     return []
 
 

@@ -194,7 +194,8 @@ def _saving_checkpoints(
             save(last[0])
         if folder is not None:
             folder.mark("interrupted")
-        raise InterruptedRun(*_how_to_continue(folder, config, checkpoints)) from None
+        path = None if folder is None else folder.path
+        raise InterruptedRun(path, _how_to_continue(folder, config, checkpoints)) from None
     except (DivergedError, WrongReplayError) as error:
         if folder is not None:
             folder.mark("diverged" if isinstance(error, DivergedError) else "wrong")
@@ -215,12 +216,10 @@ def _saved_on_error(folder: RunFolder | None, save: Callable[[], None]) -> Itera
         raise
 
 
-def _how_to_continue(
-    folder: RunFolder | None, config: RunConfig, checkpoints: Checkpoints | None
-) -> tuple[Path | None, str | None]:
-    """Return the folder of the run, and how to continue it; None: with `topdp run --resume`."""
-    if folder is not None and checkpoints is not None and checkpoints.group is not None:
-        return folder.path, "the same command."
-    if folder is None or not config.started_from_python:
-        return (folder.path if folder else None), None
-    return folder.path, f"topdp.train(..., out={str(folder.path)!r}, resume=True)"
+def _how_to_continue(run: RunFolder | None, config: RunConfig, checkpoints: Checkpoints | None) -> str | None:
+    """Return how to continue the run; None: with `topdp run --resume`."""
+    if checkpoints is not None and checkpoints.group is not None:
+        return "the same command."
+    if run is not None and config.started_from_python:
+        return f"topdp.train(..., out={str(run.path)!r}, resume=True)"
+    return None
