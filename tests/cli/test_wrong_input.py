@@ -95,7 +95,7 @@ WRONG = {
     "brackets": ([*ACCOUNT, *sets("rounds=" + "[" * 5000)], "rounds: input should be a valid integer"),
     "observer": ([*AUDIT, "--observer", "99"], "--observer: expected an agent between 0 and 3, got 99"),
     "owner": ([*AUDIT, "--owner", "-1"], "--owner: expected an agent between 0 and 3, got -1"),
-    "audit to a file": ([*AUDIT, "--out", "a file"], "Expected a new or empty folder, got a file"),
+    "audit to a file": ([*AUDIT, "--out", "a file"], "expected a new or empty folder, got the file a file"),
     "recorded": ([*AUDIT, "--recorded"], "got none, which has no canaries.npz"),
     "preset": (["account", "--preset", ""], "Expected a preset, got ''"),
     "no run": (["run", "--resume", "full"], "could not read run.json: No such file or directory."),
