@@ -24,6 +24,8 @@ PAGE_STYLES = ("uplot.min.css", "topdp.css")
 PAGE_SCRIPTS = (
     "uplot.min.js", "cytoscape.min.js", "tables.js", "curves.js", "graph.js", "run.js", "compare.js"
 )  # fmt: skip
+LIVE_STYLES = (*PAGE_STYLES, "dash.css")
+LIVE_SCRIPTS = (*PAGE_SCRIPTS, "live.js", "dash.js", "dash-runs.js", "dash-agents.js")
 PAGE_MARK = '<meta name="generator" content="topdp'
 """The text that identifies pages written by topdp, which may be overwritten."""
 
@@ -46,6 +48,16 @@ def templates(package: str = "topdp.views.pages", folder: str = "templates") -> 
     )
     environment.globals.update(answer_words=answer_words, at_most=at_most, small=small)
     return environment
+
+
+def live_page(template: str, **facts: object) -> str:
+    """Return the HTML of a live page: `template`, filled in with `facts`.
+
+    `id`, `ids`: the runs or agents of the page. `kind`: the kind of the page, for its script.
+    """
+    defaults: dict[str, object] = {"id": "", "ids": [], "planner": False}
+    defaults |= {"styles": LIVE_STYLES, "scripts": LIVE_SCRIPTS}
+    return templates("topdp.views.live", "html").get_template(template).render(**{**defaults, **facts})
 
 
 def policy(scripts: Sequence[str], styles: Sequence[str]) -> str:
