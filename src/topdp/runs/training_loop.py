@@ -9,7 +9,6 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -44,15 +43,6 @@ class InterruptedRun(Interrupted):
         self.folder = folder
 
 
-@dataclass(frozen=True)
-class Trained:
-    """The last state of the loop, the best evaluation, and the stop by a callback, if any."""
-
-    state: State
-    best: Best | None
-    stopped: Stopped | None
-
-
 def train_to_the_end(
     simulation: Simulation,
     start: torch.Tensor,
@@ -62,8 +52,10 @@ def train_to_the_end(
     progress: Progress,
     callbacks: Callbacks,
     checkpoints: Checkpoints | None,
-) -> Trained:
-    """Compute all releases, from the newest of `checkpoints` or else from `start`, and return the last state.
+) -> tuple[State, Best | None, Stopped | None]:
+    """Compute all releases, from the newest of `checkpoints` or else from `start`.
+
+    Return the last state, the best evaluation, and the stop by a callback, if any.
 
     A callback may stop the run earlier. Evaluations are appended to `metrics`, which `run` shows to
     callbacks. In a run over several ranks, each rank calls this function with its `RankedEngine`, and all
@@ -108,7 +100,7 @@ def train_to_the_end(
                 note_state(state, True)
                 break
     best.save()
-    return Trained(state, best.best, stopped)
+    return state, best.best, stopped
 
 
 def _begin(
