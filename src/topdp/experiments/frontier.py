@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -85,9 +85,7 @@ CONTENDER_MODELS: dict[str, dict[str, Any]] = {
 
 
 LINEAR_SPACE = SearchSpace(rounds=(300, 800), rate=108.0, growth=0.75, clips=(0.5,), exponents=(0.5, 0.0))
-RATES_ONLY_SPACE = SearchSpace(
-    rounds=(300, 800), rate=108.0, growth=0.75, clips=(0.5,), exponents=(0.5,), gossip=(6,), turns=0
-)
+RATES_ONLY_SPACE = replace(LINEAR_SPACE, exponents=(0.5,), gossip=(6,), turns=0)
 MLP_SPACE = SearchSpace(rounds=(300, 800), rate=2.0, growth=1.0, clips=(2.0, 0.5), exponents=(0.5, 0.0))
 FULL_SPACES = {
     "mnist": {"scattering + linear": LINEAR_SPACE, "mlp": MLP_SPACE},

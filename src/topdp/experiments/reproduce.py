@@ -9,9 +9,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -40,9 +39,6 @@ class Reproduction:
 
     seconds: dict[str, float]
     verdicts: list[ClaimVerdict]
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def named_figures(which: str) -> list[str]:

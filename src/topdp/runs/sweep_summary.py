@@ -15,7 +15,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, stdev
@@ -149,9 +149,13 @@ def write_csv(spreads: Sequence[Spread], place: Path) -> None:
         largest = [_largest([run["privacy"]["epsilon"][name] for run in spread.runs]) for name in answers]
         spread_lines.append([*spread.chosen.values(), len(spread.done), *numbers, *largest])
     for name, lines in (("runs.csv", run_lines), ("sweep.csv", spread_lines)):
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows(lines)
-        write_atomically(place / name, text.getvalue())
+        write_csv_lines(place / name, lines)
+
+
+def write_csv_lines(path: Path, lines: Iterable[Iterable[object]]) -> None:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(lines)
+    write_atomically(path, text.getvalue())
 
 
 def cost_together(spreads: Sequence[Spread]) -> str:

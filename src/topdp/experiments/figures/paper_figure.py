@@ -18,8 +18,9 @@ from topdp.base.array_types import Floats
 from topdp.errors import InputError
 from topdp.experiments.figure_runner import FigureRuns
 from topdp.experiments.lenses import Scale
-from topdp.experiments.run_store import REDRAW_REMEDY, Curve, csv_rows, write_csv
+from topdp.experiments.run_store import REDRAW_REMEDY, Curve, csv_rows
 from topdp.runs.config import RunConfig
+from topdp.runs.sweep_summary import write_csv_lines
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,7 @@ def write_numbers(panels: Sequence[Panel], runs: FigureRuns, path: Path) -> None
         for over in OVER_AGENTS:
             values = [at[t][over] if t in at else "" for t in rounds]
             table.append([title, label, "" if x is None else x, seed, f"{sigma:.6g}", over, *values])
-    write_csv(path, table)
+    write_csv_lines(path, table)
 
 
 def read_numbers(lens: str, panels: Sequence[Panel], path: Path) -> FigureNumbers:
