@@ -109,7 +109,7 @@ class PlannerService:
         except Cancelled:
             pass
         except TopdpError as error:
-            problem = error if isinstance(error, planner_form.FormError) else planner_form.form_error(error)
+            problem = planner_form.form_error(error)
             send({"problem": str(problem), "fields": problem.fields})
         except MemoryError:
             send({"problem": "Not enough memory for this setting. Try fewer agents or rounds."})
