@@ -24,8 +24,6 @@ PAGE_STYLES = ("uplot.min.css", "topdp.css")
 PAGE_SCRIPTS = (
     "uplot.min.js", "cytoscape.min.js", "tables.js", "curves.js", "graph.js", "run.js", "compare.js"
 )  # fmt: skip
-LIVE_STYLES = (*PAGE_STYLES, "dash.css")
-LIVE_SCRIPTS = (*PAGE_SCRIPTS, "live.js", "dash.js", "dash-runs.js", "dash-agents.js")
 PAGE_MARK = '<meta name="generator" content="topdp'
 """The text that identifies pages written by topdp, which may be overwritten."""
 
@@ -55,8 +53,9 @@ def live_page(template: str, **facts: object) -> str:
 
     `id`, `ids`: the runs or agents of the page. `kind`: the kind of the page, for its script.
     """
-    defaults: dict[str, object] = {"id": "", "ids": [], "planner": False}
-    defaults |= {"styles": LIVE_STYLES, "scripts": LIVE_SCRIPTS}
+    scripts = (*PAGE_SCRIPTS, "live.js", "dash.js", "dash-runs.js", "dash-agents.js")
+    defaults: dict[str, object] = {"styles": (*PAGE_STYLES, "dash.css"), "scripts": scripts}
+    defaults |= {"id": "", "ids": [], "planner": False}
     return templates("topdp.views.live", "html").get_template(template).render(**{**defaults, **facts})
 
 
