@@ -86,7 +86,7 @@ def test_a_quick_figure_says_so_and_its_noise_decays(scale, tmp_path):
     quick = replace(scale, name="quick")
     reproduce.reproduce(["7"], ["same"], quick, "cpu", tmp_path, quiet)
     assert "Small runs" in (tmp_path / "figure7-same.md").read_text()
-    assert "Small runs" not in reproduce._table(FIGURES["7"], "same", [], scale)
+    assert "Small runs" not in reproduce._table("7", "same", [], scale)
     for lens in LENSES:
         decaying = figure_run(lenses.QUICK_SCALE, lens, "top-dp", 0)
         assert decaying.method.noise_schedule.period < decaying.rounds / 3
@@ -137,8 +137,8 @@ def test_records_are_dealt_out_once_and_the_oldest_make_room(scale, tmp_path, mo
 def test_runs_are_stacked_and_shared_between_figures(out, scale):
     asked = [
         config
-        for figure in FIGURES.values()
-        for lens in lenses_of(figure.number)
+        for number, figure in FIGURES.items()
+        for lens in lenses_of(number)
         for panel in figure.panels(scale, lens)
         for config in panel.configs()
     ]

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from topdp.audit.audit_observer import Observer, expect_observer, observer_named, seen_by_guarantee
+from topdp.audit.audit_observer import Observer, expect_observer, observer_named, seen_by
 from topdp.audit.canaries import CANARY_KINDS, AuditError, Canaries, canary_count, plant_canaries, signs
 from topdp.audit.canary_scores import ObservedRound, canary_scores, execute, information
 from topdp.audit.findings import Findings, KindFindings, gaussian, guesses_for, guessing
@@ -28,7 +28,7 @@ from topdp.base.progress import Progress, silent
 from topdp.plan import Capability, Plan, unsupported
 from topdp.privacy.accounting import Account
 from topdp.privacy.accounting import account as compute_account
-from topdp.privacy.answers import ON_REQUEST
+from topdp.privacy.answers import ON_REQUEST, guarantee_kind
 from topdp.privacy.basics.exposure import Exposure
 from topdp.privacy.basics.privacy_loss import Loss
 from topdp.privacy.basics.refusals import expect_delta
@@ -123,7 +123,7 @@ class Audit:
             epsilon = account.worst_case.epsilon if epsilon is None else epsilon
             owner = 0 if epsilon is None else int(np.argmax(epsilon))
         exposure = account.analysis.exposure()
-        sees = request.sees or seen_by_guarantee(privacy.guarantee)
+        sees = request.sees or seen_by(guarantee_kind(privacy.guarantee).public)
         observer = observer_named(request.observer, sees, owner, plan, account, query)
         period = min(exposure.batches[owner].period, plan.releases)
         pushes = signs(observer.aim(owner, period), period) if recorded_signs is None else recorded_signs

@@ -16,7 +16,7 @@ from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 from topdp.errors import InputError
 from topdp.experiments.figures.figure_picture import PICTURE_SUFFIXES
 from topdp.experiments.lenses import LENS_GUARANTEES, Scale
-from topdp.experiments.run_store import REDRAW_REMEDY, csv_rows, write_csv
+from topdp.experiments.run_store import REDRAW_REMEDY, csv_rows
 from topdp.experiments.tuning import BestSetting
 from topdp.privacy.answers import GUARANTEES, answer_kind
 from topdp.runs.config import RunConfig, dotted
@@ -24,6 +24,7 @@ from topdp.runs.methods import METHODS
 from topdp.runs.pictures.chart_style import data_title, house_style, look, percent_axis, save
 from topdp.runs.pictures.learning_curves import coinciding, joined_label
 from topdp.runs.run_outline import method_of, noise_kind
+from topdp.runs.sweep_summary import write_csv_lines
 
 METHOD_TITLES = {
     "no-noise": "no noise",
@@ -123,7 +124,7 @@ def command(config: RunConfig) -> str:
 
 
 def write_rows(rows: list[FrontierRow], path: Path) -> None:
-    write_csv(path, [[field.name for field in fields(FrontierRow)], *map(astuple, rows)])
+    write_csv_lines(path, [[field.name for field in fields(FrontierRow)], *map(astuple, rows)])
 
 
 def read_rows(path: Path) -> list[FrontierRow]:

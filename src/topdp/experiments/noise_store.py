@@ -167,7 +167,5 @@ def _sigma_of(config: RunConfig) -> float:
     run, privacy = resolve(config), config.privacy
     assert run.epsilon is not None  # a configuration at the unit budget does not state σ
     query = query_of(config)
-    calibration = calibrate(
-        run.write_plan, run.analysis, privacy.guarantee, run.epsilon, privacy.delta, query
-    )
-    return float(calibration.deviation[0] / privacy.clip)
+    noise = calibrate(run.write_plan, run.analysis, privacy.guarantee, run.epsilon, privacy.delta, query)
+    return float(noise.deviation[0] / privacy.clip)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -131,15 +131,6 @@ def _allocated(pairs: bytes, alone: bytes, colluders: int, strength: float) -> A
     return allocate(shaped, np.frombuffer(alone), colluders, strength)
 
 
-class Choice(NamedTuple):
-    """One combination of partners, pair noise and averaging steps, and its price."""
-
-    price: float
-    degree: int
-    pair_noise: float
-    gossip: int
-
-
 def _correlated(outline: RunOutline, analysis: Analysis, schedule: Schedule) -> RunConfig:
     config, graph = outline.config, outline.graph
     c, colluders = config.method, config.privacy.colluders
@@ -149,7 +140,7 @@ def _correlated(outline: RunOutline, analysis: Analysis, schedule: Schedule) -> 
         return config
     alone = _noise_alone(outline, analysis, schedule)
     steps = _gossip_candidates(outline, analysis) if c.gossip == "auto" else (expect_gossip(c.gossip),)
-    averaging, choices = _Averaging(graph), list[Choice]()
+    averaging, choices = _Averaging(graph), list[tuple[float, dict[str, float]]]()
     for degree in degrees:
         try:
             _expect_uncut(config, graph, degree)
@@ -167,10 +158,10 @@ def _correlated(outline: RunOutline, analysis: Analysis, schedule: Schedule) -> 
             shared = averaging.shared(pairs, ratio * math.sqrt(float(np.square(own).mean())))
             for gossip in steps:
                 price = averaging.price(own, alone, shared, gossip, c.chebyshev)
-                choices.append(Choice(price, degree, ratio, gossip))
-    best = min(choices, key=lambda choice: choice.price)
-    chosen = {"secrets_degree": best.degree, "pair_noise": best.pair_noise, "gossip": best.gossip}
-    return _with(config, method=chosen)
+                chosen = {"secrets_degree": degree, "pair_noise": ratio, "gossip": gossip}
+                choices.append((price, chosen))
+    _, best = min(choices, key=lambda choice: choice[0])
+    return _with(config, method=best)
 
 
 def _gossip_candidates(outline: RunOutline, analysis: Analysis) -> tuple[int, ...]:

@@ -156,8 +156,7 @@ def _joined_run(
     expect_room(engine, group)
     called = metric_sinks.callbacks_of(config) if group.leads else Callbacks()
     checkpoints = Checkpoints(out, layout, group)
-    ranked = runs.Ranked(RankedEngine(engine, group), checkpoints)
-    result = runs.execute(job, folder, reported, called, ranked)
+    result = runs.execute(job, folder, reported, called, (RankedEngine(engine, group), checkpoints))
     group.any(False)  # wait until rank 0 has written everything
     if result.stopped is None:
         checkpoints.forget()

@@ -102,8 +102,9 @@ def recommend(
     colluders of `config`. Raise ConfigError if no method fits.
     """
     if method_of(config).pools:
-        name = config.method.name
-        raise ConfigError(f"method.name: expected a method on a graph, got {name!r}. Remove it.")
+        raise ConfigError(
+            f"method.name: expected a method on a graph, got {config.method.name!r}. Remove it."
+        )
     options = []
     for number, method in enumerate(COMPARED_METHODS, 1):
         progress(f"calibrating {method.name}, method {number} of {len(COMPARED_METHODS)}")

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from numpy.typing import NDArray
@@ -96,9 +96,10 @@ def resume(
 def _continue(
     outline: RunOutline, folder: RunFolder, device: str, progress: Progress, callbacks: Iterable[object] = ()
 ) -> Result:
-    called = metric_sinks.callbacks_of(outline.config, callbacks)
+    done = folder.state == "done"
+    called = None if done else metric_sinks.callbacks_of(outline.config, callbacks)
     job = reopen_run(Assembly.of(outline, choose_device(device), progress), folder)
-    return job.read(folder) if folder.state == "done" else execute(job, folder, progress, called)
+    return job.read(folder) if done else execute(job, folder, progress, called)
 
 
 def run_or_continue(
@@ -132,13 +133,6 @@ def expect_settings(folder: RunFolder, config: RunConfig) -> None:
             f"Expected the settings of the run in {folder.path}, got other values of {', '.join(differing)}. "
             "Use the same settings, or another folder."
         )
-
-
-class Ranked(NamedTuple):
-    """The engine and the checkpoints of a run over several ranks."""
-
-    engine: RankedEngine
-    checkpoints: Checkpoints
 
 
 @dataclass(frozen=True)
@@ -206,7 +200,7 @@ def execute(
     folder: RunFolder | None,
     progress: Progress,
     callbacks: Callbacks | None = None,
-    ranked: Ranked | None = None,
+    ranked: tuple[RankedEngine, Checkpoints] | None = None,
 ) -> Result:
     """Train until the run ends or a callback stops it, write the results to `folder`, and return them.
 
@@ -242,13 +236,13 @@ def execute(
         larger_is_better={metric.name: metric.larger_is_better for metric in parts.task.metrics},
     )
     try:
-        trained = train_to_the_end(
+        state, best, stopped = train_to_the_end(
             simulation, parts.start, history, running, folder, progress, callbacks, checkpoints
         )
         seconds = time.perf_counter() - started
         simulation.release_buffers()
-        estimates = simulation.reported(trained.state).detach().cpu().clone()
-        result = job.result(history, estimates, seconds, path, trained.best, trained.stopped)
+        estimates = simulation.reported(state).detach().cpu().clone()
+        result = job.result(history, estimates, seconds, path, best, stopped)
         if folder is not None:
             facts = ended_facts(result, parts.device)
             numbers, notes = as_array(result.estimates), notes_of(result.flat)

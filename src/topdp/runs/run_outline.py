@@ -163,13 +163,8 @@ def analysis_of(config: RunConfig, counts: Sequence[int]) -> Analysis:
     """Return the analysis of a run in which agent i has counts[i] records: how the records enter releases,
     and the published calibration of the noise.
     """
-    batches = batches_of(config, counts)
-    return Analysis(calibration_of(config), batches, config.privacy.clip, config.privacy.adjacency)
-
-
-def calibration_of(config: RunConfig) -> str:
-    """Return the published calibration from which the claim of a method follows."""
-    return method_of(config).calibration or config.method.calibration or "tight"
+    calibration = method_of(config).calibration or config.method.calibration or "tight"
+    return Analysis(calibration, batches_of(config, counts), config.privacy.clip, config.privacy.adjacency)
 
 
 def optimiser_of(config: RunConfig) -> Optimiser:
@@ -191,24 +186,6 @@ def optimiser_of(config: RunConfig) -> Optimiser:
             'the scale of gradients, got "estimate". Change one of the two.'
         )
     return optimiser
-
-
-def why_plans_are_equal(outlines: Sequence[RunOutline]) -> str:
-    """Return text that explains why these runs have the same plan, and how to make them differ."""
-    if len({calibration_of(outline.config) for outline in outlines}) > 1:
-        return (
-            "They differ only in the noise that each method claims to need. With --set "
-            "privacy.guarantee=claimed, each method gets that noise."
-        )
-    kinds = {outline.noise_kind for outline in outlines}
-    for outline in outlines:
-        period, rounds = outline.config.method.noise_schedule.period, outline.config.rounds
-        if len(kinds) > 1 and outline.noise_kind == "steps" and period >= rounds:
-            return (
-                f"The noise of {outline.method.name} decreases every {period} rounds, and the run has "
-                f"{rounds}. They differ with a smaller --set method.noise_schedule.period."
-            )
-    return "With these settings they do not differ."
 
 
 def _sigma(config: RunConfig, method: Method, agents: int) -> Floats | None:

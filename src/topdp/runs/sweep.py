@@ -69,9 +69,7 @@ class SweepRequest:
                     f"or continue that sweep with: topdp sweep --resume {place}"
                 )
             return
-        if place.exists() and (not place.is_dir() or any(place.iterdir())):
-            raise RunFolderError(f"--out: expected a new or empty folder, got {place}. Name another --out.")
-        make_folder(place)
+        RunFolder.make_room(place)
         over = {axis.key: list(axis.values) for axis in self.axes}
         content = {"format": SWEEP_FORMAT, "seeds": self.seeds, "over": over, "base": self.base}
         write_atomically(file, json.dumps(content, indent=2) + "\n")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -58,7 +58,8 @@ class Axis(NamedTuple):
         return cls(key.strip(), parts)
 
 
-class GridPoint(NamedTuple):
+@dataclass(frozen=True)
+class GridPoint:
     """One run of a sweep: the name of its folder, its settings and its configuration."""
 
     folder: str
@@ -66,25 +67,17 @@ class GridPoint(NamedTuple):
     seed: int
     config: RunConfig
 
-
-@dataclass(frozen=True)
-class SweepPoint:
-    """One run of a sweep: the name of its folder, its settings and the resolved run."""
-
-    folder: str
-    chosen: dict[str, str]
-    seed: int
-    run: ResolvedRun
-
-    @property
-    def config(self) -> RunConfig:
-        """The configuration with a number for every `auto`."""
-        return self.run.config
-
     @property
     def label(self) -> str:
         """The chosen values as text, without the seed."""
         return label_of(self.chosen)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepPoint(GridPoint):
+    """One run of a sweep with its resolved run, whose configuration has a number for every `auto`."""
+
+    run: ResolvedRun
 
 
 def combinations(axes: Sequence[Axis], option: str) -> list[dict[str, str]]:
@@ -134,10 +127,10 @@ def points(read: Read, axes: Sequence[Axis], seeds: int) -> list[GridPoint]:
 def resolved_points(grid_points: Sequence[GridPoint]) -> list[SweepPoint]:
     """Return the points with their resolved runs. Raise ConfigError if one of them cannot be run."""
     counts: dict[str, tuple[int, ...]] = {}
-    return [SweepPoint(*point[:3], _resolved(point, counts)) for point in grid_points]
+    return [_resolved(point, counts) for point in grid_points]
 
 
-def _resolved(point: GridPoint, counts: dict[str, tuple[int, ...]]) -> ResolvedRun:
+def _resolved(point: GridPoint, counts: dict[str, tuple[int, ...]]) -> SweepPoint:
     config = point.config
     try:
         named_factory(config)
@@ -149,8 +142,8 @@ def _resolved(point: GridPoint, counts: dict[str, tuple[int, ...]]) -> ResolvedR
         # Protocols and optimisers check settings when they write plans.
         run.write_plan(np.ones(run.graph.agents), TRIAL_RELEASES)
     except InputError as error:
-        raise ConfigError(f"{label_of(point.chosen) or 'The run'}, seed {point.seed}: {error}") from error
-    return run
+        raise ConfigError(f"{point.label or 'The run'}, seed {point.seed}: {error}") from error
+    return SweepPoint(**vars(replace(point, config=run.config)), run=run)
 
 
 def _split(text: str) -> list[str]:

@@ -14,7 +14,7 @@ from topdp.views.live.disk_watch import AnswerCache, DiskWatch
 
 
 def kinds(paths):
-    return [(one.kind, one.name) for one in live_sources.find_sources(paths).sources]
+    return [(one.kind, one.name) for one in live_sources.find_sources(paths)[0]]
 
 
 def test_runs_and_agents_are_found_below_what_was_named(tmp_path):
@@ -40,10 +40,10 @@ def test_there_is_an_end_to_what_is_shown(tmp_path):
         (tmp_path / str(number)).mkdir()
         (tmp_path / str(number) / "run.json").write_text("{}")
     assert (
-        len(live_sources.find_sources([tmp_path], limit=3).sources) == 3
-        and live_sources.find_sources([tmp_path], limit=3).cut
+        len(live_sources.find_sources([tmp_path], limit=3)[0]) == 3
+        and live_sources.find_sources([tmp_path], limit=3)[1]
     )
-    assert not live_sources.find_sources([tmp_path]).cut
+    assert not live_sources.find_sources([tmp_path])[1]
 
 
 def test_a_wrong_path_is_named(tmp_path):
@@ -55,7 +55,7 @@ def test_a_wrong_path_is_named(tmp_path):
 
 def test_a_run_in_one_line(tmp_path):
     run_in(tmp_path / "one")
-    (source,) = live_sources.find_sources([tmp_path]).sources
+    (source,) = live_sources.find_sources([tmp_path])[0]
     found = disk_watch.summary(source)
     assert (found["state"], found["round"], found["rounds"], found["agents"]) == ("done", 6, 6, 4)
     assert found["score"].startswith("accuracy ") and found["problem"] is None
@@ -124,7 +124,7 @@ def test_what_takes_long_to_read_is_read_less_often(tmp_path, monkeypatch):
 def test_a_death_that_is_written_nowhere_is_a_change(tmp_path):
     books(tmp_path / "ada")
     standing(tmp_path / "ada")
-    (source,) = live_sources.find_sources([tmp_path]).sources
+    (source,) = live_sources.find_sources([tmp_path])[0]
     before = disk_watch.version_of(source)
     assert disk_watch.version_of(source) == before
     standing(tmp_path / "ada", begun="a process of another start", written=time.time() - 3600)
@@ -133,7 +133,7 @@ def test_a_death_that_is_written_nowhere_is_a_change(tmp_path):
 
 def test_answers_are_kept_until_something_changes(tmp_path):
     books(tmp_path / "ada")
-    (source,) = live_sources.find_sources([tmp_path]).sources
+    (source,) = live_sources.find_sources([tmp_path])[0]
     asked = []
     answers = AnswerCache(lambda one: {"asked": len(asked.append(one) or asked)})
     assert answers.get(source) == answers.get(source) == b'{"asked": 1}'
@@ -143,7 +143,7 @@ def test_answers_are_kept_until_something_changes(tmp_path):
 
 def test_numbers_that_json_does_not_know_are_told_as_damage(tmp_path):
     books(tmp_path / "ada")
-    (source,) = live_sources.find_sources([tmp_path]).sources
+    (source,) = live_sources.find_sources([tmp_path])[0]
     answer = json.loads(AnswerCache(lambda one: {"loss": float("nan")}).get(source))
     assert "but cannot show them" in answer["problem"]
 

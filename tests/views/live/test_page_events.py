@@ -8,7 +8,13 @@ import pytest
 from serving import PATIENCE, books, served, standing, until
 
 from topdp.views.live import page_events
-from topdp.views.live.page_events import MAX_LISTENERS_PER_VISITOR, Events, EventStream, TooManyListeners
+from topdp.views.live.page_events import (
+    MAX_LISTENERS_PER_VISITOR,
+    Events,
+    EventStream,
+    TooManyListeners,
+    listen,
+)
 
 
 def parsed(text):
@@ -24,7 +30,7 @@ def parsed(text):
 def test_every_listener_hears_every_event_in_order():
     async def listening():
         events = Events()
-        streams = [events.listen(str(number)) for number in range(2)]
+        streams = [listen(events.join(str(number))) for number in range(2)]
         for stream in streams:
             await anext(stream)
         for number in range(3):
@@ -56,12 +62,11 @@ def test_one_listener_too_many_is_told_so_and_a_place_becomes_free(monkeypatch):
 
     async def trying():
         events = Events()
-        first = events.listen()
-        await anext(first)
+        first = events.join()
         with pytest.raises(TooManyListeners, match="at most 1"):
-            await anext(events.listen())
-        await first.aclose()
-        await anext(events.listen())
+            events.join()
+        events.leave(first)
+        events.join()
 
     asyncio.run(trying())
 
@@ -71,7 +76,7 @@ def test_who_does_not_read_is_left_behind(monkeypatch):
 
     async def trying():
         events = Events()
-        slow = events.listen()
+        slow = listen(events.join())
         await anext(slow)
         for number in range(9):
             events.publish("run", {"number": number})
@@ -87,7 +92,7 @@ def test_a_connection_that_takes_nothing_is_given_up(monkeypatch):
 
     async def trying():
         events = Events()
-        stream = await EventStream.open(events)
+        stream = EventStream(events)
 
         async def stuck(message):
             if message["type"] == "http.response.body":
@@ -103,7 +108,7 @@ def test_a_connection_that_takes_nothing_is_given_up(monkeypatch):
 def test_the_first_words_come_at_once_and_nothing_happens_is_said_too():
     async def trying():
         events = Events()
-        listening = events.listen(heartbeat=0.01)
+        listening = listen(events.join(), heartbeat=0.01)
         first, second = await anext(listening), await anext(listening)
         assert parsed(first) == [("beat", {})] and parsed(second) == [("beat", {})]
 

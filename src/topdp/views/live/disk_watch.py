@@ -64,9 +64,8 @@ class DiskWatch:
 
     def scan(self) -> list[tuple[str, dict[str, Any]]]:
         """Return the changes since the last scan: ("run" or "agent", summary), or ("gone", id)."""
-        listing = find_sources(self._paths)
-        self.cut = listing.cut
-        new = {source.id: self._scan(source) for source in listing.sources}
+        sources, self.cut = find_sources(self._paths)
+        new = {source.id: self._scan(source) for source in sources}
         changed = [
             (watched.source.kind, watched.summary)
             for id, watched in new.items()

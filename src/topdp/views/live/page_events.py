@@ -23,6 +23,7 @@ MAX_LISTENERS_PER_VISITOR = 16  # so that one visitor cannot keep out the others
 MAX_UNREAD_EVENTS = 200
 PAGE_HEARTBEAT_SECONDS = 10.0
 SEND_SECONDS = 20.0  # a page must accept each event within this time
+Unread = asyncio.Queue[str | None]  # the events that a page has not read yet; None ends its stream
 HEARTBEAT = "event: beat\ndata: {}\n\n"
 
 
@@ -38,8 +39,7 @@ class Events:
     """The events of one server, for one event loop. `publish` never waits."""
 
     def __init__(self) -> None:
-        self._visitors: dict[asyncio.Queue[str | None], str] = {}  # the visitor of each unread queue
-        self._closed = False
+        self._visitors: dict[Unread, str] = {}  # the visitor of each queue
 
     @property
     def listeners(self) -> int:
@@ -54,12 +54,11 @@ class Events:
                 unread.put_nowait(None)
                 del self._visitors[unread]
 
-    async def listen(
-        self, visitor: str = "", heartbeat: float = PAGE_HEARTBEAT_SECONDS
-    ) -> AsyncIterator[str]:
-        """Yield a heartbeat, and then the following server-sent events, until closed or dropped.
+    def join(self, visitor: str = "") -> Unread:
+        """Return the events that follow, for a page that listens until `leave`.
 
-        `visitor`: an identifier of the page's user, if there is one. Raise TooManyListeners at the start.
+        `visitor`: an identifier of the page's user, if there is one. Raise TooManyListeners if there is no
+        room for another page.
         """
         if list(self._visitors.values()).count(visitor) >= MAX_LISTENERS_PER_VISITOR:
             raise TooManyListeners(
@@ -71,46 +70,27 @@ class Events:
             raise TooManyListeners(
                 f"Expected at most {MAX_LISTENERS} open pages, got one more. Close other pages first.", False
             )
-        unread = asyncio.Queue[str | None]()
+        unread = Unread()
         self._visitors[unread] = visitor
-        try:
-            yield f"retry: 1000\n{HEARTBEAT}"
-            while not self._closed:
-                try:
-                    async with asyncio.timeout(heartbeat):
-                        next_event = await unread.get()
-                except TimeoutError:
-                    yield HEARTBEAT
-                    continue
-                if next_event is None:
-                    break
-                yield next_event
-        finally:
-            self._visitors.pop(unread, None)
+        return unread
+
+    def leave(self, unread: Unread) -> None:
+        self._visitors.pop(unread, None)
 
     def close(self) -> None:
         """End all streams."""
-        self._closed = True
         for unread in self._visitors:
             unread.put_nowait(None)
 
 
 class EventStream(StreamingResponse):
-    """Server-sent events on one connection, until the page closes, falls behind, or the server stops.
-
-    Use `open`, which raises TooManyListeners before the response begins.
-    """
+    """Server-sent events on one connection, until the page closes, falls behind, or the server stops."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, first: str, rest: AsyncIterator[str]) -> None:
-        super().__init__(_joined(first, rest), headers={"x-accel-buffering": "no"})
-        self._rest = rest
-
-    @classmethod
-    async def open(cls, events: Events, visitor: str = "") -> EventStream:
-        rest = events.listen(visitor)
-        return cls(await anext(rest), rest)
+    def __init__(self, events: Events, visitor: str = "") -> None:
+        self._events, self._unread = events, events.join(visitor)
+        super().__init__(listen(self._unread), headers={"x-accel-buffering": "no"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_in_time(message: Message) -> None:
@@ -122,10 +102,16 @@ class EventStream(StreamingResponse):
             with suppress(TimeoutError):
                 await super().__call__(scope, receive, send_in_time)
         finally:
-            await self._rest.aclose()  # type: ignore[attr-defined]
+            self._events.leave(self._unread)
 
 
-async def _joined(first: str, rest: AsyncIterator[str]) -> AsyncIterator[str]:
-    yield first
-    async for text in rest:
-        yield text
+async def listen(unread: Unread, heartbeat: float = PAGE_HEARTBEAT_SECONDS) -> AsyncIterator[str]:
+    """Yield a heartbeat, and then the events in `unread`, with heartbeats between them, until the last."""
+    event: str | None = f"retry: 1000\n{HEARTBEAT}"
+    while event is not None:
+        yield event
+        try:
+            async with asyncio.timeout(heartbeat):
+                event = await unread.get()
+        except TimeoutError:
+            event = HEARTBEAT

@@ -98,10 +98,6 @@ class AgentRecord:
         return self.setup.manifest.config.privacy.colluders
 
     @property
-    def records(self) -> int:
-        return self.setup.counts[self.setup.manifest.names.index(self.agent)]
-
-    @property
     def over(self) -> bool:
         """Whether the plan allows no further charges."""
         last = self.setup.plan.releases - 1

@@ -48,7 +48,7 @@ def agent_statement(record: AgentRecord) -> dict[str, Any]:
             "colluders": record.colluders,
             "manifest": manifest.hash[:12],
             "model": config.model.name,
-            "records": record.records,
+            "records": setup.counts[manifest.names.index(record.agent)],
             "method": config.method.name,
             "rounds": config.rounds,
             "releases": record.round + 1,
