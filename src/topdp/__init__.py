@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from topdp.errors import TopdpError
     from topdp.learning.metrics import Metric
     from topdp.learning.pretrained_models import lora
-    from topdp.runs import Result, StopEarly, train
+    from topdp.runs.callbacks import StopEarly
+    from topdp.runs.result import Result
+    from topdp.runs.user_training import train
 
 __version__ = "0.1.0"
 __all__ = [
@@ -43,7 +45,9 @@ _get = lazy_exports(
         "errors": ["TopdpError"],
         "learning.pretrained_models": ["lora"],
         "learning.metrics": ["Metric"],
-        "runs": ["Result", "StopEarly", "train"],
+        "runs.callbacks": ["StopEarly"],
+        "runs.result": ["Result"],
+        "runs.user_training": ["train"],
     },
 )
 

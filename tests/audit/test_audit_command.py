@@ -96,7 +96,7 @@ def test_folders_without_a_run_and_non_empty_output_folders_are_refused(topdp, c
     done = topdp("audit", tmp_path, "--out", tmp_path / "found")
     assert done.code == 2 and "could not read run.json" in " ".join(done.err.split())
     done = topdp("audit", config, "--out", config.parent)
-    assert done.code == 2 and "Expected a new or empty folder" in " ".join(done.err.split())
+    assert done.code == 2 and "expected a new or empty folder" in " ".join(done.err.split())
     done = topdp("audit", config.parent, "--set", "rounds=3")
     assert done.code == 2 and "Expected no settings with the folder of a run" in " ".join(done.err.split())
 

@@ -139,7 +139,7 @@ def test_verdicts_count_cases():
             "x": lambda numbers, cases=cases: [(case, "y") for case in cases],
             "none": lambda numbers: [],
         }
-        (verdict,) = PaperFigure("1", "title", lambda scale, lens: [], claims).verdicts(numbers)
+        (verdict,) = PaperFigure("title", lambda scale, lens: [], claims).verdicts("1", numbers)
         assert (verdict.claim, verdict.verdict) == ("x", word)
 
 

@@ -19,7 +19,7 @@ from topdp.runs.config import parse, read
 from topdp.runs.planning import plan_and_account
 from topdp.runs.resolve import resolve
 from topdp.runs.run import run
-from topdp.runs.run_outline import method_of
+from topdp.runs.run_outline import RunOutline, method_of
 from topdp.runs.run_stacks import stackable
 
 CONTENDERS = contenders(6)
@@ -118,7 +118,7 @@ def test_every_stacked_run_of_the_frontier_agrees_with_the_run_alone(model, scal
     runs = FigureRuns(tmp_path / "runs", "cpu", test_records=lambda config: 100, progress=quiet)
     runs.execute(configs)
     assert (
-        len(stackable(configs, 1e12, estimated_bytes)) == 3
+        len(stackable([*map(RunOutline.of, configs)], 1e12, estimated_bytes)) == 3
     )  # without averaging steps, with them, and pooled
     for number, config in enumerate(configs[::3]):  # includes every contender, both budgets and both seeds
         metrics = run(config, tmp_path / str(number), "cpu").metrics
@@ -127,11 +127,13 @@ def test_every_stacked_run_of_the_frontier_agrees_with_the_run_alone(model, scal
 
 def test_runs_with_the_same_records_are_stacked_in_turn():
     def seeds(*given, changes=()):
-        configs = [
-            read(changes=[f"seed={seed}", f"train.learning_rate={rate}", "privacy.sigma=1", *changes])
+        outlines = [
+            RunOutline.of(
+                read(changes=[f"seed={seed}", f"train.learning_rate={rate}", "privacy.sigma=1", *changes])
+            )
             for rate, seed in given
         ]
-        return [[config.seed for config in stack] for stack in stackable(configs, 1e12, estimated_bytes)]
+        return [[run.config.seed for run in stack] for stack in stackable(outlines, 1e12, estimated_bytes)]
 
     assert seeds((1, 0), (2, 0), (1, 1), (2, 1)) == [[0, 1, 0, 1]]
     assert seeds((1, 0), (2, 0), (1, 1)) == [[0, 0], [1]]
@@ -140,10 +142,12 @@ def test_runs_with_the_same_records_are_stacked_in_turn():
 
 
 def test_stacks_stay_within_their_memory_limit_and_count_shared_records_once():
-    configs = [read(changes=[f"train.learning_rate={rate}", "privacy.sigma=1"]) for rate in range(1, 9)]
-    records, rows = estimated_bytes(configs[0])
-    assert [len(stack) for stack in stackable(configs, records + 4.5 * rows, estimated_bytes)] == [4, 4]
-    cyclic = [read(changes=[f"seed={seed}", "privacy.sigma=1", "data.batch={cycle=5}"]) for seed in range(8)]
+    rates = [[f"train.learning_rate={rate}", "privacy.sigma=1"] for rate in range(1, 9)]
+    full = [RunOutline.of(read(changes=changes)) for changes in rates]
+    records, rows = estimated_bytes(full[0])
+    assert [len(stack) for stack in stackable(full, records + 4.5 * rows, estimated_bytes)] == [4, 4]
+    seeds = [[f"seed={seed}", "privacy.sigma=1", "data.batch={cycle=5}"] for seed in range(8)]
+    cyclic = [RunOutline.of(read(changes=changes)) for changes in seeds]
     assert [len(stack) for stack in stackable(cyclic, 4.5 * (records + rows), estimated_bytes)] == [4, 4]
 
 
@@ -152,11 +156,11 @@ def test_results_are_written_at_the_time_limit_and_completed_later(scale, tmp_pa
     """The time limit stops the second model during its search."""
     real, begun = FigureRuns._run, []
 
-    def counted(self, configs, sigmas):
-        begun.append(configs[0].model.name)
+    def counted(self, runs, sigmas):
+        begun.append(runs[0].config.model.name)
         if begun[-1] == "mlp" and begun.count("mlp") == 2:
             self.until = time.monotonic() - 1.0
-        return real(self, configs, sigmas)
+        return real(self, runs, sigmas)
 
     monkeypatch.setattr(FigureRuns, "_run", counted)
     messages = []

@@ -17,6 +17,7 @@ from topdp.runs import run_stacks
 from topdp.runs.config import ConfigError, parse, read
 from topdp.runs.resolve import resolve
 from topdp.runs.run import run
+from topdp.runs.run_outline import RunOutline
 from topdp.runs.run_stacks import stackable
 
 
@@ -85,7 +86,7 @@ def test_a_quick_figure_is_marked_and_its_noise_decays(scale, tmp_path):
     quick = replace(scale, name="quick")
     reproduce.reproduce(["7"], ["same"], quick, "cpu", tmp_path, quiet)
     assert "Small runs" in (tmp_path / "figure7-same.md").read_text()
-    assert "Small runs" not in reproduce._table(FIGURES["7"], "same", [], scale)
+    assert "Small runs" not in reproduce._table("7", "same", [], scale)
     for lens in LENSES:
         decaying = figure_run(lenses.QUICK_SCALE, lens, "top-dp", 0)
         assert decaying.method.noise_schedule.period < decaying.rounds / 3
@@ -136,8 +137,8 @@ def test_shards_are_loaded_once_and_the_oldest_are_evicted(scale, tmp_path, monk
 def test_runs_are_stacked_and_shared_between_figures(out, scale):
     asked = [
         config
-        for figure in FIGURES.values()
-        for lens in lenses_of(figure.number)
+        for number, figure in FIGURES.items()
+        for lens in lenses_of(number)
         for panel in figure.panels(scale, lens)
         for config in panel.configs()
     ]
@@ -207,7 +208,7 @@ def test_settings_whose_noise_does_not_scale_from_the_unit_budget_are_refused(sc
 def test_runs_with_other_validation_records_are_not_stacked():
     def count(*changes):
         configs = [read(changes=[f"seed={seed}", "privacy.sigma=1", *changes]) for seed in (0, 1)]
-        return len(stackable(configs, 1e12, estimated_bytes))
+        return len(stackable([*map(RunOutline.of, configs)], 1e12, estimated_bytes))
 
     assert count() == 1
     assert count("data.validation=0.2") == 2

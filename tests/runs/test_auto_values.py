@@ -23,7 +23,7 @@ from topdp.protocols.pair_secrets import secret_pairs
 from topdp.runs import auto_values, config, planning, run
 from topdp.runs.resolve import resolve
 from topdp.runs.run_folder import RunFolder
-from topdp.runs.run_outline import analysis_of
+from topdp.runs.run_outline import RunOutline, analysis_of
 from topdp.runs.training_loop import InterruptedRun
 from topdp.simulator.engine import Engine
 
@@ -112,7 +112,9 @@ def test_an_interrupted_run_ends_like_an_uninterrupted_one(job, tmp_path, more):
     assert torch.equal(resumed.estimates, whole.estimates) and resumed.metrics == whole.metrics
     assert resumed.config == whole.config
     # The same settings, with `auto`, read the finished run.
-    assert torch.equal(run.run_or_continue(wanted, tmp_path / "broken").estimates, whole.estimates)
+    assert torch.equal(
+        run.run_or_continue(RunOutline.of(wanted), tmp_path / "broken").estimates, whole.estimates
+    )
 
 
 @pytest.mark.slow

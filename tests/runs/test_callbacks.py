@@ -17,6 +17,7 @@ from topdp.runs import run as runs
 from topdp.runs.callbacks import StopEarly
 from topdp.runs.config import ConfigError
 from topdp.runs.run_folder import RunFolder
+from topdp.runs.run_outline import RunOutline
 from topdp.runs.training_loop import InterruptedRun
 
 ROUNDS = 12
@@ -398,4 +399,4 @@ def test_runs_of_a_configuration_accept_callbacks_too(tmp_path):
     stopped = runs.run(wanted, tmp_path / "run", callbacks=[stop_at(4)])
     assert stopped.stopped.round == 4
     assert runs.resume(tmp_path / "run", callbacks=[stop_at(7)]).stopped.round == 7
-    assert runs.run_or_continue(wanted, tmp_path / "run").stopped is None
+    assert runs.run_or_continue(RunOutline.of(wanted), tmp_path / "run").stopped is None

@@ -107,7 +107,7 @@ class FakeRay:
 
     @property
     def configs(self):
-        return [pickle.loads(task).configs[0] for task, _ in self.tasks.values()]
+        return [pickle.loads(task).runs[0].config for task, _ in self.tasks.values()]
 
 
 def run_all(points, place, ray=None, progress=silent):
@@ -197,7 +197,7 @@ def test_errors_of_topdp_are_results_and_others_are_raised(grid):
     (point,) = grid()
 
     def task(device):
-        return StackTask(configs=(point.config,), records=(), graphs={}, device=device, threads=1)
+        return StackTask(runs=(point.run,), records=(), device=device, threads=1)
 
     with pytest.raises(ValueError, match="argument 2 is longer"):  # one set of records too many
         compute(pickle.dumps(task("cpu")), [b""])

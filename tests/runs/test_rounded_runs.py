@@ -79,7 +79,7 @@ def changes_of(folder, *more):
 def test_a_finished_run_is_read_in_bfloat16(tmp_path):
     config = read(None, None, changes_of(tmp_path, "method.name=dsgd"))
     first = run(config, tmp_path / "run", "cpu")
-    again = run_or_continue(config, tmp_path / "run", "cpu")
+    again = run_or_continue(RunOutline.of(config), tmp_path / "run", "cpu")
     assert torch.equal(again.estimates, first.estimates) and again.estimates.dtype == torch.bfloat16
     assert again.privacy.epsilon == first.privacy.epsilon
 
@@ -154,13 +154,13 @@ def test_incompatible_settings_are_rejected(tmp_path, change, words):
 
 
 def test_rounded_runs_are_not_stacked():
-    runs = [read(None, None, ["train.rows=bfloat16", f"seed={seed}"]) for seed in range(2)]
+    runs = [RunOutline.of(read(None, None, ["train.rows=bfloat16", f"seed={seed}"])) for seed in range(2)]
     assert [len(stack) for stack in stackable(runs, 1e9, lambda config: (1, 1))] == [1, 1]
 
 
 def test_real_agents_reject_rounded_rows():
-    with pytest.raises(ConfigError, match='expected "model" for real agents, got "bfloat16"'):
-        expect_supported(read(None, None, ["train.rows=bfloat16"]), (100,))
+    with pytest.raises(ConfigError, match="real agents support, got rows rounded to bfloat16"):
+        expect_supported(RunOutline.of(read(None, None, ["train.rows=bfloat16"])), (100,))
 
 
 def test_noise_too_small_to_preserve_small_steps_gives_a_warning():

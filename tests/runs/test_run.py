@@ -138,14 +138,16 @@ def test_run_or_continue_reads_finished_and_resumes_interrupted_runs(small, tmp_
         if stage == "training" and done == 7:
             raise KeyboardInterrupt
 
-    whole = run.run_or_continue(small(), tmp_path / "whole")
+    whole = run.run_or_continue(RunOutline.of(small()), tmp_path / "whole")
     with pytest.raises(InterruptedRun):
-        run.run_or_continue(small(), tmp_path / "run", progress=interrupt)
+        run.run_or_continue(RunOutline.of(small()), tmp_path / "run", progress=interrupt)
     with pytest.raises(RunFolderError, match="got other values of seed"):
-        run.run_or_continue(small("seed=9"), tmp_path / "run")
-    assert torch.equal(run.run_or_continue(small(), tmp_path / "run").estimates, whole.estimates)
+        run.run_or_continue(RunOutline.of(small("seed=9")), tmp_path / "run")
+    assert torch.equal(
+        run.run_or_continue(RunOutline.of(small()), tmp_path / "run").estimates, whole.estimates
+    )
     monkeypatch.setattr(run, "execute", lambda *_: pytest.fail("ran again"))
-    read = run.run_or_continue(small(), tmp_path / "run")
+    read = run.run_or_continue(RunOutline.of(small()), tmp_path / "run")
     assert torch.equal(read.estimates, whole.estimates) and read.plan.digest() == whole.plan.digest()
     ends = [one.summary() for one in (read, whole)]
     assert all(ends[0][key] == ends[1][key] for key in ("rounds", "accuracy", "privacy"))
@@ -156,10 +158,10 @@ def test_run_or_continue_reads_finished_and_resumes_interrupted_runs(small, tmp_
 def test_a_finished_run_on_other_data_is_rejected(small, tmp_path):
     own = blobs_file(tmp_path / "own.npz", 300)
     wanted = small(f'data.name="{own}"')
-    run.run_or_continue(wanted, tmp_path / "run")
+    run.run_or_continue(RunOutline.of(wanted), tmp_path / "run")
     blobs_file(tmp_path / "own.npz", 240)
     with pytest.raises(RunFolderError, match="records, sensitivity"):
-        run.run_or_continue(wanted, tmp_path / "run")
+        run.run_or_continue(RunOutline.of(wanted), tmp_path / "run")
 
 
 def test_a_diverged_run_is_marked_and_not_resumed(small, tmp_path):
@@ -373,14 +375,14 @@ def test_a_run_killed_before_its_first_round_is_started_again(small, tmp_path, m
     (tmp_path / "run" / ".privacy.json.0123abcd").write_text("half")  # a temporary file of a killed run
     with pytest.raises(RunFolderError, match="before its first round"):
         run.resume(tmp_path / "run")
-    again = run.run_or_continue(small(), tmp_path / "run")
+    again = run.run_or_continue(RunOutline.of(small()), tmp_path / "run")
     assert torch.equal(again.estimates, run.run(small(), tmp_path / "whole").estimates)
 
 
 def test_a_run_killed_while_creating_its_folder_is_started_again(small, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / ".run.json.0123abcd").write_text("half")
-    assert run.run_or_continue(small(), tmp_path / "run").folder == tmp_path / "run"
+    assert run.run_or_continue(RunOutline.of(small()), tmp_path / "run").folder == tmp_path / "run"
     assert not [name for name in os.listdir(tmp_path / "run") if name.startswith(".")]
 
 
@@ -598,7 +600,7 @@ class TestCommands:
         done = topdp(*three)
         assert done.code == 0, done.err
         assert "li18: training" in done.err and "plain: training" not in done.err
-        assert "li18: accounting" not in done.err and "plain, li18: one plan, so one run" in done.out
+        assert "li18: accounting" not in done.err
 
     def test_graph_prints_numbers_and_draws_a_picture(self, topdp, tmp_path):
         ring = ("graph", "--topology", "ring", "--agents", 6, "--out", tmp_path / "g.png")

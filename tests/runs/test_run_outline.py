@@ -6,16 +6,18 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from builders import registered_names
+from builders import blobs_file, registered_names
 from topdp.data import PARTITIONS
 from topdp.errors import InputError
 from topdp.plan import Cycle, Full, Poisson, for_curvature, power_of_rate, step_decay
 from topdp.plan.schedules import FADING_KINDS
 from topdp.privacy import ANSWERS, CALIBRATIONS, GUARANTEES
+from topdp.runs import resolve as resolving
 from topdp.runs.config import DataConfig, MethodConfig, PrivacyConfig, TopologyConfig, TrainConfig, read
 from topdp.runs.methods import METHODS
 from topdp.runs.resolve import resolve
 from topdp.runs.run_outline import RunOutline, analysis_of, batches_of
+from topdp.runs.run_stacks import name_of_shards
 from topdp.topology import FAMILIES
 
 
@@ -121,3 +123,52 @@ def test_batches_larger_than_the_smallest_shard_are_rejected(batch):
         InputError, match=r"at most 5 records, because agent 1 has no more, got 6\. Use smaller"
     ):
         batches_of(config, (9, 5, 7))
+
+
+@pytest.fixture
+def derived(monkeypatch):
+    """The configurations of which outlines and resolved runs were made."""
+    outlines, resolutions = [], []
+    outline_of, records_of = RunOutline.of.__func__, resolving.records_of
+
+    def counted_outline(cls, config, graph=None):
+        outlines.append(config)
+        return outline_of(cls, config, graph)
+
+    def counted_records(outline, counts):
+        resolutions.append(outline.config)
+        return records_of(outline, counts)
+
+    monkeypatch.setattr(RunOutline, "of", classmethod(counted_outline))
+    monkeypatch.setattr(resolving, "records_of", counted_records)
+    return outlines, resolutions
+
+
+@pytest.mark.parametrize(
+    "command, runs",
+    [
+        (["run"], 1),
+        (["compare", "--methods", "plain,top"], 2),
+        (["compare", "--methods", "plain,top", "--seeds", "2"], 4),
+        (["sweep", "--over", "privacy.sigma=1,2,3", "--seeds", "2"], 6),
+        (["sweep", "--over", "train.optimiser=sgd,adam", "--set", "method.name=muffliato"], 2),  # not stacked
+    ],
+)
+def test_a_command_resolves_each_of_its_runs_once(topdp, derived, tmp_path, command, runs):
+    data = blobs_file(tmp_path / "blobs.npz", 300)
+    settings = [f'data.name="{data}"', "topology.agents=6", "topology.connection=0.5", "rounds=4"]
+    changes = [part for change in settings for part in ("--set", change)]
+    done = topdp(*command, *changes, "--out", tmp_path / "out")
+    assert done.code == 0, done.err
+    outlines, resolutions = derived
+    assert (len(outlines), len(resolutions)) == (runs, runs)
+    assert topdp(*command, *changes, "--out", tmp_path / "out").code == (2 if command == ["run"] else 0)
+    assert len(outlines) <= 2 * runs and len(resolutions) <= 2 * runs
+
+
+def test_pooled_records_are_those_of_the_agents_of_their_own_graph():
+    """Two runs with as many agents after pooling, but with records of different agents."""
+    pooled = [read(changes=["method.name=central", f"topology.agents={agents}"]) for agents in (6, 8)]
+    outlines = [RunOutline.of(config) for config in pooled]
+    assert len({name_of_shards(outline) for outline in outlines}) == 2
+    assert [outline.unpooled.graph.agents for outline in outlines] == [6, 8]

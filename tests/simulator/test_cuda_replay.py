@@ -481,7 +481,7 @@ def test_new_recordings_use_a_new_memory_pool(monkeypatch):
     """torch does not record into a memory pool whose last recording was deleted."""
     made = []
     monkeypatch.setattr(cuda_replay, "CudaGraphs", lambda device: made.append(device) or by_calling)
-    monkeypatch.setattr(cuda_replay, "_unsupported_engine", lambda *_: None)
+    monkeypatch.setattr(cuda_replay, "supports", lambda *_: None)
     engine = with_record(make(batches="full"), float("nan"))
     several = CudaReplay(engine)
     every_state(engine, lambda s: several.advance(s, 3))

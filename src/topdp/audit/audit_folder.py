@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,30 +16,12 @@ import numpy as np
 from matplotlib.figure import Figure
 from scipy.special import ndtr, ndtri
 
-from topdp.audit.canaries import AuditError
 from topdp.audit.findings import Findings
 from topdp.base.array_types import Bools, Floats
-from topdp.base.files import make_folder, remove_new_folders_on_error, write_atomically
+from topdp.base.files import write_atomically
 from topdp.runs.pictures.chart_style import BLUE, GREY, INK, RED, house_style, percent_axis, save
 
 KIND_COLOURS = {"aimed": BLUE, "turning": RED}
-
-
-def expect_new_folder(out: Path) -> None:
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise AuditError(f"Expected a new or empty folder, got {out}. Choose another one with --out.")
-
-
-@contextmanager
-def new_audit_folder(out: Path) -> Iterator[None]:
-    """Create `out` before the body of the `with` statement runs, so that an unusable `out` shows early.
-
-    If the body raises an error, remove the folder.
-    """
-    expect_new_folder(out)
-    with remove_new_folders_on_error(out):
-        make_folder(out)
-        yield
 
 
 def write_audit(findings: Findings, out: Path, title: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from topdp.audit.canaries import AuditError
 from topdp.base.array_types import Bools, Floats
 from topdp.plan import Plan
 from topdp.privacy.accounting import Account
-from topdp.privacy.answers import BY_RANK, OUTSIDER, guarantee_kind
+from topdp.privacy.answers import BY_RANK, OUTSIDER
 from topdp.privacy.basics.exposure import Exposure
 from topdp.privacy.basics.privacy_loss import Loss
 from topdp.privacy.basics.refusals import expect_supported
@@ -91,7 +91,7 @@ def observer_named(
     """
     expect_observer(text, sees, owner, plan.agents)
     if text == OUTSIDER.name:
-        return Observer(plan, (), _seen(OUTSIDER.public))
+        return Observer(plan, (), seen_by(OUTSIDER.public))
     if text == "all" or (text == "worst" and sees == "all"):
         return Observer(plan, tuple(agent for agent in range(plan.agents) if agent != owner), sees)
     if text != "worst":
@@ -103,12 +103,7 @@ def observer_named(
     return Observer(plan, losses.observers[losses.sees_most(owner)], sees)
 
 
-def seen_by_guarantee(guarantee: str) -> str:
-    """Return what the observer of a guarantee sees, in the words of `--sees`."""
-    return _seen(guarantee_kind(guarantee).public)
-
-
-def _seen(public: Public) -> str:
+def seen_by(public: Public) -> str:
     """Return the word of `--sees` for the rows that are public to an observer."""
     return next(sees for sees, value in SEES.items() if value is public)
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from topdp.audit.audit_observer import Observer, expect_observer, observer_named, seen_by_guarantee
+from topdp.audit.audit_observer import Observer, expect_observer, observer_named, seen_by
 from topdp.audit.canaries import CANARY_KINDS, AuditError, Canaries, canary_count, plant_canaries, signs
 from topdp.audit.canary_scores import ObservedRound, canary_scores, execute, information
 from topdp.audit.findings import Findings, KindFindings, gaussian, guesses_for, guessing
@@ -28,7 +28,7 @@ from topdp.base.progress import Progress, silent
 from topdp.plan import Capability, Plan, unsupported
 from topdp.privacy.accounting import Account
 from topdp.privacy.accounting import account as compute_account
-from topdp.privacy.answers import ON_REQUEST
+from topdp.privacy.answers import ON_REQUEST, guarantee_kind
 from topdp.privacy.basics.exposure import Exposure
 from topdp.privacy.basics.privacy_loss import Loss
 from topdp.privacy.basics.refusals import expect_delta
@@ -123,7 +123,7 @@ class Audit:
             epsilon = account.worst_case.epsilon if epsilon is None else epsilon
             owner = 0 if epsilon is None else int(np.argmax(epsilon))
         exposure = account.analysis.exposure()
-        sees = request.sees or seen_by_guarantee(privacy.guarantee)
+        sees = request.sees or seen_by(guarantee_kind(privacy.guarantee).public)
         observer = observer_named(request.observer, sees, owner, plan, account, query)
         period = min(exposure.batches[owner].period, plan.releases)
         pushes = signs(observer.aim(owner, period), period) if recorded_signs is None else recorded_signs
@@ -253,8 +253,9 @@ def of_config(
     config: RunConfig, request: AuditRequest, device: str = "auto", progress: Progress = silent
 ) -> PreparedAudit:
     """Return the prepared audit of the plan that follows from a configuration."""
-    request.expect_possible(RunOutline.of(config).graph.agents)
-    parts = Assembly.of(config, choose_device(device), progress)
+    outline = RunOutline.of(config)
+    request.expect_possible(outline.graph.agents)
+    parts = Assembly.of(outline, choose_device(device), progress)
     plan, account = plan_and_account(parts.run, progress)
     return _prepared(parts, plan, account, request, progress)
 
@@ -271,7 +272,7 @@ def of_run(
             "not contain the data and the model. Audit it from Python with topdp.audit.Audit."
         )
     request.expect_possible(plan.agents)
-    parts = Assembly.of(config, choose_device(device), progress)
+    parts = Assembly.of(RunOutline.of(config), choose_device(device), progress)
     expect_plan_of(parts.run, plan, path)
     account = expect_account_of(parts.run.config, parts.run.analysis, folder)
     return _prepared(parts, plan, account, request, progress)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections import UserDict
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
@@ -35,23 +36,14 @@ Commands = Mapping[str, Any]
 COMMANDS: Commands = tomllib.loads(Path(__file__).with_name("commands.toml").read_text(encoding="utf-8"))
 
 
-class LazyCommands(Mapping[str, Any]):
+class LazyCommands(UserDict[str, Any]):
     """The commands of a group by name. The module of a command is imported when the command is first read."""
 
-    def __init__(self, group: Commands) -> None:
-        self._targets = {name: target for name, target in group.items() if name != "help"}
-        self._loaded: dict[str, Any] = {}
-
     def __getitem__(self, name: str) -> Any:
-        if name not in self._loaded:
-            self._loaded[name] = _load(name, self._targets[name])
-        return self._loaded[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._targets)
-
-    def __len__(self) -> int:
-        return len(self._targets)
+        target = self.data[name]
+        if isinstance(target, str | Mapping):
+            self.data[name] = _load(name, target)
+        return self.data[name]
 
 
 def _load(name: str, target: str | Commands) -> Any:
@@ -67,7 +59,8 @@ def _load(name: str, target: str | Commands) -> Any:
 def _group(name: str, group: Commands) -> typer.Typer:
     class LazyGroup(TyperGroup):
         def __init__(self, *, commands: object = None, **settings: Any) -> None:
-            super().__init__(commands=LazyCommands(group), **settings)  # type: ignore[arg-type]
+            targets = {name: target for name, target in group.items() if name != "help"}
+            super().__init__(commands=LazyCommands(targets), **settings)  # type: ignore[arg-type]
 
     return typer.Typer(
         name=name,

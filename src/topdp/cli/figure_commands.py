@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -94,7 +95,7 @@ def reproduce(
         else:
             named = str(choose_device(device))
             done = reproduce.reproduce(names, lenses, scale, named, place, progress.announce, 60 * minutes)
-    facts = {"out": str(place), **done.to_json()}
+    facts = {"out": str(place), **asdict(done)}
     verdicts = [tables.verdicts(facts["verdicts"])] if done.verdicts else []
     quick_remark = [reproduce.QUICK_REMARK] if quick else []
     where = f"Figures, numbers and verdicts are in {place}"

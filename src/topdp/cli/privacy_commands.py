@@ -209,13 +209,12 @@ def audit(
     wanted = _run_or_config(target, preset, changes)
     with show_progress(err, "audit", "loading torch") as progress, options.continue_with(options.START_AGAIN):
         from topdp import audit as audits
-        from topdp.audit.audit_folder import expect_new_folder, new_audit_folder, write_audit
+        from topdp.audit.audit_folder import write_audit
         from topdp.audit.rehearsal_record import rehearsal_folder
         from topdp.runs.pictures.learning_curves import heading
+        from topdp.runs.run import prepared_folder
         from topdp.views.terminal import tables
 
-        if folder is not None:
-            expect_new_folder(folder)  # before the account, which may take minutes
         request = audits.AuditRequest(
             owner=owner,
             observer=observer,
@@ -232,16 +231,16 @@ def audit(
                 f"{target or 'none'}, which has no canaries.npz. Create one with "
                 "`topdp federation demo --rehearse`, or remove --recorded."
             )
-        if recordings is not None:
-            from topdp.agents.development.rehearsal_audit import of_recordings
+        with prepared_folder(folder):  # before the account, which may take minutes
+            if recordings is not None:
+                from topdp.agents.development.rehearsal_audit import of_recordings
 
-            prepared = of_recordings(recordings, request, progress)
-        elif isinstance(wanted, Path):
-            prepared = audits.of_run(wanted, request, device, progress)
-        else:
-            prepared = audits.of_config(wanted, request, device, progress)
-        place = folder or options.new_folder("audits", prepared.config)
-        with new_audit_folder(place):
+                prepared = of_recordings(recordings, request, progress)
+            elif isinstance(wanted, Path):
+                prepared = audits.of_run(wanted, request, device, progress)
+            else:
+                prepared = audits.of_config(wanted, request, device, progress)
+            place = folder or options.new_folder("audits", prepared.config)
             title = heading([prepared.config], [prepared.agents])
             details = write_audit(prepared.execute(progress), place, title)
     print_result(as_json, details, *tables.audit(details), f"Results are in {place}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
 from pathlib import Path
@@ -23,7 +23,7 @@ from topdp.views.terminal.progress_display import show_progress
 if TYPE_CHECKING:
     from topdp.runs.ray_cluster import RayCluster
     from topdp.runs.result import Result
-    from topdp.runs.sweep_summary import Spread
+    from topdp.runs.sweep_grid import SweepPoint
 
 
 def run(
@@ -115,66 +115,59 @@ def compare(
     with show_progress(err, "compare", "loading torch") as progress, options.continue_with(how):
         from topdp.runs import run as runs
         from topdp.runs.pictures.learning_curves import curves, heading
-        from topdp.runs.run_outline import RunOutline, why_plans_are_equal
+        from topdp.runs.run_outline import RunOutline
         from topdp.views.terminal import tables
 
-        for method in wanted.values():
-            RunOutline.of(method)  # report an error in the last method before the first one runs
-        for name, method in wanted.items():
-            results[name] = runs.run_or_continue(method, place / name, device, titled(progress, name))
+        # An error in the last method is reported before the first one runs.
+        outlines = {name: RunOutline.of(method) for name, method in wanted.items()}
+        for name, outline in outlines.items():
+            results[name] = runs.run_or_continue(outline, place / name, device, titled(progress, name))
         progress("drawing")
         title = heading(list(wanted.values()), [next(iter(results.values())).plan.agents])
         evaluated = {name: result.metrics for name, result in results.items() if result.metrics}
         picture = curves(evaluated, place / "compare.png", title) if evaluated else None
     summaries = {name: result.summary() for name, result in results.items()}
-    equal = [
-        f"{', '.join(names)}: one plan, so one run. {why_plans_are_equal([wanted[n] for n in names])}"
-        for names in _of_one_plan(results)
-    ]
     figure = [] if picture is None else [f"The figure is {picture}"]
     facts = {"out": str(place), "methods": summaries}
-    print_result(as_json, facts, *tables.runs(summaries), *equal, *figure)
-
-
-def _of_one_plan(results: dict[str, Result]) -> list[list[str]]:
-    """Return the groups of several methods whose plans are equal."""
-    groups: dict[str, list[str]] = {}
-    for name, result in results.items():
-        groups.setdefault(result.plan.digest(), []).append(name)
-    return [names for names in groups.values() if len(names) > 1]
+    print_result(as_json, facts, *tables.runs(summaries), *figure)
 
 
 def _compare_seeds(
     wanted: dict[str, RunConfig], seeds: int, place: Path, device: str, as_json: bool, how: str
 ) -> None:
     with show_progress(err, "compare", "loading torch") as progress, options.continue_with(how):
-        from topdp.runs import sweep, sweep_grid, sweep_summary
-        from topdp.runs.pictures.learning_curves import heading
-        from topdp.runs.run_outline import RunOutline
-        from topdp.views.pictures import sweep_pictures
+        from topdp.runs import sweep, sweep_grid
 
         points = sweep_grid.resolved_points([
-            sweep_grid.SweepPoint(
+            sweep_grid.GridPoint(
                 f"{name}/seed-{seed}", {"method": name}, seed, method.model_copy(update={"seed": seed})
             )
             for name, method in wanted.items()
             for seed in range(method.seed, method.seed + seeds)
         ])  # fmt: skip
         sweep.run_all(points, place, device, progress, how)
-        progress("drawing")
+    _show_points(points, place, as_json, along_rounds=True)
+
+
+def _show_points(points: Sequence[SweepPoint], place: Path, as_json: bool, along_rounds: bool) -> None:
+    """Write the numbers and the picture of finished runs, and print their table.
+
+    `along_rounds`: whether the picture has the rounds on its horizontal axis, instead of a key.
+    """
+    with show_progress(err, "results", "drawing"):
+        from topdp.runs import sweep, sweep_summary
+        from topdp.runs.pictures.learning_curves import heading
+        from topdp.views.pictures import sweep_pictures
+        from topdp.views.terminal import tables
+
         spreads = sweep.spreads_of(place, points)
-        title = heading(list(wanted.values()), [RunOutline.of(points[0].config).graph.agents])
-        figure = sweep_pictures.curves(
-            {spread.chosen["method"]: spread for spread in spreads}, place / "compare.png", title
-        )
         sweep_summary.write_csv(spreads, place)
-    _show_spreads(spreads, place, figure, as_json)
-
-
-def _show_spreads(spreads: list[Spread], place: Path, figure: Path | None, as_json: bool) -> None:
-    from topdp.runs import sweep_summary
-    from topdp.views.terminal import tables
-
+        title = heading([point.config for point in points], [point.run.graph.agents for point in points])
+        if along_rounds:
+            by_method = {spread.chosen["method"]: spread for spread in spreads}
+            figure = sweep_pictures.curves(by_method, place / "compare.png", title)
+        else:
+            figure = sweep_pictures.picture(spreads, place / "sweep.png", title)
     where = f"All runs are in {place}, their numbers in sweep.csv."
     print_result(
         as_json,
@@ -196,9 +189,7 @@ def sweep(
         ),
     ] = None,
     seeds: options.Seeds = 1,
-    folder: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="The folder of all runs; new by default.")
-    ] = None,
+    folder: options.Out = None,
     device: options.Device = "auto",
     as_json: Json = False,
     resume: Annotated[Path | None, typer.Option(metavar="DIR", help="Continue an interrupted sweep.")] = None,
@@ -247,10 +238,7 @@ def sweep(
         how += " --executor ray" + "".join(f" {key} {value}" for key, value in machines.items() if value)
     with show_progress(err, "sweep", "loading torch") as progress, options.continue_with(how):
         from topdp.runs import sweep as sweeps
-        from topdp.runs import sweep_grid, sweep_summary
-        from topdp.runs.pictures.learning_curves import heading
-        from topdp.runs.run_outline import RunOutline
-        from topdp.views.pictures import sweep_pictures
+        from topdp.runs import sweep_grid
 
         if base is None:
             request = sweeps.SweepRequest.read(place)
@@ -266,13 +254,7 @@ def sweep(
         with joined as cluster:
             request.keep(place)
             sweeps.run_all(points, place, device, progress, how, cluster)
-        progress("drawing")
-        spreads = sweeps.spreads_of(place, points)
-        sweep_summary.write_csv(spreads, place)
-        configs = [point.config for point in points]
-        title = heading(configs, [RunOutline.of(config).graph.agents for config in configs])
-        figure = sweep_pictures.picture(spreads, place / "sweep.png", title)
-    _show_spreads(spreads, place, figure, as_json)
+    _show_points(points, place, as_json, along_rounds=False)
 
 
 def _expect_executor(executor: str, options: Mapping[str, object], device: str) -> None:

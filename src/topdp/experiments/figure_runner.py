@@ -25,7 +25,7 @@ from topdp.experiments.parallel_plans import shared_plans
 from topdp.experiments.run_store import Curve, run_name
 from topdp.runs import run_stacks
 from topdp.runs.config import RunConfig
-from topdp.runs.methods import METHODS
+from topdp.runs.run_outline import RunOutline
 from topdp.runs.run_stacks import MAX_STACK_BYTES, Dealer, Stack
 
 REPORT_INTERVAL_SECONDS = 20.0  # interval of progress lines of a long stack
@@ -80,24 +80,23 @@ class FigureRuns:
         """
         distinct = {run_name(c): c for c in configs}.values()
         self.noise.calibrate(distinct)
-        missing = [c for c in distinct if not self._read(c)]
+        missing = [RunOutline.of(c) for c in distinct if not self._read(c)]
         stacks = run_stacks.stackable(missing, MAX_STACK_BYTES[self.device.type], estimated_bytes)
         for number, stack in enumerate(stacks, 1):
-            first = stack[0]
+            first = stack[0].config
             if time.monotonic() > self.until:
                 raise OutOfTime(f"The time limit passed with {len(stacks) + 1 - number} stacks of runs left.")
             what = f"{len(stack)} runs of {first.rounds} rounds on {first.data.name}"
             self.progress(f"stack {number} of {len(stacks)}: {what}")
             started = time.perf_counter()
-            sigmas = [self.noise.sigma(c) for c in stack]
+            sigmas = [self.noise.sigma(run.config) for run in stack]
             curves = self._run(stack, sigmas)
             # Each run counts for an equal share of its stack's time.
             share = round((time.perf_counter() - started) / len(stack), 4)
             note = {"seconds": share, **_environment(self.device)}
-            for config, sigma, curve in zip(stack, sigmas, curves, strict=True):
-                write_atomically(
-                    self._file(config), json.dumps({"made": note, "sigma": sigma, "curve": curve})
-                )
+            for run, sigma, curve in zip(stack, sigmas, curves, strict=True):
+                content = {"made": note, "sigma": sigma, "curve": curve}
+                write_atomically(self._file(run.config), json.dumps(content))
 
     def _read(self, config: RunConfig) -> dict[str, Any]:
         """Return the stored result, or an empty dictionary if there is none with current format and noise."""
@@ -113,11 +112,11 @@ class FigureRuns:
     def _file(self, config: RunConfig) -> Path:
         return self.folder / f"{run_name(config)}.json"
 
-    def _run(self, configs: list[RunConfig], sigmas: list[float]) -> list[Curve]:
+    def _run(self, runs: list[RunOutline], sigmas: list[float]) -> list[Curve]:
         """Execute the runs as one stack; return the curve of each."""
-        first = configs[0]
-        stack = stacked(self._dealer, configs, sigmas, self.test_records(first))
-        curves: list[Curve] = [[] for _ in configs]
+        first = runs[0].config
+        stack = stacked(self._dealer, runs, sigmas, self.test_records(first))
+        curves: list[Curve] = [[] for _ in runs]
         started = reported = time.perf_counter()
         for t, state, due in stack.rounds():
             if due:
@@ -132,22 +131,22 @@ class FigureRuns:
         return curves
 
 
-def stacked(dealer: Dealer, configs: list[RunConfig], sigmas: list[float], test_records: int) -> Stack:
+def stacked(dealer: Dealer, runs: list[RunOutline], sigmas: list[float], test_records: int) -> Stack:
     """Return a stack of the runs, each with its σ, tested on the first `test_records` of the test set."""
-    runs = dealer.assemblies(configs)
-    plans = shared_plans([parts.run for parts in runs], sigmas)
-    return Stack.of(runs, plans, test_records)
+    assemblies = dealer.assemblies(runs)
+    plans = shared_plans([parts.run for parts in assemblies], sigmas)
+    return Stack.of(assemblies, plans, test_records)
 
 
-def estimated_bytes(config: RunConfig) -> tuple[float, float]:
+def estimated_bytes(run: RunOutline) -> tuple[float, float]:
     """Return estimates of the bytes of all agents' records, and of two buffers of rows with gradients."""
-    agents = config.topology.agents
+    config, agents = run.config, run.config.topology.agents
     image = 3072 if "cifar10" in config.data.name else 784
     if config.data.features == "scattering":
         image *= 5  # 81 numbers replace 16 pixels
     parameters = {"linear": 10 * image, "mlp": 100 * image}.get(config.model.name, 80_000)
     records = config.data.records or 60_000 // agents
-    rows = agents * (4 if METHODS[config.method.name].reuses_noise else 1)
+    rows = agents * (4 if run.method.reuses_noise else 1)
     return 4.0 * agents * records * image, 4.0 * parameters * (2 * rows + 2 * agents)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -85,9 +85,7 @@ CONTENDER_MODELS: dict[str, dict[str, Any]] = {
 
 
 LINEAR_SPACE = SearchSpace(rounds=(300, 800), rate=108.0, growth=0.75, clips=(0.5,), exponents=(0.5, 0.0))
-RATES_ONLY_SPACE = SearchSpace(
-    rounds=(300, 800), rate=108.0, growth=0.75, clips=(0.5,), exponents=(0.5,), gossip=(6,), turns=0
-)
+RATES_ONLY_SPACE = replace(LINEAR_SPACE, exponents=(0.5,), gossip=(6,), turns=0)
 MLP_SPACE = SearchSpace(rounds=(300, 800), rate=2.0, growth=1.0, clips=(2.0, 0.5), exponents=(0.5, 0.0))
 FULL_SPACES = {
     "mnist": {"scattering + linear": LINEAR_SPACE, "mlp": MLP_SPACE},
@@ -124,7 +122,7 @@ def make(name: str, scale: Scale, runs: FigureRuns, out: Path, progress: Progres
                 f"{name}: {model}: running the chosen settings with other seeds, on all training records"
             )
             try:
-                search.execute_finals(best)
+                search.execute([config for setting in best for config in search.finals(setting)])
             finally:
                 rows += search.rows(best)
     except OutOfTime as error:
@@ -164,18 +162,15 @@ class ModelFrontier:
         knobs = {name: contender.knobs for name, contender in self.contenders.items()}
         return tune(self.space, knobs, frozenset({"no-noise"}), self._validation_accuracies)
 
-    def execute_finals(self, best: Sequence[BestSetting]) -> None:
-        self._execute([config for setting in best for config in self._finals(setting)])
-
     def rows(self, best: Sequence[BestSetting]) -> list[FrontierRow]:
         """Return a row for each setting whose runs are all finished."""
-        done = [setting for setting in best if all(config in self.runs for config in self._finals(setting))]
+        done = [setting for setting in best if all(config in self.runs for config in self.finals(setting))]
         private = [setting for setting in done if math.isfinite(setting.case.epsilon)]
-        noisy = [config for setting in private for config in self._finals(setting)]
+        noisy = [config for setting in private for config in self.finals(setting)]
         epsilons = dict(zip(map(run_name, noisy), self.runs.noise.epsilon_of_all_others(noisy), strict=True))
         rows = []
         for setting in done:
-            finals = self._finals(setting)
+            finals = self.finals(setting)
             epsilon_all_others = max(epsilons.get(run_name(config), math.inf) for config in finals)
             if math.isfinite(epsilon_all_others):
                 epsilon_all_others = math.ceil(100 * epsilon_all_others) / 100
@@ -185,7 +180,7 @@ class ModelFrontier:
             )
         return rows
 
-    def _finals(self, setting: BestSetting) -> list[RunConfig]:
+    def finals(self, setting: BestSetting) -> list[RunConfig]:
         return [self.config(setting.case, setting.candidate, seed) for seed in self.scale.seeds]
 
     def config(
@@ -222,10 +217,10 @@ class ModelFrontier:
     def _validation_accuracies(self, settings: list[tuple[Case, Candidate]]) -> list[float]:
         config = partial(self.config, validation=VALIDATION_SHARE)
         configs = [config(*setting, seed) for setting in settings for seed in self.space.seeds]
-        self._execute(configs)
+        self.execute(configs)
         return list(np.reshape(self._accuracies(configs), (-1, len(self.space.seeds))).mean(axis=1))
 
-    def _execute(self, configs: list[RunConfig]) -> None:
+    def execute(self, configs: list[RunConfig]) -> None:
         self.used.extend(configs)
         self.runs.execute(configs)
 

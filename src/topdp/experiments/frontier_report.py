@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import get_type_hints
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Picture
@@ -16,14 +16,15 @@ from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 from topdp.errors import InputError
 from topdp.experiments.figures.figure_picture import PICTURE_SUFFIXES
 from topdp.experiments.lenses import LENS_GUARANTEES, Scale
-from topdp.experiments.run_store import REDRAW_REMEDY, csv_rows, write_csv
+from topdp.experiments.run_store import REDRAW_REMEDY, csv_rows
 from topdp.experiments.tuning import BestSetting
 from topdp.privacy.answers import GUARANTEES, answer_kind
-from topdp.runs.config import RunConfig
+from topdp.runs.config import RunConfig, dotted
 from topdp.runs.methods import METHODS
 from topdp.runs.pictures.chart_style import data_title, house_style, look, percent_axis, save
 from topdp.runs.pictures.learning_curves import coinciding, joined_label
-from topdp.runs.run_outline import noise_kind
+from topdp.runs.run_outline import method_of, noise_kind
+from topdp.runs.sweep_summary import write_csv_lines
 
 METHOD_TITLES = {
     "no-noise": "no noise",
@@ -71,8 +72,8 @@ class FrontierRow:
         epsilon_all_others: float,
     ) -> FrontierRow:
         """Return a row, given the accuracies of all seeds and the configuration of one of them."""
-        method, power = config.method, noise_kind(config, METHODS[config.method.name]) == "power"
-        gossips = METHODS[method.name].gossips and method.gossip != "auto"
+        method, power = config.method, noise_kind(config) == "power"
+        gossips = method_of(config).gossips and method.gossip != "auto"
         rate = config.train.learning_rate
         assert isinstance(rate, float)  # in the frontier all agents share one step size
         return cls(
@@ -117,20 +118,13 @@ class FrontierRow:
 
 def command(config: RunConfig) -> str:
     """Return the command that repeats the run with the default seed."""
-
-    def changes(tree: dict[str, Any], path: str) -> Iterator[str]:
-        for key, value in tree.items():
-            if isinstance(value, dict):
-                yield from changes(value, f"{path}{key}.")
-            else:
-                yield f"--set {path}{key}={value}"
-
     different = config.model_dump(mode="json", exclude_defaults=True, exclude={"seed"})
-    return " ".join(["topdp run", *changes(different, "")])
+    changes = (f"--set {key}={value}" for key, value in dotted(different).items())
+    return " ".join(["topdp run", *changes])
 
 
 def write_rows(rows: list[FrontierRow], path: Path) -> None:
-    write_csv(path, [[field.name for field in fields(FrontierRow)], *map(astuple, rows)])
+    write_csv_lines(path, [[field.name for field in fields(FrontierRow)], *map(astuple, rows)])
 
 
 def read_rows(path: Path) -> list[FrontierRow]:

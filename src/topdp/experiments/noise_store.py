@@ -27,11 +27,10 @@ from topdp.privacy.basics.gaussian import epsilon_of, mu_of
 from topdp.privacy.noise_calibration import calibrate
 from topdp.privacy.observers.worst_case import worst_case
 from topdp.runs.config import RunConfig, parse
-from topdp.runs.methods import METHODS
 from topdp.runs.named_records import record_counts
 from topdp.runs.planning import query_of
 from topdp.runs.resolve import resolve
-from topdp.runs.run_outline import RunOutline, budgets, noise_kind
+from topdp.runs.run_outline import RunOutline, method_of, noise_kind
 
 UNIT_RECORDS = 100
 
@@ -64,7 +63,7 @@ class NoiseStore:
         """Return the full-scale σ of a run: the configured σ, the calibrated σ, or 0 if there is no noise."""
         unit = _at_unit_budget(config)
         if unit is None:
-            sigma = config.privacy.sigma if METHODS[config.method.name].noisy else 0.0
+            sigma = config.privacy.sigma if method_of(config).noisy else 0.0
             return float(np.atleast_1d(np.asarray(sigma, float))[0])
         epsilon = config.privacy.epsilon
         assert isinstance(epsilon, float)
@@ -104,7 +103,7 @@ def _at_unit_budget(config: RunConfig) -> RunConfig | None:
 
     Return None if `config` states its σ or has no noise. Raise InputError if its σ cannot follow by scaling.
     """
-    if config.privacy.sigma is not None or not METHODS[config.method.name].noisy:
+    if config.privacy.sigma is not None or not method_of(config).noisy:
         return None
     if config.data.batch != "full" or config.data.partition != "iid" or config.method.noise_on != "gradient":
         raise InputError(
@@ -118,8 +117,7 @@ def _at_unit_budget(config: RunConfig) -> RunConfig | None:
             f"{config.privacy.adjacency!r}, train.fading = {config.train.fading!r}."
         )
     tree = config.model_dump(exclude_none=True)
-    method = METHODS[config.method.name]
-    kind = noise_kind(config, method)
+    method, kind = method_of(config), noise_kind(config)
     if "async" not in method.modes:  # all rows are public, and all noise is in the gradient releases
         keys = [key for key in method.tuned if key != "gossip"]
         if kind == "steps" or any(tree["method"][key] == "auto" for key in keys):
@@ -149,7 +147,7 @@ def _at_unit_budget(config: RunConfig) -> RunConfig | None:
 
 def _work(unit: RunConfig) -> float:
     """Return an estimate of the work of an account: rounds times agents, far less if all rows are public."""
-    hidden = METHODS[unit.method.name].reuses_noise and unit.method.mode == "sync"
+    hidden = method_of(unit).reuses_noise and unit.method.mode == "sync"
     return unit.rounds * unit.topology.agents / (1 if hidden else 50)
 
 
@@ -167,12 +165,7 @@ def _mu_of_all_others(noisy: tuple[RunConfig, float]) -> float:
 
 def _sigma_of(config: RunConfig) -> float:
     run, privacy = resolve(config), config.privacy
-    calibration = calibrate(
-        run.write_plan,
-        run.analysis,
-        privacy.guarantee,
-        budgets(config, run.graph.agents),
-        privacy.delta,
-        query_of(config),
-    )
-    return float(calibration.deviation[0] / privacy.clip)
+    assert run.epsilon is not None  # a configuration at the unit budget does not state σ
+    query = query_of(config)
+    noise = calibrate(run.write_plan, run.analysis, privacy.guarantee, run.epsilon, privacy.delta, query)
+    return float(noise.deviation[0] / privacy.clip)

@@ -9,9 +9,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -21,7 +20,7 @@ from topdp.experiments import frontier
 from topdp.experiments.figure_runner import FigureRuns
 from topdp.experiments.figures.figure_picture import draw
 from topdp.experiments.figures.figures_one_to_eight import FIGURES
-from topdp.experiments.figures.paper_figure import ClaimVerdict, PaperFigure, read_numbers, write_numbers
+from topdp.experiments.figures.paper_figure import ClaimVerdict, read_numbers, write_numbers
 from topdp.experiments.lenses import LENSES, Scale
 from topdp.experiments.run_store import read_json, write_json
 from topdp.runs.config import ConfigError, RunConfig, did_you_mean
@@ -40,9 +39,6 @@ class Reproduction:
 
     seconds: dict[str, float]
     verdicts: list[ClaimVerdict]
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def named_figures(which: str) -> list[str]:
@@ -96,10 +92,10 @@ def reproduce(
             configs_by_stem = {name: frontier.make(name, scale, runs, out, progress)}
         else:
             figure = FIGURES[name]
-            configs_by_stem = {_stem(figure, lens): figure.configs(scale, lens) for lens in lenses}
+            configs_by_stem = {_stem(name, lens): figure.configs(scale, lens) for lens in lenses}
             for lens in lenses:
-                write_numbers(figure.panels(scale, lens), runs, out / f"{_stem(figure, lens)}.csv")
-                verdicts += _redraw(figure, lens, scale, out)
+                write_numbers(figure.panels(scale, lens), runs, out / f"{_stem(name, lens)}.csv")
+                verdicts += _redraw(name, lens, scale, out)
         for stem, configs in configs_by_stem.items():
             seconds[stem] = _write_provenance(out, stem, configs, scale, runs)
             used += configs
@@ -116,7 +112,7 @@ def redraw(names: Sequence[str], lenses: Sequence[str], scale: Scale, out: Path)
         if name in frontier.FRONTIERS:
             frontier.redraw(name, scale, out)
         else:
-            verdicts += [v for lens in lenses for v in _redraw(FIGURES[name], lens, scale, out)]
+            verdicts += [v for lens in lenses for v in _redraw(name, lens, scale, out)]
     return Reproduction({}, verdicts)
 
 
@@ -138,24 +134,24 @@ def _expect_own_folder(out: Path, scale: Scale) -> None:
         )
 
 
-def _stem(figure: PaperFigure, lens: str) -> str:
-    return f"figure{figure.number}-{lens}"
+def _stem(name: str, lens: str) -> str:
+    return f"figure{name}-{lens}"
 
 
-def _redraw(figure: PaperFigure, lens: str, scale: Scale, out: Path) -> list[ClaimVerdict]:
+def _redraw(name: str, lens: str, scale: Scale, out: Path) -> list[ClaimVerdict]:
     """Draw the picture of one lens from its CSV file; write and return the verdicts."""
-    stem = out / _stem(figure, lens)
+    figure, stem = FIGURES[name], out / _stem(name, lens)
     numbers = read_numbers(lens, figure.panels(scale, lens), stem.with_suffix(".csv"))
-    draw(numbers, f"Figure {figure.number}: {figure.title}{scale.remark}", scale.epochs, stem)
-    verdicts = figure.verdicts(numbers)
-    write_atomically(stem.with_suffix(".md"), _table(figure, lens, verdicts, scale))
+    draw(numbers, f"Figure {name}: {figure.title}{scale.remark}", scale.epochs, stem)
+    verdicts = figure.verdicts(name, numbers)
+    write_atomically(stem.with_suffix(".md"), _table(name, lens, verdicts, scale))
     return verdicts
 
 
-def _table(figure: PaperFigure, lens: str, verdicts: list[ClaimVerdict], scale: Scale) -> str:
-    stem = _stem(figure, lens)
+def _table(name: str, lens: str, verdicts: list[ClaimVerdict], scale: Scale) -> str:
+    stem = _stem(name, lens)
     lines = [
-        f"### Figure {figure.number}: {figure.title}",
+        f"### Figure {name}: {FIGURES[name].title}",
         "",
         f"Lens `{lens}` ({LENSES[lens]}). Numbers: [{stem}.csv]({stem}.csv). Picture: {stem}.png, drawn from "
         f"them by `{_command(stem, scale)} --redraw --out .` in this folder.",

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import csv
 import hashlib
-import io
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -56,12 +55,6 @@ def read_json(file: Path) -> dict[str, Any]:
 
 def write_json(file: Path, content: dict[str, Any]) -> None:
     write_atomically(file, json.dumps(content, indent=1, sort_keys=True) + "\n")
-
-
-def write_csv(path: Path, lines: Iterable[Iterable[object]]) -> None:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(lines)
-    write_atomically(path, text.getvalue())
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from topdp.base.lazy_exports import lazy_exports
 from topdp.plan.adaptive_steps import AdamSettings, AdaptiveSteps
 from topdp.plan.batches import Adjacency, Batches, Cycle, Full, Poisson
-from topdp.plan.capabilities import Capability, ReleaseKind, unsupported
+from topdp.plan.capabilities import Capability, Planned, ReleaseKind, needs_of, unsupported
 from topdp.plan.optimisers import Optimiser, optimised
 from topdp.plan.plan import NOBODY, PerRound, Plan, PlanError, Round, prune
 from topdp.plan.random_streams import stream
@@ -34,6 +34,7 @@ __all__ = [
     "PerRound",
     "Plan",
     "PlanError",
+    "Planned",
     "Poisson",
     "ReleaseKind",
     "Robust",
@@ -43,6 +44,7 @@ __all__ = [
     "for_curvature",
     "learning_rates",
     "load",
+    "needs_of",
     "optimised",
     "power_of_rate",
     "prune",

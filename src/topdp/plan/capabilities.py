@@ -1,19 +1,21 @@
 """Kinds of releases, and the capabilities that a plan needs from executors, accountants and transports.
 
-A plan states the capabilities that it needs (`Plan.needs`). An executor or an accountant lists the
-capabilities that it supports, and has one function `supports(plan)`, which returns None or the reason why the
-plan is not supported. A plan that needs any other capability is refused with an error that names it.
+A plan states the capabilities that it needs (`Plan.needs`). The outline of a run states those that follow
+from its settings, before there is a plan. An executor or an accountant lists the capabilities that it
+supports, and has one function `supports`, which returns None or the reason why the plan is not supported. Its
+caller then refuses the plan with an error that names the reason.
 Transports support every plan, because they carry encoded rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from topdp.plan.plan import Plan
+    from topdp.plan.adaptive_steps import AdaptiveSteps
+    from topdp.plan.robust_rules import Robust
 
 
 class ReleaseKind(Enum):
@@ -39,8 +41,8 @@ class Capability(Enum):
     >>> import topdp
     >>> schedule = topdp.plan.Schedule(rate=np.full(2, 0.5), noise=np.full(2, 0.5))
     >>> plan = topdp.protocols.Dsgd().plan(topdp.topology.ring(4), schedule, np.ones(4), seed=0)
-    >>> topdp.plan.prune(plan).needs == {Capability.PRUNED_ROWS}
-    True
+    >>> topdp.plan.prune(plan).needs
+    {<Capability.PRUNED_ROWS: 'pruned rows'>: 'pruned rows'}
     """
 
     ADAPTIVE_STEPS = "adaptive steps"
@@ -50,7 +52,29 @@ class Capability(Enum):
     PRUNED_ROWS = "pruned rows"
 
 
-def unsupported(plan: Plan, supported: Collection[Capability]) -> str | None:
+class Planned(Protocol):
+    """A plan, or the settings from which it will be written."""
+
+    @property
+    def needs(self) -> Mapping[Capability, str]: ...
+
+
+def needs_of(
+    adaptive: AdaptiveSteps | type[AdaptiveSteps] | None,
+    robust: Robust | None,
+    rounded: str | None,
+    others: Collection[Capability] = (),
+) -> dict[Capability, str]:
+    """Return the capabilities that these settings need, and the `others`, each with a description."""
+    needs = {
+        Capability.ADAPTIVE_STEPS: None if adaptive is None else adaptive.title,
+        Capability.ROBUST_MIXING: robust and f"{Capability.ROBUST_MIXING.value} ({robust.rule})",
+        Capability.ROUNDED_ROWS: rounded and f"rows rounded to {rounded}",
+    }
+    return {need: words for need, words in needs.items() if words} | {need: need.value for need in others}
+
+
+def unsupported(plan: Planned, supported: Collection[Capability]) -> str | None:
     """Return a description of the first capability that `plan` needs and `supported` lacks, or None.
 
     >>> import numpy as np
@@ -60,11 +84,4 @@ def unsupported(plan: Plan, supported: Collection[Capability]) -> str | None:
     >>> unsupported(plan, ()), unsupported(topdp.plan.prune(plan), ())
     (None, 'pruned rows')
     """
-    need = next((need for need in Capability if need in plan.needs and need not in supported), None)
-    if need is Capability.ADAPTIVE_STEPS and plan.adaptive is not None:
-        return plan.adaptive.title
-    if need is Capability.ROBUST_MIXING and plan.robust is not None:
-        return f"{need.value} ({plan.robust.rule})"
-    if need is Capability.ROUNDED_ROWS:
-        return f"rows rounded to {plan.rounded}"
-    return None if need is None else need.value
+    return next((words for need, words in plan.needs.items() if need not in supported), None)

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from topdp.base.array_types import Bools, Floats, Indices
 from topdp.errors import InputError
 from topdp.plan.adaptive_steps import AdaptiveSteps
-from topdp.plan.capabilities import Capability, ReleaseKind, unsupported
+from topdp.plan.capabilities import Capability, ReleaseKind, needs_of, unsupported
 from topdp.plan.robust_rules import Robust
 
 ROUNDED_ROW_TYPES = ("bfloat16",)
@@ -215,18 +215,17 @@ class Plan:
         """The number of releases in a round: the gradient release and the averaging and adaptive steps."""
         return self.releases // (self.rounds + 1)
 
+    @property
+    def even(self) -> bool:
+        """Whether all rounds have the same number of releases."""
+        return self.releases % (self.rounds + 1) == 0
+
     @cached_property
-    def needs(self) -> frozenset[Capability]:
-        """The capabilities that executors and accountants of the plan must support."""
-        shared = np.flatnonzero((self.known_by >= 0).sum(axis=1) > 1)
-        needs = {
-            Capability.ADAPTIVE_STEPS: self.adaptive is not None,
-            Capability.ROBUST_MIXING: self.robust is not None,
-            Capability.ROUNDED_ROWS: self.rounded is not None,
-            Capability.SHARED_DRAWS: np.isin(self.draw.values, shared).any(),
-            Capability.PRUNED_ROWS: self.pruned,
-        }
-        return frozenset(need for need, needed in needs.items() if needed)
+    def needs(self) -> dict[Capability, str]:
+        """The capabilities that executors and accountants of the plan must support, with descriptions."""
+        shared = np.isin(self.draw.values, np.flatnonzero((self.known_by >= 0).sum(axis=1) > 1)).any()
+        others = [Capability.SHARED_DRAWS] * bool(shared) + [Capability.PRUNED_ROWS] * self.pruned
+        return needs_of(self.adaptive, self.robust, self.rounded, others)
 
     @cached_property
     def memories(self) -> Bools:

@@ -27,7 +27,7 @@ from topdp.learning.models import FlatModel
 from topdp.learning.pretrained_models import split_backbone
 from topdp.learning.tasks import Task
 from topdp.plan import Plan
-from topdp.runs.config import ConfigError, RunConfig
+from topdp.runs.config import ConfigError
 from topdp.runs.model_fit import expect_fitting
 from topdp.runs.named_model import named_model, named_task
 from topdp.runs.named_records import load_shards
@@ -63,12 +63,10 @@ class Assembly:
 
     @classmethod
     def of(
-        cls, config: RunConfig, device: torch.device | str = "cpu", progress: Progress = silent
+        cls, outline: RunOutline, device: torch.device | str = "cpu", progress: Progress = silent
     ) -> Assembly:
-        """Assemble a run from the names in `config`. Raise ConfigError for unknown names before a data set is
-        fetched.
-        """
-        task, outline = named_task(config), RunOutline.of(config)
+        """Assemble a run. Raise ConfigError for unknown names before a data set is fetched."""
+        task = named_task(outline.config)
         return cls.of_records(outline, load_shards(outline, progress, device), task, device)
 
     @classmethod

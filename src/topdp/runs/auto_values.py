@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -26,10 +26,9 @@ from topdp.privacy.published.claims import Analysis
 from topdp.protocols import Correlated, Dsgd
 from topdp.protocols.averaging import expect_gossip, metropolis, mixing_roots
 from topdp.protocols.pair_secrets import expect_uncut, secret_pairs
-from topdp.runs.config import ConfigError, CycleBatch, RunConfig
-from topdp.runs.methods import METHODS
+from topdp.runs.config import ConfigError, CycleBatch, RunConfig, dotted
 from topdp.runs.resolved_run import ResolvedRun
-from topdp.runs.run_outline import RunOutline
+from topdp.runs.run_outline import RunOutline, method_of
 from topdp.topology import Topology
 
 # If there are too many coalitions to enumerate, all agents of a graph up to this size share secrets.
@@ -132,15 +131,6 @@ def _allocated(pairs: bytes, alone: bytes, colluders: int, strength: float) -> A
     return allocate(shaped, np.frombuffer(alone), colluders, strength)
 
 
-class Choice(NamedTuple):
-    """One combination of partners, pair noise and averaging steps, and its price."""
-
-    price: float
-    degree: int
-    pair_noise: float
-    gossip: int
-
-
 def _correlated(outline: RunOutline, analysis: Analysis, schedule: Schedule) -> RunConfig:
     config, graph = outline.config, outline.graph
     c, colluders = config.method, config.privacy.colluders
@@ -150,7 +140,7 @@ def _correlated(outline: RunOutline, analysis: Analysis, schedule: Schedule) -> 
         return config
     alone = _noise_alone(outline, analysis, schedule)
     steps = _gossip_candidates(outline, analysis) if c.gossip == "auto" else (expect_gossip(c.gossip),)
-    averaging, choices = _Averaging(graph), list[Choice]()
+    averaging, choices = _Averaging(graph), list[tuple[float, dict[str, float]]]()
     for degree in degrees:
         try:
             _expect_uncut(config, graph, degree)
@@ -168,10 +158,10 @@ def _correlated(outline: RunOutline, analysis: Analysis, schedule: Schedule) -> 
             shared = averaging.shared(pairs, ratio * math.sqrt(float(np.square(own).mean())))
             for gossip in steps:
                 price = averaging.price(own, alone, shared, gossip, c.chebyshev)
-                choices.append(Choice(price, degree, ratio, gossip))
-    best = min(choices, key=lambda choice: choice.price)
-    chosen = {"secrets_degree": best.degree, "pair_noise": best.pair_noise, "gossip": best.gossip}
-    return _with(config, method=chosen)
+                chosen = {"secrets_degree": degree, "pair_noise": ratio, "gossip": gossip}
+                choices.append((price, chosen))
+    _, best = min(choices, key=lambda choice: choice[0])
+    return _with(config, method=best)
 
 
 def _gossip_candidates(outline: RunOutline, analysis: Analysis) -> tuple[int, ...]:
@@ -288,20 +278,11 @@ def differing_keys(given: RunConfig, begun: RunConfig) -> list[str]:
         if getattr(given.method, key) == "auto"
     }
     given = _not_accelerated(_with(given, method=chosen))
-    if METHODS[given.method.name].pools:
+    if method_of(given).pools:
         given = _with(given, privacy={"colluders": 0})
     # Sinks do not change the results of a run.
-    new, old = (_flat(config.model_dump(exclude={"report"})) for config in (given, begun))
+    new, old = (dotted(config.model_dump(exclude={"report"})) for config in (given, begun))
     return sorted(key for key in new.keys() | old.keys() if new.get(key) != old.get(key))
-
-
-def _flat(tree: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of a nested dictionary by their dotted keys."""
-    parts = [
-        {f"{name}.{key}": inner for key, inner in value.items()} if isinstance(value, dict) else {name: value}
-        for name, value in tree.items()
-    ]
-    return {key: value for part in parts for key, value in part.items()}
 
 
 def _with(config: RunConfig, **sections: dict[str, Any]) -> RunConfig:

@@ -21,35 +21,29 @@ from topdp.base.progress import silent
 from topdp.errors import TopdpError, translate_memory_errors
 from topdp.learning.models import MODELS
 from topdp.runs.assembly import choose_device
-from topdp.runs.config import RunConfig
 from topdp.runs.finished_run import FinishedRun, run_single, run_stacked
-from topdp.runs.run_stacks import Dealer, name_of_graph
-from topdp.topology import Topology
+from topdp.runs.run_outline import RunOutline
+from topdp.runs.run_stacks import Dealer, name_of_shards
 
 
 @dataclass(frozen=True, kw_only=True)
 class StackTask:
     """One run, or several to compute together. Records are sent apart, because several tasks share them."""
 
-    configs: tuple[RunConfig, ...]
+    runs: tuple[RunOutline, ...]
     records: tuple[str, ...]  # the names of the sets of records, in the order in which `compute` gets them
-    graphs: dict[str, Topology]  # the graphs that are in files, which the machine cannot read
     device: str
     threads: int
 
     @classmethod
-    def of(cls, configs: Sequence[RunConfig], dealer: Dealer, device: str, threads: int) -> StackTask:
-        names = dict.fromkeys(dealer.name_of_shards(config) for config in configs)
-        in_files = [config for config in configs if config.topology.kind == "file"]
-        graphs = {name_of_graph(config): dealer.graph(config) for config in in_files}
-        return cls(
-            configs=tuple(configs), records=tuple(names), graphs=graphs, device=device, threads=threads
-        )
+    def of(cls, runs: Sequence[RunOutline], device: str, threads: int) -> StackTask:
+        names = dict.fromkeys(map(name_of_shards, runs))
+        return cls(runs=tuple(runs), records=tuple(names), device=device, threads=threads)
 
     @property
     def user_modules(self) -> tuple[str, ...]:
         """The modules of users' own models, which the machine must have as well."""
-        names = {config.model.name for config in self.configs} - set(MODELS)
+        names = {run.config.model.name for run in self.runs} - set(MODELS)
         return tuple(sorted({name.partition(":")[0] for name in names if ":" in name}))
 
 
@@ -75,6 +69,6 @@ def _runs_of(task: StackTask, records: Sequence[bytes]) -> list[FinishedRun]:
     os.environ["TOPDP_CORES"] = str(task.threads)
     device = choose_device(task.device)
     shards = {name: pickle.loads(part).to(device) for name, part in zip(task.records, records, strict=True)}
-    dealer = Dealer(device, dealt=shards, graphs=task.graphs)
-    runs = run_stacked(task.configs, dealer, silent) if len(task.configs) > 1 else None
-    return runs or [run_single(config, dealer) for config in task.configs]
+    dealer = Dealer(device, dealt=shards)
+    finished = run_stacked(task.runs, dealer, silent) if len(task.runs) > 1 else None
+    return finished or [run_single(run, dealer) for run in task.runs]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import json
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -281,6 +281,18 @@ class RunConfig(Section):
 
     def to_toml(self) -> str:
         return tomli_w.dumps(self.model_dump(exclude_none=True))
+
+
+def dotted(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the values of a nested mapping by their dotted keys, as in --set.
+
+    >>> dotted({"rounds": 5, "data": {"batch": {"cycle": 20}}})
+    {'rounds': 5, 'data.batch.cycle': 20}
+    """
+    values: dict[str, Any] = {}
+    for key, value in tree.items():
+        values |= dotted(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+    return values
 
 
 def presets() -> list[str]:

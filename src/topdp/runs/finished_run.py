@@ -29,6 +29,7 @@ from topdp.runs.planning import plan_and_account, sealed
 from topdp.runs.result import Metrics, Result, metrics_of
 from topdp.runs.row_arrays import as_array
 from topdp.runs.run import PlannedRun, begun_facts, begun_folder, end_folder, ended_facts, execute, plan_run
+from topdp.runs.run_outline import RunOutline
 from topdp.runs.run_stacks import Dealer, Stack
 
 
@@ -77,10 +78,10 @@ class FinishedRun:
         end_folder(folder, self.config, self.plan, self.metrics, self.estimates, self.notes, self.ended)
 
 
-def run_stacked(configs: Sequence[RunConfig], dealer: Dealer, progress: Progress) -> list[FinishedRun] | None:
+def run_stacked(runs: Sequence[RunOutline], dealer: Dealer, progress: Progress) -> list[FinishedRun] | None:
     """Compute stackable runs (`run_stacks.stackable`) as one. Return them, or None if one run diverges."""
     started = time.perf_counter()
-    jobs = [PlannedRun(parts, *plan_and_account(parts.run, progress)) for parts in dealer.assemblies(configs)]
+    jobs = [PlannedRun(parts, *plan_and_account(parts.run, progress)) for parts in dealer.assemblies(runs)]
     test_inputs = jobs[0].parts.shards.test_inputs
     if test_inputs is None:
         raise InputError("Expected test records for runs in a stack, got none. Run them one by one.")
@@ -107,9 +108,9 @@ def run_stacked(configs: Sequence[RunConfig], dealer: Dealer, progress: Progress
     ]
 
 
-def run_single(config: RunConfig, dealer: Dealer, progress: Progress = silent) -> FinishedRun:
+def run_single(run: RunOutline, dealer: Dealer, progress: Progress = silent) -> FinishedRun:
     """Compute one run until it ends or diverges, and return it."""
-    (parts,) = dealer.assemblies([config])
+    (parts,) = dealer.assemblies([run])
     job = plan_run(parts, progress)
     try:
         return FinishedRun.of(job, execute(job, None, progress))

@@ -32,14 +32,6 @@ def _top(c: MethodConfig) -> Protocol:
     return protocols.TopAsynchronous(c.alpha, c.offline, c.own_share)
 
 
-def _dsgd(c: MethodConfig) -> Protocol:
-    return protocols.Dsgd()
-
-
-def _central(c: MethodConfig) -> Protocol:
-    return protocols.Central()
-
-
 def _muffliato(c: MethodConfig) -> Protocol:
     return protocols.Muffliato(chosen_number("gossip", c.gossip), c.chebyshev)
 
@@ -73,6 +65,11 @@ class Method:
     gossips: bool = False  # there are averaging steps between gradients, as many as the key `gossip` states
     shares_noise: bool = False  # agents add pair noise (keys `secrets_degree`, `pair_noise`)
     reuses_noise: bool = False  # noise in received rows replaces a part of an agent's own noise
+
+    @property
+    def comparable(self) -> bool:
+        """Whether `topdp recommend` compares the method, which meets a budget by noise of its own."""
+        return self.noisy and not (self.calibration or self.reuses_noise or self.pools)
 
     @property
     def tuned(self) -> tuple[str, ...]:
@@ -111,7 +108,7 @@ METHODS = {
         Method("optimal", _plain, calibration="optimal"),
         Method("top", _top, reuses_noise=True),
         Method("top-dp", _top, noise_kind="steps", reuses_noise=True),
-        Method("dsgd", _dsgd, modes=("sync",), noise_kind="power"),
+        Method("dsgd", lambda c: protocols.Dsgd(), modes=("sync",), noise_kind="power"),
         Method("muffliato", _muffliato, modes=("sync",), noise_kind="power", gossips=True),
         Method(
             "correlated",
@@ -121,6 +118,9 @@ METHODS = {
             gossips=True,
             shares_noise=True,
         ),
-        Method("central", _central, modes=("sync",), noise_kind="power", pools=True),
+        Method("central", lambda c: protocols.Central(), modes=("sync",), noise_kind="power", pools=True),
     )
 }
+
+# The method with all records in one place.
+POOLED = next(method for method in METHODS.values() if method.pools)

@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import Any, final
 
 from topdp.runs.callbacks import Callbacks, Running, expect_list
-from topdp.runs.config import ConfigError, RunConfig
+from topdp.runs.config import ConfigError, RunConfig, dotted
 from topdp.runs.metric_labels import evaluated_names
 from topdp.runs.result import Metrics, Result
 
@@ -45,7 +45,7 @@ class Sink(ABC):
     """A callback that records configuration and ε at the start, and metrics at every evaluation."""
 
     def on_start(self, run: Running) -> None:
-        self.open(run, _flat(run.config.model_dump(exclude_none=True)), _epsilons(run))
+        self.open(run, dotted(run.config.model_dump(exclude_none=True)), _epsilons(run))
 
     def on_evaluation(self, run: Running) -> None:
         assert run.metrics is not None
@@ -175,17 +175,6 @@ def _folder(run: Running) -> Path:
 
 def _title(run: Running) -> str:
     return run.folder.name if run.folder is not None else f"{run.config.method.name}-{run.config.seed}"
-
-
-def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the values of a configuration by their dotted keys, as in --set."""
-    settings: dict[str, Any] = {}
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            settings |= _flat(value, f"{prefix}{key}.")
-        else:
-            settings[prefix + key] = value
-    return settings
 
 
 def _epsilons(run: Running) -> dict[str, float]:

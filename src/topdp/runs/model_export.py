@@ -28,6 +28,7 @@ from topdp.runs.assembly import Assembly
 from topdp.runs.config import did_you_mean
 from topdp.runs.named_model import named_model
 from topdp.runs.run_folder import RunFolder
+from topdp.runs.tensor_files import widened
 
 FORMATS_BY_SUFFIX = {".safetensors": "safetensors", ".pt": "state-dict", ".onnx": "onnx"}
 MEAN_AGENT = "mean"
@@ -140,8 +141,8 @@ def export_run(
             f"Expected {name} in {path}, a run in state {folder.state!r}, got no such file."
             + ("" if best else f" Finish the run first: topdp run --resume {path}")
         )
-    estimates, notes = folder.read_estimates(name, (PARAMETERS_NOTE,))
-    row = chosen_row(torch.from_numpy(estimates), agent)
+    stored, notes = folder.stored_estimates(name, (PARAMETERS_NOTE,))
+    row = chosen_row(torch.from_numpy(widened(stored)), agent)
     config = folder.config
     if config.started_from_python:
         return write_tensors(_by_name(row, notes[PARAMETERS_NOTE]), file, format)

@@ -16,7 +16,7 @@ from topdp.base.array_types import Ints
 from topdp.base.progress import Progress, silent
 from topdp.plan.random_streams import stream
 from topdp.runs.config import ConfigError, RunConfig
-from topdp.runs.run_outline import RunOutline, named_graph
+from topdp.runs.run_outline import RunOutline
 
 if TYPE_CHECKING:
     import torch
@@ -30,7 +30,7 @@ def record_counts(outline: RunOutline) -> tuple[int, ...]:
     """Return the number of records of each agent, without reading the records if possible."""
     from topdp.data.catalogue import CATALOGUE
 
-    data, holders = outline.config.data, _holders(outline)
+    data, holders = outline.config.data, outline.unpooled.graph.agents
     if data.partition == "iid" and data.name in CATALOGUE:
         records = CATALOGUE[data.name].shapes["train_inputs"][0]
         share = (records - round((data.validation or 0.0) * records)) // holders
@@ -86,11 +86,6 @@ def named_schema(config: RunConfig) -> Schema | None:
     return None if config.data.schema is None else Schema.of(config.data.schema, "data.schema")
 
 
-def _holders(outline: RunOutline) -> int:
-    """Return the number of agents with records, before the method pools these records, if it does."""
-    return named_graph(outline.config).agents if outline.method.pools else outline.graph.agents
-
-
 def _dataset(config: RunConfig, progress: Progress = silent) -> Dataset:
     from topdp import data
 
@@ -114,7 +109,7 @@ def _shards_of_files(outline: RunOutline, only: Sequence[int] | None = None) -> 
     from topdp.data import Shards
     from topdp.data.readers.record_paths import expand_paths
 
-    data, files, holders = outline.config.data, _agent_files(outline.config), _holders(outline)
+    data, files, holders = outline.config.data, _agent_files(outline.config), outline.unpooled.graph.agents
     assert files is not None
     if data.partition != "iid" or data.validation is not None or data.records is not None:
         raise ConfigError(
@@ -148,7 +143,8 @@ def _parts(outline: RunOutline, dataset: Dataset) -> tuple[list[Ints], Ints | No
         "sizes": {"sizes": data.sizes},
     }
     option = options.get(data.partition, {})
-    parts = partitions.partition(targets[training], _holders(outline), data.partition, config.seed, **option)
+    holders = outline.unpooled.graph.agents
+    parts = partitions.partition(targets[training], holders, data.partition, config.seed, **option)
     parts = [training[part[: data.records]] for part in parts]
     return [np.concatenate(parts)] if outline.method.pools else parts, held_out
 

@@ -38,13 +38,12 @@ from topdp.runs.callbacks import Callbacks
 from topdp.runs.checkpoints import Checkpoints
 from topdp.runs.config import ConfigError, RunConfig, parse
 from topdp.runs.memory_check import expect_room
-from topdp.runs.methods import METHODS
 from topdp.runs.named_model import named_task
 from topdp.runs.named_records import load_shards
 from topdp.runs.planning import seal_of, sealed
 from topdp.runs.result import Result
 from topdp.runs.run_folder import STARTING, RunFolder
-from topdp.runs.run_outline import RunOutline
+from topdp.runs.run_outline import RunOutline, method_of
 from topdp.simulator.ranks.process_group import ProcessGroup, join_group, local_device
 from topdp.simulator.ranks.ranked_engine import AgentPartition, BorderExchange, RankedEngine, partition
 from topdp.simulator.ranks.torchrun_environment import others
@@ -65,7 +64,7 @@ def run_on_ranks(
     """
     rank_device = choose_device(local_device(device))
     if config is not None:
-        expect_supported(config)
+        _expect_supported(config)
     if count := others():
         progress(f"waiting for {count} other rank{'s' if count > 1 else ''}")
     with join_group(rank_device) as group:
@@ -85,24 +84,41 @@ def run_on_ranks(
         return _joined_run(group, config, out, rank_device, progress)
 
 
-def expect_supported(config: RunConfig) -> None:
-    """Raise ConfigError, before any data are read, for settings that need all agents in one process."""
+def supports(config: RunConfig, parts: Assembly | None = None) -> str | None:
+    """Return None if several ranks can execute a run, and otherwise what needs all agents in one process.
+
+    `parts`: the assembly of this rank; None: before any data are read.
+    """
     for key, value in (("attack.name", config.attack.name), ("data.features", config.data.features)):
         if value != "none":
-            raise ConfigError(
-                f"{key}: expected none with several ranks, got {value!r}. Start one process without torchrun."
-            )
-    if METHODS[config.method.name].pools:
-        raise ConfigError(
+            return f"{key}: expected none with several ranks, got {value!r}"
+    if method_of(config).pools:
+        return (
             f"method.name: expected a method on a graph with several ranks, got {config.method.name!r}, "
-            "which has all records in one place. Start one process without torchrun."
+            "which has all records in one place"
         )
     sites = config.data.sites or ([config.data.name] if "*" in config.data.name else [])
     if config.data.schema is None and any(not path.endswith(".npz") for path in sites):
-        raise ConfigError(
+        return (
             "data.schema: expected a schema with several ranks and a file for each agent, got none. No rank "
-            "reads all files, so the schema must state the classes."
+            "reads all files, so the schema must state the classes"
         )
+    if parts is not None and any(map(draws_dropout, parts.flat.module.modules())):
+        return (
+            f"model.name: expected a model without dropout with several ranks, got {config.model.name!r}. "
+            "Its random numbers follow the order of all agents"
+        )
+    if parts is not None and split_backbone(parts.flat.module) is not None:
+        return (
+            "model.name: expected a model that does not begin with frozen layers with several ranks, got "
+            f"{config.model.name!r}. These layers need all records"
+        )
+    return None
+
+
+def _expect_supported(config: RunConfig, parts: Assembly | None = None) -> None:
+    if reason := supports(config, parts):
+        raise ConfigError(f"{reason}. Start one process without torchrun.")
 
 
 def _joined_run(
@@ -117,7 +133,7 @@ def _joined_run(
         # A run continues with its own configuration, which has a number for every `auto`.
         text = group.together(lambda: RunFolder.open(out).config.to_toml() if group.leads else "")
         config = parse(tomllib.loads(group.led(text)))
-        expect_supported(config)
+        _expect_supported(config)
     outline = group.together(lambda: RunOutline.of(config))
     graph = outline.graph
     assignment: AgentPartition = group.led(
@@ -140,8 +156,7 @@ def _joined_run(
     expect_room(engine, group)
     called = metric_sinks.callbacks_of(config) if group.leads else Callbacks()
     checkpoints = Checkpoints(out, layout, group)
-    ranked = runs.Ranked(RankedEngine(engine, group), checkpoints)
-    result = runs.execute(job, folder, reported, called, ranked)
+    result = runs.execute(job, folder, reported, called, (RankedEngine(engine, group), checkpoints))
     group.any(False)  # wait until rank 0 has written everything
     if result.stopped is None:
         checkpoints.forget()
@@ -182,24 +197,10 @@ def _assembled(
     task = group.together(lambda: named_task(outline.config))
     everyone = Everyone(counts, _digest(group, shards, home, counts))
     parts = group.together(lambda: Assembly.of_records(outline, shards, task, device, everyone))
-    group.together(lambda: _expect_supported_model(parts))
+    group.together(lambda: _expect_supported(outline.config, parts))
     start = hashlib.sha256(parts.start.numpy().tobytes()).hexdigest()
     group.expect_same("start of the model", start, "make the model from the seed alone.")
     return parts
-
-
-def _expect_supported_model(parts: Assembly) -> None:
-    name = parts.run.config.model.name
-    if any(map(draws_dropout, parts.flat.module.modules())):
-        raise ConfigError(
-            f"model.name: expected a model without dropout with several ranks, got {name!r}. Its random "
-            "numbers follow the order of all agents. Start one process without torchrun."
-        )
-    if split_backbone(parts.flat.module) is not None:
-        raise ConfigError(
-            f"model.name: expected a model that does not begin with frozen layers with several ranks, got "
-            f"{name!r}. These layers need all records. Start one process without torchrun."
-        )
 
 
 def _counts_of_all(home: Ints, counts_by_rank: list[tuple[int, ...]]) -> tuple[int, ...]:

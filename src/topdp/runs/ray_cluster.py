@@ -28,7 +28,7 @@ from topdp.runs.cluster_tasks import StackResult, StackTask
 from topdp.runs.code_fingerprint import fingerprint
 from topdp.runs.config import ConfigError
 from topdp.runs.finished_run import FinishedRun
-from topdp.runs.run_stacks import Dealer
+from topdp.runs.run_stacks import Dealer, name_of_shards
 from topdp.runs.sweep_grid import SweepPoint
 
 JOIN_TIMEOUT_SECONDS = 40.0
@@ -96,7 +96,7 @@ class RayCluster:
         """
         _expect_no_sinks(stacks)
         total = done + sum(map(len, stacks))
-        waiting = deque(sorted(stacks, key=lambda stack: dealer.name_of_shards(stack[0].config)))
+        waiting = deque(sorted(stacks, key=lambda stack: name_of_shards(stack[0].run)))
         running: dict[Any, list[SweepPoint]] = {}
         records: dict[str, Any] = {}
         errors: list[Exception] = []
@@ -107,10 +107,10 @@ class RayCluster:
                 slots = int(self._ray.cluster_resources().get("CPU", 0.0) // self.cpus)
                 while waiting and len(running) < slots + QUEUED_TASKS:
                     stack = waiting.popleft()
-                    task = StackTask.of([point.config for point in stack], dealer, self.device, self.cpus)
-                    for config in task.configs:
-                        if (name := dealer.name_of_shards(config)) not in records:
-                            records[name] = self._ray.put(pickle.dumps(dealer.shards(config)))
+                    task = StackTask.of([point.run for point in stack], self.device, self.cpus)
+                    for run in task.runs:
+                        if (name := name_of_shards(run)) not in records:
+                            records[name] = self._ray.put(pickle.dumps(dealer.shards(run)))
                     records = {name: records[name] for name in task.records}  # Ray drops what no task needs
                     code = fingerprint(task.user_modules), task.user_modules
                     handle = self._task.remote(*code, self.cpus, pickle.dumps(task), *records.values())

@@ -24,12 +24,12 @@ from topdp.privacy.query import Query
 from topdp.privacy.residual_noise import residual_noise
 from topdp.runs.auto_values import noise_shares
 from topdp.runs.config import ConfigError, RunConfig
-from topdp.runs.methods import METHODS
+from topdp.runs.methods import METHODS, POOLED, Method
 from topdp.runs.resolve import resolve
-from topdp.runs.run_outline import budgets
+from topdp.runs.run_outline import budgets, method_of
 from topdp.topology import Topology
 
-COMPARED_METHODS = ("plain", "dsgd", "muffliato", "correlated")
+COMPARED_METHODS = [method for method in METHODS.values() if method.comparable]
 COMPARED_ROUNDS = 20  # rounds after which the noise is compared
 
 # The training settings of the comparison: equal, plain steps, so that only the noise of methods differs.
@@ -101,12 +101,14 @@ def recommend(
     """Return the recommended method and settings, for counts[i] records of agent i and the budget and
     colluders of `config`. Raise ConfigError if no method fits.
     """
-    if METHODS[config.method.name].pools:
-        raise ConfigError("method.name: expected a method on a graph, got 'central'. Remove it.")
+    if method_of(config).pools:
+        raise ConfigError(
+            f"method.name: expected a method on a graph, got {config.method.name!r}. Remove it."
+        )
     options = []
-    for number, name in enumerate(COMPARED_METHODS, 1):
-        progress(f"calibrating {name}, method {number} of {len(COMPARED_METHODS)}")
-        options.append(_option(config, graph, counts, name))
+    for number, method in enumerate(COMPARED_METHODS, 1):
+        progress(f"calibrating {method.name}, method {number} of {len(COMPARED_METHODS)}")
+        options.append(_option(config, graph, counts, method))
     options.sort(key=_rank)
     best = options[0]
     if best.noise is None:
@@ -118,11 +120,11 @@ def recommend(
     return Recommendation(options, changes, reasons)
 
 
-def _option(config: RunConfig, graph: Topology, counts: tuple[int, ...], name: str) -> Option:
-    method = config.method.model_copy(update={"name": name, "mode": "sync"})
+def _option(config: RunConfig, graph: Topology, counts: tuple[int, ...], method: Method) -> Option:
+    name = method.name
     compared = config.model_copy(
         update={
-            "method": method,
+            "method": config.method.model_copy(update={"name": name, "mode": "sync"}),
             "rounds": COMPARED_ROUNDS,
             "train": config.train.model_copy(update=PLAIN_STEPS),
             "data": config.data.model_copy(update={"batch": "full"}),
@@ -142,7 +144,7 @@ def _option(config: RunConfig, graph: Topology, counts: tuple[int, ...], name: s
     pooled = pooled_noise(run.config, counts, float(epsilon.min()))
     average, between = float(residual.average[-1]) / pooled, float(residual.between[-1]) / pooled
     settings, reason = {}, f"{name} leaves {average:.3g} times the noise of pooled records in the average"
-    if METHODS[name].shares_noise:
+    if method.shares_noise:
         c = run.config.method
         settings = {
             "method.secrets_degree": c.secrets_degree,
@@ -152,7 +154,7 @@ def _option(config: RunConfig, graph: Topology, counts: tuple[int, ...], name: s
         reason += (
             f", with {c.secrets_degree} partners for each agent, against any {privacy.colluders} that collude"
         )
-    elif METHODS[name].gossips:
+    elif method.gossips:
         settings = {"method.gossip": run.config.method.gossip}
     return Option(
         method=name,
@@ -170,7 +172,7 @@ def pooled_noise(config: RunConfig, counts: tuple[int, ...], epsilon: float) -> 
     """
     central = config.model_copy(
         update={
-            "method": config.method.model_copy(update={"name": "central", "mode": "sync"}),
+            "method": config.method.model_copy(update={"name": POOLED.name, "mode": "sync"}),
             "privacy": config.privacy.model_copy(update={"colluders": 0, "epsilon": epsilon, "sigma": None}),
         }
     )

@@ -25,7 +25,12 @@ def resolve(
 
 
 def resolve_outline(outline: RunOutline, counts: tuple[int, ...]) -> ResolvedRun:
-    """Return the resolved run of an outline in which agent i has counts[i] records."""
+    """Return the resolved run of an outline in which agent i has counts[i] records.
+
+    A resolved run with these records is returned unchanged.
+    """
+    if isinstance(outline, ResolvedRun) and outline.counts == counts:
+        return outline
     analysis, schedule = records_of(outline, counts)
     config = with_auto_values(outline, analysis, schedule)
     return ResolvedRun.with_records(replace(outline, config=config), analysis, schedule)

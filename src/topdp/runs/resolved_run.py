@@ -56,11 +56,15 @@ class ResolvedRun(RunOutline):
         """The batches of each agent."""
         return self.analysis.batches
 
-    def write_plan(self, deviation: Floats) -> Plan:
-        """Return the plan whose full-scale noise is `deviation` [agents]. Random choices follow the seed."""
-        inner = self.optimiser.inner(self.schedule)
+    def write_plan(self, deviation: Floats, releases: int | None = None) -> Plan:
+        """Return the plan whose full-scale noise is `deviation` [agents]. Random choices follow the seed.
+
+        `releases`: the number of gradient releases, for a quick trial; None: those of the run.
+        """
+        schedule = Schedule(self.schedule.rate[:releases], self.schedule.noise[:releases])
+        inner = self.optimiser.inner(schedule)
         plan = self.protocol.plan(self.graph, inner, deviation, self.config.seed)
-        plan = optimised(plan, self.optimiser, self.schedule.rate)
+        plan = optimised(plan, self.optimiser, schedule.rate)
         if self.robust is None and self.rounded is None:
             return plan
         return replace(plan, robust=self.robust, rounded=self.rounded)

@@ -17,9 +17,9 @@ import platform
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from numpy.typing import NDArray
@@ -46,6 +46,7 @@ from topdp.runs.result import Result, Stopped
 from topdp.runs.rounding_check import warn_of_lost_steps
 from topdp.runs.row_arrays import as_array, as_tensor
 from topdp.runs.run_folder import STARTING, RunFolder, RunFolderError
+from topdp.runs.run_outline import RunOutline
 from topdp.runs.training_loop import train_to_the_end
 from topdp.simulator.ranks.ranked_engine import RankedEngine
 from topdp.simulator.simulation import Simulation
@@ -60,9 +61,15 @@ def run(
     callbacks: Iterable[object] = (),
 ) -> Result:
     """Run a configuration, write its run folder to `out`, and return the result."""
-    called = metric_sinks.callbacks_of(config, callbacks)
+    return _begin(RunOutline.of(config), out, device, progress, callbacks)
+
+
+def _begin(
+    outline: RunOutline, out: Path, device: str, progress: Progress, callbacks: Iterable[object] = ()
+) -> Result:
+    called = metric_sinks.callbacks_of(outline.config, callbacks)
     with prepared_folder(out):
-        job = plan_run(Assembly.of(config, choose_device(device), progress), progress)
+        job = plan_run(Assembly.of(outline, choose_device(device), progress), progress)
     return execute(job, new_run_folder(out, job), progress, called)
 
 
@@ -83,32 +90,40 @@ def resume(
             f"Expected a run whose data and model the configuration names, got the run in {path}, which was "
             f"started from Python. Continue it with topdp.train(..., out={str(path)!r}, resume=True)."
         )
-    called = metric_sinks.callbacks_of(config, callbacks)
-    job = reopen_run(Assembly.of(config, choose_device(device), progress), folder)
-    return execute(job, folder, progress, called)
+    return _continue(RunOutline.of(config), folder, device, progress, callbacks)
+
+
+def _continue(
+    outline: RunOutline, folder: RunFolder, device: str, progress: Progress, callbacks: Iterable[object] = ()
+) -> Result:
+    done = folder.state == "done"
+    called = None if done else metric_sinks.callbacks_of(outline.config, callbacks)
+    job = reopen_run(Assembly.of(outline, choose_device(device), progress), folder)
+    return job.read(folder) if done else execute(job, folder, progress, called)
 
 
 def run_or_continue(
-    config: RunConfig,
+    outline: RunOutline,
     out: Path,
     device: str = "auto",
     progress: Progress = silent,
 ) -> Result:
-    """Return the result of the run of `config` in `out`: run it, continue it, or read it if it is finished.
+    """Return the result of a run in `out`: run it, continue it, or read it if it is finished.
 
     A finished run is checked like a run that continues: its plan and account must hold for the present
     records.
     """
     if not (out / "run.json").exists():
-        return run(config, out, device, progress)
+        return _begin(outline, out, device, progress)
     folder = RunFolder.open(out)
     if folder.state == STARTING:
         folder.forget_start()
-        return run(config, out, device, progress)
-    expect_settings(folder, config)
+        return _begin(outline, out, device, progress)
+    expect_settings(folder, outline.config)
     if folder.state != "done":
-        return resume(out, device, progress)
-    return reopen_run(Assembly.of(folder.config, choose_device(device), progress), folder).read(folder)
+        unfinished(out)
+    # The configuration in the folder has a number for every `auto`.
+    return _continue(replace(outline, config=folder.config), folder, device, progress)
 
 
 def expect_settings(folder: RunFolder, config: RunConfig) -> None:
@@ -118,13 +133,6 @@ def expect_settings(folder: RunFolder, config: RunConfig) -> None:
             f"Expected the settings of the run in {folder.path}, got other values of {', '.join(differing)}. "
             "Use the same settings, or another folder."
         )
-
-
-class Ranked(NamedTuple):
-    """The engine and the checkpoints of a run over several ranks."""
-
-    engine: RankedEngine
-    checkpoints: Checkpoints
 
 
 @dataclass(frozen=True)
@@ -192,7 +200,7 @@ def execute(
     folder: RunFolder | None,
     progress: Progress,
     callbacks: Callbacks | None = None,
-    ranked: Ranked | None = None,
+    ranked: tuple[RankedEngine, Checkpoints] | None = None,
 ) -> Result:
     """Train until the run ends or a callback stops it, write the results to `folder`, and return them.
 
@@ -228,13 +236,13 @@ def execute(
         larger_is_better={metric.name: metric.larger_is_better for metric in parts.task.metrics},
     )
     try:
-        trained = train_to_the_end(
+        state, best, stopped = train_to_the_end(
             simulation, parts.start, history, running, folder, progress, callbacks, checkpoints
         )
         seconds = time.perf_counter() - started
         simulation.release_buffers()
-        estimates = simulation.reported(trained.state).detach().cpu().clone()
-        result = job.result(history, estimates, seconds, path, trained.best, trained.stopped)
+        estimates = simulation.reported(state).detach().cpu().clone()
+        result = job.result(history, estimates, seconds, path, best, stopped)
         if folder is not None:
             facts = ended_facts(result, parts.device)
             numbers, notes = as_array(result.estimates), notes_of(result.flat)

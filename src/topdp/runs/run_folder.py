@@ -111,7 +111,7 @@ class RunFolder:
     @property
     def estimates(self) -> NDArray[Any]:
         """The estimates [agents, d] at the end of the run, or when it was stopped."""
-        return self.read_estimates("model.safetensors")[0]
+        return widened(self.stored_estimates("model.safetensors")[0])
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
@@ -157,17 +157,10 @@ class RunFolder:
         """Write the estimates [agents, d] to the file `name`, with `notes` as its metadata."""
         self._write(name, lambda file: write_tensors(file, {"estimates": estimates}, notes))
 
-    def read_estimates(self, name: str, notes: Sequence[str] = ()) -> tuple[NDArray[Any], dict[str, str]]:
-        """Return the estimates in the file `name`, and its metadata.
+    def stored_estimates(self, name: str, notes: Sequence[str] = ()) -> tuple[NDArray[Any], dict[str, str]]:
+        """Return the estimates in the file `name`, bfloat16 as its bits (`tensor_files`), and its metadata.
 
         Raise RunFolderError if the metadata lacks one of `notes`.
-        """
-        stored, all_notes = self.stored_estimates(name, notes)
-        return widened(stored), all_notes
-
-    def stored_estimates(self, name: str, notes: Sequence[str] = ()) -> tuple[NDArray[Any], dict[str, str]]:
-        """Return the same as `read_estimates`, but bfloat16 as its bits (`tensor_files.DTYPE_NAMES`), which
-        need half the memory.
         """
         return self._read(name, partial(_read_estimates, notes=notes))
 

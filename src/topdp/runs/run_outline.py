@@ -7,7 +7,7 @@ depend on the number of records.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from inspect import signature
 from typing import Self
 
@@ -16,7 +16,8 @@ import numpy as np
 from topdp import topology
 from topdp.base.array_types import Floats
 from topdp.errors import InputError
-from topdp.plan import Optimiser, Robust
+from topdp.plan import Capability, Optimiser, Robust, needs_of
+from topdp.plan.adaptive_steps import ADAPTIVE_OPTIMISERS
 from topdp.plan.batches import Batches, Cycle, Full, Poisson
 from topdp.privacy.answers import ON_REQUEST
 from topdp.privacy.published.claims import Analysis
@@ -63,7 +64,7 @@ class RunOutline:
         return cls(
             config=config,
             method=method,
-            noise_kind=noise_kind(config, method),
+            noise_kind=noise_kind(config),
             graph=graph,
             sigma=sigma,
             epsilon=None if sigma is not None else budgets(config, graph.agents),
@@ -73,6 +74,18 @@ class RunOutline:
             robust=_robust(config, method),
             rounded=_rounded(config, optimiser),
         )
+
+    @property
+    def needs(self) -> dict[Capability, str]:
+        """The capabilities that its plans need because of the optimiser, the robust rule and rounding."""
+        return needs_of(ADAPTIVE_OPTIMISERS.get(self.optimiser.kind), self.robust, self.rounded)
+
+    @property
+    def unpooled(self) -> Self:
+        """The outline in which each agent has its own records, also if the method pools them."""
+        if not self.method.pools:
+            return self
+        return replace(self, method=replace(self.method, pools=False), graph=named_graph(self.config))
 
 
 def method_of(config: RunConfig) -> Method:
@@ -93,9 +106,9 @@ def named_graph(config: RunConfig) -> Topology:
     return family(**{name: options[name] for name in signature(family).parameters if name in options})
 
 
-def noise_kind(config: RunConfig, method: Method) -> str:
+def noise_kind(config: RunConfig) -> str:
     """Return the kind of noise schedule: the configured kind, or else the method's own."""
-    settings = config.method
+    settings, method = config.method, method_of(config)
     if settings.noise_schedule.kind is not None:
         return settings.noise_schedule.kind
     # All kinds except "steps" and "constant" need noise on gradients.
@@ -105,7 +118,7 @@ def noise_kind(config: RunConfig, method: Method) -> str:
 
 def guarantee_of(config: RunConfig) -> str | None:
     """Return the answer that must stay within the budget; None if σ is configured or there is no noise."""
-    uncalibrated = config.privacy.sigma is not None or not METHODS[config.method.name].noisy
+    uncalibrated = config.privacy.sigma is not None or not method_of(config).noisy
     return None if uncalibrated else config.privacy.guarantee
 
 
@@ -150,13 +163,8 @@ def analysis_of(config: RunConfig, counts: Sequence[int]) -> Analysis:
     """Return the analysis of a run in which agent i has counts[i] records: how the records enter releases,
     and the published calibration of the noise.
     """
-    batches = batches_of(config, counts)
-    return Analysis(calibration_of(config), batches, config.privacy.clip, config.privacy.adjacency)
-
-
-def calibration_of(config: RunConfig) -> str:
-    """Return the published calibration from which the claim of a method follows."""
-    return METHODS[config.method.name].calibration or config.method.calibration or "tight"
+    calibration = method_of(config).calibration or config.method.calibration or "tight"
+    return Analysis(calibration, batches_of(config, counts), config.privacy.clip, config.privacy.adjacency)
 
 
 def optimiser_of(config: RunConfig) -> Optimiser:
@@ -178,25 +186,6 @@ def optimiser_of(config: RunConfig) -> Optimiser:
             'the scale of gradients, got "estimate". Change one of the two.'
         )
     return optimiser
-
-
-def why_plans_are_equal(configs: Sequence[RunConfig]) -> str:
-    """Return text that explains why these configurations have the same plan, and how to make them differ."""
-    outlines = [RunOutline.of(config) for config in configs]
-    if len({calibration_of(config) for config in configs}) > 1:
-        return (
-            "They differ only in the noise that each method claims to need. With --set "
-            "privacy.guarantee=claimed, each method gets that noise."
-        )
-    kinds = {outline.noise_kind for outline in outlines}
-    for outline in outlines:
-        period, rounds = outline.config.method.noise_schedule.period, outline.config.rounds
-        if len(kinds) > 1 and outline.noise_kind == "steps" and period >= rounds:
-            return (
-                f"The noise of {outline.method.name} decreases every {period} rounds, and the run has "
-                f"{rounds}. They differ with a smaller --set method.noise_schedule.period."
-            )
-    return "With these settings they do not differ."
 
 
 def _sigma(config: RunConfig, method: Method, agents: int) -> Floats | None:

@@ -21,23 +21,22 @@ from topdp.data import Shards
 from topdp.plan import Plan
 from topdp.runs.assembly import Assembly, stacked_engine
 from topdp.runs.config import RunConfig
-from topdp.runs.methods import METHODS
 from topdp.runs.named_model import named_task
 from topdp.runs.named_records import load_shards
 from topdp.runs.resolve import resolve_outline
-from topdp.runs.run_outline import RunOutline, optimiser_of
+from topdp.runs.run_outline import RunOutline
 from topdp.simulator.engine import Engine
 from topdp.simulator.evaluation import Evaluation
+from topdp.simulator.run_stacking import supports
 from topdp.simulator.simulation import State
 from topdp.simulator.stepping import fastest, releases_until_due
-from topdp.topology import Topology
 
 MAX_CACHED_SHARDS = 6  # sets of shards that stay on the device between stacks
 
 MAX_STACK_BYTES = {"cuda": 40e9, "cpu": 2e9}  # bytes of rows and records in one stack
 
 # A function that returns the bytes of a run's records, and the bytes of its rows.
-Size = Callable[[RunConfig], tuple[float, float]]
+Size = Callable[[RunOutline], tuple[float, float]]
 
 # Keys, besides seed, graph and method, in which runs of a stack may differ, because plans contain them.
 MAY_DIFFER = {
@@ -95,50 +94,33 @@ class Stack:
 class Dealer:
     """The assembler of runs on one device. It loads records that several runs share only once.
 
-    `dealt` and `graphs`: shards and graphs that exist already, by the names of `name_of_shards` and
-    `name_of_graph`. They are not read again.
+    `dealt`: shards that exist already, by the names of `name_of_shards`. They are not read again.
     """
 
     device: torch.device
     progress: Progress = silent
     dealt: dict[str, Shards] = field(default_factory=dict)
-    graphs: dict[str, Topology] = field(default_factory=dict)
 
-    def assemblies(self, configs: Sequence[RunConfig]) -> list[Assembly]:
-        """Return the assembled runs.
-
-        Runs that differ only in method and budget share one graph, model and start.
-        """
+    def assemblies(self, runs: Sequence[RunOutline]) -> list[Assembly]:
+        """Return the assembled runs. Runs that differ only in method and budget share one model and start."""
         assembled: dict[str, Assembly] = {}
-        runs = []
-        for config in configs:
-            outline = RunOutline.of(config, self.graph(config))
-            key = str((config.seed, config.topology, _in_common(config)))
+        assemblies = []
+        for run in runs:
+            key = str((run.config.seed, run.config.topology, _in_common(run)))
             if key in assembled:
-                parts = replace(assembled[key], run=resolve_outline(outline, assembled[key].run.counts))
+                parts = replace(assembled[key], run=resolve_outline(run, assembled[key].run.counts))
             else:
-                parts = Assembly.of_records(outline, self.shards(config), named_task(config), self.device)
+                parts = Assembly.of_records(run, self.shards(run), named_task(run.config), self.device)
                 assembled[key] = parts
-            runs.append(parts)
-        return runs
+            assemblies.append(parts)
+        return assemblies
 
-    def name_of_shards(self, config: RunConfig) -> str:
-        """Return a name of the shards of a run, which is the same for all runs with the same shards."""
-        return f"{config.seed} {self.graph(config).agents} {config.data}"
-
-    def graph(self, config: RunConfig) -> Topology:
-        name = name_of_graph(config)
-        return self.graphs[name] if name in self.graphs else RunOutline.of(config).graph
-
-    def shards(self, config: RunConfig) -> Shards:
-        pools = METHODS[config.method.name].pools
-        key = self.name_of_shards(config)
+    def shards(self, outline: RunOutline) -> Shards:
+        key = name_of_shards(outline)
         if key not in self.dealt:
-            if pools:  # pool the shards of the other methods, which are cached already or needed soon
-                alone = config.method.model_copy(update={"name": "plain"})
-                dealt = self.shards(config.model_copy(update={"method": alone})).pooled()
+            if outline.method.pools:  # pool shards that are cached already or needed soon by other methods
+                dealt = self.shards(outline.unpooled).pooled()
             else:
-                outline = RunOutline.of(config, self.graph(config))
                 dealt = load_shards(outline, self.progress, self.device).to(self.device)
             if len(self.dealt) == MAX_CACHED_SHARDS:
                 del self.dealt[next(iter(self.dealt))]
@@ -146,16 +128,18 @@ class Dealer:
         return self.dealt[key]
 
 
-def name_of_graph(config: RunConfig) -> str:
-    """Return a name of the graph of a run, which is the same for all runs on the same graph."""
-    return f"{config.seed} {config.topology} {METHODS[config.method.name].pools}"
+def name_of_shards(outline: RunOutline) -> str:
+    """Return a name of the shards of a run, which is the same for all runs with the same shards."""
+    config = outline.config
+    holders = config.topology if outline.method.pools else outline.graph.agents
+    return f"{config.seed} {holders} {config.data}"
 
 
-def stackable(configs: Sequence[RunConfig], limit: float, size: Size) -> list[list[RunConfig]]:
+def stackable(runs: Sequence[RunOutline], limit: float, size: Size) -> list[list[RunOutline]]:
     """Return the runs in stacks. The runs of a stack can be executed as one, within `limit` bytes."""
-    groups: dict[str, list[RunConfig]] = defaultdict(list)
-    for config in configs:
-        groups[_in_common(config)].append(config)
+    groups: dict[str, list[RunOutline]] = defaultdict(list)
+    for run in runs:
+        groups[_in_common(run)].append(run)
     stacks = []
     for group in groups.values():
         for turns in _in_turns(group):
@@ -163,11 +147,12 @@ def stackable(configs: Sequence[RunConfig], limit: float, size: Size) -> list[li
     return stacks
 
 
-def _in_common(config: RunConfig) -> str:
+def _in_common(run: RunOutline) -> str:
     """Return text that is equal for two runs if they can be in one stack: the settings that must be equal.
 
     These are all keys except a list of exceptions, so a key that is added to the configuration must be equal.
     """
+    config = run.config
     sections = {
         name: section.model_dump(exclude=MAY_DIFFER.get(name, set()))
         for name in type(config).model_fields
@@ -176,48 +161,37 @@ def _in_common(config: RunConfig) -> str:
     }
     # A stack is tested on the records of its first run, and other seeds may train on records held out there.
     held_out = config.data.validation and config.seed
-    method = METHODS[config.method.name]
-    releases = config.method.gossip if method.gossips else 0
-    alone = str(config) if not _fits(config) else ""
-    return str((config.rounds, releases, method.pools, held_out, alone, sections))
+    releases = config.method.gossip if run.method.gossips else 0
+    # An attack and sinks apply to one run only.
+    single = supports(run) or config.attack.name != "none" or config.report.sinks
+    alone = str(config) if single else ""
+    return str((config.rounds, releases, run.method.pools, held_out, alone, sections))
 
 
-def _fits(config: RunConfig) -> bool:
-    """Return whether a run can be stacked with others.
-
-    A run cannot if it has adaptive steps, robust mixing or rounding, because these are not linear, nor if it
-    has an attack or sinks, because these apply to one run only.
-    """
-    linear = not optimiser_of(config).adaptive and config.robust.rule == "mean"
-    return (
-        linear and config.train.rows == "model" and config.attack.name == "none" and not config.report.sinks
-    )
-
-
-def _in_turns(group: list[RunConfig]) -> list[list[list[RunConfig]]]:
+def _in_turns(group: list[RunOutline]) -> list[list[list[RunOutline]]]:
     """Return lists of turns. A turn is a list of runs that enter a stack together.
 
     With full batches, each turn has one run for each set of records. So these sets repeat in order in a
     stack, which then reads each of them once (`assembly.stacked_engine`). If sets have different numbers of
     runs or agents, each set has its own list of turns.
     """
-    if group[0].data.batch != "full":
-        return [[[config] for config in group]]
-    by_data: dict[tuple[int, int], list[RunConfig]] = defaultdict(list)
-    for config in group:
-        by_data[config.seed, config.topology.agents].append(config)
+    if group[0].config.data.batch != "full":
+        return [[[run] for run in group]]
+    by_data: dict[tuple[int, int], list[RunOutline]] = defaultdict(list)
+    for run in group:
+        by_data[run.config.seed, run.config.topology.agents].append(run)
     same_size = len({(agents, len(runs)) for (_, agents), runs in by_data.items()}) == 1
     sets = [list(by_data.values())] if same_size else [[runs] for runs in by_data.values()]
     return [[list(turn) for turn in zip(*runs_by_set, strict=True)] for runs_by_set in sets]
 
 
-def _within(limit: float, turns: list[list[RunConfig]], size: Size) -> list[list[RunConfig]]:
+def _within(limit: float, turns: list[list[RunOutline]], size: Size) -> list[list[RunOutline]]:
     """Return stacks of runs, each with as many turns as fit into `limit` bytes."""
-    stacks: list[list[RunConfig]] = []
+    stacks: list[list[RunOutline]] = []
     used = math.inf
     for turn in turns:
         records, rows = (sum(sizes) for sizes in zip(*map(size, turn), strict=True))
-        shared = turn[0].data.batch == "full"  # all turns of a stack read the same records
+        shared = turn[0].config.data.batch == "full"  # all turns of a stack read the same records
         if used + rows + (0 if shared else records) > limit:
             stacks.append([])
             used = records if shared else 0.0

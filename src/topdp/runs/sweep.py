@@ -31,14 +31,14 @@ from topdp.errors import Interrupted
 from topdp.learning.gradients import DivergedError
 from topdp.learning.gradients.path_check import draws_dropout
 from topdp.runs.assembly import Assembly, choose_device
-from topdp.runs.config import RunConfig, changed, parse_stored
+from topdp.runs.config import changed, parse_stored
 from topdp.runs.finished_run import run_stacked
-from topdp.runs.methods import METHODS
 from topdp.runs.ray_cluster import RayCluster
 from topdp.runs.run import expect_settings, run_or_continue
 from topdp.runs.run_folder import RunFolder, RunFolderError
-from topdp.runs.run_stacks import MAX_STACK_BYTES, Dealer, stackable
-from topdp.runs.sweep_grid import Axis, SweepPoint, points
+from topdp.runs.run_outline import RunOutline
+from topdp.runs.run_stacks import MAX_STACK_BYTES, Dealer, name_of_shards, stackable
+from topdp.runs.sweep_grid import Axis, GridPoint, SweepPoint, points
 from topdp.runs.sweep_summary import Spread
 from topdp.runs.training_loop import InterruptedRun
 
@@ -69,9 +69,7 @@ class SweepRequest:
                     f"or continue that sweep with: topdp sweep --resume {place}"
                 )
             return
-        if place.exists() and (not place.is_dir() or any(place.iterdir())):
-            raise RunFolderError(f"--out: expected a new or empty folder, got {place}. Name another --out.")
-        make_folder(place)
+        RunFolder.make_room(place)
         over = {axis.key: list(axis.values) for axis in self.axes}
         content = {"format": SWEEP_FORMAT, "seeds": self.seeds, "over": over, "base": self.base}
         write_atomically(file, json.dumps(content, indent=2) + "\n")
@@ -88,7 +86,7 @@ class SweepRequest:
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise RunFolderError(f"Expected a sweep in {place}, could not read it: {error}") from error
 
-    def points(self) -> list[SweepPoint]:
+    def points(self) -> list[GridPoint]:
         """Return one point for each run."""
         return points(lambda changes: changed(self.base, changes), self.axes, self.seeds)
 
@@ -109,14 +107,14 @@ def run_all(
     with exclusive_lock(place):
         chosen = choose_device(device) if cluster is None else torch.device(cluster.device)
         missing = [point for point in points if not is_over(place, point)]
-        by_config = {id(point.config): point for point in missing}
+        by_run = {id(point.run): point for point in missing}
         begun = [point for point in missing if (place / point.folder / "run.json").exists()]
         if cluster is not None:
             begun = []  # a cluster cannot read their checkpoints; it begins again, with the same results
         dealer = Dealer(chosen if cluster is None else torch.device("cpu"), progress)
         _expect_the_same_records([point for point in points if point not in missing], missing, place, dealer)
-        fresh = [point.config for point in missing if point not in begun]
-        stacks = [[by_config[id(config)] for config in stack] for stack in _stacks(fresh, dealer, chosen)]
+        fresh = [point.run for point in missing if point not in begun]
+        stacks = [[by_run[id(run)] for run in stack] for stack in _stacks(fresh, dealer, chosen)]
         done, total = len(points) - len(missing), len(points)
         try:
             if cluster is not None:
@@ -149,16 +147,11 @@ def _expect_the_same_records(
     done: Sequence[SweepPoint], missing: Sequence[SweepPoint], place: Path, dealer: Dealer
 ) -> None:
     """Raise RunFolderError if finished runs used other records, so that results would not be comparable."""
-
-    def name_of_records(point: SweepPoint) -> str:
-        config = point.config
-        return str((config.data, config.seed, config.topology.agents, METHODS[config.method.name].pools))
-
-    before = {name_of_records(point): point for point in done}
-    for key, point in {name_of_records(point): point for point in missing}.items():
+    before = {name_of_shards(point.run): point for point in done}
+    for key, point in {name_of_shards(point.run): point for point in missing}.items():
         if key in before:
             path = place / before[key].folder
-            (parts,) = dealer.assemblies([point.config])
+            (parts,) = dealer.assemblies([point.run])
             if RunFolder.open(path).fact("data") != parts.shards.digest():
                 raise RunFolderError(
                     f"Expected the records of the run in {path}, got other records. Name another --out for a "
@@ -189,16 +182,16 @@ def results_of(place: Path, point: SweepPoint) -> dict[str, Any]:
     }
 
 
-def _stacks(configs: Sequence[RunConfig], dealer: Dealer, device: torch.device) -> list[list[RunConfig]]:
-    if len(configs) < 2:
-        return [[config] for config in configs]
+def _stacks(runs: Sequence[RunOutline], dealer: Dealer, device: torch.device) -> list[list[RunOutline]]:
+    if len(runs) < 2:
+        return [[run] for run in runs]
     sizes: dict[str, tuple[float, float]] = {}
 
-    def size(config: RunConfig) -> tuple[float, float]:
+    def size(run: RunOutline) -> tuple[float, float]:
         """Return the bytes of records and of rows; infinite for a run that is not stacked."""
-        key = str((config.data, config.topology, config.model))
+        key = str((run.config.data, run.config.topology, run.config.model))
         if key not in sizes:
-            (parts,) = dealer.assemblies([config])
+            (parts,) = dealer.assemblies([run])
             records = parts.shards.inputs.nbytes
             estimates = 4.0 * parts.flat.dimension * parts.run.graph.agents
             large = device.type == "cpu" and records + estimates > MAX_STACKED_RUN_BYTES
@@ -207,8 +200,8 @@ def _stacks(configs: Sequence[RunConfig], dealer: Dealer, device: torch.device) 
         return sizes[key]
 
     limit = MAX_STACK_BYTES[device.type]
-    small = [config for config in configs if sum(size(config)) <= limit]
-    stacks = [[config] for config in configs if sum(size(config)) > limit]
+    small = [run for run in runs if sum(size(run)) <= limit]
+    stacks = [[run] for run in runs if sum(size(run)) > limit]
     for stack in stackable(small, limit, size):
         fitting = int(limit // sum(size(stack[0])))  # a turn has all seeds, which may be too many
         stacks += [stack[first : first + fitting] for first in range(0, len(stack), fitting)]
@@ -227,10 +220,10 @@ def _run_stack(
     device: str,
     progress: Progress,
 ) -> None:
-    if len(stack) > 1 and (runs := run_stacked([point.config for point in stack], dealer, progress)):
-        for point, run in zip(stack, runs, strict=True):
-            run.write(place / point.folder)
+    if len(stack) > 1 and (runs := run_stacked([point.run for point in stack], dealer, progress)):
+        for point, finished in zip(stack, runs, strict=True):
+            finished.write(place / point.folder)
         return
     for point in stack:
         with suppress(DivergedError):  # its folder states that it diverged
-            run_or_continue(point.config, place / point.folder, device, progress)
+            run_or_continue(point.run, place / point.folder, device, progress)

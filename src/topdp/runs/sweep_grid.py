@@ -19,11 +19,13 @@ from topdp.errors import InputError
 from topdp.runs.config import ConfigError, RunConfig
 from topdp.runs.named_model import named_factory
 from topdp.runs.named_records import record_counts
-from topdp.runs.resolve import resolve, resolve_outline
+from topdp.runs.resolve import resolve_outline
+from topdp.runs.resolved_run import ResolvedRun
 from topdp.runs.run_outline import RunOutline
 from topdp.runs.sweep_summary import label_of
 
 MAX_SWEEP_RUNS = 10_000
+TRIAL_RELEASES = 3  # gradient releases of the plan that checks a point
 MAX_COLUMNS = 8  # columns that fit side by side
 
 # A function that reads a configuration with further changes, each `key=value`.
@@ -57,7 +59,7 @@ class Axis(NamedTuple):
 
 
 @dataclass(frozen=True)
-class SweepPoint:
+class GridPoint:
     """One run of a sweep: the name of its folder, its settings and its configuration."""
 
     folder: str
@@ -69,6 +71,13 @@ class SweepPoint:
     def label(self) -> str:
         """The chosen values as text, without the seed."""
         return label_of(self.chosen)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepPoint(GridPoint):
+    """One run of a sweep with its resolved run, whose configuration has a number for every `auto`."""
+
+    run: ResolvedRun
 
 
 def combinations(axes: Sequence[Axis], option: str) -> list[dict[str, str]]:
@@ -92,7 +101,7 @@ def changes_to(chosen: Mapping[str, str]) -> list[str]:
     return [f"{key}={value}" for key, value in chosen.items()]
 
 
-def points(read: Read, axes: Sequence[Axis], seeds: int) -> list[SweepPoint]:
+def points(read: Read, axes: Sequence[Axis], seeds: int) -> list[GridPoint]:
     """Return a point for each combination of values and each seed, with all seeds of a combination together.
 
     The seeds begin with that of the configuration.
@@ -105,45 +114,36 @@ def points(read: Read, axes: Sequence[Axis], seeds: int) -> list[SweepPoint]:
         raise ConfigError(
             f"Expected at most {MAX_SWEEP_RUNS} runs in a sweep, got {count}. Use fewer values or seeds."
         )
-    grid_points: list[SweepPoint] = []
+    grid_points: list[GridPoint] = []
     for chosen in settings:
         first = read(changes_to(chosen))
         for seed in range(first.seed, first.seed + seeds):
             config = first.model_copy(update={"seed": seed})
             folder = f"{len(grid_points) + 1:0{len(str(count))}d}"
-            grid_points.append(SweepPoint(folder, chosen, seed, config))
+            grid_points.append(GridPoint(folder, chosen, seed, config))
     return grid_points
 
 
-def resolved_points(sweep_points: Sequence[SweepPoint]) -> list[SweepPoint]:
-    """Return the points with a number for every `auto`. Raise ConfigError if one of them cannot be run."""
+def resolved_points(grid_points: Sequence[GridPoint]) -> list[SweepPoint]:
+    """Return the points with their resolved runs. Raise ConfigError if one of them cannot be run."""
     counts: dict[str, tuple[int, ...]] = {}
-    return [replace(point, config=_resolved_config(point, counts)) for point in sweep_points]
+    return [_resolved(point, counts) for point in grid_points]
 
 
-def _resolved_config(point: SweepPoint, counts: dict[str, tuple[int, ...]]) -> RunConfig:
+def _resolved(point: GridPoint, counts: dict[str, tuple[int, ...]]) -> SweepPoint:
     config = point.config
     try:
         named_factory(config)
         outline = RunOutline.of(config)
-        agents = outline.graph.agents
-        key = str((config.data, config.seed, agents, config.topology, outline.method.pools))
+        key = str((config.data, config.seed, config.topology, outline.method.pools))
         if key not in counts:
             counts[key] = record_counts(outline)
         run = resolve_outline(outline, counts[key])
-        resolve(_short(run.config), run.graph, run.counts).write_plan(np.ones(agents))
+        # Protocols and optimisers check settings when they write plans.
+        run.write_plan(np.ones(run.graph.agents), TRIAL_RELEASES)
     except InputError as error:
         raise ConfigError(f"{point.label or 'The run'}, seed {point.seed}: {error}") from error
-    return run.config
-
-
-def _short(config: RunConfig) -> RunConfig:
-    """Return the configuration with only two rounds.
-
-    It is planned as a quick trial, because protocols and optimisers check settings when they write plans.
-    """
-    steps = {"learning_rate": 1.0, "warmup": 0}
-    return config.model_copy(update={"rounds": 2, "train": config.train.model_copy(update=steps)})
+    return SweepPoint(**vars(replace(point, config=run.config)), run=run)
 
 
 def _split(text: str) -> list[str]:

@@ -15,16 +15,17 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
 from topdp.base.files import write_atomically
-from topdp.privacy.answers import WORST_CASE, answer_kind
+from topdp.privacy.answers import answer_kind, proved_kind
 from topdp.privacy.basics.gaussian import epsilon_of
 from topdp.runs.epsilon_text import epsilon_text
+from topdp.runs.metric_labels import evaluated_names
 
 
 @dataclass(frozen=True)
@@ -100,11 +101,8 @@ def metric_names(spreads: Sequence[Spread]) -> list[str]:
     for spread in spreads:
         for run in spread.done:
             if run["metrics"]:
-                metrics = run["metrics"].items()
-                return [
-                    name for name, value in metrics
-                    if isinstance(value, dict) and not isinstance(value.get("mean"), list)
-                ]  # fmt: skip
+                line = run["metrics"]
+                return [name for name in evaluated_names(line) if not isinstance(line[name]["mean"], list)]
     return []
 
 
@@ -151,9 +149,13 @@ def write_csv(spreads: Sequence[Spread], place: Path) -> None:
         largest = [_largest([run["privacy"]["epsilon"][name] for run in spread.runs]) for name in answers]
         spread_lines.append([*spread.chosen.values(), len(spread.done), *numbers, *largest])
     for name, lines in (("runs.csv", run_lines), ("sweep.csv", spread_lines)):
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows(lines)
-        write_atomically(place / name, text.getvalue())
+        write_csv_lines(place / name, lines)
+
+
+def write_csv_lines(path: Path, lines: Iterable[Iterable[object]]) -> None:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(lines)
+    write_atomically(path, text.getvalue())
 
 
 def cost_together(spreads: Sequence[Spread]) -> str:
@@ -161,7 +163,7 @@ def cost_together(spreads: Sequence[Spread]) -> str:
     runs = [run["privacy"] for spread in spreads for run in spread.runs]
     guarantees = {run["guarantee"] for run in runs}
     named = guarantees.pop() if len(guarantees) == 1 else None
-    kind = WORST_CASE if named is None or not answer_kind(named).proved else answer_kind(named)
+    kind = proved_kind(None if named is None else answer_kind(named))
     if len(runs) == 1:
         return "ε is that of this run alone."
     delta = min(run["delta"] for run in runs)

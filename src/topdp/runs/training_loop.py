@@ -9,7 +9,6 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -44,15 +43,6 @@ class InterruptedRun(Interrupted):
         self.folder = folder
 
 
-@dataclass(frozen=True)
-class Trained:
-    """The last state of the loop, the best evaluation, and the stop by a callback, if any."""
-
-    state: State
-    best: Best | None
-    stopped: Stopped | None
-
-
 def train_to_the_end(
     simulation: Simulation,
     start: torch.Tensor,
@@ -62,8 +52,10 @@ def train_to_the_end(
     progress: Progress,
     callbacks: Callbacks,
     checkpoints: Checkpoints | None,
-) -> Trained:
-    """Compute all releases, from the newest of `checkpoints` or else from `start`, and return the last state.
+) -> tuple[State, Best | None, Stopped | None]:
+    """Compute all releases, from the newest of `checkpoints` or else from `start`.
+
+    Return the last state, the best evaluation, and the stop by a callback, if any.
 
     A callback may stop the run earlier. Evaluations are appended to `metrics`, which `run` shows to
     callbacks. In a run over several ranks, each rank calls this function with its `RankedEngine`, and all
@@ -108,7 +100,7 @@ def train_to_the_end(
                 note_state(state, True)
                 break
     best.save()
-    return Trained(state, best.best, stopped)
+    return state, best.best, stopped
 
 
 def _begin(
@@ -194,7 +186,8 @@ def _saving_checkpoints(
             save(last[0])
         if folder is not None:
             folder.mark("interrupted")
-        raise InterruptedRun(*_how_to_continue(folder, config, checkpoints)) from None
+        path = None if folder is None else folder.path
+        raise InterruptedRun(path, _how_to_continue(folder, config, checkpoints)) from None
     except (DivergedError, WrongReplayError) as error:
         if folder is not None:
             folder.mark("diverged" if isinstance(error, DivergedError) else "wrong")
@@ -215,12 +208,10 @@ def _saved_on_error(folder: RunFolder | None, save: Callable[[], None]) -> Itera
         raise
 
 
-def _how_to_continue(
-    folder: RunFolder | None, config: RunConfig, checkpoints: Checkpoints | None
-) -> tuple[Path | None, str | None]:
-    """Return the folder of the run, and how to continue it; None: with `topdp run --resume`."""
-    if folder is not None and checkpoints is not None and checkpoints.group is not None:
-        return folder.path, "the same command."
-    if folder is None or not config.started_from_python:
-        return (folder.path if folder else None), None
-    return folder.path, f"topdp.train(..., out={str(folder.path)!r}, resume=True)"
+def _how_to_continue(run: RunFolder | None, config: RunConfig, checkpoints: Checkpoints | None) -> str | None:
+    """Return how to continue the run; None: with `topdp run --resume`."""
+    if checkpoints is not None and checkpoints.group is not None:
+        return "the same command."
+    if run is not None and config.started_from_python:
+        return f"topdp.train(..., out={str(run.path)!r}, resume=True)"
+    return None

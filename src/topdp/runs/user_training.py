@@ -23,11 +23,10 @@ from topdp.runs import metric_sinks
 from topdp.runs import run as runs
 from topdp.runs.assembly import Assembly, choose_device
 from topdp.runs.config import GIVEN, ConfigError, RunConfig, parse
-from topdp.runs.methods import METHODS
 from topdp.runs.named_records import named_features
 from topdp.runs.result import Result
 from topdp.runs.run_folder import GRAPH_FILE, RunFolderError
-from topdp.runs.run_outline import RunOutline
+from topdp.runs.run_outline import RunOutline, method_of
 from topdp.topology import Topology, as_topology, single
 
 SHARDS_CONSTRUCTORS = {
@@ -145,7 +144,13 @@ def train(
     if not isinstance(model, nn.Module):
         raise ConfigError(f"Expected model to be a torch module, got a {type(model).__name__}.")
     expect_shards(shards)
-    expect_path_and_progress(out, progress)
+    if out is not None and not isinstance(out, str | os.PathLike):
+        raise ConfigError(f"Expected out to be the path of a folder, got a {type(out).__name__}.")
+    if not callable(progress):
+        raise ConfigError(
+            "Expected progress to be a function of (stage, done, total, *, unit, metrics), got a "
+            f"{type(progress).__name__}."
+        )
     topology = as_topology(topology)
     own_features = None if features is None or isinstance(features, str) else UserFeatures(features)
     features_key = "none" if features is None else features if own_features is None else "given"
@@ -165,7 +170,7 @@ def train(
     if begun is not None:
         runs.expect_settings(begun, config)
         config = begun.config
-    if METHODS[config.method.name].pools:
+    if method_of(config).pools:
         topology, shards = single(), shards.pooled()
     new = Path(out) if begun is None and out is not None else None
     with runs.prepared_folder(new):
@@ -226,16 +231,6 @@ topdp.Shards.from_arrays([(inputs, targets), ...]), one pair of arrays or tensor
     raise ConfigError(
         f"Expected shards to be a Shards, got a {got}. Make it with {SHARDS_CONSTRUCTORS[kind]}.{loader}"
     )
-
-
-def expect_path_and_progress(out: Any, progress: Any) -> None:
-    if out is not None and not isinstance(out, str | os.PathLike):
-        raise ConfigError(f"Expected out to be the path of a folder, got a {type(out).__name__}.")
-    if not callable(progress):
-        raise ConfigError(
-            "Expected progress to be a function of (stage, done, total, *, unit, metrics), got a "
-            f"{type(progress).__name__}."
-        )
 
 
 def plain(value: Any) -> Any:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from topdp.learning.gradients import DivergedError
 from topdp.learning.gradients.gradient_checks import FailureFlags
-from topdp.plan import Capability, Plan, unsupported
+from topdp.plan import Capability, unsupported
 from topdp.simulator.cuda_graphs import CudaGraphs
 from topdp.simulator.cuda_program import RoundProgram
 from topdp.simulator.engine import Engine, WrongReplayError
@@ -50,11 +50,6 @@ class _MismatchError(Exception):
     """An error for a replay that differs from the round that the engine makes."""
 
 
-def supports(plan: Plan) -> str | None:
-    """Return None if CUDA replay supports `plan`, and otherwise what it needs that is not supported."""
-    return unsupported(plan, {Capability.SHARED_DRAWS, Capability.PRUNED_ROWS})
-
-
 @final
 class CudaReplay(SimulationWrapper):
     """A simulation that advances `engine` by replays if they are possible and verified, and otherwise by
@@ -78,7 +73,7 @@ class CudaReplay(SimulationWrapper):
         self._overflows = 0
         self._blanks = False
         # The reason why the engine makes every round; None while rounds are replayed.
-        self.reason = _unsupported_engine(engine, record is not None)
+        self.reason = supports(engine, record is not None)
 
     def advance(self, state: State, at_most: int = 1) -> State:
         if self.reason is not None or state.releases < self._replay_from:
@@ -234,14 +229,14 @@ class CudaReplay(SimulationWrapper):
         return len(self._engine.layout.made(round))
 
 
-def _unsupported_engine(engine: Engine, off_device: bool) -> str | None:
+def supports(engine: Engine, off_device: bool) -> str | None:
     """Return None if rounds of `engine` can be recorded, and otherwise the reason.
 
     `off_device`: whether the recorder works without a GPU, as in tests.
     """
     if os.environ.get(EAGER_VARIABLE, "0") not in ("", "0"):
         return f"{EAGER_VARIABLE} is set"
-    if reason := supports(engine.plan):
+    if reason := unsupported(engine.plan, {Capability.SHARED_DRAWS, Capability.PRUNED_ROWS}):
         return f"the plan needs {reason}"
     obstacles = {
         "there is no CUDA device": engine.device.type != "cuda" and not off_device,

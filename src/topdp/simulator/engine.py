@@ -26,7 +26,7 @@ from topdp.learning.gradients.gradient_checks import divergence_error
 from topdp.learning.gradients.path_check import draws_dropout
 from topdp.learning.metrics import Metric
 from topdp.learning.tasks import Task
-from topdp.plan import Capability, Plan, ReleaseKind, prune, unsupported
+from topdp.plan import Capability, Plan, ReleaseKind, prune
 from topdp.plan.batches import Batches, Full
 from topdp.plan.random_streams import stream
 from topdp.simulator.adaptive_step import adaptive_step
@@ -78,13 +78,14 @@ class Intervention:
     hostile: tuple[int, ...] = ()
     every_row: bool = False
 
-    def supports(self, plan: Plan) -> str | None:
-        """Return None if hostile agents can take part in `plan`, and otherwise what prevents it."""
-        return None if self.tamper is None else unsupported(plan, {*Capability} - {Capability.ROUNDED_ROWS})
 
+def supports(plan: Plan, tampered: bool = False) -> str | None:
+    """Return None if an engine can execute `plan`, and otherwise the reason why it cannot.
 
-def supports(plan: Plan) -> str | None:
-    """Return None if an engine can execute `plan`, and otherwise the reason why it cannot."""
+    `tampered`: whether hostile agents change rows.
+    """
+    if tampered and Capability.ROUNDED_ROWS in plan.needs:
+        return f"{plan.needs[Capability.ROUNDED_ROWS]}, of which none is rounded if agents are hostile"
     if np.abs(plan.std.values).max(initial=0) * plan.scale.max() > MAX_NOISE_STD:
         return f"noise above {MAX_NOISE_STD:g}, which float32 cannot hold: use a smaller sigma, clip or rate"
     if not plan.exists[:, : plan.agents].all():
@@ -143,13 +144,11 @@ class Engine(Simulation):
                 f"{[strategy.records for strategy in batches]} records, for which noise is calibrated."
             )
         self.plan = plan if plan.pruned or self.intervention.every_row else prune(plan)
-        if reason := supports(self.plan):
+        if reason := supports(self.plan, self.intervention.tamper is not None):
             raise InputError(f"Expected a plan that can be simulated, got {reason}.")
         self.layout = layout or RowLayout(self.plan)
         if self.layout.plan is not self.plan:
             raise InputError("Expected the layout of the pruned plan that is executed, got another plan's.")
-        if reason := self.intervention.supports(plan):
-            raise InputError(f"Expected rows that are not rounded if agents are hostile, got {reason}.")
         self.gradients = gradients
         self.device = torch.device(device)
         self.shards = shards.to(self.device, gradients.flat.dtype)

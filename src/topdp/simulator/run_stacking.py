@@ -22,15 +22,15 @@ from topdp.base.array_types import Ints
 from topdp.data.batch_selection import Device, Selection, select
 from topdp.data.shards import Shards
 from topdp.errors import InputError
-from topdp.plan import NOBODY, Capability, PerRound, Plan, prune, unsupported
+from topdp.plan import NOBODY, Capability, PerRound, Plan, Planned, prune, unsupported
 from topdp.plan.batches import Batches, Full
 from topdp.simulator.simulated_noise import Draws, SimulatedDraws, Words
 
 MAX_CACHED_SELECTIONS = 2000
 
 
-def supports(plan: Plan) -> str | None:
-    """Return None if the run of `plan` can be stacked, and otherwise what prevents it."""
+def supports(plan: Planned) -> str | None:
+    """Return None if a run can be stacked, and otherwise what prevents it."""
     return unsupported(plan, {Capability.SHARED_DRAWS, Capability.PRUNED_ROWS})
 
 

@@ -134,18 +134,18 @@ def test_above_the_limit_the_newest_sources_are_shown(tmp_path):
         file.parent.mkdir()
         file.write_text("{}")
         os.utime(file, (1e9 - age, 1e9 - age))
-    found = live_sources.find_sources([tmp_path], limit=2)
-    assert [one.name for one in found.sources] == ["run-1", "run-3"] and found.cut
+    found, cut = live_sources.find_sources([tmp_path], limit=2)
+    assert [one.name for one in found] == ["run-1", "run-3"] and cut
 
 
 def test_a_file_that_is_too_large_for_a_page_is_not_read(damaged_run, monkeypatch):
     monkeypatch.setattr(live_sources, "MAX_OTHER_FILE_BYTES", 10)
-    (source,) = (one for one in live_sources.find_sources([damaged_run[0]]).sources if one.name == "ill")
+    (source,) = (one for one in live_sources.find_sources([damaged_run[0]])[0] if one.name == "ill")
     assert "Use topdp report" in summary(source)["problem"]
 
 
 def test_a_plan_that_is_too_large_once_unpacked_is_not_read(damaged_run, monkeypatch):
-    (source,) = (one for one in live_sources.find_sources([damaged_run[0]]).sources if one.name == "ill")
+    (source,) = (one for one in live_sources.find_sources([damaged_run[0]])[0] if one.name == "ill")
     assert summary(source)["problem"] is None
     monkeypatch.setattr(live_sources, "MAX_UNPACKED_PLAN_BYTES", 1000)
     assert "too large once unpacked" in summary(source)["problem"]
@@ -154,7 +154,7 @@ def test_a_plan_that_is_too_large_once_unpacked_is_not_read(damaged_run, monkeyp
 def test_a_slow_source_does_not_delay_other_sources(tmp_path):
     books(tmp_path / "slow", "slow")
     books(tmp_path / "quick", "quick")
-    slow, quick = sorted(live_sources.find_sources([tmp_path]).sources, key=lambda one: one.name == "quick")
+    slow, quick = sorted(live_sources.find_sources([tmp_path])[0], key=lambda one: one.name == "quick")
     begun, go = threading.Event(), threading.Event()
 
     def read(source):
@@ -178,7 +178,7 @@ def test_a_slow_source_does_not_delay_other_sources(tmp_path):
 
 def test_an_internal_error_is_reported_in_words(tmp_path):
     books(tmp_path / "ada")
-    (source,) = live_sources.find_sources([tmp_path]).sources
+    (source,) = live_sources.find_sources([tmp_path])[0]
     assert "show them: ZeroDivisionError" in json.loads(AnswerCache(lambda one: 1 / 0).get(source))["problem"]
 
 

@@ -19,11 +19,10 @@ from topdp.privacy.answers import guarantee_kind
 from topdp.privacy.observers.adaptive import MAX_UNASKED_COALITIONS
 from topdp.privacy.observers.survivors import with_reserve
 from topdp.runs.config import ConfigError, RunConfig, parse
-from topdp.runs.methods import METHODS
 from topdp.runs.named_model import expect_named_task
 from topdp.runs.planning import accounted, plan_and_account, query_of
-from topdp.runs.resolve import resolve
-from topdp.runs.run_outline import RunOutline, budgets
+from topdp.runs.resolve import resolve, resolve_outline
+from topdp.runs.run_outline import RunOutline, budgets, method_of
 from topdp.topology import Topology, from_edges
 
 EPSILON_MARGIN = 1 + 1e-9
@@ -84,7 +83,7 @@ def build_manifest(
             sigma, smallest = (np.asarray(each.privacy.sigma, dtype=float) for each in (complete, without))
             ratio = float(np.max(sigma / smallest))
         remarks.append(_reserve_remark(rules.departures, ratio, account))
-    elif rules.tolerates_silence and kind.counts_colluders and METHODS[config.method.name].shares_noise:
+    elif rules.tolerates_silence and kind.counts_colluders and method_of(config).shares_noise:
         remarks.append(
             "Where agents share noise, an agent that is silent for the idle timeout is excluded for good: "
             "make the timeout longer than a restart takes (--idle-timeout)."
@@ -123,7 +122,7 @@ def keeps_reserve(config: RunConfig, rules: Rules) -> bool:
 def _counts_departures(config: RunConfig) -> bool:
     """Return whether noise can be calibrated as if departing agents had colluded from the beginning."""
     kind = guarantee_kind(config.privacy.guarantee)
-    return kind.counts_colluders and not METHODS[config.method.name].shares_noise
+    return kind.counts_colluders and not method_of(config).shares_noise
 
 
 def default_departures(config: RunConfig, agents: int, rules: Rules) -> int:
@@ -211,8 +210,9 @@ def complete_config(
     shared, a little more noise is added: budgets must include what each agent reserves for its own departure.
     """
     expect_named_task(config)
-    expect_supported(config, counts)
-    run = resolve(config, graph, counts)
+    outline = RunOutline.of(config, graph)
+    expect_supported(outline, counts)
+    run = resolve_outline(outline, counts)
     config = run.config
     privacy, guarantee = config.privacy, config.privacy.guarantee
     colluders = privacy.colluders

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from topdp.agents.agreement.manifest import Manifest
-from topdp.plan import Plan
+from topdp.plan import Capability, Plan, Planned, unsupported
 from topdp.privacy.answers import guarantee_kind
 from topdp.privacy.observers.adaptive import in_the_open
-from topdp.runs.config import ConfigError, RunConfig
+from topdp.runs.config import ConfigError
 from topdp.runs.named_model import named_model
 from topdp.runs.resolved_run import ResolvedRun, records_of
 from topdp.runs.run_outline import RunOutline, budgets
@@ -43,7 +43,7 @@ class RunSetup:
                 f"agents, got {len(counts)} numbers and {'no ' if outline.sigma is None else ''}sigma. Make "
                 "the manifest with `topdp federation create --records N1,N2,...`."
             )
-        expect_supported(config, counts)
+        expect_supported(outline, counts)
         run = ResolvedRun.with_records(outline, *records_of(outline, counts))
         return cls(manifest, run, run.write_plan(outline.sigma * config.privacy.clip))
 
@@ -82,21 +82,23 @@ def granted_budgets(manifest: Manifest) -> dict[str, float]:
     return dict(zip(manifest.names, granted.tolist(), strict=True))
 
 
-def expect_supported(config: RunConfig, counts: tuple[int, ...]) -> None:
-    """Raise ConfigError for what real agents do not support: attacks, rounded rows, and a large δ.
+def supports(plan: Planned) -> str | None:
+    """Return None if agents can execute a plan, and otherwise the reason why they cannot."""
+    return unsupported(plan, {Capability.ADAPTIVE_STEPS, Capability.ROBUST_MIXING, Capability.SHARED_DRAWS})
+
+
+def expect_supported(outline: RunOutline, counts: tuple[int, ...]) -> None:
+    """Raise ConfigError for what real agents do not support, for attacks, and for a large δ.
 
     `counts`: number of records of each agent. If δ is at least one over the smallest number, an agent that
     publishes a whole record can satisfy (ε, δ).
     """
-    if config.attack.name != "none":
+    config = outline.config
+    attack = f"attack.name = {config.attack.name}" if config.attack.name != "none" else None
+    if reason := attack or supports(outline):
         raise ConfigError(
-            f'attack.name: expected "none" for real agents, got "{config.attack.name}": `topdp run` '
-            "simulates attacks."
-        )
-    if config.train.rows != "model":
-        raise ConfigError(
-            f'train.rows: expected "model" for real agents, got "{config.train.rows}": their rows lie on a '
-            "grid that is part of the guarantee. `topdp run` simulates rows with fewer digits."
+            f"Expected settings that real agents support, got {reason}. Remove this setting, or simulate it "
+            "with `topdp run`."
         )
     delta, fewest = config.privacy.delta, min(counts)
     if delta * fewest >= 1:

@@ -13,6 +13,7 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -98,7 +99,7 @@ def prepare(config: RunConfig, folder: Path, rules: Rules) -> tuple[Assembly, Ma
     out = folder.parent
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"Expected a new or empty folder, {out} exists. Name another one with --out.")
-    parts = Assembly.of(config)
+    parts = Assembly.of(RunOutline.of(config))
     graph, shards = parts.run.graph, parts.shards
     names = [f"agent{i}" for i in range(graph.agents)]
     addresses = [""] * len(names) if rules.relay else _free_addresses(len(names))
@@ -214,7 +215,7 @@ def _records(parts: Assembly) -> Shards:
     if config.data.features == "none":
         return parts.shards
     plain = config.data.model_copy(update={"features": "none"})
-    return load_shards(RunOutline.of(config.model_copy(update={"data": plain})))
+    return load_shards(replace(parts.run, config=config.model_copy(update={"data": plain})))
 
 
 def _write_records(path: Path, shards: Shards, agent: int) -> None:

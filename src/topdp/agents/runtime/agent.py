@@ -34,7 +34,7 @@ from topdp.agents.runtime.request_handlers import RequestHandlers
 from topdp.agents.runtime.row_guards import uniform_norm_limits
 from topdp.agents.wire.transport import Transport, end_all
 from topdp.base.files import write_atomically
-from topdp.errors import ExitCode
+from topdp.errors import ExitCode, InputError
 from topdp.plan import Capability
 from topdp.privacy.answers import WORST_CASE, answer_kind
 
@@ -81,7 +81,11 @@ class Agent:
 
             self._loop_class = live_pairing_loop.LivePairingLoop
             sampled = context.meter.spending.batches.sampled
-            live_pairing_loop.expect_supported(context.part.plan, sampled)
+            if reason := live_pairing_loop.supports(context.part.plan, sampled):
+                raise InputError(
+                    "--live-pairing: expected method.mode = async alone and full or cyclic batches for live "
+                    f"pairing, got {reason}. Make a manifest without this, or omit --live-pairing."
+                )
         manifest, meter = context.manifest, context.meter
         by_plan = (meter.by_plan is not None or meter.in_the_open) and not live_pairing
         self.ledger = Ledger(

@@ -22,17 +22,13 @@ import torch
 from torch import Tensor
 
 from topdp.agents.agreement.hidden_rows import grid_step as grid_of
+from topdp.agents.agreement.run_setup import supports
 from topdp.agents.runtime.agent_draws import AgentDraws
 from topdp.agents.runtime.agent_gradients import AgentGradients
-from topdp.plan import Capability, Plan, PlanError, ReleaseKind, unsupported
+from topdp.plan import Plan, PlanError, ReleaseKind
 from topdp.plan.plan import NOBODY
 
 NORM_MARGIN = 1e-6  # relative: how far below the largest norm a shortened row is
-
-
-def supports(plan: Plan) -> str | None:
-    """Return None if agents can execute the plan, and otherwise the reason why they cannot."""
-    return unsupported(plan, {Capability.ADAPTIVE_STEPS, Capability.ROBUST_MIXING, Capability.SHARED_DRAWS})
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,6 @@ from topdp.agents.runtime.peer_contacts import TICKS_PER_TIMEOUT
 from topdp.agents.runtime.peer_messages import Handover
 from topdp.agents.wire import row_payload
 from topdp.agents.wire.transport import Message, MessageKind, Reply, ReplyCode, Unreachable
-from topdp.errors import InputError
 from topdp.plan import Plan, unsupported
 from topdp.protocols import protocol_of
 from topdp.protocols.protocol import reduced
@@ -42,15 +41,13 @@ PARTNER_ORDER: Callable[[], random.Random] = random.SystemRandom
 MAX_LISTENING_SECONDS = 0.3  # how long an agent waits for a proposal; affects only how many exchanges happen
 
 
-def expect_supported(plan: Plan, sampled: bool) -> None:
-    """Raise InputError if live pairing cannot execute the plan. `sampled`: whether batches are Poisson."""
+def supports(plan: Plan, sampled: bool) -> str | None:
+    """Return None if live pairing can execute the plan, and otherwise the reason why it cannot.
+
+    `sampled`: whether batches are Poisson.
+    """
     reason = unsupported(plan, ()) if protocol_of(plan).pairwise else f"protocol {plan.protocol}"
-    if reason := reason or ("Poisson batches" if sampled else None):
-        raise InputError(
-            "--live-pairing: expected a manifest with method.mode = async alone and full or cyclic batches "
-            f"for live pairing, got {reason}: partners' rows come one by one. Use train.optimiser = 'sgd' "
-            "and robust.rule = 'mean'."
-        )
+    return reason or ("Poisson batches" if sampled else None)
 
 
 @final

@@ -23,7 +23,6 @@ import torch
 from torch import Tensor, nn
 
 from topdp.base.array_types import Floats
-from topdp.base.number_checks import expect_count
 from topdp.base.progress import Progress, silent
 from topdp.data.shards import Shards
 from topdp.learning.gradients import ClippedGradients
@@ -106,10 +105,6 @@ class BenchJob:
     noise_multiplier: float = 1.0
     alpha: float = 0.25
     learning_rate: float = 0.5
-
-    def __post_init__(self) -> None:
-        for name in ("agents", "batch", "inputs", "hidden", "classes", "degree", "rounds"):
-            expect_count(name, getattr(self, name))
 
     @property
     def parameters(self) -> int:

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from topdp.base.progress import Progress, silent
 from topdp.experiments.bench.bench_job import BenchData, BenchJob, Turns, bench_plan, take_turns, topdp_round
 from topdp.learning.gradients import ClippedGradients
 from topdp.simulator import normal_draws
@@ -69,9 +68,7 @@ def traffic(job: BenchJob) -> tuple[int, int]:
     return gradients, mixing
 
 
-def measure_parts(
-    job: BenchJob, data: BenchData, turns: int, progress: Progress = silent
-) -> tuple[list[RoundPart], Rates, float]:
+def measure_parts(job: BenchJob, data: BenchData, turns: int) -> tuple[list[RoundPart], Rates, float]:
     """Return the parts of a round, the rates behind their floors, and the seconds of a whole round."""
     clipped = ClippedGradients(job.network(), job.clip)
     sums, out = torch.zeros_like(data.rows), torch.empty_like(data.rows)
@@ -93,7 +90,6 @@ def measure_parts(
             **_floor_tasks(),
         },
         turns,
-        progress,
     )
     rates = _rates(times)
     gradient_bytes, mixing_bytes = traffic(job)

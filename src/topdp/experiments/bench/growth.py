@@ -117,11 +117,6 @@ def exponents(points: Sequence[GrowthPoint]) -> dict[str, float]:
     return powers
 
 
-SERIES_LABELS = {
-    "agents": "agents", "parameters": "parameters", "degree": "rows in a mix", "rounds": "rounds"
-}  # fmt: skip
-
-
 def short_number(value: float) -> str:
     """Abbreviate a power of ten.
 
@@ -136,7 +131,7 @@ def short_number(value: float) -> str:
 
 def draw(points: Sequence[GrowthPoint], path: Path, title: str) -> Path:
     """Draw one column per series: the time of a round above, peak memory below."""
-    names = [name for name in SERIES_LABELS if any(point.series == name for point in points)]
+    names = list(dict.fromkeys(point.series for point in points))
     with house_style():
         figure = Figure(figsize=(2.2 * max(3, len(names)), 4.6))
         figure.suptitle(title, fontweight="bold", x=0.01, ha="left")
@@ -149,7 +144,7 @@ def draw(points: Sequence[GrowthPoint], path: Path, title: str) -> Path:
             peaks = [(point.value, max(1.0, point.megabytes)) for point in own if point.megabytes is not None]
             if peaks:
                 memory.loglog(*zip(*peaks, strict=True), color=RED, marker="s")
-            memory.set_xlabel(SERIES_LABELS[name])
+            memory.set_xlabel({"degree": "rows in a mix"}.get(name, name))
             for axis in (time.xaxis, time.yaxis, memory.xaxis, memory.yaxis):
                 axis.set_major_formatter(lambda value, _: short_number(value))
                 axis.set_minor_formatter(NullFormatter())

@@ -12,10 +12,10 @@ from matplotlib.figure import Figure as Picture
 from topdp.base.array_types import Floats
 from topdp.experiments.figures.paper_figure import FigureNumbers, Panel
 from topdp.experiments.lenses import LENS_GUARANTEES, LENSES
-from topdp.runs.methods import METHODS
 from topdp.runs.pictures.chart_style import data_title, house_style, look, percent_axis, save
 from topdp.runs.pictures.chart_text import wrapped
 from topdp.runs.pictures.learning_curves import coinciding, joined_label
+from topdp.runs.run_outline import method_of
 from topdp.views.pages.plain_words import small
 
 PICTURE_SUFFIXES = (".png", ".svg")
@@ -64,7 +64,7 @@ def draw(numbers: FigureNumbers, title: str, epochs: int, stem: Path) -> None:
 def caption(numbers: FigureNumbers) -> str:
     """Return the caption of a picture: data, ε with its guarantee, size of the runs, number of seeds."""
     configs = [config for panel in numbers.panels for config in panel.configs()]
-    noisy = [config for config in configs if METHODS[config.method.name].noisy]
+    noisy = [config for config in configs if method_of(config).noisy]
     data = " and ".join(dict.fromkeys(data_title(config.data.name) for config in configs))
     budgets = sorted({float(np.max(config.privacy.epsilon)) for config in noisy})
     epsilon = f"ε = {budgets[0]:g}" if len(budgets) == 1 else f"ε from {budgets[0]:g} to {budgets[-1]:g}"

@@ -274,9 +274,8 @@ def baselines_do_not_converge(numbers: FigureNumbers) -> Cases:
     return cases
 
 
-_ALL_FIGURES = (
-    PaperFigure(
-        "1",
+FIGURES = {
+    "1": PaperFigure(
         "Accuracy along the epochs for four values of α",
         alpha_panels,
         {
@@ -288,8 +287,7 @@ _ALL_FIGURES = (
             "The proposed method is a little faster when synchronous.": sync_is_faster,
         },
     ),
-    PaperFigure(
-        "2",
+    "2": PaperFigure(
         "Accuracy against the privacy budget",
         budget_panels,
         {
@@ -298,8 +296,7 @@ _ALL_FIGURES = (
             "The advantage grows as the budget falls.": grows_as_the_budget_falls,
         },
     ),
-    PaperFigure(
-        "3",
+    "3": PaperFigure(
         "Connection rates 0.1 and 0.4",
         connection_panels,
         {
@@ -307,8 +304,7 @@ _ALL_FIGURES = (
             "The connection rate does not matter (within 2 points).": changes_little,
         },
     ),
-    PaperFigure(
-        "4",
+    "4": PaperFigure(
         "40 and 50 agents",
         agents_panels,
         {
@@ -316,8 +312,7 @@ _ALL_FIGURES = (
             "More agents are a little better (by less than 3 points).": more_is_a_little_better,
         },
     ),
-    PaperFigure(
-        "5",
+    "5": PaperFigure(
         "Parameters of the noise decay",
         decay_panels,
         {
@@ -325,8 +320,7 @@ _ALL_FIGURES = (
             "Accuracy falls a little as the period grows.": longer_is_a_little_worse,
         },
     ),
-    PaperFigure(
-        "6",
+    "6": PaperFigure(
         "Ring, star, tree and mesh",
         topology_panels,
         {
@@ -334,8 +328,7 @@ _ALL_FIGURES = (
             "Its advantage is smaller in the asynchronous mode.": smaller_when_asynchronous,
         },
     ),
-    PaperFigure(
-        "7",
+    "7": PaperFigure(
         "Noise reduction with and without decay",
         strategies_panels,
         {
@@ -343,8 +336,7 @@ _ALL_FIGURES = (
             "In the end decay is a little better, or nothing.": a_little_better_later,
         },
     ),
-    PaperFigure(
-        "8",
+    "8": PaperFigure(
         "CIFAR-10",
         cifar_panels,
         {
@@ -353,6 +345,4 @@ _ALL_FIGURES = (
             "The baselines do not converge (stay below 15%).": baselines_do_not_converge,
         },
     ),
-)
-
-FIGURES = {figure.number: figure for figure in _ALL_FIGURES}
+}

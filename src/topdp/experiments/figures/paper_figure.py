@@ -18,8 +18,9 @@ from topdp.base.array_types import Floats
 from topdp.errors import InputError
 from topdp.experiments.figure_runner import FigureRuns
 from topdp.experiments.lenses import Scale
-from topdp.experiments.run_store import REDRAW_REMEDY, Curve, csv_rows, write_csv
+from topdp.experiments.run_store import REDRAW_REMEDY, Curve, csv_rows
 from topdp.runs.config import RunConfig
+from topdp.runs.sweep_summary import write_csv_lines
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,6 @@ class PaperFigure:
     the claim gets no verdict.
     """
 
-    number: str
     title: str
     panels: Callable[[Scale, str], list[Panel]]
     claims: Mapping[str, Check]
@@ -111,7 +111,8 @@ class PaperFigure:
     def configs(self, scale: Scale, lens: str) -> list[RunConfig]:
         return [config for panel in self.panels(scale, lens) for config in panel.configs()]
 
-    def verdicts(self, numbers: FigureNumbers) -> list[ClaimVerdict]:
+    def verdicts(self, name: str, numbers: FigureNumbers) -> list[ClaimVerdict]:
+        """Return the verdicts on the claims of this figure, which is called `name`."""
         verdicts = []
         for sentence, check in self.claims.items():
             if cases := check(numbers):
@@ -121,7 +122,7 @@ class PaperFigure:
                 measured = count + "; ".join(text for _, text in cases)
                 verdicts.append(
                     ClaimVerdict(
-                        figure=self.number, lens=numbers.lens, claim=sentence, verdict=word, measured=measured
+                        figure=name, lens=numbers.lens, claim=sentence, verdict=word, measured=measured
                     )
                 )
         return verdicts
@@ -148,7 +149,7 @@ def write_numbers(panels: Sequence[Panel], runs: FigureRuns, path: Path) -> None
         for over in OVER_AGENTS:
             values = [at[t][over] if t in at else "" for t in rounds]
             table.append([title, label, "" if x is None else x, seed, f"{sigma:.6g}", over, *values])
-    write_csv(path, table)
+    write_csv_lines(path, table)
 
 
 def read_numbers(lens: str, panels: Sequence[Panel], path: Path) -> FigureNumbers:

@@ -27,7 +27,7 @@ GUARANTEES = tuple(kind.name for kind in ANSWERS.values() if kind.takes_budget)
 ON_REQUEST = tuple(kind.name for kind in ANSWERS.values() if kind.on_request)
 
 # The answers by reliability, the most reliable one first.
-BY_RANK = (ADAPTIVE, WORST_CASE, OUTSIDER, VIEW, CLAIMED)
+BY_RANK = tuple(sorted(ANSWERS.values(), key=lambda kind: kind.rank))
 
 _BY_NAME = {kind.name: kind for kind in ANSWERS.values()}
 
@@ -41,6 +41,11 @@ def answer_kind(name: str) -> AnswerKind:
         return ANSWERS.get(name) or _BY_NAME[name]
     except KeyError:
         raise PrivacyError(f"Expected an answer among {', '.join(_BY_NAME)}, got {name!r}.") from None
+
+
+def proved_kind(kind: AnswerKind | None) -> AnswerKind:
+    """Return the answer on which a statement relies: `kind` if it is proved, and otherwise the worst case."""
+    return kind if kind is not None and kind.proved else WORST_CASE
 
 
 def guarantee_kind(name: str) -> AnswerKind:
@@ -78,4 +83,5 @@ __all__ = [
     "answer_kind",
     "expect_on_request",
     "guarantee_kind",
+    "proved_kind",
 ]

@@ -29,6 +29,7 @@ class AdaptiveAnswer(ObservedAnswer):
     """The answer against agents or coalitions that also read every estimate; the default guarantee."""
 
     name = "adaptive"
+    rank = 0
     assumptions = (
         "Each other agent, or the colluders together, with all that the view gives them and also every "
         "agent's estimate in every round, the last included. No assumption on gradients."
@@ -71,7 +72,7 @@ class AdaptiveAnswer(ObservedAnswer):
 
     def curve_seconds(self, plan: Plan, query: Query) -> float:
         n, colluders = plan.agents, query.colluders
-        if plan.rows == n or {Capability.ROBUST_MIXING, Capability.ROUNDED_ROWS} & plan.needs:
+        if plan.rows == n or {Capability.ROBUST_MIXING, Capability.ROUNDED_ROWS} & plan.needs.keys():
             return 0.5 * max(1, math.comb(n, min(colluders, n)) / 1e5)
         return view_effort.curve_seconds(plan, math.comb(n - 1, min(colluders, n - 1)), self.public)
 

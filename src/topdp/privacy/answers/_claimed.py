@@ -33,10 +33,12 @@ class ClaimedAnswer(AnswerKind):
     """The answer that the method's own published analysis states; it may be wrong."""
 
     name = "claimed"
+    rank = 4
     assumptions = "The method's own analysis of its full-scale noise; noise that it saves counts as free."
     scope = "against nobody in particular: the method's own published analysis says so"
     public = Public.NOTHING
     proved = False
+    has_mu = False
 
     def against(self, colluders: int) -> str:
         return "nobody in particular: the method's own published analysis says so, and may be wrong"

@@ -21,6 +21,7 @@ class OutsiderAnswer(ObservedAnswer):
     """The answer against an outsider that reads every link and every estimate; it cannot be a guarantee."""
 
     name = "outsider"
+    rank = 2
     assumptions = (
         "Somebody who reads every link and every agent's estimate in every round, and knows nobody's draws. "
         "No assumption on gradients."

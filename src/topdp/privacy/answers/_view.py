@@ -26,6 +26,7 @@ class ViewAnswer(ObservedAnswer):
     """The answer against each other agent alone, if gradients do not react; it proves no protection."""
 
     name = "view"
+    rank = 3
     assumptions = (
         "Each other agent alone, honest but curious, with all rows it reads in all rounds, its own draws and "
         "data, and all random choices of the protocol. Assumes that gradients do not react: others' later "

@@ -27,6 +27,7 @@ class WorstCaseAnswer(AnswerKind):
     """The answer against all other agents together, who see every row that the agent makes."""
 
     name = "worst-case"
+    rank = 1
     assumptions = (
         "All other agents together, who see every row the agent makes, its own estimate included. "
         "No assumption on gradients."

@@ -125,11 +125,15 @@ class AnswerKind(ABC):
     assumptions: ClassVar[str]
     # The observer and the assumptions, in a phrase that continues "ε is ...", for any number of colluders.
     scope: ClassVar[str]
+    # The position in order of reliability; 0 is the most reliable answer.
+    rank: ClassVar[int]
     # What the observer reads in addition to the rows that it receives and makes.
     public: ClassVar[Public]
 
     # Whether the answer holds without assumptions on models or data.
     proved: ClassVar[bool] = True
+    # Whether ε at one δ determines μ, if batches are not sampled.
+    has_mu: ClassVar[bool] = True
     # Whether the answer takes long to compute, and is computed only on request.
     on_request: ClassVar[bool] = False
     # Whether the answer can be a guarantee, to which noise is calibrated and by which agents charge.

@@ -37,18 +37,13 @@ def make_drawable(figure: Figure) -> None:
             text.set_text(with_codes(text.get_text(), undrawable))
 
 
-def drawable(text: str) -> str:
-    """Return the text with codes in place of characters that no font of this machine has."""
-    return with_codes(text, fonts_for(_missing(text))[1])
-
-
 def wrapped(text: str, width: int) -> str:
     """Break a title into lines of at most `width` characters. Wide characters count twice.
 
     >>> wrapped("MNIST, 30 agents, ε = 1 (adaptive)", 18)
     'MNIST, 30 agents,\\nε = 1 (adaptive)'
     """
-    shown = drawable(text)
+    shown = with_codes(text, fonts_for(_missing(text))[1])
     wide = sum(unicodedata.east_asian_width(letter) in "WF" for letter in shown)
     return "\n".join(
         textwrap.fill(line, max(10, width - wide), break_on_hyphens=False) for line in shown.splitlines()

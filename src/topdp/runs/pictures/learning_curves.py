@@ -15,10 +15,10 @@ from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
 from topdp.runs.config import RunConfig
-from topdp.runs.methods import METHODS
 from topdp.runs.metric_labels import is_share, mean_over_classes, metric_names
 from topdp.runs.pictures.chart_style import LETTERS, data_title, house_style, look, percent_axis, save
 from topdp.runs.pictures.chart_text import wrapped
+from topdp.runs.run_outline import method_of
 
 # The distance below which lines coincide, as a fraction of the range of a picture. A drawn line is several
 # times as wide.
@@ -117,7 +117,7 @@ def heading(configs: Sequence[RunConfig], agents: Sequence[int]) -> str:
     >>> heading([RunConfig()], agents=[30])
     'MNIST, 30 agents, sync, ε = 1 (adaptive, δ = 1e-5)'
     """
-    noisy = [config for config in configs if METHODS[config.method.name].noisy]
+    noisy = [config for config in configs if method_of(config).noisy]
     parts = (
         {data_title(config.data.name) for config in configs},
         {f"{count} agents" for count in agents},

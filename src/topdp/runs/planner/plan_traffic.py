@@ -96,10 +96,6 @@ def _mlp(shape: tuple[int, ...], outputs: int) -> tuple[int | None, str]:
     return (math.prod(shape) + 1) * MLP_HIDDEN_UNITS + (MLP_HIDDEN_UNITS + 1) * outputs, ""
 
 
-def _linear(shape: tuple[int, ...], outputs: int) -> tuple[int | None, str]:
-    return math.prod(shape) * outputs, ""
-
-
 def _cnn(shape: tuple[int, ...], outputs: int) -> tuple[int | None, str]:
     if len(shape) != 3 or shape[1] != shape[2] or shape[1] < 16:
         return None, f"The model cnn needs square images of at least 16x16, got records of shape {shape}."
@@ -110,4 +106,4 @@ def _cnn(shape: tuple[int, ...], outputs: int) -> tuple[int | None, str]:
 
 # For each named model, a function of a record's shape and the number of outputs that returns the number of
 # parameters, or None and the reason why it is unknown.
-ROW_SIZES = {"mlp": _mlp, "linear": _linear, "cnn": _cnn}
+ROW_SIZES = {"mlp": _mlp, "linear": lambda shape, outputs: (math.prod(shape) * outputs, ""), "cnn": _cnn}

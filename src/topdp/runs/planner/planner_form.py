@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
-from typing import Any
 
 import tomli_w
 
@@ -17,7 +16,7 @@ from topdp.data.catalogue import CATALOGUE
 from topdp.errors import InputError, TopdpError
 from topdp.privacy.answers import GUARANTEES
 from topdp.runs import config as configs
-from topdp.runs.config import RunConfig, did_you_mean
+from topdp.runs.config import RunConfig, did_you_mean, dotted
 from topdp.runs.methods import METHODS
 from topdp.runs.planner.plan_traffic import ROW_SIZES
 from topdp.runs.planner.setting_answers import PAGE, PlannerQuestion
@@ -48,9 +47,7 @@ class Field:
     @property
     def value(self) -> str:
         """The default value, as text."""
-        default: Any = RunConfig()
-        for part in self.key.split("."):
-            default = getattr(default, part)
+        default = dotted(RunConfig().model_dump())[self.key]
         return "" if default is None else f"{default:g}" if isinstance(default, float) else str(default)
 
 
@@ -101,27 +98,23 @@ class FormError(InputError):
 
 
 def question_of(values: Mapping[str, object]) -> PlannerQuestion:
-    """Return the question with the submitted values. Raise FormError if they are wrong.
+    """Return the question with the submitted values. Raise TopdpError if they are wrong (see `form_error`).
 
     >>> question_of({"topology.agents": "4", "topology.kind": "ring", "rounds": "2"}).run.graph.agents
     4
     >>> try:
     ...     question_of({"privacy.epsilon": "-1"})
-    ... except FormError as error:
-    ...     error.fields
+    ... except TopdpError as error:
+    ...     form_error(error).fields
     {'privacy.epsilon': 'expected a number > 0 and at most 1e30, or a list with one per agent, got -1.'}
     """
-    config = configuration(values)
-    try:
-        return PlannerQuestion.of(config, PAGE)
-    except TopdpError as error:
-        raise form_error(error) from error
+    return PlannerQuestion.of(configuration(values), PAGE)
 
 
 def configuration(values: Mapping[str, object]) -> RunConfig:
     """Return the default configuration with the submitted values; empty values are ignored.
 
-    Raise FormError for an unknown key or a wrong value.
+    Raise FormError for an unknown key or a wrong choice, and ConfigError for another wrong value.
     """
     for key, value in values.items():
         if key not in FORM_KEYS:
@@ -132,15 +125,13 @@ def configuration(values: Mapping[str, object]) -> RunConfig:
         value = str(values.get(field.key, "")).strip()
         if field.choices and value and value not in field.choices:
             raise FormError("", {field.key: f"got {value!r}.{did_you_mean(value, list(field.choices))}"})
-    changes = [f"{key}={value}" for key, value in values.items() if str(value).strip()]
-    try:
-        return configs.read(changes=changes)
-    except TopdpError as error:
-        raise form_error(error) from error
+    return configs.read(changes=[f"{key}={value}" for key, value in values.items() if str(value).strip()])
 
 
 def form_error(error: TopdpError) -> FormError:
-    """Return a FormError with the messages of `error` by the keys that they name."""
+    """Return a FormError with the messages of `error` by the keys that they name; a FormError unchanged."""
+    if isinstance(error, FormError):
+        return error
     fields, rest = dict[str, str](), list[str]()
     for line in str(error).splitlines():
         line = _ORIGIN.sub("", line)

@@ -210,11 +210,9 @@ def recommendation(
 
 def _advice_key(question: PlannerQuestion) -> tuple[object, ...]:
     """Return everything on which advice depends. It does not depend on the method, its mode or the rounds."""
-    given = question.given
-    name = given.method.name if question.run.method.pools else "plain"
-    method = given.method.model_copy(update={"name": name, "mode": "sync"})
-    settings = given.model_copy(update={"rounds": 1, "method": method})
-    return "advice", settings.model_dump_json(), question.run.graph.edges.tobytes(), question.run.counts
+    given, run = question.given, question.run
+    settings = given.model_dump_json(exclude={"rounds": True, "method": {"name", "mode"}})
+    return "advice", settings, run.method.pools, run.graph.edges.tobytes(), run.counts
 
 
 def _setting(question: PlannerQuestion, shape: Plan) -> dict[str, Any]:

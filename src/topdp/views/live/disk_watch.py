@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
@@ -32,8 +31,6 @@ SCAN_INTERVAL_SECONDS = 1.0
 REST_FACTOR = 20  # a source that took a second to read is not read again for this many seconds
 MAX_REST_SECONDS = 60.0
 MAX_PARALLEL_READS = 2  # of different sources
-TAIL_BYTES = 65_536  # read first in search of the last line
-MAX_LINE_BYTES = 50_000_000  # a line for a thousand agents has less than a tenth of that
 MAX_CACHED_ANSWERS = 32  # each is valid until its source changes
 
 ReadSource = Callable[[LiveSource], dict[str, Any]]
@@ -67,9 +64,8 @@ class DiskWatch:
 
     def scan(self) -> list[tuple[str, dict[str, Any]]]:
         """Return the changes since the last scan: ("run" or "agent", summary), or ("gone", id)."""
-        listing = find_sources(self._paths)
-        self.cut = listing.cut
-        new = {source.id: self._scan(source) for source in listing.sources}
+        sources, self.cut = find_sources(self._paths)
+        new = {source.id: self._scan(source) for source in sources}
         changed = [
             (watched.source.kind, watched.summary)
             for id, watched in new.items()
@@ -203,20 +199,9 @@ def _listed_agent(source: LiveSource) -> dict[str, Any]:
 
 
 def last_line(path: Path) -> dict[str, Any] | None:
-    """Return the last complete line of metrics.jsonl, or None if there is none. Read only the file's end."""
+    """Return the last line of metrics.jsonl, or None if there is none. Only this line is parsed."""
     try:
-        with path.open("rb") as file:
-            end = file.seek(0, os.SEEK_END)
-            size = TAIL_BYTES
-            while True:
-                start = max(0, end - size)
-                file.seek(start)
-                text = file.read(end - start).rstrip(b"\n")
-                if b"\n" in text or start == 0:
-                    break
-                if size > MAX_LINE_BYTES:
-                    return None
-                size *= 4
+        text = path.read_bytes().rstrip(b"\n")
         line = json.loads(text.rpartition(b"\n")[2]) if text else None
     except (OSError, ValueError, RecursionError):
         return None

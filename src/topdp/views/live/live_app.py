@@ -36,8 +36,8 @@ from topdp.views.live.disk_watch import AnswerCache, DiskWatch
 from topdp.views.live.federation_page import FederationFeed
 from topdp.views.live.live_sources import LiveSource, SourceKind
 from topdp.views.live.page_events import Events, EventStream, TooManyListeners
-from topdp.views.live.page_templates import page
 from topdp.views.live.planner_page import planner_routes
+from topdp.views.pages.page_assets import live_page
 from topdp.views.pages.run_facts import run_facts
 
 MAX_COMPARED_RUNS = 12
@@ -73,12 +73,12 @@ class Dash:
 
     # Pages
 
-    async def home(self, request: Request) -> Response:
-        return self._page("home.html", "home")
+    async def fixed(self, kind: str, request: Request) -> Response:
+        return self._page(kind)
 
     async def one(self, kind: SourceKind, request: Request) -> Response:
         source = self._source(request, kind)
-        return self._page(f"{kind}.html", kind, id=source.id, name=source.name)
+        return self._page(kind, id=source.id, name=source.name)
 
     async def compare(self, request: Request) -> Response:
         ids = dict.fromkeys(request.query_params.getlist("run"))
@@ -87,21 +87,16 @@ class Dash:
             raise HTTPException(
                 404, f"Expected 2 to {MAX_COMPARED_RUNS} existing runs to compare. Choose them in the list."
             )
-        return self._page("compare.html", "compare", ids=[run.id for run in runs], runs=runs)
+        return self._page("compare", ids=[run.id for run in runs], runs=runs)
 
-    async def federated(self, request: Request) -> Response:
-        return self._page("federation.html", "federation")
-
-    def _page(self, template: str, kind: str, **facts: object) -> Response:
-        return HTMLResponse(page(template, kind=kind, **{"planner": True, **facts}))
+    def _page(self, kind: str, **facts: object) -> Response:
+        return HTMLResponse(live_page(f"{kind}.html", kind=kind, **{"planner": True, **facts}))
 
     # Numbers
 
     async def listed(self, request: Request) -> Response:
         sources, places = self.watch.summaries(), len(self.federation.places)
-        return JSONResponse(
-            {"sources": sources, "cut": self.watch.cut, "places": places, "event": self.events.last}
-        )
+        return JSONResponse({"sources": sources, "cut": self.watch.cut, "places": places})
 
     async def facts(self, kind: SourceKind, request: Request) -> Response:
         body = await run_in_threadpool(self.answers.get, self._source(request, kind))
@@ -121,11 +116,10 @@ class Dash:
     # Events
 
     async def changes(self, request: Request) -> Any:
-        after = request.headers.get("last-event-id") or request.query_params.get("after") or None
         # Visitors on one machine share an address; the names of their browsers tell them apart.
         visitor = f"{request.client.host if request.client else ''} {request.headers.get('user-agent', '')}"
         try:
-            return await EventStream.open(self.events, after, visitor)
+            return EventStream(self.events, visitor)
         except TooManyListeners as error:
             code = 429 if error.by_visitor else 503
             return JSONResponse({PROBLEM: str(error)}, code, {"retry-after": "10"})
@@ -138,11 +132,11 @@ class Dash:
 
     def routes(self) -> list[BaseRoute]:
         return [
-            Route("/", self.home),
+            Route("/", partial(self.fixed, "home")),
             Route("/runs/{id}", partial(self.one, "run")),
             Route("/compare", self.compare),
             Route("/agents/{id}", partial(self.one, "agent")),
-            Route("/federation", self.federated),
+            Route("/federation", partial(self.fixed, "federation")),
             Route("/api/runs", self.listed),
             Route("/api/runs/{id}/facts", partial(self.facts, "run")),
             Route("/api/agents/{id}", partial(self.facts, "agent")),

@@ -11,7 +11,7 @@ import os
 import stat
 import zipfile
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -69,14 +69,6 @@ class LiveSource:
         return max((stamp[0] for stamp in self.signature() if stamp is not None), default=0) / 1e9
 
 
-@dataclass(frozen=True)
-class SourceListing:
-    """The sources below some paths. `cut`: whether there may be more sources."""
-
-    sources: tuple[LiveSource, ...]
-    cut: bool
-
-
 def expect_folders(paths: Iterable[Path]) -> list[Path]:
     """Return the resolved `paths`. Raise InputError if one of them is not a folder."""
     folders = []
@@ -89,32 +81,32 @@ def expect_folders(paths: Iterable[Path]) -> list[Path]:
     return folders
 
 
-def find_sources(paths: Iterable[Path], limit: int = MAX_SOURCES) -> SourceListing:
-    """Return the runs and agents in and below `paths`, each once, ordered by name."""
+def find_sources(paths: Iterable[Path], limit: int = MAX_SOURCES) -> tuple[list[LiveSource], bool]:
+    """Return the runs and agents in and below `paths`, each once, and whether there may be more of them."""
     sources: dict[Path, LiveSource] = {}
     scanned = 0
     for top in paths:
         for path in _folders(top):
             scanned += 1
             if scanned > MAX_SCANNED_FOLDERS:
-                return replace(_newest(list(sources.values()), limit), cut=True)
+                return _newest(list(sources.values()), limit), True
             kind = _kind(path)
             if kind is not None and path not in sources:
                 name = path.name if path == top else path.relative_to(top).as_posix()
                 sources[path] = LiveSource(kind, path, in_utf8(name))
-    return _newest(list(sources.values()), limit)
+    return _newest(list(sources.values()), limit), len(sources) > limit
 
 
-def _newest(sources: list[LiveSource], limit: int) -> SourceListing:
+def _newest(sources: list[LiveSource], limit: int) -> list[LiveSource]:
     """Return the `limit` sources that started last, because they are the most interesting ones."""
     if len(sources) <= limit:
-        return SourceListing(tuple(sources), cut=False)
+        return sources
 
     def started(source: LiveSource) -> int:
         return (file_stamp(source.path / WATCHED_FILES[source.kind][0]) or (0, 0))[0]
 
     newest = set(sorted(sources, key=started)[-limit:])
-    return SourceListing(tuple(source for source in sources if source in newest), cut=True)
+    return [source for source in sources if source in newest]
 
 
 def expect_plain(source: LiveSource) -> None:

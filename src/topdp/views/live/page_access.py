@@ -28,7 +28,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from topdp.base.files import FileError, write_atomically
 from topdp.errors import InputError
-from topdp.views.live.page_templates import page
+from topdp.views.pages.page_assets import live_page
 
 MIN_TOKEN_CHARACTERS = 16
 PUBLISHED_PATH = "/api/published"
@@ -130,7 +130,7 @@ class PageGuard:
         Respond with a page that forwards by itself, not with a redirect: because of SameSite=Strict, a
         browser that came from another site would follow a redirect without the new cookie.
         """
-        response = HTMLResponse(page("welcome.html"))
+        response = HTMLResponse(live_page("welcome.html"))
         response.set_cookie(
             self.access.cookie_name, self.access.cookie, httponly=True, samesite="strict", secure=self.secure
         )
@@ -142,7 +142,7 @@ def refusal_response(refusal: Refusal, path: str) -> Response:
     headers = {"www-authenticate": "Bearer"} if refusal is NO_TOKEN else {}
     if path.startswith("/api/"):
         return JSONResponse({"problem": refusal.words}, refusal.status, headers)
-    text = page("refused.html", title=refusal.title, words=refusal.words)
+    text = live_page("refused.html", title=refusal.title, words=refusal.words)
     return HTMLResponse(text, refusal.status, headers)
 
 

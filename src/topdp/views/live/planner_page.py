@@ -28,7 +28,7 @@ from topdp.runs.epsilon_text import answer_words
 from topdp.runs.planner import planner_form
 from topdp.runs.planner.observer_cache import ObserverCache
 from topdp.runs.planner.setting_answers import PlannerQuestion, recommendation, stages
-from topdp.views.live.page_templates import page
+from topdp.views.pages.page_assets import live_page
 from topdp.views.terminal.planned_table import lines, remarks
 
 MAX_REQUEST_BYTES = 20_000
@@ -109,7 +109,7 @@ class PlannerService:
         except Cancelled:
             pass
         except TopdpError as error:
-            problem = error if isinstance(error, planner_form.FormError) else planner_form.form_error(error)
+            problem = planner_form.form_error(error)
             send({"problem": str(problem), "fields": problem.fields})
         except MemoryError:
             send({"problem": "Not enough memory for this setting. Try fewer agents or rounds."})
@@ -151,7 +151,7 @@ def answer(
 
 async def show_page(request: Request) -> Response:
     names = {"styles": PLANNER_STYLES, "scripts": PLANNER_SCRIPTS, "fields": planner_form.FORM_FIELDS}
-    return HTMLResponse(page("plan.html", kind="plan", planner=True, **names))
+    return HTMLResponse(live_page("plan.html", kind="plan", planner=True, **names))
 
 
 PLANNER = PlannerService()

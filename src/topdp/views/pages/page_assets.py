@@ -48,6 +48,17 @@ def templates(package: str = "topdp.views.pages", folder: str = "templates") -> 
     return environment
 
 
+def live_page(template: str, **facts: object) -> str:
+    """Return the HTML of a live page: `template`, filled in with `facts`.
+
+    `id`, `ids`: the runs or agents of the page. `kind`: the kind of the page, for its script.
+    """
+    scripts = (*PAGE_SCRIPTS, "live.js", "dash.js", "dash-runs.js", "dash-agents.js")
+    defaults: dict[str, object] = {"styles": (*PAGE_STYLES, "dash.css"), "scripts": scripts}
+    defaults |= {"id": "", "ids": [], "planner": False}
+    return templates("topdp.views.live", "html").get_template(template).render(**{**defaults, **facts})
+
+
 def policy(scripts: Sequence[str], styles: Sequence[str]) -> str:
     """Return a content security policy that allows only these inline scripts and styles."""
     kinds = [" ".join(f"'sha256-{_digest(text)}'" for text in kind) or "'none'" for kind in (scripts, styles)]

@@ -108,14 +108,9 @@ def _fixed(path: Path, stamps: tuple[object, ...], max_seconds: float) -> dict[s
     graph, notes = page_graph.graph_of(folder, plan)
     if graph is not None and not notes:
         expect_plan_of(resolve(config, graph, counts), plan, path)
-    mu = (
-        privacy_costs.link_losses(privacy, answer, plan.agents)
-        if plan.agents <= page_graph.MAX_DRAWN_AGENTS
-        else None
-    )
-    own = privacy["epsilon_per_agent"].get(answer)
-    if own is None:
-        mu = None
+    own, mu = privacy["epsilon_per_agent"].get(answer), None
+    if own is not None and plan.agents <= page_graph.MAX_DRAWN_AGENTS:
+        mu = privacy_costs.link_losses(privacy, answer, plan.agents)
     epsilon = None if mu is None else privacy_costs.link_epsilons(mu, own, account.delta)
     if mu is None and plan.agents > 1:
         notes.append(_no_links(kind, plan.agents))

@@ -108,10 +108,9 @@ def _numbers(topology: Topology) -> str:
 def _links(axes: Any, topology: Topology, positions: Floats) -> list[Line2D]:
     """Draw the edges; return the entries of the legend."""
     i, j = topology.edges.T
-    forward = topology.covered[topology.directed[:, 0] < topology.directed[:, 1]]
-    backward = np.zeros((topology.agents, topology.agents), dtype=np.bool_)
-    backward[tuple(topology.directed.T)] = topology.covered
-    backward = backward[j, i]
+    covered = np.zeros((topology.agents, topology.agents), dtype=np.bool_)
+    covered[tuple(topology.directed.T)] = topology.covered
+    forward, backward = covered[i, j], covered[j, i]
     sparse = len(i) < topology.agents + 2 and int(topology.degrees.max()) <= 8
     crowd = len(i) / 3 if sparse else len(i)  # edges of a tree do not cross
     width = float(np.clip(13 / np.sqrt(crowd), 0.4, 1.6))

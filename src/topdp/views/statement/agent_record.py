@@ -23,7 +23,7 @@ from topdp.agents.ledger.ledger import Ledger
 from topdp.agents.ledger.ledger_check import verify
 from topdp.agents.node.agent_status import charged_facts
 from topdp.errors import InputError, TrustError
-from topdp.privacy.answers import WORST_CASE, AnswerKind, answer_kind
+from topdp.privacy.answers import AnswerKind, answer_kind, proved_kind
 from topdp.privacy.basics.gaussian import mu_of
 from topdp.views.statement.privacy_costs import power_of_point
 from topdp.views.statement.statement_text import FALSE_ALARM_SHARES
@@ -76,7 +76,7 @@ class AgentRecord:
         This is the charged answer if it is proved and no hidden rows were rounded, and otherwise the
         `worst-case` answer.
         """
-        return self.charging if self.charging.proved and not self.rounded else WORST_CASE
+        return proved_kind(None if self.rounded else self.charging)
 
     @property
     def charging(self) -> AnswerKind:
@@ -96,10 +96,6 @@ class AgentRecord:
     def colluders(self) -> int:
         """The number of other agents that may pool what they see, without the reserve for departures."""
         return self.setup.manifest.config.privacy.colluders
-
-    @property
-    def records(self) -> int:
-        return self.setup.counts[self.setup.manifest.names.index(self.agent)]
 
     @property
     def over(self) -> bool:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 from topdp import __version__
-from topdp.privacy.answers import CLAIMED, WORST_CASE, AnswerKind, answer_kind
+from topdp.privacy.answers import WORST_CASE, AnswerKind, answer_kind
 from topdp.views.pages.plain_words import at_most, no_less, small
 from topdp.views.statement.agent_record import AgentRecord
 from topdp.views.statement.statement_text import all_others_words, answer_facts, count_of, statement_of
@@ -48,7 +48,7 @@ def agent_statement(record: AgentRecord) -> dict[str, Any]:
             "colluders": record.colluders,
             "manifest": manifest.hash[:12],
             "model": config.model.name,
-            "records": record.records,
+            "records": setup.counts[manifest.names.index(record.agent)],
             "method": config.method.name,
             "rounds": config.rounds,
             "releases": record.round + 1,
@@ -92,7 +92,7 @@ def _answer(record: AgentRecord, kind: AnswerKind) -> dict[str, Any]:
         record.colluders,
         status if record.protects else "not private",
         finite,
-        None if kind is CLAIMED else record.mu(finite),
+        record.mu(finite) if kind.has_mu else None,
         [None, None] if finite is None else record.powers(finite),
     )
 

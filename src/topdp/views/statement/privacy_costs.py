@@ -18,7 +18,7 @@ import numpy as np
 from topdp.base.array_types import Floats
 from topdp.plan import Plan
 from topdp.privacy.accounting import FALSE_ALARMS, Account
-from topdp.privacy.answers import ADAPTIVE, ANSWERS, WORST_CASE, AnswerKind, answer_kind
+from topdp.privacy.answers import ANSWERS, BY_RANK, WORST_CASE, AnswerKind, answer_kind
 from topdp.privacy.basics.gaussian import epsilon_of
 from topdp.privacy.basics.refusals import PrivacyError
 from topdp.privacy.query import Query
@@ -31,12 +31,12 @@ MAX_CURVE_SECONDS = 8.0
 def shown_answer(privacy: dict[str, Any]) -> AnswerKind:
     """Return the answer that a page shows first.
 
-    This is the guarantee if the run has one. Otherwise it is the `adaptive` answer if that has an ε, and the
-    `worst-case` answer if not.
+    This is the guarantee if the run has one, and otherwise the most reliable answer with an ε.
     """
     if privacy["guarantee"] is not None:
         return answer_kind(privacy["guarantee"])
-    return ADAPTIVE if privacy["status"][ADAPTIVE.key] in ("finite", "infinite") else WORST_CASE
+    computed = (kind for kind in BY_RANK if privacy["status"][kind.key] in ("finite", "infinite"))
+    return next(computed, WORST_CASE)
 
 
 def link_losses(privacy: dict[str, Any], answer: str, agents: int) -> Floats | None:
@@ -124,8 +124,7 @@ def spent_along(
     except PrivacyError as error:
         return None, [f"The spending curve is not shown: {error}"]
     curves: dict[str, list[float]] = {}
-    per_round = plan.releases_per_round
-    uneven = plan.releases != per_round * (plan.rounds + 1)
+    per_round, uneven = plan.releases_per_round, not plan.even
     points = _curve_points(spent, plan.releases)
     shown = points if uneven else sorted({release // per_round for release in points})
     ends = points if uneven else [(round + 1) * per_round - 1 for round in shown]  # last releases of rounds

@@ -19,7 +19,7 @@ from markupsafe import Markup
 from topdp import __version__
 from topdp.base.files import make_folder, write_atomically
 from topdp.errors import InputError
-from topdp.privacy.answers import ANSWERS, BY_RANK, WORST_CASE, AnswerKind
+from topdp.privacy.answers import ANSWERS, BY_RANK, WORST_CASE, AnswerKind, proved_kind
 from topdp.views.pages.page_assets import PAGE_MARK, expect_ours, policy, static_text, templates
 from topdp.views.pages.plain_words import at_most
 from topdp.views.statement.statement_text import all_others_words, answer_facts, count_of, statement_of
@@ -74,7 +74,7 @@ def _run_facts(facts: dict[str, Any]) -> dict[str, Any]:
     privacy, guarantee, settings = facts["privacy"], facts["guarantee"], facts["settings"]
     agents, colluders, budget = facts["graph"]["agents"], guarantee["colluders"], guarantee["epsilon"]
     kind = ANSWERS[guarantee["answer"]]
-    relied = kind if kind.proved else WORST_CASE
+    relied = proved_kind(kind)
     epsilon, worst = privacy["epsilon"][relied.key], privacy["epsilon"][WORST_CASE.key]
     batches = [
         batch["kind"] if batch["size"] is None else f"{batch['kind']} of {batch['size']}"

@@ -1,4 +1,4 @@
-// Events from the server. After a lost connection, reconnects and continues after the last event.
+// Events from the server. Reconnects after a lost connection.
 // dash.js handles the events; this file is independent of the content of pages.
 "use strict";
 (() => {
@@ -6,12 +6,12 @@
   const FIRST = 500, LONGEST = 5000; // milliseconds between two attempts
   const SILENT = 30000; // longer than the server's heartbeat of ten seconds
   const LOST = "connection lost, trying again";
-  const KINDS = ["run", "agent", "gone", "federation", "reset"];
+  const KINDS = ["run", "agent", "gone", "federation"];
 
-  // say(words, lost): reports the state of the connection. heard(kind, facts): receives an event; after "reset" the
-  // page must be read again completely.
+  // say(words, lost): reports the state of the connection. heard(kind, facts): receives an event. The kind "reset"
+  // stands for a new connection: events may have been missed, so the page must be read again completely.
   topdp.live = (say, heard) => {
-    let source = null, last = null, wait = FIRST, timer = null, watchdog = null, lost = false;
+    let source = null, wait = FIRST, timer = null, watchdog = null, lost = false;
 
     const close = () => {
       clearTimeout(watchdog);
@@ -37,18 +37,17 @@
         if (refused) return retry(refused);
         if (source || document.hidden) return;
       }
-      source = new EventSource(`/api/events${last ? `?after=${encodeURIComponent(last)}` : ""}`);
+      source = new EventSource("/api/events");
+      source.onopen = () => heard("reset", {});
       source.onerror = () => retry();
-      source.addEventListener("beat", (event) => {
+      source.addEventListener("beat", () => {
         alive();
-        last = event.lastEventId || last;
         lost = false;
         wait = FIRST;
         say("live", false);
       });
       KINDS.forEach((kind) => source.addEventListener(kind, (event) => {
         alive();
-        last = event.lastEventId;
         heard(kind, JSON.parse(event.data));
       }));
       alive();
