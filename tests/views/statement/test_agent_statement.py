@@ -195,13 +195,6 @@ def test_the_claimed_answer_has_no_mu(tmp_path):
     assert answers["claimed"]["mu"] is None and answers["worst_case"]["mu"] > 0
 
 
-def test_the_statement_of_a_migrated_ledger_says_that_its_noise_may_be_seeded(tmp_path, ran):
-    with closing(Ledger(tmp_path / "ada", ran.setup.manifest.hash, "ada", guarantee="adaptive")) as ledger:
-        assert "from a seed" not in " ".join(agent_statement(_record(tmp_path, ran))["summary"])
-        ledger.database.remember("migrated_from", "4")
-    assert "whether noise came from a seed" in " ".join(agent_statement(_record(tmp_path, ran))["summary"])
-
-
 def test_with_rounded_hidden_rows_only_the_worst_case_answer_is_a_guarantee(tmp_path):
     """Agents no longer start with such a manifest, but ledgers of older versions exist."""
     made = federation(tmp_path, "method.name=top", agents=5, rounds=4, guarantee="adaptive", dtype="float32")

@@ -82,8 +82,7 @@ class LinearRule(LayerRule):
         The slot determines the sizes.
         """
         super().__init__(tape, slots)
-        self._slot = self.weight_slot = slots["weight"]
-        self.bias_slot = slots.get("bias")
+        self._slot = slots["weight"]
         self.out_features, self.in_features = self._slot.shape
 
     def folded(self, x: Tensor) -> Tensor:

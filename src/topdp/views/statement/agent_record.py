@@ -51,7 +51,6 @@ class AgentRecord:
     departed: str | None
     departures: Collection[str]  # members that dropped out within the reserve
     gone: Collection[str]  # members that count as colluders because they are gone
-    upgraded: bool  # whether the ledger was begun by a version that did not sign rows
 
     @property
     def protects(self) -> bool:
@@ -128,10 +127,9 @@ def agent_record(state: Path, manifest: Path) -> AgentRecord:
     agreed = manifests.read_manifest(manifest)
     with closing(Ledger(state, writable=False)) as ledger:
         charges, facts = verify(ledger), charged_facts(ledger)
-        upgraded = "migrated_from" in ledger.meta
     _expect_agreed(facts, state, agreed, manifest)
     own = {field.name: facts[field.name] for field in fields(AgentRecord) if field.name in facts}
-    return AgentRecord(setup=RunSetup.of(agreed), charges=charges, upgraded=upgraded, **own)
+    return AgentRecord(setup=RunSetup.of(agreed), charges=charges, **own)
 
 
 def _expect_agreed(facts: dict[str, Any], state: Path, agreed: manifests.Manifest, path: Path) -> None:

@@ -35,7 +35,6 @@ def agent_statement(record: AgentRecord) -> dict[str, Any]:
             "federated": True,
             **_promise(record),
             "against": record.relied.against(record.colluders),
-            "unknown_noise": record.upgraded and record.protects,
             **_replaced_run(record),
             **_progress(record),
             "departed": record.departed,
@@ -70,7 +69,6 @@ def agent_statement(record: AgentRecord) -> dict[str, Any]:
             "unproved": not guarantee.proved and guarantee.name,
             **_larger_groups(record),
             "tolerates_silence": manifest.rules.tolerates_silence,
-            "upgraded": record.upgraded,
             "versions": {
                 "statement": f"topdp {__version__}",
                 "manifest": manifest.hash,
