@@ -58,7 +58,7 @@ def test_from_dataset_scales_and_pads() -> None:
     parts = partition(data.train_targets, 3, "sizes", 0, sizes=[2, 7, 4])
     shards = Shards.from_dataset(data, parts)
     assert shards.inputs.shape == (3, 7, 1, 4, 4) and shards.inputs.dtype == torch.float32
-    assert shards.counts == (2, 7, 4) and shards.sizes.tolist() == [2, 7, 4] and shards.agents == 3
+    assert shards.counts == (2, 7, 4) and shards.agents == 3
     for agent, part in enumerate(parts):
         expected = (data.train_inputs[part] / 255 - 0.5) / 0.25
         assert np.allclose(shards.inputs[agent, : len(part)], expected, atol=1e-6)
@@ -98,7 +98,7 @@ def test_the_test_records_are_optional_and_to_moves_everything() -> None:
     shards = Shards.from_arrays([blobs(5)])
     assert shards.test_inputs is None and shards.test_targets is None
     full = Shards.from_arrays([blobs(5)], test=blobs(2)).to("meta")
-    tensors = (full.inputs, full.targets, full.sizes, full.test_inputs, full.test_targets)
+    tensors = (full.inputs, full.targets, full.test_inputs, full.test_targets)
     assert all(tensor is not None and tensor.device.type == "meta" for tensor in tensors)
     assert full.counts == (5,) and shards.to("meta").test_inputs is None
 

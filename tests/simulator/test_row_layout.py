@@ -38,7 +38,6 @@ def held(shards, agents):
     return Shards(
         inputs=shards.inputs[chosen],
         targets=shards.targets[chosen],
-        sizes=shards.sizes[chosen],
         counts=tuple(shards.counts[agent] for agent in agents),
         classes=shards.classes,
         test_inputs=shards.test_inputs,

@@ -102,7 +102,8 @@ def atomic_path(path: Path, mode: int = 0o666, durable: bool = True) -> Iterator
         try:
             yield temporary
             if durable:
-                _flush_to_disk(temporary)
+                with temporary.open("rb+") as file:  # Windows flushes only files that are open for writing
+                    os.fsync(file.fileno())
             os.replace(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)
@@ -158,13 +159,5 @@ def exclusive_lock(path: Path) -> Iterator[bool]:
                 "Wait until that process ends, or name another folder."
             )
         yield has_locks
-    finally:
-        os.close(descriptor)
-
-
-def _flush_to_disk(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDWR)  # Windows flushes only files that are open for writing
-    try:
-        os.fsync(descriptor)
     finally:
         os.close(descriptor)

@@ -17,12 +17,7 @@ from torch import Tensor
 from topdp.base.array_types import AnyArray, Ints
 from topdp.base.progress import Progress, silent
 from topdp.data._datasets import Dataset
-from topdp.data.features.feature_cache import (
-    RecordSource,
-    all_features,
-    feature_chunks,
-    is_cached,
-)
+from topdp.data.features.feature_cache import FeatureSource
 from topdp.data.features.feature_maps import FeatureMap
 from topdp.data.shards import Shards
 
@@ -43,8 +38,8 @@ def of_dataset(
 
     The features of the whole data set are cached, so that the cache serves every partition.
     """
-    whole = _source(dataset, dataset.train_inputs, "train")
-    shape = features.shape(whole.example)
+    whole = _source(dataset, dataset.train_inputs, features, "train")
+    shape = whole.shape[1:]
     shards = Shards.from_dataset(dataset, parts, held_out)
     n, longest = shards.inputs.shape[:2]
     # One tensor for all features: first those of the agents, with padding, then those of the test records.
@@ -57,18 +52,18 @@ def of_dataset(
     if held_out is not None:
         position[held_out] = len(inputs) + np.arange(len(held_out))
     used_records = np.flatnonzero(position >= 0)
-    if len(used_records) < MIN_CACHED_SHARE * len(position) and not is_cached(features, whole, device):
-        some = _source(dataset, dataset.train_inputs[used_records], "train")
+    if len(used_records) < MIN_CACHED_SHARE * len(position) and not whole.is_cached(device):
+        some = _source(dataset, dataset.train_inputs[used_records], features, "train")
         position = position[used_records]
-        chunks = feature_chunks(features, some, device, progress, keep=False)
+        chunks = some.chunks(device, progress, keep=False)
     else:
-        chunks = feature_chunks(features, whole, device, progress)
+        chunks = whole.chunks(device, progress)
     for first, chunk in chunks:
         positions = torch.from_numpy(position[first : first + len(chunk)])
         values[positions[positions >= 0]] = chunk[positions >= 0]
     if held_out is None and dataset.test_inputs is not None:
-        test = _source(dataset, dataset.test_inputs, "test")
-        for first, chunk in feature_chunks(features, test, device, progress):
+        test = _source(dataset, dataset.test_inputs, features, "test")
+        for first, chunk in test.chunks(device, progress):
             tests[first : first + len(chunk)] = chunk
     return replace(
         shards,
@@ -85,12 +80,12 @@ def of_shards(
     n, longest = shards.inputs.shape[:2]
     inputs = torch.zeros(n, longest, *features.shape(shards.inputs[0, 0].cpu()))
     for agent, count in enumerate(shards.counts):
-        source = _unscaled_source(shards.inputs[agent, :count], f"agent {agent}")
-        for first, chunk in feature_chunks(features, source, device, progress):
+        source = _unscaled_source(shards.inputs[agent, :count], features, f"agent {agent}")
+        for first, chunk in source.chunks(device, progress):
             inputs[agent, first : first + len(chunk)] = chunk
     tests = shards.test_inputs
     if tests is not None:
-        tests = all_features(features, _unscaled_source(tests, "the test records"), device, progress)
+        tests = _unscaled_source(tests, features, "the test records").all(device, progress)
     return replace(
         shards,
         inputs=inputs.to(shards.device),
@@ -108,22 +103,23 @@ def of_records(
     """
     if features is None:
         return records
-    return all_features(features, _unscaled_source(records, name), progress=progress)
+    return _unscaled_source(records, features, name).all(progress=progress)
 
 
 def input_shape(dataset: Dataset, features: FeatureMap | None) -> tuple[int, ...]:
     """Return the shape of the model input for one record of `dataset`."""
-    example = _source(dataset, dataset.train_inputs, "train").example
+    example = torch.from_numpy(dataset.scale(dataset.train_inputs[:1]))[0]
     return tuple(example.shape) if features is None else features.shape(example)
 
 
-def _source(dataset: Dataset, records: AnyArray, part: str) -> RecordSource:
-    scaling = f"mean {dataset.mean}, deviation {dataset.deviation}"
-    return RecordSource(records, dataset.scale, scaling, f"{dataset.name}, {part}")
+def _source(dataset: Dataset, records: AnyArray, features: FeatureMap, part: str) -> FeatureSource:
+    scaling, name = f"mean {dataset.mean}, deviation {dataset.deviation}", f"{dataset.name}, {part}"
+    return FeatureSource(features=features, records=records, scale=dataset.scale, scaling=scaling, name=name)
 
 
-def _unscaled_source(records: Tensor, name: str) -> RecordSource:
-    return RecordSource(records.detach().cpu().numpy(), lambda array: array, "none", name)
+def _unscaled_source(records: Tensor, features: FeatureMap, name: str) -> FeatureSource:
+    array = records.detach().cpu().numpy()
+    return FeatureSource(features=features, records=array, scale=lambda a: a, scaling="none", name=name)
 
 
 def _features_origin(shards: Shards, features: FeatureMap) -> str | None:

@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
 from topdp.base.array_types import AnyArray, Ints
 from topdp.data._datasets import Dataset
-from topdp.data.readers.record_paths import SiteRecords, read_site_files, read_site_frames
+from topdp.data.readers.record_paths import read_site_files, read_site_frames
 from topdp.data.readers.table_schema import EMPTY_SCHEMA, Schema
 from topdp.data.readers.torch_loaders import read_items
 from topdp.data.record_checks import check_labels, check_records, check_same_shape, is_numbering
@@ -31,7 +32,7 @@ _NUMPY_TYPES = {torch.float32: np.float32, torch.float64: np.float64, torch.int6
 class Shards:
     """The records of n agents, and optionally test records.
 
-    Agent i holds `inputs[i, :sizes[i]]` and `targets[i, :sizes[i]]`; the rest of its row is zero padding.
+    Agent i holds `inputs[i, :counts[i]]` and `targets[i, :counts[i]]`; the rest of its row is zero padding.
     Every record has been checked: its numbers are finite, and all records have one shape. If `classes` is not
     None, the targets are labels in 0..classes-1. Further requirements on targets depend on the loss.
 
@@ -48,8 +49,6 @@ class Shards:
     """[n, N_max, ...], float32 unless another dtype was requested."""
     targets: Tensor
     """[n, N_max, ...]: int64, float32 or float64."""
-    sizes: Tensor
-    """[n], int64, on the device of the inputs; the same numbers as `counts`."""
     counts: tuple[int, ...]
     classes: int | None
     """The number of classes if the targets are labels (one integer of at least 0 per record), else None."""
@@ -100,20 +99,18 @@ class Shards:
 
     def padded(self, longest: int) -> Shards:
         """Return the same shards with room for `longest` records per agent."""
-        if longest == self.inputs.shape[1]:
-            return self
         inputs, targets = (
-            values.new_zeros(self.agents, longest, *values.shape[2:])
+            functional.pad(values, (*[0] * (2 * values.dim() - 4), 0, longest - values.shape[1]))
             for values in (self.inputs, self.targets)
         )
-        inputs[:, : self.inputs.shape[1]] = self.inputs
-        targets[:, : self.targets.shape[1]] = self.targets
         return replace(self, inputs=inputs, targets=targets)
 
-    def to(self, device: str | torch.device) -> Shards:
-        """Return the same shards on another device."""
+    def to(self, device: str | torch.device, dtype: torch.dtype | None = None) -> Shards:
+        """Return the same shards on another device, with floating-point numbers of type `dtype` if given."""
         moved: Any = {
-            name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)
+            name: value.to(device, dtype if value.is_floating_point() else None)
+            for name, value in vars(self).items()
+            if isinstance(value, Tensor)
         }
         return replace(self, **moved)
 
@@ -124,9 +121,8 @@ class Shards:
             for values in (self.inputs, self.targets)
         )
         count = len(targets[0])
-        sizes = torch.tensor([count], device=self.device)
         origin = None if self.origin is None else f"{self.origin} pooled"
-        return replace(self, inputs=inputs, targets=targets, sizes=sizes, counts=(count,), origin=origin)
+        return replace(self, inputs=inputs, targets=targets, counts=(count,), origin=origin)
 
     @staticmethod
     def from_dataset(
@@ -234,7 +230,8 @@ class Shards:
         `schema` states what is publicly known of the records. It alone determines how records become numbers;
         the records never do. The files that match a pattern such as `sites/*.csv` are in sorted order.
         """
-        return _site_shards(read_site_files(agents, test, Schema.of(schema or EMPTY_SCHEMA)))
+        stated = Schema.of(schema or EMPTY_SCHEMA)
+        return Shards.from_arrays(*read_site_files(agents, test, stated), dtype=_input_type(stated))
 
     @staticmethod
     def from_frames(
@@ -250,7 +247,8 @@ class Shards:
         [0.6000000238418579, -0.800000011920929]
         """
         _expect_sequence(agents)
-        return _site_shards(read_site_frames(agents, test, Schema.of(schema or EMPTY_SCHEMA)))
+        stated = Schema.of(schema or EMPTY_SCHEMA)
+        return Shards.from_arrays(*read_site_frames(agents, test, stated), dtype=_input_type(stated))
 
 
 def _make_shards(
@@ -260,7 +258,6 @@ def _make_shards(
     return Shards(
         inputs=inputs,
         targets=targets,
-        sizes=torch.tensor(counts),
         counts=counts,
         classes=classes,
         test_inputs=test_inputs,
@@ -280,9 +277,9 @@ def _expect_sequence(agents: Any) -> None:
         raise DataError("Expected the records of at least one agent, got none.")
 
 
-def _site_shards(sites: SiteRecords) -> Shards:
-    dtype = torch.int64 if sites.tokens else torch.float32
-    return Shards.from_arrays(sites.agents, sites.test, sites.classes, dtype=dtype)
+def _input_type(schema: Schema) -> torch.dtype:
+    """Return the type of inputs; token ids stay integers."""
+    return torch.float32 if schema.text is None else torch.int64
 
 
 def _counts(parts: Sequence[AnyArray]) -> tuple[int, ...]:

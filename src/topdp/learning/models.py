@@ -104,18 +104,9 @@ class FlatModel:
         self.dimension = start
         self.dtype = dtypes.pop()
 
-    def flatten(self, module: nn.Module | None = None) -> Tensor:
-        """Return the row [d] of the trained parameters of `module`; by default, of the given module.
-
-        Raise InputError if the parameters have other names or shapes.
-        """
-        parameters = dict((self.module if module is None else module).named_parameters())
-        shapes = {name: p.shape for name, p in parameters.items() if p.requires_grad}
-        expected = {slot.name: slot.shape for slot in self.slots}
-        if shapes != expected:
-            raise InputError(
-                f"Expected the parameters {expected}, got {shapes}. Pass a module of the same kind."
-            )
+    def flatten(self) -> Tensor:
+        """Return the row [d] of the trained parameters of the module."""
+        parameters = dict(self.module.named_parameters())
         return torch.cat([parameters[slot.name].detach().reshape(-1) for slot in self.slots])
 
     def named(self, row: Tensor) -> dict[str, Tensor]:

@@ -18,7 +18,6 @@ number of a row is rounded once, after all terms have been added. Later rows are
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
@@ -174,9 +173,6 @@ class Plan:
             readers=self.readers[round],
             exists=_exists(source),
         )
-
-    def __iter__(self) -> Iterator[Round]:
-        return (self[r] for r in range(self.releases))
 
     @property
     def full_scale(self) -> Floats:

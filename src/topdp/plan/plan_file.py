@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from topdp.base.files import UNREADABLE_FILE_ERRORS
+from topdp.base.files import UNREADABLE_FILE_ERRORS, read_arrays
 from topdp.errors import InputError
 from topdp.plan.adaptive_steps import ADAPTIVE_OPTIMISERS
 from topdp.plan.plan import ADAPTIVE_RATE, PerRound, Plan, PlanError, arrays_of
@@ -56,8 +56,7 @@ def load(path: Path) -> Plan:
     topdp.plan.plan.PlanError: Expected a plan written by topdp in nowhere.npz, but it cannot be read: ...
     """
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
+        arrays = read_arrays(path)
         meta = json.loads(str(arrays.pop("meta")))
         version = meta["format"]
         values: dict[str, Any] = {"agents": int(meta["agents"]), "protocol": str(meta["protocol"])}

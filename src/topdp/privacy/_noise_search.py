@@ -59,56 +59,32 @@ def balance(accounts: Sequence[Excess], least: Floats, report: Report | None = N
     model, floor = accounts[0], np.log(least)
     equal = np.full_like(floor, floor.max())
     # Agents with large budgets may rely on noise of their neighbours. If all noise is equal, no agent does.
-    noise = floor if np.isfinite(model(least)).all() else equal
-    result = Balance(np.exp(noise), np.full_like(floor, np.inf))
+    start = floor if np.isfinite(model(least)).all() else equal
+    best = Balance(np.exp(start), np.full_like(floor, np.inf))
+    # `correction`: ln(account / model) [agents]. `distance`: of the agents from their budgets.
     correction, distance, mixing = np.zeros_like(floor), FIRST_TOLERANCE, _AndersonMixing()
     for account in accounts[1:] or accounts:
         tolerance = BUDGET_TOLERANCE if account is accounts[-1] else INTERIM_TOLERANCE
-        result, correction, distance = _corrected(
-            account, model, result.noise, correction, distance, tolerance, floor, mixing, report
-        )
+        noise, least_distance, best_correction = np.log(best.noise), np.inf, correction
+        for number in range(MAX_ACCOUNTS):
+            precision = max(distance / 50, BUDGET_TOLERANCE / 4)
+            proposed = _model_optimum(model, correction, noise, floor, precision)
+            noise = np.maximum(mixing.next_point(noise, proposed), floor) if number else proposed
+            result = Balance(np.exp(noise), account(np.exp(noise)))
+            if report is not None:
+                report(result.excess)
+            log_excess = _logarithm(result.excess)
+            distance = _distance(noise, log_excess, floor)
+            correction = _difference(log_excess, _logarithm(model(result.noise)))
+            if number == 0 or distance < least_distance:
+                best, least_distance, best_correction = result, distance, correction
+            if distance <= tolerance or not np.isfinite(distance):
+                break
+        correction, distance = best_correction, least_distance
         mixing.forget_point()
-    if not np.isfinite(result.excess).all():
-        result = Balance(np.exp(equal), accounts[-1](np.exp(equal)))
-    return result
-
-
-def _corrected(
-    account: Excess,
-    model: Excess,
-    start: Floats,
-    correction: Floats,
-    distance: float,
-    tolerance: float,
-    floor: Floats,
-    mixing: _AndersonMixing,
-    report: Report | None,
-) -> tuple[Balance, Floats, float]:
-    """Correct the model by `account` until every agent is within `tolerance` of its budget.
-
-    `start`: the first noise [agents]. `correction`: the present correction [agents], ln(account / model).
-    `distance`: the present distance from the budgets (`_distance`); the model is solved to a fiftieth of it.
-    `floor`: ln of the least noise [agents]. `mixing`: computes the next noise from earlier steps.
-
-    Return the balance with the smallest distance, the correction at its noise, and its distance.
-    """
-    best, least_distance, best_correction = None, np.inf, correction
-    noise = np.log(start)
-    for number in range(MAX_ACCOUNTS):
-        proposed = _model_optimum(model, correction, noise, floor, max(distance / 50, BUDGET_TOLERANCE / 4))
-        noise = np.maximum(mixing.next_point(noise, proposed), floor) if number else proposed
-        result = Balance(np.exp(noise), account(np.exp(noise)))
-        if report is not None:
-            report(result.excess)
-        log_excess = _logarithm(result.excess)
-        distance = _distance(noise, log_excess, floor)
-        correction = _difference(log_excess, _logarithm(model(result.noise)))
-        if best is None or distance < least_distance:
-            best, least_distance, best_correction = result, distance, correction
-        if distance <= tolerance or not np.isfinite(distance):
-            break
-    assert best is not None
-    return best, best_correction, least_distance
+    if not np.isfinite(best.excess).all():
+        best = Balance(np.exp(equal), accounts[-1](np.exp(equal)))
+    return best
 
 
 class _AndersonMixing:

@@ -19,9 +19,7 @@ from scipy.optimize import brentq, minimize, minimize_scalar
 
 from topdp.base.array_types import Floats, Ints
 from topdp.privacy.basics.refusals import PrivacyError
-from topdp.privacy.observers.shared_noise import by_connectivity
-
-Coalition = tuple[int, ...]
+from topdp.privacy.observers.shared_noise import Coalition, by_connectivity
 
 # The most coalitions that are computed one by one. If there are more, only one coalition for each agent is
 # computed, which includes the agent's partners first.
@@ -36,17 +34,10 @@ MAX_EXACT_AGENTS = 200
 
 @dataclass(frozen=True, eq=False)
 class Allocation:
-    """Standard deviations: `own` [agents] of own noise, and `pair` of the draw of every pair.
-
-    `average`: the variance that remains in the average of the estimates, divided by the variance with pooled
-    records and the agents' mean need. `weakest`: the agent with the least protection, and the coalition that
-    knows most of its noise.
-    """
+    """Standard deviations: `own` [agents] of own noise, and `pair` of the draw of every pair."""
 
     own: Floats
     pair: float
-    average: float
-    weakest: tuple[int, Coalition]
 
     @property
     def pair_noise(self) -> float:
@@ -64,7 +55,7 @@ def allocate(pairs: Ints, alone: Floats, colluders: int, strength: float = 10.0)
     >>> import numpy as np
     >>> from topdp import topology
     >>> found = allocate(topology.complete(10).edges, np.ones(10), colluders=1)
-    >>> round(found.average, 3), bool(np.ptp(found.own) < 1e-12)
+    >>> round(float(np.square(found.own).sum()), 3), bool(np.ptp(found.own) < 1e-12)
     (1.218, True)
     """
     alone = np.asarray(alone, float)
@@ -79,35 +70,29 @@ def allocate(pairs: Ints, alone: Floats, colluders: int, strength: float = 10.0)
     pair = math.sqrt(strength * float(np.square(alone).mean()) / float(partners.mean()))
     hiding = _HiddenNoise(pairs, n, colluders, pair**2)
     if n > MAX_EXACT_AGENTS:
-        return _by_connectivity(hiding, alone, pair)
+        return Allocation(np.sqrt(_by_connectivity(hiding, np.square(alone), pair)), pair)
     variance = _in_proportion(hiding, np.square(alone))
     if np.ptp(alone) > 1e-12 * alone.max():
         variance = _least(hiding, np.square(alone), variance)
-    exposed, coalitions = hiding.worst(variance)
-    weakest = int((exposed * np.square(alone)).argmax())
-    average = float(variance.sum()) / float(np.square(alone).mean())
-    return Allocation(np.sqrt(variance), pair, average, (weakest, coalitions[weakest]))
+    return Allocation(np.sqrt(variance), pair)
 
 
-def _by_connectivity(hiding: _HiddenNoise, alone: Floats, pair: float) -> Allocation:
-    """Return the allocation for many agents, computed with the bound of `shared_noise.by_connectivity`."""
-    weights, c, needs = hiding.weights, hiding.colluders, np.square(alone)
+def _by_connectivity(hiding: _HiddenNoise, needs: Floats, pair: float) -> Floats:
+    """Return the own variances of many agents, computed with the bound of `shared_noise.by_connectivity`."""
+    weights, c = hiding.weights, hiding.colluders
     second = float(np.linalg.eigvalsh(np.diag(weights.sum(axis=1)) - weights)[1])
     connected = max(0.0, second - c * pair**2)
-    variance = needs
-    if connected > 0:
-        ends = (math.log(1e-6), math.log((hiding.agents - c) * (1 - 1e-6)))
-        best = minimize_scalar(lambda x: _filled(needs, connected, c, math.exp(x)).sum(), bounds=ends)
-        filled = _filled(needs, connected, c, math.exp(best.x))
+    if connected == 0:
+        return needs
+    ends = (math.log(1e-6), math.log((hiding.agents - c) * (1 - 1e-6)))
+    best = minimize_scalar(lambda x: _filled(needs, connected, c, math.exp(x)).sum(), bounds=ends)
+    filled = _filled(needs, connected, c, math.exp(best.x))
 
-        # The agent that needs most is also hidden by its own noise, so less than `filled` is enough.
-        def excess(share: float) -> float:
-            return float((by_connectivity(share * filled, connected, c) * needs).max()) - 1.0
+    # The agent that needs most is also hidden by its own noise, so less than `filled` is enough.
+    def excess(share: float) -> float:
+        return float((by_connectivity(share * filled, connected, c) * needs).max()) - 1.0
 
-        variance = filled * brentq(excess, 1e-3 / hiding.agents, 1.0 + 1e-6, xtol=1e-15)
-    weakest = int((by_connectivity(variance, max(connected, 1e-300), c) * needs).argmax())
-    average = float(variance.sum()) / float(needs.mean())
-    return Allocation(np.sqrt(variance), pair, average, (weakest, ()))
+    return filled * float(brentq(excess, 1e-3 / hiding.agents, 1.0 + 1e-6, xtol=1e-15))
 
 
 def _filled(needs: Floats, connected: float, colluders: int, total: float) -> Floats:

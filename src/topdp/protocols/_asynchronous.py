@@ -110,19 +110,14 @@ class _Asynchronous(UpdateRule):
         # An agent sends its estimate of round r to its partner of the next round.
         readers = np.full((R, n, 1), NOBODY, np.int32)
         readers[:-1, :, 0] = pairs.partner
-        return Plan(
-            agents=n,
-            owner=own,
+        return self._with_own_draws(
+            schedule,
+            own,
             source=PerRound.each(source),
             weight=PerRound.each(weight),
             carries=PerRound.each(carries),
-            rate=schedule.rate,
-            draw=PerRound.same(own[:, None], R),
             std=PerRound.each(std[:, :, None]),
-            scale=schedule.noise,
-            known_by=own[:, None],
             readers=PerRound.each(readers),
-            protocol=self.name,
         )
 
     @abstractmethod

@@ -231,18 +231,12 @@ class Central(Protocol):
                 "topdp.topology.single()."
             )
         releases = schedule.releases
-        draw, std, known_by = own_noise(check_deviation(deviation, 1))
-        return Plan(
-            agents=1,
-            owner=np.arange(1),
+        return self._with_own_draws(
+            schedule,
+            np.arange(1),
             source=PerRound.same(np.zeros((1, 1), np.int64), releases),
             weight=PerRound.same(np.ones((1, 1)), releases),
             carries=PerRound.same(np.ones(1, bool), releases),
-            rate=schedule.rate,
-            draw=PerRound.same(draw, releases),
-            std=PerRound.same(std, releases),
-            scale=schedule.noise,
-            known_by=known_by,
+            std=PerRound.same(check_deviation(deviation, 1)[:, None], releases),
             readers=PerRound.same(np.full((1, 1), NOBODY), releases),
-            protocol=self.name,
         )

@@ -49,19 +49,14 @@ class PlainSynchronous(UpdateRule):
             slot = _partner_slots(topology, rounds, seed)
             source[rounds.start : rounds.stop, :, 1] = topology.neighbours[own, slot]
         source[0, :, 1] = NOBODY
-        return Plan(
-            agents=n,
-            owner=own,
+        return self._with_own_draws(
+            schedule,
+            own,
             source=PerRound.each(source),
             weight=_weights(self.mixing(), np.ones(n, bool), R),
             carries=PerRound.same(np.ones(n, bool), R),
-            rate=schedule.rate,
-            draw=PerRound.same(own[:, None], R),
             std=PerRound.same(deviation[:, None], R),
-            scale=schedule.noise,
-            known_by=own[:, None],
             readers=PerRound.same(np.array(topology.neighbours), R),
-            protocol=self.name,
         )
 
 
@@ -119,19 +114,14 @@ class TopSynchronous(UpdateRule):
         # In round 0 agents sent their estimates, so the sources of round 1 are estimates, not messages.
         source[1:2, :, 1] = owner[source[1:2, :, 1]]
 
-        return Plan(
-            agents=n,
-            owner=owner,
+        return self._with_own_draws(
+            schedule,
+            owner,
             source=PerRound.each(source),
             weight=_weights(self.mixing(), np.arange(m) < n, R),
             carries=PerRound.first_then(np.arange(m) < n, np.ones(m, bool), R),
-            rate=schedule.rate,
-            draw=PerRound.same(np.arange(m)[:, None], R),
             std=_deviations(deviation, sender, served_by, self.alpha, self.own_share),
-            scale=schedule.noise,
-            known_by=owner[:, None],
             readers=_readers(topology, receiver, R),
-            protocol=self.name,
         )
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
-from topdp.base.array_types import Floats
+from topdp.base.array_types import Floats, Ints
 from topdp.errors import InputError
-from topdp.plan import Plan
+from topdp.plan import PerRound, Plan
 from topdp.plan.schedules import Schedule
 from topdp.topology import Topology
 
@@ -51,6 +51,22 @@ class Protocol(ABC):
         `deviation` [agents]: each agent's full-scale standard deviation (the paper's σ_i·C) per unit of
         `schedule.noise`.
         """
+
+    def _with_own_draws(self, schedule: Schedule, owner: Ints, **parts: Any) -> Plan:
+        """Return the plan of rows of `owner` [m] in which each row has one draw, known by its owner alone.
+
+        `parts`: the other fields of the plan.
+        """
+        return Plan(
+            agents=int(owner.max()) + 1,
+            owner=owner,
+            rate=schedule.rate,
+            draw=PerRound.same(np.arange(len(owner))[:, None], schedule.releases),
+            scale=schedule.noise,
+            known_by=owner[:, None],
+            protocol=self.name,
+            **parts,
+        )
 
 
 def protocol_of(plan: Plan) -> type[Protocol]:

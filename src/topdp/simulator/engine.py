@@ -32,7 +32,7 @@ from topdp.plan.random_streams import stream
 from topdp.simulator.adaptive_step import adaptive_step
 from topdp.simulator.evaluation import Evaluation, evaluate
 from topdp.simulator.robust_mixing import RobustMixer, own_part
-from topdp.simulator.row_buffers import ROUNDED_TYPES, RowBuffers
+from topdp.simulator.row_buffers import RowBuffers
 from topdp.simulator.row_layout import RowLayout
 from topdp.simulator.row_mixing import CpuMixer, RowWork
 from topdp.simulator.simulated_noise import Draws, SimulatedDraws
@@ -151,7 +151,7 @@ class Engine(Simulation):
             raise InputError("Expected the layout of the pruned plan that is executed, got another plan's.")
         self.gradients = gradients
         self.device = torch.device(device)
-        self.shards = _as_type(shards, gradients.flat.dtype).to(self.device)
+        self.shards = shards.to(self.device, gradients.flat.dtype)
         self.has_test_records = self.shards.test_inputs is not None
         self.seed = seed
         self.batches = tuple(batches)
@@ -160,14 +160,7 @@ class Engine(Simulation):
         self.select = select or partial(batch_selection.select, tuple(batches), seed)
         self.random_layers = any(map(draws_dropout, gradients.flat.module.modules()))
         self.fetch = fetch
-        flat = gradients.flat
-        self.buffers = RowBuffers(
-            capacity=self.layout.capacity,
-            dimension=flat.dimension,
-            dtype=flat.dtype,
-            stored=flat.dtype if plan.rounded is None else ROUNDED_TYPES[plan.rounded],
-            device=self.device,
-        )
+        self.buffers = RowBuffers(self.layout.capacity, gradients.flat, plan.rounded, self.device)
         self._sums: Tensor | None = None
         self._wide: Tensor | None = None
         draws = draws or SimulatedDraws(seed, plan.draws, plan.releases)
@@ -419,14 +412,3 @@ def _mixer(plan: Plan, draws: Draws, device: torch.device, layout: RowLayout) ->
 
         return CudaMixer(plan, draws, device, layout)
     return CpuMixer(plan, draws, layout)
-
-
-def _as_type(shards: Shards, dtype: torch.dtype) -> Shards:
-    """Return the shards with floating-point records in the number type of the parameters.
-
-    Integers, such as tokens, are not converted.
-    """
-    names = ("inputs", "targets", "test_inputs", "test_targets")
-    values = {name: getattr(shards, name) for name in names}
-    floating = {name: v.to(dtype) for name, v in values.items() if v is not None and v.is_floating_point()}
-    return replace(shards, **floating)

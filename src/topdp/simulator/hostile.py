@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -19,6 +19,9 @@ from topdp.base.array_types import Ints
 from topdp.data.shards import Shards
 from topdp.errors import InputError
 from topdp.plan.random_streams import stream
+
+if TYPE_CHECKING:
+    from topdp.runs.config import AttackConfig
 
 MAX_ACCEPTED_NORM = 1e6  # the default of the manifest's `largest_norm`, above which real agents refuse rows
 
@@ -94,20 +97,7 @@ ATTACKERS: dict[str, tuple[Attacker, float, bool]] = {
 LABEL_FLIP = "label-flip"
 
 
-class AttackSettings(Protocol):
-    """The attributes of the section `attack` of a configuration."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def share(self) -> float: ...
-    @property
-    def strength(self) -> float | None: ...
-    @property
-    def agents(self) -> list[int] | None: ...
-
-
-def choose_attack(settings: AttackSettings, agents: int, seed: int) -> Attack | None:
+def choose_attack(settings: AttackConfig, agents: int, seed: int) -> Attack | None:
     """Return the attack that `settings` describe among `agents` agents; None if no agent is hostile.
 
     Raise InputError if an agent does not exist, or if no agent would be honest.

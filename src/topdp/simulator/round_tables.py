@@ -131,9 +131,8 @@ class RoundTables:
         rounds, packed = pending.rounds, pending.packed()
         drawn = [selection for task in pending.drawn for selection in task()]
         if self.whole:
-            return RoundChunk(
-                rounds=rounds, packed=packed, records=None, weights=None, fits=[True] * len(rounds)
-            )
+            fits = [True] * len(rounds)
+            return RoundChunk(rounds=rounds, packed=packed, records=None, weights=None, fits=fits)
         agents, held = self._engine.shards.inputs.shape[:2]
         records = torch.arange(agents)[:, None].mul(held).repeat(len(rounds), 1, self.width)
         weights = torch.zeros(len(rounds), agents, self.width)

@@ -10,6 +10,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from topdp.learning.models import FlatModel
 from topdp.simulator.simulation import State
 
 # In numbers. On a CPU, the last digits of matrix products depend on where rows begin, but an agent's row must
@@ -30,14 +31,13 @@ def padded_width(dimension: int, device: torch.device) -> int:
 class RowBuffers:
     """Two buffers of `capacity` rows of type `stored`, allocated on demand; round r uses r mod 2."""
 
-    def __init__(
-        self, *, capacity: int, dimension: int, dtype: torch.dtype, stored: torch.dtype, device: torch.device
-    ) -> None:
-        """Create the object without memory; `dtype` is the type of rows outside the buffers, such as
-        gradients.
+    def __init__(self, capacity: int, flat: FlatModel, rounded: str | None, device: torch.device) -> None:
+        """Create the object without memory. Rows are parameters of `flat`, rounded as `Plan.rounded` states.
+
+        `self.dtype` is the type of rows outside the buffers, such as gradients.
         """
-        self.capacity, self.dimension, self.dtype, self.stored = capacity, dimension, dtype, stored
-        self.device = device
+        self.capacity, self.dimension, self.dtype, self.device = capacity, flat.dimension, flat.dtype, device
+        self.stored = flat.dtype if rounded is None else ROUNDED_TYPES[rounded]
         self.release()
 
     def release(self) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -116,14 +116,12 @@ def stack_shards(shards: Sequence[Shards]) -> Shards:
     first = shards[0]
     longest = max(max(s.counts) for s in shards)
     padded = [s.padded(longest) for s in shards]
-    return Shards(
+    return replace(
+        first,
         inputs=torch.cat([s.inputs for s in padded]),
         targets=torch.cat([s.targets for s in padded]),
-        sizes=torch.cat([s.sizes for s in shards]),
         counts=tuple(count for s in shards for count in s.counts),
-        classes=first.classes,
-        test_inputs=first.test_inputs,
-        test_targets=first.test_targets,
+        origin=None,
     )
 
 

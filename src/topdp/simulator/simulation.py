@@ -6,9 +6,8 @@ recorded rounds on a GPU.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -28,7 +27,7 @@ class State(NamedTuple):
     rows: Tensor
 
 
-class Simulation(ABC):
+class Simulation(Protocol):
     """The execution of a plan, release by release. Methods take a state and return the next one."""
 
     plan: Plan
@@ -36,41 +35,34 @@ class Simulation(ABC):
     metrics: Sequence[Metric]
     has_test_records: bool
 
-    @abstractmethod
     def start(self, start: Tensor) -> State:
         """Return the state before round 0; `start` is the public start: one row [d] for all agents, or
         [agents, d].
         """
 
-    @abstractmethod
     def resume(self, releases: int, rows: Tensor) -> State:
         """Return the state of an interrupted run that made `releases` releases; `rows` are those of the last.
 
         Raise InputError if `rows` do not fit the plan.
         """
 
-    @abstractmethod
     def advance(self, state: State, at_most: int = 1) -> State:
         """Return the state after the next release, or after several, at most `at_most`.
 
         The rows of `state` may be overwritten.
         """
 
-    @abstractmethod
     def holds(self, state: State) -> bool:
         """Return whether the rows of `state` are intact: later rows have overwritten no part of them."""
 
-    @abstractmethod
     def evaluate(self, state: State) -> Evaluation:
         """Return loss and metrics of each agent on the common test records."""
 
-    @abstractmethod
     def reported(self, state: State) -> Tensor:
         """Return [agents, d] the rows that users get: the averages of estimates if the plan has averages, and
         otherwise the estimates.
         """
 
-    @abstractmethod
     def release_buffers(self) -> None:
         """Free the memory of rows that no state refers to; the next release allocates it again."""
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from topdp.data.features import feature_cache
-from topdp.data.features.feature_cache import RecordSource, all_features, feature_chunks
+from topdp.data.features.feature_cache import FeatureSource
 from topdp.errors import DataError
 
 
@@ -28,9 +28,15 @@ class Doubled:
         return records * 2
 
 
-def source(records=25, seed=0, scaling="as it is", scale=lambda array: array):
+def source(features=None, records=25, seed=0, scaling="as it is"):
     values = np.random.default_rng(seed).normal(size=(records, 3)).astype(np.float32)
-    return RecordSource(values, scale, scaling, "test")
+    return FeatureSource(
+        features=features or Doubled(),
+        records=values,
+        scale=lambda array: array,
+        scaling=scaling,
+        name="test",
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -47,59 +53,54 @@ def expected(of):
 
 
 def test_features_are_computed_once_and_then_read_from_the_cache(own_cache):
-    features, records = Doubled(), source()
-    said = []
-    first = all_features(features, records, progress=lambda *args, **details: said.append(args))
+    features = Doubled()
+    records, said = source(features), []
+    first = records.all(progress=lambda *args, **details: said.append(args))
     assert torch.equal(first, expected(records)) and features.seen == 25
     assert [line[1:] for line in said] == [(0, 300), (120, 300), (240, 300)]
-    assert torch.equal(all_features(features, source()), first) and features.seen == 25
+    assert torch.equal(source(features).all(), first) and features.seen == 25
     (file,) = files(own_cache)
     assert stat.S_IMODE(os.stat(file).st_mode) == 0o600
     assert stat.S_IMODE(os.stat(file.parent).st_mode) == 0o700
 
 
 @pytest.mark.parametrize(
-    "other, features",
-    [
-        (source(seed=1), Doubled()),
-        (source(records=24), Doubled()),
-        (source(scaling="another"), Doubled()),
-        (source(), Doubled("doubled 2")),
-    ],
+    "other",
+    [source(seed=1), source(records=24), source(scaling="another"), source(Doubled("doubled 2"))],
 )
-def test_other_records_scalings_or_maps_have_separate_files(own_cache, other, features):
-    all_features(Doubled(), source())
-    assert torch.equal(all_features(features, other), expected(other))
-    assert features.seen == len(other.records) and len(files(own_cache)) == 2
+def test_other_records_scalings_or_maps_have_separate_files(own_cache, other):
+    source().all()
+    assert torch.equal(other.all(), expected(other))
+    assert other.features.seen == len(other.records) and len(files(own_cache)) == 2
 
 
 def test_a_map_without_identity_is_computed_each_time(own_cache):
     features = Doubled(identity=None)
     for _ in range(2):
-        all_features(features, source())
+        source(features).all()
     assert features.seen == 50 and files(own_cache) == []
 
 
 @pytest.mark.parametrize("place", [0, 60, 130, -1, -40])
 def test_a_damaged_file_is_computed_again(own_cache, place):
-    all_features(Doubled(), source())
+    source().all()
     (file,) = files(own_cache)
     whole = file.read_bytes()
     content = bytearray(whole)
     content[place] ^= 1
     file.write_bytes(content)
     features = Doubled()
-    assert torch.equal(all_features(features, source()), expected(source())) and features.seen == 25
+    assert torch.equal(source(features).all(), expected(source())) and features.seen == 25
     assert file.read_bytes() == whole
 
 
 @pytest.mark.parametrize("length", [0, 5, 70, 200])
 def test_a_truncated_file_is_computed_again(own_cache, length):
-    all_features(Doubled(), source())
+    source().all()
     (file,) = files(own_cache)
     file.write_bytes(file.read_bytes()[:length])
     features = Doubled()
-    assert torch.equal(all_features(features, source()), expected(source())) and features.seen == 25
+    assert torch.equal(source(features).all(), expected(source())) and features.seen == 25
 
 
 def test_an_interrupted_computation_leaves_no_file(own_cache):
@@ -110,9 +111,9 @@ def test_an_interrupted_computation_leaves_no_file(own_cache):
             return super().__call__(records)
 
     with pytest.raises(KeyboardInterrupt):
-        all_features(Breaks(), source())
+        source(Breaks()).all()
     assert files(own_cache) == []
-    running = feature_chunks(Doubled(), source())
+    running = source().chunks()
     next(running)
     assert len(files(own_cache)) == 1
     running.close()
@@ -123,7 +124,7 @@ def test_a_cache_that_cannot_be_written_costs_a_warning(own_cache):
     own_cache.mkdir()
     (own_cache / "features").write_text("in the way")
     with pytest.warns(UserWarning, match="not cached.*TOPDP_CACHE"):
-        found = all_features(Doubled(), source())
+        found = source().all()
     assert torch.equal(found, expected(source()))
 
 
@@ -138,12 +139,12 @@ def test_a_disk_that_fills_up_on_the_way_costs_a_warning(own_cache, monkeypatch)
 
     monkeypatch.setattr(feature_cache, "_digest", full)
     with pytest.warns(UserWarning, match="No space left on device"):
-        found = all_features(Doubled(), source())
+        found = source().all()
     assert torch.equal(found, expected(source())) and files(own_cache) == []
 
 
 def test_features_that_are_not_finite_name_the_record():
     records = source()
     records.records[17] = np.inf
-    with pytest.raises(DataError, match=r"test: expected finite features.* 1 records, the first at index 17"):
-        all_features(Doubled(), records)
+    with pytest.raises(DataError, match=r"t: expected finite features.* 1 records, the first at index 17"):
+        records.all()

@@ -29,7 +29,7 @@ from topdp.base.array_types import AnyArray
 from topdp.base.files import FileError, atomic_path
 from topdp.base.progress import Progress, silent
 from topdp.data._dataset_downloads import cache_folder
-from topdp.data.features.feature_maps import FeatureMap
+from topdp.data.features.feature_maps import FeatureMap, Shape
 from topdp.errors import DataError
 
 RECORDS_PER_CHUNK = 1000
@@ -44,126 +44,101 @@ The features are valid until the next chunk is requested.
 
 
 @final
-@dataclass(frozen=True)
-class RecordSource:
-    """Records, and the function `scale` that prepares them for the feature map.
+@dataclass(frozen=True, kw_only=True)
+class FeatureSource:
+    """Records, the function `scale` that prepares them for a feature map, and the map.
 
     `scaling` describes that function in words, and `name` names the records in messages.
     """
 
+    features: FeatureMap
     records: AnyArray
     scale: Callable[[AnyArray], AnyArray]
     scaling: str
     name: str
 
     @property
-    def example(self) -> Tensor:
-        """The first record, as the feature map receives it."""
-        return torch.from_numpy(self.scale(self.records[:1]))[0]
+    def shape(self) -> Shape:
+        """The shape of the features of all records: [records, ...]."""
+        example = torch.from_numpy(self.scale(self.records[:1]))[0]
+        return len(self.records), *self.features.shape(example)
 
+    def chunks(
+        self, device: torch.device | str = "cpu", progress: Progress = silent, keep: bool = True
+    ) -> Iterator[FeatureChunk]:
+        """Yield the features of all records in chunks, in the order of the records.
 
-def feature_chunks(
-    features: FeatureMap,
-    source: RecordSource,
-    device: torch.device | str = "cpu",
-    progress: Progress = silent,
-    keep: bool = True,
-) -> Iterator[FeatureChunk]:
-    """Yield the features of all records in chunks, in the order of the records.
+        If a damaged chunk is found in the cache, all chunks are yielded again from the first. If `keep` is
+        false, the cache is neither read nor written.
+        """
+        device_of_map, shape = torch.device(device), self.shape
+        path = self._cache_path(device_of_map) if keep else None
+        if path is not None and path.exists():
+            with suppress(_DamagedError):
+                yield from _read_chunks(path, shape)
+                return
+            with suppress(OSError):
+                path.unlink()
+        computed = self._computed(device_of_map, shape, progress)
+        yield from computed if path is None else _write_chunks(path, shape, computed)
 
-    If a damaged chunk is found in the cache, all chunks are yielded again from the first. If `keep` is false,
-    the cache is neither read nor written.
-    """
-    device_of_map = torch.device(device)
-    shape = (len(source.records), *features.shape(source.example))
-    path = _cache_path(features, source, device_of_map) if keep else None
-    if path is not None and path.exists():
-        with suppress(_DamagedError):
-            yield from _read_chunks(path, shape)
-            return
-        with suppress(OSError):
-            path.unlink()
-    computed = _compute_chunks(features, source, device_of_map, shape, progress)
-    done = 0
-    for first, chunk in computed if path is None else _write_chunks(path, shape, computed):
-        yield first, chunk
-        done = first + len(chunk)
-    assert done == shape[0], "features of some records are missing"
+    def all(self, device: torch.device | str = "cpu", progress: Progress = silent) -> Tensor:
+        """Return the features of all records in one tensor [records, *features]."""
+        all_values = torch.empty(*self.shape)
+        for first, chunk in self.chunks(device, progress):
+            all_values[first : first + len(chunk)] = chunk
+        return all_values
 
+    def is_cached(self, device: torch.device | str) -> bool:
+        """Return whether the cache has a file of these features."""
+        path = self._cache_path(torch.device(device))
+        return path is not None and path.exists()
 
-def all_features(
-    features: FeatureMap,
-    source: RecordSource,
-    device: torch.device | str = "cpu",
-    progress: Progress = silent,
-) -> Tensor:
-    """Return the features of all records in one tensor [records, *features]."""
-    all_values = torch.empty(len(source.records), *features.shape(source.example))
-    for first, chunk in feature_chunks(features, source, device, progress):
-        all_values[first : first + len(chunk)] = chunk
-    return all_values
+    def _cache_path(self, device: torch.device) -> Path | None:
+        """Return the path of the cache file, or None if nothing identifies the feature map.
 
+        The path depends on the device type, because types of devices round differently, and a run must not
+        depend on where cached features were computed.
+        """
+        if self.features.identity is None:
+            return None
+        records = np.ascontiguousarray(self.records)
+        facts = [self.features.identity, self.scaling, device.type, str(records.dtype), list(records.shape)]
+        sha = hashlib.sha256(json.dumps(facts).encode())
+        sha.update(records.data)
+        return cache_folder() / "features" / f"{sha.hexdigest()[:32]}.bin"
 
-def is_cached(features: FeatureMap, source: RecordSource, device: torch.device | str = "cpu") -> bool:
-    """Return whether the cache has a file of these features."""
-    path = _cache_path(features, source, torch.device(device))
-    return path is not None and path.exists()
+    def _computed(self, device: torch.device, shape: Shape, progress: Progress) -> Iterator[FeatureChunk]:
+        total, record_bytes = 4 * math.prod(shape), 4 * math.prod(shape[1:])
+        message = f"computing features of {self.name}"
+        for first in range(0, shape[0], RECORDS_PER_CHUNK):
+            progress(message, first * record_bytes, total, unit="byte")
+            records = torch.from_numpy(self.scale(self.records[first : first + RECORDS_PER_CHUNK]))
+            values = self.features(records.to(device)).cpu()
+            bad = (~torch.isfinite(values.flatten(1)).all(1)).nonzero()
+            if len(bad):
+                raise DataError(
+                    f"{self.name}: expected finite features, got NaN or infinite ones for {len(bad)} "
+                    f"records, the first at index {first + int(bad[0])}. Remove or repair these records."
+                )
+            yield first, values
 
 
 class _DamagedError(Exception):
     """The content of a file in the cache is not what was written."""
 
 
-def _cache_path(features: FeatureMap, source: RecordSource, device: torch.device) -> Path | None:
-    """Return the path of the cache file, or None if nothing identifies the feature map.
-
-    The path depends on the device type, because types of devices round differently, and a run must not depend
-    on where cached features were computed.
-    """
-    if features.identity is None:
-        return None
-    records = np.ascontiguousarray(source.records)
-    facts = [features.identity, source.scaling, device.type, str(records.dtype), list(records.shape)]
-    sha = hashlib.sha256(json.dumps(facts).encode())
-    sha.update(records.data)
-    return cache_folder() / "features" / f"{sha.hexdigest()[:32]}.bin"
-
-
-def _compute_chunks(
-    features: FeatureMap,
-    source: RecordSource,
-    device: torch.device,
-    shape: tuple[int, ...],
-    progress: Progress,
-) -> Iterator[FeatureChunk]:
-    total, record_bytes = 4 * math.prod(shape), 4 * math.prod(shape[1:])
-    message = f"computing features of {source.name}"
-    for first in range(0, shape[0], RECORDS_PER_CHUNK):
-        progress(message, first * record_bytes, total, unit="byte")
-        records = torch.from_numpy(source.scale(source.records[first : first + RECORDS_PER_CHUNK]))
-        values = features(records.to(device)).cpu()
-        bad = (~torch.isfinite(values.flatten(1)).all(1)).nonzero()
-        if len(bad):
-            raise DataError(
-                f"{source.name}: expected finite features, got NaN or infinite ones for {len(bad)} records, "
-                f"the first at index {first + int(bad[0])}. Remove or repair these records."
-            )
-        yield first, values
-
-
 def _digest(content: memoryview) -> bytes:
     return hashlib.sha256(content).digest()
 
 
-def _file_header(shape: tuple[int, ...]) -> bytes:
+def _file_header(shape: Shape) -> bytes:
     return (
         FEATURE_FILE_MAGIC + json.dumps({"shape": list(shape), "chunk": RECORDS_PER_CHUNK}).encode() + b"\n"
     )
 
 
-def _write_chunks(
-    path: Path, shape: tuple[int, ...], computed: Iterator[FeatureChunk]
-) -> Iterator[FeatureChunk]:
+def _write_chunks(path: Path, shape: Shape, computed: Iterator[FeatureChunk]) -> Iterator[FeatureChunk]:
     """Yield the chunks in `computed`, and write them to the cache. If writing fails, warn and continue."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -183,7 +158,7 @@ def _write_chunks(
     yield from computed
 
 
-def _read_chunks(path: Path, shape: tuple[int, ...]) -> Iterator[FeatureChunk]:
+def _read_chunks(path: Path, shape: Shape) -> Iterator[FeatureChunk]:
     header = _file_header(shape)
     buffer = torch.empty(min(RECORDS_PER_CHUNK, shape[0]), *shape[1:])
     try:

@@ -13,7 +13,7 @@ import glob
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -25,15 +25,8 @@ from topdp.data.readers.table_schema import EMPTY_SCHEMA, Schema
 from topdp.data.record_checks import Records, check_labels, check_records, check_same_shape, count_classes
 from topdp.errors import DataError
 
-
-class SiteRecords(NamedTuple):
-    """The inputs and targets of each agent and of the test records, ready for `Shards.from_arrays`."""
-
-    agents: list[tuple[AnyArray, AnyArray]]
-    test: tuple[AnyArray, AnyArray] | None
-    classes: int | None
-    tokens: bool
-    """Whether inputs are token ids, which stay integers."""
+# The inputs and targets of each agent, those of the test records, and the number of classes.
+SiteRecords = tuple[list[tuple[AnyArray, AnyArray]], tuple[AnyArray, AnyArray] | None, int | None]
 
 
 def read_records(path: str | os.PathLike[str], schema: Schema = EMPTY_SCHEMA) -> Records:
@@ -249,7 +242,10 @@ def expand_paths(patterns: Sequence[str | os.PathLike[str]]) -> list[Path]:
 def read_site_files(
     agents: Sequence[str | os.PathLike[str]], test: str | os.PathLike[str] | None, schema: Schema
 ) -> SiteRecords:
-    """Return the records in `agents`, one file or folder per agent, and in `test`, prepared by `schema`."""
+    """Return the records in `agents`, one file or folder per agent, and in `test`, prepared by `schema`.
+
+    They are ready for `Shards.from_arrays`.
+    """
     if isinstance(agents, str | os.PathLike):
         agents = [agents]
     paths = expand_paths(agents)
@@ -259,7 +255,7 @@ def read_site_files(
             "the best round, would disclose private records without noise. Give other records, or none."
         )
     sites = {str(path): read_records(path, schema) for path in paths}
-    return _combine_sites(sites, None if test is None else read_records(test, schema), schema)
+    return _combine_sites(sites, None if test is None else read_records(test, schema))
 
 
 def read_site_frames(agents: Sequence[Any], test: Any, schema: Schema) -> SiteRecords:
@@ -267,7 +263,7 @@ def read_site_frames(agents: Sequence[Any], test: Any, schema: Schema) -> SiteRe
     names = [f"agent {agent}" for agent in range(len(agents))]
     sites = {name: records_of_frame(frame, schema, name) for name, frame in zip(names, agents, strict=True)}
     held_out = None if test is None else records_of_frame(test, schema, "test records")
-    return _combine_sites(sites, held_out, schema)
+    return _combine_sites(sites, held_out)
 
 
 def _scale_images(inputs: AnyArray) -> AnyArray:
@@ -275,14 +271,10 @@ def _scale_images(inputs: AnyArray) -> AnyArray:
     return inputs.astype(np.float32) / np.float32(255) if inputs.dtype == np.uint8 else inputs
 
 
-def _combine_sites(sites: dict[str, Records], test: Records | None, schema: Schema) -> SiteRecords:
+def _combine_sites(sites: dict[str, Records], test: Records | None) -> SiteRecords:
     """Return the records of `sites`, by name, and of `test`. Raise DataError if their classes differ."""
     first_name, first = next(iter(sites.items()))
     for name, records in [*sites.items(), *([] if test is None else [("test records", test)])]:
         _expect_same_classes(records, name, first, first_name)
-    return SiteRecords(
-        [(_scale_images(records.inputs), records.targets) for records in sites.values()],
-        None if test is None else (_scale_images(test.inputs), test.targets),
-        first.classes,
-        schema.text is not None,
-    )
+    agents = [(_scale_images(records.inputs), records.targets) for records in sites.values()]
+    return agents, None if test is None else (_scale_images(test.inputs), test.targets), first.classes

@@ -173,11 +173,9 @@ def bench_plan(job: BenchJob, data: BenchData, noise: float) -> Plan:
 def bench_engine(job: BenchJob, data: BenchData, noise: float) -> Engine:
     """Return an engine that executes the plan on all records of each agent in every round."""
     count = job.batch
-    sizes = torch.full((job.agents,), count)
     shards = Shards(
         inputs=data.inputs,
         targets=data.targets,
-        sizes=sizes,
         counts=(count,) * job.agents,
         classes=job.classes,
     )

@@ -81,9 +81,13 @@ class PerExamplePath:
             }
             for j in range(inputs.shape[1]):
                 try:
-                    losses[i, j] = self._example_gradient(
-                        leaves, inputs[i, j], targets[i, j], gradients[i, j]
-                    )
+                    with torch.enable_grad():
+                        loss = self._example_loss(leaves, inputs[i, j], targets[i, j])
+                    parts = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+                    for slot, part in zip(self._flat.slots, parts, strict=True):
+                        if part is not None:
+                            gradients[i, j, slot.start : slot.stop] = part.reshape(-1)
+                    losses[i, j] = loss.detach()
                 except (MemoryError, torch.OutOfMemoryError):
                     raise
                 except Exception:  # the record is the cause, because the model ran on others (`path_check`)
@@ -131,15 +135,6 @@ class PerExamplePath:
         }
         by_name, losses = isolated_vmap(examples, (0, 0, 0))(parameters, inputs, targets)
         return losses, torch.cat([by_name[slot.name].flatten(2) for slot in self._flat.slots], 2)
-
-    def _example_gradient(self, leaves: dict[str, Tensor], x: Tensor, y: Tensor, out: Tensor) -> Tensor:
-        with torch.enable_grad():
-            loss = self._example_loss(leaves, x, y)
-        gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
-        for slot, gradient in zip(self._flat.slots, gradients, strict=True):
-            if gradient is not None:
-                out[slot.start : slot.stop] = gradient.reshape(-1)
-        return loss.detach()
 
 
 def first_line(error: Exception) -> str:

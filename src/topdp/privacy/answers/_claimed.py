@@ -47,7 +47,11 @@ class ClaimedAnswer(AnswerKind):
         return claim_reason(plan)
 
     def covers(self, analysis: Analysis) -> str | None:
-        return analysis.claim_refusal()
+        from topdp.privacy.published.calibrations import CALIBRATIONS
+
+        rule = CALIBRATIONS[analysis.calibration]
+        reasons = (rule.supports(batches, analysis.adjacency) for batches in dict.fromkeys(analysis.batches))
+        return next(filter(None, reasons), None)
 
     def account(
         self, plan: Plan, analysis: Analysis, delta: float, query: Query, view: View | None = None

@@ -214,7 +214,8 @@ def whiten(C: Floats, variance: Floats) -> Whitening:
         try:
             L = np.asarray(np.linalg.cholesky(C / scale[:, None] / scale), np.float64) * scale[:, None]
             if (L.diagonal() ** 2 > NOISE_RESOLUTION * variance).all():
-                inverse = _inverse(L)
+                # The inverse of a triangular matrix, without the input checks, which would take longer.
+                inverse = np.asarray(dtrtri(L, lower=1)[0], np.float64) if k else np.zeros((0, 0))
                 return Whitening(
                     fresh=np.arange(k),
                     inverse=inverse,
@@ -247,11 +248,6 @@ def whiten(C: Floats, variance: Floats) -> Whitening:
         weights=Q[: len(null), :f],
         guard=_guard(inverse, variance[fresh]),
     )
-
-
-def _inverse(L: Floats) -> Floats:
-    """Return the inverse of a lower triangular matrix, without the input checks, which would take longer."""
-    return np.asarray(dtrtri(L, lower=1)[0], np.float64) if len(L) else np.zeros((0, 0))
 
 
 def _guard(inverse: Floats, variance: Floats) -> float:

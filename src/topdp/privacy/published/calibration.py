@@ -21,7 +21,6 @@ from topdp.base.array_types import Floats
 from topdp.base.number_checks import expect_count
 from topdp.plan.batches import Adjacency, Batches, Full, expect_adjacency
 from topdp.privacy.basics import gaussian
-from topdp.privacy.basics.poisson import loss_distribution_epsilon
 from topdp.privacy.basics.refusals import (
     NotCovered,
     PrivacyError,
@@ -142,7 +141,7 @@ class Calibration(ABC):
         if batches.sampled:
             return self._sampled_claim(z, delta, batches.rate)
         claimed = self._claim(z, delta, batches)
-        self._compare(claimed, exact_epsilon(z, delta, batches), delta, batches)
+        self._compare(claimed, gaussian.epsilon_of(worst_mu(z, batches), delta), delta, batches)
         return claimed
 
     @abstractmethod
@@ -200,18 +199,6 @@ class Calibration(ABC):
     def _remedy(self, delta: float) -> str:
         """Return the end of the warning: what to do if the claim is false."""
         return "Use 'tight'."
-
-
-def exact_epsilon(noise_multipliers: ArrayLike, delta: float, batches: Batches) -> float:
-    """Return ε at δ of releases with these noise multipliers, each with fresh noise.
-
-    For full and cyclic batches, the result is exact for the record whose releases have the least noise. For
-    Poisson batches, it is an upper bound under add-remove, tight up to its grid.
-    """
-    z, delta = expect_noise(noise_multipliers), expect_delta(delta)
-    if batches.sampled:
-        return math.inf if np.min(z) == 0 else loss_distribution_epsilon(z, delta, batches.rate)
-    return gaussian.epsilon_of(worst_mu(z, batches), delta)
 
 
 def worst_mu(z: Floats, batches: Batches) -> float:

@@ -67,14 +67,6 @@ class Analysis:
             ],
         }
 
-    def claim_refusal(self) -> str | None:
-        """Return None, or the reason why the calibration does not cover the batches of some agent."""
-        from topdp.privacy.published.calibrations import CALIBRATIONS
-
-        rule = CALIBRATIONS[self.calibration]
-        reasons = (rule.supports(batches, self.adjacency) for batches in dict.fromkeys(self.batches))
-        return next(filter(None, reasons), None)
-
     def claim(self, plan: Plan, delta: float) -> tuple[Floats, list[str]]:
         """Return the claimed ε [agents], and the warnings of the calibration."""
         z = noise_multipliers(plan, self.exposure())
